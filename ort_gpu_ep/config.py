@@ -1,0 +1,102 @@
+"""Every option, once: provider options, environment variables and `ort-gpu-ep` read this table.
+
+Precedence: provider option, then environment variable (ORT_GPU_EP_<NAME>), then the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+
+from platformdirs import user_cache_dir
+
+from ort_gpu_ep.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. choices: allowed values; empty for free text."""
+
+    name: str
+    default: str
+    doc: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return f"ORT_GPU_EP_{self.name.upper()}"
+
+
+OPTIONS = (
+    Option("placement", "auto", "`auto`: a node goes where it is expected to be faster (on a software adapter: the CPU); "
+           "`gpu`: every node that has a kernel goes to the GPU; `cpu`: none does.", ("auto", "gpu", "cpu")),
+    Option("strict", "0", "`1`: raise instead of answering from the CPU when the GPU can't (no adapter, a failing partition).", ("0", "1")),
+    Option("adapter", "", "Which GPU: an index into `ort-gpu-ep doctor`'s list, a part of its name, or its type "
+           "(`discrete`, `integrated`, `software`). Empty: discrete before integrated before software."),
+    Option("checked_shaders", "1", "`1`: shaders check array bounds and loops; `0`: they don't (faster; trust the driver and our kernels).",
+           ("0", "1")),
+    Option("fusion", "1", "`0`: no node is fused with another (to find out whether fusion causes a difference).", ("0", "1")),
+    Option("memory_limit_mb", "0", "Device memory that this process may hold, in MiB; `0`: the adapter's limit."),
+    Option("cache_dir", "", "Where caches live; empty: the user's cache folder."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The options of one session, checked."""
+
+    placement: str = "auto"
+    strict: bool = False
+    adapter: str = ""
+    checked_shaders: bool = True
+    fusion: bool = True
+    memory_limit_mb: int = 0
+    cache_dir: str = ""
+
+    @property
+    def cache_path(self) -> str:
+        return self.cache_dir or user_cache_dir("ort_gpu_ep")
+
+
+def resolve(options: Mapping[str, object] | None = None, environment: Mapping[str, str] | None = None) -> Config:
+    """A Config from provider options and the environment.
+
+    Raises: ConfigError, for a name that is not in the table or a value outside its choices.
+    """
+    environment = os.environ if environment is None else environment
+    given = {str(k): _text(v) for k, v in (options or {}).items()}
+    known = {o.name: o for o in OPTIONS}
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise ConfigError(f"provider option {name!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "") +
+                              f" Known: {', '.join(known)}.")
+    values: dict[str, object] = {}
+    for option in OPTIONS:
+        source, text = "default", option.default
+        if option.variable in environment:
+            source, text = f"environment variable {option.variable}", environment[option.variable]
+        if option.name in given:
+            source, text = f"provider option {option.name!r}", given[option.name]
+        values[option.name] = _parse(option, text, source)
+    return Config(**values)  # type: ignore[arg-type]
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _parse(option: Option, text: str, source: str) -> object:
+    if option.choices and text not in option.choices:
+        raise ConfigError(f"{source}: got {text!r}, expected one of {', '.join(option.choices)}.")
+    kind = {f.name: f.type for f in fields(Config)}[option.name]
+    if kind == "bool":
+        return text == "1"
+    if kind == "int":
+        if not text.isdigit():
+            raise ConfigError(f"{source}: got {text!r}, expected a whole number of at least 0.")
+        return int(text)
+    return text

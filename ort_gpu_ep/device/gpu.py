@@ -1,0 +1,254 @@
+"""A device shared by all sessions and threads of the process: buffers, transfers, submission.
+
+Commands are collected and submitted together with the readback that needs them: one submit a run.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import wgpu
+from wgpu.backends.wgpu_native import ffi, lib
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import native
+from ort_gpu_ep.device.adapter import AdapterInfo, choose, limits_of, request_device
+from ort_gpu_ep.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
+from ort_gpu_ep.registry import Limits
+
+_USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+_STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+MAX_PENDING = 64
+"""Command buffers that may wait for a readback before they are submitted anyway."""
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """Device memory. nbytes: its size, a multiple of 4, at least what was asked for."""
+
+    raw: Any
+    nbytes: int
+    native: Any = field(repr=False)
+
+
+@dataclass
+class Stats:
+    """What this process holds and has moved. Bytes."""
+
+    allocated_nbytes: int = 0
+    pooled_nbytes: int = 0
+    peak_nbytes: int = 0
+    buffers: int = 0
+    submits: int = 0
+    uploads: int = 0
+    downloads: int = 0
+    uploaded_nbytes: int = 0
+    downloaded_nbytes: int = 0
+
+
+class Gpu:
+    """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one."""
+
+    _open: dict[int, Gpu] = {}
+    _open_lock = threading.Lock()
+
+    def __init__(self, info: AdapterInfo, raw: Any, limits: Limits) -> None:
+        self.info, self.limits, self.stats = info, limits, Stats()
+        self.device = raw
+        self.memory_limit_nbytes = 0
+        self.lost = ""
+        self._lock = threading.RLock()
+        self._free: dict[int, list[Buffer]] = {}
+        self._staging: dict[int, list[Buffer]] = {}
+        self._pending: list[Any] = []
+        self._idle: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.cache: dict[object, Any] = {}
+        native.watch(self)
+
+    @classmethod
+    def open(cls, config: Config) -> Gpu:
+        """The shared device of the adapter that the config asks for. Raises AdapterError."""
+        info, raw = choose(config.adapter)
+        with cls._open_lock:
+            gpu = cls._open.get(info.index)
+            if gpu is None or gpu.lost:
+                gpu = cls._open[info.index] = Gpu(info, request_device(info, raw), limits_of(raw))
+            if config.memory_limit_mb:
+                gpu.memory_limit_nbytes = config.memory_limit_mb << 20
+            return gpu
+
+    # ---- memory
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """A buffer of at least nbytes, from the pool where it has one. Content undefined. Never waits.
+
+        Raises: OutOfDeviceMemoryError, DeviceLostError.
+        """
+        size = size_class(nbytes)
+        with self._lock:
+            self._check_alive()
+            pool = self._free.get(size)
+            if pool:
+                self.stats.pooled_nbytes -= size
+                return pool.pop()
+            return self._create(size, _USAGE)
+
+    def _create(self, size: int, usage: int) -> Buffer:
+        limit = self.memory_limit_nbytes
+        if size > self.limits.max_buffer_nbytes:
+            raise OutOfDeviceMemoryError(
+                f"device memory: a buffer of {size} B is asked for, {self.info.name} allows {self.limits.max_buffer_nbytes} B in one buffer. "
+                "Use a smaller batch, or placement=cpu.")
+        if limit and self.stats.allocated_nbytes + size > limit:
+            self.trim()
+        if limit and self.stats.allocated_nbytes + size > limit:
+            raise OutOfDeviceMemoryError(
+                f"device memory: {self.stats.allocated_nbytes} B are held and {size} B more asked for, memory_limit_mb allows {limit} B. "
+                "Close sessions, use a smaller batch, or raise memory_limit_mb.")
+        try:
+            raw = self.device.create_buffer(label=f"pool/{size}", size=size, usage=usage)
+        except wgpu.GPUOutOfMemoryError as error:
+            self.trim()
+            raise OutOfDeviceMemoryError(
+                f"device memory: {self.info.name} could not allocate {size} B ({self.stats.allocated_nbytes} B are held): {error}. "
+                "Close sessions or use a smaller batch.") from error
+        except wgpu.GPUError as error:
+            raise DeviceError(f"buffer of {size} B on {self.info.name}: {error}") from error
+        self.stats.buffers += 1
+        self.stats.allocated_nbytes += size
+        self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
+        return Buffer(raw, size, raw._internal)
+
+    def free(self, buffer: Buffer) -> None:
+        """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never waits."""
+        with self._lock:
+            self._free.setdefault(buffer.nbytes, []).append(buffer)
+            self.stats.pooled_nbytes += buffer.nbytes
+
+    def trim(self) -> None:
+        """Returns pooled buffers to the driver."""
+        with self._lock:
+            self.flush()
+            for pools in (self._free, self._staging):
+                for buffers in pools.values():
+                    for buffer in buffers:
+                        buffer.raw.destroy()
+                        self.stats.allocated_nbytes -= buffer.nbytes
+                        self.stats.buffers -= 1
+                pools.clear()
+            self.stats.pooled_nbytes = 0
+
+    # ---- transfers and commands
+
+    def upload(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int) -> None:
+        """Copies host memory into a buffer; the host memory may be reused on return. Sizes are rounded up to 4 bytes inside the buffer."""
+        if not nbytes:
+            return
+        with self._lock:
+            self.flush()
+            whole = nbytes & ~3
+            if whole:
+                native.write(self.device, buffer.native, offset_bytes, address, whole)
+            if nbytes - whole:
+                tail = bytes(ffi.buffer(ffi.cast("char *", address + whole), nbytes - whole)).ljust(4, b"\0")
+                native.write(self.device, buffer.native, offset_bytes + whole, native.address_of(tail), 4)
+            self.stats.uploads += 1
+            self.stats.uploaded_nbytes += nbytes
+
+    def download(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int) -> None:
+        """Waits for earlier work and copies from a buffer to host memory.
+
+        Raises: DeviceLostError, where the driver dropped the device meanwhile.
+        """
+        if not nbytes:
+            return
+        size = (nbytes + 3) & ~3
+        with self._lock:
+            self._check_alive()
+            pool = self._staging.get(size_class(size))
+            staging = pool.pop() if pool else self._create(size_class(size), _STAGING)
+            encoder = self.device.create_command_encoder(label="readback")
+            native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, 0, size)
+            index = self._submit([encoder.finish()])
+            waiting = native.map_read(staging.native, size)
+        self._while_waiting()
+        native.wait(self, index, waiting)
+        ffi.memmove(ffi.cast("char *", address), lib.wgpuBufferGetConstMappedRange(staging.native, 0, size), nbytes)
+        with self._lock:
+            lib.wgpuBufferUnmap(staging.native)
+            self._staging.setdefault(staging.nbytes, []).append(staging)
+            self.stats.downloads += 1
+            self.stats.downloaded_nbytes += nbytes
+
+    def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, nbytes: int) -> None:
+        """Copies on the device. Offsets are multiples of 4."""
+        if not nbytes:
+            return
+        with self._lock:
+            self._check_alive()
+            encoder = self.device.create_command_encoder(label="copy")
+            native.copy_buffer(encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3)
+            self.enqueue(encoder.finish())
+
+    def enqueue(self, command_buffer: Any) -> None:
+        """Adds recorded work; it is submitted by the next readback, upload or flush."""
+        with self._lock:
+            self._check_alive()
+            self._pending.append(command_buffer)
+            if len(self._pending) >= MAX_PENDING:
+                self.flush()
+
+    def flush(self) -> None:
+        """Submits what is pending."""
+        with self._lock:
+            if self._pending:
+                self._submit([])
+
+    def finish(self) -> None:
+        """Submits what is pending and waits until the GPU is idle."""
+        with self._lock:
+            self._check_alive()
+            index = self._submit([])
+        native.wait(self, index, None)
+
+    def _submit(self, more: list[Any]) -> int:
+        """Submits pending work and `more`, in order. A submit to a lost device would abort the process: refuse."""
+        self._check_alive()
+        buffers, self._pending = [*self._pending, *more], []
+        self.stats.submits += 1
+        return native.submit(self.device, buffers)
+
+    def _check_alive(self) -> None:
+        if self.lost:
+            raise DeviceLostError(f"{self.info.name}: the driver dropped the device ({self.lost}). Open a new session to use the GPU again.")
+
+    # ---- work for the time in which the GPU is busy
+
+    def on_wait(self, owner: Any) -> None:
+        """`owner.record_ahead()` will be called once, while the host waits for the GPU."""
+        with self._lock:
+            self._idle.add(owner)
+
+    def _while_waiting(self) -> None:
+        with self._lock:
+            owners, self._idle = list(self._idle), weakref.WeakSet()
+        for owner in owners:
+            owner.record_ahead()
+
+    def cached(self, key: object, make: Callable[[], Any]) -> Any:
+        """A device object made once per key: pipelines, layouts."""
+        with self._lock:
+            if key not in self.cache:
+                self.cache[key] = make()
+            return self.cache[key]
+
+
+def size_class(nbytes: int) -> int:
+    """Sizes that buffers are pooled by: multiples of 256 B up to 64 KiB, then eight steps to each power of two."""
+    nbytes = max(nbytes, 4)
+    step = 256 if nbytes <= 64 << 10 else 1 << (nbytes - 1).bit_length() - 4
+    return -(-nbytes // step) * step

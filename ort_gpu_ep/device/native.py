@@ -1,0 +1,120 @@
+"""Calls of wgpu-native that wgpu-py has no name for, or wraps at several times their cost.
+
+Anything that can be refused by validation goes through `libf`, wgpu-py's error-checked copy of the library: an invalid
+command buffer must raise here, because submitting it would abort the process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import weakref
+from typing import Any
+
+from wgpu.backends.wgpu_native import ffi, lib
+from wgpu.backends.wgpu_native._api import libf
+
+from ort_gpu_ep.errors import DeviceError, DeviceLostError
+
+_tokens = itertools.count(1)
+_done: dict[int, int] = {}
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")
+def _mapped(status: int, message: Any, token: Any, unused: Any) -> None:
+    _done[int(ffi.cast("uintptr_t", token))] = status
+
+
+class _LossWatcher(logging.Handler):
+    """wgpu-py reports a lost device to its logger only."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "device was lost" in text and "Destroyed" not in text:
+            for gpu in list(_watched):
+                gpu.lost = gpu.lost or text.strip().splitlines()[-1]
+
+
+_watcher = _LossWatcher(logging.ERROR)
+
+
+def watch(gpu: Any) -> None:
+    """Sets gpu.lost when the driver drops a device. Which one is not told, so all of the process count as lost."""
+    logger = logging.getLogger("wgpu")
+    if _watcher not in logger.handlers:
+        logger.addHandler(_watcher)
+    _watched.add(gpu)
+
+
+def write(device: Any, buffer: Any, offset_bytes: int, address: int, nbytes: int) -> None:
+    """queue.write_buffer from an address; nbytes is a multiple of 4."""
+    libf.wgpuQueueWriteBuffer(device.queue._internal, buffer, offset_bytes, ffi.cast("void *", address), nbytes)
+
+
+def address_of(data: bytes) -> int:
+    """Address of a bytes object's content, valid as long as the object lives."""
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(data)))
+
+
+def copy_buffer(encoder: Any, source: Any, source_offset: int, target: Any, target_offset: int, nbytes: int) -> None:
+    libf.wgpuCommandEncoderCopyBufferToBuffer(encoder._internal, source, source_offset, target, target_offset, nbytes)
+
+
+def submit(device: Any, command_buffers: list[Any]) -> int:
+    """Submits in order. Returns the submission's index, to wait for."""
+    array = ffi.new("WGPUCommandBuffer[]", [c._internal for c in command_buffers])
+    return int(libf.wgpuQueueSubmitForIndex(device.queue._internal, len(command_buffers), array))
+
+
+def map_read(buffer: Any, nbytes: int) -> int:
+    """Starts mapping a staging buffer. Returns a token for `wait`."""
+    token = next(_tokens)
+    info = ffi.new("WGPUBufferMapCallbackInfo *")
+    info.mode, info.callback, info.userdata1 = lib.WGPUCallbackMode_AllowProcessEvents, _mapped, ffi.cast("void *", token)
+    libf.wgpuBufferMapAsync(buffer, lib.WGPUMapMode_Read, 0, nbytes, info[0])
+    return token
+
+
+_pause = threading.Event()
+
+
+def wait(gpu: Any, index: int, token: int | None) -> None:
+    """Blocks (without the GIL) until the submission is done and the mapping, if any, is there.
+
+    Raises: DeviceLostError, DeviceError.
+    """
+    submission = ffi.new("WGPUSubmissionIndex *", index)
+    lib.wgpuDevicePoll(gpu.device._internal, True, submission)
+    while token is not None and token not in _done and not gpu.lost:
+        _pause.wait(20e-6)          # another thread's poll is about to call the callback
+        lib.wgpuDevicePoll(gpu.device._internal, False, ffi.NULL)
+    status = _done.pop(token, 0) if token is not None else lib.WGPUMapAsyncStatus_Success
+    if status == lib.WGPUMapAsyncStatus_Success:
+        return
+    if gpu.lost:
+        raise DeviceLostError(f"{gpu.info.name}: the driver dropped the device ({gpu.lost}).")
+    raise DeviceError(f"{gpu.info.name}: readback failed (map status {status}).")
+
+
+def trusted_module(device: Any, label: str, code: str) -> Any:
+    """A shader module without bounds and loop checks (wgpu-native's wgpuDeviceCreateShaderModuleTrusted)."""
+    from wgpu.backends.wgpu_native._api import GPUShaderModule
+
+    text, name = ffi.new("char[]", code.encode()), ffi.new("char[]", label.encode())
+    source = ffi.new("WGPUShaderSourceWGSL *")
+    source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
+    source.code.data, source.code.length = text, len(code.encode())
+    descriptor = ffi.new("WGPUShaderModuleDescriptor *")
+    descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", source)
+    descriptor.label.data, descriptor.label.length = name, len(label.encode())
+    return GPUShaderModule(label, libf.wgpuDeviceCreateShaderModuleTrusted(device._internal, descriptor, 0), device)
+
+
+def dispatch(compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[int, int, int]) -> None:
+    """Three unchecked calls: what they may refuse is reported by the encoder's `finish`, before anything is submitted."""
+    handle = compute_pass._internal
+    lib.wgpuComputePassEncoderSetPipeline(handle, pipeline._internal)
+    lib.wgpuComputePassEncoderSetBindGroup(handle, 0, bind_group._internal, 0, ffi.NULL)
+    lib.wgpuComputePassEncoderDispatchWorkgroups(handle, *groups)

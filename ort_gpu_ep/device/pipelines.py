@@ -1,0 +1,42 @@
+"""Shader modules, bind group layouts and compute pipelines: each made once per device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import wgpu
+
+from ort_gpu_ep.device import native
+from ort_gpu_ep.device.gpu import Gpu
+from ort_gpu_ep.errors import ShaderError
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.shaders import compose
+
+
+def pipeline(gpu: Gpu, dispatch: Dispatch, checked: bool) -> Any:
+    """The pipeline of a dispatch. Raises ShaderError, with the composed source, where it does not compile."""
+    source = compose(dispatch.kernel, {t.name: (t.type, t.written) for t in dispatch.tensors})
+    written = tuple(t.written for t in dispatch.tensors)
+    return gpu.cached(("pipeline", source, checked), lambda: _compile(gpu, dispatch, source, written, checked))
+
+
+def bind_group_layout(gpu: Gpu, written: tuple[bool, ...]) -> Any:
+    """An explicit layout: read-only and writable storage buffers, in order."""
+    kinds = [wgpu.BufferBindingType.storage if w else wgpu.BufferBindingType.read_only_storage for w in written]
+    return gpu.cached(("layout", written), lambda: gpu.device.create_bind_group_layout(entries=[
+        {"binding": i, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kind}} for i, kind in enumerate(kinds)]))
+
+
+def _compile(gpu: Gpu, dispatch: Dispatch, source: str, written: tuple[bool, ...], checked: bool) -> Any:
+    label = dispatch.label
+    try:
+        if checked:
+            module = gpu.device.create_shader_module(label=label, code=source)
+        else:
+            module = native.trusted_module(gpu.device, label, source)
+        layout = gpu.cached(("pipeline_layout", written), lambda: gpu.device.create_pipeline_layout(
+            bind_group_layouts=[bind_group_layout(gpu, written)]))
+        return gpu.device.create_compute_pipeline(label=label, layout=layout, compute={"module": module, "entry_point": "main"})
+    except wgpu.GPUError as error:
+        numbered = "\n".join(f"{n:4} {line}" for n, line in enumerate(source.splitlines(), 1))
+        raise ShaderError(f"{label}: {dispatch.kernel.shader} does not compile on {gpu.info.name}: {error}\n{numbered}") from error

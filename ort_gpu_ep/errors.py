@@ -1,0 +1,85 @@
+"""Exceptions of ort_gpu_ep.
+
+GpuEpError
+├ ConfigError(ValueError)             an option has an unknown name or a value outside its set
+├ AdapterError                        no usable GPU adapter, or the one asked for does not exist
+├ ModelError(ValueError)              a model file is missing, broken or not what it claims to be
+├ UnsupportedNodeError                an op builder declines a node; claim() turns it into a Decline
+├ ShaderError                         a composed shader does not compile
+├ DeviceError                         the GPU could not do what it was asked to
+│ ├ OutOfDeviceMemoryError(MemoryError)
+│ ├ DeviceLostError
+│ ├ DeviceHangError
+│ └ WrongResultError
+└ InternalError                       a rule of ours is broken; always a bug of this package
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class GpuEpError(Exception):
+    """Base of every exception that this package raises on purpose."""
+
+
+class ConfigError(GpuEpError, ValueError):
+    """A provider option or environment variable has an unknown name or value."""
+
+
+class AdapterError(GpuEpError):
+    """No usable GPU adapter, or the adapter asked for does not exist."""
+
+
+class ModelError(GpuEpError, ValueError):
+    """A model is missing, broken or not what it claims to be."""
+
+
+class Code(StrEnum):
+    """Why a node was declined."""
+
+    OP = "OP"
+    OPSET = "OPSET"
+    DTYPE = "DTYPE"
+    ATTRIBUTE = "ATTRIBUTE"
+    RANK = "RANK"
+    DYNAMIC_SHAPE = "DYNAMIC_SHAPE"
+    NOT_CONSTANT = "NOT_CONSTANT"
+    LIMIT = "LIMIT"
+    COST = "COST"
+
+
+class UnsupportedNodeError(GpuEpError):
+    """A builder declines a node. Never reaches a user: claim() turns it into a Decline."""
+
+    def __init__(self, code: Code, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code, self.reason = code, reason
+
+
+class ShaderError(GpuEpError):
+    """A composed shader does not compile; the message holds the source with line numbers."""
+
+
+class DeviceError(GpuEpError):
+    """The GPU could not do what it was asked to."""
+
+
+class OutOfDeviceMemoryError(DeviceError, MemoryError):
+    """A buffer does not fit into the device's memory budget."""
+
+
+class DeviceLostError(DeviceError):
+    """The driver has dropped the device; nothing may be submitted to it any more."""
+
+
+class DeviceHangError(DeviceError):
+    """The GPU did not finish within the deadline."""
+
+
+class WrongResultError(DeviceError):
+    """The GPU's result differs from the CPU's by more than the tolerance."""
+
+
+class InternalError(GpuEpError):
+    """A rule of this package is broken: please report it."""

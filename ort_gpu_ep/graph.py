@@ -1,0 +1,225 @@
+"""A read-only graph: what the partitioner and the scheduler see of a model.
+
+It is filled from an OrtGraph (plugin/reader.py) or from an ONNX model (`from_onnx`: tests and tools).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.types import BY_ONNX, DType, SymbolicShape
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Attribute: TypeAlias = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An edge of the graph.
+
+    dtype: None for what is not a tensor or has an element type that this package does not know.
+    shape: None if even the rank is unknown; a dimension is an int, a symbol's name, or None.
+    load: for a constant, gives its array (a view that may be valid only while ONNX Runtime's callback lasts).
+    """
+
+    name: str
+    dtype: DType | None = None
+    shape: SymbolicShape | None = None
+    load: Callable[[], Array] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_constant(self) -> bool:
+        return self.load is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One elementwise operation inside a fused node.
+
+    expression: WGSL over x, y, z, ... (the arguments in order).
+    arguments: "v" is what the kernel computed, "s<k>" the result of step k, "e<k>" operand k of the node.
+    dtype: of the result. op: the ONNX op it stands for.
+    """
+
+    op: str
+    expression: str
+    arguments: tuple[str, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The use of an op.
+
+    inputs: names, "" for an optional input that is left out. outputs likewise.
+    implicit: names that its subgraphs read from outside. has_subgraph: If, Loop, Scan.
+    version: the opset version that introduced this form of the op ("since version").
+    epilogue: elementwise steps, made by fusion, that the kernel applies to each element of its one output; `operands`
+        names the other values that these steps read.
+    id: ONNX Runtime's node index, or the position in an ONNX file. A fused node has the ids it came from in `sources`.
+    """
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    name: str = ""
+    domain: str = ""
+    version: int = 0
+    attributes: Mapping[str, Attribute] = field(default_factory=dict, compare=False)
+    implicit: tuple[str, ...] = ()
+    has_subgraph: bool = False
+    id: int = -1
+    sources: tuple[int, ...] = ()
+    epilogue: tuple[Step, ...] = ()
+    operands: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All values it needs, implicit ones too."""
+        return tuple(n for n in (*self.inputs, *self.operands, *self.implicit) if n)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return tuple(n for n in self.outputs if n)
+
+    @property
+    def label(self) -> str:
+        """What a person recognises it by."""
+        return self.name or f"{self.op}->{next(iter(self.writes), '?')}"
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ids of the original nodes that this one stands for."""
+        return self.sources or (self.id,)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes in topological order, and every value they name.
+
+    inputs, outputs: names; for a graph inside If, Loop or Scan, values from outside count as inputs.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    values: Mapping[str, Value] = field(repr=False)
+    nested: bool = False
+
+    def constant(self, name: str) -> Array | None:
+        """The array of a constant, None for anything else."""
+        value = self.values.get(name)
+        return value.load() if value and value.load else None
+
+    def producers(self) -> dict[str, Node]:
+        return {output: node for node in self.nodes for output in node.writes}
+
+    def consumers(self) -> dict[str, list[Node]]:
+        readers: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.reads):
+                readers.setdefault(name, []).append(node)
+        return readers
+
+    def with_nodes(self, nodes: tuple[Node, ...], values: Mapping[str, Value] | None = None) -> Graph:
+        return replace(self, nodes=nodes, values={**self.values, **(values or {})})
+
+
+def from_onnx(model: Any) -> Graph:
+    """A Graph of an ONNX ModelProto's top level, with ONNX's shape inference applied. Constant nodes become constants.
+
+    Raises: ModelError, where the model names an op that its opset does not have.
+    """
+    import onnx
+
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    proto, opsets = model.graph, {o.domain: o.version for o in model.opset_import}
+    values: dict[str, Value] = {}
+    for info in (*proto.value_info, *proto.input, *proto.output):
+        tensor = info.type.tensor_type
+        shape = None
+        if tensor.HasField("shape"):
+            shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+        values[info.name] = Value(info.name, BY_ONNX.get(tensor.elem_type), shape)
+    for initializer in proto.initializer:
+        values[initializer.name] = _constant(initializer.name, onnx.numpy_helper.to_array(initializer))
+    nodes = []
+    for i, node in enumerate(proto.node):
+        attributes = {a.name: _attribute(onnx.helper.get_attribute_value(a)) for a in node.attribute}
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            raw = next(iter(attributes.values()))
+            array = raw if isinstance(raw, np.ndarray) else np.asarray(raw, np.float32 if _floats(raw) else None)
+            values[node.output[0]] = _constant(node.output[0], array)
+            continue
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        nodes.append(Node(
+            node.op_type, tuple(node.input), tuple(node.output), node.name, domain,
+            _since_version(node.op_type, domain, opsets), attributes, _captured(node),
+            any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute), i))
+        for name in (*node.input, *node.output):
+            if name:
+                values.setdefault(name, Value(name))
+    constants = {n for n, v in values.items() if v.is_constant}
+    inputs = tuple(i.name for i in proto.input if i.name not in constants)
+    return Graph(proto.name, inputs, tuple(o.name for o in proto.output), tuple(nodes), values)
+
+
+def _constant(name: str, array: Array) -> Value:
+    return Value(name, BY_ONNX.get(_onnx_type(array)), tuple(array.shape), lambda: array)
+
+
+def _onnx_type(array: Array) -> int:
+    import onnx
+
+    return int(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
+
+
+def _floats(raw: object) -> bool:
+    return isinstance(raw, float) or (isinstance(raw, tuple) and bool(raw) and isinstance(raw[0], float))
+
+
+def _since_version(op: str, domain: str, opsets: Mapping[str, int]) -> int:
+    import onnx
+
+    try:
+        return int(onnx.defs.get_schema(op, opsets.get(domain, opsets.get("ai.onnx", 1) if not domain else 1), domain).since_version)
+    except onnx.defs.SchemaError as error:
+        if domain:
+            return opsets.get(domain, 1)
+        raise ModelError(f"model: node {op!r} is not in opset {opsets}: expected an op of that opset; check opset_import") from error
+
+
+def _attribute(raw: Any) -> Attribute:
+    import onnx
+
+    if isinstance(raw, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(raw)
+    if isinstance(raw, bytes):
+        return raw.decode("utf-8", "replace")
+    if isinstance(raw, int | float):
+        return raw
+    items = list(raw) if not isinstance(raw, onnx.GraphProto | onnx.TypeProto | onnx.SparseTensorProto) else []
+    if not items or not isinstance(items[0], int | float | bytes):
+        return () if isinstance(raw, list) or not items else None
+    return tuple(i.decode("utf-8", "replace") if isinstance(i, bytes) else i for i in items)
+
+
+def _captured(node: Any) -> tuple[str, ...]:
+    """Names that the subgraphs of a node read from outside."""
+    names: dict[str, None] = {}
+    for attribute in node.attribute:
+        for graph in ([attribute.g] if attribute.HasField("g") else list(attribute.graphs)):
+            local = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+            for inner in graph.node:
+                for name in (*inner.input, *_captured(inner)):
+                    if name and name not in local:
+                        names[name] = None
+                local.update(inner.output)
+            names.update((o.name, None) for o in graph.output if o.name not in local)
+    return tuple(names)

@@ -1,0 +1,71 @@
+"""Evaluates nodes whose inputs the host knows: constants, and what exporters compute from shapes.
+
+Such nodes are never dispatched; their results steer the plan (a Reshape's shape) or become constants of it.
+The evaluation is ONNX's own reference implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ort_gpu_ep.graph import Array, Attribute, Node
+from ort_gpu_ep.registry import BoundNode
+
+MAX_CONSTANT_NBYTES = 64 << 10
+"""A larger constant is a weight: it lives on the device, and the host does not calculate with it."""
+
+_SHAPE_ONLY = ("Shape", "Size")
+_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+
+
+def is_host_node(bound: BoundNode) -> bool:
+    """Whether the host can compute all outputs now: from the shape of the input, or from inputs it knows."""
+    node = bound.node
+    if node.domain or node.has_subgraph or node.op in _RANDOM or node.epilogue:
+        return False
+    return node.op in _SHAPE_ONLY or all(i is None or i.value is not None for i in bound.inputs)
+
+
+def evaluate(bound: BoundNode) -> tuple[Array | None, ...]:
+    """The outputs of a host node (None for one left out). Raises what onnx.reference raises on invalid input."""
+    feeds = {}
+    for i, operand in enumerate(bound.inputs):
+        if operand is not None:
+            stand_in = np.broadcast_to(np.zeros((), operand.dtype.numpy), operand.shape)   # an array of that shape, without its memory
+            feeds[f"i{i}"] = stand_in if operand.value is None else operand.value
+    results = iter(_evaluator(_Key(bound.node)).run(None, feeds))
+    return tuple(np.asarray(next(results)) if name else None for name in bound.node.outputs)
+
+
+class _Key:
+    """A node by identity: the nodes of a graph are immutable."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __hash__(self) -> int:
+        return id(self.node)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.node is other.node
+
+
+@cache
+def _evaluator(key: _Key) -> Any:
+    from onnx.reference import ReferenceEvaluator
+
+    node = key.node
+    proto = onnx.helper.make_node(
+        node.op, [f"i{i}" if name else "" for i, name in enumerate(node.inputs)], [f"o{i}" for i, name in enumerate(node.outputs) if name],
+        **_attributes(node.attributes))
+    return ReferenceEvaluator(proto, opsets={"": max(node.version, 1)})
+
+
+def _attributes(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
+    return {k: onnx.numpy_helper.from_array(v) if isinstance(v, np.ndarray) else list(v) if isinstance(v, tuple) else v
+            for k, v in attributes.items() if v is not None}

@@ -1,0 +1,116 @@
+"""Walks a graph with concrete input types and asks, node by node, what it becomes.
+
+The partitioner calls it with representative sizes to learn what can be claimed; the scheduler calls it with the real
+sizes of a run to build a plan. Both get their answer from the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from ort_gpu_ep import host
+from ort_gpu_ep.errors import Code
+from ort_gpu_ep.graph import Array, Graph, Node
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand, claim
+from ort_gpu_ep.types import BY_NAME, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class HostValues:
+    """The outputs of a node that the host has computed, None for one left out."""
+
+    values: tuple[Array | None, ...] = field(compare=False)
+
+
+Answer: TypeAlias = Lowering | HostValues | Decline
+
+
+@dataclass
+class Facts:
+    """What is known of each value: its concrete type, and its content where the host knows it."""
+
+    types: dict[str, TensorType]
+    known: dict[str, Array]
+
+    def operand(self, name: str) -> Operand | None:
+        tensor = self.types.get(name)
+        return Operand(name, tensor, self.known.get(name)) if tensor else None
+
+
+def facts_of(graph: Graph, inputs: Mapping[str, TensorType]) -> Facts:
+    """The facts before the first node: input types and constants."""
+    facts = Facts(dict(inputs), {})
+    for name, value in graph.values.items():
+        if value.load and value.dtype is not None and value.shape is not None:
+            tensor = TensorType(value.dtype, tuple(int(d) for d in value.shape if d is not None and not isinstance(d, str)))
+            facts.types[name] = tensor
+            if tensor.nbytes <= host.MAX_CONSTANT_NBYTES:
+                facts.known[name] = value.load()
+    return facts
+
+
+def walk(
+    graph: Graph,
+    inputs: Mapping[str, TensorType],
+    limits: Limits,
+    otherwise: Callable[[str], TensorType | None] = lambda name: None,
+) -> Iterator[tuple[Node, Answer, BoundNode | None]]:
+    """Yields each node with its answer. `otherwise` gives the types of values that declined nodes write, if anybody knows them."""
+    facts = facts_of(graph, inputs)
+    for node in graph.nodes:
+        bound = bind(node, facts)
+        answer: Answer
+        if isinstance(bound, Decline):
+            answer = bound
+            yield node, answer, None
+        else:
+            answer = _answer(bound, limits)
+            yield node, answer, bound
+        _learn(facts, node, answer, otherwise)
+
+
+def bind(node: Node, facts: Facts) -> BoundNode | Decline:
+    """The node with the types of its inputs, or a decline where one is unknown."""
+    found: list[Operand | None] = []
+    for name in (*node.inputs, *node.operands):
+        operand = facts.operand(name) if name else None
+        if name and operand is None:
+            return Decline(Code.DYNAMIC_SHAPE, f"type or shape of input {name!r} of {node.op} is unknown before the run")
+        found.append(operand)
+    split = len(node.inputs)
+    return BoundNode(node, tuple(found[:split]), tuple(o for o in found[split:] if o is not None))
+
+
+def _answer(bound: BoundNode, limits: Limits) -> Answer:
+    if host.is_host_node(bound):
+        try:
+            return HostValues(host.evaluate(bound))
+        except Exception as error:   # the reference implementation lacks some forms; a kernel may still take the node
+            answer = claim(bound, limits)
+            if isinstance(answer, Decline):
+                return Decline(answer.code, f"{answer.reason}; nor can the host compute it ({type(error).__name__}: {error})")
+            return answer
+    return claim(bound, limits)
+
+
+def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], TensorType | None]) -> None:
+    for i, name in enumerate(node.outputs):
+        if not name:
+            continue
+        tensor: TensorType | None
+        if isinstance(answer, HostValues):
+            array = answer.values[i]
+            if array is None or array.dtype.name not in BY_NAME:
+                continue
+            facts.known[name] = np.ascontiguousarray(array).reshape(array.shape)
+            tensor = TensorType(BY_NAME[array.dtype.name], tuple(array.shape))
+        elif isinstance(answer, Lowering):
+            tensor = answer.outputs[i] if i < len(answer.outputs) else None
+        else:
+            tensor = otherwise(name)
+        if tensor is not None:
+            facts.types[name] = tensor

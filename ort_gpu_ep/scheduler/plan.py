@@ -1,0 +1,109 @@
+"""What a Plan is: frozen numbers and strings. It prints, compares and pickles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.types import TensorType
+
+
+class Kind(StrEnum):
+    """Where a value lives during a run."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    WEIGHT = "weight"
+    CONSTANT = "constant"
+    SLOT = "slot"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A buffer of the run: input, output and slot by number; weight (a constant of the graph) and constant (of the plan) by name."""
+
+    kind: Kind
+    index: int = 0
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name or self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A tensor of a dispatch: the name its shader knows it by, its type, its place, and whether it is written."""
+
+    name: str
+    type: TensorType
+    place: Place
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One `dispatch_workgroups`. level: length of the longest chain of dispatches before it."""
+
+    label: str
+    kernel: Kernel
+    tensors: tuple[Bound, ...]
+    groups: tuple[int, int, int]
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy between places: for an output that is only another view of an input, a weight or another output."""
+
+    label: str
+    source: Place
+    target: Place
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A value that the host computed when the plan was made (shape arithmetic) and that a kernel or an output needs."""
+
+    name: str
+    type: TensorType
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One partition for one set of input types.
+
+    slots: size in bytes of each reusable buffer. weights: constants of the graph that steps read.
+    intermediate_nbytes: what all intermediate tensors would take if each had a buffer of its own.
+    """
+
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    steps: tuple[Dispatch | Copy, ...]
+    slots: tuple[int, ...]
+    weights: tuple[str, ...]
+    constants: tuple[Constant, ...]
+    intermediate_nbytes: int
+
+    @property
+    def dispatches(self) -> int:
+        return sum(isinstance(s, Dispatch) for s in self.steps)
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Device memory that intermediate values take."""
+        return sum(self.slots)
+
+    def __str__(self) -> str:
+        lines = [f"inputs  {', '.join(map(str, self.inputs))}", f"outputs {', '.join(map(str, self.outputs))}",
+                 f"slots   {', '.join(map(str, self.slots)) or 'none'} (bytes)"]
+        for i, step in enumerate(self.steps):
+            if isinstance(step, Copy):
+                lines.append(f"{i:4} copy {step.label}: {step.source} -> {step.target} {step.nbytes} B")
+                continue
+            tensors = " ".join(f"{'>' if t.written else ''}{t.name}={t.place}:{t.type}" for t in step.tensors)
+            lines.append(f"{i:4} {step.label}: {step.kernel.shader} {math.prod(step.groups)} groups, level {step.level}: {tensors}")
+        return "\n".join(lines)

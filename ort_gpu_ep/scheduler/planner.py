@@ -1,0 +1,175 @@
+"""Graph + input types -> Plan: kernels, views, order, lifetimes, slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ort_gpu_ep.errors import InternalError, UnsupportedNodeError
+from ort_gpu_ep.graph import Array, Graph
+from ort_gpu_ep.lowering import HostValues, walk
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, tensors_of
+from ort_gpu_ep.scheduler.lifetime import assign_slots
+from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
+from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
+from ort_gpu_ep.shaders.composer import grid
+from ort_gpu_ep.types import TensorType
+
+
+@dataclass
+class _Draft:
+    """Dispatches over named values, before values get places."""
+
+    graph: Graph
+    limits: Limits
+    types: dict[str, TensorType]
+    roots: dict[str, str] = field(default_factory=dict)          # a view -> the value whose bytes it shows
+    known: dict[str, Array] = field(default_factory=dict)
+    dispatches: list[tuple[Dispatch, tuple[str, ...]]] = field(default_factory=list)   # with the value of each tensor
+
+    def root(self, name: str) -> str:
+        while name in self.roots:
+            name = self.roots[name]
+        return name
+
+
+def make_plan(graph: Graph, inputs: Mapping[str, TensorType], limits: Limits) -> Plan:
+    """A plan for these input types.
+
+    inputs: type of each of graph.inputs. Raises: UnsupportedNodeError, where a row declines a node with these types.
+    """
+    draft = _Draft(graph, limits, dict(inputs))
+    for node, answer, bound in walk(graph, inputs, limits):
+        if isinstance(answer, Decline):
+            raise UnsupportedNodeError(answer.code, f"{node.label}: {answer.reason}")
+        if isinstance(answer, HostValues):
+            for name, array in zip(node.outputs, answer.values, strict=True):
+                if name and array is not None:
+                    draft.known[name] = array
+        elif bound is not None:
+            _lower(draft, bound, answer)
+    return _place(draft)
+
+
+def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
+    node = bound.node
+    for operand in (*bound.given(), *bound.operands):
+        draft.types.setdefault(operand.name, operand.type)
+    for name, tensor in zip(node.outputs, lowering.outputs, strict=False):
+        if name and tensor is not None:
+            draft.types[name] = tensor
+    for target, source in lowering.views:
+        draft.roots[node.outputs[target]] = bound.input(source).name
+    temps = {name: f"{node.label}#{node.id}.{name}" for name, _ in lowering.temps}
+    draft.types.update({temps[name]: tensor for name, tensor in lowering.temps})
+    for kernel in lowering.kernels:
+        if all(tensor.size == 0 for tensor in kernel.outputs):
+            continue
+        names = [temps[s] if isinstance(s, str) else bound.source(s).name for _, s in kernel.reads or ()]
+        names += [temps[t] if isinstance(t, str) else _output_name(draft, bound, t) for _, t in kernel.writes or ()]
+        bindings = tensors_of(kernel, lowering, bound)
+        tensors = tuple(BoundTensor(n, tensor, Place(Kind.SLOT, -1), written) for n, (tensor, written) in bindings.items())
+        first = kernel.outputs[0]
+        written_type = draft.types[names[len(kernel.reads or ())]]
+        groups = grid(kernel, first, draft.limits.max_groups_per_dimension)
+        if first.size != written_type.size and kernel.groups == 0:
+            raise InternalError(f"{node.label}: kernel {kernel.shader} writes {first}, its value is {written_type}")
+        label = f"{node.label}/{kernel.shader.removesuffix('.wgsl')}"
+        draft.dispatches.append((Dispatch(label, kernel, tensors, groups, 0), tuple(names)))
+
+
+def _output_name(draft: _Draft, bound: BoundNode, index: int) -> str:
+    """The value that output `index` writes; an unwanted output still needs a buffer."""
+    if bound.wants(index):
+        return bound.node.outputs[index]
+    return f"{bound.node.label}#{bound.node.id}.unused{index}"
+
+
+def _place(draft: _Draft) -> Plan:
+    graph = draft.graph
+    _unwanted_types(draft)
+    places = _fixed_places(draft)
+    levels = _levels(draft)
+    written = {draft.root(n): t.type.nbytes for d, names in draft.dispatches for t, n in zip(d.tensors, names, strict=True) if t.written}
+    inner = {name: nbytes for name, nbytes in written.items() if name not in places}
+    order, slot_of, slots = assign_slots(
+        [tuple(draft.root(n) for n in names) for _, names in draft.dispatches], levels, inner)
+    places.update({name: Place(Kind.SLOT, slot) for name, slot in slot_of.items()})
+    steps: list[Dispatch | Copy] = []
+    for i in order:
+        dispatch, names = draft.dispatches[i]
+        tensors = tuple(replace(t, place=_place_of(draft, places, n)) for t, n in zip(dispatch.tensors, names, strict=True))
+        steps.append(replace(dispatch, tensors=tensors, level=levels[i]))
+    steps += _output_copies(draft, places)
+    used = sorted({t.place for s in steps if isinstance(s, Dispatch) for t in s.tensors}
+                  | {s.source for s in steps if isinstance(s, Copy)})
+    constants = tuple(_constant(draft, p.name) for p in used if p.kind is Kind.CONSTANT)
+    return Plan(
+        tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps), tuple(slots),
+        tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()))
+
+
+def _unwanted_types(draft: _Draft) -> None:
+    for dispatch, names in draft.dispatches:
+        for tensor, name in zip(dispatch.tensors, names, strict=True):
+            draft.types.setdefault(name, tensor.type)
+
+
+def _type_of(draft: _Draft, name: str) -> TensorType:
+    if name in draft.types:
+        return draft.types[name]
+    return _constant(draft, name).type
+
+
+def _constant(draft: _Draft, name: str) -> Constant:
+    from ort_gpu_ep.types import dtype_of
+
+    array = draft.known[name]
+    return Constant(name, TensorType(dtype_of(array), tuple(array.shape)), array.tobytes())
+
+
+def _fixed_places(draft: _Draft) -> dict[str, Place]:
+    """Values that live outside the plan's slots: inputs, and those outputs that a dispatch writes."""
+    places = {name: Place(Kind.INPUT, i) for i, name in enumerate(draft.graph.inputs)}
+    produced = {draft.root(n) for d, names in draft.dispatches for t, n in zip(d.tensors, names, strict=True) if t.written}
+    for i, name in enumerate(draft.graph.outputs):
+        root = draft.root(name)
+        if root in produced:
+            places.setdefault(root, Place(Kind.OUTPUT, i))
+    return places
+
+
+def _place_of(draft: _Draft, places: Mapping[str, Place], name: str) -> Place:
+    root = draft.root(name)
+    if root in places:
+        return places[root]
+    if root in draft.known:
+        return Place(Kind.CONSTANT, name=root)
+    value = draft.graph.values.get(root)
+    if value is None or not value.is_constant:
+        raise InternalError(f"plan of {draft.graph.name}: nothing produces {name!r}")
+    return Place(Kind.WEIGHT, name=root)
+
+
+def _output_copies(draft: _Draft, places: Mapping[str, Place]) -> list[Dispatch | Copy]:
+    copies: list[Dispatch | Copy] = []
+    for i, name in enumerate(draft.graph.outputs):
+        target, source = Place(Kind.OUTPUT, i), _place_of(draft, places, name)
+        nbytes = _type_of(draft, name).nbytes
+        if source != target and nbytes:
+            copies.append(Copy(name, source, target, nbytes))
+    return copies
+
+
+def _levels(draft: _Draft) -> list[int]:
+    """Length of the longest chain of dispatches before each. Writers of one value follow each other."""
+    ready: dict[str, int] = {}
+    levels = []
+    for dispatch, names in draft.dispatches:
+        tensors = list(zip(dispatch.tensors, (draft.root(n) for n in names), strict=True))
+        level = max((ready.get(n, 0) for t, n in tensors if not t.written), default=0)
+        for t, n in tensors:
+            if t.written:
+                ready[n] = max(ready.get(n, 0), level + 1)
+        levels.append(level)
+    return levels

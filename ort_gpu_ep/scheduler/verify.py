@@ -1,0 +1,52 @@
+"""The legality of a Plan, as rules. Tests run them on every plan they make; `check` raises InternalError."""
+
+from __future__ import annotations
+
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
+
+_READ_ONLY = (Kind.INPUT, Kind.WEIGHT, Kind.CONSTANT)
+
+
+def violations(plan: Plan) -> list[str]:
+    """What is wrong with a plan, one sentence each; empty for a legal one."""
+    found: list[str] = []
+    written: set[Place] = set()
+    for i, step in enumerate(plan.steps):
+        reads, writes = _uses(step)
+        for place in reads:
+            if place.kind not in _READ_ONLY and place not in written:
+                found.append(f"step {i} {step.label}: reads {place} before anything wrote it")
+        for place in writes:
+            if place.kind in _READ_ONLY:
+                found.append(f"step {i} {step.label}: writes {place}")
+            if place in reads:
+                found.append(f"step {i} {step.label}: reads and writes {place}")
+        if len(set(writes)) < len(writes):
+            found.append(f"step {i} {step.label}: writes one place twice")
+        written.update(writes)
+        found += [f"step {i} {step.label}: {n} B in {p} of {plan.slots[p.index]} B" for p, n in _slot_sizes(step)
+                  if n > plan.slots[p.index]]
+    for k, tensor in enumerate(plan.outputs):
+        if tensor.nbytes and Place(Kind.OUTPUT, k) not in written:
+            found.append(f"output {k} {tensor} is never written")
+    return found
+
+
+def check(plan: Plan) -> None:
+    """Raises InternalError, naming every violation, for an illegal plan."""
+    found = violations(plan)
+    if found:
+        raise InternalError("illegal plan:\n" + "\n".join(found) + f"\n{plan}")
+
+
+def _uses(step: Dispatch | Copy) -> tuple[list[Place], list[Place]]:
+    if isinstance(step, Copy):
+        return [step.source], [step.target]
+    return [t.place for t in step.tensors if not t.written], [t.place for t in step.tensors if t.written]
+
+
+def _slot_sizes(step: Dispatch | Copy) -> list[tuple[Place, int]]:
+    if isinstance(step, Copy):
+        return [(p, step.nbytes) for p in (step.source, step.target) if p.kind is Kind.SLOT]
+    return [(t.place, t.type.nbytes) for t in step.tensors if t.place.kind is Kind.SLOT]

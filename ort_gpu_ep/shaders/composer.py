@@ -1,0 +1,252 @@
+"""Writes the WGSL around a shader body: bindings, accessors, constants, index functions, fused steps, entry point.
+
+A body never names a buffer's storage type or a constant's value. It sees, for each binding `x`:
+
+    x_at(i)        element i as a value (packed and 16-bit types are unpacked); zero for an optional input left out
+    x_t            the type of that value
+    y_set(i, v)    stores element i, after the fused steps (unpacked types only; an `element` body never calls it)
+    HAS_X          for an optional input: whether it is there
+
+and every constant and index function of its Kernel. A body is one of two forms:
+
+    fn element(i: u32) -> y_t                called once for each element of the first output
+    fn group_main(group: u32, lane: u32)     called by each invocation of each workgroup; GROUPS and LANES are constants
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.graph import Step
+from ort_gpu_ep.registry import Const, Kernel, Strided
+from ort_gpu_ep.types import BOOL, DType, Shape, TensorType
+
+MAP_LANES = 64
+"""Workgroup size of an `element` body: two subgroups on most hardware."""
+
+_RAW_VALUE = {1: "u32", 2: "u32", 4: "u32", 8: "vec2<u32>"}
+
+
+@cache
+def body(shader: str) -> str:
+    """The text of a shader file. Raises InternalError where it does not exist."""
+    path = files("ort_gpu_ep.shaders") / shader
+    if not path.is_file():
+        raise InternalError(f"no shader file {shader!r} in ort_gpu_ep/shaders")
+    return path.read_text("utf-8")
+
+
+@cache
+def library() -> dict[str, str]:
+    """Functions that any body or expression may call: name -> text, from functions.wgsl."""
+    text = body("functions.wgsl")
+    parts = re.split(r"(?m)^(?=(?://[^\n]*\n)*fn )", text)
+    return {m.group(1): part.strip() for part in parts if (m := re.search(r"(?m)^fn (\w+)", part))}
+
+
+def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
+    """The whole WGSL module of a kernel. bindings: as registry.tensors_of gives them."""
+    text = body(kernel.shader)
+    out = [f"// {kernel.shader}"]
+    if not kernel.raw and any(t.dtype.storage == "f16" for t, _ in bindings.values()):
+        out.insert(0, "enable f16;")
+    for i, (name, (tensor, written)) in enumerate(bindings.items()):
+        access = "read_write" if written else "read"
+        out.append(f"@group(0) @binding({i}) var<storage, {access}> {name}: array<{_storage(tensor.dtype, kernel.raw)}>;")
+    out += [_const(name, value) for name, value in kernel.consts]
+    out += [_optional(name, given) for name, given in kernel.optionals]
+    first = next((n for n, (_, written) in bindings.items() if written), "y")
+    out += [_strided(name, index) for name, index in kernel.indices]
+    for name, (tensor, written) in bindings.items():
+        plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
+        out.append(f"alias {name}_t = {_value(plain, kernel.raw)};")
+        out.append(_reader(name, tensor.dtype, kernel.raw))
+    if kernel.epilogue:
+        out.append(_steps(kernel, bindings, first))
+    is_map = re.search(r"\bfn element\b", text) is not None
+    for name, (tensor, written) in bindings.items():
+        if written and not (is_map and _per_word(tensor.dtype, kernel.raw) > 1):
+            out.append(_writer(name, tensor.dtype, kernel, first))
+    out.append(text)
+    out.append(_map_main(kernel, bindings[first][0], first) if is_map else _group_main(kernel))
+    return "\n".join([*out, *_called("\n".join(out))]) + "\n"
+
+
+def _called(source: str) -> Iterable[str]:
+    """The library functions that the source calls, and those that these call."""
+    known, wanted, texts = library(), [source], dict[str, str]()
+    while wanted:
+        for name in re.findall(r"\b(\w+)\(", wanted.pop()):
+            if name in known and name not in texts:
+                texts[name] = known[name]
+                wanted.append(known[name])
+    return texts.values()
+
+
+def _per_word(dtype: DType, raw: bool) -> int:
+    """Elements that share a 32-bit word in a binding: 1 unless packed."""
+    packed = dtype.nbytes < 4 and (raw or dtype.storage == "u32")
+    return 4 // dtype.nbytes if packed else 1
+
+
+def _storage(dtype: DType, raw: bool) -> str:
+    return ("vec2<u32>" if dtype.nbytes == 8 else "u32") if raw else dtype.storage
+
+
+def _value(dtype: DType, raw: bool) -> str:
+    return _RAW_VALUE[dtype.nbytes] if raw else dtype.value
+
+
+def _const(name: str, value: Const) -> str:
+    if isinstance(value, bool):
+        return f"const {name}: bool = {str(value).lower()};"
+    if isinstance(value, int):
+        return f"const {name}: {'i32' if value < 0 else 'u32'} = {value}{'i' if value < 0 else 'u'};"
+    return f"const {name}: f32 = {literal(value)};"
+
+
+def literal(value: float) -> str:
+    """A WGSL f32 literal of a finite or infinite number (WGSL has no literal for infinity: an expression stands for it)."""
+    import numpy as np
+
+    number = np.float32(value)
+    if np.isnan(number):
+        return "nan_f32()"
+    if np.isinf(number):
+        return "inf_f32()" if number > 0 else "(-inf_f32())"
+    text = repr(float(number))
+    return f"{text}f" if value >= 0 else f"({text}f)"
+
+
+def _optional(name: str, given: bool) -> str:
+    flag = f"const HAS_{name.upper()}: bool = {str(given).lower()};"
+    return flag if given else f"{flag}\nfn {name}_at(i: u32) -> f32 {{ return 0.0; }}"
+
+
+def _strided(name: str, index: Strided) -> str:
+    """The coordinates of i, innermost dimension last; dimensions of size 1 drop out and mergeable ones are merged."""
+    shape, strides = merged(index.shape, index.strides)
+    lines, divisor = [f"fn {name}(i: u32) -> u32 {{"], 1
+    terms = [f"{index.offset}i"] if index.offset else []
+    for k in range(len(shape) - 1, -1, -1):
+        coordinate = "i" if divisor == 1 else f"(i / {divisor}u)"
+        coordinate = coordinate if k == 0 else f"({coordinate} % {shape[k]}u)"
+        if strides[k]:
+            terms.append(f"i32({coordinate})" + (f" * {strides[k]}i" if strides[k] != 1 else ""))
+        divisor *= shape[k]
+    lines.append(f"    return u32({' + '.join(terms) or '0i'});")
+    return "\n".join([*lines, "}"])
+
+
+def merged(shape: Shape, strides: tuple[int, ...]) -> tuple[Shape, tuple[int, ...]]:
+    """The same index map over fewer dimensions: neighbours that advance together become one."""
+    kept: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if kept and kept[-1][1] == stride * size:
+            kept[-1] = (kept[-1][0] * size, stride)
+        else:
+            kept.append((size, stride))
+    return tuple(s for s, _ in kept), tuple(s for _, s in kept)
+
+
+def _reader(name: str, dtype: DType, raw: bool) -> str:
+    value, per_word = _value(dtype, raw), _per_word(dtype, raw)
+    if per_word > 1:
+        bits = 32 // per_word
+        word, shift = f"{name}[i / {per_word}u]", f"(i % {per_word}u) * {bits}u"
+        if dtype is BOOL and not raw:
+            got = f"extractBits({word}, {shift}, {bits}u) != 0u"
+        else:
+            got = f"extractBits({f'bitcast<i32>({word})' if value == 'i32' else word}, {shift}, {bits}u)"
+    else:
+        got = f"f32({name}[i])" if not raw and dtype.storage == "f16" else f"{name}[i]"
+    return f"fn {name}_at(i: u32) -> {value} {{ return {got}; }}"
+
+
+def _writer(name: str, dtype: DType, kernel: Kernel, first: str) -> str:
+    steps = kernel.epilogue and name == first
+    value = "fused(v, i)" if steps else "v"
+    if not kernel.raw and dtype.storage == "f16":
+        value = f"f16({value})"
+    return f"fn {name}_set(i: u32, v: {name}_t) {{ {name}[i] = {value}; }}"
+
+
+def _steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first: str) -> str:
+    """Each fused step as a function of its own, and `fused(v, i)` that calls them in order."""
+    out_type = bindings[first][0]
+    types, functions, lines = {"v": f"{first}_t"}, [], []
+    operands = sorted({a for s in kernel.epilogue for a in s.arguments if a[0] == "e"}, key=lambda a: int(a[1:]))
+    for operand in operands:
+        tensor = bindings[operand][0]
+        types[operand] = _value(tensor.dtype, kernel.raw)
+        functions.append(_strided(f"{operand}_index", Strided(out_type.shape, broadcast_strides(tensor.shape, out_type.shape))))
+        lines.append(f"    let {operand}_value = {operand}_at({operand}_index(i));")
+    for k, step in enumerate(kernel.epilogue):
+        types[f"s{k}"] = step.dtype.value
+        functions.append(_step_function(k, step, types))
+        arguments = ", ".join("v" if a == "v" else f"{a}_value" for a in step.arguments)
+        lines.append(f"    let s{k}_value = step{k}({arguments});")
+    lines.append(f"    return s{len(kernel.epilogue) - 1}_value;")
+    return "\n".join([*functions, f"fn fused(v: {first}_t, i: u32) -> {kernel.epilogue[-1].dtype.value} {{", *lines, "}"])
+
+
+def _step_function(k: int, step: Step, types: Mapping[str, str]) -> str:
+    parameters = ", ".join(f"{p}: {types[a]}" for p, a in zip("xyzw", step.arguments, strict=False))
+    if len(step.arguments) > 4:
+        raise InternalError(f"step {step.op} has {len(step.arguments)} arguments; an expression has at most x, y, z, w")
+    return f"fn step{k}({parameters}) -> {step.dtype.value} {{ return {step.expression}; }}"
+
+
+def broadcast_strides(shape: Shape, out: Shape) -> tuple[int, ...]:
+    """Strides that read a tensor of `shape` as if it had the broadcast shape `out` (both row-major)."""
+    padded = (1,) * (len(out) - len(shape)) + shape
+    strides, step = [], 1
+    for size in reversed(padded):
+        strides.append(0 if size == 1 else step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+_BITS = {"bool": "select(0u, 1u, {0})", "i32": "(bitcast<u32>({0}) & {1})", "u32": "({0} & {1})"}
+
+
+def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
+    per_word = _per_word(out.dtype, kernel.raw)
+    words = -(-out.size // per_word)
+    if per_word == 1:
+        store = f"    {first}_set(i, element(i));"
+    else:
+        value = "fused(element(k), k)" if kernel.epilogue else "element(k)"
+        bits = _BITS[_value(out.dtype, kernel.raw)].format(value, f"{(1 << 32 // per_word) - 1}u")
+        store = (
+            f"    var word = 0u;\n    for (var j = 0u; j < {per_word}u; j++) {{\n        let k = i * {per_word}u + j;\n"
+            f"        if (k < {out.size}u) {{ word |= {bits} << (j * {32 // per_word}u); }}\n    }}\n    {first}[i] = word;")
+    return (
+        f"@compute @workgroup_size({MAP_LANES})\n"
+        "fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>) {\n"
+        f"    let i = id.x + id.y * n.x * {MAP_LANES}u;\n    if (i >= {words}u) {{ return; }}\n{store}\n}}")
+
+
+def _group_main(kernel: Kernel) -> str:
+    return (
+        f"const GROUPS: u32 = {kernel.groups}u;\nconst LANES: u32 = {kernel.lanes}u;\n"
+        f"@compute @workgroup_size({kernel.lanes})\n"
+        "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, "
+        "@builtin(local_invocation_index) lane: u32) {\n"
+        "    let group = id.x + id.y * n.x;\n    if (group >= GROUPS) { return; }\n    group_main(group, lane);\n}")
+
+
+def grid(kernel: Kernel, out: TensorType, max_groups: int = 65535) -> tuple[int, int, int]:
+    """Workgroup counts; a count over the limit of one dimension is folded into two. `out`: the first output."""
+    count = kernel.groups
+    if not count:
+        words = -(-out.size // _per_word(out.dtype, kernel.raw))
+        count = -(-words // MAP_LANES)
+    rows = -(-count // max_groups)
+    return (-(-count // rows), rows, 1) if count else (0, 1, 1)

@@ -1,0 +1,84 @@
+"""Runs an ONNX model straight through planner and device, without ONNX Runtime: for tests of kernels.
+
+As a script: python tests/direct.py PATTERN...   runs ONNX's own node cases whose names match, one line each.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+
+import ort_gpu_ep.ops  # noqa: F401  fills the registry
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu, Program, Tensor
+from ort_gpu_ep.errors import UnsupportedNodeError
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.scheduler.verify import check
+from ort_gpu_ep.types import TensorType, dtype_of
+
+Array = np.ndarray[Any, Any]
+
+
+def run_direct(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    """Outputs of the model on the first adapter. Raises UnsupportedNodeError where a row declines; checks every plan."""
+    gpu = Gpu.open(Config())
+    program = Program(from_onnx(model), Config(), gpu)
+    inputs = []
+    for name in program.graph.inputs:
+        array = np.ascontiguousarray(feeds[name]).reshape(feeds[name].shape)
+        tensor = Tensor(gpu.allocate(array.nbytes), 0, TensorType(dtype_of(array), array.shape))
+        gpu.upload(tensor.buffer, 0, array.ctypes.data, array.nbytes)
+        inputs.append(tensor)
+    plan = program.plan([t.type for t in inputs])
+    check(plan)
+    outputs: dict[int, Tensor] = {}
+
+    def make_output(index: int, shape: tuple[int, ...]) -> Tensor:
+        tensor = TensorType(plan.outputs[index].dtype, shape)
+        outputs[index] = Tensor(gpu.allocate(tensor.nbytes), 0, tensor)
+        return outputs[index]
+
+    program.run(inputs, make_output)
+    results = []
+    for i in range(len(plan.outputs)):
+        array = np.empty(outputs[i].type.shape, outputs[i].type.dtype.numpy)
+        gpu.download(outputs[i].buffer, 0, array.ctypes.data, array.nbytes)
+        results.append(array)
+    program.close()
+    return results
+
+
+def main(patterns: list[str]) -> int:
+    from onnx.backend.test.loader import load_model_tests
+
+    warnings.simplefilter("ignore")
+    counts: dict[str, int] = {}
+    for case in load_model_tests(kind="node"):
+        if not any(re.search(p, case.name) for p in patterns):
+            continue
+        try:
+            for inputs, wanted in case.data_sets:
+                names = [i.name for i in case.model.graph.input]
+                got = run_direct(case.model, dict(zip(names, map(np.asarray, inputs), strict=False)))
+                for g, w in zip(got, wanted, strict=True):
+                    assert g.dtype == w.dtype and g.shape == w.shape, f"{g.dtype}{g.shape} is not {w.dtype}{w.shape}"
+                    np.testing.assert_allclose(g.astype(np.float64) if g.dtype.kind == "f" else g, w, rtol=case.rtol, atol=case.atol)
+            status, note = "PASS", ""
+        except UnsupportedNodeError as error:
+            status, note = "UNSUPPORTED", str(error)
+        except Exception as error:
+            status, note = "FAIL", f"{type(error).__name__}: {str(error)[:600]}"
+        counts[status] = counts.get(status, 0) + 1
+        print(f"{status:12} {case.name}  {note}", flush=True)
+    print(counts)
+    return 1 if counts.get("FAIL") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
