@@ -55,12 +55,14 @@ def facts_of(graph: Graph, inputs: Mapping[str, TensorType]) -> Facts:
 
 def walk(
     graph: Graph,
-    inputs: Mapping[str, TensorType],
+    facts: Facts,
     limits: Limits,
     otherwise: Callable[[str], TensorType | None] = lambda name: None,
 ) -> Iterator[tuple[Node, Answer, BoundNode | None]]:
-    """Yields each node with its answer. `otherwise` gives the types of values that declined nodes write, if anybody knows them."""
-    facts = facts_of(graph, inputs)
+    """Yields each node with its answer and adds what it learns to `facts` (made by `facts_of`).
+
+    otherwise: gives the types of values that declined nodes write, if anybody knows them.
+    """
     for node in graph.nodes:
         bound = bind(node, facts)
         answer: Answer

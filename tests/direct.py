@@ -19,16 +19,17 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, Tensor
 from ort_gpu_ep.errors import UnsupportedNodeError
 from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.verify import check
 from ort_gpu_ep.types import TensorType, dtype_of
 
 Array = np.ndarray[Any, Any]
 
 
-def run_direct(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+def run_direct(model: onnx.ModelProto, feeds: Mapping[str, Array], rewrite: Rewrite | None = None) -> list[Array]:
     """Outputs of the model on the first adapter. Raises UnsupportedNodeError where a row declines; checks every plan."""
     gpu = Gpu.open(Config())
-    program = Program(from_onnx(model), Config(), gpu)
+    program = Program(from_onnx(model), Config(), gpu, rewrite)
     inputs = []
     for name in program.graph.inputs:
         array = np.ascontiguousarray(feeds[name]).reshape(feeds[name].shape)

@@ -6,6 +6,7 @@ Commands are collected and submitted together with the readback that needs them:
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from wgpu.backends.wgpu_native import ffi, lib
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.adapter import AdapterInfo, choose, limits_of, request_device
+from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
 from ort_gpu_ep.registry import Limits
 
@@ -37,7 +39,7 @@ class Buffer:
 
 @dataclass
 class Stats:
-    """What this process holds and has moved. Bytes."""
+    """What this process holds and has moved: bytes, counts, and the seconds that callers spent in transfers (waiting included)."""
 
     allocated_nbytes: int = 0
     pooled_nbytes: int = 0
@@ -48,6 +50,8 @@ class Stats:
     downloads: int = 0
     uploaded_nbytes: int = 0
     downloaded_nbytes: int = 0
+    upload_s: float = 0.0
+    download_s: float = 0.0
 
 
 class Gpu:
@@ -61,6 +65,7 @@ class Gpu:
         self.device = raw
         self.memory_limit_nbytes = 0
         self.lost = ""
+        self.timer: Timer | None = None
         self._lock = threading.RLock()
         self._free: dict[int, list[Buffer]] = {}
         self._staging: dict[int, list[Buffer]] = {}
@@ -148,6 +153,7 @@ class Gpu:
         """Copies host memory into a buffer; the host memory may be reused on return. Sizes are rounded up to 4 bytes inside the buffer."""
         if not nbytes:
             return
+        start = time.perf_counter()
         with self._lock:
             self.flush()
             whole = nbytes & ~3
@@ -157,6 +163,7 @@ class Gpu:
                 tail = bytes(ffi.buffer(ffi.cast("char *", address + whole), nbytes - whole)).ljust(4, b"\0")
                 native.write(self.device, buffer.native, offset_bytes + whole, native.address_of(tail), 4)
             self.stats.uploads += 1
+            self.stats.upload_s += time.perf_counter() - start
             self.stats.uploaded_nbytes += nbytes
 
     def download(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int) -> None:
@@ -166,7 +173,7 @@ class Gpu:
         """
         if not nbytes:
             return
-        size = (nbytes + 3) & ~3
+        size, start = (nbytes + 3) & ~3, time.perf_counter()
         with self._lock:
             self._check_alive()
             pool = self._staging.get(size_class(size))
@@ -182,6 +189,7 @@ class Gpu:
             lib.wgpuBufferUnmap(staging.native)
             self._staging.setdefault(staging.nbytes, []).append(staging)
             self.stats.downloads += 1
+            self.stats.download_s += time.perf_counter() - start
             self.stats.downloaded_nbytes += nbytes
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, nbytes: int) -> None:
@@ -225,6 +233,12 @@ class Gpu:
     def _check_alive(self) -> None:
         if self.lost:
             raise DeviceLostError(f"{self.info.name}: the driver dropped the device ({self.lost}). Open a new session to use the GPU again.")
+
+    def start_timing(self) -> bool:
+        """Measures the GPU time of every run recorded from now on. False where the adapter has no timestamps."""
+        if self.timer is None and "timestamp-query" in self.limits.features:
+            self.timer = Timer(self)
+        return self.timer is not None
 
     # ---- work for the time in which the GPU is busy
 

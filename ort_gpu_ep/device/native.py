@@ -118,3 +118,8 @@ def dispatch(compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[in
     lib.wgpuComputePassEncoderSetPipeline(handle, pipeline._internal)
     lib.wgpuComputePassEncoderSetBindGroup(handle, 0, bind_group._internal, 0, ffi.NULL)
     lib.wgpuComputePassEncoderDispatchWorkgroups(handle, *groups)
+
+
+def timestamp_period_ns(device: Any) -> float:
+    """Nanoseconds that one tick of a timestamp query stands for."""
+    return float(lib.wgpuQueueGetTimestampPeriod(device.queue._internal))

@@ -20,6 +20,7 @@ from ort_gpu_ep.device.pipelines import bind_group_layout, pipeline
 from ort_gpu_ep.errors import DeviceError, InternalError
 from ort_gpu_ep.graph import Array, Graph, Value
 from ort_gpu_ep.scheduler import Plan, make_plan
+from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place
 from ort_gpu_ep.types import Shape, TensorType
 
@@ -42,17 +43,17 @@ class Tensor:
 class Program:
     """A partition, ready to run. Thread-safe.
 
-    graph: constants are read now (their views may die with the caller). Raises what `make_plan` raises for static shapes.
+    graph: constants are read now (their views may die with the caller). rewrite: fusion, run for each plan.
+    Raises what `make_plan` raises for static shapes.
     """
 
-    def __init__(self, graph: Graph, config: Config, gpu: Gpu) -> None:
-        self.config, self.gpu = config, gpu
+    def __init__(self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None = None) -> None:
+        self.config, self.gpu, self._rewrite = config, gpu, rewrite
         self._lock = threading.Lock()
         self._weights: dict[str, Buffer] = {}
         self._plans: OrderedDict[tuple[TensorType, ...], Prepared] = OrderedDict()
         self._closed = False
         self.graph = self._take_constants(graph)
-        self._small: dict[str, Array] = {n: a for n in graph.values if (a := self.graph.constant(n)) is not None}
         static = _static_types(graph)
         if static is not None:
             self._prepared(static)
@@ -80,6 +81,12 @@ class Program:
         self.gpu.upload(buffer, 0, data.ctypes.data, data.nbytes)
         return buffer
 
+    def _small(self, name: str) -> Array:
+        array = self.graph.constant(name)
+        if array is None:
+            raise InternalError(f"program {self.graph.name}: weight {name!r} is not a constant of its graph")
+        return array
+
     @property
     def weight_nbytes(self) -> int:
         """Device memory of the weights."""
@@ -100,10 +107,10 @@ class Program:
             raise InternalError(f"program {self.graph.name} is closed")
         prepared = self._plans.get(types)
         if prepared is None:
-            plan = make_plan(self.graph, dict(zip(self.graph.inputs, types, strict=True)), self.gpu.limits)
+            plan = make_plan(self.graph, dict(zip(self.graph.inputs, types, strict=True)), self.gpu.limits, self._rewrite)
             for name in plan.weights:
                 if name not in self._weights:
-                    self._weights[name] = self._upload(self._small[name])
+                    self._weights[name] = self._upload(self._small(name))
             prepared = self._plans[types] = Prepared(plan, self)
             while len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)[1].close()
@@ -212,10 +219,11 @@ class Prepared:
         groups = self._bind_groups(key, inputs, outputs)
         encoder = self.gpu.device.create_command_encoder(label=self.program.graph.name)
         compute: Any = None
+        timer = self.gpu.timer
         try:
             for step, pipe, group in zip(self.plan.steps, self._pipelines, groups, strict=True):
                 if isinstance(step, Dispatch):
-                    compute = compute or encoder.begin_compute_pass()
+                    compute = compute or encoder.begin_compute_pass(**({"timestamp_writes": timer.writes} if timer else {}))
                     native.dispatch(compute, pipe, group, step.groups)
                 else:
                     if compute:
@@ -224,6 +232,8 @@ class Prepared:
                     self._copy(encoder, step, inputs, outputs)
             if compute:
                 compute.end()
+            if timer:
+                timer.resolve(encoder)
             return encoder.finish()
         except wgpu.GPUError as error:
             raise DeviceError(f"{self.program.graph.name}: recording failed: {error}\n{self.plan}") from error

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from ort_gpu_ep.errors import InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.lowering import HostValues, walk
+from ort_gpu_ep.lowering import HostValues, facts_of, walk
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, tensors_of
 from ort_gpu_ep.scheduler.lifetime import assign_slots
 from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.shaders.composer import grid
-from ort_gpu_ep.types import TensorType
+from ort_gpu_ep.types import TensorType, dtype_of
 
 
 @dataclass
@@ -33,13 +34,20 @@ class _Draft:
         return name
 
 
-def make_plan(graph: Graph, inputs: Mapping[str, TensorType], limits: Limits) -> Plan:
+Rewrite: TypeAlias = Callable[[Graph, Mapping[str, TensorType], Limits], Graph]
+"""Makes a graph cheaper for these input types (fusion); may add constants, may not change inputs and outputs."""
+
+
+def make_plan(graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, rewrite: Rewrite | None = None) -> Plan:
     """A plan for these input types.
 
     inputs: type of each of graph.inputs. Raises: UnsupportedNodeError, where a row declines a node with these types.
     """
     draft = _Draft(graph, limits, dict(inputs))
-    for node, answer, bound in walk(graph, inputs, limits):
+    if rewrite is not None:
+        draft.graph = rewrite(graph, inputs, limits)
+        draft.known = {n: v.load() for n, v in draft.graph.values.items() if v.load and n not in graph.values}
+    for node, answer, bound in walk(draft.graph, facts_of(draft.graph, inputs), limits):
         if isinstance(answer, Decline):
             raise UnsupportedNodeError(answer.code, f"{node.label}: {answer.reason}")
         if isinstance(answer, HostValues):
@@ -122,8 +130,6 @@ def _type_of(draft: _Draft, name: str) -> TensorType:
 
 
 def _constant(draft: _Draft, name: str) -> Constant:
-    from ort_gpu_ep.types import dtype_of
-
     array = draft.known[name]
     return Constant(name, TensorType(dtype_of(array), tuple(array.shape)), array.tobytes())
 

@@ -1,0 +1,107 @@
+"""ort-gpu-ep bench: latency of whole runs, and where the time goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import onnxruntime
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from ort_gpu_ep.cli import shared
+from ort_gpu_ep.device import Gpu
+
+
+@shared.reports_errors
+def bench(
+    model: shared.ModelArgument,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs of each side.")] = 50,
+    against: Annotated[Literal["cpu"] | None, typer.Option("--against", help="Compare with onnxruntime's CPU provider.")] = None,
+    inputs: shared.InputOption = None,
+    dims: shared.SizeOption = None,
+    option: shared.OptionOption = None,
+    seed: shared.SeedOption = 0,
+    json: shared.JsonOption = False,
+) -> None:
+    """Median and p95 of whole runs (numpy in, numpy out), split into host, upload, GPU and readback."""
+    start = time.perf_counter()
+    session = shared.open_session(model, shared.pairs(option, "--option"))
+    values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), seed)
+    gpu = _gpu(session)
+    if gpu is not None:
+        gpu.start_timing()
+    want = session.run(None, values)
+    first_ms = (time.perf_counter() - start) * 1e3
+    sides: dict[str, Callable[[], Any]] = {"this": lambda: session.run(None, values)}
+    if against == "cpu":
+        cpu = onnxruntime.InferenceSession(str(model), shared.quiet(), providers=["CPUExecutionProvider"])
+        sides["cpu"] = lambda: cpu.run(None, values)
+    measured = _measure(sides, runs, gpu, quiet=json)
+    result: dict[str, Any] = {"model": str(model), "runs": runs, "first_ms": first_ms, **{k: _summary(v) for k, v in measured.items()}}
+    if against == "cpu":
+        result["speedup"] = result["cpu"]["median_ms"] / result["this"]["median_ms"]
+        result["relative_l2"] = _difference(want, sides["cpu"]())
+    if json:
+        shared.print_json(result)
+        return
+    _print(result)
+
+
+def _gpu(session: Any) -> Gpu | None:
+    """The device that the session's nodes use, None if all of them run on the CPU."""
+    state = session._state
+    return state.gpu if state is not None and state.partitions else None
+
+
+def _measure(sides: dict[str, Callable[[], Any]], runs: int, gpu: Gpu | None, quiet: bool) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds of each run and part. The sides take turns, so that a drift of the machine hits all of them."""
+    for _ in range(min(5, runs)):
+        for call in sides.values():
+            call()
+    measured: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
+    for _ in track(range(runs), "running", console=shared.err, disable=quiet, transient=True):
+        for name, call in sides.items():
+            before = (gpu.stats.upload_s, gpu.stats.download_s) if gpu else (0.0, 0.0)
+            start = time.perf_counter()
+            call()
+            total = time.perf_counter() - start
+            parts = {"total": total}
+            if gpu is not None and name == "this":
+                upload, download = gpu.stats.upload_s - before[0], gpu.stats.download_s - before[1]
+                on_gpu = gpu.timer.read_s() if gpu.timer else 0.0
+                parts |= {"host": total - upload - download, "upload": upload, "gpu": on_gpu, "readback": max(download - on_gpu, 0.0)}
+            for part, seconds in parts.items():
+                measured[name].setdefault(part, []).append(seconds * 1e3)
+    return measured
+
+
+def _summary(parts: dict[str, list[float]]) -> dict[str, float]:
+    total = parts["total"]
+    summary = {"median_ms": float(np.median(total)), "p95_ms": float(np.percentile(total, 95))}
+    return summary | {f"{k}_ms": float(np.median(v)) for k, v in parts.items() if k != "total"}
+
+
+def _difference(got: list[Any], want: list[Any]) -> float:
+    """Largest relative L2 distance of a floating-point output."""
+    worst = 0.0
+    for g, w in zip(got, want, strict=True):
+        if isinstance(w, np.ndarray) and w.dtype.kind == "f":
+            distance = np.linalg.norm(g.astype(np.float64) - w) / (np.linalg.norm(w.astype(np.float64)) + 1e-30)
+            worst = max(worst, float(distance))
+    return worst
+
+
+def _print(result: dict[str, Any]) -> None:
+    columns = ("median_ms", "p95_ms", "host_ms", "upload_ms", "gpu_ms", "readback_ms")
+    table = Table("", *(c.removesuffix("_ms") for c in columns), title=f"{result['model']}, {result['runs']} runs, ms")
+    for side in ("this", "cpu"):
+        if side in result:
+            table.add_row(side, *(f"{result[side][c]:.3f}" if c in result[side] else "" for c in columns))
+    shared.out.print(table)
+    shared.out.print(f"first run, loading included: {result['first_ms']:.0f} ms", highlight=False)
+    if "speedup" in result:
+        shared.out.print(f"{result['speedup']:.2f} x the CPU's speed; relative L2 difference {result['relative_l2']:.1e}", highlight=False)

@@ -1,0 +1,55 @@
+"""ort-gpu-ep conformance: ONNX's node tests on this adapter."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from ort_gpu_ep.cli import shared
+from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
+
+
+@shared.reports_errors
+def conformance(
+    select: Annotated[str, typer.Option("--select", help="Regular expression; only cases whose name matches.")] = "",
+    json: Annotated[Path | None, typer.Option("--json", help="Write every outcome to this file.")] = None,
+    status: Annotated[Path | None, typer.Option("--status", help="Write one line a case (name, status, code) to this file.")] = None,
+    option: shared.OptionOption = None,
+) -> None:
+    """Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails."""
+    selected = cases(select)
+    options = shared.pairs(option, "--option")
+    outcomes = list(track(run(selected, options), "running", total=len(selected), console=shared.err, transient=True))
+    if json is not None:
+        json.write_text(json_module.dumps([o.as_dict() for o in outcomes], indent=1))
+    if status is not None:
+        status.write_text(status_text(outcomes))
+    _print(outcomes)
+    if any(o.status == "FAIL" for o in outcomes):
+        raise typer.Exit(1)
+
+
+def status_text(outcomes: list[Outcome]) -> str:
+    """One line a case: a pass that becomes a decline is a visible difference."""
+    return "".join(f"{o.name} {o.status}{' ' + o.code if o.code else ''}\n" for o in outcomes)
+
+
+def _print(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        if outcome.status == "FAIL":
+            shared.out.print(f"[red]FAIL[/red] {outcome.name}: {outcome.reason}", highlight=False)
+    counts = Counter(o.status for o in outcomes)
+    table = Table(*STATUSES, "cases")
+    table.add_row(*(str(counts[s]) for s in STATUSES), str(len(outcomes)))
+    shared.out.print(table)
+    reasons = Counter((o.code, o.reason) for o in outcomes if o.status == "UNSUPPORTED")
+    why = Table("cases", "code", "most frequent reasons")
+    for (code, reason), count in reasons.most_common(12):
+        why.add_row(str(count), code, reason)
+    shared.out.print(why)

@@ -1,0 +1,107 @@
+"""What `session.explain()` gives: the decision for every node as data, and as text for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from ort_gpu_ep.partitioner import Report
+from ort_gpu_ep.scheduler import Plan
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.plugin import SessionState
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Device memory of one partition for one set of input shapes, in bytes.
+
+    activations: what its intermediate values share. unshared: what they would take with a buffer each. weights: constants.
+    """
+
+    partition: str
+    shapes: tuple[str, ...]
+    dispatches: int
+    activation_nbytes: int
+    unshared_nbytes: int
+    weight_nbytes: int
+
+    @property
+    def ratio(self) -> float:
+        """Activations as a part of the unshared sum."""
+        return self.activation_nbytes / self.unshared_nbytes if self.unshared_nbytes else 0.0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The decision of the partitioner and what came of it. `str()` gives a text that fits a terminal."""
+
+    adapter: str
+    reports: tuple[Report, ...]
+    memory: tuple[Memory, ...]
+    events: tuple[str, ...]
+    plans: tuple[Plan, ...] = field(default=(), repr=False)
+
+    def as_dict(self) -> dict[str, object]:
+        """For `--json`: plain lists, numbers and strings."""
+        return {
+            "adapter": self.adapter,
+            "graphs": [r.as_dict() for r in self.reports],
+            "memory": [{**asdict(m), "ratio": m.ratio} for m in self.memory],
+            "events": list(self.events),
+        }
+
+    def count(self, device: str) -> int:
+        """Nodes on `gpu`, `host` (shape arithmetic, done when a plan is made) or `cpu`."""
+        return sum(r.count(device) for r in self.reports)
+
+    def __str__(self) -> str:
+        lines = [f"adapter: {self.adapter}",
+                 f"nodes: {self.count('gpu')} on the GPU, {self.count('host')} computed once per shape, {self.count('cpu')} on the CPU"]
+        for report in self.reports:
+            lines += _report_lines(report)
+        for memory in self.memory:
+            lines.append(
+                f"memory of {memory.partition} for {', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations "
+                f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights, "
+                f"{memory.dispatches} dispatches")
+        lines += [f"event: {e}" for e in self.events]
+        return "\n".join(lines)
+
+
+def _report_lines(report: Report) -> list[str]:
+    lines = [f"graph {report.graph or 'main'}{' (body)' if report.nested else ''}, placement={report.placement}:"]
+    for part in report.partitions:
+        about = "" if part.exact else "about "
+        lines.append(
+            f"  partition {part.index}: {part.nodes} nodes in {part.dispatches} dispatches, {about}{_size(part.input_nbytes)} in, "
+            f"{about}{_size(part.output_nbytes)} out")
+    reasons = Counter((n.op, n.code, n.reason) for n in report.nodes if n.device == "cpu")
+    for (op, code, reason), count in reasons.most_common():
+        lines.append(f"  on the CPU: {count} x {op}: {code}: {reason}")
+    return lines
+
+
+def _size(nbytes: int) -> str:
+    for unit, scale in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if nbytes >= 1 << scale:
+            return f"{nbytes / (1 << scale):.1f} {unit}"
+    return f"{nbytes} B"
+
+
+def explanation(state: SessionState | None) -> Explanation:
+    """From what the plugin recorded; a session without our provider runs on the CPU."""
+    if state is None:
+        return Explanation("none (the session does not use this provider)", (), (), ())
+    memory, plans = [], []
+    for partition in state.partitions:
+        program = partition.program
+        for plan in program.plans:
+            plans.append(plan)
+            memory.append(Memory(
+                partition.name, tuple(map(str, plan.inputs)), plan.dispatches, plan.slot_nbytes, plan.intermediate_nbytes,
+                program.weight_nbytes))
+    adapter = "none" if state.gpu is None else f"{state.gpu.info.name} ({state.gpu.info.type}, {state.gpu.info.backend})"
+    events = tuple(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events))
+    return Explanation(adapter, tuple(state.reports), tuple(memory), events, tuple(plans))

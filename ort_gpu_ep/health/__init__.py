@@ -1,0 +1,1 @@
+"""Is this adapter to be trusted? Self-test and conformance."""

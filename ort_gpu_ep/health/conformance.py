@@ -1,0 +1,101 @@
+"""ONNX's own node tests, strictly on the GPU: no node may run on ONNX Runtime's CPU provider."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from ort_gpu_ep.errors import GpuEpError
+
+STATUSES = ("PASS", "UNSUPPORTED", "FAIL", "EXCLUDED", "NOT_RUN")
+"""UNSUPPORTED: a row declines a node, with code and reason. EXCLUDED: onnxruntime itself rejects the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One case. code: of the decline; reason: what a person needs to know."""
+
+    name: str
+    status: str
+    code: str = ""
+    reason: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def cases(pattern: str = "") -> list[Any]:
+    """ONNX's node cases whose name matches the regular expression, sorted by name."""
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")      # the generators provoke overflows on purpose
+        found = load_model_tests(kind="node")
+    return sorted((c for c in found if re.search(pattern, c.name)), key=lambda c: c.name)
+
+
+def run(selected: list[Any], options: dict[str, str] | None = None) -> Iterator[Outcome]:
+    """Runs each case; yields its outcome as soon as it is known."""
+    settings = {"placement": "gpu", "strict": "1", **(options or {})}
+    for case in selected:
+        yield _run_case(case, settings)
+
+
+def _run_case(case: Any, options: dict[str, str]) -> Outcome:
+    from ort_gpu_ep.session import InferenceSession
+
+    quiet = onnxruntime.SessionOptions()
+    quiet.log_severity_level = 4
+    model = case.model.SerializeToString()
+    try:
+        session = InferenceSession(model, quiet, provider_options=options)
+    except GpuEpError as error:
+        return Outcome(case.name, "FAIL", "", f"{type(error).__name__}: {error}")
+    except Exception as error:   # onnxruntime rejects the model: no provider could run it
+        return Outcome(case.name, "EXCLUDED", "", f"onnxruntime: {str(error).splitlines()[0][:200]}")
+    declined = _declined(session)
+    if declined is not None:
+        return Outcome(case.name, "UNSUPPORTED", *declined)
+    for inputs, wanted in case.data_sets:
+        problem = _compare(session, inputs, wanted, case)
+        if problem:
+            return Outcome(case.name, "FAIL", "", problem)
+    return Outcome(case.name, "PASS")
+
+
+def _declined(session: Any) -> tuple[str, str] | None:
+    """Code and reason of the first node that is not ours, None if all are."""
+    explained = session.explain()
+    for report in explained.reports:
+        for node in report.nodes:
+            if node.device == "cpu":
+                return node.code, f"{node.op}: {node.reason}"
+    if not explained.memory:
+        return "OP", "onnxruntime folds the whole graph into constants: no node is left for a provider"
+    return None
+
+
+def _compare(session: Any, inputs: Any, wanted: Any, case: Any) -> str:
+    """Empty if the outputs are right, else what is wrong."""
+    names = [i.name for i in session.get_inputs()]
+    try:
+        got = session.run(None, dict(zip(names, (np.asarray(i) for i in inputs), strict=False)))
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:300]}"
+    for g, w in zip(got, wanted, strict=True):
+        if not isinstance(w, np.ndarray) or g.dtype != w.dtype or g.shape != w.shape:
+            return f"got {getattr(g, 'dtype', type(g))}{getattr(g, 'shape', '')}, expected {w.dtype}{w.shape}"
+        if g.dtype.kind in "OSU":
+            same = bool((g == w).all())
+        else:
+            a, b = (g.astype(np.float64), w.astype(np.float64)) if g.dtype.kind not in "iub" else (g, w)
+            same = bool(np.allclose(a, b, rtol=case.rtol, atol=case.atol, equal_nan=True))
+        if not same:
+            return f"wrong result beyond rtol {case.rtol}, atol {case.atol}"
+    return ""

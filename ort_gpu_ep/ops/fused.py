@@ -1,0 +1,18 @@
+"""Rows of ops that only the fuser makes (domain ort_gpu_ep)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ort_gpu_ep.registry import BoundNode, Kernel, kernel, op
+from ort_gpu_ep.types import TensorType
+
+
+@op("Elementwise", domain="ort_gpu_ep", dtypes={}, bindings="-> y", epilogue=True)
+def elementwise(node: BoundNode) -> Kernel:
+    """Several elementwise ops in one kernel: all arithmetic is in the node's steps.
+
+    y: the broadcast shape of the operands.
+    """
+    shape = tuple(int(d) for d in np.broadcast_shapes(*(o.shape for o in node.operands)))
+    return kernel("elementwise.wgsl", [TensorType(node.operands[0].dtype, shape)], writes={"y": 0})

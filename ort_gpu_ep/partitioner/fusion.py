@@ -1,0 +1,147 @@
+"""The fusion engine: pattern rules first, then chains of elementwise ops into whatever produces their input.
+
+A fusion fires only if `claim` accepts the fused node, so a fused pattern can't bypass the support check. It runs on
+concrete types: once with stand-ins for the claim, and again for each plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import ort_gpu_ep.ops  # noqa: F401  fills the registry
+from ort_gpu_ep.graph import Graph, Node
+from ort_gpu_ep.lowering import Answer, Facts, HostValues, bind, facts_of, walk
+from ort_gpu_ep.partitioner.fusions import apply_rules
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, claim, spec_of
+from ort_gpu_ep.types import TensorType
+
+MAX_STEPS = 24
+"""Steps in one fused kernel: enough for every chain seen in exported models, small enough for quick compilation."""
+
+ELEMENTWISE = ("ort_gpu_ep", "Elementwise")
+
+
+def fuse(
+    graph: Graph,
+    inputs: Mapping[str, TensorType],
+    limits: Limits,
+    otherwise: Callable[[str], TensorType | None] = lambda name: None,
+) -> Graph:
+    """The graph with fused nodes in place of the nodes they stand for (`Node.members` tells which)."""
+    facts = facts_of(graph, inputs)
+    answers = {id(n): (a, b) for n, a, b in walk(graph, facts, limits, otherwise)}
+    graph = apply_rules(graph, facts, limits)
+    return _Chains(graph, facts, limits, answers).run()
+
+
+@dataclass
+class _Candidate:
+    """A node as the chain fuser sees it. original: what to fall back to while nothing was fused into it."""
+
+    node: Node
+    original: Node
+
+
+class _Chains:
+    """Fuses elementwise nodes into their producers, in topological order."""
+
+    def __init__(self, graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> None:
+        self.graph, self.facts, self.limits, self.answers = graph, facts, limits, answers
+        self.readers = {name: len(nodes) for name, nodes in graph.consumers().items()}
+        self.made: dict[str, _Candidate] = {}     # value -> the (fused) node that makes it
+        self.order: dict[int, _Candidate] = {}    # id of the candidate -> it, in the order of the last member
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            candidate = _Candidate(node, node)
+            while (merged := self._merge(candidate)) is not None:
+                candidate = merged
+            self.order[id(candidate)] = candidate
+            for name in candidate.node.writes:
+                self.made[name] = candidate
+        return self.graph.with_nodes(tuple(c.node for c in self.order.values()))
+
+    def _merge(self, consumer: _Candidate) -> _Candidate | None:
+        """The consumer fused with one of the producers of its operands, None if none can be."""
+        elementwise = self._as_elementwise(consumer.node)
+        if elementwise is None:
+            return None
+        out = self.facts.types.get(elementwise.outputs[0])
+        for name in dict.fromkeys(elementwise.operands):
+            producer = self.made.get(name)
+            if producer is None or out is None or not self._may_absorb(producer.node, name, out):
+                continue
+            fused = self._joined(producer.node, elementwise, name)
+            if fused is not None:
+                del self.order[id(producer)]
+                return _Candidate(fused, fused)
+        return None
+
+    def _as_elementwise(self, node: Node) -> Node | None:
+        """The node as steps over operands; None if it is not elementwise, or the host computes it."""
+        if (node.domain, node.op) == ELEMENTWISE:
+            return node
+        if node.epilogue or len(node.writes) != 1:
+            return None
+        answer, bound = self.answers.get(id(node), (None, None))
+        if bound is None:
+            rebound = bind(node, self.facts)
+            bound = rebound if isinstance(rebound, BoundNode) else None
+            answer = claim(bound, self.limits) if bound else None
+        if not isinstance(answer, Lowering) or len(answer.kernels) != 1 or answer.kernels[0].shader != "elementwise.wgsl":
+            return None
+        kernel = answer.kernels[0]
+        reads = dict(kernel.reads or ())
+        order = [int(reads[f"e{k}"]) for k in range(len(reads))]
+        return Node(
+            ELEMENTWISE[1], (), node.outputs, node.name, ELEMENTWISE[0], 1, id=node.id, sources=node.members,
+            epilogue=kernel.epilogue, operands=tuple(node.inputs[i] for i in order))
+
+    def _may_absorb(self, producer: Node, name: str, out: TensorType) -> bool:
+        """Whether the one output of `producer` is read by this consumer only and has the shape of the result."""
+        if len(producer.writes) != 1 or name in self.graph.outputs or self.readers.get(name) != 1:
+            return False
+        made = self.facts.types.get(name)
+        if made is None or made.shape != out.shape:
+            return False
+        if self._as_elementwise(producer) is not None:
+            return True
+        spec = spec_of(producer)
+        answer = self.answers.get(id(producer), (None, None))[0]
+        return spec is not None and spec.epilogue and not isinstance(answer, Decline | HostValues)
+
+    def _joined(self, producer: Node, consumer: Node, name: str) -> Node | None:
+        """One node that does both, None where the claim refuses it."""
+        base = self._as_elementwise(producer) or producer
+        fused = join(base, consumer, name)
+        if len(fused.epilogue) > MAX_STEPS:
+            return None
+        bound = bind(fused, self.facts)
+        if isinstance(bound, Decline) or isinstance(claim(bound, self.limits), Decline):
+            return None
+        # the value between them is gone: whatever read it once or more is this consumer
+        for operand in set(consumer.operands) & set(base.operands):
+            self.readers[operand] -= 1
+        return fused
+
+
+def join(producer: Node, consumer: Node, name: str) -> Node:
+    """The producer with the consumer's steps after its own. `name`: the value that goes from one to the other."""
+    operands = list(producer.operands)
+    first = len(producer.epilogue)
+    result = f"s{first - 1}" if first else "v"
+    renamed: dict[str, str] = {}
+    for k, operand in enumerate(consumer.operands):
+        if operand == name:
+            renamed[f"e{k}"] = result
+        else:
+            if operand not in operands:
+                operands.append(operand)
+            renamed[f"e{k}"] = f"e{operands.index(operand)}"
+    for k in range(len(consumer.epilogue)):
+        renamed[f"s{k}"] = f"s{first + k}"
+    steps = tuple(replace(s, arguments=tuple(renamed[a] for a in s.arguments)) for s in consumer.epilogue)
+    return replace(
+        producer, outputs=consumer.outputs, epilogue=(*producer.epilogue, *steps), operands=tuple(operands),
+        sources=tuple(sorted({*producer.members, *consumer.members})))

@@ -1,0 +1,166 @@
+"""The table of pattern rules. Chains of elementwise ops need no rule: Gelu, Silu and HardSwish become one kernel without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from ort_gpu_ep.graph import Graph, Node, Step, Value
+from ort_gpu_ep.lowering import Facts, bind
+from ort_gpu_ep.partitioner.patterns import Call, Match, match, trace
+from ort_gpu_ep.registry import Decline, Limits, claim
+from ort_gpu_ep.types import FLOAT32, TensorType
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a rule makes of a match: a node (its outputs and sources are filled in) and constants it needs."""
+
+    node: Node
+    constants: tuple[tuple[str, np.ndarray], ...] = ()
+
+
+Build: TypeAlias = Callable[[Match, Facts], Built | str]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """pattern: the function, its own reference. build: makes the fused node, or says why not."""
+
+    name: str
+    pattern: Callable[..., Call]
+    build: Build
+
+
+RULES: list[Rule] = []
+
+
+def fusion(name: str, pattern: Callable[..., Call]) -> Callable[[Build], Build]:
+    """Adds a rule."""
+    def add(build: Build) -> Build:
+        RULES.append(Rule(name, pattern, build))
+        return build
+    return add
+
+
+def apply_rules(graph: Graph, facts: Facts, limits: Limits, rules: Sequence[Rule] | None = None) -> Graph:
+    """The graph after every rule has been tried at every node. A node inside a match must not be read from outside it."""
+    for rule in RULES if rules is None else rules:
+        root, _ = trace(rule.pattern)
+        graph = _apply(graph, facts, limits, rule, root)
+    return graph
+
+
+def _apply(graph: Graph, facts: Facts, limits: Limits, rule: Rule, root: Call) -> Graph:
+    if not any(n.op == root.op for n in graph.nodes):
+        return graph
+    producers, consumers = graph.producers(), graph.consumers()
+    replaced: dict[int, Node | None] = {}
+    values: dict[str, Value] = {}
+    for node in graph.nodes:
+        found = match(root, node, graph, producers)
+        if found is None or any(id(n) in replaced for n in found.nodes) or _leaks(found, graph, consumers):
+            continue
+        built = rule.build(found, facts)
+        if isinstance(built, str):
+            continue
+        fused = replace(built.node, outputs=node.outputs, id=node.id, name=built.node.name or node.name,
+                        sources=tuple(sorted({i for n in found.nodes for i in n.members})))
+        if not _accepted(fused, built, facts, limits, values):
+            continue
+        replaced.update({id(n): None for n in found.nodes})
+        replaced[id(node)] = fused
+    if not replaced:
+        return graph
+    nodes = (replaced.get(id(n), n) for n in graph.nodes)
+    return graph.with_nodes(tuple(n for n in nodes if n is not None), values)
+
+
+def _leaks(found: Match, graph: Graph, consumers: dict[str, list[Node]]) -> bool:
+    """Whether a value inside the match (not its root's) is read outside it."""
+    inside = {id(n) for n in found.nodes}
+    for node in found.nodes[1:]:
+        name = node.writes[0]
+        if name in graph.outputs or any(id(c) not in inside for c in consumers.get(name, ())):
+            return True
+    return False
+
+
+def _accepted(fused: Node, built: Built, facts: Facts, limits: Limits, values: dict[str, Value]) -> bool:
+    """Registers the rule's constants, and asks the row of the fused node."""
+    for name, array in built.constants:
+        values[name] = Value(name, FLOAT32, tuple(array.shape), _giver(array))
+        facts.types[name], facts.known[name] = TensorType(FLOAT32, tuple(array.shape)), array
+    bound = bind(fused, facts)
+    answer = bound if isinstance(bound, Decline) else claim(bound, limits)
+    if isinstance(answer, Decline):
+        return False
+    for name, tensor in zip(fused.outputs, answer.outputs, strict=False):
+        if name and tensor is not None:
+            facts.types.setdefault(name, tensor)
+    return True
+
+
+def _giver(array: np.ndarray) -> Callable[[], np.ndarray]:
+    return lambda: array
+
+
+@fusion("BatchNormalization", lambda op, x, scale, bias, mean, var: op.BatchNormalization(x, scale, bias, mean, var))
+def batch_normalization(found: Match, facts: Facts) -> Built | str:
+    """scale * (x - mean) / sqrt(var + epsilon) + bias with constant parameters is x * a + b: elementwise, so that it fuses on."""
+    node = found.nodes[0]
+    if node.attributes.get("training_mode") or node.version < 7:
+        return "training form"
+    parameters = [found.constant(v) for v in ("scale", "bias", "mean", "var")]
+    x = facts.types.get(found.values["x"])
+    if x is None or x.dtype is not FLOAT32 or any(p is None or p.dtype != np.float32 for p in parameters):
+        return "parameters are not float32 constants"
+    scale, bias, mean, var = (np.asarray(p, np.float64) for p in parameters)
+    epsilon = float(node.attributes.get("epsilon", 1e-5))  # type: ignore[arg-type]
+    factor = scale / np.sqrt(var + epsilon)
+    shape = (-1, *(1,) * (x.rank - 2))
+    label = node.outputs[0]
+    constants = ((f"{label}.factor", factor.astype(np.float32).reshape(shape)),
+                 (f"{label}.shift", (bias - mean * factor).astype(np.float32).reshape(shape)))
+    step = Step("BatchNormalization", "fma(x, y, z)", ("e0", "e1", "e2"), FLOAT32)
+    operands = (found.values["x"], constants[0][0], constants[1][0])
+    return Built(Node("Elementwise", (), (), node.name, "ort_gpu_ep", 1, epilogue=(step,), operands=operands), constants)
+
+
+def _layer_norm(op, x, epsilon, scale, bias):  # type: ignore[no-untyped-def]
+    centred = op.Sub(x, op.ReduceMean(x))
+    variance = op.ReduceMean(op.Pow(centred, 2.0))
+    return op.Add(op.Mul(op.Div(centred, op.Sqrt(op.Add(variance, epsilon))), scale), bias)
+
+
+def _layer_norm_by_mul(op, x, epsilon, scale, bias):  # type: ignore[no-untyped-def]
+    centred = op.Sub(x, op.ReduceMean(x))
+    variance = op.ReduceMean(op.Mul(centred, centred))
+    return op.Add(op.Mul(op.Div(centred, op.Sqrt(op.Add(variance, epsilon))), scale), bias)
+
+
+@fusion("LayerNormalization", _layer_norm_by_mul)
+@fusion("LayerNormalization", _layer_norm)
+def layer_normalization(found: Match, facts: Facts) -> Built | str:
+    """The seven to nine nodes that exporters write before opset 17."""
+    x, scale, bias = (facts.types.get(found.values[v]) for v in ("x", "scale", "bias"))
+    if x is None or scale is None or bias is None:
+        return "unknown types"
+    for node in (n for n in found.nodes if n.op == "ReduceMean"):
+        axes = node.attributes.get("axes")
+        if axes is None and len(node.inputs) > 1:
+            given = found.graph.constant(node.inputs[1])
+            axes = None if given is None else tuple(int(a) for a in given)
+        if axes not in ((-1,), (x.rank - 1,)) or not node.attributes.get("keepdims", 1):
+            return f"ReduceMean over axes {axes}, expected the last one, kept"
+    if scale.shape != x.shape[-1:] or bias.shape != x.shape[-1:]:
+        return f"scale {scale} and bias {bias} are not vectors of the last dimension"
+    epsilon = found.constant("epsilon")
+    if epsilon is None or epsilon.size != 1:
+        return "epsilon is not a constant"
+    attributes = {"axis": -1, "epsilon": float(epsilon.reshape(-1)[0])}
+    inputs = tuple(found.values[v] for v in ("x", "scale", "bias"))
+    return Built(Node("LayerNormalization", inputs, (), found.nodes[0].name, "", 17, attributes))

@@ -1,0 +1,164 @@
+"""The partitioner: fuse, claim, place, group, and check each group on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.errors import Code
+from ort_gpu_ep.graph import Graph, Node
+from ort_gpu_ep.lowering import Answer, Facts, HostValues, facts_of, walk
+from ort_gpu_ep.partitioner import sizes
+from ort_gpu_ep.partitioner.fusion import fuse
+from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
+from ort_gpu_ep.partitioner.placement import estimate
+from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Report
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering
+from ort_gpu_ep.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """groups: ids of the nodes of each group, to be fused by ONNX Runtime. report: why."""
+
+    groups: tuple[tuple[int, ...], ...]
+    report: Report
+
+
+@dataclass
+class _State:
+    """One attempt with one stand-in size. declined: by id of the (fused) node."""
+
+    graph: Graph
+    facts: Facts
+    answers: dict[int, tuple[Node, Answer, BoundNode | None]]
+    declined: dict[int, Decline]
+
+    def taken(self, node: Node) -> bool:
+        return id(node) not in self.declined
+
+
+def partition(graph: Graph, config: Config, limits: Limits, software: bool) -> Partitioning:
+    """Decides for every node of a graph.
+
+    software: the adapter is the CPU in disguise; placement=auto then takes nothing.
+    """
+    if config.placement == "cpu":
+        return _nothing(graph, config, Decline(Code.COST, "placement=cpu"))
+    if config.placement == "auto" and software:
+        return _nothing(graph, config, Decline(Code.COST, "placement=auto: the adapter is software, the CPU itself is faster"))
+    state = _best_attempt(graph, config, limits)
+    groups = _settle(state, config, limits)
+    return Partitioning(tuple(tuple(i for node in g for i in node.members) for g in groups), _report(graph, state, groups, config))
+
+
+def _nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
+    nodes = tuple(NodeReport(n.id, n.label, n.op, "cpu", decline.code, decline.reason) for n in graph.nodes)
+    return Partitioning((), Report(graph.name, graph.nested, nodes, (), config.placement))
+
+
+def _best_attempt(graph: Graph, config: Config, limits: Limits) -> _State:
+    """With static inputs there is one attempt; else the stand-in size with which most nodes are claimed."""
+    attempts = sizes.CANDIDATES[:1] if sizes.is_static(graph, graph.inputs) else sizes.CANDIDATES
+    best: _State | None = None
+    for size in attempts:
+        state = _attempt(graph, config, limits, size)
+        if best is None or len(state.declined) < len(best.declined):
+            best = state
+        if not best.declined:
+            break
+    assert best is not None
+    return best
+
+
+def _attempt(graph: Graph, config: Config, limits: Limits, size: int) -> _State:
+    inputs, otherwise = sizes.input_types(graph, size), _otherwise(graph, size)
+    fused = fuse(graph, inputs, limits, otherwise) if config.fusion else graph
+    facts = facts_of(fused, inputs)
+    answers = {id(node): (node, answer, bound) for node, answer, bound in walk(fused, facts, limits, otherwise)}
+    declined = {key: answer for key, (_, answer, _) in answers.items() if isinstance(answer, Decline)}
+    return _State(fused, facts, answers, declined)
+
+
+def _otherwise(graph: Graph, size: int) -> Callable[[str], TensorType | None]:
+    """Types of what declined nodes write: what ONNX Runtime's shape inference says."""
+    return lambda name: sizes.stand_in(graph.values[name], size) if name in graph.values else None
+
+
+def _settle(state: _State, config: Config, limits: Limits) -> list[list[Node]]:
+    """Groups until every one stands on its own: a node may need a value that the host knew only outside its group."""
+    while True:
+        groups = convex_groups(state.graph.nodes, state.taken)
+        before = len(state.declined)
+        for group in groups:
+            _check_group(state, group, config, limits)
+        if len(state.declined) == before:
+            return groups
+
+
+def _check_group(state: _State, group: list[Node], config: Config, limits: Limits) -> None:
+    graph = state.graph
+    names, outputs = boundary(group, graph.nodes, graph.outputs)
+    constants = {n for n in names if graph.values.get(n) is not None and graph.values[n].is_constant}
+    inputs = {n: state.facts.types[n] for n in names if n not in constants and n in state.facts.types}
+    alone = Graph(graph.name, tuple(inputs), tuple(outputs), tuple(group), graph.values, graph.nested)
+    found = list(walk(alone, facts_of(alone, inputs), limits))
+    for node, answer, _ in found:
+        if isinstance(answer, Decline):
+            state.declined[id(node)] = answer
+        state.answers[id(node)] = (node, answer, state.answers[id(node)][2])
+    for name in (*inputs, *outputs):
+        if name not in state.facts.types:
+            _decline_all(state, group, Code.DYNAMIC_SHAPE, f"type or rank of {name!r}, which crosses the group's border, is unknown")
+            return
+    lowered = [a for _, a, _ in found if isinstance(a, Lowering)]
+    if not lowered or (config.placement == "auto" and not any(a.kernels for a in lowered)):
+        _decline_all(state, group, Code.COST, "its group has nothing to dispatch")
+    elif config.placement == "auto":
+        crossing = sum(state.facts.types[n].nbytes for n in (*inputs, *outputs))
+        predicted = estimate([(b, a) for _, a, b in found], crossing)
+        if not predicted.gpu_wins:
+            _decline_all(state, group, Code.COST, f"its group of {len(group)} is predicted to take {predicted}")
+
+
+def _decline_all(state: _State, group: list[Node], code: Code, reason: str) -> None:
+    for node in group:
+        state.declined.setdefault(id(node), Decline(code, reason))
+
+
+def _report(graph: Graph, state: _State, groups: list[list[Node]], config: Config) -> Report:
+    group_of = {id(node): k for k, group in enumerate(groups) for node in group}
+    reports: dict[int, NodeReport] = {}
+    originals = {n.id: n for n in graph.nodes}
+    for node in state.graph.nodes:
+        for member in node.members:
+            reports[member] = _node_report(originals[member], node, state, group_of)
+    exact = sizes.is_static(graph, graph.inputs)
+    partitions = tuple(_partition_report(k, group, state, exact) for k, group in enumerate(groups))
+    return Report(graph.name, graph.nested, tuple(reports[n.id] for n in graph.nodes if n.id in reports), partitions, config.placement)
+
+
+def _node_report(node: Node, fused: Node, state: _State, group_of: Mapping[int, int]) -> NodeReport:
+    decline = state.declined.get(id(fused))
+    if decline is not None:
+        return NodeReport(node.id, node.label, node.op, "cpu", decline.code, decline.reason)
+    into = fused.label if len(fused.members) > 1 else ""
+    answer = state.answers[id(fused)][1]
+    device = "host" if isinstance(answer, HostValues) else "gpu"
+    return NodeReport(node.id, node.label, node.op, device, partition=group_of[id(fused)], fused_into=into)
+
+
+def _partition_report(index: int, group: list[Node], state: _State, exact: bool) -> PartitionReport:
+    graph = state.graph
+    names, outputs = boundary(group, graph.nodes, graph.outputs)
+    weights = [n for n in names if n in graph.values and graph.values[n].is_constant]
+    inputs = [n for n in names if n not in weights]
+
+    def total(values: list[str]) -> int:
+        return sum(state.facts.types[n].nbytes for n in values if n in state.facts.types)
+
+    lowered = [a for n in group if isinstance(a := state.answers[id(n)][1], Lowering)]
+    return PartitionReport(
+        index, sum(len(n.members) for n in group), sum(len(a.kernels) for a in lowered), tuple(inputs), tuple(outputs),
+        total(inputs), total(outputs), total(weights), exact)

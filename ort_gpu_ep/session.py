@@ -1,0 +1,129 @@
+"""InferenceSession: onnxruntime's, with the GPU in it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnxruntime
+
+from ort_gpu_ep import plugin
+from ort_gpu_ep.config import resolve
+from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.errors import AdapterError, DeviceError
+from ort_gpu_ep.explain import Explanation, explanation
+from ort_gpu_ep.plugin import EP_NAME
+
+log = logging.getLogger("ort_gpu_ep")
+
+_CPU = "CPUExecutionProvider"
+_said: set[str] = set()
+
+
+class InferenceSession(onnxruntime.InferenceSession):
+    """A drop-in for onnxruntime.InferenceSession that runs on the GPU what is better there.
+
+    path_or_bytes, sess_options, providers, provider_options, kwargs: as in onnxruntime. Without `providers` the session uses
+    the GPU and the CPU, and `provider_options` may be one mapping of this package's options (see config.OPTIONS).
+
+    Raises: ConfigError for an unknown option or value; with strict=1, AdapterError where there is no usable adapter and
+    whatever kept the GPU from its part; onnxruntime's own exceptions for what it rejects.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: Any,
+        sess_options: Any = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        names, options = _providers(providers, provider_options)
+        self._state: plugin.SessionState | None = None
+        self._cpu: Any = None
+        self._cpu_lock = threading.Lock()
+        self._cpu_options = sess_options
+        if EP_NAME in names:
+            _check_options(options[names.index(EP_NAME)])
+            plugin.register()
+        with plugin.capture() as states:
+            try:
+                super().__init__(path_or_bytes, sess_options, names, options, **kwargs)
+            except Exception as error:
+                _raise_cause(error, states)
+                raise
+        self._state = states[-1] if states else None
+        if self._state is not None and self._state.strict and self._state.errors:
+            raise self._state.errors[0]
+
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
+        """As onnxruntime's. If the GPU fails, the CPU answers with the same inputs; with strict=1 the failure is raised."""
+        try:
+            return super().run(output_names, input_feed, run_options)
+        except Exception as error:
+            cause = self._state.cause_of(error) if self._state else None
+            if self._state is None or not isinstance(cause, DeviceError):
+                raise
+            if self._state.strict:
+                raise cause from error
+            self._state.record("fallback", "run", cause)
+            return self._cpu_session().run(output_names, input_feed, run_options)
+
+    def _cpu_session(self) -> Any:
+        """The same model on the CPU only; made when it is first needed."""
+        with self._cpu_lock:
+            if self._cpu is None:
+                model = self._model_path or self._model_bytes
+                self._cpu = onnxruntime.InferenceSession(model, self._cpu_options, providers=[_CPU])
+            return self._cpu
+
+    def explain(self) -> Explanation:
+        """Which node runs where and why, what crosses between the devices, and what memory it takes."""
+        return explanation(self._state)
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the session was created: copies between the devices by kind and bytes, runs answered by the CPU."""
+        if self._state is None:
+            return {"fallbacks": 0}
+        return {**self._state.copies.as_dict(), "fallbacks": sum(e.kind == "fallback" for e in list(self._state.events))}
+
+
+def _providers(providers: Sequence[Any] | None, options: Any) -> tuple[list[str], list[dict[str, Any]]]:
+    """Names and options of the providers, in step. Names may come as (name, options), as onnxruntime allows."""
+    if providers is None:
+        given = dict(options) if isinstance(options, Mapping) else dict(options[0]) if options else {}
+        return [EP_NAME, _CPU], [given, {}]
+    names, found = [], []
+    extra = list(options or [{}] * len(providers)) if not isinstance(options, Mapping) else [options]
+    for i, provider in enumerate(providers):
+        name, own = provider if isinstance(provider, tuple) else (provider, extra[i] if i < len(extra) else {})
+        names.append(name)
+        found.append(dict(own))
+    return names, found
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Raises ConfigError early (onnxruntime would print it and go on), and AdapterError in strict mode; else says it once."""
+    config = resolve(options)
+    for name, value in options.items():
+        options[name] = str(int(value)) if isinstance(value, bool) else str(value)
+    if config.placement == "cpu":
+        return
+    try:
+        Gpu.open(config)
+    except AdapterError as error:
+        if config.strict or config.adapter:
+            raise
+        if str(error) not in _said:
+            _said.add(str(error))
+            log.warning("running on the CPU: %s", error)
+
+
+def _raise_cause(error: Exception, states: list[plugin.SessionState]) -> None:
+    """Raises the exception of ours behind one of onnxruntime's, if there is one."""
+    for state in states:
+        cause = state.cause_of(error)
+        if cause is not None:
+            raise cause from error
