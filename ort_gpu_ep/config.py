@@ -72,7 +72,7 @@ def resolve(options: Mapping[str, object] | None = None, environment: Mapping[st
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, 1)
-            raise ConfigError(f"provider option {name!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "") +
+            raise ConfigError(f"provider option {name!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else ".") +
                               f" Known: {', '.join(known)}.")
     values: dict[str, object] = {}
     for option in OPTIONS:

@@ -97,11 +97,11 @@ def explanation(state: SessionState | None) -> Explanation:
     memory, plans = [], []
     for partition in state.partitions:
         program = partition.program
-        for plan in program.plans:
+        for plan in program.plans if program is not None else ():
             plans.append(plan)
             memory.append(Memory(
-                partition.name, tuple(map(str, plan.inputs)), plan.dispatches, plan.slot_nbytes, plan.intermediate_nbytes,
-                program.weight_nbytes))
+                partition.graph.name, tuple(map(str, plan.inputs)), plan.dispatches, plan.slot_nbytes, plan.intermediate_nbytes,
+                program.weight_nbytes if program is not None else 0))
     adapter = "none" if state.gpu is None else f"{state.gpu.info.name} ({state.gpu.info.type}, {state.gpu.info.backend})"
     events = tuple(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events))
     return Explanation(adapter, tuple(state.reports), tuple(memory), events, tuple(plans))

@@ -7,7 +7,7 @@ The evaluation is ONNX's own reference implementation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class _Key:
         return isinstance(other, _Key) and self.node is other.node
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _evaluator(key: _Key) -> Any:
     from onnx.reference import ReferenceEvaluator
 

@@ -97,6 +97,8 @@ class Kernel:
     epilogue: elementwise steps between what the body computes and what is stored; operand k is bound as `e<k>`.
     plain: type of what the body computes, where the epilogue's result has another type.
     optionals: WGSL name -> given or left out, of the row's optional inputs; filled by `lower`.
+    ranges: (WGSL name, first element, elements) of a tensor of which only a part is bound, because the whole is larger
+        than a binding may be; the first element's offset is a multiple of 256 B.
     """
 
     shader: str
@@ -112,6 +114,7 @@ class Kernel:
     epilogue: tuple[Step, ...] = ()
     plain: TensorType | None = None
     optionals: tuple[tuple[str, bool], ...] = ()
+    ranges: tuple[tuple[str, int, int], ...] = ()
 
 
 def kernel(
@@ -127,11 +130,13 @@ def kernel(
     reads: Mapping[str, int | str] | None = None,
     writes: Mapping[str, int | str] | None = None,
     epilogue: Sequence[Step] = (),
+    ranges: Sequence[tuple[str, int, int]] = (),
 ) -> Kernel:
     """A Kernel from dicts and lists (a Kernel itself holds tuples, so that it hashes and compares)."""
     return Kernel(
         shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), groups, lanes, workgroup_nbytes, raw,
-        None if reads is None else tuple(reads.items()), None if writes is None else tuple(writes.items()), tuple(epilogue))
+        None if reads is None else tuple(reads.items()), None if writes is None else tuple(writes.items()), tuple(epilogue),
+        ranges=tuple(ranges))
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +414,8 @@ def tensors_of(built: Kernel, lowering: Lowering, bound: BoundNode) -> dict[str,
         bindings[name] = (temps[source] if isinstance(source, str) else bound.source(source).type, False)
     for (name, _), tensor in zip(built.writes or (), built.outputs, strict=True):
         bindings[name] = (tensor, True)
+    for name, _, size in built.ranges:
+        bindings[name] = (TensorType(bindings[name][0].dtype, (size,)), bindings[name][1])
     return bindings
 
 

@@ -40,7 +40,7 @@ class InferenceSession(onnxruntime.InferenceSession):
         provider_options: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        names, options = _providers(providers, provider_options)
+        names, options = _providers(providers, provider_options, sess_options)
         self._state: plugin.SessionState | None = None
         self._cpu: Any = None
         self._cpu_lock = threading.Lock()
@@ -90,11 +90,11 @@ class InferenceSession(onnxruntime.InferenceSession):
         return {**self._state.copies.as_dict(), "fallbacks": sum(e.kind == "fallback" for e in list(self._state.events))}
 
 
-def _providers(providers: Sequence[Any] | None, options: Any) -> tuple[list[str], list[dict[str, Any]]]:
+def _providers(providers: Sequence[Any] | None, options: Any, settings: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """Names and options of the providers, in step. Names may come as (name, options), as onnxruntime allows."""
     if providers is None:
         given = dict(options) if isinstance(options, Mapping) else dict(options[0]) if options else {}
-        return [EP_NAME, _CPU], [given, {}]
+        return ([EP_NAME], [given]) if _forbids_cpu(settings) else ([EP_NAME, _CPU], [given, {}])
     names, found = [], []
     extra = list(options or [{}] * len(providers)) if not isinstance(options, Mapping) else [options]
     for i, provider in enumerate(providers):
@@ -102,6 +102,14 @@ def _providers(providers: Sequence[Any] | None, options: Any) -> tuple[list[str]
         names.append(name)
         found.append(dict(own))
     return names, found
+
+
+def _forbids_cpu(settings: Any) -> bool:
+    """Whether the session options say that no node may run on the CPU; onnxruntime then refuses the CPU provider in the list."""
+    try:
+        return bool(settings is not None and settings.get_session_config_entry("session.disable_cpu_ep_fallback") == "1")
+    except RuntimeError:   # the entry is not set
+        return False
 
 
 def _check_options(options: dict[str, Any]) -> None:

@@ -5,10 +5,12 @@ Commands are collected and submitted together with the readback that needs them:
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,11 +32,16 @@ MAX_PENDING = 64
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Device memory. nbytes: its size, a multiple of 4, at least what was asked for."""
+    """Device memory.
+
+    nbytes: its size, a multiple of 4, at least what was asked for. serial: never reused, so that a cached bind group can't
+    meet another buffer than its own (submitting one of a destroyed buffer would abort the process).
+    """
 
     raw: Any
     nbytes: int
     native: Any = field(repr=False)
+    serial: int = field(default_factory=itertools.count().__next__)
 
 
 @dataclass
@@ -71,7 +78,7 @@ class Gpu:
         self._staging: dict[int, list[Buffer]] = {}
         self._pending: list[Any] = []
         self._idle: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.cache: dict[object, Any] = {}
+        self._cache: dict[object, Future[Any]] = {}
         native.watch(self)
 
     @classmethod
@@ -254,11 +261,20 @@ class Gpu:
             owner.record_ahead()
 
     def cached(self, key: object, make: Callable[[], Any]) -> Any:
-        """A device object made once per key: pipelines, layouts."""
+        """A device object made once per key: pipelines, layouts. Different keys may be made by different threads at the same time."""
         with self._lock:
-            if key not in self.cache:
-                self.cache[key] = make()
-            return self.cache[key]
+            found = self._cache.get(key)
+            mine = found is None
+            if found is None:
+                found = self._cache[key] = Future()
+        if mine:
+            try:
+                found.set_result(make())
+            except BaseException as error:
+                with self._lock:
+                    del self._cache[key]
+                found.set_exception(error)
+        return found.result()
 
 
 def size_class(nbytes: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import wgpu
@@ -9,8 +11,22 @@ import wgpu
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.errors import ShaderError
-from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
 from ort_gpu_ep.shaders import compose
+
+
+def pipelines(gpu: Gpu, plan: Plan, checked: bool) -> list[Any]:
+    """The pipeline of each step (None for a copy), compiled by several threads: drivers take up to 50 ms for one.
+
+    Raises: ShaderError.
+    """
+    def one(step: Dispatch | Copy) -> Any:
+        return pipeline(gpu, step, checked) if isinstance(step, Dispatch) else None
+
+    if len(plan.steps) < 4:
+        return [one(s) for s in plan.steps]
+    with ThreadPoolExecutor(min(len(plan.steps), os.cpu_count() or 1), "ort_gpu_ep-compile") as pool:
+        return list(pool.map(one, plan.steps))
 
 
 def pipeline(gpu: Gpu, dispatch: Dispatch, checked: bool) -> Any:

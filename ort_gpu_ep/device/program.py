@@ -16,7 +16,7 @@ from ort_gpu_ep import host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Buffer, Gpu
-from ort_gpu_ep.device.pipelines import bind_group_layout, pipeline
+from ort_gpu_ep.device.pipelines import bind_group_layout, pipelines
 from ort_gpu_ep.errors import DeviceError, InternalError
 from ort_gpu_ep.graph import Array, Graph, Value
 from ort_gpu_ep.scheduler import Plan, make_plan
@@ -142,6 +142,7 @@ class Program:
                 self.gpu.free(buffer)
             self._plans.clear()
             self._weights.clear()
+        self.gpu.trim()
 
 
 def _giver(array: Array) -> Callable[[], Array]:
@@ -170,7 +171,7 @@ class Prepared:
     def __init__(self, plan: Plan, program: Program) -> None:
         self.plan, self.program, self.gpu = plan, program, program.gpu
         checked = program.config.checked_shaders
-        self._pipelines = [pipeline(self.gpu, s, checked) if isinstance(s, Dispatch) else None for s in plan.steps]
+        self._pipelines = pipelines(self.gpu, plan, checked)
         self._slots: list[Buffer] = []
         self._constants: dict[str, Buffer] = {}
         try:
@@ -198,7 +199,7 @@ class Prepared:
     def run(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         if not self.plan.steps:
             return
-        key = tuple((id(t.buffer), t.offset_bytes) for t in (*inputs, *outputs))
+        key = tuple((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs))
         ahead, self._ahead = self._ahead, None
         command_buffer = ahead[1] if ahead and ahead[0] == key else self._record(key, inputs, outputs)
         self.gpu.enqueue(command_buffer)
@@ -274,7 +275,7 @@ class Prepared:
         for i, tensor in enumerate(step.tensors):
             buffer, offset = self._buffer(tensor.place, inputs, outputs)
             size = max((tensor.type.nbytes + 3) & ~3, 8 if tensor.type.dtype.nbytes == 8 else 4)
-            entries.append({"binding": i, "resource": {"buffer": buffer.raw, "offset": offset, "size": size}})
+            entries.append({"binding": i, "resource": {"buffer": buffer.raw, "offset": offset + tensor.offset_bytes, "size": size}})
         layout = bind_group_layout(self.gpu, tuple(t.written for t in step.tensors))
         try:
             group = self.gpu.device.create_bind_group(label=step.label, layout=layout, entries=entries)

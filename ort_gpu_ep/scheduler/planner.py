@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+import numpy as np
+
 from ort_gpu_ep.errors import InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import HostValues, facts_of, walk
@@ -76,7 +78,9 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         names = [temps[s] if isinstance(s, str) else bound.source(s).name for _, s in kernel.reads or ()]
         names += [temps[t] if isinstance(t, str) else _output_name(draft, bound, t) for _, t in kernel.writes or ()]
         bindings = tensors_of(kernel, lowering, bound)
-        tensors = tuple(BoundTensor(n, tensor, Place(Kind.SLOT, -1), written) for n, (tensor, written) in bindings.items())
+        starts = {name: first * bindings[name][0].dtype.nbytes for name, first, _ in kernel.ranges}
+        tensors = tuple(
+            BoundTensor(n, tensor, Place(Kind.SLOT, -1), written, starts.get(n, 0)) for n, (tensor, written) in bindings.items())
         first = kernel.outputs[0]
         written_type = draft.types[names[len(kernel.reads or ())]]
         groups = grid(kernel, first, draft.limits.max_groups_per_dimension)
@@ -152,9 +156,13 @@ def _place_of(draft: _Draft, places: Mapping[str, Place], name: str) -> Place:
     if root in draft.known:
         return Place(Kind.CONSTANT, name=root)
     value = draft.graph.values.get(root)
-    if value is None or not value.is_constant:
+    if value is not None and value.is_constant:
+        return Place(Kind.WEIGHT, name=root)
+    tensor = draft.types.get(root)
+    if tensor is None or tensor.size:
         raise InternalError(f"plan of {draft.graph.name}: nothing produces {name!r}")
-    return Place(Kind.WEIGHT, name=root)
+    draft.known[root] = np.empty(tensor.shape, tensor.dtype.numpy)   # without elements there is nothing to produce
+    return Place(Kind.CONSTANT, name=root)
 
 
 def _output_copies(draft: _Draft, places: Mapping[str, Place]) -> list[Dispatch | Copy]:

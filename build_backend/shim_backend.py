@@ -1,0 +1,115 @@
+"""PEP 517 build backend: setuptools, and the native shim compiled into what it builds.
+
+A wheel gets the shim of the platform it is built on, and that platform's tag; with `-C shims=all` it gets the shims of
+every platform, cross-compiled, and stays `py3-none-any`. An editable install compiles the shim into the checkout.
+`ziglang` is asked for as a compiler only where it is needed: for cross-compiling, or where there is no C compiler.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from setuptools import build_meta  # type: ignore[import-untyped]
+from setuptools.build_meta import (  # type: ignore[import-untyped]
+    build_sdist,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+Settings: TypeAlias = Mapping[str, Any] | None
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPILER = "ziglang>=0.13"
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    return [*build_meta.get_requires_for_build_wheel(config_settings), *_compiler(_wants_all(config_settings))]
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    return [*build_meta.get_requires_for_build_editable(config_settings), *_compiler(False)]
+
+
+def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+    """setuptools' wheel with the shims added, so that neither old shims nor an old build folder of the checkout get into it."""
+    everything = _wants_all(config_settings)
+    settings = {k: v for k, v in (config_settings or {}).items() if k != "shims"}
+    with tempfile.TemporaryDirectory() as scratch:
+        settings["--global-option"] = ["build", f"--build-base={scratch}/build"]
+        plain: Path = Path(scratch) / build_meta.build_wheel(scratch, settings, metadata_directory)
+        shim = _shim()
+        shims = [shim.build(Path(scratch) / shim.file_name(t), t) for t in shim.ZIG_TARGETS] if everything else [
+            shim.build(Path(scratch) / shim.file_name(shim.current_platform()))]
+        tag = "any" if everything else sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        name = plain.name.removesuffix("any.whl") + f"{tag}.whl"
+        _add(plain, Path(wheel_directory) / name, {f"ort_gpu_ep/plugin/{s.name}": s.read_bytes() for s in shims}, tag)
+    return name
+
+
+def build_editable(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+    _shim().find_or_build()
+    return str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
+
+
+def _wants_all(settings: Settings) -> bool:
+    return (settings or {}).get("shims") == "all"
+
+
+def _compiler(everything: bool) -> list[str]:
+    return [COMPILER] if everything or not _shim()._compilers(None) else []
+
+
+def _shim() -> ModuleType:
+    """ort_gpu_ep/plugin/build.py on its own: the package around it needs what is not installed yet."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    spec = importlib.util.spec_from_file_location("_ort_gpu_ep_shim", ROOT / "ort_gpu_ep" / "plugin" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _add(source: Path, target: Path, files: Mapping[str, bytes], tag: str) -> None:
+    """A copy of a wheel with more files and another platform tag; its RECORD says so."""
+    added = dict(files)
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        record = next(n for n in old.namelist() if n.endswith(".dist-info/RECORD"))
+        for entry in old.infolist():
+            data = old.read(entry)
+            if entry.filename.endswith(".dist-info/WHEEL") and tag != "any":
+                text = data.decode().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false").replace("py3-none-any", f"py3-none-{tag}")
+                added[entry.filename] = text.encode()
+            elif entry.filename != record:
+                new.writestr(entry, data, zipfile.ZIP_DEFLATED)
+        lines = [line for line in old.read(record).decode().splitlines() if line.split(",")[0] not in (*added, record)]
+        for name, data in added.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = 0o100755 << 16 if name in files else 0o100644 << 16
+            new.writestr(info, data, zipfile.ZIP_DEFLATED)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            lines.append(f"{name},sha256={digest},{len(data)}")
+        new.writestr(record, "\n".join([*lines, f"{record},,"]) + "\n", zipfile.ZIP_DEFLATED)

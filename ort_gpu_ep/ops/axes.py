@@ -1,0 +1,49 @@
+"""Axes and row-major layout: the arithmetic that rows on shapes share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.registry import BoundNode
+from ort_gpu_ep.types import Shape
+
+
+def axis_of(node: BoundNode, axis: int, rank: int) -> int:
+    """The axis counted from the front. Raises UnsupportedNodeError(ATTRIBUTE) where a tensor of `rank` has no such axis."""
+    if not -rank <= axis < rank:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} along axis {axis} of a tensor of rank {rank}")
+    return axis % rank
+
+
+def axes_of(node: BoundNode, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Each axis counted from the front. Raises UnsupportedNodeError(ATTRIBUTE) for a missing or a repeated axis."""
+    found = tuple(axis_of(node, axis, rank) for axis in axes)
+    if len(set(found)) < len(found):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} names an axis twice: {tuple(axes)} at rank {rank}")
+    return found
+
+
+def ints_of(node: BoundNode, name: str, index: int) -> tuple[int, ...] | None:
+    """What older forms of an op take as attribute `name` and newer ones as input `index`; None where it is left out."""
+    operand = node.optional(index)
+    if operand is not None:
+        return operand.ints()
+    given = node.attr(name)
+    return None if given is None else tuple(int(v) for v in given)
+
+
+def strides_of(shape: Shape) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    return tuple(math.prod(shape[k + 1:]) for k in range(len(shape)))
+
+
+def around(shape: Shape, axis: int) -> tuple[int, int, int]:
+    """The shape flattened to (outer, size of the axis, inner)."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1:])
+
+
+def replaced(shape: Shape, axis: int, size: int) -> Shape:
+    """The shape with another size along one axis."""
+    return (*shape[:axis], size, *shape[axis + 1:])

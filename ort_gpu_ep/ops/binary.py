@@ -1,0 +1,100 @@
+"""Elementwise ops of two or three inputs that broadcast against each other."""
+
+from __future__ import annotations
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops.elementwise import (
+    COMPUTABLE,
+    FLOATING,
+    INTEGERS,
+    NUMERIC,
+    UNSIGNED,
+    Expression,
+    broadcast,
+    by_type,
+    constant,
+    elementwise,
+)
+from ort_gpu_ep.registry import BoundNode
+from ort_gpu_ep.shaders.composer import literal
+from ort_gpu_ep.types import BOOL, INT32, INT64, UINT32, UINT64, DType
+
+PAIR = "x y -> z"
+
+for _name, _text in {"Add": "x + y", "Sub": "x - y", "Mul": "x * y", "Div": "x / y"}.items():
+    elementwise(_name, _text, types=NUMERIC, bindings=PAIR, since=7)
+for _name, _text in {"Less": "x < y", "Greater": "x > y", "LessOrEqual": "x <= y", "GreaterOrEqual": "x >= y"}.items():
+    elementwise(_name, _text, types=NUMERIC, result=BOOL, bindings=PAIR, since=7)
+for _name, _text in {"And": "x && y", "Or": "x || y", "Xor": "x != y"}.items():
+    elementwise(_name, _text, types=(BOOL,), bindings=PAIR, since=7)
+for _name, _text in {"BitwiseAnd": "x & y", "BitwiseOr": "x | y", "BitwiseXor": "x ^ y"}.items():
+    elementwise(_name, _text, types=INTEGERS, bindings=PAIR)
+elementwise("Equal", "x == y", types=COMPUTABLE, result=BOOL, bindings=PAIR, since=7)
+elementwise("Where", "select(z, y, x)", types={"B": (BOOL,), "T": COMPUTABLE}, result=1, bindings="x y z -> w")
+elementwise(
+    "PRelu", by_type("select(x, y * x, x < 0.0)", "select(x, y * x, x < T(0))", "x"), bindings=PAIR, since=7, keeps_shape=True,
+    types=(*FLOATING, INT32, INT64, UINT32, UINT64))
+
+
+def bit_shift(node: BoundNode) -> str:
+    """`x << y` or `x >> y`; a y outside the number of bits shifts everything out (WGSL would take it modulo that number)."""
+    dtype, direction = node.input(0).dtype, node.attr("direction")
+    zero, width = constant(0, dtype), 8 * dtype.nbytes
+    outside = f"y < {zero} || y >= {constant(width, dtype)}"
+    if direction == "LEFT":
+        return f"select(x << u32(y), {zero}, {outside})"
+    if direction != "RIGHT":
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"BitShift direction={direction!r}; taken: 'LEFT', 'RIGHT'")
+    if dtype in UNSIGNED:
+        return f"select(x >> u32(y), {zero}, {outside})"
+    return f"x >> select(u32(y), {width - 1}u, {outside})"
+
+
+def mod(node: BoundNode) -> str:
+    """`x mod y` with the sign of y, or of x where fmod is set."""
+    dtype, fmod = node.input(0).dtype, node.attr("fmod")
+    if dtype in FLOATING:
+        if not fmod and node.version < 28:
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"Mod of {dtype} with fmod=0; ONNX defines it from opset 28 on")
+        return "fmod_f32(x, y)" if fmod else "mod_f32(x, y)"
+    if fmod or dtype in UNSIGNED:
+        return "x % y"
+    zero = constant(0, dtype)
+    return f"x % y + select({zero}, y, x % y != {zero} && ((x % y) ^ y) < {zero})"
+
+
+def power(node: BoundNode) -> str | Expression:
+    """`x^y` in x's element type; an exponent that the host knows becomes part of the text."""
+    base, exponent = node.input(0).dtype, node.input(1)
+    known = None
+    if exponent.value is not None and exponent.size == 1 and broadcast(node, (0, 1)) == node.input(0).shape:
+        known = exponent.value.reshape(-1)[0]
+    if base in FLOATING:
+        if known is not None:
+            return Expression(_float_power(float(known)), base, (0,))
+        return _power_text(exponent.dtype)
+    if exponent.dtype in FLOATING and (known is None or not float(known).is_integer()):
+        raise UnsupportedNodeError(
+            Code.NOT_CONSTANT, f"Pow of {base} with {exponent.dtype} exponent {exponent.name!r}: taken if it is a whole constant")
+    if known is not None:
+        whole = int(known)
+        return Expression(f"ipow_{base.value}(x, {abs(whole) & 0xffffffff}u, {str(whole < 0).lower()})", base, (0,))
+    size, negative = ("y", "false") if exponent.dtype in UNSIGNED else ("abs(y)", "y < 0")
+    return f"ipow_{base.value}(x, u32({size}), {negative})"
+
+
+def _float_power(y: float) -> str:
+    cheap = {0.0: "1.0", 1.0: "x", 2.0: "x * x", 3.0: "x * x * x", -1.0: "1.0 / x", 0.5: "select(sqrt(x), abs(x), is_inf_f32(x))"}
+    return cheap.get(y) or f"pow_f32(x, {literal(y)})"
+
+
+def _power_text(exponent: DType) -> str:
+    """A large whole number may round to an even f32, so its parity is taken before."""
+    if exponent in FLOATING:
+        return "pow_f32(x, y)"
+    return f"pow_parity_f32(x, f32(y), true, (y & {constant(1, exponent)}) != {constant(0, exponent)})"
+
+
+elementwise("BitShift", bit_shift, types=INTEGERS, bindings=PAIR)
+elementwise("Mod", mod, types=NUMERIC, bindings=PAIR)
+elementwise("Pow", power, types={"T": (*FLOATING, INT32, INT64), "T1": NUMERIC}, bindings=PAIR, since=7)

@@ -1,0 +1,59 @@
+"""Changes of the element type, and ops that pass their input on unchanged."""
+
+from __future__ import annotations
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops.elementwise import COMPUTABLE, FLOATING, Expression, elementwise
+from ort_gpu_ep.registry import BoundNode, View, op, result_dtype
+from ort_gpu_ep.types import ANY, BOOL, FLOAT16, DType, names
+
+
+def converted(source: DType, target: DType) -> str:
+    """WGSL that converts x as C does: towards zero, integers modulo 2^bits, to bool by `!= 0`.
+
+    A float beyond the target's range is undefined in ONNX: it saturates, except that negative ones wrap in unsigned types.
+    """
+    if source is target:
+        return "x"
+    if target is BOOL:   # a driver may compare NaN != 0 as false
+        return "(bitcast<u32>(x) & 0x7fffffffu) != 0u" if source in FLOATING else f"x != {source.value}(0)"
+    if source is BOOL:
+        return f"select({target.value}(0), {target.value}(1), x)"
+    if target is FLOAT16:   # a fused step after this one must see the rounding, which a store would do
+        return f"unpack2x16float(pack2x16float(vec2({'x' if source in FLOATING else 'f32(x)'}, 0.0))).x"
+    if source in FLOATING and target.value[0] == "u":
+        signed = target.value.replace("u", "i")
+        return f"select({target.value}(x), {target.value}({signed}(x)), x < 0.0)"
+    if (source.value, target.value) in (("i32", "u64"), ("u32", "i64")):   # naga extends by the sign of the target, not of x
+        return f"{target.value}({source.value[0]}64(x))"
+    return f"{target.value}(x)"
+
+
+def cast(node: BoundNode) -> Expression:
+    """`y_t(x)`: Cast's type is an attribute, CastLike's that of its second input."""
+    source = node.input(0).dtype
+    target = node.input(1).dtype if node.op == "CastLike" else result_dtype(node.attr("to"))
+    if target not in COMPUTABLE:
+        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of {source} to {target}; taken: {names(COMPUTABLE)}")
+    return Expression(converted(source, target), target, (0,))
+
+
+elementwise("Cast", cast, types={"T1": COMPUTABLE}, since=6)
+elementwise("CastLike", cast, types={"T1": COMPUTABLE}, bindings="x _ -> y")
+
+
+@op("Identity", dtypes={"T": ANY, "V": ANY}, bindings="x -> y")
+def identity(node: BoundNode) -> View:
+    """y = x."""
+    return View(node.input(0).type)
+
+
+@op("Dropout", since=7, dtypes={"T": ANY}, bindings="x _ratio? _training? -> y _mask?")
+def dropout(node: BoundNode) -> View:
+    """y = x: inference. Training and the mask output are declined."""
+    training = node.optional(2)
+    if training is not None and bool(training.require().reshape(-1)[0]):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "Dropout in training mode; taken: inference")
+    if node.wants(1):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "Dropout with its mask output; taken: without")
+    return View(node.input(0).type)

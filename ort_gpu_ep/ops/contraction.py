@@ -1,0 +1,167 @@
+"""Sums of products: which kernel, tile and split a matrix product (or a convolution as one) gets.
+
+MatMul, Gemm and Conv state their product; this module owns the tables that choose how it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ort_gpu_ep.registry import Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.types import FLOAT32, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A workgroup's share of the product, m x n, and how deep in K one step reaches. An invocation owns 4 x 4 elements."""
+
+    m: int
+    n: int
+    k: int
+
+    @property
+    def lanes(self) -> int:
+        return self.m * self.n // 16
+
+    @property
+    def nbytes(self) -> int:
+        """Workgroup memory: two buffers for each operand."""
+        return 2 * 4 * self.k * (self.m + self.n)
+
+
+TILES = (Tile(64, 64, 16), Tile(32, 64, 16), Tile(64, 32, 16), Tile(32, 32, 16), Tile(16, 64, 8), Tile(64, 16, 8))
+"""What gemm.wgsl may be told to use: at most two vec4 of each operand for an invocation to load in a step."""
+
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+UNITS = 132
+"""Compute units that the choice aims to fill: a large GPU's. A smaller one loses little by smaller tiles."""
+STEP_NS = 500.0
+"""Latency of one step while few workgroups run: 750 ns without the prefetch (shared measurements, H200)."""
+FMA_NS = 1.3 / 128 / 1.7
+"""A multiply-add of a tile on one unit of 128 lanes at 1.7 GHz, with a third more for the reads of workgroup memory."""
+LOAD_NS = 0.12 / 1.7
+"""One element from memory into workgroup memory: about ten instructions over 128 lanes, and the L1."""
+DISPATCH_NS = 2400.0
+"""A small dependent dispatch (measured, H200)."""
+BYTE_NS = 1 / 2000
+"""A byte of partial sums, written or read back."""
+
+VECTOR_LANES = 128
+"""matvec.wgsl: invocations of a workgroup."""
+COLUMN_LANES = 8
+"""matvec.wgsl: how many of them read neighbouring columns, where not K but the columns are contiguous: 32 bytes, a memory sector."""
+VECTOR_TURNS = 8
+"""matvec.wgsl: K is split while an invocation keeps at least so many elements of it to add up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """An operand of a product: where each batch begins, and the strides of its outer (row or column) and its K index."""
+
+    source: int
+    base: Strided
+    outer: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """y[batch, m, n] = alpha * sum_k a[m, k] b[k, n] + beta * c, c read through `bias` (input 2) where there is one.
+
+    window: constants of the implicit im2col of `b`; empty: `b` is stored as a matrix.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    a: Matrix
+    b: Matrix
+    bias: Strided | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    window: Mapping[str, Const] = field(default_factory=dict)
+
+
+def lower_product(product: Product, out: TensorType, target: int | str = 0) -> Lowering:
+    """The kernels of a product that writes output 0, or the temporary `target`."""
+    is_vector = not product.window and 1 in (product.m, product.n)
+    built = _matvec(product, out) if is_vector else _gemm(product, out, *choose(product))
+    temps = () if target == 0 else ((str(target), out),)
+    split = int(dict(built.consts)["SPLIT"])
+    if split == 1:
+        return Lowering((out,), (_finished(product, built, target),), temps)
+    parts = TensorType(FLOAT32, (split, *out.shape))
+    first = replace(
+        built, outputs=(parts,), consts=(*built.consts, ("ALPHA", 1.0), ("BETA", 0.0)), indices=(*built.indices, _NO_BIAS),
+        writes=(("y", "parts"),))
+    total = kernel("sum_parts.wgsl", [out], consts={"SPLIT": split, "SIZE": out.size}, reads={"part": "parts"})
+    return Lowering((out,), (first, _finished(product, total, target)), (*temps, ("parts", parts)))
+
+
+_NO_BIAS = ("c_index", Strided((1,), (0,)))
+
+
+def _finished(product: Product, built: Kernel, target: int | str) -> Kernel:
+    """The kernel that stores the result: with alpha, beta and c."""
+    reads, index = built.reads or (), _NO_BIAS
+    if product.bias is not None:
+        reads, index = (*reads, ("c", 2)), ("c_index", product.bias)
+    return replace(
+        built, consts=(*built.consts, ("ALPHA", float(product.alpha)), ("BETA", float(product.beta))), indices=(*built.indices, index),
+        reads=reads, writes=(("y", target),))
+
+
+def choose(product: Product) -> tuple[Tile, int]:
+    """The tile and split of K with the smallest estimated time."""
+    return min(((t, s) for t in TILES for s in SPLITS if s == 1 or s * t.k * 2 <= product.k), key=lambda c: estimate_ns(product, *c))
+
+
+def estimate_ns(product: Product, tile: Tile, split: int) -> float:
+    """Time on the reference GPU: each step takes the longer of its latency and the work of the workgroups that share a unit."""
+    groups = product.batch * -(-product.m // tile.m) * -(-product.n // tile.n) * split
+    steps = -(-product.k // (tile.k * split))
+    work = tile.m * tile.n * tile.k * FMA_NS + (tile.m + tile.n) * tile.k * LOAD_NS
+    time = steps * max(STEP_NS, -(-groups // UNITS) * work)
+    if split > 1:
+        time += DISPATCH_NS + 8 * split * product.batch * product.m * product.n * BYTE_NS
+    return time
+
+
+_NO_WINDOW = {
+    f"{name}_{axis}": 1 for name in ("WINDOW", "STRIDE", "DILATION", "PAD") for axis in "ZYX"
+} | {"DEPTH": 1, "HEIGHT": 1, "WIDTH": 1, "OUT_HEIGHT": 1, "OUT_WIDTH": 1}
+
+
+def _gemm(product: Product, out: TensorType, tile: Tile, split: int) -> Kernel:
+    """A workgroup for each tile and part of K."""
+    tiles_m, tiles_n = -(-product.m // tile.m), -(-product.n // tile.n)
+    sizes: dict[str, Const] = {
+        "M": product.m, "N": product.n, "K": product.k, "BATCH": product.batch, "TM": tile.m, "TN": tile.n, "TK": tile.k,
+        "TILES_M": tiles_m, "TILES_N": tiles_n, "SPLIT": split, "STEPS": -(-product.k // (tile.k * split)),
+        "A_ROW": product.a.outer, "A_K": product.a.k, "B_K": product.b.k, "B_COL": product.b.outer,
+        "A_K_FAST": product.a.k == 1, "B_K_FAST": product.b.k == 1 and product.b.outer != 1 and not product.window,
+        "IM2COL": bool(product.window), **(product.window or _NO_WINDOW)}
+    return kernel(
+        "gemm.wgsl", [out], consts=sizes, indices={"a_base": product.a.base, "b_base": product.b.base},
+        groups=product.batch * tiles_m * tiles_n * split, lanes=tile.lanes, workgroup_nbytes=tile.nbytes,
+        reads={"a": product.a.source, "b": product.b.source})
+
+
+def _matvec(product: Product, out: TensorType) -> Kernel:
+    """One side of the product is a vector: a workgroup sums a few outputs, its invocations share K (or a part of it)."""
+    wide, vector = (product.b, product.a) if product.m == 1 else (product.a, product.b)
+    count = product.n if product.m == 1 else product.m
+    side = 1 if wide.k == 1 else COLUMN_LANES
+    blocks = -(-count // (4 * side))
+    turns = -(-product.k // (VECTOR_LANES // side))
+    split = max(1, min(SPLITS[-1], UNITS // max(1, product.batch * blocks), turns // VECTOR_TURNS))
+    return kernel(
+        "matvec.wgsl", [out],
+        consts={"COUNT": count, "K": product.k, "BATCH": product.batch, "BLOCKS": blocks, "SIDE": side, "SPLIT": split,
+                "PART": -(-product.k // split), "W_OUTER": wide.outer, "W_K": wide.k, "V_K": vector.k},
+        indices={"w_base": wide.base, "v_base": vector.base},
+        groups=product.batch * blocks * split, lanes=VECTOR_LANES, workgroup_nbytes=16 * VECTOR_LANES,
+        reads={"w": wide.source, "v": vector.source})

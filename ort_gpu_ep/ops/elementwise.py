@@ -1,0 +1,116 @@
+"""Elementwise ops: how a row with one WGSL expression becomes a kernel. The rows are in unary, binary, variadic and cast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.graph import Step
+from ort_gpu_ep.registry import BoundNode, Kernel, kernel, op
+from ort_gpu_ep.shaders.composer import literal
+from ort_gpu_ep.types import (
+    BOOL,
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    INT32,
+    INT64,
+    UINT8,
+    UINT32,
+    UINT64,
+    DType,
+    Shape,
+    TensorType,
+)
+
+FLOATING = (FLOAT32, FLOAT16)
+SIGNED = (INT32, INT64, INT8)
+UNSIGNED = (UINT32, UINT64, UINT8)
+INTEGERS = SIGNED + UNSIGNED
+NUMERIC = FLOATING + INTEGERS
+COMPUTABLE = (*NUMERIC, BOOL)
+"""Every element type that WGSL calculates with (float16 as f32, 8 bits as 32)."""
+
+
+class Expression(NamedTuple):
+    """An elementwise op as WGSL. text: over x, y, z, w; dtype: of the result; inputs: the node's input that each of x, y, z, w is.
+
+    Inputs that are not listed are part of the text (Clip's constant bounds) or don't matter (CastLike's second).
+    """
+
+    text: str
+    dtype: DType
+    inputs: tuple[int, ...]
+
+
+Formula: TypeAlias = str | Callable[[BoundNode], str | Expression]
+
+
+def elementwise(
+    name: str,
+    formula: Formula,
+    *,
+    types: Sequence[DType] | Mapping[str, Sequence[DType]] = FLOATING,
+    result: DType | int = 0,
+    bindings: str = "x -> y",
+    since: int = 1,
+    keeps_shape: bool = False,
+) -> None:
+    """Adds a row whose kernel is one expression over its inputs x, y, z, w, broadcast against each other.
+
+    formula: WGSL, or a function of the node that gives WGSL over all its inputs or a whole Expression.
+    types: element types taken, of `T` or by type parameter of the schema. result: the output's element type, or the input that
+    has it. keeps_shape: input 0 has the output's shape; the others broadcast to it. since: oldest since-version taken.
+    """
+    def build(node: BoundNode) -> Kernel:
+        made = formula if isinstance(formula, str) else formula(node)
+        if isinstance(made, str):
+            dtype = result if isinstance(result, DType) else node.input(result).dtype
+            made = Expression(made, dtype, tuple(i for i in range(len(node.inputs)) if node.has(i)))
+        out = TensorType(made.dtype, broadcast(node, made.inputs))
+        if keeps_shape and out.shape != node.input(0).shape:
+            raise UnsupportedNodeError(Code.RANK, f"{name} of {node.input(0).type}: another input makes it {list(out.shape)}")
+        operands = {f"e{k}": i for k, i in enumerate(made.inputs)}
+        step = Step(name, wrapped(made.text, made.dtype), tuple(operands), made.dtype)
+        return kernel("elementwise.wgsl", [out], reads=operands, writes={"y": 0}, epilogue=[step])
+
+    build.__doc__ = f"`{formula}`" if isinstance(formula, str) else formula.__doc__
+    taken = types if isinstance(types, Mapping) else {"T": types}
+    op(name, since=since, dtypes=taken, bindings=bindings)(build)
+
+
+def broadcast(node: BoundNode, inputs: Sequence[int]) -> Shape:
+    """The common shape of some inputs."""
+    return tuple(int(d) for d in np.broadcast_shapes(*(node.input(i).shape for i in inputs)))
+
+
+def by_type(floating: str, signed: str, unsigned: str = "") -> Callable[[BoundNode], str]:
+    """A formula that depends on the element type of input 0; T stands for the WGSL type. `unsigned` defaults to `signed`."""
+    def formula(node: BoundNode) -> str:
+        value = node.input(0).dtype.value
+        text = {"f": floating, "u": unsigned or signed}.get(value[0], signed)
+        return text.replace("T(", f"{value}(")
+
+    formula.__doc__ = f"`{floating}`"
+    return formula
+
+
+def wrapped(text: str, dtype: DType) -> str:
+    """8-bit integers are calculated in 32 bits: an expression's result goes back into their range, as two's complement does it."""
+    return f"extractBits({text}, 0u, 8u)" if dtype in (INT8, UINT8) else text
+
+
+_SUFFIX = {"i32": "i", "u32": "u", "i64": "li", "u64": "lu"}
+
+
+def constant(value: object, dtype: DType) -> str:
+    """A WGSL literal of `dtype`'s value type."""
+    if dtype.value == "f32":
+        return literal(float(value))  # type: ignore[arg-type]
+    number, suffix = int(value), _SUFFIX[dtype.value]  # type: ignore[call-overload]
+    if number in (-(1 << 31), -(1 << 63)):   # its magnitude is no literal
+        return f"({number + 1}{suffix} - 1{suffix})"
+    return f"{number}{suffix}" if number >= 0 else f"({number}{suffix})"

@@ -1,0 +1,64 @@
+"""Matrix products: MatMul and Gemm."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
+from ort_gpu_ep.registry import BoundNode, Lowering, Strided, op
+from ort_gpu_ep.shaders.composer import broadcast_strides
+from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
+
+
+@op("MatMul", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="a b c? -> y", epilogue=True)
+def matmul(node: BoundNode) -> Lowering:
+    """y = a b over the last two dimensions, as numpy.matmul.
+
+    a: [..., m, k] or [k]; b: [..., k, n] or [k]; leading dimensions broadcast. A rank-2 `b` takes a's batches as more rows.
+    """
+    a, b = node.input(0), node.input(1)
+    if not a.rank or not b.rank:
+        raise UnsupportedNodeError(Code.RANK, f"MatMul of {a.type} and {b.type}: a scalar is not a matrix")
+    left = a.shape if a.rank > 1 else (1, *a.shape)
+    right = b.shape if b.rank > 1 else (*b.shape, 1)
+    m, k, n = left[-2], left[-1], right[-1]
+    if right[-2] != k:
+        raise UnsupportedNodeError(Code.RANK, f"MatMul of {a.type} and {b.type}: inner dimensions differ")
+    batches: Shape = tuple(int(d) for d in np.broadcast_shapes(left[:-2], right[:-2]))
+    shape = batches + ((m,) if a.rank > 1 else ()) + ((n,) if b.rank > 1 else ())
+    if math.prod(right[:-2]) == 1:
+        batches, left, right, m = (), (math.prod(left[:-1]), k), (k, n), math.prod(left[:-1])
+    product = Product(
+        math.prod(batches), m, n, k, Matrix(0, _batches(left, batches), k, 1), Matrix(1, _batches(right, batches), 1, n))
+    return lower_product(product, TensorType(a.dtype, shape))
+
+
+def _batches(shape: Shape, batches: Shape) -> Strided:
+    """Offset of each batch of an operand [..., rows, columns] that broadcasts over `batches`."""
+    matrix = shape[-2] * shape[-1]
+    return Strided(batches, tuple(s * matrix for s in broadcast_strides(shape[:-2], batches)))
+
+
+@op("Gemm", since=7, dtypes={"T": (FLOAT32, FLOAT16)}, bindings="a b c? -> y", epilogue=True)
+def gemm(node: BoundNode) -> Lowering:
+    """y = alpha * a' b' + beta * c, a' and b' transposed where transA and transB say so.
+
+    a': [m, k]; b': [k, n]; c broadcasts to [m, n].
+    """
+    a, b, c = node.input(0), node.input(1), node.optional(2)
+    if a.rank != 2 or b.rank != 2:
+        raise UnsupportedNodeError(Code.RANK, f"Gemm of {a.type} and {b.type}: matrices are taken")
+    m, k = a.shape[::-1] if node.attr("transA") else a.shape
+    inner, n = b.shape[::-1] if node.attr("transB") else b.shape
+    bias: Any = None
+    if inner != k or (c and np.broadcast_shapes(c.shape, (m, n)) != (m, n)):
+        raise UnsupportedNodeError(Code.RANK, f"Gemm of {a.type}, {b.type} and {c and c.type}: shapes do not fit")
+    if c:
+        bias = Strided((m, n), broadcast_strides(c.shape, (m, n)))
+    left = Matrix(0, Strided((1,), (0,)), *((1, m) if node.attr("transA") else (k, 1)))
+    right = Matrix(1, Strided((1,), (0,)), *((k, 1) if node.attr("transB") else (1, n)))
+    return lower_product(Product(1, m, n, k, left, right, bias, node.attr("alpha"), node.attr("beta")), TensorType(a.dtype, (m, n)))

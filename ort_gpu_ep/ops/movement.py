@@ -1,0 +1,224 @@
+"""Ops that copy elements to other places by an affine map of their coordinates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops.axes import around, axes_of, axis_of, ints_of, replaced, strides_of
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, View, kernel, op
+from ort_gpu_ep.shaders.composer import broadcast_strides, merged
+from ort_gpu_ep.types import ANY, Shape, TensorType
+
+WRITER_LANES = 64
+
+
+def moves_bits(node: BoundNode) -> bool:
+    """Whether the kernels of a node bind their tensors raw: fused steps need values, not bits."""
+    return not node.node.epilogue
+
+
+def _is_copy(index: Strided, size: int) -> bool:
+    """Whether an index map onto a tensor of `size` elements is the identity."""
+    shape, strides = merged(index.shape, index.strides)
+    return index.offset == 0 and strides in ((), (1,)) and int(np.prod(shape, dtype=np.int64)) == size
+
+
+def moved(node: BoundNode, shape: Shape, index: Strided) -> Kernel | View:
+    """y[i] = x[index(i)] for the node's one output; a view where that changes nothing but the shape."""
+    x = node.input(0)
+    out = TensorType(x.dtype, shape)
+    if out.size == x.size and _is_copy(index, x.size) and not node.node.epilogue:
+        return View(out)
+    return _reading(node, out, index)
+
+
+def _reading(node: BoundNode, out: TensorType, index: Strided, target: int = 0) -> Kernel:
+    return kernel("strided.wgsl", [out], indices={"x_index": index}, raw=moves_bits(node), reads={"x": 0}, writes={"y": target})
+
+
+def _transposed(node: BoundNode, shape: Shape, order: tuple[int, ...], out: Shape) -> Kernel | View:
+    """x seen as `shape`, its dimensions in another order, then seen as `out`."""
+    strides = strides_of(shape)
+    return moved(node, out, Strided(tuple(shape[k] for k in order), tuple(strides[k] for k in order)))
+
+
+@op("Transpose", dtypes={"T": ANY}, bindings="x -> y", epilogue=True)
+def transpose(node: BoundNode) -> Kernel | View:
+    """y[c] = x[c permuted by `perm`]; without `perm` the dimensions are reversed."""
+    x, perm = node.input(0), node.attr("perm")
+    order = axes_of(node, perm, x.rank) if perm is not None else tuple(reversed(range(x.rank)))
+    if len(order) != x.rank:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Transpose of {x.type} by perm {perm}")
+    return _transposed(node, x.shape, order, tuple(x.shape[k] for k in order))
+
+
+@op("Slice", dtypes={"T": ANY}, bindings="x _starts? _ends? _axes? _steps? -> y", epilogue=True)
+def slice_(node: BoundNode) -> Kernel | View:
+    """y[c] = x[start + c * step] along each of `axes`; starts and ends count from the end where negative, and are clamped."""
+    x = node.input(0)
+    starts, ends = ints_of(node, "starts", 1) or (), ints_of(node, "ends", 2) or ()
+    given = ints_of(node, "axes", 3)
+    axes = axes_of(node, range(len(starts)) if given is None else given, x.rank)
+    steps = node.input(4).ints() if node.has(4) else (1,) * len(axes)
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Slice with starts {starts}, ends {ends}, axes {axes}, steps {steps}")
+    shape, strides, offset = list(x.shape), list(strides_of(x.shape)), 0
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        start, shape[axis] = _clamped(start, end, step, x.shape[axis])
+        offset += start * strides[axis]
+        strides[axis] *= step
+    return moved(node, tuple(shape), Strided(tuple(shape), tuple(strides), offset))
+
+
+def _clamped(start: int, end: int, step: int, size: int) -> tuple[int, int]:
+    """First element and number of elements of a slice of `size` elements. Source: ONNX Slice, on clamping."""
+    start, end = (v + size if v < 0 else v for v in (start, end))
+    low, high = (0, size) if step > 0 else (-1, size - 1)
+    first = min(max(start, 0), high)
+    last = min(max(end, low), high)
+    return first, max(0, -((first - last) // step))
+
+
+@op("Split", since=2, dtypes={"T": ANY}, bindings="x _split? -> y")
+def split(node: BoundNode) -> Lowering:
+    """y_k = the k-th part of x along `axis`; a kernel for each part."""
+    x = node.input(0)
+    axis = axis_of(node, int(node.attr("axis")), x.rank)
+    sizes, strides, start = _parts(node, x.shape[axis]), strides_of(x.shape), 0
+    outputs: list[TensorType | None] = []
+    kernels = []
+    for k, size in enumerate(sizes):
+        out = TensorType(x.dtype, replaced(x.shape, axis, size))
+        outputs.append(out)
+        if node.wants(k):
+            kernels.append(_reading(node, out, Strided(out.shape, strides, start * strides[axis]), k))
+        start += size
+    return Lowering(tuple(outputs), tuple(kernels))
+
+
+def _parts(node: BoundNode, size: int) -> tuple[int, ...]:
+    """The sizes of the parts: as given, else equal ones (the last may be smaller where the op says `num_outputs`)."""
+    sizes, count = ints_of(node, "split", 1), len(node.node.outputs)
+    if sizes is None:
+        chunk = -(-size // count)
+        sizes = tuple(max(0, min(chunk, size - k * chunk)) for k in range(count))
+        if node.attr("num_outputs") is None and len(set(sizes)) > 1:
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {count} equal parts")
+    if len(sizes) != count or sum(sizes) != size or min(sizes) < 0:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {sizes} for {count} outputs")
+    return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A piece of a concatenation: an input or a temporary, and its size along the axis."""
+
+    source: int | str
+    size: int
+
+
+@op("Concat", dtypes={"T": ANY}, bindings="x... -> y", epilogue=True)
+def concat(node: BoundNode) -> Lowering:
+    """y = the inputs one after another along `axis`.
+
+    Two parts: one kernel that selects. More parts: a kernel for each, which writes its place in y; where elements are packed
+    into words, and so two parts may share one, pairs are joined until one is left.
+    """
+    given = node.given()
+    axis = axis_of(node, int(node.attr("axis")), given[0].rank)
+    rest = {replaced(o.shape, axis, 0) if o.rank == given[0].rank else o.shape for o in given}
+    if len(rest) > 1:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Concat along axis {axis} of {', '.join(str(o.type) for o in given)}")
+    out = TensorType(given[0].dtype, replaced(given[0].shape, axis, sum(o.shape[axis] for o in given)))
+    parts = [_Part(i, o.shape[axis]) for i, o in enumerate(given) if o.size]
+    if len(parts) < 2 and not node.node.epilogue:
+        return Lowering((out,), views=((0, int(parts[0].source) if parts else 0),))
+    if len(parts) == 2 or (len(parts) > 2 and out.dtype.nbytes < 4):
+        return _joined(node, out, axis, parts)
+    return Lowering((out,), tuple(_writers(node, out, axis, parts)))
+
+
+def _joined(node: BoundNode, out: TensorType, axis: int, parts: list[_Part]) -> Lowering:
+    """Neighbours are joined, then neighbours of these, until one is left: each element is copied log2(parts) times."""
+    kernels, temps = list[Kernel](), list[tuple[str, TensorType]]()
+    inner = around(out.shape, axis)[2]
+    while len(parts) > 1:
+        joined = []
+        for a, b in zip(parts[::2], parts[1::2], strict=False):
+            done = len(parts) == 2
+            both = _Part(0 if done else f"joined{len(temps)}", a.size + b.size)
+            tensor = TensorType(out.dtype, replaced(out.shape, axis, both.size))
+            kernels.append(kernel(
+                "concat_pair.wgsl", [tensor], consts={"A_ROW": a.size * inner, "B_ROW": b.size * inner}, raw=moves_bits(node),
+                reads={"a": a.source, "b": b.source}, writes={"y": both.source}))
+            temps += [] if done else [(str(both.source), tensor)]
+            joined.append(both)
+        parts = joined + parts[len(joined) * 2:]
+    return Lowering((out,), tuple(kernels), tuple(temps))
+
+
+def _writers(node: BoundNode, out: TensorType, axis: int, parts: list[_Part]) -> list[Kernel]:
+    kernels, start, strides = [], 0, strides_of(out.shape)
+    for part in parts:
+        shape = replaced(out.shape, axis, part.size)
+        size = TensorType(out.dtype, shape).size
+        kernels.append(kernel(
+            "strided_write.wgsl", [out], consts={"SIZE": size}, indices={"y_index": Strided(shape, strides, start * strides[axis])},
+            groups=-(-size // WRITER_LANES), lanes=WRITER_LANES, raw=moves_bits(node), reads={"x": part.source}, writes={"y": 0}))
+        start += part.size
+    return kernels
+
+
+@op("Expand", since=8, dtypes={"T": ANY}, bindings="x _shape -> y", epilogue=True)
+def expand(node: BoundNode) -> Kernel | View:
+    """y = x broadcast against the given shape (which may also have dimensions of size 1)."""
+    x, wanted = node.input(0), node.input(1).ints()
+    try:
+        shape = tuple(int(d) for d in np.broadcast_shapes(x.shape, wanted))
+    except ValueError as error:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Expand of {x.type} to {wanted}: {error}") from error
+    return moved(node, shape, Strided(shape, broadcast_strides(x.shape, shape)))
+
+
+@op("Tile", since=6, dtypes={"T": ANY}, bindings="x _repeats -> y", epilogue=True)
+def tile(node: BoundNode) -> Kernel | View:
+    """y = x repeated along each dimension: dimension k of y is (repeats[k], d_k), the first with stride 0."""
+    x, repeats = node.input(0), node.input(1).ints()
+    if len(repeats) != x.rank or min(repeats, default=0) < 0:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Tile of {x.type} with repeats {repeats}")
+    pairs = list(zip(repeats, x.shape, strides_of(x.shape), strict=True))
+    index = Strided(tuple(n for r, d, _ in pairs for n in (r, d)), tuple(n for _, _, s in pairs for n in (0, s)))
+    return moved(node, tuple(r * d for r, d, _ in pairs), index)
+
+
+def _blocks(node: BoundNode, shape: Shape, channels: bool) -> tuple[int, int, int, int, int]:
+    """N, C, H, W and the block size, checked: C (or H and W) must be divisible."""
+    size = int(node.attr("blocksize"))
+    if len(shape) != 4:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of rank {len(shape)}; ONNX defines rank 4")
+    n, c, h, w = shape
+    if size < 1 or (c % (size * size) if channels else h % size or w % size):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {shape} by blocks of {size}")
+    return n, c, h, w, size
+
+
+@op("DepthToSpace", dtypes={"T": ANY}, bindings="x -> y", epilogue=True)
+def depth_to_space(node: BoundNode) -> Kernel | View:
+    """y[n, c, h * b + i, w * b + j] = x[n, (i, j, c), h, w]; mode CRD: x[n, (c, i, j), h, w]."""
+    n, c, h, w, b = _blocks(node, node.input(0).shape, channels=True)
+    depth = c // (b * b)
+    out = (n, depth, h * b, w * b)
+    if node.attr("mode") == "CRD":
+        return _transposed(node, (n, depth, b, b, h, w), (0, 1, 4, 2, 5, 3), out)
+    return _transposed(node, (n, b, b, depth, h, w), (0, 3, 4, 1, 5, 2), out)
+
+
+@op("SpaceToDepth", dtypes={"T": ANY}, bindings="x -> y", epilogue=True)
+def space_to_depth(node: BoundNode) -> Kernel | View:
+    """y[n, (i, j, c), h, w] = x[n, c, h * b + i, w * b + j]; mode CRD: y[n, (c, i, j), h, w]."""
+    n, c, h, w, b = _blocks(node, node.input(0).shape, channels=False)
+    order = (0, 1, 3, 5, 2, 4) if node.attr("mode") == "CRD" else (0, 3, 5, 1, 2, 4)
+    return _transposed(node, (n, c, h // b, b, w // b, b), order, (n, c * b * b, h // b, w // b))

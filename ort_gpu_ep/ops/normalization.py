@@ -1,0 +1,156 @@
+"""Normalisations: by the moments or norms of rows, by given moments (BatchNormalization), by neighbours (LRN)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops.reduce import Rows, normal_axes, reduced_shape, rows_of
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, kernel, op
+from ort_gpu_ep.shaders.composer import broadcast_strides
+from ort_gpu_ep.types import FLOAT32, FLOATS, Shape, TensorType
+
+VARIANCE, DEVIATION, L2, L1 = range(4)
+"""What rows are divided by: SPREAD of normalize.wgsl."""
+
+MVN_EPSILON = 1e-9
+"""MeanVarianceNormalization adds it to the standard deviation. Source: function body in ONNX's schema."""
+
+
+def _normalize(node: BoundNode, rows: Rows, indices: dict[str, Strided], *, spread: int, center: bool, epsilon: float = 0.0) -> Kernel:
+    """indices: `scale_index` and `bias_index`, as far as the node has scale and bias."""
+    nowhere = Strided((), ())
+    consts: dict[str, Const] = {**rows.consts, "SPREAD": spread, "CENTER": center, "EPSILON": float(epsilon)}
+    for name in ("scale", "bias"):
+        if f"{name}_index" not in indices:
+            indices = {**indices, f"{name}_index": nowhere}
+    return kernel(
+        "normalize.wgsl", [node.input(0).type], consts=consts, indices={**rows.indices, **indices}, groups=rows.groups, lanes=rows.lanes,
+        workgroup_nbytes=4 * rows.lanes, writes={"y": 0})
+
+
+def _broadcast(node: BoundNode, operand: Operand, shape: Shape) -> Strided:
+    """Where an element of `shape` finds its value in an operand that broadcasts to it."""
+    padded = (1,) * (len(shape) - operand.rank) + operand.shape
+    if len(padded) != len(shape) or any(p not in (1, d) for p, d in zip(padded, shape, strict=True)):
+        raise UnsupportedNodeError(Code.RANK, f"{node.op}: {operand.name!r} {operand.type} does not broadcast to {list(shape)}")
+    return Strided(shape, broadcast_strides(operand.shape, shape))
+
+
+def _per_channel(node: BoundNode, operand: Operand, shape: Shape, axis: int = 1) -> Strided:
+    """Where an element of `shape` finds the value of its channel."""
+    if operand.size != shape[axis]:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op}: {operand.name!r} {operand.type} for {shape[axis]} channels")
+    return Strided(shape, tuple(int(a == axis) for a in range(len(shape))))
+
+
+def _trailing(node: BoundNode) -> tuple[int, ...]:
+    """The axes from `axis` on."""
+    rank = node.input(0).rank
+    (first,) = normal_axes(node, (int(node.attr("axis")),), rank)
+    return tuple(range(first, rank))
+
+
+@op("LayerNormalization", since=17, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y mean inv_std", epilogue=True)
+def layer_normalization(node: BoundNode) -> Kernel | Lowering:
+    """y = (x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on.
+
+    x, y: any shape; scale, bias: broadcast to x; mean, inv_std: x's shape with 1 from `axis` on.
+    """
+    x, axes, epsilon = node.input(0), _trailing(node), float(node.attr("epsilon"))
+    named = {"scale_index": node.optional(1), "bias_index": node.optional(2)}
+    indices = {name: _broadcast(node, operand, x.shape) for name, operand in named.items() if operand}
+    rows = rows_of(x.shape, axes)
+    main = _normalize(node, rows, indices, spread=VARIANCE, center=True, epsilon=epsilon)
+    if not node.wants(1) and not node.wants(2):
+        return main
+    if node.attr("stash_type") != FLOAT32.onnx:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"LayerNormalization with stash_type {node.attr('stash_type')}; taken: 1")
+    stats = TensorType(FLOAT32, reduced_shape(x.shape, axes, True))
+    moments = kernel(
+        "row_moments.wgsl", [stats, stats], consts={**rows.consts, "EPSILON": epsilon}, groups=rows.groups, lanes=rows.lanes,
+        workgroup_nbytes=4 * rows.lanes, reads={"x": 0}, writes={"mean": 1, "inv_std": 2})
+    return Lowering((x.type, stats, stats), (main, moments))
+
+
+@op("RMSNormalization", since=23, dtypes={"T": FLOATS, "V": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)
+def rms_normalization(node: BoundNode) -> Kernel:
+    """y = x / sqrt(mean x^2 + epsilon) * scale over the axes from `axis` on. x, y: any shape; scale: broadcasts to x."""
+    x = node.input(0)
+    indices = {"scale_index": _broadcast(node, node.input(1), x.shape)}
+    return _normalize(node, rows_of(x.shape, _trailing(node)), indices, spread=VARIANCE, center=False, epsilon=node.attr("epsilon"))
+
+
+@op("InstanceNormalization", since=6, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)
+def instance_normalization(node: BoundNode) -> Kernel:
+    """y = (x - mean) / sqrt(variance + epsilon) * scale + bias over the spatial axes. x, y: [N, C, spatial...]; scale, bias: [C]."""
+    x = node.input(0)
+    if x.rank < 3:
+        raise UnsupportedNodeError(Code.RANK, f"InstanceNormalization of rank {x.rank}; taken: 3 and more")
+    indices = {"scale_index": _per_channel(node, node.input(1), x.shape), "bias_index": _per_channel(node, node.input(2), x.shape)}
+    return _normalize(node, rows_of(x.shape, range(2, x.rank)), indices, spread=VARIANCE, center=True, epsilon=node.attr("epsilon"))
+
+
+@op("GroupNormalization", since=18, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)
+def group_normalization(node: BoundNode) -> Kernel:
+    """y = (x - mean) / sqrt(variance + epsilon) * scale + bias over each of `num_groups` groups of channels.
+
+    x, y: [N, C, spatial...]; scale, bias: [C], before opset 21 [num_groups].
+    """
+    x, groups = node.input(0), int(node.attr("num_groups"))
+    if x.rank < 2 or groups < 1 or x.shape[1] % groups:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"GroupNormalization with num_groups {groups} of {x.type}")
+    batch, channels, inner = x.shape[0], x.shape[1], prod(x.shape[2:])
+    shape = (batch, groups, channels // groups * inner) if node.version < 21 else (batch, channels, inner)
+    indices = {"scale_index": _per_channel(node, node.input(1), shape), "bias_index": _per_channel(node, node.input(2), shape)}
+    rows = rows_of((batch * groups, channels // groups * inner), (1,))
+    return _normalize(node, rows, indices, spread=VARIANCE, center=True, epsilon=node.attr("epsilon"))
+
+
+@op("MeanVarianceNormalization", since=9, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)
+def mean_variance_normalization(node: BoundNode) -> Kernel:
+    """y = (x - mean) / (sqrt(variance) + 1e-9) over `axes`. x, y: any shape."""
+    return _over_axes(node, tuple(node.attr("axes")), DEVIATION, True, MVN_EPSILON)
+
+
+@op("LpNormalization", dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)
+def lp_normalization(node: BoundNode) -> Kernel:
+    """y = x / norm along `axis`, 0 where the norm is 0; p = 1 or 2. x, y: any shape."""
+    p = int(node.attr("p"))
+    if p not in (1, 2):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"LpNormalization with p = {p}; taken: 1, 2")
+    return _over_axes(node, (int(node.attr("axis")),), L1 if p == 1 else L2, False)
+
+
+def _over_axes(node: BoundNode, axes: Sequence[int], spread: int, center: bool, epsilon: float = 0.0) -> Kernel:
+    shape = node.input(0).shape
+    rows = rows_of(shape, normal_axes(node, axes, len(shape)))
+    return _normalize(node, rows, {}, spread=spread, center=center, epsilon=epsilon)
+
+
+@op("BatchNormalization", since=7, dtypes=dict.fromkeys(("T", "U", "T1", "T2"), FLOATS), bindings="x scale bias mean variance -> y", epilogue=True)
+def batch_normalization(node: BoundNode) -> Kernel:
+    """y = (x - mean) / sqrt(variance + epsilon) * scale + bias. x, y: [N, C, spatial...]; the rest: [C]."""
+    x = node.input(0)
+    if node.attr("training_mode") or any(node.wants(k) for k in range(1, 5)):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "BatchNormalization in training mode")
+    if node.attr("spatial") == 0:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "BatchNormalization with spatial = 0 (moments per element); taken: 1")
+    channels = x.shape[1] if x.rank > 1 else 1
+    if any(node.input(k).size != channels for k in range(1, 5)):
+        raise UnsupportedNodeError(Code.RANK, f"BatchNormalization of {x.type}: scale, B, mean and var need {channels} elements")
+    consts: dict[str, Const] = {"CHANNELS": channels, "INNER": prod(x.shape[2:]), "EPSILON": float(node.attr("epsilon"))}
+    return kernel("batch_norm.wgsl", [x.type], consts=consts)
+
+
+@op("LRN", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+def lrn(node: BoundNode) -> Kernel:
+    """y = x / (bias + alpha / size * sum x^2 over `size` neighbouring channels)^beta. x, y: [N, C, spatial...]."""
+    x, size = node.input(0), int(node.attr("size"))
+    if x.rank < 2 or size < 1:
+        raise UnsupportedNodeError(Code.RANK, f"LRN of {x.type} with size {size}; taken: rank 2 and more, size 1 and more")
+    consts: dict[str, Const] = {
+        "CHANNELS": x.shape[1], "INNER": prod(x.shape[2:]), "BEFORE": (size - 1) // 2, "AFTER": size // 2,
+        "FACTOR": float(node.attr("alpha")) / size, "BIAS": float(node.attr("bias")), "BETA": float(node.attr("beta"))}
+    return kernel("lrn.wgsl", [x.type], consts=consts)

@@ -1,0 +1,88 @@
+"""Ops along an axis whose elements depend on an order: running sums and the largest elements."""
+
+from __future__ import annotations
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops.axes import around, axis_of, replaced
+from ort_gpu_ep.ops.indexing import tuple_consts
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.types import ANY, BOOL, INT64, NUMBERS, UINT32, UINT64, DType, TensorType
+
+MAX_LANES = 256
+
+RUN = 1024
+"""Elements that a workgroup of topk_sort.wgsl sorts: a 64-bit key and an index each, 12 of WebGPU's 16 KiB of workgroup memory."""
+
+_FLOATING, _SIGNED, _UNSIGNED = range(3)
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest one that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@op("CumSum", since=11, dtypes={"T": NUMBERS}, bindings="x _axis -> y", epilogue=True)
+def cum_sum(node: BoundNode) -> Kernel:
+    """y[j] = the sum of x[k] for k <= j along the axis (`exclusive`: k < j; `reverse`: from the end); a workgroup per line."""
+    x = node.input(0)
+    outer, n, inner = around(x.shape, axis_of(node, node.input(1).ints()[0], x.rank))
+    lanes = min(MAX_LANES, max(32, _power_of_two(n)))
+    return kernel(
+        "cumsum.wgsl", [x.type], groups=outer * inner, lanes=lanes, workgroup_nbytes=lanes * x.dtype.nbytes,
+        consts={"N": n, "INNER": inner, "EXCLUSIVE": bool(node.attr("exclusive")), "REVERSE": bool(node.attr("reverse"))})
+
+
+@op("TopK", dtypes={"T": tuple(t for t in ANY if t is not BOOL)}, bindings="x _k? -> values indices")
+def top_k(node: BoundNode) -> Lowering:
+    """values, indices = the k largest (or smallest) along `axis`, in order; of equal ones the lower index comes first.
+
+    Workgroups sort runs of each line; pairs of runs are merged, never keeping more than k, until one run is left.
+    """
+    x = node.input(0)
+    k = node.input(1).ints()[0] if node.has(1) else int(node.attr("k"))
+    axis = axis_of(node, int(node.attr("axis")), x.rank)
+    outer, n, inner = around(x.shape, axis)
+    if not 0 <= k <= n:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"TopK of {x.type} along axis {axis} with k {k}")
+    shape = replaced(x.shape, axis, k)
+    values, indices = TensorType(x.dtype, shape), TensorType(INT64, shape)
+    kernels, temps = _ordered(node, (outer, n, inner), k)
+    rows, last = (outer, k, inner), temps[-1][0]
+    place = Strided(rows, (inner * k, 1, k))
+    if node.wants(0):
+        kernels.append(kernel(
+            "gather.wgsl", [values], consts=tuple_consts(node, (n,), (inner,)),
+            indices={"base": Strided(rows, (n * inner, 0, 1)), "first": place}, raw=True, reads={"x": 0, "indices": last}, writes={"y": 0}))
+    if node.wants(1):
+        kernels.append(kernel("topk_indices.wgsl", [indices], indices={"place": place}, raw=True, reads={"order": last}, writes={"y": 1}))
+    return Lowering((values, indices), tuple(kernels), tuple(temps))
+
+
+def _ordered(node: BoundNode, shape: tuple[int, int, int], k: int) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
+    """Kernels that leave in the last temporary, for each line, the k indices in order."""
+    outer, n, inner = shape
+    run, lines = min(RUN, _power_of_two(n)), outer * inner
+    runs, length = -(-n // run), min(k, run)
+    keys, order = TensorType(UINT64, (lines, n)), TensorType(UINT32, (lines, runs, length))
+    temps = [("keys", keys), ("order0", order)]
+    largest = node.attr("largest") in (1, None)                 # before opset 11 there are no others
+    kernels = [
+        kernel("topk_keys.wgsl", [keys], indices={"place": Strided((outer, inner, n), (n * inner, 1, inner))}, raw=True,
+               consts={"LARGEST": largest, **_key_consts(node.input(0).dtype)}, reads={"x": 0}, writes={"keys": "keys"}),
+        kernel("topk_sort.wgsl", [order], consts={"N": n, "RUN": run, "RUNS": runs, "KEEP": length}, groups=lines * runs,
+               lanes=min(MAX_LANES, run), workgroup_nbytes=12 * run, raw=True, reads={"keys": "keys"}, writes={"order": "order0"})]
+    while runs > 1:
+        keep, source, name = min(k, 2 * length), temps[-1][0], f"order{len(temps) - 1}"
+        order = TensorType(UINT32, (lines, -(-runs // 2), keep))
+        kernels.append(kernel(
+            "topk_merge.wgsl", [order], consts={"N": n, "RUNS": runs, "LENGTH": length, "KEEP": keep}, raw=True,
+            reads={"keys": "keys", "order": source}, writes={"merged": name}))
+        temps.append((name, order))
+        runs, length = order.shape[1], keep
+    return kernels, temps
+
+
+def _key_consts(dtype: DType) -> dict[str, int | bool]:
+    """How topk_keys.wgsl reads an element's bits as a number to compare."""
+    kind = _FLOATING if "float" in dtype.name else _UNSIGNED if dtype.name.startswith("u") else _SIGNED
+    return {"KIND": kind, "WIDE": dtype.nbytes == 8, "SHIFT": max(0, 32 - 8 * dtype.nbytes)}

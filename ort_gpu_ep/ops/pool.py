@@ -1,0 +1,117 @@
+"""Pooling with a window that moves over the spatial axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel, op
+from ort_gpu_ep.types import FLOATS, INT8, INT64, UINT8, TensorType
+
+MAX_SPATIAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One spatial axis of a window: sizes, taps, stride, dilation, padding before (head) and after (tail)."""
+
+    size: int
+    out: int
+    taps: int
+    stride: int
+    dilation: int
+    head: int
+    tail: int
+
+
+def window_axes(node: BoundNode) -> list[Axis]:
+    """The spatial axes of a pooling node. Raises UnsupportedNodeError(RANK) for other than one to three of them."""
+    sizes = node.input(0).shape[2:]
+    taps = node.attr("kernel_shape")
+    if not 1 <= len(sizes) <= MAX_SPATIAL or len(taps) != len(sizes):
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} over {len(sizes)} spatial axes with kernel_shape {tuple(taps)}; taken: 1 to {MAX_SPATIAL} axes")
+    ones, n = (1,) * len(sizes), len(sizes)
+    strides, dilations = node.attr("strides") or ones, node.attr("dilations") or ones
+    pads = node.attr("pads") or (0,) * (2 * n)
+    mode, up = node.attr("auto_pad") or "NOTSET", bool(node.attr("ceil_mode"))
+    if mode.startswith("SAME") and any(d != 1 for d in dilations):
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op}: {mode} with dilations {tuple(dilations)}, where ONNX and ONNX Runtime give different sizes")
+    return [_axis(size, k, s, d, head, tail, mode, up)
+            for size, k, s, d, head, tail in zip(sizes, taps, strides, dilations, pads[:n], pads[n:], strict=True)]
+
+
+def _axis(size: int, taps: int, stride: int, dilation: int, head: int, tail: int, mode: str, up: bool) -> Axis:
+    """Resolves auto_pad and ceil_mode. A window of ceil_mode must start inside the input or the padding before it."""
+    span = dilation * (taps - 1) + 1
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        out = ceil(size / stride)
+        total = max(0, (out - 1) * stride + span - size)
+        head = total // 2 if mode == "SAME_UPPER" else total - total // 2
+        return Axis(size, out, taps, stride, dilation, head, total - head)
+    if mode == "VALID":
+        head = tail = 0
+    room = size + head + tail - span
+    out = max(0, (-(-room // stride) if up else room // stride) + 1)
+    if up and (out - 1) * stride >= size + head:
+        out -= 1
+    return Axis(size, out, taps, stride, dilation, head, tail)
+
+
+def _consts(axes: list[Axis]) -> dict[str, Const]:
+    consts: dict[str, Const] = {}
+    for a, axis in enumerate([Axis(1, 1, 1, 1, 1, 0, 0)] * (MAX_SPATIAL - len(axes)) + axes):
+        consts |= {f"IN{a}": axis.size, f"OUT{a}": axis.out, f"K{a}": axis.taps, f"S{a}": axis.stride, f"D{a}": axis.dilation,
+                   f"H{a}": axis.head, f"T{a}": axis.tail}
+    return consts
+
+
+def _output(node: BoundNode, axes: list[Axis]) -> TensorType:
+    x = node.input(0)
+    return TensorType(x.dtype, (*x.shape[:2], *(a.out for a in axes)))
+
+
+def _pool(node: BoundNode, *, highest: bool = False, mean: bool = False, count_pad: bool = False, p: int = 1) -> Kernel:
+    axes, dtype = window_axes(node), node.input(0).dtype
+    lowest: Const = {INT8: -128, UINT8: 0}.get(dtype, float("-3.4028234663852886e38"))
+    consts: dict[str, Const] = {
+        "MAX": highest, "MEAN": mean, "COUNT_PAD": count_pad, "P": p, "LOWEST": lowest, "FLOAT": dtype in FLOATS, **_consts(axes)}
+    return kernel("pool.wgsl", [_output(node, axes)], consts=consts, reads={"x": 0}, writes={"y": 0})
+
+
+@op("MaxPool", dtypes={"T": (*FLOATS, INT8, UINT8)}, bindings="x -> y indices", epilogue=True)
+def max_pool(node: BoundNode) -> Kernel | Lowering:
+    """y = max of x under the window; indices = where in x it is.
+
+    x: [N, C, spatial...], y and indices: [N, C, out...].
+    """
+    values = _pool(node, highest=True)
+    if not node.wants(1):
+        return values
+    axes, out = window_axes(node), TensorType(INT64, values.outputs[0].shape)
+    consts = {"COLUMN_MAJOR": bool(node.attr("storage_order")), **_consts(axes)}
+    where = kernel("max_pool_indices.wgsl", [out], consts=consts, reads={"x": 0}, writes={"indices": 1})
+    return Lowering((values.outputs[0], out), (values, where))
+
+
+@op("AveragePool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+def average_pool(node: BoundNode) -> Kernel:
+    """y = mean of x under the window, over the taps inside x or (count_include_pad) inside the padding too.
+
+    x: [N, C, spatial...], y: [N, C, out...].
+    """
+    return _pool(node, mean=True, count_pad=bool(node.attr("count_include_pad")))
+
+
+@op("LpPool", since=2, dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+def lp_pool(node: BoundNode) -> Kernel:
+    """y = (sum of |x|^p under the window)^(1/p).
+
+    x: [N, C, spatial...], y: [N, C, out...].
+    """
+    p = int(node.attr("p"))
+    if not 1 <= p <= 64:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"LpPool with p = {p}; taken: 1 to 64")
+    return _pool(node, p=p)

@@ -1,0 +1,211 @@
+"""LSTM, GRU, RNN: the input's share of the gates for all steps as one matrix product, then a layer's steps in one dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.types import FLOAT32, FLOATS, INT32, TensorType
+
+LANES = 256
+"""WebGPU's guaranteed workgroup size."""
+MAX_SLICES = 8
+"""More parts of one sum cost more in adding them up than they save."""
+BINDINGS = "x w r b? seq? h0? c? p? -> y yh yc"
+"""Of LSTM. RNN and GRU share its shader and leave out c (the initial cell state), p and yc."""
+OUTPUTS = ("y", "yh", "yc")
+
+ACTIVATIONS = {
+    "sigmoid": (0, ()),
+    "tanh": (1, ()),
+    "relu": (2, ()),
+    "affine": (3, (1.0, 0.0)),
+    "leakyrelu": (4, (0.01,)),
+    "thresholdedrelu": (5, (1.0,)),
+    "scaledtanh": (6, (1.0, 1.0)),
+    "hardsigmoid": (7, (0.2, 0.5)),
+    "softsign": (8, ()),
+    "elu": (9, (1.0,)),
+    "softplus": (10, ()),
+}
+"""Lower-case name -> the shader's code, and the defaults of the parameters it takes (alpha, beta)."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What differs between the ops. activations: defaults of one direction."""
+
+    code: int
+    gates: int
+    activations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Dimensions of a layer."""
+
+    steps: int
+    batch: int
+    inputs: int
+    directions: int
+    hidden: int
+    gates: int
+
+
+RNN = Cell(0, 1, ("Tanh",))
+GRU = Cell(1, 3, ("Sigmoid", "Tanh"))
+LSTM = Cell(2, 4, ("Sigmoid", "Tanh", "Tanh"))
+
+
+@op("RNN", since=7, dtypes={"T": FLOATS, "T1": (INT32,)}, bindings=BINDINGS)
+def rnn(node: BoundNode) -> Lowering:
+    """h = f(W x + Wb + R h + Rb) over time. x: [T, B, I], y: [T, directions, B, H], yh: [directions, B, H]."""
+    return layer(node, RNN)
+
+
+@op("GRU", since=7, dtypes={"T": FLOATS, "T1": (INT32,)}, bindings=BINDINGS)
+def gru(node: BoundNode) -> Lowering:
+    """h = (1 - z) g(W x + Wb + R (r h) + Rb) + z h, with gates z, r = f(...) over time; shapes as RNN."""
+    return layer(node, GRU)
+
+
+@op("LSTM", since=7, dtypes={"T": FLOATS, "T1": (INT32,)}, bindings=BINDINGS)
+def lstm(node: BoundNode) -> Lowering:
+    """c = f c + i g(W x + Wb + R h + Rb), h = o h(c), with gates i, o, f = f(...) over time; shapes as RNN, yc as yh."""
+    return layer(node, LSTM)
+
+
+def layer(node: BoundNode, cell: Cell) -> Lowering:
+    """The recurrent weights with the hidden unit innermost, the input product, the steps."""
+    sizes = sizes_of(node, cell)
+    product = product_of(sizes)
+    weights = weights_of(node, cell, sizes)
+    steps, unwanted = steps_of(node, cell, sizes)
+    outputs = tuple(t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)]))
+    temps = (("packed", weights.outputs[0]), *product.temps, *unwanted)
+    return Lowering(outputs, (weights, *product.kernels, steps), temps)
+
+
+def sizes_of(node: BoundNode, cell: Cell) -> Sizes:
+    """The layer's dimensions. Raises UnsupportedNodeError where a dimension is 0."""
+    x, w, r = (node.input(i).shape for i in range(3))
+    if len(x) != 3 or len(w) != 3 or len(r) != 3:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of x {list(x)}, W {list(w)}, R {list(r)}; each has three dimensions")
+    batch, steps = (x[0], x[1]) if node.attr("layout") else (x[1], x[0])
+    sizes = Sizes(steps, batch, x[2], r[0], r[2], cell.gates)
+    if 0 in (steps, batch, x[2], r[2]):
+        raise UnsupportedNodeError(Code.LIMIT, f"{node.op} of an empty tensor: {sizes}")
+    if w != (r[0], cell.gates * r[2], x[2]) or r[1] != cell.gates * r[2] or r[0] != 1 + (node.attr("direction") == "bidirectional"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')} of W {list(w)} and R {list(r)} with {x[2]} inputs")
+    return sizes
+
+
+def product_of(sizes: Sizes) -> Lowering:
+    """pre [steps * batch, directions * gates * hidden] = x W^T."""
+    m, n, k = sizes.steps * sizes.batch, sizes.directions * sizes.gates * sizes.hidden, sizes.inputs
+    whole = Strided((1,), (0,))
+    return lower_product(Product(1, m, n, k, Matrix(0, whole, k, 1), Matrix(1, whole, k, 1)), TensorType(FLOAT32, (m, n)), "pre")
+
+
+def layout_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
+    """Sizes of a layer, and what lies where in `packed`."""
+    linear = bool(cell is GRU and node.attr("linear_before_reset"))
+    planes, r_size = sizes.gates + linear, node.input(2).size
+    p_at = r_size + (sizes.directions * planes * sizes.hidden if node.has(3) else 0)
+    return {"H": sizes.hidden, "GATES": sizes.gates, "LINEAR": linear, "PLANES": planes, "R_SIZE": r_size, "P_AT": p_at}
+
+
+def weights_of(node: BoundNode, cell: Cell, sizes: Sizes) -> Kernel:
+    """packed: R as [directions, gates, k, unit], biases, peepholes: neighbouring lanes read neighbouring units, one buffer holds all."""
+    h, layout = sizes.hidden, layout_of(node, cell, sizes)
+    reads = {name: i for name, i in (("r", 2), ("b", 3), ("p", 7)) if node.has(i)}
+    packed = TensorType(FLOAT32, (int(layout["P_AT"]) + (node.input(7).size if node.has(7) else 0),))
+    index = Strided((sizes.directions * sizes.gates, h, h), (h * h, 1, h))
+    return kernel("recurrent_weights.wgsl", [packed], consts=layout, indices={"r_index": index}, reads=reads, writes={"packed": "packed"})
+
+
+def steps_of(node: BoundNode, cell: Cell, sizes: Sizes) -> tuple[Kernel, tuple[tuple[str, TensorType], ...]]:
+    """The kernel that runs the steps, and a one-element temporary for each output that nobody wants."""
+    wanted = {name: node.wants(i) for i, name in enumerate(OUTPUTS)}
+    nothing = TensorType(FLOAT32, (1,))
+    reads: dict[str, int | str] = {"pre": "pre", "r": "packed"}
+    reads.update({name: i for name, i in (("seq", 4), ("h0", 5), ("c", 6)) if node.has(i)})
+    writes: dict[str, int | str] = {name: i if wanted[name] else f"no_{name}" for i, name in enumerate(OUTPUTS)}
+    types = [t if w else nothing for t, w in zip(output_types(node, sizes), wanted.values(), strict=True)]
+    work = work_of(node, cell, sizes.hidden)
+    parts, state_size = int(work["PARTS"]), int(work["STATE_SIZE"])
+    consts: dict[str, Const] = {
+        **work, **layout_of(node, cell, sizes), **options_of(node, cell, sizes), **strides_of(node, sizes),
+        **activations_of(node, cell, sizes),
+        **{f"WANT_{name.upper()}": w for name, w in wanted.items()}}
+    steps = kernel(
+        "recurrent.wgsl", types, consts=consts, groups=sizes.directions * sizes.batch, lanes=int(work["WIDTH"]) * int(work["SLICES"]),
+        workgroup_nbytes=4 * state_size + 16 * parts, reads=reads, writes=writes)
+    return steps, tuple((f"no_{name}", nothing) for name, w in wanted.items() if not w)
+
+
+def work_of(node: BoundNode, cell: Cell, hidden: int) -> dict[str, Const]:
+    """How a workgroup shares the hidden units, and each unit's sum, among its lanes; sizes of its memory in elements."""
+    width = min(hidden, LANES)
+    span = -(-hidden // max(1, min(LANES // width, MAX_SLICES, hidden // 4)))
+    slices = -(-hidden // span)
+    vectors = 3 if cell is GRU and not node.attr("linear_before_reset") else 2
+    return {"WIDTH": width, "SLICES": slices, "STATE_SIZE": vectors * hidden, "PARTS": width * slices if slices > 1 else 1}
+
+
+def options_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
+    """What the attributes and optional inputs choose."""
+    clip = node.attr("clip")
+    return {
+        "T": sizes.steps, "B": sizes.batch, "DIRECTIONS": sizes.directions, "CELL": cell.code, "HAS_BIAS": node.has(3),
+        "PEEPHOLES": node.has(7), "COUPLED": bool(cell is LSTM and node.attr("input_forget")),
+        "BACKWARD": node.attr("direction") == "reverse", "CLIPPED": clip is not None, "CLIP": float(clip or 0.0)}
+
+
+def output_types(node: BoundNode, sizes: Sizes) -> tuple[TensorType, TensorType, TensorType]:
+    """Y, Y_h, Y_c."""
+    d, t, b, h = sizes.directions, sizes.steps, sizes.batch, sizes.hidden
+    state = TensorType(FLOAT32, (b, d, h) if node.attr("layout") else (d, b, h))
+    return TensorType(FLOAT32, (b, t, d, h) if node.attr("layout") else (t, d, b, h)), state, state
+
+
+def strides_of(node: BoundNode, sizes: Sizes) -> dict[str, Const]:
+    """Strides of x in rows, of Y and of the states in elements."""
+    d, t, b, h = sizes.directions, sizes.steps, sizes.batch, sizes.hidden
+    if node.attr("layout"):
+        return {"ROW_T": 1, "ROW_B": t, "Y_T": d * h, "Y_D": h, "Y_B": t * d * h, "STATE_D": h, "STATE_B": d * h}
+    return {"ROW_T": b, "ROW_B": 1, "Y_T": d * b * h, "Y_D": b * h, "Y_B": h, "STATE_D": b * h, "STATE_B": h}
+
+
+def activations_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
+    """F_CODE_0, F_ALPHA_0, ...: code and parameters of the functions f, g, h of either direction (h is called A: H is a size)."""
+    chosen = node.node.attributes.get("activations") or cell.activations * sizes.directions
+    count = len(cell.activations) * sizes.directions
+    assert isinstance(chosen, tuple)
+    if cell is RNN:
+        chosen = chosen[:count]          # ONNX's default names two, for either number of directions
+    if len(chosen) != count:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with activations {list(chosen)} for {sizes.directions} direction(s)")
+    alphas, betas = iter(node.attr("activation_alpha") or ()), iter(node.attr("activation_beta") or ())
+    consts: dict[str, Const] = {}
+    for k in range(2 * 3):
+        direction, letter = divmod(k, 3)
+        consts.update({f"{'FGA'[letter]}_{part}_{direction}": 0 if part == "CODE" else 0.0 for part in ("CODE", "ALPHA", "BETA")})
+    for k, name in enumerate(chosen):
+        direction, letter = divmod(k, len(cell.activations))
+        for part, value in _activation(node, str(name), alphas, betas):
+            consts[f"{'FGA'[letter]}_{part}_{direction}"] = value
+    return consts
+
+
+def _activation(node: BoundNode, name: str, alphas: Iterator[float], betas: Iterator[float]) -> Iterator[tuple[str, Const]]:
+    """Code, alpha, beta of a function. It takes the next of the lists where it has that parameter, as ONNX Runtime does."""
+    if name.lower() not in ACTIVATIONS:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with activation {name}; taken: {', '.join(ACTIVATIONS)}")
+    code, defaults = ACTIVATIONS[name.lower()]
+    yield "CODE", code
+    for part, values, default in zip(("ALPHA", "BETA"), (alphas, betas), defaults, strict=False):
+        yield part, float(next(values, default))

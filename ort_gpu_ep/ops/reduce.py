@@ -1,0 +1,237 @@
+"""Reductions over any set of axes, and the split of a tensor into rows that they share with the normalisations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.types import FLOATS, INT8, INT32, INT64, NUMBERS, UINT8, DType, Shape, TensorType
+
+LANES = 256
+"""Invocations a workgroup: WebGPU's guaranteed maximum."""
+
+BUSY = 1 << 16
+"""Invocations that keep a large GPU busy: below it, more of them share a row."""
+
+LONG = 1 << 14
+"""From this row length on, few rows are cut into pieces that different workgroups reduce."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A tensor seen as `count` rows of `length` elements, each reduced by `team` invocations.
+
+    start: row -> position of its first element. step: k -> offset of its element k.
+    """
+
+    count: int
+    length: int
+    team: int
+    adjacent: bool
+    start: Strided
+    step: Strided
+    lanes: int = LANES
+
+    @property
+    def groups(self) -> int:
+        return -(-self.count * self.team // self.lanes)
+
+    @property
+    def consts(self) -> dict[str, Const]:
+        return {"ROWS": self.count, "N": self.length, "TEAM": self.team, "ADJACENT": self.adjacent}
+
+    @property
+    def indices(self) -> dict[str, Strided]:
+        return {"row_start": self.start, "row_step": self.step}
+
+
+def rows_of(shape: Shape, axes: Sequence[int]) -> Rows:
+    """Rows along `axes` (non-negative). Where the innermost axis is kept, neighbouring invocations take neighbouring rows."""
+    strides = tuple(prod(shape[a + 1:]) for a in range(len(shape)))
+    kept = [a for a in range(len(shape)) if a not in axes]
+    start = Strided(tuple(shape[a] for a in kept), tuple(strides[a] for a in kept))
+    step = Strided(tuple(shape[a] for a in axes), tuple(strides[a] for a in axes))
+    count, length = prod(start.shape), prod(step.shape)
+    wide = [a for a in range(len(shape)) if shape[a] != 1]
+    adjacent = bool(wide) and wide[-1] not in axes
+    return Rows(count, length, _team(count, length, adjacent), adjacent, start, step)
+
+
+def _team(count: int, length: int, adjacent: bool) -> int:
+    """Invocations a row, a power of two: an element or more for each, enough of them to fill the GPU."""
+    team = 1
+    while team < LANES and 4 * team < length and (not adjacent or count * team < BUSY):
+        team *= 2
+    return team
+
+
+def reduced_shape(shape: Shape, axes: Sequence[int], keep: bool) -> Shape:
+    if keep:
+        return tuple(1 if a in axes else d for a, d in enumerate(shape))
+    return tuple(d for a, d in enumerate(shape) if a not in axes)
+
+
+def normal_axes(node: BoundNode, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Sorted, non-negative, distinct. Raises UnsupportedNodeError(ATTRIBUTE) for an axis outside the rank."""
+    if any(not -rank <= a < rank for a in axes):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} over axes {tuple(axes)} of rank {rank}")
+    return tuple(sorted({a % rank for a in axes}))
+
+
+def _axes(node: BoundNode) -> tuple[int, ...]:
+    """The axes to reduce: an attribute or (ReduceSum from 13, the others from 18) an input; none given means all or none."""
+    rank, operand = node.input(0).rank, node.optional(1)
+    axes = operand.ints() if operand else tuple(node.attr("axes") or ())
+    if not axes:
+        return () if node.attr("noop_with_empty_axes") else tuple(range(rank))
+    return normal_axes(node, axes, rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """What a reduction computes, as codes of reduce.wgsl. empty: code of reduce_empty.wgsl for no elements."""
+
+    formula: str
+    fold: int = 0
+    prepare: int = 0
+    finish: int = 0
+    empty: int = 0
+    dtypes: tuple[DType, ...] = NUMBERS
+
+
+FOLDS = {
+    "ReduceSum": Fold("sum x"),
+    "ReduceMean": Fold("mean x", finish=1, empty=4),
+    "ReduceProd": Fold("product of x", fold=1, empty=1),
+    "ReduceMax": Fold("max x", fold=2, empty=2),
+    "ReduceMin": Fold("min x", fold=3, empty=3),
+    "ReduceL1": Fold("sum |x|", prepare=1),
+    "ReduceL2": Fold("sqrt sum x^2", prepare=2, finish=2, dtypes=FLOATS),
+    "ReduceSumSquare": Fold("sum x^2", prepare=2),
+    "ReduceLogSum": Fold("log sum x", finish=3, empty=2, dtypes=FLOATS),
+}
+
+
+def reduction(node: BoundNode, fold: Fold, axes: Sequence[int], out: TensorType, p: int = 1) -> Kernel | Lowering:
+    """y = fold of x over `axes`; few long rows in two steps, the first over pieces of them."""
+    x = node.input(0)
+    rows = rows_of(x.shape, axes)
+    if rows.length == 0:
+        return _empty(node, fold, out)
+    if rows.count == 0 or rows.length < LONG or rows.count * rows.team >= BUSY:
+        return _fold(rows, fold, out, p, rows.length)
+    parts = min(-(-rows.length // (LONG // 8)), max(1, BUSY // (rows.count * LANES)) * 2)
+    piece = -(-rows.length // parts)
+    parts = -(-rows.length // piece)
+    pieces = TensorType(x.dtype, (rows.count * parts,))
+    cut = Rows(pieces.size, piece, _team(pieces.size, piece, rows.adjacent), False, rows.start, rows.step)
+    first = _fold(cut, Fold("", fold.fold, fold.prepare), pieces, p, rows.length, target="pieces")
+    rest = rows_of((rows.count, parts), (1,))
+    last = _fold(rest, Fold("", fold.fold, 0, fold.finish), out, p, parts, source="pieces", mean_of=rows.length)
+    return Lowering((out,), (first, last), temps=(("pieces", pieces),))
+
+
+def _fold(
+    rows: Rows, fold: Fold, out: TensorType, p: int, length: int, source: int | str = 0, target: int | str = 0, mean_of: int = 0,
+) -> Kernel:
+    consts: dict[str, Const] = {
+        **rows.consts, "PARTS": max(1, -(-length // rows.length)), "LENGTH": length, "COUNT": mean_of or length, "P": p,
+        "FOLD": fold.fold, "PREPARE": fold.prepare, "FINISH": fold.finish, "FLOAT": out.dtype in FLOATS}
+    return kernel(
+        "reduce.wgsl", [out], consts=consts, indices=rows.indices, groups=rows.groups, lanes=rows.lanes,
+        workgroup_nbytes=rows.lanes * 8, reads={"x": source}, writes={"y": target})
+
+
+def _empty(node: BoundNode, fold: Fold, out: TensorType) -> Kernel:
+    if fold.empty > 1 and out.dtype not in FLOATS:
+        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of {out.dtype} over no elements has no value")
+    return kernel("reduce_empty.wgsl", [out], consts={"KIND": fold.empty}, reads={}, writes={"y": 0})
+
+
+def _reduce(node: BoundNode) -> Kernel | Lowering:
+    x, axes = node.input(0), _axes(node)
+    return reduction(node, FOLDS[node.op], axes, TensorType(x.dtype, reduced_shape(x.shape, axes, bool(node.attr("keepdims")))))
+
+
+for _name, _row in FOLDS.items():
+    _reduce.__doc__ = f"y = {_row.formula} over `axes`.\n\nx: any shape; y: without the reduced axes, or 1 there (keepdims)."
+    op(_name, dtypes={"T": _row.dtypes}, bindings="x _axes? -> y", epilogue=True)(_reduce)
+
+
+@op("ReduceLogSumExp", dtypes={"T": FLOATS}, bindings="x _axes? -> y", epilogue=True)
+def reduce_log_sum_exp(node: BoundNode) -> Kernel:
+    """y = max x + log sum exp(x - max x) over `axes`.
+
+    x: any shape; y: without the reduced axes, or 1 there (keepdims).
+    """
+    x, axes = node.input(0), _axes(node)
+    out = TensorType(x.dtype, reduced_shape(x.shape, axes, bool(node.attr("keepdims"))))
+    rows = rows_of(x.shape, axes)
+    if rows.length == 0:
+        return kernel("reduce_empty.wgsl", [out], consts={"KIND": 2}, reads={})
+    return kernel(
+        "softmax.wgsl", [out], consts={"KIND": 2, **rows.consts}, indices=rows.indices, groups=rows.groups, lanes=rows.lanes,
+        workgroup_nbytes=4 * rows.lanes)
+
+
+def _global(node: BoundNode, fold: Fold, p: int = 1) -> Kernel | Lowering:
+    x = node.input(0)
+    if x.rank < 3:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of rank {x.rank}; taken: 3 and more")
+    axes = range(2, x.rank)
+    return reduction(node, fold, axes, TensorType(x.dtype, reduced_shape(x.shape, axes, True)), p)
+
+
+@op("GlobalAveragePool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+def global_average_pool(node: BoundNode) -> Kernel | Lowering:
+    """y = mean of x over the spatial axes. x: [N, C, spatial...], y: [N, C, 1...]."""
+    return _global(node, FOLDS["ReduceMean"])
+
+
+@op("GlobalMaxPool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+def global_max_pool(node: BoundNode) -> Kernel | Lowering:
+    """y = max of x over the spatial axes. x: [N, C, spatial...], y: [N, C, 1...]."""
+    return _global(node, FOLDS["ReduceMax"])
+
+
+@op("GlobalLpPool", since=2, dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+def global_lp_pool(node: BoundNode) -> Kernel | Lowering:
+    """y = (sum of |x|^p over the spatial axes)^(1/p). x: [N, C, spatial...], y: [N, C, 1...]."""
+    p = int(node.attr("p"))
+    if not 1 <= p <= 64:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"GlobalLpPool with p = {p}; taken: 1 to 64")
+    known = {1: FOLDS["ReduceL1"], 2: FOLDS["ReduceL2"]}
+    return _global(node, known.get(p, Fold("", prepare=3, finish=4)), p)
+
+
+def _arg(node: BoundNode, largest: bool) -> Kernel:
+    x = node.input(0)
+    (axis,) = normal_axes(node, (int(node.attr("axis")),), x.rank)
+    rows = rows_of(x.shape, (axis,))
+    if rows.length == 0:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} over axis {axis} of {x.type}, which is empty")
+    out = TensorType(INT64, reduced_shape(x.shape, (axis,), bool(node.attr("keepdims"))))
+    consts: dict[str, Const] = {**rows.consts, "LARGEST": largest, "LAST": bool(node.attr("select_last_index"))}
+    return kernel(
+        "arg_reduce.wgsl", [out], consts=consts, indices=rows.indices, groups=rows.groups, lanes=rows.lanes, workgroup_nbytes=12 * rows.lanes)
+
+
+@op("ArgMax", dtypes={"T": (*NUMBERS, INT8, UINT8)}, bindings="x -> y")
+def arg_max(node: BoundNode) -> Kernel:
+    """y = position of the maximum along `axis`, of equals the first or (select_last_index) the last.
+
+    x: any shape; y: without the axis, or 1 there (keepdims).
+    """
+    return _arg(node, True)
+
+
+@op("ArgMin", dtypes={"T": (*NUMBERS, INT8, UINT8)}, bindings="x -> y")
+def arg_min(node: BoundNode) -> Kernel:
+    """y = position of the minimum along `axis`, of equals the first or (select_last_index) the last.
+
+    x: any shape; y: without the axis, or 1 there (keepdims).
+    """
+    return _arg(node, False)

@@ -1,0 +1,173 @@
+"""Resize and its predecessor Upsample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor, prod
+
+import numpy as np
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops.reduce import normal_axes
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Operand, Strided, kernel, op
+from ort_gpu_ep.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType
+
+F = np.float32
+"""Scales and coordinates are float32, rounded after each operation, as in ONNX Runtime."""
+
+MAX_RESIZED = 3
+"""Resized axes that the kernel takes; ONNX Runtime interpolates over as many."""
+
+KINDS = {"nearest": 0, "linear": 1, "cubic": 2}
+COORDINATES = {
+    "half_pixel": 0, "asymmetric": 1, "pytorch_half_pixel": 2, "tf_half_pixel_for_nn": 3, "align_corners": 4, "tf_crop_and_resize": 5,
+    "half_pixel_symmetric": 6}
+ROUNDING = {"simple": 0, "round_prefer_floor": 1, "round_prefer_ceil": 2, "floor": 3, "ceil": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """How one axis is resized. start, end: region of interest as fractions of the axis."""
+
+    size: int
+    out: int
+    scale: float
+    start: float = 0.0
+    end: float = 1.0
+
+
+def _given(node: BoundNode, index: int) -> Operand | None:
+    """An input that is there and not empty: exporters write an empty tensor for `scales` where they give `sizes`."""
+    operand = node.optional(index)
+    return operand if operand and operand.size else None
+
+
+def _by_scales(node: BoundNode, scales: np.ndarray, axes: tuple[int, ...]) -> list[Axis]:
+    shape = node.input(0).shape
+    if len(scales) != len(axes) or not all(s > 0 for s in scales):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of rank {len(shape)} with scales {scales.tolist()} for axes {axes}")
+    by_axis = dict(zip(axes, scales.astype(F), strict=True))
+    found = [(size, by_axis.get(a, F(1))) for a, size in enumerate(shape)]
+    return [Axis(size, int(F(scale * F(size))), float(scale)) for size, scale in found]
+
+
+def _by_sizes(node: BoundNode, sizes: tuple[int, ...], axes: tuple[int, ...]) -> list[Axis]:
+    shape, policy = node.input(0).shape, node.attr("keep_aspect_ratio_policy") or "stretch"
+    if len(sizes) != len(axes) or any(size == 0 for size in shape) or policy not in ("stretch", "not_larger", "not_smaller"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {list(shape)} with sizes {sizes} for axes {axes}, policy {policy!r}")
+    wanted = dict(zip(axes, sizes, strict=True))
+    scales = {a: F(out) / F(shape[a]) for a, out in wanted.items()}
+    if policy != "stretch":
+        common = (min if policy == "not_larger" else max)(scales.values())
+        scales = dict.fromkeys(axes, common)
+        wanted = {a: floor(float(F(common * F(shape[a]))) + 0.5) for a in axes}
+    return [Axis(size, wanted.get(a, size), float(scales.get(a, F(1)))) for a, size in enumerate(shape)]
+
+
+def _with_region(node: BoundNode, found: list[Axis], axes: tuple[int, ...]) -> list[Axis]:
+    """tf_crop_and_resize: the region of interest, [starts..., ends...]."""
+    roi = _given(node, 1)
+    if roi is None or roi.size != 2 * len(axes):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"tf_crop_and_resize over axes {axes} without a roi of {2 * len(axes)} numbers")
+    values = roi.require().astype(F).reshape(-1).tolist()
+    region = {a: (values[k], values[len(axes) + k]) for k, a in enumerate(axes)}
+    return [Axis(x.size, x.out, x.scale, *region.get(a, (0.0, 1.0))) for a, x in enumerate(found)]
+
+
+def _check_length(node: BoundNode, axis: Axis, coordinates: str) -> None:
+    """ONNX takes scale * size as the length of the output, ONNX Runtime its whole part: declines where that differs and matters."""
+    exact = axis.scale * axis.size
+    matters = coordinates in ("align_corners", "tf_crop_and_resize") or (coordinates == "pytorch_half_pixel" and axis.out == 1)
+    if matters and abs(exact - axis.out) > 1e-4 * exact:
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale:g} of {axis.size} elements, which gives {exact:g}, not a whole number")
+
+
+def _axis_consts(slot: int, axis: Axis, stride: int, step: int, taps: int, coordinates: str) -> dict[str, Const]:
+    """Constants of one axis; what depends on the region or on all sizes is computed here, in ONNX Runtime's order of rounding."""
+    last, start, end = F(axis.size) - F(1), F(axis.start), F(axis.end)
+    begin, width, center = float(F(start * last)), float(F(end - start)), 0.5 * float(F(start + end)) * float(last)
+    if coordinates == "half_pixel_symmetric":
+        begin, width = _symmetric(axis)
+    return {f"ACTIVE{slot}": taps > 0, f"IN{slot}": axis.size, f"OUT{slot}": axis.out, f"STRIDE{slot}": stride, f"STEP{slot}": step,
+            f"TAPS{slot}": max(taps, 1), f"SCALE{slot}": axis.scale, f"START{slot}": begin, f"WIDTH{slot}": width, f"CENTER{slot}": center}
+
+
+def _symmetric(axis: Axis) -> tuple[float, float]:
+    """offset + (i + 0.5) / scale - 0.5 as (i + a + b) / scale: a, of few digits so that i + a is exact, and b.
+
+    ONNX Runtime computes this one in float64, from a float32 offset.
+    """
+    scale = F(axis.scale)
+    adjustment = F(F(axis.out) / F(scale * F(axis.size)))
+    offset = F(F(F(axis.size) / F(2)) * F(F(1) - adjustment))
+    shift = 0.5 + (float(offset) - 0.5) * float(scale)
+    coarse = round(shift * 64) / 64
+    return coarse, shift - coarse
+
+
+def _resample(node: BoundNode, found: list[Axis], kind: str, coordinates: str, rounding: str, consts: dict[str, Const]) -> Kernel:
+    x = node.input(0)
+    out: Shape = tuple(a.out for a in found)
+    if kind not in KINDS or coordinates not in COORDINATES or rounding not in ROUNDING:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with {kind!r}, {coordinates!r}, {rounding!r}")
+    if kind != "nearest" and x.dtype not in FLOATS:
+        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} with mode {kind!r} of {x.dtype}; taken: float32")
+    for axis in found:
+        _check_length(node, axis, coordinates)
+    whole = kind == "nearest" and x.rank == 1   # ONNX Runtime then transforms coordinates even with scale 1
+    resized = [a for a, axis in enumerate(found) if axis.scale != 1.0 or whole]
+    if len(resized) > MAX_RESIZED:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {len(resized)} axes; taken: at most {MAX_RESIZED}")
+    strides = tuple(prod(x.shape[a + 1:]) for a in range(x.rank))
+    taps = {"nearest": 1, "linear": 2, "cubic": 4}.get(kind, 1)
+    for slot in range(MAX_RESIZED):
+        axis = resized[slot - MAX_RESIZED + len(resized)] if slot >= MAX_RESIZED - len(resized) else None
+        consts |= (_axis_consts(slot, Axis(1, 1, 1.0), 0, 1, 0, coordinates) if axis is None else
+                   _axis_consts(slot, found[axis], strides[axis], prod(out[axis + 1:]), taps, coordinates))
+    kept = Strided(out, tuple(0 if a in resized else strides[a] for a in range(x.rank)))
+    consts |= {"KIND": KINDS[kind], "COORDINATES": COORDINATES[coordinates], "ROUNDING": ROUNDING[rounding],
+               "EXTRAPOLATE": coordinates == "tf_crop_and_resize"}
+    return kernel("resize.wgsl", [TensorType(x.dtype, out)], consts=consts, indices={"kept": kept}, reads={"x": 0})
+
+
+SAMPLED = (*FLOATS, INT8, UINT8, INT32, INT64, BOOL)
+_PLAIN: dict[str, Const] = {"CUBIC_A": -0.75, "EXCLUDE_OUTSIDE": False, "OUTSIDE": 0}
+
+
+@op("Upsample", since=7, dtypes={"T": SAMPLED}, bindings="x _scales? -> y", epilogue=True)
+def upsample(node: BoundNode) -> Kernel:
+    """y[o] = x[o / scale], nearest or linear. x: any shape, y: x's sizes times `scales` (an attribute before opset 9)."""
+    scales = np.asarray(node.attr("scales"), F) if node.version < 9 else node.input(1).require()
+    return _old_form(node, scales.reshape(-1))
+
+
+def _old_form(node: BoundNode, scales: np.ndarray) -> Kernel:
+    """Upsample, and Resize of opset 10."""
+    found = _by_scales(node, scales, tuple(range(node.input(0).rank)))
+    return _resample(node, found, str(node.attr("mode")), "asymmetric", "simple", dict(_PLAIN))
+
+
+@op("Resize", since=10, dtypes={"T": SAMPLED, "T1": SAMPLED}, bindings="x _roi? _scales? _sizes? -> y", epilogue=True)
+def resize(node: BoundNode) -> Kernel:
+    """y = x sampled on another grid (nearest, linear or cubic). x: any shape, y: x's sizes times `scales`, or `sizes`."""
+    if node.version < 11:
+        return _old_form(node, node.input(1).require().reshape(-1))
+    kind, coordinates = str(node.attr("mode")), str(node.attr("coordinate_transformation_mode"))
+    if node.attr("antialias") or (node.attr("exclude_outside") and kind != "cubic"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Resize with antialias, or with exclude_outside in mode {kind!r}")
+    rank = node.input(0).rank
+    axes = tuple(node.attr("axes") or range(rank))
+    normal_axes(node, axes, rank)
+    axes = tuple(a % rank for a in axes)
+    scales, sizes = _given(node, 2), _given(node, 3)
+    if (scales is None) == (sizes is None):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "Resize needs either scales or sizes")
+    found = _by_scales(node, scales.require().reshape(-1), axes) if scales else _by_sizes(node, sizes.ints() if sizes else (), axes)
+    if coordinates == "tf_crop_and_resize":
+        found = _with_region(node, found, axes)
+    outside = float(node.attr("extrapolation_value"))
+    consts: dict[str, Const] = {
+        "CUBIC_A": float(node.attr("cubic_coeff_a")), "EXCLUDE_OUTSIDE": bool(node.attr("exclude_outside")),
+        "OUTSIDE": outside if node.input(0).dtype in FLOATS else int(outside)}
+    return _resample(node, found, kind, coordinates, str(node.attr("nearest_mode")), consts)

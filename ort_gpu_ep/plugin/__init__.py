@@ -1,0 +1,20 @@
+"""The ONNX Runtime plugin: registration, and what is known of each session. The only package that touches the C ABI."""
+
+from ort_gpu_ep.plugin.factory import EP_NAME, VENDOR_ID
+from ort_gpu_ep.plugin.registration import is_registered, register, unregister
+from ort_gpu_ep.plugin.state import COPIES, Copies, Event, SessionState, capture
+from ort_gpu_ep.plugin.tables import live_tables
+
+__all__ = [
+    "COPIES",
+    "EP_NAME",
+    "VENDOR_ID",
+    "Copies",
+    "Event",
+    "SessionState",
+    "capture",
+    "is_registered",
+    "live_tables",
+    "register",
+    "unregister",
+]

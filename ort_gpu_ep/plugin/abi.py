@@ -1,0 +1,164 @@
+"""Calls into ONNX Runtime's C tables by slot number, through cffi without a compiler.
+
+`api.Name(arguments)` calls a function of OrtApi or OrtEpApi; one that returns an OrtStatus raises InternalError instead.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import cffi
+
+from ort_gpu_ep.errors import ConfigError, InternalError
+from ort_gpu_ep.plugin.slots import EP_API, NEWEST_API, OLDEST_API, ORT_API, Slot
+
+ffi: Any = cffi.FFI()
+ffi.cdef("""
+typedef struct { uint32_t version; void *slot[28]; } Table;
+typedef struct { void *(*get_api)(uint32_t); const char *(*get_version)(void); } ApiBase;
+typedef struct { uint32_t version; bool drop_constant_initializers; } FusionOptions;
+void ort_gpu_ep_bind(void *create, void *release);
+void *ort_gpu_ep_null(void);
+const char *ort_gpu_ep_empty(void);
+void *ort_gpu_ep_gone(void);
+""")
+NULL: Any = ffi.NULL
+SLOTS_IN_TABLE = 28
+
+_TYPES = {
+    "v": "void", "p": "void*", "o": "void**", "c": "const char*", "z": "size_t", "n": "size_t*", "i": "int", "u": "uint32_t", "b": "bool",
+    "s": "void*",
+}
+_FAIL = 1
+_MESSAGE_NBYTES = 6000
+
+
+def c_signature(letters: str, name: str = "") -> str:
+    """The C type that a slot's signature letters stand for, e.g. `void*(*)(void*, size_t)`."""
+    arguments = ", ".join(_TYPES[letter] for letter in letters[1:])
+    return f"{_TYPES[letters[0]]}({name})({arguments or 'void'})" if name else f"{_TYPES[letters[0]]}({arguments or 'void'})"
+
+
+def check_version(version: str) -> int:
+    """The API version to use with a release of ONNX Runtime.
+
+    Raises: ConfigError, where the release is too old for plugin execution providers with device memory.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise ConfigError(f"onnxruntime says its version is {version!r}; expected major.minor")
+    major, minor = int(found[1]), int(found[2])
+    if (major, minor) < (1, OLDEST_API):
+        raise ConfigError(
+            f"onnxruntime {version} is too old: ort_gpu_ep needs 1.{OLDEST_API} or newer "
+            "(1.26 or newer to select the provider by name). Try `pip install -U onnxruntime`.")
+    return min(NEWEST_API, minor) if major == 1 else NEWEST_API
+
+
+class Api:
+    """The C functions of the ONNX Runtime that has loaded us, as attributes."""
+
+    version = 0
+
+    def load(self, base: Any) -> None:
+        """Binds every known function that the running ONNX Runtime has.
+
+        Raises: ConfigError, where it is too old.
+        """
+        release = ffi.string(base.get_version()).decode()
+        version = check_version(release)
+        table = base.get_api(version)
+        if table == NULL:
+            raise ConfigError(f"onnxruntime {release} does not offer API version {version}; try another release of onnxruntime")
+        self.version = version
+        self._bind(ORT_API, ffi.cast("void**", table))
+        self._bind(EP_API, ffi.cast("void**", self.GetEpApi()))
+
+    def has(self, slot: Slot) -> bool:
+        """Whether the running ONNX Runtime knows a slot."""
+        return slot.since <= self.version
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        raise InternalError(f"onnxruntime function {name} is not bound: the API is not loaded, or too old ({self.version})")
+
+    def _bind(self, slots: dict[str, Slot], table: Any) -> None:
+        for name, slot in slots.items():
+            if self.has(slot):
+                function = ffi.cast(c_signature(slot.signature, "*"), table[slot.number])
+                setattr(self, name, self._checked(name, function) if slot.signature[0] == "s" else function)
+
+    def _checked(self, name: str, function: Any) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            status = function(*arguments)
+            if status:
+                message = text_of(self.GetErrorMessage(status))
+                self.ReleaseStatus(status)
+                raise InternalError(f"onnxruntime: {name} failed: {message}")
+
+        return call
+
+    def status_of(self, error: BaseException) -> Any:
+        """An OrtStatus that says what was raised and where. Never raises."""
+        try:
+            lines = traceback.format_exception(type(error), error, error.__traceback__)
+            notes = " ".join(getattr(error, "__notes__", ()))
+            message = f"{type(error).__name__}: {error} {notes}\n{''.join(lines)}"
+            return self.CreateStatus(_FAIL, ffi.from_buffer(message.encode("utf-8", "replace")[:_MESSAGE_NBYTES] + b"\0"))
+        except BaseException:
+            return self.CreateStatus(_FAIL, ffi.from_buffer(b"ort_gpu_ep: a Python callback failed\0"))
+
+
+api: Any = Api()
+
+
+def address_of(pointer: Any) -> int:
+    """A pointer as a number."""
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+def pointer_to(address: int) -> Any:
+    """A number as a `void*`."""
+    return ffi.cast("void*", address)
+
+
+def text_of(pointer: Any) -> str:
+    """A C string, "" for NULL."""
+    return ffi.string(pointer).decode("utf-8", "replace") if pointer else ""
+
+
+def c_text(text: str) -> Any:
+    """A C string that lives as long as the result."""
+    return ffi.new("char[]", text.encode())
+
+
+def get(function: Callable[..., None], handle: Any, kind: str = "void**") -> Any:
+    """Calls `function(handle, &out)` and returns `out`. kind: the C type of `&out`."""
+    out = ffi.new(kind)
+    function(handle, out)
+    return out[0]
+
+
+def get_text(function: Callable[..., None], handle: Any) -> str:
+    """`get`, of a C string."""
+    return text_of(get(function, handle, "char**"))
+
+
+def get_list(count: Callable[..., None], fill: Callable[..., None], handle: Any) -> list[Any]:
+    """Calls the pair `count(handle, &n)`, `fill(handle, array, n)`."""
+    n = get(count, handle, "size_t*")
+    if not n:
+        return []
+    array = ffi.new("void*[]", n)
+    fill(handle, array, n)
+    return list(array)
+
+
+def tensor_of(value: Any) -> tuple[int, tuple[int, ...], int]:
+    """(address, shape, ONNX element type) of a tensor OrtValue."""
+    kind, dims, rank, data = ffi.new("int*"), ffi.new("int64_t**"), ffi.new("size_t*"), ffi.new("void**")
+    api.GetTensorElementTypeAndShapeDataReference(value, kind, dims, rank)
+    api.GetTensorMutableData(value, data)
+    return address_of(data[0]), tuple(ffi.unpack(dims[0], rank[0])) if rank[0] else (), kind[0]

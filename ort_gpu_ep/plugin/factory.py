@@ -1,0 +1,166 @@
+"""OrtEpFactory: what ONNX Runtime asks when the library is registered and when a session wants our provider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ort_gpu_ep.config import resolve
+from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.plugin import slots
+from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
+from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.plugin.provider import Provider
+from ort_gpu_ep.plugin.state import SessionState, announce, forget_frames
+from ort_gpu_ep.plugin.tables import Table, entry, owner_of
+from ort_gpu_ep.plugin.transfer import GPU_DEVICE, VENDOR, Allocator, DataTransfer, MemcpyKernel, memcpy_registry
+
+EP_NAME = "WgpuExecutionProvider"
+VENDOR_ID = 0
+"""Of our device memory: "no vendor", so that `bind_output(name, "gpu")` and its like find it without being told one."""
+
+
+_HARDWARE_VENDOR_ID = 0x57475055   # "WGPU"
+_DEVICE_MEMORY, _DEVICE_ALLOCATOR = 0, 0
+
+
+class Factory(Table):
+    """The one factory of the library."""
+
+    SLOTS = slots.EP_FACTORY
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c_name, self.c_vendor, self.c_version = c_text(EP_NAME), c_text(VENDOR), c_text(_package_version())
+        self.registry: Any = NULL
+        self._memory_info: Any = NULL
+        self._virtual_device: Any = NULL
+
+    def get_name(self) -> Any:
+        return self.c_name
+
+    def get_vendor(self) -> Any:
+        return self.c_vendor
+
+    def get_vendor_id(self) -> int:
+        return _HARDWARE_VENDOR_ID
+
+    def get_version(self) -> Any:
+        return self.c_version
+
+    def is_stream_aware(self) -> bool:
+        return False
+
+    def get_supported_devices(self, devices: Any, count: int, out: Any, room: int, offered: Any) -> None:
+        """Offers the provider once: on the first GPU that ONNX Runtime sees, else on a virtual one."""
+        offered[0] = 0
+        if room == 0:
+            return
+        device = next((d for d in (devices[i] for i in range(count)) if api.HardwareDevice_Type(d) == GPU_DEVICE), None)
+        if device is None:
+            device = self._virtual_device = self._virtual_device or self._make_virtual_device()
+        pointer = ffi.new("void**")
+        api.CreateEpDevice(self.pointer, device, NULL, NULL, pointer)
+        if not self._memory_info:
+            info = ffi.new("void**")
+            api.CreateMemoryInfo_V2(c_text(EP_NAME), GPU_DEVICE, VENDOR_ID, 0, _DEVICE_MEMORY, 0, _DEVICE_ALLOCATOR, info)
+            self._memory_info = info[0]
+        api.EpDevice_AddAllocatorInfo(pointer[0], self._memory_info)
+        out[0] = pointer[0]
+        offered[0] = 1
+
+    def _make_virtual_device(self) -> Any:
+        pointer = ffi.new("void**")
+        api.CreateHardwareDevice(GPU_DEVICE, _HARDWARE_VENDOR_ID, 0, self.c_vendor, NULL, pointer)
+        return pointer[0]
+
+    def create_ep(self, devices: Any, metadata: Any, count: int, options: Any, logger: Any, out: Any) -> None:
+        """Raises ConfigError, and AdapterError in strict mode. ONNX Runtime's Python layer may then retry on the CPU: recorded."""
+        state = SessionState()
+        announce(state)
+        with state.recording("CreateEp"):
+            state.options = read_options(options)
+            state.config = resolve(state.options)
+            if state.config.placement != "cpu":
+                self._open_gpu(state)
+            if not self.registry:
+                self.registry = memcpy_registry(self.c_name, create_memcpy_kernel)
+            out[0] = Provider(self, state).pointer
+
+    @staticmethod
+    def _open_gpu(state: SessionState) -> None:
+        assert state.config is not None
+        try:
+            memory.check_usable()
+            state.gpu = Gpu.open(state.config)
+        except Exception as error:   # no adapter, no driver, a forked child: the CPU answers
+            if state.config.strict:
+                raise
+            state.record("error", "CreateEp", error)
+            forget_frames(error)
+
+    def release_ep(self, ep: Any) -> None:
+        owner_of(ep).drop()
+
+    def create_allocator(self, memory_info: Any, options: Any, out: Any) -> None:
+        out[0] = Allocator(memory_info).pointer
+
+    def release_allocator(self, allocator: Any) -> None:
+        owner_of(allocator).drop()
+
+    def create_data_transfer(self, out: Any) -> None:
+        out[0] = DataTransfer(VENDOR_ID).pointer
+
+    def close(self) -> None:
+        """ONNX Runtime releases the factory: gives back what was made for it."""
+        self.drop()
+        if self.registry:
+            api.ReleaseKernelRegistry(self.registry)
+        if self._memory_info:
+            api.ReleaseMemoryInfo(self._memory_info)
+        if self._virtual_device:
+            api.ReleaseHardwareDevice(self._virtual_device)
+
+
+def read_options(session_options: Any) -> Mapping[str, str]:
+    """The provider options of a session, unknown ones too: ONNX Runtime stores them as `ep.<name in lower case>.<option>`."""
+    prefix = f"ep.{EP_NAME.lower()}."
+    pairs = get(api.GetSessionOptionsConfigEntries, session_options)
+    keys, values, count = ffi.new("char***"), ffi.new("char***"), ffi.new("size_t*")
+    try:
+        api.GetKeyValuePairs(pairs, keys, values, count)
+        entries = {text_of(keys[0][i]): text_of(values[0][i]) for i in range(count[0])}
+    finally:
+        api.ReleaseKeyValuePairs(pairs)
+    return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
+
+
+def _package_version() -> str:
+    try:
+        return version("ort_gpu_ep")
+    except PackageNotFoundError:
+        return "0.0.0"
+
+
+@entry("sppo")
+def create_memcpy_kernel(state: Any, info: Any, out: Any) -> None:
+    out[0] = MemcpyKernel().pointer
+
+
+@entry("scppozn")
+def create_factories(name: Any, base: Any, logger: Any, out: Any, room: int, made: Any) -> None:
+    """CreateEpFactories, by way of the shim."""
+    api.load(ffi.cast("ApiBase*", base))
+    made[0] = 0
+    if room:
+        out[0] = Factory().pointer
+        made[0] = 1
+
+
+@entry("sp")
+def release_factory(pointer: Any) -> None:
+    """ReleaseEpFactory, by way of the shim."""
+    factory = owner_of(pointer)
+    assert isinstance(factory, Factory)
+    factory.close()

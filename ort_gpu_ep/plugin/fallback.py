@@ -1,0 +1,141 @@
+"""A partition on ONNX Runtime's CPU provider, for runs that the GPU can't do.
+
+The model is put together from our Graph when it is first needed; until then its large constants wait on disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.graph import Array, Attribute, Graph, Node
+from ort_gpu_ep.plugin.spill import MIN_SPILL_NBYTES, SpillFile
+from ort_gpu_ep.types import TensorType
+
+_MIN_IR_VERSION = 10
+
+
+class Fallback:
+    """The CPU version of one partition. Thread-safe.
+
+    graph: read at Compile; its constants are taken now. opsets: of the model. notify: is told what a user should know.
+    """
+
+    def __init__(self, graph: Graph, opsets: Mapping[str, int], config: Config, notify: Callable[[str], object]) -> None:
+        self._graph, self._opsets = graph, dict(opsets)
+        self._kept: dict[str, Array] = {}
+        self._large: tuple[str, ...] = ()
+        self._spill: SpillFile | None = None
+        self._session: Any = None
+        self._lock = threading.Lock()
+        self._take_constants(config.cache_path, notify)
+
+    def run(self, inputs: Sequence[tuple[TensorType, Array]]) -> list[Any]:
+        """The outputs as OrtValues on the CPU. inputs: in the order of graph.inputs, each with its flat bytes."""
+        session = self._built()
+        feeds = {}
+        for name, (tensor, data) in zip(self._graph.inputs, inputs, strict=True):
+            feeds[name] = _ort_value(data.view(tensor.dtype.numpy).reshape(tensor.shape), tensor.dtype.onnx)
+        return list(session.run_with_ort_values(list(self._graph.outputs), feeds))
+
+    def close(self) -> None:
+        """Deletes the constants on disk."""
+        with self._lock:
+            self._session = None
+            if self._spill is not None:
+                self._spill.remove()
+
+    def _take_constants(self, cache_path: str, notify: Callable[[str], object]) -> None:
+        read = {name for node in self._graph.nodes for name in node.reads} | set(self._graph.outputs)
+        constants = {n: v.load for n, v in self._graph.values.items() if v.load is not None and n in read}
+        arrays = {name: load() for name, load in constants.items()}
+        large = {n: a for n, a in arrays.items() if a.nbytes > MIN_SPILL_NBYTES}
+        self._kept = {n: np.array(a) for n, a in arrays.items() if n not in large}
+        if not large:
+            return
+        try:
+            self._spill = SpillFile(cache_path, sum(a.nbytes for a in large.values()))
+            for name, array in large.items():
+                self._spill.add(name, array)
+            self._spill.close_writing()
+        except OSError as error:
+            notify(f"weights for the CPU fallback stay in memory: {error}")
+            if self._spill is not None:
+                self._spill.remove()
+            self._spill = None
+            self._kept |= {n: np.array(a) for n, a in large.items()}
+        self._large = tuple(large) if self._spill is not None else ()
+
+    def _built(self) -> Any:
+        with self._lock:
+            if self._session is None:
+                options = onnxruntime.SessionOptions()
+                options.log_severity_level = 3
+                external = {name: self._spill.load(name) for name in self._large} if self._spill is not None else {}
+                if external:
+                    values = [_ort_value(a, self._onnx_type(n)) for n, a in external.items()]
+                    options.add_external_initializers(list(external), values)
+                model = self._model(external)
+                self._session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            return self._session
+
+    def _onnx_type(self, name: str) -> int:
+        dtype = self._graph.values[name].dtype
+        if dtype is None:
+            raise InternalError(f"value {name!r} at the border of partition {self._graph.name} is not a tensor of a known type")
+        return dtype.onnx
+
+    def _model(self, external: Mapping[str, Array]) -> onnx.ModelProto:
+        graph = onnx.helper.make_graph(
+            [_node_proto(n) for n in self._graph.nodes], self._graph.name or "partition",
+            [self._info(n) for n in self._graph.inputs], [self._info(n) for n in self._graph.outputs],
+            [self._initializer(n, a) for n, a in self._kept.items()])
+        for name, array in external.items():
+            tensor = graph.initializer.add(name=name, data_type=self._onnx_type(name), dims=array.shape)
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value="given by add_external_initializers")
+        used = {n.domain for n in self._graph.nodes} | {""}
+        opsets = [onnx.helper.make_opsetid(d, v) for d, v in self._opsets.items() if d in used]
+        return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=_MIN_IR_VERSION)
+
+    def _info(self, name: str) -> onnx.ValueInfoProto:
+        return onnx.helper.make_tensor_value_info(name, self._onnx_type(name), self._graph.values[name].shape)
+
+    def _initializer(self, name: str, array: Array) -> onnx.TensorProto:
+        return onnx.helper.make_tensor(name, self._onnx_type(name), array.shape, np.ascontiguousarray(array).tobytes(), raw=True)
+
+
+def _ort_value(array: Array, onnx_type: int) -> Any:
+    """An OrtValue over the array's memory."""
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array).reshape(array.shape), onnx_type)
+
+
+def _node_proto(node: Node) -> onnx.NodeProto:
+    proto = onnx.helper.make_node(node.op, node.inputs, node.outputs, node.name, domain=node.domain)
+    schema = _attribute_types(node)
+    for name, value in node.attributes.items():
+        if value is not None:
+            proto.attribute.append(_attribute_proto(name, value, schema.get(name)))
+    return proto
+
+
+def _attribute_types(node: Node) -> dict[str, int]:
+    """Attribute -> AttributeProto.AttributeType, from the op's schema: an empty list does not say what it is a list of."""
+    try:
+        schema = onnx.defs.get_schema(node.op, max(node.version, 1), node.domain)
+    except onnx.defs.SchemaError:
+        return {}
+    return {name: attribute.type.value for name, attribute in schema.attributes.items()}  # type: ignore[attr-defined]
+
+
+def _attribute_proto(name: str, value: Attribute, kind: int | None) -> onnx.AttributeProto:
+    if isinstance(value, np.ndarray):
+        return onnx.helper.make_attribute(name, onnx.numpy_helper.from_array(value))
+    return onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)

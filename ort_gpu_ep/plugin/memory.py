@@ -1,0 +1,318 @@
+"""Device memory as ONNX Runtime sees it: addresses in, GPU buffers out.
+
+ONNX Runtime allocates a block and uses ranges of it as tensors (its memory patterns put many into one block). A block
+takes address space only. A GPU buffer is made when a range is written, one for each range: so Alloc never waits and
+never fails for lack of GPU memory, two tensors of one block are never one buffer (a dispatch can't read and write the
+same), and a range that is written while a run still reads it gets a new buffer instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ort_gpu_ep.device import Buffer, Gpu
+from ort_gpu_ep.errors import DeviceError, InternalError
+from ort_gpu_ep.graph import Array
+from ort_gpu_ep.plugin.reservation import Reservation
+from ort_gpu_ep.plugin.state import COPIES, SessionState
+
+_ALIGNMENT = 256
+"""Binding offsets are multiples of this (WebGPU's default minStorageBufferOffsetAlignment)."""
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """Bytes somewhere: in a GPU buffer, or on the host where the GPU could not take them. users: pieces and running calls."""
+
+    nbytes: int
+    gpu: Gpu | None = None
+    buffer: Buffer | None = None
+    host: Array | None = None
+    users: int = 1
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """[start, stop) of the address space is in `storage` from `offset` on."""
+
+    start: int
+    stop: int
+    storage: Storage
+    offset: int
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """What ONNX Runtime has allocated. state: the session it was allocated for, None for a shared allocator."""
+
+    start: int
+    nbytes: int
+    state: SessionState | None
+    pieces: list[Piece]
+
+
+class Memory:
+    """All blocks of the process."""
+
+    def __init__(self) -> None:
+        self._reservation = Reservation()
+        self._blocks: dict[int, Block] = {}
+        self._empty: dict[Gpu, Storage] = {}
+        self._lock = threading.RLock()
+        self._orphans: list[Buffer] = []   # of a forked child: wgpu must not even hear that they are gone
+        self.forked = False
+
+    # ---- blocks
+
+    def allocate(self, nbytes: int, state: SessionState | None) -> int:
+        """The address of a new block. Raises OutOfDeviceMemoryError, when no address is left."""
+        start = self._reservation.take(nbytes)
+        with self._lock:
+            self._blocks[start] = Block(start, nbytes, state, [])
+        return start
+
+    def free(self, address: int) -> None:
+        """Frees a block; its buffers go back to their GPU's pool."""
+        with self._lock:
+            block = self._blocks.pop(address, None)
+            if block is None:
+                raise InternalError(f"device address {address:#x} was freed twice, or never allocated")
+            for piece in block.pieces:
+                self._release(piece.storage)
+            self._reservation.give_back(address)
+
+    def owns(self, address: int) -> bool:
+        """Whether an address is device memory."""
+        return self._reservation.contains(address)
+
+    @property
+    def live_blocks(self) -> int:
+        return len(self._blocks)
+
+    def state_of(self, address: int) -> SessionState | None:
+        """The session that the block of an address was allocated for."""
+        block = self._blocks.get(self._reservation.start_of(address))
+        return block.state if block else None
+
+    # ---- ranges
+
+    def read(self, gpu: Gpu, address: int, nbytes: int) -> tuple[Storage, int]:
+        """(storage, offset) of a range on `gpu`, pinned: `release` it after the run. Brings it there if it is elsewhere."""
+        self.check_usable()
+        if nbytes == 0:
+            return self._pin(self._empty_on(gpu)), 0
+        with self._lock:
+            block, pieces = self._find(address, nbytes)
+            if len(pieces) == 1:
+                piece = pieces[0]
+                offset = piece.offset + address - piece.start
+                whole = piece.start <= address and address + nbytes <= piece.stop
+                if whole and piece.storage.gpu is gpu and offset % _ALIGNMENT == 0:
+                    return self._pin(piece.storage), offset
+            return self._pin(self._gather(gpu, block, address, nbytes)), 0
+
+    def write(self, gpu: Gpu, address: int, nbytes: int) -> tuple[Storage, int]:
+        """(storage, offset) for new content of a range, not pinned: the block holds it."""
+        self.check_usable()
+        if nbytes == 0:
+            return self._empty_on(gpu), 0
+        with self._lock:
+            block, pieces = self._find(address, nbytes)
+            if len(pieces) == 1:
+                piece = pieces[0]
+                same = piece.start == address and piece.stop == address + nbytes and piece.offset == 0
+                if same and piece.storage.gpu is gpu and piece.storage.users == 1:
+                    return piece.storage, 0
+            self._carve(block, address, address + nbytes)
+            storage = Storage(nbytes, gpu, gpu.allocate(nbytes))
+            self._insert(block, Piece(address, address + nbytes, storage, 0))
+            return storage, 0
+
+    def temporary(self, gpu: Gpu, nbytes: int, host_address: int = 0) -> Storage:
+        """A pinned storage that belongs to no block, with host memory's content if an address is given."""
+        storage = Storage(max(nbytes, 4), gpu, gpu.allocate(max(nbytes, 4)))
+        if host_address and nbytes:
+            assert storage.buffer is not None
+            gpu.upload(storage.buffer, 0, host_address, nbytes)
+        return storage
+
+    def release(self, storages: Iterable[Storage]) -> None:
+        """Ends the pins of a run."""
+        with self._lock:
+            for storage in storages:
+                self._release(storage)
+
+    # ---- copies
+
+    def copy_in(self, gpu: Gpu | None, address: int, host_address: int, nbytes: int) -> None:
+        """Host memory into a range. Without a working GPU the range stays on the host, so that the CPU can go on from it."""
+        self._count("host_to_device", address, nbytes)
+        if nbytes == 0:
+            return
+        if gpu is not None:
+            try:
+                storage, _ = self.write(gpu, address, nbytes)
+                gpu.upload(storage.buffer, 0, host_address, nbytes)   # type: ignore[arg-type]
+                return
+            except DeviceError as error:
+                state = self.state_of(address)
+                if state is not None:
+                    state.record("error", "copy to device", error)
+        data = np.empty(nbytes, np.uint8)
+        ctypes.memmove(data.ctypes.data, host_address, nbytes)
+        with self._lock:
+            block, _ = self._find(address, nbytes)
+            self._carve(block, address, address + nbytes)
+            self._insert(block, Piece(address, address + nbytes, Storage(nbytes, host=data), 0))
+
+    def copy_out(self, address: int, host_address: int, nbytes: int) -> None:
+        """A range into host memory; waits for the GPU. Raises DeviceError, if the GPU can't give it back."""
+        self._count("device_to_host", address, nbytes)
+        if nbytes == 0:
+            return
+        with self._lock:
+            _, pieces = self._find(address, nbytes)
+            parts = [(max(p.start, address), min(p.stop, address + nbytes), p.storage, p.offset - p.start) for p in pieces]
+            for _, _, storage, _ in parts:
+                self._pin(storage)
+        try:
+            if sum(stop - start for start, stop, _, _ in parts) < nbytes:
+                ctypes.memset(host_address, 0, nbytes)
+            for start, stop, storage, shift in parts:
+                self._fetch(storage, start + shift, host_address + start - address, stop - start)
+        finally:
+            self.release(storage for _, _, storage, _ in parts)
+
+    def copy(self, gpu: Gpu | None, source: int, target: int, nbytes: int) -> None:
+        """A range into another one: the two share the storage until one of them is written."""
+        self._count("device_to_device", target, nbytes)
+        if nbytes == 0:
+            return
+        with self._lock:
+            block, pieces = self._find(source, nbytes)
+            if not (len(pieces) == 1 and pieces[0].start <= source and source + nbytes <= pieces[0].stop):
+                if gpu is None:
+                    raise DeviceError("device memory: a value in several parts can't be copied without a GPU")
+                self._gather(gpu, block, source, nbytes)
+                block, pieces = self._find(source, nbytes)
+            storage, offset = self._pin(pieces[0].storage), pieces[0].offset + source - pieces[0].start
+            into, _ = self._find(target, nbytes)
+            self._carve(into, target, target + nbytes)
+            self._insert(into, Piece(target, target + nbytes, storage, offset))
+
+    # ---- inside
+
+    def _count(self, kind: str, address: int, nbytes: int) -> None:
+        COPIES.add(kind, nbytes)
+        state = self.state_of(address) if nbytes else None
+        if state is not None:
+            state.copies.add(kind, nbytes)
+
+    def _find(self, address: int, nbytes: int) -> tuple[Block, list[Piece]]:
+        """The block of a range, and its pieces that overlap the range."""
+        block = self._blocks.get(address) or self._blocks.get(self._reservation.start_of(address))
+        if block is None or address + nbytes > block.start + block.nbytes:
+            raise InternalError(f"device address {address:#x} + {nbytes} B is not inside a live block")
+        return block, [p for p in block.pieces if p.start < address + nbytes and p.stop > address]
+
+    def _carve(self, block: Block, start: int, stop: int) -> None:
+        """Takes [start, stop) out of the block's pieces; what lies beside it keeps its content."""
+        kept: list[Piece] = []
+        for piece in block.pieces:
+            if piece.stop <= start or piece.start >= stop:
+                kept.append(piece)
+                continue
+            if piece.start < start:
+                kept.append(Piece(piece.start, start, self._pin(piece.storage), piece.offset))
+            if piece.stop > stop:
+                kept.append(Piece(stop, piece.stop, self._pin(piece.storage), piece.offset + stop - piece.start))
+            self._release(piece.storage)
+        block.pieces = kept
+
+    @staticmethod
+    def _insert(block: Block, piece: Piece) -> None:
+        block.pieces.append(piece)
+        if len(block.pieces) > 1:
+            block.pieces.sort(key=lambda p: p.start)
+
+    def _gather(self, gpu: Gpu, block: Block, address: int, nbytes: int) -> Storage:
+        """One storage on `gpu` for a range that is in several, on another GPU, on the host, or badly aligned."""
+        storage = Storage(nbytes, gpu, gpu.allocate(nbytes))
+        assert storage.buffer is not None
+        _, pieces = self._find(address, nbytes)
+        for piece in pieces:
+            start, stop = max(piece.start, address), min(piece.stop, address + nbytes)
+            at, to, n = piece.offset + start - piece.start, start - address, stop - start
+            if piece.storage.gpu is gpu and at % 4 == 0 and to % 4 == 0 and (n % 4 == 0 or stop == address + nbytes):
+                gpu.copy(piece.storage.buffer, at, storage.buffer, to, n)   # type: ignore[arg-type]
+            else:
+                break
+        else:
+            return self._replace(block, address, nbytes, storage)
+        data = np.zeros(nbytes, np.uint8)
+        for piece in pieces:
+            start, stop = max(piece.start, address), min(piece.stop, address + nbytes)
+            self._fetch(piece.storage, piece.offset + start - piece.start, data.ctypes.data + start - address, stop - start)
+        gpu.upload(storage.buffer, 0, data.ctypes.data, nbytes)
+        return self._replace(block, address, nbytes, storage)
+
+    def _replace(self, block: Block, address: int, nbytes: int, storage: Storage) -> Storage:
+        self._carve(block, address, address + nbytes)
+        self._insert(block, Piece(address, address + nbytes, storage, 0))
+        return storage
+
+    def _empty_on(self, gpu: Gpu) -> Storage:
+        """Stands in for tensors without elements, for which ONNX Runtime may pass NULL."""
+        with self._lock:
+            if gpu not in self._empty:
+                self._empty[gpu] = Storage(_ALIGNMENT, gpu, gpu.allocate(_ALIGNMENT))
+            return self._empty[gpu]
+
+    def _pin(self, storage: Storage) -> Storage:
+        with self._lock:
+            storage.users += 1
+        return storage
+
+    def _release(self, storage: Storage) -> None:
+        storage.users -= 1
+        if storage.users == 0 and storage.gpu is not None and storage.buffer is not None:
+            if self.forked:
+                self._orphans.append(storage.buffer)
+            else:
+                storage.gpu.free(storage.buffer)
+            storage.buffer = None
+
+    def _fetch(self, storage: Storage, offset: int, host_address: int, nbytes: int) -> None:
+        """Bytes of a storage into host memory."""
+        if storage.host is not None:
+            ctypes.memmove(host_address, storage.host.ctypes.data + offset, nbytes)
+        elif offset % 4:   # the GPU copies whole words
+            data = np.empty(nbytes + offset % 4, np.uint8)
+            self._fetch(storage, offset - offset % 4, data.ctypes.data, data.nbytes)
+            ctypes.memmove(host_address, data.ctypes.data + offset % 4, nbytes)
+        else:
+            self.check_usable()
+            assert storage.gpu is not None
+            storage.gpu.download(storage.buffer, offset, host_address, nbytes)   # type: ignore[arg-type]
+
+    def check_usable(self) -> None:
+        """Raises DeviceError in a forked child."""
+        if self.forked:
+            raise DeviceError(
+                "the GPU can't be used in a forked child process, nor can what its parent left on the GPU. "
+                "Create the session in the child, with multiprocessing's start method `spawn`.")
+
+    def after_fork(self) -> None:
+        """In the child: the GPU is the parent's, and a thread that held a lock does not exist."""
+        self.forked = True
+        self._lock = threading.RLock()
+        self._reservation.after_fork()
+
+
+memory = Memory()
+"""All device memory that ONNX Runtime holds."""

@@ -1,0 +1,118 @@
+"""OrtEp: one session's execution provider."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Program
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.graph import Graph
+from ort_gpu_ep.partitioner import fuse, partition
+from ort_gpu_ep.plugin import slots
+from ort_gpu_ep.plugin.abi import api, ffi
+from ort_gpu_ep.plugin.compute import Partition
+from ort_gpu_ep.plugin.fallback import Fallback
+from ort_gpu_ep.plugin.reader import Reader
+from ort_gpu_ep.plugin.state import SessionState, forget_frames
+from ort_gpu_ep.plugin.tables import Table, owner_of
+from ort_gpu_ep.plugin.transfer import Allocator
+from ort_gpu_ep.registry import Limits
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.plugin.factory import Factory
+
+
+class Provider(Table):
+    """The EP of one session."""
+
+    SLOTS = slots.EP
+
+    def __init__(self, factory: Factory, state: SessionState) -> None:
+        super().__init__()
+        self.factory, self.state = factory, state
+
+    @property
+    def config(self) -> Config:
+        if self.state.config is None:
+            raise InternalError("an execution provider without a config")
+        return self.state.config
+
+    def get_name(self) -> Any:
+        return self.factory.c_name
+
+    def get_capability(self, graph: Any, support: Any) -> None:
+        """Offers the partitioner's groups. ONNX Runtime swallows an error here and uses the CPU: it is recorded."""
+        with self.state.recording("GetCapability"), Reader(graph) as reader:
+            self.state.model_path = self.state.model_path or reader.model_path()
+            gpu = self.state.gpu
+            if gpu is None and self.config.placement != "cpu":
+                return
+            limits, software = (gpu.limits, gpu.info.type == "software") if gpu is not None else (Limits(), True)
+            whole = reader.graph()
+            partitioning = partition(whole, self.config, limits, software)
+            self.state.reports.append(partitioning.report)
+            options = ffi.new("FusionOptions*")
+            options.version, options.drop_constant_initializers = api.version, True
+            for group in partitioning.groups if gpu is not None else ():
+                check_border(whole, group)
+                nodes = ffi.new("void*[]", [reader.nodes[i] for i in group])
+                api.EpGraphSupportInfo_AddNodesToFuse(support, nodes, len(group), options)
+
+    def compile(self, graphs: Any, fused: Any, count: int, infos: Any, context_nodes: Any) -> None:
+        with self.state.recording("Compile"):
+            for i in range(count):
+                made = self._compile(graphs[i], fused[i])
+                self.state.partitions.append(made)
+                infos[i] = made.pointer
+
+    def _compile(self, pointer: Any, fused: Any) -> Partition:
+        with Reader(pointer) as reader:
+            given = reader.names(api.Node_GetNumInputs, api.Node_GetInputs, fused)
+            outputs = reader.names(api.Node_GetNumOutputs, api.Node_GetOutputs, fused)
+            graph = reader.graph(given, outputs)
+            missing = [name for name in graph.inputs if name not in given]
+            if missing:
+                raise InternalError(f"partition {graph.name} reads {missing}, which ONNX Runtime will not pass; it passes {list(given)}")
+            positions = tuple(given.index(name) for name in graph.inputs)
+            program, gpu = None, self.state.gpu
+            try:
+                if gpu is None:
+                    raise InternalError(f"partition {graph.name} was claimed without a GPU")
+                program = Program(graph, self.config, gpu, fuse if self.config.fusion else None)
+            except Exception as error:
+                if self.config.strict:
+                    raise
+                self.state.record("fallback", graph.name, error)
+                forget_frames(error)
+            notify = partial(self.state.record, "warning", graph.name)
+            fallback = None if self.config.strict else Fallback(graph, reader.opsets(), self.config, notify)
+            return Partition(self.state, graph, positions, program, fallback)
+
+    def release_node_compute_infos(self, infos: Any, count: int) -> None:
+        for i in range(count):
+            made = owner_of(infos[i])
+            made.drop()
+            if isinstance(made, Partition):
+                made.close()
+
+    def create_allocator(self, memory_info: Any, out: Any) -> None:
+        out[0] = Allocator(memory_info, self.state).pointer
+
+    def get_kernel_registry(self, out: Any) -> None:
+        out[0] = self.factory.registry
+
+    def on_session_initialization_end(self) -> None:
+        self.state.ready = True
+
+
+def check_border(graph: Graph, group: tuple[int, ...]) -> None:
+    """Raises InternalError, if a value that a group takes or gives is not a tensor of a known element type."""
+    inside = [node for node in graph.nodes if node.id in set(group)]
+    for node in inside:
+        for name in (*node.reads, *node.writes):
+            if graph.values[name].dtype is None:
+                raise InternalError(f"{node.label} was claimed, but {name!r} is not a tensor of a known element type")
+
+

@@ -1,0 +1,173 @@
+"""OrtGraph -> graph.Graph.
+
+ONNX Runtime's graph, nodes and constants die with the callback they are passed to: everything is copied, except
+constants, whose `load` gives a view that is valid until the Reader is closed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
+from ort_gpu_ep.plugin.abi import NULL, address_of, api, ffi, get, get_list, get_text, pointer_to, tensor_of, text_of
+from ort_gpu_ep.types import BY_ONNX, DType, Shape, SymbolicShape
+
+_INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _TENSOR = 1, 2, 3, 4, 5, 6, 8
+
+
+def array_at(address: int, shape: Shape, dtype: DType) -> Array:
+    """A view of host memory as an array."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.nbytes
+    if nbytes == 0:
+        return np.empty(shape, dtype.numpy)
+    return np.frombuffer(ffi.buffer(pointer_to(address), nbytes), dtype.numpy).reshape(shape)
+
+
+class Reader:
+    """Reads one OrtGraph. A context manager: constants can't be loaded after it has ended."""
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+        self.nodes: dict[int, Any] = {}   # ONNX Runtime's node id -> OrtNode*
+        self._values: dict[str, Value] = {}
+        self._names: dict[int, str] = {}
+        self._open = True
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._open = False
+
+    def graph(self, inputs: Iterable[str] | None = None, outputs: Iterable[str] | None = None) -> Graph:
+        """The graph. inputs, outputs: their order, where the graph's own does not count (a fused node's does)."""
+        g = self.pointer
+        formal = [self._name(p) for p in get_list(api.Graph_GetNumInputs, api.Graph_GetInputs, g)]
+        formal_outputs = [self._name(p) for p in get_list(api.Graph_GetNumOutputs, api.Graph_GetOutputs, g)]
+        nodes = tuple(self._node(p) for p in get_list(api.Graph_GetNumNodes, api.Graph_GetNodes, g))
+        nested = get(api.Graph_GetParentNode, g) != NULL
+        made = {name for node in nodes for name in node.writes}
+        outside = [name for node in nodes for name in node.reads if name not in made]
+        found = [n for n in dict.fromkeys((*(formal if inputs is None else inputs), *outside)) if not self._values[n].is_constant]
+        results = tuple(formal_outputs if outputs is None else outputs)
+        return Graph(get_text(api.Graph_GetName, g), tuple(found), results, nodes, self._values, nested)
+
+    def opsets(self) -> dict[str, int]:
+        """Domain -> opset version; the ONNX domain is ""."""
+        n = get(api.Graph_GetNumOperatorSets, self.pointer, "size_t*")
+        domains, versions = ffi.new("char*[]", max(n, 1)), ffi.new("int64_t[]", max(n, 1))
+        api.Graph_GetOperatorSets(self.pointer, domains, versions, n)
+        return {_domain(text_of(domains[i])): int(versions[i]) for i in range(n)}
+
+    def model_path(self) -> str:
+        """The model's file, "" where it came from memory."""
+        pointer = get(api.Graph_GetModelPath, self.pointer)
+        if pointer == NULL:
+            return ""
+        kind = "wchar_t*" if os.name == "nt" else "char*"
+        path = ffi.string(ffi.cast(kind, pointer))
+        return path if isinstance(path, str) else os.fsdecode(path)
+
+    def names(self, count: Any, fill: Any, handle: Any) -> tuple[str, ...]:
+        """The names in a list of OrtValueInfo; "" for one left out. Learns their types."""
+        return tuple(self._name(p) for p in get_list(count, fill, handle))
+
+    def _name(self, info: Any) -> str:
+        if info == NULL:
+            return ""
+        key = address_of(info)
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = get_text(api.GetValueInfoName, info)
+            if name and name not in self._values:
+                self._values[name] = self._value(name, info)
+        return name
+
+    def _value(self, name: str, info: Any) -> Value:
+        dtype, shape = _type_of(info)
+        constant = dtype is not None and bool(get(api.ValueInfo_IsConstantInitializer, info, "bool*"))
+        return Value(name, dtype, shape, (lambda: self._load(name, info)) if constant else None)
+
+    def _load(self, name: str, info: Any) -> Array:
+        if not self._open:
+            raise InternalError(f"constant {name!r} was read after ONNX Runtime's callback had ended; expected it to be read in Program()")
+        value = get(api.ValueInfo_GetInitializerValue, info)
+        if value == NULL:
+            raise InternalError(f"onnxruntime calls {name!r} a constant but gives no value for it")
+        array = _tensor_array(value)
+        array.flags.writeable = False
+        return array
+
+    def _node(self, p: Any) -> Node:
+        identity = int(get(api.Node_GetId, p, "size_t*"))
+        self.nodes[identity] = p
+        attributes = get_list(api.Node_GetNumAttributes, api.Node_GetAttributes, p)
+        return Node(
+            op=get_text(api.Node_GetOperatorType, p),
+            inputs=self.names(api.Node_GetNumInputs, api.Node_GetInputs, p),
+            outputs=self.names(api.Node_GetNumOutputs, api.Node_GetOutputs, p),
+            name=get_text(api.Node_GetName, p),
+            domain=_domain(get_text(api.Node_GetDomain, p)),
+            version=get(api.Node_GetSinceVersion, p, "int*"),
+            attributes={get_text(api.OpAttr_GetName, a): _attribute(a) for a in attributes},
+            implicit=self.names(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, p),
+            has_subgraph=get(api.Node_GetNumSubgraphs, p, "size_t*") > 0,
+            id=identity,
+        )
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def _type_of(info: Any) -> tuple[DType | None, SymbolicShape | None]:
+    kind = get(api.GetValueInfoTypeInfo, info)
+    tensor = get(api.CastTypeInfoToTensorInfo, kind) if kind else NULL
+    if not tensor:
+        return None, None
+    dtype = BY_ONNX.get(get(api.GetTensorElementType, tensor, "int*"))
+    rank = get(api.GetDimensionsCount, tensor, "size_t*")
+    sizes, symbols = ffi.new("int64_t[]", rank + 1), ffi.new("char*[]", rank + 1)
+    api.GetDimensions(tensor, sizes, rank)
+    api.GetSymbolicDimensions(tensor, symbols, rank)
+    return dtype, tuple(int(sizes[i]) if sizes[i] >= 0 else text_of(symbols[i]) or None for i in range(rank))
+
+
+def _tensor_array(value: Any) -> Array:
+    address, shape, kind = tensor_of(value)
+    return array_at(address, shape, BY_ONNX[kind])
+
+
+def _attribute(attribute: Any) -> Attribute:
+    kind = get(api.OpAttr_GetType, attribute, "int*")
+    if kind == _TENSOR:
+        return _tensor_attribute(attribute)
+    if kind not in (_INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS):
+        return None
+    nbytes = ffi.new("size_t*")
+    with suppress(InternalError):   # it reports the size and fails, because 0 bytes are too few
+        api.ReadOpAttr(attribute, kind, NULL, 0, nbytes)
+    data = ffi.new("char[]", max(nbytes[0], 1))
+    api.ReadOpAttr(attribute, kind, data, nbytes[0], nbytes)
+    raw = bytes(ffi.buffer(data, nbytes[0]))
+    if kind == _STRING:
+        return raw.decode("utf-8", "replace").rstrip("\0")
+    if kind == _STRINGS:
+        return tuple(text.decode("utf-8", "replace") for text in raw.removesuffix(b"\0").split(b"\0")) if raw else ()
+    items = np.frombuffer(raw, np.int64 if kind in (_INT, _INTS) else np.float32).tolist()
+    return items[0] if kind in (_INT, _FLOAT) else tuple(items)
+
+
+def _tensor_attribute(attribute: Any) -> Attribute:
+    value = get(api.OpAttr_GetTensorAttributeAsOrtValue, attribute)
+    try:
+        return _tensor_array(value).copy() if tensor_of(value)[2] in BY_ONNX else None
+    finally:
+        api.ReleaseValue(value)

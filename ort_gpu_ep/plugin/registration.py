@@ -1,0 +1,75 @@
+"""Tells ONNX Runtime about our provider, and makes sure that nothing calls Python once the interpreter is going."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Any
+
+import onnxruntime
+
+from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.plugin import spill, state, tables
+from ort_gpu_ep.plugin.abi import NULL, check_version, ffi
+from ort_gpu_ep.plugin.build import find_or_build
+from ort_gpu_ep.plugin.factory import create_factories, release_factory
+from ort_gpu_ep.plugin.memory import memory
+
+_lock = threading.RLock()
+_shim: Any = None
+_registered_as = ""
+
+
+def register(name: str = "ort_gpu_ep") -> None:
+    """Registers the provider library with ONNX Runtime; does nothing if it is registered already, under whatever name.
+
+    Raises: ConfigError, where ONNX Runtime is too old; BuildError, where the native shim is missing and can't be compiled.
+    """
+    global _shim, _registered_as
+    with _lock:
+        if _registered_as:
+            return
+        check_version(onnxruntime.__version__)
+        path = str(find_or_build())
+        if _shim is None:
+            _shim = ffi.dlopen(path)   # first, so that ONNX Runtime finds it loaded, with our callbacks in it
+            atexit.register(_exit)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_after_fork)
+        _shim.ort_gpu_ep_bind(ffi.cast("void*", create_factories), ffi.cast("void*", release_factory))
+        onnxruntime.register_execution_provider_library(name, path)
+        _registered_as = name
+
+
+def unregister() -> None:
+    """Takes the provider away again; does nothing if it is not registered.
+
+    Raises: ConfigError, while sessions that use it are alive.
+    """
+    global _registered_as
+    with _lock:
+        if not _registered_as:
+            return
+        sessions = tables.live_tables()["Provider"]
+        if sessions:
+            raise ConfigError(f"{sessions} session(s) still use the provider: delete them before unregister()")
+        onnxruntime.unregister_execution_provider_library(_registered_as)
+        _registered_as = ""
+
+
+def is_registered() -> bool:
+    return bool(_registered_as)
+
+
+def _exit() -> None:
+    null, empty, gone = (ffi.cast("void*", ffi.addressof(_shim, f"ort_gpu_ep_{n}")) for n in ("null", "empty", "gone"))
+    _shim.ort_gpu_ep_bind(NULL, NULL)
+    tables.shut_down(null, empty, gone)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+    for part in (memory, spill, state, tables):
+        part.after_fork()

@@ -1,0 +1,58 @@
+/* The only native code of this package: the two symbols that ONNX Runtime looks up in a plugin library.
+ *
+ * Python opens this file first and binds its callbacks; ONNX Runtime then finds the library already loaded.
+ * It needs no header of ONNX Runtime, no Python.h and no libc: one file per OS and architecture serves every CPython
+ * and every ONNX Runtime from 1.23 on.
+ */
+typedef __SIZE_TYPE__ usize;
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+EXPORT int _DllMainCRTStartup(void *module, unsigned long reason, void *reserved) {
+  (void)module; (void)reason; (void)reserved;
+  return 1;
+}
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+typedef void *(*create_function)(const char *, const void *, const void *, void **, usize, usize *);
+typedef void *(*release_function)(void *);
+typedef void *(*create_status_function)(int, const char *);
+struct api_base { void **(*get_api)(unsigned); const char *(*get_version)(void); };
+
+enum { ORT_FAIL = 1, CREATE_STATUS_SLOT = 0, OLDEST_API = 23 };
+
+static create_function bound_create;
+static release_function bound_release;
+static const struct api_base *bound_base;
+
+static void *failure(const struct api_base *base, const char *message) {
+  void **api = base ? base->get_api(OLDEST_API) : 0;
+  return api ? ((create_status_function)api[CREATE_STATUS_SLOT])(ORT_FAIL, message) : 0;
+}
+
+/* Stores the Python callbacks; NULLs take them away. */
+EXPORT void ort_gpu_ep_bind(create_function create, release_function release) {
+  __atomic_store_n(&bound_create, create, __ATOMIC_RELEASE);
+  __atomic_store_n(&bound_release, release, __ATOMIC_RELEASE);
+}
+
+EXPORT void *CreateEpFactories(const char *name, const void *base, const void *logger, void **factories, usize max, usize *count) {
+  create_function create = __atomic_load_n(&bound_create, __ATOMIC_ACQUIRE);
+  __atomic_store_n(&bound_base, (const struct api_base *)base, __ATOMIC_RELEASE);
+  if (create) return create(name, base, logger, factories, max, count);
+  return failure((const struct api_base *)base, "ort_gpu_ep: call ort_gpu_ep.register() instead of registering this library");
+}
+
+EXPORT void *ReleaseEpFactory(void *factory) {
+  release_function release = __atomic_load_n(&bound_release, __ATOMIC_ACQUIRE);
+  return release ? release(factory) : 0;
+}
+
+/* What a table's slots point at once the interpreter is about to go: nothing, an empty name, an error. */
+EXPORT void *ort_gpu_ep_null(void) { return 0; }
+EXPORT const char *ort_gpu_ep_empty(void) { return ""; }
+EXPORT void *ort_gpu_ep_gone(void) {
+  return failure(__atomic_load_n(&bound_base, __ATOMIC_ACQUIRE), "ort_gpu_ep: the Python interpreter is shutting down");
+}

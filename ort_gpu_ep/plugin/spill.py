@@ -1,0 +1,136 @@
+"""Weights on disk for the CPU fallback, so that they take no RAM while the GPU works.
+
+Each process writes into a folder of its own under the cache, and holds a lock on it; folders whose lock nobody holds
+are left over from dead processes and are removed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import shutil
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ort_gpu_ep.graph import Array
+
+MIN_SPILL_NBYTES = 64 << 10
+"""Smaller constants stay in memory."""
+
+_RESERVE_NBYTES = 256 << 20
+"""Room left free on the disk."""
+
+_ALIGNMENT = 4096
+
+_folders: dict[str, SpillFolder] = {}
+_lock = threading.Lock()
+
+
+class SpillFolder:
+    """This process's folder below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_stale(root)
+        self._owner = os.getpid()
+        self.path = root / f"{self._owner}-{secrets.token_hex(4)}"
+        self._lock_path = self.path.with_suffix(".lock")
+        self._lock_file: BinaryIO | None = _locked(self._lock_path)
+        self.path.mkdir()
+        atexit.register(self.remove)
+
+    def remove(self) -> None:
+        """Deletes the folder. A forked child leaves it to its parent."""
+        if os.getpid() == self._owner and self._lock_file is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock_file.close()
+            self._lock_file = None
+            self._lock_path.unlink(missing_ok=True)
+
+
+class SpillFile:
+    """The large constants of one partition: `add` each, `close_writing`, then `load` any number of times."""
+
+    def __init__(self, cache_path: str, nbytes: int) -> None:
+        """nbytes: what will be written. Raises OSError, if the disk does not take it."""
+        folder = _folder(Path(cache_path) / "spill")
+        if shutil.disk_usage(folder.path).free < nbytes + _RESERVE_NBYTES:
+            raise OSError(f"less than {nbytes + _RESERVE_NBYTES} B are free for {folder.path}")
+        self.path = folder.path / f"{secrets.token_hex(8)}.bin"
+        self._places: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]]] = {}
+        self._file: BinaryIO | None = self.path.open("wb")
+
+    def add(self, name: str, array: Array) -> None:
+        """Appends an array. Raises OSError."""
+        assert self._file is not None
+        offset = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
+        self._file.seek(offset)
+        self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        self._places[name] = (offset, array.dtype, array.shape)
+
+    def close_writing(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def load(self, name: str) -> Array:
+        """The array, mapped from the file."""
+        offset, dtype, shape = self._places[name]
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return np.memmap(self.path, np.uint8, "r", offset, (nbytes,)).view(dtype).reshape(shape)
+
+    def remove(self) -> None:
+        """Deletes the file. What is mapped stays readable."""
+        self.close_writing()
+        with suppress(OSError):   # Windows, while it is mapped: then it goes with the folder
+            self.path.unlink(missing_ok=True)
+
+
+def _folder(root: Path) -> SpillFolder:
+    with _lock:
+        found = _folders.get(str(root))
+        if found is None or not found.path.is_dir():
+            found = _folders[str(root)] = SpillFolder(root)
+        return found
+
+
+def _remove_stale(root: Path) -> None:
+    """Deletes the folders of processes that are gone."""
+    for lock_path in root.glob("*.lock"):
+        try:
+            held = _locked(lock_path)
+        except OSError:
+            continue   # somebody lives there
+        shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
+        held.close()
+        lock_path.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> BinaryIO:
+    """An open file with an exclusive lock that ends with the process. Raises OSError, if somebody else has it."""
+    file = path.open("ab")
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        else:
+            import fcntl
+
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def after_fork() -> None:
+    """In the child: a thread that held the lock does not exist, and the folder is the parent's."""
+    global _lock
+    _lock = threading.Lock()
+    _folders.clear()

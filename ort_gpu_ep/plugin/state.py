@@ -1,0 +1,159 @@
+"""What happened to a session: its options, its placement reports, its errors, its copies.
+
+ONNX Runtime swallows an exception in GetCapability and its Python layer retries a failed CreateEp on the CPU, so both
+are recorded here; `capture()` gives the states of the sessions that the calling thread creates meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ort_gpu_ep.config import Config
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.partitioner import Report
+    from ort_gpu_ep.plugin.compute import Partition
+
+log = logging.getLogger("ort_gpu_ep")
+
+_MAX_EVENTS = 1000
+_numbers = itertools.count(1)
+_thread = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a user should be able to find out.
+
+    kind: "error" (a callback failed), "fallback" (the CPU answered for the GPU), "warning", "notice".
+    where: the callback or the partition.
+    """
+
+    number: int
+    kind: str
+    where: str
+    message: str
+    error: BaseException | None = field(default=None, compare=False)
+
+
+@dataclass
+class Copies:
+    """Copies that the plugin has made: how many of each kind, and their bytes."""
+
+    host_to_device: int = 0
+    device_to_host: int = 0
+    device_to_device: int = 0
+    host_to_device_nbytes: int = 0
+    device_to_host_nbytes: int = 0
+    device_to_device_nbytes: int = 0
+
+    def add(self, kind: str, nbytes: int) -> None:
+        """kind: `host_to_device`, `device_to_host` or `device_to_device`."""
+        with _count_lock:
+            setattr(self, kind, getattr(self, kind) + 1)
+            setattr(self, f"{kind}_nbytes", getattr(self, f"{kind}_nbytes") + nbytes)
+
+    def as_dict(self) -> dict[str, int]:
+        return dict(vars(self))
+
+
+_count_lock = threading.Lock()
+COPIES = Copies()
+"""All copies of this process."""
+
+
+class SessionState:
+    """One EP instance, which is one session.
+
+    options: the provider options as given. config: None until they are checked.
+    gpu: None where there is no adapter, or none is wanted. reports: one a graph, bodies of If and Loop first.
+    partitions: what was compiled, in ONNX Runtime's order. ready: whether the session was created to the end.
+    """
+
+    def __init__(self) -> None:
+        self.options: Mapping[str, str] = {}
+        self.config: Config | None = None
+        self.model_path = ""
+        self.gpu: Gpu | None = None
+        self.reports: list[Report] = []
+        self.partitions: list[Partition] = []
+        self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+        self.copies = Copies()
+        self.ready = False
+        self._said: set[tuple[str, str, str]] = set()
+
+    @property
+    def strict(self) -> bool:
+        return self.config is not None and self.config.strict
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """The exceptions behind the events, oldest first."""
+        return [event.error for event in list(self.events) if event.error is not None]
+
+    def record(self, kind: str, where: str, what: BaseException | str) -> Event:
+        """Keeps an event, and logs it unless the same was said before."""
+        message = what if isinstance(what, str) else f"{type(what).__name__}: {what}"
+        error = None if isinstance(what, str) else what
+        event = Event(next(_numbers), kind, where, message, error)
+        self.events.append(event)
+        if (kind, where, message) not in self._said and len(self._said) < _MAX_EVENTS:
+            self._said.add((kind, where, message))
+            log.log(logging.INFO if kind == "notice" else logging.WARNING, "%s: %s", where, message)
+        return event
+
+    @contextmanager
+    def recording(self, where: str) -> Iterator[None]:
+        """Records an exception that leaves the block, and marks it so that `cause_of` finds it again."""
+        try:
+            yield
+        except BaseException as error:
+            event = self.record("error", where, error)
+            error.add_note(f"[ort_gpu_ep event {event.number}]")
+            raise
+
+    def cause_of(self, error: BaseException) -> BaseException | None:
+        """The exception of ours that ONNX Runtime has turned into `error`; None if it is not ours."""
+        found = re.search(r"\[ort_gpu_ep event (\d+)\]", str(error))
+        number = int(found[1]) if found else -1
+        return next((e.error for e in list(self.events) if e.number == number), None)
+
+
+@contextmanager
+def capture() -> Iterator[list[SessionState]]:
+    """Collects the state of every session that this thread begins to create inside the block, failed ones too."""
+    seen: list[SessionState] = []
+    stack: list[list[SessionState]] = _thread.__dict__.setdefault("captures", [])
+    stack.append(seen)
+    try:
+        yield seen
+    finally:
+        stack.pop()
+
+
+def announce(state: SessionState) -> None:
+    """Tells the `capture()` blocks of this thread about a new session."""
+    for seen in _thread.__dict__.get("captures", []):
+        seen.append(state)
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drops the tracebacks of an exception that is kept: their frames would keep arrays and sessions alive."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def after_fork() -> None:
+    """In the child: a thread that held the lock does not exist."""
+    global _count_lock
+    _count_lock = threading.Lock()

@@ -1,0 +1,152 @@
+"""What ONNX Runtime uses to move tensors to and from device memory: allocator, data transfer, Memcpy kernels."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ort_gpu_ep.config import resolve
+from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.errors import GpuEpError, InternalError
+from ort_gpu_ep.plugin import slots
+from ort_gpu_ep.plugin.abi import NULL, address_of, api, c_text, ffi, get, pointer_to, tensor_of
+from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.plugin.state import SessionState
+from ort_gpu_ep.plugin.tables import Table
+from ort_gpu_ep.types import BY_ONNX, DTYPES, TensorType
+
+log = logging.getLogger("ort_gpu_ep")
+
+VENDOR = "ort_gpu_ep"
+CPU_DEVICE, GPU_DEVICE = 0, 1
+_MEM_CPU_INPUT, _MEM_CPU_OUTPUT = -2, -1
+_ANY_VERSION = 2147483647
+
+
+class Allocator(Table):
+    """OrtAllocator. state: the session it serves, None for the allocator that ONNX Runtime shares between sessions."""
+
+    SLOTS = slots.ALLOCATOR
+
+    def __init__(self, memory_info: Any, state: SessionState | None = None) -> None:
+        super().__init__()
+        self.memory_info, self.state = memory_info, state
+
+    def alloc(self, nbytes: int) -> Any:
+        return pointer_to(memory.allocate(nbytes, self.state)) if nbytes else NULL
+
+    reserve = alloc
+
+    def free(self, address: Any) -> None:
+        if address:
+            memory.free(address_of(address))
+
+    def info(self) -> Any:
+        return self.memory_info
+
+
+class DataTransfer(Table):
+    """OrtDataTransferImpl, for feeds, fetches, initializers and `OrtValue`s."""
+
+    SLOTS = slots.DATA_TRANSFER
+
+    def __init__(self, vendor_id: int) -> None:
+        super().__init__()
+        self.vendor_id = vendor_id
+
+    def release(self) -> None:
+        self.drop()
+
+    def can_copy(self, source: Any, target: Any) -> bool:
+        ours = [self._is_ours(device) for device in (source, target)]
+        host = [api.MemoryDevice_GetDeviceType(device) == CPU_DEVICE for device in (source, target)]
+        return any(ours) and (ours[0] or host[0]) and (ours[1] or host[1])
+
+    def _is_ours(self, device: Any) -> bool:
+        return bool(api.MemoryDevice_GetDeviceType(device) == GPU_DEVICE and api.MemoryDevice_GetVendorId(device) == self.vendor_id)
+
+    def copy_tensors(self, sources: Any, targets: Any, streams: Any, count: int) -> None:
+        for i in range(count):
+            copy_value(sources[i], targets[i])
+
+
+def copy_value(source: Any, target: Any) -> None:
+    """Copies one tensor OrtValue into another, wherever the two are."""
+    address, shape, kind = tensor_of(source)
+    into, _, _ = tensor_of(target)
+    if kind not in BY_ONNX:
+        raise InternalError(f"a tensor of ONNX element type {kind} is in device memory; expected one of {sorted(BY_ONNX)}")
+    nbytes = TensorType(BY_ONNX[kind], shape).nbytes
+    if nbytes == 0:
+        return
+    match memory.owns(address), memory.owns(into):
+        case True, True:
+            memory.copy(gpu_for(into), address, into, nbytes)
+        case True, False:
+            memory.copy_out(address, into, nbytes)
+        case False, True:
+            memory.copy_in(gpu_for(into), into, address, nbytes)
+        case _:
+            raise InternalError(
+                f"asked to copy {address:#x} to {into:#x}, neither of which is memory of {VENDOR}. "
+                "Is a second GPU provider in the same session?")
+
+
+def gpu_for(address: int) -> Gpu | None:
+    """The GPU that new content of an address should go to: its session's, else the default one. None if there is none."""
+    if memory.forked:
+        return None
+    state = memory.state_of(address)
+    if state is not None:
+        return state.gpu
+    try:
+        return Gpu.open(resolve())
+    except GpuEpError as error:
+        log.warning("no GPU for shared device memory: %s", error)
+        return None
+
+
+class MemcpyKernel(Table):
+    """OrtKernelImpl of MemcpyFromHost and MemcpyToHost, which ONNX Runtime puts between our partitions and CPU nodes."""
+
+    SLOTS = slots.KERNEL
+
+    def compute(self, context: Any) -> None:
+        out = ffi.new("void**")
+        api.KernelContext_GetInput(context, 0, out)
+        source = out[0]
+        shape = tensor_of(source)[1]
+        api.KernelContext_GetOutput(context, 0, ffi.new("int64_t[]", [*shape, 0]), len(shape), out)
+        copy_value(source, out[0])
+
+    def release(self) -> None:
+        self.drop()
+
+
+def memcpy_registry(ep_name: Any, create_kernel: Any) -> Any:
+    """An OrtKernelRegistry with the two Memcpy kernels, for all element types that this package knows."""
+    registry = _make(api.CreateKernelRegistry)
+    types = ffi.new("void*[]", [get(api.GetTensorDataType, dtype.onnx) for dtype in DTYPES])
+    constraint = c_text("T")
+    for op in ("MemcpyFromHost", "MemcpyToHost"):
+        builder = _make(api.CreateKernelDefBuilder)
+        api.KernelDefBuilder_SetOperatorType(builder, c_text(op))
+        api.KernelDefBuilder_SetDomain(builder, c_text(""))
+        api.KernelDefBuilder_SetSinceVersion(builder, 1, _ANY_VERSION)
+        api.KernelDefBuilder_SetExecutionProvider(builder, ep_name)
+        if op == "MemcpyFromHost":
+            api.KernelDefBuilder_SetInputMemType(builder, 0, _MEM_CPU_INPUT)
+        else:
+            api.KernelDefBuilder_SetOutputMemType(builder, 0, _MEM_CPU_OUTPUT)
+        api.KernelDefBuilder_AddTypeConstraint(builder, constraint, types, len(DTYPES))
+        definition = get(api.KernelDefBuilder_Build, builder)
+        api.KernelRegistry_AddKernel(registry, definition, create_kernel, NULL)
+        api.ReleaseKernelDef(definition)
+        api.ReleaseKernelDefBuilder(builder)
+    return registry
+
+
+def _make(function: Any) -> Any:
+    out = ffi.new("void**")
+    function(out)
+    return out[0]

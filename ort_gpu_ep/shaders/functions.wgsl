@@ -1,0 +1,241 @@
+// Functions that any body or fused expression may call. The composer includes those that are called.
+// Drivers may drop two-term error compensation, leave fma() unfused and assume that there is no NaN: so splits are made by
+// bit masks, and NaN is tested by its bits. Constants live inside functions: the composer picks single functions from this file.
+// Source: Cephes (single precision), FreeBSD msun (log1p, pow), N. Juffa (erf). Errors in ulp are measured against float64.
+
+// Infinity and NaN: WGSL has no literals for them and rejects constant expressions that make them.
+fn inf_f32() -> f32 { var bits = 0x7f800000u; return bitcast<f32>(bits); }
+fn nan_f32() -> f32 { var bits = 0x7fc00000u; return bitcast<f32>(bits); }
+fn is_nan_f32(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn is_inf_f32(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u; }
+
+// NaN where an argument is NaN, as numpy does it.
+fn max_f32(x: f32, y: f32) -> f32 { return select(max(x, y), nan_f32(), is_nan_f32(x) || is_nan_f32(y)); }
+fn min_f32(x: f32, y: f32) -> f32 { return select(min(x, y), nan_f32(), is_nan_f32(x) || is_nan_f32(y)); }
+fn clamp_f32(x: f32, low: f32, high: f32) -> f32 { return select(min(max(x, low), high), x, is_nan_f32(x)); }
+
+fn copysign_f32(size: f32, sign: f32) -> f32 { return bitcast<f32>((bitcast<u32>(size) & 0x7fffffffu) | (bitcast<u32>(sign) & 0x80000000u)); }
+// The 12 leading bits of the significand: the product of two such numbers is exact.
+fn head_f32(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }
+// x 2^n for |n| <= 250, in two factors.
+fn scale_f32(x: f32, n: i32) -> f32 {
+    let half = n >> 1u;
+    return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}
+
+// e^r - 1 for |r| <= 0.35.
+fn exp_tail_f32(r: f32) -> f32 {
+    let p = ((((1.9875691500e-4 * r + 1.3981999507e-3) * r + 8.3334519073e-3) * r + 4.1665795894e-2) * r + 1.6666665459e-1) * r + 5.0000001201e-1;
+    return p * (r * r) + r;
+}
+// e^x 2^n.
+fn exp_scaled_f32(x: f32, n: i32) -> f32 {
+    let k = round(clamp(x, -104.0, 90.0) * 1.44269504);
+    let r = (x - k * 0.693359375) + k * 2.12194440e-4;
+    return select(scale_f32(1.0 + exp_tail_f32(r), i32(k) + n), 0.0, x < -104.0);
+}
+fn exp_f32(x: f32) -> f32 { return exp_scaled_f32(x, 0); }
+fn expm1_f32(x: f32) -> f32 { return select(exp_scaled_f32(x, 0) - 1.0, exp_tail_f32(x), abs(x) < 0.34); }
+
+// log(1 + f) + k log 2 for 1 + f between sqrt(1/2) and sqrt(2).
+fn log_sum_f32(f: f32, k: f32) -> f32 {
+    let s = f / (2.0 + f);
+    let z = s * s;
+    let r = z * (0.66666662693 + z * (0.40000972152 + z * (0.28498786688 + z * 0.24279078841)));
+    let h = 0.5 * f * f;
+    return k * 0.69313812256 + ((s * (h + r) + k * 9.0580006145e-6) - h + f);
+}
+fn log_f32(x: f32) -> f32 {
+    let tiny = x < 1.17549435e-38;
+    let i = bitcast<i32>(select(x, x * 8388608.0, tiny)) - 0x3f3504f3;
+    let f = bitcast<f32>((i & 0x7fffff) + 0x3f3504f3) - 1.0;
+    let y = log_sum_f32(f, f32((i >> 23u) - select(0, 23, tiny)));
+    return select(select(y, x, is_nan_f32(x) || x == inf_f32()), select(nan_f32(), -inf_f32(), x == 0.0), x <= 0.0);
+}
+fn log1p_f32(x: f32) -> f32 { return select(log_f32(1.0 + x), log_sum_f32(x, 0.0), x > -0.29 && x < 0.41); }
+
+fn sigmoid_f32(x: f32) -> f32 { return 1.0 / (1.0 + exp_f32(-x)); }
+fn softplus_f32(x: f32) -> f32 { return select(x, 0.0, x < 0.0) + log1p_f32(exp_f32(-abs(x))); }
+fn tanh_f32(x: f32) -> f32 {
+    let z = x * x;
+    let p = ((((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z - 3.33332819422e-1) * z * x + x;
+    return select(copysign_f32(1.0 - 2.0 / (exp_f32(2.0 * abs(x)) + 1.0), x), p, abs(x) < 0.625);
+}
+// x tanh(log(1 + e^x)), with tanh(log(1 + e)) = (e^2 + 2 e) / (e^2 + 2 e + 2).
+fn mish_f32(x: f32) -> f32 {
+    let e = exp_f32(select(x, 20.0, x > 20.0));
+    let n = e * (e + 2.0);
+    return x * (n / (n + 2.0));
+}
+fn erf_f32(x: f32) -> f32 {
+    let t = abs(x);
+    let s = x * x;
+    var p = (-1.72853470e-5 * t + 3.83197126e-4) * s + (-3.88396438e-3 * t + 2.42546219e-2);
+    p = (((p * t - 1.06777877e-1) * t - 6.34846687e-1) * t - 1.28717512e-1) * t - t;
+    var q = ((((-5.96761703e-4 * s + 4.99119423e-3) * s - 2.67681349e-2) * s + 1.12819925e-1) * s - 3.76125336e-1) * s + 1.28379166e-1;
+    return select(copysign_f32(1.0 - exp_f32(p), x), q * x + x, t < 0.92773438);
+}
+fn sinh_f32(x: f32) -> f32 {
+    let z = x * x;
+    let h = exp_scaled_f32(abs(x), -1);
+    return select(copysign_f32(h - 0.25 / h, x), ((2.03721912945e-4 * z + 8.33028376239e-3) * z + 1.66667160211e-1) * z * x + x, abs(x) < 1.0);
+}
+fn cosh_f32(x: f32) -> f32 {
+    let h = exp_scaled_f32(abs(x), -1);
+    return h + 0.25 / h;
+}
+fn asinh_f32(x: f32) -> f32 {
+    let t = abs(x);
+    return copysign_f32(select(log1p_f32(t + t * t / (1.0 + sqrt(1.0 + t * t))), log_f32(t) + 0.69314718, t > 1e9), x);
+}
+fn acosh_f32(x: f32) -> f32 {
+    let u = x - 1.0;
+    return select(log1p_f32(u + sqrt(u) * sqrt(x + 1.0)), log_f32(x) + 0.69314718, x > 1e9);
+}
+fn atanh_f32(x: f32) -> f32 { return copysign_f32(0.5 * log1p_f32(2.0 * abs(x) / (1.0 - abs(x))), x); }
+fn atan_f32(x: f32) -> f32 {
+    let t = abs(x);
+    let big = t > 2.41421356;
+    let middle = t > 0.41421356;
+    let a = select(select(t, (t - 1.0) / (t + 1.0), middle), -1.0 / t, big);
+    let z = a * a;
+    let p = (((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1) * z * a + a;
+    return copysign_f32(p + select(select(0.0, 0.785398163, middle), 1.57079633, big), x);
+}
+// asin(a) for 0 <= a <= 1/2, z = a^2.
+fn asin_sum_f32(a: f32, z: f32) -> f32 {
+    return ((((4.2163199048e-2 * z + 2.4181311049e-2) * z + 4.5470025998e-2) * z + 7.4953002686e-2) * z + 1.6666752422e-1) * z * a + a;
+}
+fn asin_f32(x: f32) -> f32 {
+    let t = abs(x);
+    let z = 0.5 * (1.0 - t);
+    return copysign_f32(select(asin_sum_f32(t, t * t), 1.57079633 - 2.0 * asin_sum_f32(sqrt(z), z), t > 0.5), x);
+}
+fn acos_f32(x: f32) -> f32 {
+    let t = abs(x);
+    let z = 0.5 * (1.0 - t);
+    let a = 2.0 * asin_sum_f32(sqrt(z), z);
+    return select(1.57079633 - asin_sum_f32(x, x * x), select(a, 3.14159265 - a, x < 0.0), t > 0.5);
+}
+
+// The upper half of the 64-bit product.
+fn high_product(a: u32, b: u32) -> u32 {
+    let low = (a & 0xffffu) * (b & 0xffffu);
+    let m = (a >> 16u) * (b & 0xffffu) + (low >> 16u);
+    let n = (a & 0xffffu) * (b >> 16u) + (m & 0xffffu);
+    return (a >> 16u) * (b >> 16u) + (m >> 16u) + (n >> 16u);
+}
+// x mod pi/2 in [-pi/4, pi/4] and the quadrant, for finite x >= 0: Cody and Waite in three parts, or Payne and Hanek with 96
+// of the digits of 2/pi.
+fn quadrant_f32(x: f32) -> vec2<f32> {
+    if (x < 1024.0) {
+        let k = round(x * 0.636619772);
+        return vec2(((x - k * 1.5703125) - k * 4.837512969970703125e-4) - k * 7.54978995489188e-8, k);
+    }
+    var digits = array(0u, 0x28be60dbu, 0x9391054au, 0x7f09d5f4u, 0x7d4d3770u, 0x36d8a566u, 0x4f10e410u, 0u);
+    let bits = bitcast<u32>(x);
+    let significand = (bits << 8u) | 0x80000000u;
+    let exponent = (bits >> 23u) - 126u;
+    let at = exponent >> 5u;
+    let by = exponent & 31u;
+    let d = vec4(digits[at], digits[at + 1u], digits[at + 2u], digits[at + 3u]);
+    let w = select((d.xyz << vec3(by)) | (d.yzw >> vec3(32u - max(by, 1u))), d.xyz, by == 0u);
+    let middle = significand * w.y;
+    let low = middle + high_product(significand, w.z);
+    let high = significand * w.x + high_product(significand, w.y) + select(0u, 1u, low < middle);
+    let quadrant = (high + 0x20000000u) >> 30u;
+    let rest = high - (quadrant << 30u);
+    let negative = (rest & 0x80000000u) != 0u;
+    let size = f32(select(rest, ~rest, negative)) * 9.31322575e-10 + f32(select(low, ~low, negative)) * 2.16840434e-19;
+    return vec2(1.57079633 * select(size, -size, negative), f32(quadrant));
+}
+// sin(x + turns pi/2).
+fn sin_turned_f32(x: f32, turns: u32) -> f32 {
+    let q = quadrant_f32(select(abs(x), 0.0, (bitcast<u32>(x) & 0x7f800000u) == 0x7f800000u));
+    let a = copysign_f32(1.0, x) * q.x;
+    let k = select(u32(q.y), 4u - (u32(q.y) & 3u), x < 0.0) + turns;
+    let z = a * a;
+    let s = ((-1.9515295891e-4 * z + 8.3321608736e-3) * z - 1.6666654611e-1) * z * a + a;
+    let c = ((2.443315711809948e-5 * z - 1.388731625493765e-3) * z + 4.166664568298827e-2) * z * z - 0.5 * z + 1.0;
+    let y = select(s, c, (k & 1u) == 1u);
+    return select(select(y, -y, (k & 2u) == 2u), nan_f32(), (bitcast<u32>(x) & 0x7f800000u) == 0x7f800000u);
+}
+fn sin_f32(x: f32) -> f32 { return sin_turned_f32(x, 0u); }
+fn cos_f32(x: f32) -> f32 { return sin_turned_f32(x, 1u); }
+fn tan_f32(x: f32) -> f32 { return sin_turned_f32(x, 0u) / sin_turned_f32(x, 1u); }
+
+// x^y for finite x > 0: log2(x) = e + p + q, with p exact in 24 bits and q some 100 times smaller; products by 12-bit halves.
+fn pow_positive_f32(x: f32, exponent: f32) -> f32 {
+    let y = clamp(exponent, -8589934592.0, 8589934592.0);
+    let tiny = x < 1.17549435e-38;
+    let i = bitcast<i32>(select(x, x * 8388608.0, tiny)) - 0x3f3504f3;
+    let e = f32((i >> 23u) - select(0, 23, tiny));
+    let f = bitcast<f32>((i & 0x7fffff) + 0x3f3504f3) - 1.0;
+    let s = f / (2.0 + f);
+    let s_head = head_f32(s);
+    let f_head = head_f32(f);
+    let s_rest = (((f - 2.0 * s_head) - s_head * f_head) - s_head * (f - f_head)) / (2.0 + f);
+    let z = s * s;
+    let r = z * (0.66666666666 + z * (0.4 + z * (0.285714286 + z * (0.222222222 + z * (0.1818182 + z * 0.15)))));
+    let p = 2.0 * s_head * 1.4423828125;
+    let q = 2.0 * s_head * 3.1222840e-4 + (2.0 * s_rest + s * r) * 1.44269504;
+    let y_head = head_f32(y);
+    let p_head = head_f32(p);
+    let a = y_head * e;
+    let b = y_head * p_head;
+    var t = (a - round(a)) + (b - round(b));
+    t += ((y - y_head) * e + (y_head * (p - p_head) + (y - y_head) * p)) + y * q;
+    let k = round(t);
+    let n = i32(clamp(round(a) + round(b) + k, -200.0, 200.0));
+    return scale_f32(1.0 + exp_tail_f32((t - k) * 0.693147181), n);
+}
+// x^y; whole, odd: what y is.
+fn pow_parity_f32(x: f32, y: f32, whole: bool, odd: bool) -> f32 {
+    let size = abs(x);
+    let edge = size == 0.0 || is_inf_f32(x);
+    var r = pow_positive_f32(size, y);
+    r = select(r, select(0.0, inf_f32(), (size == 0.0) != (y > 0.0)), edge);
+    let negative = (bitcast<u32>(x) & 0x80000000u) != 0u;
+    r = select(select(r, -r, negative && odd), nan_f32(), (negative && !whole && !edge) || is_nan_f32(x) || is_nan_f32(y));
+    return select(r, 1.0, y == 0.0 || x == 1.0);
+}
+fn pow_f32(x: f32, y: f32) -> f32 {
+    return pow_parity_f32(x, y, floor(y) == y, abs(y) < 16777216.0 && (i32(y) & 1) == 1 && floor(y) == y);
+}
+
+// x^n or x^-n, modulo 2^bits.
+fn ipow_i32(x: i32, n: u32, inverse: bool) -> i32 {
+    var y = 1i;
+    var square = x;
+    for (var k = n; k != 0u; k >>= 1u) {
+        if ((k & 1u) == 1u) { y *= square; }
+        square *= square;
+    }
+    return select(y, select(0i, y, x == 1i || x == -1i), inverse);
+}
+fn ipow_i64(x: i64, n: u32, inverse: bool) -> i64 {
+    var y = 1li;
+    var square = x;
+    for (var k = n; k != 0u; k >>= 1u) {
+        if ((k & 1u) == 1u) { y *= square; }
+        square *= square;
+    }
+    return select(y, select(0li, y, x == 1li || x == -1li), inverse);
+}
+// The remainder of x / y with x's sign, exact: long division of the significands, 8 bits a round.
+fn fmod_f32(x: f32, y: f32) -> f32 {
+    let a = bitcast<u32>(x) & 0x7fffffffu;
+    let b = bitcast<u32>(y) & 0x7fffffffu;
+    if (a >= 0x7f800000u || b > 0x7f800000u || b == 0u) { return nan_f32(); }
+    if (a < b) { return x; }
+    let low = max(b >> 23u, 1u);
+    let divisor = select(b & 0x7fffffu, (b & 0x7fffffu) | 0x800000u, b >= 0x800000u);
+    var rest = select(a & 0x7fffffu, (a & 0x7fffffu) | 0x800000u, a >= 0x800000u) % divisor;
+    for (var k = max(a >> 23u, 1u) - low; k > 0u; k -= min(k, 8u)) { rest = (rest << min(k, 8u)) % divisor; }
+    return copysign_f32(scale_f32(f32(rest), i32(low) - 150), x);
+}
+// The remainder with y's sign, a zero too.
+fn mod_f32(x: f32, y: f32) -> f32 {
+    let rest = fmod_f32(x, y);
+    return select(select(rest, rest + y, (rest < 0.0) != (y < 0.0)), copysign_f32(0.0, y), rest == 0.0);
+}

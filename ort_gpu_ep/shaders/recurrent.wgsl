@@ -1,0 +1,163 @@
+// A whole recurrent layer: a workgroup runs all steps of one direction of one batch row, its state h in workgroup memory.
+// A lane owns hidden unit j (and j + WIDTH, ...) with all its gates, for one of SLICES parts of the sum over the old state.
+// Expects: pre [rows, directions * GATES * H] (x * W^T), r (what recurrent_weights.wgsl packs: R [directions, GATES, k, j],
+//   biases [directions, PLANES, H] if HAS_BIAS, peepholes [directions, 3, H] of i, o, f), seq? [B], h0?, c?, y, yh, yc, and
+//   of ops/recurrent.py CELL (0 RNN, 1 GRU, 2 LSTM), LINEAR, strides ROW_*, Y_*, STATE_*, activations F, G, A.
+// Source: ONNX operators LSTM, GRU, RNN; gates in ONNX's order (LSTM i o f c, GRU z r h).
+const SPAN: u32 = (H + SLICES - 1u) / SLICES;
+const UNITS: u32 = (H + WIDTH - 1u) / WIDTH;
+const RESET_FIRST: bool = CELL == 1u && !LINEAR;
+const SCALED: u32 = 2u * H;              // where r * h lies in `state`, behind the old and the new h
+var<workgroup> state: array<f32, STATE_SIZE>;
+var<workgroup> parts: array<vec4<f32>, PARTS>;
+
+fn activate(code: u32, alpha: f32, beta: f32, x: f32) -> f32 {
+    switch code {
+        case 0u: { return sigmoid_f32(x); }
+        case 1u: { return tanh_f32(x); }
+        case 2u: { return max_f32(x, 0.0); }
+        case 3u: { return alpha * x + beta; }
+        case 4u: { return select(x, alpha * x, x < 0.0); }
+        case 5u: { return select(0.0, x, x > alpha); }
+        case 6u: { return alpha * tanh_f32(beta * x); }
+        case 7u: { return clamp_f32(alpha * x + beta, 0.0, 1.0); }
+        case 8u: { return x / (1.0 + abs(x)); }
+        case 9u: { return select(alpha * expm1_f32(x), x, x >= 0.0); }
+        default: { return softplus_f32(x); }
+    }
+}
+fn clipped(x: f32) -> f32 {
+    if (CLIPPED) { return clamp_f32(x, -CLIP, CLIP); }
+    return x;
+}
+fn act_f(d: u32, x: f32) -> f32 {
+    return activate(select(F_CODE_0, F_CODE_1, d == 1u), select(F_ALPHA_0, F_ALPHA_1, d == 1u), select(F_BETA_0, F_BETA_1, d == 1u), clipped(x));
+}
+fn act_g(d: u32, x: f32) -> f32 {
+    return activate(select(G_CODE_0, G_CODE_1, d == 1u), select(G_ALPHA_0, G_ALPHA_1, d == 1u), select(G_BETA_0, G_BETA_1, d == 1u), clipped(x));
+}
+// Of LSTM's cell state, which ONNX Runtime does not clip.
+fn act_a(d: u32, x: f32) -> f32 {
+    return activate(select(A_CODE_0, A_CODE_1, d == 1u), select(A_ALPHA_0, A_ALPHA_1, d == 1u), select(A_BETA_0, A_BETA_1, d == 1u), x);
+}
+
+// R[gate, j, k] of the gates in `mask`, zero for the others; i: of gate 0.
+fn r_four(i: u32, mask: u32) -> vec4<f32> {
+    var four = vec4<f32>();
+    if ((mask & 1u) > 0u) { four.x = r_at(i); }
+    if (GATES > 1u && (mask & 2u) > 0u) { four.y = r_at(i + H * H); }
+    if (GATES > 1u && (mask & 4u) > 0u) { four.z = r_at(i + 2u * H * H); }
+    if (GATES > 3u) { four.w = r_at(i + 3u * H * H); }
+    return four;
+}
+
+// Of unit j: the sum over k of R[gate, j, k] * state[old + k], for the gates in `mask`. Lanes below WIDTH get the total.
+fn recur(d: u32, j: u32, old: u32, mask: u32, lane: u32) -> vec4<f32> {
+    let first = (lane / WIDTH) * SPAN;
+    let end = min(first + SPAN, H);
+    let base = d * GATES * H * H + j;
+    var total = vec4<f32>();
+    var second = vec4<f32>();            // chains: loads overlap, rounding errors stay small
+    var third = vec4<f32>();
+    var fourth = vec4<f32>();
+    var k = first;
+    for (; k + 4u <= end; k += 4u) {
+        total += state[old + k] * r_four(base + k * H, mask);
+        second += state[old + k + 1u] * r_four(base + (k + 1u) * H, mask);
+        third += state[old + k + 2u] * r_four(base + (k + 2u) * H, mask);
+        fourth += state[old + k + 3u] * r_four(base + (k + 3u) * H, mask);
+    }
+    for (; k < end; k++) { total += state[old + k] * r_four(base + k * H, mask); }
+    total = (total + second) + (third + fourth);
+    if (SLICES > 1u) {
+        parts[lane] = total;
+        workgroupBarrier();
+        if (lane < WIDTH) { for (var i = lane + WIDTH; i < LANES; i += WIDTH) { total += parts[i]; } }
+    }
+    return total;
+}
+
+// New (h, c) of unit j from the gates' input shares x (with biases) and recurrent shares s.
+fn cell(d: u32, j: u32, x: vec4<f32>, s: vec4<f32>, h: f32, c: f32) -> vec2<f32> {
+    if (CELL == 0u) { return vec2<f32>(act_f(d, x.x + s.x), 0.0); }
+    if (CELL == 1u) {
+        let z = act_f(d, x.x + s.x);
+        var share = s.z;
+        if (LINEAR && HAS_BIAS) { share += r_at(R_SIZE + (d * PLANES + GATES) * H + j); }
+        if (LINEAR) { share *= act_f(d, x.y + s.y); }
+        return vec2<f32>((1.0 - z) * act_g(d, x.z + share) + z * h, 0.0);
+    }
+    var a = x + s;
+    let p = P_AT + d * 3u * H + j;
+    if (PEEPHOLES) { a += c * vec4<f32>(r_at(p), 0.0, r_at(p + 2u * H), 0.0); }
+    let i = act_f(d, a.x);
+    let forget = select(act_f(d, a.z), 1.0 - i, COUPLED);
+    let new_c = forget * c + i * act_g(d, a.w);
+    if (PEEPHOLES) { a.y += new_c * r_at(p + H); }
+    return vec2<f32>(act_f(d, a.y) * act_a(d, new_c), new_c);
+}
+
+fn x_four(i: u32) -> vec4<f32> {
+    var four = vec4<f32>(pre_at(i), 0.0, 0.0, 0.0);
+    if (GATES > 1u) { four.y = pre_at(i + H); four.z = pre_at(i + 2u * H); }
+    if (GATES > 3u) { four.w = pre_at(i + 3u * H); }
+    return four;
+}
+
+fn group_main(group: u32, lane: u32) {
+    let d = group / B;
+    let b = group % B;
+    let length = select(T, u32(clamp(i32(seq_at(b)), 0, i32(T))), HAS_SEQ);
+    let owner = lane < WIDTH;            // the other slices only add up
+    let at = d * STATE_D + b * STATE_B;
+    var c: array<f32, UNITS>;
+    var x: array<vec4<f32>, UNITS>;
+    var s: array<vec4<f32>, UNITS>;
+    var bias: array<vec4<f32>, UNITS>;
+    for (var u = 0u; u < UNITS; u++) {
+        let j = lane % WIDTH + u * WIDTH;
+        if (owner && j < H) {
+            state[j] = h0_at(at + j);
+            c[u] = c_at(at + j);
+            if (HAS_BIAS) { for (var q = 0u; q < GATES; q++) { bias[u][q] = r_at(R_SIZE + (d * PLANES + q) * H + j); } }
+        }
+    }
+    workgroupBarrier();
+    for (var step = 0u; step < length; step++) {
+        let t = select(step, length - 1u - step, BACKWARD || d == 1u);
+        let old = (step % 2u) * H;
+        for (var u = 0u; u < UNITS; u++) {
+            let j = min(lane % WIDTH + u * WIDTH, H - 1u);
+            x[u] = bias[u] + x_four(((t * ROW_T + b * ROW_B) * DIRECTIONS + d) * GATES * H + j);
+            s[u] = recur(d, j, old, select(15u, 3u, RESET_FIRST), lane);
+            if (RESET_FIRST && owner && lane + u * WIDTH < H) { state[SCALED + j] = act_f(d, x[u].y + s[u].y) * state[old + j]; }
+        }
+        if (RESET_FIRST) {               // GRU whose candidate sums over r * h: all r come first
+            workgroupBarrier();
+            for (var u = 0u; u < UNITS; u++) {
+                s[u].z = recur(d, min(lane % WIDTH + u * WIDTH, H - 1u), SCALED, 4u, lane).z;
+            }
+        }
+        for (var u = 0u; u < UNITS; u++) {
+            let j = lane % WIDTH + u * WIDTH;
+            if (owner && j < H) {
+                let next = cell(d, j, x[u], s[u], state[old + j], c[u]);
+                state[H - old + j] = next.x;
+                c[u] = next.y;
+                if (WANT_Y) { y_set(t * Y_T + d * Y_D + b * Y_B + j, next.x); }
+            }
+        }
+        workgroupBarrier();
+    }
+    for (var u = 0u; u < UNITS; u++) {
+        let j = lane % WIDTH + u * WIDTH;
+        if (owner && j < H) { finish(at + j, d * Y_D + b * Y_B + j, length, state[(length % 2u) * H + j], c[u]); }
+    }
+}
+
+// The last state of a unit (zero for an empty sequence, as ONNX Runtime has it), and zeros in Y past the sequence.
+fn finish(at: u32, y_first: u32, length: u32, h: f32, c: f32) {
+    if (WANT_YH) { yh_set(at, select(0.0, h, length > 0u)); }
+    if (WANT_YC) { yc_set(at, select(0.0, c, length > 0u)); }
+    if (WANT_Y) { for (var t = length; t < T; t++) { y_set(y_first + t * Y_T, 0.0); } }
+}

@@ -1,0 +1,106 @@
+// y[i] = x sampled at the place in x that corresponds to i: its nearest element, or a weighted sum of 2 (linear) or 4 (cubic)
+// elements along each resized axis. One invocation per output element.
+// Expects: KIND (0 nearest, 1 linear, 2 cubic), COORDINATES and ROUNDING (codes below), CUBIC_A, EXCLUDE_OUTSIDE, EXTRAPOLATE and
+// OUTSIDE (the value there); kept, the position in x by the axes that are not resized; and for each of three resized axes a
+// (missing ones have TAPS = 1, IN = 1): IN and OUT (sizes), STRIDE and STEP (between neighbours, in x and in y), TAPS, SCALE,
+// START, WIDTH and CENTER (tf_crop_and_resize: where the region starts, its relative width, its middle; half_pixel_symmetric:
+// START + WIDTH is what to add to i before dividing by SCALE, its large and its small part).
+// Source: ONNX Resize, Upsample. Coordinates are rounded step by step as ONNX Runtime's CPU kernel rounds them: at a tie between
+// two elements, one bit decides.
+struct Sample { first: i32, weights: vec4<f32>, outside: bool }
+
+// (n + rest) / d, rounded once; |rest| is far below |n| or n is 0. WGSL allows a division an error of 2.5 ULP, and compilers may
+// reorder float additions. So the remainder is computed exactly (products of halves of a mantissa are exact), and the quotient is
+// moved by whole ULPs, as an integer.
+fn divide(n: f32, rest: f32, d: f32) -> f32 {
+    let q = (n + rest) / d;
+    if (q == 0.0) { return q; }
+    let q_head = head_f32(q);
+    let d_head = head_f32(d);
+    let q_tail = q - q_head;
+    let d_tail = d - d_head;
+    let remainder = (((n - q_head * d_head) - q_head * d_tail) - q_tail * d_head - q_tail * d_tail) + rest;
+    let bits = bitcast<i32>(q);
+    let ulp = bitcast<f32>((bits & 0x7f800000) - (23 << 23u));
+    return bitcast<f32>(bits + i32(round(remainder / (d * ulp) * sign(q))));
+}
+
+fn coordinate(o: f32, scale: f32, size: f32, out: f32, start: f32, width: f32, center: f32) -> f32 {
+    switch COORDINATES {
+        case 1u: { return divide(o, 0.0, scale); }                                                  // asymmetric
+        case 2u: { return select(0.0, divide(o + 0.5, 0.0, scale) - 0.5, out > 1.0); }              // pytorch_half_pixel
+        case 3u: { return divide(o + 0.5, 0.0, scale); }                                            // tf_half_pixel_for_nn
+        case 4u: { return select(0.0, divide(o * (size - 1.0), 0.0, max(out - 1.0, 1.0)), out > 1.0); }   // align_corners
+        case 5u: { return select(center, start + divide(o * width * (size - 1.0), 0.0, max(out - 1.0, 1.0)), out > 1.0); }
+        case 6u: { return divide(o + start, width, scale); }                                    // half_pixel_symmetric
+        default: { return divide(o + 0.5, 0.0, scale) - 0.5; }                                      // half_pixel
+    }
+}
+
+fn rounded(x: f32, scale: f32) -> f32 {
+    let t = trunc(x);
+    let away = t + select(0.0, sign(x), abs(x - t) >= 0.5);
+    switch ROUNDING {
+        case 1u: { return select(away, floor(x), x == t + 0.5); }                              // round_prefer_floor
+        case 2u: { return away; }                                                              // round_prefer_ceil
+        case 3u: { return floor(x); }
+        case 4u: { return ceil(x); }
+        default: { return select(t, ceil(x), scale < 1.0); }                                   // before opset 11
+    }
+}
+
+fn cubic(s: f32) -> vec4<f32> {
+    let t = vec4<f32>(1.0 + s, s, 1.0 - s, 2.0 - s);
+    let far = ((CUBIC_A * t - 5.0 * CUBIC_A) * t + 8.0 * CUBIC_A) * t - 4.0 * CUBIC_A;
+    let near = ((CUBIC_A + 2.0) * t - (CUBIC_A + 3.0)) * t * t + 1.0;
+    return vec4<f32>(far.x, near.y, near.z, far.w);
+}
+
+fn sample(o: u32, size: u32, out: u32, scale: f32, start: f32, width: f32, center: f32) -> Sample {
+    let last = f32(size) - 1.0;
+    let x = coordinate(f32(o), scale, f32(size), f32(out), start, width, center);
+    let outside = EXTRAPOLATE && (x < 0.0 || x > last);
+    if (KIND == 0u) { return Sample(i32(clamp(rounded(x, scale), 0.0, last)), vec4<f32>(1.0), outside); }
+    if (KIND == 1u) {
+        let inner = clamp(x, 0.0, last);
+        let f = inner - floor(inner);
+        return Sample(i32(inner), select(vec4<f32>(1.0 - f, f, 0.0, 0.0), vec4<f32>(0.5), floor(inner) == last), outside);
+    }
+    let first = i32(floor(x)) - 1;
+    var w = cubic(x - floor(x));
+    if (EXCLUDE_OUTSIDE) {
+        let at = vec4<i32>(first) + vec4<i32>(0, 1, 2, 3);
+        w = select(vec4<f32>(0.0), w, (at >= vec4<i32>(0)) & (at < vec4<i32>(i32(size))));
+        w /= w.x + w.y + w.z + w.w;
+    }
+    return Sample(first, w, outside);
+}
+
+fn place(first: i32, tap: u32, size: u32, stride: u32) -> u32 { return u32(clamp(first + i32(tap), 0, i32(size) - 1)) * stride; }
+
+fn element(i: u32) -> y_t {
+    var s0 = Sample(0, vec4<f32>(1.0), false);
+    var s1 = s0;
+    var s2 = s0;
+    if (ACTIVE0) { s0 = sample(i / STEP0 % OUT0, IN0, OUT0, SCALE0, START0, WIDTH0, CENTER0); }
+    if (ACTIVE1) { s1 = sample(i / STEP1 % OUT1, IN1, OUT1, SCALE1, START1, WIDTH1, CENTER1); }
+    if (ACTIVE2) { s2 = sample(i / STEP2 % OUT2, IN2, OUT2, SCALE2, START2, WIDTH2, CENTER2); }
+    if (s0.outside || s1.outside || s2.outside) { return y_t(OUTSIDE); }
+    let base = kept(i);
+    if (KIND == 0u) {
+        return x_at(base + u32(s0.first) * STRIDE0 + u32(s1.first) * STRIDE1 + u32(s2.first) * STRIDE2);
+    }
+    var sum = 0.0;
+    for (var a = 0u; a < TAPS0; a++) {
+        let p0 = base + place(s0.first, a, IN0, STRIDE0);
+        var plane = 0.0;
+        for (var b = 0u; b < TAPS1; b++) {
+            let p1 = p0 + place(s1.first, b, IN1, STRIDE1);
+            var line = 0.0;
+            for (var c = 0u; c < TAPS2; c++) { line += s2.weights[c] * f32(x_at(p1 + place(s2.first, c, IN2, STRIDE2))); }
+            plane += s1.weights[b] * line;
+        }
+        sum += s0.weights[a] * plane;
+    }
+    return y_t(sum);
+}

@@ -1,0 +1,33 @@
+// mean[row], and inv_std[row] = 1 / sqrt(variance + EPSILON), of each contiguous row of x. TEAM invocations of a workgroup share a
+// row; a workgroup has LANES / TEAM rows.
+// Expects: ROWS, N (row length), TEAM (a power of two), EPSILON. Source: ONNX LayerNormalization, outputs Mean and InvStdDev.
+var<workgroup> parts: array<f32, LANES>;
+
+fn team_sum(v: f32, lane: u32) -> f32 {
+    workgroupBarrier();
+    parts[lane] = v;
+    for (var s = TEAM / 2u; s > 0u; s /= 2u) {
+        workgroupBarrier();
+        if (lane % TEAM < s) { parts[lane] += parts[lane + s]; }
+    }
+    workgroupBarrier();
+    return parts[lane - lane % TEAM];
+}
+
+fn group_main(group: u32, lane: u32) {
+    let row = group * (LANES / TEAM) + lane / TEAM;
+    let n = select(0u, N, row < ROWS);
+    var sum = 0.0;
+    for (var k = lane % TEAM; k < n; k += TEAM) { sum += x_at(row * N + k); }
+    let center = team_sum(sum, lane) / f32(N);
+    sum = 0.0;
+    for (var k = lane % TEAM; k < n; k += TEAM) {
+        let d = x_at(row * N + k) - center;
+        sum += d * d;
+    }
+    let variance = team_sum(sum, lane) / f32(N);
+    if (lane % TEAM == 0u && row < ROWS) {
+        mean_set(row, center);
+        inv_std_set(row, 1.0 / sqrt(variance + EPSILON));
+    }
+}

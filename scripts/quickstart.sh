@@ -1,0 +1,16 @@
+#!/bin/sh
+# Sets this checkout up and runs a real pretrained model (a face landmark network, 1.6 MB) on the GPU: the first adapter
+# there is, or Mesa's software driver where there is none.
+# usage: sh scripts/quickstart.sh
+set -eu
+cd "$(dirname "$0")/.."
+extras=
+. scripts/setup.sh
+
+show() { echo; echo "\$ $*"; "$@"; }
+
+show ort-gpu-ep doctor
+show python -m models fetch mtcnn_onet
+model=$("$python" -c 'from models import pretrained; print(pretrained.path("mtcnn_onet"))')
+show ort-gpu-ep run "$model" -o placement=gpu
+show ort-gpu-ep explain "$model" -o placement=gpu

@@ -1,0 +1,13 @@
+#!/bin/sh
+# Sets this checkout up and runs every check: ruff, mypy, pytest. Arguments go to pytest.
+# usage: sh scripts/test.sh [PYTEST_ARGUMENT...]
+set -eu
+cd "$(dirname "$0")/.."
+extras=test
+. scripts/setup.sh
+
+failed=
+echo "== ruff"; "$python" -m ruff check . || failed="$failed ruff"
+echo "== mypy"; "$python" -m mypy || failed="$failed mypy"
+echo "== pytest"; "$python" -m pytest "$@" || failed="$failed pytest"
+[ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }

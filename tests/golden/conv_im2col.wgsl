@@ -1,0 +1,219 @@
+// (2, 1, 1) workgroups
+// gemm.wgsl
+@group(0) @binding(0) var<storage, read> a: array<f32>;
+@group(0) @binding(1) var<storage, read> b: array<f32>;
+@group(0) @binding(2) var<storage, read> c: array<f32>;
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+const M: u32 = 8u;
+const N: u32 = 25u;
+const K: u32 = 27u;
+const BATCH: u32 = 2u;
+const TM: u32 = 32u;
+const TN: u32 = 64u;
+const TK: u32 = 16u;
+const TILES_M: u32 = 1u;
+const TILES_N: u32 = 1u;
+const SPLIT: u32 = 1u;
+const STEPS: u32 = 2u;
+const A_ROW: u32 = 27u;
+const A_K: u32 = 1u;
+const B_K: u32 = 25u;
+const B_COL: u32 = 1u;
+const A_K_FAST: bool = true;
+const B_K_FAST: bool = false;
+const IM2COL: bool = true;
+const DEPTH: u32 = 1u;
+const HEIGHT: u32 = 9u;
+const WIDTH: u32 = 9u;
+const OUT_DEPTH: u32 = 1u;
+const OUT_HEIGHT: u32 = 5u;
+const OUT_WIDTH: u32 = 5u;
+const WINDOW_Z: u32 = 1u;
+const WINDOW_Y: u32 = 3u;
+const WINDOW_X: u32 = 3u;
+const STRIDE_Z: u32 = 1u;
+const STRIDE_Y: u32 = 2u;
+const STRIDE_X: u32 = 2u;
+const DILATION_Z: u32 = 1u;
+const DILATION_Y: u32 = 1u;
+const DILATION_X: u32 = 1u;
+const PAD_Z: u32 = 0u;
+const PAD_Y: u32 = 1u;
+const PAD_X: u32 = 1u;
+const ALPHA: f32 = 1.0f;
+const BETA: f32 = 1.0f;
+const HAS_C: bool = true;
+fn a_base(i: u32) -> u32 {
+    return u32(0i);
+}
+fn b_base(i: u32) -> u32 {
+    return u32(i32(i) * 243i);
+}
+fn c_index(i: u32) -> u32 {
+    return u32(i32(((i / 25u) % 8u)));
+}
+alias a_t = f32;
+fn a_at(i: u32) -> f32 { return a[i]; }
+alias b_t = f32;
+fn b_at(i: u32) -> f32 { return b[i]; }
+alias c_t = f32;
+fn c_at(i: u32) -> f32 { return c[i]; }
+alias y_t = f32;
+fn y_at(i: u32) -> f32 { return y[i]; }
+fn y_set(i: u32, v: y_t) { y[i] = v; }
+// y[batch, m, n] = ALPHA * sum over k of A[m, k] * B[k, n] + BETA * c, a TM x TN tile by each workgroup.
+// A step reads TK columns of A and rows of B into workgroup memory (two buffers in turn, so one barrier a step) while the
+// loads of the next step are under way in registers. An invocation owns 4 x 4 elements: rows r + e * AQ and columns
+// q + e * BQ, e = 0..3, so that neighbours read, and write, neighbouring columns.
+// SPLIT > 1: K is cut into SPLIT parts, each summed into its own [BATCH, M, N] of y; sum_parts.wgsl adds them.
+// Expects: a, b, c?, y; a_base, b_base (offset of a batch), c_index (over y); M N K BATCH, TM TN TK, TILES_M TILES_N, SPLIT, STEPS
+// (of a part), A_ROW A_K B_K B_COL (strides), A_K_FAST B_K_FAST (neighbouring invocations read along k), ALPHA BETA.
+// IM2COL: B is never stored: k is (channel, tap), n an output pixel; DEPTH.. of the input, OUT_.. of the output, the window and
+// its steps as conv.py's `window_consts` writes them.
+const AQ: u32 = TM / 4u;
+const BQ: u32 = TN / 4u;
+const A_CHUNKS: u32 = AQ * TK;
+const B_CHUNKS: u32 = BQ * TK;
+const A_SWIZZLE: u32 = select(0u, min(AQ, 8u) - 1u, A_K_FAST);   // spreads stores along k over the memory banks
+const B_SWIZZLE: u32 = select(0u, min(BQ, 8u) - 1u, B_K_FAST);
+const K_EXACT: bool = SPLIT * STEPS * TK == K;
+var<workgroup> a_tile: array<vec4<f32>, 2u * A_CHUNKS>;
+var<workgroup> b_tile: array<vec4<f32>, 2u * B_CHUNKS>;
+var<private> a_start: u32;
+var<private> b_start: u32;
+var<private> pixel_z: vec4<i32>;
+var<private> pixel_y: vec4<i32>;
+var<private> pixel_x: vec4<i32>;
+var<private> acc0: vec4<f32>;
+var<private> acc1: vec4<f32>;
+var<private> acc2: vec4<f32>;
+var<private> acc3: vec4<f32>;
+
+fn a_or_zero(m: u32, k: u32) -> f32 {
+    if ((M % TM == 0u || m < M) && (K_EXACT || k < K)) { return a_at(a_start + m * A_ROW + k * A_K); }
+    return 0.0;
+}
+
+fn b_or_zero(k: u32, n: u32) -> f32 {
+    if ((N % TN == 0u || n < N) && (K_EXACT || k < K)) { return b_at(b_start + k * B_K + n * B_COL); }
+    return 0.0;
+}
+
+fn pixel_or_zero(inside: bool, i: i32) -> f32 {
+    if (inside) { return b_at(u32(i)); }
+    return 0.0;
+}
+
+// Input position of the window's first tap, for the four columns that this invocation reads.
+fn place_window(n0: u32) {
+    let n = vec4<u32>(n0, n0 + BQ, n0 + 2u * BQ, n0 + 3u * BQ);
+    let plane = OUT_HEIGHT * OUT_WIDTH;
+    pixel_z = vec4<i32>(n / plane) * i32(STRIDE_Z) - i32(PAD_Z);
+    pixel_y = vec4<i32>(n % plane / OUT_WIDTH) * i32(STRIDE_Y) - i32(PAD_Y);
+    pixel_x = vec4<i32>(n % OUT_WIDTH) * i32(STRIDE_X) - i32(PAD_X);
+    pixel_y = select(vec4<i32>(-0x40000000), pixel_y, n < vec4<u32>(N));   // a column past the end is outside of every row
+}
+
+fn gather(k: u32) -> vec4<f32> {
+    let tap = k % (WINDOW_Z * WINDOW_Y * WINDOW_X);
+    let z = pixel_z + i32(tap / (WINDOW_Y * WINDOW_X) * DILATION_Z);
+    let y = pixel_y + i32(tap / WINDOW_X % WINDOW_Y * DILATION_Y);
+    let x = pixel_x + i32(tap % WINDOW_X * DILATION_X);
+    let channel = k / (WINDOW_Z * WINDOW_Y * WINDOW_X);
+    var inside = (vec4<u32>(y) < vec4<u32>(HEIGHT)) & (vec4<u32>(x) < vec4<u32>(WIDTH));
+    if (DEPTH > 1u || i32(PAD_Z) != 0 || WINDOW_Z > 1u) { inside = inside & (vec4<u32>(z) < vec4<u32>(DEPTH)); }
+    if (false) { inside = inside & vec4<bool>(k < K); }
+    let i = ((i32(channel * DEPTH) + z) * i32(HEIGHT) + y) * i32(WIDTH) + x + i32(b_start);
+    return vec4<f32>(pixel_or_zero(inside.x, i.x), pixel_or_zero(inside.y, i.y), pixel_or_zero(inside.z, i.z), pixel_or_zero(inside.w, i.w));
+}
+
+fn load_a(q: u32, m0: u32, k0: u32) -> vec4<f32> {
+    if (A_CHUNKS % LANES != 0u && q >= A_CHUNKS) { return vec4<f32>(); }
+    let m = m0 + select(q % AQ, q / TK, A_K_FAST);
+    let k = k0 + select(q / AQ, q % TK, A_K_FAST);
+    return vec4<f32>(a_or_zero(m, k), a_or_zero(m + AQ, k), a_or_zero(m + 2u * AQ, k), a_or_zero(m + 3u * AQ, k));
+}
+
+fn load_b(q: u32, n0: u32, k0: u32) -> vec4<f32> {
+    if (B_CHUNKS % LANES != 0u && q >= B_CHUNKS) { return vec4<f32>(); }
+    let n = n0 + select(q % BQ, q / TK, B_K_FAST);
+    let k = k0 + select(q / BQ, q % TK, B_K_FAST);
+    if (IM2COL) { return gather(k); }
+    return vec4<f32>(b_or_zero(k, n), b_or_zero(k, n + BQ), b_or_zero(k, n + 2u * BQ), b_or_zero(k, n + 3u * BQ));
+}
+
+fn keep(q: u32, buffer: u32, a: vec4<f32>, b: vec4<f32>) {
+    let ka = select(q / AQ, q % TK, A_K_FAST);
+    let kb = select(q / BQ, q % TK, B_K_FAST);
+    if (q < A_CHUNKS) { a_tile[buffer * A_CHUNKS + ka * AQ + (select(q % AQ, q / TK, A_K_FAST) ^ (ka & A_SWIZZLE))] = a; }
+    if (q < B_CHUNKS) { b_tile[buffer * B_CHUNKS + kb * BQ + (select(q % BQ, q / TK, B_K_FAST) ^ (kb & B_SWIZZLE))] = b; }
+}
+
+fn multiply(buffer: u32, k: u32, row: u32, column: u32) {
+    let a = a_tile[buffer * A_CHUNKS + k * AQ + (row ^ (k & A_SWIZZLE))];
+    let b = b_tile[buffer * B_CHUNKS + k * BQ + (column ^ (k & B_SWIZZLE))];
+    acc0 = fma(vec4<f32>(a.x), b, acc0);
+    acc1 = fma(vec4<f32>(a.y), b, acc1);
+    acc2 = fma(vec4<f32>(a.z), b, acc2);
+    acc3 = fma(vec4<f32>(a.w), b, acc3);
+}
+
+fn group_main(group: u32, lane: u32) {
+    let n0 = group % TILES_N * TN;
+    let m0 = group / TILES_N % TILES_M * TM;
+    let outer = group / (TILES_N * TILES_M);   // part * BATCH + batch
+    let k0 = outer / BATCH * STEPS * TK;
+    let row = lane / BQ;
+    let column = lane % BQ;
+    a_start = a_base(outer % BATCH);
+    b_start = b_base(outer % BATCH);
+    if (IM2COL) { place_window(n0 + column); }
+    var a0 = load_a(lane, m0, k0);
+    var b0 = load_b(lane, n0, k0);
+    var a1 = vec4<f32>();
+    var b1 = vec4<f32>();
+    if (A_CHUNKS > LANES) { a1 = load_a(lane + LANES, m0, k0); }
+    if (B_CHUNKS > LANES) { b1 = load_b(lane + LANES, n0, k0); }
+    for (var step = 0u; step < STEPS; step++) {
+        let buffer = step & 1u;
+        keep(lane, buffer, a0, b0);
+        if (A_CHUNKS > LANES || B_CHUNKS > LANES) { keep(lane + LANES, buffer, a1, b1); }
+        workgroupBarrier();
+        if (step + 1u < STEPS) {
+            let next = k0 + (step + 1u) * TK;
+            a0 = load_a(lane, m0, next);
+            b0 = load_b(lane, n0, next);
+            if (A_CHUNKS > LANES) { a1 = load_a(lane + LANES, m0, next); }
+            if (B_CHUNKS > LANES) { b1 = load_b(lane + LANES, n0, next); }
+        }
+        for (var k = 0u; k < TK; k += 4u) {
+            multiply(buffer, k, row, column);
+            multiply(buffer, k + 1u, row, column);
+            multiply(buffer, k + 2u, row, column);
+            multiply(buffer, k + 3u, row, column);
+        }
+    }
+    for (var e = 0u; e < 16u; e++) {
+        var own = acc0;
+        if (e >= 4u) { own = acc1; }
+        if (e >= 8u) { own = acc2; }
+        if (e >= 12u) { own = acc3; }
+        let m = m0 + row + e / 4u * AQ;
+        let n = n0 + column + e % 4u * BQ;
+        if (m < M && n < N) {
+            let i = (outer * M + m) * N + n;
+            var v = ALPHA * own[e % 4u];
+            if (HAS_C) { v += BETA * c_at(c_index(i)); }
+            y_set(i, v);
+        }
+    }
+}
+
+const GROUPS: u32 = 2u;
+const LANES: u32 = 128u;
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let group = id.x + id.y * n.x;
+    if (group >= GROUPS) { return; }
+    group_main(group, lane);
+}

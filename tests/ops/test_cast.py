@@ -1,0 +1,125 @@
+"""Cast, CastLike, Identity and Dropout: every pair of element types against numpy, and what is passed on unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from tests.direct import run_direct
+from tests.ops.single_node import Array, Host, assert_same, data, model_of
+
+TYPES = ("float32", "float16", "int32", "int64", "uint32", "uint64", "int8", "uint8", "bool")
+
+
+def onnx_type(dtype: str) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+def cast(x: Array, to: str, opset: int = 19) -> Array:
+    return run_direct(*model_of("Cast", (x,), opset=opset, to=onnx_type(to)))[0]
+
+
+def values(source: str, target: str) -> Array:
+    """Numbers of `source` whose conversion is defined: integers of any size wrap, floats stay within the target's range."""
+    if source == "bool":
+        return data(37, dtype="bool")
+    if source.startswith("float"):
+        floats = np.array([0, -0.0, 0.5, 1.5, 2.5, 100.9, 126.99, 1, 7, *data(28)], source)
+        if not target.startswith("u"):
+            floats = np.concatenate([floats, -floats])
+        return np.abs(floats) if target.startswith("u") else floats
+    info = np.iinfo(source)
+    return np.concatenate([np.array([0, 1, info.min, info.max, info.max - 1, 3, 100, 16777217 % info.max], source), data(29, dtype=source)])
+
+
+@pytest.mark.parametrize("target", TYPES)
+@pytest.mark.parametrize("source", TYPES)
+def test_every_pair(source: str, target: str) -> None:
+    x = values(source, target)
+    with np.errstate(over="ignore"):
+        wanted = x.astype(np.float32).astype(target) if target == "float16" else x.astype(target)   # ONNX Runtime rounds twice too
+    assert_same([cast(x, target)], [wanted])
+
+
+def test_float_to_half_rounds_to_even_and_overflows() -> None:
+    x = np.float32([65504, 65519, 65520, 1e30, -1e30, np.inf, -np.inf, np.nan, 6e-8, 2.9e-8, 6.1e-5, 1.00048828125, 1.00146484375])
+    with np.errstate(over="ignore"):
+        assert_same([cast(x, "float16")], [x.astype(np.float16)])
+
+
+def test_to_bool_is_not_zero() -> None:
+    x = np.float32([np.nan, np.inf, -np.inf, 0, -0.0, 0.25, -3])
+    assert_same([cast(x, "bool")], [np.array([1, 1, 1, 0, 0, 1, 1], bool)])
+
+
+def test_negative_floats_wrap_in_unsigned_types() -> None:
+    x = np.float32([-1, -1.5, -100.9, -255])
+    for target in ("uint8", "uint32", "uint64"):
+        assert_same([cast(x, target)], [x.astype(np.int64).astype(target)])
+
+
+def test_floats_beyond_an_integer_type_saturate() -> None:
+    got = cast(np.float32([1e20, -1e20]), "int32")
+    assert got[0] > 2**31 - 256
+    assert got[1] == -(2**31)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (16777259,), (2, 3, 5)], ids=str)   # 4 packed elements an invocation
+def test_sizes(shape: tuple[int, ...]) -> None:
+    source, target = "int32", "uint8"
+    x = np.asarray(data(*shape, dtype="int32") % 200).astype(source)
+    assert_same([cast(x, target)], [x.astype(target)])
+
+
+@pytest.mark.parametrize("opset", [6, 9, 13, 19, 23])
+def test_old_opsets(opset: int) -> None:
+    x = data(3, 5)
+    assert_same([cast(x, "int64", opset)], [x.astype(np.int64)])
+
+
+@pytest.mark.parametrize("target", ["float16", "int64", "bool", "uint8"])
+def test_cast_like(target: str) -> None:
+    x = np.abs(data(3, 7))
+    assert_same(run_direct(*model_of("CastLike", (x, data(2, dtype=target)), opset=19)), [x.astype(target)])
+
+
+@pytest.mark.parametrize("dtype", [*TYPES, "float64", "int16"])
+def test_identity_of_any_type(dtype: str) -> None:
+    x = data(3, 7, dtype=dtype)
+    for opset in (7, 16):
+        assert_same(run_direct(*model_of("Identity", (x,), opset=opset)), [x])
+
+
+DROPOUTS: list[tuple[int, tuple[Any, ...], dict[str, Any]]] = [
+    (7, (), {"ratio": 0.3}), (10, (), {}), (13, (), {}), (13, (Host(0.3, "float32"),), {}),
+    (22, (Host(0.3, "float32"), Host(False, "bool")), {}), (13, (None, Host(False, "bool")), {}),
+]
+
+
+@pytest.mark.parametrize(("opset", "inputs", "attributes"), DROPOUTS)
+def test_dropout_of_inference(opset: int, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> None:
+    x = data(3, 7)
+    assert_same(run_direct(*model_of("Dropout", (x, *inputs), opset=opset, **attributes)), [x])
+
+
+DECLINED: list[tuple[str, tuple[Any, ...], int, dict[str, Any], Code]] = [
+    ("Cast", (data(3),), 13, {"to": TensorProto.DOUBLE}, Code.DTYPE),
+    ("Cast", (data(3),), 19, {"to": TensorProto.FLOAT8E5M2}, Code.DTYPE),
+    ("Cast", (data(3),), 13, {"to": TensorProto.INT16}, Code.DTYPE),
+    ("Cast", (data(3, dtype="float64"),), 13, {"to": TensorProto.FLOAT}, Code.DTYPE),
+    ("CastLike", (data(3), data(3, dtype="float64")), 15, {}, Code.DTYPE),
+    ("Dropout", (data(3), None, Host(True, "bool")), 13, {}, Code.ATTRIBUTE),
+    ("Dropout", (data(3), None, np.array(True)), 13, {}, Code.NOT_CONSTANT),
+    ("Dropout", (data(3),), 13, {"outputs": 2}, Code.ATTRIBUTE),
+]
+
+
+@pytest.mark.parametrize(("op", "inputs", "opset", "attributes", "code"), DECLINED)
+def test_declines(op: str, inputs: tuple[Any, ...], opset: int, attributes: dict[str, Any], code: Code) -> None:
+    with pytest.raises(UnsupportedNodeError) as caught:
+        run_direct(*model_of(op, inputs, opset=opset, **attributes))
+    assert caught.value.code is code

@@ -1,0 +1,205 @@
+"""Reductions, ArgMax and the softmax family against ONNX Runtime's CPU kernels: what ONNX's own node cases lack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from tests.direct import run_direct
+
+Array = np.ndarray[Any, Any]
+TOLERANCE = 1e-6
+
+FLOAT_FOLDS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
+               "ReduceLogSum", "ReduceLogSumExp")
+INT_FOLDS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceSumSquare")
+
+
+def node_model(op: str, inputs: Sequence[Array | None], opset: int, known: Sequence[int] = (), outputs: int = 1, **attributes: Any) -> Any:
+    """A model of one node and its feeds. known: inputs that are initializers. None: an input left out."""
+    names = [f"i{k}" if a is not None else "" for k, a in enumerate(inputs)]
+    node = helper.make_node(op, names, [f"o{k}" for k in range(outputs)], **attributes)
+    given = {n: (k, a) for k, (n, a) in enumerate(zip(names, inputs, strict=True)) if a is not None}
+    infos = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, (k, a) in given.items() if k not in known]
+    constants = [numpy_helper.from_array(a, n) for n, (k, a) in given.items() if k in known]
+    graph = helper.make_graph([node], op, infos, [onnx.ValueInfoProto(name=n) for n in node.output], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return model, {n: a for n, (k, a) in given.items() if k not in known}
+
+
+def on_cpu(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return list(onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, dict(feeds)))
+
+
+def assert_agree(got: Array, wanted: Array, tolerance: float = TOLERANCE) -> None:
+    """Same type, shape and place of NaN and infinities; integers equal, floats within a relative L2 error."""
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    if got.dtype.kind != "f":
+        np.testing.assert_array_equal(got, wanted)
+        return
+    finite = np.isfinite(wanted)
+    np.testing.assert_array_equal(got[~finite], wanted[~finite])
+    g, w = got[finite].astype(np.float64), wanted[finite].astype(np.float64)
+    error = np.linalg.norm(g - w) / max(np.linalg.norm(w), 1e-30)
+    assert error <= tolerance, f"relative L2 error {error}"
+
+
+def check_node(op: str, inputs: Sequence[Array | None], opset: int, known: Sequence[int] = (), outputs: int = 1,
+               tolerance: float = TOLERANCE, wanted: Sequence[Array] | None = None, **attributes: Any) -> None:
+    """The node here against ONNX Runtime's CPU kernel, or against `wanted`."""
+    model, feeds = node_model(op, inputs, opset, known, outputs, **attributes)
+    for got, want in zip(run_direct(model, feeds), wanted or on_cpu(model, feeds), strict=True):
+        assert_agree(got, want, tolerance)
+
+
+def check_decline(code: Code, op: str, inputs: Sequence[Array | None], opset: int, known: Sequence[int] = (), **attributes: Any) -> None:
+    with pytest.raises(UnsupportedNodeError) as caught:
+        run_direct(*node_model(op, inputs, opset, known, **attributes))
+    assert caught.value.code is code, caught.value
+
+
+def normal(*shape: int, seed: int = 7) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def positive(*shape: int) -> Array:
+    return np.random.default_rng(7).uniform(0.5, 1.5, shape).astype(np.float32)
+
+
+def check_reduce(op: str, x: Array, axes: Sequence[int] | None, opset: int = 18, wanted: Sequence[Array] | None = None, **attributes: Any) -> None:
+    as_input = opset >= (13 if op == "ReduceSum" else 18)
+    if axes is not None and not as_input:
+        attributes["axes"] = list(axes)
+    inputs = [x, np.array(axes, np.int64)] if axes is not None and as_input else [x]
+    check_node(op, inputs, opset, known=[1], wanted=wanted, **attributes)
+
+
+SHAPES = [
+    ((131,), [0]), ((7, 131), [1]), ((131, 7), [0]), ((3, 5, 7, 11), [1, 3]), ((3, 5, 7, 11), [-4, -2]), ((3, 5, 7, 11), [2, 3]),
+    ((2, 3, 1, 5, 2, 3), [0, 2, 4]), ((1, 1), [0]), ((), None), ((2, 1009), [-1]), ((1009, 67), [0])]
+
+
+@pytest.mark.parametrize(("shape", "axes"), SHAPES, ids=str)
+@pytest.mark.parametrize("op", FLOAT_FOLDS)
+def test_float(op: str, shape: tuple[int, ...], axes: Any) -> None:
+    x = positive(*shape)
+    if op == "ReduceProd":   # ONNX Runtime multiplies one after another and so loses digits
+        wanted = np.prod(x.astype(np.float64), axis=None if axes is None else tuple(axes), keepdims=bool(len(shape) % 2))
+        check_reduce(op, x, axes, keepdims=len(shape) % 2, wanted=[np.asarray(wanted, np.float32)])
+    else:
+        check_reduce(op, x, axes, keepdims=len(shape) % 2)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("op", INT_FOLDS)
+def test_int(op: str, dtype: Any) -> None:
+    x = np.random.default_rng(7).integers(-3, 4, (3, 7, 5)).astype(dtype)
+    check_reduce(op, x + 5 * (op == "ReduceProd"), [-2])
+
+
+@pytest.mark.parametrize(("op", "opset"), [("ReduceSum", 9), ("ReduceSum", 11), ("ReduceMean", 13), ("ReduceMax", 12), ("ReduceL2", 8), ("ReduceMax", 20)])
+def test_axes_in_each_opset(op: str, opset: int) -> None:
+    check_reduce(op, normal(3, 5, 7), [2, 0], opset)
+    check_reduce(op, normal(3, 5, 7), None, opset, keepdims=0)
+
+
+@pytest.mark.parametrize("op", FLOAT_FOLDS)
+def test_no_axes_and_noop(op: str) -> None:
+    for axes in ([], None):
+        check_reduce(op, positive(3, 5), axes, noop_with_empty_axes=1)
+
+
+@pytest.mark.parametrize(("op", "value"), [
+    ("ReduceSum", 0), ("ReduceProd", 1), ("ReduceMax", -np.inf), ("ReduceMin", np.inf), ("ReduceL1", 0), ("ReduceL2", 0),
+    ("ReduceSumSquare", 0), ("ReduceLogSum", -np.inf), ("ReduceLogSumExp", -np.inf), ("ReduceMean", np.nan)])
+def test_over_no_elements(op: str, value: float) -> None:
+    check_reduce(op, np.zeros((3, 0, 5), np.float32), [1], wanted=[np.full((3, 1, 5), value, np.float32)])
+
+
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "ReduceLogSumExp"])
+def test_nan_and_infinity(op: str) -> None:
+    x = normal(5, 37)
+    x[0, 3], x[1, 30], x[2, 5], x[3, :] = np.nan, np.inf, -np.inf, -np.inf
+    reference = {"ReduceSum": np.sum, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceMean": np.mean,
+                 "ReduceLogSumExp": lambda v, axis: np.logaddexp.reduce(v, axis)}[op]
+    with np.errstate(invalid="ignore"):
+        wanted = reference(x.astype(np.float64), axis=1).astype(np.float32)
+    check_reduce(op, x, [1], keepdims=0, wanted=[wanted])
+
+
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2", "ReduceLogSumExp"])
+@pytest.mark.parametrize(("shape", "axes"), [((1 << 18) + 17, [0]), ((2, 50021), [1]), ((50021, 3), [0]), ((66000, 3), [1])], ids=str)
+def test_long_and_many(op: str, shape: Any, axes: list[int]) -> None:
+    x = positive(*(shape if isinstance(shape, tuple) else (shape,)))
+    wide = x.astype(np.float64)
+    a = axes[0]
+    wanted = {"ReduceSum": np.sum(wide, a), "ReduceMean": np.mean(wide, a), "ReduceMax": np.max(wide, a), "ReduceL2": np.sqrt(np.sum(wide ** 2, a)),
+              "ReduceLogSumExp": np.logaddexp.reduce(wide, a)}[op]
+    check_reduce(op, x, axes, keepdims=0, wanted=[np.asarray(wanted, np.float32)])
+
+
+def test_more_rows_than_workgroups_in_one_dimension() -> None:
+    x = normal(66001, 300)
+    check_reduce("ReduceMax", x, [1], keepdims=0)
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.int64, np.uint8, np.int8])
+def test_arg(op: str, dtype: Any) -> None:
+    x = np.random.default_rng(7).integers(0, 9, (3, 131, 5)).astype(dtype)
+    for axis, last, keep in ((1, 0, 1), (-1, 1, 0), (0, 0, 1), (1, 1, 1)):
+        reference = {"ArgMax": np.argmax, "ArgMin": np.argmin}[op]
+        wanted = x.shape[axis] - 1 - reference(np.flip(x, axis), axis, keepdims=bool(keep)) if last else reference(x, axis, keepdims=bool(keep))
+        check_node(op, [x], 13, wanted=[wanted.astype(np.int64)], axis=axis, select_last_index=last, keepdims=keep)
+
+
+@pytest.mark.parametrize("opset", [1, 11, 12])
+def test_arg_in_old_opsets(opset: int) -> None:
+    check_node("ArgMax", [normal(5, 7)], opset, axis=0)
+
+
+SOFTMAX_SHAPES = [((131,), 0), ((7, 131), 1), ((131, 7), 0), ((3, 5, 7, 11), 2), ((3, 5, 7, 11), -4), ((2, 5003), 1), ((1, 1), 1), ((66000, 3), 1)]
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13])
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize(("shape", "axis"), SOFTMAX_SHAPES, ids=str)
+def test_softmax(op: str, shape: tuple[int, ...], axis: int, opset: int) -> None:
+    if opset == 13 or (axis >= 0 and shape != (66000, 3)):
+        check_node(op, [3 * normal(*shape)], opset, axis=axis)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_softmax_of_extremes(op: str) -> None:
+    x = normal(4, 19)
+    x[0, 3], x[1, 4], x[2] = 3e38, -np.inf, 88 * x[2]
+    check_node(op, [x], 13)
+    x[3, 7] = np.nan
+    got = run_direct(*node_model(op, [x], 13))[0]
+    assert np.isnan(got[3]).all() and np.isfinite(got[2]).all()
+
+
+def test_hardmax_takes_the_first_of_equals() -> None:
+    check_node("Hardmax", [np.array([[1, 3, 3, 2], [5, 5, 5, 5]], np.float32)], 13, wanted=[np.array([[0, 1, 0, 0], [1, 0, 0, 0]], np.float32)])
+
+
+@pytest.mark.parametrize(("code", "op", "inputs", "opset", "known", "attributes"), [
+    (Code.NOT_CONSTANT, "ReduceSum", [normal(2, 3), np.array([1])], 13, [], {}),
+    (Code.DTYPE, "ReduceL2", [np.ones((2, 3), np.int32)], 18, [], {}),
+    (Code.DTYPE, "ReduceMax", [np.ones((2, 3), bool)], 20, [], {}),
+    (Code.DTYPE, "ReduceSum", [np.ones((2, 3))], 13, [], {}),
+    (Code.DTYPE, "ReduceMin", [np.ones((2, 0), np.int32)], 18, [], {}),
+    (Code.DTYPE, "Softmax", [np.ones((2, 3))], 13, [], {}),
+    (Code.ATTRIBUTE, "ArgMax", [np.ones((2, 0), np.float32)], 13, [], {"axis": 1}),
+], ids=str)
+def test_declines(code: Code, op: str, inputs: Any, opset: int, known: Any, attributes: Any) -> None:
+    check_decline(code, op, inputs, opset, known, **attributes)

@@ -1,0 +1,267 @@
+"""What goes wrong: options, adapters, exceptions in each callback. Process and session survive, and everything is on record."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from ort_gpu_ep import plugin
+from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.errors import AdapterError, Code, ConfigError, DeviceError, InternalError, OutOfDeviceMemoryError, UnsupportedNodeError
+from ort_gpu_ep.plugin import provider
+from tests.plugin.cases import assert_close, info, make_model, node, open_session, reference
+
+
+class Boom(Exception):
+    """Stands for a bug."""
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def fail(*arguments: Any, **named: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def captured(model: bytes, **options: object) -> tuple[Any, plugin.SessionState, BaseException | None]:
+    """(session, state, exception) of a session selected by device, with no second try on the CPU."""
+    chosen = onnxruntime.SessionOptions()
+    devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == plugin.EP_NAME]
+    chosen.add_provider_for_devices(devices, {"placement": "gpu"} | {k: str(v) for k, v in options.items()})
+    with plugin.capture() as seen:
+        try:
+            session, error = onnxruntime.InferenceSession(model, chosen, enable_fallback=0), None
+        except Exception as caught:
+            session, error = None, caught
+    (state,) = seen
+    return session, state, error
+
+
+@pytest.fixture
+def x(rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    return rng.normal(size=(3, 16)).astype("f")
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"placment": "gpu"}, "did you mean 'placement'"),
+    ({"placement": "moon"}, "expected one of auto, gpu, cpu"),
+    ({"memory_limit_mb": "many"}, "expected a whole number"),
+])
+def test_wrong_options_are_errors(mlp: bytes, options: dict[str, str], words: str) -> None:
+    session, state, error = captured(mlp, **options)
+    assert session is None
+    assert error is not None
+    assert words in str(error)
+    cause = state.cause_of(error)
+    assert isinstance(cause, ConfigError)
+    assert words in str(cause)
+    assert state.config is None
+
+
+def test_options_reach_the_config(mlp: bytes, tmp_path: Any) -> None:
+    state = open_session(mlp, placement="cpu", strict=1, memory_limit_mb=0, cache_dir=str(tmp_path)).state
+    assert state.options == {"placement": "cpu", "strict": "1", "memory_limit_mb": "0", "cache_dir": str(tmp_path)}
+    assert state.config is not None
+    assert (state.config.placement, state.config.strict, state.config.cache_path) == ("cpu", True, str(tmp_path))
+    assert state.gpu is None
+
+
+def test_placement_cpu_is_reported_and_runs(mlp: bytes, x: Any) -> None:
+    opened = open_session(mlp, placement="cpu")
+    assert not opened.state.partitions
+    assert [n.device for r in opened.state.reports for n in r.nodes] == ["cpu"] * 3
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+
+
+def test_no_adapter_means_cpu(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gpu, "open", raises(AdapterError("no adapter")))
+    opened = open_session(mlp)
+    assert isinstance(opened.state.errors[0], AdapterError)
+    assert not opened.state.partitions
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+
+
+def test_no_adapter_in_strict_mode_is_an_error(mlp: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gpu, "open", raises(AdapterError("no adapter")))
+    session, state, error = captured(mlp, strict=1)
+    assert session is None
+    assert error is not None
+    assert isinstance(state.cause_of(error), AdapterError)
+
+
+def test_create_ep_by_name_is_recorded(mlp: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    """ONNX Runtime's Python layer prints the error and retries without us; the record is how a session class finds out."""
+    with plugin.capture() as seen:
+        session = onnxruntime.InferenceSession(mlp, providers=[(plugin.EP_NAME, {"placement": "moon"}), "CPUExecutionProvider"])
+    assert session.get_providers() == ["CPUExecutionProvider"]
+    assert isinstance(seen[0].errors[0], ConfigError)
+    assert "moon" in capfd.readouterr().out
+
+
+def test_get_capability(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provider, "partition", raises(Boom("capability")))
+    opened = open_session(mlp)
+    assert [str(e) for e in opened.state.errors] == ["capability"]
+    assert opened.state.events[0].where == "GetCapability"
+    assert not opened.state.partitions
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+
+
+def test_compile_falls_back(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provider, "Program", raises(Boom("compile")))
+    opened = open_session(mlp)
+    assert "compile" in opened.state.events[0].message
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+    assert opened.state.partitions[0].fallbacks == 1
+
+
+def test_compile_in_strict_mode_is_an_error(mlp: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    boom = Boom("compile")
+    monkeypatch.setattr(provider, "Program", raises(boom))
+    before = plugin.live_tables()
+    session, state, error = captured(mlp, strict=1)
+    assert session is None
+    assert error is not None
+    assert state.cause_of(error) is boom
+    error.__traceback__ = None
+    gc.collect()
+    assert plugin.live_tables() == before
+
+
+DECLINED = UnsupportedNodeError(Code.LIMIT, "large")
+FAILURES = [Boom("bug"), DeviceError("driver"), OutOfDeviceMemoryError("full"), DECLINED, InternalError("rule")]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda e: type(e).__name__)
+def test_compute_falls_back(
+    mlp: bytes, x: Any, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = open_session(mlp)
+    monkeypatch.setattr(Program, "run", raises(error))
+    with caplog.at_level(logging.WARNING, "ort_gpu_ep"):
+        for _ in range(3):
+            assert_close(opened.run(x=x), reference(mlp, x=x))
+    assert len(caplog.records) == 1
+    assert [e.kind for e in opened.state.events] == ["fallback"] * 3
+    assert opened.state.errors[0] is error
+    assert error.__traceback__ is None
+    monkeypatch.undo()
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+    assert (opened.state.partitions[0].runs, opened.state.partitions[0].fallbacks) == (4, 3)
+
+
+def test_compute_falls_back_after_its_outputs_were_made(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_session(mlp)
+
+    def run(self: Program, inputs: Any, make_output: Any) -> None:
+        make_output(0, (3, 16))
+        raise DeviceError("late")
+
+    monkeypatch.setattr(Program, "run", run)
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+
+
+@pytest.mark.parametrize("error", [Boom("bug"), DeviceError("driver")], ids=lambda e: type(e).__name__)
+def test_compute_in_strict_mode_raises(mlp: bytes, x: Any, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_session(mlp, strict=1)
+    monkeypatch.setattr(Program, "run", raises(error))
+    with pytest.raises(Exception, match=str(error)) as caught:
+        opened.run(x=x)
+    assert opened.state.cause_of(caught.value) is error
+    monkeypatch.undo()
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=lambda e: type(e).__name__)
+def test_what_is_no_exception_is_not_swallowed(mlp: bytes, x: Any, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_session(mlp)
+    monkeypatch.setattr(Program, "run", raises(error))
+    with pytest.raises(Exception, match=type(error).__name__) as caught:
+        opened.run(x=x)
+    assert opened.state.cause_of(caught.value) is error
+    monkeypatch.undo()
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+
+
+def test_uploads_that_fail_leave_the_input_to_the_cpu(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_session(mlp)
+    monkeypatch.setattr(Gpu, "upload", raises(DeviceError("lost")))
+    monkeypatch.setattr(Program, "run", raises(DeviceError("lost")))
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+    monkeypatch.undo()
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+
+
+def test_a_lost_device_in_the_middle(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the result back fails: that run is an error, not a wrong answer, and the next one works."""
+    opened = open_session(mlp)
+    monkeypatch.setattr(Gpu, "download", raises(DeviceError("lost")))
+    with pytest.raises(Exception, match="lost"):
+        opened.run(x=x)
+    monkeypatch.undo()
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+
+
+def test_errors_keep_no_frames(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Witness:
+        pass
+
+    def run(self: Program, inputs: Any, make_output: Any) -> None:
+        witness = Witness()
+        watched.append(weakref.ref(witness))
+        raise DeviceError("x")
+
+    watched: list[Any] = []
+    opened = open_session(mlp)
+    monkeypatch.setattr(Program, "run", run)
+    opened.run(x=x)
+    assert opened.state.errors
+    assert watched[0]() is None
+
+
+@pytest.mark.parametrize("nbytes", [4096, 1 << 20])
+def test_fallback_has_the_weights(nbytes: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    n = nbytes // 4 // 64
+    model = make_model(
+        [node("MatMul", "x W", "h"), node("Add", "h b", "y")], [info("x", ["N", 64])], ["y"],
+        {"W": rng.normal(size=(64, n)).astype("f"), "b": rng.normal(size=n).astype("f")})
+    opened = open_session(model, cache_dir=str(tmp_path))
+    spilled = list(tmp_path.glob("spill/*/*.bin"))
+    assert len(spilled) == (nbytes > 64 << 10)
+    monkeypatch.setattr(Program, "run", raises(DeviceError("x")))
+    x = rng.normal(size=(2, 64)).astype("f")
+    assert_close(opened.run(x=x), reference(model, x=x))
+    opened.session = None
+    assert not list(tmp_path.glob("spill/*/*.bin"))
+
+
+def test_fallback_without_a_disk(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    model = make_model([node("MatMul", "x W", "y")], [info("x", ["N", 256])], ["y"], {"W": rng.normal(size=(256, 256)).astype("f")})
+    (tmp_path / "spill").write_text("in the way")
+    opened = open_session(model, cache_dir=str(tmp_path))
+    assert any("stay in memory" in e.message for e in opened.state.events)
+    monkeypatch.setattr(Program, "run", raises(DeviceError("x")))
+    x = rng.normal(size=(2, 256)).astype("f")
+    assert_close(opened.run(x=x), reference(model, x=x))
+
+
+def test_fallback_with_attributes_of_every_kind(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(
+        [
+            node("Conv", "x w", "c", auto_pad="SAME_UPPER", strides=[2, 1], group=1),
+            node("LeakyRelu", "c", "l", alpha=0.3),
+            node("Unsqueeze", "l axes", "u"), node("Squeeze", "u axes", "s"),
+            node("Transpose", "s", "t", perm=[0, 2, 3, 1]), node("Cast", "t", "i", to=7), node("Cast", "i", "z", to=1),
+        ],
+        [info("x", [1, 3, 8, 9])], ["l", "z"], {"w": rng.normal(size=(4, 3, 3, 3)).astype("f"), "axes": np.array([1])})
+    monkeypatch.setattr(Program, "run", raises(DeviceError("x")))
+    opened = open_session(model)
+    x = rng.normal(size=(1, 3, 8, 9)).astype("f")
+    assert_close(opened.run(x=x), reference(model, x=x))

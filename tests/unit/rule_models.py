@@ -1,0 +1,60 @@
+"""Each pattern rule as an ONNX model: a rule's pattern is its own reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ort_gpu_ep.partitioner.fusions import RULES, Rule
+from ort_gpu_ep.partitioner.patterns import Call, Variable, trace
+
+Array = np.ndarray[Any, Any]
+
+
+def _vectors(rng: np.random.Generator, size: int, *names: str) -> dict[str, Array]:
+    return {n: rng.uniform(0.5, 2.0, size).astype(np.float32) for n in names}
+
+
+def _layer_norm(rng: np.random.Generator) -> dict[str, Array]:
+    return {"epsilon": np.array(1e-3, np.float32), **_vectors(rng, 17, "scale", "bias")}
+
+
+EXAMPLES: dict[str, tuple[tuple[int, ...], Any, dict[str, dict[str, object]]]] = {
+    "BatchNormalization": ((2, 7, 5, 3), lambda rng: _vectors(rng, 7, "scale", "bias", "mean", "var"), {"BatchNormalization": {"epsilon": 1e-3}}),
+    "LayerNormalization": ((2, 5, 17), _layer_norm, {"ReduceMean": {"axes": [-1]}}),
+}
+"""Rule -> shape of x, the constants that the other variables stand for, and attributes that the pattern leaves free."""
+
+RULE_IDS = [f"{r.name}-{i}" for i, r in enumerate(RULES)]
+
+
+def model_of_rule(rule: Rule, rng: np.random.Generator) -> onnx.ModelProto:
+    """The rule's pattern over an input x, as an exporter before opset 18 would write it."""
+    shape, constants_of, free = EXAMPLES[rule.name]
+    constants: dict[str, Array] = constants_of(rng)
+    root, variables = trace(rule.pattern)
+    assert set(variables) == {"x", *constants}
+    nodes: list[onnx.NodeProto] = []
+    made: dict[int, str] = {}
+
+    def name_of(argument: Variable | Call | float) -> str:
+        if isinstance(argument, Variable):
+            return argument.name
+        if not isinstance(argument, Call):
+            name = f"c{len(constants)}"
+            constants[name] = np.array(argument, np.float32)
+            return name
+        if id(argument) not in made:
+            inputs = [name_of(a) for a in argument.arguments]
+            made[id(argument)] = name = "y" if argument is root else f"v{len(nodes)}"
+            nodes.append(helper.make_node(argument.op, inputs, [name], **{**free.get(argument.op, {}), **argument.attributes}))
+        return made[id(argument)]
+
+    name_of(root)
+    graph = helper.make_graph(
+        nodes, "pattern", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, shape)], [numpy_helper.from_array(a, n) for n, a in constants.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -1,0 +1,70 @@
+"""Options: precedence, and errors that help."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from ort_gpu_ep.config import OPTIONS, Config, resolve
+from ort_gpu_ep.errors import ConfigError
+
+
+def test_defaults() -> None:
+    assert resolve({}, {}) == Config()
+
+
+def test_the_table_and_the_config_agree() -> None:
+    assert [o.name for o in OPTIONS] == [f.name for f in fields(Config)]
+
+
+def test_provider_option_then_environment_then_default() -> None:
+    environment = {"ORT_GPU_EP_PLACEMENT": "cpu", "ORT_GPU_EP_STRICT": "1", "UNRELATED": "x"}
+    got = resolve({"placement": "gpu"}, environment)
+    assert (got.placement, got.strict, got.fusion) == ("gpu", True, True)
+
+
+def test_it_reads_the_environment_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORT_GPU_EP_MEMORY_LIMIT_MB", "512")
+    assert resolve().memory_limit_mb == 512
+
+
+@pytest.mark.parametrize(("given", "want"), [(True, True), (False, False), (1, True), ("0", False)])
+def test_flags_may_be_bools_or_text(given: object, want: bool) -> None:
+    assert resolve({"strict": given}, {}).strict is want
+
+
+def test_an_unknown_option_names_the_one_that_is_meant() -> None:
+    with pytest.raises(ConfigError, match=r"provider option 'placment' is unknown; did you mean 'placement'\? Known: placement, strict"):
+        resolve({"placment": "gpu"}, {})
+
+
+def test_an_unknown_option_that_is_like_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"'xyzzy' is unknown\. Known"):
+        resolve({"xyzzy": "1"}, {})
+
+
+@pytest.mark.parametrize(("options", "environment", "message"), [
+    ({"placement": "tpu"}, {}, r"provider option 'placement': got 'tpu', expected one of auto, gpu, cpu"),
+    ({}, {"ORT_GPU_EP_STRICT": "yes"}, r"environment variable ORT_GPU_EP_STRICT: got 'yes', expected one of 0, 1"),
+    ({"memory_limit_mb": "-1"}, {}, r"'memory_limit_mb': got '-1', expected a whole number"),
+    ({"memory_limit_mb": 1.5}, {}, r"got '1\.5', expected a whole number"),
+])
+def test_values_outside_their_set(options: dict[str, object], environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolve(options, environment)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_bad_variable_does_not_matter_where_the_option_is_given() -> None:
+    assert resolve({"strict": "0"}, {"ORT_GPU_EP_STRICT": "yes"}).strict is False
+
+
+def test_cache_path() -> None:
+    assert resolve({"cache_dir": "/somewhere"}, {}).cache_path == "/somewhere"
+    assert "ort_gpu_ep" in resolve({}, {}).cache_path
+
+
+def test_a_config_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        resolve({}, {}).strict = True  # type: ignore[misc]

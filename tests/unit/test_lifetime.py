@@ -1,0 +1,89 @@
+"""Slots: whatever is alive at the same time has memory of its own, and the order respects who needs whom."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ort_gpu_ep.scheduler.lifetime import ALIGN_NBYTES, MEMORY_FOR_PARALLELISM, assign_slots
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[list[tuple[str, ...]], list[int], dict[str, int]]:
+    """Dispatches in a legal order: dispatch i writes v<i> (sometimes a second value) and reads earlier ones. Some values are outside."""
+    uses: list[tuple[str, ...]] = []
+    levels: list[int] = []
+    sizes: dict[str, int] = {}
+    level_of: dict[str, int] = {}
+    for i in range(draw(st.integers(1, 16))):
+        earlier = list(level_of)
+        reads = draw(st.lists(st.sampled_from(earlier), max_size=3)) if earlier else []
+        writes = [f"v{i}", f"t{i}"][: draw(st.integers(1, 2))]
+        level = max((level_of[r] for r in reads), default=0)
+        uses.append((*reads, "input", *writes))
+        levels.append(level)
+        for name in writes:
+            level_of[name] = level + 1
+            if draw(st.integers(0, 5)):
+                sizes[name] = draw(st.integers(0, 5000))
+    return uses, levels, sizes
+
+
+@given(programs())
+def test_live_values_never_share_a_slot(program: tuple[list[tuple[str, ...]], list[int], dict[str, int]]) -> None:
+    uses, levels, sizes = program
+    order, slot_of, _ = assign_slots(uses, levels, sizes)
+    times = {name: [t for t, i in enumerate(order) if name in uses[i]] for name in sizes}
+    for a in sizes:
+        for b in sizes:
+            if a < b and slot_of[a] == slot_of[b]:
+                assert times[a][-1] < times[b][0] or times[b][-1] < times[a][0], f"{a} and {b} are alive at the same time in slot {slot_of[a]}"
+
+
+@given(programs())
+def test_every_value_fits_its_slot(program: tuple[list[tuple[str, ...]], list[int], dict[str, int]]) -> None:
+    uses, levels, sizes = program
+    _, slot_of, slots = assign_slots(uses, levels, sizes)
+    assert set(slot_of) == set(sizes)
+    assert set(slot_of.values()) == set(range(len(slots)))
+    assert all(slots[slot_of[n]] >= max(nbytes, 4) for n, nbytes in sizes.items())
+    assert all(nbytes % ALIGN_NBYTES == 0 for nbytes in slots)
+    assert sum(slots) <= sum(-(-max(n, 4) // ALIGN_NBYTES) * ALIGN_NBYTES for n in sizes.values())
+
+
+@given(programs())
+def test_nothing_runs_before_what_it_needs(program: tuple[list[tuple[str, ...]], list[int], dict[str, int]]) -> None:
+    uses, levels, sizes = program
+    order, _, _ = assign_slots(uses, levels, sizes)
+    assert sorted(order) == list(range(len(uses)))
+    position = {i: t for t, i in enumerate(order)}
+    for i, names in enumerate(uses):
+        for name in names:
+            if name != "input" and int(name[1:]) != i:
+                assert position[int(name[1:])] < position[i]
+
+
+def test_a_chain_needs_two_slots() -> None:
+    uses = [("x", "a"), ("a", "b"), ("b", "c"), ("c", "d"), ("d", "y")]
+    _, slot_of, slots = assign_slots(uses, [0, 1, 2, 3, 4], dict.fromkeys("abcd", 1000))
+    assert slots == [1024, 1024]
+    assert slot_of["a"] == slot_of["c"] != slot_of["b"] == slot_of["d"]
+
+
+def test_best_fit() -> None:
+    uses = [("a",), ("b",), ("a", "b", "c"), ("c", "d"), ("d", "y")]
+    _, slot_of, slots = assign_slots(uses, [0, 1, 2, 3, 4], {"a": 4096, "b": 512, "c": 256, "d": 300})
+    assert slot_of["d"] == slot_of["b"]
+    assert slots == [4096, 512, 256]
+
+
+def test_independent_branches_stay_parallel_while_memory_allows() -> None:
+    """Two dispatches of one level may share no slot; if that took much more memory, the given order wins."""
+    small = [("x", "a"), ("a", "b"), ("x", "c"), ("c", "d"), ("b", "d", "y")]
+    levels = [0, 1, 0, 1, 2]
+    order, _, _ = assign_slots(small, levels, {"a": 256, "b": 4096, "c": 256, "d": 4096})
+    assert order == [0, 2, 1, 3, 4]
+    order, slot_of, slots = assign_slots(small, levels, {"a": 4096, "b": 256, "c": 4096, "d": 256})
+    assert order == [0, 1, 2, 3, 4]
+    assert slot_of["a"] == slot_of["c"]
+    assert sum(slots) * MEMORY_FOR_PARALLELISM < 2 * 4096 + 2 * 256
