@@ -65,7 +65,8 @@ class Operand:
     def require(self) -> Array:
         """The value. Raises UnsupportedNodeError(NOT_CONSTANT) where the host can't know it before the run."""
         if self.value is None:
-            raise UnsupportedNodeError(Code.NOT_CONSTANT, f"input {self.name!r} must be known before the run (a constant or shape arithmetic)")
+            raise UnsupportedNodeError(
+                Code.NOT_CONSTANT, f"input {self.name!r} must be known before the run (a constant or shape arithmetic)")
         return self.value
 
     def ints(self) -> tuple[int, ...]:
@@ -231,7 +232,6 @@ class OpSpec:
 
     since: oldest since-version taken. dtypes: type parameter of the schema -> element types taken.
     epilogue: the fuser may append elementwise steps to its one output.
-    expression: of an elementwise op: gives WGSL over x, y, z and the result's element type.
     """
 
     name: str
@@ -243,8 +243,6 @@ class OpSpec:
     build: Builder
     doc: str
     epilogue: bool = False
-    expression: Callable[[BoundNode], tuple[str, DType]] | None = None
-    needs_all_outputs: bool = False
 
 
 OPS: dict[tuple[str, str], OpSpec] = {}
@@ -258,7 +256,6 @@ def op(
     bindings: str,
     domain: str = "",
     epilogue: bool = False,
-    expression: Callable[[BoundNode], tuple[str, DType]] | None = None,
 ) -> Callable[[Builder], Builder]:
     """Adds a row. bindings: `x w b? -> y`; `?` optional, `...` variadic, `_` read by the host only."""
 
@@ -269,7 +266,7 @@ def op(
             raise InternalError(f"op {domain}:{name} has two rows")
         OPS[key] = OpSpec(
             name, domain, since, {k: tuple(v) for k, v in dtypes.items()}, tuple(map(_binding, left.split())),
-            tuple(map(_binding, right.split())), build, (build.__doc__ or "").strip(), epilogue, expression)
+            tuple(map(_binding, right.split())), build, (build.__doc__ or "").strip(), epilogue)
         return build
 
     return add
@@ -298,7 +295,15 @@ def default_attribute(domain: str, name: str, version: int, attribute: str) -> A
     value = onnx.helper.get_attribute_value(entry.default_value)
     if isinstance(value, bytes):
         return value.decode()
-    return tuple(value) if isinstance(value, list) else value  # type: ignore[return-value]
+    return tuple(value) if isinstance(value, list) else value
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The shape that these broadcast to (numpy's rules). Raises UnsupportedNodeError(RANK) where they don't."""
+    try:
+        return tuple(int(d) for d in np.broadcast_shapes(*shapes))
+    except ValueError as error:
+        raise UnsupportedNodeError(Code.RANK, f"shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast") from error
 
 
 def spec_of(node: Node) -> OpSpec | None:
@@ -390,7 +395,7 @@ def _with_epilogue(
     if plain is None or not kernels:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{bound.op} has no kernel to fuse elementwise steps into")
     for operand in bound.operands:
-        if np.broadcast_shapes(operand.shape, plain.shape) != plain.shape:
+        if broadcast(operand.shape, plain.shape) != plain.shape:
             raise UnsupportedNodeError(Code.RANK, f"fused operand {operand.name!r} {operand.type} does not broadcast to {plain}")
     result = TensorType(bound.node.epilogue[-1].dtype, plain.shape)
     reads = tuple((f"e{k}", len(bound.inputs) + k) for k in range(len(bound.operands)))
@@ -423,7 +428,8 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
     for built in lowering.kernels:
         bindings = tensors_of(built, lowering, bound)
         if len(bindings) > limits.max_buffers_per_stage:
-            raise UnsupportedNodeError(Code.LIMIT, f"{spec.name} binds {len(bindings)} buffers; this adapter allows {limits.max_buffers_per_stage}")
+            raise UnsupportedNodeError(
+                Code.LIMIT, f"{spec.name} binds {len(bindings)} buffers; this adapter allows {limits.max_buffers_per_stage}")
         if built.lanes > limits.max_invocations:
             raise UnsupportedNodeError(Code.LIMIT, f"workgroup of {built.lanes}; this adapter allows {limits.max_invocations}")
         if built.workgroup_nbytes > limits.max_workgroup_nbytes:
@@ -452,5 +458,6 @@ def _check_type(dtype: DType, raw: bool, written: bool, groups: int, limits: Lim
 def result_dtype(onnx_type: int) -> DType:
     """The DType of a TensorProto.DataType. Raises UnsupportedNodeError(DTYPE)."""
     if onnx_type not in BY_ONNX:
-        raise UnsupportedNodeError(Code.DTYPE, f"element type {onnx.TensorProto.DataType.Name(onnx_type).lower()} is unknown to this package")
+        name = onnx.TensorProto.DataType.Name(onnx_type).lower()
+        raise UnsupportedNodeError(Code.DTYPE, f"element type {name} is unknown to this package")
     return BY_ONNX[onnx_type]

@@ -22,7 +22,7 @@ _CPU = "CPUExecutionProvider"
 _said: set[str] = set()
 
 
-class InferenceSession(onnxruntime.InferenceSession):
+class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # onnxruntime has no types
     """A drop-in for onnxruntime.InferenceSession that runs on the GPU what is better there.
 
     path_or_bytes, sess_options, providers, provider_options, kwargs: as in onnxruntime. Without `providers` the session uses

@@ -37,5 +37,6 @@ def _table(explained: Explanation) -> Table:
         for node in report.nodes:
             why = f"{node.code}: {node.reason}" if node.code else f"fused into {node.fused_into}" if node.fused_into else ""
             colour = _COLOURS[node.device]
-            table.add_row(node.name, node.op, f"[{colour}]{node.device}[/{colour}]", str(node.partition) if node.partition >= 0 else "", why)
+            group = str(node.partition) if node.partition >= 0 else ""
+            table.add_row(node.name, node.op, f"[{colour}]{node.device}[/{colour}]", group, why)
     return table

@@ -95,9 +95,10 @@ def limits_of(raw: Any) -> Limits:
         got["max-compute-workgroups-per-dimension"], got["min-storage-buffer-offset-alignment"])
 
 
-_NEEDED = ("max-storage-buffer-binding-size", "max-buffer-size", "max-storage-buffers-per-shader-stage", "max-compute-workgroup-storage-size",
-           "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x", "max-compute-workgroups-per-dimension",
-           "min-storage-buffer-offset-alignment")
+_NEEDED = (
+    "max-storage-buffer-binding-size", "max-buffer-size", "max-storage-buffers-per-shader-stage",
+    "max-compute-workgroup-storage-size", "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x",
+    "max-compute-workgroups-per-dimension", "min-storage-buffer-offset-alignment")
 
 
 def request_device(info: AdapterInfo, raw: Any) -> Any:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import wgpu
 from wgpu.backends.wgpu_native import ffi, lib
@@ -64,7 +64,7 @@ class Stats:
 class Gpu:
     """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one."""
 
-    _open: dict[int, Gpu] = {}
+    _open: ClassVar[dict[int, Gpu]] = {}
     _open_lock = threading.Lock()
 
     def __init__(self, info: AdapterInfo, raw: Any, limits: Limits) -> None:
@@ -113,7 +113,7 @@ class Gpu:
         limit = self.memory_limit_nbytes
         if size > self.limits.max_buffer_nbytes:
             raise OutOfDeviceMemoryError(
-                f"device memory: a buffer of {size} B is asked for, {self.info.name} allows {self.limits.max_buffer_nbytes} B in one buffer. "
+                f"device memory: a buffer of {size} B is asked for, {self.info.name} allows {self.limits.max_buffer_nbytes} B in one. "
                 "Use a smaller batch, or placement=cpu.")
         if limit and self.stats.allocated_nbytes + size > limit:
             self.trim()
@@ -239,7 +239,8 @@ class Gpu:
 
     def _check_alive(self) -> None:
         if self.lost:
-            raise DeviceLostError(f"{self.info.name}: the driver dropped the device ({self.lost}). Open a new session to use the GPU again.")
+            raise DeviceLostError(
+                f"{self.info.name}: the driver dropped the device ({self.lost}). Open a new session to use the GPU again.")
 
     def start_timing(self) -> bool:
         """Measures the GPU time of every run recorded from now on. False where the adapter has no timestamps."""

@@ -22,7 +22,7 @@ _done: dict[int, int] = {}
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")
+@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]  # cffi has none
 def _mapped(status: int, message: Any, token: Any, unused: Any) -> None:
     _done[int(ffi.cast("uintptr_t", token))] = status
 

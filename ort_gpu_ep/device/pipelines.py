@@ -46,10 +46,8 @@ def bind_group_layout(gpu: Gpu, written: tuple[bool, ...]) -> Any:
 def _compile(gpu: Gpu, dispatch: Dispatch, source: str, written: tuple[bool, ...], checked: bool) -> Any:
     label = dispatch.label
     try:
-        if checked:
-            module = gpu.device.create_shader_module(label=label, code=source)
-        else:
-            module = native.trusted_module(gpu.device, label, source)
+        device = gpu.device
+        module = device.create_shader_module(label=label, code=source) if checked else native.trusted_module(device, label, source)
         layout = gpu.cached(("pipeline_layout", written), lambda: gpu.device.create_pipeline_layout(
             bind_group_layouts=[bind_group_layout(gpu, written)]))
         return gpu.device.create_compute_pipeline(label=label, layout=layout, compute={"module": module, "entry_point": "main"})

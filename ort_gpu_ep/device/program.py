@@ -20,8 +20,8 @@ from ort_gpu_ep.device.pipelines import bind_group_layout, pipelines
 from ort_gpu_ep.errors import DeviceError, InternalError
 from ort_gpu_ep.graph import Array, Graph, Value
 from ort_gpu_ep.scheduler import Plan, make_plan
-from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place
+from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.types import Shape, TensorType
 
 MAX_PLANS = 8

@@ -10,8 +10,8 @@ from ort_gpu_ep.ops.elementwise import (
     NUMERIC,
     UNSIGNED,
     Expression,
-    broadcast,
     by_type,
+    common_shape,
     constant,
     elementwise,
 )
@@ -67,7 +67,7 @@ def power(node: BoundNode) -> str | Expression:
     """`x^y` in x's element type; an exponent that the host knows becomes part of the text."""
     base, exponent = node.input(0).dtype, node.input(1)
     known = None
-    if exponent.value is not None and exponent.size == 1 and broadcast(node, (0, 1)) == node.input(0).shape:
+    if exponent.value is not None and exponent.size == 1 and common_shape(node, (0, 1)) == node.input(0).shape:
         known = exponent.value.reshape(-1)[0]
     if base in FLOATING:
         if known is not None:

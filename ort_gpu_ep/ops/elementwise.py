@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Step
-from ort_gpu_ep.registry import BoundNode, Kernel, kernel, op
+from ort_gpu_ep.registry import BoundNode, Kernel, broadcast, kernel, op
 from ort_gpu_ep.shaders.composer import literal
 from ort_gpu_ep.types import (
     BOOL,
@@ -70,7 +68,7 @@ def elementwise(
         if isinstance(made, str):
             dtype = result if isinstance(result, DType) else node.input(result).dtype
             made = Expression(made, dtype, tuple(i for i in range(len(node.inputs)) if node.has(i)))
-        out = TensorType(made.dtype, broadcast(node, made.inputs))
+        out = TensorType(made.dtype, common_shape(node, made.inputs))
         if keeps_shape and out.shape != node.input(0).shape:
             raise UnsupportedNodeError(Code.RANK, f"{name} of {node.input(0).type}: another input makes it {list(out.shape)}")
         operands = {f"e{k}": i for k, i in enumerate(made.inputs)}
@@ -82,9 +80,9 @@ def elementwise(
     op(name, since=since, dtypes=taken, bindings=bindings)(build)
 
 
-def broadcast(node: BoundNode, inputs: Sequence[int]) -> Shape:
+def common_shape(node: BoundNode, inputs: Sequence[int]) -> Shape:
     """The common shape of some inputs."""
-    return tuple(int(d) for d in np.broadcast_shapes(*(node.input(i).shape for i in inputs)))
+    return broadcast(*(node.input(i).shape for i in inputs))
 
 
 def by_type(floating: str, signed: str, unsigned: str = "") -> Callable[[BoundNode], str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from ort_gpu_ep.registry import BoundNode, Kernel, kernel, op
+from ort_gpu_ep.registry import BoundNode, Kernel, broadcast, kernel, op
 from ort_gpu_ep.types import TensorType
 
 
@@ -14,5 +12,5 @@ def elementwise(node: BoundNode) -> Kernel:
 
     y: the broadcast shape of the operands.
     """
-    shape = tuple(int(d) for d in np.broadcast_shapes(*(o.shape for o in node.operands)))
+    shape = broadcast(*(o.shape for o in node.operands))
     return kernel("elementwise.wgsl", [TensorType(node.operands[0].dtype, shape)], writes={"y": 0})

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
-from ort_gpu_ep.registry import BoundNode, Lowering, Strided, op
+from ort_gpu_ep.registry import BoundNode, Lowering, Strided, broadcast, op
 from ort_gpu_ep.shaders.composer import broadcast_strides
 from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
 
@@ -28,7 +26,7 @@ def matmul(node: BoundNode) -> Lowering:
     m, k, n = left[-2], left[-1], right[-1]
     if right[-2] != k:
         raise UnsupportedNodeError(Code.RANK, f"MatMul of {a.type} and {b.type}: inner dimensions differ")
-    batches: Shape = tuple(int(d) for d in np.broadcast_shapes(left[:-2], right[:-2]))
+    batches: Shape = broadcast(left[:-2], right[:-2])
     shape = batches + ((m,) if a.rank > 1 else ()) + ((n,) if b.rank > 1 else ())
     if math.prod(right[:-2]) == 1:
         batches, left, right, m = (), (math.prod(left[:-1]), k), (k, n), math.prod(left[:-1])
@@ -55,7 +53,7 @@ def gemm(node: BoundNode) -> Lowering:
     m, k = a.shape[::-1] if node.attr("transA") else a.shape
     inner, n = b.shape[::-1] if node.attr("transB") else b.shape
     bias: Any = None
-    if inner != k or (c and np.broadcast_shapes(c.shape, (m, n)) != (m, n)):
+    if inner != k or (c and broadcast(c.shape, (m, n)) != (m, n)):
         raise UnsupportedNodeError(Code.RANK, f"Gemm of {a.type}, {b.type} and {c and c.type}: shapes do not fit")
     if c:
         bias = Strided((m, n), broadcast_strides(c.shape, (m, n)))

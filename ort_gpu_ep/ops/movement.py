@@ -8,7 +8,7 @@ import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ops.axes import around, axes_of, axis_of, ints_of, replaced, strides_of
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, View, kernel, op
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, View, broadcast, kernel, op
 from ort_gpu_ep.shaders.composer import broadcast_strides, merged
 from ort_gpu_ep.types import ANY, Shape, TensorType
 
@@ -177,7 +177,7 @@ def expand(node: BoundNode) -> Kernel | View:
     """y = x broadcast against the given shape (which may also have dimensions of size 1)."""
     x, wanted = node.input(0), node.input(1).ints()
     try:
-        shape = tuple(int(d) for d in np.broadcast_shapes(x.shape, wanted))
+        shape = broadcast(x.shape, wanted)
     except ValueError as error:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Expand of {x.type} to {wanted}: {error}") from error
     return moved(node, shape, Strided(shape, broadcast_strides(x.shape, shape)))

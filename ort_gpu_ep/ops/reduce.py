@@ -8,7 +8,7 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
-from ort_gpu_ep.types import FLOATS, INT8, INT32, INT64, NUMBERS, UINT8, DType, Shape, TensorType
+from ort_gpu_ep.types import FLOATS, INT8, INT64, NUMBERS, UINT8, DType, Shape, TensorType
 
 LANES = 256
 """Invocations a workgroup: WebGPU's guaranteed maximum."""

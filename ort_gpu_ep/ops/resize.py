@@ -88,22 +88,12 @@ def _axis_consts(slot: int, axis: Axis, stride: int, step: int, taps: int, coord
     last, start, end = F(axis.size) - F(1), F(axis.start), F(axis.end)
     begin, width, center = float(F(start * last)), float(F(end - start)), 0.5 * float(F(start + end)) * float(last)
     if coordinates == "half_pixel_symmetric":
-        begin, width = _symmetric(axis)
+        adjustment = F(F(axis.out) / F(F(axis.scale) * F(axis.size)))
+        shift = float(F(F(F(axis.size) / F(2)) * F(F(1) - adjustment))) - 0.5
+        begin = round(shift * 64) / 64
+        width = shift - begin
     return {f"ACTIVE{slot}": taps > 0, f"IN{slot}": axis.size, f"OUT{slot}": axis.out, f"STRIDE{slot}": stride, f"STEP{slot}": step,
             f"TAPS{slot}": max(taps, 1), f"SCALE{slot}": axis.scale, f"START{slot}": begin, f"WIDTH{slot}": width, f"CENTER{slot}": center}
-
-
-def _symmetric(axis: Axis) -> tuple[float, float]:
-    """offset + (i + 0.5) / scale - 0.5 as (i + a + b) / scale: a, of few digits so that i + a is exact, and b.
-
-    ONNX Runtime computes this one in float64, from a float32 offset.
-    """
-    scale = F(axis.scale)
-    adjustment = F(F(axis.out) / F(scale * F(axis.size)))
-    offset = F(F(F(axis.size) / F(2)) * F(F(1) - adjustment))
-    shift = 0.5 + (float(offset) - 0.5) * float(scale)
-    coarse = round(shift * 64) / 64
-    return coarse, shift - coarse
 
 
 def _resample(node: BoundNode, found: list[Axis], kind: str, coordinates: str, rounding: str, consts: dict[str, Const]) -> Kernel:
@@ -115,8 +105,7 @@ def _resample(node: BoundNode, found: list[Axis], kind: str, coordinates: str, r
         raise UnsupportedNodeError(Code.DTYPE, f"{node.op} with mode {kind!r} of {x.dtype}; taken: float32")
     for axis in found:
         _check_length(node, axis, coordinates)
-    whole = kind == "nearest" and x.rank == 1   # ONNX Runtime then transforms coordinates even with scale 1
-    resized = [a for a, axis in enumerate(found) if axis.scale != 1.0 or whole]
+    resized = [a for a, axis in enumerate(found) if axis.scale != 1.0]
     if len(resized) > MAX_RESIZED:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of {len(resized)} axes; taken: at most {MAX_RESIZED}")
     strides = tuple(prod(x.shape[a + 1:]) for a in range(x.rank))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from ort_gpu_ep.graph import Step
-from ort_gpu_ep.ops.elementwise import FLOATING, NUMERIC, Expression, broadcast, by_type, constant, elementwise
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, View, kernel, op
+from ort_gpu_ep.ops.elementwise import FLOATING, NUMERIC, Expression, by_type, common_shape, constant, elementwise
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, View, broadcast, kernel, op
 from ort_gpu_ep.shaders.composer import literal
 from ort_gpu_ep.types import DType, Shape, TensorType
 
@@ -21,7 +19,7 @@ def variadic(name: str, pair: Callable[[BoundNode], str], *, types: tuple[DType,
     def build(node: BoundNode) -> Lowering | View:
         if len(node.inputs) == 1:
             return View(node.input(0).type)
-        out = TensorType(node.input(0).dtype, broadcast(node, range(len(node.inputs))))
+        out = TensorType(node.input(0).dtype, common_shape(node, range(len(node.inputs))))
         text = pair(node)
         sources: list[int | str] = list(range(len(node.inputs)))
         temps: dict[str, TensorType] = {}
@@ -41,7 +39,7 @@ def variadic(name: str, pair: Callable[[BoundNode], str], *, types: tuple[DType,
 
 def _common_shape(node: BoundNode, sources: list[int | str], temps: Mapping[str, TensorType]) -> Shape:
     shapes = [temps[s].shape if isinstance(s, str) else node.input(s).shape for s in sources]
-    return tuple(int(d) for d in np.broadcast_shapes(*shapes))
+    return broadcast(*shapes)
 
 
 def _fold(name: str, pair: str, sources: list[int | str], out: TensorType, target: int | str, last: str = "") -> Kernel:

@@ -80,25 +80,25 @@ def build(path: Path, target: str | None = None) -> Path:
     """
     said = []
     for command in _compilers(target):
-        handle, scratch = tempfile.mkstemp(suffix=path.suffix, prefix=".shim-", dir=path.parent)
-        os.close(handle)
-        try:
-            done = subprocess.run([*command, *FLAGS, "-o", scratch, str(SOURCE)], capture_output=True, text=True)
+        with tempfile.TemporaryDirectory(prefix=".shim-", dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            try:
+                done = subprocess.run([*command, *FLAGS, "-o", str(made), str(SOURCE)], capture_output=True, text=True)
+            except OSError as error:
+                said.append(f"{' '.join(command)}: {error}")
+                continue
             if done.returncode == 0:
-                Path(scratch).chmod(0o755)
-                return _publish(scratch, path)
+                return _publish(made, path)
             said.append(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-500:]}")
-        except OSError as error:
-            said.append(f"{' '.join(command)}: {error}")
-        finally:
-            Path(scratch).unlink(missing_ok=True)
     raise BuildError(
         f"the native shim for {target or current_platform()} must be compiled, and that failed. "
         "Install a C compiler, or `pip install ziglang`." + "".join(f"\n  {text}" for text in said or [_NO_COMPILER]))
 
 
 def build_all(folder: Path = FOLDER) -> list[Path]:
-    """Cross-compiles the shims of all platforms with `ziglang`, for a wheel."""
+    """Cross-compiles the shims of all platforms with `ziglang`, for a wheel. Those of older sources go."""
+    for old in folder.glob("shim-*"):
+        old.unlink()
     return [build(folder / file_name(target), target) for target in ZIG_TARGETS]
 
 
@@ -116,7 +116,7 @@ def _compilers(target: str | None) -> list[Sequence[str]]:
     return [*([native] if native else []), *zig]
 
 
-def _publish(scratch: str, path: Path) -> Path:
+def _publish(scratch: Path, path: Path) -> Path:
     """Gives the file its name, unless another process was faster: its file may be loaded already and must stay."""
     try:
         if os.name == "nt":

@@ -133,6 +133,8 @@ def _type_of(info: Any) -> tuple[DType | None, SymbolicShape | None]:
     if not tensor:
         return None, None
     dtype = BY_ONNX.get(get(api.GetTensorElementType, tensor, "int*"))
+    if not api.TensorTypeAndShape_HasShape(tensor):
+        return dtype, None
     rank = get(api.GetDimensionsCount, tensor, "size_t*")
     sizes, symbols = ffi.new("int64_t[]", rank + 1), ffi.new("char*[]", rank + 1)
     api.GetDimensions(tensor, sizes, rank)

@@ -8,7 +8,7 @@ typedef __SIZE_TYPE__ usize;
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
-EXPORT int _DllMainCRTStartup(void *module, unsigned long reason, void *reserved) {
+EXPORT int DllMainCRTStartup(void *module, unsigned long reason, void *reserved) {
   (void)module; (void)reason; (void)reserved;
   return 1;
 }

@@ -79,6 +79,7 @@ ORT_API = {
     "OpAttr_GetName": Slot(364, "spp"),
     "Node_GetNumSubgraphs": Slot(365, "spp"),
     "GetSessionOptionsConfigEntries": Slot(379, "spp"),
+    "TensorTypeAndShape_HasShape": Slot(390, "bp"),
     "GetTensorElementTypeAndShapeDataReference": Slot(414, "spppp"),
 }
 

@@ -13,8 +13,8 @@ from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import HostValues, facts_of, walk
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, tensors_of
 from ort_gpu_ep.scheduler.lifetime import assign_slots
-from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
+from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.shaders.composer import grid
 from ort_gpu_ep.types import TensorType, dtype_of
 
@@ -176,7 +176,7 @@ def _output_copies(draft: _Draft, places: Mapping[str, Place]) -> list[Dispatch 
 
 
 def _levels(draft: _Draft) -> list[int]:
-    """Length of the longest chain of dispatches before each. Writers of one value follow each other."""
+    """Length of the longest chain of dispatches before each. Writers of different parts of one value may share a level."""
     ready: dict[str, int] = {}
     levels = []
     for dispatch, names in draft.dispatches:

@@ -61,7 +61,7 @@ def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> 
     out += [_optional(name, given) for name, given in kernel.optionals]
     first = next((n for n, (_, written) in bindings.items() if written), "y")
     out += [_strided(name, index) for name, index in kernel.indices]
-    for name, (tensor, written) in bindings.items():
+    for name, (tensor, _) in bindings.items():
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         out.append(f"alias {name}_t = {_value(plain, kernel.raw)};")
         out.append(_reader(name, tensor.dtype, kernel.raw))

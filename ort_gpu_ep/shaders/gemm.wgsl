@@ -21,6 +21,8 @@ var<private> b_start: u32;
 var<private> pixel_z: vec4<i32>;
 var<private> pixel_y: vec4<i32>;
 var<private> pixel_x: vec4<i32>;
+var<private> next_a: array<vec4<f32>, 2>;
+var<private> next_b: array<vec4<f32>, 2>;
 var<private> acc0: vec4<f32>;
 var<private> acc1: vec4<f32>;
 var<private> acc2: vec4<f32>;
@@ -48,7 +50,7 @@ fn place_window(n0: u32) {
     pixel_z = vec4<i32>(n / plane) * i32(STRIDE_Z) - i32(PAD_Z);
     pixel_y = vec4<i32>(n % plane / OUT_WIDTH) * i32(STRIDE_Y) - i32(PAD_Y);
     pixel_x = vec4<i32>(n % OUT_WIDTH) * i32(STRIDE_X) - i32(PAD_X);
-    pixel_y = select(vec4<i32>(-0x40000000), pixel_y, n <= vec4<u32>(N));   // a column past the end is outside of every row
+    pixel_y = select(vec4<i32>(-0x40000000), pixel_y, n < vec4<u32>(N));   // a column past the end is outside of every row
 }
 
 fn gather(k: u32) -> vec4<f32> {
@@ -79,6 +81,13 @@ fn load_b(q: u32, n0: u32, k0: u32) -> vec4<f32> {
     return vec4<f32>(b_or_zero(k, n), b_or_zero(k, n + BQ), b_or_zero(k, n + 2u * BQ), b_or_zero(k, n + 3u * BQ));
 }
 
+fn fetch(lane: u32, m0: u32, n0: u32, k0: u32) {
+    next_a[0] = load_a(lane, m0, k0);
+    next_b[0] = load_b(lane, n0, k0);
+    if (A_CHUNKS > LANES) { next_a[1] = load_a(lane + LANES, m0, k0); }
+    if (B_CHUNKS > LANES) { next_b[1] = load_b(lane + LANES, n0, k0); }
+}
+
 fn keep(q: u32, buffer: u32, a: vec4<f32>, b: vec4<f32>) {
     let ka = select(q / AQ, q % TK, A_K_FAST);
     let kb = select(q / BQ, q % TK, B_K_FAST);
@@ -105,36 +114,39 @@ fn group_main(group: u32, lane: u32) {
     a_start = a_base(outer % BATCH);
     b_start = b_base(outer % BATCH);
     if (IM2COL) { place_window(n0 + column); }
-    var a0 = load_a(lane, m0, k0);
-    var b0 = load_b(lane, n0, k0);
-    var a1 = vec4<f32>();
-    var b1 = vec4<f32>();
-    if (A_CHUNKS > LANES) { a1 = load_a(lane + LANES, m0, k0); }
-    if (B_CHUNKS > LANES) { b1 = load_b(lane + LANES, n0, k0); }
+    fetch(lane, m0, n0, k0);
+    var total0 = vec4<f32>();
+    var total1 = vec4<f32>();
+    var total2 = vec4<f32>();
+    var total3 = vec4<f32>();
     for (var step = 0u; step < STEPS; step++) {
         let buffer = step & 1u;
-        keep(lane, buffer, a0, b0);
-        if (A_CHUNKS > LANES || B_CHUNKS > LANES) { keep(lane + LANES, buffer, a1, b1); }
+        keep(lane, buffer, next_a[0], next_b[0]);
+        if (A_CHUNKS > LANES || B_CHUNKS > LANES) { keep(lane + LANES, buffer, next_a[1], next_b[1]); }
         workgroupBarrier();
-        if (step + 1u < STEPS) {
-            let next = k0 + (step + 1u) * TK;
-            a0 = load_a(lane, m0, next);
-            b0 = load_b(lane, n0, next);
-            if (A_CHUNKS > LANES) { a1 = load_a(lane + LANES, m0, next); }
-            if (B_CHUNKS > LANES) { b1 = load_b(lane + LANES, n0, next); }
-        }
+        if (step + 1u < STEPS) { fetch(lane, m0, n0, k0 + (step + 1u) * TK); }
         for (var k = 0u; k < TK; k += 4u) {
             multiply(buffer, k, row, column);
             multiply(buffer, k + 1u, row, column);
             multiply(buffer, k + 2u, row, column);
             multiply(buffer, k + 3u, row, column);
         }
+        if (STEPS > 32u && step % 16u == 15u) {   // long sums are added up in blocks: their rounding error stays that of a block
+            total0 += acc0;
+            total1 += acc1;
+            total2 += acc2;
+            total3 += acc3;
+            acc0 = vec4<f32>();
+            acc1 = vec4<f32>();
+            acc2 = vec4<f32>();
+            acc3 = vec4<f32>();
+        }
     }
     for (var e = 0u; e < 16u; e++) {
-        var own = acc0;
-        if (e >= 4u) { own = acc1; }
-        if (e >= 8u) { own = acc2; }
-        if (e >= 12u) { own = acc3; }
+        var own = total0 + acc0;
+        if (e >= 4u) { own = total1 + acc1; }
+        if (e >= 8u) { own = total2 + acc2; }
+        if (e >= 12u) { own = total3 + acc3; }
         let m = m0 + row + e / 4u * AQ;
         let n = n0 + column + e % 4u * BQ;
         if (m < M && n < N) {

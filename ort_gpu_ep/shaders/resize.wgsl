@@ -4,48 +4,57 @@
 // OUTSIDE (the value there); kept, the position in x by the axes that are not resized; and for each of three resized axes a
 // (missing ones have TAPS = 1, IN = 1): IN and OUT (sizes), STRIDE and STEP (between neighbours, in x and in y), TAPS, SCALE,
 // START, WIDTH and CENTER (tf_crop_and_resize: where the region starts, its relative width, its middle; half_pixel_symmetric:
-// START + WIDTH is what to add to i before dividing by SCALE, its large and its small part).
+// offset - 0.5 is START, of few digits so that adding it to a quotient is exact, + WIDTH).
 // Source: ONNX Resize, Upsample. Coordinates are rounded step by step as ONNX Runtime's CPU kernel rounds them: at a tie between
-// two elements, one bit decides.
+// two elements, one bit decides. Compilers may reorder float additions and multiplications: `apart` prevents it.
+// ONNX Runtime 1.31 takes a coordinate for a tie within 1e-6 (measured).
+const TIE: f32 = 1e-6;
 struct Sample { first: i32, weights: vec4<f32>, outside: bool }
 
-// (n + rest) / d, rounded once; |rest| is far below |n| or n is 0. WGSL allows a division an error of 2.5 ULP, and compilers may
-// reorder float additions. So the remainder is computed exactly (products of halves of a mantissa are exact), and the quotient is
-// moved by whole ULPs, as an integer.
-fn divide(n: f32, rest: f32, d: f32) -> f32 {
-    let q = (n + rest) / d;
-    if (q == 0.0) { return q; }
+fn apart(v: f32) -> f32 { return clamp(v, -1e9, 1e9); }
+
+// x: n / d, rounded correctly. y: what rounding took away. WGSL allows a division an error of 2.5 ULP, so the remainder is computed
+// exactly (products of halves of a mantissa are exact), and the quotient is moved by whole ULPs, as an integer.
+fn divide(n: f32, d: f32) -> vec2<f32> {
+    let q = n / d;
+    if (q == 0.0) { return vec2<f32>(0.0); }
     let q_head = head_f32(q);
     let d_head = head_f32(d);
     let q_tail = q - q_head;
     let d_tail = d - d_head;
-    let remainder = (((n - q_head * d_head) - q_head * d_tail) - q_tail * d_head - q_tail * d_tail) + rest;
+    let remainder = ((n - q_head * d_head) - q_head * d_tail) - q_tail * d_head - q_tail * d_tail;
     let bits = bitcast<i32>(q);
-    let ulp = bitcast<f32>((bits & 0x7f800000) - (23 << 23u));
-    return bitcast<f32>(bits + i32(round(remainder / (d * ulp) * sign(q))));
+    let unit = d * bitcast<f32>((bits & 0x7f800000) - (23 << 23u)) * sign(q);
+    let steps = round(remainder / unit);
+    return vec2<f32>(bitcast<f32>(bits + i32(steps)), (remainder - steps * unit) / d);
 }
 
 fn coordinate(o: f32, scale: f32, size: f32, out: f32, start: f32, width: f32, center: f32) -> f32 {
+    if ((COORDINATES == 2u || COORDINATES == 4u) && out == 1.0) { return 0.0; }
+    if (COORDINATES == 5u && out == 1.0) { return center; }
     switch COORDINATES {
-        case 1u: { return divide(o, 0.0, scale); }                                                  // asymmetric
-        case 2u: { return select(0.0, divide(o + 0.5, 0.0, scale) - 0.5, out > 1.0); }              // pytorch_half_pixel
-        case 3u: { return divide(o + 0.5, 0.0, scale); }                                            // tf_half_pixel_for_nn
-        case 4u: { return select(0.0, divide(o * (size - 1.0), 0.0, max(out - 1.0, 1.0)), out > 1.0); }   // align_corners
-        case 5u: { return select(center, start + divide(o * width * (size - 1.0), 0.0, max(out - 1.0, 1.0)), out > 1.0); }
-        case 6u: { return divide(o + start, width, scale); }                                    // half_pixel_symmetric
-        default: { return divide(o + 0.5, 0.0, scale) - 0.5; }                                      // half_pixel
+        case 1u: { return divide(o, scale).x; }                                            // asymmetric
+        case 3u: { return divide(o + 0.5, scale).x; }                                      // tf_half_pixel_for_nn
+        case 4u: { return divide(o * (size - 1.0), max(out - 1.0, 1.0)).x; }               // align_corners
+        case 5u: { return start + divide(apart(o * width) * (size - 1.0), max(out - 1.0, 1.0)).x; }   // tf_crop_and_resize
+        case 6u: {                                                                         // half_pixel_symmetric, in float64 there
+            let q = divide(o + 0.5, scale);
+            return apart(q.x + start) + apart(q.y + width);
+        }
+        default: { return divide(o + 0.5, scale).x - 0.5; }                                // half_pixel, pytorch_half_pixel
     }
 }
 
 fn rounded(x: f32, scale: f32) -> f32 {
-    let t = trunc(x);
-    let away = t + select(0.0, sign(x), abs(x - t) >= 0.5);
+    let below = floor(x);
+    let tie = abs(x - below - 0.5) < TIE;
+    let near = below + select(0.0, 1.0, x - below > 0.5);
     switch ROUNDING {
-        case 1u: { return select(away, floor(x), x == t + 0.5); }                              // round_prefer_floor
-        case 2u: { return away; }                                                              // round_prefer_ceil
+        case 1u: { return select(near, below, tie); }                                          // round_prefer_floor
+        case 2u: { return select(near, below + 1.0, tie); }                                    // round_prefer_ceil
         case 3u: { return floor(x); }
         case 4u: { return ceil(x); }
-        default: { return select(t, ceil(x), scale < 1.0); }                                   // before opset 11
+        default: { return select(trunc(x), ceil(x), scale < 1.0); }                                   // before opset 11
     }
 }
 

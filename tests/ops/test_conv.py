@@ -133,6 +133,16 @@ def test_nan_and_infinity_reach_only_the_windows_that_see_them(attributes: dict[
     np.testing.assert_array_equal(np.isinf(got), near_inf)
 
 
+@pytest.mark.parametrize(("filters", "group", "window"), [(16, 1, 3), (16, 1, 1), (5, 5, 3), (10, 1, 3)])
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_the_next_image_is_not_read(op: str, filters: int, group: int, window: int) -> None:
+    x, w = random_inputs([(3, 5, 7, 7), (filters, 5 // group, window, window) if op == "Conv" else (5, filters // group, window, window)])
+    x[1] = np.nan
+    (got,) = run_direct(model_of(op, [x, w], group=group), {"i0": x, "i1": w})
+    assert np.isfinite(got[[0, 2]]).all()
+    assert np.isnan(got[1]).all() or op == "ConvTranspose"
+
+
 DECLINES = [
     ("Conv", [(1, 3, 3, 3, 3, 3), (3, 3, 1, 1, 1, 1)], Code.RANK, np.float32, {}),
     ("Conv", [(1, 3, 5, 5), (3, 3, 3, 3)], Code.DTYPE, np.float64, {}),

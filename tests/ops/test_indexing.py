@@ -103,6 +103,8 @@ TOPS = [
     *(case(f"{dtype}-{largest}", "TopK", data(3, 57, dtype=dtype), Host([9]), largest=largest)
       for dtype in ("int32", "int64", "float64") for largest in (0, 1)),
     *(case(f"ties-{largest}", "TopK", ties(3, 2053), Host([1300]), largest=largest) for largest in (0, 1)),
+    case("same-high-word", "TopK", indices(-9, 9, 3, 57), Host([31])),
+    case("low-word", "TopK", -1 - np.random.default_rng(1).permutation(57) * 2.0**-45, Host([31])),
     case("infinities", "TopK", np.array([1, -np.inf, np.inf, 0, np.inf], np.float32), Host([5])),
     case("none", "TopK", data(3, 5), Host([0])), case("opset1", "TopK", data(3, 17), outputs=2, k=4, axis=1, opset=1),
     case("opset10", "TopK", data(3, 17), Host([4]), opset=10),
@@ -181,6 +183,8 @@ def test_indices_out_of_range_touch_nothing_outside() -> None:
     x = data(5)
     assert_same(run("Gather", x, far), [x[[0, 4, 0, 4, 0]]])
     assert_same(run("ScatterND", x, far[:4, None], data(4, seed=2)), [np.r_[x[:4], data(4, seed=2)[3]]])
+    rows = data(2, 3)
+    assert_same(run("ScatterND", rows, np.array([[0, 4], [1, -4]]), data(2)), [rows])
 
 
 @pytest.mark.parametrize("largest", [0, 1])

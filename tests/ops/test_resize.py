@@ -96,7 +96,7 @@ def test_nearest_of_types_that_onnx_runtime_lacks(dtype: Any, high: int) -> None
     check_node("Resize", [x, None, factors], 13, known=[2], wanted=[x.repeat(3, 2).repeat(2, 3)])
 
 
-def test_rank_one_transforms_even_with_scale_one() -> None:
+def test_rank_one() -> None:
     check(normal(13), scales=[1.0], nearest_mode="ceil", coordinate_transformation_mode="tf_half_pixel_for_nn")
     check(normal(13), scales=[2.6])
 

@@ -66,7 +66,7 @@ def test_no_compiler_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_compilers", lambda target: [[sys.executable, "-c", "import sys; sys.exit('no luck')"], ["/no/such/cc"]])
-    with pytest.raises(build.BuildError, match="no luck(.|\n)*No such file"):
+    with pytest.raises(build.BuildError, match=r"no luck(.|\n)*No such file"):
         build.build(tmp_path / "shim.so")
     assert not list(tmp_path.iterdir())
 

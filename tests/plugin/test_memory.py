@@ -50,7 +50,8 @@ def fetch(space: Memory, address: int, nbytes: int) -> Any:
 
 
 ranges = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(lambda t: (t[0] * 64, min(t[1] * 32, NBYTES - t[0] * 64)))
-actions = st.lists(st.tuples(st.sampled_from(["put", "host", "copy", "read", "fetch"]), ranges, st.integers(0, 30)), min_size=1, max_size=12)
+kinds = st.sampled_from(["put", "host", "copy", "read", "fetch"])
+actions = st.lists(st.tuples(kinds, ranges, st.integers(0, 30)), min_size=1, max_size=12)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -178,7 +179,12 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
 
 
 def test_folders_of_dead_processes_go_and_those_of_live_ones_stay(tmp_path: Path, python: Callable[..., Any]) -> None:
-    code = "from ort_gpu_ep.plugin import spill\nf = spill.SpillFile({!r}, 10); f.add('a', np.ones(3)); f.close_writing()\n".format(str(tmp_path))
+    code = f"""
+from ort_gpu_ep.plugin import spill
+file = spill.SpillFile({str(tmp_path)!r}, 10)
+file.add("a", np.ones(3))
+file.close_writing()
+"""
     python(code + "os._exit(1)")
     assert len(list(tmp_path.glob("spill/*/*.bin"))) == 1
     mine = spill.SpillFile(str(tmp_path), 10)

@@ -1,0 +1,124 @@
+"""Einsum of one or two operands: as a batched matrix product where the strides allow it, else an output element an invocation."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.shaders.composer import merged
+from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
+
+ELLIPSIS = "0123456789"
+"""Labels that stand for the dimensions of `...`, which broadcast; the last one is the innermost."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """An equation over concrete shapes. inputs, output: labels of each dimension. sizes: of each label."""
+
+    inputs: tuple[str, ...]
+    output: str
+    shapes: tuple[Shape, ...]
+    sizes: dict[str, int]
+
+    @property
+    def summed(self) -> str:
+        return "".join(label for label in self.sizes if label not in self.output)
+
+    def strides(self, operand: int, labels: str) -> tuple[int, ...]:
+        """How far a step along each label moves in an operand: 0 where it broadcasts or lacks it, the sum along a diagonal."""
+        steps, step = dict.fromkeys(labels, 0), 1
+        for label, size in zip(reversed(self.inputs[operand]), reversed(self.shapes[operand]), strict=True):
+            if label in steps and size > 1:
+                steps[label] += step
+            step *= size
+        return tuple(steps.values())
+
+    def strided(self, operand: int, labels: str) -> Strided:
+        return Strided(tuple(self.sizes[label] for label in labels), self.strides(operand, labels))
+
+    def size(self, labels: str) -> int:
+        return math.prod(self.sizes[label] for label in labels)
+
+
+@op("Einsum", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="a b? c? -> y", epilogue=True)
+def einsum(node: BoundNode) -> Kernel | Lowering:
+    """y = the sum over all labels that the output lacks of the product of the operands.
+
+    a, b: one dimension a label. Repeated labels take the diagonal; `...` broadcasts.
+    """
+    if not 1 <= len(node.inputs) <= 2:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Einsum {node.attr('equation')} of {len(node.inputs)} operands; taken: one or two")
+    terms = parse(node.attr("equation"), [o.shape for o in node.given()])
+    out = TensorType(node.input(0).dtype, tuple(terms.sizes[label] for label in terms.output))
+    product = as_product(terms) if len(terms.inputs) == 2 else None
+    if product is not None:
+        return lower_product(product, out)
+    nothing = Strided((), ())
+    indices = {"b_out": nothing, "b_sum": nothing}
+    for k, name in enumerate("ab"[: len(terms.inputs)]):
+        indices[f"{name}_out"], indices[f"{name}_sum"] = terms.strided(k, terms.output), terms.strided(k, terms.summed)
+    return kernel("einsum.wgsl", [out], consts={"K": terms.size(terms.summed)}, indices=indices)
+
+
+def parse(equation: str, shapes: Sequence[Shape]) -> Terms:
+    """The labels of an equation, the output's derived where it is left out. Raises UnsupportedNodeError on what does not fit."""
+    text = equation.replace(" ", "")
+    left, arrow, right = text.partition("->")
+    given = left.split(",")
+    if len(given) != len(shapes) or not all(re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", part) for part in (*given, right)):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Einsum {equation} of {len(shapes)} operand(s) is malformed")
+    extra = [len(s) - len(t.replace("...", "")) if "..." in t else 0 for t, s in zip(given, shapes, strict=True)]
+    if min(extra) < 0 or max(extra) > len(ELLIPSIS):
+        raise UnsupportedNodeError(Code.RANK, f"Einsum {equation} of shapes {[list(s) for s in shapes]}")
+    inputs = tuple(t.replace("...", ELLIPSIS[len(ELLIPSIS) - e:]) for t, e in zip(given, extra, strict=True))
+    common = ELLIPSIS[len(ELLIPSIS) - max(extra):]
+    letters = left.replace(",", "").replace("...", "")
+    once = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    output = right.replace("...", common) if arrow else common + once
+    sizes = _sizes(equation, inputs, shapes)
+    if len(set(output)) != len(output) or not set(output) <= set(sizes):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Einsum {equation}: output labels repeat or are in no operand")
+    return Terms(inputs, output, tuple(shapes), sizes)
+
+
+def _sizes(equation: str, inputs: Sequence[str], shapes: Sequence[Shape]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for labels, shape in zip(inputs, shapes, strict=True):
+        if len(labels) != len(shape):
+            raise UnsupportedNodeError(Code.RANK, f"Einsum {equation} of shapes {[list(s) for s in shapes]}")
+        for label, size in zip(labels, shape, strict=True):
+            if sizes.get(label, 1) != 1 and size not in (1, sizes[label]):
+                raise UnsupportedNodeError(Code.RANK, f"Einsum {equation} of shapes {[list(s) for s in shapes]}: sizes of {label} differ")
+            sizes[label] = size if sizes.get(label, 1) == 1 else sizes[label]
+    return sizes
+
+
+def as_product(terms: Terms) -> Product | None:
+    """The equation as y[batch, m, n] = sum a[batch, m, k] b[batch, k, n], where its output has that order and m, n, k have one stride."""
+    a, b = (set(labels) for labels in terms.inputs)
+    batch = "".join(c for c in terms.output if c in a and c in b)
+    for first, second in ((0, 1), (1, 0)):
+        own, other = (a, b) if first == 0 else (b, a)
+        m = "".join(c for c in terms.output if c in own and c not in other)
+        n = "".join(c for c in terms.output if c in other and c not in own)
+        steps = [_one_stride(terms, *group) for group in ((first, m), (first, terms.summed), (second, n), (second, terms.summed))]
+        if terms.output == batch + m + n and 0 not in terms.sizes.values() and None not in steps:
+            outer, k, column, row = (int(s or 0) for s in steps)
+            return Product(
+                terms.size(batch), terms.size(m), terms.size(n), terms.size(terms.summed),
+                Matrix(first, terms.strided(first, batch), outer, k), Matrix(second, terms.strided(second, batch), column, row))
+    return None
+
+
+def _one_stride(terms: Terms, operand: int, labels: str) -> int | None:
+    """The stride of a group of labels that advance as one; None where they don't."""
+    shape, strides = merged(tuple(terms.sizes[label] for label in labels), terms.strides(operand, labels))
+    if not shape:
+        return 1
+    return strides[0] if len(shape) == 1 else None

@@ -1,0 +1,80 @@
+"""Models and sessions of these tests: the drop-in class on whatever adapter is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import ort_gpu_ep as ort
+from tests.unit.graphs import model_of
+
+ROOT = Path(__file__).parents[2]
+NODES = 4
+"""Of the model `mlp`, after onnxruntime has made a Gemm of its MatMul and Add."""
+
+Feeds = dict[str, np.ndarray[Any, Any]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet() -> None:
+    onnxruntime.set_default_logger_severity(4)
+
+
+def gpu_session(model: Any, settings: Any = None, **options: object) -> Any:
+    """Every node that has a kernel on the GPU."""
+    return ort.InferenceSession(model, settings, provider_options={"placement": "gpu", **options})
+
+
+def on_the_cpu(model: Any, feeds: Feeds, outputs: list[str] | None = None) -> list[Any]:
+    """What onnxruntime's own CPU provider answers."""
+    return list(onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(outputs, feeds))
+
+
+def assert_close(got: list[Any], want: list[Any]) -> None:
+    assert len(got) == len(want)
+    for g, w in zip(got, want, strict=True):
+        assert (g.dtype, g.shape) == (w.dtype, w.shape)
+        np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5)
+
+
+@pytest.fixture
+def mlp(rng: np.random.Generator) -> bytes:
+    """softmax(relu(x w + b)), and the sum of the hidden layer's rows."""
+    constants = {"w": rng.standard_normal((16, 8)).astype("f"), "b": rng.standard_normal(8).astype("f")}
+    text = ("(float[N, 16] x) => (float[N, 8] y, float[N] z) "
+            "{ h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = Softmax(r) z = ReduceSum<keepdims=0>(r, axes) }")
+    return bytes(model_of(text, {**constants, "axes": np.array([1])}).SerializeToString())
+
+
+@pytest.fixture
+def island() -> bytes:
+    """A node that only the CPU has, between two of ours."""
+    text = "(float[2, 4, 4] x) => (float[2, 4, 4] y) <float[2, 4, 4] i> { a = Tanh(x) i = com.microsoft.Inverse(a) e = Exp(i) y = Neg(e) }"
+    return bytes(model_of(text).SerializeToString())
+
+
+@pytest.fixture
+def x(rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    return rng.standard_normal((5, 16)).astype("f")
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs code in an interpreter of its own; environment variables as keywords."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(code))
+        return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+                              env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+
+    return run
