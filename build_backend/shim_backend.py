@@ -41,7 +41,8 @@ __all__ = [
 Settings: TypeAlias = Mapping[str, Any] | None
 
 ROOT = Path(__file__).resolve().parents[1]
-COMPILER = "ziglang>=0.13"
+COMPILER = "ziglang>=0.17"
+"""Earlier ones look for another entry point in a Windows DLL than the one that shim.c has."""
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:

@@ -19,8 +19,10 @@ MAX_NBYTES = 1 << 20
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run(
-            [sys.executable, "-m", "build", "--wheel", "--outdir", scratch, "--config-setting", "shims=all", str(ROOT)], check=True)
+        command = [sys.executable, "-m", "build", "--wheel", "--outdir", scratch, "--config-setting", "shims=all", str(ROOT)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            sys.exit(f"{done.stdout}\n`{' '.join(command)}` ended with exit code {done.returncode}; see above")
         (built,) = Path(scratch).glob("*.whl")
         check(built)
         wheel = folder / built.name

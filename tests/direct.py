@@ -55,6 +55,11 @@ def run_direct(model: onnx.ModelProto, feeds: Mapping[str, Array], rewrite: Rewr
     return results
 
 
+def _array(given: Any) -> Array:
+    """Some cases give a TensorProto, some a numpy scalar."""
+    return onnx.numpy_helper.to_array(given) if isinstance(given, onnx.TensorProto) else np.asarray(given)
+
+
 def main(patterns: list[str]) -> int:
     from onnx.backend.test.loader import load_model_tests
 
@@ -66,8 +71,8 @@ def main(patterns: list[str]) -> int:
         try:
             for inputs, wanted in case.data_sets:
                 names = [i.name for i in case.model.graph.input]
-                got = run_direct(case.model, dict(zip(names, map(np.asarray, inputs), strict=False)))
-                for g, w in zip(got, wanted, strict=True):
+                got = run_direct(case.model, dict(zip(names, map(_array, inputs), strict=False)))
+                for g, w in zip(got, map(_array, wanted), strict=True):
                     assert g.dtype == w.dtype and g.shape == w.shape, f"{g.dtype}{g.shape} is not {w.dtype}{w.shape}"
                     np.testing.assert_allclose(g.astype(np.float64) if g.dtype.kind == "f" else g, w, rtol=case.rtol, atol=case.atol)
             status, note = "PASS", ""

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 
 from ort_gpu_ep.errors import GpuEpError
@@ -85,7 +86,7 @@ def _compare(session: Any, inputs: Any, wanted: Any, case: Any) -> str:
     """Empty if the outputs are right, else what is wrong."""
     names = [i.name for i in session.get_inputs()]
     try:
-        got = session.run(None, dict(zip(names, (np.asarray(i) for i in inputs), strict=False)))
+        got = session.run(None, dict(zip(names, map(_array, inputs), strict=False)))
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:300]}"
     for g, w in zip(got, map(_array, wanted), strict=True):
@@ -101,6 +102,8 @@ def _compare(session: Any, inputs: Any, wanted: Any, case: Any) -> str:
     return ""
 
 
-def _array(wanted: Any) -> Any:
-    """Some cases give a scalar as a numpy number."""
-    return np.asarray(wanted) if isinstance(wanted, np.generic) else wanted
+def _array(given: Any) -> Any:
+    """Some cases give a scalar as a numpy number, some a tensor as a TensorProto."""
+    if isinstance(given, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(given)
+    return np.asarray(given) if isinstance(given, np.generic) else given

@@ -129,7 +129,8 @@ def _over_axes(node: BoundNode, axes: Sequence[int], spread: int, center: bool, 
     return _normalize(node, rows, {}, spread=spread, center=center, epsilon=epsilon)
 
 
-@op("BatchNormalization", since=7, dtypes=dict.fromkeys(("T", "U", "T1", "T2"), FLOATS), bindings="x scale bias mean variance -> y", epilogue=True)
+@op("BatchNormalization", since=7, dtypes=dict.fromkeys(("T", "U", "T1", "T2"), FLOATS), bindings="x scale bias mean variance -> y",
+    epilogue=True)
 def batch_normalization(node: BoundNode) -> Kernel:
     """y = (x - mean) / sqrt(variance + epsilon) * scale + bias. x, y: [N, C, spatial...]; the rest: [C]."""
     x = node.input(0)

@@ -151,14 +151,18 @@ def _empty(node: BoundNode, fold: Fold, out: TensorType) -> Kernel:
     return kernel("reduce_empty.wgsl", [out], consts={"KIND": fold.empty}, reads={}, writes={"y": 0})
 
 
-def _reduce(node: BoundNode) -> Kernel | Lowering:
-    x, axes = node.input(0), _axes(node)
-    return reduction(node, FOLDS[node.op], axes, TensorType(x.dtype, reduced_shape(x.shape, axes, bool(node.attr("keepdims")))))
+def _reduce(name: str, fold: Fold) -> None:
+    """Adds the row of a reduction."""
+    def build(node: BoundNode) -> Kernel | Lowering:
+        x, axes = node.input(0), _axes(node)
+        return reduction(node, fold, axes, TensorType(x.dtype, reduced_shape(x.shape, axes, bool(node.attr("keepdims")))))
+
+    build.__doc__ = f"y = {fold.formula} over `axes`.\n\nx: any shape; y: without the reduced axes, or 1 there (keepdims)."
+    op(name, dtypes={"T": fold.dtypes}, bindings="x _axes? -> y", epilogue=True)(build)
 
 
-for _name, _row in FOLDS.items():
-    _reduce.__doc__ = f"y = {_row.formula} over `axes`.\n\nx: any shape; y: without the reduced axes, or 1 there (keepdims)."
-    op(_name, dtypes={"T": _row.dtypes}, bindings="x _axes? -> y", epilogue=True)(_reduce)
+for _name, _fold_of_op in FOLDS.items():
+    _reduce(_name, _fold_of_op)
 
 
 @op("ReduceLogSumExp", dtypes={"T": FLOATS}, bindings="x _axes? -> y", epilogue=True)
@@ -216,7 +220,8 @@ def _arg(node: BoundNode, largest: bool) -> Kernel:
     out = TensorType(INT64, reduced_shape(x.shape, (axis,), bool(node.attr("keepdims"))))
     consts: dict[str, Const] = {**rows.consts, "LARGEST": largest, "LAST": bool(node.attr("select_last_index"))}
     return kernel(
-        "arg_reduce.wgsl", [out], consts=consts, indices=rows.indices, groups=rows.groups, lanes=rows.lanes, workgroup_nbytes=12 * rows.lanes)
+        "arg_reduce.wgsl", [out], consts=consts, indices=rows.indices, groups=rows.groups, lanes=rows.lanes,
+        workgroup_nbytes=12 * rows.lanes)
 
 
 @op("ArgMax", dtypes={"T": (*NUMBERS, INT8, UINT8)}, bindings="x -> y")

@@ -19,6 +19,7 @@ MAX_RESIZED = 3
 """Resized axes that the kernel takes; ONNX Runtime interpolates over as many."""
 
 KINDS = {"nearest": 0, "linear": 1, "cubic": 2}
+TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 COORDINATES = {
     "half_pixel": 0, "asymmetric": 1, "pytorch_half_pixel": 2, "tf_half_pixel_for_nn": 3, "align_corners": 4, "tf_crop_and_resize": 5,
     "half_pixel_symmetric": 6}
@@ -80,7 +81,7 @@ def _check_length(node: BoundNode, axis: Axis, coordinates: str) -> None:
     matters = coordinates in ("align_corners", "tf_crop_and_resize") or (coordinates == "pytorch_half_pixel" and axis.out == 1)
     if matters and abs(exact - axis.out) > 1e-4 * exact:
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale:g} of {axis.size} elements, which gives {exact:g}, not a whole number")
+            Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale:g} of {axis.size} elements: {exact:g} is not a whole number")
 
 
 def _axis_consts(slot: int, axis: Axis, stride: int, step: int, taps: int, coordinates: str) -> dict[str, Const]:
@@ -96,27 +97,32 @@ def _axis_consts(slot: int, axis: Axis, stride: int, step: int, taps: int, coord
             f"TAPS{slot}": max(taps, 1), f"SCALE{slot}": axis.scale, f"START{slot}": begin, f"WIDTH{slot}": width, f"CENTER{slot}": center}
 
 
-def _resample(node: BoundNode, found: list[Axis], kind: str, coordinates: str, rounding: str, consts: dict[str, Const]) -> Kernel:
-    x = node.input(0)
-    out: Shape = tuple(a.out for a in found)
+def _check(node: BoundNode, found: list[Axis], kind: str, coordinates: str, rounding: str) -> None:
+    dtype, resized = node.input(0).dtype, sum(axis.scale != 1.0 for axis in found)
     if kind not in KINDS or coordinates not in COORDINATES or rounding not in ROUNDING:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with {kind!r}, {coordinates!r}, {rounding!r}")
-    if kind != "nearest" and x.dtype not in FLOATS:
-        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} with mode {kind!r} of {x.dtype}; taken: float32")
+    if kind != "nearest" and dtype not in FLOATS:
+        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} with mode {kind!r} of {dtype}; taken: float32")
+    if resized > MAX_RESIZED:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {resized} axes; taken: at most {MAX_RESIZED}")
     for axis in found:
         _check_length(node, axis, coordinates)
-    resized = [a for a, axis in enumerate(found) if axis.scale != 1.0]
-    if len(resized) > MAX_RESIZED:
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {len(resized)} axes; taken: at most {MAX_RESIZED}")
+
+
+def _resample(node: BoundNode, found: list[Axis], kind: str, coordinates: str, rounding: str, consts: dict[str, Const]) -> Kernel:
+    """The kernel of a Resize or Upsample; resized axes take the last of its three slots."""
+    _check(node, found, kind, coordinates, rounding)
+    x = node.input(0)
+    out: Shape = tuple(a.out for a in found)
     strides = tuple(prod(x.shape[a + 1:]) for a in range(x.rank))
-    taps = {"nearest": 1, "linear": 2, "cubic": 4}.get(kind, 1)
-    for slot in range(MAX_RESIZED):
-        axis = resized[slot - MAX_RESIZED + len(resized)] if slot >= MAX_RESIZED - len(resized) else None
-        consts |= (_axis_consts(slot, Axis(1, 1, 1.0), 0, 1, 0, coordinates) if axis is None else
-                   _axis_consts(slot, found[axis], strides[axis], prod(out[axis + 1:]), taps, coordinates))
-    kept = Strided(out, tuple(0 if a in resized else strides[a] for a in range(x.rank)))
+    resized = [a for a, axis in enumerate(found) if axis.scale != 1.0]
+    for slot in range(MAX_RESIZED - len(resized)):
+        consts |= _axis_consts(slot, Axis(1, 1, 1.0), 0, 1, 0, coordinates)
+    for slot, a in enumerate(resized, MAX_RESIZED - len(resized)):
+        consts |= _axis_consts(slot, found[a], strides[a], prod(out[a + 1:]), TAPS[kind], coordinates)
     consts |= {"KIND": KINDS[kind], "COORDINATES": COORDINATES[coordinates], "ROUNDING": ROUNDING[rounding],
                "EXTRAPOLATE": coordinates == "tf_crop_and_resize"}
+    kept = Strided(out, tuple(0 if a in resized else strides[a] for a in range(x.rank)))
     return kernel("resize.wgsl", [TensorType(x.dtype, out)], consts=consts, indices={"kept": kept}, reads={"x": 0})
 
 

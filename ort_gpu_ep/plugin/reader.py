@@ -148,7 +148,10 @@ def _tensor_array(value: Any) -> Array:
 
 
 def _attribute(attribute: Any) -> Attribute:
-    kind = get(api.OpAttr_GetType, attribute, "int*")
+    try:
+        kind = get(api.OpAttr_GetType, attribute, "int*")
+    except InternalError:   # a type that the C API has no name for (a TypeProto, a sparse tensor)
+        return None
     if kind == _TENSOR:
         return _tensor_attribute(attribute)
     if kind not in (_INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS):

@@ -24,6 +24,8 @@ log = logging.getLogger("ort_gpu_ep")
 _DEFAULTS: dict[str, Any] = {"v": None, "p": NULL, "c": NULL, "b": False, "i": 0, "u": 0, "z": 0}
 _GRACE_S = 0.005
 """Time for a thread that has already read a slot to arrive in Python."""
+_RETURN_S = 0.05
+"""Time for such a thread to return through ONNX Runtime to Python: met in C++, the interpreter's end aborts the process."""
 _PATIENCE_S = 10.0
 """How long the exit waits for callbacks that are running."""
 
@@ -88,9 +90,11 @@ def shut_down(null: Any, empty: Any, gone: Any) -> None:
         for table in _live.values():
             table.neutralise("s", gone)
     time.sleep(_GRACE_S)
-    deadline = time.monotonic() + _PATIENCE_S
-    while _running and time.monotonic() < deadline:
-        time.sleep(0.002)
+    if _running:
+        deadline = time.monotonic() + _PATIENCE_S
+        while _running and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(_RETURN_S)
     with _lock:
         for table in _live.values():
             table.neutralise("c", empty)

@@ -1,6 +1,7 @@
 // y[row] = position of the row's maximum (or minimum). TEAM invocations of a workgroup share a row; it has LANES / TEAM rows.
 // Expects: ROWS, N (row length, at least 1), TEAM (a power of two), ADJACENT (neighbouring invocations take neighbouring rows,
-// not elements), the position in x of a row (row_start) and of an element within it (row_step), LARGEST, and LAST (of equals, take the last).
+// not elements), the position in x of a row (row_start) and of an element within it (row_step), LARGEST, and LAST (of equals, take
+// the last).
 // Source: ONNX ArgMax, ArgMin.
 const PER_GROUP: u32 = LANES / TEAM;
 var<workgroup> values: array<x_t, LANES>;

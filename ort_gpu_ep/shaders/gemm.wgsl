@@ -5,8 +5,9 @@
 // SPLIT > 1: K is cut into SPLIT parts, each summed into its own [BATCH, M, N] of y; sum_parts.wgsl adds them.
 // Expects: a, b, c?, y; a_base, b_base (offset of a batch), c_index (over y); M N K BATCH, TM TN TK, TILES_M TILES_N, SPLIT, STEPS
 // (of a part), A_ROW A_K B_K B_COL (strides), A_K_FAST B_K_FAST (neighbouring invocations read along k), ALPHA BETA.
+// Sums of more than 32 steps are added up in blocks of 16: rounding errors stay those of a block.
 // IM2COL: B is never stored: k is (channel, tap), n an output pixel; DEPTH.. of the input, OUT_.. of the output, the window and
-// its steps as conv.py's `window_consts` writes them.
+// its steps as conv.py's Window.consts writes them.
 const AQ: u32 = TM / 4u;
 const BQ: u32 = TN / 4u;
 const A_CHUNKS: u32 = AQ * TK;
@@ -23,10 +24,7 @@ var<private> pixel_y: vec4<i32>;
 var<private> pixel_x: vec4<i32>;
 var<private> next_a: array<vec4<f32>, 2>;
 var<private> next_b: array<vec4<f32>, 2>;
-var<private> acc0: vec4<f32>;
-var<private> acc1: vec4<f32>;
-var<private> acc2: vec4<f32>;
-var<private> acc3: vec4<f32>;
+var<private> acc: mat4x4<f32>;   // a column for each of the four rows
 
 fn a_or_zero(m: u32, k: u32) -> f32 {
     if ((M % TM == 0u || m < M) && (K_EXACT || k < K)) { return a_at(a_start + m * A_ROW + k * A_K); }
@@ -98,10 +96,10 @@ fn keep(q: u32, buffer: u32, a: vec4<f32>, b: vec4<f32>) {
 fn multiply(buffer: u32, k: u32, row: u32, column: u32) {
     let a = a_tile[buffer * A_CHUNKS + k * AQ + (row ^ (k & A_SWIZZLE))];
     let b = b_tile[buffer * B_CHUNKS + k * BQ + (column ^ (k & B_SWIZZLE))];
-    acc0 = fma(vec4<f32>(a.x), b, acc0);
-    acc1 = fma(vec4<f32>(a.y), b, acc1);
-    acc2 = fma(vec4<f32>(a.z), b, acc2);
-    acc3 = fma(vec4<f32>(a.w), b, acc3);
+    acc[0] = fma(vec4<f32>(a.x), b, acc[0]);
+    acc[1] = fma(vec4<f32>(a.y), b, acc[1]);
+    acc[2] = fma(vec4<f32>(a.z), b, acc[2]);
+    acc[3] = fma(vec4<f32>(a.w), b, acc[3]);
 }
 
 fn group_main(group: u32, lane: u32) {
@@ -115,10 +113,7 @@ fn group_main(group: u32, lane: u32) {
     b_start = b_base(outer % BATCH);
     if (IM2COL) { place_window(n0 + column); }
     fetch(lane, m0, n0, k0);
-    var total0 = vec4<f32>();
-    var total1 = vec4<f32>();
-    var total2 = vec4<f32>();
-    var total3 = vec4<f32>();
+    var total = mat4x4<f32>();
     for (var step = 0u; step < STEPS; step++) {
         let buffer = step & 1u;
         keep(lane, buffer, next_a[0], next_b[0]);
@@ -131,22 +126,17 @@ fn group_main(group: u32, lane: u32) {
             multiply(buffer, k + 2u, row, column);
             multiply(buffer, k + 3u, row, column);
         }
-        if (STEPS > 32u && step % 16u == 15u) {   // long sums are added up in blocks: their rounding error stays that of a block
-            total0 += acc0;
-            total1 += acc1;
-            total2 += acc2;
-            total3 += acc3;
-            acc0 = vec4<f32>();
-            acc1 = vec4<f32>();
-            acc2 = vec4<f32>();
-            acc3 = vec4<f32>();
+        if (STEPS > 32u && step % 16u == 15u) {
+            total += acc;
+            acc = mat4x4<f32>();
         }
     }
+    total += acc;
     for (var e = 0u; e < 16u; e++) {
-        var own = total0 + acc0;
-        if (e >= 4u) { own = total1 + acc1; }
-        if (e >= 8u) { own = total2 + acc2; }
-        if (e >= 12u) { own = total3 + acc3; }
+        var own = total[0];
+        if (e >= 4u) { own = total[1]; }
+        if (e >= 8u) { own = total[2]; }
+        if (e >= 12u) { own = total[3]; }
         let m = m0 + row + e / 4u * AQ;
         let n = n0 + column + e % 4u * BQ;
         if (m < M && n < N) {

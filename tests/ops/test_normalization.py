@@ -42,7 +42,8 @@ def test_instance(shape: tuple[int, ...], opset: int) -> None:
     check_node("InstanceNormalization", [x, scale, bias], opset, wanted=[wanted.astype(np.float32)])
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((2, 5, 131), -1), ((2, 5, 131), 1), ((3, 7, 11), 0), ((66001, 3), -1), ((5, 4099), 1), ((7,), 0)], ids=str)
+@pytest.mark.parametrize(("shape", "axis"), [
+    ((2, 5, 131), -1), ((2, 5, 131), 1), ((3, 7, 11), 0), ((66001, 3), -1), ((5, 4099), 1), ((7,), 0)], ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_layer(shape: tuple[int, ...], axis: int, bias: bool, outputs: int) -> None:
@@ -86,7 +87,8 @@ def test_rms(shape: tuple[int, ...], axis: int) -> None:
     check_node("RMSNormalization", [x, scale], 23, axis=axis, wanted=[wanted.astype(np.float32)])
 
 
-@pytest.mark.parametrize(("opset", "attributes"), [(9, {}), (13, {}), (13, {"axes": [0, 2, 3]}), (13, {"axes": [2, 3]}), (13, {"axes": [-1, 1]})], ids=str)
+@pytest.mark.parametrize(("opset", "attributes"), [
+    (9, {}), (13, {}), (13, {"axes": [0, 2, 3]}), (13, {"axes": [2, 3]}), (13, {"axes": [-1, 1]})], ids=str)
 def test_mean_variance(opset: int, attributes: dict[str, Any]) -> None:
     x = normal(2, 5, 7, 11) + 1
     wanted = moments(x, tuple(attributes.get("axes", (0, 2, 3))), 0.0)[0]
@@ -103,7 +105,8 @@ def test_lp(opset: int, p: int) -> None:
 
 
 @pytest.mark.parametrize("attributes", [
-    {"size": 5}, {"size": 4, "alpha": 0.5, "beta": 0.75, "bias": 2.0}, {"size": 3, "alpha": 0.3, "beta": 1.3}, {"size": 99, "alpha": 1.0}], ids=str)
+    {"size": 5}, {"size": 4, "alpha": 0.5, "beta": 0.75, "bias": 2.0},
+    {"size": 3, "alpha": 0.3, "beta": 1.3}, {"size": 99, "alpha": 1.0}], ids=str)
 @pytest.mark.parametrize("opset", [1, 13])
 def test_lrn(attributes: dict[str, Any], opset: int) -> None:
     x, size = normal(2, 11, 5, 7), attributes["size"]

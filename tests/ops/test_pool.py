@@ -12,12 +12,15 @@ from tests.ops.test_reduce import check_decline, check_node, normal
 
 WINDOWS: list[dict[str, Any]] = [
     {"kernel_shape": [3]}, {"kernel_shape": [5], "strides": [3], "pads": [2, 1]},
-    {"kernel_shape": [2, 3]}, {"kernel_shape": [3, 2], "strides": [2, 3], "pads": [1, 0, 2, 1]},
-    {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"}, {"kernel_shape": [4, 3], "strides": [3, 2], "auto_pad": "SAME_LOWER"},
+    {"kernel_shape": [2, 3]},
+    {"kernel_shape": [3, 2], "strides": [2, 3], "pads": [1, 0, 2, 1]},
+    {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+    {"kernel_shape": [4, 3], "strides": [3, 2], "auto_pad": "SAME_LOWER"},
     {"kernel_shape": [3, 2], "strides": [2, 3], "auto_pad": "VALID"},
     {"kernel_shape": [2, 3, 2], "strides": [1, 2, 3], "pads": [1, 0, 1, 0, 2, 1]}, {"kernel_shape": [11, 13]}]
 LATER: list[dict[str, Any]] = [
-    {"kernel_shape": [3], "strides": [2], "ceil_mode": 1}, {"kernel_shape": [3, 3], "strides": [3, 2], "pads": [1, 1, 1, 1], "ceil_mode": 1},
+    {"kernel_shape": [3], "strides": [2], "ceil_mode": 1},
+    {"kernel_shape": [3, 3], "strides": [3, 2], "pads": [1, 1, 1, 1], "ceil_mode": 1},
     {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [1, 1, 1, 1], "ceil_mode": 1}]
 DILATED: list[dict[str, Any]] = [
     {"kernel_shape": [3], "dilations": [4]}, {"kernel_shape": [3, 2], "dilations": [2, 3], "strides": [2, 1], "pads": [1, 1, 2, 0]},
@@ -64,7 +67,8 @@ def test_max_of_infinities_and_nan() -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 @pytest.mark.parametrize(("opset", "window"), [
-    *((7, w) for w in WINDOWS), *((11, w) for w in WINDOWS + LATER), *((19, w) for w in LATER + DILATED), *((22, w) for w in LATER + DILATED)], ids=str)
+    *((7, w) for w in WINDOWS), *((11, w) for w in WINDOWS + LATER),
+    *((19, w) for w in LATER + DILATED), *((22, w) for w in LATER + DILATED)], ids=str)
 def test_average(window: dict[str, Any], opset: int, count: int) -> None:
     check_node("AveragePool", [spatial(window)], opset, count_include_pad=count, **window)
 
@@ -81,7 +85,8 @@ def test_lp_with_dilations(window: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("op", "attributes"), [
-    ("GlobalAveragePool", {}), ("GlobalMaxPool", {}), ("GlobalLpPool", {}), ("GlobalLpPool", {"p": 1}), ("GlobalLpPool", {"p": 3})], ids=str)
+    ("GlobalAveragePool", {}), ("GlobalMaxPool", {}),
+    ("GlobalLpPool", {}), ("GlobalLpPool", {"p": 1}), ("GlobalLpPool", {"p": 3})], ids=str)
 @pytest.mark.parametrize("shape", [(3, 5, 131), (2, 67, 7, 7), (1, 3, 5, 7, 3), (1, 2, 211, 223)], ids=str)
 def test_global(op: str, attributes: dict[str, Any], shape: tuple[int, ...]) -> None:
     x = normal(*shape)

@@ -1,0 +1,120 @@
+"""8-bit quantization: QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear, MatMulInteger."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op, result_dtype
+from ort_gpu_ep.shaders.composer import broadcast_strides
+from ort_gpu_ep.types import FLOAT32, INT8, INT32, UINT8, DType, Shape, TensorType, names
+
+BYTES = (UINT8, INT8)
+LANES = 256
+"""WebGPU's guaranteed workgroup size."""
+MAX_PARTS = 128
+"""Parts of a tensor whose ranges are found at the same time: enough to fill a large GPU."""
+
+
+@op("QuantizeLinear", since=10, dtypes={"T1": (FLOAT32,)}, bindings="x scale zp? -> y")
+def quantize_linear(node: BoundNode) -> Kernel:
+    """y = saturate(round(x / scale) + zero point), halves to even.
+
+    scale, zero point: a scalar, one per index of `axis`, or (opset 21) one per `block_size` of them.
+    """
+    _only(node, "scale", node.input(1).dtype, (FLOAT32,))
+    asked = node.attr("output_dtype")
+    zp = node.optional(2)
+    dtype = zp.dtype if zp else result_dtype(asked) if asked else UINT8
+    _only(node, "output", dtype, BYTES)
+    if node.attr("precision") not in (None, 0, FLOAT32.onnx):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"QuantizeLinear with precision {node.attr('precision')}; taken: float32")
+    low = -128.0 if dtype is INT8 else 0.0
+    return kernel(
+        "quantize.wgsl", [TensorType(dtype, node.input(0).shape)], consts={"LOW": low, "HIGH": low + 255.0},
+        indices={"scale_index": _scale_index(node)})
+
+
+@op("DequantizeLinear", since=10, dtypes={}, bindings="x scale zp? -> y", epilogue=True)
+def dequantize_linear(node: BoundNode) -> Kernel:
+    """y = (x - zero point) * scale; scale and zero point as QuantizeLinear."""
+    _only(node, "input", node.input(0).dtype, (*BYTES, INT32))
+    _only(node, "scale", node.input(1).dtype, (FLOAT32,))
+    if node.attr("output_dtype"):
+        _only(node, "output", result_dtype(node.attr("output_dtype")), (FLOAT32,))
+    return kernel("dequantize.wgsl", [TensorType(FLOAT32, node.input(0).shape)], indices={"scale_index": _scale_index(node)})
+
+
+def _only(node: BoundNode, what: str, dtype: DType, taken: tuple[DType, ...]) -> None:
+    if dtype not in taken:
+        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} with {what} {dtype}; taken: {names(taken)}")
+
+
+def _scale_index(node: BoundNode) -> Strided:
+    """Which scale an element of x has. Raises UnsupportedNodeError where shapes or blocks don't fit."""
+    x, scale = node.input(0), node.input(1)
+    zp = node.optional(2)
+    if zp is not None and zp.size != scale.size:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} with scale {list(scale.shape)} and zero point {list(zp.shape)}")
+    block = node.attr("block_size") or 0
+    if scale.size == 1 and not block:
+        return Strided((x.size,), (0,))
+    axis = 1 if node.attr("axis") is None else node.attr("axis")
+    axis += x.rank if axis < 0 else 0
+    if not 0 <= axis < x.rank:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} along axis {axis} of {list(x.shape)}")
+    outer, size, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1:])
+    if not block and scale.shape == (size,):
+        return Strided((outer, size, inner), (0, 1, 0))
+    if block and size % block == 0 and scale.shape == (*x.shape[:axis], size // block, *x.shape[axis + 1:]):
+        return Strided((outer, size // block, block, inner), (size // block * inner, inner, 0, 1))
+    raise UnsupportedNodeError(
+        Code.RANK, f"{node.op} of {list(x.shape)} with scale {list(scale.shape)} along axis {axis}, block_size {block}")
+
+
+@op("DynamicQuantizeLinear", since=11, dtypes={"T1": (FLOAT32,)}, bindings="x -> y y_scale y_zp")
+def dynamic_quantize_linear(node: BoundNode) -> Lowering:
+    """y = saturate(round(x / scale) + zero point), with the scale (max - min) / 255 of x and zero."""
+    x = node.input(0)
+    parts = max(1, min(MAX_PARTS, -(-x.size // LANES)))
+    ranges = TensorType(FLOAT32, (parts, 2))
+    types = (TensorType(UINT8, x.shape), TensorType(FLOAT32, ()), TensorType(UINT8, ()))
+    kernels = [kernel(
+        "quantize_range.wgsl", [ranges], consts={"SIZE": x.size}, groups=parts, lanes=LANES, workgroup_nbytes=8 * LANES,
+        reads={"x": 0}, writes={"range": "range"})]
+    targets = [("scale", types[1]), ("zp", types[2]), *((i, types[i]) for i in (1, 2) if node.wants(i))]
+    for target, tensor in targets:   # the temporaries again as outputs: a kernel can't read an output
+        kernels.append(kernel(
+            "quantize_parameter.wgsl", [tensor], consts={"PARTS": parts, "ZERO_POINT": tensor.dtype is UINT8}, reads={"range": "range"},
+            writes={"y": target}))
+    kernels.append(kernel(
+        "quantize.wgsl", [types[0]], consts={"LOW": 0.0, "HIGH": 255.0}, indices={"scale_index": Strided((x.size,), (0,))},
+        reads={"x": 0, "scale": "scale", "zp": "zp"}, writes={"y": 0}))
+    outputs = tuple(t if node.wants(i) else None for i, t in enumerate(types[: len(node.node.outputs)]))
+    return Lowering(outputs, tuple(kernels), (("range", ranges), ("scale", types[1]), ("zp", types[2])))
+
+
+@op("MatMulInteger", since=10, dtypes={"T1": BYTES, "T2": BYTES}, bindings="a b a_zp? b_zp? -> y")
+def matmul_integer(node: BoundNode) -> Kernel:
+    """y = (a - a's zero point) (b - b's zero point) in int32, shapes as numpy.matmul.
+
+    Zero points: a scalar, one a row of a, or one a column of b.
+    """
+    a, b = node.input(0), node.input(1)
+    if a.rank < 2 or b.rank < 2 or a.shape[-1] != b.shape[-2]:
+        raise UnsupportedNodeError(Code.RANK, f"MatMulInteger of {a.type} and {b.type}; taken: matrices and batches of them")
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    batches: Shape = tuple(int(d) for d in np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    out = (*batches, m, n)
+    a_batch = tuple(s * m * k for s in broadcast_strides(a.shape[:-2], batches))
+    b_batch = tuple(s * k * n for s in broadcast_strides(b.shape[:-2], batches))
+    indices = {"a_row": Strided(out, (*a_batch, k, 0)), "b_column": Strided(out, (*b_batch, 0, 1))}
+    for name, i, count, own in (("a_zp_index", 2, m, (1, 0)), ("b_zp_index", 3, n, (0, 1))):
+        zp = node.optional(i)
+        if zp is not None and zp.size != 1 and zp.shape != (count,):
+            raise UnsupportedNodeError(Code.RANK, f"MatMulInteger of {a.type} and {b.type} with zero point {list(zp.shape)}")
+        step = own if zp is not None and zp.size != 1 else (0, 0)
+        indices[name] = Strided(out, (*(0 for _ in batches), *step))
+    return kernel("matmul_integer.wgsl", [TensorType(INT32, out)], consts={"K": k, "N": n}, indices=indices)

@@ -1,0 +1,120 @@
+"""8-bit quantization against ONNX Runtime's CPU kernels, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from tests.direct import run_direct
+
+RNG = np.random.default_rng(11)
+
+
+def model_of(op: str, feeds: dict[str, Any], outputs: list[str], opset: int, attributes: dict[str, Any]) -> onnx.ModelProto:
+    def info(name: str, array: Any) -> Any:
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+
+    node = helper.make_node(op, [n if n in feeds else "" for n in ("x", "w", "u", "v")][: len(feeds)], outputs, **attributes)
+    graph = helper.make_graph([node], "g", [info(n, a) for n, a in feeds.items()], [onnx.ValueInfoProto(name=o) for o in outputs])
+    return onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10))
+
+
+def check(op: str, feeds: dict[str, Any], outputs: list[str] | None = None, opset: int = 13, **attributes: Any) -> None:
+    feeds = {n: np.asarray(a) for n, a in feeds.items()}
+    model = model_of(op, feeds, outputs or ["y"], opset, attributes)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for got, wanted in zip(run_direct(model, feeds), session.run(None, feeds), strict=True):
+        assert (got.dtype, got.shape) == (wanted.dtype, np.shape(wanted))
+        np.testing.assert_array_equal(got, wanted)
+
+
+def floats(*shape: int, scale: float = 10.0) -> Any:
+    return np.asarray(RNG.normal(size=shape) * scale, np.float32)
+
+
+def scales(*shape: int) -> Any:
+    return np.asarray(RNG.uniform(0.01, 0.3, shape), np.float32)
+
+
+def integers(dtype: Any, *shape: int) -> Any:
+    limits = np.iinfo(dtype)
+    return np.asarray(RNG.integers(limits.min, limits.max, shape, dtype, endpoint=True))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize(("shape", "axis", "count"), [
+    ((37, 41), 1, ()), ((3, 5, 7), 1, (5,)), ((3, 5, 7), -1, (7,)), ((3, 5, 7), 0, (3,)), ((13,), 0, (13,)), ((), 1, ()), ((3, 5), 1, (1,)),
+    ((0, 5), 1, (5,)), ((2100, 2003), 0, (2100,)),
+])
+def test_linear(dtype: Any, shape: tuple[int, ...], axis: int, count: tuple[int, ...]) -> None:
+    feeds = {"x": floats(*shape), "w": scales(*count), "u": integers(dtype, *count)}
+    check("QuantizeLinear", feeds, axis=axis)
+    check("DequantizeLinear", {**feeds, "x": integers(dtype, *shape)}, axis=axis)
+
+
+def test_quantize_turns_halves_to_even_and_saturates() -> None:
+    x = np.concatenate([np.arange(-400, 400, dtype=np.float32) / 2, np.float32([1e9, -1e9, np.inf, -np.inf, 3e38])])
+    for scale in (1.0, 0.5, 0.1, 0.3, 1 / 3):
+        feeds = {"x": (x * np.float32(scale)).astype(np.float32), "w": np.float32(scale), "u": np.int8(3)}
+        check("QuantizeLinear", feeds)
+
+
+def test_without_zero_point() -> None:
+    check("QuantizeLinear", {"x": floats(17), "w": scales()}, opset=10)
+    check("QuantizeLinear", {"x": floats(17), "w": scales()}, opset=21, output_dtype=onnx.TensorProto.INT8)
+    check("DequantizeLinear", {"x": integers(np.uint8, 17), "w": scales()}, opset=10)
+
+
+def test_dequantize_int32() -> None:
+    check("DequantizeLinear", {"x": integers(np.int32, 5, 7), "w": scales(7)}, axis=1)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_blocks(axis: int) -> None:
+    shape = (4, 6, 5)
+    scale_shape = tuple(s // 2 if k == axis else s for k, s in enumerate(shape))
+    feeds = {"x": floats(*shape), "w": scales(*scale_shape), "u": integers(np.int8, *scale_shape)}
+    check("QuantizeLinear", feeds, opset=21, axis=axis, block_size=2)
+    check("DequantizeLinear", {**feeds, "x": integers(np.int8, *shape)}, opset=21, axis=axis, block_size=2)
+
+
+@pytest.mark.parametrize("x", [
+    floats(3, 5), floats(331, 257), np.abs(floats(17)), -np.abs(floats(17)), floats(1), np.zeros(5, np.float32),
+], ids=["mixed", "large", "positive", "negative", "one", "zero"])
+def test_dynamic(x: Any) -> None:
+    check("DynamicQuantizeLinear", {"x": x}, ["y", "scale", "zero_point"], opset=11)
+
+
+@pytest.mark.parametrize(("a", "b"), [((5, 7), (7, 3)), ((2, 3, 5, 7), (7, 11)), ((2, 1, 5, 7), (3, 7, 2)), ((131, 257), (257, 67))])
+@pytest.mark.parametrize("zero_points", ["none", "scalar", "columns"])
+def test_matmul_integer(a: tuple[int, ...], b: tuple[int, ...], zero_points: str) -> None:
+    feeds = {"x": integers(np.uint8, *a), "w": integers(np.int8, *b)}
+    if zero_points != "none":
+        feeds["u"] = integers(np.uint8)
+        feeds["v"] = integers(np.int8, *((b[-1],) if zero_points == "columns" and len(b) == 2 else ()))
+    check("MatMulInteger", feeds, opset=10)
+
+
+def test_matmul_integer_with_a_zero_point_a_row() -> None:
+    feeds = {"x": integers(np.uint8, 5, 7), "w": integers(np.uint8, 7, 3), "u": integers(np.uint8, 5)}
+    (got,) = run_direct(model_of("MatMulInteger", feeds, ["y"], 10, {}), feeds)
+    np.testing.assert_array_equal(got, (feeds["x"].astype(int) - feeds["u"][:, None].astype(int)) @ feeds["w"].astype(int))
+
+
+@pytest.mark.parametrize(("code", "op", "feeds", "attributes"), [
+    (Code.DTYPE, "QuantizeLinear", {"x": floats(3), "w": scales(), "u": np.asarray(1, np.int16)}, {}),
+    (Code.DTYPE, "QuantizeLinear", {"x": integers(np.int32, 3), "w": scales()}, {}),
+    (Code.RANK, "QuantizeLinear", {"x": floats(3, 5), "w": scales(3, 3)}, {"block_size": 2}),
+    (Code.RANK, "DequantizeLinear", {"x": integers(np.int8, 3, 5), "w": scales(4)}, {}),
+])
+def test_declines(code: Code, op: str, feeds: dict[str, Any], attributes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedNodeError) as caught:
+        run_direct(model_of(op, feeds, ["y"], 21, attributes), feeds)
+    assert caught.value.code is code

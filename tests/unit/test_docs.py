@@ -1,0 +1,85 @@
+"""Documents agree with the code: what they list exists, and what exists is listed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import onnx.defs
+import pytest
+
+from ort_gpu_ep.config import OPTIONS
+from ort_gpu_ep.registry import KNOWN_OPSET
+from scripts import gen_operators
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() < KNOWN_OPSET, reason="this onnx is older than the opsets that the rows know")
+def test_operators_are_up_to_date() -> None:
+    stale = [path.name for path, wanted in gen_operators.documents().items() if path.read_text("utf-8") != wanted]
+    assert not stale, "run `python scripts/gen_operators.py`"
+
+
+def test_the_operator_table_names_shaders_and_versions() -> None:
+    rows = {line.split("|")[1].strip(): line for line in gen_operators.text().splitlines() if line.startswith("| ")}
+    assert "`softmax.wgsl`" in rows["Softmax"]
+    assert "1, 11, 13" in rows["Softmax"]
+    assert "made by fusion" in rows["ort_gpu_ep:Elementwise"]
+
+
+def test_readme_counts_the_operators() -> None:
+    assert len(re.findall(r"\*\*\d+ operators\*\*", README)) == 1
+
+
+def test_readme_options_are_the_options() -> None:
+    wanted = [f"| `{o.name}` | `{o.variable}` | {f'`{o.default}`' if o.default else ''} | {o.doc} |" for o in OPTIONS]
+    start = README.index("| option | environment variable | default |")
+    table = README[start:].partition("\n\n")[0].splitlines()[2:]
+    assert table == wanted, "the README's table should be:\n" + "\n".join(wanted)
+
+
+def test_readme_commands_are_the_commands() -> None:
+    from ort_gpu_ep.cli import app
+
+    there = {c.name or (c.callback.__name__ if c.callback else "") for c in app.registered_commands}
+    listed = set(re.findall(r"^\| `ort-gpu-ep (\w+)", README, re.M))
+    assert listed == there
+    for document in DOCUMENTS:
+        assert set(re.findall(r"ort-gpu-ep ([a-z]+)", document.read_text("utf-8"))) <= there, document.name
+
+
+def test_readme_shows_two_scripts_that_exist() -> None:
+    shown = re.findall(r"^sh (\S+)", README, re.M)
+    assert shown == ["scripts/quickstart.sh", "scripts/test.sh"]
+    assert all((ROOT / script).is_file() for script in shown)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_named_files_exist(document: Path) -> None:
+    text = document.read_text("utf-8")
+    paths = set(re.findall(r"\b((?:ort_gpu_ep|models|scripts|docs|tests|build_backend)/[\w/.-]*)", text))
+    missing = sorted(p for p in paths if not (ROOT / p.rstrip(".")).exists())
+    assert not missing
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_architecture_lists_every_module() -> None:
+    """Each row of the table of modules names the modules of its folder: all of them, and no other."""
+    rows = re.findall(r"^\| `(ort_gpu_ep/\w*/?)` \|[^|]*\|(.*)\|$", ARCHITECTURE, re.M)
+    assert len(rows) > 5
+    for folder, listing in rows:
+        if folder == "ort_gpu_ep/ops/":     # listed in OPERATORS.md, row by row
+            continue
+        there = {p.name for p in (ROOT / folder).glob("*.py")} - {"__init__.py", "__main__.py"}
+        assert set(re.findall(r"`(\w+\.py)`", listing)) == there, folder
+    folders = {f"ort_gpu_ep/{p.name}/" for p in (ROOT / "ort_gpu_ep").iterdir() if (p / "__init__.py").is_file()}
+    assert {folder for folder, _ in rows} == folders | {"ort_gpu_ep/"}
+
+
+def test_architecture_is_short() -> None:
+    assert len(ARCHITECTURE.splitlines()) <= 140

@@ -1,0 +1,133 @@
+"""The package as a whole: version, public names, and which module may import which."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ort_gpu_ep
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "ort_gpu_ep"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
+
+
+def block(name: str) -> list[str]:
+    found = re.search(rf"^```{name}\n(.*?)^```", ARCHITECTURE, re.M | re.S)
+    assert found, f"docs/ARCHITECTURE.md has no block {name}"
+    return found.group(1).splitlines()
+
+
+ALLOWED = {left.strip(): set(right.split()) for left, right in (line.split("<-") for line in block("imports"))}
+ONLY = {line.split()[0]: set(line.split()[1:]) for line in block("only")}
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(dotted name, line) of each import, also inside functions, but not those for type checkers only."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        yield from imports(node)
+
+
+def part(dotted: str) -> str:
+    """`ops` for ort_gpu_ep.ops.softmax; `` for the package itself."""
+    return dotted.split(".")[1] if "." in dotted else ""
+
+
+def offences(source: str, owner: str) -> list[str]:
+    """What a module of the part `owner` imports, and may not."""
+    found = []
+    for name, line in imports(ast.parse(source)):
+        top = name.split(".")[0]
+        if top == "ort_gpu_ep" and part(name) not in {owner, *ALLOWED[owner]}:
+            found.append(f"line {line}: {owner} may not import {name}")
+        if owner not in ONLY.get(top, {owner}):
+            found.append(f"line {line}: {owner} may not import {top}")
+    return found
+
+
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_layers(path: Path) -> None:
+    owner = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    assert owner in ALLOWED, f"{owner} is not in the table of docs/ARCHITECTURE.md"
+    assert offences(path.read_text("utf-8"), owner) == []
+
+
+def test_layers_see_offences() -> None:
+    source = "from ort_gpu_ep.device import Gpu\ndef f():\n    import wgpu.utils\nif TYPE_CHECKING:\n    import onnxruntime"
+    assert offences(source, "ops") == ["line 1: ops may not import ort_gpu_ep.device.Gpu", "line 3: ops may not import wgpu"]
+
+
+def test_the_table_has_no_cycle_and_no_stranger() -> None:
+    done: set[str] = set()
+    while ready := [p for p, needs in ALLOWED.items() if p not in done and needs <= done]:
+        done.update(ready)
+    assert done == set(ALLOWED)
+    there = {p.relative_to(PACKAGE).parts[0].removesuffix(".py") for p in MODULES}
+    assert there == set(ALLOWED)
+
+
+def test_ops_take_no_device_text() -> None:
+    """Of the shaders, rows use pure functions only: composing is the device's business."""
+    for path in (PACKAGE / "ops").glob("*.py"):
+        names = {name for name, _ in imports(ast.parse(path.read_text("utf-8")))}
+        assert not {n for n in names if n.startswith("ort_gpu_ep.shaders") and n.endswith((".compose", ".grid", ".body", ".library"))}, path
+
+
+def test_version() -> None:
+    assert ort_gpu_ep.__version__ == PROJECT["version"]
+    assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_public_names_are_sorted_and_complete() -> None:
+    """In ruff's order: constants, classes, the rest. Every exception of errors.py is public, but for the base of none."""
+    names = ort_gpu_ep.__all__
+    kind = {n: 0 if n.isupper() else 1 if n[0].isupper() else 2 for n in names}
+    assert names == sorted(names, key=lambda n: (kind[n], n))
+    assert len(set(names)) == len(names)
+    tree = ast.parse((PACKAGE / "__init__.py").read_text("utf-8"))
+    imported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("ort_gpu_ep")
+                for a in n.names}
+    assert set(names) == imported | {"__version__"}
+    errors = ast.parse((PACKAGE / "errors.py").read_text("utf-8"))
+    assert {n.name for n in errors.body if isinstance(n, ast.ClassDef)} - {"Code"} <= set(names)
+
+
+def test_public_names_can_be_imported() -> None:
+    for name in ort_gpu_ep.__all__:
+        assert getattr(ort_gpu_ep, name) is not None, name
+    assert ort_gpu_ep.SessionOptions is not None      # onnxruntime's, passed through
+    with pytest.raises(AttributeError, match="no attribute 'Sesion'"):
+        _ = ort_gpu_ep.Sesion
+
+
+def test_import_is_lazy() -> None:
+    """Tools that need no GPU don't load its driver."""
+    heavy = ("wgpu", "onnxruntime", "onnx", "typer")
+    code = f"import sys, ort_gpu_ep; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_command_exists() -> None:
+    target = PROJECT["scripts"]["ort-gpu-ep"]
+    module, _, name = target.partition(":")
+    assert name in (PACKAGE / Path(*module.split(".")[1:]) / "__init__.py").read_text("utf-8")
+    assert "models" not in str(PROJECT.get("packages", ""))
