@@ -98,8 +98,6 @@ class Kernel:
     epilogue: elementwise steps between what the body computes and what is stored; operand k is bound as `e<k>`.
     plain: type of what the body computes, where the epilogue's result has another type.
     optionals: WGSL name -> given or left out, of the row's optional inputs; filled by `lower`.
-    ranges: (WGSL name, first element, elements) of a tensor of which only a part is bound, because the whole is larger
-        than a binding may be; the first element's offset is a multiple of 256 B.
     """
 
     shader: str
@@ -115,7 +113,6 @@ class Kernel:
     epilogue: tuple[Step, ...] = ()
     plain: TensorType | None = None
     optionals: tuple[tuple[str, bool], ...] = ()
-    ranges: tuple[tuple[str, int, int], ...] = ()
 
 
 def kernel(
@@ -131,13 +128,11 @@ def kernel(
     reads: Mapping[str, int | str] | None = None,
     writes: Mapping[str, int | str] | None = None,
     epilogue: Sequence[Step] = (),
-    ranges: Sequence[tuple[str, int, int]] = (),
 ) -> Kernel:
     """A Kernel from dicts and lists (a Kernel itself holds tuples, so that it hashes and compares)."""
     return Kernel(
         shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), groups, lanes, workgroup_nbytes, raw,
-        None if reads is None else tuple(reads.items()), None if writes is None else tuple(writes.items()), tuple(epilogue),
-        ranges=tuple(ranges))
+        None if reads is None else tuple(reads.items()), None if writes is None else tuple(writes.items()), tuple(epilogue))
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,26 +414,34 @@ def tensors_of(built: Kernel, lowering: Lowering, bound: BoundNode) -> dict[str,
         bindings[name] = (temps[source] if isinstance(source, str) else bound.source(source).type, False)
     for (name, _), tensor in zip(built.writes or (), built.outputs, strict=True):
         bindings[name] = (tensor, True)
-    for name, _, size in built.ranges:
-        bindings[name] = (TensorType(bindings[name][0].dtype, (size,)), bindings[name][1])
     return bindings
+
+
+def parts(tensor: TensorType, max_binding_nbytes: int) -> list[tuple[int, int]]:
+    """(first element, elements) of each binding that a tensor needs: more than one where it is larger than a binding may be."""
+    size = max_binding_nbytes // 256 * 256 // tensor.dtype.nbytes
+    return [(first, min(size, tensor.size - first)) for first in range(0, tensor.size, size)] or [(0, 0)]
 
 
 def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Limits) -> None:
     for built in lowering.kernels:
         bindings = tensors_of(built, lowering, bound)
-        if len(bindings) > limits.max_buffers_per_stage:
+        buffers = sum(len(parts(tensor, limits.max_binding_nbytes)) for tensor, _ in bindings.values())
+        if buffers > limits.max_buffers_per_stage:
             raise UnsupportedNodeError(
-                Code.LIMIT, f"{spec.name} binds {len(bindings)} buffers; this adapter allows {limits.max_buffers_per_stage}")
+                Code.LIMIT, f"{spec.name} binds {buffers} buffers of at most {limits.max_binding_nbytes} B; "
+                f"this adapter allows {limits.max_buffers_per_stage}")
         if built.lanes > limits.max_invocations:
             raise UnsupportedNodeError(Code.LIMIT, f"workgroup of {built.lanes}; this adapter allows {limits.max_invocations}")
         if built.workgroup_nbytes > limits.max_workgroup_nbytes:
             raise UnsupportedNodeError(
                 Code.LIMIT, f"{built.workgroup_nbytes} B of workgroup memory; this adapter allows {limits.max_workgroup_nbytes}")
         for name, (tensor, written) in bindings.items():
-            if tensor.nbytes > limits.max_binding_nbytes:
+            if tensor.nbytes > limits.max_buffer_nbytes:
                 raise UnsupportedNodeError(
-                    Code.LIMIT, f"binding {name} of {spec.name} has {tensor.nbytes} B; this adapter allows {limits.max_binding_nbytes}")
+                    Code.LIMIT, f"tensor {name} of {spec.name} has {tensor.nbytes} B; this adapter allows {limits.max_buffer_nbytes}")
+            if written and tensor.dtype.nbytes < 4 and tensor.nbytes > limits.max_binding_nbytes:
+                raise UnsupportedNodeError(Code.LIMIT, f"output {name} of {spec.name} has {tensor.nbytes} B of packed elements")
             _check_type(tensor.dtype, built.raw, written, built.groups, limits)
         for step in built.epilogue:
             _check_type(step.dtype, False, False, 0, limits)

@@ -11,6 +11,7 @@ import wgpu
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.errors import ShaderError
+from ort_gpu_ep.registry import parts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
 from ort_gpu_ep.shaders import compose
 
@@ -31,8 +32,9 @@ def pipelines(gpu: Gpu, plan: Plan, checked: bool) -> list[Any]:
 
 def pipeline(gpu: Gpu, dispatch: Dispatch, checked: bool) -> Any:
     """The pipeline of a dispatch. Raises ShaderError, with the composed source, where it does not compile."""
-    source = compose(dispatch.kernel, {t.name: (t.type, t.written) for t in dispatch.tensors})
-    written = tuple(t.written for t in dispatch.tensors)
+    limit = gpu.limits.max_binding_nbytes
+    source = compose(dispatch.kernel, {t.name: (t.type, t.written) for t in dispatch.tensors}, limit)
+    written = tuple(t.written for t in dispatch.tensors for _ in parts(t.type, limit))
     return gpu.cached(("pipeline", source, checked), lambda: _compile(gpu, dispatch, source, written, checked))
 
 

@@ -19,6 +19,7 @@ from ort_gpu_ep.device.gpu import Buffer, Gpu
 from ort_gpu_ep.device.pipelines import bind_group_layout, pipelines
 from ort_gpu_ep.errors import DeviceError, InternalError
 from ort_gpu_ep.graph import Array, Graph, Value
+from ort_gpu_ep.registry import parts
 from ort_gpu_ep.scheduler import Plan, make_plan
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place
 from ort_gpu_ep.scheduler.planner import Rewrite
@@ -271,12 +272,15 @@ class Prepared:
         outer = any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors)
         if not outer and index in self._inner:
             return self._inner[index]
-        entries = []
-        for i, tensor in enumerate(step.tensors):
+        entries, written = [], []
+        for tensor in step.tensors:
             buffer, offset = self._buffer(tensor.place, inputs, outputs)
-            size = max((tensor.type.nbytes + 3) & ~3, 8 if tensor.type.dtype.nbytes == 8 else 4)
-            entries.append({"binding": i, "resource": {"buffer": buffer.raw, "offset": offset + tensor.offset_bytes, "size": size}})
-        layout = bind_group_layout(self.gpu, tuple(t.written for t in step.tensors))
+            nbytes = tensor.type.dtype.nbytes
+            for first, elements in parts(tensor.type, self.gpu.limits.max_binding_nbytes):
+                size = max((elements * nbytes + 3) & ~3, 8 if nbytes == 8 else 4)
+                entries.append({"binding": len(entries), "resource": {"buffer": buffer.raw, "offset": offset + first * nbytes, "size": size}})
+                written.append(tensor.written)
+        layout = bind_group_layout(self.gpu, tuple(written))
         try:
             group = self.gpu.device.create_bind_group(label=step.label, layout=layout, entries=entries)
         except wgpu.GPUError as error:

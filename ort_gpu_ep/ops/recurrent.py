@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
-from ort_gpu_ep.types import FLOAT32, FLOATS, INT32, TensorType
+from ort_gpu_ep.types import FLOAT16, FLOAT32, INT32, TensorType
 
 LANES = 256
 """WebGPU's guaranteed workgroup size."""
@@ -60,19 +60,19 @@ GRU = Cell(1, 3, ("Sigmoid", "Tanh"))
 LSTM = Cell(2, 4, ("Sigmoid", "Tanh", "Tanh"))
 
 
-@op("RNN", since=7, dtypes={"T": FLOATS, "T1": (INT32,)}, bindings=BINDINGS)
+@op("RNN", since=7, dtypes={"T": (FLOAT32, FLOAT16), "T1": (INT32,)}, bindings=BINDINGS)
 def rnn(node: BoundNode) -> Lowering:
     """h = f(W x + Wb + R h + Rb) over time. x: [T, B, I], y: [T, directions, B, H], yh: [directions, B, H]."""
     return layer(node, RNN)
 
 
-@op("GRU", since=7, dtypes={"T": FLOATS, "T1": (INT32,)}, bindings=BINDINGS)
+@op("GRU", since=7, dtypes={"T": (FLOAT32, FLOAT16), "T1": (INT32,)}, bindings=BINDINGS)
 def gru(node: BoundNode) -> Lowering:
     """h = (1 - z) g(W x + Wb + R (r h) + Rb) + z h, with gates z, r = f(...) over time; shapes as RNN."""
     return layer(node, GRU)
 
 
-@op("LSTM", since=7, dtypes={"T": FLOATS, "T1": (INT32,)}, bindings=BINDINGS)
+@op("LSTM", since=7, dtypes={"T": (FLOAT32, FLOAT16), "T1": (INT32,)}, bindings=BINDINGS)
 def lstm(node: BoundNode) -> Lowering:
     """c = f c + i g(W x + Wb + R h + Rb), h = o h(c), with gates i, o, f = f(...) over time; shapes as RNN, yc as yh."""
     return layer(node, LSTM)
@@ -168,8 +168,9 @@ def options_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
 def output_types(node: BoundNode, sizes: Sizes) -> tuple[TensorType, TensorType, TensorType]:
     """Y, Y_h, Y_c."""
     d, t, b, h = sizes.directions, sizes.steps, sizes.batch, sizes.hidden
-    state = TensorType(FLOAT32, (b, d, h) if node.attr("layout") else (d, b, h))
-    return TensorType(FLOAT32, (b, t, d, h) if node.attr("layout") else (t, d, b, h)), state, state
+    dtype = node.input(0).dtype
+    state = TensorType(dtype, (b, d, h) if node.attr("layout") else (d, b, h))
+    return TensorType(dtype, (b, t, d, h) if node.attr("layout") else (t, d, b, h)), state, state
 
 
 def strides_of(node: BoundNode, sizes: Sizes) -> dict[str, Const]:

@@ -34,13 +34,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A tensor of a dispatch: the name its shader knows it by, its type, its place, whether it is written, and where it starts there."""
+    """A tensor of a dispatch: the name its shader knows it by, its type, its place, and whether it is written."""
 
     name: str
     type: TensorType
     place: Place
     written: bool
-    offset_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

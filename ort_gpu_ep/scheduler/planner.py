@@ -78,9 +78,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         names = [temps[s] if isinstance(s, str) else bound.source(s).name for _, s in kernel.reads or ()]
         names += [temps[t] if isinstance(t, str) else _output_name(draft, bound, t) for _, t in kernel.writes or ()]
         bindings = tensors_of(kernel, lowering, bound)
-        starts = {name: first * bindings[name][0].dtype.nbytes for name, first, _ in kernel.ranges}
-        tensors = tuple(
-            BoundTensor(n, tensor, Place(Kind.SLOT, -1), written, starts.get(n, 0)) for n, (tensor, written) in bindings.items())
+        tensors = tuple(BoundTensor(n, tensor, Place(Kind.SLOT, -1), written) for n, (tensor, written) in bindings.items())
         first = kernel.outputs[0]
         written_type = draft.types[names[len(kernel.reads or ())]]
         groups = grid(kernel, first, draft.limits.max_groups_per_dimension)

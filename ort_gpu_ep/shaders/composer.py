@@ -16,13 +16,13 @@ and every constant and index function of its Kernel. A body is one of two forms:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Step
-from ort_gpu_ep.registry import Const, Kernel, Strided
+from ort_gpu_ep.registry import Const, Kernel, Strided, parts
 from ort_gpu_ep.types import BOOL, DType, Shape, TensorType
 
 MAP_LANES = 64
@@ -48,15 +48,18 @@ def library() -> dict[str, str]:
     return {m.group(1): part.strip() for part in parts if (m := re.search(r"(?m)^fn (\w+)", part))}
 
 
-def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
-    """The whole WGSL module of a kernel. bindings: as registry.tensors_of gives them."""
+def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], max_binding_nbytes: int = 128 << 20) -> str:
+    """The whole WGSL module of a kernel. bindings: as registry.tensors_of gives them; a larger one is bound in several parts."""
     text = body(kernel.shader)
     out = [f"// {kernel.shader}"]
     if not kernel.raw and any(t.dtype.storage == "f16" for t, _ in bindings.values()):
         out.insert(0, "enable f16;")
-    for i, (name, (tensor, written)) in enumerate(bindings.items()):
+    pieces = {name: parts(tensor, max_binding_nbytes) for name, (tensor, _) in bindings.items()}
+    variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
+    for i, (name, k) in enumerate(variables):
+        tensor, written = bindings[name]
         access = "read_write" if written else "read"
-        out.append(f"@group(0) @binding({i}) var<storage, {access}> {name}: array<{_storage(tensor.dtype, kernel.raw)}>;")
+        out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{_storage(tensor.dtype, kernel.raw)}>;")
     out += [_const(name, value) for name, value in kernel.consts]
     out += [_optional(name, given) for name, given in kernel.optionals]
     first = next((n for n, (_, written) in bindings.items() if written), "y")
@@ -64,13 +67,13 @@ def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> 
     for name, (tensor, _) in bindings.items():
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         out.append(f"alias {name}_t = {_value(plain, kernel.raw)};")
-        out.append(_reader(name, tensor.dtype, kernel.raw))
+        out.append(_in_parts(name, pieces[name], tensor.dtype, kernel.raw))
     if kernel.epilogue:
         out.append(_steps(kernel, bindings, first))
     is_map = re.search(r"\bfn element\b", text) is not None
     for name, (tensor, written) in bindings.items():
         if written and not (is_map and _per_word(tensor.dtype, kernel.raw) > 1):
-            out.append(_writer(name, tensor.dtype, kernel, first))
+            out.append(_writer(name, tensor.dtype, kernel, first, pieces[name]))
     out.append(text)
     out.append(_map_main(kernel, bindings[first][0], first) if is_map else _group_main(kernel))
     return "\n".join([*out, *_called("\n".join(out))]) + "\n"
@@ -155,6 +158,22 @@ def merged(shape: Shape, strides: tuple[int, ...]) -> tuple[Shape, tuple[int, ..
     return tuple(s for s, _ in kept), tuple(s for _, s in kept)
 
 
+def part_name(name: str, part: int) -> str:
+    """The variable of a part of a tensor; the first has the tensor's own name."""
+    return f"{name}_part{part}" if part else name
+
+
+def _in_parts(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, raw: bool) -> str:
+    """`<name>_at(i)`: reads the part that holds element i."""
+    readers = [_reader(part_name(name, k), dtype, raw) for k in range(len(pieces))]
+    if len(pieces) == 1:
+        return readers[0]
+    readers[0] = readers[0].replace(f"fn {name}_at", f"fn {name}_part0_at")
+    cases = [f"    if (i >= {first}u) {{ return {name}_part{k}_at(i - {first}u); }}" for k, (first, _) in reversed(list(enumerate(pieces)))]
+    body_text = "\n".join([*cases[:-1], f"    return {name}_part0_at(i);"])
+    return "\n".join([*readers, f"fn {name}_at(i: u32) -> {_value(dtype, raw)} {{", body_text, "}"])
+
+
 def _reader(name: str, dtype: DType, raw: bool) -> str:
     value, per_word = _value(dtype, raw), _per_word(dtype, raw)
     if per_word > 1:
@@ -169,12 +188,14 @@ def _reader(name: str, dtype: DType, raw: bool) -> str:
     return f"fn {name}_at(i: u32) -> {value} {{ return {got}; }}"
 
 
-def _writer(name: str, dtype: DType, kernel: Kernel, first: str) -> str:
+def _writer(name: str, dtype: DType, kernel: Kernel, first: str, pieces: Sequence[tuple[int, int]]) -> str:
     steps = kernel.epilogue and name == first
     value = "fused(v, i)" if steps else "v"
     if not kernel.raw and dtype.storage == "f16":
         value = f"f16({value})"
-    return f"fn {name}_set(i: u32, v: {name}_t) {{ {name}[i] = {value}; }}"
+    cases = [f"if (i >= {start}u) {{ {part_name(name, k)}[i - {start}u] = {value}; return; }} "
+             for k, (start, _) in reversed(list(enumerate(pieces))) if k]
+    return f"fn {name}_set(i: u32, v: {name}_t) {{ {''.join(cases)}{name}[i] = {value}; }}"
 
 
 def _steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first: str) -> str:

@@ -50,6 +50,7 @@ CASES = [
     *(case("over-256", op, steps=3, hidden=257, inputs=5, given="b h0", scale=0.5) for op in GATES),
     case("wide", "LSTM", steps=2, batch=1, hidden=1024, inputs=17, scale=0.5),
     case("wide", "GRU", steps=2, batch=1, hidden=1024, inputs=17, scale=0.5),
+    case("65536-rows", "RNN", steps=1, batch=66_000, inputs=1, hidden=2, want="yh"),
     case("large-product", "LSTM", steps=130, batch=3, inputs=33, hidden=64, scale=0.5),
     case("many-steps", "LSTM", steps=128, batch=1, inputs=9, hidden=32), case("many-steps", "GRU", steps=128, batch=1, inputs=9, hidden=32),
     *(case("saturated", op, scale=300.0) for op in GATES),
@@ -124,6 +125,19 @@ def test_layout_1_is_layout_0_transposed(op: str) -> None:
     batchwise = {**feeds, "x": feeds["x"].swapaxes(0, 1), "h0": feeds["h0"].swapaxes(0, 1)}
     got = run_direct(model_of(op, batchwise, want, 14, {"direction": "bidirectional", "layout": 1}), batchwise)
     assert_close(got, [wanted[0].transpose(2, 0, 1, 3), *(w.swapaxes(0, 1) for w in wanted[1:])])
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_float16_is_stored_only(op: str) -> None:
+    feeds = feeds_of(op, {"steps": 9, "batch": 2, "inputs": 5, "hidden": 7}, ["b", "h0"], None, 1.0, 1)
+    halves = {k: v.astype(np.float16) for k, v in feeds.items()}
+    model = model_of(op, feeds, ["y", "yh", "yc"], 14, {})
+    wanted = on_cpu(model, {k: v.astype(np.float32) for k, v in halves.items()})
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    for got, exact in zip(run_direct(model, halves), wanted, strict=True):
+        assert got.dtype == np.float16
+        np.testing.assert_allclose(got, exact, rtol=6e-4, atol=6e-5)
 
 
 def test_nan_reaches_later_steps_of_its_row_only() -> None:
