@@ -93,8 +93,9 @@ if [ "$(cat "$_stamp" 2>/dev/null)" != "$_wanted" ] || [ ! -x "$(_bin "$_venv")/
     rm -rf "$_lock"
     _lock=
 fi
-python=$(_bin "$_venv")/python
-export VIRTUAL_ENV="$_venv" PATH="$(_bin "$_venv"):$PATH"
+_commands=$(_bin "$_venv")
+python=$_commands/python   # for the script that sources this one
+export VIRTUAL_ENV="$_venv" PATH="$_commands:$PATH"
 
 _exports=$(sh scripts/lavapipe.sh .vulkan)
 eval "$_exports"

@@ -3,7 +3,7 @@
 # usage: sh scripts/test.sh [PYTEST_ARGUMENT...]
 set -eu
 cd "$(dirname "$0")/.."
-extras=test
+extras="test"
 . scripts/setup.sh
 
 failed=

@@ -272,13 +272,15 @@ class Prepared:
         outer = any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors)
         if not outer and index in self._inner:
             return self._inner[index]
-        entries, written = [], []
+        entries: list[dict[str, Any]] = []
+        written: list[bool] = []
         for tensor in step.tensors:
             buffer, offset = self._buffer(tensor.place, inputs, outputs)
             nbytes = tensor.type.dtype.nbytes
             for first, elements in parts(tensor.type, self.gpu.limits.max_binding_nbytes):
                 size = max((elements * nbytes + 3) & ~3, 8 if nbytes == 8 else 4)
-                entries.append({"binding": len(entries), "resource": {"buffer": buffer.raw, "offset": offset + first * nbytes, "size": size}})
+                resource = {"buffer": buffer.raw, "offset": offset + first * nbytes, "size": size}
+                entries.append({"binding": len(entries), "resource": resource})
                 written.append(tensor.written)
         layout = bind_group_layout(self.gpu, tuple(written))
         try:

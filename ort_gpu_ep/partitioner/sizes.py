@@ -12,13 +12,14 @@ from ort_gpu_ep.graph import Graph, Value
 from ort_gpu_ep.types import TensorType
 
 CANDIDATES = (64, 224, 640)
-"""Sizes tried for unknown dimensions, in this order: sequences and tiles, images, documents. The first dimension is the batch: 2."""
+"""Sizes tried for unknown dimensions, in this order: sequences and tiles, images, documents. The first dimension is the batch."""
 
-_BATCH = 2
+_BATCH = 1
+"""Broadcasts against the stand-in of a batch that an exporter has put elsewhere (a recurrent state is [layers, batch, units])."""
 
 
 def stand_in(value: Value, size: int) -> TensorType | None:
-    """The value's type with every unknown dimension replaced: the first one by 2, others by `size`. None where the rank is unknown."""
+    """The value's type with every unknown dimension replaced: the first one by 1, others by `size`. None where the rank is unknown."""
     if value.dtype is None or value.shape is None:
         return None
     shape = []

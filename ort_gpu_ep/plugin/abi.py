@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,7 @@ SLOTS_IN_TABLE = 28
 
 _TYPES = {
     "v": "void", "p": "void*", "o": "void**", "c": "const char*", "z": "size_t", "n": "size_t*", "i": "int", "u": "uint32_t", "b": "bool",
-    "s": "void*",
+    "a": "uintptr_t", "h": "uintptr_t*", "s": "void*",
 }
 _FAIL = 1
 _MESSAGE_NBYTES = 6000
@@ -156,9 +157,36 @@ def get_list(count: Callable[..., None], fill: Callable[..., None], handle: Any)
     return list(array)
 
 
-def tensor_of(value: Any) -> tuple[int, tuple[int, ...], int]:
+class _Out(threading.local):
+    """Where functions that every run calls put their results: made once a thread."""
+
+    def __init__(self) -> None:
+        self.kind, self.dims, self.rank = ffi.new("int*"), ffi.new("int64_t**"), ffi.new("size_t*")
+        self.number = ffi.new("uintptr_t*")
+
+
+_out = _Out()
+
+
+def tensor_of(value: int) -> tuple[int, tuple[int, ...], int]:
     """(address, shape, ONNX element type) of a tensor OrtValue."""
-    kind, dims, rank, data = ffi.new("int*"), ffi.new("int64_t**"), ffi.new("size_t*"), ffi.new("void**")
+    out = _out
+    kind, dims, rank, number = out.kind, out.dims, out.rank, out.number
     api.GetTensorElementTypeAndShapeDataReference(value, kind, dims, rank)
-    api.GetTensorMutableData(value, data)
-    return address_of(data[0]), tuple(ffi.unpack(dims[0], rank[0])) if rank[0] else (), kind[0]
+    api.GetTensorMutableData(value, number)
+    sizes = dims[0]
+    return number[0], tuple([sizes[i] for i in range(rank[0])]), kind[0]
+
+
+def input_of(context: int, index: int) -> int:
+    """The OrtValue of an input of an OrtKernelContext."""
+    out = _out.number
+    api.KernelContext_GetInput(context, index, out)
+    return int(out[0])
+
+
+def output_of(context: int, index: int, shape: tuple[int, ...]) -> int:
+    """The OrtValue of an output of an OrtKernelContext, which ONNX Runtime allocates now."""
+    dims, out = ffi.new("int64_t[]", [*shape, 0]), ffi.new("uintptr_t*")   # its own: ONNX Runtime calls Alloc meanwhile
+    api.KernelContext_GetOutput(context, index, dims, len(shape), out)
+    return int(out[0])

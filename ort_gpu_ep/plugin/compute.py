@@ -12,7 +12,7 @@ from ort_gpu_ep.device import Program, Tensor
 from ort_gpu_ep.errors import DeviceError, InternalError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.plugin import slots
-from ort_gpu_ep.plugin.abi import api, ffi, tensor_of
+from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.memory import Storage, memory
 from ort_gpu_ep.plugin.state import SessionState, forget_frames
@@ -45,20 +45,22 @@ class Partition(Table):
     def release_state(self, compute_state: Any) -> None:
         """Nothing belongs to a state."""
 
-    def compute(self, compute_state: Any, context: Any) -> None:
+    def compute(self, compute_state: int, context: int) -> None:
         self.runs += 1
         run = Run(self, context)
         try:
+            run.on_gpu()
+        except Exception as error:
             with self.state.recording(self.graph.name):
-                try:
-                    run.on_gpu()
-                except Exception as error:
-                    if self.fallback is None:
-                        raise
-                    self.fallbacks += 1
-                    self.state.record("fallback", self.graph.name, error)
-                    forget_frames(error)
-                    run.on_cpu(self.fallback)
+                if self.fallback is None:
+                    raise
+                self.fallbacks += 1
+                self.state.record("fallback", self.graph.name, error)
+                forget_frames(error)
+                run.on_cpu(self.fallback)
+        except BaseException:
+            with self.state.recording(self.graph.name):
+                raise
         finally:
             memory.release(run.pins)
 
@@ -73,11 +75,10 @@ class Partition(Table):
 class Run:
     """One call of Compute. pins: storages that must not be reused before it ends."""
 
-    def __init__(self, partition: Partition, context: Any) -> None:
+    def __init__(self, partition: Partition, context: int) -> None:
         self.partition, self.context = partition, context
         self.pins: list[Storage] = []
         self._late: list[tuple[Storage, int, int]] = []   # outputs in host memory: (storage, address, nbytes)
-        self._pointer = ffi.new("void**")
 
     def on_gpu(self) -> None:
         program, gpu = self.partition.program, self.partition.state.gpu
@@ -98,8 +99,7 @@ class Run:
                 ctypes.memmove(address, value.data_ptr(), tensor.nbytes)
 
     def _input_address(self, index: int) -> tuple[int, TensorType]:
-        api.KernelContext_GetInput(self.context, self.partition.positions[index], self._pointer)
-        address, shape, kind = tensor_of(self._pointer[0])
+        address, shape, kind = tensor_of(input_of(self.context, self.partition.positions[index]))
         return address, _checked(address, tensor_type(kind, shape))
 
     def _input(self, index: int) -> Tensor:
@@ -126,8 +126,7 @@ class Run:
         dtype = self.partition.output_dtypes[index]
         if dtype is None:
             raise InternalError(f"output {self.partition.graph.outputs[index]!r} has no known element type")
-        api.KernelContext_GetOutput(self.context, index, ffi.new("int64_t[]", [*shape, 0]), len(shape), self._pointer)
-        address = tensor_of(self._pointer[0])[0]
+        address = tensor_of(output_of(self.context, index, shape))[0]
         return address, _checked(address, tensor_type(dtype.onnx, shape))
 
     def _output(self, index: int, shape: Shape) -> Tensor:

@@ -100,13 +100,13 @@ class Factory(Table):
             state.record("error", "CreateEp", error)
             forget_frames(error)
 
-    def release_ep(self, ep: Any) -> None:
+    def release_ep(self, ep: int) -> None:
         owner_of(ep).drop()
 
     def create_allocator(self, memory_info: Any, options: Any, out: Any) -> None:
         out[0] = Allocator(memory_info).pointer
 
-    def release_allocator(self, allocator: Any) -> None:
+    def release_allocator(self, allocator: int) -> None:
         owner_of(allocator).drop()
 
     def create_data_transfer(self, out: Any) -> None:
@@ -158,9 +158,9 @@ def create_factories(name: Any, base: Any, logger: Any, out: Any, room: int, mad
         made[0] = 1
 
 
-@entry("sp")
-def release_factory(pointer: Any) -> None:
+@entry("sa")
+def release_factory(address: int) -> None:
     """ReleaseEpFactory, by way of the shim."""
-    factory = owner_of(pointer)
+    factory = owner_of(address)
     assert isinstance(factory, Factory)
     factory.close()

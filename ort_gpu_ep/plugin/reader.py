@@ -143,7 +143,7 @@ def _type_of(info: Any) -> tuple[DType | None, SymbolicShape | None]:
 
 
 def _tensor_array(value: Any) -> Array:
-    address, shape, kind = tensor_of(value)
+    address, shape, kind = tensor_of(address_of(value))
     return array_at(address, shape, BY_ONNX[kind])
 
 
@@ -173,6 +173,6 @@ def _attribute(attribute: Any) -> Attribute:
 def _tensor_attribute(attribute: Any) -> Attribute:
     value = get(api.OpAttr_GetTensorAttributeAsOrtValue, attribute)
     try:
-        return _tensor_array(value).copy() if tensor_of(value)[2] in BY_ONNX else None
+        return _tensor_array(value).copy() if tensor_of(address_of(value))[2] in BY_ONNX else None
     finally:
         api.ReleaseValue(value)

@@ -4,7 +4,8 @@ The tables are append-only, so a slot number never changes. `since` is the API v
 Runtime release) that added a slot; a slot newer than the running ONNX Runtime is neither called nor filled.
 
 Signature letters, return type first: v void, p void*, o void**, c const char*, z size_t, n size_t*, i int,
-u uint32_t, b bool; s OrtStatus*, which abi.py turns into an exception.
+u uint32_t, b bool; a, h a pointer, a pointer's address as numbers (what every run uses, because numbers need no casts);
+s OrtStatus*, which abi.py turns into an exception.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class Slot(NamedTuple):
 ORT_API = {
     "CreateStatus": Slot(0, "pip"),
     "GetErrorMessage": Slot(2, "cp"),
-    "GetTensorMutableData": Slot(51, "spp"),
+    "GetTensorMutableData": Slot(51, "sah"),
     "CastTypeInfoToTensorInfo": Slot(55, "spp"),
     "GetTensorElementType": Slot(60, "spp"),
     "GetDimensionsCount": Slot(61, "spp"),
     "GetDimensions": Slot(62, "sppz"),
     "GetSymbolicDimensions": Slot(63, "sppz"),
-    "KernelContext_GetInput": Slot(90, "spzp"),
-    "KernelContext_GetOutput": Slot(91, "spzpzp"),
+    "KernelContext_GetInput": Slot(90, "sazh"),
+    "KernelContext_GetOutput": Slot(91, "sazpzh"),
     "ReleaseStatus": Slot(93, "vp"),
     "ReleaseMemoryInfo": Slot(94, "vp"),
     "ReleaseValue": Slot(96, "vp"),
@@ -80,7 +81,7 @@ ORT_API = {
     "Node_GetNumSubgraphs": Slot(365, "spp"),
     "GetSessionOptionsConfigEntries": Slot(379, "spp"),
     "TensorTypeAndShape_HasShape": Slot(390, "bp"),
-    "GetTensorElementTypeAndShapeDataReference": Slot(414, "spppp"),
+    "GetTensorElementTypeAndShapeDataReference": Slot(414, "sappp"),
 }
 
 EP_API = {
@@ -109,52 +110,53 @@ EP_API = {
     "GetTensorDataType": Slot(40, "sip"),
 }
 
-# Tables that this package fills: {uint32_t version; void *slot[]}. Here the signature is that of the callback.
+# Tables that this package fills: {uint32_t version; void *slot[]}. Here the signature is that of the callback,
+# whose first argument is the table.
 
 EP_FACTORY = {
-    "GetName": Slot(0, "cp"),
-    "GetVendor": Slot(1, "cp"),
-    "GetSupportedDevices": Slot(2, "spozozn"),
-    "CreateEp": Slot(3, "spoozppo"),
-    "ReleaseEp": Slot(4, "vpp"),
-    "GetVendorId": Slot(5, "up"),
-    "GetVersion": Slot(6, "cp"),
-    "CreateAllocator": Slot(8, "spppo"),
-    "ReleaseAllocator": Slot(9, "vpp"),
-    "CreateDataTransfer": Slot(10, "spo"),
-    "IsStreamAware": Slot(11, "bp"),
+    "GetName": Slot(0, "ca"),
+    "GetVendor": Slot(1, "ca"),
+    "GetSupportedDevices": Slot(2, "saozozn"),
+    "CreateEp": Slot(3, "saoozppo"),
+    "ReleaseEp": Slot(4, "vaa"),
+    "GetVendorId": Slot(5, "ua"),
+    "GetVersion": Slot(6, "ca"),
+    "CreateAllocator": Slot(8, "sappo"),
+    "ReleaseAllocator": Slot(9, "vaa"),
+    "CreateDataTransfer": Slot(10, "sao"),
+    "IsStreamAware": Slot(11, "ba"),
 }
 
 EP = {
-    "GetName": Slot(0, "cp"),
-    "GetCapability": Slot(1, "sppp"),
-    "Compile": Slot(2, "spoozoo"),
-    "ReleaseNodeComputeInfos": Slot(3, "vpoz"),
-    "CreateAllocator": Slot(9, "sppo"),
-    "GetKernelRegistry": Slot(12, "spo"),
-    "OnSessionInitializationEnd": Slot(21, "sp", 27),
+    "GetName": Slot(0, "ca"),
+    "GetCapability": Slot(1, "sapp"),
+    "Compile": Slot(2, "saoozoo"),
+    "ReleaseNodeComputeInfos": Slot(3, "vahz"),
+    "CreateAllocator": Slot(9, "sapo"),
+    "GetKernelRegistry": Slot(12, "sao"),
+    "OnSessionInitializationEnd": Slot(21, "sa", 27),
 }
 
 NODE_COMPUTE_INFO = {
-    "CreateState": Slot(0, "sppo"),
-    "Compute": Slot(1, "sppp"),
-    "ReleaseState": Slot(2, "vpp"),
+    "CreateState": Slot(0, "sapo"),
+    "Compute": Slot(1, "saaa"),
+    "ReleaseState": Slot(2, "vap"),
 }
 
 ALLOCATOR = {
-    "Alloc": Slot(0, "ppz"),
-    "Free": Slot(1, "vpp"),
-    "Info": Slot(2, "pp"),
-    "Reserve": Slot(3, "ppz"),
+    "Alloc": Slot(0, "aaz"),
+    "Free": Slot(1, "vaa"),
+    "Info": Slot(2, "pa"),
+    "Reserve": Slot(3, "aaz"),
 }
 
 DATA_TRANSFER = {
-    "Release": Slot(0, "vp"),
-    "CanCopy": Slot(1, "bppp"),
-    "CopyTensors": Slot(2, "spoooz"),
+    "Release": Slot(0, "va"),
+    "CanCopy": Slot(1, "bapp"),
+    "CopyTensors": Slot(2, "sahhoz"),
 }
 
 KERNEL = {
-    "Compute": Slot(0, "spp"),
-    "Release": Slot(1, "vp"),
+    "Compute": Slot(0, "saa"),
+    "Release": Slot(1, "va"),
 }

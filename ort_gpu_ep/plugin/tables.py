@@ -21,7 +21,7 @@ from ort_gpu_ep.plugin.state import forget_frames
 
 log = logging.getLogger("ort_gpu_ep")
 
-_DEFAULTS: dict[str, Any] = {"v": None, "p": NULL, "c": NULL, "b": False, "i": 0, "u": 0, "z": 0}
+_DEFAULTS: dict[str, Any] = {"v": None, "p": NULL, "c": NULL, "b": False, "i": 0, "u": 0, "a": 0}
 _GRACE_S = 0.005
 """Time for a thread that has already read a slot to arrive in Python."""
 _RETURN_S = 0.05
@@ -70,9 +70,9 @@ class Table:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.pointer))
 
 
-def owner_of(pointer: Any) -> Table:
+def owner_of(address: int) -> Table:
     """The object behind a table that ONNX Runtime passes back to us."""
-    return _live[address_of(pointer)]
+    return _live[address]
 
 
 def live_tables() -> Counter[str]:
@@ -98,7 +98,7 @@ def shut_down(null: Any, empty: Any, gone: Any) -> None:
     with _lock:
         for table in _live.values():
             table.neutralise("c", empty)
-            table.neutralise("vpbiuz", null)
+            table.neutralise("vpabiuz", null)
             table.leak()
 
 
@@ -119,12 +119,12 @@ def entry(signature: str) -> Callable[[Callable[..., Any]], Any]:
 
 def _callback(signature: str, name: str) -> Any:
     if signature[0] == "s":
-        return ffi.callback(c_signature(signature), _guarded(lambda this, *arguments: getattr(_live[address_of(this)], name)(*arguments)))
+        return ffi.callback(c_signature(signature), _guarded(lambda this, *arguments: getattr(_live[this], name)(*arguments)))
     default = _DEFAULTS[signature[0]]
 
-    def call(this: Any, *arguments: Any) -> Any:
+    def call(this: int, *arguments: Any) -> Any:
         try:
-            return getattr(_live[address_of(this)], name)(*arguments)
+            return getattr(_live[this], name)(*arguments)
         except BaseException:
             log.exception("ort_gpu_ep: %s failed", name)
             return default

@@ -9,7 +9,7 @@ from ort_gpu_ep.config import resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import GpuEpError, InternalError
 from ort_gpu_ep.plugin import slots
-from ort_gpu_ep.plugin.abi import NULL, address_of, api, c_text, ffi, get, pointer_to, tensor_of
+from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table
@@ -32,14 +32,14 @@ class Allocator(Table):
         super().__init__()
         self.memory_info, self.state = memory_info, state
 
-    def alloc(self, nbytes: int) -> Any:
-        return pointer_to(memory.allocate(nbytes, self.state)) if nbytes else NULL
+    def alloc(self, nbytes: int) -> int:
+        return memory.allocate(nbytes, self.state) if nbytes else 0
 
     reserve = alloc
 
-    def free(self, address: Any) -> None:
+    def free(self, address: int) -> None:
         if address:
-            memory.free(address_of(address))
+            memory.free(address)
 
     def info(self) -> Any:
         return self.memory_info
@@ -58,19 +58,19 @@ class DataTransfer(Table):
         self.drop()
 
     def can_copy(self, source: Any, target: Any) -> bool:
-        ours = [self._is_ours(device) for device in (source, target)]
-        host = [api.MemoryDevice_GetDeviceType(device) == CPU_DEVICE for device in (source, target)]
-        return any(ours) and (ours[0] or host[0]) and (ours[1] or host[1])
-
-    def _is_ours(self, device: Any) -> bool:
-        return bool(api.MemoryDevice_GetDeviceType(device) == GPU_DEVICE and api.MemoryDevice_GetVendorId(device) == self.vendor_id)
+        kinds = api.MemoryDevice_GetDeviceType(source), api.MemoryDevice_GetDeviceType(target)
+        if GPU_DEVICE not in kinds:
+            return False
+        return all(
+            kind == CPU_DEVICE or (kind == GPU_DEVICE and api.MemoryDevice_GetVendorId(device) == self.vendor_id)
+            for kind, device in zip(kinds, (source, target), strict=True))
 
     def copy_tensors(self, sources: Any, targets: Any, streams: Any, count: int) -> None:
         for i in range(count):
             copy_value(sources[i], targets[i])
 
 
-def copy_value(source: Any, target: Any) -> None:
+def copy_value(source: int, target: int) -> None:
     """Copies one tensor OrtValue into another, wherever the two are."""
     address, shape, kind = tensor_of(source)
     into, _, _ = tensor_of(target)
@@ -111,13 +111,9 @@ class MemcpyKernel(Table):
 
     SLOTS = slots.KERNEL
 
-    def compute(self, context: Any) -> None:
-        out = ffi.new("void**")
-        api.KernelContext_GetInput(context, 0, out)
-        source = out[0]
-        shape = tensor_of(source)[1]
-        api.KernelContext_GetOutput(context, 0, ffi.new("int64_t[]", [*shape, 0]), len(shape), out)
-        copy_value(source, out[0])
+    def compute(self, context: int) -> None:
+        source = input_of(context, 0)
+        copy_value(source, output_of(context, 0, tensor_of(source)[1]))
 
     def release(self) -> None:
         self.drop()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import models
 from models import pretrained
@@ -48,16 +50,46 @@ def run_cpu(model: Any, feeds: Any) -> Any:
     return onnxruntime.InferenceSession(model, options(), providers=["CPUExecutionProvider"]).run(None, feeds)
 
 
+def float_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every float32 constant of a graph and of the bodies in it."""
+    yield from (t for t in graph.initializer if t.data_type == onnx.TensorProto.FLOAT)
+    for attribute in (a for n in graph.node for a in n.attribute):
+        if attribute.HasField("t") and attribute.t.data_type == onnx.TensorProto.FLOAT:
+            yield attribute.t
+        if attribute.HasField("g"):
+            yield from float_tensors(attribute.g)
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for attribute in (a for n in graph.node for a in n.attribute if a.HasField("g")):
+        yield from all_graphs(attribute.g)
+
+
+def run_float64(path: str, feeds: Any) -> Any:
+    """ONNX's reference implementation of the model in float64."""
+    model = onnx.load(path)
+    for tensor in float_tensors(model.graph):
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+    for graph in all_graphs(model.graph):
+        for info in (*graph.input, *graph.output, *graph.value_info):
+            if info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+                info.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+        for attribute in (a for n in graph.node if n.op_type == "Cast" for a in n.attribute if a.i == onnx.TensorProto.FLOAT):
+            attribute.i = onnx.TensorProto.DOUBLE
+    wide = {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in feeds.items()}
+    return [r.astype(np.float32) if r.dtype == np.float64 else r for r in ReferenceEvaluator(model).run(None, wide)]
+
+
 def weight_noise(path: str, feeds: Any, want: Any) -> float:
     """What changing every float weight by a relative 1e-6 does, on the CPU: the noise figure of a model whose inputs are integers."""
     model = onnx.load(path)
     rng = np.random.default_rng(0)
-    tensors = [*model.graph.initializer, *(a.t for n in model.graph.node if n.op_type == "Constant" for a in n.attribute if a.HasField("t"))]
-    for tensor in tensors:
-        if tensor.data_type == onnx.TensorProto.FLOAT:
-            array = onnx.numpy_helper.to_array(tensor)
-            changed = array * (1 + 1e-6 * rng.choice((-1.0, 1.0), array.shape))
-            tensor.CopyFrom(onnx.numpy_helper.from_array(changed.astype(np.float32), tensor.name))
+    for tensor in float_tensors(model.graph):
+        array = onnx.numpy_helper.to_array(tensor)
+        changed = array * (1 + 1e-6 * rng.choice((-1.0, 1.0), array.shape))
+        changed = np.clip(changed, np.finfo(np.float32).min, np.finfo(np.float32).max)    # a mask may be the largest float there is
+        tensor.CopyFrom(onnx.numpy_helper.from_array(changed.astype(np.float32), tensor.name))
     return max(relative_l2(g, w) for g, w in zip(run_cpu(model.SerializeToString(), feeds), want, strict=True))
 
 
@@ -78,8 +110,10 @@ def test_pretrained_model_gives_the_cpus_result(name: str, variant: int, placeme
     want = run_cpu(path, feeds)
     session = InferenceSession(path, options(), provider_options={"placement": placement})
     got = session.run(None, feeds)
-    worst = max(relative_l2(g, w) for g, w in zip(got, want, strict=True))
-    assert worst <= tolerance(entry, feeds, want)
+    limit = tolerance(entry, feeds, want)
+    if max(relative_l2(g, w) for g, w in zip(got, want, strict=True)) > limit:
+        want = run_float64(path, feeds)     # which of the two is off? (silero_vad_ifless: ORT CPU by 7.5e-6, this package by 5e-7)
+    assert max(relative_l2(g, w) for g, w in zip(got, want, strict=True)) <= limit
     explained = session.explain()
     assert not explained.events
     if placement == "gpu":

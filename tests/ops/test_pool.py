@@ -49,6 +49,11 @@ def test_max_indices(window: dict[str, Any], order: int) -> None:
     check_node("MaxPool", [spatial(window)], 12, outputs=2, storage_order=order, **window)
 
 
+def test_max_indices_take_the_first_of_equals() -> None:
+    x = np.random.default_rng(7).integers(0, 3, (2, 3, 11, 13)).astype(np.float32)
+    check_node("MaxPool", [x], 12, outputs=2, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 def test_max_of_bytes(dtype: Any) -> None:
     info = np.iinfo(dtype)
@@ -109,6 +114,6 @@ def test_more_elements_than_workgroups_in_one_dimension() -> None:
     (Code.ATTRIBUTE, "MaxPool", normal(1, 1, 9), 12, {"kernel_shape": [2], "dilations": [2], "auto_pad": "SAME_UPPER"}),
     (Code.ATTRIBUTE, "LpPool", normal(1, 1, 4), 11, {"kernel_shape": [2], "p": 0}),
     (Code.ATTRIBUTE, "GlobalLpPool", normal(1, 1, 4), 11, {"p": 0}),
-], ids=str)
+])
 def test_declines(code: Code, op: str, x: Any, opset: int, attributes: dict[str, Any]) -> None:
     check_decline(code, op, [x], opset, **attributes)

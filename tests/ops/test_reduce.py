@@ -208,6 +208,6 @@ def test_hardmax_takes_the_first_of_equals() -> None:
     (Code.DTYPE, "ReduceMin", [np.ones((2, 0), np.int32)], 18, [], {}),
     (Code.DTYPE, "Softmax", [np.ones((2, 3))], 13, [], {}),
     (Code.ATTRIBUTE, "ArgMax", [np.ones((2, 0), np.float32)], 13, [], {"axis": 1}),
-], ids=str)
+])
 def test_declines(code: Code, op: str, inputs: Any, opset: int, known: Any, attributes: Any) -> None:
     check_decline(code, op, inputs, opset, known, **attributes)

@@ -53,11 +53,6 @@ ENDINGS = {
     """, 0),
     "sys.exit": ("sys.exit(5)", 5),
     "an exception": ("raise RuntimeError('of the user')", 1),
-    "a run that nobody waits for": ("""
-        options = onnxruntime.SessionOptions(); options.intra_op_num_threads = 2
-        other = open_session(model, options)
-        other.session.run_async(None, {"x": x}, lambda *a: None, None)
-    """, 0),
     "re-registered": ("""
         del opened; gc.collect()
         for _ in range(3):

@@ -1,0 +1,253 @@
+"""The command line: what it prints fits a terminal, what machines read parses, and errors are messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from typer.testing import CliRunner
+
+from ort_gpu_ep.cli import app
+from ort_gpu_ep.config import OPTIONS
+from tests.unit.graphs import model_of
+
+ROOT = Path(__file__).parents[2]
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command did."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def call(*arguments: object) -> Done:
+    """`ort-gpu-ep ARGUMENTS` in this process, in a terminal of WIDTH columns. An exception that the command lets out is raised."""
+    done = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": str(WIDTH)}, catch_exceptions=False)
+    return Done(done.exit_code, done.stdout, done.stderr)
+
+
+def call_alone(*arguments: object, **environment: str) -> Done:
+    """The same in a process of its own, with environment variables."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ort_gpu_ep.cli", *map(str, arguments)], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(WIDTH), "NO_COLOR": "1", **environment})
+    assert "Traceback" not in done.stderr, done.stderr
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def printed(*arguments: object) -> str:
+    """The text of a command that succeeds, which fits the terminal."""
+    done = call(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= WIDTH
+    return done.stdout
+
+
+def parsed(*arguments: object) -> Any:
+    done = call(*arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def rejected(*arguments: object) -> str:
+    """The message of a command that fails with 1."""
+    done = call(*arguments)
+    assert done.returncode == 1, (done.returncode, done.stdout, done.stderr)
+    assert done.stderr.strip()
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(3)
+    text = ("(float[N, 16] x, int64[3] i) => (float[N, 8] a_rather_long_name_of_an_output_as_exporters_make_them, float[3, 8] g) "
+            "{ h = MatMul(x, w) "
+            "a_rather_long_name_of_an_output_as_exporters_make_them = Softmax(h) g = Gather(w, i) }")
+    made = model_of(text, {"w": rng.standard_normal((16, 8)).astype("f")})
+    made.graph.node[0].name = "/a_rather_long_name_of_a_node/as/exporters/make/them/block.0/attention/MatMul"
+    path = tmp_path_factory.mktemp("cli") / "model.onnx"
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def x(tmp_path: Path) -> Path:
+    path = tmp_path / "x.npy"
+    np.save(path, np.random.default_rng(4).standard_normal((3, 16)).astype("f"))
+    return path
+
+
+# ---- run
+
+
+def test_run(model: Path) -> None:
+    text = printed("run", model, "-o", "placement=gpu", "--dim", "N=5")
+    assert "3 on the GPU" in text
+    assert "[5, 8]" in text
+
+
+def test_run_with_given_inputs_saves_what_the_cpu_computes(model: Path, x: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "i.npy", np.array([3, 0, 7]))
+    assert "outputs written to" in printed(
+        "run", model, "-o", "placement=gpu", "--input", f"x={x}", "--input", f"i={tmp_path / 'i.npy'}", "--save", tmp_path / "out")
+    want = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(
+        None, {"x": np.load(x), "i": np.array([3, 0, 7])})
+    names = ["a_rather_long_name_of_an_output_as_exporters_make_them", "g"]
+    for name, w in zip(names, want, strict=True):
+        np.testing.assert_allclose(np.load(tmp_path / "out" / f"{name}.npy"), w, rtol=1e-5)
+
+
+def test_run_json(model: Path) -> None:
+    data = parsed("run", model, "-o", "placement=gpu", "--dim", "N=5", "--json")
+    assert [o["shape"] for o in data["outputs"]] == [[5, 8], [3, 8]]
+    assert data["stats"]["fallbacks"] == 0
+    assert {n["device"] for g in data["explanation"]["graphs"] for n in g["nodes"]} == {"gpu"}
+    assert data["load_ms"] > 0
+
+
+def test_the_seed_decides_the_inputs(model: Path) -> None:
+    first, again, other = (parsed("run", model, "--seed", s, "--json")["outputs"] for s in (1, 1, 2))
+    assert first == again != other
+
+
+# ---- explain
+
+
+def test_explain(model: Path) -> None:
+    text = printed("explain", model, "-o", "placement=gpu")
+    assert "partition 0" in text
+    assert text.count("gpu") >= 3
+    assert "MatMul" not in printed("explain", model, "-o", "placement=gpu", "--no-nodes")
+
+
+def test_explain_says_why_not(model: Path) -> None:
+    assert "COST: placement=cpu" in " ".join(printed("explain", model, "-o", "placement=cpu").split())
+
+
+def test_explain_json(model: Path) -> None:
+    data = parsed("explain", model, "-o", "placement=gpu", "--json")
+    (graph,) = data["graphs"]
+    assert sorted(n["op"] for n in graph["nodes"]) == ["Gather", "MatMul", "Softmax"]
+    assert data["memory"] == []
+
+
+# ---- bench
+
+
+def test_bench(model: Path) -> None:
+    text = printed("bench", model, "-o", "placement=gpu", "--runs", 3, "--against", "cpu")
+    assert "x the CPU's speed" in text
+
+
+def test_bench_json(model: Path) -> None:
+    data = parsed("bench", model, "-o", "placement=gpu", "--runs", 3, "--against", "cpu", "--json")
+    assert 0 < data["this"]["median_ms"] <= data["this"]["p95_ms"]
+    assert data["speedup"] == pytest.approx(data["cpu"]["median_ms"] / data["this"]["median_ms"])
+    assert data["relative_l2"] < 1e-5
+    parts = [data["this"][f"{p}_ms"] for p in ("host", "upload", "gpu", "readback")]
+    assert all(p >= 0 for p in parts)
+
+
+# ---- doctor, options, conformance
+
+
+def test_doctor() -> None:
+    text = printed("doctor")
+    assert "FAIL" not in text
+    assert "chosen: " in text
+
+
+def test_doctor_json() -> None:
+    data = parsed("doctor", "--json")
+    assert data["healthy"] is True
+    assert data["chosen"] == data["adapters"][0]
+    assert all(p["passed"] for p in data["probes"])
+    assert data["limits"]["max_buffers_per_stage"] >= 8
+
+
+def test_doctor_without_an_adapter(tmp_path: Path) -> None:
+    nothing = {"VK_DRIVER_FILES": str(tmp_path / "none.json"), "VK_ICD_FILENAMES": str(tmp_path / "none.json")}
+    done = call_alone("doctor", **nothing)
+    assert done.returncode == 2
+    assert "mesa-vulkan-drivers" in done.stdout
+    done = call_alone("doctor", "--json", **nothing)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["healthy"] is False
+
+
+def test_options() -> None:
+    text = "".join(printed("options").split())
+    for option in OPTIONS:
+        assert option.name in text
+
+
+def test_conformance(tmp_path: Path) -> None:
+    text = printed("conformance", "--select", "^test_(relu|softmax_axis_1|sequence_insert_at_back)$",
+                   "--json", tmp_path / "all.json", "--status", tmp_path / "status.txt")
+    assert "PASS" in text
+    assert (tmp_path / "status.txt").read_text() == "test_relu PASS\ntest_sequence_insert_at_back UNSUPPORTED DYNAMIC_SHAPE\ntest_softmax_axis_1 PASS\n"
+    assert [o["name"] for o in json.loads((tmp_path / "all.json").read_text())] == [
+        "test_relu", "test_sequence_insert_at_back", "test_softmax_axis_1"]
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "bench"])
+def test_a_model_that_is_not_there(command: str, tmp_path: Path) -> None:
+    assert "nowhere.onnx" in "".join(rejected(command, tmp_path / "nowhere.onnx").split())
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "bench"])
+def test_a_file_that_is_no_model(command: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"no protobuf")
+    assert "InvalidProtobuf" in rejected(command, tmp_path / "broken.onnx")
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("-o", "placment=gpu"), "did you mean 'placement'?"),
+    (("-o", "placement"), "expected NAME=VALUE"),
+    (("-o", "adapter=Voodoo"), "no such adapter"),
+    (("--input", "z=z.npy"), "the model has no such input; it has x, i"),
+    (("--input", "x=nowhere.npy"), "nowhere.npy"),
+    (("--dim", "N=many"), "many"),
+])
+def test_wrong_arguments(arguments: tuple[str, ...], message: str, model: Path) -> None:
+    assert message in " ".join(rejected("run", model, *arguments).split())
+
+
+def test_inputs_of_a_wrong_shape(model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((3, 17), "f"))
+    assert "InvalidArgument" in rejected("run", model, "--input", f"x={tmp_path / 'x.npy'}")
+
+
+def test_strict_without_an_adapter(model: Path, tmp_path: Path) -> None:
+    nothing = {"VK_DRIVER_FILES": str(tmp_path / "none.json"), "VK_ICD_FILENAMES": str(tmp_path / "none.json")}
+    done = call_alone("run", model, "-o", "strict=1", **nothing)
+    assert done.returncode == 1
+    assert "AdapterError: no GPU adapter" in " ".join(done.stderr.split())
+
+
+def test_the_module_is_the_command() -> None:
+    done = call_alone("options")
+    assert (done.returncode, done.stdout) == (0, printed("options"))
+
+
+def test_no_command_and_unknown_commands() -> None:
+    assert "Usage" in call().stdout + call().stderr
+    assert call("nonsense").returncode == 2
+    for name in ("run", "explain", "bench", "conformance", "doctor", "options"):
+        assert name in call("--help").stdout
+        assert call(name, "--help").returncode == 0

@@ -1,0 +1,135 @@
+"""All of ONNX's node cases, strictly on the GPU, compared with the recorded outcome of each.
+
+The record is written by `ort-gpu-ep conformance --status tests/conformance/status.txt`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from ort_gpu_ep.cli.conformance import status_text
+from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
+from tests.unit.graphs import model_of
+
+RECORD = Path(__file__).parent / "status.txt"
+MIN_PASS = 600
+
+
+def recorded() -> dict[str, str]:
+    """Case -> status and code."""
+    assert RECORD.is_file(), f"write it: ort-gpu-ep conformance --status {RECORD}"
+    return dict(line.split(" ", 1) for line in RECORD.read_text("utf-8").splitlines())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> None:
+    onnxruntime.set_default_logger_severity(4)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Outcome]:
+    return list(run(cases()))
+
+
+def test_no_case_fails(outcomes: list[Outcome]) -> None:
+    assert {o.name: o.reason for o in outcomes if o.status == "FAIL"} == {}
+
+
+def test_what_passed_still_passes(outcomes: list[Outcome]) -> None:
+    now = {o.name: o for o in outcomes}
+    lost = {name: now[name].as_dict() if name in now else "gone" for name, status in recorded().items()
+            if status == "PASS" and (name not in now or now[name].status != "PASS")}
+    assert lost == {}
+
+
+def test_the_record_is_up_to_date(outcomes: list[Outcome]) -> None:
+    """Also where more passes than before: then the record is to be written again."""
+    changed = {line for line in status_text(outcomes).splitlines()} ^ set(RECORD.read_text("utf-8").splitlines())
+    assert sorted(changed) == [], f"write it again: ort-gpu-ep conformance --status {RECORD}"
+
+
+def test_enough_pass(outcomes: list[Outcome]) -> None:
+    counts = Counter(o.status for o in outcomes)
+    assert set(counts) <= set(STATUSES)
+    assert counts["PASS"] >= MIN_PASS, counts
+    assert counts["NOT_RUN"] == 0
+
+
+def test_every_decline_has_a_reason(outcomes: list[Outcome]) -> None:
+    assert [o.name for o in outcomes if o.status == "UNSUPPORTED" and not (o.code and o.reason)] == []
+    assert [o.name for o in outcomes if o.status == "EXCLUDED" and not o.reason] == []
+
+
+# ---- the runner itself: it must see what is wrong
+
+
+def case(text: str, inputs: list[Any], wanted: list[Any], **constants: Any) -> Any:
+    return SimpleNamespace(name="test_case", model=model_of(text, constants), data_sets=[(inputs, wanted)], rtol=1e-3, atol=1e-7)
+
+
+@pytest.fixture
+def values() -> Iterator[np.ndarray[Any, Any]]:
+    yield np.random.default_rng(2).standard_normal((3, 5)).astype("f")
+
+
+RELU = "(float[3, 5] x) => (float[3, 5] y) { y = Relu(x) }"
+
+
+def outcome(made: Any) -> Outcome:
+    (found,) = run([made])
+    return found
+
+
+def test_a_right_result_passes(values: np.ndarray[Any, Any]) -> None:
+    assert outcome(case(RELU, [values], [np.maximum(values, 0)])) == Outcome("test_case", "PASS")
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    (lambda w: w + 0.01, "wrong result beyond rtol 0.001"), (lambda w: w.astype(np.float64), "expected float64"),
+    (lambda w: w.reshape(5, 3), r"expected float32\(5, 3\)"), (lambda w: w * np.nan, "wrong result")])
+def test_a_wrong_result_fails(change: Any, reason: str, values: np.ndarray[Any, Any]) -> None:
+    found = outcome(case(RELU, [values], [change(np.maximum(values, 0))]))
+    assert found.status == "FAIL"
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(found.reason)
+
+
+def test_nan_and_infinity_where_they_belong(values: np.ndarray[Any, Any]) -> None:
+    values[0, 0], values[1, 1], values[2, 2] = np.inf, -np.inf, np.nan
+    text = "(float[3, 5] x) => (float[3, 5] y) { y = Neg(x) }"
+    assert outcome(case(text, [values], [-values])).status == "PASS"
+    assert outcome(case(text, [values], [np.nan_to_num(-values)])).status == "FAIL"
+
+
+def test_a_numpy_number_is_a_scalar() -> None:
+    text = "(float[3] x) => (float y) { y = ReduceSum<keepdims=0>(x) }"
+    assert outcome(case(text, [np.array([1, 2, 4], "f")], [np.float32(7)])).status == "PASS"
+
+
+def test_a_declined_node_is_unsupported() -> None:
+    text = "(float[2, 2] x) => (float[2, 2] y) <float[2, 2] a> { a = com.microsoft.Inverse(x) y = Relu(a) }"
+    assert outcome(case(text, [np.eye(2, dtype="f")], [np.eye(2, dtype="f")])) == Outcome(
+        "test_case", "UNSUPPORTED", "OP", "Inverse: no kernel for com.microsoft:Inverse")
+
+
+def test_what_onnxruntime_rejects_is_excluded(values: np.ndarray[Any, Any]) -> None:
+    made = case(RELU, [values], [values])
+    made.model.opset_import[0].version = onnx.defs.onnx_opset_version() + 50
+    found = outcome(made)
+    assert found.status == "EXCLUDED"
+    assert "onnxruntime: " in found.reason
+
+
+def test_a_constant_graph_is_unsupported() -> None:
+    """onnxruntime folds it: nothing of ours would be tested."""
+    text = "() => (float[2] y) { y = Relu(c) }"
+    assert outcome(case(text, [], [np.array([1, 2], "f")], c=np.array([1, 2], "f"))).status == "UNSUPPORTED"
