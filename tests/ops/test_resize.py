@@ -126,7 +126,7 @@ X, FOUR = normal(1, 1, 5, 7), np.array((1, 1, 2, 2), np.float32)
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"mode": "linear", "antialias": 1}),
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"mode": "linear", "exclude_outside": 1}),
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"coordinate_transformation_mode": "tf_crop_and_resize"}),
-    (Code.ATTRIBUTE, "Resize", [X, None, np.array((1, 1, 0.7, 2), np.float32)], 18, [2], {"coordinate_transformation_mode": "align_corners"}),
+    (Code.ATTRIBUTE, "Resize", [X, None, FOUR ** np.float32(0.6)], 18, [2], {"coordinate_transformation_mode": "align_corners"}),
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR[:3]], 18, [2], {}),
     (Code.NOT_CONSTANT, "Resize", [X, None, FOUR], 18, [], {}),
     (Code.RANK, "Resize", [X, None, 2 * FOUR], 18, [2], {}),

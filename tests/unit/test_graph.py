@@ -84,21 +84,22 @@ def test_an_op_that_its_opset_does_not_have() -> None:
 CAPTURING = """(float[N, 4] x, bool c) => (y) {
     o = Relu(x)
     w = Softsign(x)
+    m = Tanh(x)
     y = If(c) <
         then_branch = t () => (r) { k = Add(o, own) r = Mul(k, b) },
-        else_branch = e () => (s) { s = If(c) < then_branch = t2 () => (p) { p = Add(w, w) }, else_branch = e2 () => (o) { } > } >
+        else_branch = e () => (s) { s = If(c) < then_branch = t2 () => (p) { p = Add(w, w) }, else_branch = e2 () => (m) { } > } >
 }"""
 
 
 def test_names_that_bodies_read_from_outside() -> None:
     """Also through two levels, and a body's output that is an outer value; not what a body makes itself."""
     model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g ' + CAPTURING)
-    then = next(a.g for a in model.graph.node[2].attribute if a.name == "then_branch")
+    then = next(a.g for a in model.graph.node[3].attribute if a.name == "then_branch")
     then.initializer.append(onnx.numpy_helper.from_array(np.array([1.0], "f"), "own"))
-    node = from_onnx(model).nodes[2]
+    node = from_onnx(model).nodes[3]
     assert node.has_subgraph
-    assert set(node.implicit) == {"o", "b", "w", "c"}
-    assert set(node.reads) == {"o", "b", "w", "c"}
+    assert set(node.implicit) == {"o", "b", "w", "m", "c"}
+    assert set(node.reads) == {"o", "b", "w", "m", "c"}
 
 
 def test_producers_and_consumers() -> None:

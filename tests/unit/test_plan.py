@@ -105,6 +105,15 @@ def test_an_output_that_is_an_input_a_constant_or_another_output_is_copied() -> 
     check(plan)
 
 
+def test_an_output_that_shows_a_weight(rng: np.random.Generator) -> None:
+    """The weight stays where it is; the output gets a copy."""
+    weight = rng.standard_normal((200, 200)).astype("f")
+    plan = plan_of(graph_of("(float[3, 200] x) => (y, v) { y = MatMul(x, w) v = Reshape(w, s) }", {"w": weight, "s": np.array([100, -1])}))
+    check(plan)
+    assert plan.outputs[1] == tensor(100, 400)
+    assert [(s.source, s.target) for s in plan.steps if isinstance(s, Copy)] == [(Place(Kind.WEIGHT, name="w"), Place(Kind.OUTPUT, 1))]
+
+
 def test_tensors_without_elements_need_no_producer() -> None:
     """An empty part is written by nobody and may be read, and given out, all the same."""
     graph = graph_of("(float[4, 3] x, float[0, 3] z) => (float[4, 3] y, float[0, 3] e) "
