@@ -57,10 +57,11 @@ def mod(node: BoundNode) -> str:
         if not fmod and node.version < 28:
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"Mod of {dtype} with fmod=0; ONNX defines it from opset 28 on")
         return "fmod_f32(x, y)" if fmod else "mod_f32(x, y)"
-    if fmod or dtype in UNSIGNED:
+    if dtype in UNSIGNED:
         return "x % y"
+    rest = "(x - x / y * y)"    # not %: Vulkan leaves its result open where an operand is negative
     zero = constant(0, dtype)
-    return f"x % y + select({zero}, y, x % y != {zero} && ((x % y) ^ y) < {zero})"
+    return rest if fmod else f"{rest} + select({zero}, y, {rest} != {zero} && ({rest} ^ y) < {zero})"
 
 
 def power(node: BoundNode) -> str | Expression:
