@@ -248,6 +248,14 @@ class Gpu:
             self.timer = Timer(self)
         return self.timer is not None
 
+    def stop_timing(self) -> None:
+        """Ends what `start_timing` began."""
+        with self._lock:
+            timer, self.timer = self.timer, None
+            if timer is not None:
+                self.flush()
+                self.free(timer.buffer)
+
     # ---- work for the time in which the GPU is busy
 
     def on_wait(self, owner: Any) -> None:

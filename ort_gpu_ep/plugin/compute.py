@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.memory import Storage, memory
 from ort_gpu_ep.plugin.state import SessionState, forget_frames
 from ort_gpu_ep.plugin.tables import Table
-from ort_gpu_ep.types import BY_ONNX, Shape, TensorType
+from ort_gpu_ep.plugin.transfer import tensor_type
+from ort_gpu_ep.types import Shape, TensorType
 
 
 class Partition(Table):
@@ -146,11 +146,3 @@ def _checked(address: int, tensor: TensorType) -> TensorType:
     if address == 0 and tensor.nbytes:
         raise InternalError(f"onnxruntime passes NULL for a {tensor}")
     return tensor
-
-
-@lru_cache(maxsize=4096)
-def tensor_type(onnx_type: int, shape: Shape) -> TensorType:
-    """The TensorType of what ONNX Runtime passes. Raises InternalError for an element type that is not ours."""
-    if onnx_type not in BY_ONNX:
-        raise InternalError(f"a tensor of ONNX element type {onnx_type} reached a partition; expected one of {sorted(BY_ONNX)}")
-    return TensorType(BY_ONNX[onnx_type], shape)

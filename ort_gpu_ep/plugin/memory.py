@@ -95,8 +95,10 @@ class Memory:
         return len(self._blocks)
 
     def state_of(self, address: int) -> SessionState | None:
-        """The session that the block of an address was allocated for."""
-        block = self._blocks.get(self._reservation.start_of(address))
+        """The session that the block of an address was allocated for; None for host memory and shared blocks."""
+        if not self.owns(address):
+            return None
+        block = self._blocks.get(address) or self._blocks.get(self._reservation.start_of(address))
         return block.state if block else None
 
     # ---- ranges

@@ -11,7 +11,7 @@ import pytest
 from ort_gpu_ep import plugin
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.plugin.memory import memory
-from tests.plugin.cases import assert_close, info, island, make_model, node, open_session, reference
+from tests.plugin.cases import assert_close, device_value, info, island, make_model, node, open_session, reference
 
 
 def copies(opened: Any) -> tuple[int, int, int]:
@@ -21,12 +21,6 @@ def copies(opened: Any) -> tuple[int, int, int]:
     before = getattr(opened, "seen", (0, 0, 0))
     opened.seen = now
     return now[0] - before[0], now[1] - before[1], now[2] - before[2]
-
-
-def device_value(opened: Any, array: Any) -> Any:
-    value = opened.session.create_ortvalue_from_shape_and_type(array.shape, array.dtype.type, "gpu", 0, plugin.VENDOR_ID)
-    value.update_inplace(array)
-    return value
 
 
 @pytest.fixture
