@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep import plugin
 
-
 ORT = tuple(int(n) for n in onnxruntime.__version__.split(".")[:2])
 
 
