@@ -78,6 +78,7 @@ class Run:
     def __init__(self, partition: Partition, context: int) -> None:
         self.partition, self.context = partition, context
         self.pins: list[Storage] = []
+        self._inputs: list[tuple[Storage, int]] = []   # those read so far; they hold even where an output has taken their address
         self._late: list[tuple[Storage, int, int]] = []   # outputs in host memory: (storage, address, nbytes)
 
     def on_gpu(self) -> None:
@@ -111,12 +112,15 @@ class Run:
         else:
             storage, offset = memory.read(gpu, address, tensor.nbytes)
         self.pins.append(storage)
+        self._inputs.append((storage, offset))
         return Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
 
     def _host_input(self, index: int) -> tuple[TensorType, Array]:
         address, tensor = self._input_address(index)
         data = np.empty(tensor.nbytes, np.uint8)
-        if memory.owns(address):
+        if index < len(self._inputs) and tensor.nbytes:
+            memory.fetch(*self._inputs[index], data.ctypes.data, tensor.nbytes)
+        elif memory.owns(address):
             memory.copy_out(address, data.ctypes.data, tensor.nbytes)
         elif tensor.nbytes:
             ctypes.memmove(data.ctypes.data, address, tensor.nbytes)

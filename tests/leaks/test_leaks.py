@@ -274,7 +274,8 @@ def test_a_freed_buffer_nobody_wants_goes_back_to_the_driver(gpu: Gpu, monkeypat
     old, young = gpu.allocate(5000), gpu.allocate(9000)
     gpu.free(old)
     assert gpu.stats.buffers == before + 2        # freed buffers are kept for the next run
-    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic(): now + POOL_AGE_S + 1)
+    later_s = time.monotonic() + POOL_AGE_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
     gpu.free(young)
     assert gpu.stats.buffers == before + 1
     assert gpu.allocate(9000) is young
