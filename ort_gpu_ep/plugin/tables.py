@@ -38,6 +38,7 @@ class Table:
     """An object that ONNX Runtime sees as `{uint32_t version; void *slot[]}`. It lives until `drop()`."""
 
     SLOTS: ClassVar[Mapping[str, Slot]] = {}
+    retired = False
     _callbacks: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -59,6 +60,10 @@ class Table:
         with _lock:
             _live.pop(address_of(self.pointer), None)
 
+    def retire(self) -> None:
+        """ONNX Runtime has released the table, but may still call it."""
+        self.retired = True
+
     def neutralise(self, returns: str, function: Any) -> None:
         """Points the filled slots of a return type at a C function that needs no Python."""
         for slot in self.SLOTS.values():
@@ -78,7 +83,7 @@ def owner_of(address: int) -> Table:
 def live_tables() -> Counter[str]:
     """How many tables ONNX Runtime still holds, by class name."""
     with _lock:
-        return Counter(type(table).__name__ for table in _live.values())
+        return Counter(type(table).__name__ for table in _live.values() if not table.retired)
 
 
 def shut_down(null: Any, empty: Any, gone: Any) -> None:

@@ -63,6 +63,15 @@ ENDINGS = {
             np.testing.assert_allclose(opened.run(x=x)[0], expected, rtol=1e-5)
             del opened; gc.collect()
     """, 0),
+    "unregister with a live device value": ("""
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu", 0, plugin.VENDOR_ID)
+        del opened; gc.collect(); plugin.unregister()
+        assert plugin.live_tables() == {"Allocator": 1}, plugin.live_tables()
+        del value; gc.collect()
+        assert not plugin.live_tables(), plugin.live_tables()
+        plugin.register()
+        np.testing.assert_array_equal(onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu", 0, plugin.VENDOR_ID).numpy(), x)
+    """, 0),
     "unregister with a live session": ("""
         from ort_gpu_ep.errors import ConfigError
         try: plugin.unregister(); raise SystemExit("no error")
