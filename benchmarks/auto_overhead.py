@@ -1,6 +1,6 @@
 """What `placement=auto` costs over plain ONNX Runtime where it chooses the CPU: medians of runs taken in turn.
 
-    python benchmarks/auto_overhead.py [NAME ...] [--runs 30] [--json FILE]
+    python -m benchmarks.auto_overhead [NAME ...] [--runs 30] [--json FILE]
 
 Names are builders and pretrained models of models/ (default: all of them). A ratio of 1.00 means no cost.
 """
@@ -11,7 +11,6 @@ import json as json_module
 from pathlib import Path
 from typing import Annotated
 
-import cases
 import numpy as np
 import onnxruntime
 import typer
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks import cases
 from ort_gpu_ep import InferenceSession
 
 console = Console()

@@ -1,6 +1,6 @@
 """Every provider that this machine offers, side by side: same model, same inputs, same process, in turn.
 
-    python benchmarks/peers.py [NAME ...] [--runs 100] [--json FILE]
+    python -m benchmarks.peers [NAME ...] [--runs 100] [--json FILE]
 
 Names are builders and pretrained models of models/. Providers: ORT CPU (the reference), ours with placement=auto and
 placement=gpu, ORT's WebGPU plugin (package onnxruntime-ep-webgpu), ORT CUDA with and without TF32 where it is installed.
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import cases
 import numpy as np
 import onnxruntime
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import cases
 from ort_gpu_ep import InferenceSession
 
 console = Console()
