@@ -24,7 +24,7 @@ log = logging.getLogger("ort_gpu_ep")
 _DEFAULTS: dict[str, Any] = {"v": None, "p": NULL, "c": NULL, "b": False, "i": 0, "u": 0, "a": 0}
 _GRACE_S = 0.005
 """Time for a thread that has already read a slot to arrive in Python."""
-_RETURN_S = 0.05
+_RETURN_S = 0.25
 """Time for such a thread to return through ONNX Runtime to Python: met in C++, the interpreter's end aborts the process."""
 _PATIENCE_S = 10.0
 """How long the exit waits for callbacks that are running."""
