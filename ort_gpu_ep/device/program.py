@@ -49,7 +49,7 @@ class Program:
     """
 
     def __init__(self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None = None) -> None:
-        self.config, self.gpu, self._rewrite = config, gpu, rewrite
+        self.config, self.gpu, self.rewrite = config, gpu, rewrite
         self._lock = threading.Lock()
         self._weights: dict[str, Buffer] = {}
         self._plans: OrderedDict[tuple[TensorType, ...], Prepared] = OrderedDict()
@@ -108,7 +108,7 @@ class Program:
             raise InternalError(f"program {self.graph.name} is closed")
         prepared = self._plans.get(types)
         if prepared is None:
-            plan = make_plan(self.graph, dict(zip(self.graph.inputs, types, strict=True)), self.gpu.limits, self._rewrite)
+            plan = make_plan(self.graph, dict(zip(self.graph.inputs, types, strict=True)), self.gpu.limits, self.rewrite)
             for name in plan.weights:
                 if name not in self._weights:
                     self._weights[name] = self._upload(self._small(name))

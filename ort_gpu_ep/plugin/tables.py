@@ -32,6 +32,7 @@ _PATIENCE_S = 10.0
 _live: dict[int, Table] = {}
 _lock = threading.Lock()
 _running = 0
+_last_call = (0, 0.0)   # (thread, time) of the call that ended last
 
 
 class Table:
@@ -95,10 +96,12 @@ def shut_down(null: Any, empty: Any, gone: Any) -> None:
         for table in _live.values():
             table.neutralise("s", gone)
     time.sleep(_GRACE_S)
-    if _running:
-        deadline = time.monotonic() + _PATIENCE_S
-        while _running and time.monotonic() < deadline:
-            time.sleep(0.002)
+    thread, ended = _last_call
+    others = _running > 0 or (thread != threading.get_ident() and time.monotonic() - ended < _RETURN_S)
+    deadline = time.monotonic() + _PATIENCE_S
+    while _running and time.monotonic() < deadline:
+        time.sleep(0.002)
+    if others:
         time.sleep(_RETURN_S)
     with _lock:
         for table in _live.values():
@@ -139,7 +142,7 @@ def _callback(signature: str, name: str) -> Any:
 
 def _guarded(function: Callable[..., None]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
-        global _running
+        global _running, _last_call
         with _lock:
             _running += 1
         try:
@@ -152,6 +155,7 @@ def _guarded(function: Callable[..., None]) -> Callable[..., Any]:
         finally:
             with _lock:
                 _running -= 1
+                _last_call = threading.get_ident(), time.monotonic()
 
     return call
 

@@ -82,7 +82,7 @@ def test_these_placements_take_nothing_on_a_software_adapter(placement: str, mlp
 
 def test_explain_of_a_run(mlp: bytes, x: Array) -> None:
     session = gpu_session(mlp)
-    assert session.explain().memory == ()
+    assert [m.exact for m in session.explain().memory] == [False]
     session.run(None, {"x": x})
     got = session.explain()
     assert (got.count("gpu"), got.count("cpu"), got.events) == (NODES, 0, ())
@@ -236,3 +236,15 @@ def test_fused_chains_give_what_the_cpu_gives(name: str, rng: np.random.Generato
     session = gpu_session(model, unoptimized, strict=1)
     assert_close(session.run(None, feeds), on_the_cpu(model, feeds))
     assert [m.dispatches for m in session.explain().memory] == [1]
+
+
+def test_explain_expects_the_memory_of_a_dynamic_model_before_any_run(rng: np.random.Generator) -> None:
+    model = model_of("(float[N, 9] x) => (float[N, 9] y) { a = Exp(x) b = Softmax(a) y = Softmax(b) }").SerializeToString()
+    session = ort.InferenceSession(model, provider_options={"placement": "gpu"})
+    (expected,) = session.explain().memory
+    assert not expected.exact
+    assert expected.dispatches == 3
+    session.run(None, {"x": rng.standard_normal((5, 9)).astype(np.float32)})
+    (made,) = session.explain().memory
+    assert made.exact
+    assert made.shapes == ("float32[5, 9]",)
