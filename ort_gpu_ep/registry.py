@@ -23,10 +23,16 @@ KNOWN_OPSET = 26
 
 Const: TypeAlias = int | float | bool
 
+ADAPTER, PACKED, WORKGROUP = "adapter", "packed elements", "workgroup memory"
+"""What Limits.disabled may name besides shader files and device features: everything, bindings of 8 and 16 bits, shared memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an adapter offers (WebGPU's guaranteed minimum by default). Sizes in bytes."""
+    """What an adapter offers (WebGPU's guaranteed minimum by default). Sizes in bytes.
+
+    disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, PACKED, WORKGROUP.
+    """
 
     features: frozenset[str] = frozenset()
     max_binding_nbytes: int = 128 << 20
@@ -36,6 +42,7 @@ class Limits:
     max_invocations: int = 256
     max_groups_per_dimension: int = 65535
     offset_alignment: int = 256
+    disabled: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +433,7 @@ def parts(tensor: TensorType, max_binding_nbytes: int) -> list[tuple[int, int]]:
 def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Limits) -> None:
     for built in lowering.kernels:
         bindings = tensors_of(built, lowering, bound)
+        _check_trusted(built, [tensor.dtype for tensor, _ in bindings.values()], limits)
         buffers = sum(len(parts(tensor, limits.max_binding_nbytes)) for tensor, _ in bindings.values())
         if buffers > limits.max_buffers_per_stage:
             raise UnsupportedNodeError(
@@ -445,6 +453,19 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
             _check_type(tensor.dtype, built.raw, written, built.groups, limits)
         for step in built.epilogue:
             _check_type(step.dtype, False, False, 0, limits)
+
+
+def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> None:
+    """Declines a kernel that uses what a probe or a quirk has put out of use on this adapter."""
+    if not limits.disabled:
+        return
+    used = {ADAPTER, built.shader}
+    used |= {WORKGROUP} if built.workgroup_nbytes else set()
+    used |= {PACKED} if any(d.nbytes < 4 and (built.raw or d.storage == "u32") for d in dtypes) else set()
+    used |= set() if built.raw else {d.feature for d in (*dtypes, *(step.dtype for step in built.epilogue)) if d.feature}
+    for what, why in limits.disabled:
+        if what in used:
+            raise UnsupportedNodeError(Code.DRIVER, f"{what} is not used on this adapter: {why}")
 
 
 def _check_type(dtype: DType, raw: bool, written: bool, groups: int, limits: Limits) -> None:
