@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Node
 from ort_gpu_ep.registry import (
+    ADAPTER,
     KNOWN_OPSET,
+    PACKED,
+    WORKGROUP,
     BoundNode,
     Decline,
     Kernel,
@@ -128,6 +132,7 @@ def _with_epilogue(
 def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Limits) -> None:
     for built in lowering.kernels:
         bindings = tensors_of(built, lowering, bound)
+        _check_trusted(built, [tensor.dtype for tensor, _ in bindings.values()], limits)
         buffers = sum(len(parts(tensor, limits.max_binding_nbytes)) for tensor, _ in bindings.values())
         if buffers > limits.max_buffers_per_stage:
             raise UnsupportedNodeError(
@@ -147,6 +152,19 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
             _check_type(tensor.dtype, built.raw, written, built.groups, limits)
         for step in built.epilogue:
             _check_type(step.dtype, False, False, 0, limits)
+
+
+def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> None:
+    """Declines a kernel that uses what a probe or a quirk has put out of use on this adapter."""
+    if not limits.disabled:
+        return
+    used = {ADAPTER, built.shader}
+    used |= {WORKGROUP} if built.workgroup_nbytes else set()
+    used |= {PACKED} if any(d.nbytes < 4 and (built.raw or d.storage == "u32") for d in dtypes) else set()
+    used |= set() if built.raw else {d.feature for d in (*dtypes, *(step.dtype for step in built.epilogue)) if d.feature}
+    for what, why in limits.disabled:
+        if what in used:
+            raise UnsupportedNodeError(Code.DRIVER, f"{what} is not used on this adapter: {why}")
 
 
 def _check_type(dtype: DType, raw: bool, written: bool, groups: int, limits: Limits) -> None:

@@ -40,6 +40,9 @@ OPTIONS = (
            ("0", "1")),
     Option("fusion", "1", "`0`: no node is fused with another (to find out whether fusion causes a difference).", ("0", "1")),
     Option("memory_limit_mb", "0", "Device memory that this process may hold, in MiB; `0`: the adapter's limit."),
+    Option("health", "auto", "`auto`: an adapter is probed (2 s, in another process) before its first use and after an unclean exit, and "
+           "kernels that fail are not used; `off`: never.", ("auto", "off")),
+    Option("quirks", "", "A JSON file of driver faults to reckon with, besides those that this package knows (see docs/doctor.md)."),
     Option("cache_dir", "", "Where caches live; empty: the user's cache folder."),
 )
 
@@ -54,6 +57,8 @@ class Config:
     checked_shaders: bool = True
     fusion: bool = True
     memory_limit_mb: int = 0
+    health: str = "auto"
+    quirks: str = ""
     cache_dir: str = ""
 
     @property

@@ -47,6 +47,7 @@ class Code(StrEnum):
     NOT_CONSTANT = "NOT_CONSTANT"
     LIMIT = "LIMIT"
     COST = "COST"
+    DRIVER = "DRIVER"
 
 
 class UnsupportedNodeError(GpuEpError):

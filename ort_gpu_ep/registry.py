@@ -23,10 +23,16 @@ KNOWN_OPSET = 26
 
 Const: TypeAlias = int | float | bool
 
+ADAPTER, PACKED, WORKGROUP = "adapter", "packed elements", "workgroup memory"
+"""What Limits.disabled may name besides shader files and device features: everything, bindings of 8 and 16 bits, shared memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an adapter offers (WebGPU's guaranteed minimum by default). Sizes in bytes."""
+    """What an adapter offers (WebGPU's guaranteed minimum by default). Sizes in bytes.
+
+    disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, PACKED, WORKGROUP.
+    """
 
     features: frozenset[str] = frozenset()
     max_binding_nbytes: int = 128 << 20
@@ -36,6 +42,7 @@ class Limits:
     max_invocations: int = 256
     max_groups_per_dimension: int = 65535
     offset_alignment: int = 256
+    disabled: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

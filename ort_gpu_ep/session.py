@@ -11,10 +11,10 @@ import onnxruntime
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import resolve
-from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.errors import AdapterError, DeviceError
 from ort_gpu_ep.explain import Explanation, explanation
+from ort_gpu_ep.health.admission import open_gpu
 from ort_gpu_ep.plugin import EP_NAME
 
 log = logging.getLogger("ort_gpu_ep")
@@ -144,7 +144,7 @@ def _check_options(options: dict[str, Any]) -> bool:
     try:
         if config.placement == "auto" and choose(config.adapter)[0].is_software:
             return True
-        Gpu.open(config)
+        open_gpu(config)
         return False
     except AdapterError as error:
         if config.strict or config.adapter:

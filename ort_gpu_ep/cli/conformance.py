@@ -23,9 +23,11 @@ def conformance(
     option: shared.OptionOption = None,
 ) -> None:
     """Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails."""
+    from ort_gpu_ep.session import InferenceSession
+
     selected = cases(select)
     options = shared.pairs(option, "--option")
-    outcomes = list(track(run(selected, options), "running", total=len(selected), console=shared.err, transient=True))
+    outcomes = list(track(run(selected, InferenceSession, options), "running", total=len(selected), console=shared.err, transient=True))
     if json is not None:
         json.write_text(json_module.dumps([o.as_dict() for o in outcomes], indent=1))
     if status is not None:

@@ -1,41 +1,115 @@
-"""ort-gpu-ep doctor: which adapters there are, what they offer, and a first self-test."""
+"""ort-gpu-ep doctor: which adapters there are, what they offer, and whether they can be trusted."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ort_gpu_ep.cli import shared
-from ort_gpu_ep.config import resolve
-from ort_gpu_ep.device import Gpu, adapters
-from ort_gpu_ep.health.selftest import Probe, selftest
+from ort_gpu_ep.config import Config, resolve
+from ort_gpu_ep.device import AdapterInfo
+from ort_gpu_ep.device.adapter import matches
+from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.health import bundle, verdicts
+from ort_gpu_ep.health.admission import reasons
+from ort_gpu_ep.health.examination import Device, Outcome, examine, list_adapters
+from ort_gpu_ep.health.probe import PROBES
+from ort_gpu_ep.health.quirks import load, shipped
+from ort_gpu_ep.health.verdicts import DEGRADED, HEALTHY, UNUSABLE, Verdict
+
+EXIT_CODES = {HEALTHY: 0, DEGRADED: 1, UNUSABLE: 2}
+COLORS = {"PASS": "green", "UNSUPPORTED": "yellow", "NOT_RUN": "yellow"}
 
 
 @shared.reports_errors
-def doctor(option: shared.OptionOption = None, json: shared.JsonOption = False) -> None:
-    """List adapters, driver, features and limits, and test the one a session would get. Exit code 0 healthy, 1 not, 2 no adapter."""
-    found = adapters()
-    if not json:
-        _print_adapters()
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Only the probes of a first use, about 2 s.")] = False,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often each probe repeats with fresh inputs.")] = 2,
+    report: Annotated[Path | None, typer.Option("--report", help="Write a .zip for a bug report: no names, no folders.")] = None,
+    option: shared.OptionOption = None,
+    json: shared.JsonOption = False,
+) -> None:
+    """Examine the adapter a session would get, in processes of their own. Exit code 0 healthy, 1 degraded, 2 unusable or none."""
+    import ort_gpu_ep.health.probes  # noqa: F401  fills the table
+
+    config = resolve(shared.pairs(option, "--option"))
+    quirks = (*shipped(), *(load(config.quirks) if config.quirks else ()))
+    found, trouble = _adapters()
     if not found:
         if json:
-            shared.print_json({"adapters": [], "healthy": False, "versions": _versions()})
+            shared.print_json({"adapters": [], "healthy": False, "health": UNUSABLE, "versions": _versions(), "reason": trouble})
         else:
-            shared.out.print("no adapter: install a GPU driver, or Mesa's software driver (Debian, Ubuntu: mesa-vulkan-drivers)")
+            shared.out.print(trouble)
         raise typer.Exit(2)
-    gpu = Gpu.open(resolve(shared.pairs(option, "--option")))
-    probes = selftest(gpu)
-    healthy = all(p.passed for p in probes)
+    chosen, device = _chosen(config, found), Device()
+    if not json:
+        _print_adapters(found)
+    outcomes = _examine(chosen, quick, 1 if quick else rounds, device)
+    verdict = verdicts.verdict_of(outcomes, "quick" if quick else "full")
+    if not quick:
+        _remember(config, chosen, verdict, outcomes)
+    whole = verdicts.with_quirks(verdict, reasons(quirks, chosen))
+    data = _data(found, chosen, device, outcomes, whole)
+    if report is not None:
+        bundle.write(report, data)
     if json:
-        shared.print_json({
-            "versions": _versions(), "adapters": [a.as_dict() for a in found], "chosen": gpu.info.as_dict(),
-            "features": sorted(gpu.limits.features), "limits": _limits(gpu), "probes": [p.as_dict() for p in probes], "healthy": healthy})
+        shared.print_json(data)
     else:
-        _print_device(gpu, probes)
-    if not healthy:
-        raise typer.Exit(1)
+        _print(chosen, device, outcomes, whole)
+    unfinished = any(o.status == "NOT_RUN" for o in outcomes)
+    raise typer.Exit(max(EXIT_CODES[whole.health], 1 if unfinished else 0))
+
+
+def _adapters() -> tuple[list[AdapterInfo], str]:
+    """The adapters, looked for in another process; if there are none, why."""
+    try:
+        found = [AdapterInfo(**a) for a in list_adapters()]
+    except AdapterError as error:
+        return [], str(error)
+    return found, "" if found else "no adapter: install a GPU driver, or Mesa's software driver (Debian, Ubuntu: mesa-vulkan-drivers)"
+
+
+def _chosen(config: Config, found: list[AdapterInfo]) -> AdapterInfo:
+    """The adapter that a session would get. Raises AdapterError."""
+    for info in found:
+        if not config.adapter or matches(config.adapter, info):
+            return info
+    there = "; ".join(f"{i.index}: {i.name} ({i.type}, {i.backend})" for i in found)
+    raise AdapterError(
+        f"option adapter={config.adapter!r}: no such adapter; there are: {there}. Give an index, a type or a part of a name.")
+
+
+def _examine(chosen: AdapterInfo, quick: bool, rounds: int, device: Device) -> list[Outcome]:
+    names = [p.name for p in PROBES.values() if p.quick or not quick]
+    outcomes = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=shared.err, transient=True, disable=not shared.err.is_terminal) as progress:
+        task = progress.add_task("probing", total=len(names))
+        for outcome in examine(chosen.index, names, rounds, device):
+            outcomes.append(outcome)
+            progress.update(task, advance=1, description=f"{outcome.group}: {outcome.name}")
+    return sorted(outcomes, key=lambda o: names.index(o.name))
+
+
+def _remember(config: Config, chosen: AdapterInfo, verdict: Verdict, outcomes: list[Outcome]) -> None:
+    """What was found holds for every session from now on, until driver, wgpu or shaders change."""
+    if all(o.status != "NOT_RUN" for o in outcomes):
+        verdicts.write(config.cache_path, verdicts.key_of(chosen), replace(verdict, strikes=0))
+
+
+def _data(
+    found: list[AdapterInfo], chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict,
+) -> dict[str, Any]:
+    return {
+        "versions": _versions(), "adapters": [a.as_dict() for a in found], "chosen": chosen.as_dict(), "features": list(device.features),
+        "limits": device.limits, "probes": [o.as_dict() for o in outcomes], "health": verdict.health, "healthy": verdict.health == HEALTHY,
+        "disabled": [{"what": what, "why": why} for what, why in verdict.disabled]}
 
 
 def _versions() -> dict[str, str]:
@@ -44,25 +118,23 @@ def _versions() -> dict[str, str]:
     return {"python": sys.version.split()[0], **{p: version(p) for p in ("onnxruntime", "onnx", "wgpu", "numpy")}}
 
 
-def _limits(gpu: Gpu) -> dict[str, int]:
-    names = ("max_binding_nbytes", "max_buffer_nbytes", "max_buffers_per_stage", "max_workgroup_nbytes", "max_invocations",
-             "max_groups_per_dimension", "offset_alignment")
-    return {n: getattr(gpu.limits, n) for n in names}
-
-
-def _print_adapters() -> None:
+def _print_adapters(found: list[AdapterInfo]) -> None:
     shared.out.print(", ".join(f"{k} {v}" for k, v in _versions().items()), highlight=False)
     table = Table("#", "adapter", "type", "backend", "driver")
-    for info in adapters():
+    for info in found:
         kind = f"{info.type} (runs on the CPU)" if info.is_software else info.type
         table.add_row(str(info.index), info.name, kind, info.backend, info.driver)
     shared.out.print(table)
 
 
-def _print_device(gpu: Gpu, probes: list[Probe]) -> None:
-    shared.out.print(f"chosen: {gpu.info.name}; features: {', '.join(sorted(gpu.limits.features)) or 'none'}", highlight=False)
-    shared.out.print("limits: " + ", ".join(f"{k} {v:,}" for k, v in _limits(gpu).items()), highlight=False)
-    table = Table("probe", "result", "ms", "what was seen")
-    for probe in probes:
-        table.add_row(probe.name, "[green]pass[/green]" if probe.passed else "[red]FAIL[/red]", f"{probe.time_ms:.1f}", probe.seen)
+def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict) -> None:
+    shared.out.print(f"chosen: {chosen.name}; features: {', '.join(device.features) or 'none'}", highlight=False)
+    shared.out.print("limits: " + ", ".join(f"{k} {v:,}" for k, v in device.limits.items()), highlight=False)
+    table = Table("group", "probe", "result", "ms", "what was seen")
+    for o in outcomes:
+        color = COLORS.get(o.status, "red")
+        table.add_row(o.group, o.name, f"[{color}]{o.status}[/{color}]", f"{o.time_ms:.0f}", o.seen)
     shared.out.print(table)
+    shared.out.print(f"{verdict.health}", style="bold", highlight=False)
+    for what, why in verdict.disabled:
+        shared.out.print(f"not used from now on: {what}: {why}", highlight=False, markup=False)

@@ -80,9 +80,14 @@ def choose(wanted: str) -> tuple[AdapterInfo, Any]:
     if not wanted:
         return found[0]
     for info, raw in found:
-        if wanted == str(info.index) or wanted.lower() == info.type or (not wanted.isdigit() and wanted.lower() in info.name.lower()):
+        if matches(wanted, info):
             return info, raw
     raise AdapterError(f"option adapter={wanted!r}: no such adapter; there are: {there}. Give an index, a type or a part of a name.")
+
+
+def matches(wanted: str, info: AdapterInfo) -> bool:
+    """Whether an index, a type or a part of a name means this adapter."""
+    return wanted == str(info.index) or wanted.lower() == info.type or (not wanted.isdigit() and wanted.lower() in info.name.lower())
 
 
 def limits_of(raw: Any) -> Limits:

@@ -13,7 +13,7 @@ from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.errors import ShaderError
 from ort_gpu_ep.registry import parts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
-from ort_gpu_ep.shaders import compose
+from ort_gpu_ep.shaders import compose as compose  # a drill of health/probe.py replaces it
 
 
 def pipelines(gpu: Gpu, plan: Plan, checked: bool) -> list[Any]:

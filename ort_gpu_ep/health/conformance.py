@@ -41,21 +41,19 @@ def cases(pattern: str = "") -> list[Any]:
     return sorted((c for c in found if re.search(pattern, c.name)), key=lambda c: c.name)
 
 
-def run(selected: list[Any], options: dict[str, str] | None = None) -> Iterator[Outcome]:
-    """Runs each case; yields its outcome as soon as it is known."""
+def run(selected: list[Any], session_class: Any, options: dict[str, str] | None = None) -> Iterator[Outcome]:
+    """Runs each case; yields its outcome as soon as it is known. session_class: ort_gpu_ep.InferenceSession."""
     settings = {"placement": "gpu", "strict": "1", **(options or {})}
     for case in selected:
-        yield _run_case(case, settings)
+        yield _run_case(case, session_class, settings)
 
 
-def _run_case(case: Any, options: dict[str, str]) -> Outcome:
-    from ort_gpu_ep.session import InferenceSession
-
+def _run_case(case: Any, session_class: Any, options: dict[str, str]) -> Outcome:
     quiet = onnxruntime.SessionOptions()
     quiet.log_severity_level = 4
     model = case.model.SerializeToString()
     try:
-        session = InferenceSession(model, quiet, provider_options=options)
+        session = session_class(model, quiet, provider_options=options)
     except GpuEpError as error:
         return Outcome(case.name, "FAIL", "", f"{type(error).__name__}: {error}")
     except Exception as error:   # onnxruntime rejects the model: no provider could run it

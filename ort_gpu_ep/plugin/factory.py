@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ort_gpu_ep.config import resolve
-from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.health.admission import open_gpu
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
 from ort_gpu_ep.plugin.memory import memory
@@ -93,7 +93,7 @@ class Factory(Table):
         assert state.config is not None
         try:
             memory.check_usable()
-            state.gpu = Gpu.open(state.config)
+            state.gpu = open_gpu(state.config)
         except Exception as error:   # no adapter, no driver, a forked child: the CPU answers
             if state.config.strict:
                 raise

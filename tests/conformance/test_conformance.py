@@ -18,6 +18,7 @@ import pytest
 
 from ort_gpu_ep.cli.conformance import status_text
 from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
+from ort_gpu_ep.session import InferenceSession
 from tests.unit.graphs import model_of
 
 RECORD = Path(__file__).parent / "status.txt"
@@ -37,7 +38,7 @@ def quiet() -> None:
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
-    return list(run(cases()))
+    return list(run(cases(), InferenceSession))
 
 
 def test_no_case_fails(outcomes: list[Outcome]) -> None:
@@ -85,7 +86,7 @@ RELU = "(float[3, 5] x) => (float[3, 5] y) { y = Relu(x) }"
 
 
 def outcome(made: Any) -> Outcome:
-    (found,) = run([made])
+    (found,) = run([made], InferenceSession)
     return found
 
 

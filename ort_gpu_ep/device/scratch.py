@@ -1,0 +1,51 @@
+"""One dispatch of a WGSL module that belongs to no plan: what probes of a driver are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import wgpu
+
+from ort_gpu_ep.device import native
+from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.pipelines import bind_group_layout
+from ort_gpu_ep.errors import ShaderError
+from ort_gpu_ep.graph import Array
+
+
+def run_wgsl(gpu: Gpu, label: str, source: str, inputs: Sequence[Array], output: Array, groups: int) -> Array:
+    """What `main` of a module leaves in its output buffer.
+
+    source: @group(0) binds the inputs (read) at 0.., then the output (read_write). output: its content before the dispatch.
+    groups: workgroups in x. Sizes are multiples of 4 bytes.
+    Raises: ShaderError, DeviceError.
+    """
+    written = (*(False for _ in inputs), True)
+    layout = bind_group_layout(gpu, written)
+    try:
+        pipeline = gpu.device.create_compute_pipeline(
+            label=label, layout=gpu.device.create_pipeline_layout(bind_group_layouts=[layout]),
+            compute={"module": gpu.device.create_shader_module(label=label, code=source), "entry_point": "main"})
+    except wgpu.GPUError as error:
+        raise ShaderError(f"{label} does not compile on {gpu.info.name}: {error}") from error
+    buffers = [_filled(gpu, array) for array in (*inputs, output)]
+    entries = [{"binding": i, "resource": {"buffer": b.raw, "offset": 0, "size": a.nbytes}}
+               for i, (b, a) in enumerate(zip(buffers, (*inputs, output), strict=True))]
+    encoder = gpu.device.create_command_encoder(label=label)
+    compute = encoder.begin_compute_pass()
+    native.dispatch(compute, pipeline, gpu.device.create_bind_group(label=label, layout=layout, entries=entries), (groups, 1, 1))
+    compute.end()
+    gpu.enqueue(encoder.finish())
+    got = np.empty_like(output)
+    gpu.download(buffers[-1], 0, got.ctypes.data, got.nbytes)
+    for buffer in buffers:
+        gpu.free(buffer)
+    return got
+
+
+def _filled(gpu: Gpu, array: Array) -> Buffer:
+    data = np.ascontiguousarray(array)
+    buffer = gpu.allocate(data.nbytes)
+    gpu.upload(buffer, 0, data.ctypes.data, data.nbytes)
+    return buffer

@@ -1,0 +1,89 @@
+"""Opens an adapter for sessions: without what its verdict and the quirks put out of use; probed quickly where there is no verdict yet."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import replace
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import AdapterInfo, Gpu
+from ort_gpu_ep.device.adapter import choose
+from ort_gpu_ep.health import markers, verdicts
+from ort_gpu_ep.health.examination import examine
+from ort_gpu_ep.health.probe import PROBES
+from ort_gpu_ep.health.quirks import Quirk, load, shipped
+from ort_gpu_ep.health.verdicts import Verdict
+
+log = logging.getLogger("ort_gpu_ep")
+
+QUICK_S = 8.0
+"""The quick probes take 2 s on an idle machine; what is not done by then is not waited for."""
+
+_lock = threading.Lock()
+_known: dict[str, Verdict] = {}
+"""Key -> verdict of this process, so that a cache that can't be written costs one probing a process."""
+
+
+def open_gpu(config: Config) -> Gpu:
+    """The shared device of the adapter that the config asks for; what one session finds out of use stays so for the process.
+
+    Raises: AdapterError, ConfigError (a broken quirks file).
+    """
+    info, _ = choose(config.adapter)
+    quirks = (*shipped(), *(load(config.quirks) if config.quirks else ()))
+    with _lock:
+        verdict = Verdict(probed=False) if config.health == "off" else _verdict_once(info, config.cache_path)
+        gpu = Gpu.open(config)
+        disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
+        off = {what for what, _ in disabled}
+        if disabled != gpu.limits.disabled:
+            gpu.limits = replace(gpu.limits, disabled=disabled, features=gpu.limits.features - off)
+            for what, why in disabled:
+                log.warning("%s: %s is not used: %s", info.name, what, why)
+    return gpu
+
+
+def _verdict_once(info: AdapterInfo, cache_path: str) -> Verdict:
+    """The verdict of this process; the adapter is marked as open until the process ends."""
+    key = verdicts.key_of(info)
+    if key not in _known:
+        _known[key] = _verdict(info, key, cache_path)
+        markers.leave(cache_path, key)
+    return _known[key]
+
+
+def reasons(quirks: tuple[Quirk, ...], info: AdapterInfo) -> list[tuple[str, str]]:
+    """(what, why) of the quirks that fit an adapter."""
+    return [(what, f"known fault: {q.what} ({q.bug})") for q in quirks if q.fits(info) for what in q.disables]
+
+
+def _verdict(info: AdapterInfo, key: str, cache_path: str) -> Verdict:
+    """From the cache, or by quick probes: at first use, and after a process that did not end cleanly."""
+    cached, stale = verdicts.read(cache_path, key), markers.take_stale(cache_path, key)
+    if cached is not None and cached.probed and not stale:
+        return cached
+    strikes = (cached.strikes if cached else 0) + bool(stale)
+    why = "first use" if cached is None else f"the last process that used it did not end cleanly ({strikes} so far)"
+    start = time.perf_counter()
+    verdict = replace(quick(info), strikes=strikes)
+    log.info("%s: %s, probed in %.1f s: %s", info.name, why, time.perf_counter() - start, verdict.health)
+    if cached is not None and cached.depth == "full" and cached.probed:     # a quick look takes nothing back that the doctor has found
+        verdict = replace(verdicts.with_quirks(verdict, cached.disabled), depth="full")
+    if verdict.probed:
+        verdicts.write(cache_path, key, verdict)
+    return verdict
+
+
+def quick(info: AdapterInfo) -> Verdict:
+    """The quick probes in a worker process. Where no worker can be started, nothing is known and nothing disabled."""
+    import ort_gpu_ep.health.probes  # noqa: F401  fills the table
+
+    names = [p.name for p in PROBES.values() if p.quick]
+    try:
+        outcomes = list(examine(info.index, names, 1, budget_s=QUICK_S))
+    except OSError as error:
+        log.info("%s is not probed: no process can be started (%s)", info.name, error)
+        return Verdict(probed=False)
+    return replace(verdicts.verdict_of(outcomes, "quick"), probed=any(o.status != "NOT_RUN" for o in outcomes))

@@ -1,0 +1,184 @@
+"""Runs probes of one adapter in worker processes: what crashes or hangs is one outcome, and the next worker goes on behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.health.probe import PROBES, Probe, Status
+from ort_gpu_ep.health.worker import DONE
+
+START_S = 30.0
+"""A worker that has not begun its first probe by then hangs while it opens the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a probe. seen: for people. disables: what can't be trusted now."""
+
+    name: str
+    group: str
+    status: Status
+    seen: str = ""
+    time_ms: float = 0.0
+    disables: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return self.status in ("PASS", "UNSUPPORTED")
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "passed": self.passed}
+
+
+@dataclass
+class Device:
+    """What the workers told of the adapter."""
+
+    features: tuple[str, ...] = ()
+    limits: dict[str, int] = field(default_factory=dict)
+
+
+class Worker:
+    """One process and the lines that it prints."""
+
+    def __init__(self, job: dict[str, object]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ort_gpu_ep.health.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, env=_environment())
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(job))
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass           # it ended before it read its job; how, the exit code says
+        self._reader = threading.Thread(target=self._read, name="ort_gpu_ep-probe", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def line(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next line; None at the end. Raises TimeoutError."""
+        try:
+            text = self._lines.get(timeout=max(timeout_s, 0.0))
+        except queue.Empty:
+            raise TimeoutError from None
+        return json.loads(text) if text else None
+
+    def end(self, kill: bool = False) -> int:
+        """Waits for the process, or ends it; its exit code."""
+        if kill:
+            self._process.kill()
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:     # a driver that hangs while it is unloaded
+            self._process.kill()
+            code = self._process.wait()
+        self._reader.join()
+        return code
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with a path on which the child finds the same packages, and without options that are not about probing."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith("ORT_GPU_EP_") or k == "ORT_GPU_EP_DRILL"}
+    path = [str(Path(__file__).parents[2]), *(p for p in sys.path if p)]
+    return {**own, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
+
+
+def list_adapters() -> list[dict[str, Any]]:
+    """The adapters as a worker sees them. Raises AdapterError where even looking kills or hangs the process."""
+    worker = Worker({"task": "list"})
+    try:
+        line = worker.line(START_S)
+    except TimeoutError:
+        worker.end(kill=True)
+        raise AdapterError(f"looking for adapters hangs: no answer after {START_S:.0f} s. Update or remove a GPU driver "
+                           "(VK_DRIVER_FILES chooses which ones Vulkan loads).") from None
+    code = worker.end()
+    if line is None or code != DONE:
+        raise AdapterError(f"looking for adapters ends the process ({ending(code)}). Update or remove a GPU driver "
+                           "(VK_DRIVER_FILES chooses which ones Vulkan loads).")
+    return list(line["adapters"])
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    if code < 0:
+        try:
+            return f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"
+
+
+def examine(
+    adapter: int, names: Sequence[str], rounds: int, device: Device | None = None, budget_s: float = float("inf"),
+) -> Iterator[Outcome]:
+    """Yields the outcome of each probe. adapter: index. rounds: repetitions with fresh inputs. budget_s: then the rest is NOT_RUN."""
+    left, device, deadline = list(names), device or Device(), time.monotonic() + budget_s
+    barren = 0
+    while left and barren < 2:
+        before = len(left)
+        for outcome in _one_worker(adapter, list(left), rounds, device, deadline):
+            left.remove(outcome.name)
+            yield outcome
+        barren = barren + 1 if len(left) == before else 0
+        if time.monotonic() >= deadline:
+            break
+    for name in left:
+        yield Outcome(name, PROBES[name].group, "NOT_RUN", "the time is up" if barren < 2 else "no worker came so far")
+
+
+def _one_worker(adapter: int, names: list[str], rounds: int, device: Device, deadline: float) -> Iterator[Outcome]:
+    """Outcomes until the worker ends; the probe at which it ended, if it did not finish, is one of them."""
+    job = {"task": "probe", "adapter": adapter, "probes": names, "rounds": rounds, "seed": secrets.randbits(64)}
+    worker, current, limit_s = Worker(job), PROBES[names[0]], START_S
+    running = False
+    while True:
+        try:
+            line = worker.line(min(limit_s, deadline - time.monotonic()))
+        except TimeoutError:
+            worker.end(kill=True)
+            if time.monotonic() < deadline:
+                what = f"no answer after {limit_s:.0f} s" + ("" if running else ", while opening the device")
+                yield _failed(current, "TIMEOUT", what)
+            return
+        if line is None:
+            break
+        if "features" in line:
+            device.features, device.limits = tuple(line["features"]), line["limits"]
+        elif "start" in line:
+            current, running = PROBES[line["start"]], True
+            limit_s = current.timeout_s
+        else:
+            passed = line["status"] in ("PASS", "UNSUPPORTED")
+            disables = () if passed else current.disables
+            yield Outcome(line["name"], current.group, line["status"], line["seen"], line["time_ms"], disables)
+            running, limit_s = False, START_S
+            following = names.index(line["name"]) + 1
+            current = PROBES[names[following]] if following < len(names) else current
+    code = worker.end()
+    if code != DONE:
+        yield _failed(current, "CRASH", ending(code) + ("" if running else ", between probes or while opening the device"))
+
+
+def _failed(probe: Probe, status: Status, seen: str) -> Outcome:
+    return Outcome(probe.name, probe.group, status, seen, 0.0, probe.disables)

@@ -1,0 +1,69 @@
+"""Notices when a process that had an adapter open did not come to its end: a file that only a clean exit removes."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import secrets
+from multiprocessing import util
+from pathlib import Path
+
+import psutil
+
+from ort_gpu_ep.health.verdicts import folder_of
+
+log = logging.getLogger("ort_gpu_ep")
+
+_mine: dict[Path, int] = {}
+
+
+def leave(cache_path: str, key: str) -> None:
+    """Marks the adapter as open in this process, once."""
+    if any(path.name.startswith(key) and path.parent == folder_of(cache_path) and pid == os.getpid() for path, pid in _mine.items()):
+        return
+    path = folder_of(cache_path) / f"{key}.{os.getpid()}-{secrets.token_hex(4)}.open"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"pid": os.getpid(), "started": psutil.Process().create_time()}), "utf-8")
+    except OSError as error:
+        log.info("no marker in %s: %s; an unclean exit will not be noticed", path.parent, error)
+        return
+    if not _mine:
+        atexit.register(remove_mine)
+        util.Finalize(None, remove_mine, exitpriority=0)      # processes of multiprocessing don't run atexit
+    _mine[path] = os.getpid()
+
+
+def remove_mine() -> None:
+    """At a clean exit. A forked child leaves its parent's markers alone."""
+    for path, pid in list(_mine.items()):
+        if pid == os.getpid():
+            path.unlink(missing_ok=True)
+            del _mine[path]
+
+
+def take_stale(cache_path: str, key: str) -> int:
+    """Removes the markers of processes that are gone, and says how many there were."""
+    count = 0
+    try:
+        for path in folder_of(cache_path).glob(f"{key}.*.open"):
+            if not _is_running(path):
+                path.unlink(missing_ok=True)
+                count += 1
+    except OSError as error:
+        log.info("markers in %s can't be read: %s", folder_of(cache_path), error)
+    return count
+
+
+def _is_running(path: Path) -> bool:
+    """Whether the process that wrote a marker still lives. A marker without a process in it (a full disk) counts as one of a dead one."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        process = psutil.Process(int(data["pid"]))
+        return bool(abs(process.create_time() - float(data["started"])) < 1.0)
+    except (ValueError, KeyError, TypeError, psutil.NoSuchProcess, FileNotFoundError):
+        return False
+    except psutil.AccessDenied:
+        return True

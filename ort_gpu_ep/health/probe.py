@@ -1,0 +1,223 @@
+"""What a probe is, and what it works with: one adapter, fresh random numbers, and numpy to compare with.
+
+A probe is a function of a Trial. It returns what it saw; it raises WrongResultError where the adapter is wrong and Unsupported
+where the adapter does not offer what it tests. `disables` says what can't be trusted when it fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+import ort_gpu_ep.ops  # noqa: F401  fills the registry
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu, Program, Tensor, pipelines, run_wgsl
+from ort_gpu_ep.errors import DeviceError, WrongResultError
+from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
+from ort_gpu_ep.registry import ADAPTER
+from ort_gpu_ep.types import TensorType, dtype_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+POISON = 0xFF
+"""Every output buffer is filled with it first (NaN, -1), so that an element that is never written is seen."""
+
+EDGE = (r"if \((i|group) >= (\w+)\) \{ return; \}", r"if (\1 + 1u >= \2) { return; }")
+"""The fault of the kernel probes: the last word, or the last workgroup, of a dispatch is left out."""
+
+
+class Unsupported(Exception):
+    """The adapter does not offer what a probe tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One row of the table.
+
+    name, group: for people. check: the function. disables: what a failure puts out of use: shader files, device features,
+    registry.PACKED, WORKGROUP or ADAPTER. fault: (pattern, replacement) in the text of the shaders that the probe compiles, or
+    the name of a fault that `Trial.planted` announces to the probe. quick: part of the first use of an adapter.
+    timeout_s: a probe that takes longer hangs.
+    """
+
+    name: str
+    group: str
+    check: Callable[[Trial], str]
+    disables: tuple[str, ...]
+    fault: tuple[str, str] | str
+    quick: bool = False
+    timeout_s: float = 30.0
+
+
+PROBES: dict[str, Probe] = {}
+"""Every probe by name, in the order in which they run: each group builds on those before it."""
+
+
+def probe(
+    name: str, group: str, *, disables: Sequence[str] = (ADAPTER,), fault: tuple[str, str] | str = EDGE, quick: bool = False,
+    timeout_s: float = 30.0,
+) -> Callable[[Callable[[Trial], str]], Callable[[Trial], str]]:
+    """Adds a row."""
+    def add(check: Callable[[Trial], str]) -> Callable[[Trial], str]:
+        if name in PROBES:
+            raise ValueError(f"two probes are named {name!r}")
+        PROBES[name] = Probe(name, group, check, tuple(disables), fault, quick, timeout_s)
+        return check
+    return add
+
+
+@dataclass
+class Trial:
+    """What a probe works with. rounds: how often it repeats with fresh inputs. planted: the fault of a drill, else empty.
+
+    only: the shader file that a planted fault is in; empty: in all that the probe dispatches. shaders: files dispatched so far.
+    """
+
+    gpu: Gpu
+    rng: np.random.Generator
+    rounds: int = 1
+    planted: tuple[str, str] | str = ""
+    only: str = ""
+    shaders: set[str] = field(default_factory=set)
+
+    def normal(self, *shape: int) -> Array:
+        """Standard-normal float32."""
+        return self.rng.standard_normal(shape, np.float32)
+
+    def integers(self, low: int, high: int, *shape: int, dtype: str = "int64") -> Array:
+        """Uniform integers, low <= i < high."""
+        return self.rng.integers(low, high, shape).astype(dtype)
+
+    def need(self, feature: str) -> None:
+        if feature not in self.gpu.limits.features:
+            raise Unsupported(f"the adapter has no {feature}")
+
+    def wgsl(self, name: str, source: str, inputs: Sequence[Array], output: tuple[str, int], groups: int) -> Array:
+        """The output (numpy type, elements) of one dispatch of a module, see device.run_wgsl."""
+        dtype = np.dtype(output[0])
+        poisoned = np.full(output[1] * dtype.itemsize, POISON, np.uint8).view(dtype)
+        return run_wgsl(self.gpu, name, self._drilled(source), inputs, poisoned, groups)
+
+    def _drilled(self, source: str) -> str:
+        meant = not self.only or f"// {self.only}\n" in source
+        return re.sub(*self.planted, source) if isinstance(self.planted, tuple) and meant else source
+
+    def node(
+        self, op: str, version: int, inputs: Sequence[Array | None], constants: Mapping[int, Array] | None = None, outputs: int = 1,
+        **attributes: Attribute,
+    ) -> list[Array]:
+        """The outputs of a one-node graph on the adapter. constants: position -> an input that the host knows."""
+        held = dict(constants or {})
+        names = tuple(f"x{i}" if a is not None or i in held else "" for i, a in enumerate(inputs))
+        given = {n: np.asarray(a) for n, a in zip(names, inputs, strict=True) if a is not None}
+        values = {n: Value(n, dtype_of(a), a.shape) for n, a in given.items()}
+        values |= {f"x{i}": Value(f"x{i}", dtype_of(a), a.shape, _giver(a)) for i, a in held.items()}
+        results = tuple(f"y{i}" for i in range(outputs))
+        node = Node(op, names, results, attributes=attributes, version=version)
+        graph = Graph("probe", tuple(given), results, (node,), values)
+        with self._composing():
+            return self._run(Program(graph, Config(), self.gpu), list(given.values()))
+
+    def _run(self, program: Program, arrays: list[Array]) -> list[Array]:
+        types = [TensorType(dtype_of(a), a.shape) for a in arrays]
+        plan = program.plan(types)
+        self.shaders |= {step.kernel.shader for step in plan.steps if hasattr(step, "kernel")}
+        inputs = [self._tensor(a, t) for a, t in zip(arrays, types, strict=True)]
+        outputs = [self._tensor(np.full(t.nbytes + 3 & ~3, POISON, np.uint8), t) for t in plan.outputs]
+        program.run(inputs, lambda index, shape: outputs[index])
+        got = [np.empty(t.shape, t.dtype.numpy) for t in plan.outputs]
+        for tensor, array in zip(outputs, got, strict=True):
+            self.gpu.download(tensor.buffer, 0, array.ctypes.data, array.nbytes)
+        for tensor in (*inputs, *outputs):
+            self.gpu.free(tensor.buffer)
+        program.close()
+        return got
+
+    def _tensor(self, array: Array, kind: TensorType) -> Tensor:
+        data = np.ascontiguousarray(array)
+        buffer = self.gpu.allocate(data.nbytes)
+        self.gpu.upload(buffer, 0, data.ctypes.data, data.nbytes)
+        return Tensor(buffer, 0, kind)
+
+    @contextmanager
+    def _composing(self) -> Iterator[None]:
+        """In a drill, the fault is in the composed text of every kernel."""
+        if not isinstance(self.planted, tuple):
+            yield
+            return
+        whole = pipelines.compose
+        pipelines.compose = lambda *args: self._drilled(whole(*args))
+        try:
+            yield
+        finally:
+            pipelines.compose = whole
+
+
+def _giver(array: Array) -> Callable[[], Array]:
+    return lambda: array
+
+
+def reference(
+    op: str, version: int, inputs: Sequence[Array | None], outputs: int = 1, constants: Mapping[int, Array] | None = None,
+    **attributes: Any,
+) -> list[Array]:
+    """The same node by ONNX's reference implementation (numpy), float32 and float16 inputs as float64."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    both = [np.asarray((constants or {}).get(i, a)) if a is not None or i in (constants or {}) else None for i, a in enumerate(inputs)]
+    wide = [a.astype(np.float64) if a is not None and a.dtype.kind == "f" else a for a in both]
+    names = [f"x{i}" if a is not None else "" for i, a in enumerate(wide)]
+    node = onnx.helper.make_node(op, names, [f"y{i}" for i in range(outputs)], **attributes)
+    feeds = {n: a for n, a in zip(names, wide, strict=True) if a is not None}
+    return [np.asarray(r) for r in ReferenceEvaluator(node, opsets={"": version}).run(None, feeds)]
+
+
+def agree(what: str, got: Array, want: Array, tolerance: float = 2e-5) -> float:
+    """The largest error relative to the largest value (for integers: must be equal). Raises WrongResultError, naming the element."""
+    if got.shape != want.shape:
+        raise WrongResultError(f"{what}: got shape {list(got.shape)}, expected {list(want.shape)}")
+    if not got.size:
+        return 0.0
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    exact = got.dtype.kind in "biu" and want.dtype.kind in "biu"
+    same = (got == want) if exact else (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore", over="ignore"):
+        scale = np.max(np.abs(b[np.isfinite(b)]), initial=1e-30)
+        error = np.where(same, 0.0, np.nan_to_num(np.abs(a - b) / scale, nan=np.inf, posinf=np.inf))
+    worst = float(error.max())
+    if worst > (0.0 if exact else tolerance):
+        at = tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape))
+        raise WrongResultError(
+            f"{what}: element {list(at)} of {list(got.shape)}: got {got[at]}, expected {want[at]}; "
+            f"{int((error > tolerance).sum())} of {error.size} elements differ")
+    return worst
+
+
+def slower(times: Mapping[str, float], factor: float) -> None:
+    """Raises DeviceError for a variant that takes `factor` times as long as the fastest of its siblings."""
+    best = min(times, key=lambda name: times[name])
+    for name, seconds in times.items():
+        if seconds > factor * times[best]:
+            raise DeviceError(f"slow: {name} takes {seconds * 1e3:.2f} ms for what {best} does in {times[best] * 1e3:.2f} ms")
+
+
+Status = Literal["PASS", "FAIL", "CRASH", "TIMEOUT", "UNSUPPORTED", "NOT_RUN"]
+
+
+def compare(
+    trial: Trial, op: str, version: int, inputs: Sequence[Array | None], constants: Mapping[int, Array] | None = None, outputs: int = 1,
+    tolerance: float = 2e-5, **attributes: Any,
+) -> None:
+    """One node on the adapter against the reference. Raises WrongResultError, naming op, shapes and attributes."""
+    got = trial.node(op, version, inputs, constants, outputs, **attributes)
+    want = reference(op, version, inputs, outputs, constants, **attributes)
+    shapes = " ".join(str(list(a.shape)) for a in inputs if a is not None)
+    for k, (g, w) in enumerate(zip(got, want, strict=True)):
+        agree(f"{op} {shapes} {attributes or ''} output {k}", g, w.astype(g.dtype) if g.dtype.kind in "biu" else w, tolerance)

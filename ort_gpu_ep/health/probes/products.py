@@ -1,0 +1,121 @@
+"""gemm.wgsl with each tile that the table may choose, matvec.wgsl, sum_parts.wgsl, einsum.wgsl."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from ort_gpu_ep.graph import Array
+from ort_gpu_ep.health.probe import Trial, agree, compare, probe, slower
+from ort_gpu_ep.ops import contraction
+from ort_gpu_ep.ops.contraction import TILES, Tile
+
+FACTOR = 10.0
+"""A variant that takes so many times longer than its fastest sibling, for the same work, is a fault."""
+
+SLOW = "the first variant takes 1 s longer"
+
+
+@contextmanager
+def chosen(tile: Tile, split: int) -> Iterator[None]:
+    """Every product that is lowered meanwhile gets this tile and split (a worker probes in one thread)."""
+    usual = contraction.choose
+    contraction.choose = lambda product: (tile, split)
+    try:
+        yield
+    finally:
+        contraction.choose = usual
+
+
+def _product(trial: Trial, m: int, k: int, n: int, transposed: int, tolerance: float = 1e-5) -> None:
+    """Gemm with bias; transposed: bit 0 A, bit 1 B."""
+    a, b, c = trial.normal(*((k, m) if transposed & 1 else (m, k))), trial.normal(*((n, k) if transposed & 2 else (k, n))), trial.normal(n)
+    wide_a, wide_b = (x.astype(np.float64) for x in (a, b))
+    want = 0.5 * (wide_a.T if transposed & 1 else wide_a) @ (wide_b.T if transposed & 2 else wide_b) + 2.0 * c
+    got = trial.node("Gemm", 13, [a, b, c], transA=transposed & 1, transB=transposed >> 1, alpha=0.5, beta=2.0)[0]
+    agree(f"Gemm {m} x {k} x {n}, transposed {transposed:02b}", got, want, tolerance)
+
+
+def _tile_probe(tile: Tile) -> None:
+    """Adds the probe of a tile: each orientation, around its edges, whole and split, and with windows read in place."""
+    def check(trial: Trial) -> str:
+        for _ in range(trial.rounds):
+            for transposed, split, (m, k, n) in (
+                (0, 1, (tile.m, 4 * tile.k, tile.n)), (1, 1, (tile.m + 1, 4 * tile.k + 1, tile.n - 1)),
+                (2, 1, (tile.m - 1, 37 * tile.k + 3, tile.n + 1)), (3, 2, (2 * tile.m + 3, 9 * tile.k - 1, 5)),
+            ):
+                with chosen(tile, split):
+                    _product(trial, m, k, n, transposed)
+            with chosen(tile, 1):
+                filters = trial.normal(tile.m + 1, 3, 3, 3)
+                compare(trial, "Conv", 11, [trial.normal(1, 3, 9, 11), filters], pads=[1, 1, 1, 1], strides=[2, 1])
+        return "4 shapes and a window"
+
+    probe(f"gemm {tile.m}x{tile.n}x{tile.k}", "kernels", disables=("gemm.wgsl", "sum_parts.wgsl"))(check)
+
+
+@probe("matrix product", "kernels", disables=("gemm.wgsl", "sum_parts.wgsl"), quick=True)
+def matrix_product(trial: Trial) -> str:
+    """The tile and split that the table itself chooses."""
+    for _ in range(trial.rounds):
+        a, b = trial.normal(67, 129), trial.normal(129, 35)
+        agree("MatMul", trial.node("MatMul", 13, [a, b])[0], a.astype(np.float64) @ b, 1e-5)
+    return "67 x 129 x 35"
+
+
+for _tile in TILES:
+    _tile_probe(_tile)
+
+
+@probe("matrix times vector", "kernels", disables=("matvec.wgsl", "sum_parts.wgsl"))
+def matvec(trial: Trial) -> str:
+    """Rows or columns contiguous, K whole and split, batches."""
+    shapes = ((1, 2051, 1000), (1, 33, 7), (1001, 130, 1), (5, 4099, 1), (1, 5000, 3))
+    for _ in range(trial.rounds):
+        for m, k, n in shapes:
+            for transposed in (0, 2):
+                _product(trial, m, k, n, transposed)
+    return f"{2 * len(shapes)} shapes"
+
+
+@probe("sums of parts", "kernels", disables=("sum_parts.wgsl",))
+def sum_parts(trial: Trial) -> str:
+    """A product whose K is cut into 2 and into 12 parts."""
+    for split in (2, 12):
+        with chosen(TILES[-1], split):
+            _product(trial, 17, 400, 19, 0)
+    return "2 splits"
+
+
+@probe("einsum", "kernels", disables=("einsum.wgsl",))
+def einsum(trial: Trial) -> str:
+    """Sums that are no matrix product: a diagonal, and labels that only one operand has."""
+    a, b = trial.normal(5, 5, 7), trial.normal(13, 11)
+    agree("iij->j", trial.node("Einsum", 12, [a], equation="iij->j")[0], np.einsum("iij->j", a.astype(np.float64)))
+    wide = np.einsum("iij,kl->kj", a.astype(np.float64), b.astype(np.float64))
+    agree("iij,kl->kj", trial.node("Einsum", 12, [a, b], equation="iij,kl->kj")[0], wide)
+    return "2 equations"
+
+
+@probe("speed of the tiles", "performance", disables=("gemm.wgsl",), fault=SLOW)
+def speed(trial: Trial) -> str:
+    """Each tile on a product that it fills exactly; none may take ten times as long as the fastest."""
+    a, b = trial.normal(128, 256), trial.normal(256, 128)
+    times: dict[str, float] = {}
+    for tile in TILES:
+        name = f"{tile.m}x{tile.n}x{tile.k}"
+        with chosen(tile, 1):
+            times[name] = min(_seconds(trial, a, b) for _ in range(4))
+        if trial.planted == SLOW and len(times) == 1:
+            times[name] += 1.0
+    slower(times, FACTOR)
+    return f"slowest {max(times.values()) / min(times.values()):.1f} times the fastest"
+
+
+def _seconds(trial: Trial, a: Array, b: Array) -> float:
+    start = time.perf_counter()
+    trial.node("MatMul", 13, [a, b])
+    return time.perf_counter() - start

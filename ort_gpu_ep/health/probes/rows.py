@@ -1,0 +1,123 @@
+"""Kernels that reduce rows with teams of invocations: reductions, softmax, normalisations, arg and cumulative ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ort_gpu_ep.health.probe import Trial, agree, compare, probe
+
+ROWS = ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001))
+"""(rows, length): teams of 1 to 256 invocations, and a row long enough to be cut into pieces."""
+
+
+@probe("reductions", "kernels", disables=("reduce.wgsl",))
+def reductions(trial: Trial) -> str:
+    """Sum, mean, max, product over rows, columns and several axes."""
+    for _ in range(trial.rounds):
+        for shape in ROWS if trial.rounds > 1 else ROWS[2:4]:
+            x = trial.normal(*shape)
+            agree(f"ReduceSum of {shape}", trial.node("ReduceSum", 11, [abs(x)], axes=(1,))[0], abs(x).sum(1, np.float64, keepdims=True))
+            agree(f"ReduceMax over columns of {shape}", trial.node("ReduceMax", 11, [x], axes=(0,))[0], x.max(0, keepdims=True))
+        x = trial.normal(3, 7, 11)
+        wide = x.astype(np.float64)
+        agree("ReduceMean over axes 0 and 2", trial.node("ReduceMean", 11, [x], axes=(0, 2))[0], wide.mean((0, 2), keepdims=True))
+        agree("ReduceL2", trial.node("ReduceL2", 11, [x], axes=(1,))[0], np.sqrt((wide ** 2).sum(1, keepdims=True)))
+        agree("ReduceProd", trial.node("ReduceProd", 11, [x], axes=(2,))[0], wide.prod(2, keepdims=True))
+        agree("ReduceMin", trial.node("ReduceMin", 11, [x], axes=(0,))[0], wide.min(0, keepdims=True))
+    return f"{len(ROWS) if trial.rounds > 1 else 2} shapes"
+
+
+@probe("reductions of nothing", "kernels", disables=("reduce_empty.wgsl",))
+def empty(trial: Trial) -> str:
+    """The sum of no elements is 0, their product 1, their maximum minus infinity."""
+    x = trial.normal(3, 0)
+    for op, want in (("ReduceSum", 0.0), ("ReduceProd", 1.0), ("ReduceMax", -np.inf)):
+        agree(op, trial.node(op, 11, [x], axes=(1,))[0], np.full((3, 1), want))
+    return "3 reductions"
+
+
+@probe("softmax", "kernels", disables=("softmax.wgsl",), quick=True)
+def softmax(trial: Trial) -> str:
+    """Softmax, LogSoftmax and ReduceLogSumExp over rows of all lengths, with values that overflow exp."""
+    for _ in range(trial.rounds):
+        for shape in ROWS if trial.rounds > 1 else ROWS[2:3]:
+            x = trial.normal(*shape) * np.float32(50)
+            wide = x.astype(np.float64)
+            power = np.exp(wide - wide.max(1, keepdims=True))
+            agree(f"Softmax of {shape}", trial.node("Softmax", 13, [x], axis=1)[0], power / power.sum(1, keepdims=True))
+    if trial.rounds > 1:
+        compare(trial, "LogSoftmax", 13, [trial.normal(37, 211)], axis=0)
+        compare(trial, "ReduceLogSumExp", 13, [trial.normal(5, 77)], axes=[1], keepdims=1)
+    return f"{2 + len(ROWS) if trial.rounds > 1 else 1} shapes"
+
+
+@probe("hardmax", "kernels", disables=("hardmax.wgsl",))
+def hardmax(trial: Trial) -> str:
+    """One at the maximum, along both axes."""
+    for axis in (0, 1):
+        compare(trial, "Hardmax", 13, [trial.normal(13, 65)], axis=axis)
+    return "2 axes"
+
+
+@probe("arg reductions", "kernels", disables=("arg_reduce.wgsl",))
+def arguments(trial: Trial) -> str:
+    """Positions of maxima and minima, of equals the first or the last."""
+    trial.need("shader-int64")
+    for _ in range(trial.rounds):
+        for shape in ROWS:
+            x = trial.integers(-20, 20, *shape, dtype="int32")
+            for op, last in (("ArgMax", 0), ("ArgMin", 1)):
+                compare(trial, op, 13, [x], axis=1, select_last_index=last, keepdims=1)
+    return f"{2 * len(ROWS)} shapes"
+
+
+@probe("normalisations", "kernels", disables=("normalize.wgsl",))
+def normalisations(trial: Trial) -> str:
+    """LayerNormalization over rows of all lengths, InstanceNormalization, LpNormalization."""
+    for _ in range(trial.rounds):
+        for rows, n in ROWS[1:]:
+            x, scale, bias = trial.normal(rows, n), trial.normal(n), trial.normal(n)
+            wide = x.astype(np.float64)
+            want = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5) * scale + bias
+            agree(f"LayerNormalization of {rows} x {n}", trial.node("LayerNormalization", 17, [x, scale, bias])[0], want)
+        compare(trial, "InstanceNormalization", 6, [trial.normal(2, 5, 7, 9), trial.normal(5), trial.normal(5)], epsilon=1e-5)
+        compare(trial, "LpNormalization", 1, [trial.normal(6, 33)], axis=1, p=2)
+    return f"{len(ROWS) + 1} shapes"
+
+
+@probe("moments of rows", "kernels", disables=("row_moments.wgsl",))
+def moments(trial: Trial) -> str:
+    """The mean and inverse deviation that LayerNormalization gives on request."""
+    for n in (31, 1025):
+        x = trial.normal(9, n)
+        wide = x.astype(np.float64)
+        got = trial.node("LayerNormalization", 17, [x, trial.normal(n)], outputs=3)
+        agree("mean", got[1], wide.mean(1, keepdims=True))
+        agree("inverse deviation", got[2], 1 / np.sqrt(wide.var(1, keepdims=True) + 1e-5))
+    return "2 lengths"
+
+
+@probe("normalisation by given moments and by neighbours", "kernels", disables=("batch_norm.wgsl", "lrn.wgsl"))
+def given(trial: Trial) -> str:
+    """BatchNormalization and LRN."""
+    for _ in range(trial.rounds):
+        c = 13
+        compare(trial, "BatchNormalization", 15, [trial.normal(2, c, 7, 5), *(trial.normal(c) for _ in range(3)), abs(trial.normal(c)) + 1])
+        x = trial.normal(2, 7, 5, 3)
+        squares = np.pad(x.astype(np.float64) ** 2, ((0, 0), (1, 1), (0, 0), (0, 0)))
+        sums = squares[:, :-2] + squares[:, 1:-1] + squares[:, 2:]
+        agree("LRN", trial.node("LRN", 13, [x], size=3, alpha=0.1, beta=0.75, bias=1.0)[0], x / (1 + 0.1 / 3 * sums) ** 0.75)
+    return "2 ops"
+
+
+@probe("cumulative sums", "kernels", disables=("cumsum.wgsl",))
+def cumulative(trial: Trial) -> str:
+    """Lines shorter and longer than a workgroup, exclusive and in reverse."""
+    for _ in range(trial.rounds):
+        for n in (1, 63, 257, 1030):
+            x = trial.normal(3, n)
+            wide = x.astype(np.float64)
+            axis = {1: np.array(1, np.int64)}
+            agree(f"CumSum of {n}", trial.node("CumSum", 14, [x, None], axis)[0], wide.cumsum(1))
+            agree(f"CumSum of {n} in reverse", trial.node("CumSum", 14, [x, None], axis, reverse=1)[0], wide[:, ::-1].cumsum(1)[:, ::-1])
+    return "4 lengths"

@@ -1,0 +1,126 @@
+"""Workgroup memory and barriers, atomics, subgroups."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ort_gpu_ep.health.probe import Trial, agree, probe
+from ort_gpu_ep.registry import WORKGROUP
+
+GROUPS = 37
+
+_HEAD = """
+@group(0) @binding(0) var<storage, read> xs: array<u32>;
+@group(0) @binding(1) var<storage, read_write> out: array<{element}>;
+"""
+
+_SCAN = _HEAD + """
+var<workgroup> shared_sum: array<u32, {lanes}>;
+@compute @workgroup_size({lanes})
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
+    shared_sum[lane] = xs[group.x * {lanes}u + lane];
+    workgroupBarrier();
+    for (var step = 1u; step < {lanes}u; step *= 2u) {{
+        var add = 0u;
+        if (lane >= step) {{ add = shared_sum[lane - step]; }}
+        workgroupBarrier();
+        shared_sum[lane] += add;
+        workgroupBarrier();
+    }}
+    out[group.x * {lanes}u + lane] = shared_sum[{lanes}u - 1u - lane];
+}}
+"""
+
+
+@probe("workgroup memory and barriers", "workgroups", disables=(WORKGROUP,), quick=True,
+       fault=(r"shared_sum\[lane\] \+= add", "shared_sum[lane] = add"))
+def barriers(trial: Trial) -> str:
+    """Prefix sums by neighbours, read back in reverse: each step needs its two barriers. 1 to 256 invocations."""
+    sizes = (256,) if trial.rounds == 1 else (1, 3, 31, 32, 33, 64, 65, 128, 255, 256)
+    for _ in range(trial.rounds):
+        for lanes in sizes:
+            x = trial.integers(0, 2**20, GROUPS, lanes, dtype="uint32")
+            got = trial.wgsl("scan", _SCAN.format(element="u32", lanes=lanes), [x.reshape(-1)], ("uint32", x.size), GROUPS)
+            agree(f"prefix sums of {lanes}", got.reshape(x.shape), np.cumsum(x, 1, dtype=np.uint32)[:, ::-1])
+    return f"{trial.rounds * len(sizes) * GROUPS} workgroups of {sizes[0]} to {sizes[-1]}"
+
+
+_WHOLE = _HEAD + """
+var<workgroup> words: array<u32, 4096>;
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
+    for (var k = lane; k < 4096u; k += 256u) {{ words[k] = xs[group.x * 4096u + k]; }}
+    workgroupBarrier();
+    for (var k = lane; k < 4096u; k += 256u) {{ out[group.x * 4096u + k] = words[(k * 1021u) & 4095u]; }}
+}}
+"""
+
+
+@probe("all of the workgroup memory", "workgroups", disables=(WORKGROUP,), fault=("1021u", "1023u"))
+def whole_memory(trial: Trial) -> str:
+    """16 KiB written and read in another order, by several workgroups at a time."""
+    for _ in range(trial.rounds):
+        x = trial.integers(0, 2**32, 8, 4096, dtype="uint32")
+        got = trial.wgsl("words", _WHOLE.format(element="u32"), [x.reshape(-1)], ("uint32", x.size), 8)
+        agree("a permutation of 16 KiB", got.reshape(x.shape), x[:, (np.arange(4096) * 1021) & 4095])
+    return f"{trial.rounds * 8} times 16 KiB"
+
+
+_ATOMIC = _HEAD + """
+var<workgroup> most: atomic<u32>;
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(workgroup_id) group: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {{
+    let x = xs[id.x];
+    if (lane == 0u) {{ atomicStore(&most, 0u); }}
+    workgroupBarrier();
+    atomicMax(&most, x);
+    workgroupBarrier();
+    if (lane == 0u) {{ atomicStore(&out[16u + group.x], atomicLoad(&most)); }}
+    atomicAdd(&out[x % 16u], 1u);
+}}
+"""
+
+
+@probe("atomics", "workgroups", disables=("scatter_owner.wgsl",), fault=("atomicMax", "atomicMin"))
+def atomics(trial: Trial) -> str:
+    """A histogram in a buffer by all invocations, and the maximum of a workgroup in its memory."""
+    for _ in range(trial.rounds):
+        x = trial.integers(0, 2**32, GROUPS, 64, dtype="uint32")
+        got = trial.wgsl("atomics", _ATOMIC.format(element="atomic<u32>"), [x.reshape(-1)], ("uint32", 16 + GROUPS), GROUPS)
+        start = np.full(16, 0xFFFFFFFF, np.uint32)
+        agree("histogram", got[:16], start + np.bincount(x.reshape(-1) % 16, minlength=16).astype(np.uint32))
+        agree("maximum of a workgroup", got[16:], x.max(1))
+    return f"{trial.rounds * GROUPS * 64} additions counted"
+
+
+_SUBGROUP = _HEAD + """
+@compute @workgroup_size(128)
+fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(subgroup_size) size: u32,
+        @builtin(subgroup_invocation_id) place: u32, @builtin(local_invocation_index) lane: u32) {{
+    let x = xs[id.x];
+    let sum = subgroupAdd(x);
+    let first = subgroupBroadcastFirst(x);
+    out[id.x * 4u] = sum;
+    out[id.x * 4u + 1u] = first;
+    out[id.x * 4u + 2u] = size;
+    out[id.x * 4u + 3u] = subgroupExclusiveAdd(1u) - place;
+}}
+"""
+
+
+@probe("subgroups", "workgroups", disables=("subgroup",), fault=(r"subgroupAdd\(x\)", "subgroupMax(x)"))
+def subgroups(trial: Trial) -> str:
+    """Sums over subgroups: those of all subgroups together give the sum of a workgroup."""
+    trial.need("subgroup")
+    size = 0
+    for _ in range(trial.rounds):
+        x = trial.integers(0, 2**16, GROUPS * 128, dtype="uint32")
+        got = trial.wgsl("subgroups", _SUBGROUP.format(element="u32"), [x], ("uint32", 4 * x.size), GROUPS).reshape(-1, 4)
+        size = int(got[0, 2])
+        agree("place in the subgroup", got[:, 3], np.zeros(x.size, np.uint32))
+        parts = x.reshape(-1, size) if size and 128 % size == 0 else x.reshape(-1, 128)
+        agree("subgroup size", got[:, 2], np.full(x.size, size, np.uint32))
+        agree("subgroupAdd", got[:, 0], np.repeat(parts.sum(1, dtype=np.uint32), parts.shape[1]))
+        agree("subgroupBroadcastFirst", got[:, 1], np.repeat(parts[:, 0], parts.shape[1]))
+    return f"subgroups of {size}"

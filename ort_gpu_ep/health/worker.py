@@ -1,0 +1,106 @@
+"""The process that runs probes, so that a driver may crash, hang or exit without taking anybody along.
+
+python -m ort_gpu_ep.health.worker < job.json
+
+A job names an adapter and the probes to run; it prints a line of JSON before and after each, and ends with exit code DONE: a
+driver that calls exit(0) has not succeeded. Source: TFLite's mini-benchmark, which uses the same code for the same reason.
+
+ORT_GPU_EP_DRILL=FAULT@PROBE plants a fault, to see that it is found (docs/doctor.md): `wrong` spoils the probe's shader or result;
+`abort`, `segfault`, `exit` and `hang` happen to the process as the probe begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+DONE = 120
+FAULTS = ("wrong", "abort", "segfault", "exit", "hang")
+DRILL = "ORT_GPU_EP_DRILL"
+
+
+def main() -> None:
+    """Runs the job on standard input. What drivers print goes to standard error."""
+    pipe = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    job = json.load(sys.stdin)
+    fault, _, target = os.environ.get(DRILL, "").partition("@")
+    if target == "enumerate":
+        _suffer(fault)
+    if job["task"] == "list":
+        from ort_gpu_ep.device import adapters
+
+        _say(pipe, {"adapters": [a.as_dict() for a in adapters()]})
+    else:
+        _probe(pipe, job, fault, target)
+    pipe.flush()
+    os._exit(DONE)        # not sys.exit: a driver's own exit handlers may crash, and that is no finding about its results
+
+
+def _say(pipe: Any, line: dict[str, object]) -> None:
+    pipe.write(json.dumps(line) + "\n")
+    pipe.flush()
+
+
+def _suffer(fault: str) -> None:
+    """What a bad driver does to its process."""
+    if fault == "exit":
+        os._exit(0)
+    elif fault == "hang":
+        while True:
+            time.sleep(1)
+    elif fault in ("abort", "segfault"):
+        os.kill(os.getpid(), signal.SIGABRT if fault == "abort" else signal.SIGSEGV)
+
+
+def _probe(pipe: Any, job: dict[str, Any], fault: str, target: str) -> None:
+    import numpy as np
+
+    import ort_gpu_ep.health.probes  # noqa: F401  fills the table
+    from ort_gpu_ep.config import Config
+    from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.health.probe import PROBES, Trial
+
+    gpu = Gpu.open(Config(adapter=str(job["adapter"])))
+    _say(pipe, {"features": sorted(gpu.limits.features), "limits": limits_of(gpu)})
+    for name in job["probes"]:
+        _say(pipe, {"start": name})
+        probe = PROBES[name]
+        if name == target:
+            _suffer(fault)
+        planted = probe.fault if (fault, target) == ("wrong", name) else ""
+        trial = Trial(gpu, np.random.default_rng(job["seed"]), job["rounds"], planted)
+        start = time.perf_counter()
+        status, seen = _outcome(probe.check, trial)
+        _say(pipe, {"name": name, "status": status, "seen": seen, "time_ms": (time.perf_counter() - start) * 1e3,
+                    "shaders": sorted(trial.shaders)})
+        if gpu.lost:
+            break         # the next worker goes on with a new device
+
+
+def _outcome(check: Any, trial: Any) -> tuple[str, str]:
+    from ort_gpu_ep.errors import UnsupportedNodeError
+    from ort_gpu_ep.health.probe import Unsupported
+
+    try:
+        return "PASS", check(trial)
+    except (Unsupported, UnsupportedNodeError) as error:
+        return "UNSUPPORTED", str(error)
+    except Exception as error:   # whatever a driver does wrong is a finding, not a crash of the worker
+        first = str(error).splitlines()[0] if str(error) else ""
+        return "FAIL", f"{type(error).__name__}: {first}"[:400]
+
+
+def limits_of(gpu: Any) -> dict[str, int]:
+    """The numbers of an adapter's limits, by name."""
+    from dataclasses import fields
+
+    return {f.name: value for f in fields(gpu.limits) if isinstance(value := getattr(gpu.limits, f.name), int)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The doctor's processes: what a driver may do to them, exit codes, the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import ort_gpu_ep.health.probes  # noqa: F401  fills the table
+from ort_gpu_ep.cli import app
+from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.health import bundle, examination
+from ort_gpu_ep.health.examination import examine, list_adapters
+from ort_gpu_ep.health.probe import PROBES
+
+NAMES = ["enumeration", "softmax", "strided reads"]
+
+
+@pytest.mark.parametrize(("drill", "status", "seen"), [
+    ("abort@softmax", "CRASH", "signal SIGABRT"), ("segfault@softmax", "CRASH", "signal SIGSEGV"), ("exit@softmax", "CRASH", "exit code 0"),
+    ("wrong@softmax", "FAIL", "WrongResultError")])
+def test_what_happens_to_a_worker_is_an_outcome(drill: str, status: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORT_GPU_EP_DRILL", drill)
+    outcomes = {o.name: o for o in examine(0, NAMES, 1)}
+    assert {n: o.status for n, o in outcomes.items()} == {"enumeration": "PASS", "softmax": status, "strided reads": "PASS"}
+    assert seen in outcomes["softmax"].seen
+    assert outcomes["softmax"].disables == ("softmax.wgsl",)
+    assert outcomes["enumeration"].disables == ()
+
+
+def test_a_dispatch_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault of the probe of long dispatches: the only one that needs a process of its own."""
+    monkeypatch.setenv("ORT_GPU_EP_DRILL", "wrong@long dispatches")
+    endless, after = examine(0, ["long dispatches", "enumeration"], 1)
+    assert endless.status in ("TIMEOUT", "FAIL")       # llvmpipe ends every loop after 65,535 turns: a wrong result
+    assert after.status == "PASS"
+
+
+def test_a_probe_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORT_GPU_EP_DRILL", "hang@softmax")
+    monkeypatch.setitem(PROBES, "softmax", replace(PROBES["softmax"], timeout_s=1.0))
+    outcomes = {o.name: o for o in examine(0, NAMES, 1)}
+    assert {n: o.status for n, o in outcomes.items()} == {"enumeration": "PASS", "softmax": "TIMEOUT", "strided reads": "PASS"}
+    assert outcomes["softmax"].seen == "no answer after 1 s"
+    assert outcomes["softmax"].disables == ("softmax.wgsl",)
+
+
+def test_the_budget_ends_a_probe_without_condemning_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORT_GPU_EP_DRILL", "hang@softmax")
+    outcomes = list(examine(0, ["softmax", "enumeration"], 1, budget_s=0.5))
+    assert [o.status for o in outcomes] == ["NOT_RUN", "NOT_RUN"]
+    assert all(o.disables == () for o in outcomes)
+
+
+def test_a_driver_that_ends_the_process_when_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fault, how in (("abort", "signal SIGABRT"), ("exit", "exit code 0")):
+        monkeypatch.setenv("ORT_GPU_EP_DRILL", f"{fault}@enumerate")
+        with pytest.raises(AdapterError, match=how):
+            list_adapters()
+    monkeypatch.setenv("ORT_GPU_EP_DRILL", "hang@enumerate")
+    monkeypatch.setattr(examination, "START_S", 1.0)
+    with pytest.raises(AdapterError, match="hangs"):
+        list_adapters()
+
+
+@pytest.mark.parametrize(("drill", "code", "health"), [("", 0, "healthy"), ("exit@softmax", 1, "degraded"), ("abort@enumeration", 2, "unusable")])
+def test_exit_codes(drill: str, code: int, health: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ORT_GPU_EP_DRILL", drill)
+    report = tmp_path / "r.zip"
+    done = CliRunner().invoke(app, ["doctor", "--quick", "--json", "--report", str(report), "-o", f"cache_dir={tmp_path}"])
+    assert done.exit_code == code
+    data = json.loads(done.stdout)
+    assert data["health"] == health
+    with zipfile.ZipFile(report) as file:
+        assert json.loads(file.read("report.json"))["health"] == health
+
+
+def test_the_report_is_about_the_driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("VK_DRIVER_FILES", "/home/somebody/drivers/icd.json:C:\\Users\\Somebody\\b.json")
+    bundle.write(tmp_path / "r.zip", {"probes": [{"seen": "/home/somebody/x/shader.wgsl is wrong"}]})
+    with zipfile.ZipFile(tmp_path / "r.zip") as file:
+        text = "".join(file.read(n).decode() for n in file.namelist())
+    assert "icd.json" in text
+    for private in ("hunter2", "omebody", os.uname().nodename, str(tmp_path), os.environ.get("HOME", "/root") + "/"):
+        assert private not in text

@@ -1,0 +1,101 @@
+"""Every shader has a probe, every probe is quiet on a healthy adapter, and every planted fault is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ort_gpu_ep.health.probes  # noqa: F401  fills the table
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.errors import DeviceError
+from ort_gpu_ep.health.probe import PROBES, Trial, agree, slower
+from ort_gpu_ep.health.quirks import known_targets
+from ort_gpu_ep.ops.contraction import TILES
+
+ROOT = Path(__file__).parents[2]
+SHADERS = {f.name for f in (ROOT / "ort_gpu_ep" / "shaders").glob("*.wgsl")} - {"functions.wgsl"}
+HANGS = "long dispatches"
+"""Its fault is a dispatch that never ends: test_doctor.py gives it a process."""
+
+
+def faults() -> list[tuple[str, str]]:
+    """(probe, shader that its fault is in): each shader of a kernel probe in turn."""
+    found = []
+    for p in PROBES.values():
+        shaders = [d for d in p.disables if d in SHADERS] if p.group == "kernels" and isinstance(p.fault, tuple) else []
+        found += [(p.name, s) for s in shaders] or [(p.name, "")]
+    return [f for f in found if f[0] != HANGS]
+
+
+def trial(name: str, only: str = "", planted: bool = True, rounds: int = 2) -> Trial:
+    return Trial(Gpu.open(Config()), np.random.default_rng(), rounds, PROBES[name].fault if planted else "", only)
+
+
+def test_every_shader_has_a_probe() -> None:
+    covered = {d for p in PROBES.values() if p.group == "kernels" for d in p.disables}
+    assert covered == SHADERS
+
+
+def test_every_tile_has_a_probe() -> None:
+    assert {f"gemm {t.m}x{t.n}x{t.k}" for t in TILES} <= set(PROBES)
+
+
+def test_probes_disable_what_exists() -> None:
+    assert {d for p in PROBES.values() for d in p.disables} <= known_targets()
+
+
+@pytest.mark.parametrize("name", [p.name for p in PROBES.values() if p.group == "kernels"])
+def test_a_healthy_adapter_passes_and_every_named_shader_runs(name: str) -> None:
+    healthy = trial(name, planted=False)
+    PROBES[name].check(healthy)
+    assert {d for d in PROBES[name].disables if d in SHADERS} <= healthy.shaders
+
+
+@pytest.mark.parametrize(("name", "shader"), faults())
+def test_a_planted_fault_is_found(name: str, shader: str) -> None:
+    with pytest.raises(DeviceError):
+        PROBES[name].check(trial(name, shader))
+
+
+def test_documented_faults_are_the_planted_ones() -> None:
+    """docs/doctor.md names, for each probe, what it finds and what that puts out of use."""
+    text = (ROOT / "docs" / "doctor.md").read_text("utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and line.count("|") == 4][1:]
+    assert rows == [
+        f"| {p.name} | {described(p.fault)} | {', '.join(f'`{d}`' for d in p.disables)} |" for p in PROBES.values()], "\n".join(
+        f"| {p.name} | {described(p.fault)} | {', '.join(f'`{d}`' for d in p.disables)} |" for p in PROBES.values())
+
+
+def described(fault: tuple[str, str] | str) -> str:
+    from ort_gpu_ep.health.probe import EDGE
+
+    if isinstance(fault, str):
+        return fault
+    return "the last word or workgroup of a dispatch is left out" if fault == EDGE else f"`{fault[0]}` becomes `{fault[1]}`".replace("|", "\\|")
+
+
+def test_agree_names_the_element() -> None:
+    with pytest.raises(DeviceError, match=r"y: element \[1, 2\] of \[2, 3\]: got 9.0, expected 5.0; 1 of 6"):
+        agree("y", np.array([[0, 1, 2], [3, 4, 9]], np.float32), np.arange(6.0).reshape(2, 3))
+    with pytest.raises(DeviceError, match="got nan"):
+        agree("y", np.array([np.nan]), np.array([1.0]))
+    with pytest.raises(DeviceError, match="got shape"):
+        agree("y", np.zeros(2), np.zeros(3))
+    assert agree("y", np.array([np.nan, np.inf, 1.0]), np.array([np.nan, np.inf, 1.0])) == 0
+
+
+def test_slower_names_the_variant() -> None:
+    slower({"a": 1.0, "b": 9.0}, 10)
+    with pytest.raises(DeviceError, match=r"b takes 11000.00 ms"):
+        slower({"a": 1.0, "b": 11.0}, 10)
+
+
+def test_every_module_of_probes_is_listed() -> None:
+    folder = ROOT / "ort_gpu_ep" / "health" / "probes"
+    there = {f.stem for f in folder.glob("*.py")} - {"__init__"}
+    assert {p.check.__module__.rpartition(".")[2] for p in PROBES.values()} == there
+    row = next(line for line in (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8").splitlines() if "health/probes/" in line)
+    assert {f"`{name}.py`" for name in there} == set(row.replace(",", "").split("|")[3].split())
