@@ -1,6 +1,6 @@
 """Times single kernels on the current adapter: milliseconds and GFLOP/s of each case.
 
-python benchmarks/kernels.py [PATTERN] [--runs N] [--seconds S] [--adapter A] [--checked 0|1] [--json FILE]
+python -m benchmarks.kernels [PATTERN] [--runs N] [--seconds S] [--adapter A] [--checked 0|1] [--json FILE]
 
 A run records and submits one node whose weights are on the device; the time is that of a batch of runs between two waits
 for an idle GPU, divided by their number, best of three batches: no transfers, but the host's recording where that is slower.

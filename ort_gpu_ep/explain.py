@@ -6,10 +6,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ort_gpu_ep.partitioner import Report
-from ort_gpu_ep.scheduler import Plan
+from ort_gpu_ep.errors import UnsupportedNodeError
+from ort_gpu_ep.partitioner import Report, sizes
+from ort_gpu_ep.scheduler import Plan, make_plan
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.device import Program
     from ort_gpu_ep.plugin import SessionState
 
 
@@ -18,6 +20,7 @@ class Memory:
     """Device memory of one partition for one set of input shapes, in bytes.
 
     activations: what its intermediate values share. unshared: what they would take with a buffer each. weights: constants.
+    exact: the shapes are the model's own or those of a run; else they are stand-ins for dynamic dimensions.
     """
 
     partition: str
@@ -26,6 +29,7 @@ class Memory:
     activation_nbytes: int
     unshared_nbytes: int
     weight_nbytes: int
+    exact: bool = True
 
     @property
     def ratio(self) -> float:
@@ -62,8 +66,9 @@ class Explanation:
         for report in self.reports:
             lines += _report_lines(report)
         for memory in self.memory:
+            about = "" if memory.exact else "about "
             lines.append(
-                f"memory of {memory.partition} for {', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations "
+                f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations "
                 f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights, "
                 f"{memory.dispatches} dispatches")
         lines += [f"event: {e}" for e in self.events]
@@ -97,11 +102,29 @@ def explanation(state: SessionState | None) -> Explanation:
     memory, plans = [], []
     for partition in state.partitions:
         program = partition.program
-        for plan in program.plans if program is not None else ():
+        if program is None:
+            continue
+        made = program.plans
+        expected = None if made else _expected_plan(program)
+        for plan in made or ([expected] if expected else ()):
             plans.append(plan)
             memory.append(Memory(
                 partition.graph.name, tuple(map(str, plan.inputs)), plan.dispatches, plan.slot_nbytes, plan.intermediate_nbytes,
-                program.weight_nbytes if program is not None else 0))
+                program.weight_nbytes, exact=bool(made)))
     adapter = "none" if state.gpu is None else f"{state.gpu.info.name} ({state.gpu.info.type}, {state.gpu.info.backend})"
     events = tuple(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events))
     return Explanation(adapter, tuple(state.reports), tuple(memory), events, tuple(plans))
+
+
+def _expected_plan(program: Program) -> Plan | None:
+    """The plan of a partition with dynamic shapes that has not run yet, for stand-in sizes; nothing is compiled. None if none fits."""
+    graph = program.graph
+    for size in sizes.CANDIDATES:
+        inputs = sizes.input_types(graph, size)
+        if len(inputs) < len(graph.inputs):
+            return None
+        try:
+            return make_plan(graph, inputs, program.gpu.limits, program.rewrite)
+        except UnsupportedNodeError:    # another size may fit
+            continue
+    return None

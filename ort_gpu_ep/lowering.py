@@ -13,9 +13,10 @@ from typing import TypeAlias
 import numpy as np
 
 from ort_gpu_ep import host
+from ort_gpu_ep.claim import claim
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.graph import Array, Graph, Node
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand, claim
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand
 from ort_gpu_ep.types import BY_NAME, TensorType
 
 

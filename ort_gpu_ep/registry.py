@@ -1,4 +1,4 @@
-"""The table of ops: what a row is, what a builder returns, and the claim that asks a row.
+"""The table of ops: what a row is, what its builder reads and returns. `claim.py` asks a row.
 
 A row states only what our kernel restricts. Attribute defaults, optional inputs, type constraints and the versions of
 an op come from `onnx.defs`.
@@ -7,7 +7,7 @@ an op come from `onnx.defs`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ import onnx.defs
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Attribute, Node, Step
-from ort_gpu_ep.types import BY_ONNX, DType, Shape, TensorType, names
+from ort_gpu_ep.types import BY_ONNX, DType, Shape, TensorType
 
 KNOWN_OPSET = 26
 """Newest ONNX opset whose changes were read; a later form of an op is declined until someone looks at it."""
@@ -104,7 +104,7 @@ class Kernel:
     writes: WGSL name -> index of a node output, or name of a temporary; default: the row's bindings.
     epilogue: elementwise steps between what the body computes and what is stored; operand k is bound as `e<k>`.
     plain: type of what the body computes, where the epilogue's result has another type.
-    optionals: WGSL name -> given or left out, of the row's optional inputs; filled by `lower`.
+    optionals: WGSL name -> given or left out, of the row's optional inputs; filled by `claim.lower`.
     """
 
     shader: str
@@ -312,107 +312,6 @@ def spec_of(node: Node) -> OpSpec | None:
     return OPS.get((node.domain, node.op))
 
 
-def claim(bound: BoundNode, limits: Limits) -> Lowering | Decline:
-    """Asks the row of a node: what it becomes, or why it is not taken."""
-    try:
-        spec = _row(bound.node)
-        _check_dtypes(spec, bound)
-        lowering = lower(spec, bound)
-        _check_limits(lowering, spec, bound, limits)
-    except UnsupportedNodeError as error:
-        return Decline(error.code, error.reason)
-    return lowering
-
-
-def _row(node: Node) -> OpSpec:
-    spec = spec_of(node)
-    where = f"{node.domain}:{node.op}" if node.domain else node.op
-    if spec is None:
-        raise UnsupportedNodeError(Code.OP, f"no kernel for {where}")
-    if node.version < spec.since or (not node.domain and node.version > KNOWN_OPSET):
-        raise UnsupportedNodeError(Code.OPSET, f"{where} of opset {node.version}; taken from opset {spec.since} to {KNOWN_OPSET}")
-    return spec
-
-
-def _check_dtypes(spec: OpSpec, bound: BoundNode) -> None:
-    """Each input against the row's type parameters, found through the schema (or `T` where there is no schema)."""
-    found = schema(bound.node.domain, bound.op, bound.version)
-    for i, operand in enumerate(bound.inputs):
-        if operand is None:
-            continue
-        parameter = "T"
-        if found is not None and found.inputs:
-            parameter = found.inputs[min(i, len(found.inputs) - 1)].type_str
-        allowed = spec.dtypes.get(parameter)
-        if allowed is not None and operand.dtype not in allowed:
-            raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}; taken: {names(allowed)}")
-
-
-def lower(spec: OpSpec, bound: BoundNode) -> Lowering:
-    """Runs the row's builder and completes what it returns. Raises UnsupportedNodeError."""
-    built = spec.build(bound)
-    if isinstance(built, View):
-        built = Lowering((built.output,), views=((0, 0),))
-    elif isinstance(built, Kernel):
-        built = _single(spec, bound, built)
-    kernels = tuple(_complete(spec, bound, k) for k in built.kernels)
-    outputs = built.outputs
-    if bound.node.epilogue:
-        kernels, outputs = _with_epilogue(bound, kernels, outputs)
-    return Lowering(outputs, kernels, built.temps, built.views)
-
-
-def _single(spec: OpSpec, bound: BoundNode, built: Kernel) -> Lowering:
-    """A lone kernel writes the node's outputs in order."""
-    outputs: list[TensorType | None] = [None] * len(bound.node.outputs)
-    targets = [t for _, t in built.writes] if built.writes is not None else list(range(len(built.outputs)))
-    for index, tensor in zip(targets, built.outputs, strict=True):
-        if isinstance(index, int) and index < len(outputs):
-            outputs[index] = tensor
-    return Lowering(tuple(outputs), (built,))
-
-
-def _complete(spec: OpSpec, bound: BoundNode, built: Kernel) -> Kernel:
-    """Fills in `reads` and `writes` from the row's bindings."""
-    reads, writes = built.reads, built.writes
-    if reads is None:
-        named: list[tuple[str, int | str]] = []
-        for i, operand in enumerate(bound.inputs):
-            binding = spec.inputs[min(i, len(spec.inputs) - 1)]
-            if operand is not None and binding.bound:
-                named.append((f"{binding.name}{i}" if binding.variadic else binding.name, i))
-        reads = tuple(named)
-    if writes is None:
-        writes = tuple((b.name, i) for i, b in enumerate(spec.outputs[: len(built.outputs)]))
-    present = {name for name, _ in reads}
-    optionals = tuple((b.name, b.name in present) for b in spec.inputs if b.optional and b.bound)
-    return replace(built, reads=reads, writes=writes, optionals=optionals)
-
-
-def _with_epilogue(
-    bound: BoundNode, kernels: tuple[Kernel, ...], outputs: tuple[TensorType | None, ...]
-) -> tuple[tuple[Kernel, ...], tuple[TensorType | None, ...]]:
-    """Appends the node's fused steps to every kernel that writes its output."""
-    plain = outputs[0]
-    if plain is None or not kernels:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{bound.op} has no kernel to fuse elementwise steps into")
-    for operand in bound.operands:
-        if broadcast(operand.shape, plain.shape) != plain.shape:
-            raise UnsupportedNodeError(Code.RANK, f"fused operand {operand.name!r} {operand.type} does not broadcast to {plain}")
-    result = TensorType(bound.node.epilogue[-1].dtype, plain.shape)
-    reads = tuple((f"e{k}", len(bound.inputs) + k) for k in range(len(bound.operands)))
-    done = []
-    for built in kernels:
-        if any(target == 0 for _, target in built.writes or ()):
-            if built.groups and result.dtype.nbytes < 4:
-                raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which only an elementwise kernel can pack")
-            built = replace(
-                built, outputs=(result, *built.outputs[1:]), plain=built.outputs[0], epilogue=bound.node.epilogue,
-                reads=(*(built.reads or ()), *reads))
-        done.append(built)
-    return tuple(done), (result, *outputs[1:])
-
-
 def tensors_of(built: Kernel, lowering: Lowering, bound: BoundNode) -> dict[str, tuple[TensorType, bool]]:
     """WGSL name -> (type, written) of every tensor that a kernel binds, in binding order: reads, then writes."""
     temps = dict(lowering.temps)
@@ -428,55 +327,6 @@ def parts(tensor: TensorType, max_binding_nbytes: int) -> list[tuple[int, int]]:
     """(first element, elements) of each binding that a tensor needs: more than one where it is larger than a binding may be."""
     size = max_binding_nbytes // 256 * 256 // tensor.dtype.nbytes
     return [(first, min(size, tensor.size - first)) for first in range(0, tensor.size, size)] or [(0, 0)]
-
-
-def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Limits) -> None:
-    for built in lowering.kernels:
-        bindings = tensors_of(built, lowering, bound)
-        _check_trusted(built, [tensor.dtype for tensor, _ in bindings.values()], limits)
-        buffers = sum(len(parts(tensor, limits.max_binding_nbytes)) for tensor, _ in bindings.values())
-        if buffers > limits.max_buffers_per_stage:
-            raise UnsupportedNodeError(
-                Code.LIMIT, f"{spec.name} binds {buffers} buffers of at most {limits.max_binding_nbytes} B; "
-                f"this adapter allows {limits.max_buffers_per_stage}")
-        if built.lanes > limits.max_invocations:
-            raise UnsupportedNodeError(Code.LIMIT, f"workgroup of {built.lanes}; this adapter allows {limits.max_invocations}")
-        if built.workgroup_nbytes > limits.max_workgroup_nbytes:
-            raise UnsupportedNodeError(
-                Code.LIMIT, f"{built.workgroup_nbytes} B of workgroup memory; this adapter allows {limits.max_workgroup_nbytes}")
-        for name, (tensor, written) in bindings.items():
-            if tensor.nbytes > limits.max_buffer_nbytes:
-                raise UnsupportedNodeError(
-                    Code.LIMIT, f"tensor {name} of {spec.name} has {tensor.nbytes} B; this adapter allows {limits.max_buffer_nbytes}")
-            if written and tensor.dtype.nbytes < 4 and tensor.nbytes > limits.max_binding_nbytes:
-                raise UnsupportedNodeError(Code.LIMIT, f"output {name} of {spec.name} has {tensor.nbytes} B of packed elements")
-            _check_type(tensor.dtype, built.raw, written, built.groups, limits)
-        for step in built.epilogue:
-            _check_type(step.dtype, False, False, 0, limits)
-
-
-def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> None:
-    """Declines a kernel that uses what a probe or a quirk has put out of use on this adapter."""
-    if not limits.disabled:
-        return
-    used = {ADAPTER, built.shader}
-    used |= {WORKGROUP} if built.workgroup_nbytes else set()
-    used |= {PACKED} if any(d.nbytes < 4 and (built.raw or d.storage == "u32") for d in dtypes) else set()
-    used |= set() if built.raw else {d.feature for d in (*dtypes, *(step.dtype for step in built.epilogue)) if d.feature}
-    for what, why in limits.disabled:
-        if what in used:
-            raise UnsupportedNodeError(Code.DRIVER, f"{what} is not used on this adapter: {why}")
-
-
-def _check_type(dtype: DType, raw: bool, written: bool, groups: int, limits: Limits) -> None:
-    if written and groups and dtype.nbytes < 4 and (raw or dtype.storage == "u32"):
-        raise UnsupportedNodeError(Code.DTYPE, f"{dtype} output: only one-invocation-an-element kernels can pack it")
-    if raw:
-        return
-    if not dtype.value:
-        raise UnsupportedNodeError(Code.DTYPE, f"{dtype} arithmetic has no WGSL type")
-    if dtype.feature and dtype.feature not in limits.features:
-        raise UnsupportedNodeError(Code.DTYPE, f"{dtype} arithmetic needs the adapter feature {dtype.feature}")
 
 
 def result_dtype(onnx_type: int) -> DType:

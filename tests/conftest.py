@@ -33,6 +33,6 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if request.config.getoption("--update-golden"):
             path.write_text(text, "utf-8")
         assert path.is_file(), f"{path} does not exist: run pytest with --update-golden and read what it writes"
-        assert text == path.read_text("utf-8"), f"{name} has changed: if you meant to, run pytest with --update-golden and read the difference"
+        assert text == path.read_text("utf-8"), f"{name} has changed: if that is meant, run pytest with --update-golden and read what changes"
 
     return compare

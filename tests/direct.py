@@ -73,7 +73,7 @@ def main(patterns: list[str]) -> int:
                 names = [i.name for i in case.model.graph.input]
                 got = run_direct(case.model, dict(zip(names, map(_array, inputs), strict=False)))
                 for g, w in zip(got, map(_array, wanted), strict=True):
-                    assert g.dtype == w.dtype and g.shape == w.shape, f"{g.dtype}{g.shape} is not {w.dtype}{w.shape}"
+                    assert (g.dtype, g.shape) == (w.dtype, w.shape)
                     np.testing.assert_allclose(g.astype(np.float64) if g.dtype.kind == "f" else g, w, rtol=case.rtol, atol=case.atol)
             status, note = "PASS", ""
         except UnsupportedNodeError as error:

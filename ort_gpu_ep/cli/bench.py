@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -34,21 +35,33 @@ def bench(
     gpu = _gpu(session)
     if gpu is not None:
         gpu.start_timing()
+    try:
+        result = _compare(model, session, values, runs, against, gpu, start, quiet=json)
+    finally:
+        if gpu is not None:
+            gpu.stop_timing()
+    if json:
+        shared.print_json(result)
+    else:
+        _print(result)
+
+
+def _compare(
+    model: Path, session: Any, values: dict[str, Any], runs: int, against: str | None, gpu: Gpu | None, start: float, quiet: bool
+) -> dict[str, Any]:
+    """Measures both sides. start: when loading began."""
     want = session.run(None, values)
     first_ms = (time.perf_counter() - start) * 1e3
     sides: dict[str, Callable[[], Any]] = {"this": lambda: session.run(None, values)}
     if against == "cpu":
         cpu = onnxruntime.InferenceSession(str(model), shared.quiet(), providers=["CPUExecutionProvider"])
         sides["cpu"] = lambda: cpu.run(None, values)
-    measured = _measure(sides, runs, gpu, quiet=json)
+    measured = _measure(sides, runs, gpu, quiet)
     result: dict[str, Any] = {"model": str(model), "runs": runs, "first_ms": first_ms, **{k: _summary(v) for k, v in measured.items()}}
     if against == "cpu":
         result["speedup"] = result["cpu"]["median_ms"] / result["this"]["median_ms"]
         result["relative_l2"] = _difference(want, sides["cpu"]())
-    if json:
-        shared.print_json(result)
-        return
-    _print(result)
+    return result
 
 
 def _gpu(session: Any) -> Gpu | None:

@@ -6,6 +6,7 @@ Commands are collected and submitted together with the readback that needs them:
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 import weakref
@@ -26,6 +27,9 @@ from ort_gpu_ep.registry import Limits
 
 _USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 _STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+POOL_AGE_S = 10.0
+"""How long a freed buffer waits for its next use before it goes back to the driver."""
+
 MAX_PENDING = 64
 """Command buffers that may wait for a readback before they are submitted anyway."""
 
@@ -35,13 +39,15 @@ class Buffer:
     """Device memory.
 
     nbytes: its size, a multiple of 4, at least what was asked for. serial: never reused, so that a cached bind group can't
-    meet another buffer than its own (submitting one of a destroyed buffer would abort the process).
+    meet another buffer than its own (submitting one of a destroyed buffer would abort the process). freed_s: when it came
+    into the pool (monotonic clock).
     """
 
     raw: Any
     nbytes: int
     native: Any = field(repr=False)
     serial: int = field(default_factory=itertools.count().__next__)
+    freed_s: float = 0.0
 
 
 @dataclass
@@ -76,6 +82,7 @@ class Gpu:
         self._lock = threading.RLock()
         self._free: dict[int, list[Buffer]] = {}
         self._staging: dict[int, list[Buffer]] = {}
+        self._swept_s = time.monotonic()
         self._pending: list[Any] = []
         self._idle: weakref.WeakSet[Any] = weakref.WeakSet()
         self._cache: dict[object, Future[Any]] = {}
@@ -138,21 +145,29 @@ class Gpu:
     def free(self, buffer: Buffer) -> None:
         """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never waits."""
         with self._lock:
+            buffer.freed_s = time.monotonic()
             self._free.setdefault(buffer.nbytes, []).append(buffer)
             self.stats.pooled_nbytes += buffer.nbytes
+            if buffer.freed_s - self._swept_s > POOL_AGE_S:
+                self.trim(buffer.freed_s - POOL_AGE_S)
 
-    def trim(self) -> None:
-        """Returns pooled buffers to the driver."""
+    def trim(self, before_s: float = math.inf) -> None:
+        """Returns pooled buffers to the driver: all, or those that nobody has wanted since `before_s` (monotonic clock)."""
         with self._lock:
-            self.flush()
+            self.flush()        # pending work may name them
+            self._swept_s = time.monotonic()
             for pools in (self._free, self._staging):
-                for buffers in pools.values():
+                for size, buffers in list(pools.items()):
+                    pools[size] = [b for b in buffers if b.freed_s >= before_s]
                     for buffer in buffers:
-                        buffer.raw.destroy()
-                        self.stats.allocated_nbytes -= buffer.nbytes
-                        self.stats.buffers -= 1
-                pools.clear()
-            self.stats.pooled_nbytes = 0
+                        if buffer.freed_s < before_s:
+                            self._destroy(buffer, pools is self._free)
+
+    def _destroy(self, buffer: Buffer, pooled: bool) -> None:
+        buffer.raw.destroy()
+        self.stats.allocated_nbytes -= buffer.nbytes
+        self.stats.pooled_nbytes -= buffer.nbytes if pooled else 0
+        self.stats.buffers -= 1
 
     # ---- transfers and commands
 
@@ -194,6 +209,7 @@ class Gpu:
         ffi.memmove(ffi.cast("char *", address), lib.wgpuBufferGetConstMappedRange(staging.native, 0, size), nbytes)
         with self._lock:
             lib.wgpuBufferUnmap(staging.native)
+            staging.freed_s = time.monotonic()
             self._staging.setdefault(staging.nbytes, []).append(staging)
             self.stats.downloads += 1
             self.stats.download_s += time.perf_counter() - start
@@ -247,6 +263,14 @@ class Gpu:
         if self.timer is None and "timestamp-query" in self.limits.features:
             self.timer = Timer(self)
         return self.timer is not None
+
+    def stop_timing(self) -> None:
+        """Ends what `start_timing` began."""
+        with self._lock:
+            timer, self.timer = self.timer, None
+            if timer is not None:
+                self.flush()
+                self.free(timer.buffer)
 
     # ---- work for the time in which the GPU is busy
 

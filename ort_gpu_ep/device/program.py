@@ -49,7 +49,7 @@ class Program:
     """
 
     def __init__(self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None = None) -> None:
-        self.config, self.gpu, self._rewrite = config, gpu, rewrite
+        self.config, self.gpu, self.rewrite = config, gpu, rewrite
         self._lock = threading.Lock()
         self._weights: dict[str, Buffer] = {}
         self._plans: OrderedDict[tuple[TensorType, ...], Prepared] = OrderedDict()
@@ -108,7 +108,7 @@ class Program:
             raise InternalError(f"program {self.graph.name} is closed")
         prepared = self._plans.get(types)
         if prepared is None:
-            plan = make_plan(self.graph, dict(zip(self.graph.inputs, types, strict=True)), self.gpu.limits, self._rewrite)
+            plan = make_plan(self.graph, dict(zip(self.graph.inputs, types, strict=True)), self.gpu.limits, self.rewrite)
             for name in plan.weights:
                 if name not in self._weights:
                     self._weights[name] = self._upload(self._small(name))
@@ -187,7 +187,7 @@ class Prepared:
             raise
         self._inner: dict[int, Any] = {}
         self._bindings: OrderedDict[tuple[Any, ...], list[Any]] = OrderedDict()
-        self._ahead: tuple[tuple[Any, ...], Any] | None = None
+        self._ahead: tuple[Any, tuple[Any, ...], Any] | None = None     # timer, key, command buffer
         self._last: tuple[tuple[Any, ...], list[Tensor], list[Tensor]] | None = None
         self._runs = itertools.count()
 
@@ -202,7 +202,7 @@ class Prepared:
             return
         key = tuple((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs))
         ahead, self._ahead = self._ahead, None
-        command_buffer = ahead[1] if ahead and ahead[0] == key else self._record(key, inputs, outputs)
+        command_buffer = ahead[2] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(key, inputs, outputs)
         self.gpu.enqueue(command_buffer)
         self._last = (key, inputs, outputs)
         if next(self._runs):
@@ -213,7 +213,7 @@ class Prepared:
         if self.program._lock.acquire(blocking=False):
             try:
                 if self._last and not self._ahead and self._slots is not None and not self.program._closed:
-                    self._ahead = (self._last[0], self._record(*self._last))
+                    self._ahead = (self.gpu.timer, self._last[0], self._record(*self._last))
             finally:
                 self.program._lock.release()
 

@@ -22,7 +22,7 @@ class Timer:
         self._queries = gpu.device.create_query_set(label="timer", type=wgpu.QueryType.timestamp, count=2)
         usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
         self._resolved = gpu.device.create_buffer(label="timer", size=256, usage=usage)
-        self._buffer = gpu.allocate(16)
+        self.buffer = gpu.allocate(16)
 
     @property
     def writes(self) -> dict[str, Any]:
@@ -32,10 +32,10 @@ class Timer:
     def resolve(self, encoder: Any) -> None:
         """Records, after the pass, what makes its timestamps readable."""
         encoder.resolve_query_set(self._queries, 0, 2, self._resolved, 0)
-        encoder.copy_buffer_to_buffer(self._resolved, 0, self._buffer.raw, 0, 16)
+        encoder.copy_buffer_to_buffer(self._resolved, 0, self.buffer.raw, 0, 16)
 
     def read_s(self) -> float:
         """Seconds between the two timestamps of the last timed pass. Waits for it."""
         ticks = np.zeros(2, np.uint64)
-        self._gpu.download(self._buffer, 0, ticks.ctypes.data, 16)
+        self._gpu.download(self.buffer, 0, ticks.ctypes.data, 16)
         return float(ticks[1] - ticks[0]) * self._period_ns * 1e-9

@@ -21,8 +21,10 @@ from ort_gpu_ep.types import BOOL, INT32, INT64, UINT32, UINT64, DType
 
 PAIR = "x y -> z"
 
-for _name, _text in {"Add": "x + y", "Sub": "x - y", "Mul": "x * y", "Div": "x / y"}.items():
+for _name, _text in {"Add": "x + y", "Sub": "x - y", "Mul": "x * y"}.items():
     elementwise(_name, _text, types=NUMERIC, bindings=PAIR, since=7)
+# A driver may divide with an error of 2.5 ULP: enough to turn a half the other way in exported quantisation (seen on NVIDIA).
+elementwise("Div", by_type("divide_f32(x, y).x", "x / y"), types=NUMERIC, bindings=PAIR, since=7)
 for _name, _text in {"Less": "x < y", "Greater": "x > y", "LessOrEqual": "x <= y", "GreaterOrEqual": "x >= y"}.items():
     elementwise(_name, _text, types=NUMERIC, result=BOOL, bindings=PAIR, since=7)
 for _name, _text in {"And": "x && y", "Or": "x || y", "Xor": "x != y"}.items():
@@ -57,10 +59,11 @@ def mod(node: BoundNode) -> str:
         if not fmod and node.version < 28:
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"Mod of {dtype} with fmod=0; ONNX defines it from opset 28 on")
         return "fmod_f32(x, y)" if fmod else "mod_f32(x, y)"
-    if fmod or dtype in UNSIGNED:
+    if dtype in UNSIGNED:
         return "x % y"
+    rest = "(x - x / y * y)"    # not %: Vulkan leaves its result open where an operand is negative
     zero = constant(0, dtype)
-    return f"x % y + select({zero}, y, x % y != {zero} && ((x % y) ^ y) < {zero})"
+    return rest if fmod else f"{rest} + select({zero}, y, {rest} != {zero} && ({rest} ^ y) < {zero})"
 
 
 def power(node: BoundNode) -> str | Expression:

@@ -45,7 +45,7 @@ for _name, _text, _attributes in (
 
 elementwise("Abs", by_type("abs(x)", "abs(x)", "x"), types=NUMERIC)
 elementwise("Neg", "-x", types=FLOATING + SIGNED)
-elementwise("Relu", by_type("select(x, 0.0, x < 0.0)", "max(x, T(0))"), types=FLOATING + SIGNED)
+elementwise("Relu", by_type("select(max(x, 0.0), x, is_nan_f32(x))", "max(x, T(0))"), types=FLOATING + SIGNED)
 elementwise("Sign", by_type("select(sign(x), x, is_nan_f32(x))", "sign(x)", "min(x, T(1))"), types=NUMERIC)
 elementwise("Not", "!x", types=(BOOL,))
 elementwise("BitwiseNot", "~x", types=INTEGERS)

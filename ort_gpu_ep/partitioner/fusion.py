@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
+from ort_gpu_ep.claim import claim
 from ort_gpu_ep.graph import Graph, Node
 from ort_gpu_ep.lowering import Answer, Facts, HostValues, bind, facts_of, walk
 from ort_gpu_ep.partitioner.fusions import apply_rules
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, claim, spec_of
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, spec_of
 from ort_gpu_ep.types import TensorType
 
 MAX_STEPS = 24

@@ -8,10 +8,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ort_gpu_ep.claim import claim
 from ort_gpu_ep.graph import Graph, Node, Step, Value
 from ort_gpu_ep.lowering import Facts, bind
 from ort_gpu_ep.partitioner.patterns import Call, Match, match, trace
-from ort_gpu_ep.registry import Decline, Limits, claim
+from ort_gpu_ep.registry import Decline, Limits
 from ort_gpu_ep.types import FLOAT32, TensorType
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.memory import Storage, memory
 from ort_gpu_ep.plugin.state import SessionState, forget_frames
 from ort_gpu_ep.plugin.tables import Table
-from ort_gpu_ep.types import BY_ONNX, Shape, TensorType
+from ort_gpu_ep.plugin.transfer import tensor_type
+from ort_gpu_ep.types import Shape, TensorType
 
 
 class Partition(Table):
@@ -78,6 +78,7 @@ class Run:
     def __init__(self, partition: Partition, context: int) -> None:
         self.partition, self.context = partition, context
         self.pins: list[Storage] = []
+        self._inputs: list[tuple[Storage, int]] = []   # those read so far; they hold even where an output has taken their address
         self._late: list[tuple[Storage, int, int]] = []   # outputs in host memory: (storage, address, nbytes)
 
     def on_gpu(self) -> None:
@@ -111,12 +112,15 @@ class Run:
         else:
             storage, offset = memory.read(gpu, address, tensor.nbytes)
         self.pins.append(storage)
+        self._inputs.append((storage, offset))
         return Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
 
     def _host_input(self, index: int) -> tuple[TensorType, Array]:
         address, tensor = self._input_address(index)
         data = np.empty(tensor.nbytes, np.uint8)
-        if memory.owns(address):
+        if index < len(self._inputs) and tensor.nbytes:
+            memory.fetch(*self._inputs[index], data.ctypes.data, tensor.nbytes)
+        elif memory.owns(address):
             memory.copy_out(address, data.ctypes.data, tensor.nbytes)
         elif tensor.nbytes:
             ctypes.memmove(data.ctypes.data, address, tensor.nbytes)
@@ -146,11 +150,3 @@ def _checked(address: int, tensor: TensorType) -> TensorType:
     if address == 0 and tensor.nbytes:
         raise InternalError(f"onnxruntime passes NULL for a {tensor}")
     return tensor
-
-
-@lru_cache(maxsize=4096)
-def tensor_type(onnx_type: int, shape: Shape) -> TensorType:
-    """The TensorType of what ONNX Runtime passes. Raises InternalError for an element type that is not ours."""
-    if onnx_type not in BY_ONNX:
-        raise InternalError(f"a tensor of ONNX element type {onnx_type} reached a partition; expected one of {sorted(BY_ONNX)}")
-    return TensorType(BY_ONNX[onnx_type], shape)

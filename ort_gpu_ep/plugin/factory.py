@@ -113,8 +113,11 @@ class Factory(Table):
         out[0] = DataTransfer(VENDOR_ID).pointer
 
     def close(self) -> None:
-        """ONNX Runtime releases the factory: gives back what was made for it."""
-        self.drop()
+        """ONNX Runtime releases the factory: gives back what was made for it.
+
+        Allocators of OrtValues that are still alive will be released through it later.
+        """
+        self.retire()
         if self.registry:
             api.ReleaseKernelRegistry(self.registry)
         if self._memory_info:

@@ -95,8 +95,10 @@ class Memory:
         return len(self._blocks)
 
     def state_of(self, address: int) -> SessionState | None:
-        """The session that the block of an address was allocated for."""
-        block = self._blocks.get(self._reservation.start_of(address))
+        """The session that the block of an address was allocated for; None for host memory and shared blocks."""
+        if not self.owns(address):
+            return None
+        block = self._blocks.get(address) or self._blocks.get(self._reservation.start_of(address))
         return block.state if block else None
 
     # ---- ranges
@@ -128,8 +130,8 @@ class Memory:
                 same = piece.start == address and piece.stop == address + nbytes and piece.offset == 0
                 if same and piece.storage.gpu is gpu and piece.storage.users == 1:
                     return piece.storage, 0
+            storage = Storage(nbytes, gpu, gpu.allocate(nbytes))   # first: if it fails, the old content stays
             self._carve(block, address, address + nbytes)
-            storage = Storage(nbytes, gpu, gpu.allocate(nbytes))
             self._insert(block, Piece(address, address + nbytes, storage, 0))
             return storage, 0
 
@@ -159,7 +161,7 @@ class Memory:
                 storage, _ = self.write(gpu, address, nbytes)
                 gpu.upload(storage.buffer, 0, host_address, nbytes)   # type: ignore[arg-type]
                 return
-            except DeviceError as error:
+            except Exception as error:
                 state = self.state_of(address)
                 if state is not None:
                     state.record("error", "copy to device", error)
@@ -184,7 +186,7 @@ class Memory:
             if sum(stop - start for start, stop, _, _ in parts) < nbytes:
                 ctypes.memset(host_address, 0, nbytes)
             for start, stop, storage, shift in parts:
-                self._fetch(storage, start + shift, host_address + start - address, stop - start)
+                self.fetch(storage, start + shift, host_address + start - address, stop - start)
         finally:
             self.release(storage for _, _, storage, _ in parts)
 
@@ -242,29 +244,34 @@ class Memory:
 
     def _gather(self, gpu: Gpu, block: Block, address: int, nbytes: int) -> Storage:
         """One storage on `gpu` for a range that is in several, on another GPU, on the host, or badly aligned."""
-        storage = Storage(nbytes, gpu, gpu.allocate(nbytes))
-        assert storage.buffer is not None
         _, pieces = self._find(address, nbytes)
-        for piece in pieces:
-            start, stop = max(piece.start, address), min(piece.stop, address + nbytes)
-            at, to, n = piece.offset + start - piece.start, start - address, stop - start
-            if piece.storage.gpu is gpu and at % 4 == 0 and to % 4 == 0 and (n % 4 == 0 or stop == address + nbytes):
-                gpu.copy(piece.storage.buffer, at, storage.buffer, to, n)   # type: ignore[arg-type]
-            else:
-                break
-        else:
-            return self._replace(block, address, nbytes, storage)
-        data = np.zeros(nbytes, np.uint8)
-        for piece in pieces:
-            start, stop = max(piece.start, address), min(piece.stop, address + nbytes)
-            self._fetch(piece.storage, piece.offset + start - piece.start, data.ctypes.data + start - address, stop - start)
-        gpu.upload(storage.buffer, 0, data.ctypes.data, nbytes)
-        return self._replace(block, address, nbytes, storage)
-
-    def _replace(self, block: Block, address: int, nbytes: int, storage: Storage) -> Storage:
+        storage = Storage(nbytes, gpu, gpu.allocate(nbytes))
+        try:
+            self._fill(storage, address, pieces)
+        except Exception:
+            self._release(storage)
+            raise
         self._carve(block, address, address + nbytes)
         self._insert(block, Piece(address, address + nbytes, storage, 0))
         return storage
+
+    def _fill(self, storage: Storage, address: int, pieces: list[Piece]) -> None:
+        """The content of a range into a storage of its size: by copies on the GPU if all parts allow that, else through the host."""
+        gpu, nbytes = storage.gpu, storage.nbytes
+        assert gpu is not None
+        parts = []
+        for piece in pieces:
+            start, stop = max(piece.start, address), min(piece.stop, address + nbytes)
+            parts.append((piece.storage, piece.offset + start - piece.start, start - address, stop - start))
+        words = all(at % 4 == 0 and to % 4 == 0 and (n % 4 == 0 or to + n == nbytes) for _, at, to, n in parts)
+        if words and all(source.gpu is gpu for source, _, _, _ in parts):
+            for source, at, to, n in parts:
+                gpu.copy(source.buffer, at, storage.buffer, to, n)   # type: ignore[arg-type]
+            return
+        data = np.zeros(nbytes, np.uint8)
+        for source, at, to, n in parts:
+            self.fetch(source, at, data.ctypes.data + to, n)
+        gpu.upload(storage.buffer, 0, data.ctypes.data, nbytes)   # type: ignore[arg-type]
 
     def _empty_on(self, gpu: Gpu) -> Storage:
         """Stands in for tensors without elements, for which ONNX Runtime may pass NULL."""
@@ -287,13 +294,13 @@ class Memory:
                 storage.gpu.free(storage.buffer)
             storage.buffer = None
 
-    def _fetch(self, storage: Storage, offset: int, host_address: int, nbytes: int) -> None:
-        """Bytes of a storage into host memory."""
+    def fetch(self, storage: Storage, offset: int, host_address: int, nbytes: int) -> None:
+        """Bytes of a storage into host memory. Raises DeviceError, if the GPU can't give them back."""
         if storage.host is not None:
             ctypes.memmove(host_address, storage.host.ctypes.data + offset, nbytes)
         elif offset % 4:   # the GPU copies whole words
             data = np.empty(nbytes + offset % 4, np.uint8)
-            self._fetch(storage, offset - offset % 4, data.ctypes.data, data.nbytes)
+            self.fetch(storage, offset - offset % 4, data.ctypes.data, data.nbytes)
             ctypes.memmove(host_address, data.ctypes.data + offset % 4, nbytes)
         else:
             self.check_usable()

@@ -59,8 +59,15 @@ class Copies:
     def add(self, kind: str, nbytes: int) -> None:
         """kind: `host_to_device`, `device_to_host` or `device_to_device`."""
         with _count_lock:
-            setattr(self, kind, getattr(self, kind) + 1)
-            setattr(self, f"{kind}_nbytes", getattr(self, f"{kind}_nbytes") + nbytes)
+            if kind == "host_to_device":
+                self.host_to_device += 1
+                self.host_to_device_nbytes += nbytes
+            elif kind == "device_to_host":
+                self.device_to_host += 1
+                self.device_to_host_nbytes += nbytes
+            else:
+                self.device_to_device += 1
+                self.device_to_device_nbytes += nbytes
 
     def as_dict(self) -> dict[str, int]:
         return dict(vars(self))

@@ -24,7 +24,7 @@ log = logging.getLogger("ort_gpu_ep")
 _DEFAULTS: dict[str, Any] = {"v": None, "p": NULL, "c": NULL, "b": False, "i": 0, "u": 0, "a": 0}
 _GRACE_S = 0.005
 """Time for a thread that has already read a slot to arrive in Python."""
-_RETURN_S = 0.05
+_RETURN_S = 0.25
 """Time for such a thread to return through ONNX Runtime to Python: met in C++, the interpreter's end aborts the process."""
 _PATIENCE_S = 10.0
 """How long the exit waits for callbacks that are running."""
@@ -32,12 +32,14 @@ _PATIENCE_S = 10.0
 _live: dict[int, Table] = {}
 _lock = threading.Lock()
 _running = 0
+_last_call = (0, 0.0)   # (thread, time) of the call that ended last
 
 
 class Table:
     """An object that ONNX Runtime sees as `{uint32_t version; void *slot[]}`. It lives until `drop()`."""
 
     SLOTS: ClassVar[Mapping[str, Slot]] = {}
+    retired = False
     _callbacks: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -59,6 +61,10 @@ class Table:
         with _lock:
             _live.pop(address_of(self.pointer), None)
 
+    def retire(self) -> None:
+        """ONNX Runtime has released the table, but may still call it."""
+        self.retired = True
+
     def neutralise(self, returns: str, function: Any) -> None:
         """Points the filled slots of a return type at a C function that needs no Python."""
         for slot in self.SLOTS.values():
@@ -78,7 +84,7 @@ def owner_of(address: int) -> Table:
 def live_tables() -> Counter[str]:
     """How many tables ONNX Runtime still holds, by class name."""
     with _lock:
-        return Counter(type(table).__name__ for table in _live.values())
+        return Counter(type(table).__name__ for table in _live.values() if not table.retired)
 
 
 def shut_down(null: Any, empty: Any, gone: Any) -> None:
@@ -90,10 +96,12 @@ def shut_down(null: Any, empty: Any, gone: Any) -> None:
         for table in _live.values():
             table.neutralise("s", gone)
     time.sleep(_GRACE_S)
-    if _running:
-        deadline = time.monotonic() + _PATIENCE_S
-        while _running and time.monotonic() < deadline:
-            time.sleep(0.002)
+    thread, ended = _last_call
+    others = _running > 0 or (thread != threading.get_ident() and time.monotonic() - ended < _RETURN_S)
+    deadline = time.monotonic() + _PATIENCE_S
+    while _running and time.monotonic() < deadline:
+        time.sleep(0.002)
+    if others:
         time.sleep(_RETURN_S)
     with _lock:
         for table in _live.values():
@@ -134,7 +142,7 @@ def _callback(signature: str, name: str) -> Any:
 
 def _guarded(function: Callable[..., None]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
-        global _running
+        global _running, _last_call
         with _lock:
             _running += 1
         try:
@@ -147,6 +155,7 @@ def _guarded(function: Callable[..., None]) -> Callable[..., Any]:
         finally:
             with _lock:
                 _running -= 1
+                _last_call = threading.get_ident(), time.monotonic()
 
     return call
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 from ort_gpu_ep.config import resolve
@@ -13,7 +15,7 @@ from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, input_of, output_
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table
-from ort_gpu_ep.types import BY_ONNX, DTYPES, TensorType
+from ort_gpu_ep.types import BY_ONNX, DTYPES, Shape, TensorType
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -74,22 +76,33 @@ def copy_value(source: int, target: int) -> None:
     """Copies one tensor OrtValue into another, wherever the two are."""
     address, shape, kind = tensor_of(source)
     into, _, _ = tensor_of(target)
-    if kind not in BY_ONNX:
-        raise InternalError(f"a tensor of ONNX element type {kind} is in device memory; expected one of {sorted(BY_ONNX)}")
-    nbytes = TensorType(BY_ONNX[kind], shape).nbytes
+    nbytes = tensor_type(kind, shape).nbytes
     if nbytes == 0:
         return
-    match memory.owns(address), memory.owns(into):
-        case True, True:
-            memory.copy(gpu_for(into), address, into, nbytes)
-        case True, False:
+    try:
+        if memory.owns(into):
+            if memory.owns(address):
+                memory.copy(gpu_for(into), address, into, nbytes)
+            else:
+                memory.copy_in(gpu_for(into), into, address, nbytes)
+        elif memory.owns(address):
             memory.copy_out(address, into, nbytes)
-        case False, True:
-            memory.copy_in(gpu_for(into), into, address, nbytes)
-        case _:
+        else:
             raise InternalError(
                 f"asked to copy {address:#x} to {into:#x}, neither of which is memory of {VENDOR}. "
                 "Is a second GPU provider in the same session?")
+    except BaseException:
+        state = memory.state_of(address) or memory.state_of(into)
+        with state.recording("copy") if state is not None else nullcontext():
+            raise
+
+
+@lru_cache(maxsize=4096)
+def tensor_type(onnx_type: int, shape: Shape) -> TensorType:
+    """The TensorType of what ONNX Runtime passes. Raises InternalError for an element type that is not ours."""
+    if onnx_type not in BY_ONNX:
+        raise InternalError(f"a tensor of ONNX element type {onnx_type} came to the device; expected one of {sorted(BY_ONNX)}")
+    return TensorType(BY_ONNX[onnx_type], shape)
 
 
 def gpu_for(address: int) -> Gpu | None:

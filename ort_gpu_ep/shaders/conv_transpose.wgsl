@@ -18,8 +18,7 @@ fn position(q: i32, t: u32, dilation: u32, stride: u32, size: u32) -> i32 {
 
 // The first tap that can hit an x position; from there every `stride`-th does, if taps are not dilated.
 fn first_tap(q: i32, dilation: u32, stride: u32) -> u32 {
-    let s = i32(stride);
-    return select(0u, u32((q % s + s) % s), dilation == 1u);
+    return select(0u, u32(modulo_i32(q, i32(stride))), dilation == 1u);
 }
 
 // Over the channels, of one tap and one x position.

@@ -17,6 +17,27 @@ fn clamp_f32(x: f32, low: f32, high: f32) -> f32 { return select(min(max(x, low)
 fn copysign_f32(size: f32, sign: f32) -> f32 { return bitcast<f32>((bitcast<u32>(size) & 0x7fffffffu) | (bitcast<u32>(sign) & 0x80000000u)); }
 // The 12 leading bits of the significand: the product of two such numbers is exact.
 fn head_f32(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }
+// x: n / d, rounded correctly. y: what rounding took away. WGSL allows a division an error of 2.5 ULP, so the remainder is computed
+// exactly (products of halves of a mantissa are exact), and the quotient is moved by whole ULPs, as an integer. At the ends of the
+// range, where an intermediate could leave it, x is the plain division.
+fn divide_f32(n: f32, d: f32) -> vec2<f32> {
+    let q = n / d;
+    if (!(abs(q) > 1e-30 && abs(q) < 1e30 && abs(d) > 1e-30 && abs(d) < 1e30)) { return vec2<f32>(q, 0.0); }
+    let q_head = head_f32(q);
+    let d_head = head_f32(d);
+    let q_tail = q - q_head;
+    let d_tail = d - d_head;
+    let remainder = ((n - q_head * d_head) - q_head * d_tail) - q_tail * d_head - q_tail * d_tail;
+    let bits = bitcast<i32>(q);
+    let unit = abs(d) * bitcast<f32>((bits & 0x7f800000) - (23 << 23u)) * sign(q) * sign(d);
+    let steps = round(remainder / unit);
+    return vec2<f32>(bitcast<f32>(bits + i32(steps)), (remainder - steps * unit) / d);
+}
+// x mod n for n > 0, never negative. (Vulkan leaves the sign of % open where an operand is negative.)
+fn modulo_i32(x: i32, n: i32) -> i32 {
+    let rest = x - x / n * n;
+    return select(rest, rest + n, rest < 0);
+}
 // x 2^n for |n| <= 250, in two factors.
 fn scale_f32(x: f32, n: i32) -> f32 {
     let half = n >> 1u;

@@ -7,18 +7,15 @@ const BEGINS = array<i32, 8>(
 const IN = array<i32, 8>(i32(IN0), i32(IN1), i32(IN2), i32(IN3), i32(IN4), i32(IN5), i32(IN6), i32(IN7));
 const OUT = array<u32, 8>(OUT0, OUT1, OUT2, OUT3, OUT4, OUT5, OUT6, OUT7);
 
-// Remainder that is never negative.
-fn modulo(a: i32, n: i32) -> i32 { return ((a % n) + n) % n; }
-
 // The place in a dimension of n elements that c stands for, -1 for none.
 fn place(c: i32, n: i32) -> i32 {
     if (c >= 0 && c < n) { return c; }
     if (MODE == 0u) { return -1; }
     if (MODE == 2u) { return clamp(c, 0, n - 1); }
-    if (MODE == 3u) { return modulo(c, n); }
+    if (MODE == 3u) { return modulo_i32(c, n); }
     let period = max(2 * (n - 1), 1);
-    let r = modulo(c, period);
-    return min(r, period - r) % n;
+    let r = modulo_i32(c, period);
+    return min(min(r, period - r), n - 1);
 }
 
 fn element(i: u32) -> y_t {

@@ -7,7 +7,7 @@ fn element(i: u32) -> y_t {
         least = min(least, range_at(2u * k));
         most = max(most, range_at(2u * k + 1u));
     }
-    let scale = select(1.0, (most - least) / 255.0, most > least);   // of zeros alone: 1, as ONNX Runtime has it
+    let scale = select(1.0, divide_f32(most - least, 255.0).x, most > least);   // of zeros alone: 1, as ONNX Runtime has it
     if (!ZERO_POINT) { return y_t(scale); }
-    return y_t(clamp(round(-least / scale), 0.0, 255.0));
+    return y_t(clamp(round(divide_f32(-least, scale).x), 0.0, 255.0));
 }

@@ -13,35 +13,19 @@ struct Sample { first: i32, weights: vec4<f32>, outside: bool }
 
 fn apart(v: f32) -> f32 { return clamp(v, -1e9, 1e9); }
 
-// x: n / d, rounded correctly. y: what rounding took away. WGSL allows a division an error of 2.5 ULP, so the remainder is computed
-// exactly (products of halves of a mantissa are exact), and the quotient is moved by whole ULPs, as an integer.
-fn divide(n: f32, d: f32) -> vec2<f32> {
-    let q = n / d;
-    if (q == 0.0) { return vec2<f32>(0.0); }
-    let q_head = head_f32(q);
-    let d_head = head_f32(d);
-    let q_tail = q - q_head;
-    let d_tail = d - d_head;
-    let remainder = ((n - q_head * d_head) - q_head * d_tail) - q_tail * d_head - q_tail * d_tail;
-    let bits = bitcast<i32>(q);
-    let unit = d * bitcast<f32>((bits & 0x7f800000) - (23 << 23u)) * sign(q);
-    let steps = round(remainder / unit);
-    return vec2<f32>(bitcast<f32>(bits + i32(steps)), (remainder - steps * unit) / d);
-}
-
 fn coordinate(o: f32, scale: f32, size: f32, out: f32, start: f32, width: f32, center: f32) -> f32 {
     if ((COORDINATES == 2u || COORDINATES == 4u) && out == 1.0) { return 0.0; }
     if (COORDINATES == 5u && out == 1.0) { return center; }
     switch COORDINATES {
-        case 1u: { return divide(o, scale).x; }                                            // asymmetric
-        case 3u: { return divide(o + 0.5, scale).x; }                                      // tf_half_pixel_for_nn
-        case 4u: { return divide(o * (size - 1.0), max(out - 1.0, 1.0)).x; }               // align_corners
-        case 5u: { return start + divide(apart(o * width) * (size - 1.0), max(out - 1.0, 1.0)).x; }   // tf_crop_and_resize
+        case 1u: { return divide_f32(o, scale).x; }                                            // asymmetric
+        case 3u: { return divide_f32(o + 0.5, scale).x; }                                      // tf_half_pixel_for_nn
+        case 4u: { return divide_f32(o * (size - 1.0), max(out - 1.0, 1.0)).x; }               // align_corners
+        case 5u: { return start + divide_f32(apart(o * width) * (size - 1.0), max(out - 1.0, 1.0)).x; }   // tf_crop_and_resize
         case 6u: {                                                                         // half_pixel_symmetric, in float64 there
-            let q = divide(o + 0.5, scale);
+            let q = divide_f32(o + 0.5, scale);
             return apart(q.x + start) + apart(q.y + width);
         }
-        default: { return divide(o + 0.5, scale).x - 0.5; }                                // half_pixel, pytorch_half_pixel
+        default: { return divide_f32(o + 0.5, scale).x - 0.5; }                                // half_pixel, pytorch_half_pixel
     }
 }
 

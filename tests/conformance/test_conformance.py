@@ -54,7 +54,7 @@ def test_what_passed_still_passes(outcomes: list[Outcome]) -> None:
 
 def test_the_record_is_up_to_date(outcomes: list[Outcome]) -> None:
     """Also where more passes than before: then the record is to be written again."""
-    changed = {line for line in status_text(outcomes).splitlines()} ^ set(RECORD.read_text("utf-8").splitlines())
+    changed = set(status_text(outcomes).splitlines()) ^ set(RECORD.read_text("utf-8").splitlines())
     assert sorted(changed) == [], f"write it again: ort-gpu-ep conformance --status {RECORD}"
 
 
@@ -79,7 +79,7 @@ def case(text: str, inputs: list[Any], wanted: list[Any], **constants: Any) -> A
 
 @pytest.fixture
 def values() -> Iterator[np.ndarray[Any, Any]]:
-    yield np.random.default_rng(2).standard_normal((3, 5)).astype("f")
+    return np.random.default_rng(2).standard_normal((3, 5)).astype("f")
 
 
 RELU = "(float[3, 5] x) => (float[3, 5] y) { y = Relu(x) }"

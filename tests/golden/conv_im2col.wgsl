@@ -68,8 +68,9 @@ fn y_set(i: u32, v: y_t) { y[i] = v; }
 // SPLIT > 1: K is cut into SPLIT parts, each summed into its own [BATCH, M, N] of y; sum_parts.wgsl adds them.
 // Expects: a, b, c?, y; a_base, b_base (offset of a batch), c_index (over y); M N K BATCH, TM TN TK, TILES_M TILES_N, SPLIT, STEPS
 // (of a part), A_ROW A_K B_K B_COL (strides), A_K_FAST B_K_FAST (neighbouring invocations read along k), ALPHA BETA.
+// Sums of more than 32 steps are added up in blocks of 16: rounding errors stay those of a block.
 // IM2COL: B is never stored: k is (channel, tap), n an output pixel; DEPTH.. of the input, OUT_.. of the output, the window and
-// its steps as conv.py's `window_consts` writes them.
+// its steps as conv.py's Window.consts writes them.
 const AQ: u32 = TM / 4u;
 const BQ: u32 = TN / 4u;
 const A_CHUNKS: u32 = AQ * TK;
@@ -84,10 +85,9 @@ var<private> b_start: u32;
 var<private> pixel_z: vec4<i32>;
 var<private> pixel_y: vec4<i32>;
 var<private> pixel_x: vec4<i32>;
-var<private> acc0: vec4<f32>;
-var<private> acc1: vec4<f32>;
-var<private> acc2: vec4<f32>;
-var<private> acc3: vec4<f32>;
+var<private> next_a: array<vec4<f32>, 2>;
+var<private> next_b: array<vec4<f32>, 2>;
+var<private> acc: mat4x4<f32>;   // a column for each of the four rows
 
 fn a_or_zero(m: u32, k: u32) -> f32 {
     if ((M % TM == 0u || m < M) && (K_EXACT || k < K)) { return a_at(a_start + m * A_ROW + k * A_K); }
@@ -122,7 +122,7 @@ fn gather(k: u32) -> vec4<f32> {
     let channel = k / (WINDOW_Z * WINDOW_Y * WINDOW_X);
     var inside = (vec4<u32>(y) < vec4<u32>(HEIGHT)) & (vec4<u32>(x) < vec4<u32>(WIDTH));
     if (DEPTH > 1u || i32(PAD_Z) != 0 || WINDOW_Z > 1u) { inside = inside & (vec4<u32>(z) < vec4<u32>(DEPTH)); }
-    if (false) { inside = inside & vec4<bool>(k < K); }
+    if (!K_EXACT) { inside = inside & vec4<bool>(k < K); }
     let i = ((i32(channel * DEPTH) + z) * i32(HEIGHT) + y) * i32(WIDTH) + x + i32(b_start);
     return vec4<f32>(pixel_or_zero(inside.x, i.x), pixel_or_zero(inside.y, i.y), pixel_or_zero(inside.z, i.z), pixel_or_zero(inside.w, i.w));
 }
@@ -142,6 +142,13 @@ fn load_b(q: u32, n0: u32, k0: u32) -> vec4<f32> {
     return vec4<f32>(b_or_zero(k, n), b_or_zero(k, n + BQ), b_or_zero(k, n + 2u * BQ), b_or_zero(k, n + 3u * BQ));
 }
 
+fn fetch(lane: u32, m0: u32, n0: u32, k0: u32) {
+    next_a[0] = load_a(lane, m0, k0);
+    next_b[0] = load_b(lane, n0, k0);
+    if (A_CHUNKS > LANES) { next_a[1] = load_a(lane + LANES, m0, k0); }
+    if (B_CHUNKS > LANES) { next_b[1] = load_b(lane + LANES, n0, k0); }
+}
+
 fn keep(q: u32, buffer: u32, a: vec4<f32>, b: vec4<f32>) {
     let ka = select(q / AQ, q % TK, A_K_FAST);
     let kb = select(q / BQ, q % TK, B_K_FAST);
@@ -152,10 +159,10 @@ fn keep(q: u32, buffer: u32, a: vec4<f32>, b: vec4<f32>) {
 fn multiply(buffer: u32, k: u32, row: u32, column: u32) {
     let a = a_tile[buffer * A_CHUNKS + k * AQ + (row ^ (k & A_SWIZZLE))];
     let b = b_tile[buffer * B_CHUNKS + k * BQ + (column ^ (k & B_SWIZZLE))];
-    acc0 = fma(vec4<f32>(a.x), b, acc0);
-    acc1 = fma(vec4<f32>(a.y), b, acc1);
-    acc2 = fma(vec4<f32>(a.z), b, acc2);
-    acc3 = fma(vec4<f32>(a.w), b, acc3);
+    acc[0] = fma(vec4<f32>(a.x), b, acc[0]);
+    acc[1] = fma(vec4<f32>(a.y), b, acc[1]);
+    acc[2] = fma(vec4<f32>(a.z), b, acc[2]);
+    acc[3] = fma(vec4<f32>(a.w), b, acc[3]);
 }
 
 fn group_main(group: u32, lane: u32) {
@@ -168,36 +175,31 @@ fn group_main(group: u32, lane: u32) {
     a_start = a_base(outer % BATCH);
     b_start = b_base(outer % BATCH);
     if (IM2COL) { place_window(n0 + column); }
-    var a0 = load_a(lane, m0, k0);
-    var b0 = load_b(lane, n0, k0);
-    var a1 = vec4<f32>();
-    var b1 = vec4<f32>();
-    if (A_CHUNKS > LANES) { a1 = load_a(lane + LANES, m0, k0); }
-    if (B_CHUNKS > LANES) { b1 = load_b(lane + LANES, n0, k0); }
+    fetch(lane, m0, n0, k0);
+    var total = mat4x4<f32>();
     for (var step = 0u; step < STEPS; step++) {
         let buffer = step & 1u;
-        keep(lane, buffer, a0, b0);
-        if (A_CHUNKS > LANES || B_CHUNKS > LANES) { keep(lane + LANES, buffer, a1, b1); }
+        keep(lane, buffer, next_a[0], next_b[0]);
+        if (A_CHUNKS > LANES || B_CHUNKS > LANES) { keep(lane + LANES, buffer, next_a[1], next_b[1]); }
         workgroupBarrier();
-        if (step + 1u < STEPS) {
-            let next = k0 + (step + 1u) * TK;
-            a0 = load_a(lane, m0, next);
-            b0 = load_b(lane, n0, next);
-            if (A_CHUNKS > LANES) { a1 = load_a(lane + LANES, m0, next); }
-            if (B_CHUNKS > LANES) { b1 = load_b(lane + LANES, n0, next); }
-        }
+        if (step + 1u < STEPS) { fetch(lane, m0, n0, k0 + (step + 1u) * TK); }
         for (var k = 0u; k < TK; k += 4u) {
             multiply(buffer, k, row, column);
             multiply(buffer, k + 1u, row, column);
             multiply(buffer, k + 2u, row, column);
             multiply(buffer, k + 3u, row, column);
         }
+        if (STEPS > 32u && step % 16u == 15u) {
+            total += acc;
+            acc = mat4x4<f32>();
+        }
     }
+    total += acc;
     for (var e = 0u; e < 16u; e++) {
-        var own = acc0;
-        if (e >= 4u) { own = acc1; }
-        if (e >= 8u) { own = acc2; }
-        if (e >= 12u) { own = acc3; }
+        var own = total[0];
+        if (e >= 4u) { own = total[1]; }
+        if (e >= 8u) { own = total[2]; }
+        if (e >= 12u) { own = total[3]; }
         let m = m0 + row + e / 4u * AQ;
         let n = n0 + column + e % 4u * BQ;
         if (m < M && n < N) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import ort_gpu_ep as ort
 from ort_gpu_ep import host, plugin
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device.gpu import POOL_AGE_S
 from ort_gpu_ep.device.program import MAX_BINDINGS, MAX_PLANS
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
 from tests.unit.graphs import model_of
@@ -264,3 +266,17 @@ def test_activations_that_do_not_fit_raise_in_strict_mode(limited: Any, wide: by
     with pytest.raises(OutOfDeviceMemoryError, match="memory_limit_mb"):
         session.run(None, {"x": large})
     np.testing.assert_allclose(session.run(None, {"x": small})[0], reference(wide, small), rtol=1e-4, atol=1e-9)
+
+
+def test_a_freed_buffer_nobody_wants_goes_back_to_the_driver(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.trim()
+    before = gpu.stats.buffers
+    old, young = gpu.allocate(5000), gpu.allocate(9000)
+    gpu.free(old)
+    assert gpu.stats.buffers == before + 2        # freed buffers are kept for the next run
+    later_s = time.monotonic() + POOL_AGE_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    gpu.free(young)
+    assert gpu.stats.buffers == before + 1
+    assert gpu.allocate(9000) is young
+    gpu.free(young)

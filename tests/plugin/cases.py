@@ -13,6 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep import plugin
 
+ORT = tuple(int(n) for n in onnxruntime.__version__.split(".")[:2])
+
 
 def info(name: str, shape: Sequence[int | str] | None, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
@@ -54,10 +56,14 @@ class Opened:
 
 def open_session(model: bytes | str, options: Any = None, **provider_options: object) -> Opened:
     """A session with every supported node on the GPU."""
-    given = {"placement": "gpu", **provider_options}
+    given = {k: str(v) for k, v in {"placement": "gpu", **provider_options}.items()}
     with plugin.capture() as seen:
-        session = onnxruntime.InferenceSession(
-            model, options, providers=[(plugin.EP_NAME, {k: str(v) for k, v in given.items()}), "CPUExecutionProvider"])
+        if ORT >= (1, 26):
+            session = onnxruntime.InferenceSession(model, options, providers=[(plugin.EP_NAME, given), "CPUExecutionProvider"])
+        else:
+            options = options or onnxruntime.SessionOptions()
+            options.add_provider_for_devices([d for d in onnxruntime.get_ep_devices() if d.ep_name == plugin.EP_NAME], given)
+            session = onnxruntime.InferenceSession(model, options)
     assert len(seen) == 1
     return Opened(session, seen[0])
 
@@ -65,6 +71,15 @@ def open_session(model: bytes | str, options: Any = None, **provider_options: ob
 def reference(model: bytes | str, **feeds: Any) -> list[Any]:
     """What ONNX Runtime's CPU provider answers."""
     return list(onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds))
+
+
+def device_value(opened: Opened, array: Any) -> Any:
+    """An OrtValue in device memory with an array's content."""
+    if not hasattr(opened.session, "create_ortvalue_from_shape_and_type"):
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array, "gpu", 0, plugin.VENDOR_ID)
+    value = opened.session.create_ortvalue_from_shape_and_type(array.shape, array.dtype.type, "gpu", 0, plugin.VENDOR_ID)
+    value.update_inplace(array)
+    return value
 
 
 def assert_close(actual: Sequence[Any], expected: Sequence[Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +86,6 @@ def test_processes_that_build_at_once_share_one_file(tmp_path: Path, python: Cal
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="needs the package ziglang")
 def test_all_platforms(tmp_path: Path) -> None:
     magic = {"so": b"\x7fELF", "dylib": b"\xcf\xfa\xed\xfe", "dll": b"MZ"}
     built = build.build_all(tmp_path)

@@ -9,9 +9,10 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep import plugin
-from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.plugin.memory import memory
-from tests.plugin.cases import assert_close, info, island, make_model, node, open_session, reference
+from tests.plugin.cases import assert_close, device_value, info, island, make_model, node, open_session, reference
 
 
 def copies(opened: Any) -> tuple[int, int, int]:
@@ -21,12 +22,6 @@ def copies(opened: Any) -> tuple[int, int, int]:
     before = getattr(opened, "seen", (0, 0, 0))
     opened.seen = now
     return now[0] - before[0], now[1] - before[1], now[2] - before[2]
-
-
-def device_value(opened: Any, array: Any) -> Any:
-    value = opened.session.create_ortvalue_from_shape_and_type(array.shape, array.dtype.type, "gpu", 0, plugin.VENDOR_ID)
-    value.update_inplace(array)
-    return value
 
 
 @pytest.fixture
@@ -74,6 +69,25 @@ def test_output_in_the_place_of_the_input(doubling: bytes) -> None:
         opened.session.run_with_iobinding(binding)
     np.testing.assert_array_equal(a.numpy(), np.full((3, 16), 32, "f"))
     assert not opened.state.events
+
+
+def test_the_input_survives_a_failed_run_in_its_place(doubling: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_session(doubling)
+    a = device_value(opened, np.ones((3, 16), "f"))
+    plain = Program.run
+
+    def run(self: Program, inputs: Any, make_output: Any) -> None:
+        plain(self, inputs, make_output)
+        raise DeviceError("after everything")
+
+    monkeypatch.setattr(Program, "run", run)
+    for _ in range(3):
+        binding = opened.session.io_binding()
+        binding.bind_ortvalue_input("x", a)
+        binding.bind_ortvalue_output("y", a)
+        opened.session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(a.numpy(), np.full((3, 16), 8, "f"))
+    assert opened.state.partitions[0].fallbacks == 3
 
 
 def test_outputs_that_onnxruntime_allocates_stay_on_the_device(doubling: bytes) -> None:

@@ -14,9 +14,18 @@ import pytest
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.errors import AdapterError, Code, ConfigError, DeviceError, InternalError, OutOfDeviceMemoryError, UnsupportedNodeError
+from ort_gpu_ep.errors import (
+    AdapterError,
+    Code,
+    ConfigError,
+    DeviceError,
+    DeviceLostError,
+    InternalError,
+    OutOfDeviceMemoryError,
+    UnsupportedNodeError,
+)
 from ort_gpu_ep.plugin import provider
-from tests.plugin.cases import assert_close, info, make_model, node, open_session, reference
+from tests.plugin.cases import ORT, assert_close, info, make_model, node, open_session, reference
 
 
 class Boom(Exception):
@@ -96,6 +105,7 @@ def test_no_adapter_in_strict_mode_is_an_error(mlp: bytes, monkeypatch: pytest.M
     assert isinstance(state.cause_of(error), AdapterError)
 
 
+@pytest.mark.skipif(ORT < (1, 26), reason="ONNX Runtime selects a plugin by name from 1.26 on")
 def test_create_ep_by_name_is_recorded(mlp: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     """ONNX Runtime's Python layer prints the error and retries without us; the record is how a session class finds out."""
     with plugin.capture() as seen:
@@ -199,12 +209,28 @@ def test_uploads_that_fail_leave_the_input_to_the_cpu(mlp: bytes, x: Any, monkey
     assert_close(opened.run(x=x), reference(mlp, x=x))
 
 
+def test_runs_after_the_device_was_lost(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old session goes on with the CPU, a new one gets a new device."""
+    opened = open_session(mlp)
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+    monkeypatch.setattr(opened.state.gpu, "lost", "unplugged")
+    for _ in range(3):
+        assert_close(opened.run(x=x), reference(mlp, x=x))
+    assert opened.state.partitions[0].fallbacks == 3
+    assert all(isinstance(e, DeviceLostError) for e in opened.state.errors)
+    other = open_session(mlp)
+    assert other.state.gpu is not opened.state.gpu
+    assert_close(other.run(x=x), reference(mlp, x=x))
+    assert other.state.partitions[0].fallbacks == 0
+
+
 def test_a_lost_device_in_the_middle(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading the result back fails: that run is an error, not a wrong answer, and the next one works."""
     opened = open_session(mlp)
     monkeypatch.setattr(Gpu, "download", raises(DeviceError("lost")))
-    with pytest.raises(Exception, match="lost"):
+    with pytest.raises(Exception, match="lost") as caught:
         opened.run(x=x)
+    assert isinstance(opened.state.cause_of(caught.value), DeviceError)
     monkeypatch.undo()
     assert_close(opened.run(x=x), reference(mlp, x=x))
 

@@ -31,8 +31,7 @@ ENDINGS = {
         a = Cycle(); a.me, a.opened = a, opened; del opened
     """, 0),
     "live device values": ("""
-        value = opened.session.create_ortvalue_from_shape_and_type((3, 16), np.float32, "gpu", 0, plugin.VENDOR_ID)
-        value.update_inplace(x)
+        value = device_value(opened, x)
         shared = onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu", 0, plugin.VENDOR_ID)
         binding = opened.session.io_binding(); binding.bind_ortvalue_input("x", value); binding.bind_output("y", "gpu")
         opened.session.run_with_iobinding(binding)
@@ -63,6 +62,15 @@ ENDINGS = {
             opened = open_session(model)
             np.testing.assert_allclose(opened.run(x=x)[0], expected, rtol=1e-5)
             del opened; gc.collect()
+    """, 0),
+    "unregister with a live device value": ("""
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu", 0, plugin.VENDOR_ID)
+        del opened; gc.collect(); plugin.unregister()
+        assert plugin.live_tables() == {"Allocator": 1}, plugin.live_tables()
+        del value; gc.collect()
+        assert not plugin.live_tables(), plugin.live_tables()
+        plugin.register()
+        np.testing.assert_array_equal(onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu", 0, plugin.VENDOR_ID).numpy(), x)
     """, 0),
     "unregister with a live session": ("""
         from ort_gpu_ep.errors import ConfigError
@@ -154,8 +162,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 @needs_fork
 def test_a_forked_child_is_told_about_device_values(python: Python) -> None:
     done = python(OPEN + """
-value = opened.session.create_ortvalue_from_shape_and_type((3, 16), np.float32, "gpu", 0, plugin.VENDOR_ID)
-value.update_inplace(x)
+value = device_value(opened, x)
 child = os.fork()
 if child == 0:
     try: value.numpy(); os._exit(1)
@@ -168,7 +175,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 def test_device_addresses_fault(python: Python) -> None:
     done = python(OPEN + """
 import ctypes
-value = opened.session.create_ortvalue_from_shape_and_type((3, 16), np.float32, "gpu", 0, plugin.VENDOR_ID)
+value = device_value(opened, x)
 print("address", flush=True)
 ctypes.string_at(value.data_ptr(), 4)
 print("read")

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep import plugin
-from tests.plugin.cases import assert_close, info, island, make_model, node, open_session, reference
+from tests.plugin.cases import ORT, assert_close, info, island, make_model, node, open_session, reference
 
 
 def gpu_nodes(opened: Any) -> int:
@@ -23,10 +23,11 @@ def test_the_provider_is_offered_once() -> None:
     assert [d.ep_name for d in onnxruntime.get_ep_devices()].count(plugin.EP_NAME) == 1
 
 
+@pytest.mark.skipif(ORT < (1, 26), reason="ONNX Runtime selects a plugin by name from 1.26 on")
 def test_selection_by_name(mlp: bytes, rng: np.random.Generator) -> None:
     opened = open_session(mlp)
     assert opened.session.get_providers() == [plugin.EP_NAME, "CPUExecutionProvider"]
-    assert opened.state.ready
+    assert opened.state.ready == (ORT >= (1, 27))   # an older ONNX Runtime does not tell
     assert gpu_nodes(opened) == 3
     x = rng.normal(size=(5, 16)).astype("f")
     assert_close(opened.run(x=x), reference(mlp, x=x))

@@ -28,7 +28,8 @@ def nothing(request: pytest.FixtureRequest, tmp_path: Path, mlp: bytes) -> dict[
     """Environment of a machine without a driver."""
     path = tmp_path / "icd.json"
     if request.param != "no such file":
-        path.write_text("" if request.param == "empty file" else '{"file_format_version": "1.0.0", "ICD": {"library_path": "libnowhere.so"}}')
+        broken = '{"file_format_version": "1.0.0", "ICD": {"library_path": "libnowhere.so"}}'
+        path.write_text("" if request.param == "empty file" else broken)
     (tmp_path / "model.onnx").write_bytes(mlp)
     return {"VK_DRIVER_FILES": str(path), "VK_ICD_FILENAMES": str(path)}
 

@@ -40,12 +40,15 @@ def explained(session: Any) -> Counter[tuple[str, str]]:
 
 
 MODELS = {
-    "island": "(float[2, 4, 4] x) => (float[2, 4, 4] y) <float[2, 4, 4] i> { a = Tanh(x) i = com.microsoft.Inverse(a) e = Exp(i) y = Neg(e) }",
+    "island": "(float[2, 4, 4] x) => (float[2, 4, 4] y) <float[2, 4, 4] i> "
+              "{ a = Tanh(x) i = com.microsoft.Inverse(a) e = Exp(i) y = Neg(e) }",
     "diamond": "(float[2, 4, 4] x) => (float[2, 4, 4] y) <float[2, 4, 4] i> "
                "{ a = Tanh(x) i = com.microsoft.Inverse(a) e = Exp(a) s = Softmax(e) y = Add(i, s) }",
     "nothing of ours": "(float[2, 4, 4] x) => (float[2, 4, 4] y) { y = com.microsoft.Inverse(x) }",
-    "shapes": "(float[N, 4, M] x) => (float[N, K] y) { s = Shape(x) i = Gather(s, zero) t = Concat<axis=0>(i, rest) e = Exp(x) y = Reshape(e, t) }",
-    "an if": "(float[2, 4, 4] x, bool c) => (float[2, 4, 4] y) { a = Tanh(x) b = If(c) < then_branch = t () => (float[2, 4, 4] r) { r = Exp(a) }, "
+    "shapes": "(float[N, 4, M] x) => (float[N, K] y) "
+              "{ s = Shape(x) i = Gather(s, zero) t = Concat<axis=0>(i, rest) e = Exp(x) y = Reshape(e, t) }",
+    "an if": "(float[2, 4, 4] x, bool c) => (float[2, 4, 4] y) { a = Tanh(x) "
+             "b = If(c) < then_branch = t () => (float[2, 4, 4] r) { r = Exp(a) }, "
              "else_branch = e () => (float[2, 4, 4] q) { q = Neg(x) } > y = Softmax(b) }",
 }
 
@@ -79,7 +82,7 @@ def test_these_placements_take_nothing_on_a_software_adapter(placement: str, mlp
 
 def test_explain_of_a_run(mlp: bytes, x: Array) -> None:
     session = gpu_session(mlp)
-    assert session.explain().memory == ()
+    assert [m.exact for m in session.explain().memory] == [False]
     session.run(None, {"x": x})
     got = session.explain()
     assert (got.count("gpu"), got.count("cpu"), got.events) == (NODES, 0, ())
@@ -135,7 +138,8 @@ def force_a_decline(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     monkeypatch.setattr(program, "make_plan", make_plan)
 
 
-def test_a_shape_that_is_declined_at_run_time_goes_to_the_cpu(mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shape_that_is_declined_at_run_time_goes_to_the_cpu(
+        mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     session = gpu_session(mlp)
     force_a_decline(monkeypatch, rows=9)
     small, large = (rng.standard_normal((n, 16)).astype("f") for n in (3, 9))
@@ -220,7 +224,8 @@ FUSED = {
 
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_chains_give_what_the_cpu_gives(name: str, rng: np.random.Generator) -> None:
-    scalars = {"root2": 2**0.5, "one": 1.0, "half": 0.5, "three": 3.0, "six": 6.0, "zero": 0.0, "alpha": 0.044715, "beta": (2 / np.pi) ** 0.5}
+    scalars = {"root2": 2**0.5, "one": 1.0, "half": 0.5, "three": 3.0, "six": 6.0, "zero": 0.0, "alpha": 0.044715,
+               "beta": (2 / np.pi) ** 0.5}
     constants: dict[str, Array] = {n: np.array(v, "f") for n, v in scalars.items()}
     constants |= {n: rng.standard_normal(s).astype("f") for n, s in {"w": (33, 13), "b": (13,), "row": (1, 13)}.items()}
     names = set(FUSED[name].replace(",", " ").replace(")", " ").replace("(", " ").split())
@@ -231,3 +236,15 @@ def test_fused_chains_give_what_the_cpu_gives(name: str, rng: np.random.Generato
     session = gpu_session(model, unoptimized, strict=1)
     assert_close(session.run(None, feeds), on_the_cpu(model, feeds))
     assert [m.dispatches for m in session.explain().memory] == [1]
+
+
+def test_explain_expects_the_memory_of_a_dynamic_model_before_any_run(rng: np.random.Generator) -> None:
+    model = model_of("(float[N, 9] x) => (float[N, 9] y) { a = Exp(x) b = Softmax(a) y = Softmax(b) }").SerializeToString()
+    session = ort.InferenceSession(model, provider_options={"placement": "gpu"})
+    (expected,) = session.explain().memory
+    assert not expected.exact
+    assert expected.dispatches == 3
+    session.run(None, {"x": rng.standard_normal((5, 9)).astype(np.float32)})
+    (made,) = session.explain().memory
+    assert made.exact
+    assert made.shapes == ("float32[5, 9]",)

@@ -64,9 +64,10 @@ def random_models(draw: st.DrawFn, max_nodes: int = 14, size: int = 5) -> onnx.M
     """A model over [size, size] matrices: each node reads earlier values, each value that nobody reads is an output, and some more."""
     inputs = [f"x{i}" for i in range(draw(st.integers(1, 3)))]
     values, nodes = [*inputs, "w"], []
+    arities = {"Relu": 1, "Softsign": 1, "Softmax": 1, "Transpose": 1, "Add": 2, "Mul": 2, "MatMul": 2}
     for i in range(draw(st.integers(1, max_nodes))):
-        op, arity = draw(st.sampled_from([("Relu", 1), ("Softsign", 1), ("Softmax", 1), ("Transpose", 1), ("Add", 2), ("Mul", 2), ("MatMul", 2)]))
-        reads = [values[draw(st.integers(0, len(values) - 1))] for _ in range(arity)]
+        op = draw(st.sampled_from(list(arities)))
+        reads = [values[draw(st.integers(0, len(values) - 1))] for _ in range(arities[op])]
         nodes.append(helper.make_node(op, reads, [f"v{i}"], f"n{i}"))
         values.append(f"v{i}")
     read = {n for node in nodes for n in node.input}

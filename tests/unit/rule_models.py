@@ -23,7 +23,8 @@ def _layer_norm(rng: np.random.Generator) -> dict[str, Array]:
 
 
 EXAMPLES: dict[str, tuple[tuple[int, ...], Any, dict[str, dict[str, object]]]] = {
-    "BatchNormalization": ((2, 7, 5, 3), lambda rng: _vectors(rng, 7, "scale", "bias", "mean", "var"), {"BatchNormalization": {"epsilon": 1e-3}}),
+    "BatchNormalization": (
+        (2, 7, 5, 3), lambda rng: _vectors(rng, 7, "scale", "bias", "mean", "var"), {"BatchNormalization": {"epsilon": 1e-3}}),
     "LayerNormalization": ((2, 5, 17), _layer_norm, {"ReduceMean": {"axes": [-1]}}),
 }
 """Rule -> shape of x, the constants that the other variables stand for, and attributes that the pattern leaves free."""

@@ -26,8 +26,9 @@ def weights() -> Weights:
         return rng.standard_normal(shape).astype("f")
     return {
         "w": normal(8, 3, 3, 3), "w2": normal(8, 8, 1, 1), "b": normal(8), "m": normal(16, 8), "v": normal(8), "one": np.array(1.0, "f"),
-        "half": np.array(0.5, "f"), "root2": np.array(2**0.5, "f"), "three": np.array(3.0, "f"), "six": np.array(6.0, "f"), "zero": np.array(0.0, "f"),
-        "scale": rng.uniform(0.5, 2, 8).astype("f"), "mean": normal(8), "var": rng.uniform(0.5, 2, 8).astype("f"), "alpha": np.array(0.1, "f")}
+        "half": np.array(0.5, "f"), "root2": np.array(2**0.5, "f"), "three": np.array(3.0, "f"),
+        "six": np.array(6.0, "f"), "zero": np.array(0.0, "f"),
+        "scale": rng.uniform(0.5, 2, 8).astype("f"), "mean": normal(8), "var": rng.uniform(0.5, 2, 8).astype("f")}
 
 
 IMAGE = "(float[2, 3, 9, 9] x) => (y)"

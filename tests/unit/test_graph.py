@@ -56,7 +56,8 @@ def test_optional_inputs_and_outputs_that_are_left_out() -> None:
     assert node.reads == ("x", "max")
     graph = from_onnx(helper.make_model(helper.make_graph(
         [helper.make_node("LayerNormalization", ["x", "s"], ["y", "", "d"])], "g",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xs"], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])))
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xs"],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])))
     assert graph.nodes[0].outputs == ("y", "", "d")
     assert graph.nodes[0].writes == ("y", "d")
 

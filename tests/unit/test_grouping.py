@@ -97,7 +97,8 @@ def test_a_value_read_by_a_subgraph_counts() -> None:
 
 def test_boundary() -> None:
     nodes = [Node("Any", ("x", "w"), ("a",), "a"), Node("Any", ("a", "x"), ("b", ""), "b", operands=("o",)),
-             Node("If", ("c",), ("i",), "i", implicit=("a",), has_subgraph=True), Node("Any", ("b",), ("d",), "d"), Node("Any", ("b",), ("e",), "e")]
+             Node("If", ("c",), ("i",), "i", implicit=("a",), has_subgraph=True), Node("Any", ("b",), ("d",), "d"),
+             Node("Any", ("b",), ("e",), "e")]
     inputs, outputs = boundary([nodes[0], nodes[1], nodes[3]], nodes, ["d"])
     assert inputs == ["x", "w", "o"]
     assert outputs == ["a", "b", "d"]

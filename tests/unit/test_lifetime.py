@@ -37,7 +37,7 @@ def test_live_values_never_share_a_slot(program: tuple[list[tuple[str, ...]], li
     for a in sizes:
         for b in sizes:
             if a < b and slot_of[a] == slot_of[b]:
-                assert times[a][-1] < times[b][0] or times[b][-1] < times[a][0], f"{a} and {b} are alive at the same time in slot {slot_of[a]}"
+                assert times[a][-1] < times[b][0] or times[b][-1] < times[a][0], f"{a} and {b} are alive at once in slot {slot_of[a]}"
 
 
 @given(programs())

@@ -84,7 +84,8 @@ def test_levels() -> None:
 
 
 def test_a_view_costs_nothing_and_keeps_its_source_alive() -> None:
-    graph = graph_of("(float[2, 6] x) => (float[4, 3] y) { a = Softmax(x) r = Reshape(a, s) b = Softmax(a) t = Reshape(b, s) y = Add(r, t) }",
+    graph = graph_of("(float[2, 6] x) => (float[4, 3] y) "
+                     "{ a = Softmax(x) r = Reshape(a, s) b = Softmax(a) t = Reshape(b, s) y = Add(r, t) }",
                      {"s": np.array([4, 3])})
     plan = plan_of(graph, with_fusion=False)
     assert [s.label.split("/")[1] for s in plan.steps if isinstance(s, Dispatch)] == ["softmax", "softmax", "elementwise"]

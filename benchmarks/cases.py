@@ -1,0 +1,48 @@
+"""What the benchmarks share: models with inputs, and timing in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+import models
+from models import pretrained
+from models.inputs import make_inputs, model_inputs
+
+
+def load(name: str) -> tuple[Any, dict[str, Any]]:
+    """A model (bytes or a path) and inputs for it. name: of a builder or of a pretrained model of models/."""
+    if name in models.BUILDERS:
+        model = models.build(name)
+        return model.SerializeToString(), make_inputs(model_inputs(model))
+    entry = pretrained.entry(name)
+    return str(pretrained.fetch(name)), make_inputs(entry.inputs)
+
+
+def names() -> list[str]:
+    """Every builder and every pretrained model."""
+    return [*models.BUILDERS, *(e.name for e in pretrained.entries())]
+
+
+def quiet() -> Any:
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    return settings
+
+
+def in_turn(sides: Mapping[str, Callable[[], object]], runs: int) -> dict[str, np.ndarray]:
+    """Milliseconds of each run of each side. The sides take turns, every other round backwards, so that a drift hits all of them."""
+    for call in sides.values():
+        for _ in range(5):
+            call()
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for i in range(runs):
+        for side in reversed(list(sides)) if i % 2 else sides:
+            start = time.perf_counter()
+            sides[side]()
+            times[side].append((time.perf_counter() - start) * 1e3)
+    return {side: np.array(t) for side, t in times.items()}
