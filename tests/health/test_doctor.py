@@ -68,7 +68,8 @@ def test_a_driver_that_ends_the_process_when_loaded(monkeypatch: pytest.MonkeyPa
         list_adapters()
 
 
-@pytest.mark.parametrize(("drill", "code", "health"), [("", 0, "healthy"), ("exit@softmax", 1, "degraded"), ("abort@enumeration", 2, "unusable")])
+@pytest.mark.parametrize(("drill", "code", "health"), [
+    ("", 0, "healthy"), ("exit@softmax", 1, "degraded"), ("abort@enumeration", 2, "unusable")])
 def test_exit_codes(drill: str, code: int, health: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ORT_GPU_EP_DRILL", drill)
     report = tmp_path / "r.zip"

@@ -74,7 +74,8 @@ def described(fault: tuple[str, str] | str) -> str:
 
     if isinstance(fault, str):
         return fault
-    return "the last word or workgroup of a dispatch is left out" if fault == EDGE else f"`{fault[0]}` becomes `{fault[1]}`".replace("|", "\\|")
+    change = f"`{fault[0]}` becomes `{fault[1]}`".replace("|", "\\|")
+    return "the last word or workgroup of a dispatch is left out" if fault == EDGE else change
 
 
 def test_agree_names_the_element() -> None:
@@ -89,7 +90,7 @@ def test_agree_names_the_element() -> None:
 
 def test_slower_names_the_variant() -> None:
     slower({"a": 1.0, "b": 9.0}, 10)
-    with pytest.raises(DeviceError, match=r"b takes 11000.00 ms"):
+    with pytest.raises(DeviceError, match=r"b takes 11000\.00 ms"):
         slower({"a": 1.0, "b": 11.0}, 10)
 
 
