@@ -40,6 +40,9 @@ OPTIONS = (
            ("0", "1")),
     Option("fusion", "1", "`0`: no node is fused with another (to find out whether fusion causes a difference).", ("0", "1")),
     Option("memory_limit_mb", "0", "Device memory that this process may hold, in MiB; `0`: the adapter's limit."),
+    Option("hang_timeout_ms", "60000", "How long the host waits for the GPU before it counts as hung, in milliseconds; `0`: for ever."),
+    Option("verify", "0", "`N`: a partition's first run for each set of shapes, then one in N, is compared with the CPU's; `0`: none."),
+    Option("faults", "", "Faults on purpose, for drills: `lost@3,corrupt@5,hang@2,oom@4,compile@1,slow@100x;seed=0`; see docs/faults.md."),
     Option("cache_dir", "", "Where caches live; empty: the user's cache folder."),
 )
 
@@ -54,6 +57,9 @@ class Config:
     checked_shaders: bool = True
     fusion: bool = True
     memory_limit_mb: int = 0
+    hang_timeout_ms: int = 60000
+    verify: int = 0
+    faults: str = ""
     cache_dir: str = ""
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
 from ort_gpu_ep.plugin.memory import memory
@@ -94,6 +95,8 @@ class Factory(Table):
         try:
             memory.check_usable()
             state.gpu = Gpu.open(state.config)
+        except ConfigError:
+            raise
         except Exception as error:   # no adapter, no driver, a forked child: the CPU answers
             if state.config.strict:
                 raise
