@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from ort_gpu_ep.device import Gpu
+
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")
 
+
+@pytest.fixture(autouse=True)
+def closed_circuits() -> None:
+    """A test that makes the GPU fail does not send the next test to the CPU."""
+    for circuit in Gpu._circuits.values():
+        circuit.reset()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

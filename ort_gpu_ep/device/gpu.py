@@ -21,6 +21,8 @@ from wgpu.backends.wgpu_native import ffi, lib
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.adapter import AdapterInfo, choose, limits_of, request_device
+from ort_gpu_ep.device.circuit import Circuit
+from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
 from ort_gpu_ep.registry import Limits
@@ -70,13 +72,16 @@ class Stats:
 class Gpu:
     """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one."""
 
-    _open: ClassVar[dict[int, Gpu]] = {}
+    _open: ClassVar[dict[tuple[int, str], Gpu]] = {}
+    _circuits: ClassVar[dict[tuple[int, str], Circuit]] = {}
     _open_lock = threading.Lock()
 
     def __init__(self, info: AdapterInfo, raw: Any, limits: Limits) -> None:
         self.info, self.limits, self.stats = info, limits, Stats()
         self.device = raw
         self.memory_limit_nbytes = 0
+        self.hang_timeout_s = 0.0
+        self.circuit = Circuit(lambda: probe(info))
         self.lost = ""
         self.timer: Timer | None = None
         self._lock = threading.RLock()
@@ -93,12 +98,24 @@ class Gpu:
         """The shared device of the adapter that the config asks for. Raises AdapterError."""
         info, raw = choose(config.adapter)
         with cls._open_lock:
-            gpu = cls._open.get(info.index)
+            key = (info.index, config.faults)
+            gpu = cls._open.get(key)
             if gpu is None or gpu.lost:
-                gpu = cls._open[info.index] = Gpu(info, request_device(info, raw), limits_of(raw))
+                gpu = cls._open[key] = cls._make(info, raw, config.faults)
+                gpu.circuit = cls._circuits.setdefault(key, gpu.circuit)
+            gpu.hang_timeout_s = config.hang_timeout_ms / 1e3
             if config.memory_limit_mb:
                 gpu.memory_limit_nbytes = config.memory_limit_mb << 20
             return gpu
+
+    @staticmethod
+    def _make(info: AdapterInfo, raw: Any, faults: str) -> Gpu:
+        if not faults:
+            return Gpu(info, request_device(info, raw), limits_of(raw))
+        from ort_gpu_ep.device.faults import FaultyGpu, parse_faults
+
+        wanted = parse_faults(faults)
+        return FaultyGpu(info, request_device(info, raw), limits_of(raw), wanted)
 
     # ---- memory
 
@@ -177,6 +194,7 @@ class Gpu:
             return
         start = time.perf_counter()
         with self._lock:
+            self._check_alive()
             self.flush()
             whole = nbytes & ~3
             if whole:
@@ -225,6 +243,14 @@ class Gpu:
             native.copy_buffer(encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3)
             self.enqueue(encoder.finish())
 
+    def execute(self, command_buffer: Any, outputs: list[tuple[Buffer, int, int]]) -> None:
+        """Adds one run of a partition. outputs: (buffer, offset_bytes, nbytes) of what it writes."""
+        self.enqueue(command_buffer)
+
+    def finished(self, token: int | None) -> bool:
+        """Whether a readback has arrived; without a token, whether the queue is empty. Does not wait."""
+        return native.finished(self, token)
+
     def enqueue(self, command_buffer: Any) -> None:
         """Adds recorded work; it is submitted by the next readback, upload or flush."""
         with self._lock:
@@ -234,8 +260,10 @@ class Gpu:
                 self.flush()
 
     def flush(self) -> None:
-        """Submits what is pending."""
+        """Submits what is pending; to a lost device nothing is submitted."""
         with self._lock:
+            if self.lost:
+                self._pending.clear()
             if self._pending:
                 self._submit([])
 

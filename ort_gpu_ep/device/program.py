@@ -203,7 +203,7 @@ class Prepared:
         key = tuple((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs))
         ahead, self._ahead = self._ahead, None
         command_buffer = ahead[2] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(key, inputs, outputs)
-        self.gpu.enqueue(command_buffer)
+        self.gpu.execute(command_buffer, [(t.buffer, t.offset_bytes, t.type.nbytes) for t in outputs])
         self._last = (key, inputs, outputs)
         if next(self._runs):
             self.gpu.on_wait(self)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from typing import Any
 
 import numpy as np
 
 from ort_gpu_ep.device import Program, Tensor
-from ort_gpu_ep.errors import DeviceError, InternalError
+from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError, InternalError, ShaderError, WrongResultError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
@@ -17,13 +18,17 @@ from ort_gpu_ep.plugin.memory import Storage, memory
 from ort_gpu_ep.plugin.state import SessionState, forget_frames
 from ort_gpu_ep.plugin.tables import Table
 from ort_gpu_ep.plugin.transfer import tensor_type
+from ort_gpu_ep.plugin.verification import compare
 from ort_gpu_ep.types import Shape, TensorType
+
+_MAX_COUNTED = 1024
+"""Sets of input types whose runs a partition counts for `verify`."""
 
 
 class Partition(Table):
     """OrtNodeComputeInfo.
 
-    program: None where it could not be compiled; the CPU then does every run. fallback: None in strict mode.
+    program: None where it could not be compiled; the CPU then does every run. fallback: None in strict mode without verify.
     positions: which of the fused node's inputs the program reads, in the order of graph.inputs.
     runs, fallbacks: how often it ran, and how often on the CPU.
     """
@@ -38,6 +43,7 @@ class Partition(Table):
         self.program, self.fallback = program, fallback
         self.output_dtypes = tuple(graph.values[name].dtype for name in graph.outputs)
         self.runs = self.fallbacks = 0
+        self._runs_of: dict[tuple[TensorType, ...], itertools.count[int]] = {}
 
     def create_state(self, context: Any, out: Any) -> None:
         out[0] = self.pointer
@@ -48,21 +54,63 @@ class Partition(Table):
     def compute(self, compute_state: int, context: int) -> None:
         self.runs += 1
         run = Run(self, context)
+        reason = self._reason_to_avoid_the_gpu()
         try:
+            if reason:
+                with self.state.recording(self.graph.name):
+                    self._answer_by_cpu(run, reason)
+                return
             run.on_gpu()
+            self._succeeded()
         except Exception as error:
+            if reason:
+                raise
+            self._failed(error)
             with self.state.recording(self.graph.name):
-                if self.fallback is None:
+                if self.state.strict:
                     raise
-                self.fallbacks += 1
-                self.state.record("fallback", self.graph.name, error)
+                self._answer_by_cpu(run, error)
                 forget_frames(error)
-                run.on_cpu(self.fallback)
         except BaseException:
             with self.state.recording(self.graph.name):
                 raise
         finally:
             memory.release(run.pins)
+
+    def _answer_by_cpu(self, run: Run, why: BaseException | str) -> None:
+        if self.fallback is None:
+            raise InternalError(f"partition {self.graph.name} has no CPU version")
+        self.fallbacks += 1
+        self.state.record("fallback", self.graph.name, why)
+        run.on_cpu(self.fallback)
+
+    def _reason_to_avoid_the_gpu(self) -> str:
+        """Why this run does not try the GPU; empty where it does. In strict mode it always tries."""
+        gpu = self.state.gpu
+        if gpu is None or self.program is None or self.state.strict:
+            return ""
+        if gpu.lost:
+            return f"the device was lost ({gpu.lost}); the CPU answers until the session is created again"
+        return "" if gpu.circuit.allows() else "the GPU is left alone after a failure; the CPU answers until it has passed a probe"
+
+    def _succeeded(self) -> None:
+        if self.state.gpu is not None:
+            self.state.gpu.circuit.succeeded()
+
+    def _failed(self, error: Exception) -> None:
+        """Tells the adapter's circuit about a failure that says something about the adapter."""
+        if self.state.gpu is not None and self.program is not None and isinstance(error, (DeviceError, ShaderError)):
+            at_once = isinstance(error, (DeviceLostError, DeviceHangError, WrongResultError))
+            self.state.gpu.circuit.failed(f"{type(error).__name__}: {str(error).splitlines()[0]}", at_once)
+
+    def verify_due(self, types: tuple[TensorType, ...]) -> bool:
+        """Whether this run is compared with the CPU: the first one of its input types, then one in `verify`."""
+        every = self.state.config.verify if self.state.config is not None else 0
+        if not every or self.fallback is None:
+            return False
+        if len(self._runs_of) > _MAX_COUNTED:
+            self._runs_of.clear()
+        return next(self._runs_of.setdefault(types, itertools.count())) % every == 0
 
     def close(self) -> None:
         """Frees what it holds on the device and on disk."""
@@ -85,9 +133,29 @@ class Run:
         program, gpu = self.partition.program, self.partition.state.gpu
         if program is None or gpu is None:
             raise DeviceError("the partition was not compiled for the GPU")
-        program.run([self._input(i) for i in range(len(self.partition.positions))], self._output)
+        inputs = [self._input(i) for i in range(len(self.partition.positions))]
+        program.run(inputs, self._output)
         for storage, address, nbytes in self._late:
             gpu.download(storage.buffer, 0, address, nbytes)   # type: ignore[arg-type]
+        if self.partition.verify_due(tuple(t.type for t in inputs)):
+            self._verify()
+
+    def _verify(self) -> None:
+        """Raises WrongResultError, where the CPU gives something else from the same inputs."""
+        partition = self.partition
+        assert partition.fallback is not None
+        inputs = [self._host_input(i) for i in range(len(partition.positions))]
+        for index, value in enumerate(partition.fallback.run(inputs)):
+            address, tensor = self._output_address(index, tuple(value.shape()))
+            got, want = np.empty(tensor.shape, tensor.dtype.numpy), np.empty(tensor.shape, tensor.dtype.numpy)
+            if not tensor.nbytes:
+                continue
+            ctypes.memmove(want.ctypes.data, value.data_ptr(), tensor.nbytes)
+            if memory.owns(address):
+                memory.copy_out(address, got.ctypes.data, tensor.nbytes)
+            else:
+                ctypes.memmove(got.ctypes.data, address, tensor.nbytes)
+            compare(f"{partition.graph.name}, output {partition.graph.outputs[index]!r}", got, want)
 
     def on_cpu(self, fallback: Fallback) -> None:
         """The same from the same inputs, which are still in device memory."""

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ort_gpu_ep.config import resolve
+from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health.admission import open_gpu
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
@@ -94,6 +95,8 @@ class Factory(Table):
         try:
             memory.check_usable()
             state.gpu = open_gpu(state.config)
+        except ConfigError:
+            raise
         except Exception as error:   # no adapter, no driver, a forked child: the CPU answers
             if state.config.strict:
                 raise

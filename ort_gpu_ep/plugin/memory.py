@@ -19,7 +19,7 @@ from ort_gpu_ep.device import Buffer, Gpu
 from ort_gpu_ep.errors import DeviceError, InternalError
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.plugin.reservation import Reservation
-from ort_gpu_ep.plugin.state import COPIES, SessionState
+from ort_gpu_ep.plugin.state import COPIES, SessionState, forget_frames
 
 _ALIGNMENT = 256
 """Binding offsets are multiples of this (WebGPU's default minStorageBufferOffsetAlignment)."""
@@ -165,6 +165,7 @@ class Memory:
                 state = self.state_of(address)
                 if state is not None:
                     state.record("error", "copy to device", error)
+                    forget_frames(error)
         data = np.empty(nbytes, np.uint8)
         ctypes.memmove(data.ctypes.data, host_address, nbytes)
         with self._lock:

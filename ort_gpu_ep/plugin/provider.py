@@ -87,7 +87,7 @@ class Provider(Table):
                 self.state.record("fallback", graph.name, error)
                 forget_frames(error)
             notify = partial(self.state.record, "warning", graph.name)
-            fallback = None if self.config.strict else Fallback(graph, reader.opsets(), self.config, notify)
+            fallback = None if self.config.strict and not self.config.verify else Fallback(graph, reader.opsets(), self.config, notify)
             return Partition(self.state, graph, positions, program, fallback)
 
     def release_node_compute_infos(self, infos: Any, count: int) -> None:

@@ -158,11 +158,14 @@ def test_compute_falls_back(
     with caplog.at_level(logging.WARNING, "ort_gpu_ep"):
         for _ in range(3):
             assert_close(opened.run(x=x), reference(mlp, x=x))
-    assert len(caplog.records) == 1
+    trips = [r for r in caplog.records if "left alone" in r.getMessage()]
+    assert len(caplog.records) - len(trips) == 1
+    assert len(trips) == isinstance(error, DeviceError)
     assert [e.kind for e in opened.state.events] == ["fallback"] * 3
     assert opened.state.errors[0] is error
     assert error.__traceback__ is None
     monkeypatch.undo()
+    opened.state.gpu.circuit.reset()   # type: ignore[union-attr]
     assert_close(opened.run(x=x), reference(mlp, x=x))
     assert (opened.state.partitions[0].runs, opened.state.partitions[0].fallbacks) == (4, 3)
 

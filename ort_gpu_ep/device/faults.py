@@ -1,0 +1,106 @@
+"""A device that fails on purpose, for tests and drills: the option `faults`."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ort_gpu_ep.device import native
+from ort_gpu_ep.device.adapter import AdapterInfo
+from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, ShaderError
+from ort_gpu_ep.registry import Limits
+
+KINDS = ("lost", "hang", "corrupt", "oom", "compile")
+_ITEM = re.compile(rf"(?:(?P<kind>{'|'.join(KINDS)})(?:@(?P<at>[1-9]\d*)|~(?P<chance>0?\.\d+|1))|slow@(?P<slow>[1-9]\d*)x)")
+_WRONG = b"\x00\x00\x00\x7f"
+"""What corruption writes over four bytes: 1.7e38 as f32, 127 in the last of four small elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """at: (kind, k), at the k-th run (compile: the k-th pipeline). chance: kind -> probability. slow: factor of waiting times."""
+
+    at: frozenset[tuple[str, int]] = frozenset()
+    chance: dict[str, float] = field(default_factory=dict)
+    slow: int = 1
+    seed: int = 0
+
+
+def parse_faults(text: str) -> Faults:
+    """`lost@3,corrupt~0.1,slow@100x;seed=7`. Raises ConfigError, naming the part that is not understood."""
+    items, _, seed = text.partition(";")
+    at, chance, slow = set(), {}, 1
+    for item in filter(None, (part.strip() for part in items.split(","))):
+        found = _ITEM.fullmatch(item)
+        if found is None:
+            raise ConfigError(f"option faults={text!r}: got {item!r}, expected kind@k or kind~chance with kind one of "
+                              f"{', '.join(KINDS)}, or slow@100x; see docs/faults.md.")
+        if found["slow"]:
+            slow = int(found["slow"])
+        elif found["at"]:
+            at.add((found["kind"], int(found["at"])))
+        else:
+            chance[found["kind"]] = float(found["chance"])
+    if seed and not re.fullmatch(r"\s*seed=\d+\s*", seed):
+        raise ConfigError(f"option faults={text!r}: got {seed.strip()!r} after ';', expected seed=<whole number>.")
+    return Faults(frozenset(at), chance, slow, int(seed.split("=")[1]) if seed else 0)
+
+
+class FaultyGpu(Gpu):
+    """A Gpu with faults. runs, compiles: how many there were. injected: how many faults of each kind there were."""
+
+    def __init__(self, info: AdapterInfo, raw: Any, limits: Limits, faults: Faults) -> None:
+        super().__init__(info, raw, limits)
+        self.faults, self.runs, self.compiles = faults, 0, 0
+        self.injected = dict.fromkeys(KINDS, 0)
+        self._random = random.Random(faults.seed)
+        self._hung = False
+
+    def _due(self, kind: str, number: int) -> bool:
+        due = (kind, number) in self.faults.at or self._random.random() < self.faults.chance.get(kind, 0.0)
+        self.injected[kind] += due
+        return due
+
+    def execute(self, command_buffer: Any, outputs: list[tuple[Buffer, int, int]]) -> None:
+        with self._lock:
+            self.runs += 1
+            if self._due("lost", self.runs):
+                self.lost = self.lost or "fault on purpose: lost"
+            self._check_alive()
+            if self._due("oom", self.runs):
+                raise OutOfDeviceMemoryError(f"{self.info.name}: no memory left (fault on purpose at run {self.runs}).")
+            super().execute(command_buffer, outputs)
+            self._hung = self._hung or self._due("hang", self.runs)
+            words = [(b, offset, nbytes // 4) for b, offset, nbytes in outputs if nbytes >= 4]
+            if words and self._due("corrupt", self.runs):
+                buffer, offset, count = self._random.choice(words)
+                self.flush()
+                native.write(self.device, buffer.native, offset + 4 * self._random.randrange(count), native.address_of(_WRONG), 4)
+
+    def finished(self, token: int | None) -> bool:
+        return not self._hung and super().finished(token)
+
+    def download(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int) -> None:
+        start = time.perf_counter()
+        super().download(buffer, offset_bytes, address, nbytes)
+        time.sleep((time.perf_counter() - start) * (self.faults.slow - 1))
+
+    def cached(self, key: object, make: Callable[[], Any]) -> Any:
+        if not (isinstance(key, tuple) and key[0] == "pipeline"):
+            return super().cached(key, make)
+
+        def faulty() -> Any:
+            with self._lock:
+                self.compiles += 1
+                due = self._due("compile", self.compiles)
+            if due:
+                raise ShaderError(f"{self.info.name}: a shader does not compile (fault on purpose at pipeline {self.compiles}).")
+            return make()
+        return super().cached(key, faulty)
+
+

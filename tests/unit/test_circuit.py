@@ -1,0 +1,89 @@
+"""The circuit breaker, with a clock of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from ort_gpu_ep.device.circuit import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE, Circuit
+
+
+class Bench:
+    """A circuit whose clock stands still and whose probe runs when the test says so."""
+
+    def __init__(self) -> None:
+        self.now, self.healthy, self.waiting = 0.0, True, list[Callable[[], None]]()
+        self.circuit = Circuit(self.check, lambda: self.now, self.waiting.append)
+
+    def check(self) -> None:
+        if not self.healthy:
+            raise RuntimeError("still broken")
+
+    def probe(self) -> None:
+        self.waiting.pop()()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_failure_opens_and_a_passed_probe_closes(bench: Bench) -> None:
+    assert bench.circuit.allows()
+    bench.circuit.failed("lost", at_once=True)
+    assert (bench.circuit.state, bench.circuit.allows(), bench.waiting) == ("open", False, [])
+    bench.now = FIRST_PAUSE_S
+    assert not bench.circuit.allows()
+    assert not bench.circuit.allows()
+    assert (bench.circuit.state, len(bench.waiting)) == ("probing", 1)
+    bench.probe()
+    assert (bench.circuit.state, bench.circuit.allows()) == ("closed", True)
+
+
+def test_pauses_double_up_to_the_longest_and_start_again_after_a_success(bench: Bench) -> None:
+    bench.circuit.failed("lost", at_once=True)
+    bench.healthy, pause, seen = False, FIRST_PAUSE_S, []
+    for _ in range(12):
+        bench.now += pause - 0.01
+        bench.circuit.allows()
+        assert not bench.waiting
+        bench.now += 0.02
+        bench.circuit.allows()
+        bench.probe()
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+        seen.append(pause)
+    assert seen[:3] == [2, 4, 8]
+    assert seen[-1] == LONGEST_PAUSE_S
+    bench.healthy = True
+    bench.now += pause
+    bench.circuit.allows()
+    bench.probe()
+    bench.circuit.succeeded()
+    bench.circuit.failed("lost", at_once=True)
+    bench.now += FIRST_PAUSE_S
+    bench.circuit.allows()
+    assert len(bench.waiting) == 1
+
+
+def test_a_run_s_own_failure_needs_several_in_a_row(bench: Bench) -> None:
+    for _ in range(2):
+        for _ in range(PATIENCE - 1):
+            bench.circuit.failed("memory", at_once=False)
+        assert bench.circuit.allows()
+        bench.circuit.succeeded()
+    for _ in range(PATIENCE):
+        bench.circuit.failed("memory", at_once=False)
+    assert not bench.circuit.allows()
+
+
+def test_many_threads_start_one_probe(bench: Bench) -> None:
+    bench.circuit.failed("hang", at_once=True)
+    bench.now = FIRST_PAUSE_S
+    threads = [threading.Thread(target=bench.circuit.allows) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(bench.waiting) == 1
