@@ -36,13 +36,13 @@ MAX_PENDING = 64
 """Command buffers that may wait for a readback before they are submitted anyway."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Buffer:
     """Device memory.
 
     nbytes: its size, a multiple of 4, at least what was asked for. serial: never reused, so that a cached bind group can't
     meet another buffer than its own (submitting one of a destroyed buffer would abort the process). freed_s: when it came
-    into the pool (monotonic clock).
+    into the pool (monotonic clock). forgotten: corrects the statistics if the buffer is dropped without `free`, as after an error.
     """
 
     raw: Any
@@ -50,6 +50,7 @@ class Buffer:
     native: Any = field(repr=False)
     serial: int = field(default_factory=itertools.count().__next__)
     freed_s: float = 0.0
+    forgotten: Any = field(default=None, repr=False)
 
 
 @dataclass
@@ -157,7 +158,15 @@ class Gpu:
         self.stats.buffers += 1
         self.stats.allocated_nbytes += size
         self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
-        return Buffer(raw, size, raw._internal)
+        buffer = Buffer(raw, size, raw._internal)
+        buffer.forgotten = weakref.finalize(buffer, self._uncount, size)
+        buffer.forgotten.atexit = False
+        return buffer
+
+    def _uncount(self, nbytes: int) -> None:
+        with self._lock:
+            self.stats.allocated_nbytes -= nbytes
+            self.stats.buffers -= 1
 
     def free(self, buffer: Buffer) -> None:
         """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never waits."""
@@ -182,9 +191,8 @@ class Gpu:
 
     def _destroy(self, buffer: Buffer, pooled: bool) -> None:
         buffer.raw.destroy()
-        self.stats.allocated_nbytes -= buffer.nbytes
+        buffer.forgotten()
         self.stats.pooled_nbytes -= buffer.nbytes if pooled else 0
-        self.stats.buffers -= 1
 
     # ---- transfers and commands
 

@@ -57,7 +57,11 @@ class Program:
         self.graph = self._take_constants(graph)
         static = _static_types(graph)
         if static is not None:
-            self._prepared(static)
+            try:
+                self._prepared(static)
+            except Exception:
+                self.close()
+                raise
 
     def _take_constants(self, graph: Graph) -> Graph:
         """Large constants go to the device, small ones are copied; the graph that remains refers to neither ONNX Runtime nor a file."""
