@@ -5,6 +5,7 @@ usage: python scripts/build_wheel.py [OUTPUT_FOLDER]      (needs the extra `whee
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ MAX_NBYTES = 1 << 20
 
 
 def main(folder: Path) -> None:
+    if importlib.util.find_spec("build.__main__") is None:      # this folder's own build/ would pass for the package
+        sys.exit(f"build_wheel.py: {sys.executable} has no package `build`; install it: python -m pip install build")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "build", "--wheel", "--outdir", scratch, "--config-setting", "shims=all", str(ROOT)]
