@@ -18,7 +18,7 @@ MAX_NBYTES = 1 << 20
 
 
 def main(folder: Path) -> None:
-    if importlib.util.find_spec("build.__main__") is None:      # this folder's own build/ would pass for the package
+    if importlib.util.find_spec("build") is None:
         sys.exit(f"build_wheel.py: {sys.executable} has no package `build`; install it: python -m pip install build")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
