@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ort_gpu_ep.errors import UnsupportedNodeError
-from ort_gpu_ep.partitioner import Report, sizes
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.partitioner import NodeReport, Report, sizes
 from ort_gpu_ep.scheduler import Plan, make_plan
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Program
+    from ort_gpu_ep.placement.decisions import Decision
     from ort_gpu_ep.plugin import SessionState
 
 
@@ -39,13 +41,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The decision of the partitioner and what came of it. `str()` gives a text that fits a terminal."""
+    """The decision of the partitioner and what came of it. `str()` gives a text that fits a terminal.
+
+    decisions: with placement=auto, what was chosen for which input shapes, by what was measured.
+    """
 
     adapter: str
     reports: tuple[Report, ...]
     memory: tuple[Memory, ...]
     events: tuple[str, ...]
     plans: tuple[Plan, ...] = field(default=(), repr=False)
+    decisions: tuple[tuple[str, Decision], ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """For `--json`: plain lists, numbers and strings."""
@@ -54,6 +60,7 @@ class Explanation:
             "graphs": [r.as_dict() for r in self.reports],
             "memory": [{**asdict(m), "ratio": m.ratio} for m in self.memory],
             "events": list(self.events),
+            "decisions": [{"inputs": shapes, **asdict(decision)} for shapes, decision in self.decisions],
         }
 
     def count(self, device: str) -> int:
@@ -63,6 +70,7 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"adapter: {self.adapter}",
                  f"nodes: {self.count('gpu')} on the GPU, {self.count('host')} computed once per shape, {self.count('cpu')} on the CPU"]
+        lines += [f"placement for {shapes}: {decision}" for shapes, decision in self.decisions]
         for report in self.reports:
             lines += _report_lines(report)
         for memory in self.memory:
@@ -82,6 +90,12 @@ def _report_lines(report: Report) -> list[str]:
         lines.append(
             f"  partition {part.index}: {part.nodes} nodes in {part.dispatches} dispatches, {about}{_size(part.input_nbytes)} in, "
             f"{about}{_size(part.output_nbytes)} out")
+    if report.predictions:
+        what = f"{report.measured} of {len(report.nodes)} nodes measured on the CPU" if report.measured else "the CPU's costs assumed"
+        lines.append(f"  predicted ({what}):")
+        for prediction in report.predictions:
+            lines.append(f"    {prediction}, {prediction.partitions} partitions, {_size(prediction.upload_nbytes)} up, "
+                         f"{_size(prediction.download_nbytes)} down")
     reasons = Counter((n.op, n.code, n.reason) for n in report.nodes if n.device == "cpu")
     for (op, code, reason), count in reasons.most_common():
         lines.append(f"  on the CPU: {count} x {op}: {code}: {reason}")
@@ -93,6 +107,15 @@ def _size(nbytes: int) -> str:
         if nbytes >= 1 << scale:
             return f"{nbytes / (1 << scale):.1f} {unit}"
     return f"{nbytes} B"
+
+
+def on_cpu(adapter: str, reports: Iterable[Report], reason: str) -> Explanation:
+    """Of a session that was measured to be faster on the CPU than with what the partitioner would have taken (`reports`)."""
+    moved = []
+    for report in reports:
+        nodes = tuple(n if n.device == "cpu" else NodeReport(n.id, n.name, n.op, "cpu", Code.COST, reason) for n in report.nodes)
+        moved.append(replace(report, nodes=nodes, partitions=()))
+    return Explanation(adapter, tuple(moved), (), ())
 
 
 def explanation(state: SessionState | None) -> Explanation:
@@ -111,9 +134,13 @@ def explanation(state: SessionState | None) -> Explanation:
             memory.append(Memory(
                 partition.graph.name, tuple(map(str, plan.inputs)), plan.dispatches, plan.slot_nbytes, plan.intermediate_nbytes,
                 program.weight_nbytes, exact=bool(made)))
-    adapter = "none" if state.gpu is None else f"{state.gpu.info.name} ({state.gpu.info.type}, {state.gpu.info.backend})"
     events = tuple(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events))
-    return Explanation(adapter, tuple(state.reports), tuple(memory), events, tuple(plans))
+    return Explanation(adapter_of(state), tuple(state.reports), tuple(memory), events, tuple(plans))
+
+
+def adapter_of(state: SessionState) -> str:
+    """The adapter's name, type and backend."""
+    return "none" if state.gpu is None else f"{state.gpu.info.name} ({state.gpu.info.type}, {state.gpu.info.backend})"
 
 
 def _expected_plan(program: Program) -> Plan | None:

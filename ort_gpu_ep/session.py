@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,17 +11,25 @@ from typing import Any
 import onnxruntime
 
 from ort_gpu_ep import plugin
-from ort_gpu_ep.config import resolve
+from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.adapter import choose
-from ort_gpu_ep.errors import AdapterError, DeviceError
+from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.explain import Explanation, explanation
 from ort_gpu_ep.health.admission import open_gpu
+from ort_gpu_ep.health.verdicts import key_of
+from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
+from ort_gpu_ep.placement.runner import Runner
 from ort_gpu_ep.plugin import EP_NAME
+from ort_gpu_ep.profile import GUESSED
 
 log = logging.getLogger("ort_gpu_ep")
 
-_CPU = "CPUExecutionProvider"
 _said: set[str] = set()
+
+_OF_ONNXRUNTIME = (
+    "_sess", "_sess_options", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
+    "_input_epdevices", "_model_meta", "_providers", "_provider_options", "_profiling_start_time_ns")
+"""What onnxruntime.InferenceSession keeps of the C++ session behind it."""
 
 
 class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # onnxruntime has no types
@@ -28,6 +37,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
 
     path_or_bytes, sess_options, providers, provider_options, kwargs: as in onnxruntime. Without `providers` the session uses
     the GPU and the CPU, and `provider_options` may be one mapping of this package's options (see config.OPTIONS).
+
+    With placement=auto the first run of each set of input shapes finds out what is faster (placement/chooser.py); until then, and where
+    it says so, the session is onnxruntime's on the CPU.
 
     Raises: ConfigError for an unknown option or value; with strict=1, AdapterError where there is no usable adapter and
     whatever kept the GPU from its part; onnxruntime's own exceptions for what it rejects.
@@ -43,16 +55,19 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
     ) -> None:
         names, options = _providers(providers, provider_options, sess_options)
         self._state: plugin.SessionState | None = None
+        self._runner: Runner | None = None
         self._cpu: Any = None
         self._cpu_lock = threading.Lock()
-        self._cpu_options = sess_options
         self._asked: tuple[list[str], list[dict[str, Any]]] | None = None
         if EP_NAME in names:
             plugin.register()
-            nothing_to_gain = _check_options(options[names.index(EP_NAME)])
-            if nothing_to_gain and _CPU in names:
+            config = _checked(options[names.index(EP_NAME)])
+            if _nothing_to_gain(config) and CPU_PROVIDER in names:
                 self._asked, keep = (names, options), [i for i, name in enumerate(names) if name != EP_NAME]
                 names, options = [names[i] for i in keep], [options[i] for i in keep]
+            elif config.placement == "auto" and names == [EP_NAME, CPU_PROVIDER] and _may_choose(path_or_bytes, sess_options):
+                self._runner = _runner(path_or_bytes, sess_options, options[0], kwargs, config)
+                names, options = self._runner.candidates.providers(self._runner.first)
         with plugin.capture() as states:
             try:
                 super().__init__(path_or_bytes, sess_options, names, options, **kwargs)
@@ -62,44 +77,67 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         self._state = states[-1] if states else None
         if self._state is not None and self._state.strict and self._state.errors:
             raise self._state.errors[0]
-        if self._state is None or not self._state.partitions:
+        if self._runner is not None:
+            self._runner.begin(self._front(self._runner.first), _is_fixed(self), self._become)
+        elif self._state is None or not self._state.partitions:
             self.__class__ = _SessionOnCpu
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
         """As onnxruntime's. If the GPU fails, the CPU answers with the same inputs; with strict=1 the failure is raised."""
+        if self._runner is not None:
+            return self._runner.run(output_names, input_feed, run_options)
         try:
             return super().run(output_names, input_feed, run_options)
         except Exception as error:
-            cause = self._state.cause_of(error) if self._state else None
-            if self._state is None or not isinstance(cause, DeviceError):
-                raise
-            if self._state.strict:
-                raise cause from error
-            self._state.record("fallback", "run", cause)
+            plugin.excuse(self._state, error)
             return self._cpu_session().run(output_names, input_feed, run_options)
 
-    def _cpu_session(self) -> Any:
-        """The same model on the CPU only; made when it is first needed."""
-        with self._cpu_lock:
-            if self._cpu is None:
-                model = self._model_path or self._model_bytes
-                self._cpu = onnxruntime.InferenceSession(model, self._cpu_options, providers=[_CPU])
-            return self._cpu
+    def io_binding(self) -> Any:
+        """As onnxruntime's; with placement=auto the session keeps the candidate it has now for all bound runs."""
+        if self._runner is not None:
+            self._runner.bind()
+        return super().io_binding()
 
     def explain(self) -> Explanation:
         """Which node runs where and why, what crosses between the devices, and what memory it takes."""
         if self._asked is not None:     # the CPU was chosen before the graph was seen: ask the partitioner now
             with plugin.capture() as states:
-                model = self._model_path or self._model_bytes
-                onnxruntime.InferenceSession(model, self._cpu_options, *self._asked)
+                onnxruntime.InferenceSession(self._model, self._sess_options_initial, *self._asked)
             self._state, self._asked = states[-1], None
+        if self._runner is not None:
+            return self._runner.explain()
         return explanation(self._state)
 
-    def stats(self) -> dict[str, int]:
-        """Counts since the session was created: copies between the devices by kind and bytes, runs answered by the CPU."""
-        if self._state is None:
-            return {"fallbacks": 0}
-        return {**self._state.copies.as_dict(), "fallbacks": sum(e.kind == "fallback" for e in list(self._state.events))}
+    def stats(self) -> dict[str, Any]:
+        """Counts since the session was created: copies between the devices by kind and bytes, runs answered by the CPU for the GPU;
+        with placement=auto also the runs of each candidate."""
+        if self._runner is not None:
+            return self._runner.stats()
+        return {**(self._state.copies.as_dict() if self._state else {}), "fallbacks": self._state.failures if self._state else 0}
+
+    @property
+    def _model(self) -> str | bytes:
+        return self._model_path or self._model_bytes    # type: ignore[no-any-return]
+
+    def _cpu_session(self) -> Any:
+        """The same model on the CPU only; made when it is first needed."""
+        with self._cpu_lock:
+            if self._cpu is None:
+                self._cpu = onnxruntime.InferenceSession(self._model, self._sess_options_initial, providers=[CPU_PROVIDER])
+            return self._cpu
+
+    def _front(self, name: str) -> Candidate:
+        """What this session is now, as a candidate that stays when the session becomes another one."""
+        plain = object.__new__(onnxruntime.InferenceSession)
+        vars(plain).update({k: v for k, v in vars(self).items() if k in _OF_ONNXRUNTIME or k not in _OURS})
+        return Candidate(name, plain, self._state)
+
+    def _become(self, candidate: Candidate) -> None:
+        """Puts another C++ session behind this object: the memory of the one before is free when its last run ends."""
+        for name in _OF_ONNXRUNTIME:
+            if hasattr(candidate.session, name):
+                setattr(self, name, getattr(candidate.session, name))
+        self._state = candidate.state
 
 
 class _SessionOnCpu(InferenceSession):
@@ -108,11 +146,14 @@ class _SessionOnCpu(InferenceSession):
     run = onnxruntime.InferenceSession.run
 
 
+_OURS = ("_state", "_runner", "_cpu", "_cpu_lock", "_asked")
+
+
 def _providers(providers: Sequence[Any] | None, options: Any, settings: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """Names and options of the providers, in step. Names may come as (name, options), as onnxruntime allows."""
     if providers is None:
         given = dict(options) if isinstance(options, Mapping) else dict(options[0]) if options else {}
-        return ([EP_NAME], [given]) if _forbids_cpu(settings) else ([EP_NAME, _CPU], [given, {}])
+        return ([EP_NAME], [given]) if _forbids_cpu(settings) else ([EP_NAME, CPU_PROVIDER], [given, {}])
     names, found = [], []
     extra = list(options or [{}] * len(providers)) if not isinstance(options, Mapping) else [options]
     for i, provider in enumerate(providers):
@@ -130,19 +171,34 @@ def _forbids_cpu(settings: Any) -> bool:
         return False
 
 
-def _check_options(options: dict[str, Any]) -> bool:
-    """Whether these options can only mean the CPU: placement=cpu, no adapter, or placement=auto on a software adapter.
+def _may_choose(model: Any, settings: Any) -> bool:
+    """Whether several sessions can be made of a model. Not with onnxruntime's profile: it is to be of the session that the user made."""
+    return isinstance(model, (str, bytes, os.PathLike)) and not (settings is not None and settings.enable_profiling)
 
-    The session then does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds.
-    Raises: ConfigError (onnxruntime would print it and go on); AdapterError in strict mode, else it is said once.
-    """
+
+def _is_fixed(session: Any) -> bool:
+    """Whether all input shapes are known."""
+    return all(isinstance(d, int) and d >= 0 for i in session.get_inputs() for d in (i.shape or (None,)))
+
+
+def _checked(options: dict[str, Any]) -> Config:
+    """The config of provider options, which become texts. Raises: ConfigError (onnxruntime would print it and go on)."""
     config = resolve(options)
     for name, value in options.items():
         options[name] = str(int(value)) if isinstance(value, bool) else str(value)
+    return config
+
+
+def _nothing_to_gain(config: Config) -> bool:
+    """Whether these options can only mean the CPU: placement=cpu, no adapter, or placement=auto on a software adapter nobody asked for.
+
+    The session then does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds.
+    Raises: AdapterError in strict mode and where an adapter was asked for, else it is said once.
+    """
     if config.placement == "cpu":
         return True
     try:
-        if config.placement == "auto" and choose(config.adapter)[0].is_software:
+        if config.placement == "auto" and not config.adapter and choose(config.adapter)[0].is_software:
             return True
         open_gpu(config)
         return False
@@ -153,6 +209,12 @@ def _check_options(options: dict[str, Any]) -> bool:
             _said.add(str(error))
             log.warning("running on the CPU: %s", error)
         return True
+
+
+def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:
+    gpu = open_gpu(config)
+    path_or_bytes = model if isinstance(model, bytes) else os.fspath(model)
+    return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: GUESSED)
 
 
 def _raise_cause(error: Exception, states: list[plugin.SessionState]) -> None:

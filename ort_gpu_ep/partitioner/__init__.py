@@ -1,7 +1,8 @@
 """Which nodes go to the GPU, fused how, in which groups, and why."""
 
+from ort_gpu_ep.partitioner.costs import Costs
 from ort_gpu_ep.partitioner.fusion import fuse
 from ort_gpu_ep.partitioner.partition import Partitioning, partition
-from ort_gpu_ep.partitioner.report import Report
+from ort_gpu_ep.partitioner.report import NodeReport, Prediction, Report
 
-__all__ = ["Partitioning", "Report", "fuse", "partition"]
+__all__ = ["Costs", "NodeReport", "Partitioning", "Prediction", "Report", "fuse", "partition"]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.graph import Graph, Node
 from ort_gpu_ep.lowering import Answer, Facts, HostValues, facts_of, walk
 from ort_gpu_ep.partitioner import sizes
+from ort_gpu_ep.partitioner.costs import Costs, Prices, predict, price
+from ort_gpu_ep.partitioner.cut import cheapest_on_gpu
 from ort_gpu_ep.partitioner.fusion import fuse
 from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
-from ort_gpu_ep.partitioner.placement import estimate
-from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Report
+from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Prediction, Report
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering
 from ort_gpu_ep.types import TensorType
 
@@ -39,18 +40,25 @@ class _State:
         return id(node) not in self.declined
 
 
-def partition(graph: Graph, config: Config, limits: Limits, software: bool) -> Partitioning:
+def partition(graph: Graph, config: Config, limits: Limits, software: bool, costs: Costs | None = None) -> Partitioning:
     """Decides for every node of a graph.
 
-    software: the adapter is the CPU in disguise; placement=auto then takes nothing.
+    software: the adapter is the CPU in disguise; placement=auto then takes nothing, unless the adapter was asked for by name.
+    costs: what placement=auto decides by.
     """
+    costs = costs or Costs()
     if config.placement == "cpu":
         return _nothing(graph, config, Decline(Code.COST, "placement=cpu"))
-    if config.placement == "auto" and software:
+    if config.placement == "auto" and software and not config.adapter:
         return _nothing(graph, config, Decline(Code.COST, "placement=auto: the adapter is software, the CPU itself is faster"))
-    state = _best_attempt(graph, config, limits)
-    groups = _settle(state, config, limits)
-    return Partitioning(tuple(tuple(i for node in g for i in node.members) for g in groups), _report(graph, state, groups, config))
+    state = _best_attempt(graph, config, limits, costs)
+    if config.placement == "auto":
+        state, groups, predictions = _cheapest(graph, state, config, limits, costs)
+    else:
+        groups, predictions = _settle(state, config, limits), ()
+    measured = sum((node.id, node.op) in costs.cpu_s for node in graph.nodes)
+    report = replace(_report(graph, state, groups, config), predictions=predictions, measured=measured)
+    return Partitioning(tuple(tuple(i for node in g for i in node.members) for g in groups), report)
 
 
 def _nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
@@ -58,12 +66,13 @@ def _nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
     return Partitioning((), Report(graph.name, graph.nested, nodes, (), config.placement))
 
 
-def _best_attempt(graph: Graph, config: Config, limits: Limits) -> _State:
-    """With static inputs there is one attempt; else the stand-in size with which most nodes are claimed."""
-    attempts = sizes.CANDIDATES[:1] if sizes.is_static(graph, graph.inputs) else sizes.CANDIDATES
+def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs) -> _State:
+    """With known inputs there is one attempt; else the stand-in size with which most nodes are claimed."""
+    shapes = {} if graph.nested else costs.shapes
+    attempts = sizes.CANDIDATES[:1] if shapes or sizes.is_static(graph, graph.inputs) else sizes.CANDIDATES
     best: _State | None = None
     for size in attempts:
-        state = _attempt(graph, config, limits, size)
+        state = _attempt(graph, config, limits, {**sizes.input_types(graph, size), **sizes.given_types(graph, shapes)}, size)
         if best is None or len(state.declined) < len(best.declined):
             best = state
         if not best.declined:
@@ -72,8 +81,8 @@ def _best_attempt(graph: Graph, config: Config, limits: Limits) -> _State:
     return best
 
 
-def _attempt(graph: Graph, config: Config, limits: Limits, size: int) -> _State:
-    inputs, otherwise = sizes.input_types(graph, size), _otherwise(graph, size)
+def _attempt(graph: Graph, config: Config, limits: Limits, inputs: Mapping[str, TensorType], size: int) -> _State:
+    otherwise = _otherwise(graph, size)
     fused = fuse(graph, inputs, limits, otherwise) if config.fusion else graph
     facts = facts_of(fused, inputs)
     answers = {id(node): (node, answer, bound) for node, answer, bound in walk(fused, facts, limits, otherwise)}
@@ -84,6 +93,46 @@ def _attempt(graph: Graph, config: Config, limits: Limits, size: int) -> _State:
 def _otherwise(graph: Graph, size: int) -> Callable[[str], TensorType | None]:
     """Types of what declined nodes write: what ONNX Runtime's shape inference says."""
     return lambda name: sizes.stand_in(graph.values[name], size) if name in graph.values else None
+
+
+def _cheapest(
+    graph: Graph, state: _State, config: Config, limits: Limits, costs: Costs,
+) -> tuple[_State, list[list[Node]], tuple[Prediction, ...]]:
+    """The assignment with the least predicted time of three: everything on the CPU, everything that can on the GPU, the minimum cut."""
+    prices = price(state.graph, {n.id: n for n in graph.nodes}, state.answers, state.facts, costs)
+    every = _copy(state, {})
+    every_group = _settle(every, config, limits)
+    on_gpu = cheapest_on_gpu(prices.nodes, prices.crossings)
+    kept = {key: Decline(Code.COST, "predicted to be faster here: the cheapest cut leaves it on the CPU")
+            for key, (_, answer, _) in state.answers.items() if isinstance(answer, Lowering) and key not in on_gpu}
+    cut = _copy(state, kept)
+    cut_groups = _without_losers(cut, _settle(cut, config, limits), prices)
+    options = [(predict("gpu", prices, every_group), every, every_group), (predict("cpu", prices, ()), state, [])]
+    if cut_groups and {id(n) for g in cut_groups for n in g} != {id(n) for g in every_group for n in g}:
+        options.append((predict("cut", prices, cut_groups), cut, cut_groups))
+    options.sort(key=lambda option: option[0].total_s)
+    best, chosen, groups = options[0]
+    if best.plan == "cpu":
+        chosen = _copy(state, {})
+        why = f"the whole is predicted to take {best} and {options[1][0]}"
+        _decline_all(chosen, [node for node, answer, _ in state.answers.values() if not isinstance(answer, Decline)], Code.COST, why)
+    return chosen, groups, tuple(prediction for prediction, _, _ in options)
+
+
+def _copy(state: _State, declined: Mapping[int, Decline]) -> _State:
+    return replace(state, answers=dict(state.answers), declined={**declined, **state.declined})
+
+
+def _without_losers(state: _State, groups: list[list[Node]], prices: Prices) -> list[list[Node]]:
+    """Drops groups whose copies and waits cost more than they gain: grouping may have split what the cut took for one piece."""
+    best = predict("cut", prices, groups).total_s
+    for group in sorted(groups, key=len):
+        rest = [g for g in groups if g is not group]
+        total_s = predict("cut", prices, rest).total_s
+        if total_s < best:
+            _decline_all(state, group, Code.COST, f"its group of {len(group)} is predicted to cost more in transfers than it gains")
+            groups, best = rest, total_s
+    return groups
 
 
 def _settle(state: _State, config: Config, limits: Limits) -> list[list[Node]]:
@@ -115,11 +164,6 @@ def _check_group(state: _State, group: list[Node], config: Config, limits: Limit
     lowered = [a for _, a, _ in found if isinstance(a, Lowering)]
     if not lowered or (config.placement == "auto" and not any(a.kernels for a in lowered)):
         _decline_all(state, group, Code.COST, "its group has nothing to dispatch")
-    elif config.placement == "auto":
-        crossing = sum(state.facts.types[n].nbytes for n in (*inputs, *outputs))
-        predicted = estimate([(b, a) for _, a, b in found], crossing)
-        if not predicted.gpu_wins:
-            _decline_all(state, group, Code.COST, f"its group of {len(group)} is predicted to take {predicted}")
 
 
 def _decline_all(state: _State, group: list[Node], code: Code, reason: str) -> None:

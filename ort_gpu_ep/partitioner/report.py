@@ -35,14 +35,42 @@ class PartitionReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a run is expected to take with one assignment of the nodes, in seconds and bytes.
+
+    plan: `cpu` (all nodes), `gpu` (every node that has a kernel) or `cut` (the cheapest assignment).
+    total_s = cpu_s (nodes there) + gpu_s (nodes there) + transfer_s (copies and waits).
+    """
+
+    plan: str
+    total_s: float
+    cpu_s: float
+    gpu_s: float
+    transfer_s: float
+    upload_nbytes: int
+    download_nbytes: int
+    partitions: int
+
+    def __str__(self) -> str:
+        return (f"{self.plan} {self.total_s * 1e3:.3f} ms (CPU {self.cpu_s * 1e3:.3f}, GPU {self.gpu_s * 1e3:.3f}, "
+                f"transfers {self.transfer_s * 1e3:.3f})")
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """The decision for one graph (the model's main graph, or a body of If, Loop or Scan)."""
+    """The decision for one graph (the model's main graph, or a body of If, Loop or Scan).
+
+    predictions: of the assignments that were considered, the cheapest first, the runner-up second; empty unless placement=auto.
+    measured: how many nodes' CPU seconds come from a profile of this model rather than from constants.
+    """
 
     graph: str
     nested: bool
     nodes: tuple[NodeReport, ...]
     partitions: tuple[PartitionReport, ...]
     placement: str
+    predictions: tuple[Prediction, ...] = ()
+    measured: int = 0
 
     def count(self, device: str) -> int:
         return sum(n.device == device for n in self.nodes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ort_gpu_ep.graph import Graph, Value
-from ort_gpu_ep.types import TensorType
+from ort_gpu_ep.types import Shape, TensorType
 
 CANDIDATES = (64, 224, 640)
 """Sizes tried for unknown dimensions, in this order: sequences and tiles, images, documents. The first dimension is the batch."""
@@ -39,3 +39,13 @@ def input_types(graph: Graph, size: int) -> Mapping[str, TensorType]:
     """A stand-in type for each graph input whose rank is known."""
     found = {n: stand_in(graph.values[n], size) for n in graph.inputs if n in graph.values}
     return {n: t for n, t in found.items() if t is not None}
+
+
+def given_types(graph: Graph, shapes: Mapping[str, Shape]) -> dict[str, TensorType]:
+    """The types of the graph inputs whose shapes a run has shown."""
+    found = {}
+    for name, shape in shapes.items():
+        value = graph.values.get(name)
+        if name in graph.inputs and value is not None and value.dtype is not None:
+            found[name] = TensorType(value.dtype, shape)
+    return found

@@ -2,7 +2,7 @@
 
 from ort_gpu_ep.plugin.factory import EP_NAME, VENDOR_ID
 from ort_gpu_ep.plugin.registration import is_registered, register, unregister
-from ort_gpu_ep.plugin.state import COPIES, Copies, Event, SessionState, capture
+from ort_gpu_ep.plugin.state import COPIES, Copies, Event, SessionState, capture, excuse
 from ort_gpu_ep.plugin.tables import live_tables
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Event",
     "SessionState",
     "capture",
+    "excuse",
     "is_registered",
     "live_tables",
     "register",

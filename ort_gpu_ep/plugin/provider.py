@@ -51,7 +51,7 @@ class Provider(Table):
                 return
             limits, software = (gpu.limits, gpu.info.type == "software") if gpu is not None else (Limits(), True)
             whole = reader.graph()
-            partitioning = partition(whole, self.config, limits, software)
+            partitioning = partition(whole, self.config, limits, software, self.state.costs)
             self.state.reports.append(partitioning.report)
             options = ffi.new("FusionOptions*")
             options.version, options.drop_constant_initializers = api.version, True

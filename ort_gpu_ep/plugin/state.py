@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.errors import DeviceError
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu
-    from ort_gpu_ep.partitioner import Report
+    from ort_gpu_ep.partitioner import Costs, Report
     from ort_gpu_ep.plugin.compute import Partition
 
 log = logging.getLogger("ort_gpu_ep")
@@ -69,6 +70,12 @@ class Copies:
                 self.device_to_device += 1
                 self.device_to_device_nbytes += nbytes
 
+    def add_all(self, other: Copies) -> None:
+        """Adds what another record has counted."""
+        with _count_lock:
+            for name, count in vars(other).items():
+                setattr(self, name, getattr(self, name) + count)
+
     def as_dict(self) -> dict[str, int]:
         return dict(vars(self))
 
@@ -82,6 +89,7 @@ class SessionState:
     """One EP instance, which is one session.
 
     options: the provider options as given. config: None until they are checked.
+    costs: what placement=auto decides by, where `capture` was given any; else the provider finds out for itself.
     gpu: None where there is no adapter, or none is wanted. reports: one a graph, bodies of If and Loop first.
     partitions: what was compiled, in ONNX Runtime's order. ready: whether the session was created to the end.
     """
@@ -90,6 +98,7 @@ class SessionState:
         self.options: Mapping[str, str] = {}
         self.config: Config | None = None
         self.model_path = ""
+        self.costs: Costs | None = None
         self.gpu: Gpu | None = None
         self.reports: list[Report] = []
         self.partitions: list[Partition] = []
@@ -101,6 +110,11 @@ class SessionState:
     @property
     def strict(self) -> bool:
         return self.config is not None and self.config.strict
+
+    @property
+    def failures(self) -> int:
+        """How many runs or partitions the CPU has taken over."""
+        return sum(event.kind == "fallback" for event in list(self.events))
 
     @property
     def errors(self) -> list[BaseException]:
@@ -135,12 +149,25 @@ class SessionState:
         return next((e.error for e in list(self.events) if e.number == number), None)
 
 
+def excuse(state: SessionState | None, error: Exception) -> None:
+    """Returns where the CPU may answer a run that failed, and records it; else raises what the user should see."""
+    cause = state.cause_of(error) if state is not None else None
+    if state is None or not isinstance(cause, DeviceError):
+        raise error
+    if state.strict:
+        raise cause from error
+    state.record("fallback", "run", cause)
+
+
 @contextmanager
-def capture() -> Iterator[list[SessionState]]:
-    """Collects the state of every session that this thread begins to create inside the block, failed ones too."""
+def capture(costs: Costs | None = None) -> Iterator[list[SessionState]]:
+    """Collects the state of every session that this thread begins to create inside the block, failed ones too.
+
+    costs: what these sessions' placement=auto decides by.
+    """
     seen: list[SessionState] = []
-    stack: list[list[SessionState]] = _thread.__dict__.setdefault("captures", [])
-    stack.append(seen)
+    stack: list[tuple[list[SessionState], Costs | None]] = _thread.__dict__.setdefault("captures", [])
+    stack.append((seen, costs))
     try:
         yield seen
     finally:
@@ -149,8 +176,9 @@ def capture() -> Iterator[list[SessionState]]:
 
 def announce(state: SessionState) -> None:
     """Tells the `capture()` blocks of this thread about a new session."""
-    for seen in _thread.__dict__.get("captures", []):
+    for seen, costs in _thread.__dict__.get("captures", []):
         seen.append(state)
+        state.costs = costs or state.costs
 
 
 def forget_frames(error: BaseException | None) -> None:

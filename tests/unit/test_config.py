@@ -35,7 +35,7 @@ def test_flags_may_be_bools_or_text(given: object, want: bool) -> None:
 
 
 def test_an_unknown_option_names_the_one_that_is_meant() -> None:
-    with pytest.raises(ConfigError, match=r"provider option 'placment' is unknown; did you mean 'placement'\? Known: placement, strict"):
+    with pytest.raises(ConfigError, match=r"provider option 'placment' is unknown; did you mean 'placement'\? Known: placement, placement_budget_ms, strict"):
         resolve({"placment": "gpu"}, {})
 
 

@@ -7,12 +7,10 @@ import pytest
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.graph import Graph, Value
-from ort_gpu_ep.lowering import facts_of, walk
 from ort_gpu_ep.partitioner import partition, sizes
-from ort_gpu_ep.partitioner.placement import GPU_RUN_S, TRANSFER_BYTES, Estimate, estimate
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.types import FLOAT32
-from tests.unit.graphs import graph_of, static_types, tensor
+from tests.unit.graphs import graph_of, tensor
 
 GPU = Config(placement="gpu")
 ISLAND = "(float[2, 4, 4] x) => (y) <float[2, 4, 4] i> { a = Relu(x) i = com.microsoft.Inverse(a) y = Exp(i) }"
@@ -47,48 +45,6 @@ def test_inputs_of_unknown_rank_have_no_stand_in() -> None:
     assert sizes.input_types(Graph("g", ("x", "z"), (), (), values), 224) == {"z": tensor(sizes._BATCH, 4)}
 
 
-# ---- placement
-
-
-def estimated(text: str, crossing: int = 0, **constants: np.ndarray) -> Estimate:
-    graph = graph_of(text, constants)
-    return estimate([(b, a) for _, a, b in walk(graph, facts_of(graph, static_types(graph)), Limits())], crossing)
-
-
-def test_a_small_product_is_faster_on_the_cpu() -> None:
-    assert not estimated("(float[4, 16] x, float[16, 16] w) => (y) { y = MatMul(x, w) }").gpu_wins
-
-
-def test_a_large_product_is_faster_on_the_gpu() -> None:
-    got = estimated("(float[2048, 2048] x, float[2048, 2048] w) => (y) { y = MatMul(x, w) }", crossing=3 * 4 << 22)
-    assert got.gpu_wins
-    assert 1e-3 < got.gpu_s < got.cpu_s < 1
-
-
-def test_a_large_copy_is_faster_on_the_cpu() -> None:
-    """Moving it costs more than doing it."""
-    size = 1 << 24
-    assert not estimated(f"(float[{size}] x) => (y) {{ y = Neg(x) }}", crossing=8 * size).gpu_wins
-
-
-def test_a_convolution_counts_its_pixels() -> None:
-    """2 * 64 * 64 * 9 * 56 * 56 operations an image."""
-    got = estimated("(float[8, 64, 56, 56] x, float[64, 64, 3, 3] w) => (y) { y = Conv<pads=[1, 1, 1, 1]>(x, w) }")
-    flops = 8 * 2 * 64 * 64 * 9 * 56 * 56
-    assert got.cpu_s == pytest.approx(flops / 2e11, rel=0.05)
-    assert got.gpu_wins
-
-
-def test_transfers_count() -> None:
-    text = "(float[16] x) => (y) { y = Neg(x) }"
-    assert estimated(text, 10**9).gpu_s - estimated(text).gpu_s == pytest.approx(10**9 / TRANSFER_BYTES)
-    assert estimated(text).gpu_s > GPU_RUN_S
-
-
-def test_shape_arithmetic_costs_nothing() -> None:
-    assert estimated("(float[2, 3] x) => (y) { y = Shape(x) }") == Estimate(0.0, GPU_RUN_S)
-
-
 # ---- partition
 
 
@@ -103,7 +59,7 @@ def test_placement_gpu_takes_what_has_a_kernel() -> None:
 
 
 @pytest.mark.parametrize(("placement", "software", "reason"), [
-    ("cpu", False, "placement=cpu"), ("auto", True, "the adapter is software"), ("auto", False, "predicted to take")])
+    ("cpu", False, "placement=cpu"), ("auto", True, "the adapter is software"), ("auto", False, "the whole is predicted to take")])
 def test_what_stays_on_the_cpu_says_why(placement: str, software: bool, reason: str) -> None:
     found = partition(graph_of("(float[4] x) => (y) { a = Exp(x) y = Softmax(a) }"), Config(placement=placement), Limits(), software)
     assert found.groups == ()
@@ -114,6 +70,11 @@ def test_what_stays_on_the_cpu_says_why(placement: str, software: bool, reason: 
 def test_placement_auto_takes_a_large_model() -> None:
     graph = graph_of("(float[8, 64, 56, 56] x, float[64, 64, 3, 3] w) => (y) { a = Conv<pads=[1, 1, 1, 1]>(x, w) y = Relu(a) }")
     assert devices(graph, Config(placement="auto")) == {"a": "gpu", "y": "gpu"}
+
+
+def test_an_adapter_asked_for_by_name_is_judged_by_its_costs_even_if_it_is_software() -> None:
+    graph = graph_of("(float[8, 64, 56, 56] x, float[64, 64, 3, 3] w) => (y) { a = Conv<pads=[1, 1, 1, 1]>(x, w) y = Relu(a) }")
+    assert devices(graph, Config(placement="auto", adapter="software"), software=True) == {"a": "gpu", "y": "gpu"}
 
 
 def test_placement_auto_decides_by_group() -> None:

@@ -1,0 +1,124 @@
+"""What each node costs on each side, what each value costs to move, and what an assignment then takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+
+from ort_gpu_ep.graph import Graph, Node
+from ort_gpu_ep.lowering import Answer, Facts, HostValues
+from ort_gpu_ep.partitioner.cut import Crossing, NodeCost
+from ort_gpu_ep.partitioner.report import Prediction
+from ort_gpu_ep.profile import GUESSED, Profile
+from ort_gpu_ep.registry import BoundNode, Lowering
+from ort_gpu_ep.types import Shape
+
+CPU_FLOPS = 2e11
+"""Floating-point operations a second of ONNX Runtime's CPU kernels in dense layers, on 8-16 cores: for nodes that were not measured."""
+
+CPU_BYTES = 2e10
+"""Bytes a second that its elementwise kernels move."""
+
+CPU_NODE_S = 2e-6
+"""What ONNX Runtime's executor spends on one node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What is known before the graph is seen.
+
+    profile: of the adapter. cpu_s: seconds of each node on the CPU by (id, op), from ONNX Runtime's profile of this model; empty where it
+    did not run yet. shapes: of the graph's inputs in the run that was profiled.
+    """
+
+    profile: Profile = GUESSED
+    cpu_s: Mapping[tuple[int, str], float] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The costs of one graph. nodes: by id() of the node. crossings: values that the run computes or is given, with `values` as names."""
+
+    nodes: Mapping[Hashable, NodeCost]
+    crossings: tuple[Crossing, ...]
+    nbytes: tuple[int, ...]
+    wait_s: float
+
+
+def flops_of(bound: BoundNode, answer: Lowering) -> float:
+    """Floating-point operations of a node in dense layers, else 0."""
+    if bound.op in ("Conv", "ConvTranspose") and bound.has(1):
+        pixels = (answer.outputs[0] if bound.op == "Conv" and answer.outputs[0] is not None else bound.input(0).type).shape[2:]
+        return 2.0 * bound.input(1).size * bound.input(0).shape[0] * math.prod(pixels)
+    if bound.op in ("Gemm", "MatMul"):
+        return 2.0 * bound.input(0).size * bound.input(1).shape[-1]
+    if bound.op in ("LSTM", "GRU", "RNN"):
+        return 2.0 * (bound.input(1).size + bound.input(2).size) * math.prod(bound.input(0).shape[:2])
+    return 0.0
+
+
+def price(
+    graph: Graph, originals: Mapping[int, Node], answers: Mapping[int, tuple[Node, Answer, BoundNode | None]], facts: Facts, costs: Costs,
+) -> Prices:
+    """Prices of a (fused) graph. originals: the nodes before fusion, by id. answers: by id() of the node."""
+    nodes: dict[Hashable, NodeCost] = {
+        key: _node_cost(node, originals, answer, bound, costs) for key, (node, answer, bound) in answers.items()}
+    names = _movable(graph, answers, facts)
+    producer = {name: id(n) for n in graph.nodes for name in n.writes}
+    readers: dict[str, dict[Hashable | None, None]] = {}
+    for node in graph.nodes:
+        for name in node.reads:
+            readers.setdefault(name, {})[id(node)] = None
+    waits = set(readers)
+    for name in graph.outputs:
+        readers.setdefault(name, {})[None] = None
+    profile, crossings, sizes = costs.profile, [], []
+    for name in (n for n in readers if n in names):
+        nbytes = facts.types[name].nbytes
+        wait_s = profile.run_s if name in waits else 0.0     # a CPU node that reads from the GPU waits for it; the user waits anyway
+        crossings.append(Crossing(
+            producer.get(name), tuple(readers[name]), profile.upload_s(nbytes), profile.download_s(nbytes) + wait_s))
+        sizes.append(nbytes)
+    return Prices(nodes, tuple(crossings), tuple(sizes), profile.run_s)
+
+
+def _movable(graph: Graph, answers: Mapping[int, tuple[Node, Answer, BoundNode | None]], facts: Facts) -> set[str]:
+    """Values that may cross during a run: neither constants nor what the host computes once per shape."""
+    known = {name for node, answer, _ in answers.values() if isinstance(answer, HostValues) for name in node.writes}
+    constants = {name for name, value in graph.values.items() if value.is_constant}
+    return set(facts.types) - known - constants
+
+
+def _node_cost(node: Node, originals: Mapping[int, Node], answer: Answer, bound: BoundNode | None, costs: Costs) -> NodeCost:
+    cpu_s = 0.0
+    for member in node.members:
+        cpu_s += costs.cpu_s.get((member, originals[member].op), CPU_NODE_S)
+    if not isinstance(answer, Lowering) or bound is None:
+        return NodeCost(cpu_s, 0.0 if isinstance(answer, HostValues) else None)
+    moved = sum(i.type.nbytes for i in bound.given()) + sum(t.nbytes for t in answer.outputs if t is not None)
+    flops = flops_of(bound, answer)
+    if not any((m, originals[m].op) in costs.cpu_s for m in node.members):
+        cpu_s += max(flops / CPU_FLOPS, moved / CPU_BYTES)
+    return NodeCost(cpu_s, costs.profile.node_s(answer, flops, moved))
+
+
+def predict(plan: str, prices: Prices, groups: Collection[Collection[Node]]) -> Prediction:
+    """What a run takes with these groups on the GPU, one after the other with the rest on the CPU."""
+    group_of = {id(node): i for i, group in enumerate(groups) for node in group}
+    cpu_s = sum(cost.cpu_s for key, cost in prices.nodes.items() if key not in group_of)
+    gpu_s = sum(cost.gpu_s or 0.0 for key, cost in prices.nodes.items() if key in group_of)
+    transfer_s, up, down, waits = 0.0, 0, 0, set()
+    for crossing, nbytes in zip(prices.crossings, prices.nbytes, strict=True):
+        sides = {reader in group_of for reader in crossing.readers}
+        if crossing.producer in group_of:
+            if False in sides:
+                transfer_s += crossing.download_s
+                down += nbytes
+                waits.add(group_of[crossing.producer])
+        elif True in sides:
+            transfer_s += crossing.upload_s
+            up += nbytes
+    transfer_s += prices.wait_s if waits else 0.0     # the run's last wait; those in between stand in the crossings
+    return Prediction(plan, cpu_s + gpu_s + transfer_s, cpu_s, gpu_s, transfer_s, up, down, len(groups))

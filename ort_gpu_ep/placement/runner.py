@@ -1,0 +1,119 @@
+"""The runs of a session whose placement is chosen while it runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.explain import Explanation, explanation, on_cpu
+from ort_gpu_ep.placement.candidates import CPU, CUT, Candidate, Candidates
+from ort_gpu_ep.placement.chooser import Chooser
+from ort_gpu_ep.placement.decisions import Decision, Decisions, key_of
+from ort_gpu_ep.plugin import Copies, SessionState, excuse
+from ort_gpu_ep.profile import Profile
+
+log = logging.getLogger("ort_gpu_ep")
+
+
+class Runner:
+    """What stands behind `InferenceSession.run` where placement=auto.
+
+    model, settings, options, kwargs: as the candidates take them. device: names adapter, driver and shaders. profile: gives the adapter's.
+    """
+
+    def __init__(
+        self, model: str | bytes, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, device: str,
+        profile: Callable[[], Profile],
+    ) -> None:
+        self.config = config
+        self.candidates = Candidates(model, settings, options, kwargs)
+        self._decisions: Decisions | None = None
+        with suppress(OSError):        # onnxruntime will say what is wrong with the model's file
+            key = key_of(model, device, settings, {k: v for k, v in options.items() if k != "cache_dir"})
+            self._decisions = Decisions(config.cache_path, key)
+        self._profile = profile
+        self._gone = Copies()
+        self._runs: Counter[str] = Counter()
+        self._bound = threading.Event()
+
+    @property
+    def first(self) -> str:
+        """The candidate to begin with: what was decided for this model last time, else plain onnxruntime, which is there at once."""
+        latest = self._decisions.latest if self._decisions is not None else None
+        return latest.plan if latest is not None else CPU
+
+    def begin(self, front: Candidate, fixed: bool, become: Callable[[Candidate], None]) -> None:
+        """front: the session that is there now. fixed: all its input shapes are known. become: makes a candidate the session's front."""
+        self.front, self.fixed, self._become = front, fixed, become
+        self.candidates.add(front)
+        self.chooser = Chooser(self.candidates, self.config, self._profile, self._decisions, fixed, self._decided)
+
+    def run(self, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
+        decision = self.chooser.decision(feeds)
+        return self._answer(self._candidate(decision.plan), outputs, feeds, options)
+
+    def _candidate(self, plan: str) -> Candidate:
+        return self.candidates.ready(plan) or self.front
+
+    def _answer(self, candidate: Candidate, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
+        self._runs[candidate.name] += 1
+        try:
+            return candidate.session.run(outputs, feeds, options)
+        except Exception as error:
+            excuse(candidate.state, error)
+            return self.candidates.get(CPU).session.run(outputs, feeds, options)
+
+    def _decided(self, decision: Decision) -> None:
+        """What lost gives its memory back; it is made again if the decision changes."""
+        wanted = {d.plan for d in self.chooser.decided.values()} | {decision.plan}
+        chosen = self.candidates.get(decision.plan)
+        if not self._bound.is_set() and self.front.name not in wanted:
+            self._become(chosen)
+            self.front = chosen
+        for candidate in self.candidates.made:
+            if candidate.name not in wanted and candidate is not self.front:
+                self._forget(candidate)
+
+    def _forget(self, candidate: Candidate) -> None:
+        if candidate.state is not None:
+            self._gone.add_all(candidate.state.copies)
+        self.candidates.drop(candidate.name)
+
+    def bind(self) -> None:
+        """From now on the front stays, and knows device memory: a user binds values to it."""
+        if not self._bound.is_set():
+            self._bound.set()
+            if self.front.state is None:
+                decided = {d.plan for d in self.chooser.decided.values()} - {CPU}
+                self.front = self.candidates.get(next(iter(decided), CUT))
+                self._become(self.front)
+
+    def explain(self) -> Explanation:
+        """Of the candidate that the latest decision names; before the first run, of the one that the partitioner expects to be best."""
+        decided = dict(self.chooser.decided)
+        latest = next(reversed(decided.values()), None)
+        if latest is not None and latest.plan == CPU:
+            adapter, reports = self.chooser.planned or self.chooser.plan()
+            shown = on_cpu(adapter, reports, f"{latest.source}: {latest.why}")
+        else:
+            shown = explanation(self.candidates.get(latest.plan if latest else CUT).state)
+        shapes = (", ".join(f"{name}{list(shape)}" for name, shape in key) or "every run" for key in decided)
+        return replace(shown, decisions=tuple(zip(shapes, decided.values(), strict=True)))
+
+    @property
+    def states(self) -> tuple[SessionState, ...]:
+        """Of the candidates that exist and use our provider."""
+        return tuple(c.state for c in self.candidates.made if c.state is not None)
+
+    def stats(self) -> dict[str, Any]:
+        """Copies and fallbacks of all candidates, and the runs that each has answered."""
+        total = Copies()
+        for copies in (self._gone, *(s.copies for s in self.states)):
+            total.add_all(copies)
+        return {**total.as_dict(), "fallbacks": sum(s.failures for s in self.states), "runs": dict(self._runs)}
