@@ -63,6 +63,11 @@ class Explanation:
             "decisions": [{"inputs": shapes, **asdict(decision)} for shapes, decision in self.decisions],
         }
 
+    def predicted_by(self, reports: Iterable[Report]) -> Explanation:
+        """With the predictions of other reports on the same graphs: a session that takes all nodes weighs nothing itself."""
+        pairs = zip(self.reports, reports, strict=False)
+        return replace(self, reports=tuple(replace(r, predictions=p.predictions, measured=p.measured) for r, p in pairs) or self.reports)
+
     def count(self, device: str) -> int:
         """Nodes on `gpu`, `host` (shape arithmetic, done when a plan is made) or `cpu`."""
         return sum(r.count(device) for r in self.reports)

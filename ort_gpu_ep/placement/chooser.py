@@ -18,6 +18,7 @@ from ort_gpu_ep.placement.candidates import CPU, CUT, GPU, Candidate, Candidates
 from ort_gpu_ep.placement.cpu_costs import cpu_costs
 from ort_gpu_ep.placement.decisions import Decision, Decisions, Signature, signature
 from ort_gpu_ep.placement.trial import race
+from ort_gpu_ep.plugin import excuse
 from ort_gpu_ep.profile import Profile
 
 log = logging.getLogger("ort_gpu_ep")
@@ -134,15 +135,18 @@ class Chooser:
         """Median seconds of the CPU and of the rivals that work."""
         runs: dict[str, Callable[[], object]] = {CPU: partial(self.candidates.get(CPU).session.run, None, feeds)}
         for name in rivals:
+            candidate = None
             try:
                 candidate = self.candidates.get(name)
                 candidate.session.run(None, feeds)
             except Exception as error:   # whatever keeps a candidate from answering puts it out; the CPU has answered the same inputs
                 if self.config.strict:
-                    raise
-                log.warning("placement: the plan %r fails and is left out: %s: %s", name, type(error).__name__, error)
+                    excuse(candidate.state if candidate else None, error)
+                log.warning("placement: the plan %r is left out, it fails: %s: %s", name, type(error).__name__, error)
                 continue
-            if candidate.state is not None and not candidate.state.failures:
+            if candidate.state is not None and candidate.state.failures:
+                log.warning("placement: the plan %r is left out, the CPU had to answer for it", name)
+            else:
                 runs[name] = partial(candidate.session.run, None, feeds)
         return race(runs, self._left_s)
 

@@ -103,6 +103,7 @@ class Runner:
             shown = on_cpu(adapter, reports, f"{latest.source}: {latest.why}")
         else:
             shown = explanation(self.candidates.get(latest.plan if latest else CUT).state)
+            shown = shown.predicted_by(self.chooser.planned[1]) if self.chooser.planned else shown
         shapes = (", ".join(f"{name}{list(shape)}" for name, shape in key) or "every run" for key in decided)
         return replace(shown, decisions=tuple(zip(shapes, decided.values(), strict=True)))
 

@@ -1,0 +1,270 @@
+"""placement=auto: what the candidates took decides, for the shapes at hand, and is remembered."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import ort_gpu_ep as ort
+from ort_gpu_ep.errors import DeviceError
+from ort_gpu_ep.placement import chooser
+from tests.session.conftest import NODES, assert_close, on_the_cpu
+from tests.unit.graphs import model_of
+
+Array = np.ndarray[Any, Any]
+CPU = "CPUExecutionProvider"
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def auto(tmp_path: Path) -> Open:
+    """Sessions on the adapter that is there, software or not, with a cache of their own."""
+    def opened(model: Any, settings: Any = None, **options: object) -> Any:
+        given = {"adapter": "0", "cache_dir": str(tmp_path / "cache"), **options}
+        return ort.InferenceSession(model, settings, provider_options=given)
+    return opened
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Mapping[str, Any]]]:
+    """Makes every race end with these seconds; gives the list of races. The CPU is never too fast to be raced."""
+    def told(**seconds: float) -> list[Mapping[str, Any]]:
+        races: list[Mapping[str, Any]] = []
+
+        def race(runs: Mapping[str, Callable[[], object]], budget_s: float) -> dict[str, float]:
+            races.append({name: run() for name, run in runs.items()})
+            return {name: seconds[name] for name in runs}
+        monkeypatch.setattr(chooser, "race", race)
+        monkeypatch.setattr(chooser, "FLOOR", 0.0)
+        return races
+    return told
+
+
+@pytest.fixture
+def slow_on_one_thread() -> tuple[bytes, Any, dict[str, Array]]:
+    """Ops that onnxruntime computes one after the other, element by element."""
+    ops = ("Asinh", "Atan") * 3
+    names = ["x", *(f"v{i}" for i in range(len(ops) - 1)), "y"]
+    body = " ".join(f"{out} = {op}({name})" for op, name, out in zip(ops, names, names[1:], strict=False))
+    model = model_of(f"(float[262144] x) => (float[262144] y) {{ {body} }}").SerializeToString()
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = 1
+    return model, settings, {"x": np.random.default_rng(3).standard_normal(262144).astype("f")}
+
+
+def test_it_is_measured(auto: Open, slow_on_one_thread: tuple[bytes, Any, dict[str, Array]]) -> None:
+    """Nothing is put in place of the machine here."""
+    model, settings, feeds = slow_on_one_thread
+    session, want = auto(model, settings), on_the_cpu(model, feeds)
+    for _ in range(3):
+        assert_close(session.run(None, feeds), want)
+    ((shapes, decision),) = session.explain().decisions
+    assert (shapes, decision.source) == ("every run", "measured")
+    assert set(decision.measured_s) == {"cpu", "gpu"}
+    assert decision.plan == min(decision.measured_s, key=decision.measured_s.__getitem__)
+    assert set(decision.predicted_s) >= {"cpu", "gpu"}
+    assert session.stats()["runs"] == {decision.plan: 3}
+
+
+def test_what_the_cpu_does_before_the_gpu_could_answer_is_not_raced(auto: Open, mlp: bytes, x: Array) -> None:
+    session = auto(mlp)
+    assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    assert [c.name for c in session._runner.candidates.made] == ["cpu"]
+    assert [d.source for _, d in session.explain().decisions] == ["floor"]
+    assert session.explain().count("cpu") == NODES
+    assert session.stats()["host_to_device"] == 0
+
+
+@pytest.mark.parametrize(("seconds", "plan"), [({"cpu": 2.0, "gpu": 1.0}, "gpu"), ({"cpu": 1.0, "gpu": 2.0}, "cpu")])
+def test_the_fastest_stays_and_the_others_go(
+        seconds: dict[str, float], plan: str, auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
+    races = timed(**seconds)
+    session, want = auto(mlp), on_the_cpu(mlp, {"x": x})
+    assert session.get_providers() == [CPU]
+    assert_close(session.run(["y"], {"x": x}), want[:1])
+    (raced,) = races
+    for answer in raced.values():
+        assert_close(answer, want)
+    assert [c.name for c in session._runner.candidates.made] == [plan]
+    assert session.get_providers() == ([ort.EP_NAME, CPU] if plan == "gpu" else [CPU])
+    assert_close(session.run(None, {"x": x}), want)
+    assert session.stats()["runs"] == {plan: 2}
+    assert session.explain().count(plan) == NODES
+    text = str(session.explain())
+    assert f"placement for x[5, 16]: {plan}, measured" in text
+    assert f"{NODES} of {NODES} nodes measured on the CPU" in text
+    assert "predicted" in text
+    assert len(races) == 1
+
+
+def test_a_later_session_begins_with_what_was_decided(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
+    races = timed(cpu=2.0, gpu=1.0)
+    auto(mlp).run(None, {"x": x})
+    later = auto(mlp)
+    assert later.get_providers() == [ort.EP_NAME, CPU]
+    assert_close(later.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    ((_, decision),) = later.explain().decisions
+    assert (decision.plan, decision.source, decision.measured_s) == ("gpu", "cached", {"cpu": 2.0, "gpu": 1.0})
+    assert len(races) == 1
+    assert auto(mlp, checked_shaders=0).get_providers() == [CPU]
+
+
+def test_each_set_of_shapes_is_decided_until_the_budget_is_spent(
+        auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator) -> None:
+    races = timed(cpu=2.0, gpu=1.0)
+    session = auto(mlp)
+    for rows in (1, 7, 1, 7):
+        x = rng.standard_normal((rows, 16)).astype("f")
+        assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    assert len(races) == 2
+    session._runner.chooser._left_s = 0.0
+    x = rng.standard_normal((9, 16)).astype("f")
+    assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    shapes, decision = session.explain().decisions[-1]
+    assert (shapes, decision.source, decision.plan) == ("x[9, 16]", "nearest", "gpu")
+    assert "x[7, 16]" in decision.why
+    assert len(races) == 2
+
+
+def test_without_a_budget_it_goes_by_prediction(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
+    races = timed()
+    session = auto(mlp, placement_budget_ms=0)
+    assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    ((_, decision),) = session.explain().decisions
+    assert (decision.source, decision.plan, decision.measured_s) == ("predicted", "cpu", {})
+    assert decision.predicted_s["cpu"] < decision.predicted_s["gpu"]
+    assert races == []
+
+
+def test_a_cut_is_a_candidate(auto: Open, timed: Callable[..., Any], rng: np.random.Generator) -> None:
+    """A node that only the CPU has, in the middle, and one that is dear to move."""
+    text = ("(float[256, 256] x, float[4000000] z) => (float[256, 256] y, float[4000000] e) "
+            "{ y = MatMul(x, w) e = Neg(z) }")
+    model = model_of(text, {"w": rng.standard_normal((256, 256)).astype("f")}).SerializeToString()
+    feeds = {"x": rng.standard_normal((256, 256)).astype("f"), "z": rng.standard_normal(4000000).astype("f")}
+    races = timed(cpu=3.0, gpu=2.0, cut=1.0)
+    session = auto(model)
+    runner = session._runner
+    real = runner.chooser._learn
+
+    def learned(*args: Any) -> None:
+        real(*args)
+        from dataclasses import replace
+        runner.candidates.costs = replace(runner.candidates.costs, cpu_s={(0, "MatMul"): 1.0, (1, "Neg"): 1e-4})
+    runner.chooser._learn = learned
+    got = session.run(None, feeds)
+    for g, w in zip(got, on_the_cpu(model, feeds), strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4)
+    assert [list(r) for r in races] == [["cpu", "cut", "gpu"]]
+    assert [c.name for c in runner.candidates.made] == ["cut"]
+    assert {(n.op, n.device) for n in session.explain().reports[-1].nodes} == {("MatMul", "gpu"), ("Neg", "cpu")}
+    assert [p.plan for p in session.explain().reports[-1].predictions] == ["cut", "gpu", "cpu"]
+
+
+def test_a_candidate_that_fails_is_out(
+        auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    from ort_gpu_ep.device import Program
+
+    def fail(*_: object) -> None:
+        raise DeviceError("the driver said no")
+    races = timed(cpu=2.0, gpu=1.0)
+    monkeypatch.setattr(Program, "run", fail)
+    session = auto(mlp)
+    with caplog.at_level(logging.WARNING, "ort_gpu_ep"):
+        assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    assert [list(r) for r in races] == [["cpu"]]
+    assert session.stats()["runs"] == {"cpu": 1}
+    assert "the driver said no" in caplog.text
+    assert "the plan 'gpu' is left out" in caplog.text
+    with pytest.raises(DeviceError, match="the driver said no"):
+        auto(mlp, strict=1).run(None, {"x": x})
+
+
+def test_a_decided_gpu_that_fails_is_answered_by_the_cpu(
+        auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ort_gpu_ep.device import Program
+
+    def fail(*_: object) -> None:
+        raise DeviceError("the driver said no")
+    timed(cpu=2.0, gpu=1.0)
+    session, strict, want = auto(mlp), auto(mlp, strict=1), on_the_cpu(mlp, {"x": x})
+    session.run(None, {"x": x})
+    strict.run(None, {"x": x})
+    monkeypatch.setattr(Program, "run", fail)
+    assert_close(session.run(None, {"x": x}), want)
+    assert session.stats()["fallbacks"] == 1
+    with pytest.raises(DeviceError, match="the driver said no"):
+        strict.run(None, {"x": x})
+
+
+def test_threads(auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator) -> None:
+    """One thread measures; the others are answered by the CPU meanwhile."""
+    timed(cpu=2.0, gpu=1.0)
+    session = auto(mlp)
+    inputs = [rng.standard_normal((3 + i % 2, 16)).astype("f") for i in range(24)]
+    wants = [on_the_cpu(mlp, {"x": x}) for x in inputs]
+    problems: list[BaseException] = []
+
+    def work(part: int) -> None:
+        try:
+            for x, want in list(zip(inputs, wants, strict=True))[part::4]:
+                assert_close(session.run(None, {"x": x}), want)
+        except BaseException as error:
+            problems.append(error)
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not problems
+    assert sum(session.stats()["runs"].values()) == len(inputs)
+
+
+def test_io_binding_keeps_what_it_was_bound_to(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
+    timed(cpu=1.0, gpu=2.0)
+    session, want = auto(mlp), on_the_cpu(mlp, {"x": x})
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y")
+    binding.bind_output("z", "gpu")
+    session.run_with_iobinding(binding)
+    assert_close(binding.copy_outputs_to_cpu(), want)
+    assert_close(session.run(None, {"x": x}), want)
+    session.run_with_iobinding(binding)
+    assert_close(binding.copy_outputs_to_cpu(), want)
+
+
+@pytest.mark.parametrize("feeds", [{"nonsense": np.ones((5, 16), "f")}, {}, {"x": np.ones((5, 17), "f")}, {"x": np.ones((5, 16))}])
+def test_wrong_inputs_decide_nothing(feeds: dict[str, Array], auto: Open, mlp: bytes, x: Array) -> None:
+    with pytest.raises(Exception, match=r"\w") as want:
+        onnxruntime.InferenceSession(mlp, providers=[CPU]).run(None, feeds)
+    session = auto(mlp)
+    with pytest.raises(type(want.value)) as got:
+        session.run(None, feeds)
+    assert str(got.value) == str(want.value)
+    assert session.explain().decisions == ()
+    assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+
+
+def test_explain_before_the_first_run_asks_the_partitioner(auto: Open, mlp: bytes) -> None:
+    got = auto(mlp).explain()
+    assert (got.decisions, len(got.reports)) == ((), 1)
+    assert "the CPU's costs assumed" in str(got)
+    assert [p.plan for p in got.reports[0].predictions] == ["cpu", "gpu"]
+
+
+def test_without_a_place_for_files(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, tmp_path: Path) -> None:
+    timed(cpu=2.0, gpu=1.0)
+    (tmp_path / "file").write_text("")
+    session = auto(mlp, cache_dir=str(tmp_path / "file" / "cache"))
+    for _ in range(2):
+        assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    assert session.stats()["runs"] == {"gpu": 2}
