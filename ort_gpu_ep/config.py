@@ -17,12 +17,13 @@ from ort_gpu_ep.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. choices: allowed values; empty for free text."""
+    """One option. choices: allowed values, empty for free text; prefix: begins other allowed values, "" for none."""
 
     name: str
     default: str
     doc: str
     choices: tuple[str, ...] = ()
+    prefix: str = ""
 
     @property
     def variable(self) -> str:
@@ -49,6 +50,9 @@ OPTIONS = (
            "(the driver waits then, which is a little quicker than asking it time and again)."),
     Option("verify", "0", "`N`: a partition's first run for each set of shapes, then one in N, is compared with the CPU's; `0`: none."),
     Option("faults", "", "Faults on purpose, for drills: `lost@3,corrupt@5,hang@2,oom@4,compile@1,slow@100x;seed=0`; see docs/faults.md."),
+    Option("load", "auto", "`auto`: runs move to the CPU while others keep the GPU busy, and back; `off`: they don't; `file:PATH`: the load "
+           "is what that file says, for drills (see docs/load.md).", ("auto", "off"), "file:"),
+    Option("deadline_ms", "0", "How long a run may take, in milliseconds: the plan most likely to meet it is chosen; `0`: the fastest plan."),
     Option("cache_dir", "", "Where caches live; empty: the user's cache folder."),
 )
 
@@ -69,6 +73,8 @@ class Config:
     hang_timeout_ms: int = 0
     verify: int = 0
     faults: str = ""
+    load: str = "auto"
+    deadline_ms: int = 0
     cache_dir: str = ""
 
     @property
@@ -105,8 +111,9 @@ def _text(value: object) -> str:
 
 
 def _parse(option: Option, text: str, source: str) -> object:
-    if option.choices and text not in option.choices:
-        raise ConfigError(f"{source}: got {text!r}, expected one of {', '.join(option.choices)}.")
+    if option.choices and text not in option.choices and not (option.prefix and text.startswith(option.prefix)):
+        more = f" or {option.prefix}..." if option.prefix else ""
+        raise ConfigError(f"{source}: got {text!r}, expected one of {', '.join(option.choices)}{more}.")
     kind = {f.name: f.type for f in fields(Config)}[option.name]
     if kind == "bool":
         return text == "1"

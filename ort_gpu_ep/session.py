@@ -17,6 +17,7 @@ from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.explain import Explanation, explanation
 from ort_gpu_ep.health.admission import open_gpu
 from ort_gpu_ep.health.verdicts import key_of
+from ort_gpu_ep.load import open_sampler
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
 from ort_gpu_ep.placement.runner import Runner
 from ort_gpu_ep.plugin import EP_NAME
@@ -214,7 +215,8 @@ def _nothing_to_gain(config: Config) -> bool:
 def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:
     gpu = open_gpu(config)
     path_or_bytes = model if isinstance(model, bytes) else os.fspath(model)
-    return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: GUESSED)
+    return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: GUESSED,
+                  open_sampler(gpu.info, config.load), gpu.info.is_software)
 
 
 def _raise_cause(error: Exception, states: list[plugin.SessionState]) -> None:

@@ -100,6 +100,8 @@ class Chooser:
         spent_s = time.perf_counter() - start
         self._left_s -= spent_s
         log.info("placement: %s of %s; found out in %.1f s", best, {n: f"{s * 1e3:.3f} ms" for n, s in measured.items()}, spent_s)
+        if not set(rivals) <= set(measured):
+            return Decision(best, "partial", "the fastest of those that could be run", measured, predicted)
         return Decision(best, "measured", "the fastest of those that were run", measured, predicted)
 
     def _learn(self, profile: Profile, feeds: Mapping[str, Any], cpu_s: float) -> None:

@@ -4,40 +4,54 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import psutil
+
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.explain import Explanation, explanation, on_cpu
+from ort_gpu_ep.load import Sampler
 from ort_gpu_ep.placement.candidates import CPU, CUT, Candidate, Candidates
 from ort_gpu_ep.placement.chooser import Chooser
 from ort_gpu_ep.placement.decisions import Decision, Decisions, key_of
 from ort_gpu_ep.plugin import Copies, SessionState, excuse
 from ort_gpu_ep.profile import Profile
+from ort_gpu_ep.scheduler.policy import Policy
+from ort_gpu_ep.utilization import UNKNOWN
 
 log = logging.getLogger("ort_gpu_ep")
+
+_SPEED = ("checked_shaders", "fusion", "memory_limit_mb", "quirks", "faults")
+"""Options that change what a candidate takes."""
+
+WITHIN = 20.0
+"""A candidate that is slower than the best by this factor on an idle machine is never the better one: policy.WORST."""
 
 
 class Runner:
     """What stands behind `InferenceSession.run` where placement=auto.
 
     model, settings, options, kwargs: as the candidates take them. device: names adapter, driver and shaders. profile: gives the adapter's.
+    sampler: of its load, None where runs are not to be moved for it. software: the adapter computes on the CPU.
     """
 
     def __init__(
         self, model: str | bytes, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, device: str,
-        profile: Callable[[], Profile],
+        profile: Callable[[], Profile], sampler: Sampler | None = None, software: bool = False,
     ) -> None:
-        self.config = config
+        self.config, self.sampler, self.software = config, sampler, software
         self.candidates = Candidates(model, settings, options, kwargs)
         self._decisions: Decisions | None = None
         with suppress(OSError):        # onnxruntime will say what is wrong with the model's file
-            key = key_of(model, device, settings, {k: v for k, v in options.items() if k != "cache_dir"})
+            key = key_of(model, device, settings, {name: str(getattr(config, name)) for name in _SPEED})
             self._decisions = Decisions(config.cache_path, key)
         self._profile = profile
+        self._policies: dict[int, Policy] = {}
         self._gone = Copies()
         self._runs: Counter[str] = Counter()
         self._bound = threading.Event()
@@ -56,10 +70,32 @@ class Runner:
 
     def run(self, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
         decision = self.chooser.decision(feeds)
-        return self._answer(self._candidate(decision.plan), outputs, feeds, options)
+        policy = self._policies.get(id(decision))
+        if policy is None:
+            return self._answer(self._candidate(decision.plan), outputs, feeds, options)
+        load = self.sampler.latest if self.sampler is not None else UNKNOWN
+        candidate = self.candidates.ready(policy.choose(load)) or self._candidate(decision.plan)
+        start = time.perf_counter()
+        answer = self._answer(candidate, outputs, feeds, options)
+        policy.observe(candidate.name, time.perf_counter() - start, load)
+        if self.sampler is not None and candidate.name != CPU:
+            self.sampler.used(policy.idle_s[candidate.name])
+        return answer
 
     def _candidate(self, plan: str) -> Candidate:
         return self.candidates.ready(plan) or self.front
+
+    def _watch(self, decision: Decision) -> None:
+        """A policy for runs that another candidate may answer better when the machine is busy."""
+        rivals = {n: s for n, s in decision.measured_s.items() if s <= WITHIN * decision.measured_s[decision.plan]}
+        if len(rivals) > 1 and (self.sampler is not None or self.config.deadline_ms):
+            self._policies[id(decision)] = Policy(rivals, self._threads, self.software, self.config.deadline_ms * 1e-3)
+
+    @property
+    def _threads(self) -> int:
+        """Of a run on the CPU: onnxruntime's default is the physical cores."""
+        settings = self.candidates.settings
+        return (settings.intra_op_num_threads if settings is not None else 0) or psutil.cpu_count(logical=False) or 1
 
     def _answer(self, candidate: Candidate, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
         self._runs[candidate.name] += 1
@@ -71,6 +107,7 @@ class Runner:
 
     def _decided(self, decision: Decision) -> None:
         """What lost gives its memory back; it is made again if the decision changes."""
+        self._watch(decision)
         wanted = {d.plan for d in self.chooser.decided.values()} | {decision.plan}
         chosen = self.candidates.get(decision.plan)
         if not self._bound.is_set() and self.front.name not in wanted:
@@ -117,4 +154,6 @@ class Runner:
         total = Copies()
         for copies in (self._gone, *(s.copies for s in self.states)):
             total.add_all(copies)
-        return {**total.as_dict(), "fallbacks": sum(s.failures for s in self.states), "runs": dict(self._runs)}
+        return {**total.as_dict(), "fallbacks": sum(s.failures for s in self.states), "runs": dict(self._runs),
+                **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and self._policies else {}),
+                "policies": [self._policies[id(d)].as_dict() for d in self.chooser.decided.values() if id(d) in self._policies]}

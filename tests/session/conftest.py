@@ -78,3 +78,24 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
                               env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
 
     return run
+
+
+@pytest.fixture
+def auto(tmp_path: Path) -> Callable[..., Any]:
+    """Sessions on the adapter that is there, software or not, with a cache of their own."""
+    def opened(model: Any, settings: Any = None, **options: object) -> Any:
+        given = {"adapter": "0", "cache_dir": str(tmp_path / "cache"), "load": "off", **options}
+        return ort.InferenceSession(model, settings, provider_options=given)
+    return opened
+
+
+@pytest.fixture
+def slow_on_one_thread() -> tuple[bytes, Any, dict[str, np.ndarray[Any, Any]]]:
+    """Ops that onnxruntime computes one after the other, element by element."""
+    ops = ("Asinh", "Atan") * 3
+    names = ["x", *(f"v{i}" for i in range(len(ops) - 1)), "y"]
+    body = " ".join(f"{out} = {op}({name})" for op, name, out in zip(ops, names, names[1:], strict=False))
+    model = model_of(f"(float[262144] x) => (float[262144] y) {{ {body} }}").SerializeToString()
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = 1
+    return model, settings, {"x": np.random.default_rng(3).standard_normal(262144).astype("f")}

@@ -1,0 +1,350 @@
+"""The sampler publishes what its source reads, off the run path, for less than 0.1 % of a core, and survives failures, exit and fork."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ort_gpu_ep.load.cpu import CpuLoad, OwnTime
+from ort_gpu_ep.load.file import FileSource
+from ort_gpu_ep.load.sampler import IDLE_PERIOD_S, PERIOD_S, Sampler
+from ort_gpu_ep.load.source import SourceError
+
+ROOT = Path(__file__).parents[2]
+
+
+class Told:
+    """A source that says what the test wants."""
+
+    name, cost_s = "told", 0.0
+
+    def __init__(self, value: float | None = 0.5, includes_own: bool = False) -> None:
+        self.value, self.includes_own, self.closed = value, includes_own, False
+        self.error: Exception | None = None
+
+    def read(self) -> float | None:
+        if self.error:
+            raise self.error
+        return self.value
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def until(condition: object, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():      # type: ignore[operator]
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_publishes_readings() -> None:
+    sampler = Sampler(Told(0.7))
+    try:
+        assert (sampler.latest.gpu, sampler.latest.source) == (None, "no reading yet")
+        until(lambda: sampler.latest.gpu is not None)
+        load = sampler.latest
+        assert load.gpu == pytest.approx(0.7)
+        assert (load.source, load.cores) == ("told", len(os.sched_getaffinity(0)))
+        assert 0.0 <= load.cpu <= 1.0
+        assert load.age_s < 1.0
+    finally:
+        sampler.close()
+
+
+def test_nothing_runs_before_the_first_look() -> None:
+    sampler = Sampler(Told())
+    assert sampler._thread is None
+    time.sleep(2.5 * PERIOD_S)
+    assert sampler.samples == 0
+    sampler.close()
+
+
+def test_smoothing_follows_a_step() -> None:
+    source = Told(0.0)
+    sampler, now = Sampler(source), 10.0
+    sampler._mean("x", 0.0, now)
+    seen = [sampler._mean("x", 1.0, now + 0.1 * i) for i in range(1, 11)]
+    assert seen == sorted(seen)  # type: ignore[type-var]
+    assert seen[4] == pytest.approx(1.0 - math.exp(-2.0))       # two time constants
+    assert sampler._mean("x", None, now + 2.0) == seen[-1]
+    sampler.close()
+
+
+def test_own_work_is_subtracted_where_the_source_can_not() -> None:
+    for includes_own, wanted in ((True, 0.3), (False, 0.8)):
+        sampler = Sampler(Told(0.8, includes_own))
+        sampler.sample()
+        time.sleep(0.2)
+        sampler._means.clear()
+        for _ in range(10):
+            sampler.used(0.01)
+        sampler.sample()
+        assert sampler.latest.gpu == pytest.approx(wanted, abs=0.12)
+        sampler.close()
+
+
+def test_a_failing_source_is_said_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    source = Told(0.4)
+    sampler = Sampler(source)
+    time.sleep(0.03)
+    for error, text in ((SourceError("/sys/x: gone"), "told failed: /sys/x: gone"), (OSError("driver"), "told failed: OSError('driver')")):
+        source.error = error
+        sampler.sample()
+        sampler.sample()
+        assert (sampler.latest.gpu, sampler.latest.source) == (None, text)
+        assert sum(text in r.message for r in caplog.records) == 1
+    source.error = None
+    sampler.sample()
+    assert sampler.latest.gpu == pytest.approx(0.4)
+    sampler.close()
+    assert source.closed
+
+
+def test_without_a_source_the_load_is_unknown() -> None:
+    sampler = Sampler(None, notes=("nvml: absent",))
+    time.sleep(0.03)
+    sampler.sample()
+    assert (sampler.latest.gpu, sampler.latest.source) == (None, "no source")
+    sampler.close()
+
+
+def test_on_a_software_adapter_the_load_is_the_cpus() -> None:
+    sampler = Sampler(None, software=True)
+    time.sleep(0.05)
+    sampler.sample()
+    assert sampler.latest.gpu == sampler.latest.cpu
+    assert sampler.latest.source == "CPU"
+    sampler.close()
+
+
+def test_backs_off_when_nobody_looks() -> None:
+    sampler = Sampler(Told())
+    _ = sampler.latest
+    time.sleep(3.0)
+    quiet = sampler.samples
+    assert 3 <= quiet <= 6            # after 0.1, 0.2, 0.4, 0.8, 1 s
+    end = time.monotonic() + IDLE_PERIOD_S + 1.0
+    while time.monotonic() < end:
+        _ = sampler.latest
+        time.sleep(0.01)
+    assert sampler.samples - quiet >= 4       # the period follows the cost, so a busy machine has fewer
+    sampler.close()
+
+
+def test_costs_less_than_a_thousandth_of_a_core() -> None:
+    """Of the thread, as the system counts it: two seconds of looking all the time."""
+    sampler = Sampler(None, software=True)
+    try:
+        _ = sampler.latest
+        thread = sampler._thread
+        assert thread is not None
+        until(lambda: sampler.samples >= 2)
+
+        def cpu_s() -> float:
+            return next(t.user_time + t.system_time for t in psutil.Process().threads() if t.id == thread.native_id)
+
+        before_s, counted_s, start_s = cpu_s(), sampler.cost_s, time.monotonic()
+        while time.monotonic() - start_s < 4.0:
+            _ = sampler.latest
+            time.sleep(0.02)
+        passed_s = time.monotonic() - start_s
+        assert sampler.samples >= 5
+        assert sampler.cost_s - counted_s < 0.001 * passed_s
+        assert cpu_s() - before_s <= 0.011            # the system counts in ticks of 10 ms: one at most
+    finally:
+        sampler.close()
+
+
+def test_an_expensive_source_is_read_less_often() -> None:
+    class Busy(Told):
+        def read(self) -> float | None:
+            end = time.thread_time() + 0.002
+            while time.thread_time() < end:
+                pass
+            return 0.5
+
+    sampler = Sampler(Busy())
+    start = time.monotonic()
+    while time.monotonic() - start < 2.0:
+        _ = sampler.latest
+        time.sleep(0.02)
+    assert sampler.samples <= 2
+    sampler.close()
+
+
+def test_looking_is_quick() -> None:
+    sampler, best = Sampler(Told()), math.inf
+    _ = sampler.latest
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(1000):
+            _ = sampler.latest
+        best = min(best, (time.perf_counter() - start) / 1000)
+    assert best < 1e-6
+    sampler.close()
+
+
+def test_a_stopped_sampler_starts_again() -> None:
+    sampler = Sampler(Told())
+    _ = sampler.latest
+    sampler.stop()
+    assert sampler._thread is None
+    before = sampler.samples
+    _ = sampler.latest
+    until(lambda: sampler.samples > before)
+    sampler.close()
+
+
+def test_survives_fork_and_exit() -> None:
+    """The child has no thread, starts its own, and both end at once."""
+    code = """
+import os, time
+from ort_gpu_ep.load.sampler import Sampler
+sampler = Sampler(None, software=True)
+def wait(n):
+    end = time.monotonic() + 10
+    while sampler.samples < n:
+        assert time.monotonic() < end
+        sampler.latest; time.sleep(0.02)
+wait(2)
+pid = os.fork()
+if pid == 0:
+    assert sampler._thread is None
+    wait(sampler.samples + 2)
+    assert 0 <= sampler.latest.cpu <= 1
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+wait(sampler.samples + 1)
+print("done")
+"""
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert time.monotonic() - start < 30
+
+
+def test_a_file_tells_the_load(tmp_path: Path) -> None:
+    path = tmp_path / "load"
+    path.write_text("0.6 0.25")
+    sampler = Sampler(FileSource(path))
+    sampler.sample()
+    assert (sampler.latest.gpu, sampler.latest.cpu) == (0.6, 0.25)
+    path.write_text("unknown")
+    assert FileSource(path).read() is None
+    path.write_text("0.5")
+    assert FileSource(path, software=True).cpu() == 0.5
+    assert FileSource(path).cpu() is None
+    path.write_text("much")
+    sampler.sample()
+    assert sampler.latest.gpu is None
+    assert "got 'much', expected the GPU's load" in sampler.latest.source
+    sampler.close()
+
+
+# ---- the CPU
+
+
+def proc_stat(root: Path, *lines: str) -> None:
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc/stat").write_text("\n".join([*lines, "intr 5 0 0", "ctxt 3"]) + "\n")
+
+
+def test_cpu_load_from_the_kernels_counters(tmp_path: Path) -> None:
+    """Of 200 ticks 100 are busy (2 stolen, 10 nice), 40 of them ours."""
+    own = iter([1.0, 1.4])
+    proc_stat(tmp_path, "cpu  1000 0 500 8000 100 0 10 0 300 0")
+    load = CpuLoad(tmp_path, lambda: next(own))
+    proc_stat(tmp_path, "cpu  1068 10 515 8095 105 1 14 2 300 0")
+    assert load.read() == pytest.approx((100 - 40) / 200)
+    load.close()
+
+
+def test_no_tick_has_passed(tmp_path: Path) -> None:
+    proc_stat(tmp_path, "cpu  1000 0 500 8000 100 0 10 0 300 0")
+    load = CpuLoad(tmp_path, lambda: 0.0)
+    assert load.read() is None
+    load.close()
+
+
+def test_a_process_bound_to_one_core_sees_that_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1})
+    proc_stat(tmp_path, "cpu  100 0 0 100 0 0 0 0", "cpu0 100 0 0 0 0 0 0 0", "cpu1 0 0 0 100 0 0 0 0")
+    load = CpuLoad(tmp_path, lambda: 0.0)
+    proc_stat(tmp_path, "cpu  220 0 0 180 0 0 0 0", "cpu0 200 0 0 0 0 0 0 0", "cpu1 20 0 0 180 0 0 0 0")
+    assert load.read() == pytest.approx(0.2)
+    assert load.cores == 1
+    load.close()
+
+
+def test_a_quota_bounds_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    proc_stat(tmp_path, "cpu  100 0 0 100 0 0 0 0")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    for text, wanted in (("250000 100000", 3), ("max 100000", 64), ("50000 100000", 1)):
+        (tmp_path / "sys/fs/cgroup/cpu.max").write_text(text)
+        assert CpuLoad(tmp_path, lambda: 0.0).cores == wanted
+
+
+def test_no_proc_goes_by_psutil(tmp_path: Path) -> None:
+    load = CpuLoad(tmp_path)
+    time.sleep(0.1)
+    found = load.read()
+    assert found is None or 0.0 <= found <= 1.0
+    assert load._file is None
+
+
+def test_another_format_is_an_error(tmp_path: Path) -> None:
+    proc_stat(tmp_path, "processors 3")
+    with pytest.raises(SourceError, match="no line begins with 'cpu'"):
+        CpuLoad(tmp_path)
+
+
+def test_own_work_is_not_load() -> None:
+    """For real, on a machine that may be busy with other things: half a second of computing makes that much of a difference."""
+    without, with_own = CpuLoad(), CpuLoad(own_s=lambda: 0.0)
+    without.read(), with_own.read()
+    start_s, start = time.process_time(), time.monotonic()
+    while time.monotonic() - start < 1.0:
+        pass
+    own_part = (time.process_time() - start_s) / ((time.monotonic() - start) * without.cores)
+    others, all_of_it = without.read(), with_own.read()
+    assert others is not None
+    assert all_of_it is not None
+    assert own_part > 0.1 / without.cores
+    assert all_of_it - others == pytest.approx(own_part, abs=0.05)
+    without.close(), with_own.close()
+
+
+def test_the_work_of_others_is_load() -> None:
+    load = CpuLoad()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            load.read()
+            start_s, start = sum(psutil.Process(other.pid).cpu_times()[:2]), time.monotonic()
+            time.sleep(1.0)
+            found = load.read()
+            took_s, passed_s = sum(psutil.Process(other.pid).cpu_times()[:2]) - start_s, time.monotonic() - start
+        finally:
+            other.kill()
+    assert found is not None
+    assert took_s > 0.1
+    assert found >= took_s / (passed_s * load.cores) - 0.05
+    load.close()
+
+
+def test_workers_that_are_ours_are_not_load(tmp_path: Path) -> None:
+    """Fields 14 and 15 of their stat, counted from the end of the name, which may hold spaces and brackets."""
+    (tmp_path / "proc/77").mkdir(parents=True)
+    (tmp_path / "proc/77/stat").write_text("77 (a (b) c) S 1 1 1 0 -1 4 10 0 0 0 150 50 0 0 20 0 1 0 100 0 0")
+    own = OwnTime(tmp_path, lambda: [77, 78])
+    assert own() - time.process_time() == pytest.approx(200 / os.sysconf("SC_CLK_TCK"), abs=0.01)
+    (tmp_path / "proc/77/stat").unlink()          # it has ended: what it took was ours all the same
+    assert own() - time.process_time() == pytest.approx(200 / os.sysconf("SC_CLK_TCK"), abs=0.01)

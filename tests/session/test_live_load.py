@@ -1,0 +1,61 @@
+"""Runs leave the GPU while others keep it busy, and come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ort_gpu_ep.placement import chooser
+from tests.session.conftest import assert_close, on_the_cpu
+
+Array = np.ndarray[Any, Any]
+Open = Callable[..., Any]
+
+
+def until(session: Any, feeds: dict[str, Array], want: list[Any], plan: str, seconds: float = 20.0) -> None:
+    """Runs until that plan answers five times in a row; every answer is right."""
+    end, streak = time.monotonic() + seconds, 0
+    while streak < 5:
+        before = session.stats()["runs"].get(plan, 0)
+        assert_close(session.run(None, feeds), want)
+        streak = streak + 1 if session.stats()["runs"].get(plan, 0) > before else 0
+        assert time.monotonic() < end, session.stats()
+        time.sleep(0.02)
+
+
+def test_a_told_load_moves_runs_to_the_cpu_and_back(
+        auto: Open, slow_on_one_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, settings, feeds = slow_on_one_thread
+    monkeypatch.setattr(chooser, "race", lambda runs, budget_s: {"cpu": 15e-3, "gpu": 10e-3})
+    told = tmp_path / "load"
+    told.write_text("0 0")
+    session, want = auto(model, settings, load=f"file:{told}"), on_the_cpu(model, feeds)
+    until(session, feeds, want, "gpu")
+    assert [c.name for c in session._runner.candidates.made] == ["gpu"]
+    told.write_text("0.95 0.5")
+    until(session, feeds, want, "cpu")
+    told.write_text("0 0")
+    until(session, feeds, want, "gpu")
+    stats = session.stats()
+    assert stats["load"]["source"].startswith("file")
+    (policy,) = stats["policies"]
+    assert policy["switches"] >= 2
+    assert set(policy["plans"]) == {"cpu", "gpu"}
+    assert all(p["runs"] >= 5 for p in policy["plans"].values())
+
+
+def test_an_unknown_load_moves_nothing(auto: Open, slow_on_one_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, settings, feeds = slow_on_one_thread
+    monkeypatch.setattr(chooser, "race", lambda runs, budget_s: {"cpu": 15e-3, "gpu": 10e-3})
+    told = tmp_path / "load"
+    told.write_text("unknown 0.9")
+    session = auto(model, settings, load=f"file:{told}")
+    for _ in range(20):
+        session.run(None, feeds)
+        time.sleep(0.02)
+    assert session.stats()["runs"] == {"gpu": 20}

@@ -1,0 +1,220 @@
+"""Which plan a run takes: converges, returns, does not flap, and never moves for a load that nobody knows."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ort_gpu_ep.scheduler.policy import EXPLORE_EVERY, LEAVE, Policy, _band
+from ort_gpu_ep.utilization import BANDS, UNKNOWN, Load
+
+PERIOD_S = 0.1
+
+Truth = Callable[[str, Load], float]
+
+
+class Machine:
+    """Runs a policy against true latencies: time passes by what the runs take, and a reading of the load comes every 0.1 s."""
+
+    def __init__(self, policy: Policy, truth: Truth, noise: float = 0.0, seed: int = 0) -> None:
+        self.policy, self.truth, self.noise, self.rng, self.now_s = policy, truth, noise, random.Random(seed), 100.0
+        self.ran: Counter[str] = Counter()
+        self.spent_s: Counter[str] = Counter()
+
+    def go(self, gpu: float | None, cpu: float = 0.0, seconds: float = 5.0, cores: int = 2, tremble: float = 0.0) -> Counter[str]:
+        """Runs for so long under this load, which trembles by so much; gives the runs of each plan."""
+        ran: Counter[str] = Counter()
+        end_s, read_s = self.now_s + seconds, -math.inf
+        while self.now_s < end_s:
+            if self.now_s - read_s >= PERIOD_S:
+                read_s = self.now_s
+                change = self.rng.uniform(-tremble, tremble)
+                seen = None if gpu is None else min(max(gpu + change, 0.0), 1.0)
+                load = Load(seen, min(max(cpu + change, 0.0), 1.0) if cpu else 0.0, cores, "test", read_s)
+            plan = self.policy.choose(load)
+            took_s = self.truth(plan, load) * (1.0 + self.rng.uniform(-self.noise, self.noise))
+            self.now_s += took_s
+            self.policy.observe(plan, took_s, load)
+            ran[plan] += 1
+            self.spent_s[plan] += took_s
+        self.ran += ran
+        return ran
+
+
+def queued(idle: dict[str, float]) -> Truth:
+    """As the model says: the GPU shared in turn, the CPU plan untouched."""
+    return lambda plan, load: idle[plan] / (1.0 if plan == "cpu" else 1.0 - min(load.gpu or 0.0, 0.95))
+
+
+IDLE = {"cpu": 0.015, "gpu": 0.010}
+
+
+def test_starts_with_what_is_fastest_when_idle() -> None:
+    assert Policy(IDLE, 1, False).current == "gpu"
+    assert Policy({"cpu": 1.0, "gpu": 2.0, "cut": 0.5}, 1, False).choose(UNKNOWN) == "cut"
+
+
+def test_moves_to_the_cpu_under_load_and_back() -> None:
+    machine = Machine(Policy(IDLE, 1, False), queued(IDLE))
+    assert set(machine.go(0.0)) == {"gpu"}
+    machine.go(0.95, seconds=1.5)
+    assert machine.policy.current == "cpu"
+    assert machine.go(0.95)["gpu"] <= 3
+    machine.go(0.0, seconds=1.5)
+    assert machine.policy.current == "gpu"
+    assert machine.go(0.0)["cpu"] <= 3
+    assert machine.policy.switches == 2
+
+
+def test_a_load_that_does_not_change_the_order_moves_nothing() -> None:
+    machine = Machine(Policy(IDLE, 1, False), queued(IDLE))
+    assert machine.go(0.25, seconds=20)["cpu"] <= 20     # 13.3 against 15 ms: tried now and then
+    assert machine.policy.switches == 0
+
+
+def test_the_cpu_plan_suffers_from_a_busy_cpu() -> None:
+    policy = Policy({"cpu": 0.010, "gpu": 0.015}, 4, False)
+    machine = Machine(policy, lambda plan, load: {"cpu": 0.010 / max(1.0 - load.cpu, 0.1), "gpu": 0.015}[plan])
+    machine.go(0.0, cpu=0.75, cores=4, seconds=1.5)
+    assert policy.current == "gpu"
+    machine.go(0.0, cpu=0.0, cores=4, seconds=1.5)
+    assert policy.current == "cpu"
+
+
+def test_on_a_software_adapter_the_gpu_plan_needs_all_cores() -> None:
+    """One of two cores is busy: a plan on all cores takes twice as long, one of a single thread as long as before."""
+    policy = Policy(IDLE, threads=1, software=True)
+    machine = Machine(policy, lambda plan, load: IDLE[plan] / (1.0 if plan == "cpu" else 1.0 - load.cpu))
+    machine.go(0.5, cpu=0.5, seconds=1.5)
+    assert policy.current == "cpu"
+    machine.go(0.0, seconds=2.0)
+    assert policy.current == "gpu"
+
+
+@given(st.floats(0.001, 0.1), st.floats(0.001, 0.1), st.floats(0.0, 1.0), st.floats(0.2, 5.0), st.floats(0.2, 5.0))
+@settings(max_examples=25)
+def test_converges_to_the_better_plan(cpu_s: float, gpu_s: float, load: float, wrong_cpu: float, wrong_gpu: float) -> None:
+    """Whatever the load does to the plans, and however wrong the model is about it: the faster one is found, within the margin."""
+    idle = {"cpu": cpu_s, "gpu": gpu_s}
+    model = queued(idle)
+    true = {"cpu": model("cpu", Load(load, 0.0, 2, "", 0.0)) * wrong_cpu, "gpu": model("gpu", Load(load, 0.0, 2, "", 0.0)) * wrong_gpu}
+    true = {plan: max(s, idle[plan]) for plan, s in true.items()}         # a load makes nothing faster
+    machine = Machine(Policy(idle, 1, False), lambda plan, _: true[plan])
+    machine.go(load, seconds=3000 * max(true.values()))
+    assert true[machine.policy.current] <= min(true.values()) * LEAVE + 40e-6
+    better = min(true.values())
+    machine.ran.clear()
+    runs = machine.go(load, seconds=400 * better)
+    assert runs[machine.policy.current] >= 0.97 * sum(runs.values())
+
+
+@given(st.floats(0.5, 2.0), st.floats(0.0, 1.0), st.integers(0, 99))
+@settings(max_examples=80)
+def test_does_not_flap(ratio: float, load: float, seed: int) -> None:
+    """A load that trembles by 0.1 around any value, latencies by 10 %: each switch doubles the wait for the next (0.5, 1, ... s)."""
+    idle = {"cpu": 0.010 * ratio, "gpu": 0.010}
+    machine = Machine(Policy(idle, 1, False), queued(idle), noise=0.1, seed=seed)
+    machine.go(load, seconds=200.0, tremble=0.1)
+    assert machine.policy.switches <= 9
+    slowest, quickest = (1.0 / (1.0 - min(max(load + change, 0.0), 0.95)) for change in (0.1, -0.1))
+    if ratio > 1.1 * slowest or 1.4 * ratio < quickest or ratio < 0.8:     # no noise makes the worse plan look better
+        assert machine.policy.switches <= 1
+
+
+@given(st.floats(0.6, 0.95), st.floats(1.0, 60.0), st.integers(0, 99))
+@settings(max_examples=40)
+def test_returns_when_the_load_goes(load: float, seconds: float, seed: int) -> None:
+    idle = {"cpu": 0.013, "gpu": 0.010}
+    machine = Machine(Policy(idle, 1, False), queued(idle), noise=0.05, seed=seed)
+    machine.go(0.0, seconds=2.0)
+    machine.go(load, seconds=1.0 + seconds)
+    assert machine.policy.current == "cpu"
+    machine.go(0.0, seconds=2.0)
+    assert machine.policy.current == "gpu"
+
+
+@given(st.lists(st.sampled_from(["cpu", "gpu"]), max_size=30), st.integers(0, 3))
+def test_an_unknown_load_changes_nothing(seen: list[str], moved: int) -> None:
+    machine = Machine(Policy(IDLE, 1, False), queued(IDLE))
+    if moved:
+        machine.go(0.95, seconds=float(moved))
+    there = machine.policy.current
+    for i, plan in enumerate(seen):
+        machine.policy.observe(plan, 1.0 if plan == there else 1e-3, Load(None, 0.9, 2, "nothing", 500.0 + i))
+        assert machine.policy.choose(Load(None, 0.9, 2, "nothing", 500.5 + i)) == there
+    assert set(machine.go(None, seconds=3.0)) == {there}
+
+
+def test_trying_costs_at_most_one_percent() -> None:
+    """The GPU looks 20 times slower under load and is: it is tried, seldom."""
+    machine = Machine(Policy(IDLE, 1, False), queued(IDLE))
+    machine.go(0.95, seconds=5.0)
+    before = machine.spent_s["gpu"]
+    runs = machine.go(0.95, seconds=300.0)
+    assert 2 <= runs["gpu"] <= runs["cpu"] / EXPLORE_EVERY
+    assert machine.spent_s["gpu"] - before <= 0.012 * 300.0
+
+
+def test_a_model_that_is_too_pessimistic_is_found_out() -> None:
+    """The driver prefers us: the load does not slow the GPU plan at all."""
+    machine = Machine(Policy(IDLE, 1, False), lambda plan, _: IDLE[plan])
+    machine.go(0.95, seconds=60.0)
+    assert machine.policy.current == "gpu"
+
+
+def test_a_deadline_prefers_the_steadier_plan() -> None:
+    """The GPU's median is better, its tail is not; 14 ms are met by the CPU always, by the GPU in 4 of 5 runs."""
+    rng = random.Random(1)
+
+    def truth(plan: str, _: Load) -> float:
+        return 0.013 if plan == "cpu" else 0.030 if rng.random() < 0.2 else 0.010
+
+    plain = Machine(Policy({"cpu": 0.013, "gpu": 0.010}, 1, False), truth)
+    plain.go(0.05, seconds=30.0)
+    assert plain.policy.current == "gpu"
+    strict = Machine(Policy({"cpu": 0.013, "gpu": 0.010}, 1, False, deadline_s=0.014), truth)
+    strict.go(0.05, seconds=60.0)
+    assert strict.policy.current == "cpu"
+    easy = Machine(Policy({"cpu": 0.013, "gpu": 0.010}, 1, False, deadline_s=0.1), truth)
+    easy.go(0.05, seconds=30.0)
+    assert easy.policy.current == "gpu"        # both meet it: the faster median
+
+
+def test_bands_have_slack_at_their_edges() -> None:
+    assert [_band(x, 0) for x in (0.05, 0.12, 0.14, 0.5, 0.9)] == [0, 0, 1, 2, 3]
+    assert [_band(x, 1) for x in (0.08, 0.06, 0.42, 0.44)] == [1, 0, 1, 2]
+    assert [_band(x, 3) for x in (0.78, 0.76, 1.0)] == [3, 2, 3]
+    assert len(BANDS) == 4
+
+
+def test_what_is_shown() -> None:
+    machine = Machine(Policy(IDLE, 1, False), queued(IDLE))
+    machine.go(0.0, seconds=1.0)
+    machine.go(0.95, seconds=3.0)
+    shown = machine.policy.as_dict()
+    assert (shown["current"], shown["home"], shown["switches"]) == ("cpu", "gpu", 1)
+    assert "predicted cpu 15 ms, gpu 200 ms at GPU load 95%" in str(shown["why"])
+    plans = shown["plans"]
+    assert isinstance(plans, dict)
+    assert plans["cpu"]["p50_ms"] == pytest.approx(15, rel=0.1)
+    assert sum(band["runs"] for band in plans["gpu"]["bands"].values()) == plans["gpu"]["runs"] == machine.ran["gpu"]
+    assert plans["gpu"]["bands"]["idle"]["p99_ms"] == pytest.approx(10, rel=0.1)
+
+
+def test_choosing_is_quick() -> None:
+    policy = Policy({"cpu": 1.0, "gpu": 2.0, "cut": 1.5}, 2, False)
+    loads = [Load(0.5, 0.2, 8, "", i * 0.1) for i in range(10)]
+    best = math.inf
+    for load in loads:
+        start = time.perf_counter()
+        for _ in range(1000):
+            policy.choose(load)
+        best = min(best, (time.perf_counter() - start) / 1000)
+    assert best < 2e-6
