@@ -159,14 +159,9 @@ class Gpu:
         self.stats.allocated_nbytes += size
         self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
         buffer = Buffer(raw, size, raw._internal)
-        buffer.forgotten = weakref.finalize(buffer, self._uncount, size)
+        buffer.forgotten = weakref.finalize(buffer, _uncount, self.stats, self._lock, size)   # a finalizer of `self` would keep it alive
         buffer.forgotten.atexit = False
         return buffer
-
-    def _uncount(self, nbytes: int) -> None:
-        with self._lock:
-            self.stats.allocated_nbytes -= nbytes
-            self.stats.buffers -= 1
 
     def free(self, buffer: Buffer) -> None:
         """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never waits."""
@@ -228,7 +223,7 @@ class Gpu:
             staging = pool.pop() if pool else self._create(size_class(size), _STAGING)
             encoder = self.device.create_command_encoder(label="readback")
             native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, 0, size)
-            index = self._submit([encoder.finish()])
+            index = self._submit([native.finish(encoder)])
             waiting = native.map_read(staging.native, size)
         self._while_waiting()
         native.wait(self, index, waiting)
@@ -249,7 +244,7 @@ class Gpu:
             self._check_alive()
             encoder = self.device.create_command_encoder(label="copy")
             native.copy_buffer(encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3)
-            self.enqueue(encoder.finish())
+            self.enqueue(native.finish(encoder))
 
     def execute(self, command_buffer: Any, outputs: list[tuple[Buffer, int, int]]) -> None:
         """Adds one run of a partition. outputs: (buffer, offset_bytes, nbytes) of what it writes."""
@@ -336,6 +331,12 @@ class Gpu:
                     del self._cache[key]
                 found.set_exception(error)
         return found.result()
+
+
+def _uncount(stats: Stats, lock: Any, nbytes: int) -> None:
+    with lock:
+        stats.allocated_nbytes -= nbytes
+        stats.buffers -= 1
 
 
 def size_class(nbytes: int) -> int:
