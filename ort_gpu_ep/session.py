@@ -96,10 +96,12 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         return explanation(self._state)
 
     def stats(self) -> dict[str, int]:
-        """Counts since the session was created: copies between the devices by kind and bytes, runs answered by the CPU."""
+        """Counts since the session was created: copies between the devices by kind and bytes, runs answered by the CPU (fallbacks),
+        moves to a new device after one was lost (renewals)."""
         if self._state is None:
-            return {"fallbacks": 0}
-        return {**self._state.copies.as_dict(), "fallbacks": sum(e.kind == "fallback" for e in list(self._state.events))}
+            return {"fallbacks": 0, "renewals": 0}
+        fallbacks = sum(e.kind == "fallback" for e in list(self._state.events))
+        return {**self._state.copies.as_dict(), "fallbacks": fallbacks, "renewals": self._state.renewals}
 
 
 class _SessionOnCpu(InferenceSession):

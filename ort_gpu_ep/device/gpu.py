@@ -84,6 +84,7 @@ class Gpu:
         self.hang_timeout_s = 0.0
         self.circuit = Circuit(lambda: probe(info))
         self.lost = ""
+        self.reported = False       # whether the circuit knows of the loss
         self.timer: Timer | None = None
         self._lock = threading.RLock()
         self._free: dict[int, list[Buffer]] = {}
@@ -102,7 +103,7 @@ class Gpu:
             key = (info.index, config.faults)
             gpu = cls._open.get(key)
             if gpu is None or gpu.lost:
-                gpu = cls._open[key] = cls._make(info, raw, config.faults)
+                gpu = cls._open[key] = cls._make(info, raw, config.faults, gpu)
                 gpu.circuit = cls._circuits.setdefault(key, gpu.circuit)
             gpu.hang_timeout_s = config.hang_timeout_ms / 1e3
             if config.memory_limit_mb:
@@ -110,13 +111,16 @@ class Gpu:
             return gpu
 
     @staticmethod
-    def _make(info: AdapterInfo, raw: Any, faults: str) -> Gpu:
+    def _make(info: AdapterInfo, raw: Any, faults: str, before: Gpu | None) -> Gpu:
         if not faults:
             return Gpu(info, request_device(info, raw), limits_of(raw))
         from ort_gpu_ep.device.faults import FaultyGpu, parse_faults
 
         wanted = parse_faults(faults)
-        return FaultyGpu(info, request_device(info, raw), limits_of(raw), wanted)
+        made = FaultyGpu(info, request_device(info, raw), limits_of(raw), wanted)
+        if isinstance(before, FaultyGpu):
+            made.go_on_from(before)
+        return made
 
     # ---- memory
 
@@ -287,7 +291,8 @@ class Gpu:
     def _check_alive(self) -> None:
         if self.lost:
             raise DeviceLostError(
-                f"{self.info.name}: the driver dropped the device ({self.lost}). Open a new session to use the GPU again.")
+                f"{self.info.name}: the driver dropped the device ({self.lost}). Its sessions get a new one once the adapter "
+                "has passed a probe (with strict=1, new sessions do).")
 
     def start_timing(self) -> bool:
         """Measures the GPU time of every run recorded from now on. False where the adapter has no timestamps."""

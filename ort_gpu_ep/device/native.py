@@ -142,7 +142,7 @@ def _wait_until(gpu: Any, token: int | None) -> None:
             gpu.lost = f"it did not finish within hang_timeout_ms={gpu.hang_timeout_s * 1e3:.0f}"
             raise DeviceHangError(
                 f"{gpu.info.name}: the GPU did not finish within {gpu.hang_timeout_s * 1e3:.0f} ms; nothing more is sent to this device. "
-                "Open a new session to use the GPU again, raise hang_timeout_ms if the model is that slow, or update the driver.")
+                "Raise hang_timeout_ms if the model is that slow, or update the driver.")
         if waited > SPIN_S:
             time.sleep(min(waited / 40, 2e-3))
 

@@ -84,6 +84,7 @@ class SessionState:
     options: the provider options as given. config: None until they are checked.
     gpu: None where there is no adapter, or none is wanted. reports: one a graph, bodies of If and Loop first.
     partitions: what was compiled, in ONNX Runtime's order. ready: whether the session was created to the end.
+    renewals: how often the programs were rebuilt on a new device. renewing: held while that goes on.
     """
 
     def __init__(self) -> None:
@@ -96,6 +97,8 @@ class SessionState:
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self.copies = Copies()
         self.ready = False
+        self.renewals = 0
+        self.renewing = threading.Lock()
         self._said: set[tuple[str, str, str]] = set()
 
     @property
