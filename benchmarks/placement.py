@@ -79,7 +79,9 @@ def main(
     else:
         console.print(table)
     bad = [row["model"] for row in rows if not row["lawful"]]
-    console.print(f"ms; within 5 % + 50 us of the better side: {len(rows) - len(bad)} of {len(rows)}" + (f"; not: {', '.join(bad)}" if bad else ""))
+    console.print(f"ms; within 5 % + 50 us of the better side: {len(rows) - len(bad)} of {len(rows)}")
+    if bad:
+        console.print(f"not: {', '.join(bad)}")
     if json is not None:
         json.write_text(json_module.dumps(rows, indent=1))
 

@@ -110,11 +110,11 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         return explanation(self._state)
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the session was created: copies between the devices by kind and bytes, runs answered by the CPU for the GPU;
-        with placement=auto also the runs of each candidate."""
+        """Counts since the session was created: copies between the devices by kind and bytes, runs answered by the CPU for the GPU
+        (fallbacks), moves to a new device after one was lost (renewals); with placement=auto also the runs of each candidate."""
         if self._runner is not None:
             return self._runner.stats()
-        return {**(self._state.copies.as_dict() if self._state else {}), "fallbacks": self._state.failures if self._state else 0}
+        return self._state.counts() if self._state is not None else {"fallbacks": 0, "renewals": 0}
 
     @property
     def _model(self) -> str | bytes:

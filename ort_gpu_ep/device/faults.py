@@ -61,6 +61,10 @@ class FaultyGpu(Gpu):
         self._random = random.Random(faults.seed)
         self._hung = False
 
+    def go_on_from(self, before: FaultyGpu) -> None:
+        """Counts on where a lost device stopped, so that a fault at run k happens once."""
+        self.runs, self.compiles, self.injected, self._random = before.runs, before.compiles, before.injected, before._random
+
     def _due(self, kind: str, number: int) -> bool:
         due = (kind, number) in self.faults.at or self._random.random() < self.faults.chance.get(kind, 0.0)
         self.injected[kind] += due

@@ -84,6 +84,7 @@ class Gpu:
         self.hang_timeout_s = 0.0
         self.circuit = Circuit(lambda: probe(info))
         self.lost = ""
+        self.reported = False       # whether the circuit knows of the loss
         self.timer: Timer | None = None
         self._lock = threading.RLock()
         self._free: dict[int, list[Buffer]] = {}
@@ -102,7 +103,7 @@ class Gpu:
             key = (info.index, config.faults)
             gpu = cls._open.get(key)
             if gpu is None or gpu.lost:
-                gpu = cls._open[key] = cls._make(info, raw, config.faults)
+                gpu = cls._open[key] = cls._make(info, raw, config.faults, gpu)
                 gpu.circuit = cls._circuits.setdefault(key, gpu.circuit)
             gpu.hang_timeout_s = config.hang_timeout_ms / 1e3
             if config.memory_limit_mb:
@@ -110,13 +111,16 @@ class Gpu:
             return gpu
 
     @staticmethod
-    def _make(info: AdapterInfo, raw: Any, faults: str) -> Gpu:
+    def _make(info: AdapterInfo, raw: Any, faults: str, before: Gpu | None) -> Gpu:
         if not faults:
             return Gpu(info, request_device(info, raw), limits_of(raw))
         from ort_gpu_ep.device.faults import FaultyGpu, parse_faults
 
         wanted = parse_faults(faults)
-        return FaultyGpu(info, request_device(info, raw), limits_of(raw), wanted)
+        made = FaultyGpu(info, request_device(info, raw), limits_of(raw), wanted)
+        if isinstance(before, FaultyGpu):
+            made.go_on_from(before)
+        return made
 
     # ---- memory
 
@@ -159,14 +163,9 @@ class Gpu:
         self.stats.allocated_nbytes += size
         self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
         buffer = Buffer(raw, size, raw._internal)
-        buffer.forgotten = weakref.finalize(buffer, self._uncount, size)
+        buffer.forgotten = weakref.finalize(buffer, _uncount, self.stats, self._lock, size)   # a finalizer of `self` would keep it alive
         buffer.forgotten.atexit = False
         return buffer
-
-    def _uncount(self, nbytes: int) -> None:
-        with self._lock:
-            self.stats.allocated_nbytes -= nbytes
-            self.stats.buffers -= 1
 
     def free(self, buffer: Buffer) -> None:
         """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never waits."""
@@ -228,7 +227,7 @@ class Gpu:
             staging = pool.pop() if pool else self._create(size_class(size), _STAGING)
             encoder = self.device.create_command_encoder(label="readback")
             native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, 0, size)
-            index = self._submit([encoder.finish()])
+            index = self._submit([native.finish(encoder)])
             waiting = native.map_read(staging.native, size)
         self._while_waiting()
         native.wait(self, index, waiting)
@@ -249,7 +248,7 @@ class Gpu:
             self._check_alive()
             encoder = self.device.create_command_encoder(label="copy")
             native.copy_buffer(encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3)
-            self.enqueue(encoder.finish())
+            self.enqueue(native.finish(encoder))
 
     def execute(self, command_buffer: Any, outputs: list[tuple[Buffer, int, int]]) -> None:
         """Adds one run of a partition. outputs: (buffer, offset_bytes, nbytes) of what it writes."""
@@ -292,7 +291,8 @@ class Gpu:
     def _check_alive(self) -> None:
         if self.lost:
             raise DeviceLostError(
-                f"{self.info.name}: the driver dropped the device ({self.lost}). Open a new session to use the GPU again.")
+                f"{self.info.name}: the driver dropped the device ({self.lost}). Its sessions get a new one once the adapter "
+                "has passed a probe (with strict=1, new sessions do).")
 
     def start_timing(self) -> bool:
         """Measures the GPU time of every run recorded from now on. False where the adapter has no timestamps."""
@@ -336,6 +336,12 @@ class Gpu:
                     del self._cache[key]
                 found.set_exception(error)
         return found.result()
+
+
+def _uncount(stats: Stats, lock: Any, nbytes: int) -> None:
+    with lock:
+        stats.allocated_nbytes -= nbytes
+        stats.buffers -= 1
 
 
 def size_class(nbytes: int) -> int:

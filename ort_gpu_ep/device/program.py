@@ -240,7 +240,7 @@ class Prepared:
                 compute.end()
             if timer:
                 timer.resolve(encoder)
-            return encoder.finish()
+            return native.finish(encoder)
         except wgpu.GPUError as error:
             raise DeviceError(f"{self.program.graph.name}: recording failed: {error}\n{self.plan}") from error
 

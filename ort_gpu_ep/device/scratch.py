@@ -36,7 +36,7 @@ def run_wgsl(gpu: Gpu, label: str, source: str, inputs: Sequence[Array], output:
     compute = encoder.begin_compute_pass()
     native.dispatch(compute, pipeline, gpu.device.create_bind_group(label=label, layout=layout, entries=entries), (groups, 1, 1))
     compute.end()
-    gpu.enqueue(encoder.finish())
+    gpu.enqueue(native.finish(encoder))
     got = np.empty_like(output)
     gpu.download(buffers[-1], 0, got.ctypes.data, got.nbytes)
     for buffer in buffers:

@@ -32,8 +32,8 @@ class Decision:
     """Which candidate runs, and why.
 
     measured_s: median seconds of each candidate that was run. predicted_s: what the partitioner expected.
-    source: `measured` (in this session), `partial` (the same, but a candidate failed: not kept for later sessions), `cached` (measured by an
-    earlier session), `floor` (the CPU is done before the GPU could have answered),
+    source: `measured` (in this session), `partial` (the same, but a candidate failed: not kept for later sessions), `cached` (measured
+    by an earlier session), `floor` (the CPU is done before the GPU could have answered),
     `nearest` (measured for other shapes of this model) or `predicted` (not run).
     """
 

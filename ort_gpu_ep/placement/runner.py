@@ -19,7 +19,7 @@ from ort_gpu_ep.load import Sampler
 from ort_gpu_ep.placement.candidates import CPU, CUT, Candidate, Candidates
 from ort_gpu_ep.placement.chooser import Chooser
 from ort_gpu_ep.placement.decisions import Decision, Decisions, key_of
-from ort_gpu_ep.plugin import Copies, SessionState, excuse
+from ort_gpu_ep.plugin import SessionState, excuse
 from ort_gpu_ep.profile import Profile
 from ort_gpu_ep.scheduler.policy import Policy
 from ort_gpu_ep.utilization import UNKNOWN
@@ -52,7 +52,7 @@ class Runner:
             self._decisions = Decisions(config.cache_path, key)
         self._profile = profile
         self._policies: dict[int, Policy] = {}
-        self._gone = Copies()
+        self._gone = Counter(SessionState().counts())
         self._runs: Counter[str] = Counter()
         self._bound = threading.Event()
 
@@ -119,7 +119,7 @@ class Runner:
 
     def _forget(self, candidate: Candidate) -> None:
         if candidate.state is not None:
-            self._gone.add_all(candidate.state.copies)
+            self._gone.update(candidate.state.counts())
         self.candidates.drop(candidate.name)
 
     def bind(self) -> None:
@@ -150,10 +150,10 @@ class Runner:
         return tuple(c.state for c in self.candidates.made if c.state is not None)
 
     def stats(self) -> dict[str, Any]:
-        """Copies and fallbacks of all candidates, and the runs that each has answered."""
-        total = Copies()
-        for copies in (self._gone, *(s.copies for s in self.states)):
-            total.add_all(copies)
-        return {**total.as_dict(), "fallbacks": sum(s.failures for s in self.states), "runs": dict(self._runs),
+        """Copies, fallbacks and renewals of all candidates, and the runs that each has answered."""
+        total = Counter(self._gone)
+        for state in self.states:
+            total.update(state.counts())
+        return {**total, "runs": dict(self._runs),
                 **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and self._policies else {}),
                 "policies": [self._policies[id(d)].as_dict() for d in self.chooser.decided.values() if id(d) in self._policies]}

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.device import Program, Tensor
+from ort_gpu_ep.device import Gpu, Program, Tensor
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError, InternalError, ShaderError, WrongResultError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.memory import Storage, memory
+from ort_gpu_ep.plugin.renewal import renew
 from ort_gpu_ep.plugin.state import SessionState, forget_frames
 from ort_gpu_ep.plugin.tables import Table
-from ort_gpu_ep.plugin.transfer import tensor_type
+from ort_gpu_ep.plugin.transfer import gpu_for, tensor_type
 from ort_gpu_ep.plugin.verification import compare
 from ort_gpu_ep.types import Shape, TensorType
 
@@ -44,6 +46,8 @@ class Partition(Table):
         self.output_dtypes = tuple(graph.values[name].dtype for name in graph.outputs)
         self.runs = self.fallbacks = 0
         self._runs_of: dict[tuple[TensorType, ...], itertools.count[int]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
 
     def create_state(self, context: Any, out: Any) -> None:
         out[0] = self.pointer
@@ -86,22 +90,41 @@ class Partition(Table):
 
     def _reason_to_avoid_the_gpu(self) -> str:
         """Why this run does not try the GPU; empty where it does. In strict mode it always tries."""
-        gpu = self.state.gpu
-        if gpu is None or self.program is None or self.state.strict:
+        program = self.program
+        if program is None:
             return ""
-        if gpu.lost:
-            return f"the device was lost ({gpu.lost}); the CPU answers until the session is created again"
-        return "" if gpu.circuit.allows() else "the GPU is left alone after a failure; the CPU answers until it has passed a probe"
+        gpu = program.gpu
+        if not gpu.lost:
+            left_alone = not self.state.strict and not gpu.circuit.allows()
+            return "the GPU is left alone after a failure; the CPU answers until it has passed a probe" if left_alone else ""
+        if not gpu.reported:     # the driver said so between two runs
+            gpu.reported = True
+            gpu.circuit.failed(f"the device was lost ({gpu.lost})", at_once=True)
+        if self.fallback is not None and gpu.circuit.allows():
+            renew(self.state)
+        return "" if self.state.strict else f"the device was lost ({gpu.lost}); the CPU answers until a new one is set up"
 
     def _succeeded(self) -> None:
-        if self.state.gpu is not None:
-            self.state.gpu.circuit.succeeded()
+        if self.program is not None:
+            self.program.gpu.circuit.succeeded()
 
     def _failed(self, error: Exception) -> None:
         """Tells the adapter's circuit about a failure that says something about the adapter."""
-        if self.state.gpu is not None and self.program is not None and isinstance(error, (DeviceError, ShaderError)):
-            at_once = isinstance(error, (DeviceLostError, DeviceHangError, WrongResultError))
-            self.state.gpu.circuit.failed(f"{type(error).__name__}: {str(error).splitlines()[0]}", at_once)
+        if self.program is None or not isinstance(error, (DeviceError, ShaderError)):
+            return
+        gpu = self.program.gpu
+        if isinstance(error, DeviceLostError) and not gpu.lost:
+            return      # an input was on a device that was lost earlier
+        at_once = isinstance(error, (DeviceLostError, DeviceHangError, WrongResultError))
+        gpu.reported = gpu.reported or bool(gpu.lost)
+        gpu.circuit.failed(f"{type(error).__name__}: {str(error).splitlines()[0]}", at_once)
+
+    def replace(self, program: Program) -> None:
+        """Goes on with another program, on another device."""
+        with self._lock:
+            program, self.program = (program, self.program) if self._closed else (self.program, program)  # type: ignore[assignment]
+            self._runs_of.clear()
+        program.close()
 
     def verify_due(self, types: tuple[TensorType, ...]) -> bool:
         """Whether this run is compared with the CPU: the first one of its input types, then one in `verify`."""
@@ -114,6 +137,8 @@ class Partition(Table):
 
     def close(self) -> None:
         """Frees what it holds on the device and on disk."""
+        with self._lock:
+            self._closed = True
         if self.program is not None and not memory.forked:
             self.program.close()
         if self.fallback is not None:
@@ -126,17 +151,19 @@ class Run:
     def __init__(self, partition: Partition, context: int) -> None:
         self.partition, self.context = partition, context
         self.pins: list[Storage] = []
+        self._gpu: Gpu | None = None
         self._inputs: list[tuple[Storage, int]] = []   # those read so far; they hold even where an output has taken their address
         self._late: list[tuple[Storage, int, int]] = []   # outputs in host memory: (storage, address, nbytes)
 
     def on_gpu(self) -> None:
-        program, gpu = self.partition.program, self.partition.state.gpu
-        if program is None or gpu is None:
+        program = self.partition.program
+        if program is None:
             raise DeviceError("the partition was not compiled for the GPU")
+        self._gpu = program.gpu
         inputs = [self._input(i) for i in range(len(self.partition.positions))]
         program.run(inputs, self._output)
         for storage, address, nbytes in self._late:
-            gpu.download(storage.buffer, 0, address, nbytes)   # type: ignore[arg-type]
+            program.gpu.download(storage.buffer, 0, address, nbytes)   # type: ignore[arg-type]
         if self.partition.verify_due(tuple(t.type for t in inputs)):
             self._verify()
 
@@ -163,7 +190,7 @@ class Run:
         for index, value in enumerate(fallback.run(inputs)):
             address, tensor = self._output_address(index, tuple(value.shape()))
             if memory.owns(address):
-                memory.copy_in(self.partition.state.gpu if not memory.forked else None, address, value.data_ptr(), tensor.nbytes)
+                memory.copy_in(gpu_for(address), address, value.data_ptr(), tensor.nbytes)
             elif tensor.nbytes:
                 ctypes.memmove(address, value.data_ptr(), tensor.nbytes)
 
@@ -172,7 +199,7 @@ class Run:
         return address, _checked(address, tensor_type(kind, shape))
 
     def _input(self, index: int) -> Tensor:
-        gpu = self.partition.state.gpu
+        gpu = self._gpu
         assert gpu is not None
         address, tensor = self._input_address(index)
         if tensor.nbytes and not memory.owns(address):
@@ -202,7 +229,7 @@ class Run:
         return address, _checked(address, tensor_type(dtype.onnx, shape))
 
     def _output(self, index: int, shape: Shape) -> Tensor:
-        gpu = self.partition.state.gpu
+        gpu = self._gpu
         assert gpu is not None
         address, tensor = self._output_address(index, shape)
         if tensor.nbytes and not memory.owns(address):

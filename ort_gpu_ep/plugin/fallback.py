@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,14 @@ class Fallback:
         for name, (tensor, data) in zip(self._graph.inputs, inputs, strict=True):
             feeds[name] = _ort_value(data.view(tensor.dtype.numpy).reshape(tensor.shape), tensor.dtype.onnx)
         return list(session.run_with_ort_values(list(self._graph.outputs), feeds))
+
+    def graph_with_constants(self) -> Graph:
+        """The partition's graph, with the constants that it reads: a program can be made of it. Raises ValueError, once closed."""
+        values = dict(self._graph.values)
+        spilled = {name: self._spill.load(name) for name in self._large} if self._spill is not None else {}
+        for name, array in (self._kept | spilled).items():
+            values[name] = replace(values[name], load=partial(_given, array))
+        return self._graph.with_nodes(self._graph.nodes, values)
 
     def close(self) -> None:
         """Deletes the constants on disk."""
@@ -110,6 +120,10 @@ class Fallback:
 
     def _initializer(self, name: str, array: Array) -> onnx.TensorProto:
         return onnx.helper.make_tensor(name, self._onnx_type(name), array.shape, np.ascontiguousarray(array).tobytes(), raw=True)
+
+
+def _given(array: Array) -> Array:
+    return array
 
 
 def _ort_value(array: Array, onnx_type: int) -> Any:

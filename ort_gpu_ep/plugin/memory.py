@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -62,7 +63,7 @@ class Memory:
     def __init__(self) -> None:
         self._reservation = Reservation()
         self._blocks: dict[int, Block] = {}
-        self._empty: dict[Gpu, Storage] = {}
+        self._empty: weakref.WeakKeyDictionary[Gpu, Buffer] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         self._orphans: list[Buffer] = []   # of a forked child: wgpu must not even hear that they are gone
         self.forked = False
@@ -278,8 +279,8 @@ class Memory:
         """Stands in for tensors without elements, for which ONNX Runtime may pass NULL."""
         with self._lock:
             if gpu not in self._empty:
-                self._empty[gpu] = Storage(_ALIGNMENT, gpu, gpu.allocate(_ALIGNMENT))
-            return self._empty[gpu]
+                self._empty[gpu] = gpu.allocate(_ALIGNMENT)
+            return Storage(_ALIGNMENT, gpu, self._empty[gpu], users=2)   # one of them never ends: the buffer stays the GPU's
 
     def _pin(self, storage: Storage) -> Storage:
         with self._lock:

@@ -74,19 +74,25 @@ class SpillFile:
         self._places[name] = (offset, array.dtype, array.shape)
 
     def close_writing(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Opens the file for reading: the content stays there even if somebody clears the cache folder."""
+        assert self._file is not None
+        self._file.close()
+        self._file = self.path.open("rb")
 
     def load(self, name: str) -> Array:
-        """The array, mapped from the file."""
+        """The array, mapped from the file. Raises ValueError, once it is removed."""
         offset, dtype, shape = self._places[name]
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return np.memmap(self.path, np.uint8, "r", offset, (nbytes,)).view(dtype).reshape(shape)
+        if self._file is None:
+            raise ValueError(f"the weights in {self.path} were removed with their session")
+        return np.memmap(self._file, np.uint8, "r", offset, (nbytes,)).view(dtype).reshape(shape)
 
     def remove(self) -> None:
         """Deletes the file. What is mapped stays readable."""
-        self.close_writing()
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):   # a full disk, for what was not written yet
+                file.close()
         with suppress(OSError):   # Windows, while it is mapped: then it goes with the folder
             self.path.unlink(missing_ok=True)
 

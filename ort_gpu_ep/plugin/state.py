@@ -70,12 +70,6 @@ class Copies:
                 self.device_to_device += 1
                 self.device_to_device_nbytes += nbytes
 
-    def add_all(self, other: Copies) -> None:
-        """Adds what another record has counted."""
-        with _count_lock:
-            for name, count in vars(other).items():
-                setattr(self, name, getattr(self, name) + count)
-
     def as_dict(self) -> dict[str, int]:
         return dict(vars(self))
 
@@ -92,6 +86,7 @@ class SessionState:
     costs: what placement=auto decides by, where `capture` was given any; else the provider finds out for itself.
     gpu: None where there is no adapter, or none is wanted. reports: one a graph, bodies of If and Loop first.
     partitions: what was compiled, in ONNX Runtime's order. ready: whether the session was created to the end.
+    renewals: how often the programs were rebuilt on a new device. renewing: held while that goes on.
     """
 
     def __init__(self) -> None:
@@ -105,6 +100,8 @@ class SessionState:
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self.copies = Copies()
         self.ready = False
+        self.renewals = 0
+        self.renewing = threading.Lock()
         self._said: set[tuple[str, str, str]] = set()
 
     @property
@@ -115,6 +112,10 @@ class SessionState:
     def failures(self) -> int:
         """How many runs or partitions the CPU has taken over."""
         return sum(event.kind == "fallback" for event in list(self.events))
+
+    def counts(self) -> dict[str, int]:
+        """For `stats()`."""
+        return {**self.copies.as_dict(), "fallbacks": self.failures, "renewals": self.renewals}
 
     @property
     def errors(self) -> list[BaseException]:

@@ -106,12 +106,12 @@ def tensor_type(onnx_type: int, shape: Shape) -> TensorType:
 
 
 def gpu_for(address: int) -> Gpu | None:
-    """The GPU that new content of an address should go to: its session's, else the default one. None if there is none."""
+    """The GPU that new content of an address should go to: its session's, else the default one. None if there is none that works."""
     if memory.forked:
         return None
     state = memory.state_of(address)
     if state is not None:
-        return state.gpu
+        return state.gpu if state.gpu is not None and not state.gpu.lost else None
     try:
         return Gpu.open(resolve())
     except GpuEpError as error:

@@ -213,7 +213,7 @@ def test_uploads_that_fail_leave_the_input_to_the_cpu(mlp: bytes, x: Any, monkey
 
 
 def test_runs_after_the_device_was_lost(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old session goes on with the CPU, a new one gets a new device."""
+    """Both the old session and a new one get a new device, once the adapter is trusted again."""
     opened = open_session(mlp)
     assert_close(opened.run(x=x), reference(mlp, x=x))
     monkeypatch.setattr(opened.state.gpu, "lost", "unplugged")
@@ -221,6 +221,8 @@ def test_runs_after_the_device_was_lost(mlp: bytes, x: Any, monkeypatch: pytest.
         assert_close(opened.run(x=x), reference(mlp, x=x))
     assert opened.state.partitions[0].fallbacks == 3
     assert all(isinstance(e, DeviceLostError) for e in opened.state.errors)
+    assert opened.state.gpu.circuit.state == "open"
+    opened.state.gpu.circuit.reset()
     other = open_session(mlp)
     assert other.state.gpu is not opened.state.gpu
     assert_close(other.run(x=x), reference(mlp, x=x))

@@ -1,0 +1,88 @@
+"""A device that nobody holds goes: its threads, its memory, and every object of wgpu-native."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import numpy as np
+import psutil
+import pytest
+import wgpu
+
+import ort_gpu_ep
+from ort_gpu_ep.device import Gpu, native
+from ort_gpu_ep.device.adapter import choose, limits_of, request_device
+from tests.unit.graphs import model_of
+
+
+def counts() -> dict[str, int]:
+    """What wgpu-native holds, by type, and the threads of the process."""
+    gc.collect()
+    gc.collect()        # what the first one freed was the last reference to a device, which is a cycle
+    found = wgpu.diagnostics.wgpu_native_counts.get_dict()
+    return {kind: found[kind]["count"] for kind in found} | {"threads": psutil.Process().num_threads()}
+
+
+def new_gpu() -> Gpu:
+    info, raw = choose("")
+    return Gpu(info, request_device(info, raw), limits_of(raw))
+
+
+def drop_a_command_buffer_that_was_never_submitted() -> None:
+    gpu = new_gpu()
+    buffer = gpu.allocate(256)
+    encoder = gpu.device.create_command_encoder()
+    encoder.clear_buffer(buffer.raw)
+    native.finish(encoder)
+
+
+def drop_a_device_with_pooled_buffers() -> None:
+    gpu = new_gpu()
+    x, buffer = np.ones(64, "f"), gpu.allocate(256)
+    gpu.upload(buffer, 0, x.ctypes.data, 256)
+    gpu.download(buffer, 0, x.ctypes.data, 256)
+    gpu.free(buffer)
+
+
+def drop_a_lost_device_with_pending_work() -> None:
+    gpu = new_gpu()
+    source, target = gpu.allocate(256), gpu.allocate(256)
+    gpu.copy(source, 0, target, 0, 256)
+    gpu.lost = "for this test"
+    gpu.flush()
+
+
+def use(faults: str) -> None:
+    """A session on a device of its own; runs with and without elements."""
+    text = "(float[N, 4] x) => (float[N, 4] y) { s = Softmax(x) y = Tanh(s) }"
+    session = ort_gpu_ep.InferenceSession(model_of(text).SerializeToString(), provider_options={
+        "placement": "gpu", "faults": faults, "hang_timeout_ms": 200, "verify": 1})
+    for rows in (2, 2, 0, 2):
+        session.run(None, {"x": np.ones((rows, 4), "f")})
+    for table in (Gpu._open, Gpu._circuits):
+        for key in [k for k in table if k[1] == faults]:
+            del table[key]
+
+
+def drop_a_session() -> None:
+    use("slow@1x;seed=77")
+
+
+def drop_a_session_whose_device_was_lost() -> None:
+    use("lost@3;seed=77")
+
+
+def drop_a_session_whose_device_hung() -> None:
+    use("hang@3;seed=77")
+
+
+@pytest.mark.parametrize("act", [
+    drop_a_command_buffer_that_was_never_submitted, drop_a_device_with_pooled_buffers, drop_a_lost_device_with_pending_work,
+    drop_a_session, drop_a_session_whose_device_was_lost, drop_a_session_whose_device_hung], ids=lambda act: act.__name__)
+def test_nothing_of_a_dropped_device_stays(act: Callable[[], None]) -> None:
+    act()
+    before = counts()
+    for _ in range(2):
+        act()
+    assert counts() == before

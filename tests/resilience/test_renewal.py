@@ -1,0 +1,177 @@
+"""A session whose device was lost: answered by the CPU, then by the GPU again, on a new device."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ort_gpu_ep
+from ort_gpu_ep.device.circuit import Circuit
+from ort_gpu_ep.device.faults import FaultyGpu
+from ort_gpu_ep.errors import AdapterError, DeviceHangError, DeviceLostError
+from ort_gpu_ep.plugin import renewal
+from ort_gpu_ep.plugin.spill import MIN_SPILL_NBYTES
+from tests.plugin.cases import assert_close, info, island, make_model, node, reference
+
+SIDE = 160
+assert SIDE * SIDE * 4 > MIN_SPILL_NBYTES
+
+
+def model() -> bytes:
+    """Two partitions around a CPU node; one weight large enough for the spill file, one small."""
+    rng = np.random.default_rng(5)
+    weights = {"W": rng.normal(size=(SIDE, SIDE)).astype("f") / 8, "b": rng.normal(size=(SIDE,)).astype("f"),
+               "E": 100 * np.eye(SIDE, dtype="f")}
+    nodes = [node("MatMul", "x W", "h"), node("Add", "h E", "r"), island("r", "i"), node("Add", "i b", "s"), node("Tanh", "s", "y")]
+    return make_model(nodes, [info("x", ["N", SIDE])], ["y"], weights)
+
+
+def session(faults: str, **options: object) -> Any:
+    return ort_gpu_ep.InferenceSession(model(), provider_options={
+        "placement": "gpu", "hang_timeout_ms": 300, "faults": faults, **options})
+
+
+def run(opened: Any, rng: np.random.Generator) -> None:
+    x = rng.normal(size=(SIDE, SIDE)).astype("f")
+    assert_close(opened.run(None, {"x": x}), reference(model(), x=x))
+
+
+def pause_is_over(circuit: Circuit) -> None:
+    circuit._clock = lambda: time.monotonic() + 1e6
+
+
+def wait_for(what: Any, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not what() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert what()
+
+
+@pytest.mark.parametrize("kind", ["lost", "hang"])
+def test_a_session_comes_back(kind: str, rng: np.random.Generator) -> None:
+    opened = session(f"{kind}@3;seed=11")
+    for _ in range(3):
+        run(opened, rng)            # two partitions a run: the fault is in the second run
+    lost = opened._state.gpu
+    assert isinstance(lost, FaultyGpu)
+    assert lost.lost
+    assert opened.stats()["renewals"] == 0
+    assert opened.stats()["fallbacks"] >= 1
+    pause_is_over(lost.circuit)
+    run(opened, rng)                # starts the probe
+    wait_for(lambda: lost.circuit.state == "closed")
+    submits = lost.stats.submits
+    run(opened, rng)                # starts the renewal
+    wait_for(lambda: opened.stats()["renewals"] == 1)
+    new, fallbacks = opened._state.gpu, opened.stats()["fallbacks"]
+    assert new is not lost
+    for _ in range(3):
+        run(opened, rng)
+    assert opened.stats()["fallbacks"] == fallbacks
+    assert new.stats.submits > 0
+    assert lost.stats.submits == submits
+    assert any("uses the GPU again" in event for event in opened.explain().events)
+
+
+def test_a_second_loss_and_a_second_return(rng: np.random.Generator) -> None:
+    opened = session("lost@1,lost@4;seed=12")
+    for number in (1, 2):
+        while not opened._state.gpu.lost:
+            run(opened, rng)
+        opened._state.gpu.circuit.reset()
+        run(opened, rng)
+        wait_for(lambda n=number: opened.stats()["renewals"] == n)
+        run(opened, rng)
+    assert not opened._state.gpu.lost
+
+
+def test_an_adapter_that_gives_no_device_is_left_alone_longer(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = session("lost@1;seed=13")
+    run(opened, rng)
+    lost = opened._state.gpu
+    lost.circuit.reset()
+
+    def refuse(config: object) -> Any:
+        raise AdapterError("no device for this test")
+
+    monkeypatch.setattr(renewal, "open_gpu", refuse)
+    run(opened, rng)
+    wait_for(lambda: lost.circuit.state == "open")
+    run(opened, rng)
+    assert opened.stats()["renewals"] == 0
+    assert any("no device for this test" in event for event in opened.explain().events)
+    monkeypatch.undo()
+    lost.circuit.reset()
+    run(opened, rng)
+    wait_for(lambda: opened.stats()["renewals"] == 1)
+    run(opened, rng)
+
+
+def test_a_session_that_is_dropped_while_it_is_rebuilt(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = session("lost@1;seed=14")
+    run(opened, rng)
+    opened._state.gpu.circuit.reset()
+    begun, goes_on, rebuilt = [], [], renewal._rebuilt
+
+    def slowly(*arguments: Any) -> Any:
+        begun.append(1)
+        wait_for(lambda: goes_on)
+        return rebuilt(*arguments)
+
+    monkeypatch.setattr(renewal, "_rebuilt", slowly)
+    run(opened, rng)
+    wait_for(lambda: begun)
+    state, partitions = opened._state, list(opened._state.partitions)
+    del opened
+    goes_on.append(1)
+    wait_for(lambda: not state.renewing.locked())
+    assert all(p.program is None or p.program._closed for p in partitions)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("lost", DeviceLostError), ("hang", DeviceHangError)])
+def test_strict_raises_and_comes_back_where_the_weights_are_at_hand(kind: str, error: type, rng: np.random.Generator) -> None:
+    opened = session(f"{kind}@1;seed=15", strict=1, verify=100)
+    with pytest.raises(error):
+        run(opened, rng)
+    opened._state.gpu.circuit.reset()
+    with pytest.raises(DeviceLostError):
+        run(opened, rng)
+    wait_for(lambda: opened.stats()["renewals"] == 1)
+    run(opened, rng)
+
+
+def test_a_value_on_the_lost_device_does_not_condemn_the_new_one(rng: np.random.Generator) -> None:
+    opened = session("lost@3;seed=16")
+    binding = opened.io_binding()
+    binding.bind_cpu_input("x", rng.normal(size=(SIDE, SIDE)).astype("f"))
+    binding.bind_output("y", "gpu")
+    opened.run_with_iobinding(binding)
+    held = binding.get_outputs()[0]
+    run(opened, rng)
+    opened._state.gpu.circuit.reset()
+    run(opened, rng)
+    wait_for(lambda: opened.stats()["renewals"] == 1)
+    binding.bind_ortvalue_input("x", held)
+    with pytest.raises(Exception, match="DeviceLostError"):
+        opened.run_with_iobinding(binding)
+    assert opened._state.gpu.circuit.state == "closed"
+    fallbacks = opened.stats()["fallbacks"]
+    run(opened, rng)
+    assert opened.stats()["fallbacks"] == fallbacks
+
+
+def test_a_cleared_cache_folder_does_not_matter(rng: np.random.Generator, tmp_path: Path) -> None:
+    opened = session("lost@1;seed=17", cache_dir=str(tmp_path), health="off")
+    files = list(tmp_path.rglob("*.bin"))
+    assert files
+    for file in files:
+        file.unlink()
+    run(opened, rng)
+    opened._state.gpu.circuit.reset()
+    run(opened, rng)
+    wait_for(lambda: opened.stats()["renewals"] == 1)
+    run(opened, rng)
