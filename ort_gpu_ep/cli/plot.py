@@ -42,7 +42,10 @@ def plot_load(path: Path, title: str, rows: Sequence[Row]) -> None:
             above = [h - m for h, m in zip(high, middle, strict=True)]
             axes.errorbar([100 * v for v in x], middle, yerr=[[0.0] * len(above), above], marker=mark, label=label, capsize=3,
                           linestyle="--" if plan == "auto" else "-")
+    axes.set_xlim(-3, 103)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel(f"GPU load by others, %{'' if known else ' (as made; no source)'}")
     axes.set_ylabel("latency of a run, ms: median, bar to p95")
     axes.set_title(title)

@@ -56,7 +56,10 @@ class Row:
         return float(np.quantile(self.times_ms, part))
 
     def as_dict(self) -> dict[str, object]:
-        return {**asdict(self), "runs": len(self.times_ms), **{f"p{p}_ms": self.quantile(p / 100) for p in (50, 95, 99)}}
+        """For JSON: quantiles instead of the times."""
+        found = asdict(self)
+        del found["times_ms"]
+        return {**found, "runs": len(self.times_ms), **{f"p{p}_ms": self.quantile(p / 100) for p in (50, 95, 99)}}
 
 
 def sessions(model: Any, options: Mapping[str, str]) -> dict[str, Any]:

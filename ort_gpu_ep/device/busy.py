@@ -40,7 +40,8 @@ def main(adapter: str, duty: float) -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1):      # not sys.stdin, whose lock would be missed at exit
+        pass
     os._exit(0)
 
 

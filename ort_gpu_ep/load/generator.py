@@ -51,8 +51,9 @@ class LoadGenerator:
             [sys.executable, "-m", "ort_gpu_ep.device.busy", str(self.info.index), str(self.duty)], text=True, env=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed)
         if self._first_line() != "ready":
-            code = self._stop()
-            raise AdapterError(f"load generator on {self.info.name}: the process ended with {code}: {self._last_words()}")
+            code, words = self._stop(), self._last_words()
+            self._printed.close()
+            raise AdapterError(f"load generator on {self.info.name}: the process ended with {code}: {words}")
         return self
 
     def _first_line(self) -> str:
