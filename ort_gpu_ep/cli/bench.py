@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,8 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from ort_gpu_ep.cli import shared
+from ort_gpu_ep.cli import shared, under_load
+from ort_gpu_ep.cli.plot import plot_load, pyplot
 from ort_gpu_ep.device import Gpu
 
 
@@ -26,9 +27,16 @@ def bench(
     dims: shared.SizeOption = None,
     option: shared.OptionOption = None,
     seed: shared.SeedOption = 0,
+    load: Annotated[list[under_load.Level] | None, typer.Option(
+        "--load", help="Measure CPU, GPU and auto while another process keeps the GPU busy for 25, 60 or 95 % of the time.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="With --load: a picture, latency against GPU load.")] = None,
     json: shared.JsonOption = False,
 ) -> None:
     """Median and p95 of whole runs (numpy in, numpy out), split into host, upload, GPU and readback."""
+    if load or plot:
+        given = shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim")
+        _under_load(model, given, shared.pairs(option, "--option"), seed, load or [under_load.Level.ALL], runs, plot, json)
+        return
     start = time.perf_counter()
     session = shared.open_session(model, shared.pairs(option, "--option"))
     values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), seed)
@@ -44,6 +52,40 @@ def bench(
         shared.print_json(result)
     else:
         _print(result)
+
+
+def _under_load(
+    model: Path, given: tuple[dict[str, str], dict[str, str]], options: dict[str, str], seed: int, wanted: Sequence[str], runs: int,
+    plot: Path | None, json: bool,
+) -> None:
+    """The other measurement: each plan idle and under load. given: input files and sizes."""
+    if plot is not None:
+        pyplot()              # before minutes of measuring
+    plans = under_load.sessions(str(model), options)
+    values = shared.feeds(plans["cpu"], *given, seed)
+    info, sampler = under_load.sampler_of(options)
+    levels = [level for level in under_load.LEVELS if level == under_load.IDLE or level in wanted or "all" in wanted]
+    rows = under_load.measure(plans, values, info, sampler, levels, runs, tell=lambda level: shared.err.print(f"measuring: {level}"))
+    if plot is not None:
+        plot_load(plot, f"{model.stem} on {info.name}", rows)
+    if json:
+        shared.print_json({"model": str(model), "adapter": info.as_dict(), "notes": sampler.notes, "rows": [r.as_dict() for r in rows]})
+    else:
+        shared.out.print(load_table(str(model), rows))
+        for note in sampler.notes:
+            shared.out.print(f"load: {note}", highlight=False)
+
+
+def load_table(model: str, rows: Sequence[under_load.Row]) -> Table:
+    """p50, p95, p99 of each plan under each load."""
+    table = Table("load", "GPU read", "CPU read", "plan", "p50", "p95", "p99", "ran", title=f"{model}, ms; load by {rows[-1].source}")
+    for row in rows:
+        first = row.plan == rows[0].plan
+        read = "?" if row.gpu_load is None else f"{row.gpu_load:.0%}"
+        ran = ", ".join(f"{plan} {part:.0%}" for plan, part in row.chosen.items())
+        table.add_row(row.level if first else "", read if first else "", f"{row.cpu_load:.0%}" if first else "", row.plan,
+                      *(f"{row.quantile(part):.3f}" for part in (0.5, 0.95, 0.99)), ran, end_section=row.plan == rows[-1].plan)
+    return table
 
 
 def _compare(

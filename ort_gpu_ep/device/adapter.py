@@ -90,6 +90,12 @@ def matches(wanted: str, info: AdapterInfo) -> bool:
     return wanted == str(info.index) or wanted.lower() == info.type or (not wanted.isdigit() and wanted.lower() in info.name.lower())
 
 
+def order_among_equals(info: AdapterInfo) -> int:
+    """How many adapters of the same kind and backend come before this one: what tells equal GPUs apart where only their order is known."""
+    return sum((a.vendor_id, a.device_id, a.backend) == (info.vendor_id, info.device_id, info.backend) and a.index < info.index
+               for a in adapters())
+
+
 def limits_of(raw: Any) -> Limits:
     """What kernels may use on this adapter."""
     got = raw.limits

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.load import amdgpu, i915, kgsl, macos, mali, nvml, xe
+from ort_gpu_ep.load.drm import find_card
+from ort_gpu_ep.load.fdinfo import FdinfoLoad
 from ort_gpu_ep.load.file import FileSource
+from ort_gpu_ep.load.probe import DispatchProbe
 from ort_gpu_ep.load.sampler import Sampler
 from ort_gpu_ep.load.source import Source, SourceError
 
@@ -21,17 +25,20 @@ log = logging.getLogger("ort_gpu_ep")
 
 FILE = "file:"
 
-Opener = Callable[["AdapterInfo", Path], Source]
-"""Opens a source for an adapter below a root folder. Raises SourceError, where it is absent or unreadable."""
+Opener = Callable[[], Source]
+"""Opens a source. Raises SourceError, where it is absent or unreadable."""
 
 _lock = threading.Lock()
 _samplers: dict[tuple[int, str], Sampler] = {}
 
 
-def open_sampler(info: AdapterInfo, wanted: str = "auto", probe: Callable[[], Source] | None = None) -> Sampler | None:
+def open_sampler(
+    info: AdapterInfo, wanted: str = "auto", probe: Callable[[], float] | None = None, order: int = 0
+) -> Sampler | None:
     """The sampler of an adapter, shared by all sessions; None for `off`. Nothing runs before someone looks at `latest`.
 
-    wanted: the option `load`. probe: makes the last resort, a timed dispatch (load/probe.py); it is called where nothing else works.
+    wanted: the option `load`. probe: one tiny dispatch's seconds, the last resort; called only where nothing else answers.
+    order: which of several adapters with equal PCI ids this is.
     Raises: ConfigError for any other value, or a file that can't be read.
     """
     if wanted == "off":
@@ -39,11 +46,11 @@ def open_sampler(info: AdapterInfo, wanted: str = "auto", probe: Callable[[], So
     with _lock:
         key = (info.index, wanted)
         if key not in _samplers:
-            _samplers[key] = _make(info, wanted, probe)
+            _samplers[key] = _make(info, wanted, probe, order)
         return _samplers[key]
 
 
-def _make(info: AdapterInfo, wanted: str, probe: Callable[[], Source] | None) -> Sampler:
+def _make(info: AdapterInfo, wanted: str, probe: Callable[[], float] | None, order: int) -> Sampler:
     if wanted.startswith(FILE):
         try:
             return Sampler(FileSource(Path(wanted.removeprefix(FILE)), info.is_software))
@@ -53,30 +60,50 @@ def _make(info: AdapterInfo, wanted: str, probe: Callable[[], Source] | None) ->
         raise ConfigError(f"option load: got {wanted!r}, expected auto, off or {FILE}PATH.")
     if info.is_software:
         return Sampler(None, software=True)
-    source, notes = find_source(info, probe=probe)
+    source, notes = find_source(openers(info, order), probe)
     for note in notes:
         log.info("load of %s: %s", info.name, note)
     return Sampler(source, notes=notes)
 
 
-def find_source(
-    info: AdapterInfo, root: Path = Path("/"), probe: Callable[[], Source] | None = None
-) -> tuple[Source | None, tuple[str, ...]]:
-    """The first source that answers for this adapter, and a sentence for each that does not."""
+def find_source(sources: list[tuple[str, Opener]], probe: Callable[[], float] | None = None) -> tuple[Source | None, tuple[str, ...]]:
+    """The first source that answers, and a sentence for each before it that does not."""
     notes: list[str] = []
-    for name, opener in openers(info):
+    if probe is not None:
+        sources = [*sources, (DispatchProbe.name, lambda: DispatchProbe(probe))]
+    for name, opener in sources:
         try:
-            return opener(info, root), tuple(notes)
+            return opener(), tuple(notes)
         except SourceError as error:
             notes.append(f"{name}: {error}")
-    if probe is not None:
-        try:
-            return probe(), (*notes, "so a tiny dispatch is timed now and then")
-        except Exception as error:    # whatever a driver raises: there is no probe then
-            notes.append(f"probe: {error!r}")
     return None, (*notes, "no source is left: the load is unknown, and no run is moved for it")
 
 
-def openers(info: AdapterInfo, platform: str = sys.platform) -> list[tuple[str, Opener]]:
-    """(name, opener) of the sources to try for an adapter, best first: those that know our own share, then the others."""
-    return []
+def openers(info: AdapterInfo, order: int = 0, root: Path = Path("/"), platform: str = sys.platform) -> list[tuple[str, Opener]]:
+    """(name, opener) of the sources to try for an adapter, best first; none on Windows but for NVIDIA, whose counters need its PDH."""
+    linux = platform in ("linux", "android")
+    if info.vendor_id == nvml.VENDOR:
+        return [("NVML", lambda: nvml.NvmlLoad(info, order))]
+    if platform == "darwin":
+        return [("IOKit", lambda: macos.IoregLoad(info))]
+    if not linux:
+        return [("system counters", lambda: _nothing(platform))]
+    if info.vendor_id == kgsl.VENDOR:
+        return [("kgsl", lambda: kgsl.open_kgsl(root)), ("fdinfo", lambda: _any_driver(info, root, order))]
+    if info.vendor_id == mali.VENDOR:
+        return [("mali", lambda: mali.open_mali(root)), ("fdinfo", lambda: _any_driver(info, root, order))]
+    if info.vendor_id == i915.VENDOR:
+        return [("xe", lambda: xe.open_xe(info, root, order)), ("i915", lambda: i915.open_i915(info, root, order))]
+    if info.vendor_id == amdgpu.VENDOR:
+        return [("amdgpu", lambda: amdgpu.AmdgpuLoad(info, root, order)), ("fdinfo", lambda: _any_driver(info, root, order))]
+    return [("fdinfo", lambda: _any_driver(info, root, order))]
+
+
+def _any_driver(info: AdapterInfo, root: Path, order: int) -> Source:
+    """Whatever driver the card has, as long as it counts its clients' work."""
+    card = find_card(info, root, order)
+    return FdinfoLoad(f"{card.driver} fdinfo {card.slot}", card.slot, root)
+
+
+def _nothing(platform: str) -> Source:
+    raise SourceError(f"{platform}: no counters of this system are read")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from ort_gpu_ep.load.own import workers
 from ort_gpu_ep.load.source import SourceError, clip, read_text
 
 Times = tuple[float, float]
@@ -29,9 +30,9 @@ def cores(root: Path = Path("/")) -> int:
 
 
 class OwnTime:
-    """CPU seconds of this process, and of the worker processes that it has named as its own."""
+    """CPU seconds of this process, and of the workers that load/own.py knows."""
 
-    def __init__(self, root: Path = Path("/"), pids: Callable[[], Iterable[int]] = tuple) -> None:
+    def __init__(self, root: Path = Path("/"), pids: Callable[[], Iterable[int]] = workers) -> None:
         self._root, self._pids = root, pids
         self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
         self._workers: dict[int, float] = {}

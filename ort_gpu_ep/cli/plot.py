@@ -1,0 +1,56 @@
+"""Pictures of measurements (extra `plot`: matplotlib)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.load.generator import DUTY
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.cli.under_load import Row
+
+MARKS = {"cpu": ("o", "CPU (plain ONNX Runtime)"), "gpu": ("s", "GPU (placement=gpu)"), "auto": ("x", "auto")}
+
+
+def pyplot() -> Any:
+    """matplotlib, drawing to files only. Raises ConfigError, where it is not installed."""
+    try:
+        import_module("matplotlib").use("Agg")
+        return import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise ConfigError("--plot needs matplotlib: pip install 'ort-gpu-ep[plot]'") from error
+
+
+def plot_load(path: Path, title: str, rows: Sequence[Row]) -> None:
+    """Median latency of each plan against the GPU load that the source read, with a bar up to p95.
+
+    Where the load was not read, the duty cycle of the load generator stands for it, and the axis says so.
+    """
+    drawing = pyplot()
+    figure, axes = drawing.subplots(figsize=(6.4, 4.2))
+    known = all(row.gpu_load is not None for row in rows)
+    for plan, (mark, label) in MARKS.items():
+        mine = [row for row in rows if row.plan == plan]
+        points = sorted((row.gpu_load if known and row.gpu_load is not None else DUTY.get(row.level, 0.0),
+                         row.quantile(0.5), row.quantile(0.95)) for row in mine)
+        if points:
+            x, middle, high = zip(*points, strict=True)
+            above = [h - m for h, m in zip(high, middle, strict=True)]
+            axes.errorbar([100 * v for v in x], middle, yerr=[[0.0] * len(above), above], marker=mark, label=label, capsize=3,
+                          linestyle="--" if plan == "auto" else "-")
+    axes.set_xlim(-3, 103)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.set_xlabel(f"GPU load by others, %{'' if known else ' (as made; no source)'}")
+    axes.set_ylabel("latency of a run, ms: median, bar to p95")
+    axes.set_title(title)
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    drawing.close(figure)

@@ -1,0 +1,135 @@
+"""Latency of each plan of a model while another process keeps the adapter busy: what `bench --load` and benchmarks/load.py measure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from ort_gpu_ep.cli import shared
+from ort_gpu_ep.config import resolve
+from ort_gpu_ep.device.adapter import AdapterInfo, choose, order_among_equals
+from ort_gpu_ep.device.pulse import LazyPulse
+from ort_gpu_ep.load import Sampler, open_sampler
+from ort_gpu_ep.load.generator import DUTY, LoadGenerator
+from ort_gpu_ep.session import InferenceSession
+
+IDLE = "idle"
+LEVELS = (IDLE, *DUTY)
+
+
+class Level(StrEnum):
+    """What `--load` may say; typer takes no Literal in a list."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    ALL = "all"
+
+
+SETTLE_S = 1.5
+"""Runs that are not counted after the load has begun: smoothing (0.25 s), two readings and a dwell of 0.5 s are over then."""
+
+SHORTEST_S = 1.5
+"""Of measuring: the load is read ten times a second."""
+
+
+@dataclass
+class Row:
+    """One plan under one load. times_ms: of its runs in turn with the other plans. chosen: what auto ran, plan -> part of its runs."""
+
+    level: str
+    plan: str
+    times_ms: list[float] = field(repr=False)
+    gpu_load: float | None = None
+    cpu_load: float = 0.0
+    source: str = ""
+    chosen: dict[str, float] = field(default_factory=dict)
+
+    def quantile(self, part: float) -> float:
+        return float(np.quantile(self.times_ms, part))
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON: quantiles instead of the times."""
+        found = asdict(self)
+        del found["times_ms"]
+        return {**found, "runs": len(self.times_ms), **{f"p{p}_ms": self.quantile(p / 100) for p in (50, 95, 99)}}
+
+
+def sessions(model: Any, options: Mapping[str, str]) -> dict[str, Any]:
+    """plan -> session: onnxruntime's own on the CPU, all on the GPU, and what the options say (placement=auto by default)."""
+    return {
+        "cpu": onnxruntime.InferenceSession(model, shared.quiet(), providers=["CPUExecutionProvider"]),
+        "gpu": InferenceSession(model, shared.quiet(), provider_options={**options, "placement": "gpu"}),
+        "auto": InferenceSession(model, shared.quiet(), provider_options=dict(options)),
+    }
+
+
+def sampler_of(options: Mapping[str, str]) -> tuple[AdapterInfo, Sampler]:
+    """The adapter that the options ask for, and who reads its load, whatever the option `load` says. Raises AdapterError."""
+    config = resolve(options)
+    info = choose(config.adapter)[0]
+    wanted = "auto" if config.load == "off" else config.load
+    sampler = open_sampler(info, wanted, LazyPulse(info), order_among_equals(info))
+    assert sampler is not None
+    return info, sampler
+
+
+def measure(
+    plans: Mapping[str, Any], feeds: Mapping[str, Any], info: AdapterInfo, sampler: Sampler, levels: Sequence[str], runs: int,
+    settle_s: float = SETTLE_S, tell: Callable[[str], object] = lambda level: None,
+) -> list[Row]:
+    """A row for each level and plan. runs: of each, at least. tell: called with a level before it is measured.
+
+    Raises: AdapterError, where the load can't be made.
+    """
+    rows = []
+    for level in levels:
+        tell(level)
+        with nullcontext() if level == IDLE else LoadGenerator(info, level):
+            for _ in _turns(plans, feeds, sampler, 1, settle_s):
+                pass
+            before = _counts(plans["auto"])
+            turns = list(_turns(plans, feeds, sampler, runs, SHORTEST_S))
+            chosen = _chosen(plans["auto"], before)
+        known = [load.gpu for _, load in turns if load.gpu is not None]
+        for plan in plans:
+            rows.append(Row(
+                level, plan, [times[plan] for times, _ in turns], float(np.mean(known)) if known else None,
+                float(np.mean([load.cpu for _, load in turns])), sampler.latest.source, chosen if plan == "auto" else {}))
+    return rows
+
+
+def _turns(plans: Mapping[str, Any], feeds: Mapping[str, Any], sampler: Sampler, runs: int, seconds: float) -> Iterator[tuple[Any, Any]]:
+    """(milliseconds by plan, load) of rounds in which each plan runs once, every other one backwards, for so many and so long."""
+    start, done = time.monotonic(), 0
+    while done < runs or time.monotonic() - start < seconds:
+        times, load = {}, sampler.latest
+        for plan in reversed(list(plans)) if done % 2 else plans:
+            begin = time.perf_counter()
+            plans[plan].run(None, feeds)
+            times[plan] = (time.perf_counter() - begin) * 1e3
+        done += 1
+        yield times, load
+
+
+def _counts(session: Any) -> dict[str, int]:
+    """Runs of each plan that the session has chosen between; none where it has only one."""
+    policy = session.stats().get("policy")
+    return {plan: int(seen["runs"]) for plan, seen in policy["plans"].items()} if policy else {}
+
+
+def _chosen(session: Any, before: Mapping[str, int]) -> dict[str, float]:
+    """Parts of the runs since `before`; of a session without a choice, the side that all of its nodes or some are on."""
+    made = {plan: count - before.get(plan, 0) for plan, count in _counts(session).items()}
+    total = sum(made.values())
+    if total:
+        return {plan: count / total for plan, count in made.items() if count}
+    explained = session.explain()
+    return {"cpu" if not explained.count("gpu") else "gpu" if not explained.count("cpu") else "cut": 1.0}
