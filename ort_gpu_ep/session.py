@@ -12,7 +12,8 @@ import onnxruntime
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config, resolve
-from ort_gpu_ep.device.adapter import choose
+from ort_gpu_ep.device.adapter import choose, order_among_equals
+from ort_gpu_ep.device.pulse import LazyPulse
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.explain import Explanation, explanation
 from ort_gpu_ep.health.admission import open_gpu
@@ -216,7 +217,7 @@ def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mappi
     gpu = open_gpu(config)
     path_or_bytes = model if isinstance(model, bytes) else os.fspath(model)
     return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: GUESSED,
-                  open_sampler(gpu.info, config.load), gpu.info.is_software)
+                  open_sampler(gpu.info, config.load, LazyPulse(gpu.info), order_among_equals(gpu.info)), gpu.info.is_software)
 
 
 def _raise_cause(error: Exception, states: list[plugin.SessionState]) -> None:
