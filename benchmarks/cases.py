@@ -34,6 +34,21 @@ def quiet() -> Any:
     return settings
 
 
+def in_blocks(sides: Mapping[str, Callable[[], object]], runs: int, blocks: int = 4) -> dict[str, np.ndarray]:
+    """Milliseconds of `runs` steady runs of each side: in blocks, because run by run in turn each side would meet the other's threads,
+    which onnxruntime lets spin after a run. The first run of a block does not count; every other round goes backwards."""
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for i in range(blocks):
+        for side in reversed(list(sides)) if i % 2 else sides:
+            time.sleep(0.02)
+            sides[side]()
+            for _ in range(-(-runs // blocks)):
+                start = time.perf_counter()
+                sides[side]()
+                times[side].append((time.perf_counter() - start) * 1e3)
+    return {side: np.array(t) for side, t in times.items()}
+
+
 def in_turn(sides: Mapping[str, Callable[[], object]], runs: int) -> dict[str, np.ndarray]:
     """Milliseconds of each run of each side. The sides take turns, every other round backwards, so that a drift hits all of them."""
     for call in sides.values():

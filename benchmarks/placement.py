@@ -1,4 +1,4 @@
-"""`placement=auto` against both sides: plain ONNX Runtime on the CPU, and `placement=gpu`. Medians of runs taken in turn.
+"""`placement=auto` against both sides: plain ONNX Runtime on the CPU, and `placement=gpu`. Medians of runs in blocks that take turns.
 
     python -m benchmarks.placement [NAME ...] [--runs 50] [--seconds 3] [--option NAME=VALUE] [--json FILE] [--markdown]
 
@@ -41,8 +41,8 @@ def measure(name: str, runs: int, seconds: float, options: dict[str, str]) -> di
     for session in sides.values():
         session.run(None, feeds)
     once_s = time.perf_counter() - begin
-    times = cases.in_turn({s: lambda session=session: session.run(None, feeds) for s, session in sides.items()},
-                          max(3, min(runs, int(seconds / once_s))))
+    times = cases.in_blocks({s: lambda session=session: session.run(None, feeds) for s, session in sides.items()},
+                            max(4, min(runs, int(seconds / once_s))))
     row: dict[str, Any] = {"model": name, **{f"{side}_ms": float(np.median(t)) for side, t in times.items()}, "first_s": first_s}
     decisions = auto.explain().decisions
     row["chosen"] = decisions[-1][1].plan if decisions else "cpu"

@@ -43,7 +43,7 @@ class IoregLoad:
         before = os.times()
         found = self._accelerators(self._ask())
         after = os.times()
-        self.cost_s = after.children_user + after.children_system - before.children_user - before.children_system
+        self.cost_s = max(0.0, after.children_user + after.children_system - before.children_user - before.children_system)
         statistics = self._mine(found).get("PerformanceStatistics", {})
         if not isinstance(statistics.get(KEY), int):
             there = ", ".join(sorted(statistics)) or "nothing"
