@@ -111,11 +111,12 @@ class Profile:
     def node_s(self, lowering: Lowering, flops: float, nbytes: int) -> float:
         """Predicted seconds on the GPU of a node. flops: of its products, 0 if it has none. nbytes: what it reads and writes.
 
-        A dispatch for each kernel, and its work: the operations by the first kernel that multiplies, the bytes by the last kernel
-        (those before it move what they write).
+        A dispatch for each kernel, and its work: the operations by the kernel that multiplies (of a recurrent layer: by the one that goes
+        through the steps), the bytes by the last kernel (those before it move what they write).
         """
         total_s = self.dispatch_s * len(lowering.kernels)
-        multiplies = next((k for k in lowering.kernels if flops and FAMILY_OF[k.shader] in BY_FLOPS), None)
+        candidates = [k for k in lowering.kernels if flops and FAMILY_OF[k.shader] in BY_FLOPS]
+        multiplies = next((k for k in candidates if FAMILY_OF[k.shader] == "recurrent"), candidates[0] if candidates else None)
         for kernel in lowering.kernels:
             family = FAMILY_OF[kernel.shader]
             if kernel is multiplies:

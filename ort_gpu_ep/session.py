@@ -11,6 +11,7 @@ from typing import Any
 import onnxruntime
 
 from ort_gpu_ep import plugin
+from ort_gpu_ep.calibration import profile_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.errors import AdapterError
@@ -20,7 +21,6 @@ from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
 from ort_gpu_ep.placement.runner import Runner
 from ort_gpu_ep.plugin import EP_NAME
-from ort_gpu_ep.profile import GUESSED
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -214,7 +214,7 @@ def _nothing_to_gain(config: Config) -> bool:
 def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:
     gpu = open_gpu(config)
     path_or_bytes = model if isinstance(model, bytes) else os.fspath(model)
-    return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: GUESSED)
+    return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config))
 
 
 def _raise_cause(error: Exception, states: list[plugin.SessionState]) -> None:
