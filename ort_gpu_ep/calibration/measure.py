@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, chain, random
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, Tensor
+from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
 from ort_gpu_ep.errors import Code, OutOfDeviceMemoryError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import facts_of, walk
@@ -27,14 +26,14 @@ READBACK_NBYTES = 256
 SIZES_NBYTES = tuple(4 << 10 << 2 * i for i in range(7))
 """Of the transfers: 4 KiB to 16 MiB, four times as much each."""
 
-CHAIN = (4, 64)
-"""Lengths of the chains whose difference gives the time of a dispatch."""
+CHAIN = 64
+"""Length of the chain that is compared with one dispatch."""
 
 LONG_S = 20e-3
 """A family stops growing where the next size is expected to take longer: an adapter shows its throughput well before."""
 
 RUNS = 30
-"""Of the empty run."""
+"""Of the empty run, before anything else; it is measured again beside everything else."""
 
 REPEATS = 7
 """Of any other measurement that takes LONG_S / REPEATS or less; fewer of longer ones."""
@@ -46,14 +45,19 @@ RESERVE = 0.25
 Progress = Callable[[str, float], None]
 
 
-@dataclass
 class Bench:
-    """One adapter being measured since start_s, on time.perf_counter's clock. progress: as of `measure`."""
+    """One adapter being measured since start_s, on time.perf_counter's clock. progress: as of `measure`.
 
-    gpu: Gpu
-    start_s: float
-    budget_s: float
-    progress: Progress | None = None
+    empty: a run of one dispatch on 64 numbers. It takes its turn beside everything that is measured, so that what others do to the
+    machine meanwhile hits both; empties_s: its times.
+    """
+
+    def __init__(self, gpu: Gpu, budget_s: float, progress: Progress | None) -> None:
+        self.gpu, self.budget_s, self.progress, self.start_s = gpu, budget_s, progress, time.perf_counter()
+        self.say("empty runs and dispatches")
+        self.empty = Job(gpu, chain(1))
+        self.empty.run()
+        self.empties_s = [_time(self.empty.run) for _ in range(RUNS)]
 
     @property
     def spent(self) -> float:
@@ -63,6 +67,16 @@ class Bench:
     def say(self, what: str) -> None:
         if self.progress is not None:
             self.progress(what, min(1.0, self.spent))
+
+    def added_s(self, action: Callable[[], object]) -> float:
+        """Median seconds of an action, less the empty run's in between; after once for nothing. Of a long action: fewer times."""
+        count = max(1, min(REPEATS, int(LONG_S / _time(action))))
+        empties_s, taken_s = [], []
+        for _ in range(count):
+            empties_s.append(_time(self.empty.run))
+            taken_s.append(_time(action))
+        self.empties_s += empties_s
+        return median(taken_s) - median(empties_s)
 
 
 class Job:
@@ -109,14 +123,7 @@ def read(gpu: Gpu, tensor: Tensor, nbytes: int) -> None:
     gpu.download(tensor.buffer, tensor.offset_bytes, target.ctypes.data, target.nbytes)
 
 
-def seconds(action: Callable[[], object], runs: int = REPEATS) -> float:
-    """Median of the action's time, after one for nothing. Of a long action: fewer runs."""
-    first_s = _once(action)
-    count = max(1, min(runs, int(LONG_S / first_s))) if runs == REPEATS else runs
-    return median(_once(action) for _ in range(count))
-
-
-def _once(action: Callable[[], object]) -> float:
+def _time(action: Callable[[], object]) -> float:
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
@@ -127,46 +134,52 @@ def measure(gpu: Gpu, budget_s: float = 3.0, progress: Progress | None = None) -
 
     progress: is called with what comes next and the part of the budget that is spent. Raises: DeviceError, ShaderError.
     """
-    bench = Bench(gpu, time.perf_counter(), budget_s, progress)
-    bench.say("empty runs and dispatches")
-    short, long = (Job(gpu, chain(n)) for n in CHAIN)
+    timer, gpu.timer = gpu.timer, None      # timestamps of somebody's benchmark would cost each run
     try:
-        run_s = seconds(short.run, RUNS)
-        dispatch_s = max((seconds(long.run) - run_s) / (CHAIN[1] - CHAIN[0]), 1e-7)
-        run_s = max(run_s - CHAIN[0] * dispatch_s, 1e-6)
-        upload, download = _transfers(bench, short, run_s + CHAIN[0] * dispatch_s)
+        bench = Bench(gpu, budget_s, progress)
+        try:
+            return _profile(bench)
+        finally:
+            bench.empty.close()
     finally:
-        short.close()
+        gpu.timer = timer
+        gpu.trim()
+
+
+def _profile(bench: Bench) -> Profile:
+    long = Job(bench.gpu, chain(CHAIN))
+    try:
+        dispatch_s = max(bench.added_s(long.run) / (CHAIN - 1), 1e-7)
+    finally:
         long.close()
-    families = _families(bench, run_s, dispatch_s)
-    gpu.trim()
+    upload, download = _transfers(bench)
+    families = _families(bench, dispatch_s)
     bench.say("done")
-    return Profile(gpu.info.name, run_s, dispatch_s, upload, download, families)
+    return Profile(bench.gpu.info.name, max(median(bench.empties_s) - dispatch_s, 1e-6), dispatch_s, upload, download, families)
 
 
-def _transfers(bench: Bench, empty: Job, empty_s: float) -> tuple[Curve, Curve]:
+def _transfers(bench: Bench) -> tuple[Curve, Curve]:
     """What an upload before a run, and a larger readback after it, add to it."""
-    gpu, up, down = bench.gpu, list[tuple[float, float]](), list[tuple[float, float]]()
+    gpu, empty, up, down = bench.gpu, bench.empty, list[tuple[float, float]](), list[tuple[float, float]]()
     for nbytes in SIZES_NBYTES:
         bench.say(f"transfers of {nbytes >> 10} KiB")
-        array = random((nbytes // 4,))
-        buffer = gpu.allocate(nbytes)
+        array, buffer = random((nbytes // 4,)), gpu.allocate(nbytes)
 
-        def upload(at: int = array.ctypes.data, nbytes: int = nbytes, buffer: object = buffer) -> None:
-            gpu.upload(buffer, 0, at, nbytes)  # type: ignore[arg-type]
+        def upload(array: Array = array, buffer: Buffer = buffer) -> None:
+            gpu.upload(buffer, 0, array.ctypes.data, array.nbytes)
             empty.run()
 
-        def download(at: int = array.ctypes.data, nbytes: int = nbytes, buffer: object = buffer) -> None:
+        def download(array: Array = array, buffer: Buffer = buffer) -> None:
             empty.start()
-            gpu.download(buffer, 0, at, nbytes)  # type: ignore[arg-type]
+            gpu.download(buffer, 0, array.ctypes.data, array.nbytes)
 
-        up.append((nbytes, seconds(upload) - empty_s))
-        down.append((nbytes, seconds(download) - empty_s))
+        up.append((nbytes, bench.added_s(upload)))
+        down.append((nbytes, bench.added_s(download)))
         gpu.free(buffer)
     return Curve.through(up, 1e-7), Curve.through(down, 1e-7)
 
 
-def _families(bench: Bench, run_s: float, dispatch_s: float) -> dict[str, Curve]:
+def _families(bench: Bench, dispatch_s: float) -> dict[str, Curve]:
     """Every family at its smallest size, then all that are still quick at the next one, and so on while there is time."""
     points: dict[str, list[tuple[float, float]]] = {}
     growing = [(workload, 0, 0.0) for workload in WORKLOADS]
@@ -178,24 +191,24 @@ def _families(bench: Bench, run_s: float, dispatch_s: float) -> dict[str, Curve]
         size, start_s = workload.sizes[index], time.perf_counter()
         bench.say(f"{workload.family}, size {size}")
         try:
-            amount, kernels, took_s = _once_at(bench.gpu, workload, size)
+            amount, kernels, added_s = _measured(bench, workload, size)
         except (UnsupportedNodeError, OutOfDeviceMemoryError):     # a kernel out of use, a small adapter: what there is does
             continue
-        points.setdefault(workload.family, []).append((amount, took_s - run_s - dispatch_s * kernels))
+        points.setdefault(workload.family, []).append((amount, added_s - dispatch_s * (kernels - 1)))   # the empty run has one, too
         if index + 1 < len(workload.sizes):
             growth = (workload.sizes[index + 1] / size) ** workload.power
-            if (took_s - run_s) * growth < LONG_S:
+            if added_s * growth < LONG_S:
                 growing.append((workload, index + 1, 1.5 * (time.perf_counter() - start_s) + LONG_S))
     return {family: Curve.through(measured) for family, measured in points.items()}
 
 
-def _once_at(gpu: Gpu, workload: Workload, size: int) -> tuple[float, int, float]:
-    """The amount of work, the dispatches and the median seconds of one graph."""
+def _measured(bench: Bench, workload: Workload, size: int) -> tuple[float, int, float]:
+    """The amount of work, the dispatches, and the seconds that one graph adds to an empty run."""
     graph = workload.graph(size)
-    amount, kernels = _work(gpu, graph, workload.family)
-    job = Job(gpu, graph)
+    amount, kernels = _work(bench.gpu, graph, workload.family)
+    job = Job(bench.gpu, graph)
     try:
-        return amount, kernels, seconds(job.run)
+        return amount, kernels, bench.added_s(job.run)
     finally:
         job.close()
 

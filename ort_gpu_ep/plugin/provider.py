@@ -62,9 +62,9 @@ class Provider(Table):
                 api.EpGraphSupportInfo_AddNodesToFuse(support, nodes, len(group), options)
 
     def _costs(self, software: bool) -> Costs | None:
-        """What placement=auto decides by: as given, else by the adapter's profile. A software adapter that nobody asked for is not measured."""
-        if self.state.costs is None and self.state.gpu is not None and self.config.placement == "auto" and not (
-                software and not self.config.adapter):
+        """What placement=auto decides by: what was given, else the adapter's profile; not for a software adapter that nobody asked for."""
+        wanted = self.config.placement == "auto" and (bool(self.config.adapter) or not software)
+        if self.state.costs is None and self.state.gpu is not None and wanted:
             self.state.costs = Costs(profile_of(self.state.gpu, self.config))
         return self.state.costs
 
