@@ -11,6 +11,7 @@ from typing import Any
 import onnxruntime
 
 from ort_gpu_ep import plugin
+from ort_gpu_ep.calibration import profile_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.adapter import choose, order_among_equals
 from ort_gpu_ep.device.pulse import LazyPulse
@@ -22,7 +23,6 @@ from ort_gpu_ep.load import open_sampler
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
 from ort_gpu_ep.placement.runner import Runner
 from ort_gpu_ep.plugin import EP_NAME
-from ort_gpu_ep.profile import GUESSED
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -216,7 +216,7 @@ def _nothing_to_gain(config: Config) -> bool:
 def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:
     gpu = open_gpu(config)
     path_or_bytes = model if isinstance(model, bytes) else os.fspath(model)
-    return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: GUESSED,
+    return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config),
                   open_sampler(gpu.info, config.load, LazyPulse(gpu.info), order_among_equals(gpu.info)), gpu.info.is_software)
 
 

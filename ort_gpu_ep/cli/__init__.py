@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ort_gpu_ep.cli import bench, conformance, doctor, explain, options, run
+from ort_gpu_ep.cli import bench, calibrate, conformance, doctor, explain, options, run
 
 app = typer.Typer(
     name="ort-gpu-ep", help="ONNX models on any GPU: run, explain and measure them, and check the driver.", no_args_is_help=True,
@@ -13,6 +13,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.command()(explain.explain)
 app.command()(bench.bench)
+app.command()(calibrate.calibrate)
 app.command()(conformance.conformance)
 app.command()(doctor.doctor)
 app.command("options")(options.options)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ort_gpu_ep.calibration import profile_of
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Program
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Graph
-from ort_gpu_ep.partitioner import fuse, partition
+from ort_gpu_ep.partitioner import Costs, fuse, partition
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import api, ffi
 from ort_gpu_ep.plugin.compute import Partition
@@ -51,7 +52,7 @@ class Provider(Table):
                 return
             limits, software = (gpu.limits, gpu.info.type == "software") if gpu is not None else (Limits(), True)
             whole = reader.graph()
-            partitioning = partition(whole, self.config, limits, software, self.state.costs)
+            partitioning = partition(whole, self.config, limits, software, self._costs(software))
             self.state.reports.append(partitioning.report)
             options = ffi.new("FusionOptions*")
             options.version, options.drop_constant_initializers = api.version, True
@@ -59,6 +60,13 @@ class Provider(Table):
                 check_border(whole, group)
                 nodes = ffi.new("void*[]", [reader.nodes[i] for i in group])
                 api.EpGraphSupportInfo_AddNodesToFuse(support, nodes, len(group), options)
+
+    def _costs(self, software: bool) -> Costs | None:
+        """What placement=auto decides by: what was given, else the adapter's profile; not for a software adapter that nobody asked for."""
+        wanted = self.config.placement == "auto" and (bool(self.config.adapter) or not software)
+        if self.state.costs is None and self.state.gpu is not None and wanted:
+            self.state.costs = Costs(profile_of(self.state.gpu, self.config))
+        return self.state.costs
 
     def compile(self, graphs: Any, fused: Any, count: int, infos: Any, context_nodes: Any) -> None:
         with self.state.recording("Compile"):

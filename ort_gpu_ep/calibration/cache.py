@@ -1,0 +1,52 @@
+"""The profile of an adapter: measured once, then from memory, in later processes from disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from ort_gpu_ep.calibration.measure import Progress, measure
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.errors import DeviceError, ShaderError
+from ort_gpu_ep.health.verdicts import key_of
+from ort_gpu_ep.profile import GUESSED, Profile
+from ort_gpu_ep.store import Store
+
+log = logging.getLogger("ort_gpu_ep")
+
+KIND, FORMAT = "profiles", 1
+
+_known: dict[str, Profile] = {}
+_lock = threading.Lock()
+
+
+def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress | None = None) -> Profile:
+    """The profile of the adapter, its driver, wgpu's version and the shaders. Never raises for what the device does: it then is GUESSED.
+
+    fresh: measure, whatever is known. The first call of a process may take some seconds; others wait for it. A device that fails on
+    purpose (option `faults`) is not measured: the submits would count, and its times are not the adapter's.
+    """
+    key = key_of(gpu.info)
+    with _lock:
+        known = None if fresh else _known.get(key)
+        if known is None and (gpu.lost or config.faults):
+            return GUESSED
+        if known is None:
+            store = Store(config.cache_path, KIND, FORMAT)
+            known = None if fresh else store.read(key, lambda data: Profile.from_dict(data["profile"]))
+            _known[key] = known = known or _measured(gpu, store, key, progress)
+        return known
+
+
+def _measured(gpu: Gpu, store: Store, key: str, progress: Progress | None) -> Profile:
+    start = time.perf_counter()
+    try:
+        profile = measure(gpu, progress=progress)
+    except (DeviceError, ShaderError) as error:
+        log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
+        return GUESSED
+    log.info("calibration of %s took %.1f s", gpu.info.name, time.perf_counter() - start)
+    store.write(key, {"profile": profile.as_dict()})
+    return profile

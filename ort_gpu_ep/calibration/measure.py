@@ -1,0 +1,224 @@
+"""Runs small graphs on an adapter, as sessions do, and makes a Profile of the times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+
+import ort_gpu_ep.ops  # noqa: F401  fills the registry
+from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, chain, random
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
+from ort_gpu_ep.errors import Code, OutOfDeviceMemoryError, UnsupportedNodeError
+from ort_gpu_ep.graph import Array, Graph
+from ort_gpu_ep.lowering import facts_of, walk
+from ort_gpu_ep.partitioner.costs import flops_of
+from ort_gpu_ep.profile import BY_FLOPS, Curve, Profile
+from ort_gpu_ep.registry import Lowering
+from ort_gpu_ep.types import TensorType, dtype_of
+
+READBACK_NBYTES = 256
+"""What every measured run reads back, so that each waits for the GPU in the same way."""
+
+SIZES_NBYTES = tuple(4 << 10 << 2 * i for i in range(7))
+"""Of the transfers: 4 KiB to 16 MiB, four times as much each."""
+
+CHAIN = 64
+"""Length of the chain that is compared with one dispatch."""
+
+LONG_S = 20e-3
+"""A family stops growing where the next size is expected to take longer: an adapter shows its throughput well before."""
+
+RUNS = 30
+"""Of the empty run, before anything else; it is measured again beside everything else."""
+
+REPEATS = 7
+"""Of any other measurement that takes LONG_S / REPEATS or less; fewer of longer ones."""
+
+RESERVE = 0.25
+"""Part of the budget that is left when a family is begun: its kernels have to be compiled first, which can't be interrupted
+(lavapipe: 0.1 s to 0.7 s a graph)."""
+
+Progress = Callable[[str, float], None]
+
+
+class Bench:
+    """One adapter being measured since start_s, on time.perf_counter's clock. progress: as of `measure`.
+
+    empty: a run of one dispatch on 64 numbers. It takes its turn beside everything that is measured, so that what others do to the
+    machine meanwhile hits both; empties_s: its times.
+    """
+
+    def __init__(self, gpu: Gpu, budget_s: float, progress: Progress | None) -> None:
+        self.gpu, self.budget_s, self.progress, self.start_s = gpu, budget_s, progress, time.perf_counter()
+        self.say("empty runs and dispatches")
+        self.empty = Job(gpu, chain(1))
+        self.empty.run()
+        self.empties_s = [_time(self.empty.run) for _ in range(RUNS)]
+
+    @property
+    def spent(self) -> float:
+        """Part of the budget that is gone."""
+        return (time.perf_counter() - self.start_s) / self.budget_s
+
+    def say(self, what: str) -> None:
+        if self.progress is not None:
+            self.progress(what, min(1.0, self.spent))
+
+    def added_s(self, action: Callable[[], object]) -> float:
+        """Median seconds of an action, less the empty run's in between; after once for nothing. Of a long action: fewer times."""
+        count = max(1, min(REPEATS, int(LONG_S / _time(action))))
+        empties_s, taken_s = [], []
+        for _ in range(count):
+            empties_s.append(_time(self.empty.run))
+            taken_s.append(_time(action))
+        self.empties_s += empties_s
+        return median(taken_s) - median(empties_s)
+
+
+class Job:
+    """A graph ready to run on random inputs, which lie on the adapter."""
+
+    def __init__(self, gpu: Gpu, graph: Graph) -> None:
+        self.gpu, self._taken = gpu, list[Tensor]()
+        self.program = Program(graph, Config(), gpu)
+        try:
+            self.inputs = [self._tensor(random(_shape(graph, name))) for name in graph.inputs]
+            self.plan = self.program.plan([t.type for t in self.inputs])
+            self.outputs = [self._tensor(np.empty(t.shape, t.dtype.numpy), fill=False) for t in self.plan.outputs]
+        except BaseException:
+            self.close()
+            raise
+
+    def _tensor(self, array: Array, fill: bool = True) -> Tensor:
+        tensor = Tensor(self.gpu.allocate(array.nbytes), 0, TensorType(dtype_of(array), array.shape))
+        self._taken.append(tensor)
+        if fill:
+            self.gpu.upload(tensor.buffer, 0, array.ctypes.data, array.nbytes)
+        return tensor
+
+    def run(self) -> None:
+        """One run, waited for."""
+        self.start()
+        read(self.gpu, self.outputs[0], READBACK_NBYTES)
+
+    def start(self) -> None:
+        self.program.run(self.inputs, lambda index, shape: self.outputs[index])
+
+    def close(self) -> None:
+        for tensor in self._taken:
+            self.gpu.free(tensor.buffer)
+        self.program.close()
+
+
+def _shape(graph: Graph, name: str) -> tuple[int, ...]:
+    return tuple(d for d in graph.values[name].shape or () if isinstance(d, int))
+
+
+def read(gpu: Gpu, tensor: Tensor, nbytes: int) -> None:
+    target = np.empty(min(nbytes, tensor.type.nbytes), np.uint8)
+    gpu.download(tensor.buffer, tensor.offset_bytes, target.ctypes.data, target.nbytes)
+
+
+def _time(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def measure(gpu: Gpu, budget_s: float = 3.0, progress: Progress | None = None) -> Profile:
+    """The profile of an adapter. Takes budget_s at most, but for a shader that compiles slowly; what is left out then has a sibling.
+
+    progress: is called with what comes next and the part of the budget that is spent. Raises: DeviceError, ShaderError.
+    """
+    timer, gpu.timer = gpu.timer, None      # timestamps of somebody's benchmark would cost each run
+    try:
+        bench = Bench(gpu, budget_s, progress)
+        try:
+            return _profile(bench)
+        finally:
+            bench.empty.close()
+    finally:
+        gpu.timer = timer
+        gpu.trim()
+
+
+def _profile(bench: Bench) -> Profile:
+    long = Job(bench.gpu, chain(CHAIN))
+    try:
+        dispatch_s = max(bench.added_s(long.run) / (CHAIN - 1), 1e-7)
+    finally:
+        long.close()
+    upload, download = _transfers(bench)
+    families = _families(bench, dispatch_s)
+    bench.say("done")
+    return Profile(bench.gpu.info.name, max(median(bench.empties_s) - dispatch_s, 1e-6), dispatch_s, upload, download, families)
+
+
+def _transfers(bench: Bench) -> tuple[Curve, Curve]:
+    """What an upload before a run, and a larger readback after it, add to it."""
+    gpu, empty, up, down = bench.gpu, bench.empty, list[tuple[float, float]](), list[tuple[float, float]]()
+    for nbytes in SIZES_NBYTES:
+        bench.say(f"transfers of {nbytes >> 10} KiB")
+        array, buffer = random((nbytes // 4,)), gpu.allocate(nbytes)
+
+        def upload(array: Array = array, buffer: Buffer = buffer) -> None:
+            gpu.upload(buffer, 0, array.ctypes.data, array.nbytes)
+            empty.run()
+
+        def download(array: Array = array, buffer: Buffer = buffer) -> None:
+            empty.start()
+            gpu.download(buffer, 0, array.ctypes.data, array.nbytes)
+
+        up.append((nbytes, bench.added_s(upload)))
+        down.append((nbytes, bench.added_s(download)))
+        gpu.free(buffer)
+    return Curve.through(up, 1e-7), Curve.through(down, 1e-7)
+
+
+def _families(bench: Bench, dispatch_s: float) -> dict[str, Curve]:
+    """Every family at its smallest size, then all that are still quick at the next one, and so on while there is time."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    growing = [(workload, 0, 0.0) for workload in WORKLOADS]
+    while growing:
+        workload, index, expected_s = growing.pop(0)
+        left_s = bench.budget_s * (1 - bench.spent)
+        if left_s < (expected_s or RESERVE * bench.budget_s):
+            continue
+        size, start_s = workload.sizes[index], time.perf_counter()
+        bench.say(f"{workload.family}, size {size}")
+        try:
+            amount, kernels, added_s = _measured(bench, workload, size)
+        except (UnsupportedNodeError, OutOfDeviceMemoryError):     # a kernel out of use, a small adapter: what there is does
+            continue
+        points.setdefault(workload.family, []).append((amount, added_s - dispatch_s * (kernels - 1)))   # the empty run has one, too
+        if index + 1 < len(workload.sizes):
+            growth = (workload.sizes[index + 1] / size) ** workload.power
+            if added_s * growth < LONG_S:
+                growing.append((workload, index + 1, 1.5 * (time.perf_counter() - start_s) + LONG_S))
+    return {family: Curve.through(measured) for family, measured in points.items()}
+
+
+def _measured(bench: Bench, workload: Workload, size: int) -> tuple[float, int, float]:
+    """The amount of work, the dispatches, and the seconds that one graph adds to an empty run."""
+    graph = workload.graph(size)
+    amount, kernels = _work(bench.gpu, graph, workload.family)
+    job = Job(bench.gpu, graph)
+    try:
+        return amount, kernels, bench.added_s(job.run)
+    finally:
+        job.close()
+
+
+def _work(gpu: Gpu, graph: Graph, family: str) -> tuple[float, int]:
+    """The amount that a node's prediction goes by, and its dispatches."""
+    inputs = {name: TensorType(graph.values[name].dtype, _shape(graph, name)) for name in graph.inputs}  # type: ignore[arg-type]
+    _, answer, bound = next(walk(graph, facts_of(graph, inputs), gpu.limits))
+    if not isinstance(answer, Lowering) or bound is None:
+        raise UnsupportedNodeError(Code.OP, f"{graph.name} is not taken: {answer}")
+    if family in BY_FLOPS:
+        return flops_of(bound, answer), len(answer.kernels)
+    return sum(i.type.nbytes for i in bound.given()) + sum(t.nbytes for t in answer.outputs if t is not None), len(answer.kernels)
