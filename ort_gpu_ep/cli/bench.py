@@ -84,8 +84,13 @@ def load_table(model: str, rows: Sequence[under_load.Row]) -> Table:
         read = "?" if row.gpu_load is None else f"{row.gpu_load:.0%}"
         ran = ", ".join(f"{plan} {part:.0%}" for plan, part in row.chosen.items())
         table.add_row(row.level if first else "", read if first else "", f"{row.cpu_load:.0%}" if first else "", row.plan,
-                      *(f"{row.quantile(part):.3f}" for part in (0.5, 0.95, 0.99)), ran, end_section=row.plan == rows[-1].plan)
+                      *(_digits(row.quantile(part)) for part in (0.5, 0.95, 0.99)), ran, end_section=row.plan == rows[-1].plan)
     return table
+
+
+def _digits(ms: float) -> str:
+    """Microseconds while they mean something; seconds-long runs would not fit the table with them."""
+    return f"{ms:.3f}" if ms < 100.0 else f"{ms:.0f}"
 
 
 def _compare(

@@ -1,4 +1,15 @@
-"""How busy is the adapter with other people's work? Sources, one a file, and the thread that reads one."""
+"""How busy is the adapter with other people's work? Sources, one a file, and the thread that reads one.
+
+    sampler = open_sampler(info, config.load, LazyPulse(info), order_among_equals(info))     # None with load=off
+    policy = Policy(idle_s, threads, info.is_software, config.deadline_ms / 1e3)
+
+    load = sampler.latest if sampler else UNKNOWN           # for each run
+    plan = policy.choose(load)
+    ...                                                     # run it, in `seconds`
+    policy.observe(plan, seconds, load)
+    if sampler and plan != "cpu":
+        sampler.used(idle_s[plan])                          # our own work, where the source can't tell it from others'
+"""
 
 from ort_gpu_ep.load.choose import find_source, open_sampler
 from ort_gpu_ep.load.sampler import Sampler

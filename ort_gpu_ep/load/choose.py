@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -20,8 +19,6 @@ from ort_gpu_ep.load.source import Source, SourceError
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device.adapter import AdapterInfo
-
-log = logging.getLogger("ort_gpu_ep")
 
 FILE = "file:"
 
@@ -60,10 +57,7 @@ def _make(info: AdapterInfo, wanted: str, probe: Callable[[], float] | None, ord
         raise ConfigError(f"option load: got {wanted!r}, expected auto, off or {FILE}PATH.")
     if info.is_software:
         return Sampler(None, software=True)
-    source, notes = find_source(openers(info, order), probe)
-    for note in notes:
-        log.info("load of %s: %s", info.name, note)
-    return Sampler(source, notes=notes)
+    return Sampler(None, find=lambda: find_source(openers(info, order), probe))
 
 
 def find_source(sources: list[tuple[str, Opener]], probe: Callable[[], float] | None = None) -> tuple[Source | None, tuple[str, ...]]:
@@ -76,6 +70,8 @@ def find_source(sources: list[tuple[str, Opener]], probe: Callable[[], float] | 
             return opener(), tuple(notes)
         except SourceError as error:
             notes.append(f"{name}: {error}")
+        except Exception as error:   # whatever a driver's library raises: the next one may do better
+            notes.append(f"{name}: {error!r}")
     return None, (*notes, "no source is left: the load is unknown, and no run is moved for it")
 
 

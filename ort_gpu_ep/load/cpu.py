@@ -61,6 +61,7 @@ class CpuLoad:
     name = "CPU"
     includes_own = False
     cost_s = 0.0
+    forkable = True
 
     def __init__(self, root: Path = Path("/"), own_s: Callable[[], float] | None = None) -> None:
         self._path = root / "proc/stat"

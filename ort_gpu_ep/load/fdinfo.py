@@ -130,6 +130,7 @@ class FdinfoLoad:
 
     includes_own = False
     cost_s = 0.0
+    forkable = True
 
     def __init__(self, name: str, slot: str, root: Path = Path("/"), own: Callable[[], frozenset[int]] = own_pids) -> None:
         self.name, self._own = name, own

@@ -16,6 +16,7 @@ class FileSource:
 
     includes_own = False
     cost_s = 0.0
+    forkable = True
 
     def __init__(self, path: Path, software: bool = False) -> None:
         self.name, self._path, self._software = f"file {path}", path, software

@@ -19,6 +19,7 @@ class KgslLoad:
 
     includes_own = True
     cost_s = 0.0
+    forkable = True
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.name, self._path = "kgsl gpubusy", root / FOLDER / "gpubusy"

@@ -34,6 +34,7 @@ class IoregLoad:
     """
 
     includes_own = True
+    forkable = True
 
     def __init__(self, info: AdapterInfo, ask: Callable[[], bytes] = ask_ioreg) -> None:
         self.name, self._adapter, self._ask, self.cost_s = "IOKit", info.name, ask, 0.0
@@ -43,7 +44,7 @@ class IoregLoad:
         before = os.times()
         found = self._accelerators(self._ask())
         after = os.times()
-        self.cost_s = max(0.0, after.children_user + after.children_system - before.children_user - before.children_system)
+        self.cost_s = max(after.children_user + after.children_system - before.children_user - before.children_system, 0.0)
         statistics = self._mine(found).get("PerformanceStatistics", {})
         if not isinstance(statistics.get(KEY), int):
             there = ", ".join(sorted(statistics)) or "nothing"

@@ -31,6 +31,7 @@ class NvmlLoad:
     """
 
     cost_s = 0.0
+    forkable = False
 
     def __init__(
         self, info: AdapterInfo, order: int = 0, library: Any = None, own: Callable[[], frozenset[int]] = own_pids,

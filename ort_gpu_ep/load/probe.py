@@ -26,6 +26,7 @@ class DispatchProbe:
     name = "timed dispatch"
     includes_own = True
     cost_s = 0.0
+    forkable = False
 
     def __init__(self, dispatch: Callable[[], float]) -> None:
         self._dispatch = dispatch

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 
 from ort_gpu_ep.load.cpu import CpuLoad
 from ort_gpu_ep.load.file import FileSource
@@ -27,18 +28,23 @@ SHARE = 0.0007
 SMOOTHING_S = 0.25
 """Time constant of the exponential mean: one tick of /proc/stat in one reading of two cores is 5 %, and becomes 2 %."""
 
+Finder = Callable[[], tuple[Source | None, tuple[str, ...]]]
+"""Gives a source, and a sentence for each that was tried in vain."""
+
 _samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
 
 
 class Sampler:
-    """Keeps `latest` up to date from the first look at it on. gpu: None on a software adapter, whose load is the CPU's.
+    """Keeps `latest` up to date from the first look at it on.
 
-    notes: which sources were tried before this one, and why they can't be used.
+    gpu: None on a software adapter, whose load is the CPU's, and where `find` looks for it: in the thread, for drivers take their time.
+    notes: which sources were tried before the present one, and why they can't be used.
     """
 
-    def __init__(self, gpu: Source | None, cpu: CpuLoad | None = None, software: bool = False, notes: tuple[str, ...] = ()) -> None:
-        self.notes, self.software = notes, software
-        self._gpu, self._cpu = gpu, cpu or CpuLoad()
+    def __init__(self, gpu: Source | None, cpu: CpuLoad | None = None, software: bool = False, find: Finder | None = None) -> None:
+        self.notes: tuple[str, ...] = ()
+        self.software = software
+        self._gpu, self._cpu, self._find, self._orphan = gpu, cpu or CpuLoad(), find, gpu
         self._latest = Load(None, 0.0, self._cpu.cores, "no reading yet", time.monotonic())
         self._wanted, self._said = True, ""
         self._own: deque[float] = deque(maxlen=4096)
@@ -87,10 +93,14 @@ class Sampler:
     def _forked(self) -> None:
         """In the child of a fork, which has no thread of ours: it starts its own when it first looks."""
         self._thread, self._lock = None, threading.Lock()
+        if self._find or (self._gpu and not self._gpu.forkable):
+            self._orphan, self._gpu, self._find = self._gpu, None, None     # kept: the driver must not even hear that it is gone
+            self.notes = ("in a forked child the GPU's load can't be read (nor can the GPU be used)",)
 
     # ---- the thread
 
     def _loop(self, stop: threading.Event) -> None:
+        self.find()
         period_s = PERIOD_S
         while not stop.wait(period_s):
             wanted, self._wanted = self._wanted, False
@@ -100,6 +110,14 @@ class Sampler:
             self.cost_s += spent_s
             calm_s = PERIOD_S if wanted else min(2.0 * period_s, IDLE_PERIOD_S)
             period_s = max(calm_s, spent_s / SHARE)
+
+    def find(self) -> None:
+        """Looks for a source, if that was not done yet."""
+        find, self._find = self._find, None
+        if find is not None:
+            self._gpu, self.notes = find()
+            for note in self.notes:
+                log.info("load: %s", note)
 
     def sample(self) -> None:
         """Takes one reading and publishes it. A source that fails is said once in the log, and in `latest.source`."""

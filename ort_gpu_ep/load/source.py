@@ -15,12 +15,13 @@ class Source(Protocol):
     """One way to find out how busy an adapter is.
 
     name: for people. includes_own: whether the reading counts this process's own work too. cost_s: CPU seconds that the last
-    reading took outside the calling thread (in a process that it started).
+    reading took outside the calling thread (in a process that it started). forkable: whether the child of a fork may read on.
     """
 
     name: str
     includes_own: bool
     cost_s: float
+    forkable: bool
 
     def read(self) -> float | None:
         """The busy part, 0 to 1, since the last reading, or over the driver's own period; None where there is no answer yet.
@@ -59,6 +60,7 @@ class Percentage:
 
     includes_own = True
     cost_s = 0.0
+    forkable = True
 
     def __init__(self, name: str, path: Path, full: float = 100.0) -> None:
         self.name, self.path, self._full = name, path, full

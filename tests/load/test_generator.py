@@ -44,11 +44,12 @@ def test_it_computes_as_long_as_told_and_ends() -> None:
     for level in ("low", "high"):
         with LoadGenerator(info, level, threads=1) as load:
             pid = load.pid
+            assert psutil.Process(pid).environ()["LP_NUM_THREADS"] == "1"
             shares[level] = max(cpu_share(pid, 1.0) for _ in range(2))
         assert load.pid == 0
         assert gone(pid)
     assert 0.15 <= shares["low"] <= 0.6
-    assert shares["high"] > 1.3 * shares["low"]
+    assert 1.3 * shares["low"] < shares["high"] < 1.2        # of one core
 
 
 def test_it_ends_with_who_started_it() -> None:

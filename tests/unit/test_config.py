@@ -34,6 +34,11 @@ def test_flags_may_be_bools_or_text(given: object, want: bool) -> None:
     assert resolve({"strict": given}, {}).strict is want
 
 
+def test_a_value_may_begin_with_a_prefix() -> None:
+    assert resolve({"load": "file:/tmp/x"}, {}).load == "file:/tmp/x"
+    assert (resolve({"deadline_ms": 20}, {}).deadline_ms, resolve({"load": "off"}, {}).load) == (20, "off")
+
+
 def test_an_unknown_option_names_the_one_that_is_meant() -> None:
     with pytest.raises(ConfigError, match=r"provider option 'placment' is unknown; did you mean 'placement'\? Known: placement, placement_budget_ms, strict"):
         resolve({"placment": "gpu"}, {})
@@ -49,6 +54,9 @@ def test_an_unknown_option_that_is_like_nothing() -> None:
     ({}, {"ORT_GPU_EP_STRICT": "yes"}, r"environment variable ORT_GPU_EP_STRICT: got 'yes', expected one of 0, 1"),
     ({"memory_limit_mb": "-1"}, {}, r"'memory_limit_mb': got '-1', expected a whole number"),
     ({"memory_limit_mb": 1.5}, {}, r"got '1\.5', expected a whole number"),
+    ({"load": "on"}, {}, r"'load': got 'on', expected one of auto, off or file:\.\.\."),
+    ({"placement": "file:x"}, {}, r"'placement': got 'file:x', expected one of auto, gpu, cpu\."),
+    ({"deadline_ms": "soon"}, {}, r"'deadline_ms': got 'soon', expected a whole number"),
 ])
 def test_values_outside_their_set(options: dict[str, object], environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:

@@ -98,6 +98,36 @@ def test_on_a_software_adapter_the_gpu_plan_needs_all_cores() -> None:
     assert policy.current == "gpu"
 
 
+def test_the_model() -> None:
+    """Slowdowns by hand: shared in turn, threads over free cores, the worse of both for a cut, 20 at most."""
+    idle, half, full = Load(0.0, 0.0, 4, "", 0.0), Load(0.5, 0.75, 4, "", 0.0), Load(1.0, 1.0, 4, "", 0.0)
+    policy = Policy({"cpu": 1.0, "gpu": 1.0, "cut": 1.0}, 2, software=False)
+    assert [[policy._slowdown(plan, load) for plan in ("cpu", "gpu", "cut")] for load in (idle, half, full)] == [
+        [1.0, 1.0, 1.0], [2.0, 2.0, 2.0], pytest.approx([10.0, 20.0, 20.0])]
+    assert policy._slowdown("cut", Load(0.9, 0.0, 4, "", 0.0)) == pytest.approx(10.0)
+    software = Policy({"cpu": 1.0, "gpu": 1.0}, 1, software=True)
+    assert [software._slowdown(plan, half) for plan in ("cpu", "gpu")] == [1.0, 4.0]
+
+
+def test_nothing_moves_for_a_small_gain_or_a_trifle() -> None:
+    """5 % of 14 ms, 15 us of 60: too little to leave, though the other plan is better."""
+    for cpu_s, gpu_s, load in ((0.0136, 0.010, 0.3), (45e-6, 40e-6, 0.33)):
+        idle = {"cpu": cpu_s, "gpu": gpu_s}
+        machine = Machine(Policy(idle, 1, False), queued(idle))
+        machine.go(load, seconds=10.0 if gpu_s > 1e-3 else 2.0)
+        assert machine.policy.switches == 0
+
+
+def test_a_load_that_comes_and_goes_is_followed_each_time() -> None:
+    """Only a load that trembles is damped."""
+    machine = Machine(Policy(IDLE, 1, False), queued(IDLE))
+    for _ in range(8):
+        machine.go(0.9, seconds=1.5)
+        assert machine.policy.current == "cpu"
+        machine.go(0.0, seconds=1.5)
+        assert machine.policy.current == "gpu"
+
+
 @given(st.floats(0.001, 0.1), st.floats(0.001, 0.1), st.floats(0.0, 1.0), st.floats(0.2, 5.0), st.floats(0.2, 5.0))
 @settings(max_examples=25)
 def test_converges_to_the_better_plan(cpu_s: float, gpu_s: float, load: float, wrong_cpu: float, wrong_gpu: float) -> None:
