@@ -91,8 +91,9 @@ class CpuLoad:
             found = psutil.cpu_times()
             return sum(found) - found.idle - getattr(found, "iowait", 0.0), sum(found)
         busy = total = 0
-        # the lines of the cores stand first; the rest, thousands of interrupts on a large machine, is not needed
-        for line in os.pread(self._file, 256 if self._lines == (b"cpu",) else 1 << 16, 0).splitlines():
+        # the lines of the cores stand first; the rest, thousands of interrupts on a large machine, is not needed, and its last line is cut
+        whole = os.pread(self._file, 256 if self._lines == (b"cpu",) else 1 << 16, 0).rpartition(b"\n")[0]
+        for line in whole.splitlines():
             words = line.split()
             if words and words[0] in self._lines:
                 ticks = [int(w) for w in words[1:9]]

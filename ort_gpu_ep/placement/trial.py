@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
-BLOCK, MAX_BLOCKS = 6, 8
-"""Runs in a row of one candidate, and how often its turn comes at most. Steady runs are what is decided about: run by run in turn, each
-would meet the other's threads, which onnxruntime lets spin after a run, and the caches that it has filled."""
+BLOCK, BLOCK_S, MAX_BLOCKS = 5, 0.05, 4
+"""Runs in a row of one candidate that count, at least and for so long, and how often its turn comes at most. Steady runs are what is
+decided about: run by run in turn, each would meet the other's threads, which onnxruntime lets spin after a run, and its caches."""
 
-WARM_UPS = 3
-"""Runs before the first block: the first makes pipelines and buffers, the second records ahead for the third."""
+WARM_UPS, WARM_UP_S = 3, 0.04
+"""Runs before a block that don't count, at least and for so long: the first makes pipelines and buffers, the second records ahead for the
+third, and a GPU that was left alone raises its clock over tens of milliseconds (an H200 from 345 to 1,725 MHz)."""
 
 REST_S = 0.01
-"""Pause before a block, in which the threads of the candidate before go to sleep; a block's first run, from that sleep, does not count."""
+"""Pause before a block, in which the threads of the candidate before go to sleep."""
 
 CLEAR = 1.5
 """A race is over after two blocks if all others are slower than the best by this factor."""
@@ -34,7 +35,7 @@ def race(
     for done in range(MAX_BLOCKS):
         for name in reversed(list(runs)) if done % 2 else list(runs):
             rest(REST_S)
-            times[name] += _block(runs[name], WARM_UPS if done == 0 else 1, lambda: clock() - start > budget_s, clock)
+            times[name] += _block(runs[name], lambda: clock() - start > budget_s, clock)
         if clock() - start > budget_s:
             break
         best = min(median(t) for t in times.values())
@@ -43,14 +44,14 @@ def race(
     return {name: median(t) for name, t in times.items()}
 
 
-def _block(run: Callable[[], object], warm_ups: int, late: Callable[[], bool], clock: Callable[[], float]) -> list[float]:
-    """Seconds of up to BLOCK runs after some that don't count: one of each at least."""
-    for done in range(warm_ups):
-        if done and late():
-            break
+def _block(run: Callable[[], object], late: Callable[[], bool], clock: Callable[[], float]) -> list[float]:
+    """Seconds of some runs after some that don't count: one of each at least, and no more where it is late."""
+    begin, done = clock(), 0
+    while not done or not (late() or (done >= WARM_UPS and clock() - begin > WARM_UP_S)):
         run()
+        done += 1
     times: list[float] = []
-    while len(times) < BLOCK and not (times and late()):
+    while not times or not (late() or (len(times) >= BLOCK and sum(times) > BLOCK_S)):
         begin = clock()
         run()
         times.append(clock() - begin)

@@ -16,6 +16,7 @@ from ort_gpu_ep.device.adapter import AdapterInfo
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.load import choose, own
 from ort_gpu_ep.load.amdgpu import AmdgpuLoad
+from ort_gpu_ep.load.cpu import CpuLoad
 from ort_gpu_ep.load.drm import find_card
 from ort_gpu_ep.load.fdinfo import FdinfoLoad, busy, parse
 from ort_gpu_ep.load.i915 import open_i915
@@ -408,3 +409,14 @@ def test_a_sampler_for_each_adapter(tmp_path: Path) -> None:
         choose.open_sampler(software, "file:/nowhere")
     with pytest.raises(ConfigError, match="option load: got 'on', expected auto, off or file:PATH"):
         choose.open_sampler(software, "on")
+
+
+def test_a_line_of_proc_stat_that_the_read_cuts_is_not_read(tmp_path: Path) -> None:
+    """The 256 bytes that are read end behind the name of a core's line, which then looks like the line of all cores."""
+    (tmp_path / "proc").mkdir()
+    head = "cpu  100 0 100 800 0 0 0 0 0 0\n"
+    text = head + "x" * (256 - len(head) - len("\ncpu")) + "\ncpu7 1 1 1 1 1 1 1 1 0 0\n"
+    assert text[:256].endswith("\ncpu")
+    (tmp_path / "proc/stat").write_text(text)
+    load = CpuLoad(tmp_path, lambda: 0.0)
+    assert load._times() == (200 * load._tick_s, 1000 * load._tick_s)

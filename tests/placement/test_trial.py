@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from ort_gpu_ep.placement.trial import BLOCK, MAX_BLOCKS, WARM_UPS, race
+from ort_gpu_ep.placement.trial import BLOCK, BLOCK_S, MAX_BLOCKS, WARM_UP_S, WARM_UPS, race
 
 
 class Machine:
@@ -14,7 +14,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.rested = False
+        self.awake = 0
         self.log: list[str] = []
 
     def task(self, name: str, *seconds: float) -> Callable[[], None]:
@@ -23,7 +23,6 @@ class Machine:
 
         def run() -> None:
             self.log.append(name)
-            self.rested = False
             self.now_s += left.pop(0) if len(left) > 1 else left[0]
         return run
 
@@ -32,7 +31,7 @@ class Machine:
 
     def rest(self, seconds: float) -> None:
         self.now_s += seconds
-        self.rested = True
+        self.awake = 0
 
 
 def test_the_first_runs_do_not_count() -> None:
@@ -44,29 +43,33 @@ def test_the_first_runs_do_not_count() -> None:
 def test_they_take_turns_in_blocks_and_both_orders() -> None:
     machine = Machine()
     machine.race({"a": machine.task("a", 1.0), "b": machine.task("b", 1.0)}, 1e6)
-    log = "".join(machine.log)
-    first, later = WARM_UPS + BLOCK, 1 + BLOCK
-    assert log.startswith("a" * first + "b" * first + "b" * later + "a" * later + "a" * later + "b" * later)
-    assert len(log) == 2 * (first + (MAX_BLOCKS - 1) * later)
+    block = WARM_UPS + BLOCK
+    assert "".join(machine.log) == ("a" * block + "b" * 2 * block + "a" * block) * (MAX_BLOCKS // 2)
 
 
-def test_the_run_that_wakes_up_does_not_count() -> None:
-    """Every block's first run is slow."""
-    machine, calls = Machine(), []
+def test_quick_runs_are_repeated_until_the_machine_is_awake() -> None:
+    machine = Machine()
+    machine.race({"a": machine.task("a", 1e-3), "b": machine.task("b", 1.0)}, 1e6)
+    assert machine.log.count("a") == pytest.approx(2 * (WARM_UP_S + BLOCK_S) / 1e-3, abs=6)
+
+
+def test_the_runs_after_a_rest_do_not_count() -> None:
+    """Every block's first runs are slow."""
+    machine, slow = Machine(), []
 
     def sleepy() -> None:
-        calls.append(machine.rested)
-        machine.now_s += 5.0 if machine.rested else 1.0
-        machine.rested = False
+        machine.awake += 1
+        slow.append(machine.awake < WARM_UPS)
+        machine.now_s += 5.0 if slow[-1] else 1.0
     got = machine.race({"a": sleepy, "b": machine.task("b", 1.2)}, 1e6)
     assert got == pytest.approx({"a": 1.0, "b": 1.2})
-    assert sum(calls) == MAX_BLOCKS
+    assert sum(slow) == MAX_BLOCKS * (WARM_UPS - 1)
 
 
 def test_a_clear_race_is_short() -> None:
     machine = Machine()
     machine.race({"a": machine.task("a", 1.0), "b": machine.task("b", 1.6)}, 1000.0)
-    assert len(machine.log) == 2 * (WARM_UPS + 1 + 2 * BLOCK)
+    assert len(machine.log) == 2 * 2 * (WARM_UPS + BLOCK)
 
 
 def test_the_median_ignores_a_hiccup() -> None:
