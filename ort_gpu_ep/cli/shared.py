@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ort_gpu_ep.errors import GpuEpError, ModelError
 
@@ -39,12 +40,12 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except (GpuEpError, ValueError, OSError) as error:
-            err.print(f"[red]{type(error).__name__}[/red]: {error}", highlight=False)
+            err.print(f"[red]{type(error).__name__}[/red]: {escape(str(error))}", highlight=False)
             raise typer.Exit(1) from error
         except Exception as error:
             if not type(error).__module__.startswith("onnxruntime"):
                 raise
-            err.print(f"[red]{type(error).__name__}[/red]: {error}", highlight=False)
+            err.print(f"[red]{type(error).__name__}[/red]: {escape(str(error))}", highlight=False)
             raise typer.Exit(1) from error
     return wrapped
 

@@ -184,6 +184,6 @@ def test_a_plain_session_asks_when_it_is_made(model: bytes, config: Config, meas
 
 @pytest.mark.parametrize("options", [{}, {"placement": "gpu"}, {"placement": "cpu", "adapter": "software"}], ids=str)
 def test_nothing_is_measured_where_nothing_is_decided(options: dict[str, str], model: bytes, config: Config, measured: Measured) -> None:
-    """The last adapter of this machine's list is software: auto takes nothing without asking."""
+    """Without options: the adapter of these tests is software, and auto leaves that alone unless it is asked for."""
     plain(model, cache_dir=config.cache_path, **options)
     assert measured.calls == 0
