@@ -9,7 +9,7 @@ import time
 from ort_gpu_ep.calibration.measure import Progress, measure
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.errors import DeviceError, ShaderError
+from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.profile import GUESSED, Profile
 from ort_gpu_ep.store import Store
@@ -44,7 +44,7 @@ def _measured(gpu: Gpu, store: Store, key: str, progress: Progress | None) -> Pr
     start = time.perf_counter()
     try:
         profile = measure(gpu, progress=progress)
-    except (DeviceError, ShaderError) as error:
+    except (DeviceError, ShaderError, UnsupportedNodeError) as error:
         log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
         return GUESSED
     log.info("calibration of %s took %.1f s", gpu.info.name, time.perf_counter() - start)

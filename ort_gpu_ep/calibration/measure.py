@@ -132,7 +132,8 @@ def _time(action: Callable[[], object]) -> float:
 def measure(gpu: Gpu, budget_s: float = 3.0, progress: Progress | None = None) -> Profile:
     """The profile of an adapter. Takes budget_s at most, but for a shader that compiles slowly; what is left out then has a sibling.
 
-    progress: is called with what comes next and the part of the budget that is spent. Raises: DeviceError, ShaderError.
+    progress: is called with what comes next and the part of the budget that is spent. Raises: DeviceError, ShaderError;
+    UnsupportedNodeError where even elementwise kernels are out of use.
     """
     timer, gpu.timer = gpu.timer, None      # timestamps of somebody's benchmark would cost each run
     try:

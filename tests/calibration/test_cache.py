@@ -1,0 +1,189 @@
+"""The profile of an adapter: measured once a process, kept on disk, never an error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from ort_gpu_ep.calibration import cache, profile_of
+from ort_gpu_ep.config import Config, resolve
+from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
+from ort_gpu_ep.health.verdicts import key_of
+from ort_gpu_ep.profile import GUESSED, Curve, Profile
+from ort_gpu_ep.session import InferenceSession
+from tests.unit.graphs import model_of
+
+MADE = Profile("a test", 1e-4, 1e-6, Curve(((1.0, 1e-9),)), Curve(((1.0, 1e-9),)), {"gather": Curve(((1.0, 1e-9),))})
+
+
+class Measured:
+    """Stands in for `measure` and counts."""
+
+    def __init__(self) -> None:
+        self.calls, self.answer = 0, lambda: MADE
+
+    def __call__(self, gpu: Gpu, progress: object = None) -> Profile:
+        self.calls += 1
+        time.sleep(0.05)
+        return self.answer()
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    return Gpu.open(Config())
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    made = Measured()
+    monkeypatch.setattr(cache, "measure", made)
+    monkeypatch.setattr(cache, "_known", {})
+    return made
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return resolve({"cache_dir": str(tmp_path / "cache")})
+
+
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """As if the process were new."""
+    return lambda: monkeypatch.setattr(cache, "_known", {})
+
+
+def file_of(gpu: Gpu, config: Config) -> Path:
+    return Path(config.cache_path) / "profiles" / f"{key_of(gpu.info)}.json"
+
+
+def test_it_is_measured_once_a_process(gpu: Gpu, config: Config, measured: Measured, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ort_gpu_ep")
+    found: list[Profile] = []
+    threads = [threading.Thread(target=lambda: found.append(profile_of(gpu, config))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [MADE] * 8
+    assert measured.calls == 1
+    assert sum("took 0." in r.message for r in caplog.records) == 1
+
+
+def test_another_process_reads_it(gpu: Gpu, config: Config, measured: Measured, forget: Callable[[], None]) -> None:
+    profile_of(gpu, config)
+    forget()
+    assert profile_of(gpu, config) == MADE
+    assert measured.calls == 1
+    assert profile_of(gpu, config, fresh=True) == MADE
+    assert measured.calls == 2
+
+
+@pytest.mark.parametrize("content", [
+    "", "{", "[]", "null", '{"format": 1}', '{"format": 99, "profile": {}}', '{"format": 1, "profile": {"adapter": "x"}}',
+    json.dumps({"format": 1, "profile": {**MADE.as_dict(), "run_s": -1}}), json.dumps({"format": 1, "profile": [1]}),
+    json.dumps({"format": 1, "profile": {**MADE.as_dict(), "families": {"unheard of": [[1, 1]]}}})])
+def test_what_cannot_be_used_is_made_anew(
+    content: str, gpu: Gpu, config: Config, measured: Measured, forget: Callable[[], None], caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "ort_gpu_ep")
+    path = file_of(gpu, config)
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    assert profile_of(gpu, config) == MADE
+    assert measured.calls == 1
+    assert sum("ignored and made anew" in r.message for r in caplog.records) == 1
+    forget()
+    assert profile_of(gpu, config) == MADE
+    assert measured.calls == 1
+
+
+def test_a_profile_of_another_adapter_is_not_read(gpu: Gpu, config: Config, measured: Measured) -> None:
+    path = file_of(gpu, config)
+    path.parent.mkdir(parents=True)
+    path.with_name("0" * 24 + ".json").write_text(json.dumps({"format": 1, "profile": GUESSED.as_dict()}))
+    assert profile_of(gpu, config) == MADE
+
+
+def test_without_a_writable_folder(gpu: Gpu, tmp_path: Path, measured: Measured, caplog: pytest.LogCaptureFixture) -> None:
+    """Not by permissions: a test may run as root."""
+    caplog.set_level(logging.INFO, "ort_gpu_ep")
+    (tmp_path / "file").write_text("in the way")
+    config = resolve({"cache_dir": str(tmp_path / "file")})
+    assert [profile_of(gpu, config) for _ in range(2)] == [MADE] * 2
+    assert measured.calls == 1
+    assert sum("can't be written" in r.message for r in caplog.records) == 1
+
+
+@pytest.mark.parametrize("error", [DeviceError("gone"), ShaderError("no"), UnsupportedNodeError("DRIVER", "off")], ids=lambda e: type(e).__name__)
+def test_a_device_that_fails_is_guessed(
+    error: Exception, gpu: Gpu, config: Config, measured: Measured, caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> Any:
+        raise error
+
+    measured.answer = fail
+    assert [profile_of(gpu, config) for _ in range(3)] == [GUESSED] * 3
+    assert measured.calls == 1
+    assert len([r for r in caplog.records if "calibration" in r.message]) == 1
+    assert not file_of(gpu, config).exists()
+
+
+def test_a_lost_device_is_guessed_and_not_touched(gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "lost", "a test")
+    assert profile_of(gpu, config) is GUESSED
+    monkeypatch.setattr(gpu, "lost", "")
+    assert profile_of(gpu, config) == MADE
+
+
+def test_a_device_that_fails_on_purpose_is_not_measured(gpu: Gpu, tmp_path: Path, measured: Measured) -> None:
+    config = resolve({"cache_dir": str(tmp_path), "faults": "lost@1"})
+    assert profile_of(gpu, config) is GUESSED
+    assert measured.calls == 0
+
+
+# ---- who asks
+
+
+@pytest.fixture
+def model() -> bytes:
+    weights = {"w": np.random.default_rng(5).standard_normal((64, 64)).astype("f")}
+    made: bytes = model_of("(float[8, 64] x) => (float[8, 64] y) { y = MatMul(x, w) }", weights).SerializeToString()
+    return made
+
+
+def test_a_session_asks_when_it_decides(model: bytes, config: Config, measured: Measured) -> None:
+    session = InferenceSession(model, provider_options={"adapter": "software", "cache_dir": config.cache_path})
+    assert measured.calls == 0
+    session.run(None, {"x": np.ones((8, 64), "f")})
+    assert measured.calls == 1
+
+
+def plain(model: bytes, **options: str) -> None:
+    import ort_gpu_ep
+
+    ort_gpu_ep.register()
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    onnxruntime.InferenceSession(model, settings, ["WgpuExecutionProvider", "CPUExecutionProvider"], [options, {}])
+
+
+def test_a_plain_session_asks_when_it_is_made(model: bytes, config: Config, measured: Measured) -> None:
+    plain(model, adapter="software", cache_dir=config.cache_path)
+    assert measured.calls == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"placement": "gpu"}, {"placement": "cpu", "adapter": "software"}], ids=str)
+def test_nothing_is_measured_where_nothing_is_decided(options: dict[str, str], model: bytes, config: Config, measured: Measured) -> None:
+    """Without options: the adapter of these tests is software, and auto leaves that alone unless it is asked for."""
+    plain(model, cache_dir=config.cache_path, **options)
+    assert measured.calls == 0

@@ -1,0 +1,186 @@
+"""What is measured on this machine's adapter, and whether predictions made of it come true."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+import pytest
+
+from ort_gpu_ep.calibration.measure import SIZES_NBYTES, Bench, Job, measure
+from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, random, single
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Buffer, Gpu
+from ort_gpu_ep.graph import Graph
+from ort_gpu_ep.lowering import facts_of, walk
+from ort_gpu_ep.partitioner.costs import flops_of
+from ort_gpu_ep.profile import FAMILY_OF, GUESSED, Profile
+from ort_gpu_ep.registry import Limits, Lowering
+from ort_gpu_ep.types import FLOAT32, Shape, TensorType
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Gpu:
+    return Gpu.open(Config())
+
+
+@pytest.fixture(scope="module")
+def profile(gpu: Gpu) -> Profile:
+    return measure(gpu)
+
+
+def node_s(profile: Profile, graph: Graph, x: Shape) -> float:
+    """As the partitioner predicts a node."""
+    _, answer, bound = next(walk(graph, facts_of(graph, {"x": TensorType(FLOAT32, x)}), Limits()))
+    assert isinstance(answer, Lowering)
+    assert bound is not None
+    moved = sum(i.type.nbytes for i in bound.given()) + sum(t.nbytes for t in answer.outputs if t is not None)
+    return profile.node_s(answer, flops_of(bound, answer), moved)
+
+
+def product(n: int) -> Graph:
+    return single("MatMul", (n, n), [random((n, n))])
+
+
+def test_it_takes_three_seconds_at_most(gpu: Gpu) -> None:
+    taken_s = []
+    for _ in range(2):
+        start = time.perf_counter()
+        measure(gpu)
+        taken_s.append(time.perf_counter() - start)
+    assert min(taken_s) <= 3.0
+
+
+def test_every_quantity_is_there(profile: Profile, gpu: Gpu) -> None:
+    """All that fits the budget on two cores; curves refuse what is not positive or descends."""
+    assert profile.adapter == gpu.info.name
+    assert 1e-6 < profile.dispatch_s < profile.run_s < 0.1
+    assert tuple(n for n, _ in profile.upload.points) == tuple(n for n, _ in profile.download.points) == SIZES_NBYTES
+    assert profile.upload_s(16 << 20) > 4 * profile.upload_s(64 << 10)
+    assert profile.download_s(16 << 20) > 4 * profile.download_s(64 << 10)
+    assert {"product", "elementwise", "reduction", "matvec", "direct"} <= set(profile.families)
+    assert all(curve.points[-1][1] > 1e-7 for curve in profile.families.values())
+
+
+def test_a_larger_product_takes_longer(profile: Profile) -> None:
+    """64 times the operations."""
+    assert node_s(profile, product(512), (512, 512)) > 8 * node_s(profile, product(128), (128, 128))
+
+
+SINGLES = {
+    "product": (product(160), (160, 160)),
+    "elementwise": (single("Mul", (3, 70_000), [random((70_000,))], version=14), (3, 70_000)),
+    "reduction": (single("ReduceSum", (900, 256), [np.array([1])], keepdims=0), (900, 256)),
+    "direct": (single("Conv", (1, 16, 90, 90), [random((16, 1, 3, 3))], version=11, group=16, kernel_shape=(3, 3), pads=(1, 1, 1, 1)), (1, 16, 90, 90)),
+    "movement": (single("Transpose", (20, 60, 200), perm=(2, 1, 0)), (20, 60, 200)),
+    "matvec": (single("MatMul", (1, 700), [random((700, 500))]), (1, 700)),
+}
+
+
+@pytest.mark.parametrize("family", SINGLES)
+def test_a_prediction_comes_true(family: str, gpu: Gpu, profile: Profile) -> None:
+    """Of other sizes, and partly other ops, than those that were measured: within a factor of three, in one of three tries."""
+    graph, x = SINGLES[family]
+    predicted_s = profile.run_s + node_s(profile, graph, x)
+    job, ratios = Job(gpu, graph), []
+    job.run()
+    for _ in range(3):
+        times = []
+        for _ in range(15):
+            start = time.perf_counter()
+            job.run()
+            times.append(time.perf_counter() - start)
+        ratios.append(median(times) / predicted_s)
+        if 1 / 3 < ratios[-1] < 3:
+            break
+    job.close()
+    assert 1 / 3 < ratios[-1] < 3, (predicted_s, ratios)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.family)
+def test_a_workload_is_of_its_family_and_its_inputs_are_not_zero(workload: Workload, gpu: Gpu) -> None:
+    """Zeros may be faster than numbers: the hardware saves power, a compiler saves work."""
+    job = Job(gpu, workload.graph(workload.sizes[0]))
+    job.run()
+    families = {FAMILY_OF[step.kernel.shader] for step in job.plan.steps if hasattr(step, "kernel")}
+    got = np.empty(job.outputs[0].type.shape, np.float32)
+    gpu.download(job.outputs[0].buffer, 0, got.ctypes.data, got.nbytes)
+    job.close()
+    assert workload.family in families
+    assert np.isfinite(got).all()
+    assert np.count_nonzero(got) > 0.9 * got.size
+
+
+def test_sizes_grow_and_every_family_has_a_workload() -> None:
+    for workload in WORKLOADS:
+        assert workload.sizes == tuple(sorted(set(workload.sizes)))
+    assert {w.family for w in WORKLOADS} == set(FAMILY_OF.values())
+
+
+def test_a_small_budget_leaves_families_to_their_siblings(gpu: Gpu) -> None:
+    """Transfers and dispatches are measured in any case."""
+    hurried = measure(gpu, budget_s=0.05)
+    assert not hurried.families
+    assert hurried.curve("gather") is GUESSED.families["elementwise"]
+    assert hurried.upload != GUESSED.upload
+
+
+def test_a_kernel_that_is_out_of_use_is_left_out(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, disabled=(("softmax.wgsl", "a test"),)))
+    found = measure(gpu)
+    assert "elementwise" in found.families
+    assert "reduction" not in found.families
+    assert found.curve("reduction") is found.families["elementwise"]
+
+
+def test_progress_is_told(gpu: Gpu) -> None:
+    said: list[tuple[str, float]] = []
+    measure(gpu, 0.5, lambda what, done: said.append((what, done)))
+    assert said[0][0] == "empty runs and dispatches"
+    assert said[-1][0] == "done"
+    assert all(0 <= done <= 1 for _, done in said)
+    assert [done for _, done in said] == sorted(done for _, done in said)
+
+
+def test_every_buffer_is_given_back(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a family ends early: a Buffer that is merely dropped would wait for the garbage collector."""
+    taken: list[int] = []
+    allocate, free = gpu.allocate, gpu.free
+
+    def counted(nbytes: int) -> Buffer:
+        buffer = allocate(nbytes)
+        taken.append(id(buffer))
+        kept.append(buffer)
+        return buffer
+
+    def freed(buffer: Buffer) -> None:
+        taken.remove(id(buffer))
+        free(buffer)
+
+    kept: list[Buffer] = []     # so that no id is used twice
+    monkeypatch.setattr(gpu, "allocate", counted)
+    monkeypatch.setattr(gpu, "free", freed)
+    measure(gpu, 1.0)
+    assert len(kept) > 20
+    assert taken == []
+
+
+def test_a_benchmark_keeps_its_timer(gpu: Gpu) -> None:
+    marker = object()
+    gpu.timer = marker  # type: ignore[assignment]
+    try:
+        measure(gpu, 0.05)
+        assert gpu.timer is marker
+    finally:
+        gpu.timer = None
+
+
+def test_the_empty_run_takes_its_turn(gpu: Gpu) -> None:
+    bench = Bench(gpu, 1.0, None)
+    before = len(bench.empties_s)
+    added_s = bench.added_s(lambda: (bench.empty.run(), time.sleep(2e-3)))
+    bench.empty.close()
+    assert 2e-3 <= added_s + 2e-4 < 20e-3
+    assert len(bench.empties_s) > before
