@@ -23,7 +23,7 @@ SIZE = 1 << 17
 OPS = (*("Asinh", "Sinh") * 3, *("Sin", "Cos") * 8)
 """onnxruntime is slow at the first and quick at the others, lavapipe the other way round: together the GPU takes 0.6 to 0.8 of the time."""
 
-PATIENCE_S = 15.0
+PATIENCE_S = 10.0
 
 
 def model() -> bytes:
@@ -57,7 +57,7 @@ def bind_to_two_cores() -> list[int]:
     return two
 
 
-def wait_for_quiet(seconds: float = 60.0) -> None:
+def wait_for_quiet(seconds: float = 15.0) -> None:
     """Until others leave the cores alone for half a second, or that long: other tests may be running."""
     from ort_gpu_ep.load.cpu import CpuLoad
 
