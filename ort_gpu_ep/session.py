@@ -11,10 +11,11 @@ import onnxruntime
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import resolve
-from ort_gpu_ep.device.adapter import choose
+from ort_gpu_ep.device.adapter import pick
 from ort_gpu_ep.errors import AdapterError, DeviceError
 from ort_gpu_ep.explain import Explanation, explanation
 from ort_gpu_ep.health.admission import open_gpu
+from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.plugin import EP_NAME
 
 log = logging.getLogger("ort_gpu_ep")
@@ -99,7 +100,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         """Counts since the session was created: copies between the devices by kind and bytes, runs answered by the CPU (fallbacks),
         moves to a new device after one was lost (renewals)."""
         if self._state is None:
-            return {"fallbacks": 0, "renewals": 0}
+            return {"fallbacks": 0}
         fallbacks = sum(e.kind == "fallback" for e in list(self._state.events))
         return {**self._state.copies.as_dict(), "fallbacks": fallbacks, "renewals": self._state.renewals}
 
@@ -144,7 +145,7 @@ def _check_options(options: dict[str, Any]) -> bool:
     if config.placement == "cpu":
         return True
     try:
-        if config.placement == "auto" and choose(config.adapter)[0].is_software:
+        if config.placement == "auto" and pick(look(config), config.adapter).is_software:
             return True
         open_gpu(config)
         return False

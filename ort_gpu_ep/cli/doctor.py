@@ -14,11 +14,11 @@ from rich.table import Table
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import AdapterInfo
-from ort_gpu_ep.device.adapter import matches
-from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.device.adapter import pick
 from ort_gpu_ep.health import bundle, verdicts
 from ort_gpu_ep.health.admission import reasons
-from ort_gpu_ep.health.examination import Device, Outcome, examine, list_adapters
+from ort_gpu_ep.health.enumeration import look_again
+from ort_gpu_ep.health.examination import Device, Outcome, examine
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.quirks import load, shipped
 from ort_gpu_ep.health.verdicts import DEGRADED, HEALTHY, UNUSABLE, Verdict
@@ -40,14 +40,14 @@ def doctor(
 
     config = resolve(shared.pairs(option, "--option"))
     quirks = (*shipped(), *(load(config.quirks) if config.quirks else ()))
-    found, trouble = _adapters()
+    found, trouble = _adapters(config)
     if not found:
         if json:
             shared.print_json({"adapters": [], "healthy": False, "health": UNUSABLE, "versions": _versions(), "reason": trouble})
         else:
             shared.out.print(trouble)
         raise typer.Exit(2)
-    chosen, device = _chosen(config, found), Device()
+    chosen, device = pick(found, config.adapter), Device()
     if not json:
         _print_adapters(found)
     outcomes = _examine(chosen, quick, 1 if quick else rounds, device)
@@ -66,23 +66,11 @@ def doctor(
     raise typer.Exit(max(EXIT_CODES[whole.health], 1 if unfinished else 0))
 
 
-def _adapters() -> tuple[list[AdapterInfo], str]:
-    """The adapters, looked for in another process; if there are none, why."""
-    try:
-        found = [AdapterInfo(**a) for a in list_adapters()]
-    except AdapterError as error:
-        return [], str(error)
-    return found, "" if found else "no adapter: install a GPU driver, or Mesa's software driver (Debian, Ubuntu: mesa-vulkan-drivers)"
-
-
-def _chosen(config: Config, found: list[AdapterInfo]) -> AdapterInfo:
-    """The adapter that a session would get. Raises AdapterError."""
-    for info in found:
-        if not config.adapter or matches(config.adapter, info):
-            return info
-    there = "; ".join(f"{i.index}: {i.name} ({i.type}, {i.backend})" for i in found)
-    raise AdapterError(
-        f"option adapter={config.adapter!r}: no such adapter; there are: {there}. Give an index, a type or a part of a name.")
+def _adapters(config: Config) -> tuple[list[AdapterInfo], str]:
+    """The adapters, looked for in another process, which sessions then rely on; if there are none, why."""
+    sight = look_again(config.cache_path)
+    none = "no adapter: install a GPU driver, or Mesa's software driver (Debian, Ubuntu: mesa-vulkan-drivers)"
+    return list(sight.adapters), sight.trouble or ("" if sight.adapters else none)
 
 
 def _examine(chosen: AdapterInfo, quick: bool, rounds: int, device: Device) -> list[Outcome]:

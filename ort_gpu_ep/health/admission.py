@@ -11,6 +11,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.health import markers, verdicts
+from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.examination import examine
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.quirks import Quirk, load, shipped
@@ -31,6 +32,7 @@ def open_gpu(config: Config) -> Gpu:
 
     Raises: AdapterError, ConfigError (a broken quirks file).
     """
+    look(config)
     info, _ = choose(config.adapter)
     quirks = (*shipped(), *(load(config.quirks) if config.quirks else ()))
     with _lock:
