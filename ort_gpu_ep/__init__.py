@@ -31,8 +31,8 @@ from ort_gpu_ep.errors import (
 )
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.health.enumeration import adapters
     from ort_gpu_ep.explain import Explanation
+    from ort_gpu_ep.health.enumeration import adapters
     from ort_gpu_ep.plugin import EP_NAME, register, unregister
     from ort_gpu_ep.session import InferenceSession
 

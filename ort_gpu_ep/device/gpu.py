@@ -152,13 +152,9 @@ class Gpu:
                 "Close sessions, use a smaller batch, or raise memory_limit_mb.")
         try:
             raw = self.device.create_buffer(label=f"pool/{size}", size=size, usage=usage)
-        except wgpu.GPUOutOfMemoryError as error:
-            self.trim()
-            raise OutOfDeviceMemoryError(
-                f"device memory: {self.info.name} could not allocate {size} B ({self.stats.allocated_nbytes} B are held): {error}. "
-                "Close sessions or use a smaller batch.") from error
         except wgpu.GPUError as error:
-            raise DeviceError(f"buffer of {size} B on {self.info.name}: {error}") from error
+            self.trim()
+            raise self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)") from error
         self.stats.buffers += 1
         self.stats.allocated_nbytes += size
         self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
@@ -204,11 +200,14 @@ class Gpu:
             self._check_alive()
             self.flush()
             whole = nbytes & ~3
-            if whole:
-                native.write(self.device, buffer.native, offset_bytes, address, whole)
-            if nbytes - whole:
-                tail = bytes(ffi.buffer(ffi.cast("char *", address + whole), nbytes - whole)).ljust(4, b"\0")
-                native.write(self.device, buffer.native, offset_bytes + whole, native.address_of(tail), 4)
+            try:
+                if whole:
+                    native.write(self.device, buffer.native, offset_bytes, address, whole)
+                if nbytes - whole:
+                    tail = bytes(ffi.buffer(ffi.cast("char *", address + whole), nbytes - whole)).ljust(4, b"\0")
+                    native.write(self.device, buffer.native, offset_bytes + whole, native.address_of(tail), 4)
+            except wgpu.GPUError as error:      # the driver found no memory to stage them in
+                raise self.failure(error, f"an upload of {nbytes} B") from error
             self.stats.uploads += 1
             self.stats.upload_s += time.perf_counter() - start
             self.stats.uploaded_nbytes += nbytes
@@ -225,10 +224,13 @@ class Gpu:
             self._check_alive()
             pool = self._staging.get(size_class(size))
             staging = pool.pop() if pool else self._create(size_class(size), _STAGING)
-            encoder = self.device.create_command_encoder(label="readback")
-            native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, 0, size)
-            index = self._submit([native.finish(encoder)])
-            waiting = native.map_read(staging.native, size)
+            try:
+                encoder = self.device.create_command_encoder(label="readback")
+                native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, 0, size)
+                index = self._submit([native.finish(encoder)])
+                waiting = native.map_read(staging.native, size)
+            except wgpu.GPUError as error:
+                raise self.failure(error, f"a readback of {nbytes} B") from error
         self._while_waiting()
         native.wait(self, index, waiting)
         ffi.memmove(ffi.cast("char *", address), lib.wgpuBufferGetConstMappedRange(staging.native, 0, size), nbytes)
@@ -246,9 +248,12 @@ class Gpu:
             return
         with self._lock:
             self._check_alive()
-            encoder = self.device.create_command_encoder(label="copy")
-            native.copy_buffer(encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3)
-            self.enqueue(native.finish(encoder))
+            try:
+                encoder = self.device.create_command_encoder(label="copy")
+                native.copy_buffer(encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3)
+                self.enqueue(native.finish(encoder))
+            except wgpu.GPUError as error:
+                raise self.failure(error, f"a copy of {nbytes} B") from error
 
     def execute(self, command_buffer: Any, outputs: list[tuple[Buffer, int, int]]) -> None:
         """Adds one run of a partition. outputs: (buffer, offset_bytes, nbytes) of what it writes."""
@@ -287,6 +292,17 @@ class Gpu:
         buffers, self._pending = [*self._pending, *more], []
         self.stats.submits += 1
         return native.submit(self.device, buffers)
+
+    def failure(self, error: Exception, what: str) -> DeviceError:
+        """The exception that an error of wgpu means. wgpu drops a device that ran out of memory in an upload or a recording, without
+        telling: a submit would abort the process, so the device is asked.
+        """
+        if native.is_lost(self.device, error):
+            self.lost = self.lost or f"{what} failed: {str(error).strip().splitlines()[-1].strip()}"
+        if native.is_out_of_memory(error):
+            return OutOfDeviceMemoryError(f"device memory: {self.info.name} had none left for {what}: {error}. "
+                                          "Close sessions, use a smaller batch, or placement=cpu.")
+        return (DeviceLostError if self.lost else DeviceError)(f"{what} on {self.info.name}: {error}")
 
     def _check_alive(self) -> None:
         if self.lost:

@@ -13,6 +13,7 @@ import time
 import weakref
 from typing import Any
 
+import wgpu
 from wgpu.backends.wgpu_native import ffi, lib
 from wgpu.backends.wgpu_native._api import libf
 
@@ -50,6 +51,22 @@ def watch(gpu: Any) -> None:
     if _watcher not in logger.handlers:
         logger.addHandler(_watcher)
     _watched.add(gpu)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error of wgpu means that memory ran out: wgpu-native 29 reports the driver's own refusals as validation errors."""
+    return isinstance(error, wgpu.GPUOutOfMemoryError) or "Not enough memory" in str(error)
+
+
+def is_lost(device: Any, error: Exception) -> bool:
+    """Whether wgpu refuses this device from now on."""
+    if "is lost" in str(error):
+        return True
+    try:
+        device.create_buffer(label="alive?", size=4, usage=wgpu.BufferUsage.COPY_DST)
+    except wgpu.GPUError as refused:
+        return "is lost" in str(refused)
+    return False
 
 
 def write(device: Any, buffer: Any, offset_bytes: int, address: int, nbytes: int) -> None:

@@ -17,7 +17,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Buffer, Gpu
 from ort_gpu_ep.device.pipelines import bind_group_layout, pipelines
-from ort_gpu_ep.errors import DeviceError, InternalError
+from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Graph, Value
 from ort_gpu_ep.registry import parts
 from ort_gpu_ep.scheduler import Plan, make_plan
@@ -242,7 +242,7 @@ class Prepared:
                 timer.resolve(encoder)
             return native.finish(encoder)
         except wgpu.GPUError as error:
-            raise DeviceError(f"{self.program.graph.name}: recording failed: {error}\n{self.plan}") from error
+            raise self.gpu.failure(error, f"{self.program.graph.name}: a recording of\n{self.plan}\n") from error
 
     def _copy(self, encoder: Any, step: Copy, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         (source, at), (target, to) = (self._buffer(p, inputs, outputs) for p in (step.source, step.target))
@@ -290,7 +290,7 @@ class Prepared:
         try:
             group = self.gpu.device.create_bind_group(label=step.label, layout=layout, entries=entries)
         except wgpu.GPUError as error:
-            raise DeviceError(f"{step.label}: bind group refused: {error}") from error
+            raise self.gpu.failure(error, f"{step.label}: a bind group") from error
         if not outer:
             self._inner[index] = group
         return group
