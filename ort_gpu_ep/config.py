@@ -40,8 +40,8 @@ OPTIONS = (
            ("0", "1")),
     Option("fusion", "1", "`0`: no node is fused with another (to find out whether fusion causes a difference).", ("0", "1")),
     Option("memory_limit_mb", "0", "Device memory that this process may hold, in MiB; `0`: the adapter's limit."),
-    Option("health", "auto", "`auto`: drivers are first loaded, and an adapter is probed (2 s) before its first use and after an unclean exit, "
-           "in another process; what fails is not used; `off`: never.", ("auto", "off")),
+    Option("health", "auto", "`auto`: drivers are first loaded, and an adapter is probed (2 s) before its first use and after an unclean "
+           "exit, in another process; what fails is not used; `off`: never.", ("auto", "off")),
     Option("quirks", "", "A JSON file of driver faults to reckon with, besides those that this package knows (see docs/doctor.md)."),
     Option("hang_timeout_ms", "0", "How long the host waits for the GPU before it counts as hung, in milliseconds; `0`: for ever "
            "(the driver waits then, which is a little quicker than asking it time and again)."),

@@ -71,7 +71,10 @@ class Stats:
 
 
 class Gpu:
-    """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one."""
+    """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one.
+
+    workarounds: of its driver (health/workarounds.py), in use since it was opened. submit_each: one submit for each dispatch.
+    """
 
     _open: ClassVar[dict[tuple[int, str], Gpu]] = {}
     _circuits: ClassVar[dict[tuple[int, str], Circuit]] = {}
@@ -83,6 +86,8 @@ class Gpu:
         self.memory_limit_nbytes = 0
         self.hang_timeout_s = 0.0
         self.circuit = Circuit(lambda: probe(info))
+        self.workarounds: tuple[Any, ...] = ()
+        self.submit_each = False
         self.lost = ""
         self.reported = False       # whether the circuit knows of the loss
         self.timer: Timer | None = None
@@ -255,9 +260,10 @@ class Gpu:
             except wgpu.GPUError as error:
                 raise self.failure(error, f"a copy of {nbytes} B") from error
 
-    def execute(self, command_buffer: Any, outputs: list[tuple[Buffer, int, int]]) -> None:
+    def execute(self, command_buffers: list[Any], outputs: list[tuple[Buffer, int, int]]) -> None:
         """Adds one run of a partition. outputs: (buffer, offset_bytes, nbytes) of what it writes."""
-        self.enqueue(command_buffer)
+        for command_buffer in command_buffers:
+            self.enqueue(command_buffer)
 
     def finished(self, token: int | None) -> bool:
         """Whether a readback has arrived; without a token, whether the queue is empty. Does not wait."""
@@ -290,8 +296,11 @@ class Gpu:
         """Submits pending work and `more`, in order. A submit to a lost device would abort the process: refuse."""
         self._check_alive()
         buffers, self._pending = [*self._pending, *more], []
+        for buffer in buffers[:-1] if self.submit_each else ():
+            self.stats.submits += 1
+            native.submit(self.device, [buffer])
         self.stats.submits += 1
-        return native.submit(self.device, buffers)
+        return native.submit(self.device, buffers[-1:] if self.submit_each else buffers)
 
     def failure(self, error: Exception, what: str) -> DeviceError:
         """The exception that an error of wgpu means. wgpu drops a device that ran out of memory in an upload or a recording, without
