@@ -89,6 +89,11 @@ class FaultyGpu(Gpu):
     def finished(self, token: int | None) -> bool:
         return not self._hung and super().finished(token)
 
+    def ends_in_time(self, index: int, timeout_s: float) -> bool:
+        if self._hung:
+            time.sleep(timeout_s)
+        return not self._hung and super().ends_in_time(index, timeout_s)
+
     def download(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int) -> None:
         start = time.perf_counter()
         super().download(buffer, offset_bytes, address, nbytes)

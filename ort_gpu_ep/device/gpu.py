@@ -19,7 +19,7 @@ import wgpu
 from wgpu.backends.wgpu_native import ffi, lib
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import native
+from ort_gpu_ep.device import native, waiting
 from ort_gpu_ep.device.adapter import AdapterInfo, choose, limits_of, request_device
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.probe import probe
@@ -84,7 +84,7 @@ class Gpu:
         self.info, self.limits, self.stats = info, limits, Stats()
         self.device = raw
         self.memory_limit_nbytes = 0
-        self.hang_timeout_s = 0.0
+        self.hang_timeout_s = self.last_wait_s = 0.0
         self.circuit = Circuit(lambda: probe(info))
         self.workarounds: tuple[Any, ...] = ()
         self.submit_each = False
@@ -233,11 +233,11 @@ class Gpu:
                 encoder = self.device.create_command_encoder(label="readback")
                 native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, 0, size)
                 index = self._submit([native.finish(encoder)])
-                waiting = native.map_read(staging.native, size)
+                token = native.map_read(staging.native, size)
             except wgpu.GPUError as error:
                 raise self.failure(error, f"a readback of {nbytes} B") from error
         self._while_waiting()
-        native.wait(self, index, waiting)
+        native.wait(self, index, token)
         ffi.memmove(ffi.cast("char *", address), lib.wgpuBufferGetConstMappedRange(staging.native, 0, size), nbytes)
         with self._lock:
             lib.wgpuBufferUnmap(staging.native)
@@ -268,6 +268,10 @@ class Gpu:
     def finished(self, token: int | None) -> bool:
         """Whether a readback has arrived; without a token, whether the queue is empty. Does not wait."""
         return native.finished(self, token)
+
+    def ends_in_time(self, index: int, timeout_s: float) -> bool:
+        """Whether a submission is done within the time. Waits."""
+        return waiting.ends_in_time(self.device, index, timeout_s)
 
     def enqueue(self, command_buffer: Any) -> None:
         """Adds recorded work; it is submitted by the next readback, upload or flush."""
