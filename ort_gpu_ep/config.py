@@ -43,7 +43,7 @@ OPTIONS = (
     Option("health", "auto", "`auto`: drivers are first loaded, and an adapter is probed (2 s) before its first use and after an unclean "
            "exit, in another process; what fails is not used; `off`: never.", ("auto", "off")),
     Option("quirks", "", "A JSON file of driver faults to reckon with, besides those that this package knows (see docs/doctor.md)."),
-    Option("hang_timeout_ms", "30000", "How long the host waits for the GPU before it counts as hung, in milliseconds; `0`: for ever."),
+    Option("hang_timeout_ms", "120000", "How long the host waits for the GPU before it counts as hung, in milliseconds; `0`: for ever."),
     Option("verify", "0", "`N`: a partition's first run for each set of shapes, then one in N, is compared with the CPU's; `0`: none."),
     Option("faults", "", "Faults on purpose, for drills: `lost@3,corrupt@5,hang@2,oom@4,compile@1,slow@100x;seed=0`; see docs/faults.md."),
     Option("cache_dir", "", "Where caches live; empty: the user's cache folder."),
@@ -62,7 +62,7 @@ class Config:
     memory_limit_mb: int = 0
     health: str = "auto"
     quirks: str = ""
-    hang_timeout_ms: int = 30000
+    hang_timeout_ms: int = 120000
     verify: int = 0
     faults: str = ""
     cache_dir: str = ""
