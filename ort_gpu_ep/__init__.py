@@ -31,8 +31,8 @@ from ort_gpu_ep.errors import (
 )
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device import adapters
     from ort_gpu_ep.explain import Explanation
+    from ort_gpu_ep.health.enumeration import adapters
     from ort_gpu_ep.plugin import EP_NAME, register, unregister
     from ort_gpu_ep.session import InferenceSession
 
@@ -42,7 +42,7 @@ _LAZY = {
     "EP_NAME": "ort_gpu_ep.plugin",
     "Explanation": "ort_gpu_ep.explain",
     "InferenceSession": "ort_gpu_ep.session",
-    "adapters": "ort_gpu_ep.device",
+    "adapters": "ort_gpu_ep.health.enumeration",
     "register": "ort_gpu_ep.plugin",
     "unregister": "ort_gpu_ep.plugin",
 }

@@ -43,11 +43,10 @@ OPTIONS = (
            ("0", "1")),
     Option("fusion", "1", "`0`: no node is fused with another (to find out whether fusion causes a difference).", ("0", "1")),
     Option("memory_limit_mb", "0", "Device memory that this process may hold, in MiB; `0`: the adapter's limit."),
-    Option("health", "auto", "`auto`: an adapter is probed (2 s, in another process) before its first use and after an unclean exit, and "
-           "kernels that fail are not used; `off`: never.", ("auto", "off")),
+    Option("health", "auto", "`auto`: drivers are first loaded, and an adapter is probed (2 s) before its first use and after an unclean "
+           "exit, in another process; what fails is not used; `off`: never.", ("auto", "off")),
     Option("quirks", "", "A JSON file of driver faults to reckon with, besides those that this package knows (see docs/doctor.md)."),
-    Option("hang_timeout_ms", "0", "How long the host waits for the GPU before it counts as hung, in milliseconds; `0`: for ever "
-           "(the driver waits then, which is a little quicker than asking it time and again)."),
+    Option("hang_timeout_ms", "120000", "How long the host waits for the GPU before it counts as hung, in milliseconds; `0`: for ever."),
     Option("verify", "0", "`N`: a partition's first run for each set of shapes, then one in N, is compared with the CPU's; `0`: none."),
     Option("faults", "", "Faults on purpose, for drills: `lost@3,corrupt@5,hang@2,oom@4,compile@1,slow@100x;seed=0`; see docs/faults.md."),
     Option("load", "auto", "`auto`: runs move to the CPU while others keep the GPU busy, and back; `off`: they don't; `file:PATH`: the "
@@ -71,7 +70,7 @@ class Config:
     memory_limit_mb: int = 0
     health: str = "auto"
     quirks: str = ""
-    hang_timeout_ms: int = 0
+    hang_timeout_ms: int = 120000
     verify: int = 0
     faults: str = ""
     load: str = "auto"

@@ -13,11 +13,12 @@ import onnxruntime
 from ort_gpu_ep import plugin
 from ort_gpu_ep.calibration import profile_of
 from ort_gpu_ep.config import Config, resolve
-from ort_gpu_ep.device.adapter import choose, order_among_equals
+from ort_gpu_ep.device.adapter import order_among_equals, pick
 from ort_gpu_ep.device.pulse import LazyPulse
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.explain import Explanation, explanation
 from ort_gpu_ep.health.admission import open_gpu
+from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.load import open_sampler
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
@@ -200,7 +201,7 @@ def _nothing_to_gain(config: Config) -> bool:
     if config.placement == "cpu":
         return True
     try:
-        if config.placement == "auto" and not config.adapter and choose(config.adapter)[0].is_software:
+        if config.placement == "auto" and not config.adapter and pick(look(config), config.adapter).is_software:
             return True
         open_gpu(config)
         return False

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from pathlib import Path
 
+from ort_gpu_ep import store
 from ort_gpu_ep.calibration.measure import Progress, measure
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.profile import GUESSED, Profile
-from ort_gpu_ep.store import Store
 
 log = logging.getLogger("ort_gpu_ep")
 
-KIND, FORMAT = "profiles", 1
+FORMAT = 1
 
 _known: dict[str, Profile] = {}
 _lock = threading.Lock()
@@ -34,13 +35,13 @@ def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress
         if known is None and (gpu.lost or config.faults):
             return GUESSED
         if known is None:
-            store = Store(config.cache_path, KIND, FORMAT)
-            known = None if fresh else store.read(key, lambda data: Profile.from_dict(data["profile"]))
-            _known[key] = known = known or _measured(gpu, store, key, progress)
+            path = Path(config.cache_path) / "profiles" / f"{key}.json"
+            known = None if fresh else store.read(path, FORMAT, lambda data: Profile.from_dict(data["profile"]))
+            _known[key] = known = known or _measured(gpu, path, progress)
         return known
 
 
-def _measured(gpu: Gpu, store: Store, key: str, progress: Progress | None) -> Profile:
+def _measured(gpu: Gpu, path: Path, progress: Progress | None) -> Profile:
     start = time.perf_counter()
     try:
         profile = measure(gpu, progress=progress)
@@ -48,5 +49,5 @@ def _measured(gpu: Gpu, store: Store, key: str, progress: Progress | None) -> Pr
         log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
         return GUESSED
     log.info("calibration of %s took %.1f s", gpu.info.name, time.perf_counter() - start)
-    store.write(key, {"profile": profile.as_dict()})
+    store.write(path, FORMAT, {"profile": profile.as_dict()})
     return profile

@@ -14,14 +14,15 @@ from rich.table import Table
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import AdapterInfo
-from ort_gpu_ep.device.adapter import matches
-from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.device.adapter import pick
 from ort_gpu_ep.health import bundle, verdicts
-from ort_gpu_ep.health.admission import reasons
-from ort_gpu_ep.health.examination import Device, Outcome, examine, list_adapters
+from ort_gpu_ep.health.admission import reasons, workarounds_for
+from ort_gpu_ep.health.enumeration import look_again
+from ort_gpu_ep.health.examination import Device, Outcome, examine
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.quirks import load, shipped
 from ort_gpu_ep.health.verdicts import DEGRADED, HEALTHY, UNUSABLE, Verdict
+from ort_gpu_ep.health.workarounds import Workaround
 
 EXIT_CODES = {HEALTHY: 0, DEGRADED: 1, UNUSABLE: 2}
 COLORS = {"PASS": "green", "UNSUPPORTED": "yellow", "NOT_RUN": "yellow"}
@@ -40,14 +41,14 @@ def doctor(
 
     config = resolve(shared.pairs(option, "--option"))
     quirks = (*shipped(), *(load(config.quirks) if config.quirks else ()))
-    found, trouble = _adapters()
+    found, trouble = _adapters(config)
     if not found:
         if json:
             shared.print_json({"adapters": [], "healthy": False, "health": UNUSABLE, "versions": _versions(), "reason": trouble})
         else:
             shared.out.print(trouble)
         raise typer.Exit(2)
-    chosen, device = _chosen(config, found), Device()
+    chosen, device = pick(found, config.adapter), Device()
     if not json:
         _print_adapters(found)
     outcomes = _examine(chosen, quick, 1 if quick else rounds, device)
@@ -55,34 +56,23 @@ def doctor(
     if not quick:
         _remember(config, chosen, verdict, outcomes)
     whole = verdicts.with_quirks(verdict, reasons(quirks, chosen))
-    data = _data(found, chosen, device, outcomes, whole)
+    known = workarounds_for(quirks, chosen)
+    data = _data(found, chosen, device, outcomes, whole, known)
     if report is not None:
         bundle.write(report, data)
     if json:
         shared.print_json(data)
     else:
-        _print(chosen, device, outcomes, whole)
+        _print(chosen, device, outcomes, whole, known)
     unfinished = any(o.status == "NOT_RUN" for o in outcomes)
     raise typer.Exit(max(EXIT_CODES[whole.health], 1 if unfinished else 0))
 
 
-def _adapters() -> tuple[list[AdapterInfo], str]:
-    """The adapters, looked for in another process; if there are none, why."""
-    try:
-        found = [AdapterInfo(**a) for a in list_adapters()]
-    except AdapterError as error:
-        return [], str(error)
-    return found, "" if found else "no adapter: install a GPU driver, or Mesa's software driver (Debian, Ubuntu: mesa-vulkan-drivers)"
-
-
-def _chosen(config: Config, found: list[AdapterInfo]) -> AdapterInfo:
-    """The adapter that a session would get. Raises AdapterError."""
-    for info in found:
-        if not config.adapter or matches(config.adapter, info):
-            return info
-    there = "; ".join(f"{i.index}: {i.name} ({i.type}, {i.backend})" for i in found)
-    raise AdapterError(
-        f"option adapter={config.adapter!r}: no such adapter; there are: {there}. Give an index, a type or a part of a name.")
+def _adapters(config: Config) -> tuple[list[AdapterInfo], str]:
+    """The adapters, looked for in another process, which sessions then rely on; if there are none, why."""
+    sight = look_again(config.cache_path)
+    none = "no adapter: install a GPU driver, or Mesa's software driver (Debian, Ubuntu: mesa-vulkan-drivers)"
+    return list(sight.adapters), sight.trouble or ("" if sight.adapters else none)
 
 
 def _examine(chosen: AdapterInfo, quick: bool, rounds: int, device: Device) -> list[Outcome]:
@@ -104,12 +94,13 @@ def _remember(config: Config, chosen: AdapterInfo, verdict: Verdict, outcomes: l
 
 
 def _data(
-    found: list[AdapterInfo], chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict,
+    found: list[AdapterInfo], chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict, known: list[Workaround],
 ) -> dict[str, Any]:
     return {
         "versions": _versions(), "adapters": [a.as_dict() for a in found], "chosen": chosen.as_dict(), "features": list(device.features),
         "limits": device.limits, "probes": [o.as_dict() for o in outcomes], "health": verdict.health, "healthy": verdict.health == HEALTHY,
-        "disabled": [{"what": what, "why": why} for what, why in verdict.disabled]}
+        "disabled": [{"what": what, "why": why} for what, why in verdict.disabled],
+        "workarounds": [{"what": w.name, "value": w.value, "why": w.why} for w in known]}
 
 
 def _versions() -> dict[str, str]:
@@ -127,7 +118,7 @@ def _print_adapters(found: list[AdapterInfo]) -> None:
     shared.out.print(table)
 
 
-def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict) -> None:
+def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict, known: list[Workaround]) -> None:
     shared.out.print(f"chosen: {chosen.name}; features: {', '.join(device.features) or 'none'}", highlight=False)
     shared.out.print("limits: " + ", ".join(f"{k} {v:,}" for k, v in device.limits.items()), highlight=False)
     table = Table("group", "probe", "result", "ms", "what was seen")
@@ -138,3 +129,5 @@ def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict
     shared.out.print(f"{verdict.health}", style="bold", highlight=False)
     for what, why in verdict.disabled:
         shared.out.print(f"not used from now on: {what}: {why}", highlight=False, markup=False)
+    for workaround in known:
+        shared.out.print(f"workaround: {workaround}", highlight=False, markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -72,16 +73,19 @@ def choose(wanted: str) -> tuple[AdapterInfo, Any]:
     Raises: AdapterError, naming what there is.
     """
     found = _enumerate()
-    there = "; ".join(f"{i.index}: {i.name} ({i.type}, {i.backend})" for i, _ in found) or "none"
+    return found[pick([info for info, _ in found], wanted).index]
+
+
+def pick(found: Sequence[AdapterInfo], wanted: str) -> AdapterInfo:
+    """The one of these adapters that `wanted` means. Raises AdapterError, naming what there is."""
+    there = "; ".join(f"{i.index}: {i.name} ({i.type}, {i.backend})" for i in found) or "none"
     if not found:
         raise AdapterError(
             "no GPU adapter: got no Vulkan, Metal or DX12 adapter, expected at least one. Install a GPU driver, or Mesa's "
             "software driver (Debian, Ubuntu: mesa-vulkan-drivers), or use placement=cpu.")
-    if not wanted:
-        return found[0]
-    for info, raw in found:
-        if matches(wanted, info):
-            return info, raw
+    for info in found:
+        if not wanted or matches(wanted, info):
+            return info
     raise AdapterError(f"option adapter={wanted!r}: no such adapter; there are: {there}. Give an index, a type or a part of a name.")
 
 

@@ -70,7 +70,7 @@ class FaultyGpu(Gpu):
         self.injected[kind] += due
         return due
 
-    def execute(self, command_buffer: Any, outputs: list[tuple[Buffer, int, int]]) -> None:
+    def execute(self, command_buffers: list[Any], outputs: list[tuple[Buffer, int, int]]) -> None:
         with self._lock:
             self.runs += 1
             if self._due("lost", self.runs):
@@ -78,7 +78,7 @@ class FaultyGpu(Gpu):
             self._check_alive()
             if self._due("oom", self.runs):
                 raise OutOfDeviceMemoryError(f"{self.info.name}: no memory left (fault on purpose at run {self.runs}).")
-            super().execute(command_buffer, outputs)
+            super().execute(command_buffers, outputs)
             self._hung = self._hung or self._due("hang", self.runs)
             words = [(b, offset, nbytes // 4) for b, offset, nbytes in outputs if nbytes >= 4]
             if words and self._due("corrupt", self.runs):
@@ -88,6 +88,11 @@ class FaultyGpu(Gpu):
 
     def finished(self, token: int | None) -> bool:
         return not self._hung and super().finished(token)
+
+    def ends_in_time(self, index: int, timeout_s: float) -> bool:
+        if self._hung:
+            time.sleep(timeout_s)
+        return not self._hung and super().ends_in_time(index, timeout_s)
 
     def download(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int) -> None:
         start = time.perf_counter()

@@ -19,7 +19,7 @@ import wgpu
 from wgpu.backends.wgpu_native import ffi, lib
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import native
+from ort_gpu_ep.device import native, waiting
 from ort_gpu_ep.device.adapter import AdapterInfo, choose, limits_of, request_device
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.probe import probe
@@ -71,7 +71,10 @@ class Stats:
 
 
 class Gpu:
-    """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one."""
+    """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one.
+
+    workarounds: of its driver (health/workarounds.py), in use since it was opened. submit_each: one submit for each dispatch.
+    """
 
     _open: ClassVar[dict[tuple[int, str], Gpu]] = {}
     _circuits: ClassVar[dict[tuple[int, str], Circuit]] = {}
@@ -81,8 +84,10 @@ class Gpu:
         self.info, self.limits, self.stats = info, limits, Stats()
         self.device = raw
         self.memory_limit_nbytes = 0
-        self.hang_timeout_s = 0.0
+        self.hang_timeout_s = self.last_wait_s = 0.0
         self.circuit = Circuit(lambda: probe(info))
+        self.workarounds: tuple[Any, ...] = ()
+        self.submit_each = False
         self.lost = ""
         self.reported = False       # whether the circuit knows of the loss
         self.timer: Timer | None = None
@@ -152,13 +157,9 @@ class Gpu:
                 "Close sessions, use a smaller batch, or raise memory_limit_mb.")
         try:
             raw = self.device.create_buffer(label=f"pool/{size}", size=size, usage=usage)
-        except wgpu.GPUOutOfMemoryError as error:
-            self.trim()
-            raise OutOfDeviceMemoryError(
-                f"device memory: {self.info.name} could not allocate {size} B ({self.stats.allocated_nbytes} B are held): {error}. "
-                "Close sessions or use a smaller batch.") from error
         except wgpu.GPUError as error:
-            raise DeviceError(f"buffer of {size} B on {self.info.name}: {error}") from error
+            self.trim()
+            raise self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)") from error
         self.stats.buffers += 1
         self.stats.allocated_nbytes += size
         self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
@@ -204,11 +205,14 @@ class Gpu:
             self._check_alive()
             self.flush()
             whole = nbytes & ~3
-            if whole:
-                native.write(self.device, buffer.native, offset_bytes, address, whole)
-            if nbytes - whole:
-                tail = bytes(ffi.buffer(ffi.cast("char *", address + whole), nbytes - whole)).ljust(4, b"\0")
-                native.write(self.device, buffer.native, offset_bytes + whole, native.address_of(tail), 4)
+            try:
+                if whole:
+                    native.write(self.device, buffer.native, offset_bytes, address, whole)
+                if nbytes - whole:
+                    tail = bytes(ffi.buffer(ffi.cast("char *", address + whole), nbytes - whole)).ljust(4, b"\0")
+                    native.write(self.device, buffer.native, offset_bytes + whole, native.address_of(tail), 4)
+            except wgpu.GPUError as error:      # the driver found no memory to stage them in
+                raise self.failure(error, f"an upload of {nbytes} B") from error
             self.stats.uploads += 1
             self.stats.upload_s += time.perf_counter() - start
             self.stats.uploaded_nbytes += nbytes
@@ -225,12 +229,15 @@ class Gpu:
             self._check_alive()
             pool = self._staging.get(size_class(size))
             staging = pool.pop() if pool else self._create(size_class(size), _STAGING)
-            encoder = self.device.create_command_encoder(label="readback")
-            native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, 0, size)
-            index = self._submit([native.finish(encoder)])
-            waiting = native.map_read(staging.native, size)
+            try:
+                encoder = self.device.create_command_encoder(label="readback")
+                native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, 0, size)
+                index = self._submit([native.finish(encoder)])
+                token = native.map_read(staging.native, size)
+            except wgpu.GPUError as error:
+                raise self.failure(error, f"a readback of {nbytes} B") from error
         self._while_waiting()
-        native.wait(self, index, waiting)
+        native.wait(self, index, token)
         ffi.memmove(ffi.cast("char *", address), lib.wgpuBufferGetConstMappedRange(staging.native, 0, size), nbytes)
         with self._lock:
             lib.wgpuBufferUnmap(staging.native)
@@ -246,17 +253,25 @@ class Gpu:
             return
         with self._lock:
             self._check_alive()
-            encoder = self.device.create_command_encoder(label="copy")
-            native.copy_buffer(encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3)
-            self.enqueue(native.finish(encoder))
+            try:
+                encoder = self.device.create_command_encoder(label="copy")
+                native.copy_buffer(encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3)
+                self.enqueue(native.finish(encoder))
+            except wgpu.GPUError as error:
+                raise self.failure(error, f"a copy of {nbytes} B") from error
 
-    def execute(self, command_buffer: Any, outputs: list[tuple[Buffer, int, int]]) -> None:
+    def execute(self, command_buffers: list[Any], outputs: list[tuple[Buffer, int, int]]) -> None:
         """Adds one run of a partition. outputs: (buffer, offset_bytes, nbytes) of what it writes."""
-        self.enqueue(command_buffer)
+        for command_buffer in command_buffers:
+            self.enqueue(command_buffer)
 
     def finished(self, token: int | None) -> bool:
         """Whether a readback has arrived; without a token, whether the queue is empty. Does not wait."""
         return native.finished(self, token)
+
+    def ends_in_time(self, index: int, timeout_s: float) -> bool:
+        """Whether a submission is done within the time. Waits."""
+        return waiting.ends_in_time(self.device, index, timeout_s)
 
     def enqueue(self, command_buffer: Any) -> None:
         """Adds recorded work; it is submitted by the next readback, upload or flush."""
@@ -285,8 +300,22 @@ class Gpu:
         """Submits pending work and `more`, in order. A submit to a lost device would abort the process: refuse."""
         self._check_alive()
         buffers, self._pending = [*self._pending, *more], []
+        for buffer in buffers[:-1] if self.submit_each else ():
+            self.stats.submits += 1
+            native.submit(self.device, [buffer])
         self.stats.submits += 1
-        return native.submit(self.device, buffers)
+        return native.submit(self.device, buffers[-1:] if self.submit_each else buffers)
+
+    def failure(self, error: Exception, what: str) -> DeviceError:
+        """The exception that an error of wgpu means. wgpu drops a device that ran out of memory in an upload or a recording, without
+        telling: a submit would abort the process, so the device is asked.
+        """
+        if native.is_lost(self.device, error):
+            self.lost = self.lost or f"{what} failed: {str(error).strip().splitlines()[-1].strip()}"
+        if native.is_out_of_memory(error):
+            return OutOfDeviceMemoryError(f"device memory: {self.info.name} had none left for {what}: {error}. "
+                                          "Close sessions, use a smaller batch, or placement=cpu.")
+        return (DeviceLostError if self.lost else DeviceError)(f"{what} on {self.info.name}: {error}")
 
     def _check_alive(self) -> None:
         if self.lost:

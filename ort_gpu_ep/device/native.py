@@ -9,17 +9,15 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 import weakref
 from typing import Any
 
+import wgpu
 from wgpu.backends.wgpu_native import ffi, lib
 from wgpu.backends.wgpu_native._api import libf
 
+from ort_gpu_ep.device import waiting
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError
-
-SPIN_S = 1e-3
-"""A sleep takes 50 us at least (Linux timer slack): 5 % of this."""
 
 _tokens = itertools.count(1)
 _done: dict[int, int] = {}
@@ -50,6 +48,22 @@ def watch(gpu: Any) -> None:
     if _watcher not in logger.handlers:
         logger.addHandler(_watcher)
     _watched.add(gpu)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error of wgpu means that memory ran out: wgpu-native 29 reports the driver's own refusals as validation errors."""
+    return isinstance(error, wgpu.GPUOutOfMemoryError) or "Not enough memory" in str(error)
+
+
+def is_lost(device: Any, error: Exception) -> bool:
+    """Whether wgpu refuses this device from now on."""
+    if "is lost" in str(error):
+        return True
+    try:
+        device.create_buffer(label="alive?", size=4, usage=wgpu.BufferUsage.COPY_DST)
+    except wgpu.GPUError as refused:
+        return "is lost" in str(refused)
+    return False
 
 
 def write(device: Any, buffer: Any, offset_bytes: int, address: int, nbytes: int) -> None:
@@ -105,13 +119,15 @@ _pause = threading.Event()
 def wait(gpu: Any, index: int, token: int | None) -> None:
     """Blocks (without the GIL) until the submission is done and the mapping, if any, is there.
 
-    Raises: DeviceLostError, DeviceError.
+    The queue is stuck behind hung work, so a device that hangs counts as lost. Raises: DeviceLostError, DeviceHangError, DeviceError.
     """
-    if gpu.hang_timeout_s:
-        _wait_until(gpu, token)
-    else:
-        submission = ffi.new("WGPUSubmissionIndex *", index)
-        lib.wgpuDevicePoll(gpu.device._internal, True, submission)
+    if not gpu.hang_timeout_s:
+        waiting.block(gpu.device, index)
+    elif not waiting.wait_until(gpu, index, token):
+        gpu.lost = f"it did not finish within hang_timeout_ms={gpu.hang_timeout_s * 1e3:.0f}"
+        raise DeviceHangError(
+            f"{gpu.info.name}: the GPU did not finish within {gpu.hang_timeout_s * 1e3:.0f} ms; nothing more is sent to this device. "
+            "Raise hang_timeout_ms if the model is that slow, or update the driver.")
     while token is not None and token not in _done and not gpu.lost:
         _pause.wait(20e-6)          # another thread's poll is about to call the callback
         lib.wgpuDevicePoll(gpu.device._internal, False, ffi.NULL)
@@ -127,24 +143,6 @@ def finished(gpu: Any, token: int | None) -> bool:
     """Whether a readback has arrived; without a token, whether the queue is empty. Does not wait."""
     empty = lib.wgpuDevicePoll(gpu.device._internal, False, ffi.NULL)
     return bool(empty) if token is None else token in _done
-
-
-def _wait_until(gpu: Any, token: int | None) -> None:
-    """Polls without blocking, because a blocking poll can't time out.
-
-    Pauses are a fortieth of the time waited so far, so they add some 3 %; below SPIN_S there are none.
-    Raises: DeviceHangError. The queue is stuck behind the hung work, so the device counts as lost from then on.
-    """
-    start = time.perf_counter()
-    while not gpu.finished(token) and not gpu.lost:
-        waited = time.perf_counter() - start
-        if waited > gpu.hang_timeout_s:
-            gpu.lost = f"it did not finish within hang_timeout_ms={gpu.hang_timeout_s * 1e3:.0f}"
-            raise DeviceHangError(
-                f"{gpu.info.name}: the GPU did not finish within {gpu.hang_timeout_s * 1e3:.0f} ms; nothing more is sent to this device. "
-                "Raise hang_timeout_ms if the model is that slow, or update the driver.")
-        if waited > SPIN_S:
-            time.sleep(min(waited / 40, 2e-3))
 
 
 def trusted_module(device: Any, label: str, code: str) -> Any:

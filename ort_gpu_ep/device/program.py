@@ -17,7 +17,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Buffer, Gpu
 from ort_gpu_ep.device.pipelines import bind_group_layout, pipelines
-from ort_gpu_ep.errors import DeviceError, InternalError
+from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Graph, Value
 from ort_gpu_ep.registry import parts
 from ort_gpu_ep.scheduler import Plan, make_plan
@@ -191,7 +191,7 @@ class Prepared:
             raise
         self._inner: dict[int, Any] = {}
         self._bindings: OrderedDict[tuple[Any, ...], list[Any]] = OrderedDict()
-        self._ahead: tuple[Any, tuple[Any, ...], Any] | None = None     # timer, key, command buffer
+        self._ahead: tuple[Any, tuple[Any, ...], list[Any]] | None = None     # timer, key, command buffers
         self._last: tuple[tuple[Any, ...], list[Tensor], list[Tensor]] | None = None
         self._runs = itertools.count()
 
@@ -206,8 +206,8 @@ class Prepared:
             return
         key = tuple((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs))
         ahead, self._ahead = self._ahead, None
-        command_buffer = ahead[2] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(key, inputs, outputs)
-        self.gpu.execute(command_buffer, [(t.buffer, t.offset_bytes, t.type.nbytes) for t in outputs])
+        command_buffers = ahead[2] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(key, inputs, outputs)
+        self.gpu.execute(command_buffers, [(t.buffer, t.offset_bytes, t.type.nbytes) for t in outputs])
         self._last = (key, inputs, outputs)
         if next(self._runs):
             self.gpu.on_wait(self)
@@ -221,28 +221,32 @@ class Prepared:
             finally:
                 self.program._lock.release()
 
-    def _record(self, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> Any:
-        groups = self._bind_groups(key, inputs, outputs)
+    def _record(self, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
+        """The command buffers of a run: one, or with `submit_each` one a step."""
+        steps = list(zip(self.plan.steps, self._pipelines, self._bind_groups(key, inputs, outputs), strict=True))
+        try:
+            return [self._encode(part, inputs, outputs) for part in ([[s] for s in steps] if self.gpu.submit_each else [steps])]
+        except wgpu.GPUError as error:
+            raise self.gpu.failure(error, f"{self.program.graph.name}: a recording of\n{self.plan}\n") from error
+
+    def _encode(self, steps: list[tuple[Dispatch | Copy, Any, Any]], inputs: list[Tensor], outputs: list[Tensor]) -> Any:
         encoder = self.gpu.device.create_command_encoder(label=self.program.graph.name)
         compute: Any = None
         timer = self.gpu.timer
-        try:
-            for step, pipe, group in zip(self.plan.steps, self._pipelines, groups, strict=True):
-                if isinstance(step, Dispatch):
-                    compute = compute or encoder.begin_compute_pass(**({"timestamp_writes": timer.writes} if timer else {}))
-                    native.dispatch(compute, pipe, group, step.groups)
-                else:
-                    if compute:
-                        compute.end()
-                        compute = None
-                    self._copy(encoder, step, inputs, outputs)
-            if compute:
-                compute.end()
-            if timer:
-                timer.resolve(encoder)
-            return native.finish(encoder)
-        except wgpu.GPUError as error:
-            raise DeviceError(f"{self.program.graph.name}: recording failed: {error}\n{self.plan}") from error
+        for step, pipe, group in steps:
+            if isinstance(step, Dispatch):
+                compute = compute or encoder.begin_compute_pass(**({"timestamp_writes": timer.writes} if timer else {}))
+                native.dispatch(compute, pipe, group, step.groups)
+            else:
+                if compute:
+                    compute.end()
+                    compute = None
+                self._copy(encoder, step, inputs, outputs)
+        if compute:
+            compute.end()
+        if timer:
+            timer.resolve(encoder)
+        return native.finish(encoder)
 
     def _copy(self, encoder: Any, step: Copy, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         (source, at), (target, to) = (self._buffer(p, inputs, outputs) for p in (step.source, step.target))
@@ -290,7 +294,7 @@ class Prepared:
         try:
             group = self.gpu.device.create_bind_group(label=step.label, layout=layout, entries=entries)
         except wgpu.GPUError as error:
-            raise DeviceError(f"{step.label}: bind group refused: {error}") from error
+            raise self.gpu.failure(error, f"{step.label}: a bind group") from error
         if not outer:
             self._inner[index] = group
         return group

@@ -11,10 +11,12 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.health import markers, verdicts
+from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.examination import examine
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.quirks import Quirk, load, shipped
 from ort_gpu_ep.health.verdicts import Verdict
+from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, safer
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -31,18 +33,30 @@ def open_gpu(config: Config) -> Gpu:
 
     Raises: AdapterError, ConfigError (a broken quirks file).
     """
+    look(config)
     info, _ = choose(config.adapter)
     quirks = (*shipped(), *(load(config.quirks) if config.quirks else ()))
     with _lock:
         verdict = Verdict(probed=False) if config.health == "off" else _verdict_once(info, config.cache_path)
-        gpu = Gpu.open(config)
+        found = workarounds_for(quirks, info)
+        gpu = Gpu.open(safer(config, found))
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
         off = {what for what, _ in disabled}
-        if disabled != gpu.limits.disabled:
-            gpu.limits = replace(gpu.limits, disabled=disabled, features=gpu.limits.features - off)
+        new = [w for w in found if w not in gpu.workarounds]
+        if disabled != gpu.limits.disabled or new:
+            gpu.limits = replace(lowered(gpu.limits, new), disabled=disabled, features=gpu.limits.features - off)
+            gpu.workarounds = (*gpu.workarounds, *new)
+            gpu.submit_each = gpu.submit_each or any(w.name == SUBMIT_EACH for w in new)
             for what, why in disabled:
                 log.warning("%s: %s is not used: %s", info.name, what, why)
+            for workaround in new:
+                log.warning("%s: workaround %s", info.name, workaround)
     return gpu
+
+
+def workarounds_for(quirks: tuple[Quirk, ...], info: AdapterInfo) -> list[Workaround]:
+    """The workarounds of the quirks that fit an adapter."""
+    return [Workaround(name, value, f"known fault: {q.what} ({q.bug})") for q in quirks if q.fits(info) for name, value in q.workarounds]
 
 
 def _verdict_once(info: AdapterInfo, cache_path: str) -> Verdict:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,13 @@ class Device:
 class Worker:
     """One process and the lines that it prints."""
 
-    def __init__(self, job: dict[str, object]) -> None:
+    def __init__(self, job: dict[str, object], variables: Mapping[str, str] | None = None) -> None:
+        """variables: of the environment, besides this process's. Raises OSError, if no process can be started."""
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise OSError("this Python has no interpreter of its own that could be started")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ort_gpu_ep.health.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, env=_environment())
+            text=True, env={**_environment(), **(variables or {})})
         self._lines: queue.Queue[str | None] = queue.Queue()
         assert self._process.stdin is not None
         try:
@@ -103,18 +106,21 @@ def _environment() -> dict[str, str]:
     return {**own, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 
 
-def list_adapters() -> list[dict[str, Any]]:
-    """The adapters as a worker sees them. Raises AdapterError where even looking kills or hangs the process."""
-    worker = Worker({"task": "list"})
+def list_adapters(variables: Mapping[str, str] | None = None, timeout_s: float = 0.0) -> list[dict[str, Any]]:
+    """The adapters as a worker sees them. timeout_s: START_S by default.
+
+    Raises: AdapterError where even looking kills or hangs the process; OSError where no process can be started.
+    """
+    worker, timeout_s = Worker({"task": "list"}, variables), timeout_s or START_S
     try:
-        line = worker.line(START_S)
+        line = worker.line(timeout_s)
     except TimeoutError:
         worker.end(kill=True)
-        raise AdapterError(f"looking for adapters hangs: no answer after {START_S:.0f} s. Update or remove a GPU driver "
+        raise AdapterError(f"looking for GPU adapters hangs: no answer after {timeout_s:.0f} s. Update or remove a GPU driver "
                            "(VK_DRIVER_FILES chooses which ones Vulkan loads).") from None
     code = worker.end()
     if line is None or code != DONE:
-        raise AdapterError(f"looking for adapters ends the process ({ending(code)}). Update or remove a GPU driver "
+        raise AdapterError(f"looking for GPU adapters ends the process ({ending(code)}). Update or remove a GPU driver "
                            "(VK_DRIVER_FILES chooses which ones Vulkan loads).")
     return list(line["adapters"])
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import secrets
+from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def leave(cache_path: str, key: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"pid": os.getpid(), "started": psutil.Process().create_time()}), "utf-8")
     except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)      # what a full disk left of it would count as an unclean exit
         log.info("no marker in %s: %s; an unclean exit will not be noticed", path.parent, error)
         return
     if not _mine:

@@ -3,10 +3,11 @@
 A file is a JSON list; an entry is
 
     {"what": "...", "vendor": "0x10de", "device": "0x2330", "driver": ">=535,<545", "backend": "Vulkan",
-     "disables": ["softmax.wgsl"], "bug": "https://...", "probe": "softmax"}
+     "disables": ["softmax.wgsl"], "workarounds": {"fusion": "0"}, "bug": "https://...", "probe": "softmax"}
 
 vendor, device, driver, backend are optional and all that are given must fit. driver: comparisons with the first dotted number
-in the driver's description. disables: shader files, device features, registry.PACKED, WORKGROUP or ADAPTER.
+in the driver's description. disables: shader files, device features, registry.PACKED, WORKGROUP or ADAPTER. workarounds: see
+workarounds.py. An entry has at least one of the two.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from typing import Any
 from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.device.adapter import FEATURES
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.health import workarounds
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.registry import ADAPTER, PACKED, WORKGROUP
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
-_KEYS = {"what": str, "vendor": str, "device": str, "driver": str, "backend": str, "disables": list, "bug": str, "probe": str}
-_NEEDED = ("what", "disables", "bug", "probe")
+_KEYS: dict[str, type] = {"what": str, "vendor": str, "device": str, "driver": str, "backend": str, "disables": list, "workarounds": dict,
+         "bug": str, "probe": str}
+_NEEDED = ("what", "bug", "probe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Quirk:
     disables: tuple[str, ...]
     bug: str
     probe: str
+    workarounds: tuple[tuple[str, int], ...] = ()
     vendor: int = -1
     device: int = -1
     driver: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -113,18 +117,31 @@ def _quirk(entry: Any, where: str, text: str, at: int) -> Quirk:
         if not isinstance(value, _KEYS[key]):
             raise _wrong(where, text, place, f"got {key} {value!r}", f"a {_KEYS[key].__name__}")
     missing = [key for key in _NEEDED if not entry.get(key)]
+    if not entry.get("disables") and not entry.get("workarounds"):
+        missing.insert(1, "disables or workarounds")
     if missing:
-        raise _wrong(where, text, at, f"an entry without {', '.join(missing)}", "all of " + ", ".join(_NEEDED))
+        raise _wrong(where, text, at, f"an entry without {', '.join(missing)}", f"{', '.join(_NEEDED)}, and disables or workarounds")
     known = known_targets()
-    for target in entry["disables"]:
+    for target in entry.get("disables", ()):
         if target not in known:
             raise _wrong(where, text, text.find('"disables"', at), f"got {target!r} in disables", "a shader file, a feature, or one of "
                          f"{ADAPTER!r}, {PACKED!r}, {WORKGROUP!r}")
     if entry["probe"] not in probe_names():
         raise _wrong(where, text, text.find('"probe"', at), f"got probe {entry['probe']!r}", "a name that `ort-gpu-ep doctor` prints")
     vendor, device = (_number(entry, key, where, text, at) for key in ("vendor", "device"))
-    return Quirk(entry["what"], tuple(entry["disables"]), entry["bug"], entry["probe"], vendor, device, _range(entry, where, text, at),
-                 entry.get("backend", ""))
+    return Quirk(entry["what"], tuple(entry.get("disables", ())), entry["bug"], entry["probe"], _workarounds(entry, where, text, at),
+                 vendor, device, _range(entry, where, text, at), entry.get("backend", ""))
+
+
+def _workarounds(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[tuple[str, int], ...]:
+    start = max(text.find('"workarounds"', at), at)
+    for name, value in entry.get("workarounds", {}).items():
+        place = max(text.find(f'"{name}"', start), start)
+        if name not in workarounds.NAMES:
+            raise _wrong(where, text, place, f"got workaround {name!r}", "one of " + ", ".join(workarounds.NAMES))
+        if not workarounds.is_value(name, value):
+            raise _wrong(where, text, place, f"got {name} {value!r}", workarounds.expected(name))
+    return tuple((name, int(value)) for name, value in entry.get("workarounds", {}).items())
 
 
 def _number(entry: dict[str, Any], key: str, where: str, text: str, at: int) -> int:

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from ort_gpu_ep import store
 from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.registry import ADAPTER
-
-log = logging.getLogger("ort_gpu_ep")
 
 FORMAT = 1
 HEALTHY, DEGRADED, UNUSABLE = "healthy", "degraded", "unusable"
@@ -79,35 +76,17 @@ def folder_of(cache_path: str) -> Path:
 
 def read(cache_path: str, key: str) -> Verdict | None:
     """The verdict in the cache, None where there is none that can be used."""
-    path = folder_of(cache_path) / f"{key}.json"
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, expected {FORMAT}")
-        disabled = tuple((str(what), str(why)) for what, why in data["disabled"])
-        return Verdict(disabled, str(data["depth"]), int(data["strikes"]), bool(data["probed"]))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        log.info("health cache %s is ignored and made anew: %s: %s", path, type(error).__name__, error)
-        return None
+    return store.read(folder_of(cache_path) / f"{key}.json", FORMAT, _parsed)
+
+
+def _parsed(data: dict[str, Any]) -> Verdict:
+    disabled = tuple((str(what), str(why)) for what, why in data["disabled"])
+    return Verdict(disabled, str(data["depth"]), int(data["strikes"]), bool(data["probed"]))
 
 
 def write(cache_path: str, key: str, verdict: Verdict) -> None:
-    """Stores a verdict, whole or not at all. Where the cache can't be written, that is said and nothing else happens."""
-    folder = folder_of(cache_path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"format": FORMAT, **asdict(verdict)}, file)
-            os.replace(name, folder / f"{key}.json")
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        log.info("health cache %s can't be written: %s; the adapter is probed again in the next process", folder, error)
+    """Stores a verdict. Where the cache can't be written, that is said and nothing else happens."""
+    store.write(folder_of(cache_path) / f"{key}.json", FORMAT, asdict(verdict))
 
 
 def with_quirks(verdict: Verdict, reasons: Sequence[tuple[str, str]]) -> Verdict:

@@ -97,9 +97,8 @@ class Chooser:
             return Decision(best, "predicted", "placement_budget_ms leaves no time to run the candidates", {}, predicted)
         measured = self._race(rivals, feeds)
         best = min(measured, key=measured.__getitem__)
-        spent_s = time.perf_counter() - start
-        self._left_s -= spent_s
-        log.info("placement: %s of %s; found out in %.1f s", best, {n: f"{s * 1e3:.3f} ms" for n, s in measured.items()}, spent_s)
+        times = {n: f"{s * 1e3:.3f} ms" for n, s in measured.items()}
+        log.info("placement: %s of %s; found out in %.1f s", best, times, time.perf_counter() - start)
         if not set(rivals) <= set(measured):
             return Decision(best, "partial", "the fastest of those that could be run", measured, predicted)
         return Decision(best, "measured", "the fastest of those that were run", measured, predicted)
@@ -150,7 +149,11 @@ class Chooser:
                 log.warning("placement: the plan %r is left out, the CPU had to answer for it", name)
             else:
                 runs[name] = partial(candidate.session.run, None, feeds)
-        return race(runs, self._left_s)
+        start = time.perf_counter()
+        try:
+            return race(runs, self._left_s)
+        finally:
+            self._left_s -= time.perf_counter() - start
 
 
 def _predicted(reports: Sequence[Report]) -> dict[str, float]:

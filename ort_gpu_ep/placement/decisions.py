@@ -14,7 +14,7 @@ import onnx
 import onnxruntime
 import psutil
 
-from ort_gpu_ep.store import Store
+from ort_gpu_ep import store
 from ort_gpu_ep.types import Shape
 
 Signature: TypeAlias = tuple[tuple[str, Shape], ...]
@@ -53,11 +53,11 @@ class Decision:
 
 
 class Decisions:
-    """The decisions for one model on one device. store: where they are kept."""
+    """The decisions for one model on one device."""
 
     def __init__(self, cache_path: str, key: str) -> None:
-        self._store, self._key = Store(cache_path, "decisions", FORMAT), key
-        self._known: dict[str, Decision] = self._store.read(key, _parse) or {}
+        self._path = Path(cache_path) / "decisions" / f"{key}.json"
+        self._known: dict[str, Decision] = store.read(self._path, FORMAT, _parse) or {}
 
     def get(self, signature: Signature) -> Decision | None:
         return self._known.get(str(signature))
@@ -72,7 +72,7 @@ class Decisions:
         self._known[str(signature)] = decision
         while len(self._known) > MAX_SIGNATURES:
             self._known.pop(next(iter(self._known)))
-        self._store.write(self._key, {"shapes": {text: asdict(d) for text, d in self._known.items()}})
+        store.write(self._path, FORMAT, {"shapes": {text: asdict(d) for text, d in self._known.items()}})
 
 
 def _parse(data: dict[str, Any]) -> dict[str, Decision]:

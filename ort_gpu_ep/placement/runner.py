@@ -85,6 +85,11 @@ class Runner:
     def _candidate(self, plan: str) -> Candidate:
         return self.candidates.ready(plan) or self.front
 
+    @property
+    def _latest_policy(self) -> Policy | None:
+        """That of the decision made last."""
+        return next((self._policies[id(d)] for d in reversed(self.chooser.decided.values()) if id(d) in self._policies), None)
+
     def _watch(self, decision: Decision) -> None:
         """A policy for runs that another candidate may answer better when the machine is busy."""
         rivals = {n: s for n, s in decision.measured_s.items() if s <= WITHIN * decision.measured_s[decision.plan]}
@@ -156,4 +161,4 @@ class Runner:
             total.update(state.counts())
         return {**total, "runs": dict(self._runs),
                 **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and self._policies else {}),
-                "policies": [self._policies[id(d)].as_dict() for d in self.chooser.decided.values() if id(d) in self._policies]}
+                **({"policy": self._latest_policy.as_dict()} if self._latest_policy is not None else {})}

@@ -9,6 +9,7 @@ from typing import Any
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health.admission import open_gpu
+from ort_gpu_ep.health.workarounds import safer
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
 from ort_gpu_ep.plugin.memory import memory
@@ -95,6 +96,9 @@ class Factory(Table):
         try:
             memory.check_usable()
             state.gpu = open_gpu(state.config)
+            state.config = safer(state.config, state.gpu.workarounds)
+            for workaround in state.gpu.workarounds:
+                state.record("notice", "adapter", f"workaround {workaround}")
         except ConfigError:
             raise
         except Exception as error:   # no adapter, no driver, a forked child: the CPU answers

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ort_gpu_ep.device import Buffer, Gpu
-from ort_gpu_ep.errors import DeviceError, InternalError
+from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.plugin.reservation import Reservation
 from ort_gpu_ep.plugin.state import COPIES, SessionState, forget_frames
@@ -310,7 +310,9 @@ class Memory:
             storage.gpu.download(storage.buffer, offset, host_address, nbytes)   # type: ignore[arg-type]
 
     def check_usable(self) -> None:
-        """Raises DeviceError in a forked child."""
+        """Raises DeviceError in a forked child, OutOfDeviceMemoryError without address space."""
+        if self._reservation.trouble:
+            raise OutOfDeviceMemoryError(self._reservation.trouble)
         if self.forked:
             raise DeviceError(
                 "the GPU can't be used in a forked child process, nor can what its parent left on the GPU. "

@@ -19,10 +19,15 @@ _LEAST_NBYTES = 1 << 33
 
 
 class Reservation:
-    """Hands out address ranges. A freed range is the next one given for its size class, so steady states repeat addresses."""
+    """Hands out address ranges. A freed range is the next one given for its size class, so steady states repeat addresses.
+
+    trouble: why there are no addresses at all; empty where there are.
+    """
 
     def __init__(self) -> None:
         self.base, self.nbytes = _reserve()
+        self.trouble = "" if self.nbytes else (
+            f"address space: the system does not even reserve {_LEAST_NBYTES} B of it for device memory (is `ulimit -v` set?)")
         self._next = self.base
         self._starts: list[int] = []   # of every range ever given, ascending: ranges are reused, never merged
         self._sizes: dict[int, int] = {}
@@ -31,6 +36,8 @@ class Reservation:
 
     def take(self, nbytes: int) -> int:
         """The start of a range of at least nbytes. Raises OutOfDeviceMemoryError, when no address is left."""
+        if self.trouble:
+            raise OutOfDeviceMemoryError(self.trouble)
         size = max(GRANULE_NBYTES, 1 << (nbytes - 1).bit_length())
         with self._lock:
             free = self._free.get(size)
@@ -63,14 +70,14 @@ class Reservation:
 
 
 def _reserve() -> tuple[int, int]:
-    """(address, size) of as much unreadable address space as the system gives. Raises OutOfDeviceMemoryError."""
+    """(address, size) of as much unreadable address space as the system gives; (0, 0) if that is too little."""
     nbytes = _WANTED_NBYTES
     while nbytes >= _LEAST_NBYTES:
         address = _reserve_windows(nbytes) if sys.platform == "win32" else _reserve_posix(nbytes)
         if address:
             return address, nbytes
         nbytes >>= 1
-    raise OutOfDeviceMemoryError(f"address space: the system does not even reserve {_LEAST_NBYTES} B of it (is `ulimit -v` set?)")
+    return 0, 0
 
 
 def _reserve_posix(nbytes: int) -> int:

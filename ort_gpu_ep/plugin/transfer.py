@@ -10,6 +10,7 @@ from typing import Any
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import GpuEpError, InternalError
+from ort_gpu_ep.health.admission import open_gpu
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.memory import memory
@@ -113,7 +114,7 @@ def gpu_for(address: int) -> Gpu | None:
     if state is not None:
         return state.gpu if state.gpu is not None and not state.gpu.lost else None
     try:
-        return Gpu.open(resolve())
+        return open_gpu(resolve())
     except GpuEpError as error:
         log.warning("no GPU for shared device memory: %s", error)
         return None

@@ -45,7 +45,7 @@ def test_versions() -> None:
     ('[\n{"what": 1}]', "line 2: got what 1; expected a str"),
     ('[\n{"what": "x",\n"vendr": "1"}]', "line 3: got key 'vendr'; expected one of what, vendor"),
     ("[\n" + json.dumps(ENTRY) + ",\n{,}]", "line 3: "),
-    ("[\n\n{}]", "line 3: an entry without what, disables, bug, probe"),
+    ("[\n\n{}]", "line 3: an entry without what, disables or workarounds, bug, probe"),
     (json.dumps([{**ENTRY, "disables": ["softmx.wgsl"]}], indent=1), "line 5: got|line 4: got 'softmx.wgsl' in disables"),
     (json.dumps([{**ENTRY, "probe": "sofmax"}]), "got probe 'sofmax'"),
     (json.dumps([{**ENTRY, "vendor": "intel"}]), "got vendor 'intel'; expected a hexadecimal"),

@@ -16,7 +16,7 @@ import pytest
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.health import admission, markers, verdicts
+from ort_gpu_ep.health import admission, drivers, enumeration, markers, verdicts
 from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.health.verdicts import Verdict, verdict_of
 from ort_gpu_ep.partitioner import partition
@@ -195,3 +195,48 @@ def test_where_no_process_can_be_started_nothing_is_disabled(
         assert admission.open_gpu(Config(cache_dir=str(tmp_path))).limits.disabled == ()
     assert "no process can be started" in caplog.text
     assert verdicts.read(str(tmp_path), verdicts.key_of(Gpu.open(Config()).info)) is None
+
+
+# ---- the cache of what drivers are like
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', '{"format": 1, "adapters": 3}', '{"format": 1, "adapters": [{"x": 1}]}', "\0\1"])
+def test_a_broken_cache_of_drivers_is_said_and_made_anew(content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sight = enumeration.look_again(str(tmp_path))
+    (file,) = (tmp_path / "health").iterdir()
+    assert enumeration._cached(str(tmp_path)) == sight
+    file.write_text(content)
+    with caplog.at_level(logging.INFO, "ort_gpu_ep"):
+        assert enumeration._cached(str(tmp_path)) is None
+    assert f"{file} is ignored and made anew" in caplog.text
+
+
+def test_a_fingerprint_changes_with_its_drivers(tmp_path: Path) -> None:
+    library, manifest = tmp_path / "libdriver.so", tmp_path / "icd.json"
+    library.write_bytes(b"1")
+    manifest.write_text(json.dumps({"ICD": {"library_path": "./libdriver.so"}}))
+    environment = {"VK_DRIVER_FILES": str(manifest)}
+    seen = [drivers.fingerprint(environment)]
+    assert drivers.fingerprint(environment) == seen[0]
+    library.write_bytes(b"22")
+    seen.append(drivers.fingerprint(environment))
+    manifest.write_text(json.dumps({"ICD": {"library_path": "libc.so.6"}}))
+    seen.append(drivers.fingerprint(environment))
+    seen.append(drivers.fingerprint({**environment, "MESA_LOG": "1"}))
+    seen.append(drivers.fingerprint({"VK_DRIVER_FILES": str(tmp_path / "nothing.json")}))
+    manifest.write_bytes(b"\xff[]")
+    seen.append(drivers.fingerprint(environment))
+    assert len(set(seen)) == len(seen)
+
+
+def test_manifests_are_searched_where_the_loader_does(tmp_path: Path) -> None:
+    for folder in ("a/vulkan/icd.d", "b/vulkan/icd.d"):
+        (tmp_path / folder).mkdir(parents=True)
+    first, second, added = tmp_path / "a/vulkan/icd.d/x.json", tmp_path / "b/vulkan/icd.d/y.json", tmp_path / "z.json"
+    first.touch()
+    second.touch()
+    environment = {"XDG_CONFIG_HOME": str(tmp_path / "a"), "XDG_DATA_DIRS": str(tmp_path / "b"), "VK_ADD_DRIVER_FILES": str(added)}
+    found = drivers.manifests(environment)
+    assert found[0] == added
+    assert [p for p in found if tmp_path in p.parents] == [added, first, second]
+    assert drivers.manifests({**environment, "VK_ICD_FILENAMES": str(second)}) == (added, second)

@@ -11,9 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 
+from ort_gpu_ep import store
 from ort_gpu_ep.placement import decisions
 from ort_gpu_ep.placement.decisions import Decision, Decisions, key_of, signature
-from ort_gpu_ep.store import Store
 from tests.unit.graphs import model_of
 
 SHAPES = signature({"x": np.zeros((2, 3), "f"), "n": np.int64(4)})
@@ -81,12 +81,12 @@ def test_a_folder_that_can_t_be_written_is_said_and_nothing_else(tmp_path: Path,
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(str(tmp_path), "kind", 1)
-    assert store.write("k", {"a": 1})
+    path = tmp_path / "kind" / "k.json"
+    assert store.write(path, 1, {"a": 1})
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-        assert not store.write("k", {"a": 2})
-    assert store.read("k", dict) == {"format": 1, "a": 1}
+        assert not store.write(path, 1, {"a": 2})
+    assert store.read(path, 1, dict) == {"format": 1, "a": 1}
     assert [p.name for p in (tmp_path / "kind").iterdir()] == ["k.json"]
 
 

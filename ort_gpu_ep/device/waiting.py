@@ -1,0 +1,80 @@
+"""Waiting for the GPU with a deadline. wgpu-native's blocking wait has none, so another thread waits, and the caller waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from wgpu.backends.wgpu_native import ffi, lib
+
+SPIN_S = 3e-4
+"""A wait that was shorter the last time is polled for: handing it to a thread and back takes some 30 us. A longer one is not:
+polling takes a core, which a software adapter computes with (measured in docs/faults.md).
+"""
+
+_idle: list[Waiter] = []
+
+
+class Waiter(threading.Thread):
+    """A thread that waits for submissions, one after another. One for each caller that waits at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__(name="ort_gpu_ep-wait", daemon=True)
+        self._go, self._done = threading.Semaphore(0), threading.Lock()
+        self._done.acquire()
+        self._job: tuple[Any, int] | None = None     # it holds the device: one that is freed during a wait would crash the process
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            self._go.acquire()
+            if self._job is None:
+                return
+            block(*self._job)
+            self._job = None
+            self._done.release()
+
+    def wait(self, device: Any, index: int, timeout_s: float) -> bool:
+        """Whether the submission was done in time. If not, this waiter is of no more use."""
+        self._job = (device, index)
+        self._go.release()
+        done = False
+        try:
+            done = self._done.acquire(timeout=timeout_s)
+        finally:
+            if not done:     # too late, or interrupted: the thread ends after the wait, if that ends
+                self._go.release()
+        return done
+
+
+def block(device: Any, index: int) -> None:
+    """Waits for a submission, without the GIL, however long it takes."""
+    lib.wgpuDevicePoll(device._internal, True, ffi.new("WGPUSubmissionIndex *", index))
+
+
+def ends_in_time(device: Any, index: int, timeout_s: float) -> bool:
+    """Whether a submission is done within the time. A thread is left behind with it where it is not."""
+    try:
+        waiter = _idle.pop()
+    except IndexError:
+        waiter = Waiter()
+    done = waiter.wait(device, index, timeout_s)
+    if done:
+        _idle.append(waiter)
+    return done
+
+
+def wait_until(gpu: Any, index: int, token: int | None) -> bool:
+    """Waits until a submission of the Gpu is done. False where its hang_timeout_s is over before."""
+    start = time.perf_counter()
+    waited = 0.0
+    if gpu.last_wait_s < SPIN_S:
+        while waited < SPIN_S and waited < gpu.hang_timeout_s:
+            if gpu.finished(token) or gpu.lost:
+                gpu.last_wait_s = waited
+                return True
+            waited = time.perf_counter() - start
+    done = gpu.ends_in_time(index, gpu.hang_timeout_s - waited)
+    gpu.last_wait_s = time.perf_counter() - start
+    return bool(done)

@@ -1,0 +1,74 @@
+"""What a quirk may change besides putting something out of use: options made safer, limits lowered, one submit for each dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.registry import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Workaround:
+    """One change. value: a number or a truth. why: the quirk's, with its bug."""
+
+    name: str
+    value: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}: {self.why}"
+
+
+def _least(own: int, asked: int) -> int:
+    """0 stands for none."""
+    return min(own or asked, asked)
+
+
+OPTIONS: dict[str, Callable[[Any, int], Any]] = {
+    "checked_shaders": lambda own, asked: True, "fusion": lambda own, asked: False,
+    "verify": _least, "hang_timeout_ms": _least, "memory_limit_mb": _least}
+"""Option -> what becomes of its value: always the safer of the two."""
+
+CAPS = ("max_binding_nbytes", "max_buffer_nbytes", "max_buffers_per_stage", "max_workgroup_nbytes", "max_invocations",
+        "max_groups_per_dimension")
+"""Limits that may be lowered."""
+
+SUBMIT_EACH = "submit_each"
+
+VALUES: dict[str, str] = {"checked_shaders": "1", "fusion": "0", SUBMIT_EACH: "1"}
+"""Where only one value makes things safer. The others take a whole number of at least 1."""
+
+NAMES = (*OPTIONS, *CAPS, SUBMIT_EACH)
+
+
+def expected(name: str) -> str:
+    """What a workaround's value is, in words."""
+    return repr(VALUES[name]) if name in VALUES else "a whole number of at least 1, as text"
+
+
+def is_value(name: str, value: object) -> bool:
+    """Whether a quirk may give a workaround this value."""
+    if not isinstance(value, str):
+        return False
+    return value == VALUES[name] if name in VALUES else value.isdecimal() and int(value) > 0
+
+
+def safer(config: Config, found: Iterable[Workaround]) -> Config:
+    """The options with the workarounds in them."""
+    changes: dict[str, Any] = {}
+    for w in found:
+        if w.name in OPTIONS:
+            changes[w.name] = OPTIONS[w.name](changes.get(w.name, getattr(config, w.name)), w.value)
+    return replace(config, **changes)
+
+
+def lowered(limits: Limits, found: Iterable[Workaround]) -> Limits:
+    """The limits with the workarounds in them."""
+    changes: dict[str, Any] = {}
+    for w in found:
+        if w.name in CAPS:
+            changes[w.name] = min(changes.get(w.name, getattr(limits, w.name)), w.value)
+    return replace(limits, **changes)

@@ -1,0 +1,147 @@
+"""Workarounds of quirks: each takes effect in a session, is safer than what was asked for, and is told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import ort_gpu_ep
+from ort_gpu_ep.cli import app
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import native
+from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.health import workarounds
+from ort_gpu_ep.health.quirks import parse
+from ort_gpu_ep.health.workarounds import NAMES, Workaround, lowered, safer
+from ort_gpu_ep.registry import Limits
+from tests.unit.graphs import model_of
+
+ENTRY: dict[str, Any] = {"what": "it hangs", "bug": "https://example.org/2", "probe": "softmax"}
+TEXT = "(float[N, 64] x) => (float[N, 64] y) { h = MatMul(x, w) r = Relu(h) s = Softmax(r) t = Tanh(s) y = Neg(t) }"
+_seeds = itertools.count(500)
+
+Opened = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    """A session that has run, on a device of its own, with these workarounds; `right` says whether its results were."""
+    w = np.random.default_rng(1).standard_normal((64, 64)).astype("f") / 8
+
+    def open_it(found: dict[str, str], rows: int = 70, **options: object) -> Any:
+        (tmp_path / "quirks.json").write_text(json.dumps([{**ENTRY, "workarounds": found}] if found else []))
+        session = ort_gpu_ep.InferenceSession(model_of(TEXT, {"w": w}).SerializeToString(), provider_options={
+            "placement": "gpu", "health": "off", "quirks": str(tmp_path / "quirks.json"), "faults": f"slow@1x;seed={next(_seeds)}", **options})
+        x = np.random.default_rng(2).standard_normal((rows, 64)).astype("f")
+        h = np.maximum(x.astype("d") @ w, 0)
+        want = -np.tanh(np.exp(h) / np.exp(h).sum(1, keepdims=True))
+        session.submits = []
+        for _ in range(3):
+            before = session._state.gpu.stats.submits
+            np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-4, atol=1e-6)
+            session.submits.append(session._state.gpu.stats.submits - before)
+        return session
+    return open_it
+
+
+def plan(session: Any) -> Any:
+    return session._state.partitions[0].program.plans[-1]
+
+
+def test_shaders_are_checked(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    trusted: list[str] = []
+    made = native.trusted_module
+    monkeypatch.setattr(native, "trusted_module", lambda device, label, code: trusted.append(label) or made(device, label, code))
+    opened({"checked_shaders": "1"}, checked_shaders=0)
+    assert not trusted
+    opened({}, checked_shaders=0)
+    assert trusted
+
+
+def test_nothing_is_fused(opened: Opened) -> None:
+    assert plan(opened({"fusion": "0"})).dispatches == 5
+    assert plan(opened({})).dispatches < 5
+
+
+@pytest.mark.parametrize(("asked", "counts"), [(0, True), (1, True)])
+def test_results_are_verified(asked: int, counts: bool, opened: Opened) -> None:
+    assert opened({"verify": "2"}, verify=asked)._state.config.verify == (asked or 2)
+    assert bool(opened({"verify": "2"})._state.partitions[0]._runs_of) is counts
+    assert not opened({})._state.partitions[0]._runs_of
+
+
+def test_numbers_are_the_smaller_ones(opened: Opened) -> None:
+    gpu = opened({"hang_timeout_ms": "700", "memory_limit_mb": "90"}, hang_timeout_ms=0)._state.gpu
+    assert (gpu.hang_timeout_s, gpu.memory_limit_nbytes) == (0.7, 90 << 20)
+    gpu = opened({"hang_timeout_ms": "700", "memory_limit_mb": "90"}, hang_timeout_ms=600, memory_limit_mb=80)._state.gpu
+    assert (gpu.hang_timeout_s, gpu.memory_limit_nbytes) == (0.6, 80 << 20)
+
+
+def test_bindings_are_split(opened: Opened) -> None:
+    session = opened({"max_binding_nbytes": "16384"})      # w has as much; x and y (70 x 64 x 4 B) take two bindings
+    assert session._state.gpu.limits.max_binding_nbytes == 16384
+    assert session._state.partitions
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_workgroup_nbytes", "16"), ("max_invocations", "32"), ("max_buffers_per_stage", "1")])
+def test_lower_limits_decline(name: str, value: str, opened: Opened) -> None:
+    session = opened({name: value})
+    nodes = [node for report in session.explain().reports for node in report.nodes]
+    assert any(node.code == "LIMIT" for node in nodes)
+    assert not any(node.code == "LIMIT" for report in opened({}).explain().reports for node in report.nodes)
+
+
+def test_grids_are_folded(opened: Opened) -> None:
+    assert max(max(step.groups) for step in plan(opened({})).steps) > 3
+    assert max(max(step.groups) for step in plan(opened({"max_groups_per_dimension": "3"})).steps) <= 3
+
+
+def test_each_dispatch_is_submitted_alone(opened: Opened) -> None:
+    session = opened({"submit_each": "1"})
+    dispatches = plan(session).dispatches
+    assert session.submits == [dispatches + 1] * 3     # and the readback
+    assert opened({}).submits == [1] * 3
+
+
+def test_it_is_told(opened: Opened) -> None:
+    events = opened({"fusion": "0", "max_invocations": "128"}).explain().events
+    assert "notice in adapter: workaround fusion=0: known fault: it hangs (https://example.org/2)" in events
+    assert any("workaround max_invocations=128" in event for event in events)
+
+
+def test_never_less_safe() -> None:
+    for name in NAMES:
+        value = 1 if name not in ("fusion",) else 0
+        found = [Workaround(name, value, "why"), Workaround(name, max(value, 5) if name not in workarounds.VALUES else value, "why")]
+        safe = Config(checked_shaders=True, fusion=False, verify=1, hang_timeout_ms=1, memory_limit_mb=1)
+        assert safer(safe, found) == safe
+        assert all(getattr(lowered(Limits(), found), cap) <= getattr(Limits(), cap) for cap in workarounds.CAPS)
+
+
+@pytest.mark.parametrize(("found", "message"), [
+    ({"fuson": "0"}, "line 3: got workaround 'fuson'; expected one of checked_shaders"),
+    ({"fusion": "1"}, "line 3: got fusion '1'; expected '0'"),
+    ({"checked_shaders": True}, "line 3: got checked_shaders True; expected '1'"),
+    ({"verify": "0"}, "line 3: got verify '0'; expected a whole number of at least 1"),
+    ({"max_binding_nbytes": "1e6"}, "line 3: got max_binding_nbytes '1e6'; expected a whole number"),
+    ({"submit_each": "yes"}, "line 3: got submit_each 'yes'; expected '1'"),
+    ([], "line 3: got workarounds \\[\\]; expected a dict"),
+])
+def test_errors_name_the_line(found: Any, message: str) -> None:
+    text = '[\n{"what": "x", "bug": "https://example.org", "probe": "softmax", "disables": ["softmax.wgsl"],\n"workarounds": ' + json.dumps(found) + "}]"
+    with pytest.raises(ConfigError, match=message):
+        parse(text, "f")
+
+
+def test_doctor_shows_them(tmp_path: Path) -> None:
+    (tmp_path / "q.json").write_text(json.dumps([{**ENTRY, "workarounds": {"submit_each": "1"}}]))
+    done = CliRunner().invoke(app, ["doctor", "--quick", "--json", "-o", f"quirks={tmp_path / 'q.json'}", "-o", f"cache_dir={tmp_path}"])
+    assert json.loads(done.stdout)["workarounds"] == [
+        {"what": "submit_each", "value": 1, "why": "known fault: it hangs (https://example.org/2)"}]

@@ -1,0 +1,307 @@
+"""Faults that nobody plants in our code: drivers that fail when loaded, limits, full disks, broken caches. Each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ort_gpu_ep.health import drivers
+from ort_gpu_ep.plugin import build
+from tests.unit.graphs import model_of
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of processes and ICD files as Linux has them")
+
+ROOT = Path(__file__).parents[2]
+MAIN = """
+import json, logging, sys
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+import numpy as np, onnxruntime, ort_gpu_ep
+from ort_gpu_ep.health import enumeration, examination
+examination.START_S, enumeration.ALONE_S = {start_s}, 3.0
+onnxruntime.set_default_logger_severity(4)
+x = np.random.default_rng(3).standard_normal((4, 160)).astype("f")
+want = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"]).run(None, {{"x": x}})[0]
+options = json.loads(sys.argv[1])
+{before}
+said = {{}}
+try:
+    session = ort_gpu_ep.InferenceSession("model.onnx", provider_options=options)
+    for _ in range({runs}):
+        got = session.run(None, {{"x": x}})[0]
+        said["right"] = said.get("right", True) and bool(np.allclose(got, want, rtol=1e-4, atol=1e-5))
+    {after}
+    said |= {{**session.stats(), "gpu": session.explain().count("gpu")}}
+except Exception as error:
+    said |= {{"raised": type(error).__name__, "message": str(error)}}
+print(json.dumps(said))
+"""
+
+
+@dataclass
+class Done:
+    """What a process printed, and what its log said."""
+
+    said: dict[str, Any]
+    log: list[str]
+
+    def lines(self, part: str) -> list[str]:
+        return [line for line in self.log if part in line]
+
+
+Process = Callable[..., Done]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Process:
+    """Runs a session in a new process, with a cache folder of its own unless told otherwise."""
+    rng = np.random.default_rng(1)
+    weights = {"w": rng.standard_normal((160, 160)).astype("f") / 8, "b": rng.standard_normal(160).astype("f")}
+    text = "(float[N, 160] x) => (float[N, 160] y) { h = MatMul(x, w) a = Add(h, b) y = Softmax(a) }"
+    (tmp_path / "model.onnx").write_bytes(model_of(text, weights).SerializeToString())
+
+    def run(before: str = "", after: str = "", runs: int = 2, start_s: float = 30.0, env: dict[str, str] | None = None, **options: Any) -> Done:
+        options = {"placement": "gpu", "cache_dir": str(tmp_path / "cache"), **options}
+        code = MAIN.format(before=before, after=after, runs=runs, start_s=start_s)
+        done = subprocess.run(
+            [sys.executable, "-c", code, json.dumps(options)], cwd=tmp_path, text=True, capture_output=True, timeout=120,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})})
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-3000:]}"
+        return Done(json.loads(done.stdout.splitlines()[-1]), done.stderr.splitlines())
+    return run
+
+
+# ---- drivers
+
+BAD = {
+    "aborts": ("abort();", "ends the process (signal SIGABRT)"), "crashes": ("*(volatile int *)0 = 1;", "ends the process (signal SIGSEGV)"),
+    "exits": ("_exit(0);", "ends the process (exit code 0)"), "sleeps": ("for (;;) sleep(1);", "hangs: no answer after 3 s"),
+    "exits in order": ("exit(0);", "looking for GPU adapters ")}
+"""exit() in a library that is being loaded may never come to its end: the lock on loading is held."""
+
+
+def library(folder: Path, name: str, statement: str) -> Path:
+    """A shared library that does something when it is loaded."""
+    source, made = folder / f"{name}.c", folder / f"lib{name}.so"
+    source.write_text("#include <stdlib.h>\n#include <unistd.h>\n"
+                      f"__attribute__((constructor)) static void at_load(void) {{ {statement} }}\n")
+    for command in build._compilers(None):
+        done = subprocess.run([*command, "-shared", "-o", str(made), str(source)], capture_output=True, text=True)
+        if done.returncode == 0:
+            return made
+    raise AssertionError(f"no C compiler works: {done.stderr}")
+
+
+def manifest(folder: Path, name: str, library_path: object) -> Path:
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": {"library_path": str(library_path), "api_version": "1.3.0"}}))
+    return path
+
+
+def only(*manifests: Path) -> dict[str, str]:
+    text = os.pathsep.join(map(str, manifests))
+    return {"VK_DRIVER_FILES": text, "VK_ICD_FILENAMES": text}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_driver_that_fails_when_loaded(name: str, process: Process, tmp_path: Path) -> None:
+    statement, how = BAD[name]
+    env = only(manifest(tmp_path, name, library(tmp_path, name.replace(" ", "_"), statement)))
+    first, second = (process(env=env, start_s=3.0) for _ in range(2))
+    for done in (first, second):
+        assert done.said == {"right": True, "gpu": 0, "fallbacks": 0}
+        (line,) = done.lines("running on the CPU")
+        assert how in line
+        assert f"{name}.json" in line
+        assert "ort-gpu-ep doctor" in line
+    strict = process(env=env, start_s=3.0, strict=1)
+    assert strict.said["raised"] == "AdapterError"
+    assert how in strict.said["message"]
+
+
+@pytest.mark.parametrize("content", ["nothing", "garbage", "empty"])
+def test_a_driver_that_is_none(content: str, process: Process, tmp_path: Path) -> None:
+    target = tmp_path / "libdriver.so"
+    if content != "nothing":
+        target.write_bytes(np.random.default_rng(1).bytes(5000) if content == "garbage" else b"")
+    env = only(manifest(tmp_path, "icd", target))
+    done = process(env=env)
+    assert done.said == {"right": True, "gpu": 0, "fallbacks": 0}
+    assert len(done.lines("running on the CPU: no GPU adapter")) == 1
+    assert process(env=env, strict=1).said["raised"] == "AdapterError"
+
+
+def test_the_bad_driver_of_two_is_named_and_can_be_left_out(process: Process, tmp_path: Path) -> None:
+    good = drivers.manifests(os.environ)
+    assert good
+    bad = manifest(tmp_path, "bad", library(tmp_path, "bad", "abort();"))
+    done = process(env=only(bad, *good))
+    assert done.said["right"]
+    (line,) = done.lines("running on the CPU")
+    assert f"It is {bad}" in line
+    advised = line.split("VK_DRIVER_FILES=")[1].split(" does without it")[0]
+    assert process(env={"VK_DRIVER_FILES": advised, "VK_ICD_FILENAMES": advised}).said["gpu"] > 0
+
+
+def test_the_way_back_is_a_changed_file(process: Process, tmp_path: Path) -> None:
+    bad = library(tmp_path, "driver", "abort();")
+    icd = manifest(tmp_path, "icd", bad)
+    assert process(env=only(icd)).said["gpu"] == 0
+    good = json.loads(drivers.manifests(os.environ)[0].read_text("utf-8"))["ICD"]["library_path"]
+    manifest(tmp_path, "icd", good)
+    assert process(env=only(icd)).said["gpu"] > 0
+
+
+def test_doctor_is_a_way_back(process: Process, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert process().said["gpu"] > 0
+    (file,) = (cache / "health").glob("drivers-*.json")
+    file.write_text(json.dumps({"format": 1, "adapters": [], "trouble": "looking for GPU adapters ends the process (on purpose)."}))
+    assert len(process().lines("running on the CPU: looking for GPU adapters ends the process (on purpose)")) == 1
+    subprocess.run([sys.executable, "-m", "ort_gpu_ep.cli", "doctor", "--quick", "--option", f"cache_dir={cache}"],
+                   env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True, timeout=120)
+    assert process().said["gpu"] > 0
+
+
+def test_health_off_loads_the_drivers_here(process: Process) -> None:
+    done = process(health="off", after="said['looked'] = enumeration._seen is not None")
+    assert done.said["gpu"] > 0
+    assert not done.said["looked"]
+
+
+def test_placement_auto_on_a_software_adapter_loads_no_driver(process: Process) -> None:
+    done = process(placement="auto", after="from ort_gpu_ep.device import adapter; said['loaded'] = adapter._found is not None")
+    assert done.said["right"]
+    assert done.said["loaded"] is False
+
+
+# ---- limits
+
+
+def test_no_address_space_for_tensors(process: Process) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))"
+    done = process(limit)
+    assert done.said["right"]
+    assert done.said["gpu"] == 0
+    assert len([line for line in done.log if "ulimit -v" in line]) == 1, done.log
+    strict = process(limit, strict=1)
+    assert "ulimit -v" in strict.said["message"]
+
+
+def test_no_address_space_for_buffers(process: Process) -> None:
+    tight = """
+    import psutil, resource
+    x = np.random.default_rng(3).standard_normal((20_000, 160)).astype("f")
+    want = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    room = psutil.Process().memory_info().vms + (96 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
+    try:
+        got = session.run(None, {"x": x})[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    said["right"] = bool(np.allclose(got, want, rtol=1e-4, atol=1e-5))
+    """.strip()
+    done = process(after=tight)
+    assert done.said["right"]
+    assert done.said["fallbacks"] >= 1
+    assert done.lines("OutOfDeviceMemoryError")
+    assert process(after=tight, strict=1).said["raised"] == "OutOfDeviceMemoryError"
+
+
+def test_two_processes_on_one_adapter(process: Process) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(process, runs=300) for _ in range(2)]
+        for job in jobs:
+            assert job.result().said["right"]
+            assert job.result().said["fallbacks"] == 0
+
+
+# ---- caches
+
+NO_ROOM = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))"
+"""Every write to a file fails, as on a full disk."""
+
+
+def test_a_full_disk(process: Process, tmp_path: Path) -> None:
+    done = process(NO_ROOM)
+    assert done.said["right"]
+    assert done.said["gpu"] > 0
+    assert done.said["fallbacks"] == 0
+    assert len(done.lines("can't be written")) == 2        # what drivers and the adapter are like
+    assert len(done.lines("no marker in")) == 1
+    assert len(done.lines("weights for the CPU fallback stay in memory")) == 1
+    assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize("place", ["a file", "/proc/nowhere"])
+def test_no_cache_folder(place: str, process: Process, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("x")
+    done = process(cache_dir=str(tmp_path / place / "cache"))
+    assert done.said["right"]
+    assert done.said["gpu"] > 0
+    assert len(done.lines("can't be written")) == 2
+    assert len(done.lines("stay in memory")) == 1
+
+
+@pytest.mark.parametrize("home", ["/proc", "/proc/nowhere", ""])
+def test_no_home(home: str, process: Process) -> None:
+    env = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache" if home else ""}
+    done = process(cache_dir="", env=env)
+    assert done.said["right"]
+    assert done.said["gpu"] > 0
+
+
+def test_broken_cache_files_are_made_anew(process: Process, tmp_path: Path) -> None:
+    """Other ways to be broken: tests/health."""
+    assert process().said["gpu"] > 0
+    files = sorted((tmp_path / "cache" / "health").glob("*.json"))
+    assert len(files) == 2
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-20])
+    done = process()
+    assert done.said["right"]
+    assert done.said["gpu"] > 0
+    assert len(done.lines("is ignored and made anew")) == 2
+    assert not process().lines("is ignored and made anew")
+
+
+def test_folders_where_cache_files_should_be(process: Process, tmp_path: Path) -> None:
+    process()
+    for file in (tmp_path / "cache" / "health").glob("*.json"):
+        file.unlink()
+        file.mkdir()
+    done = process()
+    assert done.said["gpu"] > 0
+    assert len(done.lines("is ignored and made anew")) == 2
+    assert len(done.lines("can't be written")) == 2
+
+
+def test_broken_markers_count_as_an_unclean_exit(process: Process, tmp_path: Path) -> None:
+    process()
+    (verdict,) = (f for f in (tmp_path / "cache" / "health").glob("*.json") if not f.name.startswith("drivers-"))
+    (verdict.parent / f"{verdict.stem}.1-abcd.open").write_bytes(b"\xff\0")
+    done = process()
+    assert done.said["right"]
+    assert len(done.lines("did not end cleanly")) == 1
+    assert not process().lines("did not end cleanly")
+
+
+def test_strangers_in_the_spill_folder(process: Process, tmp_path: Path) -> None:
+    spill = tmp_path / "cache" / "spill"
+    (spill / "1-dead").mkdir(parents=True)
+    (spill / "1-dead" / "left.bin").write_bytes(b"x" * 100)
+    (spill / "1-dead.lock").write_text("")
+    (spill / "2-odd.lock").mkdir()
+    done = process()
+    assert done.said["right"]
+    assert not (spill / "1-dead").exists()

@@ -1,0 +1,90 @@
+"""Waiting with a deadline: another thread waits for the GPU, and is left behind where the GPU never ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu, waiting
+from ort_gpu_ep.device.adapter import choose, limits_of, request_device
+from ort_gpu_ep.errors import DeviceHangError, DeviceLostError
+
+
+@pytest.fixture
+def block(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The GPU ends no work before this is set."""
+    ends = threading.Event()
+    monkeypatch.setattr(waiting, "block", lambda device, index: ends.wait(20))
+    monkeypatch.setattr(waiting, "_idle", [])
+    yield ends
+    ends.set()
+
+
+def waiters() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if isinstance(t, waiting.Waiter)]
+
+
+def test_a_wait_that_does_not_end(block: threading.Event) -> None:
+    before, start = len(waiters()), time.monotonic()
+    assert not waiting.ends_in_time(object(), 1, 0.1)
+    assert 0.1 <= time.monotonic() - start < 5
+    assert not waiting._idle, "a waiter that is still busy is not used again"
+    assert len(waiters()) == before + 1
+    block.set()
+    for _ in range(500):
+        if len(waiters()) == before:
+            break
+        time.sleep(0.01)
+    assert len(waiters()) == before, "it goes when its wait ends after all"
+
+
+def test_one_thread_for_one_wait_at_a_time(block: threading.Event) -> None:
+    block.set()
+    for _ in range(50):
+        assert waiting.ends_in_time(object(), 1, 5)
+    assert len(waiting._idle) == 1
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda i: waiting.ends_in_time(object(), i, 5), range(200)))
+    assert len(waiting._idle) <= 4
+
+
+def test_a_hang_ends_the_run_and_the_device(block: threading.Event) -> None:
+    info, raw = choose("")
+    gpu = Gpu(info, request_device(info, raw), limits_of(raw))
+    gpu.hang_timeout_s, gpu.last_wait_s = 0.2, 1.0
+    buffer, data = gpu.allocate(64), np.empty(16, "f")
+    with pytest.raises(DeviceHangError, match="hang_timeout_ms"):
+        gpu.download(buffer, 0, data.ctypes.data, 64)
+    with pytest.raises(DeviceLostError):
+        gpu.download(buffer, 0, data.ctypes.data, 64)
+
+
+@pytest.mark.parametrize("last_wait_s", [0.0, 1.0], ids=["polled for", "waited for"])
+@pytest.mark.parametrize("timeout_s", [0.0, 30.0], ids=["no deadline", "deadline"])
+def test_what_is_read_is_right(timeout_s: float, last_wait_s: float, rng: np.random.Generator) -> None:
+    info, raw = choose("")
+    gpu = Gpu(info, request_device(info, raw), limits_of(raw))
+    gpu.hang_timeout_s = timeout_s
+
+    def one(seed: int) -> Any:
+        sent = np.random.default_rng(seed).standard_normal(5000).astype("f")
+        buffer, got = gpu.allocate(sent.nbytes), np.empty_like(sent)
+        gpu.upload(buffer, 0, sent.ctypes.data, sent.nbytes)
+        gpu.last_wait_s = last_wait_s
+        gpu.download(buffer, 0, got.ctypes.data, got.nbytes)
+        gpu.free(buffer)
+        return np.array_equal(sent, got)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(one, range(40)))
+
+
+def test_there_is_a_deadline_by_default() -> None:
+    assert Gpu.open(Config()).hang_timeout_s == 120
