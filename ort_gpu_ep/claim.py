@@ -25,6 +25,7 @@ from ort_gpu_ep.registry import (
     spec_of,
     tensors_of,
 )
+from ort_gpu_ep.turns import turns
 from ort_gpu_ep.types import DType, TensorType, names
 
 
@@ -143,6 +144,9 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
         if built.workgroup_nbytes > limits.max_workgroup_nbytes:
             raise UnsupportedNodeError(
                 Code.LIMIT, f"{built.workgroup_nbytes} B of workgroup memory; this adapter allows {limits.max_workgroup_nbytes}")
+        if (needed := turns(built)) > limits.max_turns:
+            raise UnsupportedNodeError(
+                Code.LIMIT, f"{built.shader} needs {needed} loop turns in one invocation; this driver ends loops after {limits.max_turns}")
         for name, (tensor, written) in bindings.items():
             if tensor.nbytes > limits.max_buffer_nbytes:
                 raise UnsupportedNodeError(
