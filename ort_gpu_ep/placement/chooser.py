@@ -17,7 +17,7 @@ from ort_gpu_ep.partitioner import Costs, Report
 from ort_gpu_ep.placement.candidates import CPU, CUT, GPU, Candidate, Candidates
 from ort_gpu_ep.placement.cpu_costs import cpu_costs
 from ort_gpu_ep.placement.decisions import Decision, Decisions, Signature, signature
-from ort_gpu_ep.placement.trial import race
+from ort_gpu_ep.placement.trial import WAKE_S, race
 from ort_gpu_ep.plugin import excuse
 from ort_gpu_ep.profile import Profile
 
@@ -34,17 +34,17 @@ class Chooser:
     """The choice of one session. Thread-safe.
 
     fixed: all input shapes are known, so that one decision holds for every run. profile: gives the adapter's profile (it may take seconds).
-    changed: is told when a decision has been made. planned: the adapter and what the partitioner would do, once it was asked.
+    changed: is told when a decision has been made. software: the adapter is the CPU. planned: the adapter and what the partitioner would do, once it was asked.
     """
 
     def __init__(
         self, candidates: Candidates, config: Config, profile: Callable[[], Profile], decisions: Decisions | None, fixed: bool,
-        changed: Callable[[Decision], None],
+        changed: Callable[[Decision], None], software: bool = False,
     ) -> None:
         self.candidates, self.config, self.fixed = candidates, config, fixed
         self.decided: dict[Signature, Decision] = {}
         self.planned: tuple[str, tuple[Report, ...]] | None = None
-        self._profile, self._decisions, self._changed = profile, decisions, changed
+        self._profile, self._decisions, self._changed, self._software = profile, decisions, changed, software
         self._left_s = config.placement_budget_ms * 1e-3
         self._lock = threading.Lock()
 
@@ -151,7 +151,7 @@ class Chooser:
                 runs[name] = partial(candidate.session.run, None, feeds)
         start = time.perf_counter()
         try:
-            return race(runs, self._left_s)
+            return race(runs, self._left_s, 0.0 if self._software else WAKE_S)
         finally:
             self._left_s -= time.perf_counter() - start
 

@@ -66,7 +66,7 @@ class Runner:
         """front: the session that is there now. fixed: all its input shapes are known. become: makes a candidate the session's front."""
         self.front, self.fixed, self._become = front, fixed, become
         self.candidates.add(front)
-        self.chooser = Chooser(self.candidates, self.config, self._profile, self._decisions, fixed, self._decided)
+        self.chooser = Chooser(self.candidates, self.config, self._profile, self._decisions, fixed, self._decided, self.software)
 
     def run(self, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
         decision = self.chooser.decision(feeds)

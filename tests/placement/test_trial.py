@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from ort_gpu_ep.placement.trial import BLOCK, BLOCK_S, MAX_BLOCKS, WARM_UP_S, WARM_UPS, race
+from ort_gpu_ep.placement.trial import BLOCK, BLOCK_S, MAX_BLOCKS, WAKE_S, WARM_UP_S, WARM_UPS, race
 
 
 class Machine:
@@ -26,8 +26,8 @@ class Machine:
             self.now_s += left.pop(0) if len(left) > 1 else left[0]
         return run
 
-    def race(self, runs: Mapping[str, Callable[[], None]], budget_s: float) -> dict[str, float]:
-        return race(runs, budget_s, lambda: self.now_s, self.rest)
+    def race(self, runs: Mapping[str, Callable[[], None]], budget_s: float, wake_s: float = 0.0) -> dict[str, float]:
+        return race(runs, budget_s, wake_s, lambda: self.now_s, self.rest)
 
     def rest(self, seconds: float) -> None:
         self.now_s += seconds
@@ -70,6 +70,34 @@ def test_a_clear_race_is_short() -> None:
     machine = Machine()
     machine.race({"a": machine.task("a", 1.0), "b": machine.task("b", 1.6)}, 1000.0)
     assert len(machine.log) == 2 * 2 * (WARM_UPS + BLOCK)
+
+
+class Gpu:
+    """Slow until it has worked for 0.4 s."""
+
+    def __init__(self, machine: Machine, asleep_s: float, awake_s: float) -> None:
+        self.machine, self.asleep_s, self.awake_s, self.worked_s, self.runs = machine, asleep_s, awake_s, 0.0, 0
+
+    def __call__(self) -> None:
+        seconds = self.asleep_s if self.worked_s < 0.4 else self.awake_s
+        self.worked_s += seconds
+        self.machine.now_s += seconds
+        self.runs += 1
+
+
+def test_a_gpu_is_raced_awake() -> None:
+    machine = Machine()
+    gpu = Gpu(machine, 6e-3, 2e-3)
+    assert machine.race({"cpu": machine.task("cpu", 5e-3), "gpu": gpu}, 0.5, WAKE_S) == pytest.approx({"cpu": 5e-3, "gpu": 2e-3})
+    assert gpu.worked_s > WAKE_S
+
+
+@pytest.mark.parametrize(("asleep_s", "awake_s"), [(3e-3, 1e-3), (31e-3, 31e-3)])
+def test_a_gpu_that_wins_asleep_or_can_t_win_awake_is_not_woken(asleep_s: float, awake_s: float) -> None:
+    machine = Machine()
+    gpu = Gpu(machine, asleep_s, awake_s)
+    machine.race({"cpu": machine.task("cpu", 5e-3), "gpu": gpu}, 0.01, WAKE_S)
+    assert gpu.runs <= 5 + 2
 
 
 def test_the_median_ignores_a_hiccup() -> None:
