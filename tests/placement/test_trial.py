@@ -89,7 +89,7 @@ def test_a_gpu_is_raced_awake() -> None:
     machine = Machine()
     gpu = Gpu(machine, 6e-3, 2e-3)
     assert machine.race({"cpu": machine.task("cpu", 5e-3), "gpu": gpu}, 0.5, WAKE_S) == pytest.approx({"cpu": 5e-3, "gpu": 2e-3})
-    assert gpu.worked_s > WAKE_S
+    assert gpu.worked_s > 0.4
 
 
 @pytest.mark.parametrize(("asleep_s", "awake_s"), [(3e-3, 1e-3), (31e-3, 31e-3)])
