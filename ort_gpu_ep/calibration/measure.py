@@ -35,8 +35,8 @@ LONG_S = 20e-3
 RUNS = 30
 """Of the empty run, before anything else; it is measured again beside everything else."""
 
-REPEATS = 7
-"""Of any other measurement that takes LONG_S / REPEATS or less; fewer of longer ones."""
+REPEATS, LEAST_REPEATS = 7, 3
+"""Of any other measurement that takes LONG_S / REPEATS or less; of longer ones."""
 
 RESERVE = 0.25
 """Part of the budget that is left when a family is begun: its kernels have to be compiled first, which can't be interrupted
@@ -69,14 +69,19 @@ class Bench:
             self.progress(what, min(1.0, self.spent))
 
     def added_s(self, action: Callable[[], object]) -> float:
-        """Median seconds of an action, less the empty run's in between; after once for nothing. Of a long action: fewer times."""
-        count = max(1, min(REPEATS, int(LONG_S / _time(action))))
-        empties_s, taken_s = [], []
-        for _ in range(count):
+        """What an action takes longer than the empty run: the least of each, in turns. What disturbs a run only makes it longer.
+
+        The first time does not count (some drivers compile then), the second says how often there is time for.
+        """
+        action()
+        empties_s, taken_s = [_time(self.empty.run)], [_time(action)]
+        for _ in range(max(LEAST_REPEATS, min(REPEATS, int(LONG_S / taken_s[0]))) - 1):
+            if self.spent > 1:
+                break
             empties_s.append(_time(self.empty.run))
             taken_s.append(_time(action))
         self.empties_s += empties_s
-        return median(taken_s) - median(empties_s)
+        return min(taken_s) - min(empties_s)
 
 
 class Job:
@@ -183,11 +188,12 @@ def _transfers(bench: Bench) -> tuple[Curve, Curve]:
 def _families(bench: Bench, dispatch_s: float) -> dict[str, Curve]:
     """Every family at its smallest size, then all that are still quick at the next one, and so on while there is time."""
     points: dict[str, list[tuple[float, float]]] = {}
+    longest_s = RESERVE * bench.budget_s
     growing = [(workload, 0, 0.0) for workload in WORKLOADS]
     while growing:
         workload, index, expected_s = growing.pop(0)
         left_s = bench.budget_s * (1 - bench.spent)
-        if left_s < (expected_s or RESERVE * bench.budget_s):
+        if left_s < (expected_s or longest_s):
             continue
         size, start_s = workload.sizes[index], time.perf_counter()
         bench.say(f"{workload.family}, size {size}")
@@ -195,11 +201,13 @@ def _families(bench: Bench, dispatch_s: float) -> dict[str, Curve]:
             amount, kernels, added_s = _measured(bench, workload, size)
         except (UnsupportedNodeError, OutOfDeviceMemoryError):     # a kernel out of use, a small adapter: what there is does
             continue
+        spent_s = time.perf_counter() - start_s
+        longest_s = max(longest_s, spent_s)     # a machine that is busy compiles slowly
         points.setdefault(workload.family, []).append((amount, added_s - dispatch_s * (kernels - 1)))   # the empty run has one, too
         if index + 1 < len(workload.sizes):
             growth = (workload.sizes[index + 1] / size) ** workload.power
             if added_s * growth < LONG_S:
-                growing.append((workload, index + 1, 1.5 * (time.perf_counter() - start_s) + LONG_S))
+                growing.append((workload, index + 1, 2 * spent_s + LEAST_REPEATS * LONG_S))
     return {family: Curve.through(measured) for family, measured in points.items()}
 
 
