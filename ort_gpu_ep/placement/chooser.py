@@ -33,8 +33,9 @@ FLOOR = 0.8
 class Chooser:
     """The choice of one session. Thread-safe.
 
-    fixed: all input shapes are known, so that one decision holds for every run. profile: gives the adapter's profile (it may take seconds).
-    changed: is told when a decision has been made. software: the adapter is the CPU. planned: the adapter and what the partitioner would do, once it was asked.
+    fixed: all input shapes are known, so that one decision holds for every run. profile: gives the adapter's (it may take seconds).
+    changed: is told when a decision has been made. software: the adapter is the CPU.
+    planned: the adapter and what the partitioner would do, once it was asked.
     """
 
     def __init__(
