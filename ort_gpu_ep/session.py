@@ -89,6 +89,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         """As onnxruntime's. If the GPU fails, the CPU answers with the same inputs; with strict=1 the failure is raised."""
         if self._runner is not None:
             return self._runner.run(output_names, input_feed, run_options)
+        if self._state is not None:
+            self._state.begin_run()
         try:
             return super().run(output_names, input_feed, run_options)
         except Exception as error:
@@ -101,6 +103,18 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
             self._runner.bind()
         return super().io_binding()
 
+    def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
+        """As onnxruntime's. Values that are bound on the device don't cross."""
+        if self._state is not None:
+            self._state.begin_run()
+        super().run_with_iobinding(iobinding, run_options)
+
+    def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
+        """As onnxruntime's."""
+        if self._state is not None:
+            self._state.begin_run()
+        return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
+
     def explain(self) -> Explanation:
         """Which node runs where and why, what crosses between the devices, and what memory it takes."""
         if self._asked is not None:     # the CPU was chosen before the graph was seen: ask the partitioner now
@@ -112,11 +126,16 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         return explanation(self._state)
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the session was created: copies between the devices by kind and bytes, runs answered by the CPU for the GPU
-        (fallbacks), moves to a new device after one was lost (renewals); with placement=auto also the runs of each candidate."""
+        """Counts since the session was created, see docs/placement.md.
+
+        runs; host_to_device, device_to_host, device_to_device and each with _nbytes: copies, weights apart; weights, weights_nbytes:
+        constants that went to the device; fallbacks: runs answered by the CPU for the GPU; renewals: moves to a new device after one was
+        lost; last_run: bytes of each copy of the last run by kind. With placement=auto sums over the candidates, their runs in
+        `runs_by_plan`, the load as it is read and the policy's view of it.
+        """
         if self._runner is not None:
             return self._runner.stats()
-        return self._state.counts() if self._state is not None else {"fallbacks": 0, "renewals": 0}
+        return self._state.stats() if self._state is not None else {"fallbacks": 0, "renewals": 0}
 
     @property
     def _model(self) -> str | bytes:
@@ -147,6 +166,8 @@ class _SessionOnCpu(InferenceSession):
     """A session without partitions: nothing of ours is in the way of a run, not even half a microsecond of Python."""
 
     run = onnxruntime.InferenceSession.run
+    run_with_iobinding = onnxruntime.InferenceSession.run_with_iobinding
+    run_with_ort_values = onnxruntime.InferenceSession.run_with_ort_values
 
 
 _OURS = ("_state", "_runner", "_cpu", "_cpu_lock", "_asked")

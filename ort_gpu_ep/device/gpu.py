@@ -334,8 +334,7 @@ class Gpu:
         with self._lock:
             timer, self.timer = self.timer, None
             if timer is not None:
-                self.flush()
-                self.free(timer.buffer)
+                self.flush()    # its buffer is not pooled: another thread may have recorded, but not yet submitted, a write to it
 
     # ---- work for the time in which the GPU is busy
 

@@ -54,6 +54,7 @@ class Program:
         self._weights: dict[str, Buffer] = {}
         self._plans: OrderedDict[tuple[TensorType, ...], Prepared] = OrderedDict()
         self._closed = False
+        self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
         self.graph = self._take_constants(graph)
         static = _static_types(graph)
         if static is not None:
@@ -83,8 +84,15 @@ class Program:
     def _upload(self, array: Array) -> Buffer:
         data = np.ascontiguousarray(array)
         buffer = self.gpu.allocate(data.nbytes)
-        self.gpu.upload(buffer, 0, data.ctypes.data, data.nbytes)
+        self.upload(buffer, data.ctypes.data, data.nbytes)
         return buffer
+
+    def upload(self, buffer: Buffer, address: int, nbytes: int) -> None:
+        """Copies a constant to the device, and counts it."""
+        self.gpu.upload(buffer, 0, address, nbytes)
+        if nbytes:
+            self.uploads += 1
+            self.uploaded_nbytes += nbytes
 
     def _small(self, name: str) -> Array:
         array = self.graph.constant(name)
@@ -185,7 +193,7 @@ class Prepared:
             for constant in plan.constants:
                 self._constants[constant.name] = buffer = self.gpu.allocate(len(constant.data))
                 if constant.data:
-                    self.gpu.upload(buffer, 0, native.address_of(constant.data), len(constant.data))
+                    program.upload(buffer, native.address_of(constant.data), len(constant.data))
         except Exception:
             self.close()
             raise

@@ -104,6 +104,8 @@ class Runner:
 
     def _answer(self, candidate: Candidate, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
         self._runs[candidate.name] += 1
+        if candidate.state is not None:
+            candidate.state.begin_run()
         try:
             return candidate.session.run(outputs, feeds, options)
         except Exception as error:
@@ -159,6 +161,6 @@ class Runner:
         total = Counter(self._gone)
         for state in self.states:
             total.update(state.counts())
-        return {**total, "runs": dict(self._runs),
+        return {**total, "runs": sum(self._runs.values()), "runs_by_plan": dict(self._runs),
                 **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and self._policies else {}),
                 **({"policy": self._latest_policy.as_dict()} if self._latest_policy is not None else {})}

@@ -164,6 +164,7 @@ class Run:
         program.run(inputs, self._output)
         for storage, address, nbytes in self._late:
             program.gpu.download(storage.buffer, 0, address, nbytes)   # type: ignore[arg-type]
+            memory.count("device_to_host", self.partition.state, nbytes)
         if self.partition.verify_due(tuple(t.type for t in inputs)):
             self._verify()
 
@@ -204,6 +205,7 @@ class Run:
         address, tensor = self._input_address(index)
         if tensor.nbytes and not memory.owns(address):
             storage, offset = memory.temporary(gpu, tensor.nbytes, address), 0
+            memory.count("host_to_device", self.partition.state, tensor.nbytes)
         else:
             storage, offset = memory.read(gpu, address, tensor.nbytes)
         self.pins.append(storage)
@@ -214,7 +216,9 @@ class Run:
         address, tensor = self._input_address(index)
         data = np.empty(tensor.nbytes, np.uint8)
         if index < len(self._inputs) and tensor.nbytes:
-            memory.fetch(*self._inputs[index], data.ctypes.data, tensor.nbytes)
+            storage, offset = self._inputs[index]
+            memory.fetch(storage, offset, data.ctypes.data, tensor.nbytes)
+            memory.count("device_to_host", self.partition.state, tensor.nbytes if storage.host is None else 0)
         elif memory.owns(address):
             memory.copy_out(address, data.ctypes.data, tensor.nbytes)
         elif tensor.nbytes:

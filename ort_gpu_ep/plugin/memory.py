@@ -154,13 +154,13 @@ class Memory:
 
     def copy_in(self, gpu: Gpu | None, address: int, host_address: int, nbytes: int) -> None:
         """Host memory into a range. Without a working GPU the range stays on the host, so that the CPU can go on from it."""
-        self._count("host_to_device", address, nbytes)
         if nbytes == 0:
             return
         if gpu is not None:
             try:
                 storage, _ = self.write(gpu, address, nbytes)
                 gpu.upload(storage.buffer, 0, host_address, nbytes)   # type: ignore[arg-type]
+                self.count("host_to_device", self.state_of(address), nbytes)
                 return
             except Exception as error:
                 state = self.state_of(address)
@@ -176,7 +176,6 @@ class Memory:
 
     def copy_out(self, address: int, host_address: int, nbytes: int) -> None:
         """A range into host memory; waits for the GPU. Raises DeviceError, if the GPU can't give it back."""
-        self._count("device_to_host", address, nbytes)
         if nbytes == 0:
             return
         with self._lock:
@@ -189,12 +188,13 @@ class Memory:
                 ctypes.memset(host_address, 0, nbytes)
             for start, stop, storage, shift in parts:
                 self.fetch(storage, start + shift, host_address + start - address, stop - start)
+            crossed = sum(stop - start for start, stop, storage, _ in parts if storage.host is None)
+            self.count("device_to_host", self.state_of(address), crossed)
         finally:
             self.release(storage for _, _, storage, _ in parts)
 
     def copy(self, gpu: Gpu | None, source: int, target: int, nbytes: int) -> None:
         """A range into another one: the two share the storage until one of them is written."""
-        self._count("device_to_device", target, nbytes)
         if nbytes == 0:
             return
         with self._lock:
@@ -208,14 +208,17 @@ class Memory:
             into, _ = self._find(target, nbytes)
             self._carve(into, target, target + nbytes)
             self._insert(into, Piece(target, target + nbytes, storage, offset))
+        self.count("device_to_device", self.state_of(target), nbytes)
+
+    @staticmethod
+    def count(kind: str, state: SessionState | None, nbytes: int) -> None:
+        """Notes a copy that was made, unless it was of nothing. state: the session it was made for, if any."""
+        if nbytes:
+            COPIES.add(kind, nbytes)
+            if state is not None:
+                state.count(kind, nbytes)
 
     # ---- inside
-
-    def _count(self, kind: str, address: int, nbytes: int) -> None:
-        COPIES.add(kind, nbytes)
-        state = self.state_of(address) if nbytes else None
-        if state is not None:
-            state.copies.add(kind, nbytes)
 
     def _find(self, address: int, nbytes: int) -> tuple[Block, list[Piece]]:
         """The block of a range, and its pieces that overlap the range."""
@@ -249,7 +252,7 @@ class Memory:
         _, pieces = self._find(address, nbytes)
         storage = Storage(nbytes, gpu, gpu.allocate(nbytes))
         try:
-            self._fill(storage, address, pieces)
+            self._fill(storage, address, pieces, block.state)
         except Exception:
             self._release(storage)
             raise
@@ -257,7 +260,7 @@ class Memory:
         self._insert(block, Piece(address, address + nbytes, storage, 0))
         return storage
 
-    def _fill(self, storage: Storage, address: int, pieces: list[Piece]) -> None:
+    def _fill(self, storage: Storage, address: int, pieces: list[Piece], state: SessionState | None) -> None:
         """The content of a range into a storage of its size: by copies on the GPU if all parts allow that, else through the host."""
         gpu, nbytes = storage.gpu, storage.nbytes
         assert gpu is not None
@@ -273,7 +276,9 @@ class Memory:
         data = np.zeros(nbytes, np.uint8)
         for source, at, to, n in parts:
             self.fetch(source, at, data.ctypes.data + to, n)
+        self.count("device_to_host", state, sum(n for source, _, _, n in parts if source.host is None))
         gpu.upload(storage.buffer, 0, data.ctypes.data, nbytes)   # type: ignore[arg-type]
+        self.count("host_to_device", state, nbytes)
 
     def _empty_on(self, gpu: Gpu) -> Storage:
         """Stands in for tensors without elements, for which ONNX Runtime may pass NULL."""

@@ -50,7 +50,7 @@ def test_it_is_measured(auto: Open, slow_on_one_thread: tuple[bytes, Any, dict[s
     assert set(decision.measured_s) == {"cpu", "gpu"}
     assert decision.plan == min(decision.measured_s, key=decision.measured_s.__getitem__)
     assert set(decision.predicted_s) >= {"cpu", "gpu"}
-    assert session.stats()["runs"] == {decision.plan: 3}
+    assert session.stats()["runs_by_plan"] == {decision.plan: 3}
 
 
 def test_what_the_cpu_does_before_the_gpu_could_answer_is_not_raced(auto: Open, mlp: bytes, x: Array) -> None:
@@ -75,7 +75,7 @@ def test_the_fastest_stays_and_the_others_go(
     assert [c.name for c in session._runner.candidates.made] == [plan]
     assert session.get_providers() == ([ort.EP_NAME, CPU] if plan == "gpu" else [CPU])
     assert_close(session.run(None, {"x": x}), want)
-    assert session.stats()["runs"] == {plan: 2}
+    assert session.stats()["runs_by_plan"] == {plan: 2}
     assert session.explain().count(plan) == NODES
     text = str(session.explain())
     assert f"placement for x[5, 16]: {plan}, measured" in text
@@ -160,7 +160,7 @@ def test_a_candidate_that_fails_is_out(
     with caplog.at_level(logging.WARNING, "ort_gpu_ep"):
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     assert [list(r) for r in races] == [["cpu"]]
-    assert session.stats()["runs"] == {"cpu": 1}
+    assert session.stats()["runs_by_plan"] == {"cpu": 1}
     assert "the driver said no" in caplog.text
     assert "the plan 'gpu' is left out" in caplog.text
     with pytest.raises(DeviceError, match="the driver said no"):
@@ -204,7 +204,7 @@ def test_threads(auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.rand
     for t in threads:
         t.join()
     assert not problems
-    assert sum(session.stats()["runs"].values()) == len(inputs)
+    assert sum(session.stats()["runs_by_plan"].values()) == len(inputs)
 
 
 def test_io_binding_keeps_what_it_was_bound_to(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
@@ -246,4 +246,4 @@ def test_without_a_place_for_files(auto: Open, timed: Callable[..., Any], mlp: b
     session = auto(mlp, cache_dir=str(tmp_path / "file" / "cache"))
     for _ in range(2):
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
-    assert session.stats()["runs"] == {"gpu": 2}
+    assert session.stats()["runs_by_plan"] == {"gpu": 2}

@@ -21,9 +21,9 @@ def until(session: Any, feeds: dict[str, Array], want: list[Any], plan: str, sec
     """Runs until that plan answers five times in a row; every answer is right."""
     end, streak = time.monotonic() + seconds, 0
     while streak < 5:
-        before = session.stats()["runs"].get(plan, 0)
+        before = session.stats()["runs_by_plan"].get(plan, 0)
         assert_close(session.run(None, feeds), want)
-        streak = streak + 1 if session.stats()["runs"].get(plan, 0) > before else 0
+        streak = streak + 1 if session.stats()["runs_by_plan"].get(plan, 0) > before else 0
         assert time.monotonic() < end, session.stats()
         time.sleep(0.02)
 
@@ -58,4 +58,4 @@ def test_an_unknown_load_moves_nothing(auto: Open, slow_on_one_thread: Any, tmp_
     for _ in range(20):
         session.run(None, feeds)
         time.sleep(0.02)
-    assert session.stats()["runs"] == {"gpu": 20}
+    assert session.stats()["runs_by_plan"] == {"gpu": 20}
