@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import wgpu
 
+from ort_gpu_ep.device.info import FEATURES, AdapterInfo, matches
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.registry import Limits
 
@@ -15,29 +15,6 @@ _TYPES = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "soft
 _PREFERENCE = ("discrete", "integrated", "unknown", "software")
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 """OpenGL is left out: its compute shaders miss features that the kernels need."""
-
-FEATURES = ("shader-int64", "shader-f16", "subgroup", "timestamp-query", "timestamp-query-inside-passes")
-"""Asked for where the adapter has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterInfo:
-    """An adapter, for people and for caches. type: discrete, integrated, software or unknown."""
-
-    index: int
-    name: str
-    type: str
-    backend: str
-    driver: str
-    vendor_id: int
-    device_id: int
-
-    @property
-    def is_software(self) -> bool:
-        return self.type == "software"
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 _lock = threading.Lock()
@@ -83,11 +60,6 @@ def choose(wanted: str) -> tuple[AdapterInfo, Any]:
         if matches(wanted, info):
             return info, raw
     raise AdapterError(f"option adapter={wanted!r}: no such adapter; there are: {there}. Give an index, a type or a part of a name.")
-
-
-def matches(wanted: str, info: AdapterInfo) -> bool:
-    """Whether an index, a type or a part of a name means this adapter."""
-    return wanted == str(info.index) or wanted.lower() == info.type or (not wanted.isdigit() and wanted.lower() in info.name.lower())
 
 
 def limits_of(raw: Any) -> Limits:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import secrets
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.health.child import ending, environment
 from ort_gpu_ep.health.probe import PROBES, Probe, Status
 from ort_gpu_ep.health.worker import DONE
 
@@ -57,7 +55,7 @@ class Worker:
     def __init__(self, job: dict[str, object]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ort_gpu_ep.health.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, env=_environment())
+            text=True, env=environment())
         self._lines: queue.Queue[str | None] = queue.Queue()
         assert self._process.stdin is not None
         try:
@@ -96,13 +94,6 @@ class Worker:
         return code
 
 
-def _environment() -> dict[str, str]:
-    """This process's, with a path on which the child finds the same packages, and without options that are not about probing."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith("ORT_GPU_EP_") or k == "ORT_GPU_EP_DRILL"}
-    path = [str(Path(__file__).parents[2]), *(p for p in sys.path if p)]
-    return {**own, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
-
-
 def list_adapters() -> list[dict[str, Any]]:
     """The adapters as a worker sees them. Raises AdapterError where even looking kills or hangs the process."""
     worker = Worker({"task": "list"})
@@ -117,16 +108,6 @@ def list_adapters() -> list[dict[str, Any]]:
         raise AdapterError(f"looking for adapters ends the process ({ending(code)}). Update or remove a GPU driver "
                            "(VK_DRIVER_FILES chooses which ones Vulkan loads).")
     return list(line["adapters"])
-
-
-def ending(code: int) -> str:
-    """How a process ended, in words."""
-    if code < 0:
-        try:
-            return f"signal {signal.Signals(-code).name}"
-        except ValueError:
-            return f"signal {-code}"
-    return f"exit code {code}"
 
 
 def examine(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ort_gpu_ep.device import Program, Tensor
+from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError, InternalError, ShaderError, WrongResultError
 from ort_gpu_ep.graph import Array, Graph
+from ort_gpu_ep.isolation.program import RemoteProgram
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.fallback import Fallback
@@ -20,6 +21,9 @@ from ort_gpu_ep.plugin.tables import Table
 from ort_gpu_ep.plugin.transfer import tensor_type
 from ort_gpu_ep.plugin.verification import compare
 from ort_gpu_ep.types import Shape, TensorType
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device import Program
 
 _MAX_COUNTED = 1024
 """Sets of input types whose runs a partition counts for `verify`."""
@@ -36,7 +40,8 @@ class Partition(Table):
     SLOTS = slots.NODE_COMPUTE_INFO
 
     def __init__(
-        self, state: SessionState, graph: Graph, positions: tuple[int, ...], program: Program | None, fallback: Fallback | None
+        self, state: SessionState, graph: Graph, positions: tuple[int, ...], program: Program | RemoteProgram | None,
+        fallback: Fallback | None,
     ) -> None:
         super().__init__()
         self.state, self.graph, self.positions = state, graph, positions
@@ -130,7 +135,10 @@ class Run:
         self._late: list[tuple[Storage, int, int]] = []   # outputs in host memory: (storage, address, nbytes)
 
     def on_gpu(self) -> None:
-        program, gpu = self.partition.program, self.partition.state.gpu
+        program, gpu = self.partition.program, self.partition.state.local_gpu
+        if isinstance(program, RemoteProgram):
+            self._in_worker(program)
+            return
         if program is None or gpu is None:
             raise DeviceError("the partition was not compiled for the GPU")
         inputs = [self._input(i) for i in range(len(self.partition.positions))]
@@ -138,6 +146,12 @@ class Run:
         for storage, address, nbytes in self._late:
             gpu.download(storage.buffer, 0, address, nbytes)   # type: ignore[arg-type]
         if self.partition.verify_due(tuple(t.type for t in inputs)):
+            self._verify()
+
+    def _in_worker(self, program: RemoteProgram) -> None:
+        inputs = [self._input_address(i) for i in range(len(self.partition.positions))]
+        program.run(inputs, _read, _write, self._output_address)
+        if self.partition.verify_due(tuple(kind for _, kind in inputs)):
             self._verify()
 
     def _verify(self) -> None:
@@ -163,7 +177,7 @@ class Run:
         for index, value in enumerate(fallback.run(inputs)):
             address, tensor = self._output_address(index, tuple(value.shape()))
             if memory.owns(address):
-                memory.copy_in(self.partition.state.gpu if not memory.forked else None, address, value.data_ptr(), tensor.nbytes)
+                memory.copy_in(self.partition.state.local_gpu if not memory.forked else None, address, value.data_ptr(), tensor.nbytes)
             elif tensor.nbytes:
                 ctypes.memmove(address, value.data_ptr(), tensor.nbytes)
 
@@ -172,7 +186,7 @@ class Run:
         return address, _checked(address, tensor_type(kind, shape))
 
     def _input(self, index: int) -> Tensor:
-        gpu = self.partition.state.gpu
+        gpu = self.partition.state.local_gpu
         assert gpu is not None
         address, tensor = self._input_address(index)
         if tensor.nbytes and not memory.owns(address):
@@ -202,7 +216,7 @@ class Run:
         return address, _checked(address, tensor_type(dtype.onnx, shape))
 
     def _output(self, index: int, shape: Shape) -> Tensor:
-        gpu = self.partition.state.gpu
+        gpu = self.partition.state.local_gpu
         assert gpu is not None
         address, tensor = self._output_address(index, shape)
         if tensor.nbytes and not memory.owns(address):
@@ -212,6 +226,22 @@ class Run:
         else:
             storage, offset = memory.write(gpu, address, tensor.nbytes)
         return Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
+
+
+def _read(address: int, into: int, nbytes: int) -> None:
+    """A tensor of ONNX Runtime's into host memory. Where it is on the host itself, this is the copy to the device's process."""
+    if memory.owns(address):
+        memory.copy_out(address, into, nbytes)
+    else:
+        ctypes.memmove(into, address, nbytes)
+
+
+def _write(address: int, source: int, nbytes: int) -> None:
+    """Host memory into a tensor of ONNX Runtime's."""
+    if memory.owns(address):
+        memory.copy_in(None, address, source, nbytes)
+    else:
+        ctypes.memmove(address, source, nbytes)
 
 
 def _checked(address: int, tensor: TensorType) -> TensorType:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.health.admission import open_gpu
+from ort_gpu_ep.isolation.remote import Lease, open_remote
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
 from ort_gpu_ep.plugin.memory import memory
@@ -93,6 +93,12 @@ class Factory(Table):
     def _open_gpu(state: SessionState) -> None:
         assert state.config is not None
         try:
+            if state.config.isolation == "process":
+                state.gpu = open_remote(state.config)
+                state.lease = Lease(state.gpu)
+                return
+            from ort_gpu_ep.health.admission import open_gpu
+
             memory.check_usable()
             state.gpu = open_gpu(state.config)
         except ConfigError:
@@ -104,7 +110,10 @@ class Factory(Table):
             forget_frames(error)
 
     def release_ep(self, ep: int) -> None:
-        owner_of(ep).drop()
+        provider = owner_of(ep)
+        provider.drop()
+        if isinstance(provider, Provider) and provider.state.lease is not None:
+            provider.state.lease.end()
 
     def create_allocator(self, memory_info: Any, options: Any, out: Any) -> None:
         out[0] = Allocator(memory_info).pointer

@@ -135,6 +135,7 @@ EP = {
     "CreateAllocator": Slot(9, "sapo"),
     "GetKernelRegistry": Slot(12, "sao"),
     "OnSessionInitializationEnd": Slot(21, "sa", 27),
+    "GetDefaultMemoryDevice": Slot(22, "sao", 27),
 }
 
 NODE_COMPUTE_INFO = {
