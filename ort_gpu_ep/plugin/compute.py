@@ -16,7 +16,7 @@ from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.memory import Storage, memory
-from ort_gpu_ep.plugin.state import SessionState, forget_frames
+from ort_gpu_ep.plugin.state import COPIES, SessionState, forget_frames
 from ort_gpu_ep.plugin.tables import Table
 from ort_gpu_ep.plugin.transfer import tensor_type
 from ort_gpu_ep.plugin.verification import compare
@@ -150,9 +150,29 @@ class Run:
 
     def _in_worker(self, program: RemoteProgram) -> None:
         inputs = [self._input_address(i) for i in range(len(self.partition.positions))]
-        program.run(inputs, _read, _write, self._output_address)
+        program.run(inputs, self._read, self._write, self._output_address)
         if self.partition.verify_due(tuple(kind for _, kind in inputs)):
             self._verify()
+
+    def _read(self, address: int, into: int, nbytes: int) -> None:
+        """A tensor of ONNX Runtime's into host memory: the copy to the device, unless ONNX Runtime has asked for that one before."""
+        if memory.owns(address):
+            memory.copy_out(address, into, nbytes)
+        else:
+            ctypes.memmove(into, address, nbytes)
+            self._count("host_to_device", nbytes)
+
+    def _write(self, address: int, source: int, nbytes: int) -> None:
+        """Host memory into a tensor of ONNX Runtime's."""
+        if memory.owns(address):
+            memory.copy_in(None, address, source, nbytes)
+        else:
+            ctypes.memmove(address, source, nbytes)
+            self._count("device_to_host", nbytes)
+
+    def _count(self, kind: str, nbytes: int) -> None:
+        COPIES.add(kind, nbytes)
+        self.partition.state.copies.add(kind, nbytes)
 
     def _verify(self) -> None:
         """Raises WrongResultError, where the CPU gives something else from the same inputs."""
@@ -226,22 +246,6 @@ class Run:
         else:
             storage, offset = memory.write(gpu, address, tensor.nbytes)
         return Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
-
-
-def _read(address: int, into: int, nbytes: int) -> None:
-    """A tensor of ONNX Runtime's into host memory. Where it is on the host itself, this is the copy to the device's process."""
-    if memory.owns(address):
-        memory.copy_out(address, into, nbytes)
-    else:
-        ctypes.memmove(into, address, nbytes)
-
-
-def _write(address: int, source: int, nbytes: int) -> None:
-    """Host memory into a tensor of ONNX Runtime's."""
-    if memory.owns(address):
-        memory.copy_in(None, address, source, nbytes)
-    else:
-        ctypes.memmove(address, source, nbytes)
 
 
 def _checked(address: int, tensor: TensorType) -> TensorType:

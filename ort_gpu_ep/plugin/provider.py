@@ -119,7 +119,7 @@ class Provider(Table):
 
     def get_default_memory_device(self, out: Any) -> None:
         """Host memory, where a worker has the GPU; the slot is empty otherwise."""
-        out[0] = NULL
+        out[0] = self.factory.host_device()
 
     def on_session_initialization_end(self) -> None:
         self.state.ready = True

@@ -89,6 +89,7 @@ EP_API = {
     "EpGraphSupportInfo_AddNodesToFuse": Slot(2, "sppzp"),
     "NodeComputeContext_NodeName": Slot(4, "cp"),
     "EpDevice_AddAllocatorInfo": Slot(5, "spp"),
+    "MemoryInfo_GetMemoryDevice": Slot(6, "pp"),
     "MemoryDevice_GetDeviceType": Slot(9, "ip"),
     "MemoryDevice_GetVendorId": Slot(11, "up"),
     "CreateHardwareDevice": Slot(16, "siuuppp"),
