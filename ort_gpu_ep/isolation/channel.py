@@ -88,7 +88,7 @@ class SharedMemory:
         self.reserve(1)
 
     def reserve(self, nbytes: int) -> None:
-        """Makes room for nbytes, and maps what the other process has added. Addresses from before are void.
+        """Makes room for nbytes. Addresses from before are void then.
 
         Raises OSError, where the system has no more memory: better now than a bus error at the first use of a page.
         """
@@ -101,7 +101,13 @@ class SharedMemory:
                 os.posix_fallocate(self.fd, there, wanted - there)
             else:
                 os.ftruncate(self.fd, wanted)
-            there = os.fstat(self.fd).st_size
+        self.follow()
+
+    def follow(self) -> None:
+        """Maps what the other process has added. Addresses from before are void then."""
+        there = os.fstat(self.fd).st_size
+        if there == self.nbytes:
+            return
         self._map = mmap.mmap(self.fd, there)
         self.nbytes, self.address = there, int(np.frombuffer(self._map, np.uint8).ctypes.data)
 

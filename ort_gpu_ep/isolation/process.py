@@ -103,9 +103,9 @@ class WorkerProcess:
         self.memory.close()
 
 
-def garbage(name: str, error: Exception) -> DeviceLostError:
+def garbage(name: str, what: object) -> DeviceLostError:
     """What a worker that has lost its senses is to a run."""
-    return DeviceLostError(f"{name}: the worker process answers garbage ({error}). {_ADVICE}")
+    return DeviceLostError(f"{name}: the worker process answers garbage ({what}). {_ADVICE}")
 
 
 def check_system() -> None:

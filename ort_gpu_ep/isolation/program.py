@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -97,12 +98,21 @@ class RemoteProgram:
                     read(address, memory.address + offset, kind.nbytes)
             given = [(kind.dtype.onnx, kind.shape, offset) for kind, offset in zip(types, offsets, strict=True)]
             places = self.gpu.run(self, ("run", self.number, given, end), self._timeout_s)
+            memory.follow()
+            self._check(places, memory.nbytes)
             for index, (shape, offset) in enumerate(places):
                 address, kind = make_output(index, shape)
-                memory.reserve(offset + kind.nbytes)
                 if kind.nbytes:
                     write(address, memory.address + offset, kind.nbytes)
         self._remember(types)
+
+    def _check(self, places: Sequence[tuple[Shape, int]], nbytes: int) -> None:
+        """Raises DeviceLostError, where outputs can't be in the shared memory."""
+        for name, (shape, offset) in zip(self.graph.outputs, places, strict=True):
+            value = self.graph.values[name]
+            ends = offset + math.prod(shape) * (value.dtype.nbytes if value.dtype is not None else 1)
+            if ends > nbytes or (value.shape is not None and len(value.shape) != len(shape)):
+                raise self.gpu.senseless(f"output {name!r} of shape {shape} at {offset}, with {nbytes} B shared")
 
     def _remember(self, types: tuple[TensorType, ...]) -> None:
         with self._plans_lock:

@@ -138,8 +138,12 @@ class RemoteGpu:
         try:
             return outputs_of(answer, len(program.graph.outputs))
         except GarbageError as error:
-            self._discard()
-            raise garbage(self.info.name, error) from error
+            raise self.senseless(str(error)) from error
+
+    def senseless(self, what: str) -> DeviceLostError:
+        """Ends a worker that answers so; gives what to raise."""
+        self._discard()
+        return garbage(self.info.name, what)
 
     def add(self, program: RemoteProgram) -> None:
         """Compiles a program. Raises what that raises."""

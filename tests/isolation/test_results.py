@@ -14,6 +14,7 @@ import pytest
 
 import ort_gpu_ep
 from ort_gpu_ep.errors import AdapterError, ConfigError
+from ort_gpu_ep.plugin.provider import Provider
 from tests.isolation.conftest import gpu_of, isolated, mlp, rows
 from tests.plugin.cases import assert_close, info, island, make_model, node, open_session, reference
 
@@ -207,3 +208,14 @@ def test_in_process_sessions_still_use_device_memory() -> None:
     opened = open_session(model)
     assert_close(opened.run(x=rows(4)), reference(model, x=rows(4)))
     assert opened.state.copies.host_to_device == 1
+
+
+@pytest.mark.parametrize("name", ["mlp", "island", "outputs", "no rows"])
+def test_where_onnxruntime_does_not_ask_for_the_memory_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before API 27 tensors come at addresses of device memory; their content is on the host then."""
+    monkeypatch.delitem(Provider._callbacks, "GetDefaultMemoryDevice")
+    model, feeds = CASES[name]
+    opened = isolated(model)
+    for _ in range(2):
+        assert_close(opened.run(**feeds), reference(model, **feeds))
+    assert not opened.state.failures, list(opened.state.events)
