@@ -35,7 +35,7 @@ class RemoteGpu:
     """An adapter that a worker process has. Thread-safe; requests go one by one.
 
     info, limits: of the adapter. key: what its caches are named by. circuit: the trust in it; its probe replaces the worker.
-    replaced: how often that happened. lost: always empty, because a worker that lost its device is replaced.
+    generations: how many workers there were. lost: always empty, because a worker that lost its device is replaced.
     """
 
     lost = ""
@@ -46,11 +46,10 @@ class RemoteGpu:
     def __init__(self, config: Config) -> None:
         self._config = replace(config, hang_timeout_ms=0)     # the parent has the deadline
         self.circuit = Circuit(self._replace)
-        self.replaced = 0
         self._lock = threading.RLock()
         self._process: WorkerProcess | None = None
         self._programs: weakref.WeakValueDictionary[int, RemoteProgram] = weakref.WeakValueDictionary()
-        self._users = self._started = self._runs = self._compiles = 0
+        self._users = self.generations = self._runs = self._compiles = 0
 
     @property
     def process(self) -> WorkerProcess:
@@ -78,10 +77,10 @@ class RemoteGpu:
         process: WorkerProcess | None = None
         try:
             process = WorkerProcess()
-            answer = process.request(("open", self._config, self._runs, self._compiles, self._started > 0), START_S)
+            answer = process.request(("open", self._config, self._runs, self._compiles, self.generations > 0), START_S)
             self.info, self.limits = device_of(answer)
             self.key, process.name = str(answer["key"]), self.info.name
-            self._process, self._started = process, self._started + 1
+            self._process, self.generations = process, self.generations + 1
         except (OSError, GarbageError, DeviceLostError, DeviceHangError) as error:
             self._kill(process)
             raise AdapterError(f"isolation=process: no worker opens adapter {self._config.adapter!r}: {error}") from error
@@ -103,7 +102,6 @@ class RemoteGpu:
             if not self._users:
                 raise DeviceError("no session uses the worker now")
             self._start()
-            self.replaced += 1
 
     def _discard(self) -> None:
         process, self._process = self._process, None

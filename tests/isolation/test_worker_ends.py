@@ -88,7 +88,7 @@ def test_faults_during_a_run(kind: str, says: str, own: dict[str, str]) -> None:
     until(lambda: back_on_the_gpu(opened), "a new worker")
     assert [e.kind for e in opened.state.events if says in e.message] == ["fallback"]
     assert gpu_of(opened).pid != old
-    assert gpu_of(opened).replaced == 1       # the fault was at run 3 of the drill, not of each worker
+    assert gpu_of(opened).generations == 2       # the fault was at run 3 of the drill, not of each worker
 
 
 @pytest.mark.parametrize("answer", [b"\xff\xfe", b"[1]", b'{"outputs": [[[4, 8], -1]]}', b'{"outputs": [[[4, 8], 1099511627776]]}',
