@@ -75,7 +75,8 @@ def test_closing_all_sessions_ends_the_worker(own: dict[str, str]) -> None:
     first, second = isolated(MODEL, **own), isolated(MODEL, **own)
     gpu = gpu_of(first)
     pid = gpu.pid
-    assert pid is not None and pid == gpu_of(second).pid
+    assert pid is not None
+    assert pid == gpu_of(second).pid
     del first
     gc.collect()
     assert_close(second.run(x=X), WANT)
