@@ -53,6 +53,8 @@ OPTIONS = (
            "load is what that file says, for drills (see docs/load.md).", ("auto", "off"), "file:"),
     Option("deadline_ms", "0", "How long a run may take, in milliseconds: the plan most likely to meet it is chosen; `0`: the fastest "
            "plan."),
+    Option("isolation", "none", "`process`: the GPU is used by a worker process; a driver that crashes or hangs takes that one along, and "
+           "this process never loads a driver (see docs/faults.md); `none`: no worker.", ("none", "process")),
     Option("cache_dir", "", "Where caches live; empty: the user's cache folder."),
 )
 
@@ -75,6 +77,7 @@ class Config:
     faults: str = ""
     load: str = "auto"
     deadline_ms: int = 0
+    isolation: str = "none"
     cache_dir: str = ""
 
     @property

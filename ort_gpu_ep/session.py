@@ -11,19 +11,16 @@ from typing import Any
 import onnxruntime
 
 from ort_gpu_ep import plugin
-from ort_gpu_ep.calibration import profile_of
 from ort_gpu_ep.config import Config, resolve
-from ort_gpu_ep.device.adapter import order_among_equals, pick
-from ort_gpu_ep.device.pulse import LazyPulse
+from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.explain import Explanation, explanation
-from ort_gpu_ep.health.admission import open_gpu
-from ort_gpu_ep.health.enumeration import look
-from ort_gpu_ep.health.verdicts import key_of
+from ort_gpu_ep.isolation.remote import Lease, open_remote
 from ort_gpu_ep.load import open_sampler
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
 from ort_gpu_ep.placement.runner import Runner
 from ort_gpu_ep.plugin import EP_NAME
+from ort_gpu_ep.profile import GUESSED
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -62,10 +59,12 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         self._cpu: Any = None
         self._cpu_lock = threading.Lock()
         self._asked: tuple[list[str], list[dict[str, Any]]] | None = None
+        self._lease: Lease | None = None
         if EP_NAME in names:
             plugin.register()
             config = _checked(options[names.index(EP_NAME)])
-            if _nothing_to_gain(config) and CPU_PROVIDER in names:
+            nothing_to_gain, self._lease = _look(config)
+            if nothing_to_gain and CPU_PROVIDER in names:
                 self._asked, keep = (names, options), [i for i, name in enumerate(names) if name != EP_NAME]
                 names, options = [names[i] for i in keep], [options[i] for i in keep]
             elif config.placement == "auto" and names == [EP_NAME, CPU_PROVIDER] and _may_choose(path_or_bytes, sess_options):
@@ -170,7 +169,7 @@ class _SessionOnCpu(InferenceSession):
     run_with_ort_values = onnxruntime.InferenceSession.run_with_ort_values
 
 
-_OURS = ("_state", "_runner", "_cpu", "_cpu_lock", "_asked")
+_OURS = ("_state", "_runner", "_cpu", "_cpu_lock", "_asked", "_lease")
 
 
 def _providers(providers: Sequence[Any] | None, options: Any, settings: Any) -> tuple[list[str], list[dict[str, Any]]]:
@@ -213,31 +212,52 @@ def _checked(options: dict[str, Any]) -> Config:
     return config
 
 
-def _nothing_to_gain(config: Config) -> bool:
-    """Whether these options can only mean the CPU: placement=cpu, no adapter, or placement=auto on a software adapter nobody asked for.
+def _look(config: Config) -> tuple[bool, Lease | None]:
+    """(whether these options can only mean the CPU, a lease of the worker if one has the GPU): with placement=cpu, no adapter, or
+    placement=auto on a software adapter nobody asked for.
 
     The session then does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds.
     Raises: AdapterError in strict mode and where an adapter was asked for, else it is said once.
     """
     if config.placement == "cpu":
-        return True
+        return True, None
+    unasked = config.placement == "auto" and not config.adapter
     try:
-        if config.placement == "auto" and not config.adapter and pick(look(config), config.adapter).is_software:
-            return True
+        if config.isolation == "process":
+            lease = Lease(open_remote(config))
+            if not (unasked and lease.gpu.info.is_software):
+                return False, lease
+            lease.end()
+            return True, None
+        from ort_gpu_ep.health.admission import open_gpu
+        from ort_gpu_ep.health.enumeration import look
+
+        if unasked and pick(look(config), config.adapter).is_software:
+            return True, None
         open_gpu(config)
-        return False
+        return False, None
     except AdapterError as error:
         if config.strict or config.adapter:
             raise
         if str(error) not in _said:
             _said.add(str(error))
             log.warning("running on the CPU: %s", error)
-        return True
+        return True, None
 
 
 def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:
-    gpu = open_gpu(config)
     path_or_bytes = model if isinstance(model, bytes) else os.fspath(model)
+    if config.isolation == "process":
+        remote = open_remote(config)
+        return Runner(path_or_bytes, settings, options, kwargs, config, f"{remote.key} isolated", lambda: GUESSED,
+                      open_sampler(remote.info, config.load), remote.info.is_software)
+    from ort_gpu_ep.calibration import profile_of
+    from ort_gpu_ep.device.adapter import order_among_equals
+    from ort_gpu_ep.device.pulse import LazyPulse
+    from ort_gpu_ep.health.admission import open_gpu
+    from ort_gpu_ep.health.verdicts import key_of
+
+    gpu = open_gpu(config)
     return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config),
                   open_sampler(gpu.info, config.load, LazyPulse(gpu.info), order_among_equals(gpu.info)), gpu.info.is_software)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import AdapterInfo
-from ort_gpu_ep.device.adapter import pick
+from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.health import bundle, verdicts
 from ort_gpu_ep.health.admission import reasons, workarounds_for
 from ort_gpu_ep.health.enumeration import look_again

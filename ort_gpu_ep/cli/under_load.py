@@ -14,7 +14,8 @@ import onnxruntime
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import resolve
-from ort_gpu_ep.device.adapter import AdapterInfo, choose, order_among_equals
+from ort_gpu_ep.device.adapter import choose, order_among_equals
+from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.pulse import LazyPulse
 from ort_gpu_ep.load import Sampler, open_sampler
 from ort_gpu_ep.load.generator import DUTY, LoadGenerator

@@ -1,8 +1,36 @@
-"""The GPU: adapters, buffers, pipelines, programs. The only package that imports wgpu."""
+"""The GPU: adapters, buffers, pipelines, programs. The only package that imports wgpu.
 
-from ort_gpu_ep.device.adapter import AdapterInfo, adapters
-from ort_gpu_ep.device.gpu import Buffer, Gpu
-from ort_gpu_ep.device.program import Program, Tensor
-from ort_gpu_ep.device.scratch import run_wgsl
+Its names load on first use: a process whose sessions all have isolation=process never loads wgpu.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device.adapter import adapters
+    from ort_gpu_ep.device.gpu import Buffer, Gpu
+    from ort_gpu_ep.device.info import AdapterInfo
+    from ort_gpu_ep.device.program import Program
+    from ort_gpu_ep.device.scratch import run_wgsl
+    from ort_gpu_ep.device.tensor import Tensor
+
+_LAZY = {
+    "AdapterInfo": "info",
+    "Buffer": "gpu",
+    "Gpu": "gpu",
+    "Program": "program",
+    "Tensor": "tensor",
+    "adapters": "adapter",
+    "run_wgsl": "scratch",
+}
 
 __all__ = ["AdapterInfo", "Buffer", "Gpu", "Program", "Tensor", "adapters", "run_wgsl"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ort_gpu_ep.device' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"ort_gpu_ep.device.{_LAZY[name]}"), name)
+    return found

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 
-from ort_gpu_ep.device.adapter import AdapterInfo, choose
+from ort_gpu_ep.device.adapter import choose
+from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.pulse import Pulse
 
 PERIOD_S = 0.05

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ort_gpu_ep.device import native
-from ort_gpu_ep.device.adapter import AdapterInfo
 from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, ShaderError
 from ort_gpu_ep.registry import Limits
 
-KINDS = ("lost", "hang", "corrupt", "oom", "compile")
+KINDS = ("lost", "hang", "corrupt", "oom", "compile", "abort", "segfault")
+DEADLY = ("abort", "segfault")
+"""End the process they happen in: only for a worker's."""
+
 _ITEM = re.compile(rf"(?:(?P<kind>{'|'.join(KINDS)})(?:@(?P<at>[1-9]\d*)|~(?P<chance>0?\.\d+|1))|slow@(?P<slow>[1-9]\d*)x)")
 _WRONG = b"\x00\x00\x00\x7f"
 """What corruption writes over four bytes: 1.7e38 as f32, 127 in the last of four small elements."""
@@ -51,12 +56,20 @@ def parse_faults(text: str) -> Faults:
     return Faults(frozenset(at), chance, slow, int(seed.split("=")[1]) if seed else 0)
 
 
+def refuse_deadly(faults: Faults, text: str) -> None:
+    """Raises ConfigError for faults that would end the user's own process."""
+    for kind in sorted({kind for kind, _ in faults.at} | set(faults.chance)):
+        if kind in DEADLY:
+            raise ConfigError(f"option faults={text!r}: {kind} would end this process; expected isolation=process with it, "
+                              "where it ends the worker.")
+
+
 class FaultyGpu(Gpu):
     """A Gpu with faults. runs, compiles: how many there were. injected: how many faults of each kind there were."""
 
-    def __init__(self, info: AdapterInfo, raw: Any, limits: Limits, faults: Faults) -> None:
+    def __init__(self, info: AdapterInfo, raw: Any, limits: Limits, faults: Faults, in_worker: bool = False) -> None:
         super().__init__(info, raw, limits)
-        self.faults, self.runs, self.compiles = faults, 0, 0
+        self.faults, self.runs, self.compiles, self.in_worker = faults, 0, 0, in_worker
         self.injected = dict.fromkeys(KINDS, 0)
         self._random = random.Random(faults.seed)
         self._hung = False
@@ -64,6 +77,11 @@ class FaultyGpu(Gpu):
     def go_on_from(self, before: FaultyGpu) -> None:
         """Counts on where a lost device stopped, so that a fault at run k happens once."""
         self.runs, self.compiles, self.injected, self._random = before.runs, before.compiles, before.injected, before._random
+
+    def resume(self, runs: int, compiles: int) -> None:
+        """Goes on where the device of a worker before this one ended."""
+        self.runs, self.compiles = runs, compiles
+        self._random.seed(self.faults.seed + runs)
 
     def _due(self, kind: str, number: int) -> bool:
         due = (kind, number) in self.faults.at or self._random.random() < self.faults.chance.get(kind, 0.0)
@@ -73,6 +91,8 @@ class FaultyGpu(Gpu):
     def execute(self, command_buffers: list[Any], outputs: list[tuple[Buffer, int, int]]) -> None:
         with self._lock:
             self.runs += 1
+            if self.in_worker:
+                self._die()
             if self._due("lost", self.runs):
                 self.lost = self.lost or "fault on purpose: lost"
             self._check_alive()
@@ -80,11 +100,19 @@ class FaultyGpu(Gpu):
                 raise OutOfDeviceMemoryError(f"{self.info.name}: no memory left (fault on purpose at run {self.runs}).")
             super().execute(command_buffers, outputs)
             self._hung = self._hung or self._due("hang", self.runs)
+            while self._hung and self.in_worker:
+                time.sleep(1.0)         # the parent's deadline ends it
             words = [(b, offset, nbytes // 4) for b, offset, nbytes in outputs if nbytes >= 4]
             if words and self._due("corrupt", self.runs):
                 buffer, offset, count = self._random.choice(words)
                 self.flush()
                 native.write(self.device, buffer.native, offset + 4 * self._random.randrange(count), native.address_of(_WRONG), 4)
+
+    def _die(self) -> None:
+        if self._due("abort", self.runs):
+            os.abort()
+        if self._due("segfault", self.runs):
+            os.kill(os.getpid(), signal.SIGSEGV)
 
     def finished(self, token: int | None) -> bool:
         return not self._hung and super().finished(token)

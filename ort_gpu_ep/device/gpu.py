@@ -20,8 +20,9 @@ from wgpu.backends.wgpu_native import ffi, lib
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native, waiting
-from ort_gpu_ep.device.adapter import AdapterInfo, choose, limits_of, request_device
+from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from ort_gpu_ep.device.circuit import Circuit
+from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
@@ -108,7 +109,7 @@ class Gpu:
             key = (info.index, config.faults)
             gpu = cls._open.get(key)
             if gpu is None or gpu.lost:
-                gpu = cls._open[key] = cls._make(info, raw, config.faults, gpu)
+                gpu = cls._open[key] = cls._make(info, raw, config, gpu)
                 gpu.circuit = cls._circuits.setdefault(key, gpu.circuit)
             gpu.hang_timeout_s = config.hang_timeout_ms / 1e3
             if config.memory_limit_mb:
@@ -116,13 +117,15 @@ class Gpu:
             return gpu
 
     @staticmethod
-    def _make(info: AdapterInfo, raw: Any, faults: str, before: Gpu | None) -> Gpu:
-        if not faults:
+    def _make(info: AdapterInfo, raw: Any, config: Config, before: Gpu | None) -> Gpu:
+        if not config.faults:
             return Gpu(info, request_device(info, raw), limits_of(raw))
-        from ort_gpu_ep.device.faults import FaultyGpu, parse_faults
+        from ort_gpu_ep.device.faults import FaultyGpu, parse_faults, refuse_deadly
 
-        wanted = parse_faults(faults)
-        made = FaultyGpu(info, request_device(info, raw), limits_of(raw), wanted)
+        wanted, in_worker = parse_faults(config.faults), config.isolation == "process"
+        if not in_worker:
+            refuse_deadly(wanted, config.faults)
+        made = FaultyGpu(info, request_device(info, raw), limits_of(raw), wanted, in_worker)
         if isinstance(before, FaultyGpu):
             made.go_on_from(before)
         return made

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import wgpu
 
-from ort_gpu_ep.device.adapter import AdapterInfo, choose, request_device
+from ort_gpu_ep.device.adapter import choose, request_device
+from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import WrongResultError
 
 _COUNT = 256

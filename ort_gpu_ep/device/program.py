@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Buffer, Gpu
 from ort_gpu_ep.device.pipelines import bind_group_layout, pipelines
+from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Graph, Value
 from ort_gpu_ep.registry import parts
@@ -30,15 +30,6 @@ MAX_PLANS = 8
 
 MAX_BINDINGS = 16
 """Sets of input and output buffers whose bind groups a plan keeps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A value in device memory."""
-
-    buffer: Buffer
-    offset_bytes: int
-    type: TensorType
 
 
 class Program:
@@ -109,6 +100,10 @@ class Program:
     def plans(self) -> tuple[Plan, ...]:
         """The plans made so far, the most recently used last."""
         return tuple(p.plan for p in self._plans.values())
+
+    def is_prepared(self, inputs: Sequence[TensorType]) -> bool:
+        """Whether a run with these input types begins at once."""
+        return tuple(inputs) in self._plans
 
     def plan(self, inputs: Sequence[TensorType]) -> Plan:
         """The plan for these input types (made if needed). Raises UnsupportedNodeError, ShaderError, DeviceError."""

@@ -7,7 +7,8 @@ import time
 import numpy as np
 import wgpu
 
-from ort_gpu_ep.device.adapter import AdapterInfo, choose, request_device
+from ort_gpu_ep.device.adapter import choose, request_device
+from ort_gpu_ep.device.info import AdapterInfo
 
 _SOURCE = """
 @group(0) @binding(0) var<storage, read_write> x: array<u32>;

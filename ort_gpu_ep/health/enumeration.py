@@ -16,7 +16,6 @@ from typing import Any
 from ort_gpu_ep import store
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import AdapterInfo
-from ort_gpu_ep.device.adapter import adapters as adapters_here
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.health import drivers
 from ort_gpu_ep.health.examination import list_adapters
@@ -50,13 +49,20 @@ def look(config: Config) -> tuple[AdapterInfo, ...]:
     """
     global _seen
     if config.health == "off":
-        return adapters_here()
+        return _adapters_here()
     with _lock:
         if _seen is None:
             _seen = _cached(config.cache_path) or look_again(config.cache_path)
     if _seen.trouble:
         raise AdapterError(_seen.trouble)
     return _seen.adapters
+
+
+def _adapters_here() -> tuple[AdapterInfo, ...]:
+    """Looks in this process, which loads the drivers."""
+    from ort_gpu_ep.device.adapter import adapters as here
+
+    return here()
 
 
 def look_again(cache_path: str) -> Sight:
@@ -68,7 +74,7 @@ def look_again(cache_path: str) -> Sight:
         sight = Sight(trouble=f"{error}{_culprits()} `ort-gpu-ep doctor` looks again.")
     except OSError as error:
         log.info("no process can be started (%s): the GPU drivers are loaded into this one unseen", error)
-        return Sight(adapters_here())
+        return Sight(_adapters_here())
     if sight.adapters or sight.trouble:     # nothing found may be a matter of permissions: not kept
         data = {"adapters": [a.as_dict() for a in sight.adapters], "trouble": sight.trouble}
         store.write(_path(cache_path, key), FORMAT, data)

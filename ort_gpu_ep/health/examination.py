@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import secrets
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.health.child import ending, environment
 from ort_gpu_ep.health.probe import PROBES, Probe, Status
 from ort_gpu_ep.health.worker import DONE
 
@@ -60,7 +58,7 @@ class Worker:
             raise OSError("this Python has no interpreter of its own that could be started")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ort_gpu_ep.health.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, env={**_environment(), **(variables or {})})
+            text=True, env={**environment(), **(variables or {})})
         self._lines: queue.Queue[str | None] = queue.Queue()
         assert self._process.stdin is not None
         try:
@@ -99,13 +97,6 @@ class Worker:
         return code
 
 
-def _environment() -> dict[str, str]:
-    """This process's, with a path on which the child finds the same packages, and without options that are not about probing."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith("ORT_GPU_EP_") or k == "ORT_GPU_EP_DRILL"}
-    path = [str(Path(__file__).parents[2]), *(p for p in sys.path if p)]
-    return {**own, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
-
-
 def list_adapters(variables: Mapping[str, str] | None = None, timeout_s: float = 0.0) -> list[dict[str, Any]]:
     """The adapters as a worker sees them. timeout_s: START_S by default.
 
@@ -123,16 +114,6 @@ def list_adapters(variables: Mapping[str, str] | None = None, timeout_s: float =
         raise AdapterError(f"looking for GPU adapters ends the process ({ending(code)}). Update or remove a GPU driver "
                            "(VK_DRIVER_FILES chooses which ones Vulkan loads).")
     return list(line["adapters"])
-
-
-def ending(code: int) -> str:
-    """How a process ended, in words."""
-    if code < 0:
-        try:
-            return f"signal {signal.Signals(-code).name}"
-        except ValueError:
-            return f"signal {-code}"
-    return f"exit code {code}"
 
 
 def examine(

@@ -21,8 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ort_gpu_ep.device import AdapterInfo
-from ort_gpu_ep.device.adapter import FEATURES
+from ort_gpu_ep.device.info import FEATURES, AdapterInfo
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health import workarounds
 from ort_gpu_ep.health.probe import PROBES

@@ -10,7 +10,7 @@ from ort_gpu_ep.load.fdinfo import OwnBusy
 from ort_gpu_ep.load.source import Percentage, clip
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.adapter import AdapterInfo
+    from ort_gpu_ep.device.info import AdapterInfo
 
 VENDOR = 0x1002
 

@@ -18,7 +18,7 @@ from ort_gpu_ep.load.sampler import Sampler
 from ort_gpu_ep.load.source import Source, SourceError
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.adapter import AdapterInfo
+    from ort_gpu_ep.device.info import AdapterInfo
 
 FILE = "file:"
 

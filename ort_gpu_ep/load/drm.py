@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ort_gpu_ep.load.source import SourceError
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.adapter import AdapterInfo
+    from ort_gpu_ep.device.info import AdapterInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 from ort_gpu_ep.errors import AdapterError
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.adapter import AdapterInfo
+    from ort_gpu_ep.device.info import AdapterInfo
 
 DUTY = {"low": 0.25, "medium": 0.60, "high": 0.95}
 """Parts of the time, one in each band of utilization.BANDS."""

@@ -9,7 +9,7 @@ from ort_gpu_ep.load.drm import find_card
 from ort_gpu_ep.load.fdinfo import FdinfoLoad
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.adapter import AdapterInfo
+    from ort_gpu_ep.device.info import AdapterInfo
 
 VENDOR = 0x8086
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ort_gpu_ep.load.source import SourceError, clip
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.adapter import AdapterInfo
+    from ort_gpu_ep.device.info import AdapterInfo
 
 COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "IOAccelerator")
 """-a: as a property list; -r, -c: the entries of that class; -d 1: without their children. Source: ioreg(8)."""

@@ -11,7 +11,7 @@ from ort_gpu_ep.load.own import own_pids
 from ort_gpu_ep.load.source import SourceError, clip
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.adapter import AdapterInfo
+    from ort_gpu_ep.device.info import AdapterInfo
 
 VENDOR = 0x10DE
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ort_gpu_ep.device import Gpu, Program, Tensor
+from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError, InternalError, ShaderError, WrongResultError
 from ort_gpu_ep.graph import Array, Graph
+from ort_gpu_ep.isolation.program import RemoteProgram
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.memory import Storage, memory
-from ort_gpu_ep.plugin.renewal import renew
 from ort_gpu_ep.plugin.state import SessionState, forget_frames
 from ort_gpu_ep.plugin.tables import Table
 from ort_gpu_ep.plugin.transfer import gpu_for, tensor_type
 from ort_gpu_ep.plugin.verification import compare
 from ort_gpu_ep.types import Shape, TensorType
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device import Gpu, Program
 
 _MAX_COUNTED = 1024
 """Sets of input types whose runs a partition counts for `verify`."""
@@ -38,7 +41,8 @@ class Partition(Table):
     SLOTS = slots.NODE_COMPUTE_INFO
 
     def __init__(
-        self, state: SessionState, graph: Graph, positions: tuple[int, ...], program: Program | None, fallback: Fallback | None
+        self, state: SessionState, graph: Graph, positions: tuple[int, ...], program: Program | RemoteProgram | None,
+        fallback: Fallback | None,
     ) -> None:
         super().__init__()
         self.state, self.graph, self.positions = state, graph, positions
@@ -101,6 +105,8 @@ class Partition(Table):
             gpu.reported = True
             gpu.circuit.failed(f"the device was lost ({gpu.lost})", at_once=True)
         if self.fallback is not None and gpu.circuit.allows():
+            from ort_gpu_ep.plugin.renewal import renew  # not with isolation=process, which never loads wgpu here
+
             renew(self.state)
         return "" if self.state.strict else f"the device was lost ({gpu.lost}); the CPU answers until a new one is set up"
 
@@ -113,7 +119,7 @@ class Partition(Table):
         if self.program is None or not isinstance(error, (DeviceError, ShaderError)):
             return
         gpu = self.program.gpu
-        if isinstance(error, DeviceLostError) and not gpu.lost:
+        if isinstance(error, DeviceLostError) and not gpu.lost and not isinstance(self.program, RemoteProgram):
             return      # an input was on a device that was lost earlier
         at_once = isinstance(error, (DeviceLostError, DeviceHangError, WrongResultError))
         gpu.reported = gpu.reported or bool(gpu.lost)
@@ -157,6 +163,9 @@ class Run:
 
     def on_gpu(self) -> None:
         program = self.partition.program
+        if isinstance(program, RemoteProgram):
+            self._in_worker(program)
+            return
         if program is None:
             raise DeviceError("the partition was not compiled for the GPU")
         self._gpu = program.gpu
@@ -167,6 +176,28 @@ class Run:
             memory.count("device_to_host", self.partition.state, nbytes)
         if self.partition.verify_due(tuple(t.type for t in inputs)):
             self._verify()
+
+    def _in_worker(self, program: RemoteProgram) -> None:
+        inputs = [self._input_address(i) for i in range(len(self.partition.positions))]
+        program.run(inputs, self._read, self._write, self._output_address)
+        if self.partition.verify_due(tuple(kind for _, kind in inputs)):
+            self._verify()
+
+    def _read(self, address: int, into: int, nbytes: int) -> None:
+        """A tensor of ONNX Runtime's into host memory: the copy to the device, unless ONNX Runtime has asked for that one before."""
+        if memory.owns(address):
+            memory.copy_out(address, into, nbytes)
+        else:
+            ctypes.memmove(into, address, nbytes)
+            memory.count("host_to_device", self.partition.state, nbytes)
+
+    def _write(self, address: int, source: int, nbytes: int) -> None:
+        """Host memory into a tensor of ONNX Runtime's."""
+        if memory.owns(address):
+            memory.copy_in(None, address, source, nbytes)
+        else:
+            ctypes.memmove(address, source, nbytes)
+            memory.count("device_to_host", self.partition.state, nbytes)
 
     def _verify(self) -> None:
         """Raises WrongResultError, where the CPU gives something else from the same inputs."""

@@ -8,15 +8,15 @@ from typing import Any
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.health.admission import open_gpu
 from ort_gpu_ep.health.workarounds import safer
+from ort_gpu_ep.isolation.remote import Lease, open_remote
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.provider import Provider
 from ort_gpu_ep.plugin.state import SessionState, announce, forget_frames
 from ort_gpu_ep.plugin.tables import Table, entry, owner_of
-from ort_gpu_ep.plugin.transfer import GPU_DEVICE, VENDOR, Allocator, DataTransfer, MemcpyKernel, memcpy_registry
+from ort_gpu_ep.plugin.transfer import CPU_DEVICE, GPU_DEVICE, VENDOR, Allocator, DataTransfer, MemcpyKernel, memcpy_registry
 
 EP_NAME = "WgpuExecutionProvider"
 VENDOR_ID = 0
@@ -37,6 +37,7 @@ class Factory(Table):
         self.c_name, self.c_vendor, self.c_version = c_text(EP_NAME), c_text(VENDOR), c_text(_package_version())
         self.registry: Any = NULL
         self._memory_info: Any = NULL
+        self._host_info: Any = NULL
         self._virtual_device: Any = NULL
 
     def get_name(self) -> Any:
@@ -94,6 +95,12 @@ class Factory(Table):
     def _open_gpu(state: SessionState) -> None:
         assert state.config is not None
         try:
+            if state.config.isolation == "process":
+                state.gpu = open_remote(state.config)
+                state.lease = Lease(state.gpu)
+                return
+            from ort_gpu_ep.health.admission import open_gpu
+
             memory.check_usable()
             state.gpu = open_gpu(state.config)
             state.config = safer(state.config, state.gpu.workarounds)
@@ -108,7 +115,10 @@ class Factory(Table):
             forget_frames(error)
 
     def release_ep(self, ep: int) -> None:
-        owner_of(ep).drop()
+        provider = owner_of(ep)
+        provider.drop()
+        if isinstance(provider, Provider) and provider.state.lease is not None:
+            provider.state.lease.end()
 
     def create_allocator(self, memory_info: Any, options: Any, out: Any) -> None:
         out[0] = Allocator(memory_info).pointer
@@ -119,6 +129,14 @@ class Factory(Table):
     def create_data_transfer(self, out: Any) -> None:
         out[0] = DataTransfer(VENDOR_ID).pointer
 
+    def host_device(self) -> Any:
+        """Host memory, as ONNX Runtime names places."""
+        if not self._host_info:
+            info = ffi.new("void**")
+            api.CreateMemoryInfo_V2(c_text("Cpu"), CPU_DEVICE, 0, 0, _DEVICE_MEMORY, 0, _DEVICE_ALLOCATOR, info)
+            self._host_info = info[0]
+        return api.MemoryInfo_GetMemoryDevice(self._host_info)
+
     def close(self) -> None:
         """ONNX Runtime releases the factory: gives back what was made for it.
 
@@ -127,8 +145,9 @@ class Factory(Table):
         self.retire()
         if self.registry:
             api.ReleaseKernelRegistry(self.registry)
-        if self._memory_info:
-            api.ReleaseMemoryInfo(self._memory_info)
+        for info in (self._memory_info, self._host_info):
+            if info:
+                api.ReleaseMemoryInfo(info)
         if self._virtual_device:
             api.ReleaseHardwareDevice(self._virtual_device)
 

@@ -18,6 +18,7 @@ import onnxruntime
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node
+from ort_gpu_ep.isolation.wire import FilePlace
 from ort_gpu_ep.plugin.spill import MIN_SPILL_NBYTES, SpillFile
 from ort_gpu_ep.types import TensorType
 
@@ -61,6 +62,11 @@ class Fallback:
             self._session = None
             if self._spill is not None:
                 self._spill.remove()
+
+    def constants(self) -> dict[str, Array | FilePlace]:
+        """What the partition's nodes read: small ones, and where on disk the large ones are until `close`."""
+        places = {name: self._spill.places[name] for name in self._large} if self._spill is not None else {}
+        return {**self._kept, **places}
 
     def _take_constants(self, cache_path: str, notify: Callable[[str], object]) -> None:
         read = {name for node in self._graph.nodes for name in node.reads} | set(self._graph.outputs)

@@ -13,14 +13,17 @@ import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ort_gpu_ep.device import Buffer, Gpu
 from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.plugin.reservation import Reservation
 from ort_gpu_ep.plugin.state import COPIES, SessionState, forget_frames
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device import Buffer, Gpu
 
 _ALIGNMENT = 256
 """Binding offsets are multiples of this (WebGPU's default minStorageBufferOffsetAlignment)."""

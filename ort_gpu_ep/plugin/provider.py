@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.calibration import profile_of
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Program
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Graph
+from ort_gpu_ep.isolation.program import RemoteProgram
+from ort_gpu_ep.isolation.remote import RemoteGpu
 from ort_gpu_ep.partitioner import Costs, fuse, partition
 from ort_gpu_ep.plugin import slots
-from ort_gpu_ep.plugin.abi import api, ffi
+from ort_gpu_ep.plugin.abi import NULL, api, ffi
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.reader import Reader
@@ -22,6 +22,7 @@ from ort_gpu_ep.plugin.transfer import Allocator
 from ort_gpu_ep.registry import Limits
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.device import Gpu, Program
     from ort_gpu_ep.plugin.factory import Factory
 
 
@@ -33,6 +34,8 @@ class Provider(Table):
     def __init__(self, factory: Factory, state: SessionState) -> None:
         super().__init__()
         self.factory, self.state = factory, state
+        if state.lease is None:
+            self.pointer.slot[slots.EP["GetDefaultMemoryDevice"].number] = NULL
 
     @property
     def config(self) -> Config:
@@ -65,6 +68,10 @@ class Provider(Table):
         """What placement=auto decides by: what was given, else the adapter's profile; not for a software adapter that nobody asked for."""
         wanted = self.config.placement == "auto" and (bool(self.config.adapter) or not software)
         if self.state.costs is None and self.state.gpu is not None and wanted:
+            if isinstance(self.state.gpu, RemoteGpu):
+                return Costs()      # only the worker could measure its adapter
+            from ort_gpu_ep.calibration import profile_of
+
             self.state.costs = Costs(profile_of(self.state.gpu, self.config))
         return self.state.costs
 
@@ -84,19 +91,29 @@ class Provider(Table):
             if missing:
                 raise InternalError(f"partition {graph.name} reads {missing}, which ONNX Runtime will not pass; it passes {list(given)}")
             positions = tuple(given.index(name) for name in graph.inputs)
-            program, gpu = None, self.state.gpu
+            notify = partial(self.state.record, "warning", graph.name)
+            program, gpu, fallback = None, self.state.gpu, None
+            if not self.config.strict or self.config.verify or isinstance(gpu, RemoteGpu):   # a worker reads the fallback's weights
+                fallback = Fallback(graph, reader.opsets(), self.config, notify)
             try:
                 if gpu is None:
                     raise InternalError(f"partition {graph.name} was claimed without a GPU")
-                program = Program(graph, self.config, gpu, fuse if self.config.fusion else None)
+                program = self._program(graph, gpu, fallback)
             except Exception as error:
                 if self.config.strict:
                     raise
                 self.state.record("fallback", graph.name, error)
                 forget_frames(error)
-            notify = partial(self.state.record, "warning", graph.name)
-            fallback = None if self.config.strict and not self.config.verify else Fallback(graph, reader.opsets(), self.config, notify)
             return Partition(self.state, graph, positions, program, fallback)
+
+    def _program(self, graph: Graph, gpu: Gpu | RemoteGpu, fallback: Fallback | None) -> Program | RemoteProgram:
+        rewrite = fuse if self.config.fusion else None
+        if isinstance(gpu, RemoteGpu):
+            assert fallback is not None
+            return RemoteProgram(graph, fallback.constants(), self.config, gpu, rewrite)
+        from ort_gpu_ep.device import Program
+
+        return Program(graph, self.config, gpu, rewrite)
 
     def release_node_compute_infos(self, infos: Any, count: int) -> None:
         for i in range(count):
@@ -110,6 +127,10 @@ class Provider(Table):
 
     def get_kernel_registry(self, out: Any) -> None:
         out[0] = self.factory.registry
+
+    def get_default_memory_device(self, out: Any) -> None:
+        """Host memory, where a worker has the GPU; the slot is empty otherwise."""
+        out[0] = self.factory.host_device()
 
     def on_session_initialization_end(self) -> None:
         self.state.ready = True

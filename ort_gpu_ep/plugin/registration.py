@@ -10,6 +10,7 @@ from typing import Any
 import onnxruntime
 
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.isolation import remote
 from ort_gpu_ep.plugin import spill, state, tables
 from ort_gpu_ep.plugin.abi import NULL, check_version, ffi
 from ort_gpu_ep.plugin.build import find_or_build
@@ -71,5 +72,5 @@ def _exit() -> None:
 def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
-    for part in (memory, spill, state, tables):
+    for part in (memory, spill, state, tables, remote):
         part.after_fork()

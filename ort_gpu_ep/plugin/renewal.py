@@ -34,7 +34,7 @@ def _renew(state: SessionState) -> None:
         assert state.config is not None
         gpu = open_gpu(state.config)
         for partition in list(state.partitions):
-            if partition.program is not None and partition.program.gpu is not gpu:
+            if isinstance(partition.program, Program) and partition.program.gpu is not gpu:
                 made.append((partition, _rebuilt(partition, partition.program, gpu)))
         for partition, program in made:
             partition.replace(program)

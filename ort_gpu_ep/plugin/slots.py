@@ -89,6 +89,7 @@ EP_API = {
     "EpGraphSupportInfo_AddNodesToFuse": Slot(2, "sppzp"),
     "NodeComputeContext_NodeName": Slot(4, "cp"),
     "EpDevice_AddAllocatorInfo": Slot(5, "spp"),
+    "MemoryInfo_GetMemoryDevice": Slot(6, "pp"),
     "MemoryDevice_GetDeviceType": Slot(9, "ip"),
     "MemoryDevice_GetVendorId": Slot(11, "up"),
     "CreateHardwareDevice": Slot(16, "siuuppp"),
@@ -135,6 +136,7 @@ EP = {
     "CreateAllocator": Slot(9, "sapo"),
     "GetKernelRegistry": Slot(12, "sao"),
     "OnSessionInitializationEnd": Slot(21, "sa", 27),
+    "GetDefaultMemoryDevice": Slot(22, "sao", 27),
 }
 
 NODE_COMPUTE_INFO = {

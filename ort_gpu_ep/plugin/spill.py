@@ -13,11 +13,12 @@ import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from ort_gpu_ep.graph import Array
+from ort_gpu_ep.isolation.wire import FilePlace
 
 MIN_SPILL_NBYTES = 64 << 10
 """Smaller constants stay in memory."""
@@ -62,7 +63,7 @@ class SpillFile:
         if shutil.disk_usage(folder.path).free < nbytes + _RESERVE_NBYTES:
             raise OSError(f"less than {nbytes + _RESERVE_NBYTES} B are free for {folder.path}")
         self.path = folder.path / f"{secrets.token_hex(8)}.bin"
-        self._places: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]]] = {}
+        self.places: dict[str, FilePlace] = {}
         self._file: BinaryIO | None = self.path.open("wb")
 
     def add(self, name: str, array: Array) -> None:
@@ -71,7 +72,7 @@ class SpillFile:
         offset = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
         self._file.seek(offset)
         self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        self._places[name] = (offset, array.dtype, array.shape)
+        self.places[name] = FilePlace(str(self.path), offset, array.dtype, array.shape)
 
     def close_writing(self) -> None:
         """Opens the file for reading: the content stays there even if somebody clears the cache folder."""
@@ -81,11 +82,9 @@ class SpillFile:
 
     def load(self, name: str) -> Array:
         """The array, mapped from the file. Raises ValueError, once it is removed."""
-        offset, dtype, shape = self._places[name]
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if self._file is None:
             raise ValueError(f"the weights in {self.path} were removed with their session")
-        return np.memmap(self._file, np.uint8, "r", offset, (nbytes,)).view(dtype).reshape(shape)
+        return self.places[name].load(self._file)
 
     def remove(self) -> None:
         """Deletes the file. What is mapped stays readable."""

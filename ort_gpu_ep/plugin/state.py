@@ -21,6 +21,7 @@ from ort_gpu_ep.errors import DeviceError
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.isolation.remote import Lease, RemoteGpu
     from ort_gpu_ep.partitioner import Costs, Report
     from ort_gpu_ep.plugin.compute import Partition
 
@@ -86,7 +87,8 @@ class SessionState:
 
     options: the provider options as given. config: None until they are checked.
     costs: what placement=auto decides by, where `capture` was given any; else the provider finds out for itself.
-    gpu: None where there is no adapter, or none is wanted. reports: one a graph, bodies of If and Loop first.
+    gpu: None where there is no adapter, or none is wanted. lease: keeps the worker
+    that has it alive (isolation=process). reports: one a graph, bodies of If and Loop first.
     partitions: what was compiled, in ONNX Runtime's order. ready: whether the session was created to the end.
     renewals: how often the programs were rebuilt on a new device. renewing: held while that goes on.
     runs: how many `begin_run` was told of. last_run: (kind, nbytes) of each copy since the last one; runs that overlap share it.
@@ -97,7 +99,8 @@ class SessionState:
         self.config: Config | None = None
         self.model_path = ""
         self.costs: Costs | None = None
-        self.gpu: Gpu | None = None
+        self.gpu: Gpu | RemoteGpu | None = None
+        self.lease: Lease | None = None
         self.reports: list[Report] = []
         self.partitions: list[Partition] = []
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
@@ -126,6 +129,11 @@ class SessionState:
         for kind, nbytes in list(self.last_run):
             last[kind].append(nbytes)
         return {**self.counts(), "last_run": last}
+
+    @property
+    def local_gpu(self) -> Gpu | None:
+        """The GPU, if it is this process's; None with isolation=process."""
+        return None if self.lease is not None else self.gpu   # type: ignore[return-value]
 
     @property
     def strict(self) -> bool:

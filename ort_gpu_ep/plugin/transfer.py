@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.config import resolve
-from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import GpuEpError, InternalError
-from ort_gpu_ep.health.admission import open_gpu
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table
 from ort_gpu_ep.types import BY_ONNX, DTYPES, Shape, TensorType
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device import Gpu
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -107,14 +108,22 @@ def tensor_type(onnx_type: int, shape: Shape) -> TensorType:
 
 
 def gpu_for(address: int) -> Gpu | None:
-    """The GPU that new content of an address should go to: its session's, else the default one. None if there is none that works."""
+    """The GPU that new content of an address should go to: its session's, else the default one.
+
+    None if there is none, or it is a worker's: what it holds is on the host then.
+    """
     if memory.forked:
         return None
     state = memory.state_of(address)
     if state is not None:
-        return state.gpu if state.gpu is not None and not state.gpu.lost else None
+        return state.local_gpu if state.local_gpu is not None and not state.local_gpu.lost else None
     try:
-        return open_gpu(resolve())
+        config = resolve()
+        if config.isolation == "process":
+            return None
+        from ort_gpu_ep.health.admission import open_gpu
+
+        return open_gpu(config)
     except GpuEpError as error:
         log.warning("no GPU for shared device memory: %s", error)
         return None

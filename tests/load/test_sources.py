@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ort_gpu_ep.device.adapter import AdapterInfo
+from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.load import choose, own
 from ort_gpu_ep.load.amdgpu import AmdgpuLoad

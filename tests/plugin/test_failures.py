@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ort_gpu_ep import plugin
+from ort_gpu_ep import device, plugin
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.errors import (
     AdapterError,
@@ -125,7 +125,7 @@ def test_get_capability(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_compile_falls_back(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provider, "Program", raises(Boom("compile")))
+    monkeypatch.setattr(device, "Program", raises(Boom("compile")))
     opened = open_session(mlp)
     assert "compile" in opened.state.events[0].message
     assert_close(opened.run(x=x), reference(mlp, x=x))
@@ -134,7 +134,7 @@ def test_compile_falls_back(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_compile_in_strict_mode_is_an_error(mlp: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     boom = Boom("compile")
-    monkeypatch.setattr(provider, "Program", raises(boom))
+    monkeypatch.setattr(device, "Program", raises(boom))
     before = plugin.live_tables()
     session, state, error = captured(mlp, strict=1)
     assert session is None

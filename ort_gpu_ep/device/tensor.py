@@ -1,0 +1,20 @@
+"""A value in device memory, as a Program takes and gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ort_gpu_ep.types import TensorType
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device.gpu import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value in device memory."""
+
+    buffer: Buffer
+    offset_bytes: int
+    type: TensorType

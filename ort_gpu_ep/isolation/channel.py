@@ -1,0 +1,140 @@
+"""Messages between two processes over a socket, and the memory that they share. Tensors go through the memory only."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+import tempfile
+import time
+
+import numpy as np
+
+from ort_gpu_ep.graph import Array
+
+_HEAD = struct.Struct("<I")
+MAX_MESSAGE_NBYTES = 1 << 30
+"""Larger than any graph without its weights; what claims to be larger is garbage."""
+
+_SLICE_S = 1.0
+"""A wait counts this much at most for each time it wakes up: a process that was stopped meanwhile has not waited."""
+
+_GRAIN = 1 << 20
+"""The shared memory grows by multiples of this."""
+
+ALIGNMENT = 64
+"""Tensors begin at multiples of a cache line."""
+
+
+class Channel:
+    """One end of a socket: whole messages. Not thread-safe."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._rest = bytearray()
+
+    def send(self, message: bytes, timeout_s: float) -> None:
+        """Raises OSError where the other end is gone, TimeoutError where it doesn't read."""
+        self._socket.settimeout(timeout_s)
+        self._socket.sendall(_HEAD.pack(len(message)) + message)
+
+    def receive(self, timeout_s: float | None = None) -> bytes:
+        """The next message. Raises TimeoutError, EOFError where the other end is gone, ValueError for a length that can't be."""
+        left_s = timeout_s
+        while True:
+            if len(self._rest) >= _HEAD.size:
+                nbytes = _HEAD.unpack_from(self._rest)[0]
+                if nbytes > MAX_MESSAGE_NBYTES:
+                    raise ValueError(f"a message of {nbytes} B")
+                if len(self._rest) >= _HEAD.size + nbytes:
+                    message = bytes(self._rest[_HEAD.size:_HEAD.size + nbytes])
+                    del self._rest[:_HEAD.size + nbytes]
+                    return message
+            left_s = self._read_some(left_s)
+
+    def _read_some(self, left_s: float | None) -> float | None:
+        """Reads what is there; gives the time left."""
+        part_s = None if left_s is None else min(left_s, _SLICE_S)
+        start = time.monotonic()
+        self._socket.settimeout(part_s)
+        try:
+            data = self._socket.recv(1 << 16)
+        except TimeoutError:
+            if left_s is None or left_s <= _SLICE_S:
+                raise
+            return left_s - _SLICE_S
+        except ConnectionError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        self._rest += data
+        return None if left_s is None or part_s is None else max(left_s - min(time.monotonic() - start, part_s), 1e-3)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class SharedMemory:
+    """Memory without a name, so that nothing of it is left whichever way its processes end. It only grows.
+
+    fd: of the other process's, inherited; None makes new memory. nbytes: how much of it this process has mapped.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = _new() if fd is None else fd
+        self.nbytes, self.address = 0, 0
+        self._map: mmap.mmap | None = None
+        self.reserve(1)
+
+    def reserve(self, nbytes: int) -> None:
+        """Makes room for nbytes. Addresses from before are void then.
+
+        Raises OSError, where the system has no more memory: better now than a bus error at the first use of a page.
+        """
+        if nbytes <= self.nbytes:
+            return
+        there = os.fstat(self.fd).st_size
+        if nbytes > there:
+            wanted = -(-max(nbytes, there + there // 4) // _GRAIN) * _GRAIN
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.fd, there, wanted - there)
+            else:
+                os.ftruncate(self.fd, wanted)
+        self.follow()
+
+    def follow(self) -> None:
+        """Maps what the other process has added. Addresses from before are void then."""
+        there = os.fstat(self.fd).st_size
+        if there == self.nbytes:
+            return
+        self._map = mmap.mmap(self.fd, there)
+        self.nbytes, self.address = there, int(np.frombuffer(self._map, np.uint8).ctypes.data)
+
+    def bytes_at(self, offset: int, nbytes: int) -> Array:
+        """A view; it must not outlive the next `reserve`."""
+        assert self._map is not None
+        return np.frombuffer(self._map, np.uint8, nbytes, offset)
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._map, self.nbytes, self.address = None, 0, 0
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _new() -> int:
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
+    fd = os.memfd_create("ort_gpu_ep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    import fcntl
+
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)   # nobody can take mapped pages away from the other process
+    return fd
+
+
+def aligned(offset: int) -> int:
+    """The next place where a tensor may begin."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,233 @@
+"""A worker's GPU and its programs, as sessions use them."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device.circuit import Circuit
+from ort_gpu_ep.device.info import AdapterInfo
+from ort_gpu_ep.errors import AdapterError, DeviceError, DeviceHangError, DeviceLostError
+from ort_gpu_ep.isolation.process import WorkerProcess, check_system, garbage
+from ort_gpu_ep.isolation.wire import GarbageError, device_of, outputs_of
+from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.types import Shape
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.isolation.program import RemoteProgram
+
+START_S = 90.0
+"""For a worker to load the driver, and to probe an adapter that is new to this machine (8 s at most)."""
+
+RUN_S = 60.0
+"""How long a run may take where hang_timeout_ms is 0: a stopped worker must not stop its parent for ever."""
+
+_OPTIONS = ("adapter", "faults", "memory_limit_mb", "health", "quirks", "cache_dir")
+"""What sessions must have in common to share a worker; the rest is a program's own."""
+
+
+class RemoteGpu:
+    """An adapter that a worker process has. Thread-safe; requests go one by one.
+
+    info, limits: of the adapter. key: what its caches are named by. circuit: the trust in it; its probe replaces the worker.
+    generations: how many workers there were. lost: always empty, because a worker that lost its device is replaced.
+    """
+
+    lost = ""
+    reported = False
+    info: AdapterInfo
+    limits: Limits
+    key: str
+
+    def __init__(self, config: Config) -> None:
+        self._config = replace(config, hang_timeout_ms=0)     # the parent has the deadline
+        self.circuit = Circuit(self._replace)
+        self._lock = threading.RLock()
+        self._process: WorkerProcess | None = None
+        self._programs: weakref.WeakValueDictionary[int, RemoteProgram] = weakref.WeakValueDictionary()
+        self._users = self.generations = self._runs = self._compiles = 0
+
+    @property
+    def process(self) -> WorkerProcess:
+        """The worker. Raises DeviceLostError while there is none."""
+        if self._process is None:
+            self.circuit.allows()       # in strict mode nobody else asks, and a new worker is wanted
+            raise DeviceLostError("the worker process is being replaced; try again, or use strict=0 to have the CPU answer meanwhile.")
+        return self._process
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker; None while there is none."""
+        process = self._process
+        return process.pid if process is not None else None
+
+    def ensure(self) -> None:
+        """Starts a worker if there is none. Raises AdapterError, ConfigError."""
+        with self._lock:
+            if self._process is not None and not self._process.is_alive:
+                self._discard()
+            if self._process is None:
+                self._start()
+
+    def _start(self) -> None:
+        process: WorkerProcess | None = None
+        try:
+            process = WorkerProcess()
+            answer = process.request(("open", self._config, self._runs, self._compiles, self.generations > 0), START_S)
+            self.info, self.limits = device_of(answer)
+            self.key, process.name = str(answer["key"]), self.info.name
+            self._process, self.generations = process, self.generations + 1
+        except (OSError, GarbageError, DeviceLostError, DeviceHangError) as error:
+            self._kill(process)
+            raise AdapterError(f"isolation=process: no worker opens adapter {self._config.adapter!r}: {error}") from error
+        except BaseException:
+            self._kill(process)
+            raise
+        for program in list(self._programs.values()):
+            program.compile_again()
+
+    @staticmethod
+    def _kill(process: WorkerProcess | None) -> None:
+        if process is not None:
+            process.kill()
+
+    def _replace(self) -> None:
+        """The circuit's probe: a new worker that has checked its adapter, with all programs."""
+        with self._lock:
+            self._discard()
+            if not self._users:
+                raise DeviceError("no session uses the worker now")
+            self._start()
+
+    def _discard(self) -> None:
+        process, self._process = self._process, None
+        self._kill(process)
+
+    def request(self, request: tuple[object, ...], timeout_s: float) -> dict[str, Any]:
+        """The worker's answer; a worker that fails is ended. Hold `lock` meanwhile. Raises DeviceError, what the worker raised."""
+        try:
+            answer = self.process.request(request, timeout_s)
+        except (DeviceLostError, DeviceHangError):
+            self._discard()
+            raise
+        except Exception:               # the worker's own words: it goes on
+            raise
+        except BaseException:           # the answer would come when nobody expects it
+            self._discard()
+            raise
+        self._compiles = int(answer.get("compiles", 0))
+        return answer
+
+    # ---- programs
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held while the shared memory is in use."""
+        return self._lock
+
+    def run(self, program: RemoteProgram, request: tuple[object, ...], timeout_s: float) -> list[tuple[Shape, int]]:
+        """(shape, offset) of each output in the shared memory."""
+        self._runs += 1
+        answer = self.request(request, timeout_s)
+        try:
+            return outputs_of(answer, len(program.graph.outputs))
+        except GarbageError as error:
+            raise self.senseless(str(error)) from error
+
+    def senseless(self, what: str) -> DeviceLostError:
+        """Ends a worker that answers so; gives what to raise."""
+        self._discard()
+        return garbage(self.info.name, what)
+
+    def add(self, program: RemoteProgram) -> None:
+        """Compiles a program. Raises what that raises."""
+        with self._lock:
+            self.ensure()
+            program.compile()
+            self._programs[program.number] = program
+
+    def remove(self, program: RemoteProgram) -> None:
+        """Frees what the worker holds for a program."""
+        with self._lock:
+            known = self._programs.pop(program.number, None)
+            if known is not None and self._process is not None:
+                with suppress(DeviceError):       # a worker that fails now is replaced at the next run
+                    self.request(("release", program.number), RUN_S)
+
+    # ---- users
+
+    def enter(self) -> None:
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        """The last one to go ends the worker."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self.end()
+
+    def end(self) -> None:
+        """Ends the worker; the next program starts another."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is not None:
+                process.end()
+
+    def after_fork(self) -> None:
+        """In the child: the worker is the parent's. The circuit starts one of the child's own, if it runs anything."""
+        self._lock, self.circuit = threading.RLock(), Circuit(self._replace)
+        process, self._process = self._process, None
+        if process is not None:
+            process.abandon()
+
+
+class Lease:
+    """A user of a worker, from now until `end` or until nobody has the lease any more."""
+
+    def __init__(self, gpu: RemoteGpu) -> None:
+        self.gpu = gpu
+        gpu.enter()
+        self._finalizer = weakref.finalize(self, gpu.leave)
+        self._finalizer.atexit = False
+
+    def end(self) -> None:
+        self._finalizer()
+
+
+_open: dict[tuple[object, ...], RemoteGpu] = {}
+_open_lock = threading.Lock()
+
+
+def open_remote(config: Config) -> RemoteGpu:
+    """The adapter that the config asks for, in the worker of all sessions that ask for the same.
+
+    Raises AdapterError, ConfigError (a broken quirks file, faults that are none, Windows).
+    """
+    check_system()
+    key = tuple(getattr(config, name) for name in _OPTIONS)
+    with _open_lock:
+        gpu = _open.get(key) or RemoteGpu(config)
+        gpu.ensure()
+        if not _open:
+            atexit.register(_end_all)
+        _open[key] = gpu
+        return gpu
+
+
+def _end_all() -> None:
+    for gpu in list(_open.values()):
+        gpu.end()
+
+
+def after_fork() -> None:
+    """In the child: workers are the parent's, and a thread that held a lock does not exist."""
+    global _open_lock
+    _open_lock = threading.Lock()
+    for gpu in _open.values():
+        gpu.after_fork()

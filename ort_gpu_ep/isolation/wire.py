@@ -1,0 +1,116 @@
+"""What goes between a session's process and its worker, as plain data.
+
+Requests are pickled tuples: the worker trusts its parent. Answers are JSON, because the worker shares its memory with a
+driver: whatever it sends is read as data and checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from ort_gpu_ep import errors
+from ort_gpu_ep.device.info import AdapterInfo
+from ort_gpu_ep.errors import Code, DeviceError, GpuEpError, UnsupportedNodeError
+from ort_gpu_ep.graph import Array, Graph
+from ort_gpu_ep.registry import Limits
+
+
+class GarbageError(Exception):
+    """An answer that no working worker gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """A constant in a file."""
+
+    path: str
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def load(self, file: Any = None) -> Array:
+        """The array, mapped from the file, which may be open already. Raises OSError."""
+        nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return np.memmap(file or self.path, np.uint8, "r", self.offset, (nbytes,)).view(self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPlace:
+    """A constant in the memory that both processes share, while the request lasts."""
+
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+def without_constants(graph: Graph) -> Graph:
+    """The graph without the functions that give its constants: it pickles."""
+    return graph.with_nodes(graph.nodes, {name: replace(value, load=None) for name, value in graph.values.items()})
+
+
+def with_constants(graph: Graph, constants: Mapping[str, Array | FilePlace]) -> Graph:
+    """The graph with these constants."""
+    def giver(constant: Array | FilePlace) -> Any:
+        return constant.load if isinstance(constant, FilePlace) else lambda: constant
+    return graph.with_nodes(graph.nodes, {name: replace(graph.values[name], load=giver(c)) for name, c in constants.items()})
+
+
+def error_answer(error: Exception) -> dict[str, object]:
+    """An exception on its way to the parent."""
+    return {"error": type(error).__name__, "message": str(error)}
+
+
+def raise_error(answer: Mapping[str, Any]) -> None:
+    """Raises the worker's exception: the same class if it is ours, else DeviceError."""
+    name, message = str(answer["error"]), str(answer.get("message", ""))
+    found = getattr(errors, name, None)
+    if found is UnsupportedNodeError:
+        code, _, reason = message.partition(": ")
+        raise UnsupportedNodeError(Code(code), reason)
+    if isinstance(found, type) and issubclass(found, GpuEpError):
+        raise found(message)
+    raise DeviceError(f"{name}: {message}")
+
+
+def parse(message: bytes) -> dict[str, Any]:
+    """An answer. Raises GarbageError."""
+    try:
+        answer = json.loads(message)
+    except ValueError as error:
+        raise GarbageError(f"got {message[:40]!r}, expected JSON") from error
+    if not isinstance(answer, dict):
+        raise GarbageError(f"got {message[:40]!r}, expected an object")
+    return answer
+
+
+def limits_answer(limits: Limits) -> dict[str, object]:
+    """Limits as JSON has them."""
+    found = {f.name: getattr(limits, f.name) for f in fields(limits)}
+    return {**found, "features": sorted(limits.features), "disabled": [list(pair) for pair in limits.disabled]}
+
+
+def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
+    """The adapter that a worker has opened. Raises GarbageError."""
+    try:
+        given = dict(answer["limits"])
+        given["features"] = frozenset(map(str, given["features"]))
+        given["disabled"] = tuple((str(what), str(why)) for what, why in given["disabled"])
+        return AdapterInfo(**answer["info"]), Limits(**given)
+    except (KeyError, TypeError, ValueError) as error:
+        raise GarbageError(f"got {str(answer)[:80]}, expected an adapter and its limits") from error
+
+
+def outputs_of(answer: Mapping[str, Any], count: int) -> list[tuple[tuple[int, ...], int]]:
+    """(shape, offset) of each output of a run. Raises GarbageError."""
+    try:
+        found = [(tuple(int(d) for d in shape), int(offset)) for shape, offset in answer["outputs"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise GarbageError(f"got {str(answer)[:80]}, expected outputs") from error
+    if len(found) != count or any(min((offset, *shape)) < 0 for shape, offset in found):
+        raise GarbageError(f"got {str(found)[:80]}, expected {count} outputs")
+    return found
