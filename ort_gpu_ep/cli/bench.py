@@ -40,14 +40,7 @@ def bench(
     start = time.perf_counter()
     session = shared.open_session(model, shared.pairs(option, "--option"))
     values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), seed)
-    gpu = _gpu(session)
-    if gpu is not None:
-        gpu.start_timing()
-    try:
-        result = _compare(model, session, values, runs, against, gpu, start, quiet=json)
-    finally:
-        if gpu is not None:
-            gpu.stop_timing()
+    result = _compare(model, session, values, runs, against, start, quiet=json)
     if json:
         shared.print_json(result)
     else:
@@ -94,7 +87,7 @@ def _digits(ms: float) -> str:
 
 
 def _compare(
-    model: Path, session: Any, values: dict[str, Any], runs: int, against: str | None, gpu: Gpu | None, start: float, quiet: bool
+    model: Path, session: Any, values: dict[str, Any], runs: int, against: str | None, start: float, quiet: bool
 ) -> dict[str, Any]:
     """Measures both sides. start: when loading began."""
     want = session.run(None, values)
@@ -103,7 +96,14 @@ def _compare(
     if against == "cpu":
         cpu = onnxruntime.InferenceSession(str(model), shared.quiet(), providers=["CPUExecutionProvider"])
         sides["cpu"] = lambda: cpu.run(None, values)
-    measured = _measure(sides, runs, gpu, quiet)
+    gpu = _gpu(session)              # after the first run: with placement=auto that one has chosen
+    if gpu is not None:
+        gpu.start_timing()
+    try:
+        measured = _measure(sides, runs, gpu, quiet)
+    finally:
+        if gpu is not None:
+            gpu.stop_timing()
     result: dict[str, Any] = {"model": str(model), "runs": runs, "first_ms": first_ms, **{k: _summary(v) for k, v in measured.items()}}
     if against == "cpu":
         result["speedup"] = result["cpu"]["median_ms"] / result["this"]["median_ms"]
@@ -112,9 +112,9 @@ def _compare(
 
 
 def _gpu(session: Any) -> Gpu | None:
-    """The device that the session's nodes use, None if all of them run on the CPU."""
+    """The device that the session's nodes use, None if all of them run on the CPU or in a worker."""
     state = session._state
-    return state.gpu if state is not None and state.partitions else None
+    return state.local_gpu if state is not None and state.partitions else None
 
 
 def _measure(sides: dict[str, Callable[[], Any]], runs: int, gpu: Gpu | None, quiet: bool) -> dict[str, dict[str, list[float]]]:
