@@ -18,7 +18,7 @@ from ort_gpu_ep.isolation.wire import GarbageError, parse, raise_error
 PREPARE_S = 180.0
 """For what takes compiling: a driver takes some 10 ms a shader, a large network has some 500."""
 
-_LAST_S = 1.0
+_LAST_S = 5.0
 """How long a worker that is no longer needed may take to end by itself."""
 
 _ADVICE = ("A new worker is started; until it has passed a probe, the CPU answers. If this comes back, run `ort-gpu-ep doctor`, "

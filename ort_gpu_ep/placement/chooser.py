@@ -65,8 +65,8 @@ class Chooser:
     def _decide(self, key: Signature, feeds: Mapping[str, Any]) -> Decision:
         named = signature(feeds)
         made = (self._decisions.get(named) if self._decisions is not None else None) or self._nearest(key) or self._prove(feeds)
-        if made.source in ("measured", "floor") and self._decisions is not None:
-            self._decisions.put(named, made)
+        if made.source in ("measured", "floor") and made.plan != CUT and self._decisions is not None:
+            self._decisions.put(named, made)      # a cut is made by costs that only this session knows
         self.decided[key] = made
         self._changed(made)
         return made

@@ -146,6 +146,7 @@ def test_a_cut_is_a_candidate(auto: Open, timed: Callable[..., Any], rng: np.ran
     assert [c.name for c in runner.candidates.made] == ["cut"]
     assert {(n.op, n.device) for n in session.explain().reports[-1].nodes} == {("MatMul", "gpu"), ("Neg", "cpu")}
     assert [p.plan for p in session.explain().reports[-1].predictions] == ["cut", "gpu", "cpu"]
+    assert auto(model).get_providers() == [CPU]     # what the cut was made by is not stored: the next session proves it anew
 
 
 def test_a_candidate_that_fails_is_out(
