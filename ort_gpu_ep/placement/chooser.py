@@ -16,7 +16,7 @@ from ort_gpu_ep.explain import adapter_of
 from ort_gpu_ep.partitioner import Costs, Report
 from ort_gpu_ep.placement.candidates import CPU, CUT, GPU, Candidate, Candidates
 from ort_gpu_ep.placement.cpu_costs import cpu_costs
-from ort_gpu_ep.placement.decisions import Decision, Decisions, Signature, signature
+from ort_gpu_ep.placement.decisions import MAX_SIGNATURES, Decision, Decisions, Signature, signature
 from ort_gpu_ep.placement.trial import WAKE_S, race
 from ort_gpu_ep.plugin import excuse
 from ort_gpu_ep.profile import Profile
@@ -68,6 +68,8 @@ class Chooser:
         if made.source in ("measured", "floor") and made.plan != CUT and self._decisions is not None:
             self._decisions.put(named, made)      # a cut is made by costs that only this session knows
         self.decided[key] = made
+        while len(self.decided) > MAX_SIGNATURES:      # those that were not measured go first
+            self.decided.pop(next((k for k, d in self.decided.items() if d.source == "nearest"), next(iter(self.decided))))
         self._changed(made)
         return made
 

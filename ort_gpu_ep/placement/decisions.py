@@ -22,7 +22,7 @@ Signature: TypeAlias = tuple[tuple[str, Shape], ...]
 
 FORMAT = 1
 MAX_SIGNATURES = 256
-"""Shapes that are remembered for one model; the oldest go first."""
+"""Shapes that are remembered for one model, on disk and by a session; the oldest go first."""
 
 _OPTIONS = ("graph_optimization_level", "intra_op_num_threads", "inter_op_num_threads", "execution_mode")
 

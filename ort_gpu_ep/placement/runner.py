@@ -114,6 +114,8 @@ class Runner:
 
     def _decided(self, decision: Decision) -> None:
         """What lost gives its memory back; it is made again if the decision changes."""
+        known = {id(d) for d in self.chooser.decided.values()}
+        self._policies = {key: policy for key, policy in self._policies.items() if key in known}
         self._watch(decision)
         wanted = {d.plan for d in self.chooser.decided.values()} | {decision.plan}
         chosen = self.candidates.get(decision.plan)

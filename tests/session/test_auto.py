@@ -113,6 +113,21 @@ def test_each_set_of_shapes_is_decided_until_the_budget_is_spent(
     assert len(races) == 2
 
 
+def test_shapes_without_end_are_forgotten_again(
+        auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(chooser, "MAX_SIGNATURES", 3)
+    timed(cpu=1.0, gpu=2.0)
+    (tmp_path / "load").write_text("0")
+    session = auto(mlp, load=f"file:{tmp_path / 'load'}")
+    for rows in (2, 3, 4, 5, 6, 2):
+        x = rng.standard_normal((rows, 16)).astype("f")
+        assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+        session._runner.chooser._left_s = 0.0
+    decided = session._runner.chooser.decided
+    assert [(key[0][1][0], d.source) for key, d in decided.items()] == [(2, "measured"), (5, "nearest"), (6, "nearest")]
+    assert len(session._runner._policies) == 3
+
+
 def test_without_a_budget_it_goes_by_prediction(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
     races = timed()
     session = auto(mlp, placement_budget_ms=0)
