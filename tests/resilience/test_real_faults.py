@@ -118,7 +118,7 @@ def test_a_driver_that_fails_when_loaded(name: str, process: Process, tmp_path: 
     start_s = 3.0 if name in ("sleeps", "exits in order") else 30.0       # a busy machine takes seconds to start Python
     first, second = (process(env=env, start_s=start_s) for _ in range(2))
     for done in (first, second):
-        assert done.said == {"right": True, "gpu": 0, "fallbacks": 0}
+        assert done.said == {"right": True, "gpu": 0, "fallbacks": 0, "renewals": 0}
         (line,) = done.lines("running on the CPU")
         assert how in line
         assert f"{name}.json" in line
@@ -135,7 +135,7 @@ def test_a_driver_that_is_none(content: str, process: Process, tmp_path: Path) -
         target.write_bytes(np.random.default_rng(1).bytes(5000) if content == "garbage" else b"")
     env = only(manifest(tmp_path, "icd", target))
     done = process(env=env)
-    assert done.said == {"right": True, "gpu": 0, "fallbacks": 0}
+    assert done.said == {"right": True, "gpu": 0, "fallbacks": 0, "renewals": 0}
     assert len(done.lines("running on the CPU: no GPU adapter")) == 1
     assert process(env=env, strict=1).said["raised"] == "AdapterError"
 
