@@ -122,9 +122,9 @@ class FaultyGpu(Gpu):
             time.sleep(timeout_s)
         return not self._hung and super().ends_in_time(index, timeout_s)
 
-    def download(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int) -> None:
+    def lend(self, buffer: Buffer, offset_bytes: int, nbytes: int, take: Callable[[int], object]) -> None:
         start = time.perf_counter()
-        super().download(buffer, offset_bytes, address, nbytes)
+        super().lend(buffer, offset_bytes, nbytes, take)
         time.sleep((time.perf_counter() - start) * (self.faults.slow - 1))
 
     def cached(self, key: object, make: Callable[[], Any]) -> Any:

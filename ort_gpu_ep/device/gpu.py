@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import wgpu
-from wgpu.backends.wgpu_native import ffi, lib
+from wgpu.backends.wgpu_native import ffi
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native, waiting
@@ -144,9 +144,10 @@ class Gpu:
             if pool:
                 self.stats.pooled_nbytes -= size
                 return pool.pop()
-            return self._create(size, _USAGE)
+            return self.create(size, _USAGE)
 
-    def _create(self, size: int, usage: int) -> Buffer:
+    def create(self, size: int, usage: int) -> Buffer:
+        """A buffer for a pool of the caller's. Raises: OutOfDeviceMemoryError, DeviceLostError."""
         limit = self.memory_limit_nbytes
         if size > self.limits.max_buffer_nbytes:
             raise OutOfDeviceMemoryError(
@@ -190,12 +191,13 @@ class Gpu:
                     pools[size] = [b for b in buffers if b.freed_s >= before_s]
                     for buffer in buffers:
                         if buffer.freed_s < before_s:
-                            self._destroy(buffer, pools is self._free)
+                            self.stats.pooled_nbytes -= buffer.nbytes if pools is self._free else 0
+                            self.destroy(buffer)
 
-    def _destroy(self, buffer: Buffer, pooled: bool) -> None:
+    def destroy(self, buffer: Buffer) -> None:
+        """Returns a buffer that no pending work names to the driver."""
         buffer.raw.destroy()
         buffer.forgotten()
-        self.stats.pooled_nbytes -= buffer.nbytes if pooled else 0
 
     # ---- transfers and commands
 
@@ -225,13 +227,17 @@ class Gpu:
 
         Raises: DeviceLostError, where the driver dropped the device meanwhile.
         """
+        self.lend(buffer, offset_bytes, nbytes, lambda source: ffi.memmove(ffi.cast("char *", address), ffi.cast("char *", source), nbytes))
+
+    def lend(self, buffer: Buffer, offset_bytes: int, nbytes: int, take: Callable[[int], object]) -> None:
+        """Waits for earlier work and calls `take` with the address of a buffer's content, valid meanwhile. Raises also what that does."""
         if not nbytes:
             return
         size, start = (nbytes + 3) & ~3, time.perf_counter()
         with self._lock:
             self._check_alive()
             pool = self._staging.get(size_class(size))
-            staging = pool.pop() if pool else self._create(size_class(size), _STAGING)
+            staging = pool.pop() if pool else self.create(size_class(size), _STAGING)
             try:
                 encoder = self.device.create_command_encoder(label="readback")
                 native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, 0, size)
@@ -241,11 +247,14 @@ class Gpu:
                 raise self.failure(error, f"a readback of {nbytes} B") from error
         self._while_waiting()
         native.wait(self, index, token)
-        ffi.memmove(ffi.cast("char *", address), lib.wgpuBufferGetConstMappedRange(staging.native, 0, size), nbytes)
+        try:
+            take(native.mapped(staging.native, size))
+        finally:
+            with self._lock:
+                native.unmap(staging.native)
+                staging.freed_s = time.monotonic()
+                self._staging.setdefault(staging.nbytes, []).append(staging)
         with self._lock:
-            lib.wgpuBufferUnmap(staging.native)
-            staging.freed_s = time.monotonic()
-            self._staging.setdefault(staging.nbytes, []).append(staging)
             self.stats.downloads += 1
             self.stats.download_s += time.perf_counter() - start
             self.stats.downloaded_nbytes += nbytes

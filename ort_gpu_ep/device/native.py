@@ -106,11 +106,32 @@ def submit(device: Any, command_buffers: list[Any]) -> int:
 
 def map_read(buffer: Any, nbytes: int) -> int:
     """Starts mapping a staging buffer. Returns a token for `wait`."""
+    return _map(buffer, nbytes, lib.WGPUMapMode_Read)
+
+
+def _map(buffer: Any, nbytes: int, mode: int) -> int:
     token = next(_tokens)
     info = ffi.new("WGPUBufferMapCallbackInfo *")
     info.mode, info.callback, info.userdata1 = lib.WGPUCallbackMode_AllowProcessEvents, _mapped, ffi.cast("void *", token)
-    libf.wgpuBufferMapAsync(buffer, lib.WGPUMapMode_Read, 0, nbytes, info[0])
+    libf.wgpuBufferMapAsync(buffer, mode, 0, nbytes, info[0])
     return token
+
+
+def map_write(gpu: Any, buffer: Any, nbytes: int) -> int:
+    """Address of a staging buffer's content, to be overwritten; the GPU is done with the buffer. Raises: DeviceLostError, DeviceError."""
+    token = _map(buffer, nbytes, lib.WGPUMapMode_Write)
+    lib.wgpuDevicePoll(gpu.device._internal, False, ffi.NULL)
+    _await(gpu, token)
+    return int(ffi.cast("uintptr_t", lib.wgpuBufferGetMappedRange(buffer, 0, nbytes)))
+
+
+def mapped(buffer: Any, nbytes: int) -> int:
+    """Address of the content of a buffer that was mapped for reading."""
+    return int(ffi.cast("uintptr_t", lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes)))
+
+
+def unmap(buffer: Any) -> None:
+    lib.wgpuBufferUnmap(buffer)
 
 
 _pause = threading.Event()
@@ -128,15 +149,21 @@ def wait(gpu: Any, index: int, token: int | None) -> None:
         raise DeviceHangError(
             f"{gpu.info.name}: the GPU did not finish within {gpu.hang_timeout_s * 1e3:.0f} ms; nothing more is sent to this device. "
             "Raise hang_timeout_ms if the model is that slow, or update the driver.")
-    while token is not None and token not in _done and not gpu.lost:
+    if token is not None:
+        _await(gpu, token)
+
+
+def _await(gpu: Any, token: int) -> None:
+    """The end of a mapping that nothing on the GPU stands before."""
+    while token not in _done and not gpu.lost:
         _pause.wait(20e-6)          # another thread's poll is about to call the callback
         lib.wgpuDevicePoll(gpu.device._internal, False, ffi.NULL)
-    status = _done.pop(token, 0) if token is not None else lib.WGPUMapAsyncStatus_Success
+    status = _done.pop(token, 0)
     if status == lib.WGPUMapAsyncStatus_Success:
         return
     if gpu.lost:
         raise DeviceLostError(f"{gpu.info.name}: the driver dropped the device ({gpu.lost}).")
-    raise DeviceError(f"{gpu.info.name}: readback failed (map status {status}).")
+    raise DeviceError(f"{gpu.info.name}: mapping a buffer failed (map status {status}).")
 
 
 def finished(gpu: Any, token: int | None) -> bool:

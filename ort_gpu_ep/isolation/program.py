@@ -6,7 +6,8 @@ import itertools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.isolation.channel import aligned
 from ort_gpu_ep.isolation.process import PREPARE_S
+from ort_gpu_ep.isolation.reach import NBYTES
 from ort_gpu_ep.isolation.remote import RUN_S, RemoteGpu
 from ort_gpu_ep.isolation.wire import FilePlace, SharedPlace, with_constants, without_constants
 from ort_gpu_ep.scheduler import Plan, make_plan
@@ -29,10 +31,21 @@ _MAX_TYPES = 8
 
 _numbers = itertools.count(1)
 
-Read = Callable[[int, int, int], object]
-"""(address, into, nbytes): copies a tensor of ONNX Runtime's to host memory."""
-Write = Callable[[int, int, int], object]
-"""(address, source, nbytes): copies host memory to a tensor of ONNX Runtime's."""
+
+class Host(Protocol):
+    """ONNX Runtime's side of a run."""
+
+    def is_host(self, address: int) -> bool:
+        """Whether a tensor is in the process's ordinary memory."""
+
+    def read(self, address: int, into: int, nbytes: int) -> None:
+        """Copies a tensor to host memory."""
+
+    def write(self, address: int, source: int, nbytes: int) -> None:
+        """Copies host memory to a tensor."""
+
+    def output(self, index: int, shape: Shape) -> tuple[int, TensorType]:
+        """Makes an output: (address, type)."""
 
 
 class RemoteProgram:
@@ -83,39 +96,64 @@ class RemoteProgram:
             if self.gpu.pid is None:
                 raise
 
-    def run(self, inputs: Sequence[tuple[int, TensorType]], read: Read, write: Write,
-            make_output: Callable[[int, Shape], tuple[int, TensorType]]) -> None:
-        """inputs: (address, type) in the order of graph.inputs. make_output: gives the same for output `index` of a shape."""
+    def run(self, inputs: Sequence[tuple[int, TensorType]], host: Host) -> list[tuple[int, TensorType]]:
+        """inputs: (address, type) in the order of graph.inputs. Returns the same of the outputs."""
         types = tuple(kind for _, kind in inputs)
-        offsets, end = [], 0
-        for kind in types:
-            offsets.append(end)
-            end = aligned(end + kind.nbytes)
         with self.gpu.lock:
             if self._problem:
                 raise DeviceError(self._problem)
-            memory = self.gpu.process.memory
-            memory.reserve(end)
-            for (address, kind), offset in zip(inputs, offsets, strict=True):
-                if kind.nbytes:
-                    read(address, memory.address + offset, kind.nbytes)
-            given = [(kind.dtype.onnx, kind.shape, offset) for kind, offset in zip(types, offsets, strict=True)]
-            places = self.gpu.run(self, ("run", self.number, given, end), self._timeout_s)
-            memory.follow()
-            self._check(places, memory.nbytes)
-            for index, (shape, offset) in enumerate(places):
-                address, kind = make_output(index, shape)
-                if kind.nbytes:
-                    write(address, memory.address + offset, kind.nbytes)
+            self.gpu.runs += 1
+            answer, end = self._send(inputs, host, self.gpu.reaches)
+            places = self._places(answer, self.graph.outputs)
+            targets = [host.output(index, shape) for index, (shape, _) in enumerate(places)]
+            self._fetch(targets, [host.is_host(t[0]) and not any(_overlap(t, i) for i in inputs) for t in targets], places, end)
+            for (address, kind), (_, offset) in zip(targets, places, strict=True):
+                if offset is not None and kind.nbytes:
+                    host.write(address, self.gpu.process.memory.address + offset, kind.nbytes)
         self._remember(types)
+        return targets
 
-    def _check(self, places: Sequence[tuple[Shape, int]], nbytes: int) -> None:
-        """Raises DeviceLostError, where outputs can't be in the shared memory."""
-        for name, (shape, offset) in zip(self.graph.outputs, places, strict=True):
+    def _send(self, inputs: Sequence[tuple[int, TensorType]], host: Host, direct: bool) -> tuple[dict[str, Any], int]:
+        """Has the worker run. direct: it takes large tensors from where they are. Gives its answer and where inputs end in the memory."""
+        given, copied, end = [], [], 0
+        for address, kind in inputs:
+            is_near = direct and kind.nbytes >= NBYTES and host.is_host(address)
+            given.append((kind.dtype.onnx, kind.shape, address if is_near else end, is_near))
+            if not is_near:
+                copied.append((address, end, kind.nbytes))
+                end = aligned(end + kind.nbytes)
+        memory = self.gpu.process.memory
+        memory.reserve(end)
+        for address, offset, nbytes in copied:
+            if nbytes:
+                host.read(address, memory.address + offset, nbytes)
+        answer = self.gpu.request(("run", self.number, given, end, direct), self._timeout_s)
+        return self._send(inputs, host, False) if self.gpu.is_out_of_reach(answer) else (answer, end)
+
+    def _places(self, answer: Mapping[str, Any], outputs: Sequence[str]) -> list[tuple[Shape, int | None]]:
+        """(shape, offset) of these outputs. Raises DeviceLostError, where they can't be there."""
+        memory, places = self.gpu.process.memory, self.gpu.outputs_of(answer, len(outputs))
+        memory.follow()
+        for name, (shape, offset) in zip(outputs, places, strict=True):
             value = self.graph.values[name]
-            ends = offset + math.prod(shape) * (value.dtype.nbytes if value.dtype is not None else 1)
-            if ends > nbytes or (value.shape is not None and len(value.shape) != len(shape)):
-                raise self.gpu.senseless(f"output {name!r} of shape {shape} at {offset}, with {nbytes} B shared")
+            nbytes = math.prod(shape) * (value.dtype.nbytes if value.dtype is not None else 1)
+            fits = nbytes <= self.gpu.limits.max_buffer_nbytes if offset is None else offset + nbytes <= memory.nbytes
+            if not fits or (value.shape is not None and len(value.shape) != len(shape)):
+                raise self.gpu.senseless(f"output {name!r} of shape {shape} at {offset}, with {memory.nbytes} B shared")
+        return places
+
+    def _fetch(
+        self, targets: Sequence[tuple[int, TensorType]], direct: Sequence[bool], places: list[tuple[Shape, int | None]], end: int,
+    ) -> None:
+        """Has the worker write outputs that wait to where they belong, if `direct`; the others get a place in the shared memory."""
+        wanted = [index for index, (_, offset) in enumerate(places) if offset is None]
+        near = {index: targets[index][0] for index in wanted if direct[index]}
+        if near and not self.gpu.is_out_of_reach(self.gpu.request(("fetch", self.number, list(near.items())), self._timeout_s)):
+            wanted = [index for index in wanted if index not in near]
+        if wanted:
+            answer = self.gpu.request(("share", self.number, wanted, end), self._timeout_s)
+            for index, place in zip(wanted, self._places(answer, [self.graph.outputs[i] for i in wanted]), strict=True):
+                places[index] = place
 
     def _remember(self, types: tuple[TensorType, ...]) -> None:
         with self._plans_lock:
@@ -137,3 +175,8 @@ class RemoteProgram:
     def close(self) -> None:
         """Frees what the worker holds for it."""
         self.gpu.remove(self)
+
+
+def _overlap(one: tuple[int, TensorType], other: tuple[int, TensorType]) -> bool:
+    """Whether two tensors share memory: should the worker fail, the CPU needs inputs that nothing was written to."""
+    return one[0] < other[0] + other[1].nbytes and other[0] < one[0] + one[1].nbytes

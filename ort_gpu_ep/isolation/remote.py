@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,9 +16,12 @@ from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import AdapterError, DeviceError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.isolation.process import WorkerProcess, check_system, garbage
+from ort_gpu_ep.isolation.reach import Trial
 from ort_gpu_ep.isolation.wire import GarbageError, device_of, outputs_of
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.types import Shape
+
+log = logging.getLogger("ort_gpu_ep")
 
 if TYPE_CHECKING:
     from ort_gpu_ep.isolation.program import RemoteProgram
@@ -35,11 +40,12 @@ class RemoteGpu:
     """An adapter that a worker process has. Thread-safe; requests go one by one.
 
     info, limits: of the adapter. key: what its caches are named by. circuit: the trust in it; its probe replaces the worker.
-    generations: how many workers there were. lost: always empty, because a worker that lost its device is replaced.
+    reaches: whether the worker reaches this process's memory. generations, runs: how many workers and runs
+    there were. lost: always empty, because a worker that lost its device is replaced.
     """
 
     lost = ""
-    reported = False
+    reported = reaches = False
     info: AdapterInfo
     limits: Limits
     key: str
@@ -50,7 +56,7 @@ class RemoteGpu:
         self._lock = threading.RLock()
         self._process: WorkerProcess | None = None
         self._programs: weakref.WeakValueDictionary[int, RemoteProgram] = weakref.WeakValueDictionary()
-        self._users = self.generations = self._runs = self._compiles = 0
+        self._users = self.generations = self.runs = self._compiles = 0
 
     @property
     def process(self) -> WorkerProcess:
@@ -78,7 +84,9 @@ class RemoteGpu:
         process: WorkerProcess | None = None
         try:
             process = WorkerProcess()
-            answer = process.request(("open", self._config, self._runs, self._compiles, self.generations > 0), START_S)
+            trial = Trial(process.pid)
+            answer = process.request(("open", self._config, self.runs, self._compiles, self.generations > 0, trial.address), START_S)
+            self.reaches = trial.passed
             self.info, self.limits = device_of(answer)
             self.key, process.name = str(answer["key"]), self.info.name
             self._process, self.generations = process, self.generations + 1
@@ -130,14 +138,20 @@ class RemoteGpu:
         """Held while the shared memory is in use."""
         return self._lock
 
-    def run(self, program: RemoteProgram, request: tuple[object, ...], timeout_s: float) -> list[tuple[Shape, int]]:
-        """(shape, offset) of each output in the shared memory."""
-        self._runs += 1
-        answer = self.request(request, timeout_s)
+    def outputs_of(self, answer: Mapping[str, Any], count: int) -> list[tuple[Shape, int | None]]:
+        """(shape, offset in the shared memory) of each output; no offset where it waits to be fetched. Raises DeviceLostError."""
         try:
-            return outputs_of(answer, len(program.graph.outputs))
+            return outputs_of(answer, count)
         except GarbageError as error:
             raise self.senseless(str(error)) from error
+
+    def is_out_of_reach(self, answer: Mapping[str, Any]) -> bool:
+        """Whether the worker could not reach memory of this process; from then on, all tensors go through the shared memory."""
+        if "out_of_reach" not in answer:
+            return False
+        log.info("isolation=process: tensors are copied once more each way from now on: the worker can't reach %s", answer["out_of_reach"])
+        self.reaches = False
+        return True
 
     def senseless(self, what: str) -> DeviceLostError:
         """Ends a worker that answers so; gives what to raise."""

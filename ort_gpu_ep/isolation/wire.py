@@ -105,12 +105,12 @@ def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
         raise GarbageError(f"got {str(answer)[:80]}, expected an adapter and its limits") from error
 
 
-def outputs_of(answer: Mapping[str, Any], count: int) -> list[tuple[tuple[int, ...], int]]:
-    """(shape, offset) of each output of a run. Raises GarbageError."""
+def outputs_of(answer: Mapping[str, Any], count: int) -> list[tuple[tuple[int, ...], int | None]]:
+    """(shape, offset) of each output of a run; no offset where it waits to be fetched. Raises GarbageError."""
     try:
-        found = [(tuple(int(d) for d in shape), int(offset)) for shape, offset in answer["outputs"]]
+        found = [(tuple(int(d) for d in shape), None if offset is None else int(offset)) for shape, offset in answer["outputs"]]
     except (KeyError, TypeError, ValueError) as error:
         raise GarbageError(f"got {str(answer)[:80]}, expected outputs") from error
-    if len(found) != count or any(min((offset, *shape)) < 0 for shape, offset in found):
+    if len(found) != count or any(min((offset or 0, *shape)) < 0 for shape, offset in found):
         raise GarbageError(f"got {str(found)[:80]}, expected {count} outputs")
     return found

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,17 +21,23 @@ import numpy as np
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
 from ort_gpu_ep.device.probe import probe
+from ort_gpu_ep.device.staging import Staging
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.health.admission import open_gpu
 from ort_gpu_ep.health.markers import remove_mine
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.isolation.channel import Channel, SharedMemory, aligned
+from ort_gpu_ep.isolation.reach import NBYTES, Reach, answer_trial
 from ort_gpu_ep.isolation.wire import FilePlace, SharedPlace, error_answer, limits_answer, with_constants
 from ort_gpu_ep.partitioner import fuse
 from ort_gpu_ep.types import BY_ONNX, Shape, TensorType
 
 _ANSWER_S = 600.0
 """A parent that does not take an answer for so long will not come back."""
+
+
+_CLEAN_END_S = 1.0
+"""How long the main thread, which sees the end of its parent too, may take to remove what it leaves otherwise."""
 
 
 @dataclass
@@ -50,6 +57,8 @@ class Worker:
         self._channel, self._memory = channel, memory
         self._programs: dict[int, _Held] = {}
         self._gpu: Gpu | None = None
+        self._staging: Staging | None = None
+        self._reach: Reach | None = None
 
     def serve(self) -> None:
         """Answers requests until the parent is gone."""
@@ -74,11 +83,26 @@ class Worker:
         assert self._gpu is not None, "the parent opens first"
         return self._gpu
 
+    @property
+    def staging(self) -> Staging:
+        assert self._staging is not None, "the parent opens first"
+        return self._staging
+
+    @property
+    def reach(self) -> Reach:
+        if self._reach is None:
+            raise OSError("its memory can't be reached")
+        return self._reach
+
     # ---- requests
 
-    def _open(self, config: Config, runs: int, compiles: int, check: bool) -> dict[str, object]:
-        """runs, compiles: how many there were in workers before this one; faults on purpose go on counting. check: probes."""
+    def _open(self, config: Config, runs: int, compiles: int, check: bool, trial: int) -> dict[str, object]:
+        """runs, compiles: how many there were in workers before this one; faults on purpose go on counting. check: probes the adapter.
+
+        trial: address of the bytes that reach.Trial has in the parent.
+        """
         self._gpu = gpu = open_gpu(config)
+        self._staging, self._reach = Staging(gpu), answer_trial(os.getppid(), trial)
         if config.faults:
             gpu.resume(runs, compiles)   # type: ignore[attr-defined]
         if check:
@@ -99,10 +123,13 @@ class Worker:
         data = self._memory.bytes_at(place.offset, nbytes)
         return data.view(place.dtype).reshape(place.shape)
 
-    def _run(self, number: int, inputs: list[tuple[int, Shape, int]], end: int) -> dict[str, object]:
-        """inputs: (element type, shape, offset) of each. end: of the inputs in the shared memory; outputs come behind."""
-        held, gpu, memory = self._programs[number], self.gpu, self._memory
-        types = tuple(TensorType(BY_ONNX[kind], shape) for kind, shape, _ in inputs)
+    def _run(self, number: int, inputs: list[tuple[int, Shape, int, bool]], end: int, direct: bool) -> dict[str, object]:
+        """inputs: (element type, shape, place, whether that is an address of the parent's) of each; else an offset in the shared memory.
+
+        end: of the inputs there; outputs come behind. direct: large outputs are left for `_fetch`, with None as their offset.
+        """
+        held, memory = self._programs[number], self._memory
+        types = tuple(TensorType(BY_ONNX[kind], shape) for kind, shape, _, _ in inputs)
         if not held.program.is_prepared(types):
             self._answer({"wait": True})   # compiling takes as long as it takes
             held.program.plan(types)
@@ -111,17 +138,36 @@ class Worker:
             self._drop_buffers(held)
             held.types, held.inputs = types, [self._tensor(t) for t in types]
         memory.reserve(end)
-        for tensor, (_, _, offset) in zip(held.inputs, inputs, strict=True):
-            gpu.upload(tensor.buffer, 0, memory.address + offset, tensor.type.nbytes)
+        try:
+            for tensor, (_, _, place, is_address) in zip(held.inputs, inputs, strict=True):
+                self._upload(tensor, place, is_address)
+        except OSError as error:
+            return {"out_of_reach": str(error)}
         held.program.run(held.inputs, lambda i, shape: self._output(held, i, shape))
-        offsets = []
-        for tensor in held.outputs:
-            offsets.append(end := aligned(end))
-            end += tensor.type.nbytes
-        memory.reserve(end)
-        for tensor, offset in zip(held.outputs, offsets, strict=True):
-            gpu.download(tensor.buffer, 0, memory.address + offset, tensor.type.nbytes)
-        return {"outputs": [(t.type.shape, o) for t, o in zip(held.outputs, offsets, strict=True)]}
+        late = [direct and tensor.type.nbytes >= NBYTES for tensor in held.outputs]
+        offsets = iter(self._download([t for t, is_late in zip(held.outputs, late, strict=True) if not is_late], end))
+        return {"outputs": [(t.type.shape, None if is_late else next(offsets)) for t, is_late in zip(held.outputs, late, strict=True)]}
+
+    def _fetch(self, number: int, wanted: list[tuple[int, int]]) -> dict[str, object]:
+        """Writes outputs of the last run to addresses of the parent's. wanted: (index, address)."""
+        held, failed = self._programs[number], list[OSError]()
+
+        def give(source: int, address: int, nbytes: int) -> None:
+            try:
+                self.reach.write(address, source, nbytes)
+            except OSError as error:
+                failed.append(error)
+        for index, address in wanted:
+            tensor = held.outputs[index]
+            nbytes = tensor.type.nbytes
+            self.gpu.lend(tensor.buffer, 0, nbytes, lambda source, a=address, n=nbytes: give(source, a, n))    # type: ignore[misc]
+        self.staging.recycle()
+        return {"out_of_reach": str(failed[0])} if failed else {}
+
+    def _share(self, number: int, wanted: list[int], end: int) -> dict[str, object]:
+        """Outputs of the last run, by index, into the shared memory behind `end`."""
+        outputs = [self._programs[number].outputs[index] for index in wanted]
+        return {"outputs": list(zip((t.type.shape for t in outputs), self._download(outputs, end), strict=True))}
 
     def _release(self, number: int) -> dict[str, object]:
         held = self._programs.pop(number, None)
@@ -131,6 +177,26 @@ class Worker:
         return {}
 
     # ---- inside
+
+    def _upload(self, tensor: Tensor, place: int, is_address: bool) -> None:
+        nbytes = tensor.type.nbytes
+        if is_address:
+            self.staging.upload(tensor.buffer, nbytes, lambda into: self.reach.read(place, into, nbytes))
+        else:
+            self.gpu.upload(tensor.buffer, 0, self._memory.address + place, nbytes)
+
+    def _download(self, tensors: list[Tensor], end: int) -> list[int]:
+        """Into the shared memory behind `end`; their offsets."""
+        offsets = []
+        for tensor in tensors:
+            offsets.append(end := aligned(end))
+            end += tensor.type.nbytes
+        self._memory.reserve(end)
+        for tensor, offset in zip(tensors, offsets, strict=True):
+            self.gpu.download(tensor.buffer, 0, self._memory.address + offset, tensor.type.nbytes)
+        if any(tensor.type.nbytes for tensor in tensors):
+            self.staging.recycle()
+        return offsets
 
     def _output(self, held: _Held, index: int, shape: Shape) -> Tensor:
         graph = held.program.graph
@@ -151,15 +217,13 @@ class Worker:
 
 
 def _watch(end: socket.socket, parent: int) -> None:
-    """Ends this process when its parent is gone, also while a driver holds the main thread."""
+    """Ends this process when its parent is gone, also while a driver holds the main thread, which has time to end it cleanly before."""
     watched = select.poll()
     watched.register(end, select.POLLHUP | select.POLLERR)
-    while True:
-        for _, events in watched.poll(2000):
-            if events & (select.POLLHUP | select.POLLERR):
-                os._exit(0)
-        if os.getppid() != parent:
-            os._exit(0)
+    while os.getppid() == parent and not any(events & (select.POLLHUP | select.POLLERR) for _, events in watched.poll(2000)):
+        pass
+    time.sleep(_CLEAN_END_S)
+    os._exit(0)
 
 
 def main() -> None:

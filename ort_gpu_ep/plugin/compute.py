@@ -179,25 +179,33 @@ class Run:
 
     def _in_worker(self, program: RemoteProgram) -> None:
         inputs = [self._input_address(i) for i in range(len(self.partition.positions))]
-        program.run(inputs, self._read, self._write, self._output_address)
+        outputs = program.run(inputs, self)
+        for way, tensors in (("host_to_device", inputs), ("device_to_host", outputs)):
+            for address, kind in tensors:
+                if self.is_host(address):   # the other copies ONNX Runtime has asked for, and those are counted
+                    memory.count(way, self.partition.state, kind.nbytes)
         if self.partition.verify_due(tuple(kind for _, kind in inputs)):
             self._verify()
 
-    def _read(self, address: int, into: int, nbytes: int) -> None:
-        """A tensor of ONNX Runtime's into host memory: the copy to the device, unless ONNX Runtime has asked for that one before."""
+    # ---- for a worker, as isolation/program.py's Host
+
+    def is_host(self, address: int) -> bool:
+        return not memory.owns(address)
+
+    def read(self, address: int, into: int, nbytes: int) -> None:
         if memory.owns(address):
             memory.copy_out(address, into, nbytes)
         else:
             ctypes.memmove(into, address, nbytes)
-            memory.count("host_to_device", self.partition.state, nbytes)
 
-    def _write(self, address: int, source: int, nbytes: int) -> None:
-        """Host memory into a tensor of ONNX Runtime's."""
+    def write(self, address: int, source: int, nbytes: int) -> None:
         if memory.owns(address):
             memory.copy_in(None, address, source, nbytes)
         else:
             ctypes.memmove(address, source, nbytes)
-            memory.count("device_to_host", self.partition.state, nbytes)
+
+    def output(self, index: int, shape: Shape) -> tuple[int, TensorType]:
+        return self._output_address(index, shape)
 
     def _verify(self) -> None:
         """Raises WrongResultError, where the CPU gives something else from the same inputs."""
