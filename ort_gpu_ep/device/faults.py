@@ -7,12 +7,12 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ort_gpu_ep.device import native
-from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.gpu import Buffer, Gpu, Piece
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, ShaderError
 from ort_gpu_ep.registry import Limits
@@ -122,9 +122,9 @@ class FaultyGpu(Gpu):
             time.sleep(timeout_s)
         return not self._hung and super().ends_in_time(index, timeout_s)
 
-    def lend(self, buffer: Buffer, offset_bytes: int, nbytes: int, take: Callable[[int], object]) -> None:
+    def lend(self, pieces: Sequence[Piece], take: Callable[[int, int], object]) -> None:
         start = time.perf_counter()
-        super().lend(buffer, offset_bytes, nbytes, take)
+        super().lend(pieces, take)
         time.sleep((time.perf_counter() - start) * (self.faults.slow - 1))
 
     def cached(self, key: object, make: Callable[[], Any]) -> Any:

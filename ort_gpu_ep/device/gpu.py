@@ -10,7 +10,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -33,6 +33,12 @@ _STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 POOL_AGE_S = 10.0
 """How long a freed buffer waits for its next use before it goes back to the driver."""
 
+_READBACK_NBYTES = 64 << 20
+"""What is read back together, with one wait, at most; a larger piece comes alone."""
+
+_ALIGNMENT = 64
+"""Of a piece among those that are read back together: a cache line, and what mapping and copying ask for."""
+
 MAX_PENDING = 64
 """Command buffers that may wait for a readback before they are submitted anyway."""
 
@@ -52,6 +58,10 @@ class Buffer:
     serial: int = field(default_factory=itertools.count().__next__)
     freed_s: float = 0.0
     forgotten: Any = field(default=None, repr=False)
+
+
+Piece = tuple[Buffer, int, int]
+"""A part of a buffer: (buffer, offset_bytes, nbytes)."""
 
 
 @dataclass
@@ -227,35 +237,58 @@ class Gpu:
 
         Raises: DeviceLostError, where the driver dropped the device meanwhile.
         """
-        self.lend(buffer, offset_bytes, nbytes, lambda source: ffi.memmove(ffi.cast("char *", address), ffi.cast("char *", source), nbytes))
+        self.download_all([((buffer, offset_bytes, nbytes), address)])
 
-    def lend(self, buffer: Buffer, offset_bytes: int, nbytes: int, take: Callable[[int], object]) -> None:
-        """Waits for earlier work and calls `take` with the address of a buffer's content, valid meanwhile. Raises also what that does."""
-        if not nbytes:
-            return
-        size, start = (nbytes + 3) & ~3, time.perf_counter()
+    def download_all(self, wanted: Sequence[tuple[Piece, int]]) -> None:
+        """Like `download`, of (piece, address) pairs, with one wait."""
+        def take(index: int, source: int) -> None:
+            ffi.memmove(ffi.cast("char *", wanted[index][1]), ffi.cast("char *", source), wanted[index][0][2])
+        self.lend([piece for piece, _ in wanted], take)
+
+    def lend(self, pieces: Sequence[Piece], take: Callable[[int, int], object]) -> None:
+        """Waits for earlier work and calls `take` with the index and the address of each piece's content, valid meanwhile.
+
+        An empty piece is left out. Raises what `take` does, too.
+        """
+        places, end = list[tuple[int, int]](), 0
+        for index, (_, _, nbytes) in enumerate(pieces):
+            if places and end + nbytes > _READBACK_NBYTES:
+                self._lend(pieces, places, end, take)
+                places, end = [], 0
+            if nbytes:
+                places.append((index, end))
+                end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        if places:
+            self._lend(pieces, places, end, take)
+
+    def _lend(self, pieces: Sequence[Piece], places: Sequence[tuple[int, int]], size: int, take: Callable[[int, int], object]) -> None:
+        start, nbytes = time.perf_counter(), sum(pieces[index][2] for index, _ in places)
         with self._lock:
             self._check_alive()
             pool = self._staging.get(size_class(size))
             staging = pool.pop() if pool else self.create(size_class(size), _STAGING)
             try:
                 encoder = self.device.create_command_encoder(label="readback")
-                native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, 0, size)
-                index = self._submit([native.finish(encoder)])
+                for index, offset in places:
+                    buffer, offset_bytes, piece_nbytes = pieces[index]
+                    native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, offset, (piece_nbytes + 3) & ~3)
+                submission = self._submit([native.finish(encoder)])
                 token = native.map_read(staging.native, size)
             except wgpu.GPUError as error:
                 raise self.failure(error, f"a readback of {nbytes} B") from error
         self._while_waiting()
-        native.wait(self, index, token)
+        native.wait(self, submission, token)
         try:
-            take(native.mapped(staging.native, size))
+            address = native.mapped(staging.native, size)
+            for index, offset in places:
+                take(index, address + offset)
         finally:
             with self._lock:
                 native.unmap(staging.native)
                 staging.freed_s = time.monotonic()
                 self._staging.setdefault(staging.nbytes, []).append(staging)
         with self._lock:
-            self.stats.downloads += 1
+            self.stats.downloads += len(places)
             self.stats.download_s += time.perf_counter() - start
             self.stats.downloaded_nbytes += nbytes
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
+from ort_gpu_ep.device.gpu import Piece
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.staging import Staging
 from ort_gpu_ep.graph import Array, Graph
@@ -150,19 +151,13 @@ class Worker:
 
     def _fetch(self, number: int, wanted: list[tuple[int, int]]) -> dict[str, object]:
         """Writes outputs of the last run to addresses of the parent's. wanted: (index, address)."""
-        held, failed = self._programs[number], list[OSError]()
-
-        def give(source: int, address: int, nbytes: int) -> None:
-            try:
-                self.reach.write(address, source, nbytes)
-            except OSError as error:
-                failed.append(error)
-        for index, address in wanted:
-            tensor = held.outputs[index]
-            nbytes = tensor.type.nbytes
-            self.gpu.lend(tensor.buffer, 0, nbytes, lambda source, a=address, n=nbytes: give(source, a, n))    # type: ignore[misc]
+        tensors = [self._programs[number].outputs[index] for index, _ in wanted]
+        try:
+            self.gpu.lend([_piece(t) for t in tensors], lambda i, source: self.reach.write(wanted[i][1], source, tensors[i].type.nbytes))
+        except OSError as error:
+            return {"out_of_reach": str(error)}
         self.staging.recycle()
-        return {"out_of_reach": str(failed[0])} if failed else {}
+        return {}
 
     def _share(self, number: int, wanted: list[int], end: int) -> dict[str, object]:
         """Outputs of the last run, by index, into the shared memory behind `end`."""
@@ -192,8 +187,7 @@ class Worker:
             offsets.append(end := aligned(end))
             end += tensor.type.nbytes
         self._memory.reserve(end)
-        for tensor, offset in zip(tensors, offsets, strict=True):
-            self.gpu.download(tensor.buffer, 0, self._memory.address + offset, tensor.type.nbytes)
+        self.gpu.download_all([(_piece(t), self._memory.address + offset) for t, offset in zip(tensors, offsets, strict=True)])
         if any(tensor.type.nbytes for tensor in tensors):
             self.staging.recycle()
         return offsets
@@ -214,6 +208,10 @@ class Worker:
         for tensor in (*held.inputs, *held.outputs):
             self.gpu.free(tensor.buffer)
         held.types, held.inputs, held.outputs = (), [], []
+
+
+def _piece(tensor: Tensor) -> Piece:
+    return tensor.buffer, 0, tensor.type.nbytes
 
 
 def _watch(end: socket.socket, parent: int) -> None:

@@ -171,8 +171,8 @@ class Run:
         self._gpu = program.gpu
         inputs = [self._input(i) for i in range(len(self.partition.positions))]
         program.run(inputs, self._output)
-        for storage, address, nbytes in self._late:
-            program.gpu.download(storage.buffer, 0, address, nbytes)   # type: ignore[arg-type]
+        program.gpu.download_all([((storage.buffer, 0, nbytes), address) for storage, address, nbytes in self._late])   # type: ignore[misc]
+        for _, _, nbytes in self._late:
             memory.count("device_to_host", self.partition.state, nbytes)
         if self.partition.verify_due(tuple(t.type for t in inputs)):
             self._verify()
