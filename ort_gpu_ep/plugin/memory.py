@@ -179,22 +179,25 @@ class Memory:
 
     def copy_out(self, address: int, host_address: int, nbytes: int) -> None:
         """A range into host memory; waits for the GPU. Raises DeviceError, if the GPU can't give it back."""
-        if nbytes == 0:
-            return
+        self.copy_out_all([(address, host_address, nbytes)])
+
+    def copy_out_all(self, wanted: Iterable[tuple[int, int, int]]) -> None:
+        """Like `copy_out`, of (address, host_address, nbytes), with one wait for all that a GPU has."""
+        parts: list[tuple[Storage, int, int, int, int]] = []      # storage, its offset, host address, bytes, the block's address
         with self._lock:
-            _, pieces = self._find(address, nbytes)
-            parts = [(max(p.start, address), min(p.stop, address + nbytes), p.storage, p.offset - p.start) for p in pieces]
-            for _, _, storage, _ in parts:
-                self._pin(storage)
+            for address, host_address, nbytes in wanted:
+                pieces = self._find(address, nbytes)[1] if nbytes else []
+                found = [(max(p.start, address), min(p.stop, address + nbytes), p.storage, p.offset - p.start) for p in pieces]
+                parts += [(self._pin(s), start + shift, host_address + start - address, stop - start, address)
+                          for start, stop, s, shift in found]
+                if sum(stop - start for start, stop, _, _ in found) < nbytes:
+                    ctypes.memset(host_address, 0, nbytes)
         try:
-            if sum(stop - start for start, stop, _, _ in parts) < nbytes:
-                ctypes.memset(host_address, 0, nbytes)
-            for start, stop, storage, shift in parts:
-                self.fetch(storage, start + shift, host_address + start - address, stop - start)
-            crossed = sum(stop - start for start, stop, storage, _ in parts if storage.host is None)
-            self.count("device_to_host", self.state_of(address), crossed)
+            self._fetch_all([part[:4] for part in parts])
+            for storage, _, _, nbytes, address in parts:
+                self.count("device_to_host", self.state_of(address), nbytes if storage.host is None else 0)
         finally:
-            self.release(storage for _, _, storage, _ in parts)
+            self.release(storage for storage, *_ in parts)
 
     def copy(self, gpu: Gpu | None, source: int, target: int, nbytes: int) -> None:
         """A range into another one: the two share the storage until one of them is written."""
@@ -316,6 +319,20 @@ class Memory:
             self.check_usable()
             assert storage.gpu is not None
             storage.gpu.download(storage.buffer, offset, host_address, nbytes)   # type: ignore[arg-type]
+
+    def _fetch_all(self, wanted: Iterable[tuple[Storage, int, int, int]]) -> None:
+        """`fetch` of each, but those that need no more than a readback together."""
+        together: dict[Gpu, list[tuple[tuple[Buffer, int, int], int]]] = {}
+        for storage, offset, host_address, nbytes in wanted:
+            if storage.host is not None or offset % 4:
+                self.fetch(storage, offset, host_address, nbytes)
+            else:
+                assert storage.gpu is not None
+                assert storage.buffer is not None
+                together.setdefault(storage.gpu, []).append(((storage.buffer, offset, nbytes), host_address))
+        for gpu, pairs in together.items():
+            self.check_usable()
+            gpu.download_all(pairs)
 
     def check_usable(self) -> None:
         """Raises DeviceError in a forked child, OutOfDeviceMemoryError without address space."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +70,21 @@ class DataTransfer(Table):
             for kind, device in zip(kinds, (source, target), strict=True))
 
     def copy_tensors(self, sources: Any, targets: Any, streams: Any, count: int) -> None:
+        outwards = []
         for i in range(count):
-            copy_value(sources[i], targets[i])
+            source, target = tensor_of(sources[i]), tensor_of(targets[i])
+            if memory.owns(source[0]) and not memory.owns(target[0]):
+                outwards.append((source[0], target[0], tensor_type(source[2], source[1]).nbytes))
+            else:
+                copy_value(sources[i], targets[i])
+        with _recording(*(address for address, _, _ in outwards)):
+            memory.copy_out_all(outwards)
+
+
+def _recording(*addresses: int) -> AbstractContextManager[Any]:
+    """Keeps what is raised meanwhile for the session that one of these addresses belongs to, if one does."""
+    state = next(filter(None, map(memory.state_of, addresses)), None)
+    return state.recording("copy") if state is not None else nullcontext()
 
 
 def copy_value(source: int, target: int) -> None:
@@ -81,7 +94,7 @@ def copy_value(source: int, target: int) -> None:
     nbytes = tensor_type(kind, shape).nbytes
     if nbytes == 0:
         return
-    try:
+    with _recording(address, into):
         if memory.owns(into):
             if memory.owns(address):
                 memory.copy(gpu_for(into), address, into, nbytes)
@@ -93,10 +106,6 @@ def copy_value(source: int, target: int) -> None:
             raise InternalError(
                 f"asked to copy {address:#x} to {into:#x}, neither of which is memory of {VENDOR}. "
                 "Is a second GPU provider in the same session?")
-    except BaseException:
-        state = memory.state_of(address) or memory.state_of(into)
-        with state.recording("copy") if state is not None else nullcontext():
-            raise
 
 
 @lru_cache(maxsize=4096)
