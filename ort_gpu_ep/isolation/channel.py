@@ -35,13 +35,18 @@ ALIGNMENT = 64
 """Tensors begin at multiples of a cache line."""
 
 
+def cores() -> int:
+    """How many this process may use; 0 where the system does not tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+
+
 class Channel:
     """One end of a socket: whole messages. Not thread-safe."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._rest = bytearray()
-        self._spin_s = SPIN_S if len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()) >= MIN_CORES else 0.0
+        self._spin_s = SPIN_S if cores() >= MIN_CORES else 0.0
 
     def send(self, message: bytes, timeout_s: float) -> None:
         """Raises OSError where the other end is gone, TimeoutError where it doesn't read."""

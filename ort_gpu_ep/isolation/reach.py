@@ -11,11 +11,17 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
+
+from ort_gpu_ep.isolation.channel import MIN_CORES, cores
 
 NBYTES = 256 << 10
 """Tensors from here on are not copied through the shared memory. Pinning pages takes as long as copying some 100 KiB, and an output takes
 one message more."""
+
+THREADS, THREAD_NBYTES = 4, 1 << 20
+"""How many threads share a copy, and from how many bytes each on: most of the time goes into finding and pinning pages, one by one."""
 
 _PROBE_NBYTES = 64
 _PR_SET_PTRACER = 0x59616D61
@@ -33,7 +39,8 @@ class Reach:
 
     def __init__(self, pid: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        self._pid = pid
+        self._pid, self._threads = pid, ThreadPoolExecutor(THREADS)      # which starts them when they are first wanted
+        self._shares = THREADS if cores() >= MIN_CORES else 1
         self._readv, self._writev = (_function(libc, name) for name in ("process_vm_readv", "process_vm_writev"))
 
     def read(self, address: int, into: int, nbytes: int) -> None:
@@ -45,6 +52,17 @@ class Reach:
         self._all(self._writev, source, address, nbytes)
 
     def _all(self, call: Callable[..., int], here: int, there: int, nbytes: int) -> None:
+        share = max(-(-nbytes // self._shares), THREAD_NBYTES)
+        parts = [(here + start, there + start, min(share, nbytes - start)) for start in range(0, nbytes, share)]
+        others = [self._threads.submit(self._part, call, *part) for part in parts[1:]]
+        try:
+            self._part(call, *parts[0])
+        finally:
+            wait(others)        # whatever happens: nothing is written to memory that was given back
+        for other in others:
+            other.result()
+
+    def _part(self, call: Callable[..., int], here: int, there: int, nbytes: int) -> None:
         done = 0
         while done < nbytes:        # one call moves 2 GiB at most
             ours, its = _Piece(here + done, nbytes - done), _Piece(there + done, nbytes - done)

@@ -12,8 +12,10 @@ from functools import partial
 from typing import Any
 
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.errors import WrongResultError
 from ort_gpu_ep.explain import adapter_of
 from ort_gpu_ep.partitioner import Costs, Report
+from ort_gpu_ep.placement.agreement import check_outputs
 from ort_gpu_ep.placement.candidates import CPU, CUT, GPU, Candidate, Candidates
 from ort_gpu_ep.placement.cpu_costs import cpu_costs
 from ort_gpu_ep.placement.decisions import MAX_SIGNATURES, Decision, Decisions, Signature, signature
@@ -46,7 +48,7 @@ class Chooser:
         self.decided: dict[Signature, Decision] = {}
         self.planned: tuple[str, tuple[Report, ...]] | None = None
         self._profile, self._decisions, self._changed, self._software = profile, decisions, changed, software
-        self._left_s = config.placement_budget_ms * 1e-3
+        self._left_s, self._left_out = config.placement_budget_ms * 1e-3, list[str]()
         self._lock = threading.Lock()
 
     def decision(self, feeds: Mapping[str, Any]) -> Decision:
@@ -103,7 +105,8 @@ class Chooser:
         times = {n: f"{s * 1e3:.3f} ms" for n, s in measured.items()}
         log.info("placement: %s of %s; found out in %.1f s", best, times, time.perf_counter() - start)
         if not set(rivals) <= set(measured):
-            return Decision(best, "partial", "the fastest of those that could be run", measured, predicted)
+            why = "; ".join(["the fastest of those that could be run", *self._left_out])
+            return Decision(best, "partial", why, measured, predicted)
         return Decision(best, "measured", "the fastest of those that were run", measured, predicted)
 
     def _learn(self, profile: Profile, feeds: Mapping[str, Any], cpu_s: float) -> None:
@@ -136,16 +139,24 @@ class Chooser:
         return [n for n in wanted if not (predicted.get(n, 0.0) > HOPELESS * cpu_s and 3 * predicted.get(n, 0.0) > self._left_s)]
 
     def _race(self, rivals: list[str], feeds: Mapping[str, Any]) -> dict[str, float]:
-        """Median seconds of the CPU and of the rivals that work."""
-        runs: dict[str, Callable[[], object]] = {CPU: partial(self.candidates.get(CPU).session.run, None, feeds)}
+        """Median seconds of the CPU and of the rivals that work, and agree with it on the first run."""
+        self._left_out = []
+        cpu = self.candidates.get(CPU).session
+        run_cpu = partial(cpu.run, None, feeds)
+        runs: dict[str, Callable[[], object]] = {CPU: run_cpu}
+        names, want = [output.name for output in cpu.get_outputs()], run_cpu() if rivals else []
         for name in rivals:
             candidate = None
             try:
                 candidate = self.candidates.get(name)
-                candidate.session.run(None, feeds)
+                check_outputs(names, candidate.session.run(None, feeds), want, run_cpu)
             except Exception as error:   # whatever keeps a candidate from answering puts it out; the CPU has answered the same inputs
                 if self.config.strict:
                     excuse(candidate.state if candidate else None, error)
+                gpu = candidate.state.gpu if candidate is not None and candidate.state is not None else None
+                if gpu is not None and isinstance(error, WrongResultError):
+                    gpu.circuit.failed(f"WrongResultError: {error}", at_once=True)
+                self._left_out.append(f"{name}: {type(error).__name__}: {error}")
                 log.warning("placement: the plan %r is left out, it fails: %s: %s", name, type(error).__name__, error)
                 continue
             if candidate.state is not None and candidate.state.failures:

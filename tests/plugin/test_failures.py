@@ -232,7 +232,7 @@ def test_runs_after_the_device_was_lost(mlp: bytes, x: Any, monkeypatch: pytest.
 def test_a_lost_device_in_the_middle(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading the result back fails: that run is an error, not a wrong answer, and the next one works."""
     opened = open_session(mlp)
-    monkeypatch.setattr(Gpu, "download", raises(DeviceError("lost")))
+    monkeypatch.setattr(Gpu, "lend", raises(DeviceError("lost")))
     with pytest.raises(Exception, match="lost") as caught:
         opened.run(x=x)
     assert isinstance(opened.state.cause_of(caught.value), DeviceError)

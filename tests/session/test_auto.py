@@ -13,8 +13,9 @@ import onnxruntime
 import pytest
 
 import ort_gpu_ep as ort
-from ort_gpu_ep.errors import DeviceError
+from ort_gpu_ep.errors import DeviceError, WrongResultError
 from ort_gpu_ep.placement import chooser
+from tests.plugin.cases import info, make_model, node
 from tests.session.conftest import NODES, assert_close, on_the_cpu
 from tests.unit.graphs import model_of
 
@@ -181,6 +182,33 @@ def test_a_candidate_that_fails_is_out(
     assert "the plan 'gpu' is left out" in caplog.text
     with pytest.raises(DeviceError, match="the driver said no"):
         auto(mlp, strict=1).run(None, {"x": x})
+
+
+def test_a_candidate_that_is_wrong_is_out(
+        auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, caplog: pytest.LogCaptureFixture) -> None:
+    """The race compares the first run of each plan with the CPU's, without `verify`."""
+    races = timed(cpu=2.0, gpu=1.0)
+    session = auto(mlp, faults="corrupt@1")
+    with caplog.at_level(logging.WARNING, "ort_gpu_ep"):
+        for _ in range(3):
+            assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    assert [list(r) for r in races] == [["cpu"]]
+    assert session.stats()["runs_by_plan"] == {"cpu": 3}
+    assert "the plan 'gpu' is left out, it fails: WrongResultError: output 'z': 1 of" in caplog.text
+    assert "the GPU is left alone for 1 s" in caplog.text
+    (_, decision), = session.explain().decisions
+    assert decision.source == "partial"
+    assert "gpu: WrongResultError: output 'z': 1 of" in decision.why
+    with pytest.raises(WrongResultError, match="1 of"):
+        auto(mlp, strict=1, faults="corrupt@1;seed=2").run(None, {"x": x})
+
+
+def test_a_model_that_is_random_is_not_judged(auto: Open, timed: Callable[..., Any], x: Array) -> None:
+    timed(cpu=2.0, gpu=1.0)
+    model = make_model([node("RandomNormalLike", "x", "r"), node("Add", "x r", "y")], [info("x", list(x.shape))], ["y"])
+    session = auto(model)
+    session.run(None, {"x": x})
+    assert session.stats()["runs_by_plan"] == {"gpu": 1}
 
 
 def test_a_decided_gpu_that_fails_is_answered_by_the_cpu(
