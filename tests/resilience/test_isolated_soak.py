@@ -19,7 +19,7 @@ import psutil
 import ort_gpu_ep
 from ort_gpu_ep.device.faults import KINDS
 from ort_gpu_ep.isolation import remote
-from tests.resilience.test_faults import RUNS, model, session
+from tests.resilience.soak import RUNS, model, session
 
 SEED = int(os.environ.get("ORT_GPU_EP_SOAK_SEED", "5"))
 ROUND, THREADS = 240, 3
