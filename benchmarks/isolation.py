@@ -1,4 +1,4 @@
-"""What isolation=process takes: the same model in this process and in a worker, in turn; medians.
+"""What isolation=process takes: the same model in this process and in a worker, in blocks of runs that take turns; medians.
 
     python -m benchmarks.isolation [--runs 200] [--seconds 10] [--json FILE]
 
@@ -60,7 +60,7 @@ def measure(name: str, model: bytes, feeds: dict[str, Any], runs: int, seconds: 
     sides["shared"]._lease.gpu.reaches = False       # type: ignore[union-attr]
     calls = {mode: lambda session=session: session.run(None, feeds) for mode, session in sides.items()}
     once_s = sum(float(np.median(t)) for t in cases.in_turn(calls, 3).values()) / 1e3     # after runs that compile
-    times = cases.in_turn(calls, max(10, min(runs, int(seconds / once_s))))
+    times = cases.in_blocks(calls, max(12, min(runs, int(seconds / once_s))))
     medians = {mode: float(np.median(t)) for mode, t in times.items()}
     return {"model": name, "runs": len(times["none"]), "in_process_ms": medians["none"], "isolated_ms": medians["process"],
             "over_us": (medians["process"] - medians["none"]) * 1e3, "shared_over_us": (medians["shared"] - medians["none"]) * 1e3,

@@ -31,7 +31,8 @@ FAMILY_OF: Mapping[str, str] = {f"{shader}.wgsl": family for family, shaders in 
 """Shader file -> family: kernels whose time grows alike."""
 
 BY_FLOPS = frozenset({"product", "matvec", "direct", "recurrent"})
-"""Families whose work is counted in floating-point operations; that of the others is the bytes they read and write."""
+"""Families whose work is counted in floating-point operations, those of a recurrent layer step by step: a step waits for the one before it,
+however wide the adapter is. The work of the others is the bytes they read and write."""
 
 SIBLING: Mapping[str, str] = {
     "matvec": "product", "direct": "product", "recurrent": "matvec",
@@ -108,8 +109,10 @@ class Profile:
     def download_s(self, nbytes: int) -> float:
         return self.download.at(nbytes)
 
-    def node_s(self, lowering: Lowering, flops: float, nbytes: int) -> float:
+    def node_s(self, lowering: Lowering, flops: float, nbytes: int, steps: int = 1) -> float:
         """Predicted seconds on the GPU of a node. flops: of its products, 0 if it has none. nbytes: what it reads and writes.
+
+        steps: how many parts of a recurrent layer wait for each other.
 
         A dispatch for each kernel, and its work: the operations by the kernel that multiplies (of a recurrent layer: by the one that goes
         through the steps), the bytes by the last kernel (those before it move what they write).
@@ -120,7 +123,7 @@ class Profile:
         for kernel in lowering.kernels:
             family = FAMILY_OF[kernel.shader]
             if kernel is multiplies:
-                total_s += self.curve(family).at(flops)
+                total_s += steps * self.curve(family).at(flops / steps)
             elif multiplies is None or family not in BY_FLOPS:
                 alone = kernel is lowering.kernels[-1] and multiplies is None
                 moved = nbytes if alone else 2 * _written_nbytes(kernel)

@@ -54,10 +54,10 @@ def _elementwise(n: int) -> Graph:
     return single("Add", (n,), [random((n,))], version=14)
 
 
-def _recurrent(steps: int) -> Graph:
-    """A layer of 64 units. One row of a batch: the steps wait for each other, whatever the adapter's width."""
-    weights = [random((1, 256, 64)) / 8, random((1, 256, 64)) / 8, random((1, 512))]
-    return single("LSTM", (steps, 1, 64), weights, version=14, hidden_size=64)
+def _recurrent(units: int) -> Graph:
+    """A layer of so many units, 16 steps for one row of a batch."""
+    weights = [random((1, 4 * units, units)) / 8, random((1, 4 * units, units)) / 8, random((1, 8 * units))]
+    return single("LSTM", (16, 1, units), weights, version=14, hidden_size=units)
 
 
 def _reduction(rows: int) -> Graph:
@@ -96,7 +96,7 @@ WORKLOADS = (
     Workload("reduction", (256, 2048, 16384, 65536), 1, _reduction),
     Workload("matvec", (256, 1024, 2048, 4096), 2, _matvec),
     Workload("direct", (28, 112, 224, 448), 2, _direct),
-    Workload("recurrent", (16, 64, 256), 1, _recurrent),
+    Workload("recurrent", (32, 64, 128, 256), 2, _recurrent),
     Workload("movement", (128, 512, 1024, 4096), 2, _movement),
     Workload("pool", (28, 56, 112, 448), 2, _pool),
     Workload("gather", (1024, 8192, 65536), 1, _gather),

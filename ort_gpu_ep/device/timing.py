@@ -22,7 +22,7 @@ class Timer:
         self._queries = gpu.device.create_query_set(label="timer", type=wgpu.QueryType.timestamp, count=2)
         usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
         self._resolved = gpu.device.create_buffer(label="timer", size=256, usage=usage)
-        self.buffer = gpu.allocate(16)
+        self.buffer = gpu.create(16, wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST)
 
     @property
     def writes(self) -> dict[str, Any]:

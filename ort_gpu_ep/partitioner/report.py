@@ -39,7 +39,8 @@ class Prediction:
     """What a run is expected to take with one assignment of the nodes, in seconds and bytes.
 
     plan: `cpu` (all nodes), `gpu` (every node that has a kernel) or `cut` (the cheapest assignment).
-    total_s = cpu_s (nodes there) + gpu_s (nodes there) + transfer_s (copies and waits).
+    total_s = cpu_s (nodes there) + gpu_s (nodes there) + transfer_s (copies, waits, and what a run of a partition takes on
+    the host).
     """
 
     plan: str

@@ -14,9 +14,10 @@ from ort_gpu_ep.calibration.measure import SIZES_NBYTES, Bench, Job, _time, meas
 from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, random, single
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu
+from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.graph import Graph
 from ort_gpu_ep.lowering import facts_of, walk
-from ort_gpu_ep.partitioner.costs import flops_of
+from ort_gpu_ep.partitioner.costs import flops_of, steps_of
 from ort_gpu_ep.profile import FAMILY_OF, GUESSED, Profile
 from ort_gpu_ep.registry import Limits, Lowering
 from ort_gpu_ep.types import FLOAT32, Shape, TensorType
@@ -53,7 +54,7 @@ def node_s(profile: Profile, graph: Graph, x: Shape) -> float:
     assert isinstance(answer, Lowering)
     assert bound is not None
     moved = sum(i.type.nbytes for i in bound.given()) + sum(t.nbytes for t in answer.outputs if t is not None)
-    return profile.node_s(answer, flops_of(bound, answer), moved)
+    return profile.node_s(answer, flops_of(bound, answer), moved, steps_of(bound))
 
 
 def product(n: int) -> Graph:
@@ -101,6 +102,7 @@ SINGLES = {
     "direct": (single("Conv", (1, 16, 90, 90), [random((16, 1, 3, 3))], version=11, group=16, kernel_shape=(3, 3), pads=(1, 1, 1, 1)), (1, 16, 90, 90)),
     "movement": (single("Transpose", (20, 60, 200), perm=(2, 1, 0)), (20, 60, 200)),
     "matvec": (single("MatMul", (1, 700), [random((700, 500))]), (1, 700)),
+    "recurrent": (single("GRU", (90, 1, 48), [random((1, 144, 48)) / 8, random((1, 144, 48)) / 8], version=14, hidden_size=48), (90, 1, 48)),
 }
 
 
@@ -194,6 +196,29 @@ def test_a_benchmark_keeps_its_timer(gpu: Gpu) -> None:
         assert gpu.timer is marker
     finally:
         gpu.timer = None
+
+
+@pytest.mark.parametrize("ticks", [0.0, -1.0, 1e9])
+def test_timestamps_that_can_not_be_are_not_believed(ticks: float, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that stands still, runs backwards, or has seen more than the host has waited: the host's clock stands in."""
+    job, bench = Job(gpu, product(256)), Bench(gpu, 1.0, None)
+    honest_s = bench.work_s(job)
+    monkeypatch.setattr(Timer, "read_s", lambda self: ticks)
+    told_s = bench.work_s(job)
+    bench.empty.close()
+    job.close()
+    assert honest_s > 0
+    assert close(told_s / honest_s)
+
+
+def test_the_gpus_clock_is_asked(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, bench = Job(gpu, product(256)), Bench(gpu, 1.0, None)
+    times = iter([5e-6, 4e-6, 6e-6, 5e-6, 5e-6, 5e-6, 5e-6, *[1e-6] * 7])
+    monkeypatch.setattr(Timer, "read_s", lambda self: next(times))
+    assert bench.work_s(job) == pytest.approx(3e-6)
+    assert gpu.timer is None
+    bench.empty.close()
+    job.close()
 
 
 def test_the_empty_run_takes_its_turn(gpu: Gpu) -> None:

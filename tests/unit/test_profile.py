@@ -88,6 +88,12 @@ def test_several_kernels_multiply_once() -> None:
     assert slow.node_s(lowering("gemm", "recurrent"), 1e8, 8000) > 1.0
 
 
+def test_the_steps_of_a_recurrent_layer_wait_for_each_other() -> None:
+    """Ten steps of so many operations take ten times one of them, not what as many operations at once take."""
+    made = Profile("a", 1e-4, 2e-6, MEASURED.upload, MEASURED.download, {"recurrent": Curve(((1e4, 1e-5), (1e6, 2e-5)))})
+    assert made.node_s(lowering("gemm", "recurrent"), 1e5, 0, steps=10) - made.node_s(lowering("gemm", "recurrent"), 1e4, 0) == pytest.approx(9e-5)
+
+
 def test_a_product_of_unknown_operations_goes_by_its_bytes() -> None:
     assert MEASURED.node_s(lowering("einsum"), 0.0, 10_000_000) == pytest.approx(2e-6 + 3e-4)
 
