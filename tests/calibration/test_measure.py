@@ -91,8 +91,8 @@ def test_what_is_measured_is_more_than_noise(profile: Profile, gpu: Gpu) -> None
 
 
 def test_a_larger_product_takes_longer(profile: Profile) -> None:
-    """64 times the operations."""
-    assert node_s(profile, product(512), (512, 512)) > 8 * node_s(profile, product(128), (128, 128))
+    """4,096 times the operations; a wide GPU does the first hundred times as many all at once."""
+    assert node_s(profile, product(2048), (2048, 2048)) > 8 * node_s(profile, product(128), (128, 128))
 
 
 SINGLES = {
@@ -201,14 +201,12 @@ def test_a_benchmark_keeps_its_timer(gpu: Gpu) -> None:
 @pytest.mark.parametrize("ticks", [0.0, -1.0, 1e9])
 def test_timestamps_that_can_not_be_are_not_believed(ticks: float, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that stands still, runs backwards, or has seen more than the host has waited: the host's clock stands in."""
-    job, bench = Job(gpu, product(256)), Bench(gpu, 1.0, None)
-    honest_s = bench.work_s(job)
+    bench = Bench(gpu, 1.0, None)
     monkeypatch.setattr(Timer, "read_s", lambda self: ticks)
-    told_s = bench.work_s(job)
+    monkeypatch.setattr(bench, "added_s", lambda action: 42.0)
+    assert bench.work_s(bench.empty) == 42.0
+    assert gpu.timer is None
     bench.empty.close()
-    job.close()
-    assert honest_s > 0
-    assert close(told_s / honest_s)
 
 
 def test_the_gpus_clock_is_asked(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
