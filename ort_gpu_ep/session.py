@@ -70,7 +70,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
             elif config.placement == "auto" and names == [EP_NAME, CPU_PROVIDER] and _may_choose(path_or_bytes, sess_options):
                 self._runner = _runner(path_or_bytes, sess_options, options[0], kwargs, config)
                 names, options = self._runner.candidates.providers(self._runner.first)
-        with plugin.capture() as states:
+        with plugin.capture(self._runner.candidates.costs if self._runner is not None else None) as states:
             try:
                 super().__init__(path_or_bytes, sess_options, names, options, **kwargs)
             except Exception as error:

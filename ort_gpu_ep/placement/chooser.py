@@ -18,7 +18,7 @@ from ort_gpu_ep.partitioner import Costs, Report
 from ort_gpu_ep.placement.agreement import check_outputs
 from ort_gpu_ep.placement.candidates import CPU, CUT, GPU, Candidate, Candidates
 from ort_gpu_ep.placement.cpu_costs import cpu_costs
-from ort_gpu_ep.placement.decisions import MAX_SIGNATURES, Decision, Decisions, Signature, signature
+from ort_gpu_ep.placement.decisions import MAX_SIGNATURES, Decision, Decisions, NodeTimes, Signature, signature
 from ort_gpu_ep.placement.trial import WAKE_S, race
 from ort_gpu_ep.plugin import excuse
 from ort_gpu_ep.profile import Profile
@@ -67,8 +67,9 @@ class Chooser:
     def _decide(self, key: Signature, feeds: Mapping[str, Any]) -> Decision:
         named = signature(feeds)
         made = (self._decisions.get(named) if self._decisions is not None else None) or self._nearest(key) or self._prove(feeds)
-        if made.source in ("measured", "floor") and made.plan != CUT and self._decisions is not None:
-            self._decisions.put(named, made)      # a cut is made by costs that only this session knows
+        if made.source in ("measured", "floor") and self._decisions is not None:
+            costs = self.candidates.costs if made.plan == CUT else None
+            self._decisions.put(named, made, NodeTimes(costs.cpu_s, costs.shapes) if costs is not None else None)
         self.decided[key] = made
         while len(self.decided) > MAX_SIGNATURES:      # those that were not measured go first
             self.decided.pop(next((k for k, d in self.decided.items() if d.source == "nearest"), next(iter(self.decided))))

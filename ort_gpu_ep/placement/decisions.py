@@ -20,7 +20,7 @@ from ort_gpu_ep.types import Shape
 Signature: TypeAlias = tuple[tuple[str, Shape], ...]
 """Names and shapes of a run's inputs."""
 
-FORMAT = 1
+FORMAT = 2
 MAX_SIGNATURES = 256
 """Shapes that are remembered for one model, on disk and by a session; the oldest go first."""
 
@@ -52,12 +52,20 @@ class Decision:
         return text
 
 
+@dataclass(frozen=True, slots=True)
+class NodeTimes:
+    """What a cut was made by: seconds of each node on the CPU, by (id, op), in a run with these input shapes."""
+
+    cpu_s: Mapping[tuple[int, str], float]
+    shapes: Mapping[str, Shape]
+
+
 class Decisions:
-    """The decisions for one model on one device."""
+    """The decisions for one model on one device. times: those of the cut, if one was chosen."""
 
     def __init__(self, cache_path: str, key: str) -> None:
         self._path = Path(cache_path) / "decisions" / f"{key}.json"
-        self._known: dict[str, Decision] = store.read(self._path, FORMAT, _parse) or {}
+        self._known, self.times = store.read(self._path, FORMAT, _parse) or (dict[str, Decision](), None)
 
     def get(self, signature: Signature) -> Decision | None:
         return self._known.get(str(signature))
@@ -67,16 +75,23 @@ class Decisions:
         """The last one that was made, for any shapes."""
         return next(reversed(self._known.values()), None)
 
-    def put(self, signature: Signature, decision: Decision) -> None:
+    def put(self, signature: Signature, decision: Decision, times: NodeTimes | None = None) -> None:
+        """times: of the nodes, where the decision is a cut: a later session makes the same one of them."""
+        self.times = times or self.times
         self._known.pop(str(signature), None)
         self._known[str(signature)] = decision
         while len(self._known) > MAX_SIGNATURES:
             self._known.pop(next(iter(self._known)))
-        store.write(self._path, FORMAT, {"shapes": {text: asdict(d) for text, d in self._known.items()}})
+        told = None if self.times is None else {"cpu_s": [[*key, s] for key, s in self.times.cpu_s.items()], "shapes": self.times.shapes}
+        store.write(self._path, FORMAT, {"shapes": {text: asdict(d) for text, d in self._known.items()}, "times": told})
 
 
-def _parse(data: dict[str, Any]) -> dict[str, Decision]:
-    return {text: Decision(**{**found, "source": "cached"}) for text, found in data["shapes"].items()}
+def _parse(data: dict[str, Any]) -> tuple[dict[str, Decision], NodeTimes | None]:
+    known = {text: Decision(**{**found, "source": "cached"}) for text, found in data["shapes"].items()}
+    if data["times"] is None:
+        return known, None
+    cpu_s = {(int(number), str(op)): float(seconds) for number, op, seconds in data["times"]["cpu_s"]}
+    return known, NodeTimes(cpu_s, {name: tuple(map(int, shape)) for name, shape in data["times"]["shapes"].items()})
 
 
 def signature(feeds: Mapping[str, Any]) -> Signature:

@@ -16,6 +16,7 @@ import psutil
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.explain import Explanation, explanation, on_cpu
 from ort_gpu_ep.load import Sampler
+from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement.candidates import CPU, CUT, Candidate, Candidates
 from ort_gpu_ep.placement.chooser import Chooser
 from ort_gpu_ep.placement.decisions import Decision, Decisions, key_of
@@ -50,6 +51,8 @@ class Runner:
         with suppress(OSError):        # onnxruntime will say what is wrong with the model's file
             key = key_of(model, device, settings, {name: str(getattr(config, name)) for name in _SPEED})
             self._decisions = Decisions(config.cache_path, key)
+            times = self._decisions.times
+            self.candidates.costs = Costs(profile(), times.cpu_s, times.shapes) if times is not None else None
         self._profile = profile
         self._policies: dict[int, Policy] = {}
         self._gone = Counter(SessionState().counts())

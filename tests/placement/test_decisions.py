@@ -13,7 +13,7 @@ import pytest
 
 from ort_gpu_ep import store
 from ort_gpu_ep.placement import decisions
-from ort_gpu_ep.placement.decisions import Decision, Decisions, key_of, signature
+from ort_gpu_ep.placement.decisions import Decision, Decisions, NodeTimes, key_of, signature
 from tests.unit.graphs import model_of
 
 SHAPES = signature({"x": np.zeros((2, 3), "f"), "n": np.int64(4)})
@@ -36,6 +36,15 @@ def test_a_decision_is_found_again(tmp_path: Path) -> None:
     assert Decisions(str(tmp_path), "other").get(SHAPES) is None
 
 
+def test_what_a_cut_was_made_by_is_found_again(tmp_path: Path) -> None:
+    times = NodeTimes({(0, "MatMul"): 1e-3, (7, "Neg"): 2e-6}, {"x": (2, 3), "n": ()})
+    made = Decisions(str(tmp_path), "k")
+    made.put(SHAPES, Decision("cut", "measured", "the fastest"), times)
+    made.put((("x", (7, 7)),), MADE)
+    assert Decisions(str(tmp_path), "k").times == times
+    assert Decisions(str(tmp_path), "other").times is None
+
+
 def test_the_latest_is_the_one_that_was_made_last(tmp_path: Path) -> None:
     made = Decisions(str(tmp_path), "k")
     other = (("x", (7, 7)),)
@@ -56,8 +65,8 @@ def test_old_ones_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [kept.get((("x", (n,)),)) is not None for n in range(5)] == [False, False, True, True, True]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99, "shapes": {}}', '{"format": 1, "shapes": {"()": {"plan": "gpu"}}}',
-                                     '{"format": 1, "shapes": 3}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99, "shapes": {}}', '{"format": 2, "shapes": {"()": {"plan": "gpu"}}}',
+                                     '{"format": 2, "shapes": 3}', '{"format": 2, "shapes": {}, "times": {"cpu_s": [[1]]}}'])
 def test_a_broken_file_is_ignored_with_one_line(content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Decisions(str(tmp_path), "k").put(SHAPES, MADE)
     (file,) = (tmp_path / "decisions").iterdir()

@@ -162,7 +162,16 @@ def test_a_cut_is_a_candidate(auto: Open, timed: Callable[..., Any], rng: np.ran
     assert [c.name for c in runner.candidates.made] == ["cut"]
     assert {(n.op, n.device) for n in session.explain().reports[-1].nodes} == {("MatMul", "gpu"), ("Neg", "cpu")}
     assert [p.plan for p in session.explain().reports[-1].predictions] == ["cut", "gpu", "cpu"]
-    assert auto(model).get_providers() == [CPU]     # what the cut was made by is not stored: the next session proves it anew
+    later = auto(model)             # makes the same cut of what was stored, at once
+    assert len(later.get_providers()) == 2
+    got = later.run(None, feeds)
+    for g, w in zip(got, on_the_cpu(model, feeds), strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4)
+    assert len(races) == 1
+    assert later.stats()["runs_by_plan"] == {"cut": 1}
+    assert {(n.op, n.device) for n in later.explain().reports[-1].nodes} == {("MatMul", "gpu"), ("Neg", "cpu")}
+    ((_, decision),) = later.explain().decisions
+    assert (decision.plan, decision.source) == ("cut", "cached")
 
 
 def test_a_candidate_that_fails_is_out(
