@@ -17,9 +17,11 @@ from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, ShaderError
 from ort_gpu_ep.registry import Limits
 
-KINDS = ("lost", "hang", "corrupt", "oom", "compile", "abort", "segfault")
-DEADLY = ("abort", "segfault")
-"""End the process they happen in: only for a worker's."""
+KINDS = ("lost", "hang", "corrupt", "oom", "compile", "abort", "segfault", "leak")
+DEADLY = ("abort", "segfault", "leak")
+"""End the process they happen in, or take its memory: only for a worker's."""
+
+LEAK_NBYTES = 256 << 20
 
 _ITEM = re.compile(rf"(?:(?P<kind>{'|'.join(KINDS)})(?:@(?P<at>[1-9]\d*)|~(?P<chance>0?\.\d+|1))|slow@(?P<slow>[1-9]\d*)x)")
 _WRONG = b"\x00\x00\x00\x7f"
@@ -60,8 +62,9 @@ def refuse_deadly(faults: Faults, text: str) -> None:
     """Raises ConfigError for faults that would end the user's own process."""
     for kind in sorted({kind for kind, _ in faults.at} | set(faults.chance)):
         if kind in DEADLY:
-            raise ConfigError(f"option faults={text!r}: {kind} would end this process; expected isolation=process with it, "
-                              "where it ends the worker.")
+            what = "fill" if kind == "leak" else "end"
+            raise ConfigError(f"option faults={text!r}: {kind} would {what} this process; expected isolation=process with it, "
+                              "where it is the worker's.")
 
 
 class FaultyGpu(Gpu):
@@ -72,7 +75,7 @@ class FaultyGpu(Gpu):
         self.faults, self.runs, self.compiles, self.in_worker = faults, 0, 0, in_worker
         self.injected = dict.fromkeys(KINDS, 0)
         self._random = random.Random(faults.seed)
-        self._hung = False
+        self._hung, self._leaked = False, list[bytes]()
 
     def go_on_from(self, before: FaultyGpu) -> None:
         """Counts on where a lost device stopped, so that a fault at run k happens once."""
@@ -92,7 +95,7 @@ class FaultyGpu(Gpu):
         with self._lock:
             self.runs += 1
             if self.in_worker:
-                self._die()
+                self._harm_process()
             if self._due("lost", self.runs):
                 self.lost = self.lost or "fault on purpose: lost"
             self._check_alive()
@@ -108,7 +111,9 @@ class FaultyGpu(Gpu):
                 self.flush()
                 native.write(self.device, buffer.native, offset + 4 * self._random.randrange(count), native.address_of(_WRONG), 4)
 
-    def _die(self) -> None:
+    def _harm_process(self) -> None:
+        if self._due("leak", self.runs):
+            self._leaked.append(b"\1" * LEAK_NBYTES)
         if self._due("abort", self.runs):
             os.abort()
         if self._due("segfault", self.runs):

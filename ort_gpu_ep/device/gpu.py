@@ -394,6 +394,11 @@ class Gpu:
         for owner in owners:
             owner.record_ahead()
 
+    @property
+    def compiled(self) -> int:
+        """How many things are cached: pipelines, and what they are made of."""
+        return len(self._cache)
+
     def cached(self, key: object, make: Callable[[], Any]) -> Any:
         """A device object made once per key: pipelines, layouts. Different keys may be made by different threads at the same time."""
         with self._lock:

@@ -110,6 +110,7 @@ class RemoteProgram:
             for (address, kind), (_, offset) in zip(targets, places, strict=True):
                 if offset is not None and kind.nbytes:
                     host.write(address, self.gpu.process.memory.address + offset, kind.nbytes)
+            self.gpu.look_after(answer)
         self._remember(types)
         return targets
 

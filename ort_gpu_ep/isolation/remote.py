@@ -15,6 +15,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import AdapterError, DeviceError, DeviceHangError, DeviceLostError
+from ort_gpu_ep.isolation.growth import Growth, Held
 from ort_gpu_ep.isolation.process import WorkerProcess, check_system, garbage
 from ort_gpu_ep.isolation.reach import Trial
 from ort_gpu_ep.isolation.wire import GarbageError, device_of, outputs_of
@@ -55,6 +56,7 @@ class RemoteGpu:
         self.circuit = Circuit(self._replace)
         self._lock = threading.RLock()
         self._process: WorkerProcess | None = None
+        self._growth: Growth | None = None
         self._programs: weakref.WeakValueDictionary[int, RemoteProgram] = weakref.WeakValueDictionary()
         self._users = self.generations = self.runs = self._compiles = 0
 
@@ -90,6 +92,7 @@ class RemoteGpu:
             self.info, self.limits = device_of(answer)
             self.key, process.name = str(answer["key"]), self.info.name
             self._process, self.generations = process, self.generations + 1
+            self._growth = Growth(process.pid)
         except (OSError, GarbageError, DeviceLostError, DeviceHangError) as error:
             self._kill(process)
             raise AdapterError(f"isolation=process: no worker opens adapter {self._config.adapter!r}: {error}") from error
@@ -130,6 +133,17 @@ class RemoteGpu:
             raise
         self._compiles = int(answer.get("compiles", 0))
         return answer
+
+    def look_after(self, answer: Mapping[str, Any]) -> None:
+        """After a run: a worker that leaks is replaced. answer: the run's."""
+        try:
+            held = Held(*map(int, answer["held"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.senseless(f"{str(answer)[:80]}, expected what it holds") from error
+        leak = self._growth.leak(held) if self._growth is not None else ""
+        if leak:
+            self._discard()
+            self.circuit.failed(f"{self.info.name}: {leak}", at_once=True)
 
     # ---- programs
 

@@ -74,6 +74,7 @@ class Worker:
                 answer = error_answer(error)
             if self._gpu is not None:
                 answer["compiles"] = getattr(self._gpu, "compiles", 0)
+                answer["held"] = (self._gpu.stats.allocated_nbytes, self._gpu.compiled)
             self._answer(answer)
 
     def _answer(self, answer: dict[str, object]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import DeviceHangError, DeviceLostError
+from ort_gpu_ep.isolation import growth
 from ort_gpu_ep.isolation.channel import Channel
 from tests.isolation.conftest import gpu_of, isolated, mlp, rows, until
 from tests.plugin.cases import Opened, assert_close, reference
@@ -104,6 +105,27 @@ def test_garbage(answer: bytes, own: dict[str, str], monkeypatch: pytest.MonkeyP
         return answer
     monkeypatch.setattr(Channel, "receive", once)
     check_replaced(opened, old, "answers garbage")
+
+
+def test_a_leak(own: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker that only grows is replaced between two runs; the sizes of heaps, and new shapes with their buffers, are no leak."""
+    monkeypatch.setattr(growth, "PAUSE_S", 0.0)
+    monkeypatch.setattr(growth, "ALLOWED_NBYTES", 128 << 20)
+    opened = isolated(MODEL, faults="leak@8", **own)
+    old = gpu_of(opened).pid
+    for count in (4, 400_000, 4, 4, 4, 4, 4):
+        x = rows(count)
+        assert_close(opened.run(x=x)[:1], [reference(MODEL, x=x)[0]])
+    assert gpu_of(opened).pid == old
+    assert_close(opened.run(x=X), WANT)
+    assert gpu_of(opened).pid is None
+    assert gpu_of(opened).circuit.state == "open"
+    assert runs_of(opened)[1] == 0                       # the run was right, and the worker's
+    assert "MiB more than when it last compiled anything" in caplog.text
+    until(lambda: back_on_the_gpu(opened), "a new worker")
+    assert gpu_of(opened).pid not in (None, old)
+    assert_close(opened.run(x=X), WANT)
+    assert gpu_of(opened).generations == 2
 
 
 def test_strict_raises_and_recovers(own: dict[str, str]) -> None:

@@ -17,9 +17,12 @@ import numpy as np
 import psutil
 
 import ort_gpu_ep
-from ort_gpu_ep.device.faults import KINDS
+from ort_gpu_ep.device.faults import KINDS as ALL_KINDS
 from ort_gpu_ep.isolation import remote
 from tests.resilience.soak import RUNS, model, session
+
+KINDS = tuple(kind for kind in ALL_KINDS if kind != "leak")
+"""A leak is seen after a while only: tests/isolation/test_worker_ends.py."""
 
 SEED = int(os.environ.get("ORT_GPU_EP_SOAK_SEED", "5"))
 ROUND, THREADS = 240, 3
