@@ -101,7 +101,7 @@ class Chooser:
         if self._left_s <= 0:
             best = min(predicted, key=predicted.__getitem__, default=CPU)
             return Decision(best, "predicted", "placement_budget_ms leaves no time to run the candidates", {}, predicted)
-        measured = self._race(rivals, feeds)
+        measured = self._race(rivals, feeds, predicted)
         best = min(measured, key=measured.__getitem__)
         times = {n: f"{s * 1e3:.3f} ms" for n, s in measured.items()}
         log.info("placement: %s of %s; found out in %.1f s", best, times, time.perf_counter() - start)
@@ -139,7 +139,7 @@ class Chooser:
         wanted = [CUT, GPU] if chosen == CUT else [GPU]
         return [n for n in wanted if not (predicted.get(n, 0.0) > HOPELESS * cpu_s and 3 * predicted.get(n, 0.0) > self._left_s)]
 
-    def _race(self, rivals: list[str], feeds: Mapping[str, Any]) -> dict[str, float]:
+    def _race(self, rivals: list[str], feeds: Mapping[str, Any], predicted: Mapping[str, float]) -> dict[str, float]:
         """Median seconds of the CPU and of the rivals that work, and agree with it on the first run."""
         self._left_out = []
         cpu = self.candidates.get(CPU).session
@@ -166,7 +166,7 @@ class Chooser:
                 runs[name] = partial(candidate.session.run, None, feeds)
         start = time.perf_counter()
         try:
-            return race(runs, self._left_s, 0.0 if self._software else WAKE_S)
+            return race(runs, self._left_s, 0.0 if self._software else WAKE_S, predicted)
         finally:
             self._left_s -= time.perf_counter() - start
 

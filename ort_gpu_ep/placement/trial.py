@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from statistics import median
+from types import MappingProxyType
 
 BLOCK, BLOCK_S, MAX_BLOCKS = 5, 0.05, 4
 """Runs in a row of one candidate that count, at least and for so long, and how often its turn comes at most. Steady runs are what is
@@ -14,9 +15,13 @@ decided about: run by run in turn, each would meet the other's threads, which on
 WARM_UPS, WARM_UP_S = 3, 0.04
 """Runs before a block that don't count, at least and for so long: the first makes pipelines and buffers, the second records ahead."""
 
-WAKE_S, RAMP = 0.6, 6.0
+WAKE_S, RAMP = 1.2, 6.0
 """How long a GPU is run before its first block, unless the race is clear: one that was left alone for a second or two raises its clock
-only after 0.4 s of work, and then by RAMP at most (an H200: from 345 to 1,980 MHz, ResNet-50 from 5.2 to 1.9 ms)."""
+only after 0.4 s of work, sometimes more than 0.6, and then by RAMP at most (an H200: from 345 to 1,980 MHz, ResNet-50 from 5.2 to 1.9 ms).
+"""
+
+AWAKE = 1.3
+"""A candidate that is faster than the CPU, and takes no longer than predicted by this factor, is awake."""
 
 REST_S = 0.01
 """Pause before a block, in which the threads of the candidate before go to sleep."""
@@ -26,13 +31,13 @@ CLEAR = 1.5
 
 
 def race(
-    runs: Mapping[str, Callable[[], object]], budget_s: float, wake_s: float = 0.0, clock: Callable[[], float] = time.perf_counter,
-    rest: Callable[[float], object] = time.sleep,
+    runs: Mapping[str, Callable[[], object]], budget_s: float, wake_s: float = 0.0, predicted_s: Mapping[str, float] = MappingProxyType({}),
+    clock: Callable[[], float] = time.perf_counter, rest: Callable[[float], object] = time.sleep,
 ) -> dict[str, float]:
     """Median seconds of each candidate, in blocks; every other round backwards, so that a drift of the machine hits all of them.
 
-    runs: the first one is the CPU. wake_s: WAKE_S for a GPU, 0 for a software adapter. budget_s: after it, waking not counted, no run
-    begins that is not needed: each candidate gets one run to warm up and one that counts in any case.
+    runs: the first one is the CPU. predicted_s: of the others, where known. wake_s: WAKE_S for a GPU, 0 for a software adapter. budget_s:
+    after it, waking not counted, no run begins that is not needed: each candidate gets one run to warm up and one that counts in any case.
     Raises what a run raises.
     """
     start, asleep_s = clock(), 0.0
@@ -45,7 +50,7 @@ def race(
         for name in reversed(list(runs)) if done % 2 else list(runs):
             rest(REST_S)
             if done == 0 and times[next(iter(runs))]:
-                asleep_s += _wake(runs[name], median(times[next(iter(runs))]), wake_s, clock)
+                asleep_s += _wake(runs[name], median(times[next(iter(runs))]), predicted_s.get(name, 0.0), wake_s, clock)
             times[name] += _block(runs[name], late, clock)
         if late():
             break
@@ -55,14 +60,15 @@ def race(
     return {name: median(t) for name, t in times.items()}
 
 
-def _wake(run: Callable[[], object], cpu_s: float, wake_s: float, clock: Callable[[], float]) -> float:
+def _wake(run: Callable[[], object], cpu_s: float, predicted_s: float, wake_s: float, clock: Callable[[], float]) -> float:
     """Runs until the GPU is awake, or it is plain that it wins asleep or can't win awake. Returns the seconds that took."""
     start, times = clock(), deque[float](maxlen=5)
+    wins_s = max(cpu_s / CLEAR, min(cpu_s, AWAKE * predicted_s))
     while clock() - start < wake_s:
         begin = clock()
         run()
         times.append(clock() - begin)
-        if len(times) == 5 and not cpu_s / CLEAR < median(times) < cpu_s * RAMP:
+        if len(times) == 5 and not wins_s < median(times) < cpu_s * RAMP:
             break
     return clock() - start
 

@@ -26,8 +26,8 @@ class Machine:
             self.now_s += left.pop(0) if len(left) > 1 else left[0]
         return run
 
-    def race(self, runs: Mapping[str, Callable[[], None]], budget_s: float, wake_s: float = 0.0) -> dict[str, float]:
-        return race(runs, budget_s, wake_s, lambda: self.now_s, self.rest)
+    def race(self, runs: Mapping[str, Callable[[], None]], budget_s: float, wake_s: float = 0.0, **predicted_s: float) -> dict[str, float]:
+        return race(runs, budget_s, wake_s, predicted_s, lambda: self.now_s, self.rest)
 
     def rest(self, seconds: float) -> None:
         self.now_s += seconds
@@ -73,23 +73,33 @@ def test_a_clear_race_is_short() -> None:
 
 
 class Gpu:
-    """Slow until it has worked for 0.4 s."""
+    """Slow until it has worked for `ramp_s`."""
 
-    def __init__(self, machine: Machine, asleep_s: float, awake_s: float) -> None:
-        self.machine, self.asleep_s, self.awake_s, self.worked_s, self.runs = machine, asleep_s, awake_s, 0.0, 0
+    def __init__(self, machine: Machine, asleep_s: float, awake_s: float, ramp_s: float = 0.4) -> None:
+        self.machine, self.asleep_s, self.awake_s, self.worked_s, self.runs, self.ramp_s = machine, asleep_s, awake_s, 0.0, 0, ramp_s
 
     def __call__(self) -> None:
-        seconds = self.asleep_s if self.worked_s < 0.4 else self.awake_s
+        seconds = self.asleep_s if self.worked_s < self.ramp_s else self.awake_s
         self.worked_s += seconds
         self.machine.now_s += seconds
         self.runs += 1
 
 
-def test_a_gpu_is_raced_awake() -> None:
+@pytest.mark.parametrize("ramp_s", [0.4, 1.0])
+def test_a_gpu_is_raced_awake(ramp_s: float) -> None:
     machine = Machine()
-    gpu = Gpu(machine, 6e-3, 2e-3)
+    gpu = Gpu(machine, 6e-3, 2e-3, ramp_s)
     assert machine.race({"cpu": machine.task("cpu", 5e-3), "gpu": gpu}, 0.5, WAKE_S) == pytest.approx({"cpu": 5e-3, "gpu": 2e-3})
-    assert gpu.worked_s > 0.4
+    assert gpu.worked_s > ramp_s
+
+
+@pytest.mark.parametrize(("seconds", "predicted_s", "awake"), [(4e-3, 3.5e-3, True), (4e-3, 1.5e-3, False), (6e-3, 9e-3, False)])
+def test_a_gpu_that_wins_as_quickly_as_predicted_is_awake(seconds: float, predicted_s: float, awake: bool) -> None:
+    """One that loses may be asleep, whatever was predicted."""
+    machine = Machine()
+    gpu = Gpu(machine, seconds, seconds)
+    machine.race({"cpu": machine.task("cpu", 5e-3), "gpu": gpu}, 0.01, WAKE_S, gpu=predicted_s)
+    assert (gpu.runs <= 5 + 2) == awake
 
 
 @pytest.mark.parametrize(("asleep_s", "awake_s"), [(3e-3, 1e-3), (31e-3, 31e-3)])

@@ -31,7 +31,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Mapping[str, An
     def told(**seconds: float) -> list[Mapping[str, Any]]:
         races: list[Mapping[str, Any]] = []
 
-        def race(runs: Mapping[str, Callable[[], object]], budget_s: float, wake_s: float) -> dict[str, float]:
+        def race(
+            runs: Mapping[str, Callable[[], object]], budget_s: float, wake_s: float, predicted_s: Mapping[str, float]
+        ) -> dict[str, float]:
             races.append({name: run() for name, run in runs.items()})
             return {name: seconds[name] for name in runs}
         monkeypatch.setattr(chooser, "race", race)

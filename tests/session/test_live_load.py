@@ -31,7 +31,7 @@ def until(session: Any, feeds: dict[str, Array], want: list[Any], plan: str, sec
 def test_a_told_load_moves_runs_to_the_cpu_and_back(
         auto: Open, slow_on_one_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, settings, feeds = slow_on_one_thread
-    monkeypatch.setattr(chooser, "race", lambda runs, budget_s, wake_s: {"cpu": 15e-3, "gpu": 10e-3})
+    monkeypatch.setattr(chooser, "race", lambda *_: {"cpu": 15e-3, "gpu": 10e-3})
     told = tmp_path / "load"
     told.write_text("0 0")
     session, want = auto(model, settings, load=f"file:{told}"), on_the_cpu(model, feeds)
@@ -51,7 +51,7 @@ def test_a_told_load_moves_runs_to_the_cpu_and_back(
 
 def test_an_unknown_load_moves_nothing(auto: Open, slow_on_one_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, settings, feeds = slow_on_one_thread
-    monkeypatch.setattr(chooser, "race", lambda runs, budget_s, wake_s: {"cpu": 15e-3, "gpu": 10e-3})
+    monkeypatch.setattr(chooser, "race", lambda *_: {"cpu": 15e-3, "gpu": 10e-3})
     told = tmp_path / "load"
     told.write_text("unknown 0.9")
     session = auto(model, settings, load=f"file:{told}")
