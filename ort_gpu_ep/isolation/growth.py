@@ -46,4 +46,4 @@ class Growth:
         if grown <= ALLOWED_NBYTES:
             return ""
         return (f"the worker process holds {rss_nbytes >> 20} MiB, {grown >> 20} MiB more than when it last compiled anything, and not in "
-                "buffers; a driver that leaks is updated best")
+                "buffers. It is replaced; if this comes back, update the driver.")
