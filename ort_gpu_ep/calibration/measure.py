@@ -21,8 +21,9 @@ from ort_gpu_ep.profile import BY_FLOPS, Curve, Profile
 from ort_gpu_ep.registry import Lowering
 from ort_gpu_ep.types import TensorType, dtype_of
 
-WAKE_S = 0.4
-"""How long a GPU works before its kernels are timed: one that was left alone raises its clock only then (an H200)."""
+WAKE_S = 0.8
+"""How long a GPU works before its kernels are timed: one that was left alone raises its clock only after 0.4 s, sometimes
+more than 0.6 (an H200)."""
 
 READBACK_NBYTES = 256
 """What every measured run reads back, so that each waits for the GPU in the same way."""

@@ -20,6 +20,10 @@ WAKE_S, RAMP = 1.2, 6.0
 only after 0.4 s of work, sometimes more than 0.6, and then by RAMP at most (an H200: from 345 to 1,980 MHz, ResNet-50 from 5.2 to 1.9 ms).
 """
 
+PATIENCE = 2.5
+"""How many times as long a GPU is run that loses against its prediction: after work that used little of it, an H200 stayed slow for more
+than 0.8 s, and what is decided is kept."""
+
 AWAKE = 1.3
 """A candidate that is faster than the CPU, and takes no longer than predicted by this factor, is awake."""
 
@@ -64,7 +68,8 @@ def _wake(run: Callable[[], object], cpu_s: float, predicted_s: float, wake_s: f
     """Runs until the GPU is awake, or it is plain that it wins asleep or can't win awake. Returns the seconds that took."""
     start, times = clock(), deque[float](maxlen=5)
     wins_s = max(cpu_s / CLEAR, min(cpu_s, AWAKE * predicted_s))
-    while clock() - start < wake_s:
+    patient_s = wake_s * (PATIENCE if 0 < predicted_s < cpu_s else 1)
+    while clock() - start < (patient_s if not times or median(times) > cpu_s else wake_s):
         begin = clock()
         run()
         times.append(clock() - begin)

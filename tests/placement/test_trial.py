@@ -85,11 +85,13 @@ class Gpu:
         self.runs += 1
 
 
-@pytest.mark.parametrize("ramp_s", [0.4, 1.0])
-def test_a_gpu_is_raced_awake(ramp_s: float) -> None:
+@pytest.mark.parametrize(("ramp_s", "predicted_s"), [(0.4, 0.0), (1.0, 9e-3), (2.5, 1e-3)])
+def test_a_gpu_is_raced_awake(ramp_s: float, predicted_s: float) -> None:
+    """One that should win gets more time to wake up."""
     machine = Machine()
     gpu = Gpu(machine, 6e-3, 2e-3, ramp_s)
-    assert machine.race({"cpu": machine.task("cpu", 5e-3), "gpu": gpu}, 0.5, WAKE_S) == pytest.approx({"cpu": 5e-3, "gpu": 2e-3})
+    got = machine.race({"cpu": machine.task("cpu", 5e-3), "gpu": gpu}, 0.5, WAKE_S, gpu=predicted_s)
+    assert got == pytest.approx({"cpu": 5e-3, "gpu": 2e-3})
     assert gpu.worked_s > ramp_s
 
 
