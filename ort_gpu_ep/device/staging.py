@@ -45,6 +45,12 @@ class Staging:
                 return self._free.pop(index)
         return self._gpu.create(size, _USAGE)
 
+    def settle(self) -> None:
+        """Waits for uploads that no readback came after: those of a run that failed, or that gave nothing. Raises DeviceError."""
+        if self._filled:
+            self._gpu.finish()
+            self.recycle()
+
     def recycle(self) -> None:
         """The GPU is done with all that was uploaded: a readback has come, or `Gpu.finish` has returned."""
         now = time.monotonic()

@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from ort_gpu_ep.graph import Array
+from ort_gpu_ep.processes import cores
 
 _HEAD = struct.Struct("<I")
 MAX_MESSAGE_NBYTES = 1 << 30
@@ -33,11 +34,6 @@ _GRAIN = 1 << 20
 
 ALIGNMENT = 64
 """Tensors begin at multiples of a cache line."""
-
-
-def cores() -> int:
-    """How many this process may use; 0 where the system does not tell."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
 
 class Channel:

@@ -14,6 +14,7 @@ from ort_gpu_ep.errors import ConfigError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.health.child import ending, environment
 from ort_gpu_ep.isolation.channel import Channel, SharedMemory
 from ort_gpu_ep.isolation.wire import GarbageError, parse, raise_error
+from ort_gpu_ep.processes import count_as_own, forget
 
 PREPARE_S = 180.0
 """For what takes compiling: a driver takes some 10 ms a shader, a large network has some 500."""
@@ -43,6 +44,7 @@ class WorkerProcess:
         finally:
             theirs.close()
         self._channel = Channel(ours)
+        count_as_own(self.pid)
 
     @property
     def pid(self) -> int:
@@ -99,6 +101,7 @@ class WorkerProcess:
         self._close()
 
     def _close(self) -> None:
+        forget(self.pid)
         self._channel.close()
         self.memory.close()
 

@@ -140,6 +140,7 @@ class Worker:
             self._drop_buffers(held)
             held.types, held.inputs = types, [self._tensor(t) for t in types]
         memory.reserve(end)
+        self.staging.settle()
         try:
             for tensor, (_, _, place, is_address) in zip(held.inputs, inputs, strict=True):
                 self._upload(tensor, place, is_address)

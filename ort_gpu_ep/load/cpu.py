@@ -9,28 +9,15 @@ from pathlib import Path
 
 import psutil
 
-from ort_gpu_ep.load.own import workers
 from ort_gpu_ep.load.source import SourceError, clip, read_text
+from ort_gpu_ep.processes import cores, workers
 
 Times = tuple[float, float]
 """Seconds that the cores were busy, and that they existed."""
 
 
-def cores(root: Path = Path("/")) -> int:
-    """How many cores this process may use: its affinity, and the quota of its control group where that is less.
-
-    Source: `cpu.max` in the kernel's Documentation/admin-guide/cgroup-v2.rst, "$MAX $PERIOD" in microseconds.
-    """
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = read_text(root / "sys/fs/cgroup/cpu.max").split()[:2]
-    except (SourceError, ValueError):     # no control groups here: no quota
-        return count
-    return count if quota == "max" else max(min(count, -(-int(quota) // int(period))), 1)
-
-
 class OwnTime:
-    """CPU seconds of this process, and of the workers that load/own.py knows."""
+    """CPU seconds of this process, and of the workers that processes.py knows."""
 
     def __init__(self, root: Path = Path("/"), pids: Callable[[], Iterable[int]] = workers) -> None:
         self._root, self._pids = root, pids

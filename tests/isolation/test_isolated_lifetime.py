@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import ort_gpu_ep
+from ort_gpu_ep.processes import own_pids
 from tests.isolation.conftest import end_of, gpu_of, isolated, mlp, rows, until, workers
 from tests.plugin.cases import assert_close, reference
 
@@ -121,6 +122,22 @@ def test_auto_on_a_software_adapter_leaves_no_worker() -> None:
     assert_close(session.run(None, {"x": X}), WANT)
     assert session._lease is None
     assert {w.pid for w in workers()} == before
+
+
+def test_the_workers_work_is_ours(own: dict[str, str]) -> None:
+    """A session must not leave the GPU because of the load that its own worker is."""
+    killed = isolated(MODEL, **own)
+    pid = gpu_of(killed).pid or 0
+    assert pid in own_pids()
+    os.kill(pid, signal.SIGKILL)
+    assert_close(killed.run(x=X), WANT)         # by the CPU
+    assert pid not in own_pids()
+    other = isolated(MODEL, **own)              # starts the next worker at once
+    pid = gpu_of(other).pid or 0
+    assert pid in own_pids()
+    del killed, other
+    gc.collect()
+    assert pid not in own_pids()
 
 
 def test_markers_go_with_the_worker(own: dict[str, str], tmp_path: Path) -> None:

@@ -176,3 +176,16 @@ def test_reach(nbytes: int, shares: int, allowed: bool) -> None:
     assert target[-1] == 0
     with pytest.raises(OSError, match=f"of process {os.getpid()}"):
         mine.read(8, target.ctypes.data, nbytes)
+
+
+def test_uploads_that_nothing_came_after_do_not_pile_up(own: dict[str, str], allowed: bool) -> None:
+    """Runs whose memory gives out between their upload and their readback leave nothing behind."""
+    opened = isolated(chain(), faults="oom~1;seed=3", **own)
+    held = []
+    for _ in range(5):
+        gpu_of(opened).circuit.reset()
+        x = rng.normal(size=(1024, 1024)).astype("f")
+        assert_close(opened.run(x=x), reference(chain(), x=x))
+        held.append(gpu_of(opened).request(("release", 10**9), 60)["held"][0])
+    assert gpu_of(opened).reaches == allowed
+    assert held[1:] == held[1:2] * 4

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from ort_gpu_ep import processes
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.load import choose, own
+from ort_gpu_ep.load import choose
 from ort_gpu_ep.load.amdgpu import AmdgpuLoad
 from ort_gpu_ep.load.cpu import CpuLoad
 from ort_gpu_ep.load.drm import find_card
@@ -173,13 +174,13 @@ def test_workers_are_ours(tmp_path: Path) -> None:
     card(tmp_path, 0, 0x8086, 0x56A0, SLOT, "i915")
     intel(tmp_path, "i915", 0, 0)
     source = open_i915(adapter(0x8086, 0x56A0), tmp_path)
-    own.count_as_own(4242)
+    processes.count_as_own(4242)
     try:
         time.sleep(0.05)
         intel(tmp_path, "i915", 0, 100)
         assert source.read() == 0.0
     finally:
-        own.forget(4242)
+        processes.forget(4242)
     time.sleep(0.05)
     intel(tmp_path, "i915", 0, 200)
     assert (source.read() or 0.0) > 0.5

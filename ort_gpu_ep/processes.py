@@ -1,0 +1,41 @@
+"""Which processes are ours, this one and workers that it has started, and how many cores they may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_workers: set[int] = set()
+
+
+def count_as_own(pid: int) -> None:
+    """From now on the work of this process is ours (a worker that runs plans): it is no load."""
+    _workers.add(pid)
+
+
+def forget(pid: int) -> None:
+    """The worker has ended."""
+    _workers.discard(pid)
+
+
+def workers() -> tuple[int, ...]:
+    """The process ids of our workers."""
+    return tuple(_workers)
+
+
+def own_pids() -> frozenset[int]:
+    """The process ids of this process and its workers."""
+    return frozenset((os.getpid(), *_workers))
+
+
+def cores(root: Path = Path("/")) -> int:
+    """How many cores this process may use: its affinity, and the quota of its control group where that is less.
+
+    Source: `cpu.max` in the kernel's Documentation/admin-guide/cgroup-v2.rst, "$MAX $PERIOD" in microseconds.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text("ascii", "replace").split()[:2]
+    except (OSError, ValueError):     # no control groups here: no quota
+        return count
+    return count if quota == "max" else max(min(count, -(-int(quota) // int(period))), 1)
