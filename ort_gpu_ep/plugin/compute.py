@@ -218,10 +218,7 @@ class Run:
             if not tensor.nbytes:
                 continue
             ctypes.memmove(want.ctypes.data, value.data_ptr(), tensor.nbytes)
-            if memory.owns(address):
-                memory.copy_out(address, got.ctypes.data, tensor.nbytes)
-            else:
-                ctypes.memmove(got.ctypes.data, address, tensor.nbytes)
+            self.read(address, got.ctypes.data, tensor.nbytes)
             compare(f"{partition.graph.name}, output {partition.graph.outputs[index]!r}", got, want)
 
     def on_cpu(self, fallback: Fallback) -> None:
@@ -258,10 +255,8 @@ class Run:
             storage, offset = self._inputs[index]
             memory.fetch(storage, offset, data.ctypes.data, tensor.nbytes)
             memory.count("device_to_host", self.partition.state, tensor.nbytes if storage.host is None else 0)
-        elif memory.owns(address):
-            memory.copy_out(address, data.ctypes.data, tensor.nbytes)
         elif tensor.nbytes:
-            ctypes.memmove(data.ctypes.data, address, tensor.nbytes)
+            self.read(address, data.ctypes.data, tensor.nbytes)
         return tensor, data
 
     def _output_address(self, index: int, shape: Shape) -> tuple[int, TensorType]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,14 @@ def open_session(model: bytes | str, options: Any = None, **provider_options: ob
             session = onnxruntime.InferenceSession(model, options)
     assert len(seen) == 1
     return Opened(session, seen[0])
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    """A function that does nothing else, to be put in another's place."""
+    def fail(*arguments: Any, **named: Any) -> Any:
+        raise error
+
+    return fail
 
 
 def reference(model: bytes | str, **feeds: Any) -> list[Any]:

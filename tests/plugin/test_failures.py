@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,18 +24,11 @@ from ort_gpu_ep.errors import (
     UnsupportedNodeError,
 )
 from ort_gpu_ep.plugin import provider
-from tests.plugin.cases import ORT, assert_close, info, make_model, node, open_session, reference
+from tests.plugin.cases import ORT, assert_close, info, make_model, node, open_session, raises, reference
 
 
 class Boom(Exception):
     """Stands for a bug."""
-
-
-def raises(error: BaseException) -> Callable[..., Any]:
-    def fail(*arguments: Any, **named: Any) -> Any:
-        raise error
-
-    return fail
 
 
 def captured(model: bytes, **options: object) -> tuple[Any, plugin.SessionState, BaseException | None]:

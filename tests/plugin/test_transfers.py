@@ -19,7 +19,7 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.plugin import SessionState
 from ort_gpu_ep.session import InferenceSession
-from tests.plugin.cases import Opened, assert_close, device_value, info, island, make_model, node, reference
+from tests.plugin.cases import Opened, assert_close, device_value, info, island, make_model, node, raises, reference
 from tests.unit.graphs import random_models
 
 
@@ -218,10 +218,7 @@ def test_a_run_that_the_cpu_answers_counts_what_it_takes(mlp: bytes, rng: np.ran
     x = rng.normal(size=(3, 16)).astype("f")
     opened.run(x=x)
 
-    def fail(*arguments: Any) -> None:
-        raise DeviceError("on purpose")
-
-    monkeypatch.setattr(Program, "run", fail)
+    monkeypatch.setattr(Program, "run", raises(DeviceError("on purpose")))
     gpu = opened.state.gpu
     assert gpu is not None
     before = replace(gpu.stats)
@@ -235,11 +232,8 @@ def test_what_stays_on_the_host_is_not_counted(mlp: bytes, rng: np.random.Genera
     x = rng.normal(size=(3, 16)).astype("f")
     opened.run(x=x)
 
-    def fail(*arguments: Any) -> None:
-        raise DeviceError("no upload")
-
     gpu = opened.state.gpu
-    monkeypatch.setattr(gpu, "upload", fail)
+    monkeypatch.setattr(gpu, "upload", raises(DeviceError("no upload")))
     assert_close(opened.run(x=x), reference(mlp, x=x))
     assert last_run(opened.state) == Crossed([], [])
 
