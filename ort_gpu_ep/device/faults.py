@@ -7,7 +7,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,10 +132,7 @@ class FaultyGpu(Gpu):
         super().lend(pieces, take)
         time.sleep((time.perf_counter() - start) * (self.faults.slow - 1))
 
-    def cached(self, key: object, make: Callable[[], Any]) -> Any:
-        if not (isinstance(key, tuple) and key[0] == "pipeline"):
-            return super().cached(key, make)
-
+    def pipeline(self, source: Hashable, make: Callable[[], Any]) -> Any:
         def faulty() -> Any:
             with self._lock:
                 self.compiles += 1
@@ -143,6 +140,4 @@ class FaultyGpu(Gpu):
             if due:
                 raise ShaderError(f"{self.info.name}: a shader does not compile (fault on purpose at pipeline {self.compiles}).")
             return make()
-        return super().cached(key, faulty)
-
-
+        return super().pipeline(source, faulty)

@@ -10,8 +10,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,6 +20,7 @@ from wgpu.backends.wgpu_native import ffi
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native, waiting
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
+from ort_gpu_ep.device.cache import Cache
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.probe import probe
@@ -32,6 +32,12 @@ _USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage
 _STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 POOL_AGE_S = 10.0
 """How long a freed buffer waits for its next use before it goes back to the driver."""
+
+KEPT_PIPELINES = 2048
+"""Pipelines that wait for their next use, those in use among them: 64 input shapes of a model of 30 kernels (a guess)."""
+
+KEPT_PIPELINES_OF_SOFTWARE = 512
+"""The same where they are machine code in this process: 1.0 to 1.4 MiB each with llvmpipe (benchmarks/shapes.py)."""
 
 _READBACK_NBYTES = 64 << 20
 """What is read back together, with one wait, at most; a larger piece comes alone."""
@@ -108,7 +114,8 @@ class Gpu:
         self._swept_s = time.monotonic()
         self._pending: list[Any] = []
         self._idle: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._cache: dict[object, Future[Any]] = {}
+        self.layouts = Cache()      # one for each number of bindings, and which of them are written: few
+        self.pipelines = Cache(KEPT_PIPELINES_OF_SOFTWARE if info.is_software else KEPT_PIPELINES)
         native.watch(self)
 
     @classmethod
@@ -396,24 +403,12 @@ class Gpu:
 
     @property
     def compiled(self) -> int:
-        """How many things are cached: pipelines, and what they are made of."""
-        return len(self._cache)
+        """How many pipelines were compiled so far."""
+        return self.pipelines.made
 
-    def cached(self, key: object, make: Callable[[], Any]) -> Any:
-        """A device object made once per key: pipelines, layouts. Different keys may be made by different threads at the same time."""
-        with self._lock:
-            found = self._cache.get(key)
-            mine = found is None
-            if found is None:
-                found = self._cache[key] = Future()
-        if mine:
-            try:
-                found.set_result(make())
-            except BaseException as error:
-                with self._lock:
-                    del self._cache[key]
-                found.set_exception(error)
-        return found.result()
+    def pipeline(self, source: Hashable, make: Callable[[], Any]) -> Any:
+        """The pipeline of a source, which `make` compiles if there is none."""
+        return self.pipelines.get(source, make)
 
 
 def _uncount(stats: Stats, lock: Any, nbytes: int) -> None:

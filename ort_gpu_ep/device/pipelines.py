@@ -1,4 +1,4 @@
-"""Shader modules, bind group layouts and compute pipelines: each made once per device."""
+"""Shader modules, bind group layouts and compute pipelines, made when they are first asked for."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def pipeline(gpu: Gpu, dispatch: Dispatch, checked: bool) -> Any:
     limit = gpu.limits.max_binding_nbytes
     source = compose(dispatch.kernel, {t.name: (t.type, t.written) for t in dispatch.tensors}, limit)
     written = tuple(t.written for t in dispatch.tensors for _ in parts(t.type, limit))
-    return gpu.cached(("pipeline", source, checked), lambda: _compile(gpu, dispatch, source, written, checked))
+    return gpu.pipeline((source, checked), lambda: _compile(gpu, dispatch, source, written, checked))
 
 
 def bind_group_layout(gpu: Gpu, written: tuple[bool, ...]) -> Any:
     """An explicit layout: read-only and writable storage buffers, in order."""
     kinds = [wgpu.BufferBindingType.storage if w else wgpu.BufferBindingType.read_only_storage for w in written]
-    return gpu.cached(("layout", written), lambda: gpu.device.create_bind_group_layout(entries=[
+    return gpu.layouts.get(written, lambda: gpu.device.create_bind_group_layout(entries=[
         {"binding": i, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kind}} for i, kind in enumerate(kinds)]))
 
 
@@ -50,7 +50,7 @@ def _compile(gpu: Gpu, dispatch: Dispatch, source: str, written: tuple[bool, ...
     try:
         device = gpu.device
         module = device.create_shader_module(label=label, code=source) if checked else native.trusted_module(device, label, source)
-        layout = gpu.cached(("pipeline_layout", written), lambda: gpu.device.create_pipeline_layout(
+        layout = gpu.layouts.get(("pipeline", written), lambda: gpu.device.create_pipeline_layout(
             bind_group_layouts=[bind_group_layout(gpu, written)]))
         return gpu.device.create_compute_pipeline(label=label, layout=layout, compute={"module": module, "entry_point": "main"})
     except wgpu.GPUError as error:

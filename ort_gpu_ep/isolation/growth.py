@@ -17,7 +17,8 @@ PAUSE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a worker says that it holds: bytes in buffers (of a software adapter they are the process's own), compiled pipelines."""
+    """What a worker says that it holds: bytes in buffers (of a software adapter they are the process's own); and how many
+    pipelines it has compiled so far."""
 
     buffers_nbytes: int
     pipelines: int
