@@ -1,6 +1,6 @@
 """What is put out of use on an adapter, and the cache that remembers it.
 
-A verdict belongs to an adapter, its driver, the wgpu version and the text of all shaders. One file for each in
+A verdict belongs to an adapter, its driver, the wgpu version and this package's code. One file for each in
 <cache>/health/; a file of another version, a truncated or an unreadable one is ignored with a line in the log and made anew.
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +54,18 @@ def verdict_of(outcomes: Iterable[Outcome], depth: str) -> Verdict:
 
 
 @cache
-def shader_hash() -> str:
-    """Of the text of all shader files and of the module that writes around them."""
+def code_hash() -> str:
+    """Of this package's kernels and Python: what the probes are, and how kernels are chosen and put together."""
     digest = hashlib.sha256()
-    for file in sorted(files("ort_gpu_ep.shaders").iterdir(), key=lambda f: f.name):
-        if file.name.endswith((".wgsl", ".py")):
-            digest.update(file.name.encode() + file.read_bytes())
+    root = Path(__file__).resolve().parents[1]
+    for file in sorted(f for f in root.rglob("*") if f.suffix in (".wgsl", ".py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def key_of(info: AdapterInfo) -> str:
-    """Names the cache file: adapter, driver, wgpu, shaders."""
-    parts = (info.name, info.backend, info.driver, f"{info.vendor_id:x}:{info.device_id:x}", version("wgpu"), shader_hash())
+    """Names the cache file: adapter, driver, wgpu, this package's code. Profiles and decisions go by it, too."""
+    parts = (info.name, info.backend, info.driver, f"{info.vendor_id:x}:{info.device_id:x}", version("wgpu"), code_hash())
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 

@@ -94,10 +94,10 @@ def test_a_cache_that_cant_be_written_is_said(tmp_path: Path, caplog: pytest.Log
     assert "no marker" in caplog.text
 
 
-def test_the_key_depends_on_driver_and_shaders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_depends_on_driver_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
     info = Gpu.open(Config()).info
     keys = {verdicts.key_of(info), verdicts.key_of(replace(info, driver="other")), verdicts.key_of(replace(info, device_id=99))}
-    monkeypatch.setattr(verdicts, "shader_hash", lambda: "0")
+    monkeypatch.setattr(verdicts, "code_hash", lambda: "0")
     assert len(keys | {verdicts.key_of(info)}) == 4
 
 

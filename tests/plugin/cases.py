@@ -58,12 +58,7 @@ def open_session(model: bytes | str, options: Any = None, **provider_options: ob
     """A session with every supported node on the GPU."""
     given = {k: str(v) for k, v in {"placement": "gpu", **provider_options}.items()}
     with plugin.capture() as seen:
-        if ORT >= (1, 26):
-            session = onnxruntime.InferenceSession(model, options, providers=[(plugin.EP_NAME, given), "CPUExecutionProvider"])
-        else:
-            options = options or onnxruntime.SessionOptions()
-            options.add_provider_for_devices([d for d in onnxruntime.get_ep_devices() if d.ep_name == plugin.EP_NAME], given)
-            session = onnxruntime.InferenceSession(model, options)
+        session = onnxruntime.InferenceSession(model, options, providers=[(plugin.EP_NAME, given), "CPUExecutionProvider"])
     assert len(seen) == 1
     return Opened(session, seen[0])
 

@@ -24,7 +24,7 @@ from ort_gpu_ep.errors import (
     UnsupportedNodeError,
 )
 from ort_gpu_ep.plugin import provider
-from tests.plugin.cases import ORT, assert_close, info, make_model, node, open_session, raises, reference
+from tests.plugin.cases import assert_close, info, make_model, node, open_session, raises, reference
 
 
 class Boom(Exception):
@@ -97,7 +97,6 @@ def test_no_adapter_in_strict_mode_is_an_error(mlp: bytes, monkeypatch: pytest.M
     assert isinstance(state.cause_of(error), AdapterError)
 
 
-@pytest.mark.skipif(ORT < (1, 26), reason="ONNX Runtime selects a plugin by name from 1.26 on")
 def test_create_ep_by_name_is_recorded(mlp: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     """ONNX Runtime's Python layer prints the error and retries without us; the record is how a session class finds out."""
     with plugin.capture() as seen:

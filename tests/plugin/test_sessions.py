@@ -23,7 +23,6 @@ def test_the_provider_is_offered_once() -> None:
     assert [d.ep_name for d in onnxruntime.get_ep_devices()].count(plugin.EP_NAME) == 1
 
 
-@pytest.mark.skipif(ORT < (1, 26), reason="ONNX Runtime selects a plugin by name from 1.26 on")
 def test_selection_by_name(mlp: bytes, rng: np.random.Generator) -> None:
     opened = open_session(mlp)
     assert opened.session.get_providers() == [plugin.EP_NAME, "CPUExecutionProvider"]
