@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -37,6 +37,14 @@ class DType:
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
+        """There is one of each: `is` holds in the worker process too, where graphs and plans come by pickle."""
+        return _named, (self.name,)
+
+
+def _named(name: str) -> DType:
+    return BY_NAME[name]
 
 
 FLOAT32 = DType("float32", 1, 4, "f32", "f32")

@@ -52,6 +52,17 @@ def other_types() -> bytes:
     return make_model(nodes, inputs, [info("k", ["N"], I64), info("n", ["N"], BOOL), info("o", ["N"], F16)])
 
 
+def types_that_kernels_ask_for() -> bytes:
+    """What is otherwise for an element type: how it is read, its range, its fusions."""
+    nodes = [node("Xor", "p q", "a"), node("Or", "a p", "o"), node("Cast", "x", "t", to=BOOL), node("And", "t p", "u"),
+             node("QuantizeLinear", "x s z", "i8"), node("QuantizeLinear", "x s uz", "u8"), node("OneHot", "n depth values", "hot"),
+             node("DynamicQuantizeLinear", "x", "dq ds dz"), node("DequantizeLinear", "dq ds dz", "back")]
+    constants = {"s": np.float32(0.1), "z": np.int8(-3), "uz": np.uint8(7), "depth": np.array(5), "values": np.array([0.5, 2], "f")}
+    inputs = [info("p", ["N"], BOOL), info("q", ["N"], BOOL), info("x", ["N"]), info("n", ["N"], I64)]
+    outputs = [info(name, None, kind) for name, kind in {"o": BOOL, "u": BOOL, "i8": 3, "u8": 2, "hot": F32, "back": F32}.items()]
+    return make_model(nodes, inputs, outputs, constants)
+
+
 def big() -> bytes:
     return make_model([node("Relu", "x", "a"), node("Sqrt", "a", "y")], [info("x", ["N", 1024])], ["y"])
 
@@ -63,6 +74,8 @@ CASES: dict[str, tuple[bytes, dict[str, Any]]] = {
     "island": (around_an_island(), {"x": rows(3)}),
     "outputs": (several_outputs(), {"x": rows(5)}),
     "types": (other_types(), {"i": np.arange(-3, 4) << 40, "j": np.arange(7)[::-1].copy(), "h": np.arange(7, dtype=np.float16)}),
+    "element types": (types_that_kernels_ask_for(), {"p": rng.random(37) < 0.5, "q": rng.random(37) < 0.5, "n": rng.integers(0, 5, 37),
+                                                     "x": (30 * rng.normal(size=37)).round().astype("f")}),
     "16 MiB": (big(), {"x": rng.normal(size=(4096, 1024)).astype("f")}),
     "no rows": (mlp(), {"x": rows(0)}),
 }

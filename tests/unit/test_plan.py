@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from dataclasses import FrozenInstanceError, replace
 
@@ -14,6 +15,7 @@ from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import from_onnx
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.verify import check, violations
+from ort_gpu_ep.types import DTYPES, DType
 from tests.unit.graphs import graph_of, plan_of, random_models, tensor
 
 MLP = "(float[3, 16] x) => (float[3, 8] y) { h = MatMul(x, w)  s = Softmax(h)  y = MatMul(s, v) }"
@@ -61,6 +63,13 @@ def test_it_is_plain_data(plan: Plan, rng: np.random.Generator) -> None:
     assert hash(plan) == hash(pickle.loads(pickle.dumps(plan)))
     with pytest.raises(FrozenInstanceError):
         plan.slots = ()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_element_types_stay_themselves(dtype: DType) -> None:
+    """They are compared by `is`, also in a worker, which gets its graphs by pickle."""
+    assert pickle.loads(pickle.dumps(dtype)) is dtype
+    assert copy.deepcopy(dtype) is dtype
 
 
 def test_it_prints(plan: Plan) -> None:
