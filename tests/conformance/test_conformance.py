@@ -1,4 +1,4 @@
-"""All of ONNX's node cases, strictly on the GPU, compared with the recorded outcome of each.
+"""All of ONNX's node cases, strictly on the GPU, here and in a worker process, compared with the recorded outcome of each.
 
 The record is written by `ort-gpu-ep conformance --status tests/conformance/status.txt`.
 """
@@ -23,6 +23,7 @@ from tests.unit.graphs import model_of
 
 RECORD = Path(__file__).parent / "status.txt"
 MIN_PASS = 600
+RELU = "(float[3, 5] x) => (float[3, 5] y) { y = Relu(x) }"
 
 
 def recorded() -> dict[str, str]:
@@ -36,9 +37,13 @@ def quiet() -> None:
     onnxruntime.set_default_logger_severity(4)
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> list[Outcome]:
-    return list(run(cases(), InferenceSession))
+@pytest.fixture(scope="module", params=["none", "process"])
+def outcomes(request: pytest.FixtureRequest) -> Iterator[list[Outcome]]:
+    """With each value of the option `isolation`: what a worker gets was pickled."""
+    options = {"isolation": request.param}
+    keeper = InferenceSession(model_of(RELU).SerializeToString(), provider_options={"placement": "gpu", **options})   # of one worker for all
+    yield list(run(cases(), InferenceSession, options))
+    del keeper
 
 
 def test_no_case_fails(outcomes: list[Outcome]) -> None:
@@ -80,9 +85,6 @@ def case(text: str, inputs: list[Any], wanted: list[Any], **constants: Any) -> A
 @pytest.fixture
 def values() -> Iterator[np.ndarray[Any, Any]]:
     return np.random.default_rng(2).standard_normal((3, 5)).astype("f")
-
-
-RELU = "(float[3, 5] x) => (float[3, 5] y) { y = Relu(x) }"
 
 
 def outcome(made: Any) -> Outcome:

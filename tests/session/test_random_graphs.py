@@ -5,10 +5,17 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from tests.session.random_graphs import differences, random_model
+import ort_gpu_ep
+from tests.session.random_graphs import differences, quiet, random_model
 
 OPTIONS: tuple[dict[str, object], ...] = ({}, {"fusion": 0}, {"checked_shaders": 0}, {"isolation": "process"})
 SEEDS = 120
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_worker() -> object:
+    """Held by a session that lasts: else each model would start its own."""
+    return ort_gpu_ep.InferenceSession(random_model(0)[0], quiet(), provider_options={"placement": "gpu", "isolation": "process"})
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
