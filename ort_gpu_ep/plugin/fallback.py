@@ -37,8 +37,19 @@ class Fallback:
         self._large: tuple[str, ...] = ()
         self._spill: SpillFile | None = None
         self._session: Any = None
+        self._missing: str | None = None
         self._lock = threading.Lock()
         self._take_constants(config.cache_path, notify)
+
+    def missing(self) -> str:
+        """Why the CPU provider can't run these nodes; empty where it can. Some of our kernels have no counterpart there."""
+        if self._missing is None:
+            try:
+                self._built()
+                self._missing = ""
+            except Exception as error:
+                self._missing = f"{type(error).__name__}: {error}"
+        return self._missing
 
     def run(self, inputs: Sequence[tuple[TensorType, Array]]) -> list[Any]:
         """The outputs as OrtValues on the CPU. inputs: in the order of graph.inputs, each with its flat bytes."""
