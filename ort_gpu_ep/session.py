@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config, resolve
@@ -25,6 +26,9 @@ from ort_gpu_ep.profile import GUESSED
 log = logging.getLogger("ort_gpu_ep")
 
 _said: set[str] = set()
+
+_NO_KERNEL = (onnxruntime_pybind11_state.Fail, onnxruntime_pybind11_state.NotImplemented)
+"""What onnxruntime raises for a model that it has no kernel for; of some operators ours have forms that its CPU provider lacks."""
 
 _OF_ONNXRUNTIME = (
     "_sess", "_sess_options", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
@@ -54,6 +58,20 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         **kwargs: Any,
     ) -> None:
         names, options = _providers(providers, provider_options, sess_options)
+        try:
+            self._open(path_or_bytes, sess_options, names, options, kwargs)
+        except _NO_KERNEL as refused:
+            if EP_NAME not in names or resolve(options[names.index(EP_NAME)]).placement != "auto":
+                raise
+            options[names.index(EP_NAME)]["placement"] = "gpu"
+            try:
+                self._open(path_or_bytes, sess_options, names, options, kwargs)
+            except Exception:
+                raise refused from None
+            log.warning("placement=gpu, because onnxruntime's CPU can't run this model: %s", refused)
+
+    def _open(self, path_or_bytes: Any, sess_options: Any, names: list[str], options: list[dict[str, Any]], kwargs: dict[str, Any]) -> None:
+        """Makes this the session that the providers and their options ask for."""
         self._state: plugin.SessionState | None = None
         self._runner: Runner | None = None
         self._cpu: Any = None
