@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config, resolve
@@ -21,14 +20,12 @@ from ort_gpu_ep.load import open_sampler
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
 from ort_gpu_ep.placement.runner import Runner
 from ort_gpu_ep.plugin import EP_NAME
+from ort_gpu_ep.plugin.fallback import NO_KERNEL
 from ort_gpu_ep.profile import GUESSED
 
 log = logging.getLogger("ort_gpu_ep")
 
 _said: set[str] = set()
-
-_NO_KERNEL = (onnxruntime_pybind11_state.Fail, onnxruntime_pybind11_state.NotImplemented)
-"""What onnxruntime raises for a model that it has no kernel for; of some operators ours have forms that its CPU provider lacks."""
 
 _OF_ONNXRUNTIME = (
     "_sess", "_sess_options", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
@@ -60,10 +57,11 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         names, options = _providers(providers, provider_options, sess_options)
         try:
             self._open(path_or_bytes, sess_options, names, options, kwargs)
-        except _NO_KERNEL as refused:
-            if EP_NAME not in names or resolve(options[names.index(EP_NAME)]).placement != "auto":
+        except NO_KERNEL as refused:
+            own = dict(zip(names, options, strict=True)).get(EP_NAME)
+            if own is None or resolve(own).placement != "auto":
                 raise
-            options[names.index(EP_NAME)]["placement"] = "gpu"
+            own["placement"] = "gpu"
             try:
                 self._open(path_or_bytes, sess_options, names, options, kwargs)
             except Exception:

@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 
 def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress | None = None) -> Profile:
-    """The profile of the adapter, its driver, wgpu's version and the shaders. Never raises for what the device does: it then is GUESSED.
+    """The profile of the adapter, its driver, wgpu's version and this code. Never raises for what the device does: it then is GUESSED.
 
     fresh: measure, whatever is known. The first call of a process may take some seconds; others wait for it. A device that fails on
     purpose (option `faults`) is not measured: the submits would count, and its times are not the adapter's.

@@ -37,7 +37,7 @@ WITHIN = 20.0
 class Runner:
     """What stands behind `InferenceSession.run` where placement=auto.
 
-    model, settings, options, kwargs: as the candidates take them. device: names adapter, driver and shaders. profile: gives the adapter's.
+    model, settings, options, kwargs: as the candidates take them. device: names adapter, driver and code. profile: gives the adapter's.
     sampler: of its load, None where runs are not to be moved for it. software: the adapter computes on the CPU.
     """
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import InternalError
@@ -23,6 +24,9 @@ from ort_gpu_ep.plugin.spill import MIN_SPILL_NBYTES, SpillFile
 from ort_gpu_ep.types import TensorType
 
 _MIN_IR_VERSION = 10
+
+NO_KERNEL = (onnxruntime_pybind11_state.Fail, onnxruntime_pybind11_state.NotImplemented)
+"""What onnxruntime raises for a model that it has no kernel for; of some operators ours have forms that its CPU provider lacks."""
 
 
 class Fallback:
@@ -42,12 +46,12 @@ class Fallback:
         self._take_constants(config.cache_path, notify)
 
     def missing(self) -> str:
-        """Why the CPU provider can't run these nodes; empty where it can. Some of our kernels have no counterpart there."""
+        """Why the CPU provider has no kernel for these nodes; empty where it has."""
         if self._missing is None:
             try:
                 self._built()
                 self._missing = ""
-            except Exception as error:
+            except NO_KERNEL as error:
                 self._missing = f"{type(error).__name__}: {error}"
         return self._missing
 

@@ -43,6 +43,14 @@ def island(source: str, target: str) -> onnx.NodeProto:
     return helper.make_node("Inverse", [source], [target], domain="com.microsoft")
 
 
+def batches(layout: int) -> bytes:
+    """An LSTM from x: [A, B, 12] to its last state h. With layout 1 batches come first, which only our provider has a kernel for."""
+    rng = np.random.default_rng(8)
+    weights = {n: (rng.normal(size=s) / 4).astype("f") for n, s in {"W": (1, 64, 12), "R": (1, 64, 16)}.items()}
+    lstm = node("LSTM", "x W R", "_ h", hidden_size=16, layout=layout)
+    return make_model([lstm], [info("x", ["A", "B", 12])], ["h"], weights)
+
+
 @dataclass
 class Opened:
     """A session on our provider, and its record."""

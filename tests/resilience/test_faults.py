@@ -15,7 +15,7 @@ from ort_gpu_ep.device.faults import FaultyGpu, parse_faults
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.errors import ConfigError, DeviceHangError, DeviceLostError, OutOfDeviceMemoryError, ShaderError, WrongResultError
 from ort_gpu_ep.plugin.verification import compare
-from tests.plugin.cases import assert_close, info, make_model, node, reference
+from tests.plugin.cases import assert_close, batches, reference
 from tests.resilience.soak import KINDS, model, session
 
 ERRORS = {
@@ -50,16 +50,11 @@ def test_each_fault_raises_in_strict_mode(kind: str, rng: np.random.Generator) -
 @pytest.mark.parametrize("strict", [0, 1])
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_what_the_cpu_has_no_kernel_for_is_not_verified_and_says_so(isolation: str, strict: int, rng: np.random.Generator) -> None:
-    weights = {n: (rng.normal(size=s) / 4).astype("f") for n, s in {"W": (1, 64, 12), "R": (1, 64, 16)}.items()}
-
-    def lstm(layout: int) -> bytes:
-        return make_model([node("LSTM", "x W R", "_ h", hidden_size=16, layout=layout)], [info("x", ["A", "B", 12])], ["h"], weights)
-
-    opened = session(lstm(1), isolation=isolation, strict=strict, hang_timeout_ms=60_000)
+    opened = session(batches(1), isolation=isolation, strict=strict, hang_timeout_ms=60_000)
     for _ in range(2):
         x = rng.normal(size=(3, 5, 12)).astype("f")
         (h,) = opened.run(None, {"x": x})
-        (want,) = reference(lstm(0), x=x.transpose(1, 0, 2))
+        (want,) = reference(batches(0), x=x.transpose(1, 0, 2))
         assert_close([h.transpose(1, 0, 2)], [want])
     assert any("not verified" in event and "layout" in event for event in opened.explain().events)
     assert opened.stats()["fallbacks"] == 0

@@ -6,38 +6,28 @@ import logging
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
 
 import ort_gpu_ep
-from tests.plugin.cases import assert_close, info, make_model, node, reference
+from tests.plugin.cases import assert_close, batches, make_model, node, reference
+from tests.session.random_graphs import quiet
 
 
-def lstm(layout: int) -> bytes:
-    """Batches first with layout 1, which the CPU provider lacks."""
-    rng = np.random.default_rng(8)
-    weights = {n: (rng.normal(size=s) / 4).astype("f") for n, s in {"W": (1, 64, 12), "R": (1, 64, 16)}.items()}
-    rnn = node("LSTM", "x W R", "_ h", hidden_size=16, layout=layout)
-    return make_model([rnn], [info("x", ["A", "B", 12])], ["h"], weights)
-
-
-def refused(model: bytes, **options: object) -> Any:
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 4
-    return ort_gpu_ep.InferenceSession(model, settings, provider_options=options)
+def session_of(model: bytes, **options: object) -> Any:
+    return ort_gpu_ep.InferenceSession(model, quiet(), provider_options=options)
 
 
 @pytest.mark.parametrize("options", [{}, {"placement": "auto", "adapter": "software"}, {"placement": "gpu"}, {"isolation": "process"}, {"strict": 1}],
                          ids=str)
 def test_it_runs_on_the_gpu(options: dict[str, object], rng: np.random.Generator, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ort_gpu_ep"):
-        session = refused(lstm(1), **options)
+        session = session_of(batches(1), **options)
     assert ("onnxruntime's CPU can't run this model" in caplog.text) == ("gpu" not in options.values())
     for _ in range(2):
         x = rng.normal(size=(3, 5, 12)).astype("f")
         (h,) = session.run(None, {"x": x})
-        assert_close([h.transpose(1, 0, 2)], reference(lstm(0), x=x.transpose(1, 0, 2)))
+        assert_close([h.transpose(1, 0, 2)], reference(batches(0), x=x.transpose(1, 0, 2)))
     assert session.explain().count("gpu") == 1
     assert session.stats()["fallbacks"] == 0
 
@@ -45,11 +35,11 @@ def test_it_runs_on_the_gpu(options: dict[str, object], rng: np.random.Generator
 @pytest.mark.parametrize("options", [{"placement": "cpu"}, {"isolation": "process", "placement": "cpu"}], ids=str)
 def test_placement_cpu_means_the_cpu(options: dict[str, object]) -> None:
     with pytest.raises(Fail, match="layout"):
-        refused(lstm(1), **options)
+        session_of(batches(1), **options)
 
 
 def test_what_neither_can_run_is_refused_by_the_first_of_them() -> None:
     unknown = make_model([node("Foo", "x", "y", domain="com.microsoft")], ["x"], ["y"])
     with pytest.raises((Fail, NotImplemented), match="Foo") as seen:
-        refused(unknown)
+        session_of(unknown)
     assert seen.value.__suppress_context__ or seen.value.__context__ is None
