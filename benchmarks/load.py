@@ -37,7 +37,7 @@ def main(
     out: Annotated[Path, typer.Option("--out", help="A folder for pictures and data; made if needed.")],
     json: Annotated[bool, typer.Option("--json", help="Write DIR/load.json.")] = False,
     only: Annotated[str, typer.Option("--only", help="Regular expression that a model's name matches.")] = "",
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs of each plan under each load, at least.")] = 50,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs of each candidate under each load, at least.")] = 50,
     level: Annotated[list[under_load.Level] | None, typer.Option("--level", help="Loads besides idle; default: all.")] = None,
     option: OptionOption = None,
 ) -> None:
@@ -51,9 +51,9 @@ def main(
         if not re.search(only, name):
             continue
         model = models.build(builder, **parameters)
-        plans = under_load.sessions(model.SerializeToString(), options)
+        sides = under_load.sessions(model.SerializeToString(), options)
         feeds = make_inputs(model_inputs(model))
-        rows = under_load.measure(plans, feeds, info, sampler, levels, runs, tell=lambda at, name=name: progress.print(f"{name}: {at}"))
+        rows = under_load.measure(sides, feeds, info, sampler, levels, runs, tell=lambda at, name=name: progress.print(f"{name}: {at}"))
         console.print(load_table(name, rows))
         plot_load(out / f"{name}.png", f"{name} on {info.name}", rows)
         results.append({"model": name, "rows": [row.as_dict() for row in rows]})

@@ -45,7 +45,7 @@ def measure(name: str, runs: int, seconds: float, options: dict[str, str]) -> di
                             max(4, min(runs, int(seconds / once_s))))
     row: dict[str, Any] = {"model": name, **{f"{side}_ms": float(np.median(t)) for side, t in times.items()}, "first_s": first_s}
     decisions = auto.explain().decisions
-    row["chosen"] = decisions[-1][1].plan if decisions else "cpu"
+    row["chosen"] = decisions[-1][1].candidate if decisions else "cpu"
     row["source"] = decisions[-1][1].source if decisions else "software"
     row["predicted_ms"] = {k: v * 1e3 for k, v in decisions[-1][1].predicted_s.items()} if decisions else {}
     row["runs"] = len(times["auto"])

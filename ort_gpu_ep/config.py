@@ -51,8 +51,8 @@ OPTIONS = (
     Option("faults", "", "Faults on purpose, for drills: `lost@3,corrupt@5,hang@2,oom@4,compile@1,slow@100x;seed=0`; see docs/faults.md."),
     Option("load", "auto", "`auto`: runs move to the CPU while others keep the GPU busy, and back; `off`: they don't; `file:PATH`: the "
            "load is what that file says, for drills (see docs/load.md).", ("auto", "off"), "file:"),
-    Option("deadline_ms", "0", "How long a run may take, in milliseconds: the plan most likely to meet it is chosen; `0`: the fastest "
-           "plan."),
+    Option("deadline_ms", "0", "How long a run may take, in milliseconds: the candidate most likely to meet it is chosen; `0`: the "
+           "fastest."),
     Option("isolation", "none", "`process`: the GPU is used by a worker process; a driver that crashes or hangs takes that one along, and "
            "this process never loads a driver (see docs/faults.md); `none`: no worker.", ("none", "process")),
     Option("cache_dir", "", "Where caches live; empty: the user's cache folder."),

@@ -1,4 +1,4 @@
-"""Load: how busy a GPU and the CPU are with other people's work, as data. Measured by load/, judged by scheduler/policy.py."""
+"""Load: how busy a GPU and the CPU are with other people's work, as data. Measured by load/, judged by placement/policy.py."""
 
 from __future__ import annotations
 

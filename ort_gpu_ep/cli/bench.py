@@ -51,14 +51,14 @@ def _under_load(
     model: Path, given: tuple[dict[str, str], dict[str, str]], options: dict[str, str], seed: int, wanted: Sequence[str], runs: int,
     plot: Path | None, json: bool,
 ) -> None:
-    """The other measurement: each plan idle and under load. given: input files and sizes."""
+    """The other measurement: each candidate idle and under load. given: input files and sizes."""
     if plot is not None:
         pyplot()              # before minutes of measuring
-    plans = under_load.sessions(str(model), options)
-    values = shared.feeds(plans["cpu"], *given, seed)
+    candidates = under_load.sessions(str(model), options)
+    values = shared.feeds(candidates["cpu"], *given, seed)
     info, sampler = under_load.sampler_of(options)
     levels = [level for level in under_load.LEVELS if level == under_load.IDLE or level in wanted or "all" in wanted]
-    rows = under_load.measure(plans, values, info, sampler, levels, runs, tell=lambda level: shared.err.print(f"measuring: {level}"))
+    rows = under_load.measure(candidates, values, info, sampler, levels, runs, tell=lambda level: shared.err.print(f"measuring: {level}"))
     if plot is not None:
         plot_load(plot, f"{model.stem} on {info.name}", rows)
     if json:
@@ -70,14 +70,14 @@ def _under_load(
 
 
 def load_table(model: str, rows: Sequence[under_load.Row]) -> Table:
-    """p50, p95, p99 of each plan under each load."""
-    table = Table("load", "GPU read", "CPU read", "plan", "p50", "p95", "p99", "ran", title=f"{model}, ms; load by {rows[-1].source}")
+    """p50, p95, p99 of each candidate under each load."""
+    table = Table("load", "GPU read", "CPU read", "candidate", "p50", "p95", "p99", "ran", title=f"{model}, ms; load by {rows[-1].source}")
     for row in rows:
-        first = row.plan == rows[0].plan
+        first = row.candidate == rows[0].candidate
         read = "?" if row.gpu_load is None else f"{row.gpu_load:.0%}"
-        ran = ", ".join(f"{plan} {part:.0%}" for plan, part in row.chosen.items())
-        table.add_row(row.level if first else "", read if first else "", f"{row.cpu_load:.0%}" if first else "", row.plan,
-                      *(_digits(row.quantile(part)) for part in (0.5, 0.95, 0.99)), ran, end_section=row.plan == rows[-1].plan)
+        ran = ", ".join(f"{candidate} {part:.0%}" for candidate, part in row.chosen.items())
+        table.add_row(row.level if first else "", read if first else "", f"{row.cpu_load:.0%}" if first else "", row.candidate,
+                      *(_digits(row.quantile(part)) for part in (0.5, 0.95, 0.99)), ran, end_section=row.candidate == rows[-1].candidate)
     return table
 
 

@@ -26,22 +26,22 @@ def pyplot() -> Any:
 
 
 def plot_load(path: Path, title: str, rows: Sequence[Row]) -> None:
-    """Median latency of each plan against the GPU load that the source read, with a bar up to p95.
+    """Median latency of each candidate against the GPU load that the source read, with a bar up to p95.
 
     Where the load was not read, the duty cycle of the load generator stands for it, and the axis says so.
     """
     drawing = pyplot()
     figure, axes = drawing.subplots(figsize=(6.4, 4.2))
     known = all(row.gpu_load is not None for row in rows)
-    for plan, (mark, label) in MARKS.items():
-        mine = [row for row in rows if row.plan == plan]
+    for candidate, (mark, label) in MARKS.items():
+        mine = [row for row in rows if row.candidate == candidate]
         points = sorted((row.gpu_load if known and row.gpu_load is not None else DUTY.get(row.level, 0.0),
                          row.quantile(0.5), row.quantile(0.95)) for row in mine)
         if points:
             x, middle, high = zip(*points, strict=True)
             above = [h - m for h, m in zip(high, middle, strict=True)]
             axes.errorbar([100 * v for v in x], middle, yerr=[[0.0] * len(above), above], marker=mark, label=label, capsize=3,
-                          linestyle="--" if plan == "auto" else "-")
+                          linestyle="--" if candidate == "auto" else "-")
     axes.set_xlim(-3, 103)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")

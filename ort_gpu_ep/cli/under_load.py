@@ -1,4 +1,4 @@
-"""Latency of each plan of a model while another process keeps the adapter busy: what `bench --load` and benchmarks/load.py measure."""
+"""Latency of each candidate of a model while another process keeps the adapter busy: what `bench --load` and benchmarks/load.py measure."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ SHORTEST_S = 1.5
 
 @dataclass
 class Row:
-    """One plan under one load. times_ms: of its runs in turn with the other plans. chosen: what auto ran, plan -> part of its runs."""
+    """One candidate under one load. times_ms: of its runs in turn with the others. chosen: what auto ran, candidate -> part of its runs."""
 
     level: str
-    plan: str
+    candidate: str
     times_ms: list[float] = field(repr=False)
     gpu_load: float | None = None
     cpu_load: float = 0.0
@@ -64,7 +64,7 @@ class Row:
 
 
 def sessions(model: Any, options: Mapping[str, str]) -> dict[str, Any]:
-    """plan -> session: onnxruntime's own on the CPU, all on the GPU, and what the options say (placement=auto by default)."""
+    """candidate -> session: onnxruntime's own on the CPU, all on the GPU, and what the options say (placement=auto by default)."""
     return {
         "cpu": onnxruntime.InferenceSession(model, shared.quiet(), providers=["CPUExecutionProvider"]),
         "gpu": InferenceSession(model, shared.quiet(), provider_options={**options, "placement": "gpu"}),
@@ -83,10 +83,10 @@ def sampler_of(options: Mapping[str, str]) -> tuple[AdapterInfo, Sampler]:
 
 
 def measure(
-    plans: Mapping[str, Any], feeds: Mapping[str, Any], info: AdapterInfo, sampler: Sampler, levels: Sequence[str], runs: int,
+    candidates: Mapping[str, Any], feeds: Mapping[str, Any], info: AdapterInfo, sampler: Sampler, levels: Sequence[str], runs: int,
     settle_s: float = SETTLE_S, tell: Callable[[str], object] = lambda level: None,
 ) -> list[Row]:
-    """A row for each level and plan. runs: of each, at least. tell: called with a level before it is measured.
+    """A row for each level and candidate. runs: of each, at least. tell: called with a level before it is measured.
 
     Raises: AdapterError, where the load can't be made.
     """
@@ -94,43 +94,45 @@ def measure(
     for level in levels:
         tell(level)
         with nullcontext() if level == IDLE else LoadGenerator(info, level):
-            for _ in _turns(plans, feeds, sampler, 1, settle_s):
+            for _ in _turns(candidates, feeds, sampler, 1, settle_s):
                 pass
-            before = _counts(plans["auto"])
-            turns = list(_turns(plans, feeds, sampler, runs, SHORTEST_S))
-            chosen = _chosen(plans["auto"], before)
+            before = _counts(candidates["auto"])
+            turns = list(_turns(candidates, feeds, sampler, runs, SHORTEST_S))
+            chosen = _chosen(candidates["auto"], before)
         known = [load.gpu for _, load in turns if load.gpu is not None]
-        for plan in plans:
+        for candidate in candidates:
             rows.append(Row(
-                level, plan, [times[plan] for times, _ in turns], float(np.mean(known)) if known else None,
-                float(np.mean([load.cpu for _, load in turns])), sampler.latest.source, chosen if plan == "auto" else {}))
+                level, candidate, [times[candidate] for times, _ in turns], float(np.mean(known)) if known else None,
+                float(np.mean([load.cpu for _, load in turns])), sampler.latest.source, chosen if candidate == "auto" else {}))
     return rows
 
 
-def _turns(plans: Mapping[str, Any], feeds: Mapping[str, Any], sampler: Sampler, runs: int, seconds: float) -> Iterator[tuple[Any, Any]]:
-    """(milliseconds by plan, load) of rounds in which each plan runs once, every other one backwards, for so many and so long."""
+def _turns(
+    candidates: Mapping[str, Any], feeds: Mapping[str, Any], sampler: Sampler, runs: int, seconds: float,
+) -> Iterator[tuple[Any, Any]]:
+    """(milliseconds by candidate, load) of rounds in which each candidate runs once, every other one backwards, for so many and so long."""
     start, done = time.monotonic(), 0
     while done < runs or time.monotonic() - start < seconds:
         times, load = {}, sampler.latest
-        for plan in reversed(list(plans)) if done % 2 else plans:
+        for candidate in reversed(list(candidates)) if done % 2 else candidates:
             begin = time.perf_counter()
-            plans[plan].run(None, feeds)
-            times[plan] = (time.perf_counter() - begin) * 1e3
+            candidates[candidate].run(None, feeds)
+            times[candidate] = (time.perf_counter() - begin) * 1e3
         done += 1
         yield times, load
 
 
 def _counts(session: Any) -> dict[str, int]:
-    """Runs of each plan that the session has chosen between; none where it has only one."""
+    """Runs of each candidate that the session has chosen between; none where it has only one."""
     policy = session.stats().get("policy")
-    return {plan: int(seen["runs"]) for plan, seen in policy["plans"].items()} if policy else {}
+    return {candidate: int(seen["runs"]) for candidate, seen in policy["candidates"].items()} if policy else {}
 
 
 def _chosen(session: Any, before: Mapping[str, int]) -> dict[str, float]:
     """Parts of the runs since `before`; of a session without a choice, the side that all of its nodes or some are on."""
-    made = {plan: count - before.get(plan, 0) for plan, count in _counts(session).items()}
+    made = {candidate: count - before.get(candidate, 0) for candidate, count in _counts(session).items()}
     total = sum(made.values())
     if total:
-        return {plan: count / total for plan, count in made.items() if count}
+        return {candidate: count / total for candidate, count in made.items() if count}
     explained = session.explain()
     return {"cpu" if not explained.count("gpu") else "gpu" if not explained.count("cpu") else "cut": 1.0}

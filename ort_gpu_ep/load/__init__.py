@@ -4,11 +4,11 @@
     policy = Policy(idle_s, threads, info.is_software, config.deadline_ms / 1e3)
 
     load = sampler.latest if sampler else UNKNOWN           # for each run
-    plan = policy.choose(load)
+    candidate = policy.choose(load)
     ...                                                     # run it, in `seconds`
-    policy.observe(plan, seconds, load)
-    if sampler and plan != "cpu":
-        sampler.used(idle_s[plan])                          # our own work, where the source can't tell it from others'
+    policy.observe(candidate, seconds, load)
+    if sampler and candidate != "cpu":
+        sampler.used(idle_s[candidate])                          # our own work, where the source can't tell it from others'
 """
 
 from ort_gpu_ep.load.choose import find_source, open_sampler

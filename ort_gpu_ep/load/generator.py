@@ -26,7 +26,7 @@ class LoadGenerator:
     """`with LoadGenerator(info, "high"):` another process computes on the adapter for 95 % of the time.
 
     level: a name of DUTY or a part from 0 to 1. threads: on a software adapter, how many threads its driver (Mesa's llvmpipe) uses; by
-    default half of the cores, for with none left the CPU plan is as slow as the other one. It ends with the block, or with us.
+    default half of the cores, for with none left the CPU candidate is as slow as the other one. It ends with the block, or with us.
 
     Raises: AdapterError, where the process does not begin, with what it printed.
     """

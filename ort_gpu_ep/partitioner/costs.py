@@ -113,7 +113,7 @@ def _node_cost(node: Node, originals: Mapping[int, Node], answer: Answer, bound:
     return NodeCost(cpu_s, costs.profile.node_s(answer, flops, moved, steps_of(bound)))
 
 
-def predict(plan: str, prices: Prices, groups: Collection[Collection[Node]]) -> Prediction:
+def predict(candidate: str, prices: Prices, groups: Collection[Collection[Node]]) -> Prediction:
     """What a run takes with these groups on the GPU, one after the other with the rest on the CPU."""
     group_of = {id(node): i for i, group in enumerate(groups) for node in group}
     cpu_s = sum(cost.cpu_s for key, cost in prices.nodes.items() if key not in group_of)
@@ -131,4 +131,4 @@ def predict(plan: str, prices: Prices, groups: Collection[Collection[Node]]) -> 
             up += nbytes
     transfer_s += prices.wait_s if waits else 0.0     # the run's last wait; those in between stand in the crossings
     transfer_s += HOST_S * len(groups)
-    return Prediction(plan, cpu_s + gpu_s + transfer_s, cpu_s, gpu_s, transfer_s, up, down, len(groups))
+    return Prediction(candidate, cpu_s + gpu_s + transfer_s, cpu_s, gpu_s, transfer_s, up, down, len(groups))

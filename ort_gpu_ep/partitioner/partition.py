@@ -112,7 +112,7 @@ def _cheapest(
         options.append((predict("cut", prices, cut_groups), cut, cut_groups))
     options.sort(key=lambda option: option[0].total_s)
     best, chosen, groups = options[0]
-    if best.plan == "cpu":
+    if best.candidate == "cpu":
         chosen = _copy(state, {})
         why = f"the whole is predicted to take {best} and {options[1][0]}"
         _decline_all(chosen, [node for node, answer, _ in state.answers.values() if not isinstance(answer, Decline)], Code.COST, why)

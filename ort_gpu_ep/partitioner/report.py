@@ -38,12 +38,12 @@ class PartitionReport:
 class Prediction:
     """What a run is expected to take with one assignment of the nodes, in seconds and bytes.
 
-    plan: `cpu` (all nodes), `gpu` (every node that has a kernel) or `cut` (the cheapest assignment).
+    candidate: `cpu` (all nodes), `gpu` (every node that has a kernel) or `cut` (the cheapest assignment).
     total_s = cpu_s (nodes there) + gpu_s (nodes there) + transfer_s (copies, waits, and what a run of a partition takes on
     the host).
     """
 
-    plan: str
+    candidate: str
     total_s: float
     cpu_s: float
     gpu_s: float
@@ -53,7 +53,7 @@ class Prediction:
     partitions: int
 
     def __str__(self) -> str:
-        return (f"{self.plan} {self.total_s * 1e3:.3f} ms (CPU {self.cpu_s * 1e3:.3f}, GPU {self.gpu_s * 1e3:.3f}, "
+        return (f"{self.candidate} {self.total_s * 1e3:.3f} ms (CPU {self.cpu_s * 1e3:.3f}, GPU {self.gpu_s * 1e3:.3f}, "
                 f"transfers {self.transfer_s * 1e3:.3f})")
 
 

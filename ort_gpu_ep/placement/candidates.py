@@ -76,7 +76,7 @@ class Candidates:
         try:
             self.get(name)
         except Exception as error:   # the session goes on with what it has
-            log.warning("the plan %r can't be made in the background: %s: %s", name, type(error).__name__, error)
+            log.warning("the candidate %r can't be made in the background: %s: %s", name, type(error).__name__, error)
         else:
             self._building.discard(name)
 

@@ -68,7 +68,7 @@ class Chooser:
         named = signature(feeds)
         made = (self._decisions.get(named) if self._decisions is not None else None) or self._nearest(key) or self._prove(feeds)
         if made.source in ("measured", "floor") and self._decisions is not None:
-            costs = self.candidates.costs if made.plan == CUT else None
+            costs = self.candidates.costs if made.candidate == CUT else None
             self._decisions.put(named, made, NodeTimes(costs.cpu_s, costs.shapes) if costs is not None else None)
         self.decided[key] = made
         while len(self.decided) > MAX_SIGNATURES:      # those that were not measured go first
@@ -96,7 +96,7 @@ class Chooser:
             why = f"it is done before a GPU could have answered ({profile.run_s * 1e3:.3f} ms for nothing at all)"
             return Decision(CPU, "floor", why, {CPU: cpu_s})
         self._learn(profile, feeds, cpu_s)
-        predicted = _predicted(self.plan()[1])
+        predicted = _predicted(self.ask()[1])
         rivals = self._rivals(predicted, cpu_s)
         if self._left_s <= 0:
             best = min(predicted, key=predicted.__getitem__, default=CPU)
@@ -123,7 +123,7 @@ class Chooser:
         c.drop(CUT)                 # if there is one, it was made without these costs
         c.costs = Costs(profile, found, dict(signature(feeds)))
 
-    def plan(self) -> tuple[str, tuple[Report, ...]]:
+    def ask(self) -> tuple[str, tuple[Report, ...]]:
         """Asks the partitioner, by way of the candidate that it makes by its costs."""
         state = self.candidates.get(CUT).state
         self.planned = (adapter_of(state), tuple(state.reports)) if state is not None else ("none", ())
@@ -158,10 +158,10 @@ class Chooser:
                 if gpu is not None and isinstance(error, WrongResultError):
                     gpu.circuit.failed(f"WrongResultError: {error}", at_once=True)
                 self._left_out.append(f"{name}: {type(error).__name__}: {error}")
-                log.warning("placement: the plan %r is left out, it fails: %s: %s", name, type(error).__name__, error)
+                log.warning("placement: the candidate %r is left out, it fails: %s: %s", name, type(error).__name__, error)
                 continue
             if candidate.state is not None and candidate.state.failures:
-                log.warning("placement: the plan %r is left out, the CPU had to answer for it", name)
+                log.warning("placement: the candidate %r is left out, the CPU had to answer for it", name)
             else:
                 runs[name] = partial(candidate.session.run, None, feeds)
         start = time.perf_counter()
@@ -174,7 +174,7 @@ class Chooser:
 def _predicted(reports: Sequence[Report]) -> dict[str, float]:
     """Seconds of each assignment of the main graph."""
     predictions = next((r.predictions for r in reversed(reports) if not r.nested), ())
-    return {p.plan: p.total_s for p in predictions}
+    return {p.candidate: p.total_s for p in predictions}
 
 
 def _timed(candidate: Candidate, feeds: Mapping[str, Any]) -> float:

@@ -37,14 +37,14 @@ class Decision:
     `nearest` (measured for other shapes of this model) or `predicted` (not run).
     """
 
-    plan: str
+    candidate: str
     source: str
     why: str
     measured_s: Mapping[str, float] = field(default_factory=dict)
     predicted_s: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        text = f"{self.plan}, {self.source}: {self.why}"
+        text = f"{self.candidate}, {self.source}: {self.why}"
         for name in sorted({*self.measured_s, *self.predicted_s}):
             found = [f"{table[name] * 1e3:.3f} ms {word}" for word, table in
                      (("measured", self.measured_s), ("predicted", self.predicted_s)) if name in table]

@@ -20,9 +20,9 @@ from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement.candidates import CPU, CUT, Candidate, Candidates
 from ort_gpu_ep.placement.chooser import Chooser
 from ort_gpu_ep.placement.decisions import Decision, Decisions, key_of
+from ort_gpu_ep.placement.policy import Policy
 from ort_gpu_ep.plugin import SessionState, excuse
 from ort_gpu_ep.profile import Profile
-from ort_gpu_ep.scheduler.policy import Policy
 from ort_gpu_ep.utilization import UNKNOWN
 
 log = logging.getLogger("ort_gpu_ep")
@@ -63,7 +63,7 @@ class Runner:
     def first(self) -> str:
         """The candidate to begin with: what was decided for this model last time, else plain onnxruntime, which is there at once."""
         latest = self._decisions.latest if self._decisions is not None else None
-        return latest.plan if latest is not None else CPU
+        return latest.candidate if latest is not None else CPU
 
     def begin(self, front: Candidate, fixed: bool, become: Callable[[Candidate], None]) -> None:
         """front: the session that is there now. fixed: all its input shapes are known. become: makes a candidate the session's front."""
@@ -75,9 +75,9 @@ class Runner:
         decision = self.chooser.decision(feeds)
         policy = self._policies.get(id(decision))
         if policy is None:
-            return self._answer(self._candidate(decision.plan), outputs, feeds, options)
+            return self._answer(self._candidate(decision.candidate), outputs, feeds, options)
         load = self.sampler.latest if self.sampler is not None else UNKNOWN
-        candidate = self.candidates.ready(policy.choose(load)) or self._candidate(decision.plan)
+        candidate = self.candidates.ready(policy.choose(load)) or self._candidate(decision.candidate)
         start = time.perf_counter()
         answer = self._answer(candidate, outputs, feeds, options)
         policy.observe(candidate.name, time.perf_counter() - start, load)
@@ -85,8 +85,8 @@ class Runner:
             self.sampler.used(policy.idle_s[candidate.name])
         return answer
 
-    def _candidate(self, plan: str) -> Candidate:
-        return self.candidates.ready(plan) or self.front
+    def _candidate(self, name: str) -> Candidate:
+        return self.candidates.ready(name) or self.front
 
     @property
     def _latest_policy(self) -> Policy | None:
@@ -95,7 +95,7 @@ class Runner:
 
     def _watch(self, decision: Decision) -> None:
         """A policy for runs that another candidate may answer better when the machine is busy."""
-        rivals = {n: s for n, s in decision.measured_s.items() if s <= WITHIN * decision.measured_s[decision.plan]}
+        rivals = {n: s for n, s in decision.measured_s.items() if s <= WITHIN * decision.measured_s[decision.candidate]}
         if len(rivals) > 1 and (self.sampler is not None or self.config.deadline_ms):
             self._policies[id(decision)] = Policy(rivals, self._threads, self.software, self.config.deadline_ms * 1e-3)
 
@@ -120,8 +120,8 @@ class Runner:
         known = {id(d) for d in self.chooser.decided.values()}
         self._policies = {key: policy for key, policy in self._policies.items() if key in known}
         self._watch(decision)
-        wanted = {d.plan for d in self.chooser.decided.values()} | {decision.plan}
-        chosen = self.candidates.get(decision.plan)
+        wanted = {d.candidate for d in self.chooser.decided.values()} | {decision.candidate}
+        chosen = self.candidates.get(decision.candidate)
         if not self._bound.is_set() and self.front.name not in wanted:
             self._become(chosen)
             self.front = chosen
@@ -139,7 +139,7 @@ class Runner:
         if not self._bound.is_set():
             self._bound.set()
             if self.front.state is None:
-                decided = {d.plan for d in self.chooser.decided.values()} - {CPU}
+                decided = {d.candidate for d in self.chooser.decided.values()} - {CPU}
                 self.front = self.candidates.get(next(iter(decided), CUT))
                 self._become(self.front)
 
@@ -147,11 +147,11 @@ class Runner:
         """Of the candidate that the latest decision names; before the first run, of the one that the partitioner expects to be best."""
         decided = dict(self.chooser.decided)
         latest = next(reversed(decided.values()), None)
-        if latest is not None and latest.plan == CPU:
-            adapter, reports = self.chooser.planned or self.chooser.plan()
+        if latest is not None and latest.candidate == CPU:
+            adapter, reports = self.chooser.planned or self.chooser.ask()
             shown = on_cpu(adapter, reports, f"{latest.source}: {latest.why}")
         else:
-            shown = explanation(self.candidates.get(latest.plan if latest else CUT).state)
+            shown = explanation(self.candidates.get(latest.candidate if latest else CUT).state)
             shown = shown.predicted_by(self.chooser.planned[1]) if self.chooser.planned else shown
         shapes = (", ".join(f"{name}{list(shape)}" for name, shape in key) or "every run" for key in decided)
         return replace(shown, decisions=tuple(zip(shapes, decided.values(), strict=True)))
@@ -166,6 +166,6 @@ class Runner:
         total = Counter(self._gone)
         for state in self.states:
             total.update(state.counts())
-        return {**total, "runs": sum(self._runs.values()), "runs_by_plan": dict(self._runs),
+        return {**total, "runs": sum(self._runs.values()), "runs_by_candidate": dict(self._runs),
                 **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and self._policies else {}),
                 **({"policy": self._latest_policy.as_dict()} if self._latest_policy is not None else {})}

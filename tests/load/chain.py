@@ -92,31 +92,31 @@ class Experiment:
         import ort_gpu_ep as ort
         from ort_gpu_ep.device.adapter import choose
         from ort_gpu_ep.load import open_sampler
-        from ort_gpu_ep.scheduler.policy import Policy
+        from ort_gpu_ep.placement.policy import Policy
 
         cpu = onnxruntime.InferenceSession(model(), settings(), providers=["CPUExecutionProvider"])
         gpu = ort.InferenceSession(model(), settings(), provider_options={"placement": "gpu", "adapter": "software", "health": "off"})
         feeds = inputs()
-        self.plans: dict[str, Callable[[], Any]] = {"cpu": lambda: cpu.run(None, feeds), "gpu": lambda: gpu.run(None, feeds)}
-        idle_s = {plan: min(self.timed(plan) for _ in range(12)) for plan in self.plans}
-        self.difference = float(np.abs(self.plans["cpu"]()[0] - self.plans["gpu"]()[0]).max())
+        self.candidates: dict[str, Callable[[], Any]] = {"cpu": lambda: cpu.run(None, feeds), "gpu": lambda: gpu.run(None, feeds)}
+        idle_s = {candidate: min(self.timed(candidate) for _ in range(12)) for candidate in self.candidates}
+        self.difference = float(np.abs(self.candidates["cpu"]()[0] - self.candidates["gpu"]()[0]).max())
         sampler = open_sampler(choose("software")[0])
         assert sampler is not None
         self.sampler, self.policy = sampler, Policy(idle_s, threads=1, software=True)
 
-    def timed(self, plan: str) -> float:
+    def timed(self, candidate: str) -> float:
         start = time.perf_counter()
-        self.plans[plan]()
+        self.candidates[candidate]()
         return time.perf_counter() - start
 
     def run(self) -> str:
         load = self.sampler.latest
-        plan = self.policy.choose(load)
-        self.policy.observe(plan, self.timed(plan), load)
-        return plan
+        candidate = self.policy.choose(load)
+        self.policy.observe(candidate, self.timed(candidate), load)
+        return candidate
 
     def phase(self, wanted: str) -> dict[str, Any]:
-        """Runs until the policy has kept to the wanted plan for a second, or for PATIENCE_S; then times both plans in turn."""
+        """Runs until the policy has kept to the wanted candidate for a second, or for PATIENCE_S; then times both candidates in turn."""
         start, since, ran = time.monotonic(), time.monotonic(), Counter[str]()
         while time.monotonic() - start < PATIENCE_S:
             ran[self.run()] += 1
@@ -125,7 +125,7 @@ class Experiment:
             if time.monotonic() - since > 1.0 and self.sampler.latest.gpu is not None:
                 break
         reached, load = self.policy.current, self.sampler.latest
-        both = {plan: median(self.timed(plan) * 1e3 for _ in range(11)) for plan in self.plans}
+        both = {candidate: median(self.timed(candidate) * 1e3 for _ in range(11)) for candidate in self.candidates}
         return {"reached": reached, "after_s": since - start, "runs": ran, "load": load.as_dict(), "median_ms": both}
 
 

@@ -1,4 +1,4 @@
-"""`bench --load` measures each plan under each load, in JSON, a table and a picture."""
+"""`bench --load` measures each candidate under each load, in JSON, a table and a picture."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_of_each_load_and_plan(model: Path, load_file: Path, tmp_path: Path, quick: None) -> None:
     picture = tmp_path / "load.png"
     data = parsed("bench", model, "--load", "low", "--runs", 5, "--dim", "N=3", "-o", f"load=file:{load_file}", "--plot", picture, "--json")
-    assert [(r["level"], r["plan"]) for r in data["rows"]] == [(level, plan) for level in ("idle", "low") for plan in ("cpu", "gpu", "auto")]
+    assert [(r["level"], r["candidate"]) for r in data["rows"]] == [
+        (level, candidate) for level in ("idle", "low") for candidate in ("cpu", "gpu", "auto")]
     for row in data["rows"]:
         assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
         assert row["runs"] >= 5
         assert row["gpu_load"] == pytest.approx(0.42)
         assert row["cpu_load"] == pytest.approx(0.1)
-        assert sum(row["chosen"].values()) == pytest.approx(1.0 if row["plan"] == "auto" else 0.0)
+        assert sum(row["chosen"].values()) == pytest.approx(1.0 if row["candidate"] == "auto" else 0.0)
     assert data["adapter"]["type"] == "software"
     assert picture.read_bytes().startswith(PNG)
 
@@ -93,7 +94,7 @@ def test_the_picture_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest
 def test_what_auto_chose() -> None:
     """By the counts of the session's policy; of a session without one, by where its nodes are."""
     counts = {"cpu": 3, "gpu": 10}
-    session = SimpleNamespace(stats=lambda: {"policy": {"plans": {plan: {"runs": n} for plan, n in counts.items()}}})
+    session = SimpleNamespace(stats=lambda: {"policy": {"candidates": {candidate: {"runs": n} for candidate, n in counts.items()}}})
     before = under_load._counts(session)
     counts["cpu"] = 6
     assert under_load._chosen(session, before) == {"cpu": 1.0}
@@ -106,9 +107,9 @@ def test_what_auto_chose() -> None:
 
 
 def test_turns_are_fair() -> None:
-    """Each plan runs once a round, in both orders."""
+    """Each candidate runs once a round, in both orders."""
     ran: list[str] = []
-    plans = {name: SimpleNamespace(run=lambda *_, name=name: ran.append(name)) for name in "abc"}
-    turns = list(under_load._turns(plans, {}, SimpleNamespace(latest=None), 4, 0.0))      # type: ignore[arg-type]
+    candidates = {name: SimpleNamespace(run=lambda *_, name=name: ran.append(name)) for name in "abc"}
+    turns = list(under_load._turns(candidates, {}, SimpleNamespace(latest=None), 4, 0.0))      # type: ignore[arg-type]
     assert len(turns) == 4
     assert "".join(ran) == "abccbaabccba"

@@ -25,20 +25,20 @@ def attempt() -> dict[str, Any]:
 
 
 WORSE = 1.25
-"""The present plan may be so much slower than the other one at the end of a phase: the policy's margin (1.1) and the machine's noise."""
+"""The present candidate may be so much slower than the other one at the end of a phase: the policy's margin (1.1) and the machine's noise."""
 
 QUIET = 0.15
 """Load by others, before and after our own, up to which the machine counts as quiet."""
 
 
 def missing(seen: dict[str, Any]) -> list[str]:
-    """What the attempt did not show: always, that the better plan is taken; on a quiet machine, that it is GPU, CPU, GPU."""
+    """What the attempt did not show: always, that the better candidate is taken; on a quiet machine, that it is GPU, CPU, GPU."""
     quiet = max(seen[phase]["load"]["cpu"] for phase in ("before", "after")) < QUIET
     wrong = []
-    for phase, plan in (("before", "gpu"), ("during", "cpu"), ("after", "gpu")):
+    for phase, candidate in (("before", "gpu"), ("during", "cpu"), ("after", "gpu")):
         took_ms, reached = seen[phase]["median_ms"], seen[phase]["reached"]
         best = min(took_ms, key=took_ms.get)
-        if took_ms[reached] > WORSE * took_ms[best] or (quiet and not reached == best == plan):
+        if took_ms[reached] > WORSE * took_ms[best] or (quiet and not reached == best == candidate):
             wrong.append(f"{phase}: {seen[phase]}")
     if seen["policy"]["switches"] > 8:
         wrong.append(f"{seen['policy']['switches']} switches")

@@ -35,7 +35,7 @@ def test_every_node_that_the_provider_is_shown_was_measured(name: str) -> None:
     assert sum(found.values()) == pytest.approx(0.25)
     report = shown(model, Costs(cpu_s=found))
     assert report.measured == len(report.nodes) > 0
-    on_cpu = next(p for p in report.predictions if p.plan == "cpu")
+    on_cpu = next(p for p in report.predictions if p.candidate == "cpu")
     assert on_cpu.total_s == pytest.approx(0.25)
 
 

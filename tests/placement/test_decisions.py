@@ -30,7 +30,7 @@ def test_a_decision_is_found_again(tmp_path: Path) -> None:
     later = Decisions(str(tmp_path), "k")
     got = later.get(SHAPES)
     assert got is not None
-    assert (got.plan, got.source, got.measured_s, got.predicted_s) == ("gpu", "cached", MADE.measured_s, MADE.predicted_s)
+    assert (got.candidate, got.source, got.measured_s, got.predicted_s) == ("gpu", "cached", MADE.measured_s, MADE.predicted_s)
     assert later.latest == got
     assert later.get(signature({"x": np.zeros((2, 4), "f")})) is None
     assert Decisions(str(tmp_path), "other").get(SHAPES) is None
@@ -53,7 +53,7 @@ def test_the_latest_is_the_one_that_was_made_last(tmp_path: Path) -> None:
     made.put(SHAPES, MADE)
     latest = Decisions(str(tmp_path), "k").latest
     assert latest is not None
-    assert latest.plan == "gpu"
+    assert latest.candidate == "gpu"
 
 
 def test_old_ones_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_old_ones_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [kept.get((("x", (n,)),)) is not None for n in range(5)] == [False, False, True, True, True]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99, "shapes": {}}', '{"format": 2, "shapes": {"()": {"plan": "gpu"}}}',
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99, "shapes": {}}', '{"format": 2, "shapes": {"()": {"candidate": "gpu"}}}',
                                      '{"format": 2, "shapes": 3}', '{"format": 2, "shapes": {}, "times": {"cpu_s": [[1]]}}'])
 def test_a_broken_file_is_ignored_with_one_line(content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Decisions(str(tmp_path), "k").put(SHAPES, MADE)

@@ -51,9 +51,9 @@ def test_it_is_measured(auto: Open, slow_on_one_thread: tuple[bytes, Any, dict[s
     ((shapes, decision),) = session.explain().decisions
     assert (shapes, decision.source) == ("every run", "measured")
     assert set(decision.measured_s) == {"cpu", "gpu"}
-    assert decision.plan == min(decision.measured_s, key=decision.measured_s.__getitem__)
+    assert decision.candidate == min(decision.measured_s, key=decision.measured_s.__getitem__)
     assert set(decision.predicted_s) >= {"cpu", "gpu"}
-    assert session.stats()["runs_by_plan"] == {decision.plan: 3}
+    assert session.stats()["runs_by_candidate"] == {decision.candidate: 3}
 
 
 def test_what_the_cpu_does_before_the_gpu_could_answer_is_not_raced(auto: Open, mlp: bytes, x: Array) -> None:
@@ -65,9 +65,9 @@ def test_what_the_cpu_does_before_the_gpu_could_answer_is_not_raced(auto: Open, 
     assert session.stats()["host_to_device"] == 0
 
 
-@pytest.mark.parametrize(("seconds", "plan"), [({"cpu": 2.0, "gpu": 1.0}, "gpu"), ({"cpu": 1.0, "gpu": 2.0}, "cpu")])
+@pytest.mark.parametrize(("seconds", "candidate"), [({"cpu": 2.0, "gpu": 1.0}, "gpu"), ({"cpu": 1.0, "gpu": 2.0}, "cpu")])
 def test_the_fastest_stays_and_the_others_go(
-        seconds: dict[str, float], plan: str, auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
+        seconds: dict[str, float], candidate: str, auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
     races = timed(**seconds)
     session, want = auto(mlp), on_the_cpu(mlp, {"x": x})
     assert session.get_providers() == [CPU]
@@ -75,13 +75,13 @@ def test_the_fastest_stays_and_the_others_go(
     (raced,) = races
     for answer in raced.values():
         assert_close(answer, want)
-    assert [c.name for c in session._runner.candidates.made] == [plan]
-    assert session.get_providers() == ([ort.EP_NAME, CPU] if plan == "gpu" else [CPU])
+    assert [c.name for c in session._runner.candidates.made] == [candidate]
+    assert session.get_providers() == ([ort.EP_NAME, CPU] if candidate == "gpu" else [CPU])
     assert_close(session.run(None, {"x": x}), want)
-    assert session.stats()["runs_by_plan"] == {plan: 2}
-    assert session.explain().count(plan) == NODES
+    assert session.stats()["runs_by_candidate"] == {candidate: 2}
+    assert session.explain().count(candidate) == NODES
     text = str(session.explain())
-    assert f"placement for x[5, 16]: {plan}, measured" in text
+    assert f"placement for x[5, 16]: {candidate}, measured" in text
     assert f"{NODES} of {NODES} nodes measured on the CPU" in text
     assert "predicted" in text
     assert len(races) == 1
@@ -94,7 +94,7 @@ def test_a_later_session_begins_with_what_was_decided(auto: Open, timed: Callabl
     assert later.get_providers() == [ort.EP_NAME, CPU]
     assert_close(later.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     ((_, decision),) = later.explain().decisions
-    assert (decision.plan, decision.source, decision.measured_s) == ("gpu", "cached", {"cpu": 2.0, "gpu": 1.0})
+    assert (decision.candidate, decision.source, decision.measured_s) == ("gpu", "cached", {"cpu": 2.0, "gpu": 1.0})
     assert len(races) == 1
     assert auto(mlp, checked_shaders=0).get_providers() == [CPU]
 
@@ -111,7 +111,7 @@ def test_each_set_of_shapes_is_decided_until_the_budget_is_spent(
     x = rng.standard_normal((9, 16)).astype("f")
     assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     shapes, decision = session.explain().decisions[-1]
-    assert (shapes, decision.source, decision.plan) == ("x[9, 16]", "nearest", "gpu")
+    assert (shapes, decision.source, decision.candidate) == ("x[9, 16]", "nearest", "gpu")
     assert "x[7, 16]" in decision.why
     assert len(races) == 2
 
@@ -136,7 +136,7 @@ def test_without_a_budget_it_goes_by_prediction(auto: Open, timed: Callable[...,
     session = auto(mlp, placement_budget_ms=0)
     assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     ((_, decision),) = session.explain().decisions
-    assert (decision.source, decision.plan, decision.measured_s) == ("predicted", "cpu", {})
+    assert (decision.source, decision.candidate, decision.measured_s) == ("predicted", "cpu", {})
     assert decision.predicted_s["cpu"] < decision.predicted_s["gpu"]
     assert races == []
 
@@ -163,17 +163,17 @@ def test_a_cut_is_a_candidate(auto: Open, timed: Callable[..., Any], rng: np.ran
     assert [list(r) for r in races] == [["cpu", "cut", "gpu"]]
     assert [c.name for c in runner.candidates.made] == ["cut"]
     assert {(n.op, n.device) for n in session.explain().reports[-1].nodes} == {("MatMul", "gpu"), ("Neg", "cpu")}
-    assert [p.plan for p in session.explain().reports[-1].predictions] == ["cut", "gpu", "cpu"]
+    assert [p.candidate for p in session.explain().reports[-1].predictions] == ["cut", "gpu", "cpu"]
     later = auto(model)             # makes the same cut of what was stored, at once
     assert len(later.get_providers()) == 2
     got = later.run(None, feeds)
     for g, w in zip(got, on_the_cpu(model, feeds), strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4)
     assert len(races) == 1
-    assert later.stats()["runs_by_plan"] == {"cut": 1}
+    assert later.stats()["runs_by_candidate"] == {"cut": 1}
     assert {(n.op, n.device) for n in later.explain().reports[-1].nodes} == {("MatMul", "gpu"), ("Neg", "cpu")}
     ((_, decision),) = later.explain().decisions
-    assert (decision.plan, decision.source) == ("cut", "cached")
+    assert (decision.candidate, decision.source) == ("cut", "cached")
 
 
 def test_a_candidate_that_fails_is_out(
@@ -188,24 +188,24 @@ def test_a_candidate_that_fails_is_out(
     with caplog.at_level(logging.WARNING, "ort_gpu_ep"):
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     assert [list(r) for r in races] == [["cpu"]]
-    assert session.stats()["runs_by_plan"] == {"cpu": 1}
+    assert session.stats()["runs_by_candidate"] == {"cpu": 1}
     assert "the driver said no" in caplog.text
-    assert "the plan 'gpu' is left out" in caplog.text
+    assert "the candidate 'gpu' is left out" in caplog.text
     with pytest.raises(DeviceError, match="the driver said no"):
         auto(mlp, strict=1).run(None, {"x": x})
 
 
 def test_a_candidate_that_is_wrong_is_out(
         auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, caplog: pytest.LogCaptureFixture) -> None:
-    """The race compares the first run of each plan with the CPU's, without `verify`."""
+    """The race compares the first run of each candidate with the CPU's, without `verify`."""
     races = timed(cpu=2.0, gpu=1.0)
     session = auto(mlp, faults="corrupt@1")
     with caplog.at_level(logging.WARNING, "ort_gpu_ep"):
         for _ in range(3):
             assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     assert [list(r) for r in races] == [["cpu"]]
-    assert session.stats()["runs_by_plan"] == {"cpu": 3}
-    assert "the plan 'gpu' is left out, it fails: WrongResultError: output 'z': 1 of" in caplog.text
+    assert session.stats()["runs_by_candidate"] == {"cpu": 3}
+    assert "the candidate 'gpu' is left out, it fails: WrongResultError: output 'z': 1 of" in caplog.text
     assert "the GPU is left alone for 1 s" in caplog.text
     (_, decision), = session.explain().decisions
     assert decision.source == "partial"
@@ -219,7 +219,7 @@ def test_a_model_that_is_random_is_not_judged(auto: Open, timed: Callable[..., A
     model = make_model([node("RandomNormalLike", "x", "r"), node("Add", "x r", "y")], [info("x", list(x.shape))], ["y"])
     session = auto(model)
     session.run(None, {"x": x})
-    assert session.stats()["runs_by_plan"] == {"gpu": 1}
+    assert session.stats()["runs_by_candidate"] == {"gpu": 1}
 
 
 def test_a_decided_gpu_that_fails_is_answered_by_the_cpu(
@@ -259,7 +259,7 @@ def test_threads(auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.rand
     for t in threads:
         t.join()
     assert not problems
-    assert sum(session.stats()["runs_by_plan"].values()) == len(inputs)
+    assert sum(session.stats()["runs_by_candidate"].values()) == len(inputs)
 
 
 def test_io_binding_keeps_what_it_was_bound_to(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
@@ -292,7 +292,7 @@ def test_explain_before_the_first_run_asks_the_partitioner(auto: Open, mlp: byte
     got = auto(mlp).explain()
     assert (got.decisions, len(got.reports)) == ((), 1)
     assert "the CPU's costs assumed" in str(got)
-    assert [p.plan for p in got.reports[0].predictions] == ["cpu", "gpu"]
+    assert [p.candidate for p in got.reports[0].predictions] == ["cpu", "gpu"]
 
 
 def test_without_a_place_for_files(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, tmp_path: Path) -> None:
@@ -301,4 +301,4 @@ def test_without_a_place_for_files(auto: Open, timed: Callable[..., Any], mlp: b
     session = auto(mlp, cache_dir=str(tmp_path / "file" / "cache"))
     for _ in range(2):
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
-    assert session.stats()["runs_by_plan"] == {"gpu": 2}
+    assert session.stats()["runs_by_candidate"] == {"gpu": 2}

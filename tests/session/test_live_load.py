@@ -17,13 +17,13 @@ Array = np.ndarray[Any, Any]
 Open = Callable[..., Any]
 
 
-def until(session: Any, feeds: dict[str, Array], want: list[Any], plan: str, seconds: float = 20.0) -> None:
-    """Runs until that plan answers five times in a row; every answer is right."""
+def until(session: Any, feeds: dict[str, Array], want: list[Any], candidate: str, seconds: float = 20.0) -> None:
+    """Runs until that candidate answers five times in a row; every answer is right."""
     end, streak = time.monotonic() + seconds, 0
     while streak < 5:
-        before = session.stats()["runs_by_plan"].get(plan, 0)
+        before = session.stats()["runs_by_candidate"].get(candidate, 0)
         assert_close(session.run(None, feeds), want)
-        streak = streak + 1 if session.stats()["runs_by_plan"].get(plan, 0) > before else 0
+        streak = streak + 1 if session.stats()["runs_by_candidate"].get(candidate, 0) > before else 0
         assert time.monotonic() < end, session.stats()
         time.sleep(0.02)
 
@@ -45,8 +45,8 @@ def test_a_told_load_moves_runs_to_the_cpu_and_back(
     assert stats["load"]["source"].startswith("file")
     policy = stats["policy"]
     assert policy["switches"] >= 2
-    assert set(policy["plans"]) == {"cpu", "gpu"}
-    assert all(p["runs"] >= 5 for p in policy["plans"].values())
+    assert set(policy["candidates"]) == {"cpu", "gpu"}
+    assert all(p["runs"] >= 5 for p in policy["candidates"].values())
 
 
 def test_an_unknown_load_moves_nothing(auto: Open, slow_on_one_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,4 +58,4 @@ def test_an_unknown_load_moves_nothing(auto: Open, slow_on_one_thread: Any, tmp_
     for _ in range(20):
         session.run(None, feeds)
         time.sleep(0.02)
-    assert session.stats()["runs_by_plan"] == {"gpu": 20}
+    assert session.stats()["runs_by_candidate"] == {"gpu": 20}

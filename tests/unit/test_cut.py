@@ -88,7 +88,7 @@ def test_a_prediction_is_what_the_cut_minimises(model: Any, data: st.DataObject)
 def predictions(text: str, costs: Costs | None = None, **constants: np.ndarray) -> dict[str, Prediction]:
     report = partition(graph_of(text, constants), AUTO, Limits(), software=False, costs=costs).report
     assert [p.total_s for p in report.predictions] == sorted(p.total_s for p in report.predictions)
-    return {p.plan: p for p in report.predictions}
+    return {p.candidate: p for p in report.predictions}
 
 
 def test_a_small_product_is_faster_on_the_cpu() -> None:
@@ -127,8 +127,8 @@ def test_a_cheap_node_beside_a_large_one_stays_on_the_cpu() -> None:
     report = partition(graph, AUTO, Limits(), software=False).report
     assert [(n.device, n.code) for n in report.nodes] == [("gpu", ""), ("cpu", Code.COST)]
     assert "cut" in report.nodes[1].reason
-    assert report.predictions[0].plan == "cut"
-    assert {p.plan for p in report.predictions} == {"cpu", "gpu", "cut"}
+    assert report.predictions[0].candidate == "cut"
+    assert {p.candidate for p in report.predictions} == {"cpu", "gpu", "cut"}
 
 
 def test_the_shapes_of_a_run_replace_stand_ins() -> None:

@@ -1,4 +1,4 @@
-"""Which plan a run takes: converges, returns, does not flap, and never moves for a load that nobody knows."""
+"""Which candidate a run takes: converges, returns, does not flap, and never moves for a load that nobody knows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ort_gpu_ep.scheduler.policy import EXPLORE_EVERY, LEAVE, Policy, _band
+from ort_gpu_ep.placement.policy import EXPLORE_EVERY, LEAVE, Policy, _band
 from ort_gpu_ep.utilization import BANDS, UNKNOWN, Load
 
 PERIOD_S = 0.1
@@ -29,7 +29,7 @@ class Machine:
         self.spent_s: Counter[str] = Counter()
 
     def go(self, gpu: float | None, cpu: float = 0.0, seconds: float = 5.0, cores: int = 2, tremble: float = 0.0) -> Counter[str]:
-        """Runs for so long under this load, which trembles by so much; gives the runs of each plan."""
+        """Runs for so long under this load, which trembles by so much; gives the runs of each candidate."""
         ran: Counter[str] = Counter()
         end_s, read_s = self.now_s + seconds, -math.inf
         while self.now_s < end_s:
@@ -38,19 +38,19 @@ class Machine:
                 change = self.rng.uniform(-tremble, tremble)
                 seen = None if gpu is None else min(max(gpu + change, 0.0), 1.0)
                 load = Load(seen, min(max(cpu + change, 0.0), 1.0) if cpu else 0.0, cores, "test", read_s)
-            plan = self.policy.choose(load)
-            took_s = self.truth(plan, load) * (1.0 + self.rng.uniform(-self.noise, self.noise))
+            candidate = self.policy.choose(load)
+            took_s = self.truth(candidate, load) * (1.0 + self.rng.uniform(-self.noise, self.noise))
             self.now_s += took_s
-            self.policy.observe(plan, took_s, load)
-            ran[plan] += 1
-            self.spent_s[plan] += took_s
+            self.policy.observe(candidate, took_s, load)
+            ran[candidate] += 1
+            self.spent_s[candidate] += took_s
         self.ran += ran
         return ran
 
 
 def queued(idle: dict[str, float]) -> Truth:
-    """As the model says: the GPU shared in turn, the CPU plan untouched."""
-    return lambda plan, load: idle[plan] / (1.0 if plan == "cpu" else 1.0 - min(load.gpu or 0.0, 0.95))
+    """As the model says: the GPU shared in turn, the CPU candidate untouched."""
+    return lambda candidate, load: idle[candidate] / (1.0 if candidate == "cpu" else 1.0 - min(load.gpu or 0.0, 0.95))
 
 
 IDLE = {"cpu": 0.015, "gpu": 0.010}
@@ -81,7 +81,7 @@ def test_a_load_that_does_not_change_the_order_moves_nothing() -> None:
 
 def test_the_cpu_plan_suffers_from_a_busy_cpu() -> None:
     policy = Policy({"cpu": 0.010, "gpu": 0.015}, 4, False)
-    machine = Machine(policy, lambda plan, load: {"cpu": 0.010 / max(1.0 - load.cpu, 0.1), "gpu": 0.015}[plan])
+    machine = Machine(policy, lambda candidate, load: {"cpu": 0.010 / max(1.0 - load.cpu, 0.1), "gpu": 0.015}[candidate])
     machine.go(0.0, cpu=0.75, cores=4, seconds=1.5)
     assert policy.current == "gpu"
     machine.go(0.0, cpu=0.0, cores=4, seconds=1.5)
@@ -89,9 +89,9 @@ def test_the_cpu_plan_suffers_from_a_busy_cpu() -> None:
 
 
 def test_on_a_software_adapter_the_gpu_plan_needs_all_cores() -> None:
-    """One of two cores is busy: a plan on all cores takes twice as long, one of a single thread as long as before."""
+    """One of two cores is busy: a candidate on all cores takes twice as long, one of a single thread as long as before."""
     policy = Policy(IDLE, threads=1, software=True)
-    machine = Machine(policy, lambda plan, load: IDLE[plan] / (1.0 if plan == "cpu" else 1.0 - load.cpu))
+    machine = Machine(policy, lambda candidate, load: IDLE[candidate] / (1.0 if candidate == "cpu" else 1.0 - load.cpu))
     machine.go(0.5, cpu=0.5, seconds=1.5)
     assert policy.current == "cpu"
     machine.go(0.0, seconds=2.0)
@@ -102,15 +102,15 @@ def test_the_model() -> None:
     """Slowdowns by hand: shared in turn, threads over free cores, the worse of both for a cut, 20 at most."""
     idle, half, full = Load(0.0, 0.0, 4, "", 0.0), Load(0.5, 0.75, 4, "", 0.0), Load(1.0, 1.0, 4, "", 0.0)
     policy = Policy({"cpu": 1.0, "gpu": 1.0, "cut": 1.0}, 2, software=False)
-    assert [[policy._slowdown(plan, load) for plan in ("cpu", "gpu", "cut")] for load in (idle, half, full)] == [
+    assert [[policy._slowdown(candidate, load) for candidate in ("cpu", "gpu", "cut")] for load in (idle, half, full)] == [
         [1.0, 1.0, 1.0], [2.0, 2.0, 2.0], pytest.approx([10.0, 20.0, 20.0])]
     assert policy._slowdown("cut", Load(0.9, 0.0, 4, "", 0.0)) == pytest.approx(10.0)
     software = Policy({"cpu": 1.0, "gpu": 1.0}, 1, software=True)
-    assert [software._slowdown(plan, half) for plan in ("cpu", "gpu")] == [1.0, 4.0]
+    assert [software._slowdown(candidate, half) for candidate in ("cpu", "gpu")] == [1.0, 4.0]
 
 
 def test_nothing_moves_for_a_small_gain_or_a_trifle() -> None:
-    """5 % of 14 ms, 15 us of 60: too little to leave, though the other plan is better."""
+    """5 % of 14 ms, 15 us of 60: too little to leave, though the other candidate is better."""
     for cpu_s, gpu_s, load in ((0.0136, 0.010, 0.3), (45e-6, 40e-6, 0.33)):
         idle = {"cpu": cpu_s, "gpu": gpu_s}
         machine = Machine(Policy(idle, 1, False), queued(idle))
@@ -131,12 +131,12 @@ def test_a_load_that_comes_and_goes_is_followed_each_time() -> None:
 @given(st.floats(0.001, 0.1), st.floats(0.001, 0.1), st.floats(0.0, 1.0), st.floats(0.2, 5.0), st.floats(0.2, 5.0))
 @settings(max_examples=25)
 def test_converges_to_the_better_plan(cpu_s: float, gpu_s: float, load: float, wrong_cpu: float, wrong_gpu: float) -> None:
-    """Whatever the load does to the plans, and however wrong the model is about it: the faster one is found, within the margin."""
+    """Whatever the load does to the candidates, and however wrong the model is about it: the faster one is found, within the margin."""
     idle = {"cpu": cpu_s, "gpu": gpu_s}
     model = queued(idle)
     true = {"cpu": model("cpu", Load(load, 0.0, 2, "", 0.0)) * wrong_cpu, "gpu": model("gpu", Load(load, 0.0, 2, "", 0.0)) * wrong_gpu}
-    true = {plan: max(s, idle[plan]) for plan, s in true.items()}         # a load makes nothing faster
-    machine = Machine(Policy(idle, 1, False), lambda plan, _: true[plan])
+    true = {candidate: max(s, idle[candidate]) for candidate, s in true.items()}         # a load makes nothing faster
+    machine = Machine(Policy(idle, 1, False), lambda candidate, _: true[candidate])
     machine.go(load, seconds=3000 * max(true.values()))
     assert true[machine.policy.current] <= min(true.values()) * LEAVE + 40e-6
     better = min(true.values())
@@ -154,7 +154,7 @@ def test_does_not_flap(ratio: float, load: float, seed: int) -> None:
     machine.go(load, seconds=200.0, tremble=0.1)
     assert machine.policy.switches <= 9
     slowest, quickest = (1.0 / (1.0 - min(max(load + change, 0.0), 0.95)) for change in (0.1, -0.1))
-    if ratio > 1.1 * slowest or 1.4 * ratio < quickest or ratio < 0.8:     # no noise makes the worse plan look better
+    if ratio > 1.1 * slowest or 1.4 * ratio < quickest or ratio < 0.8:     # no noise makes the worse candidate look better
         assert machine.policy.switches <= 1
 
 
@@ -176,8 +176,8 @@ def test_an_unknown_load_changes_nothing(seen: list[str], moved: int) -> None:
     if moved:
         machine.go(0.95, seconds=float(moved))
     there = machine.policy.current
-    for i, plan in enumerate(seen):
-        machine.policy.observe(plan, 1.0 if plan == there else 1e-3, Load(None, 0.9, 2, "nothing", 500.0 + i))
+    for i, candidate in enumerate(seen):
+        machine.policy.observe(candidate, 1.0 if candidate == there else 1e-3, Load(None, 0.9, 2, "nothing", 500.0 + i))
         assert machine.policy.choose(Load(None, 0.9, 2, "nothing", 500.5 + i)) == there
     assert set(machine.go(None, seconds=3.0)) == {there}
 
@@ -193,8 +193,8 @@ def test_trying_costs_at_most_one_percent() -> None:
 
 
 def test_a_model_that_is_too_pessimistic_is_found_out() -> None:
-    """The driver prefers us: the load does not slow the GPU plan at all."""
-    machine = Machine(Policy(IDLE, 1, False), lambda plan, _: IDLE[plan])
+    """The driver prefers us: the load does not slow the GPU candidate at all."""
+    machine = Machine(Policy(IDLE, 1, False), lambda candidate, _: IDLE[candidate])
     machine.go(0.95, seconds=60.0)
     assert machine.policy.current == "gpu"
 
@@ -203,8 +203,8 @@ def test_a_deadline_prefers_the_steadier_plan() -> None:
     """The GPU's median is better, its tail is not; 14 ms are met by the CPU always, by the GPU in 4 of 5 runs."""
     rng = random.Random(1)
 
-    def truth(plan: str, _: Load) -> float:
-        return 0.013 if plan == "cpu" else 0.030 if rng.random() < 0.2 else 0.010
+    def truth(candidate: str, _: Load) -> float:
+        return 0.013 if candidate == "cpu" else 0.030 if rng.random() < 0.2 else 0.010
 
     plain = Machine(Policy({"cpu": 0.013, "gpu": 0.010}, 1, False), truth)
     plain.go(0.05, seconds=30.0)
@@ -231,11 +231,11 @@ def test_what_is_shown() -> None:
     shown = machine.policy.as_dict()
     assert (shown["current"], shown["home"], shown["switches"]) == ("cpu", "gpu", 1)
     assert "predicted cpu 15 ms, gpu 200 ms at GPU load 95%" in str(shown["why"])
-    plans = shown["plans"]
-    assert isinstance(plans, dict)
-    assert plans["cpu"]["p50_ms"] == pytest.approx(15, rel=0.1)
-    assert sum(band["runs"] for band in plans["gpu"]["bands"].values()) == plans["gpu"]["runs"] == machine.ran["gpu"]
-    assert plans["gpu"]["bands"]["idle"]["p99_ms"] == pytest.approx(10, rel=0.1)
+    candidates = shown["candidates"]
+    assert isinstance(candidates, dict)
+    assert candidates["cpu"]["p50_ms"] == pytest.approx(15, rel=0.1)
+    assert sum(band["runs"] for band in candidates["gpu"]["bands"].values()) == candidates["gpu"]["runs"] == machine.ran["gpu"]
+    assert candidates["gpu"]["bands"]["idle"]["p99_ms"] == pytest.approx(10, rel=0.1)
 
 
 def test_choosing_is_quick() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ort_gpu_ep.scheduler.latency import HALF_LIFE, LONGEST_S, Histogram
+from ort_gpu_ep.placement.latency import HALF_LIFE, LONGEST_S, Histogram
 
 SECONDS = st.floats(2e-6, 200.0)
 

@@ -1,4 +1,4 @@
-"""Which of a session's plans the next run takes, given how busy the GPU and the CPU are. Pure: no clock, no I/O, no device."""
+"""Which of a session's candidates the next run takes, given how busy the GPU and the CPU are. Pure: no clock, no I/O, no device."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
-from ort_gpu_ep.scheduler.latency import Histogram
+from ort_gpu_ep.placement.latency import Histogram
 from ort_gpu_ep.utilization import BANDS, EDGES, Load
 
 CPU = "cpu"
-"""The plan that uses no GPU. Every other plan does."""
+"""The candidate that uses no GPU. Every other candidate does."""
 
 LEAVE = 1.10
-"""A run leaves the plan that is best on an idle machine when another is predicted this much faster, and returns when it is not slower
+"""A run leaves the candidate that is best on an idle machine when another is predicted this much faster, and returns when it is not slower
 any more. Between the two nothing moves: twice the 5 % that repeated medians of an idle machine differ by."""
 
 TRIFLE_S = 20e-6
@@ -25,8 +25,8 @@ SLACK = 0.03
 """A band is left only this far behind its edge: the tick of /proc/stat (10 ms) is 2.5 % of four cores' smoothing time."""
 
 DWELL_S, LONGEST_DWELL_S, CALM = 0.5, 120.0, 0.25
-"""A plan is kept for DWELL_S. Each further switch doubles that, up to the longest, until the load has changed by CALM: under a load that
-only trembles the number of switches is logarithmic in time. Source: route flap damping, RFC 2439."""
+"""A candidate is kept for DWELL_S. Each further switch doubles that, up to the longest, until the load has changed by CALM: under a load
+that only trembles the number of switches is logarithmic in time. Source: route flap damping, RFC 2439."""
 
 SETTLE_S = 0.5
 """A run counts for its band only if the band is still the same so much later: smoothing makes loads known late (load/sampler.py)."""
@@ -35,7 +35,8 @@ RECENT, ENOUGH = 9, 3
 """Predictions are the median of the last RECENT settled runs, from ENOUGH on; one run counts for each reading of the load."""
 
 EXPLORE_EVERY, EXPLORE_SHARE = 128, 0.01
-"""A plan that might be better is tried in at most one run of 128, and for at most 1 % of all time: one 10 times slower in one of 1,000."""
+"""A candidate that might be better is tried in at most one run of 128, and for at most 1 % of all time: one 10 times slower in one of
+1,000."""
 
 WORST = 20.0
 """The largest slowdown that the model predicts: a load of 95 % and one of 100 % can't be told apart by sampling."""
@@ -44,26 +45,26 @@ SPREAD = 0.25
 """Of the logarithm of latencies, where none was seen yet: p95 is 1.5 times the median, as on a busy desktop."""
 
 SAME_CHANCE, KEEP_CHANCE = 0.02, 0.05
-"""Chances of meeting a deadline that count as equal, and how much better another must be for the present plan to be left."""
+"""Chances of meeting a deadline that count as equal, and how much better another must be for the present candidate to be left."""
 
 
 class Policy:
-    """Chooses between plans by predicted latency. Thread-safe; see docs/load.md.
+    """Chooses between candidates by predicted latency. Thread-safe; see docs/load.md.
 
-    idle_s: seconds of each plan on an idle machine, as measured. threads: of the CPU plan. software: the adapter computes on the CPU.
-    deadline_s: 0, or how long a run may take.
+    idle_s: seconds of each candidate on an idle machine, as measured. threads: of the one on the CPU. software: the adapter computes on
+    the CPU. deadline_s: 0, or how long a run may take.
     """
 
     def __init__(self, idle_s: Mapping[str, float], threads: int, software: bool, deadline_s: float = 0.0) -> None:
         self.idle_s, self.threads, self.software, self.deadline_s = dict(idle_s), max(threads, 1), software, deadline_s
-        self.home = self.current = min(self.idle_s, key=lambda plan: self.idle_s[plan])
+        self.home = self.current = min(self.idle_s, key=lambda candidate: self.idle_s[candidate])
         self.switches = self.explored = 0
         self.why = "fastest on an idle machine"
         self._lock = threading.Lock()
-        self._all = {plan: Histogram() for plan in self.idle_s}
-        self._by_band = {plan: [Histogram() for _ in BANDS] for plan in self.idle_s}
-        self._recent = {plan: [deque[float](maxlen=RECENT) for _ in BANDS] for plan in self.idle_s}
-        self._pending: dict[str, deque[tuple[float, float]]] = {plan: deque(maxlen=16) for plan in self.idle_s}
+        self._all = {candidate: Histogram() for candidate in self.idle_s}
+        self._by_band = {candidate: [Histogram() for _ in BANDS] for candidate in self.idle_s}
+        self._recent = {candidate: [deque[float](maxlen=RECENT) for _ in BANDS] for candidate in self.idle_s}
+        self._pending: dict[str, deque[tuple[float, float]]] = {candidate: deque(maxlen=16) for candidate in self.idle_s}
         self._noted_s = dict.fromkeys(self.idle_s, -math.inf)
         self._bands = {False: 0, True: 0}      # of the GPU's load, of the CPU's
         self._seen: Load | None = None
@@ -77,7 +78,7 @@ class Policy:
     # ---- the run path
 
     def choose(self, load: Load) -> str:
-        """The plan for this run. An unknown load moves nothing. Thinks once per reading of the load; else less than 1 us."""
+        """The candidate for this run. An unknown load moves nothing. Thinks once per reading of the load; else less than 1 us."""
         if load.gpu is None or len(self.idle_s) < 2:
             return self.current
         self._calls += 1
@@ -89,33 +90,33 @@ class Policy:
                 return self._explore(load)
         return self.current
 
-    def observe(self, plan: str, seconds: float, load: Load) -> None:
-        """Counts a run of a plan. load: what `choose` was asked with."""
-        band = self._bands[self._of_cpu(plan)]
+    def observe(self, candidate: str, seconds: float, load: Load) -> None:
+        """Counts a run of a candidate. load: what `choose` was asked with."""
+        band = self._bands[self._of_cpu(candidate)]
         with self._lock:
-            self._all[plan].add(seconds)
+            self._all[candidate].add(seconds)
             self._runs += 1
             self._total_s += seconds
-            if plan != self.current:
+            if candidate != self.current:
                 self._spent_s += seconds
             if load.gpu is None:
                 return
-            self._by_band[plan][band].add(seconds)
-            if load.when_s != self._noted_s[plan]:
-                self._noted_s[plan] = load.when_s
-                self._pending[plan].append((load.when_s, seconds))
+            self._by_band[candidate][band].add(seconds)
+            if load.when_s != self._noted_s[candidate]:
+                self._noted_s[candidate] = load.when_s
+                self._pending[candidate].append((load.when_s, seconds))
 
     # ---- thinking
 
-    def _of_cpu(self, plan: str) -> bool:
-        """Whether the CPU's load, not the GPU's, decides how long a plan takes."""
-        return self.software or plan == CPU
+    def _of_cpu(self, candidate: str) -> bool:
+        """Whether the CPU's load, not the GPU's, decides how long a candidate takes."""
+        return self.software or candidate == CPU
 
     def _decide(self, load: Load) -> None:
-        """Switches if another plan has been better at two readings in a row and the present one was kept long enough."""
+        """Switches if another candidate has been better at two readings in a row and the present one was kept long enough."""
         self._seen = load
         self._settle(load)
-        predicted = {plan: self._predict(plan, load) for plan in self.idle_s}
+        predicted = {candidate: self._predict(candidate, load) for candidate in self.idle_s}
         wish = self._best(predicted, load)
         self._wish, self._wishes = wish, self._wishes + 1 if wish == self._wish else 1
         if wish == self.current or self._wishes < 2:
@@ -130,7 +131,7 @@ class Policy:
         self.current, self._switched, self._runs = wish, load, 0
         self.switches += 1
         self._explore_at = self._calls + EXPLORE_EVERY
-        times = ", ".join(f"{plan} {s * 1e3:.3g} ms" for plan, s in predicted.items())
+        times = ", ".join(f"{candidate} {s * 1e3:.3g} ms" for candidate, s in predicted.items())
         self.why = f"predicted {times} at GPU load {load.gpu or 0.0:.0%}, CPU load {load.cpu:.0%} of {load.cores} cores ({load.source})"
 
     def _settle(self, load: Load) -> None:
@@ -139,47 +140,47 @@ class Policy:
             band = _band(value, self._bands[of_cpu])
             if band != self._bands[of_cpu]:
                 self._bands[of_cpu] = band
-                for plan in self.idle_s:
-                    if self._of_cpu(plan) == of_cpu:
-                        self._pending[plan].clear()
-        for plan, pending in self._pending.items():
+                for candidate in self.idle_s:
+                    if self._of_cpu(candidate) == of_cpu:
+                        self._pending[candidate].clear()
+        for candidate, pending in self._pending.items():
             while pending and load.when_s - pending[0][0] >= SETTLE_S:
-                self._recent[plan][self._bands[self._of_cpu(plan)]].append(pending.popleft()[1])
+                self._recent[candidate][self._bands[self._of_cpu(candidate)]].append(pending.popleft()[1])
 
-    def _predict(self, plan: str, load: Load) -> float:
+    def _predict(self, candidate: str, load: Load) -> float:
         """Seconds: the median of what was seen in this band, or else idle time x slowdown."""
-        seen = self._recent[plan][self._bands[self._of_cpu(plan)]]
-        return median(seen) if len(seen) >= ENOUGH else self.idle_s[plan] * self._slowdown(plan, load)
+        seen = self._recent[candidate][self._bands[self._of_cpu(candidate)]]
+        return median(seen) if len(seen) >= ENOUGH else self.idle_s[candidate] * self._slowdown(candidate, load)
 
-    def _slowdown(self, plan: str, load: Load) -> float:
-        """CPU: threads / free cores. GPU: 1 / (1 - load), as for a processor shared in turn. A plan on both: the worse of the two."""
+    def _slowdown(self, candidate: str, load: Load) -> float:
+        """CPU: threads / free cores. GPU: 1 / (1 - load), as for a processor shared in turn. A candidate on both: the worse of the two."""
         free = max(load.cores * (1.0 - load.cpu), load.cores / WORST)
         if self.software:
-            threads = self.threads if plan == CPU else load.cores
+            threads = self.threads if candidate == CPU else load.cores
             return min(max(1.0, threads / free), WORST)
         on_cpu = min(max(1.0, self.threads / free), WORST)
         on_gpu = 1.0 / max(1.0 - (load.gpu or 0.0), 1.0 / WORST)
-        return on_cpu if plan == CPU else on_gpu if plan == "gpu" else max(on_cpu, on_gpu)
+        return on_cpu if candidate == CPU else on_gpu if candidate == "gpu" else max(on_cpu, on_gpu)
 
     def _best(self, predicted: Mapping[str, float], load: Load) -> str:
-        """The fastest plan, or with a deadline the fastest of those that most likely meet it; with the handicap of hysteresis."""
-        plans = list(predicted)
+        """The fastest candidate, or with a deadline the fastest of those that most likely meet it; with the handicap of hysteresis."""
+        candidates = list(predicted)
         if self.deadline_s:
-            chance = {plan: self._chance(plan, predicted[plan]) for plan in plans}
+            chance = {candidate: self._chance(candidate, predicted[candidate]) for candidate in candidates}
             most = max(chance.values())
-            plans = [p for p in plans if chance[p] >= most - (KEEP_CHANCE if p == self.current else SAME_CHANCE)]
+            candidates = [p for p in candidates if chance[p] >= most - (KEEP_CHANCE if p == self.current else SAME_CHANCE)]
         free = (self.home, self.current)
-        return min(plans, key=lambda p: (predicted[p] if p in free else predicted[p] * LEAVE + TRIFLE_S, p != self.current))
+        return min(candidates, key=lambda p: (predicted[p] if p in free else predicted[p] * LEAVE + TRIFLE_S, p != self.current))
 
-    def _chance(self, plan: str, predicted_s: float) -> float:
+    def _chance(self, candidate: str, predicted_s: float) -> float:
         """The part of runs that meet the deadline: as seen in this band, or of a log-normal distribution around the prediction."""
-        seen = self._by_band[plan][self._bands[self._of_cpu(plan)]]
+        seen = self._by_band[candidate][self._bands[self._of_cpu(candidate)]]
         if seen.runs >= RECENT:
             return seen.below(self.deadline_s)
         return 0.5 * (1.0 + math.erf(math.log(self.deadline_s / predicted_s) / SPREAD / math.sqrt(2.0)))
 
     def _explore(self, load: Load) -> str:
-        """One run of a plan that could be the better one, if the time for that has been saved up."""
+        """One run of a candidate that could be the better one, if the time for that has been saved up."""
         self._explore_at = self._calls + EXPLORE_EVERY
         now_s = self._predict(self.current, load)
         saved_s = EXPLORE_SHARE * self._total_s - self._spent_s
@@ -193,14 +194,14 @@ class Policy:
     # ---- what came of it
 
     def as_dict(self) -> dict[str, object]:
-        """The present plan, why, and for each plan its runs and p50, p95, p99 in milliseconds, over all and by band of load."""
+        """The present candidate, why, and for each candidate its runs and p50, p95, p99 in milliseconds, over all and by band of load."""
         with self._lock:
-            plans = {
-                plan: {"idle_ms": self.idle_s[plan] * 1e3, **self._all[plan].as_dict(),
-                       "bands": {b: h.as_dict() for b, h in zip(BANDS, self._by_band[plan], strict=True) if h.runs}}
-                for plan in self.idle_s}
+            candidates = {
+                candidate: {"idle_ms": self.idle_s[candidate] * 1e3, **self._all[candidate].as_dict(),
+                            "bands": {b: h.as_dict() for b, h in zip(BANDS, self._by_band[candidate], strict=True) if h.runs}}
+                for candidate in self.idle_s}
             return {"current": self.current, "home": self.home, "why": self.why, "switches": self.switches, "explored": self.explored,
-                    "deadline_ms": self.deadline_s * 1e3, "plans": plans}
+                    "deadline_ms": self.deadline_s * 1e3, "candidates": candidates}
 
 
 def _band(value: float, present: int) -> int:
