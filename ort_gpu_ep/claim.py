@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Node
+from ort_gpu_ep.kernels import loop_bound
 from ort_gpu_ep.registry import (
     ADAPTER,
     KNOWN_OPSET,
@@ -25,7 +26,6 @@ from ort_gpu_ep.registry import (
     spec_of,
     tensors_of,
 )
-from ort_gpu_ep.turns import turns
 from ort_gpu_ep.types import DType, TensorType, names
 
 
@@ -144,9 +144,10 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
         if built.workgroup_nbytes > limits.max_workgroup_nbytes:
             raise UnsupportedNodeError(
                 Code.LIMIT, f"{built.workgroup_nbytes} B of workgroup memory; this adapter allows {limits.max_workgroup_nbytes}")
-        if (needed := turns(built)) > limits.max_turns:
+        if (needed := loop_bound(built)) > limits.max_loop_iterations:
             raise UnsupportedNodeError(
-                Code.LIMIT, f"{built.shader} needs {needed} loop turns in one invocation; this driver ends loops after {limits.max_turns}")
+                Code.LIMIT, f"{built.shader} needs {needed} loop iterations in one invocation; "
+                f"this driver ends loops after {limits.max_loop_iterations}")
         for name, (tensor, written) in bindings.items():
             if tensor.nbytes > limits.max_buffer_nbytes:
                 raise UnsupportedNodeError(

@@ -12,27 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from ort_gpu_ep.registry import Kernel, Lowering
-
-_SHADERS = {
-    "product": "gemm",                                       # tiles in workgroup memory; most convolutions, too
-    "matvec": "matvec",                                      # bound by reading the weights
-    "direct": "conv_direct conv_transpose einsum matmul_integer",    # a sum of products by each invocation, nothing shared
-    "recurrent": "recurrent",                                # one step after the other
-    "reduction": "softmax normalize reduce reduce_empty row_moments arg_reduce hardmax cumsum quantize_range",
-    "pool": "pool max_pool_indices lrn resize",              # a window around each element
-    "sorting": "topk_keys topk_sort topk_merge topk_indices",
-    "gather": "gather one_hot scatter_owner scatter_places scatter_reduce scatter_replace reverse_sequence",
-    "movement": "strided strided_write concat_pair pad trilu eye_like recurrent_weights",
-    "elementwise": "elementwise batch_norm quantize dequantize quantize_parameter sum_parts",
-}
-
-FAMILY_OF: Mapping[str, str] = {f"{shader}.wgsl": family for family, shaders in _SHADERS.items() for shader in shaders.split()}
-"""Shader file -> family: kernels whose time grows alike."""
-
-BY_FLOPS = frozenset({"product", "matvec", "direct", "recurrent"})
-"""Families whose work is counted in floating-point operations, those of a recurrent layer step by step: a step waits for the one before it,
-however wide the adapter is. The work of the others is the bytes they read and write."""
+from ort_gpu_ep.kernels import BY_FLOPS, FAMILIES, Work, work_of
+from ort_gpu_ep.registry import BoundNode, Lowering, tensors_of
 
 SIBLING: Mapping[str, str] = {
     "matvec": "product", "direct": "product", "recurrent": "matvec",
@@ -78,6 +59,10 @@ class Curve:
         (x0, y0), (x1, y1) = self.points[right - 1], self.points[right]
         return float(y0 * (y1 / y0) ** (math.log(amount / x0) / math.log(x1 / x0)))
 
+    def at_best(self, amount: float) -> float:
+        """Seconds for an amount at the best rate measured, however small it is."""
+        return amount * min(seconds / much for much, seconds in self.points)
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -85,7 +70,7 @@ class Profile:
 
     run_s: an (almost) empty run with its readback: submit, wait, 256 bytes. dispatch_s: one more small kernel in a run.
     upload, download: seconds that bytes take in addition to an empty run. families: seconds of work (without its dispatch) over
-    floating-point operations or bytes, see BY_FLOPS; those not there are answered by SIBLING.
+    floating-point operations or bytes, see kernels.BY_FLOPS; those not there are answered by SIBLING.
     """
 
     adapter: str
@@ -98,9 +83,9 @@ class Profile:
     def __post_init__(self) -> None:
         if not all(math.isfinite(s) and s > 0 for s in (self.run_s, self.dispatch_s)):
             raise ValueError(f"profile of {self.adapter}: run_s {self.run_s}, dispatch_s {self.dispatch_s}: expected positive numbers")
-        unknown = set(self.families) - set(_SHADERS)
+        unknown = set(self.families) - set(FAMILIES)
         if unknown:
-            raise ValueError(f"profile of {self.adapter}: unknown families {sorted(unknown)}; there are {sorted(_SHADERS)}")
+            raise ValueError(f"profile of {self.adapter}: unknown families {sorted(unknown)}; there are {sorted(FAMILIES)}")
         object.__setattr__(self, "families", MappingProxyType(dict(self.families)))
 
     def upload_s(self, nbytes: int) -> float:
@@ -109,26 +94,20 @@ class Profile:
     def download_s(self, nbytes: int) -> float:
         return self.download.at(nbytes)
 
-    def node_s(self, lowering: Lowering, flops: float, nbytes: int, steps: int = 1) -> float:
-        """Predicted seconds on the GPU of a node. flops: of its products, 0 if it has none. nbytes: what it reads and writes.
+    def node_s(self, lowering: Lowering, bound: BoundNode) -> float:
+        """Predicted seconds of a node on the GPU: for each of its kernels, a dispatch and its work. Raises UnsupportedNodeError."""
+        works = [work_of(k, tensors_of(k, lowering, bound)) for k in lowering.kernels]
+        return math.fsum(self.dispatch_s + self.work_s(work) for work in works)
 
-        steps: how many parts of a recurrent layer wait for each other.
+    def work_s(self, work: Work) -> float:
+        """Predicted seconds of a kernel without its dispatch: its operations or its bytes, whichever take longer; step by step.
 
-        A dispatch for each kernel, and its work: the operations by the kernel that multiplies (of a recurrent layer: by the one that goes
-        through the steps), the bytes by the last kernel (those before it move what they write).
+        What its family is not measured over goes at the best rate of a plain one that is: `direct` for operations, `elementwise` for bytes.
         """
-        total_s = self.dispatch_s * len(lowering.kernels)
-        candidates = [k for k in lowering.kernels if flops and FAMILY_OF[k.shader] in BY_FLOPS]
-        multiplies = next((k for k in candidates if FAMILY_OF[k.shader] == "recurrent"), candidates[0] if candidates else None)
-        for kernel in lowering.kernels:
-            family = FAMILY_OF[kernel.shader]
-            if kernel is multiplies:
-                total_s += steps * self.curve(family).at(flops / steps)
-            elif multiplies is None or family not in BY_FLOPS:
-                alone = kernel is lowering.kernels[-1] and multiplies is None
-                moved = nbytes if alone else 2 * _written_nbytes(kernel)
-                total_s += self.curve("elementwise" if family in BY_FLOPS else family).at(moved)
-        return total_s
+        flops, nbytes, own = work.flops / work.steps, work.nbytes / work.steps, self.curve(work.family)
+        if work.family in BY_FLOPS:
+            return work.steps * max(own.at(flops), self.curve("elementwise").at_best(nbytes))
+        return work.steps * max(own.at(nbytes), self.curve("direct").at_best(flops))
 
     def curve(self, family: str) -> Curve:
         """The curve of a family, or that of the nearest sibling that was measured."""
@@ -153,10 +132,6 @@ class Profile:
 
 def _curve(points: Any) -> Curve:
     return Curve(tuple((float(amount), float(seconds)) for amount, seconds in points))
-
-
-def _written_nbytes(kernel: Kernel) -> int:
-    return sum(t.nbytes for t in kernel.outputs)
 
 
 def _rate(per_s: float) -> Curve:

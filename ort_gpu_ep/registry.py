@@ -31,7 +31,7 @@ ADAPTER, PACKED, WORKGROUP = "adapter", "packed elements", "workgroup memory"
 class Limits:
     """What an adapter offers (WebGPU's guaranteed minimum by default). Sizes in bytes.
 
-    max_turns: of all loops of an invocation together (turns.py); the default is the least that any known driver does.
+    max_loop_iterations: of all loops of an invocation together (kernels.py); the default is the least that any known driver does.
     disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, PACKED, WORKGROUP.
     """
 
@@ -43,7 +43,7 @@ class Limits:
     max_invocations: int = 256
     max_groups_per_dimension: int = 65535
     offset_alignment: int = 256
-    max_turns: int = 65535
+    max_loop_iterations: int = 65535
     disabled: tuple[tuple[str, str], ...] = ()
 
 

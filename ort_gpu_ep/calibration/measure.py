@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -15,10 +16,10 @@ from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import Code, OutOfDeviceMemoryError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
+from ort_gpu_ep.kernels import BY_FLOPS, Work, work_of
 from ort_gpu_ep.lowering import facts_of, walk
-from ort_gpu_ep.partitioner.costs import flops_of, steps_of
-from ort_gpu_ep.profile import BY_FLOPS, Curve, Profile
-from ort_gpu_ep.registry import Lowering
+from ort_gpu_ep.profile import GUESSED, Curve, Profile
+from ort_gpu_ep.registry import Limits, Lowering, tensors_of
 from ort_gpu_ep.types import TensorType, dtype_of
 
 WAKE_S = 0.8
@@ -220,9 +221,25 @@ def _transfers(bench: Bench) -> tuple[Curve, Curve]:
     return Curve.through(up, 1e-7), Curve.through(down, 1e-7)
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a workload's graph took. works: of its kernels, some of which may be of other families. seconds: of all, without dispatches."""
+
+    family: str
+    works: tuple[Work, ...]
+    seconds: float
+
+    def point(self, known: Profile | None = None) -> tuple[float, float]:
+        """(amount, seconds) of a step of the family's own kernels: less what the others take by `known`, at most half of it."""
+        own = [w for w in self.works if w.family == self.family]
+        others_s = sum(known.work_s(w) for w in self.works if w.family != self.family) if known else 0.0
+        amount = sum(w.flops if self.family in BY_FLOPS else w.nbytes for w in own)
+        return amount / own[0].steps, max(self.seconds - others_s, self.seconds / 2) / own[0].steps
+
+
 def _families(bench: Bench, dispatch_s: float) -> dict[str, Curve]:
     """Every family at its smallest size, then all that are still quick at the next one, and so on while there is time."""
-    points: dict[str, list[tuple[float, float]]] = {}
+    samples: list[Sample] = []
     longest_s = RESERVE * bench.budget_s
     growing = [(workload, 0, 0.0) for workload in WORKLOADS]
     while growing:
@@ -233,37 +250,42 @@ def _families(bench: Bench, dispatch_s: float) -> dict[str, Curve]:
         size, start_s = workload.sizes[index], time.perf_counter()
         bench.say(f"{workload.family}, size {size}")
         try:
-            amount, kernels, steps, added_s = _measured(bench, workload, size)
+            works, added_s = _measured(bench, workload, size)
         except (UnsupportedNodeError, OutOfDeviceMemoryError):     # a kernel out of use, a small adapter: what there is does
             continue
         spent_s = time.perf_counter() - start_s
         longest_s = max(longest_s, spent_s)     # a machine that is busy compiles slowly
-        work_s = added_s - dispatch_s * (kernels - 1)       # the empty run has one, too
-        points.setdefault(workload.family, []).append((amount / steps, work_s / steps))
+        samples.append(Sample(workload.family, works, added_s - dispatch_s * (len(works) - 1)))     # the empty run has a dispatch, too
         if index + 1 < len(workload.sizes):
             growth = (workload.sizes[index + 1] / size) ** workload.power
             if added_s * growth < LONG_S:
                 growing.append((workload, index + 1, 2 * spent_s + LEAST_REPEATS * LONG_S))
-    return {family: Curve.through(measured) for family, measured in points.items()}
+    return curves(samples)
 
 
-def _measured(bench: Bench, workload: Workload, size: int) -> tuple[float, int, int, float]:
-    """The amount of work, the dispatches, the steps, and the seconds that one graph adds to an empty run."""
+def curves(samples: Sequence[Sample]) -> dict[str, Curve]:
+    """The curve of each family; where a workload needs other kernels, too, the first curves of theirs say what they take of it."""
+    families = dict.fromkeys(sample.family for sample in samples)
+    first = {f: Curve.through(s.point() for s in samples if s.family == f) for f in families}
+    known = replace(GUESSED, families=first)
+    return {f: Curve.through(s.point(known) for s in samples if s.family == f) for f in families}
+
+
+def _measured(bench: Bench, workload: Workload, size: int) -> tuple[tuple[Work, ...], float]:
+    """The work of the kernels of one graph, and the seconds that it adds to an empty run."""
     graph = workload.graph(size)
-    amount, kernels, steps = _work(bench.gpu, graph, workload.family)
+    works = works_of(graph, bench.gpu.limits)
     job = Job(bench.gpu, graph)
     try:
-        return amount, kernels, steps, bench.work_s(job)
+        return works, bench.work_s(job)
     finally:
         job.close()
 
 
-def _work(gpu: Gpu, graph: Graph, family: str) -> tuple[float, int, int]:
-    """The amount that a node's prediction goes by, its dispatches and its steps."""
+def works_of(graph: Graph, limits: Limits) -> tuple[Work, ...]:
+    """The work of each kernel of a graph of one node. Raises UnsupportedNodeError where it is not taken."""
     inputs = {name: TensorType(graph.values[name].dtype, _shape(graph, name)) for name in graph.inputs}  # type: ignore[arg-type]
-    _, answer, bound = next(walk(graph, facts_of(graph, inputs), gpu.limits))
+    _, answer, bound = next(walk(graph, facts_of(graph, inputs), limits))
     if not isinstance(answer, Lowering) or bound is None:
         raise UnsupportedNodeError(Code.OP, f"{graph.name} is not taken: {answer}")
-    if family in BY_FLOPS:
-        return flops_of(bound, answer), len(answer.kernels), steps_of(bound)
-    return sum(i.type.nbytes for i in bound.given()) + sum(t.nbytes for t in answer.outputs if t is not None), len(answer.kernels), 1
+    return tuple(work_of(k, tensors_of(k, answer, bound)) for k in answer.kernels)

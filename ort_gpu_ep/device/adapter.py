@@ -66,12 +66,12 @@ def limits_of(raw: Any) -> Limits:
         min(got["max-storage-buffers-per-shader-stage"], 32), got["max-compute-workgroup-storage-size"],
         min(got["max-compute-invocations-per-workgroup"], got["max-compute-workgroup-size-x"]),
         got["max-compute-workgroups-per-dimension"], got["min-storage-buffer-offset-alignment"],
-        LLVMPIPE_TURNS if "llvmpipe" in str(raw.info.get("device", "")) else ANY_TURNS)
+        LLVMPIPE_LOOP_ITERATIONS if "llvmpipe" in str(raw.info.get("device", "")) else ANY_LOOP_ITERATIONS)
 
 
-LLVMPIPE_TURNS = 65535
-"""See turns.py."""
-ANY_TURNS = 1 << 40
+LLVMPIPE_LOOP_ITERATIONS = 65535
+"""See kernels.loop_bound."""
+ANY_LOOP_ITERATIONS = 1 << 40
 
 _NEEDED = (
     "max-storage-buffer-binding-size", "max-buffer-size", "max-storage-buffers-per-shader-stage",

@@ -33,7 +33,7 @@ OPTIONS: dict[str, Callable[[Any, int], Any]] = {
 """Option -> what becomes of its value: always the safer of the two."""
 
 CAPS = ("max_binding_nbytes", "max_buffer_nbytes", "max_buffers_per_stage", "max_workgroup_nbytes", "max_invocations",
-        "max_groups_per_dimension", "max_turns")
+        "max_groups_per_dimension", "max_loop_iterations")
 """Limits that may be lowered."""
 
 SUBMIT_EACH = "submit_each"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.registry import Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.types import FLOAT32, TensorType
 
@@ -54,6 +55,14 @@ COLUMN_LANES = 8
 """matvec.wgsl: how many of them read neighbouring columns, where not K but the columns are contiguous: 32 bytes, a memory sector."""
 VECTOR_TURNS = 8
 """matvec.wgsl: K is split while an invocation keeps at least so many elements of it to add up."""
+
+record(
+    "gemm.wgsl", "product", loop_bound=lambda k: k["STEPS"] * (1 + k["TK"] // 4) + 16,
+    flops=lambda k: 2 * k["BATCH"] * k["M"] * k["N"] * k["K"])
+record(
+    "matvec.wgsl", "matvec", loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
+    flops=lambda k: 2 * k["BATCH"] * k["COUNT"] * k["K"])
+record("sum_parts.wgsl", "elementwise", loop_bound=lambda k: k["SPLIT"])
 
 
 @dataclass(frozen=True, slots=True)

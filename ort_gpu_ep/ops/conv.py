@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import KernelCall, case, normal, record
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
@@ -21,6 +22,28 @@ COLUMNS_MAX_NBYTES = 64 << 20
 DIRECT_LANES = 64
 DIRECT_OUTPUTS = 4
 """conv_direct.wgsl: invocations of a workgroup, and the most outputs of one invocation (they share each weight)."""
+
+def _transposed_flops(k: KernelCall) -> int:
+    """Each position of x meets each tap of a filter once, for each channel unless these are summed already."""
+    taps, positions = k["WINDOW_Z"] * k["WINDOW_Y"] * k["WINDOW_X"], k["DEPTH"] * k["HEIGHT"] * k["WIDTH"]
+    planes = k.size("y") // max(k["OUT_DEPTH"] * k["OUT_HEIGHT"] * k["OUT_WIDTH"], 1)
+    return planes * taps * positions * (1 if k["COLUMNS"] else 2 * k["CHANNELS"])
+
+
+record(
+    "conv_direct.wgsl", "direct", loop_bound=lambda k: k.nested("CHANNELS", "WINDOW_Z", "WINDOW_Y", "WINDOW_X") + k["OUTPUTS"],
+    flops=lambda k: 2 * k.size("y") * k["CHANNELS"] * k["WINDOW_Z"] * k["WINDOW_Y"] * k["WINDOW_X"],
+    cases=[
+        case("Conv", 11, normal(2, 13, 7, 5), normal(13, 1, 3, 3), normal(13), group=13, pads=(1, 1, 1, 1)),
+        case("Conv", 11, normal(1, 6, 17, 19), normal(6, 2, 3, 3), group=3, strides=(1, 1)),
+        case("Conv", 11, normal(1, 4, 129), normal(4, 1, 5), group=4, strides=(2,))])
+record(
+    "conv_transpose.wgsl", "direct",
+    loop_bound=lambda k: (1 if k["COLUMNS"] else k["CHANNELS"]) * (1 + k.nested("WINDOW_Z", "WINDOW_Y", "WINDOW_X")),
+    flops=_transposed_flops,
+    cases=[
+        case("ConvTranspose", 11, normal(1, 3, 5, 7), normal(3, 4, 3, 3), normal(4), strides=(2, 2)),
+        case("ConvTranspose", 11, normal(1, 17, 5, 4), normal(17, 3, 2, 2), strides=(2, 2))])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import case, normal, record
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.shaders.composer import merged
@@ -15,6 +16,12 @@ from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
 
 ELLIPSIS = "0123456789"
 """Labels that stand for the dimensions of `...`, which broadcast; the last one is the innermost."""
+
+record(
+    "einsum.wgsl", "direct", loop_bound=lambda k: k["K"] // 4 + 3, flops=lambda k: 2 * k.size("y") * k["K"],
+    cases=[
+        case("Einsum", 12, normal(5, 5, 7), equation="iij->j"),
+        case("Einsum", 12, normal(5, 5, 7), normal(13, 11), equation="iij,kl->kj")])
 
 
 @dataclass(frozen=True)

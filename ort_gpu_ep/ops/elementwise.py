@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Step
+from ort_gpu_ep.kernels import record
 from ort_gpu_ep.registry import BoundNode, Kernel, broadcast, kernel, op
 from ort_gpu_ep.shaders.composer import literal
 from ort_gpu_ep.types import (
@@ -31,6 +32,8 @@ INTEGERS = SIGNED + UNSIGNED
 NUMERIC = FLOATING + INTEGERS
 COMPUTABLE = (*NUMERIC, BOOL)
 """Every element type that WGSL calculates with (float16 as f32, 8 bits as 32)."""
+
+record("elementwise.wgsl", "elementwise")
 
 
 class Expression(NamedTuple):

@@ -9,12 +9,25 @@ from __future__ import annotations
 import math
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import Known, case, integers, normal, record
 from ort_gpu_ep.ops.axes import around, axis_of, replaced, strides_of
 from ort_gpu_ep.registry import BoundNode, Kernel, Strided, kernel, op, result_dtype
 from ort_gpu_ep.types import ANY, BOOL, FLOAT32, INT32, INT64, INTS, UINT32, Shape, TensorType
 
 MAX_TUPLE = 8
 """Length of the tables in gather.wgsl and scatter_places.wgsl."""
+
+record(
+    "gather.wgsl", "gather", loop_bound=lambda k: k["TUPLE"], nbytes=lambda k: k.nbytes("indices") + 2 * k.nbytes("y"),
+    cases=[
+        case("Gather", 13, normal(13, 7, 5), integers(-7, 7, 3, 2), axis=1),
+        case("GatherElements", 13, normal(13, 7, 5), integers(0, 13, 4, 7, 5, dtype="int32"), axis=0),
+        case("GatherND", 13, normal(13, 7, 5), integers(0, 7, 6, 2))])
+record("one_hot.wgsl", "gather", cases=[case("OneHot", 11, integers(0, 11, 7, 3), Known(11), normal(2))])
+record("eye_like.wgsl", "movement", cases=[case("EyeLike", 9, integers(0, 9, 13, 17, dtype="int32"), k=2)])
+record(
+    "reverse_sequence.wgsl", "gather",
+    cases=[case("ReverseSequence", 10, normal(7, 5, 3), integers(1, 8, 5), time_axis=0, batch_axis=1)])
 
 
 def tuple_consts(node: BoundNode, shape: Shape, strides: tuple[int, ...]) -> dict[str, int]:

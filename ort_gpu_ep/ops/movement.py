@@ -7,12 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import case, normal, record
 from ort_gpu_ep.ops.axes import around, axes_of, axis_of, ints_of, replaced, strides_of
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, View, broadcast, kernel, op
 from ort_gpu_ep.shaders.composer import broadcast_strides, merged
 from ort_gpu_ep.types import ANY, Shape, TensorType
 
 WRITER_LANES = 64
+
+record("strided.wgsl", "movement", nbytes=lambda k: 2 * k.nbytes("y"))
+record(
+    "concat_pair.wgsl", "movement",
+    cases=[case("Concat", 13, normal(3, 7), normal(4, 7), axis=0), case("Concat", 13, normal(7, 3), normal(7, 4), axis=1)])
+record(
+    "strided_write.wgsl", "movement", nbytes=lambda k: 2 * k.nbytes("x"),
+    cases=[
+        case("Concat", 13, *(normal(n, 7) for n in range(3, 8)), axis=0), case("Concat", 13, *(normal(7, n) for n in range(3, 8)), axis=1)])
 
 
 def moves_bits(node: BoundNode) -> bool:

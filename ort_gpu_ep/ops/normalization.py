@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import case, integers, normal, record
 from ort_gpu_ep.ops.reduce import Rows, normal_axes, reduced_shape, rows_of
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, kernel, op
 from ort_gpu_ep.shaders.composer import broadcast_strides
@@ -16,6 +17,16 @@ VARIANCE, DEVIATION, L2, L1 = range(4)
 
 MVN_EPSILON = 1e-9
 """MeanVarianceNormalization adds it to the standard deviation. Source: function body in ONNX's schema."""
+
+record("normalize.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
+record("row_moments.wgsl", "reduction", loop_bound=lambda k: k.rows(2))
+record(
+    "batch_norm.wgsl", "elementwise",
+    cases=[case("BatchNormalization", 15, normal(2, 13, 7, 5), normal(13), normal(13), normal(13), integers(1, 9, 13, dtype="float32"))])
+record(
+    "lrn.wgsl", "pool", loop_bound=lambda k: k["BEFORE"] + k["AFTER"] + 1,
+    flops=lambda k: 2 * k.size("y") * (k["BEFORE"] + k["AFTER"] + 1),
+    cases=[case("LRN", 13, normal(2, 7, 5, 3), size=3, alpha=0.1, beta=0.75, bias=1.0)])
 
 
 def _normalize(node: BoundNode, rows: Rows, indices: dict[str, Strided], *, spread: int, center: bool, epsilon: float = 0.0) -> Kernel:

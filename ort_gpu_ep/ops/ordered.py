@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import KernelCall, Known, case, ceil_div, normal, record
 from ort_gpu_ep.ops.axes import around, axis_of, replaced
 from ort_gpu_ep.ops.indexing import tuple_consts
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
@@ -14,6 +15,21 @@ RUN = 1024
 """Elements that a workgroup of topk_sort.wgsl sorts: a 64-bit key and an index each, 12 of WebGPU's 16 KiB of workgroup memory."""
 
 _FLOATING, _SIGNED, _UNSIGNED = range(3)
+
+def _sort_loops(k: KernelCall) -> int:
+    """Every pair of strides of a bitonic sort goes over half of the run."""
+    stages = k["RUN"].bit_length()
+    return stages * (2 + stages * (2 + k["RUN"] // (2 * k.workgroup_size))) + 2 * (1 + k["RUN"] // k.workgroup_size)
+
+
+record(
+    "cumsum.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["N"], k.workgroup_size) * (1 + k.workgroup_size.bit_length()),
+    steps=lambda k: max(ceil_div(k["N"], k.workgroup_size), 1),
+    cases=[case("CumSum", 14, normal(3, n), Known(1), reverse=reverse) for n in (1, 63, 257, 1030) for reverse in (0, 1)])
+record("topk_keys.wgsl", "elementwise")
+record("topk_sort.wgsl", "sorting", loop_bound=_sort_loops)
+record("topk_merge.wgsl", "sorting", loop_bound=lambda k: 32)      # a binary search over 32-bit positions
+record("topk_indices.wgsl", "movement")
 
 
 def _power_of_two(n: int) -> int:

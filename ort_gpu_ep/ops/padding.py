@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import Known, case, normal, record
 from ort_gpu_ep.ops.axes import axes_of, ints_of
 from ort_gpu_ep.ops.movement import moves_bits
 from ort_gpu_ep.registry import BoundNode, Kernel, View, kernel, op
@@ -16,6 +17,11 @@ MAX_RANK = 8
 """Lengths of the tables in pad.wgsl; neighbouring dimensions without padding count as one."""
 
 _MODES = {"constant": 0, "reflect": 1, "edge": 2, "wrap": 3}
+
+record(
+    "pad.wgsl", "movement", loop_bound=lambda k: k["RANK"], nbytes=lambda k: 2 * k.nbytes("y"),
+    cases=[case("Pad", 13, normal(5, 7, 9), Known((1, 2, 0, 0, 3, 1)), mode=mode) for mode in ("constant", "reflect", "edge")])
+record("trilu.wgsl", "movement", cases=[case("Trilu", 14, normal(3, 9, 11), upper=0)])
 
 
 @op("Pad", since=2, dtypes={"T": ANY}, bindings="x _pads? value? _axes? -> y")

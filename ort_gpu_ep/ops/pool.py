@@ -6,10 +6,22 @@ from dataclasses import dataclass
 from math import ceil
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import case, normal, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel, op
 from ort_gpu_ep.types import FLOATS, INT8, INT64, UINT8, TensorType
 
 MAX_SPATIAL = 3
+
+record(
+    "pool.wgsl", "pool", loop_bound=lambda k: k.nested("K0", "K1", "K2") * k["P"],
+    flops=lambda k: 2 * k.size("y") * k["K0"] * k["K1"] * k["K2"] * k["P"],
+    cases=[
+        case("MaxPool", 12, normal(2, 3, 9, 11), kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1)),
+        case("AveragePool", 11, normal(2, 3, 9, 11), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))])
+record(
+    "max_pool_indices.wgsl", "pool", loop_bound=lambda k: k.nested("K0", "K1", "K2"),
+    flops=lambda k: 2 * k.size("indices") * k["K0"] * k["K1"] * k["K2"],
+    cases=[case("MaxPool", 12, normal(1, 2, 7, 9), outputs=2, kernel_shape=(3, 2), strides=(2, 2))])
 
 
 @dataclass(frozen=True, slots=True)

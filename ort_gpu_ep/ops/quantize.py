@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import case, ceil_div, integers, record
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op, result_dtype
 from ort_gpu_ep.shaders.composer import broadcast_strides
 from ort_gpu_ep.types import FLOAT32, INT8, INT32, UINT8, DType, Shape, TensorType, names
@@ -16,6 +17,17 @@ LANES = 256
 """WebGPU's guaranteed workgroup size."""
 MAX_PARTS = 128
 """Parts of a tensor whose ranges are found at the same time: enough to fill a large GPU."""
+
+record("quantize.wgsl", "elementwise")
+record("dequantize.wgsl", "elementwise")
+record(
+    "quantize_range.wgsl", "reduction",
+    loop_bound=lambda k: ceil_div(k["SIZE"], k.kernel.groups * k.workgroup_size) + k.workgroup_size.bit_length())
+record("quantize_parameter.wgsl", "elementwise", loop_bound=lambda k: k["PARTS"])
+record(
+    "matmul_integer.wgsl", "direct", loop_bound=lambda k: k["K"], flops=lambda k: 2 * k.size("y") * k["K"],
+    cases=[case(
+        "MatMulInteger", 10, *(integers(0, 256, *shape, dtype="uint8") for shape in ((17, 67), (67, 19), (), ())))])
 
 
 @op("QuantizeLinear", since=10, dtypes={"T1": (FLOAT32,)}, bindings="x scale zp? -> y")

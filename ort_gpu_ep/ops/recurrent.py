@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import KernelCall, ceil_div, record
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INT32, TensorType
@@ -32,6 +33,18 @@ ACTIVATIONS = {
     "softplus": (10, ()),
 }
 """Lower-case name -> the shader's code, and the defaults of the parameters it takes (alpha, beta)."""
+
+def _loop_bound(k: KernelCall) -> int:
+    """Each step: the units of a lane, for each of them its slice of the state and the slices' sums, twice where the reset comes first."""
+    units, span = ceil_div(k["H"], k["WIDTH"]), ceil_div(k["H"], k["SLICES"])
+    sums = units * (span // 4 + 3 + k["SLICES"] + 1)
+    return k["T"] * (1 + units + sums * (2 if k["GATES"] == 3 and not k["LINEAR"] else 1)) + k["T"] + 6 * units
+
+
+record(
+    "recurrent.wgsl", "recurrent", loop_bound=_loop_bound,
+    flops=lambda k: 2 * k["T"] * k["B"] * k["DIRECTIONS"] * k["GATES"] * k["H"] * k["H"], steps=lambda k: k["T"])
+record("recurrent_weights.wgsl", "movement")
 
 
 @dataclass(frozen=True)

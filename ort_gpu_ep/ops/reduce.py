@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import case, integers, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.types import FLOATS, INT8, INT64, NUMBERS, UINT8, DType, Shape, TensorType
 
@@ -18,6 +19,14 @@ BUSY = 1 << 16
 
 LONG = 1 << 14
 """From this row length on, few rows are cut into pieces that different workgroups reduce."""
+
+record("reduce.wgsl", "reduction", loop_bound=lambda k: k.rows(1) * k["P"])
+record("reduce_empty.wgsl", "elementwise")
+record(
+    "arg_reduce.wgsl", "reduction", loop_bound=lambda k: k.rows(1),
+    cases=[
+        case(op, 13, integers(-20, 20, *shape, dtype="int32"), axis=1, select_last_index=last, keepdims=1)
+        for shape in ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001)) for op, last in (("ArgMax", 0), ("ArgMin", 1))])
 
 
 @dataclass(frozen=True, slots=True)

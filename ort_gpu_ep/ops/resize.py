@@ -8,6 +8,7 @@ from math import floor, prod
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import Known, case, normal, record
 from ort_gpu_ep.ops.reduce import normal_axes
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Operand, Strided, kernel, op
 from ort_gpu_ep.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType
@@ -24,6 +25,13 @@ COORDINATES = {
     "half_pixel": 0, "asymmetric": 1, "pytorch_half_pixel": 2, "tf_half_pixel_for_nn": 3, "align_corners": 4, "tf_crop_and_resize": 5,
     "half_pixel_symmetric": 6}
 ROUNDING = {"simple": 0, "round_prefer_floor": 1, "round_prefer_ceil": 2, "floor": 3, "ceil": 4}
+
+record(
+    "resize.wgsl", "pool", loop_bound=lambda k: k.nested("TAPS0", "TAPS1", "TAPS2"),
+    flops=lambda k: 2 * k.size("y") * k["TAPS0"] * k["TAPS1"] * k["TAPS2"],
+    cases=[
+        case("Resize", 13, normal(1, 2, 4, 6), None, Known((1, 1, 2, 2.5), "float32"), tolerance=1e-4, mode=mode)
+        for mode in ("nearest", "linear", "cubic")])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import case, ceil_div, integers, normal, record
 from ort_gpu_ep.ops.axes import axis_of, replaced, strides_of
 from ort_gpu_ep.ops.indexing import check_rank, tuple_consts, tuple_length
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
@@ -20,6 +21,18 @@ MAX_COMPARISONS = 1 << 31
 """Of an update's place with others; more would run for seconds on a slow adapter."""
 
 _REDUCTIONS = {"add": 0, "mul": 1, "max": 2, "min": 3}
+
+_ONE_ROW = case("ScatterND", 18, normal(5003), integers(0, 5003, 1000, 1), normal(1000))
+"""Beyond a workgroup's tile; some places have several updates."""
+
+record("scatter_places.wgsl", "gather", loop_bound=lambda k: k["TUPLE"], cases=[_ONE_ROW])
+record(
+    "scatter_owner.wgsl", "gather", loop_bound=lambda k: ceil_div(k["UPDATES"] + 2 * k["TILE"], k.workgroup_size) + 3,
+    flops=lambda k: 2 * k.kernel.groups * k["UPDATES"], cases=[_ONE_ROW])
+record("scatter_replace.wgsl", "gather", cases=[_ONE_ROW])
+record(
+    "scatter_reduce.wgsl", "gather", loop_bound=lambda k: k["COUNT"], flops=lambda k: 2 * k.size("y") * k["COUNT"],
+    cases=[case("ScatterElements", 18, normal(7, 33), integers(0, 7, 5, 33), normal(5, 33), axis=0, reduction="add")])
 
 
 @dataclass(frozen=True, slots=True)

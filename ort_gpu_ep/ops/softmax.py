@@ -5,9 +5,15 @@ from __future__ import annotations
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import case, normal, record
 from ort_gpu_ep.ops.reduce import Rows, rows_of
 from ort_gpu_ep.registry import BoundNode, Kernel, kernel, op
 from ort_gpu_ep.types import FLOATS, Shape
+
+record("softmax.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
+record(
+    "hardmax.wgsl", "reduction", loop_bound=lambda k: k["N"], flops=lambda k: 2 * k.size("y") * k["N"],
+    cases=[case("Hardmax", 13, normal(13, 65), axis=axis) for axis in (0, 1)])
 
 
 def _axis_split(node: BoundNode) -> tuple[Shape, int]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from ort_gpu_ep.graph import Graph, Node
+from ort_gpu_ep.kernels import BY_FLOPS, work_of
 from ort_gpu_ep.lowering import Answer, Facts, HostValues
 from ort_gpu_ep.partitioner.cut import Crossing, NodeCost
 from ort_gpu_ep.partitioner.report import Prediction
 from ort_gpu_ep.profile import GUESSED, Profile
-from ort_gpu_ep.registry import BoundNode, Lowering
+from ort_gpu_ep.registry import BoundNode, Lowering, tensors_of
 from ort_gpu_ep.types import Shape
 
 CPU_FLOPS = 2e11
@@ -43,37 +43,34 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """The costs of one graph. nodes: by id() of the node. crossings: values that the run computes or is given, with `values` as names."""
+    """The costs of one graph. nodes: by id() of the node. crossings: values that the run computes or is given, with `values` as names.
+
+    failed: by id() of the node, the error of one that could not be priced; it has no cost on the GPU.
+    """
 
     nodes: Mapping[Hashable, NodeCost]
     crossings: tuple[Crossing, ...]
     nbytes: tuple[int, ...]
     wait_s: float
+    failed: Mapping[int, Exception] = field(default_factory=dict)
 
 
-def flops_of(bound: BoundNode, answer: Lowering) -> float:
-    """Floating-point operations of a node in dense layers, else 0."""
-    if bound.op in ("Conv", "ConvTranspose") and bound.has(1):
-        pixels = (answer.outputs[0] if bound.op == "Conv" and answer.outputs[0] is not None else bound.input(0).type).shape[2:]
-        return 2.0 * bound.input(1).size * bound.input(0).shape[0] * math.prod(pixels)
-    if bound.op in ("Gemm", "MatMul"):
-        return 2.0 * bound.input(0).size * bound.input(1).shape[-1]
-    if bound.op in ("LSTM", "GRU", "RNN"):
-        return 2.0 * (bound.input(1).size + bound.input(2).size) * math.prod(bound.input(0).shape[:2])
-    return 0.0
-
-
-def steps_of(bound: BoundNode) -> int:
-    """How many parts of a node's work wait for each other: the time steps of a recurrent layer, else 1."""
-    return max(bound.input(0).shape[0], 1) if bound.op in ("LSTM", "GRU", "RNN") else 1
+def products_of(bound: BoundNode, answer: Lowering) -> float:
+    """Floating-point operations in a node's sums of products, whoever computes them; what only our kernels do more is left out."""
+    works = (work_of(k, tensors_of(k, answer, bound)) for k in answer.kernels)
+    return float(sum(work.flops for work in works if work.family in BY_FLOPS))
 
 
 def price(
     graph: Graph, originals: Mapping[int, Node], answers: Mapping[int, tuple[Node, Answer, BoundNode | None]], facts: Facts, costs: Costs,
 ) -> Prices:
     """Prices of a (fused) graph. originals: the nodes before fusion, by id. answers: by id() of the node."""
-    nodes: dict[Hashable, NodeCost] = {
-        key: _node_cost(node, originals, answer, bound, costs) for key, (node, answer, bound) in answers.items()}
+    nodes, failed = dict[Hashable, NodeCost](), dict[int, Exception]()
+    for key, (node, answer, bound) in answers.items():
+        try:
+            nodes[key] = _node_cost(node, originals, answer, bound, costs)
+        except Exception as error:      # of one record: the other nodes are priced all the same, and the caller says which one is not
+            nodes[key], failed[key] = NodeCost(_measured_s(node, originals, costs), None), error
     names = _movable(graph, answers, facts)
     producer = {name: id(n) for n in graph.nodes for name in n.writes}
     readers: dict[str, dict[Hashable | None, None]] = {}
@@ -90,7 +87,7 @@ def price(
         crossings.append(Crossing(
             producer.get(name), tuple(readers[name]), profile.upload_s(nbytes), profile.download_s(nbytes) + wait_s))
         sizes.append(nbytes)
-    return Prices(nodes, tuple(crossings), tuple(sizes), profile.run_s)
+    return Prices(nodes, tuple(crossings), tuple(sizes), profile.run_s, failed)
 
 
 def _movable(graph: Graph, answers: Mapping[int, tuple[Node, Answer, BoundNode | None]], facts: Facts) -> set[str]:
@@ -100,17 +97,19 @@ def _movable(graph: Graph, answers: Mapping[int, tuple[Node, Answer, BoundNode |
     return set(facts.types) - known - constants
 
 
+def _measured_s(node: Node, originals: Mapping[int, Node], costs: Costs) -> float:
+    """Of the nodes that became this one on the CPU; what the executor spends on it for each that was not measured."""
+    return sum(costs.cpu_s.get((member, originals[member].op), CPU_NODE_S) for member in node.members)
+
+
 def _node_cost(node: Node, originals: Mapping[int, Node], answer: Answer, bound: BoundNode | None, costs: Costs) -> NodeCost:
-    cpu_s = 0.0
-    for member in node.members:
-        cpu_s += costs.cpu_s.get((member, originals[member].op), CPU_NODE_S)
+    cpu_s = _measured_s(node, originals, costs)
     if not isinstance(answer, Lowering) or bound is None:
         return NodeCost(cpu_s, 0.0 if isinstance(answer, HostValues) else None)
-    moved = sum(i.type.nbytes for i in bound.given()) + sum(t.nbytes for t in answer.outputs if t is not None)
-    flops = flops_of(bound, answer)
     if not any((m, originals[m].op) in costs.cpu_s for m in node.members):
-        cpu_s += max(flops / CPU_FLOPS, moved / CPU_BYTES)
-    return NodeCost(cpu_s, costs.profile.node_s(answer, flops, moved, steps_of(bound)))
+        moved = sum(i.type.nbytes for i in bound.given()) + sum(t.nbytes for t in answer.outputs if t is not None)
+        cpu_s += max(products_of(bound, answer) / CPU_FLOPS, moved / CPU_BYTES)
+    return NodeCost(cpu_s, costs.profile.node_s(answer, bound))
 
 
 def predict(candidate: str, prices: Prices, groups: Collection[Collection[Node]]) -> Prediction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code
@@ -29,12 +29,13 @@ class Partitioning:
 
 @dataclass
 class _State:
-    """One attempt with one stand-in size. declined: by id of the (fused) node."""
+    """One attempt with one stand-in size. declined: by id of the (fused) node. events: what went wrong, in sentences."""
 
     graph: Graph
     facts: Facts
     answers: dict[int, tuple[Node, Answer, BoundNode | None]]
     declined: dict[int, Decline]
+    events: list[str] = field(default_factory=list)
 
     def taken(self, node: Node) -> bool:
         return id(node) not in self.declined
@@ -100,6 +101,11 @@ def _cheapest(
 ) -> tuple[_State, list[list[Node]], tuple[Prediction, ...]]:
     """The assignment with the least predicted time of three: everything on the CPU, everything that can on the GPU, the minimum cut."""
     prices = price(state.graph, {n.id: n for n in graph.nodes}, state.answers, state.facts, costs)
+    for key, error in prices.failed.items():
+        if config.strict:
+            raise error
+        state.declined.setdefault(key, Decline(Code.COST, f"its price can't be told: {type(error).__name__}: {error}"))
+        state.events.append(f"{state.answers[key][0].label} stays on the CPU, its price can't be told: {type(error).__name__}: {error}")
     every = _copy(state, {})
     every_group = _settle(every, config, limits)
     on_gpu = cheapest_on_gpu(prices.nodes, prices.crossings)
@@ -180,7 +186,9 @@ def _report(graph: Graph, state: _State, groups: list[list[Node]], config: Confi
             reports[member] = _node_report(originals[member], node, state, group_of)
     exact = sizes.is_static(graph, graph.inputs)
     partitions = tuple(_partition_report(k, group, state, exact) for k, group in enumerate(groups))
-    return Report(graph.name, graph.nested, tuple(reports[n.id] for n in graph.nodes if n.id in reports), partitions, config.placement)
+    return Report(
+        graph.name, graph.nested, tuple(reports[n.id] for n in graph.nodes if n.id in reports), partitions, config.placement,
+        events=tuple(state.events))
 
 
 def _node_report(node: Node, fused: Node, state: _State, group_of: Mapping[int, int]) -> NodeReport:

@@ -63,6 +63,7 @@ class Report:
 
     predictions: of the assignments that were considered, the cheapest first, the runner-up second; empty unless placement=auto.
     measured: how many nodes' CPU seconds come from a profile of this model rather than from constants.
+    events: what went wrong while it was decided, a sentence each.
     """
 
     graph: str
@@ -72,6 +73,7 @@ class Report:
     placement: str
     predictions: tuple[Prediction, ...] = ()
     measured: int = 0
+    events: tuple[str, ...] = ()
 
     def count(self, device: str) -> int:
         return sum(n.device == device for n in self.nodes)

@@ -57,6 +57,8 @@ class Provider(Table):
             whole = reader.graph()
             partitioning = partition(whole, self.config, limits, software, self._costs(software))
             self.state.reports.append(partitioning.report)
+            for event in partitioning.report.events:
+                self.state.record("warning", "placement", event)
             options = ffi.new("FusionOptions*")
             options.version, options.drop_constant_initializers = api.version, True
             for group in partitioning.groups if gpu is not None else ():

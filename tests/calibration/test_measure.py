@@ -10,15 +10,15 @@ from statistics import median
 import numpy as np
 import pytest
 
-from ort_gpu_ep.calibration.measure import SIZES_NBYTES, Bench, Job, _time, measure
+from ort_gpu_ep.calibration.measure import SIZES_NBYTES, Bench, Job, Sample, _time, curves, measure
 from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, random, single
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.graph import Graph
+from ort_gpu_ep.kernels import RECORDS, Work
 from ort_gpu_ep.lowering import facts_of, walk
-from ort_gpu_ep.partitioner.costs import flops_of, steps_of
-from ort_gpu_ep.profile import FAMILY_OF, GUESSED, Profile
+from ort_gpu_ep.profile import GUESSED, Profile
 from ort_gpu_ep.registry import Limits, Lowering
 from ort_gpu_ep.types import FLOAT32, Shape, TensorType
 
@@ -53,8 +53,7 @@ def node_s(profile: Profile, graph: Graph, x: Shape) -> float:
     _, answer, bound = next(walk(graph, facts_of(graph, {"x": TensorType(FLOAT32, x)}), Limits()))
     assert isinstance(answer, Lowering)
     assert bound is not None
-    moved = sum(i.type.nbytes for i in bound.given()) + sum(t.nbytes for t in answer.outputs if t is not None)
-    return profile.node_s(answer, flops_of(bound, answer), moved, steps_of(bound))
+    return profile.node_s(answer, bound)
 
 
 def product(n: int) -> Graph:
@@ -125,7 +124,7 @@ def test_a_workload_is_of_its_family_and_its_inputs_are_not_zero(workload: Workl
     """Zeros may be faster than numbers: the hardware saves power, a compiler saves work."""
     job = Job(gpu, workload.graph(workload.sizes[0]))
     job.run()
-    families = {FAMILY_OF[step.kernel.shader] for step in job.plan.steps if hasattr(step, "kernel")}
+    families = {RECORDS[step.kernel.shader].family for step in job.plan.steps if hasattr(step, "kernel")}
     got = np.empty(job.outputs[0].type.shape, np.float32)
     gpu.download(job.outputs[0].buffer, 0, got.ctypes.data, got.nbytes)
     job.close()
@@ -137,7 +136,16 @@ def test_a_workload_is_of_its_family_and_its_inputs_are_not_zero(workload: Workl
 def test_sizes_grow_and_every_family_has_a_workload() -> None:
     for workload in WORKLOADS:
         assert workload.sizes == tuple(sorted(set(workload.sizes)))
-    assert {w.family for w in WORKLOADS} == set(FAMILY_OF.values())
+    assert {w.family for w in WORKLOADS} == {r.family for r in RECORDS.values()}
+
+
+def test_a_family_is_charged_for_its_own_kernels_only() -> None:
+    """A recurrent layer's product and its packing are priced by themselves; a step of it is its part of what is left."""
+    products = [Sample("product", (Work("product", n, 1),), n * 1e-9) for n in (1000, 4000)]
+    layer = Sample("recurrent", (Work("product", 4000, 1), Work("recurrent", 800, 1, steps=4)), 24e-6)
+    assert curves([layer, *products])["recurrent"].points == ((200, pytest.approx(5e-6)),)
+    dear = Sample("recurrent", (Work("product", 40_000, 1), Work("recurrent", 800, 1, steps=4)), 24e-6)
+    assert curves([dear, *products])["recurrent"].points == ((200, pytest.approx(3e-6)),)
 
 
 def test_a_small_budget_leaves_families_to_their_siblings(gpu: Gpu) -> None:

@@ -37,7 +37,7 @@ def test_a_dispatch_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault of the probe of long dispatches: the only one that needs a process of its own."""
     monkeypatch.setenv("ORT_GPU_EP_DRILL", "wrong@long dispatches")
     endless, after = examine(0, ["long dispatches", "enumeration"], 1)
-    assert endless.status in ("TIMEOUT", "FAIL")       # llvmpipe ends every loop after 65,535 turns: a wrong result
+    assert endless.status in ("TIMEOUT", "FAIL")       # llvmpipe ends every loop after 65,535 iterations: a wrong result
     assert after.status == "PASS"
 
 

@@ -1,21 +1,20 @@
-"""Curves and profiles: what they predict, what they refuse, and that every kernel has a family."""
+"""Curves and profiles: what they predict and what they refuse."""
 
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ort_gpu_ep import profile
-from ort_gpu_ep.profile import BY_FLOPS, FAMILY_OF, GUESSED, SIBLING, Curve, Profile
-from ort_gpu_ep.registry import Lowering, kernel
+import ort_gpu_ep.ops  # noqa: F401  fills the records
+from ort_gpu_ep.graph import Node
+from ort_gpu_ep.kernels import BY_FLOPS, FAMILIES, Work
+from ort_gpu_ep.profile import GUESSED, SIBLING, Curve, Profile
+from ort_gpu_ep.registry import BoundNode, Lowering, Operand, kernel
 from ort_gpu_ep.types import FLOAT32, TensorType
 
-SHADERS = Path(profile.__file__).parent / "shaders"
 MEASURED = Profile(
     "a", 1e-4, 2e-6, Curve(((4096.0, 1e-6), (65536.0, 1e-5))), Curve(((4096.0, 2e-6),)),
     {"product": Curve(((1e6, 1e-4), (1e8, 1e-3))), "elementwise": Curve(((1e4, 1e-6), (1e6, 3e-5)))})
@@ -23,20 +22,9 @@ NUMBERS = st.floats(1e-9, 1e12)
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6)
 
 
-def lowering(*shaders: str, size: int = 1000) -> Lowering:
-    out = TensorType(FLOAT32, (size,))
-    return Lowering((out,), tuple(kernel(f"{shader}.wgsl", [out]) for shader in shaders))
-
-
-def test_every_kernel_has_a_family() -> None:
-    kernels = {p.name for p in SHADERS.glob("*.wgsl") if re.search(r"^fn (element|group_main)\(", p.read_text("utf-8"), re.M)}
-    assert len(kernels) > 40
-    assert set(FAMILY_OF) == kernels
-
-
 def test_every_family_has_a_curve_in_its_own_unit() -> None:
     """A sibling is counted as the family is, and the chain of siblings ends at one that GUESSED knows."""
-    for family in set(FAMILY_OF.values()):
+    for family in FAMILIES:
         assert GUESSED.curve(family) is GUESSED.families["product" if family in BY_FLOPS else "elementwise"]
     assert all((family in BY_FLOPS) == (sibling in BY_FLOPS) for family, sibling in SIBLING.items())
 
@@ -68,39 +56,38 @@ def test_noise_is_levelled() -> None:
     assert Curve.through([(4, 3.0), (1, -0.5), (2, 5.0)], least_s=0.1).points == ((1, 0.1), (2, 5.0), (4, 5.0))
 
 
-def test_transfers_and_nodes() -> None:
+def test_transfers() -> None:
     assert (MEASURED.upload_s(4096), MEASURED.upload_s(16384)) == (1e-6, pytest.approx(10 ** -5.5))
     assert MEASURED.download_s(8192) == pytest.approx(4e-6)
-    assert MEASURED.node_s(lowering("gemm"), 1e7, 12) == pytest.approx(2e-6 + 10 ** -3.5)
-    assert MEASURED.node_s(lowering("elementwise"), 0.0, 10_000_000) == pytest.approx(2e-6 + 3e-4)
-    assert MEASURED.node_s(lowering(), 0.0, 10_000_000) == 0.0
 
 
-def test_a_kernel_costs_at_least_its_dispatch() -> None:
-    for count in (1, 3, 9):
-        assert MEASURED.node_s(lowering(*["strided"] * count, size=1), 0.0, 8) >= count * 2e-6
+def test_a_kernel_takes_its_operations_or_its_bytes_whichever_take_longer() -> None:
+    assert MEASURED.work_s(Work("product", 10**7, 12)) == pytest.approx(10 ** -3.5)
+    assert MEASURED.work_s(Work("product", 10**7, 10**9)) == pytest.approx(3e-2)
+    assert MEASURED.work_s(Work("elementwise", 0, 10**7)) == pytest.approx(3e-4)
+    assert MEASURED.work_s(Work("gather", 10**10, 8)) == pytest.approx(0.1)          # by the rate of `direct`, whose sibling is `product`
+    assert MEASURED.work_s(Work("gather", 10, 8)) == 1e-6                            # no operation is slower than at the best rate
 
 
-def test_several_kernels_multiply_once() -> None:
-    alone, both = (MEASURED.node_s(lowering(*shaders), 1e8, 8000) for shaders in (("gemm",), ("gemm", "sum_parts")))
-    assert both - alone == pytest.approx(2e-6 + 1e-6)
-    slow = Profile("b", 1e-4, 2e-6, MEASURED.upload, MEASURED.download, {**MEASURED.families, "recurrent": Curve(((1e8, 1.0),))})
-    assert slow.node_s(lowering("gemm", "recurrent"), 1e8, 8000) > 1.0
-
-
-def test_the_steps_of_a_recurrent_layer_wait_for_each_other() -> None:
+def test_steps_wait_for_each_other() -> None:
     """Ten steps of so many operations take ten times one of them, not what as many operations at once take."""
     made = Profile("a", 1e-4, 2e-6, MEASURED.upload, MEASURED.download, {"recurrent": Curve(((1e4, 1e-5), (1e6, 2e-5)))})
-    assert made.node_s(lowering("gemm", "recurrent"), 1e5, 0, steps=10) - made.node_s(lowering("gemm", "recurrent"), 1e4, 0) == pytest.approx(9e-5)
+    assert made.work_s(Work("recurrent", 10**5, 0, steps=10)) == pytest.approx(1e-4)
 
 
-def test_a_product_of_unknown_operations_goes_by_its_bytes() -> None:
-    assert MEASURED.node_s(lowering("einsum"), 0.0, 10_000_000) == pytest.approx(2e-6 + 3e-4)
+def test_a_node_takes_what_its_kernels_take() -> None:
+    node = Node("Add", ("a", "b"), ("y",), version=14)
+    operand = TensorType(FLOAT32, (10**6,))
+    bound = BoundNode(node, (Operand("a", operand), Operand("b", operand)))
+    one = kernel("elementwise.wgsl", [operand], reads={"e0": 0, "e1": 1}, writes={"y": 0})
+    other = kernel("strided.wgsl", [operand], reads={"x": 0}, writes={"y": 0})
+    assert MEASURED.node_s(Lowering((operand,), (one, other)), bound) == pytest.approx(2 * 2e-6 + 3e-5 * (12 + 8))
+    assert MEASURED.node_s(Lowering((operand,)), bound) == 0.0
 
 
 def test_guessed_is_what_an_h200_takes() -> None:
     """The numbers that predictions rest on where nothing was measured."""
-    assert GUESSED.node_s(lowering("gemm"), 4e12, 0) == pytest.approx(1.0, rel=1e-4)
+    assert GUESSED.work_s(Work("product", 4 * 10**12, 0)) == pytest.approx(1.0)
     assert (GUESSED.upload_s(5_000_000), GUESSED.download_s(5_000_000)) == (pytest.approx(1e-3), pytest.approx(1e-3))
 
 

@@ -34,33 +34,33 @@ def timestamps(trial: Trial) -> str:
 _STEPS = 16
 
 _LONG = """
-@group(0) @binding(0) var<storage, read> turns: array<u32>;
+@group(0) @binding(0) var<storage, read> iterations: array<u32>;
 @group(0) @binding(1) var<storage, read_write> out: array<u32>;
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     var x = id.x + 1u;
-    for (var k = 0u; k < turns[0]; k++) {
+    for (var k = 0u; k < iterations[0]; k++) {
         STEPS
     }
     out[id.x] = x;
 }
 """.replace("STEPS", "x = x * 1664525u + 1013904223u; " * _STEPS)
 
-TURNS = 60_000
-"""Mesa's llvmpipe ends an invocation's loops after 65,535 turns, all of them together."""
+ITERATIONS = 60_000
+"""Mesa's llvmpipe ends an invocation's loops after 65,535 iterations, all of them together."""
 ENOUGH_S = 0.1
 
 
-@probe("long dispatches", "timing", fault=(r"k < turns\[0\]", "turns[0] > 0u"), timeout_s=10.0)
+@probe("long dispatches", "timing", fault=(r"k < iterations\[0\]", "iterations[0] > 0u"), timeout_s=10.0)
 def long_dispatches(trial: Trial) -> str:
     """Long loops in more and more workgroups, until a dispatch takes 0.1 s: a driver that stops them early is found by the result,
     one that hangs by the time limit."""
     groups, seconds = 1, 0.0
     while seconds < ENOUGH_S and groups <= 4096:
         start = time.perf_counter()
-        got = trial.wgsl("long", _LONG, [np.array([TURNS], np.uint32)], ("uint32", 64 * groups), groups)
+        got = trial.wgsl("long", _LONG, [np.array([ITERATIONS], np.uint32)], ("uint32", 64 * groups), groups)
         seconds = time.perf_counter() - start
-        agree(f"{TURNS} turns in {groups} workgroups", got, _expected(TURNS * _STEPS, 64 * groups))
+        agree(f"{ITERATIONS} iterations in {groups} workgroups", got, _expected(ITERATIONS * _STEPS, 64 * groups))
         groups *= 4
     return f"{seconds * 1e3:.0f} ms"
 

@@ -1,4 +1,4 @@
-"""Loops that a driver would cut short: llvmpipe ends them after 65,535 turns of an invocation. Below that right, above it declined."""
+"""Loops that a driver would cut short: llvmpipe ends them after 65,535 iterations of an invocation. Below that right, above it declined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.device.adapter import LLVMPIPE_TURNS
+from ort_gpu_ep.device.adapter import LLVMPIPE_LOOP_ITERATIONS
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from tests.direct import run_direct
 
@@ -54,10 +54,10 @@ def test_right_or_declined(name: str) -> None:
     (want,) = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, given)
     kind = onnx.helper.np_dtype_to_tensor_dtype(want.dtype)
     model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", kind, want.shape))
-    if fits or Gpu.open(Config()).limits.max_turns > LLVMPIPE_TURNS:
+    if fits or Gpu.open(Config()).limits.max_loop_iterations > LLVMPIPE_LOOP_ITERATIONS:
         np.testing.assert_allclose(run_direct(model, given)[0], want, rtol=1e-3, atol=1e-4)
     else:
-        with pytest.raises(UnsupportedNodeError, match="loop turns in one invocation") as caught:
+        with pytest.raises(UnsupportedNodeError, match="loop iterations in one invocation") as caught:
             run_direct(model, given)
         assert caught.value.code == Code.LIMIT
 
@@ -73,4 +73,4 @@ def made(op: str, feeds: dict[str, Array], attributes: dict[str, Any]) -> onnx.M
 
 def test_the_software_adapter_is_known_for_it() -> None:
     gpu = Gpu.open(Config())
-    assert (gpu.limits.max_turns == LLVMPIPE_TURNS) == ("llvmpipe" in gpu.info.name)
+    assert (gpu.limits.max_loop_iterations == LLVMPIPE_LOOP_ITERATIONS) == ("llvmpipe" in gpu.info.name)

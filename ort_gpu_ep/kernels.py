@@ -1,0 +1,198 @@
+"""What is known of a kernel besides its text: one record for each shader file, stated in `ops/` beside the row that uses it.
+
+From it come what the kernel is predicted to take (profile.py), whether a driver would cut its loops short (claim.py), and the
+doctor's probe of it (health/probes/cases.py). The functions of a record are plain arithmetic over constants and sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
+from ort_gpu_ep.graph import Attribute
+from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.types import Shape, TensorType
+
+FAMILIES: Mapping[str, str] = {
+    "product": "a tile of a matrix product in workgroup memory; most convolutions, too",
+    "matvec": "a matrix times a vector: bound by reading the matrix",
+    "direct": "a sum of products by each invocation, nothing shared",
+    "recurrent": "one step after the other",
+    "reduction": "rows that workgroups go along",
+    "pool": "a window around each element",
+    "sorting": "comparisons in workgroup memory, merges",
+    "gather": "reads or writes at places that the data names",
+    "movement": "reads or writes at places that follow from the index",
+    "elementwise": "reads and writes one after the other",
+}
+"""Kernels whose time grows alike: calibration measures one of each."""
+
+BY_FLOPS = frozenset({"product", "matvec", "direct", "recurrent"})
+"""Families that are measured over floating-point operations; the others are over the bytes they read and write."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A kernel with its numbers, as the functions of a record see it.
+
+    tensors: of each WGSL name that it binds; empty while only loops are asked for.
+    """
+
+    kernel: Kernel
+    consts: Mapping[str, Any]
+    tensors: Mapping[str, TensorType]
+
+    def __getitem__(self, name: str) -> int:
+        """A constant of the kernel, as a number. Raises InternalError where it has none of that name."""
+        if name not in self.consts:
+            raise InternalError(f"{self.kernel.shader} has no constant {name!r} for its record; it has {', '.join(self.consts) or 'none'}")
+        value: int = self.consts[name]
+        return value
+
+    @property
+    def workgroup_size(self) -> int:
+        return self.kernel.lanes
+
+    def size(self, name: str) -> int:
+        """Elements of a tensor that the kernel binds."""
+        return self.tensors[name].size
+
+    def nbytes(self, *names: str) -> int:
+        """Bytes of some of the tensors, 0 for an optional one left out; without names of all."""
+        return sum(self.tensors[name].nbytes for name in names or self.tensors if name in self.tensors)
+
+    def rows(self, passes: int) -> int:
+        """Loop iterations: members of a team go along a row of N, in blocks of 32, that often; then they add up in halves."""
+        along = ceil_div(self["N"], self["TEAM"])
+        return passes * (along + along // 32 + 2 + self["TEAM"].bit_length())
+
+    def nested(self, *names: str) -> int:
+        """Loop iterations of nested loops over these constants, the innermost last."""
+        total = 0
+        for name in reversed(names):
+            total = self[name] * (1 + total)
+        return total
+
+
+def ceil_div(a: int, b: int) -> int:
+    return (a + b - 1) // b
+
+
+Count: TypeAlias = Callable[[KernelCall], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """An input of a probe case that is drawn anew each time: standard-normal, or uniform integers, low <= i < high."""
+
+    shape: Shape
+    dtype: str = "float32"
+    low: int | None = None
+    high: int = 0
+
+
+def normal(*shape: int) -> Random:
+    return Random(shape)
+
+
+def integers(low: int, high: int, *shape: int, dtype: str = "int64") -> Random:
+    return Random(shape, dtype, low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An input of a probe case that the host knows before the run. values: a number, or lists of them."""
+
+    values: Any
+    dtype: str = "int64"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One node that a probe runs on the adapter and by ONNX's reference implementation. tolerance: of the largest value."""
+
+    op: str
+    version: int
+    inputs: tuple[Random | Known | None, ...]
+    outputs: int
+    tolerance: float
+    attributes: tuple[tuple[str, Attribute], ...]
+
+
+def case(
+    op: str, version: int, *inputs: Random | Known | None, outputs: int = 1, tolerance: float = 2e-5, **attributes: Attribute,
+) -> Case:
+    return Case(op, version, inputs, outputs, tolerance, tuple(attributes.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a shader file is like.
+
+    family: of FAMILIES. loop_bound: iterations of all loops of an invocation at most; None: its text has no loop.
+    flops: floating-point operations, None where bytes alone say what it takes. nbytes: read and written, None for each bound tensor
+    once. steps: parts of the work that wait for each other, None for one.
+    cases: nodes that show whether the kernel is right; none where a probe in health/probes/ is written for it.
+    """
+
+    shader: str
+    family: str
+    loop_bound: Count | None = None
+    flops: Count | None = None
+    nbytes: Count | None = None
+    steps: Count | None = None
+    cases: tuple[Case, ...] = ()
+
+
+RECORDS: dict[str, Record] = {}
+"""Every record by shader file. Importing `ops` fills it."""
+
+
+def record(
+    shader: str, family: str, *, loop_bound: Count | None = None, flops: Count | None = None, nbytes: Count | None = None,
+    steps: Count | None = None, cases: Sequence[Case] = (),
+) -> None:
+    """States the record of a shader file. Raises InternalError for a second one, or an unknown family."""
+    if shader in RECORDS or family not in FAMILIES:
+        raise InternalError(f"record of {shader}: " + (
+            "there is one already" if shader in RECORDS else f"got family {family!r}, expected one of {', '.join(FAMILIES)}"))
+    RECORDS[shader] = Record(shader, family, loop_bound, flops, nbytes, steps, tuple(cases))
+
+
+def record_of(shader: str) -> Record:
+    """Raises UnsupportedNodeError(LIMIT) where there is none: neither its loops nor its costs are known."""
+    found = RECORDS.get(shader)
+    if found is None:
+        raise UnsupportedNodeError(
+            Code.LIMIT, f"{shader} has no record of its family, loops and costs: state one beside the row (docs/adding-an-op.md)")
+    return found
+
+
+def loop_bound(kernel: Kernel) -> int:
+    """Iterations of all loops of one invocation, at most: llvmpipe ends every loop after 65,535 of them together, silently.
+
+    Source: Mesa, src/gallium/auxiliary/gallivm/lp_bld_limits.h, LP_MAX_TGSI_LOOP_ITERATIONS. Raises UnsupportedNodeError(LIMIT).
+    """
+    bound = record_of(kernel.shader).loop_bound
+    return bound(KernelCall(kernel, dict(kernel.consts), {})) if bound else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one dispatch does. flops: 0 where it is told by its bytes alone. steps: parts that wait for each other."""
+
+    family: str
+    flops: int
+    nbytes: int
+    steps: int = 1
+
+
+def work_of(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> Work:
+    """bindings: as registry.tensors_of gives them. Raises UnsupportedNodeError(LIMIT) where there is no record."""
+    found, tensors = record_of(kernel.shader), {name: tensor for name, (tensor, _) in bindings.items()}
+    call = KernelCall(kernel, dict(kernel.consts), tensors)
+    return Work(
+        found.family, found.flops(call) if found.flops else 0, found.nbytes(call) if found.nbytes else call.nbytes(),
+        found.steps(call) if found.steps else 1)
