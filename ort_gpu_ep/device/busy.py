@@ -1,4 +1,4 @@
-"""The process that keeps an adapter busy: python -m ort_gpu_ep.device.busy ADAPTER DUTY (load/generator.py starts it).
+"""The process that keeps an adapter busy, with the arguments ADAPTER DUTY (load/generator.py starts it).
 
 It computes for DUTY (0 to 1) of each PERIOD_S, prints `ready` when it begins, and ends when its standard input is closed, so that it
 does not outlive who started it.

@@ -6,15 +6,14 @@ import json
 import queue
 import secrets
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ort_gpu_ep.child import command, ending, environment
 from ort_gpu_ep.errors import AdapterError
-from ort_gpu_ep.health.child import ending, environment
 from ort_gpu_ep.health.probe import PROBES, Probe, Status
 from ort_gpu_ep.health.worker import DONE
 
@@ -54,10 +53,8 @@ class Worker:
 
     def __init__(self, job: dict[str, object], variables: Mapping[str, str] | None = None) -> None:
         """variables: of the environment, besides this process's. Raises OSError, if no process can be started."""
-        if not sys.executable or getattr(sys, "frozen", False):
-            raise OSError("this Python has no interpreter of its own that could be started")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ort_gpu_ep.health.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            command("ort_gpu_ep.health.worker"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, env={**environment(), **(variables or {})})
         self._lines: queue.Queue[str | None] = queue.Queue()
         assert self._process.stdin is not None

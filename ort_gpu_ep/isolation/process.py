@@ -6,12 +6,11 @@ import os
 import pickle
 import socket
 import subprocess
-import sys
 from contextlib import suppress
 from typing import Any
 
+from ort_gpu_ep.child import command, ending, environment
 from ort_gpu_ep.errors import ConfigError, DeviceHangError, DeviceLostError
-from ort_gpu_ep.health.child import ending, environment
 from ort_gpu_ep.isolation.channel import Channel, SharedMemory
 from ort_gpu_ep.isolation.wire import GarbageError, parse, raise_error
 from ort_gpu_ep.processes import count_as_own, forget
@@ -35,7 +34,7 @@ class WorkerProcess:
         self.memory = SharedMemory()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ort_gpu_ep.isolation.worker", str(theirs.fileno()), str(self.memory.fd)],
+                command("ort_gpu_ep.isolation.worker", str(theirs.fileno()), str(self.memory.fd)),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(), self.memory.fd), env=environment())
         except BaseException:
             ours.close()

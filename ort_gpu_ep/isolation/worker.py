@@ -1,4 +1,4 @@
-"""The process that has the GPU: `python -m ort_gpu_ep.isolation.worker SOCKET MEMORY`, both inherited file descriptors.
+"""The process that has the GPU, with the arguments SOCKET MEMORY, both inherited file descriptors (isolation/process.py starts it).
 
 It takes requests one by one and ends when the other end of its socket is gone, however its parent ended.
 """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
+from ort_gpu_ep.child import command, environment
 from ort_gpu_ep.errors import AdapterError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class LoadGenerator:
     level: a name of DUTY or a part from 0 to 1. threads: on a software adapter, how many threads its driver (Mesa's llvmpipe) uses; by
     default half of the cores, for with none left the CPU candidate is as slow as the other one. It ends with the block, or with us.
 
-    Raises: AdapterError, where the process does not begin, with what it printed.
+    Raises: AdapterError, where the process does not begin, with what it printed; OSError, where none can be started.
     """
 
     def __init__(self, info: AdapterInfo, level: str | float, threads: int = 0) -> None:
@@ -43,12 +43,10 @@ class LoadGenerator:
         return self._process.pid if self._process else 0
 
     def __enter__(self) -> LoadGenerator:
-        environment = dict(os.environ)
-        if self.info.is_software:
-            environment["LP_NUM_THREADS"] = str(self._threads)
+        variables = environment() | ({"LP_NUM_THREADS": str(self._threads)} if self.info.is_software else {})
         self._printed = tempfile.TemporaryFile("w+")        # not a pipe, which nobody would read on
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ort_gpu_ep.device.busy", str(self.info.index), str(self.duty)], text=True, env=environment,
+            command("ort_gpu_ep.device.busy", str(self.info.index), str(self.duty)), text=True, env=variables,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed)
         if self._first_line() != "ready":
             code, words = self._stop(), self._last_words()

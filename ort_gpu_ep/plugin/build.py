@@ -15,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from platformdirs import user_cache_dir
 
+from ort_gpu_ep import child
 from ort_gpu_ep.errors import GpuEpError
 
 FOLDER = Path(__file__).parent
@@ -108,7 +110,8 @@ def _compilers(target: str | None) -> list[Sequence[str]]:
     zig = []
     if importlib.util.find_spec("ziglang") is not None:
         named = ZIG_TARGETS.get(target or current_platform())
-        zig = [[sys.executable, "-m", "ziglang", "cc", "-fno-sanitize=all", "-s", *(("-target", named) if named else ()), *position]]
+        with suppress(OSError):     # a frozen application has no Python to start it with
+            zig = [[*child.command("ziglang"), "cc", "-fno-sanitize=all", "-s", *(("-target", named) if named else ()), *position]]
     if target is not None:
         return list(zig)
     names = [os.environ.get("CC", ""), "cc", "gcc", "clang"]
