@@ -73,7 +73,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        uninterrupted = import_module("ort_gpu_ep.interrupts").uninterrupted      # half an import is not made up for by the next
+        return getattr(uninterrupted(import_module, _LAZY[name]), name)
     if not name.startswith("_"):
         onnxruntime = import_module("onnxruntime")
         if hasattr(onnxruntime, name):

@@ -6,15 +6,15 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
-
-import onnxruntime
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.explain import Explanation, explanation
+from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.isolation.remote import Lease, open_remote
 from ort_gpu_ep.load import open_sampler
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
@@ -33,7 +33,7 @@ _OF_ONNXRUNTIME = (
 """What onnxruntime.InferenceSession keeps of the C++ session behind it."""
 
 
-class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # onnxruntime has no types
+class InferenceSession(plugin.PlainSession):
     """A drop-in for onnxruntime.InferenceSession that runs on the GPU what is better there.
 
     path_or_bytes, sess_options, providers, provider_options, kwargs: as in onnxruntime. Without `providers` the session uses
@@ -134,7 +134,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         """Which node runs where and why, what crosses between the devices, and what memory it takes."""
         if self._asked is not None:     # the CPU was chosen before the graph was seen: ask the partitioner now
             with plugin.capture() as states:
-                onnxruntime.InferenceSession(self._model, self._sess_options_initial, *self._asked)
+                plugin.PlainSession(self._model, self._sess_options_initial, *self._asked)
             self._state, self._asked = states[-1], None
         if self._runner is not None:
             return self._runner.explain()
@@ -160,13 +160,13 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         """The same model on the CPU only; made when it is first needed."""
         with self._cpu_lock:
             if self._cpu is None:
-                self._cpu = onnxruntime.InferenceSession(self._model, self._sess_options_initial, providers=[CPU_PROVIDER])
+                self._cpu = plugin.PlainSession(self._model, self._sess_options_initial, providers=[CPU_PROVIDER])
             return self._cpu
 
     def _front(self, name: str) -> Candidate:
         """What this session is now, as a candidate that stays when the session becomes another one."""
-        plain = object.__new__(onnxruntime.InferenceSession)
-        vars(plain).update({k: v for k, v in vars(self).items() if k in _OF_ONNXRUNTIME or k not in _OURS})
+        plain = object.__new__(plugin.PlainSession)
+        plain.__dict__.update({k: v for k, v in vars(self).items() if k in _OF_ONNXRUNTIME or k not in _OURS})
         return Candidate(name, plain, self._state)
 
     def _become(self, candidate: Candidate) -> None:
@@ -180,9 +180,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
 class _SessionOnCpu(InferenceSession):
     """A session without partitions: nothing of ours is in the way of a run, not even half a microsecond of Python."""
 
-    run = onnxruntime.InferenceSession.run
-    run_with_iobinding = onnxruntime.InferenceSession.run_with_iobinding
-    run_with_ort_values = onnxruntime.InferenceSession.run_with_ort_values
+    run = plugin.OrtSession.run
+    run_with_iobinding = plugin.OrtSession.run_with_iobinding
+    run_with_ort_values = plugin.OrtSession.run_with_ort_values
 
 
 _OURS = ("_state", "_runner", "_cpu", "_cpu_lock", "_asked", "_lease")
@@ -245,6 +245,7 @@ def _look(config: Config) -> tuple[bool, Lease | None]:
                 return False, lease
             lease.end()
             return True, None
+        uninterrupted(import_module, "ort_gpu_ep.health.admission")       # half an import is not made up for by the next
         from ort_gpu_ep.health.admission import open_gpu
         from ort_gpu_ep.health.enumeration import look
 

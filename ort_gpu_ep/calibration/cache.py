@@ -13,6 +13,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
 from ort_gpu_ep.health.verdicts import key_of
+from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.profile import GUESSED, Profile
 
 log = logging.getLogger("ort_gpu_ep")
@@ -44,7 +45,7 @@ def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress
 def _measured(gpu: Gpu, path: Path, progress: Progress | None) -> Profile:
     start = time.perf_counter()
     try:
-        profile = measure(gpu, progress=progress)
+        profile = uninterrupted(measure, gpu, progress=progress)   # 3 s: what is in flight uses its memory
     except (DeviceError, ShaderError, UnsupportedNodeError) as error:
         log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
         return GUESSED

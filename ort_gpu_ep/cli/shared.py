@@ -22,6 +22,9 @@ P = ParamSpec("P")
 out = Console()
 err = Console(stderr=True)
 
+INTERRUPTED = 130
+"""What a shell gives as the exit code of a command that SIGINT ended: 128 + 2."""
+
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]
 InputOption = Annotated[list[str] | None, typer.Option("--input", help="NAME=FILE.npy; random values for inputs not given.")]
 OptionOption = Annotated[list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE, an option of `ort-gpu-ep options`.")]
@@ -34,7 +37,7 @@ _NUMPY = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(doub
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Prints what this package or onnxruntime rejects as one message and exits with 1; bugs keep their traceback."""
+    """Prints what this package or onnxruntime rejects as one message and exits with 1; bugs keep their traceback. Ctrl-C: INTERRUPTED."""
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
@@ -47,6 +50,9 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
                 raise
             err.print(f"[red]{type(error).__name__}[/red]: {escape(str(error))}", highlight=False)
             raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            err.print("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
     return wrapped
 
 

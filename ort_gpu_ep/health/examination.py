@@ -55,7 +55,7 @@ class Worker:
         """variables: of the environment, besides this process's. Raises OSError, if no process can be started."""
         self._process = subprocess.Popen(
             command("ort_gpu_ep.health.worker"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, env={**environment(), **(variables or {})})
+            text=True, env={**environment(), **(variables or {})}, start_new_session=True)     # a terminal's Ctrl-C is for the parent
         self._lines: queue.Queue[str | None] = queue.Queue()
         assert self._process.stdin is not None
         try:
@@ -106,6 +106,9 @@ def list_adapters(variables: Mapping[str, str] | None = None, timeout_s: float =
         worker.end(kill=True)
         raise AdapterError(f"looking for GPU adapters hangs: no answer after {timeout_s:.0f} s. Update or remove a GPU driver "
                            "(VK_DRIVER_FILES chooses which ones Vulkan loads).") from None
+    except BaseException:       # Ctrl-C, which it does not get itself
+        worker.end(kill=True)
+        raise
     code = worker.end()
     if line is None or code != DONE:
         raise AdapterError(f"looking for GPU adapters ends the process ({ending(code)}). Update or remove a GPU driver "
@@ -145,6 +148,9 @@ def _one_worker(adapter: int, names: list[str], rounds: int, device: Device, dea
                 what = f"no answer after {limit_s:.0f} s" + ("" if running else ", while opening the device")
                 yield _failed(current, "TIMEOUT", what)
             return
+        except BaseException:
+            worker.end(kill=True)
+            raise
         if line is None:
             break
         if "features" in line:

@@ -35,7 +35,8 @@ class WorkerProcess:
         try:
             self._process = subprocess.Popen(
                 command("ort_gpu_ep.isolation.worker", str(theirs.fileno()), str(self.memory.fd)),
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(), self.memory.fd), env=environment())
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(), self.memory.fd), env=environment(),
+                start_new_session=True)       # a terminal's Ctrl-C is for the parent, also while this one starts
         except BaseException:
             ours.close()
             self.memory.close()

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import onnxruntime
-
 from ort_gpu_ep.partitioner import Costs
-from ort_gpu_ep.plugin import EP_NAME, SessionState, capture
+from ort_gpu_ep.plugin import EP_NAME, PlainSession, SessionState, capture
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -83,7 +81,7 @@ class Candidates:
     def _make(self, name: str) -> Candidate:
         names, options = self.providers(name)
         with capture(self.costs) as states:
-            session = onnxruntime.InferenceSession(self.model, self.settings, names, options, **self.kwargs)
+            session = PlainSession(self.model, self.settings, names, options, **self.kwargs)
         return Candidate(name, session, states[-1] if states else None)
 
     def providers(self, name: str) -> tuple[list[str], list[dict[str, str]]]:

@@ -14,6 +14,7 @@ from typing import Any
 import onnxruntime
 
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER
+from ort_gpu_ep.plugin import PlainSession
 
 RUNS = 3
 """Profiled runs; the first one pays for memory and threads and does not count."""
@@ -31,7 +32,7 @@ def cpu_costs(model: str | bytes, settings: Any, kwargs: Mapping[str, Any], feed
     Raises: OSError where no temporary file can be written, and what onnxruntime raises.
     """
     with tempfile.TemporaryDirectory(prefix="ort_gpu_ep-") as folder, _profiling(settings, folder) as changed:
-        session = onnxruntime.InferenceSession(model, changed, [CPU_PROVIDER], [{}], **kwargs)
+        session = PlainSession(model, changed, [CPU_PROVIDER], [{}], **kwargs)
         for _ in range(RUNS):
             session.run(None, feeds)
         events = json.loads(Path(session.end_profiling()).read_bytes())

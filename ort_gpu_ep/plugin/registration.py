@@ -10,6 +10,7 @@ from typing import Any
 import onnxruntime
 
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.isolation import remote
 from ort_gpu_ep.plugin import spill, state, tables
 from ort_gpu_ep.plugin.abi import NULL, check_version, ffi
@@ -66,7 +67,7 @@ def is_registered() -> bool:
 def _exit() -> None:
     null, empty, gone = (ffi.cast("void*", ffi.addressof(_shim, f"ort_gpu_ep_{n}")) for n in ("null", "empty", "gone"))
     _shim.ort_gpu_ep_bind(NULL, NULL)
-    tables.shut_down(null, empty, gone)
+    uninterrupted(tables.shut_down, null, empty, gone)
 
 
 def _after_fork() -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from ort_gpu_ep import interrupts
 from ort_gpu_ep.plugin.abi import NULL, address_of, api, c_signature, ffi
 from ort_gpu_ep.plugin.slots import Slot
 from ort_gpu_ep.plugin.state import forget_frames
@@ -120,14 +121,19 @@ def entry(signature: str) -> Callable[[Callable[..., Any]], Any]:
     """Makes a C callback of a plain function that returns an OrtStatus."""
 
     def decorate(function: Callable[..., None]) -> Any:
-        return ffi.callback(c_signature(signature), _guarded(function))
+        return _c_callback(signature, _guarded(function))
 
     return decorate
 
 
+def _c_callback(signature: str, function: Callable[..., Any]) -> Any:
+    """function: raises nothing."""
+    return ffi.callback(c_signature(signature), interrupts.callback(function), onerror=interrupts.late)
+
+
 def _callback(signature: str, name: str) -> Any:
     if signature[0] == "s":
-        return ffi.callback(c_signature(signature), _guarded(lambda this, *arguments: getattr(_live[this], name)(*arguments)))
+        return _c_callback(signature, _guarded(lambda this, *arguments: getattr(_live[this], name)(*arguments)))
     default = _DEFAULTS[signature[0]]
 
     def call(this: int, *arguments: Any) -> Any:
@@ -137,7 +143,7 @@ def _callback(signature: str, name: str) -> Any:
             log.exception("ort_gpu_ep: %s failed", name)
             return default
 
-    return ffi.callback(c_signature(signature), call)
+    return _c_callback(signature, call)
 
 
 def _guarded(function: Callable[..., None]) -> Callable[..., Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -253,3 +255,18 @@ def test_no_command_and_unknown_commands() -> None:
     for name in ("run", "explain", "bench", "conformance", "doctor", "options"):
         assert name in call("--help").stdout
         assert call(name, "--help").returncode == 0
+
+
+def test_ctrl_c_is_one_line_and_its_exit_code(model: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ort_gpu_ep.cli", "bench", str(model), "-o", "placement=gpu", "--runs", "100000000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "ORT_GPU_EP_CACHE_DIR": str(tmp_path)})
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("health/*.open")):      # the marker of a process that uses the GPU
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1.0)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "interrupted\n")

@@ -199,3 +199,16 @@ def test_adapters_by_index_type_and_name(mlp: bytes) -> None:
     info = ort.adapters()[-1]
     for wanted in (info.index, info.type, info.name[:6].upper()):
         assert gpu_session(mlp, adapter=wanted).explain().adapter.startswith(info.name)
+
+
+def test_under_onnxruntimes_own_name(mlp: bytes, x: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose onnxruntime.InferenceSession is ours: what we make of onnxruntime's must not be ours again."""
+    want = on_the_cpu(mlp, {"x": x})
+    monkeypatch.setattr(onnxruntime, "InferenceSession", ort.InferenceSession)
+    options = {"adapter": "0", "cache_dir": str(tmp_path), "load": "off"}
+    for placement in ("auto", "gpu", "cpu"):
+        session = onnxruntime.InferenceSession(mlp, provider_options={**options, "placement": placement})
+        for _ in range(2):
+            assert_close(session.run(None, {"x": x}), want)
+        assert session.explain().reports
+        assert_close(session._cpu_session().run(None, {"x": x}), want)

@@ -1,0 +1,27 @@
+"""onnxruntime's own session class, whoever has put another one under its name since, and kept from Ctrl-C halfway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxruntime.capi import onnxruntime_inference_collection
+
+from ort_gpu_ep.interrupts import uninterrupted
+
+OrtSession: Any = onnxruntime_inference_collection.InferenceSession
+
+
+class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no types
+    """onnxruntime's session. A Ctrl-C takes effect when what it does is done: KeyboardInterrupt, and the session goes on."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        uninterrupted(OrtSession.__init__, self, *arguments, **named)
+
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
+        return uninterrupted(OrtSession.run, self, output_names, input_feed, run_options)
+
+    def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
+        uninterrupted(OrtSession.run_with_iobinding, self, iobinding, run_options)
+
+    def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
+        return uninterrupted(OrtSession.run_with_ort_values, self, output_names, input_dict_ort_values, run_options)
