@@ -21,15 +21,18 @@ PREPARE_S = 180.0
 _LAST_S = 5.0
 """How long a worker that is no longer needed may take to end by itself."""
 
+_OPENING = "Run `ort-gpu-ep doctor`, update the driver, or use placement=cpu."
+
 _ADVICE = ("A new worker is started; until it has passed a probe, the CPU answers. If this comes back, run `ort-gpu-ep doctor`, "
            "update the driver, or use placement=cpu.")
+"""Once sessions use the worker."""
 
 
 class WorkerProcess:
-    """One worker. Not thread-safe. name: for messages. Raises OSError where no process can be started."""
+    """One worker. Not thread-safe. name, advice: for messages. Raises OSError where no process can be started."""
 
     def __init__(self) -> None:
-        self.name = "the GPU"
+        self.name, self.advice = "the GPU", _OPENING
         ours, theirs = socket.socketpair()
         self.memory = SharedMemory()
         try:
@@ -66,14 +69,18 @@ class WorkerProcess:
                 answer = parse(self._channel.receive(PREPARE_S if answer["wait"] else timeout_s))
         except TimeoutError as error:
             what = f"{self.name}: the worker process did not answer within {timeout_s:g} s and is ended"
-            raise DeviceHangError(f"{what}. {_ADVICE}") from error
+            raise DeviceHangError(f"{what}. {self.advice}") from error
         except (EOFError, OSError) as error:
-            raise DeviceLostError(f"{self.name}: the worker process ended ({self._ending()}). {_ADVICE}") from error
+            raise DeviceLostError(f"{self.name}: the worker process ended ({self._ending()}). {self.advice}") from error
         except (ValueError, GarbageError) as error:
-            raise garbage(self.name, error) from error
+            raise garbage(self.name, error, self.advice) from error
         if "error" in answer:
             raise_error(answer)
         return answer
+
+    def is_opened(self, name: str) -> None:
+        """From now on it is the worker of sessions. name: of its adapter."""
+        self.name, self.advice = name, _ADVICE
 
     def _ending(self) -> str:
         try:
@@ -106,9 +113,9 @@ class WorkerProcess:
         self.memory.close()
 
 
-def garbage(name: str, what: object) -> DeviceLostError:
+def garbage(name: str, what: object, advice: str = _ADVICE) -> DeviceLostError:
     """What a worker that has lost its senses is to a run."""
-    return DeviceLostError(f"{name}: the worker process answers garbage ({what}). {_ADVICE}")
+    return DeviceLostError(f"{name}: the worker process answers garbage ({what}). {advice}")
 
 
 def check_system() -> None:

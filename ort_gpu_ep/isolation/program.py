@@ -6,15 +6,15 @@ import itertools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.errors import DeviceError
+from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.isolation.channel import aligned
+from ort_gpu_ep.isolation.channel import SharedMemory, aligned
 from ort_gpu_ep.isolation.process import PREPARE_S
 from ort_gpu_ep.isolation.reach import NBYTES
 from ort_gpu_ep.isolation.remote import RUN_S, RemoteGpu
@@ -29,7 +29,13 @@ INLINE_NBYTES = 4 << 10
 _MAX_TYPES = 8
 """Sets of input types that a program remembers for `plans`, as many as a worker keeps."""
 
+MAX_ENDED_WORKERS = 2
+"""So many workers may end while they compile a program: the first may have been killed by anybody."""
+
 _numbers = itertools.count(1)
+
+Request: TypeAlias = Callable[[tuple[object, ...], float], dict[str, Any]]
+"""Asks a worker: (request, seconds) -> its answer."""
 
 
 class Host(Protocol):
@@ -52,7 +58,8 @@ class RemoteProgram:
     """A partition, ready to run in the worker. Thread-safe.
 
     graph: only its structure is kept. constants: small ones, and files of large ones that stay until `close`.
-    Raises what the worker's `Program` raises, and DeviceLostError where compiling ends the worker.
+    problem: why no worker has it, empty where one does. ended_workers: how many ended while they compiled it, since one did.
+    Raises what the worker's `Program` raises; with `strict`, DeviceLostError where compiling ends the worker.
     """
 
     def __init__(
@@ -63,15 +70,15 @@ class RemoteProgram:
         self.uploads = self.uploaded_nbytes = 0     # of constants, into the worker's device
         self._bare, self._constants = without_constants(graph), dict(constants)
         self.graph = with_constants(self._bare, constants)
-        self._problem = ""
+        self.problem, self.ended_workers = "", 0
         self._timeout_s = config.hang_timeout_ms / 1e3 or RUN_S
         self._plans: OrderedDict[tuple[TensorType, ...], Plan | None] = OrderedDict()
         self._plans_lock = threading.Lock()
         gpu.add(self)
 
-    def compile(self) -> None:
-        """Sends the partition to the worker. Hold the GPU's lock."""
-        memory, end = self.gpu.process.memory, 0
+    def compile(self, memory: SharedMemory, request: Request) -> None:
+        """Sends the partition to a worker."""
+        end = 0
         large = {n: c for n, c in self._constants.items() if isinstance(c, np.ndarray) and c.nbytes > INLINE_NBYTES}
         places = {}
         for name, array in large.items():
@@ -81,27 +88,42 @@ class RemoteProgram:
         for name, array in large.items():
             memory.bytes_at(places[name].offset, array.nbytes)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         sent: dict[str, Array | FilePlace | SharedPlace] = {**self._constants, **places}
-        answer = self.gpu.request(("compile", self.number, self._bare, sent, self.config), PREPARE_S)
+        answer = request(("compile", self.number, self._bare, sent, self.config), PREPARE_S)
         self.weight_nbytes = int(answer["weight_nbytes"])
         self.uploads += int(answer["uploads"])
         self.uploaded_nbytes += int(answer["uploaded_nbytes"])
+        self.problem, self.ended_workers = "", 0
 
-    def compile_again(self) -> None:
-        """In a new worker. What goes wrong is this program's own: its runs say so."""
+    def compile_again(self, memory: SharedMemory, request: Request) -> None:
+        """In a new worker. What goes wrong is this program's own: its runs say so. Raises where the worker fails of it."""
+        if self.is_given_up:
+            return
         try:
-            self._problem = ""
-            self.compile()
+            self.compile(memory, request)
+        except (DeviceLostError, DeviceHangError) as error:
+            self.wait(error)
+            raise
         except Exception as error:
-            self._problem = f"the new worker does not compile it: {type(error).__name__}: {error}"
-            if self.gpu.pid is None:
-                raise
+            self.problem = f"the new worker does not compile it: {type(error).__name__}: {error}"
+
+    def wait(self, error: Exception) -> None:
+        """Notes that the worker failed while it was to compile this; the next one compiles it, if there were not too many."""
+        self.ended_workers += isinstance(error, (DeviceLostError, DeviceHangError))
+        self.problem = str(error) if not self.is_given_up else (
+            f"partition {self.graph.name} is left to the CPU: {self.ended_workers} worker processes ended while they compiled it. "
+            f"Run `ort-gpu-ep doctor`, or update the driver. The last one: {error}")
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether compiling it would cost the other sessions their worker once more."""
+        return self.ended_workers >= MAX_ENDED_WORKERS
 
     def run(self, inputs: Sequence[tuple[int, TensorType]], host: Host) -> list[tuple[int, TensorType]]:
         """inputs: (address, type) in the order of graph.inputs. Returns the same of the outputs."""
         types = tuple(kind for _, kind in inputs)
-        with self.gpu.lock:
-            if self._problem:
-                raise DeviceError(self._problem)
+        with self.gpu.held(self._timeout_s):
+            if self.problem:
+                raise DeviceError(self.problem)
             self.gpu.runs += 1
             answer, end = self._send(inputs, host, self.gpu.reaches)
             places = self._places(answer, self.graph.outputs)

@@ -6,9 +6,10 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.config import Config
@@ -37,8 +38,12 @@ _OPTIONS = ("adapter", "faults", "memory_limit_mb", "health", "quirks", "cache_d
 """What sessions must have in common to share a worker; the rest is a program's own."""
 
 
+class BusyError(DeviceError):
+    """A run has waited for others too long. It says nothing about the adapter."""
+
+
 class RemoteGpu:
-    """An adapter that a worker process has. Thread-safe; requests go one by one.
+    """An adapter that a worker process has. Thread-safe; requests go one by one, and don't wait while a worker is started.
 
     info, limits: of the adapter. key: what its caches are named by. circuit: the trust in it; its probe replaces the worker.
     reaches: whether the worker reaches this process's memory. generations, runs: how many workers and runs
@@ -54,7 +59,7 @@ class RemoteGpu:
     def __init__(self, config: Config) -> None:
         self._config = replace(config, hang_timeout_ms=0)     # the parent has the deadline
         self.circuit = Circuit(self._replace)
-        self._lock = threading.RLock()
+        self._starting, self._lock = threading.RLock(), threading.RLock()      # taken in this order
         self._process: WorkerProcess | None = None
         self._growth: Growth | None = None
         self._programs: weakref.WeakValueDictionary[int, RemoteProgram] = weakref.WeakValueDictionary()
@@ -76,31 +81,58 @@ class RemoteGpu:
 
     def ensure(self) -> None:
         """Starts a worker if there is none. Raises AdapterError, ConfigError."""
-        with self._lock:
-            if self._process is not None and not self._process.is_alive:
-                self._discard()
+        with self._starting:
+            with self._lock:
+                if self._process is not None and not self._process.is_alive:
+                    self._discard()
             if self._process is None:
                 self._start()
 
     def _start(self) -> None:
+        """Starts a worker with all programs, but for those that can't be compiled. Hold `_starting`, and not the lock: a start may hang."""
+        process: WorkerProcess | None = None
+        while process is None:
+            process, answer, reaches = self._opened()
+            programs = sorted(self._programs.values(), key=lambda p: p.ended_workers)
+            try:
+                for program in programs:
+                    program.compile_again(process.memory, partial(self._ask, process))
+            except (DeviceLostError, DeviceHangError) as error:
+                self._kill(process)
+                process = None
+                if not program.is_given_up:
+                    raise self._no_worker(error) from error
+                log.warning("%s: %s", self._config.adapter or "the GPU", program.problem)
+            except BaseException:
+                self._kill(process)
+                raise
+        with self._lock:
+            (self.info, self.limits), self.key, self.reaches = device_of(answer), str(answer["key"]), reaches
+            self._process, self.generations, self._growth = process, self.generations + 1, Growth(process.pid)
+            process.is_opened(self.info.name)
+            for program in programs:
+                if program.number not in self._programs:       # its session has ended meanwhile
+                    self.request(("release", program.number), RUN_S)
+
+    def _opened(self) -> tuple[WorkerProcess, dict[str, Any], bool]:
+        """A worker that has opened the adapter, its answer, and whether it reaches this process. Raises AdapterError, ConfigError."""
         process: WorkerProcess | None = None
         try:
             process = WorkerProcess()
             trial = Trial(process.pid)
-            answer = process.request(("open", self._config, self.runs, self._compiles, self.generations > 0, trial.address), START_S)
-            self.reaches = trial.passed
-            self.info, self.limits = device_of(answer)
-            self.key, process.name = str(answer["key"]), self.info.name
-            self._process, self.generations = process, self.generations + 1
-            self._growth = Growth(process.pid)
+            request = ("open", self._config, self.runs, self._compiles, self.generations > 0, trial.address)
+            answer = process.request(request, START_S)
+            device_of(answer)
         except (OSError, GarbageError, DeviceLostError, DeviceHangError) as error:
             self._kill(process)
-            raise AdapterError(f"isolation=process: no worker opens adapter {self._config.adapter!r}: {error}") from error
+            raise self._no_worker(error) from error
         except BaseException:
             self._kill(process)
             raise
-        for program in list(self._programs.values()):
-            program.compile_again()
+        return process, answer, trial.passed
+
+    def _no_worker(self, error: Exception) -> AdapterError:
+        return AdapterError(f"isolation=process: no worker opens adapter {self._config.adapter!r}: {error}")
 
     @staticmethod
     def _kill(process: WorkerProcess | None) -> None:
@@ -108,21 +140,32 @@ class RemoteGpu:
             process.kill()
 
     def _replace(self) -> None:
-        """The circuit's probe: a new worker that has checked its adapter, with all programs."""
-        with self._lock:
-            self._discard()
-            if not self._users:
-                raise DeviceError("no session uses the worker now")
-            self._start()
+        """The circuit's probe: a new worker that has checked its adapter, with all programs, or one that was started meanwhile."""
+        before = self.generations
+        with self._starting:
+            if self.generations == before or self._process is None:
+                self._discard()
+                if not self._users:
+                    raise DeviceError("no session uses the worker now")
+                self._start()
+            with self._lock:
+                if not self._users:
+                    self.end()
 
     def _discard(self) -> None:
-        process, self._process = self._process, None
-        self._kill(process)
+        with self._lock:
+            process, self._process = self._process, None
+            self._kill(process)
+
+    def _ask(self, process: WorkerProcess, request: tuple[object, ...], timeout_s: float) -> dict[str, Any]:
+        answer = process.request(request, timeout_s)
+        self._compiles = int(answer.get("compiles", 0))
+        return answer
 
     def request(self, request: tuple[object, ...], timeout_s: float) -> dict[str, Any]:
         """The worker's answer; a worker that fails is ended. Hold `lock` meanwhile. Raises DeviceError, what the worker raised."""
         try:
-            answer = self.process.request(request, timeout_s)
+            return self._ask(self.process, request, timeout_s)
         except (DeviceLostError, DeviceHangError):
             self._discard()
             raise
@@ -131,8 +174,6 @@ class RemoteGpu:
         except BaseException:           # the answer would come when nobody expects it
             self._discard()
             raise
-        self._compiles = int(answer.get("compiles", 0))
-        return answer
 
     def look_after(self, answer: Mapping[str, Any]) -> None:
         """After a run: a worker that leaks is replaced. answer: the run's."""
@@ -147,10 +188,15 @@ class RemoteGpu:
 
     # ---- programs
 
-    @property
-    def lock(self) -> threading.RLock:
-        """Held while the shared memory is in use."""
-        return self._lock
+    @contextmanager
+    def held(self, timeout_s: float) -> Iterator[None]:
+        """Holds the lock, as long as the shared memory is in use. Raises BusyError, where others have it for so long."""
+        if not self._lock.acquire(timeout=timeout_s):
+            raise BusyError(f"{self.info.name}: the worker process was busy with other sessions for {timeout_s:g} s")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def outputs_of(self, answer: Mapping[str, Any], count: int) -> list[tuple[Shape, int | None]]:
         """(shape, offset in the shared memory) of each output; no offset where it waits to be fetched. Raises DeviceLostError."""
@@ -173,11 +219,19 @@ class RemoteGpu:
         return garbage(self.info.name, what)
 
     def add(self, program: RemoteProgram) -> None:
-        """Compiles a program. Raises what that raises."""
-        with self._lock:
-            self.ensure()
-            program.compile()
-            self._programs[program.number] = program
+        """Compiles a program. Raises what that raises; but where only the worker has failed, the next one compiles it, unless `strict`."""
+        with self._starting:
+            try:
+                self.ensure()
+                with self._lock:
+                    program.compile(self.process.memory, self.request)
+            except (AdapterError, DeviceLostError, DeviceHangError) as error:
+                if program.config.strict:
+                    raise
+                program.wait(error)
+                self.circuit.failed(program.problem, at_once=True)
+            with self._lock:
+                self._programs[program.number] = program
 
     def remove(self, program: RemoteProgram) -> None:
         """Frees what the worker holds for a program."""
@@ -209,7 +263,7 @@ class RemoteGpu:
 
     def after_fork(self) -> None:
         """In the child: the worker is the parent's. The circuit starts one of the child's own, if it runs anything."""
-        self._lock, self.circuit = threading.RLock(), Circuit(self._replace)
+        self._starting, self._lock, self.circuit = threading.RLock(), threading.RLock(), Circuit(self._replace)
         process, self._process = self._process, None
         if process is not None:
             process.abandon()
@@ -240,12 +294,11 @@ def open_remote(config: Config) -> RemoteGpu:
     check_system()
     key = tuple(getattr(config, name) for name in _OPTIONS)
     with _open_lock:
-        gpu = _open.get(key) or RemoteGpu(config)
-        gpu.ensure()
         if not _open:
             atexit.register(_end_all)
-        _open[key] = gpu
-        return gpu
+        gpu = _open[key] = _open.get(key) or RemoteGpu(config)
+    gpu.ensure()
+    return gpu
 
 
 def _end_all() -> None:

@@ -13,6 +13,7 @@ from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError, InternalError, ShaderError, WrongResultError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.isolation.program import RemoteProgram
+from ort_gpu_ep.isolation.remote import BusyError
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.fallback import Fallback
@@ -100,7 +101,9 @@ class Partition(Table):
         gpu = program.gpu
         if not gpu.lost:
             left_alone = not self.state.strict and not gpu.circuit.allows()
-            return "the GPU is left alone after a failure; the CPU answers until it has passed a probe" if left_alone else ""
+            if left_alone:
+                return "the GPU is left alone after a failure; the CPU answers until it has passed a probe"
+            return program.problem if isinstance(program, RemoteProgram) and not self.state.strict else ""
         if not gpu.reported:     # the driver said so between two runs
             gpu.reported = True
             gpu.circuit.failed(f"the device was lost ({gpu.lost})", at_once=True)
@@ -119,6 +122,8 @@ class Partition(Table):
         if self.program is None or not isinstance(error, (DeviceError, ShaderError)):
             return
         gpu = self.program.gpu
+        if isinstance(error, BusyError) or (isinstance(self.program, RemoteProgram) and self.program.problem):
+            return      # that is between the sessions, or between it and its worker
         if isinstance(error, DeviceLostError) and not gpu.lost and not isinstance(self.program, RemoteProgram):
             return      # an input was on a device that was lost earlier
         at_once = isinstance(error, (DeviceLostError, DeviceHangError, WrongResultError))

@@ -112,7 +112,10 @@ class Provider(Table):
         rewrite = fuse if self.config.fusion else None
         if isinstance(gpu, RemoteGpu):
             assert fallback is not None
-            return RemoteProgram(graph, fallback.constants(), self.config, gpu, rewrite)
+            remote = RemoteProgram(graph, fallback.constants(), self.config, gpu, rewrite)
+            if remote.problem:
+                self.state.record("fallback", graph.name, remote.problem)
+            return remote
         from ort_gpu_ep.device import Program
 
         return Program(graph, self.config, gpu, rewrite)

@@ -1,0 +1,146 @@
+"""Starting a worker holds up nobody else, and a session whose worker ends while it is made comes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.errors import AdapterError, DeviceLostError
+from ort_gpu_ep.isolation.process import WorkerProcess
+from ort_gpu_ep.isolation.remote import open_remote
+from tests.isolation.conftest import gpu_of, isolated, mlp, rows, until
+from tests.isolation.test_worker_ends import back_on_the_gpu, runs_of
+from tests.plugin.cases import assert_close, reference
+
+MODEL = mlp()
+X = rows(4)
+WANT = reference(MODEL, x=X)
+
+Before = Callable[[WorkerProcess, tuple[Any, ...]], object]
+
+
+@pytest.fixture
+def before(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
+    """`before(f)` calls f(worker, request) before each request of this process."""
+    request = WorkerProcess.request
+
+    def install(f: Before) -> None:
+        def replaced(self: WorkerProcess, what: tuple[Any, ...], timeout_s: float) -> dict[str, Any]:
+            f(self, what)
+            return request(self, what, timeout_s)
+        monkeypatch.setattr(WorkerProcess, "request", replaced)
+    return install
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What a start waits for; open at the end, whatever happens."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def die(worker: WorkerProcess) -> None:
+    worker._process.kill()
+    worker._process.wait()
+
+
+def test_a_run_does_not_wait_for_the_worker_of_a_new_session(own: dict[str, str], before: Callable[[Before], None], gate: threading.Event) -> None:
+    first = isolated(MODEL, hang_timeout_ms=2000, **own)
+    assert back_on_the_gpu(first)
+    process = gpu_of(first).process
+    die(process)
+    starts = threading.Event()
+    before(lambda worker, what: (starts.set(), gate.wait(60)) if what[0] == "open" else None)
+    made: list[Any] = []
+    creation = threading.Thread(target=lambda: made.append(isolated(MODEL, hang_timeout_ms=2000, **own)))
+    creation.start()
+    assert starts.wait(10)
+    start = time.monotonic()
+    for _ in range(3):
+        assert_close(first.run(x=X), WANT)
+    assert time.monotonic() - start < 4.0
+    assert runs_of(first)[1] == 3
+    gate.set()
+    creation.join(60)
+    until(lambda: back_on_the_gpu(first) and back_on_the_gpu(made[0]), "the GPU")
+
+
+def test_other_options_do_not_wait_for_a_worker(own: dict[str, str], before: Callable[[Before], None], gate: threading.Event) -> None:
+    starts = threading.Event()
+    before(lambda worker, what: (starts.set(), gate.wait(60)) if what[0] == "open" and what[1].memory_limit_mb == 77 else None)
+    waiting = threading.Thread(target=lambda: open_remote(Config(isolation="process", memory_limit_mb=77, **own)).end())  # type: ignore[arg-type]
+    waiting.start()
+    assert starts.wait(10)
+    start = time.monotonic()
+    other = isolated(MODEL, **own)
+    assert time.monotonic() - start < 50       # the gate closes for 60
+    assert back_on_the_gpu(other)
+    gate.set()
+    waiting.join(60)
+
+
+def test_the_worker_ends_while_a_session_is_made(own: dict[str, str], before: Callable[[Before], None]) -> None:
+    left = [True]
+    before(lambda worker, what: die(worker) if what[0] == "compile" and left and left.pop() else None)
+    opened = isolated(MODEL, **own)
+    assert not left
+    assert "A new worker is started" in opened.state.events[-1].message
+    assert_close(opened.run(x=X), WANT)
+    until(lambda: back_on_the_gpu(opened), "the GPU")
+    assert gpu_of(opened).generations == 2
+
+
+def test_strict_raises_where_the_worker_ends_while_a_session_is_made(own: dict[str, str], before: Callable[[Before], None]) -> None:
+    before(lambda worker, what: die(worker) if what[0] == "compile" else None)
+    with pytest.raises(Exception, match=DeviceLostError.__name__):
+        isolated(MODEL, strict=1, **own)
+
+
+def test_a_partition_that_ends_workers_is_given_up(own: dict[str, str], before: Callable[[Before], None]) -> None:
+    """It costs the other sessions two workers, and no more; it does not open their circuit either."""
+    healthy = isolated(MODEL, **own)
+    bad: list[int] = []
+    before(lambda worker, what: die(worker) if what[0] == "compile" and what[1] in (bad or bad.append(what[1]) or bad) else None)
+    poison = isolated(mlp(7), **own)
+    until(lambda: back_on_the_gpu(healthy), "the GPU")
+    for _ in range(5):
+        assert_close(poison.run(x=X), reference(mlp(7), x=X))
+    assert runs_of(poison) == (5, 5)
+    assert "is left to the CPU: 2 worker processes ended while they compiled it" in poison.state.events[-1].message
+    assert gpu_of(healthy).circuit.state == "closed"
+    assert back_on_the_gpu(healthy)
+    assert gpu_of(healthy).generations == 2
+
+
+def test_what_is_said_where_no_worker_opens_the_adapter(own: dict[str, str], before: Callable[[Before], None]) -> None:
+    before(lambda worker, what: die(worker) if what[0] == "open" else None)
+    with pytest.raises(AdapterError, match="SIGKILL") as raised:
+        open_remote(Config(isolation="process", memory_limit_mb=78, **own))  # type: ignore[arg-type]
+    assert "new worker" not in str(raised.value)
+    assert "ort-gpu-ep doctor" in str(raised.value)
+
+
+def test_a_run_does_not_wait_for_others_longer_than_for_a_hang(own: dict[str, str]) -> None:
+    opened = isolated(MODEL, hang_timeout_ms=1000, **own)
+    assert back_on_the_gpu(opened)
+    gpu, done = gpu_of(opened), threading.Event()
+
+    def hold() -> None:
+        with gpu._lock:
+            done.wait(30)
+    other = threading.Thread(target=hold)
+    other.start()
+    time.sleep(0.1)
+    for _ in range(4):
+        assert_close(opened.run(x=X), WANT)
+    assert "busy with other sessions for 1 s" in opened.state.events[-1].message
+    done.set()
+    other.join()
+    assert gpu.circuit.state == "closed"
+    assert back_on_the_gpu(opened)
