@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import onnx.defs
@@ -22,6 +23,18 @@ DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").
 def test_operators_are_up_to_date() -> None:
     stale = [path.name for path, wanted in gen_operators.documents().items() if path.read_text("utf-8") != wanted]
     assert not stale, "run `python scripts/gen_operators.py`"
+
+
+def test_the_table_of_probes_names_faults_and_shaders() -> None:
+    rows = gen_operators.probes().splitlines()
+    assert "| hardmax | the last word or workgroup of a dispatch is left out | `hardmax.wgsl` |" in rows
+    assert r"| f32 arithmetic | `x \* y \+ x` becomes `x * y - x` | `adapter` |" in rows
+
+
+def test_another_vendors_op_is_not_made_by_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = replace(gen_operators.OPS[("", "Softmax")], domain="com.microsoft", name="Soft", since=1)
+    monkeypatch.setitem(gen_operators.OPS, ("com.microsoft", "Soft"), row)
+    assert "| com.microsoft:Soft | 1 | float32" in gen_operators.text()
 
 
 def test_the_operator_table_names_shaders_and_versions() -> None:

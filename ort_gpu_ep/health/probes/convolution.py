@@ -1,4 +1,4 @@
-"""Convolutions: as products, directly, transposed."""
+"""Convolutions as matrix products."""
 
 from __future__ import annotations
 
@@ -16,22 +16,3 @@ def as_product(trial: Trial) -> str:
         compare(trial, "Conv", 11, [trial.normal(1, 5, 31), trial.normal(9, 5, 3)], dilations=[2], strides=[3])
         compare(trial, "Conv", 11, [trial.normal(1, 2, 5, 6, 7), trial.normal(8, 2, 2, 3, 2)])
     return "6 windows"
-
-
-@probe("direct convolution", "kernels", disables=("conv_direct.wgsl",))
-def direct(trial: Trial) -> str:
-    """Depthwise and grouped, with one and with four outputs an invocation."""
-    for _ in range(trial.rounds):
-        compare(trial, "Conv", 11, [trial.normal(2, 13, 7, 5), trial.normal(13, 1, 3, 3), trial.normal(13)], group=13, pads=[1, 1, 1, 1])
-        compare(trial, "Conv", 11, [trial.normal(1, 6, 17, 19), trial.normal(6, 2, 3, 3)], group=3, strides=[1, 1])
-        compare(trial, "Conv", 11, [trial.normal(1, 4, 129), trial.normal(4, 1, 5)], group=4, strides=[2])
-    return "3 windows"
-
-
-@probe("transposed convolution", "kernels", disables=("conv_transpose.wgsl",))
-def transposed(trial: Trial) -> str:
-    """By gathering, and over the columns of a product."""
-    for _ in range(trial.rounds):
-        compare(trial, "ConvTranspose", 11, [trial.normal(1, 3, 5, 7), trial.normal(3, 4, 3, 3), trial.normal(4)], strides=[2, 2])
-        compare(trial, "ConvTranspose", 11, [trial.normal(1, 17, 5, 4), trial.normal(17, 3, 2, 2)], strides=[2, 2])
-    return "2 forms"

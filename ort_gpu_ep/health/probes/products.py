@@ -1,4 +1,4 @@
-"""gemm.wgsl with each tile that the table may choose, matvec.wgsl, sum_parts.wgsl, einsum.wgsl."""
+"""gemm.wgsl with each tile that the table may choose, matvec.wgsl, sum_parts.wgsl."""
 
 from __future__ import annotations
 
@@ -89,15 +89,6 @@ def sum_parts(trial: Trial) -> str:
             _product(trial, 17, 400, 19, 0)
     return "2 splits"
 
-
-@probe("einsum", "kernels", disables=("einsum.wgsl",))
-def einsum(trial: Trial) -> str:
-    """Sums that are no matrix product: a diagonal, and labels that only one operand has."""
-    a, b = trial.normal(5, 5, 7), trial.normal(13, 11)
-    agree("iij->j", trial.node("Einsum", 12, [a], equation="iij->j")[0], np.einsum("iij->j", a.astype(np.float64)))
-    wide = np.einsum("iij,kl->kj", a.astype(np.float64), b.astype(np.float64))
-    agree("iij,kl->kj", trial.node("Einsum", 12, [a, b], equation="iij,kl->kj")[0], wide)
-    return "2 equations"
 
 
 @probe("speed of the tiles", "performance", disables=("gemm.wgsl",), fault=SLOW)

@@ -1,4 +1,4 @@
-"""8-bit quantization and integer products."""
+"""8-bit quantization."""
 
 from __future__ import annotations
 
@@ -35,14 +35,3 @@ def dynamic(trial: Trial) -> str:
         back = (y.astype(np.float64) - float(zero)) * float(scale)
         agree(f"values of {n}", back / abs(x).max(), x.astype(np.float64) / abs(x).max(), 1.01 * float(scale) / float(abs(x).max()))
     return "3 sizes"
-
-
-@probe("integer product", "kernels", disables=("matmul_integer.wgsl",))
-def integer_product(trial: Trial) -> str:
-    """MatMulInteger of uint8 with zero points."""
-    for _ in range(trial.rounds):
-        a, b = trial.integers(0, 256, 17, 67, dtype="uint8"), trial.integers(0, 256, 67, 19, dtype="uint8")
-        zeros = np.array(11, np.uint8), np.array(77, np.uint8)
-        want = (a.astype(np.int64) - 11) @ (b.astype(np.int64) - 77)
-        agree("MatMulInteger", trial.node("MatMulInteger", 10, [a, b, *zeros])[0], want.astype(np.int32))
-    return "17 x 67 x 19"

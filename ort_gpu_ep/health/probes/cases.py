@@ -1,0 +1,54 @@
+"""The probes that follow from the records of kernels: each of a record's cases against ONNX's reference implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+import ort_gpu_ep.ops  # noqa: F401  fills the records
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.graph import Array
+from ort_gpu_ep.health.probe import Trial, Unsupported, compare, probe
+from ort_gpu_ep.kernels import RECORDS, Case, Known, Random, Record
+
+
+def name_of(shader: str) -> str:
+    """arg_reduce.wgsl -> arg reduce."""
+    return shader.removesuffix(".wgsl").replace("_", " ")
+
+
+def _drawn(trial: Trial, given: Random | Known | None) -> Array | None:
+    if not isinstance(given, Random):
+        return None
+    if given.low is None:
+        return trial.normal(*given.shape)
+    return trial.integers(given.low, given.high, *given.shape, dtype=given.dtype)
+
+
+def _run(trial: Trial, case: Case) -> None:
+    """Raises WrongResultError; Unsupported where the adapter lacks an element type."""
+    known = {i: np.array(given.values, given.dtype) for i, given in enumerate(case.inputs) if isinstance(given, Known)}
+    try:
+        compare(trial, case.op, case.version, [_drawn(trial, given) for given in case.inputs], known, case.outputs, case.tolerance,
+                **dict(case.attributes))
+    except UnsupportedNodeError as error:
+        if error.code != Code.DTYPE:
+            raise
+        raise Unsupported(error.reason) from error
+
+
+def _check(record: Record) -> Callable[[Trial], str]:
+    def check(trial: Trial) -> str:
+        for _ in range(trial.rounds):
+            for case in record.cases:
+                _run(trial, case)
+        return f"{len(record.cases)} case{'s' if len(record.cases) > 1 else ''} of {', '.join(sorted({c.op for c in record.cases}))}"
+
+    check.__doc__ = f"The cases in the record of {record.shader}."
+    return check
+
+
+for _record in RECORDS.values():
+    if _record.cases:
+        probe(name_of(_record.shader), "kernels", disables=(_record.shader,))(_check(_record))
