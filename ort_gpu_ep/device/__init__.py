@@ -1,6 +1,6 @@
-"""The GPU: adapters, buffers, pipelines, programs. The only package that imports wgpu.
+"""The GPU: adapters, buffers, pipelines, programs. The only package that loads wgpu-native.
 
-Its names load on first use: a process whose sessions all have isolation=process never loads wgpu.
+Its names load on first use: a process whose sessions all have isolation=process never loads it.
 """
 
 from __future__ import annotations

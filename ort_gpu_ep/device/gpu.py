@@ -14,22 +14,21 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import wgpu
-from wgpu.backends.wgpu_native import ffi
-
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native, waiting
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from ort_gpu_ep.device.cache import Cache
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.info import AdapterInfo
+from ort_gpu_ep.device.library import GPUError, ffi
+from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, MAP_READ, STORAGE
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
 from ort_gpu_ep.registry import Limits
 
-_USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
-_STAGING = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+_USAGE = STORAGE | COPY_SRC | COPY_DST
+_STAGING = MAP_READ | COPY_DST
 POOL_AGE_S = 10.0
 """How long a freed buffer waits for its next use before it goes back to the driver."""
 
@@ -177,14 +176,14 @@ class Gpu:
                 f"device memory: {self.stats.allocated_nbytes} B are held and {size} B more asked for, memory_limit_mb allows {limit} B. "
                 "Close sessions, use a smaller batch, or raise memory_limit_mb.")
         try:
-            raw = self.device.create_buffer(label=f"pool/{size}", size=size, usage=usage)
-        except wgpu.GPUError as error:
+            raw = self.device.create_buffer(f"pool/{size}", size, usage)
+        except GPUError as error:
             self.trim()
             raise self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)") from error
         self.stats.buffers += 1
         self.stats.allocated_nbytes += size
         self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
-        buffer = Buffer(raw, size, raw._internal)
+        buffer = Buffer(raw, size, raw.handle)
         buffer.forgotten = weakref.finalize(buffer, _uncount, self.stats, self._lock, size)   # a finalizer of `self` would keep it alive
         buffer.forgotten.atexit = False
         return buffer
@@ -233,7 +232,7 @@ class Gpu:
                 if nbytes - whole:
                     tail = bytes(ffi.buffer(ffi.cast("char *", address + whole), nbytes - whole)).ljust(4, b"\0")
                     native.write(self.device, buffer.native, offset_bytes + whole, native.address_of(tail), 4)
-            except wgpu.GPUError as error:      # the driver found no memory to stage them in
+            except GPUError as error:      # the driver found no memory to stage them in
                 raise self.failure(error, f"an upload of {nbytes} B") from error
             self.stats.uploads += 1
             self.stats.upload_s += time.perf_counter() - start
@@ -275,13 +274,13 @@ class Gpu:
             pool = self._staging.get(size_class(size))
             staging = pool.pop() if pool else self.create(size_class(size), _STAGING)
             try:
-                encoder = self.device.create_command_encoder(label="readback")
+                encoder = self.device.create_command_encoder("readback")
                 for index, offset in places:
                     buffer, offset_bytes, piece_nbytes = pieces[index]
                     native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, offset, (piece_nbytes + 3) & ~3)
                 submission = self._submit([native.finish(encoder)])
                 token = native.map_read(staging.native, size)
-            except wgpu.GPUError as error:
+            except GPUError as error:
                 raise self.failure(error, f"a readback of {nbytes} B") from error
         self._while_waiting()
         native.wait(self, submission, token)
@@ -306,10 +305,10 @@ class Gpu:
         with self._lock:
             self._check_alive()
             try:
-                encoder = self.device.create_command_encoder(label="copy")
+                encoder = self.device.create_command_encoder("copy")
                 native.copy_buffer(encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3)
                 self.enqueue(native.finish(encoder))
-            except wgpu.GPUError as error:
+            except GPUError as error:
                 raise self.failure(error, f"a copy of {nbytes} B") from error
 
     def execute(self, command_buffers: list[Any], outputs: list[tuple[Buffer, int, int]]) -> None:

@@ -1,58 +1,44 @@
-"""Calls of wgpu-native that wgpu-py has no name for, or wraps at several times their cost.
+"""Transfers, submission, mapping and waiting: calls of wgpu-native on the handles of objects.py.
 
-Anything that can be refused by validation goes through `libf`, wgpu-py's error-checked copy of the library: an invalid
-command buffer must raise here, because submitting it would abort the process.
+Anything that can be refused by validation goes through `checked`: an invalid command buffer must raise here, because submitting it
+would abort the process.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import weakref
 from typing import Any
 
-import wgpu
-from wgpu.backends.wgpu_native import ffi, lib
-from wgpu.backends.wgpu_native._api import libf
-
-from ort_gpu_ep.device import waiting
+from ort_gpu_ep.device import objects, waiting
+from ort_gpu_ep.device.library import GPUError, GPUOutOfMemoryError, checked, ffi, lib
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError
 
 _tokens = itertools.count(1)
 _done: dict[int, int] = {}
-_watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]  # cffi has none
+@ffi.callback("WGPUBufferMapCallback")  # type: ignore[untyped-decorator]  # cffi has none
 def _mapped(status: int, message: Any, token: Any, unused: Any) -> None:
     _done[int(ffi.cast("uintptr_t", token))] = status
 
 
-class _LossWatcher(logging.Handler):
-    """wgpu-py reports a lost device to its logger only."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if "device was lost" in text and "Destroyed" not in text:
-            for gpu in list(_watched):
-                gpu.lost = gpu.lost or text.strip().splitlines()[-1]
-
-
-_watcher = _LossWatcher(logging.ERROR)
-
-
 def watch(gpu: Any) -> None:
-    """Sets gpu.lost when the driver drops a device. Which one is not told, so all of the process count as lost."""
-    logger = logging.getLogger("wgpu")
-    if _watcher not in logger.handlers:
-        logger.addHandler(_watcher)
-    _watched.add(gpu)
+    """Sets gpu.lost when the driver drops its device."""
+    watched = weakref.ref(gpu)
+
+    def lost(text: str) -> None:
+        dropped = watched()
+        if dropped is not None:
+            dropped.lost = dropped.lost or (text.strip().splitlines() or ["for no reason that it told"])[-1]
+
+    gpu.device.on_loss = lost
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error of wgpu means that memory ran out: wgpu-native 29 reports the driver's own refusals as validation errors."""
-    return isinstance(error, wgpu.GPUOutOfMemoryError) or "Not enough memory" in str(error)
+    return isinstance(error, GPUOutOfMemoryError) or "Not enough memory" in str(error)
 
 
 def is_lost(device: Any, error: Exception) -> bool:
@@ -60,15 +46,15 @@ def is_lost(device: Any, error: Exception) -> bool:
     if "is lost" in str(error):
         return True
     try:
-        device.create_buffer(label="alive?", size=4, usage=wgpu.BufferUsage.COPY_DST)
-    except wgpu.GPUError as refused:
+        device.create_buffer("alive?", 4, objects.COPY_DST)
+    except GPUError as refused:
         return "is lost" in str(refused)
     return False
 
 
 def write(device: Any, buffer: Any, offset_bytes: int, address: int, nbytes: int) -> None:
     """queue.write_buffer from an address; nbytes is a multiple of 4."""
-    libf.wgpuQueueWriteBuffer(device.queue._internal, buffer, offset_bytes, ffi.cast("void *", address), nbytes)
+    checked.wgpuQueueWriteBuffer(device.queue, buffer, offset_bytes, ffi.cast("void *", address), nbytes)
 
 
 def address_of(data: bytes) -> int:
@@ -77,7 +63,7 @@ def address_of(data: bytes) -> int:
 
 
 def copy_buffer(encoder: Any, source: Any, source_offset: int, target: Any, target_offset: int, nbytes: int) -> None:
-    libf.wgpuCommandEncoderCopyBufferToBuffer(encoder._internal, source, source_offset, target, target_offset, nbytes)
+    checked.wgpuCommandEncoderCopyBufferToBuffer(encoder.handle, source, source_offset, target, target_offset, nbytes)
 
 
 _LEAKING_VERSION = 29 << 24 | 1 << 8 | 1
@@ -94,14 +80,14 @@ def finish(encoder: Any) -> Any:
     """encoder.finish(), as a command buffer that may be dropped without being submitted."""
     command_buffer = encoder.finish()
     if _leaks:
-        ffi.cast("uint8_t *", command_buffer._internal)[16] = 1
+        ffi.cast("uint8_t *", command_buffer.handle)[16] = 1
     return command_buffer
 
 
 def submit(device: Any, command_buffers: list[Any]) -> int:
     """Submits in order. Returns the submission's index, to wait for."""
-    array = ffi.new("WGPUCommandBuffer[]", [c._internal for c in command_buffers])
-    return int(libf.wgpuQueueSubmitForIndex(device.queue._internal, len(command_buffers), array))
+    array = ffi.new("WGPUCommandBuffer[]", [c.handle for c in command_buffers])
+    return int(checked.wgpuQueueSubmitForIndex(device.queue, len(command_buffers), array))
 
 
 def map_read(buffer: Any, nbytes: int) -> int:
@@ -113,14 +99,14 @@ def _map(buffer: Any, nbytes: int, mode: int) -> int:
     token = next(_tokens)
     info = ffi.new("WGPUBufferMapCallbackInfo *")
     info.mode, info.callback, info.userdata1 = lib.WGPUCallbackMode_AllowProcessEvents, _mapped, ffi.cast("void *", token)
-    libf.wgpuBufferMapAsync(buffer, mode, 0, nbytes, info[0])
+    checked.wgpuBufferMapAsync(buffer, mode, 0, nbytes, info[0])
     return token
 
 
 def map_write(gpu: Any, buffer: Any, nbytes: int) -> int:
     """Address of a staging buffer's content, to be overwritten; the GPU is done with the buffer. Raises: DeviceLostError, DeviceError."""
     token = _map(buffer, nbytes, lib.WGPUMapMode_Write)
-    lib.wgpuDevicePoll(gpu.device._internal, False, ffi.NULL)
+    lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
     _await(gpu, token)
     return int(ffi.cast("uintptr_t", lib.wgpuBufferGetMappedRange(buffer, 0, nbytes)))
 
@@ -157,7 +143,7 @@ def _await(gpu: Any, token: int) -> None:
     """The end of a mapping that nothing on the GPU stands before."""
     while token not in _done and not gpu.lost:
         _pause.wait(20e-6)          # another thread's poll is about to call the callback
-        lib.wgpuDevicePoll(gpu.device._internal, False, ffi.NULL)
+        lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
     status = _done.pop(token, 0)
     if status == lib.WGPUMapAsyncStatus_Success:
         return
@@ -168,32 +154,23 @@ def _await(gpu: Any, token: int) -> None:
 
 def finished(gpu: Any, token: int | None) -> bool:
     """Whether a readback has arrived; without a token, whether the queue is empty. Does not wait."""
-    empty = lib.wgpuDevicePoll(gpu.device._internal, False, ffi.NULL)
+    empty = lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
     return bool(empty) if token is None else token in _done
 
 
 def trusted_module(device: Any, label: str, code: str) -> Any:
     """A shader module without bounds and loop checks (wgpu-native's wgpuDeviceCreateShaderModuleTrusted)."""
-    from wgpu.backends.wgpu_native._api import GPUShaderModule
-
-    text, name = ffi.new("char[]", code.encode()), ffi.new("char[]", label.encode())
-    source = ffi.new("WGPUShaderSourceWGSL *")
-    source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
-    source.code.data, source.code.length = text, len(code.encode())
-    descriptor = ffi.new("WGPUShaderModuleDescriptor *")
-    descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", source)
-    descriptor.label.data, descriptor.label.length = name, len(label.encode())
-    return GPUShaderModule(label, libf.wgpuDeviceCreateShaderModuleTrusted(device._internal, descriptor, 0), device)
+    return device.create_shader_module_trusted(label, code)
 
 
 def dispatch(compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[int, int, int]) -> None:
     """Three unchecked calls: what they may refuse is reported by the encoder's `finish`, before anything is submitted."""
-    handle = compute_pass._internal
-    lib.wgpuComputePassEncoderSetPipeline(handle, pipeline._internal)
-    lib.wgpuComputePassEncoderSetBindGroup(handle, 0, bind_group._internal, 0, ffi.NULL)
+    handle = compute_pass.handle
+    lib.wgpuComputePassEncoderSetPipeline(handle, pipeline.handle)
+    lib.wgpuComputePassEncoderSetBindGroup(handle, 0, bind_group.handle, 0, ffi.NULL)
     lib.wgpuComputePassEncoderDispatchWorkgroups(handle, *groups)
 
 
 def timestamp_period_ns(device: Any) -> float:
     """Nanoseconds that one tick of a timestamp query stands for."""
-    return float(lib.wgpuQueueGetTimestampPeriod(device.queue._internal))
+    return float(lib.wgpuQueueGetTimestampPeriod(device.queue))

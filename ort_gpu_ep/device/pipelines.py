@@ -6,10 +6,9 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import wgpu
-
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Gpu
+from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.errors import ShaderError
 from ort_gpu_ep.registry import parts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
@@ -40,19 +39,16 @@ def pipeline(gpu: Gpu, dispatch: Dispatch, checked: bool) -> Any:
 
 def bind_group_layout(gpu: Gpu, written: tuple[bool, ...]) -> Any:
     """An explicit layout: read-only and writable storage buffers, in order."""
-    kinds = [wgpu.BufferBindingType.storage if w else wgpu.BufferBindingType.read_only_storage for w in written]
-    return gpu.layouts.get(written, lambda: gpu.device.create_bind_group_layout(entries=[
-        {"binding": i, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kind}} for i, kind in enumerate(kinds)]))
+    return gpu.layouts.get(written, lambda: gpu.device.create_bind_group_layout(written))
 
 
 def _compile(gpu: Gpu, dispatch: Dispatch, source: str, written: tuple[bool, ...], checked: bool) -> Any:
     label = dispatch.label
     try:
         device = gpu.device
-        module = device.create_shader_module(label=label, code=source) if checked else native.trusted_module(device, label, source)
-        layout = gpu.layouts.get(("pipeline", written), lambda: gpu.device.create_pipeline_layout(
-            bind_group_layouts=[bind_group_layout(gpu, written)]))
-        return gpu.device.create_compute_pipeline(label=label, layout=layout, compute={"module": module, "entry_point": "main"})
-    except wgpu.GPUError as error:
+        module = device.create_shader_module(label, source) if checked else native.trusted_module(device, label, source)
+        layout = gpu.layouts.get(("pipeline", written), lambda: device.create_pipeline_layout(bind_group_layout(gpu, written)))
+        return device.create_compute_pipeline(label, layout, module)
+    except GPUError as error:
         numbered = "\n".join(f"{n:4} {line}" for n, line in enumerate(source.splitlines(), 1))
         raise ShaderError(f"{label}: {dispatch.kernel.shader} does not compile on {gpu.info.name}: {error}\n{numbered}") from error

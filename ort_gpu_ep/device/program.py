@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import wgpu
 
 from ort_gpu_ep import host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import bind_group_layout, pipelines
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
@@ -229,16 +229,16 @@ class Prepared:
         steps = list(zip(self.plan.steps, self._pipelines, self._bind_groups(key, inputs, outputs), strict=True))
         try:
             return [self._encode(part, inputs, outputs) for part in ([[s] for s in steps] if self.gpu.submit_each else [steps])]
-        except wgpu.GPUError as error:
+        except GPUError as error:
             raise self.gpu.failure(error, f"{self.program.graph.name}: a recording of\n{self.plan}\n") from error
 
     def _encode(self, steps: list[tuple[Dispatch | Copy, Any, Any]], inputs: list[Tensor], outputs: list[Tensor]) -> Any:
-        encoder = self.gpu.device.create_command_encoder(label=self.program.graph.name)
+        encoder = self.gpu.device.create_command_encoder(self.program.graph.name)
         compute: Any = None
         timer = self.gpu.timer
         for step, pipe, group in steps:
             if isinstance(step, Dispatch):
-                compute = compute or encoder.begin_compute_pass(**({"timestamp_writes": timer.writes} if timer else {}))
+                compute = compute or encoder.begin_compute_pass(timer.queries if timer else None)
                 native.dispatch(compute, pipe, group, step.groups)
             else:
                 if compute:
@@ -283,20 +283,19 @@ class Prepared:
         outer = any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors)
         if not outer and index in self._inner:
             return self._inner[index]
-        entries: list[dict[str, Any]] = []
+        bindings: list[tuple[Any, int, int]] = []
         written: list[bool] = []
         for tensor in step.tensors:
             buffer, offset = self._buffer(tensor.place, inputs, outputs)
             nbytes = tensor.type.dtype.nbytes
             for first, elements in parts(tensor.type, self.gpu.limits.max_binding_nbytes):
                 size = max((elements * nbytes + 3) & ~3, 8 if nbytes == 8 else 4)
-                resource = {"buffer": buffer.raw, "offset": offset + first * nbytes, "size": size}
-                entries.append({"binding": len(entries), "resource": resource})
+                bindings.append((buffer.native, offset + first * nbytes, size))
                 written.append(tensor.written)
         layout = bind_group_layout(self.gpu, tuple(written))
         try:
-            group = self.gpu.device.create_bind_group(label=step.label, layout=layout, entries=entries)
-        except wgpu.GPUError as error:
+            group = self.gpu.device.create_bind_group(step.label, layout, bindings)
+        except GPUError as error:
             raise self.gpu.failure(error, f"{step.label}: a bind group") from error
         if not outer:
             self._inner[index] = group

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
-import wgpu
 
-from ort_gpu_ep.device.adapter import choose, request_device
 from ort_gpu_ep.device.info import AdapterInfo
+from ort_gpu_ep.device.single import Single
 
 _SOURCE = """
 @group(0) @binding(0) var<storage, read_write> x: array<u32>;
@@ -34,32 +31,15 @@ class Pulse:
 
     def __init__(self, info: AdapterInfo, groups: int = 1, turns: int = TINY) -> None:
         self._groups = groups
-        self._device = request_device(info, choose(str(info.index))[1])
-        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
-        self._buffer = self._device.create_buffer_with_data(label="pulse", data=np.zeros(64 * groups, np.uint32), usage=usage)
-        module = self._device.create_shader_module(label="pulse", code=_SOURCE.replace("TURNS", f"{turns}u"))
-        self._pipeline = self._device.create_compute_pipeline(
-            label="pulse", layout="auto", compute={"module": module, "entry_point": "main"})
-        self._group = self._device.create_bind_group(label="pulse", layout=self._pipeline.get_bind_group_layout(0), entries=[
-            {"binding": 0, "resource": {"buffer": self._buffer, "offset": 0, "size": self._buffer.size}}])
+        self._single = Single(info, "pulse", _SOURCE.replace("TURNS", f"{turns}u"), np.zeros(64 * groups, np.uint32))
 
     def __call__(self, dispatches: int = 1) -> float:
         """Seconds from submission to the result on the host."""
-        encoder = self._device.create_command_encoder(label="pulse")
-        compute = encoder.begin_compute_pass()
-        compute.set_pipeline(self._pipeline)
-        compute.set_bind_group(0, self._group)
-        for _ in range(dispatches):
-            compute.dispatch_workgroups(self._groups)
-        compute.end()
-        commands, start = encoder.finish(), time.perf_counter()
-        self._device.queue.submit([commands])
-        self._device.queue.read_buffer(self._buffer, 0, 4)
-        return time.perf_counter() - start
+        return self._single.run(self._groups, dispatches, 4)[1]
 
     def close(self) -> None:
         """Gives the device back."""
-        self._device.destroy()
+        self._single.close()
 
 
 class LazyPulse:

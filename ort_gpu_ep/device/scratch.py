@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import wgpu
 
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.errors import ShaderError
 from ort_gpu_ep.graph import Array
@@ -25,16 +25,14 @@ def run_wgsl(gpu: Gpu, label: str, source: str, inputs: Sequence[Array], output:
     layout = bind_group_layout(gpu, written)
     try:
         pipeline = gpu.device.create_compute_pipeline(
-            label=label, layout=gpu.device.create_pipeline_layout(bind_group_layouts=[layout]),
-            compute={"module": gpu.device.create_shader_module(label=label, code=source), "entry_point": "main"})
-    except wgpu.GPUError as error:
+            label, gpu.device.create_pipeline_layout(layout), gpu.device.create_shader_module(label, source))
+    except GPUError as error:
         raise ShaderError(f"{label} does not compile on {gpu.info.name}: {error}") from error
     buffers = [_filled(gpu, array) for array in (*inputs, output)]
-    entries = [{"binding": i, "resource": {"buffer": b.raw, "offset": 0, "size": a.nbytes}}
-               for i, (b, a) in enumerate(zip(buffers, (*inputs, output), strict=True))]
-    encoder = gpu.device.create_command_encoder(label=label)
+    bindings = [(b.native, 0, a.nbytes) for b, a in zip(buffers, (*inputs, output), strict=True)]
+    encoder = gpu.device.create_command_encoder(label)
     compute = encoder.begin_compute_pass()
-    native.dispatch(compute, pipeline, gpu.device.create_bind_group(label=label, layout=layout, entries=entries), (groups, 1, 1))
+    native.dispatch(compute, pipeline, gpu.device.create_bind_group(label, layout, bindings), (groups, 1, 1))
     compute.end()
     gpu.enqueue(native.finish(encoder))
     got = np.empty_like(output)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import wgpu
-
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import POOL_AGE_S, Buffer, Gpu, size_class
+from ort_gpu_ep.device.library import GPUError
+from ort_gpu_ep.device.objects import COPY_SRC, MAP_WRITE
 
-_USAGE = wgpu.BufferUsage.MAP_WRITE | wgpu.BufferUsage.COPY_SRC
+_USAGE = MAP_WRITE | COPY_SRC
 
 
 class Staging:
@@ -32,7 +32,7 @@ class Staging:
                 fill(address)
             finally:
                 native.unmap(staging.native)
-        except wgpu.GPUError as error:
+        except GPUError as error:
             raise gpu.failure(error, f"an upload of {nbytes} B") from error
         gpu.copy(staging, 0, buffer, 0, size)
         gpu.stats.uploads += 1

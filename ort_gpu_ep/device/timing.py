@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import wgpu
 
 from ort_gpu_ep.device import native
+from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, QUERY_RESOLVE
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device.gpu import Gpu
@@ -19,20 +19,14 @@ class Timer:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._period_ns = native.timestamp_period_ns(gpu.device)
-        self._queries = gpu.device.create_query_set(label="timer", type=wgpu.QueryType.timestamp, count=2)
-        usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
-        self._resolved = gpu.device.create_buffer(label="timer", size=256, usage=usage)
-        self.buffer = gpu.create(16, wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST)
-
-    @property
-    def writes(self) -> dict[str, Any]:
-        """For `begin_compute_pass(timestamp_writes=...)`."""
-        return {"query_set": self._queries, "beginning_of_pass_write_index": 0, "end_of_pass_write_index": 1}
+        self.queries = gpu.device.create_query_set(2)    # for `begin_compute_pass`
+        self._resolved = gpu.device.create_buffer("timer", 256, QUERY_RESOLVE | COPY_SRC)
+        self.buffer = gpu.create(16, COPY_SRC | COPY_DST)
 
     def resolve(self, encoder: Any) -> None:
         """Records, after the pass, what makes its timestamps readable."""
-        encoder.resolve_query_set(self._queries, 0, 2, self._resolved, 0)
-        encoder.copy_buffer_to_buffer(self._resolved, 0, self.buffer.raw, 0, 16)
+        encoder.resolve_query_set(self.queries, 2, self._resolved)
+        native.copy_buffer(encoder, self._resolved.handle, 0, self.buffer.native, 0, 16)
 
     def read_s(self) -> float:
         """Seconds between the two timestamps of the last timed pass. Waits for it."""

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from wgpu.backends.wgpu_native import ffi, lib
+from ort_gpu_ep.device.library import ffi, lib
 
 SPIN_S = 3e-4
 """A wait that was shorter the last time is polled for: handing it to a thread and back takes some 30 us. A longer one is not:
@@ -50,7 +50,7 @@ class Waiter(threading.Thread):
 
 def block(device: Any, index: int) -> None:
     """Waits for a submission, without the GIL, however long it takes."""
-    lib.wgpuDevicePoll(device._internal, True, ffi.new("WGPUSubmissionIndex *", index))
+    lib.wgpuDevicePoll(device.handle, True, ffi.new("WGPUSubmissionIndex *", index))
 
 
 def idle_count() -> int:

@@ -8,10 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import psutil
 import pytest
-import wgpu
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu, native
+from ort_gpu_ep.device import Gpu, native, objects
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from tests.unit.graphs import model_of
 
@@ -20,8 +19,7 @@ def counts() -> dict[str, int]:
     """What wgpu-native holds, by type, and the threads of the process."""
     gc.collect()
     gc.collect()        # what the first one freed was the last reference to a device, which is a cycle
-    found = wgpu.diagnostics.wgpu_native_counts.get_dict()
-    return {kind: found[kind]["count"] for kind in found} | {"threads": psutil.Process().num_threads()}
+    return objects.live() | {"threads": psutil.Process().num_threads()}
 
 
 def new_gpu() -> Gpu:

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-import wgpu
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu, waiting
+from ort_gpu_ep.device import Gpu, objects, waiting
 from ort_gpu_ep.device.faults import DEADLY
 from ort_gpu_ep.device.faults import KINDS as ALL_KINDS
 from tests.plugin.cases import info, island, make_model, node
@@ -111,7 +110,7 @@ def held() -> tuple[int, int, int]:
         ctypes.CDLL(None).malloc_trim(0)
     process, idle = psutil.Process(), waiting.idle_count()
     assert idle <= THREADS, idle
-    return process.memory_info().rss, process.num_threads() - idle, wgpu.diagnostics.wgpu_native_counts.get_dict()["Device"]["count"]
+    return process.memory_info().rss, process.num_threads() - idle, objects.live()["Device"]
 
 
 def main() -> None:
