@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config, resolve
@@ -16,12 +16,13 @@ from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.explain import Explanation, explanation
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.isolation.remote import Lease, open_remote
-from ort_gpu_ep.load import open_sampler
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
-from ort_gpu_ep.placement.runner import Runner
 from ort_gpu_ep.plugin import EP_NAME
 from ort_gpu_ep.plugin.fallback import NO_KERNEL
 from ort_gpu_ep.profile import GUESSED
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.placement.runner import Runner
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -263,6 +264,9 @@ def _look(config: Config) -> tuple[bool, Lease | None]:
 
 
 def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:
+    from ort_gpu_ep.load import open_sampler  # only here: a session that is not to choose loads neither
+    from ort_gpu_ep.placement.runner import Runner
+
     path_or_bytes = model if isinstance(model, bytes) else os.fspath(model)
     if config.isolation == "process":
         remote = open_remote(config)

@@ -1,19 +1,53 @@
-"""The `ort-gpu-ep` command: one file per subcommand."""
+"""The `ort-gpu-ep` command: one file per subcommand, loaded when it is called."""
 
 from __future__ import annotations
 
-import typer
+from importlib import import_module
+from typing import Any
 
-from ort_gpu_ep.cli import bench, calibrate, conformance, doctor, explain, options, run
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+COMMANDS = {
+    "run": "Run MODEL (on random inputs where none are given) and print its outputs and where its nodes ran.",
+    "explain": "Show for each node of MODEL where it goes and why, the partitions, the bytes that cross, and the memory. Runs nothing.",
+    "bench": "Median and p95 of whole runs (numpy in, numpy out), split into host, upload, GPU and readback.",
+    "calibrate": "Show what runs, transfers and kernels take on the adapter a session would get; measured if it was not before.",
+    "conformance": "Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails.",
+    "doctor": "Examine the adapter a session would get, in processes of their own. Exit code 0 healthy, 1 degraded, 2 unusable or none.",
+    "options": "List the provider options and the environment variables that set them.",
+}
+"""Name of a subcommand, of its module and of its function -> the function's docstring, for the list in the help: loading them all
+for it takes a second, since they need numpy, ONNX Runtime and wgpu-native.
+"""
+
+
+class _Lazy(TyperGroup):
+    """Lists the commands without loading them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self.commands.get(cmd_name) or (TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in COMMANDS:
+            self.commands[args[0]] = command(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def command(name: str) -> Any:
+    """A subcommand, loaded."""
+    alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    alone.command(name)(getattr(import_module(f"ort_gpu_ep.cli.{name}"), name))
+    return typer.main.get_command(alone)
+
 
 app = typer.Typer(
-    name="ort-gpu-ep", help="ONNX models on any GPU: run, explain and measure them, and check the driver.", no_args_is_help=True,
-    pretty_exceptions_enable=False, add_completion=False)
+    cls=_Lazy, name="ort-gpu-ep", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
-app.command()(run.run)
-app.command()(explain.explain)
-app.command()(bench.bench)
-app.command()(calibrate.calibrate)
-app.command()(conformance.conformance)
-app.command()(doctor.doctor)
-app.command("options")(options.options)
+
+@app.callback(help="ONNX models on any GPU: run, explain and measure them, and check the driver.")
+def _app() -> None:
+    pass

@@ -7,11 +7,10 @@ import json
 import logging
 import os
 import secrets
+import time
 from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
-
-import psutil
 
 from ort_gpu_ep.health.verdicts import folder_of
 
@@ -27,7 +26,7 @@ def leave(cache_path: str, key: str) -> None:
     path = folder_of(cache_path) / f"{key}.{os.getpid()}-{secrets.token_hex(4)}.open"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"pid": os.getpid(), "started": psutil.Process().create_time()}), "utf-8")
+        path.write_text(json.dumps({"pid": os.getpid(), "left": time.time()}), "utf-8")
     except OSError as error:
         with suppress(OSError):
             path.unlink(missing_ok=True)      # what a full disk left of it would count as an unclean exit
@@ -61,11 +60,15 @@ def take_stale(cache_path: str, key: str) -> int:
 
 
 def _is_running(path: Path) -> bool:
-    """Whether the process that wrote a marker still lives. A marker without a process in it (a full disk) counts as one of a dead one."""
+    """Whether the process that wrote a marker still lives, not another one with its number that was started later.
+
+    A marker without a process in it (a full disk) counts as one of a dead one.
+    """
+    import psutil  # 9 ms, and most starts find no marker
+
     try:
         data = json.loads(path.read_text("utf-8"))
-        process = psutil.Process(int(data["pid"]))
-        return bool(abs(process.create_time() - float(data["started"])) < 1.0)
+        return bool(psutil.Process(int(data["pid"])).create_time() < float(data["left"]) + 1.0)
     except (ValueError, KeyError, TypeError, psutil.NoSuchProcess, FileNotFoundError):
         return False
     except psutil.AccessDenied:

@@ -11,12 +11,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ort_gpu_ep import store
 from ort_gpu_ep.device import AdapterInfo
+from ort_gpu_ep.health.drivers import wgpu_version
 from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.registry import ADAPTER
 
@@ -65,7 +65,7 @@ def code_hash() -> str:
 
 def key_of(info: AdapterInfo) -> str:
     """Names the cache file: adapter, driver, wgpu, this package's code. Profiles and decisions go by it, too."""
-    parts = (info.name, info.backend, info.driver, f"{info.vendor_id:x}:{info.device_id:x}", version("wgpu"), code_hash())
+    parts = (info.name, info.backend, info.driver, f"{info.vendor_id:x}:{info.device_id:x}", wgpu_version(), code_hash())
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 

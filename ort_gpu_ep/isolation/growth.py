@@ -6,8 +6,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-import psutil
-
 ALLOWED_NBYTES = 1 << 30
 """Growth of a worker that computes the same again and again: heaps reach their size over the first thousands of runs."""
 
@@ -37,6 +35,8 @@ class Growth:
         if now - self._looked_s < PAUSE_S:
             return ""
         self._looked_s = now
+        import psutil  # 9 ms that a session without a worker has no use for
+
         rss_nbytes = 0
         with suppress(psutil.Error):        # it is gone, which the next request finds out
             rss_nbytes = psutil.Process(self._pid).memory_info().rss

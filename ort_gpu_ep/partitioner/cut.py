@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import networkx as nx
-from networkx.algorithms.flow import preflow_push
+if TYPE_CHECKING:
+    import networkx as nx
 
 PICOSECONDS = 1e12
 """Capacities are whole picoseconds: sums of floats could make a flow algorithm miss equality."""
@@ -38,6 +39,9 @@ class Crossing:
 
 def cheapest_on_gpu(nodes: Mapping[Hashable, NodeCost], crossings: Sequence[Crossing]) -> set[Hashable]:
     """Keys of the nodes that run on the GPU in an assignment of least total seconds (nodes and transfers)."""
+    import networkx as nx  # here: it takes 0.1 s, and a session whose nodes all go to the GPU needs no cut
+    from networkx.algorithms.flow import preflow_push
+
     network = nx.DiGraph()
     network.add_nodes_from([_CPU, _GPU])
     vertex: dict[Hashable, Hashable] = {key: _CPU if cost.gpu_s is None else ("node", key) for key, cost in nodes.items()}

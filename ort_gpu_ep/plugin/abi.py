@@ -11,23 +11,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import cffi
-
 from ort_gpu_ep.errors import ConfigError, InternalError
+from ort_gpu_ep.plugin.declarations import ffi as ffi
 from ort_gpu_ep.plugin.slots import EP_API, NEWEST_API, OLDEST_API, ORT_API, Slot
 
-ffi: Any = cffi.FFI()
-ffi.cdef("""
-typedef struct { uint32_t version; void *slot[28]; } Table;
-typedef struct { void *(*get_api)(uint32_t); const char *(*get_version)(void); } ApiBase;
-typedef struct { uint32_t version; bool drop_constant_initializers; } FusionOptions;
-void ort_gpu_ep_bind(void *create, void *release);
-void *ort_gpu_ep_null(void);
-const char *ort_gpu_ep_empty(void);
-void *ort_gpu_ep_gone(void);
-""")
 NULL: Any = ffi.NULL
-SLOTS_IN_TABLE = 28
+SLOTS_IN_TABLE = len(ffi.new("Table*").slot)
 
 _TYPES = {
     "v": "void", "p": "void*", "o": "void**", "c": "const char*", "z": "size_t", "n": "size_t*", "i": "int", "u": "uint32_t", "b": "bool",
@@ -37,10 +26,9 @@ _FAIL = 1
 _MESSAGE_NBYTES = 6000
 
 
-def c_signature(letters: str, name: str = "") -> str:
+def c_signature(letters: str) -> str:
     """The C type that a slot's signature letters stand for, e.g. `void*(*)(void*, size_t)`."""
-    arguments = ", ".join(_TYPES[letter] for letter in letters[1:])
-    return f"{_TYPES[letters[0]]}({name})({arguments or 'void'})" if name else f"{_TYPES[letters[0]]}({arguments or 'void'})"
+    return f"{_TYPES[letters[0]]}(*)({', '.join(_TYPES[letter] for letter in letters[1:]) or 'void'})"
 
 
 def check_version(version: str) -> int:
@@ -88,7 +76,7 @@ class Api:
     def _bind(self, slots: dict[str, Slot], table: Any) -> None:
         for name, slot in slots.items():
             if self.has(slot):
-                function = ffi.cast(c_signature(slot.signature, "*"), table[slot.number])
+                function = ffi.cast(c_signature(slot.signature), table[slot.number])
                 setattr(self, name, self._checked(name, function) if slot.signature[0] == "s" else function)
 
     def _checked(self, name: str, function: Any) -> Callable[..., None]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ort_gpu_ep.config import resolve
@@ -34,7 +34,7 @@ class Factory(Table):
 
     def __init__(self) -> None:
         super().__init__()
-        self.c_name, self.c_vendor, self.c_version = c_text(EP_NAME), c_text(VENDOR), c_text(_package_version())
+        self.c_name, self.c_vendor, self.c_version = c_text(EP_NAME), c_text(VENDOR), c_text(sys.modules["ort_gpu_ep"].__version__)
         self.registry: Any = NULL
         self._memory_info: Any = NULL
         self._host_info: Any = NULL
@@ -163,13 +163,6 @@ def read_options(session_options: Any) -> Mapping[str, str]:
     finally:
         api.ReleaseKeyValuePairs(pairs)
     return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
-
-
-def _package_version() -> str:
-    try:
-        return version("ort_gpu_ep")
-    except PackageNotFoundError:
-        return "0.0.0"
 
 
 @entry("sppo")

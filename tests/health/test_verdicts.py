@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -160,10 +161,26 @@ def test_first_use_probes_once_and_says_so(tmp_path: Path, caplog: pytest.LogCap
         assert caplog.text == ""
 
 
+def test_a_marker_of_another_process_with_the_same_number_is_stale(tmp_path: Path) -> None:
+    """The process that left it lived then; this one was started later."""
+    for left, stale in ((time.time(), 0), (1.0, 1)):
+        (tmp_path / "health").mkdir(exist_ok=True)
+        marker = tmp_path / "health" / "key.1-0.open"
+        marker.write_text(json.dumps({"pid": os.getpid(), "left": left}))
+        assert markers.take_stale(str(tmp_path), "key") == stale
+        assert marker.exists() != bool(stale)
+
+
+def test_a_marker_of_this_process_is_not_stale(tmp_path: Path) -> None:
+    markers.leave(str(tmp_path), "key")
+    assert markers.take_stale(str(tmp_path), "key") == 0
+    markers.remove_mine()
+
+
 def test_probes_again_after_an_unclean_exit(tmp_path: Path, caplog: pytest.LogCaptureFixture, forget: None) -> None:
     key = verdicts.key_of(Gpu.open(Config()).info)
     verdicts.write(str(tmp_path), key, Verdict((("softmax.wgsl", "probe 'softmax': FAIL"),), "full"))
-    (tmp_path / "health" / f"{key}.1-0.open").write_text(json.dumps({"pid": 2**22 + 1, "started": 0}))
+    (tmp_path / "health" / f"{key}.1-0.open").write_text(json.dumps({"pid": 2**22 + 1, "left": 0}))
     with caplog.at_level(logging.INFO, "ort_gpu_ep"):
         gpu = admission.open_gpu(Config(cache_dir=str(tmp_path)))
     assert "did not end cleanly (1 so far)" in caplog.text

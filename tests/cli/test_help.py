@@ -1,0 +1,66 @@
+"""The help comes at once: it loads no command."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ort_gpu_ep import cli
+
+FOLDER = Path(cli.__file__).parent
+NOT_FOR_HELP = ("numpy", "onnx", "onnxruntime", "wgpu", "_cffi_backend", "cffi", "psutil", "networkx", "ml_dtypes", "platformdirs")
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """What the command has imported when it ends."""
+    code = f"""
+import sys
+sys.argv = ["ort-gpu-ep", *{arguments!r}]
+try:
+    from ort_gpu_ep.cli import app
+    app()
+finally:
+    print("modules", *sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return set(next(line for line in done.stdout.splitlines() if line.startswith("modules")).split()[1:])
+
+
+def test_the_help_imports_only_what_prints_it() -> None:
+    imported = modules_after("--help")
+    assert not imported & set(NOT_FOR_HELP)
+    assert {m for m in imported if m.startswith("ort_gpu_ep")} <= {"ort_gpu_ep", "ort_gpu_ep.cli", "ort_gpu_ep.errors"}
+
+
+def test_the_check_of_imports_sees_a_command() -> None:
+    assert {"numpy", "ort_gpu_ep.cli.options"} <= modules_after("options")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_command_says_in_the_list_what_its_docstring_says(name: str) -> None:
+    function = getattr(import_module(f"ort_gpu_ep.cli.{name}"), name)
+    assert inspect.getdoc(function) == cli.COMMANDS[name]
+    assert cli.command(name).name == name
+
+
+def test_every_file_of_a_command_is_in_the_list() -> None:
+    with_a_function = {p.stem for p in FOLDER.glob("*.py") if f"\ndef {p.stem}(" in p.read_text("utf-8")}
+    assert with_a_function == set(cli.COMMANDS)
+
+
+def test_a_command_that_is_not_there() -> None:
+    done = CliRunner().invoke(cli.app, ["rum"], env={"COLUMNS": "100"})
+    assert done.exit_code == 2
+    assert "No such command 'rum'" in done.output
+
+
+def test_without_a_command_the_list_is_printed() -> None:
+    done = CliRunner().invoke(cli.app, [], env={"COLUMNS": "100"})
+    assert all(name in done.output for name in cli.COMMANDS)
