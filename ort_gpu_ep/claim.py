@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
@@ -19,9 +19,11 @@ from ort_gpu_ep.registry import (
     Limits,
     Lowering,
     OpSpec,
+    Strided,
     View,
     broadcast,
-    parts,
+    broadcast_strides,
+    part_count,
     schema,
     spec_of,
     tensors_of,
@@ -76,7 +78,20 @@ def lower(spec: OpSpec, bound: BoundNode) -> Lowering:
     outputs = built.outputs
     if bound.node.epilogue:
         kernels, outputs = _with_epilogue(bound, kernels, outputs)
+    types = dict(built.temps)
+    kernels = tuple(_with_operand_indices(k, lambda s: types[s] if isinstance(s, str) else bound.source(s).type) for k in kernels)
     return Lowering(outputs, kernels, built.temps, built.views)
+
+
+def _with_operand_indices(built: Kernel, type_of: Callable[[int | str], TensorType]) -> Kernel:
+    """With a function `e<k>_index` for each operand of the fused steps: where an element of the output finds its value."""
+    used = {a for step in built.epilogue for a in step.arguments if a[0] == "e"}
+    if not used:
+        return built
+    shape = built.outputs[0].shape
+    indices = ((f"{name}_index", Strided(shape, broadcast_strides(type_of(source).shape, shape)))
+               for name, source in built.reads or () if name in used)
+    return replace(built, indices=(*built.indices, *indices))
 
 
 def _single(spec: OpSpec, bound: BoundNode, built: Kernel) -> Lowering:
@@ -134,7 +149,7 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
     for built in lowering.kernels:
         bindings = tensors_of(built, lowering, bound)
         _check_trusted(built, [tensor.dtype for tensor, _ in bindings.values()], limits)
-        buffers = sum(len(parts(tensor, limits.max_binding_nbytes)) for tensor, _ in bindings.values())
+        buffers = sum(part_count(tensor, limits.max_binding_nbytes) for tensor, _ in bindings.values())
         if buffers > limits.max_buffers_per_stage:
             raise UnsupportedNodeError(
                 Code.LIMIT, f"{spec.name} binds {buffers} buffers of at most {limits.max_binding_nbytes} B; "

@@ -1,7 +1,7 @@
 """Evaluates nodes whose inputs the host knows: constants, and what exporters compute from shapes.
 
 Such nodes are never dispatched; their results steer the plan (a Reshape's shape) or become constants of it.
-The evaluation is ONNX's own reference implementation.
+The evaluation is shape_arithmetic.py's, or ONNX's own reference implementation, which knows all operators but takes numbers only.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ort_gpu_ep import shape_arithmetic
 from ort_gpu_ep.graph import Array, Attribute, Node
 from ort_gpu_ep.registry import BoundNode
+from ort_gpu_ep.types import DType, dtype_of
 
 MAX_CONSTANT_NBYTES = 64 << 10
 """A larger constant is a weight: it lives on the device, and the host does not calculate with it."""
@@ -31,15 +33,25 @@ def is_host_node(bound: BoundNode) -> bool:
     return node.op in _SHAPE_ONLY or all(i is None or i.value is not None for i in bound.inputs)
 
 
-def evaluate(bound: BoundNode) -> tuple[Array | None, ...]:
-    """The outputs of a host node (None for one left out). Raises what onnx.reference raises on invalid input."""
+def has_sizes(bound: BoundNode) -> bool:
+    """Whether an input that the host knows holds sizes of the run."""
+    return any(o is not None and o.value is not None and shape_arithmetic.is_symbolic(o.value) for o in bound.inputs)
+
+
+def evaluate(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...]:
+    """(array, element type) of the outputs of a host node (None for one left out). Sizes of the run become numbers, for which alone
+    the plan then holds. Raises what onnx.reference raises on invalid input, KeyError for an element type that is unknown here.
+    """
     feeds = {}
     for i, operand in enumerate(bound.inputs):
         if operand is not None:
-            stand_in = np.broadcast_to(np.zeros((), operand.dtype.numpy), operand.shape)   # an array of that shape, without its memory
-            feeds[f"i{i}"] = stand_in if operand.value is None else operand.value
+            if operand.value is None:       # an array of that shape, without its memory
+                feeds[f"i{i}"] = np.broadcast_to(np.zeros((), operand.dtype.numpy), tuple(int(d) for d in operand.shape))
+            else:
+                feeds[f"i{i}"] = operand.value.astype(operand.dtype.numpy)
     results = iter(_evaluator(_Key(bound.node)).run(None, feeds))
-    return tuple(np.asarray(next(results)) if name else None for name in bound.node.outputs)
+    arrays = [np.asarray(next(results)) if name else None for name in bound.node.outputs]
+    return tuple(None if a is None else (np.ascontiguousarray(a).reshape(a.shape), dtype_of(a)) for a in arrays)
 
 
 class _Key:

@@ -10,21 +10,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-
-from ort_gpu_ep import host
+from ort_gpu_ep import host, shape_arithmetic
 from ort_gpu_ep.claim import claim
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.graph import Array, Graph, Node
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand
-from ort_gpu_ep.types import BY_NAME, TensorType
+from ort_gpu_ep.symbolic import is_symbolic
+from ort_gpu_ep.types import DType, TensorType
 
 
 @dataclass(frozen=True, slots=True)
 class HostValues:
-    """The outputs of a node that the host has computed, None for one left out."""
+    """The outputs of a node that the host has computed, with their element types; None for one left out."""
 
-    values: tuple[Array | None, ...] = field(compare=False)
+    values: tuple[tuple[Array, DType] | None, ...] = field(compare=False)
 
 
 Answer: TypeAlias = Lowering | HostValues | Decline
@@ -89,15 +88,25 @@ def bind(node: Node, facts: Facts) -> BoundNode | Decline:
 
 
 def _answer(bound: BoundNode, limits: Limits) -> Answer:
-    if host.is_host_node(bound):
-        try:
-            return HostValues(host.evaluate(bound))
-        except Exception as error:   # the reference implementation lacks some forms; a kernel may still take the node
-            answer = claim(bound, limits)
-            if isinstance(answer, Decline):
-                return Decline(answer.code, f"{answer.reason}; nor can the host compute it ({type(error).__name__}: {error})")
-            return answer
-    return claim(bound, limits)
+    if not host.is_host_node(bound):
+        return claim(bound, limits)
+    known = shape_arithmetic.evaluate(bound)
+    if known is not None:
+        return HostValues(tuple(found if name else None for name, found in zip(bound.node.outputs, known, strict=True)))
+    if host.has_sizes(bound) and isinstance(answer := claim(bound, limits), Lowering) and _varies(answer):
+        return answer       # for every size, where the host would need numbers
+    try:
+        return HostValues(host.evaluate(bound))
+    except Exception as error:   # the reference implementation lacks some forms; a kernel may still take the node
+        answer = claim(bound, limits)
+        if isinstance(answer, Decline):
+            return Decline(answer.code, f"{answer.reason}; nor can the host compute it ({type(error).__name__}: {error})")
+        return answer
+
+
+def _varies(lowering: Lowering) -> bool:
+    """Whether the shape of an output depends on sizes of the run."""
+    return any(is_symbolic(size) for tensor in lowering.outputs if tensor is not None for size in tensor.shape)
 
 
 def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], TensorType | None]) -> None:
@@ -106,11 +115,11 @@ def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], 
             continue
         tensor: TensorType | None
         if isinstance(answer, HostValues):
-            array = answer.values[i]
-            if array is None or array.dtype.name not in BY_NAME:
+            found = answer.values[i]
+            if found is None:
                 continue
-            facts.known[name] = np.ascontiguousarray(array).reshape(array.shape)
-            tensor = TensorType(BY_NAME[array.dtype.name], tuple(array.shape))
+            facts.known[name] = found[0]
+            tensor = TensorType(found[1], tuple(found[0].shape))
         elif isinstance(answer, Lowering):
             tensor = answer.outputs[i] if i < len(answer.outputs) else None
         else:

@@ -11,17 +11,20 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
 
-import numpy as np
 import onnx.defs
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Attribute, Node, Step
+from ort_gpu_ep.symbolic import Size
 from ort_gpu_ep.types import BY_ONNX, DType, Shape, TensorType
 
 KNOWN_OPSET = 26
 """Newest ONNX opset whose changes were read; a later form of an op is declined until someone looks at it."""
 
 Const: TypeAlias = int | float | bool
+
+OFFSET_ALIGNMENT = 256
+"""Where in a buffer a binding may begin: a multiple of what WebGPU lets every adapter ask for."""
 
 ADAPTER, PACKED, WORKGROUP = "adapter", "packed elements", "workgroup memory"
 """What Limits.disabled may name besides shader files and device features: everything, bindings of 8 and 16 bits, shared memory."""
@@ -42,7 +45,7 @@ class Limits:
     max_workgroup_nbytes: int = 16384
     max_invocations: int = 256
     max_groups_per_dimension: int = 65535
-    offset_alignment: int = 256
+    offset_alignment: int = OFFSET_ALIGNMENT
     max_loop_iterations: int = 65535
     disabled: tuple[tuple[str, str], ...] = ()
 
@@ -79,8 +82,8 @@ class Operand:
         return self.value
 
     def ints(self) -> tuple[int, ...]:
-        """The value as a flat tuple of ints. Raises as `require` does."""
-        return tuple(int(v) for v in self.require().reshape(-1))
+        """The value as a flat tuple of ints (or sizes of a run). Raises as `require` does."""
+        return tuple(v if isinstance(v, Size) else int(v) for v in self.require().reshape(-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,10 +307,26 @@ def default_attribute(domain: str, name: str, version: int, attribute: str) -> A
 
 def broadcast(*shapes: Shape) -> Shape:
     """The shape that these broadcast to (numpy's rules). Raises UnsupportedNodeError(RANK) where they don't."""
-    try:
-        return tuple(int(d) for d in np.broadcast_shapes(*shapes))
-    except ValueError as error:
-        raise UnsupportedNodeError(Code.RANK, f"shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast") from error
+    out: list[int] = []
+    for k in range(-max(map(len, shapes), default=0), 0):
+        size = 1
+        for other in (shape[k] for shape in shapes if len(shape) >= -k):
+            if size == 1:
+                size = other
+            elif other != 1 and other != size:
+                raise UnsupportedNodeError(Code.RANK, f"shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast")
+        out.append(size)
+    return tuple(out)
+
+
+def broadcast_strides(shape: Shape, out: Shape) -> tuple[int, ...]:
+    """Strides that read a tensor of `shape` as if it had the broadcast shape `out` (both row-major)."""
+    padded = (1,) * (len(out) - len(shape)) + shape
+    strides, step = [], 1
+    for size in reversed(padded):
+        strides.append(0 if size == 1 else step)
+        step *= size
+    return tuple(reversed(strides))
 
 
 def spec_of(node: Node) -> OpSpec | None:
@@ -327,8 +346,21 @@ def tensors_of(built: Kernel, lowering: Lowering, bound: BoundNode) -> dict[str,
 
 def parts(tensor: TensorType, max_binding_nbytes: int) -> list[tuple[int, int]]:
     """(first element, elements) of each binding that a tensor needs: more than one where it is larger than a binding may be."""
-    size = max_binding_nbytes // 256 * 256 // tensor.dtype.nbytes
-    return [(first, min(size, tensor.size - first)) for first in range(0, tensor.size, size)] or [(0, 0)]
+    size = _part_size(tensor, max_binding_nbytes)
+    if tensor.size <= size:
+        return [(0, tensor.size)]
+    return [(first, min(size, tensor.size - first)) for first in range(0, tensor.size, size)]
+
+
+def part_count(tensor: TensorType, max_binding_nbytes: int) -> int:
+    """How many bindings a tensor needs: `parts` of a tensor of any size would be a list without end."""
+    size = _part_size(tensor, max_binding_nbytes)
+    return 1 if tensor.size <= size else -(-tensor.size // size)
+
+
+def _part_size(tensor: TensorType, max_binding_nbytes: int) -> int:
+    """Elements of a binding: it begins where the adapter allows one to begin."""
+    return max_binding_nbytes // OFFSET_ALIGNMENT * OFFSET_ALIGNMENT // tensor.dtype.nbytes
 
 
 def result_dtype(onnx_type: int) -> DType:

@@ -163,11 +163,17 @@ def trusted_module(device: Any, label: str, code: str) -> Any:
     return device.create_shader_module_trusted(label, code)
 
 
-def dispatch(compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[int, int, int]) -> None:
-    """Three unchecked calls: what they may refuse is reported by the encoder's `finish`, before anything is submitted."""
+def dispatch(compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[int, int, int], offset: int | None = None) -> None:
+    """Three unchecked calls: what they may refuse is reported by the encoder's `finish`, before anything is submitted.
+
+    offset: where in their buffer the parameters of the shader begin, in bytes; None for a shader without.
+    """
     handle = compute_pass.handle
     lib.wgpuComputePassEncoderSetPipeline(handle, pipeline.handle)
-    lib.wgpuComputePassEncoderSetBindGroup(handle, 0, bind_group.handle, 0, ffi.NULL)
+    if offset is None:
+        lib.wgpuComputePassEncoderSetBindGroup(handle, 0, bind_group.handle, 0, ffi.NULL)
+    else:
+        lib.wgpuComputePassEncoderSetBindGroup(handle, 0, bind_group.handle, 1, ffi.new("uint32_t[1]", (offset,)))
     lib.wgpuComputePassEncoderDispatchWorkgroups(handle, *groups)
 
 

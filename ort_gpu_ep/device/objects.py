@@ -26,7 +26,7 @@ _FEATURES = {
     "timestamp-query-inside-passes": lib.WGPUNativeFeature_TimestampQueryInsidePasses}
 
 MAP_READ, MAP_WRITE, COPY_SRC, COPY_DST = 1, 2, 4, 8
-STORAGE, QUERY_RESOLVE = 0x80, 0x200
+UNIFORM, STORAGE, QUERY_RESOLVE = 0x40, 0x80, 0x200
 """WGPUBufferUsage."""
 
 
@@ -161,13 +161,18 @@ class Device(Object):
         del held
         return made
 
-    def create_bind_group_layout(self, written: Sequence[bool]) -> Any:
-        """A BindGroupLayout of storage buffers of compute shaders, in the order of their bindings: read-write or read-only."""
-        entries = ffi.new("WGPUBindGroupLayoutEntry[]", len(written))
-        for index, (entry, is_written) in enumerate(zip(entries, written, strict=True)):
-            entry.binding, entry.visibility = index, lib.WGPUShaderStage_Compute
-            entry.buffer.type = lib.WGPUBufferBindingType_Storage if is_written else lib.WGPUBufferBindingType_ReadOnlyStorage
-        descriptor = ffi.new("WGPUBindGroupLayoutDescriptor *", {"entryCount": len(written), "entries": entries})
+    def create_bind_group_layout(self, written: Sequence[bool], uniform: bool = False) -> Any:
+        """A BindGroupLayout of storage buffers of compute shaders, in the order of their bindings: read-write or read-only.
+
+        uniform: behind them a uniform buffer with a dynamic offset.
+        """
+        kinds = [lib.WGPUBufferBindingType_Storage if w else lib.WGPUBufferBindingType_ReadOnlyStorage for w in written]
+        kinds += [lib.WGPUBufferBindingType_Uniform] if uniform else []
+        entries = ffi.new("WGPUBindGroupLayoutEntry[]", len(kinds))
+        for index, (entry, kind) in enumerate(zip(entries, kinds, strict=True)):
+            entry.binding, entry.visibility, entry.buffer.type = index, lib.WGPUShaderStage_Compute, kind
+            entry.buffer.hasDynamicOffset = kind == lib.WGPUBufferBindingType_Uniform
+        descriptor = ffi.new("WGPUBindGroupLayoutDescriptor *", {"entryCount": len(kinds), "entries": entries})
         return BindGroupLayout(checked.wgpuDeviceCreateBindGroupLayout(self.handle, descriptor), self)
 
     def create_bind_group(self, label: str, layout: Any, bindings: Sequence[tuple[Any, int, int]]) -> Any:

@@ -13,6 +13,7 @@ from ort_gpu_ep.errors import ShaderError
 from ort_gpu_ep.registry import parts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
 from ort_gpu_ep.shaders import compose as compose  # a drill of health/probe.py replaces it
+from ort_gpu_ep.shaders.composer import parameters
 
 
 def pipelines(gpu: Gpu, plan: Plan, checked: bool) -> list[Any]:
@@ -32,22 +33,23 @@ def pipelines(gpu: Gpu, plan: Plan, checked: bool) -> list[Any]:
 def pipeline(gpu: Gpu, dispatch: Dispatch, checked: bool) -> Any:
     """The pipeline of a dispatch. Raises ShaderError, with the composed source, where it does not compile."""
     limit = gpu.limits.max_binding_nbytes
-    source = compose(dispatch.kernel, {t.name: (t.type, t.written) for t in dispatch.tensors}, limit)
+    source = compose(dispatch.kernel, dispatch.bindings, limit)
     written = tuple(t.written for t in dispatch.tensors for _ in parts(t.type, limit))
-    return gpu.pipeline((source, checked), lambda: _compile(gpu, dispatch, source, written, checked))
+    varies = bool(parameters(dispatch.kernel, dispatch.bindings))
+    return gpu.pipeline((source, checked), lambda: _compile(gpu, dispatch, source, (written, varies), checked))
 
 
-def bind_group_layout(gpu: Gpu, written: tuple[bool, ...]) -> Any:
-    """An explicit layout: read-only and writable storage buffers, in order."""
-    return gpu.layouts.get(written, lambda: gpu.device.create_bind_group_layout(written))
+def bind_group_layout(gpu: Gpu, written: tuple[bool, ...], varies: bool = False) -> Any:
+    """An explicit layout: read-only and writable storage buffers, in order. varies: then a uniform struct, at an offset of the run's."""
+    return gpu.layouts.get((written, varies), lambda: gpu.device.create_bind_group_layout(written, varies))
 
 
-def _compile(gpu: Gpu, dispatch: Dispatch, source: str, written: tuple[bool, ...], checked: bool) -> Any:
+def _compile(gpu: Gpu, dispatch: Dispatch, source: str, bound: tuple[tuple[bool, ...], bool], checked: bool) -> Any:
     label = dispatch.label
     try:
         device = gpu.device
         module = device.create_shader_module(label, source) if checked else native.trusted_module(device, label, source)
-        layout = gpu.layouts.get(("pipeline", written), lambda: device.create_pipeline_layout(bind_group_layout(gpu, written)))
+        layout = gpu.layouts.get(("pipeline", bound), lambda: device.create_pipeline_layout(bind_group_layout(gpu, *bound)))
         return device.create_compute_pipeline(label, layout, module)
     except GPUError as error:
         numbered = "\n".join(f"{n:4} {line}" for n, line in enumerate(source.splitlines(), 1))

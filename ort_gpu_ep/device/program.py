@@ -1,35 +1,31 @@
-"""A compiled partition: weights on the device, a prepared plan per set of input types, and the recording of runs."""
+"""A compiled partition: weights on the device, and its plans, each for all sizes that it holds for."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from ort_gpu_ep import host
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Buffer, Gpu
-from ort_gpu_ep.device.library import GPUError
-from ort_gpu_ep.device.pipelines import bind_group_layout, pipelines
+from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Graph, Value
-from ort_gpu_ep.registry import parts
-from ort_gpu_ep.scheduler import Plan, make_plan
-from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place
+from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
+from ort_gpu_ep.scheduler.template import Filled, make_template
 from ort_gpu_ep.types import Shape, TensorType
 
 MAX_PLANS = 8
-"""Input shapes whose plans (and activation buffers) a program keeps; the least recently used goes first."""
+"""Plans (with their pipelines and activation buffers) that a program keeps; the least recently used goes first. One plan serves all
+sizes that need the same kernels, so there are more only for an operator that has a form for each size."""
 
-MAX_BINDINGS = 16
-"""Sets of input and output buffers whose bind groups a plan keeps."""
+MAX_SHAPES = 256
+"""Sets of input types whose numbers a program keeps: what a new one takes is computed in less than a millisecond."""
 
 
 class Program:
@@ -43,7 +39,9 @@ class Program:
         self.config, self.gpu, self.rewrite = config, gpu, rewrite
         self._lock = threading.Lock()
         self._weights: dict[str, Buffer] = {}
-        self._plans: OrderedDict[tuple[TensorType, ...], Prepared] = OrderedDict()
+        self._plans: list[Prepared] = []    # the most recently used last
+        self._filled: OrderedDict[tuple[TensorType, ...], tuple[Prepared, Filled]] = OrderedDict()
+        self.planned = 0        # plans ever made: a new size makes none where one holds for it
         self._closed = False
         self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
         self.graph = self._take_constants(graph)
@@ -98,32 +96,69 @@ class Program:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans made so far, the most recently used last."""
-        return tuple(p.plan for p in self._plans.values())
+        """The plans with the numbers of the sizes seen so far, the most recently used last."""
+        with self._lock:
+            return tuple(prepared.template.at(filled) for prepared, filled in self._filled.values())
 
     def is_prepared(self, inputs: Sequence[TensorType]) -> bool:
         """Whether a run with these input types begins at once."""
-        return tuple(inputs) in self._plans
+        return tuple(inputs) in self._filled
+
+    def prepare(self, inputs: Sequence[TensorType]) -> None:
+        """Makes what a run with these input types needs. Raises UnsupportedNodeError, ShaderError, DeviceError."""
+        with self._lock:
+            self._prepared(tuple(inputs))
 
     def plan(self, inputs: Sequence[TensorType]) -> Plan:
-        """The plan for these input types (made if needed). Raises UnsupportedNodeError, ShaderError, DeviceError."""
+        """The plan with the numbers of these input types (made if needed). Raises as `prepare`."""
         with self._lock:
-            return self._prepared(tuple(inputs)).plan
+            prepared, filled = self._prepared(tuple(inputs))
+            return prepared.template.at(filled)
 
-    def _prepared(self, types: tuple[TensorType, ...]) -> Prepared:
+    def _prepared(self, types: tuple[TensorType, ...]) -> tuple[Prepared, Filled]:
         if self._closed:
             raise InternalError(f"program {self.graph.name} is closed")
-        prepared = self._plans.get(types)
-        if prepared is None:
-            plan = make_plan(self.graph, dict(zip(self.graph.inputs, types, strict=True)), self.gpu.limits, self.rewrite)
-            for name in plan.weights:
-                if name not in self._weights:
-                    self._weights[name] = self._upload(self._small(name))
-            prepared = self._plans[types] = Prepared(plan, self)
-            while len(self._plans) > MAX_PLANS:
-                self._plans.popitem(last=False)[1].close()
-        self._plans.move_to_end(types)
-        return prepared
+        found = self._filled.get(types)
+        if found is None:
+            found = self._filled[types] = self._filled_plan(types) or self._new_plan(types)
+            while len(self._filled) > MAX_SHAPES:
+                self._filled.popitem(last=False)
+        self._filled.move_to_end(types)
+        if self._plans[-1] is not found[0]:
+            self._plans.remove(found[0])
+            self._plans.append(found[0])
+        return found
+
+    def _filled_plan(self, types: tuple[TensorType, ...]) -> tuple[Prepared, Filled] | None:
+        """A plan that holds for these types, with their numbers."""
+        kinds = [(t.dtype, t.rank) for t in types]
+        for prepared in reversed(self._plans):
+            if [(t.dtype, t.rank) for t in prepared.template.plan.inputs] == kinds:
+                filled = prepared.template.fill(types)
+                if filled is not None:
+                    return prepared, filled
+        return None
+
+    def _new_plan(self, types: tuple[TensorType, ...]) -> tuple[Prepared, Filled]:
+        template = make_template(self.graph, types, self.gpu.limits, self.rewrite)
+        filled = template.fill(types)
+        if filled is None:
+            raise InternalError(f"program {self.graph.name}: a plan does not hold for the sizes that it was made for: {types}")
+        for name in template.plan.weights:
+            if name not in self._weights:
+                self._weights[name] = self._upload(self._small(name))
+        prepared = Prepared(template, self)
+        self.planned += 1
+        self._plans.append(prepared)
+        while len(self._plans) > MAX_PLANS:
+            self._drop(self._plans[0])
+        return prepared, filled
+
+    def _drop(self, prepared: Prepared) -> None:
+        self._plans.remove(prepared)
+        for types in [t for t, (owner, _) in self._filled.items() if owner is prepared]:
+            del self._filled[types]
+        prepared.close()
 
     def weight(self, name: str) -> Buffer:
         return self._weights[name]
@@ -134,9 +169,9 @@ class Program:
         inputs: in the order of graph.inputs. make_output: gives the tensor for output `index` of that shape.
         """
         with self._lock:
-            prepared = self._prepared(tuple(t.type for t in inputs))
-            outputs = [make_output(i, t.shape) for i, t in enumerate(prepared.plan.outputs)]
-            prepared.run([*inputs], outputs)
+            prepared, filled = self._prepared(tuple(t.type for t in inputs))
+            outputs = [make_output(i, t.shape) for i, t in enumerate(filled.outputs)]
+            prepared.run(filled, [*inputs], outputs)
 
     def close(self) -> None:
         """Frees the program's device memory."""
@@ -144,11 +179,12 @@ class Program:
             if self._closed:
                 return
             self._closed = True
-            for prepared in self._plans.values():
+            for prepared in self._plans:
                 prepared.close()
             for buffer in self._weights.values():
                 self.gpu.free(buffer)
             self._plans.clear()
+            self._filled.clear()
             self._weights.clear()
         self.gpu.trim()
 
@@ -171,132 +207,3 @@ def _static_types(graph: Graph) -> tuple[TensorType, ...] | None:
             return None
         types.append(TensorType(value.dtype, tuple(d for d in value.shape if isinstance(d, int))))
     return tuple(types)
-
-
-class Prepared:
-    """A plan with its pipelines, buffers and bind groups, and at most one command buffer recorded ahead."""
-
-    def __init__(self, plan: Plan, program: Program) -> None:
-        self.plan, self.program, self.gpu = plan, program, program.gpu
-        checked = program.config.checked_shaders
-        self._pipelines = pipelines(self.gpu, plan, checked)
-        self._slots: list[Buffer] = []
-        self._constants: dict[str, Buffer] = {}
-        try:
-            for nbytes in plan.slots:
-                self._slots.append(self.gpu.allocate(nbytes))
-            for constant in plan.constants:
-                self._constants[constant.name] = buffer = self.gpu.allocate(len(constant.data))
-                if constant.data:
-                    program.upload(buffer, native.address_of(constant.data), len(constant.data))
-        except Exception:
-            self.close()
-            raise
-        self._inner: dict[int, Any] = {}
-        self._bindings: OrderedDict[tuple[Any, ...], list[Any]] = OrderedDict()
-        self._ahead: tuple[Any, tuple[Any, ...], list[Any]] | None = None     # timer, key, command buffers
-        self._last: tuple[tuple[Any, ...], list[Tensor], list[Tensor]] | None = None
-        self._runs = itertools.count()
-
-    def close(self) -> None:
-        for buffer in (*self._slots, *self._constants.values()):
-            self.gpu.free(buffer)
-        self._slots, self._constants = [], {}
-        self._ahead = self._last = None
-
-    def run(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        if not self.plan.steps:
-            return
-        key = tuple((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs))
-        ahead, self._ahead = self._ahead, None
-        command_buffers = ahead[2] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(key, inputs, outputs)
-        self.gpu.execute(command_buffers, [(t.buffer, t.offset_bytes, t.type.nbytes) for t in outputs])
-        self._last = (key, inputs, outputs)
-        if next(self._runs):
-            self.gpu.on_wait(self)
-
-    def record_ahead(self) -> None:
-        """Called while the host waits for the GPU: the next run most likely uses the same buffers."""
-        if self.program._lock.acquire(blocking=False):
-            try:
-                if self._last and not self._ahead and self._slots is not None and not self.program._closed:
-                    self._ahead = (self.gpu.timer, self._last[0], self._record(*self._last))
-            finally:
-                self.program._lock.release()
-
-    def _record(self, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
-        """The command buffers of a run: one, or with `submit_each` one a step."""
-        steps = list(zip(self.plan.steps, self._pipelines, self._bind_groups(key, inputs, outputs), strict=True))
-        try:
-            return [self._encode(part, inputs, outputs) for part in ([[s] for s in steps] if self.gpu.submit_each else [steps])]
-        except GPUError as error:
-            raise self.gpu.failure(error, f"{self.program.graph.name}: a recording of\n{self.plan}\n") from error
-
-    def _encode(self, steps: list[tuple[Dispatch | Copy, Any, Any]], inputs: list[Tensor], outputs: list[Tensor]) -> Any:
-        encoder = self.gpu.device.create_command_encoder(self.program.graph.name)
-        compute: Any = None
-        timer = self.gpu.timer
-        for step, pipe, group in steps:
-            if isinstance(step, Dispatch):
-                compute = compute or encoder.begin_compute_pass(timer.queries if timer else None)
-                native.dispatch(compute, pipe, group, step.groups)
-            else:
-                if compute:
-                    compute.end()
-                    compute = None
-                self._copy(encoder, step, inputs, outputs)
-        if compute:
-            compute.end()
-        if timer:
-            timer.resolve(encoder)
-        return native.finish(encoder)
-
-    def _copy(self, encoder: Any, step: Copy, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        (source, at), (target, to) = (self._buffer(p, inputs, outputs) for p in (step.source, step.target))
-        native.copy_buffer(encoder, source.native, at, target.native, to, (step.nbytes + 3) & ~3)
-
-    def _buffer(self, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[Buffer, int]:
-        match place.kind:
-            case Kind.INPUT:
-                return inputs[place.index].buffer, inputs[place.index].offset_bytes
-            case Kind.OUTPUT:
-                return outputs[place.index].buffer, outputs[place.index].offset_bytes
-            case Kind.WEIGHT:
-                return self.program.weight(place.name), 0
-            case Kind.CONSTANT:
-                return self._constants[place.name], 0
-            case _:
-                return self._slots[place.index], 0
-
-    def _bind_groups(self, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
-        """A bind group for each step; those that touch no input or output are made once."""
-        groups = self._bindings.get(key)
-        if groups is None:
-            groups = [self._bind_group(i, s, inputs, outputs) if isinstance(s, Dispatch) else None for i, s in enumerate(self.plan.steps)]
-            self._bindings[key] = groups
-            if len(self._bindings) > MAX_BINDINGS:
-                self._bindings.popitem(last=False)
-        self._bindings.move_to_end(key)
-        return groups
-
-    def _bind_group(self, index: int, step: Dispatch, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
-        outer = any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors)
-        if not outer and index in self._inner:
-            return self._inner[index]
-        bindings: list[tuple[Any, int, int]] = []
-        written: list[bool] = []
-        for tensor in step.tensors:
-            buffer, offset = self._buffer(tensor.place, inputs, outputs)
-            nbytes = tensor.type.dtype.nbytes
-            for first, elements in parts(tensor.type, self.gpu.limits.max_binding_nbytes):
-                size = max((elements * nbytes + 3) & ~3, 8 if nbytes == 8 else 4)
-                bindings.append((buffer.native, offset + first * nbytes, size))
-                written.append(tensor.written)
-        layout = bind_group_layout(self.gpu, tuple(written))
-        try:
-            group = self.gpu.device.create_bind_group(step.label, layout, bindings)
-        except GPUError as error:
-            raise self.gpu.failure(error, f"{step.label}: a bind group") from error
-        if not outer:
-            self._inner[index] = group
-        return group

@@ -134,7 +134,7 @@ class Worker:
         types = tuple(TensorType(BY_ONNX[kind], shape) for kind, shape, _, _ in inputs)
         if not held.program.is_prepared(types):
             self._answer({"wait": True})   # compiling takes as long as it takes
-            held.program.plan(types)
+            held.program.prepare(types)
             self._answer({"wait": False})
         if held.types != types:
             self._drop_buffers(held)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.registry import Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.types import FLOAT32, TensorType
 
 
@@ -124,7 +125,8 @@ def _finished(product: Product, built: Kernel, target: int | str) -> Kernel:
 
 
 def choose(product: Product) -> tuple[Tile, int]:
-    """The tile and split of K with the smallest estimated time."""
+    """The tile and split of K with the smallest estimated time; for sizes that vary, at those of the run that is planned."""
+    product = replace(product, **{name: hint(getattr(product, name)) for name in ("batch", "m", "n", "k")})
     return min(((t, s) for t in TILES for s in SPLITS if s == 1 or s * t.k * 2 <= product.k), key=lambda c: estimate_ns(product, *c))
 
 
@@ -165,8 +167,8 @@ def _matvec(product: Product, out: TensorType) -> Kernel:
     count = product.n if product.m == 1 else product.m
     side = 1 if wide.k == 1 else COLUMN_LANES
     blocks = -(-count // (4 * side))
-    turns = -(-product.k // (VECTOR_LANES // side))
-    split = max(1, min(SPLITS[-1], UNITS // max(1, product.batch * blocks), turns // VECTOR_TURNS))
+    turns = -(-hint(product.k) // (VECTOR_LANES // side))
+    split = max(1, min(SPLITS[-1], UNITS // max(1, hint(product.batch * blocks)), turns // VECTOR_TURNS))
     return kernel(
         "matvec.wgsl", [out],
         consts={"COUNT": count, "K": product.k, "BATCH": product.batch, "BLOCKS": blocks, "SIDE": side, "SPLIT": split,

@@ -9,6 +9,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import KernelCall, case, normal, record
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
 
 GEMM_MIN_FILTERS = 8
@@ -112,7 +113,7 @@ def conv(node: BoundNode) -> Lowering | Kernel:
 def _direct(node: BoundNode, window: Window, out: TensorType, bias: Strided | None) -> Kernel:
     """Workgroups of one filter each; an invocation sums a few outputs."""
     pixels = math.prod(window.small)
-    outputs = max(1, min(DIRECT_OUTPUTS, pixels // DIRECT_LANES))
+    outputs = max(1, min(DIRECT_OUTPUTS, hint(pixels) // DIRECT_LANES))
     blocks = -(-pixels // (DIRECT_LANES * outputs))
     groups, (filters, channels) = node.attr("group"), node.input(1).shape[:2]
     return kernel(

@@ -116,7 +116,7 @@ def as_product(terms: Terms) -> Product | None:
         n = "".join(c for c in terms.output if c in other and c not in own)
         steps = [_one_stride(terms, *group) for group in ((first, m), (first, terms.summed), (second, n), (second, terms.summed))]
         if terms.output == batch + m + n and 0 not in terms.sizes.values() and None not in steps:
-            outer, k, column, row = (int(s or 0) for s in steps)
+            outer, k, column, row = (0 if s is None else s for s in steps)
             return Product(
                 terms.size(batch), terms.size(m), terms.size(n), terms.size(terms.summed),
                 Matrix(first, terms.strided(first, batch), outer, k), Matrix(second, terms.strided(second, batch), column, row))

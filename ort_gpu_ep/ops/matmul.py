@@ -7,8 +7,7 @@ from typing import Any
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
-from ort_gpu_ep.registry import BoundNode, Lowering, Strided, broadcast, op
-from ort_gpu_ep.shaders.composer import broadcast_strides
+from ort_gpu_ep.registry import BoundNode, Lowering, Strided, broadcast, broadcast_strides, op
 from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-
-import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, normal, record
 from ort_gpu_ep.ops.axes import around, axes_of, axis_of, ints_of, replaced, strides_of
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, View, broadcast, kernel, op
-from ort_gpu_ep.shaders.composer import broadcast_strides, merged
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, View, broadcast, broadcast_strides, kernel, op
+from ort_gpu_ep.shaders.composer import merged
+from ort_gpu_ep.symbolic import same
 from ort_gpu_ep.types import ANY, Shape, TensorType
 
 WRITER_LANES = 64
@@ -33,14 +33,14 @@ def moves_bits(node: BoundNode) -> bool:
 def _is_copy(index: Strided, size: int) -> bool:
     """Whether an index map onto a tensor of `size` elements is the identity."""
     shape, strides = merged(index.shape, index.strides)
-    return index.offset == 0 and strides in ((), (1,)) and int(np.prod(shape, dtype=np.int64)) == size
+    return same(index.offset, 0) and (not strides or (len(strides) == 1 and same(strides[0], 1))) and same(math.prod(shape), size)
 
 
 def moved(node: BoundNode, shape: Shape, index: Strided) -> Kernel | View:
     """y[i] = x[index(i)] for the node's one output; a view where that changes nothing but the shape."""
     x = node.input(0)
     out = TensorType(x.dtype, shape)
-    if out.size == x.size and _is_copy(index, x.size) and not node.node.epilogue:
+    if same(out.size, x.size) and _is_copy(index, x.size) and not node.node.epilogue:
         return View(out)
     return _reading(node, out, index)
 
@@ -139,8 +139,8 @@ def concat(node: BoundNode) -> Lowering:
     """
     given = node.given()
     axis = axis_of(node, int(node.attr("axis")), given[0].rank)
-    rest = {replaced(o.shape, axis, 0) if o.rank == given[0].rank else o.shape for o in given}
-    if len(rest) > 1:
+    rest = replaced(given[0].shape, axis, 0)
+    if any(o.rank != given[0].rank or replaced(o.shape, axis, 0) != rest for o in given):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Concat along axis {axis} of {', '.join(str(o.type) for o in given)}")
     out = TensorType(given[0].dtype, replaced(given[0].shape, axis, sum(o.shape[axis] for o in given)))
     parts = [_Part(i, o.shape[axis]) for i, o in enumerate(given) if o.size]

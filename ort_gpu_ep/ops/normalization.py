@@ -8,8 +8,7 @@ from math import prod
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, integers, normal, record
 from ort_gpu_ep.ops.reduce import Rows, normal_axes, reduced_shape, rows_of
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, kernel, op
-from ort_gpu_ep.shaders.composer import broadcast_strides
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, broadcast_strides, kernel, op
 from ort_gpu_ep.types import FLOAT32, FLOATS, Shape, TensorType
 
 VARIANCE, DEVIATION, L2, L1 = range(4)

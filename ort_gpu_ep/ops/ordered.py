@@ -7,6 +7,7 @@ from ort_gpu_ep.kernels import KernelCall, Known, case, ceil_div, normal, record
 from ort_gpu_ep.ops.axes import around, axis_of, replaced
 from ort_gpu_ep.ops.indexing import tuple_consts
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.types import ANY, BOOL, INT64, NUMBERS, UINT32, UINT64, DType, TensorType
 
 MAX_LANES = 256
@@ -42,7 +43,7 @@ def cum_sum(node: BoundNode) -> Kernel:
     """y[j] = the sum of x[k] for k <= j along the axis (`exclusive`: k < j; `reverse`: from the end); a workgroup per line."""
     x = node.input(0)
     outer, n, inner = around(x.shape, axis_of(node, node.input(1).ints()[0], x.rank))
-    lanes = min(MAX_LANES, max(32, _power_of_two(n)))
+    lanes = min(MAX_LANES, max(32, _power_of_two(hint(n))))
     return kernel(
         "cumsum.wgsl", [x.type], groups=outer * inner, lanes=lanes, workgroup_nbytes=lanes * x.dtype.nbytes,
         consts={"N": n, "INNER": inner, "EXCLUSIVE": bool(node.attr("exclusive")), "REVERSE": bool(node.attr("reverse"))})
@@ -77,7 +78,7 @@ def top_k(node: BoundNode) -> Lowering:
 def _ordered(node: BoundNode, shape: tuple[int, int, int], k: int) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
     """Kernels that leave in the last temporary, for each line, the k indices in order."""
     outer, n, inner = shape
-    run, lines = min(RUN, _power_of_two(n)), outer * inner
+    run, lines = RUN if is_symbolic(n) else min(RUN, _power_of_two(n)), outer * inner
     runs, length = -(-n // run), min(k, run)
     keys, order = TensorType(UINT64, (lines, n)), TensorType(UINT32, (lines, runs, length))
     temps = [("keys", keys), ("order0", order)]

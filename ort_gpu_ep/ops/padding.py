@@ -11,6 +11,7 @@ from ort_gpu_ep.kernels import Known, case, normal, record
 from ort_gpu_ep.ops.axes import axes_of, ints_of
 from ort_gpu_ep.ops.movement import moves_bits
 from ort_gpu_ep.registry import BoundNode, Kernel, View, kernel, op
+from ort_gpu_ep.symbolic import same
 from ort_gpu_ep.types import ANY, DType, TensorType
 
 MAX_RANK = 8
@@ -79,7 +80,7 @@ def _merged(begins: Sequence[int], shape: Sequence[int], out: Sequence[int]) -> 
     """(begin, size in x, size in y) of each dimension, where neighbours without padding have become one."""
     dims: list[tuple[int, int, int]] = []
     for begin, size, wide in zip(begins, shape, out, strict=True):
-        if dims and begin == 0 and size == wide and dims[-1][0] == 0 and dims[-1][1] == dims[-1][2]:
+        if dims and same(begin, 0) and same(size, wide) and same(dims[-1][0], 0) and same(dims[-1][1], dims[-1][2]):
             dims[-1] = (0, dims[-1][1] * size, dims[-1][2] * wide)
         else:
             dims.append((begin, size, wide))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
-
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, normal, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel, op
@@ -59,7 +57,7 @@ def _axis(size: int, taps: int, stride: int, dilation: int, head: int, tail: int
     """Resolves auto_pad and ceil_mode. A window of ceil_mode must start inside the input or the padding before it."""
     span = dilation * (taps - 1) + 1
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        out = ceil(size / stride)
+        out = -(-size // stride)
         total = max(0, (out - 1) * stride + span - size)
         head = total // 2 if mode == "SAME_UPPER" else total - total // 2
         return Axis(size, out, taps, stride, dilation, head, total - head)

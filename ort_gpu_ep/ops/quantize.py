@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-import numpy as np
-
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, ceil_div, integers, record
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op, result_dtype
-from ort_gpu_ep.shaders.composer import broadcast_strides
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, kernel, op, result_dtype
+from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.types import FLOAT32, INT8, INT32, UINT8, DType, Shape, TensorType, names
 
 BYTES = (UINT8, INT8)
@@ -90,7 +88,7 @@ def _scale_index(node: BoundNode) -> Strided:
 def dynamic_quantize_linear(node: BoundNode) -> Lowering:
     """y = saturate(round(x / scale) + zero point), with the scale (max - min) / 255 of x and zero."""
     x = node.input(0)
-    parts = max(1, min(MAX_PARTS, -(-x.size // LANES)))
+    parts = max(1, min(MAX_PARTS, -(-hint(x.size) // LANES)))
     ranges = TensorType(FLOAT32, (parts, 2))
     types = (TensorType(UINT8, x.shape), TensorType(FLOAT32, ()), TensorType(UINT8, ()))
     kernels = [kernel(
@@ -118,7 +116,7 @@ def matmul_integer(node: BoundNode) -> Kernel:
     if a.rank < 2 or b.rank < 2 or a.shape[-1] != b.shape[-2]:
         raise UnsupportedNodeError(Code.RANK, f"MatMulInteger of {a.type} and {b.type}; taken: matrices and batches of them")
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    batches: Shape = tuple(int(d) for d in np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    batches: Shape = broadcast(a.shape[:-2], b.shape[:-2])
     out = (*batches, m, n)
     a_batch = tuple(s * m * k for s in broadcast_strides(a.shape[:-2], batches))
     b_batch = tuple(s * k * n for s in broadcast_strides(b.shape[:-2], batches))

@@ -108,10 +108,10 @@ def sizes_of(node: BoundNode, cell: Cell) -> Sizes:
     if len(x) != 3 or len(w) != 3 or len(r) != 3:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of x {list(x)}, W {list(w)}, R {list(r)}; each has three dimensions")
     batch, steps = (x[0], x[1]) if node.attr("layout") else (x[1], x[0])
-    sizes = Sizes(steps, batch, x[2], r[0], r[2], cell.gates)
-    if 0 in (steps, batch, x[2], r[2]):
+    sizes = Sizes(steps, batch, x[2], int(r[0]), int(r[2]), cell.gates)     # the shader has arrays of the hidden size
+    if 0 in (steps, batch, x[2], sizes.hidden):
         raise UnsupportedNodeError(Code.LIMIT, f"{node.op} of an empty tensor: {sizes}")
-    if w != (r[0], cell.gates * r[2], x[2]) or r[1] != cell.gates * r[2] or r[0] != 1 + (node.attr("direction") == "bidirectional"):
+    if w != (r[0], cell.gates * sizes.hidden, x[2]) or r[1] != cell.gates * r[2] or r[0] != 1 + (node.attr("direction") == "bidirectional"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')} of W {list(w)} and R {list(r)} with {x[2]} inputs")
     return sizes
 

@@ -9,6 +9,7 @@ from math import prod
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, integers, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.types import FLOATS, INT8, INT64, NUMBERS, UINT8, DType, Shape, TensorType
 
 LANES = 256
@@ -71,7 +72,7 @@ def rows_of(shape: Shape, axes: Sequence[int]) -> Rows:
 
 def _team(count: int, length: int, adjacent: bool) -> int:
     """Invocations a row, a power of two: an element or more for each, enough of them to fill the GPU."""
-    team = 1
+    count, length, team = hint(count), hint(length), 1
     while team < LANES and 4 * team < length and (not adjacent or count * team < BUSY):
         team *= 2
     return team
@@ -130,9 +131,9 @@ def reduction(node: BoundNode, fold: Fold, axes: Sequence[int], out: TensorType,
     rows = rows_of(x.shape, axes)
     if rows.length == 0:
         return _empty(node, fold, out)
-    if rows.count == 0 or rows.length < LONG or rows.count * rows.team >= BUSY:
+    if rows.count == 0 or hint(rows.length) < LONG or hint(rows.count) * rows.team >= BUSY:
         return _fold(rows, fold, out, p, rows.length)
-    parts = min(-(-rows.length // (LONG // 8)), max(1, BUSY // (rows.count * LANES)) * 2)
+    parts = min(-(-hint(rows.length) // (LONG // 8)), max(1, BUSY // (hint(rows.count) * LANES)) * 2)
     piece = -(-rows.length // parts)
     parts = -(-rows.length // piece)
     pieces = TensorType(x.dtype, (rows.count * parts,))

@@ -11,6 +11,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import Known, case, normal, record
 from ort_gpu_ep.ops.reduce import normal_axes
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Operand, Strided, kernel, op
+from ort_gpu_ep.symbolic import derived, is_symbolic
 from ort_gpu_ep.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType
 
 F = np.float32
@@ -45,6 +46,10 @@ class Axis:
     end: float = 1.0
 
 
+def _is_resized(axis: Axis) -> bool:
+    return is_symbolic(axis.scale) or axis.scale != 1.0
+
+
 def _given(node: BoundNode, index: int) -> Operand | None:
     """An input that is there and not empty: exporters write an empty tensor for `scales` where they give `sizes`."""
     operand = node.optional(index)
@@ -56,8 +61,16 @@ def _by_scales(node: BoundNode, scales: np.ndarray, axes: tuple[int, ...]) -> li
     if len(scales) != len(axes) or not all(s > 0 for s in scales):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of rank {len(shape)} with scales {scales.tolist()} for axes {axes}")
     by_axis = dict(zip(axes, scales.astype(F), strict=True))
-    found = [(size, by_axis.get(a, F(1))) for a, size in enumerate(shape)]
-    return [Axis(size, int(F(scale * F(size))), float(scale)) for size, scale in found]
+    found = [(size, float(by_axis.get(a, F(1)))) for a, size in enumerate(shape)]
+    return [Axis(size, size if scale == 1.0 else derived(_scaled, size, scale), scale) for size, scale in found]
+
+
+def _scaled(size: int, scale: float) -> int:
+    return int(F(F(scale) * F(size)))
+
+
+def _ratio(out: int, size: int) -> float:
+    return float(F(out) / F(size))
 
 
 def _by_sizes(node: BoundNode, sizes: tuple[int, ...], axes: tuple[int, ...]) -> list[Axis]:
@@ -65,12 +78,12 @@ def _by_sizes(node: BoundNode, sizes: tuple[int, ...], axes: tuple[int, ...]) ->
     if len(sizes) != len(axes) or any(size == 0 for size in shape) or policy not in ("stretch", "not_larger", "not_smaller"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {list(shape)} with sizes {sizes} for axes {axes}, policy {policy!r}")
     wanted = dict(zip(axes, sizes, strict=True))
-    scales = {a: F(out) / F(shape[a]) for a, out in wanted.items()}
+    scales = {a: derived(_ratio, out, shape[a]) for a, out in wanted.items()}
     if policy != "stretch":
-        common = (min if policy == "not_larger" else max)(scales.values())
+        common = (min if policy == "not_larger" else max)(float(s) for s in scales.values())
         scales = dict.fromkeys(axes, common)
-        wanted = {a: floor(float(F(common * F(shape[a]))) + 0.5) for a in axes}
-    return [Axis(size, wanted.get(a, size), float(scales.get(a, F(1)))) for a, size in enumerate(shape)]
+        wanted = {a: floor(float(F(F(common) * F(int(shape[a])))) + 0.5) for a in axes}
+    return [Axis(size, wanted.get(a, size), 1.0 if wanted.get(a, size) == size else scales[a]) for a, size in enumerate(shape)]
 
 
 def _with_region(node: BoundNode, found: list[Axis], axes: tuple[int, ...]) -> list[Axis]:
@@ -85,28 +98,35 @@ def _with_region(node: BoundNode, found: list[Axis], axes: tuple[int, ...]) -> l
 
 def _check_length(node: BoundNode, axis: Axis, coordinates: str) -> None:
     """ONNX takes scale * size as the length of the output, ONNX Runtime its whole part: declines where that differs and matters."""
-    exact = axis.scale * axis.size
     matters = coordinates in ("align_corners", "tf_crop_and_resize") or (coordinates == "pytorch_half_pixel" and axis.out == 1)
-    if matters and abs(exact - axis.out) > 1e-4 * exact:
+    if not matters or is_symbolic(axis.scale):      # a scale that comes from two sizes fits them
+        return
+    exact = axis.scale * int(axis.size)
+    if abs(exact - int(axis.out)) > 1e-4 * exact:
         raise UnsupportedNodeError(
             Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale:g} of {axis.size} elements: {exact:g} is not a whole number")
 
 
 def _axis_consts(slot: int, axis: Axis, stride: int, step: int, taps: int, coordinates: str) -> dict[str, Const]:
     """Constants of one axis; what depends on the region or on all sizes is computed here, in ONNX Runtime's order of rounding."""
-    last, start, end = F(axis.size) - F(1), F(axis.start), F(axis.end)
-    begin, width, center = float(F(start * last)), float(F(end - start)), 0.5 * float(F(start + end)) * float(last)
+    start, end = F(axis.start), F(axis.end)
+    begin, width = derived(lambda size: float(F(start * (F(size) - F(1)))), axis.size), float(F(end - start))
+    center = derived(lambda size: 0.5 * float(F(start + end)) * float(F(size) - F(1)), axis.size)
     if coordinates == "half_pixel_symmetric":
-        adjustment = F(F(axis.out) / F(F(axis.scale) * F(axis.size)))
-        shift = float(F(F(F(axis.size) / F(2)) * F(F(1) - adjustment))) - 0.5
-        begin = round(shift * 64) / 64
-        width = shift - begin
+        shift = derived(_symmetric_shift, axis.size, axis.out, axis.scale)
+        begin = derived(lambda shift: round(shift * 64) / 64, shift)
+        width = derived(lambda shift, begin: shift - begin, shift, begin)
     return {f"ACTIVE{slot}": taps > 0, f"IN{slot}": axis.size, f"OUT{slot}": axis.out, f"STRIDE{slot}": stride, f"STEP{slot}": step,
             f"TAPS{slot}": max(taps, 1), f"SCALE{slot}": axis.scale, f"START{slot}": begin, f"WIDTH{slot}": width, f"CENTER{slot}": center}
 
 
+def _symmetric_shift(size: int, out: int, scale: float) -> float:
+    adjustment = F(F(out) / F(F(scale) * F(size)))
+    return float(F(F(F(size) / F(2)) * F(F(1) - adjustment))) - 0.5
+
+
 def _check(node: BoundNode, found: list[Axis], kind: str, coordinates: str, rounding: str) -> None:
-    dtype, resized = node.input(0).dtype, sum(axis.scale != 1.0 for axis in found)
+    dtype, resized = node.input(0).dtype, sum(_is_resized(axis) for axis in found)
     if kind not in KINDS or coordinates not in COORDINATES or rounding not in ROUNDING:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with {kind!r}, {coordinates!r}, {rounding!r}")
     if kind != "nearest" and dtype not in FLOATS:
@@ -123,7 +143,7 @@ def _resample(node: BoundNode, found: list[Axis], kind: str, coordinates: str, r
     x = node.input(0)
     out: Shape = tuple(a.out for a in found)
     strides = tuple(prod(x.shape[a + 1:]) for a in range(x.rank))
-    resized = [a for a, axis in enumerate(found) if axis.scale != 1.0]
+    resized = [a for a, axis in enumerate(found) if _is_resized(axis)]
     for slot in range(MAX_RESIZED - len(resized)):
         consts |= _axis_consts(slot, Axis(1, 1, 1.0), 0, 1, 0, coordinates)
     for slot, a in enumerate(resized, MAX_RESIZED - len(resized)):

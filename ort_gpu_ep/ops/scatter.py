@@ -10,6 +10,7 @@ from ort_gpu_ep.kernels import case, ceil_div, integers, normal, record
 from ort_gpu_ep.ops.axes import axis_of, replaced, strides_of
 from ort_gpu_ep.ops.indexing import check_rank, tuple_consts, tuple_length
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.symbolic import is_symbolic
 from ort_gpu_ep.types import ANY, INTS, NUMBERS, UINT32, Shape, TensorType, names
 
 TILE = 4096
@@ -109,7 +110,7 @@ def _check_cost(node: BoundNode, comparisons: int) -> None:
 
 
 def _replacing(out: TensorType, owners: TensorType, scatter: _Scatter) -> tuple[Kernel, Kernel]:
-    tile = min(TILE, owners.size)
+    tile = TILE if is_symbolic(owners.size) else min(TILE, owners.size)
     own = kernel(
         "scatter_owner.wgsl", [owners], consts={"ROWS": owners.size, "UPDATES": scatter.updates, "TILE": tile},
         groups=-(-owners.size // tile), lanes=LANES, workgroup_nbytes=4 * tile, reads={"places": "places"}, writes={"owners": "owners"})

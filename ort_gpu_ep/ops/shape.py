@@ -1,13 +1,15 @@
-"""Ops that change only the shape (views: nothing is dispatched), and ops that only the host computes."""
+"""Ops that change only the shape (views: nothing is dispatched), and ops that make a tensor of a shape."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ops.axes import axes_of, ints_of
-from ort_gpu_ep.registry import BoundNode, Kernel, View, op
-from ort_gpu_ep.types import ANY, Shape, TensorType
+from ort_gpu_ep.registry import BoundNode, Kernel, View, kernel, op
+from ort_gpu_ep.types import ANY, INT32, INT64, Shape, TensorType, dtype_of
 
 
 def _view(node: BoundNode, shape: Shape) -> View:
@@ -63,12 +65,25 @@ def unsqueeze(node: BoundNode) -> View:
     return _view(node, tuple(1 if i in axes else next(sizes) for i in range(rank)))
 
 
-def _host_only(node: BoundNode) -> Kernel:
-    """The host computes it when it knows the inputs: no kernel ever does, since the size of the output depends on them."""
-    for operand in node.given():
-        operand.require()
-    raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with these inputs has no kernel: {', '.join(str(i.type) for i in node.given())}")
+@op("ConstantOfShape", since=9, dtypes={}, bindings="_shape -> y")
+def constant_of_shape(node: BoundNode) -> Kernel:
+    """y = the value everywhere; _shape: its shape."""
+    value = node.attr("value")
+    array = np.zeros(1, np.float32) if value is None else value.reshape(-1)
+    bits = array.tobytes().ljust(8, b"\0")
+    words = {name: int.from_bytes(bits[k:k + 4], "little") for name, k in (("LOW", 0), ("HIGH", 4))}
+    shape = node.input(0).ints()
+    if min(shape, default=0) < 0:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"ConstantOfShape of shape {shape}")
+    return kernel("fill.wgsl", [TensorType(dtype_of(array), shape)], consts=words, raw=True)
 
 
-for _name, _bindings in {"ConstantOfShape": "_shape -> y", "Range": "_start _limit _delta -> y"}.items():
-    op(_name, dtypes={}, bindings=_bindings)(_host_only)
+@op("Range", since=11, dtypes={"T": (INT32, INT64)}, bindings="_start _limit _delta -> y")
+def range_(node: BoundNode) -> Kernel:
+    """y[i] = start + i * delta while that is before the limit. Of integers: the host computes a range of floats."""
+    start, limit, delta = (node.input(k).ints()[0] for k in range(3))
+    if delta == 0:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "Range with delta 0")
+    count = max(-(-(limit - start) // delta), 0)
+    out = TensorType(node.input(0).dtype, (count,))
+    return kernel("range.wgsl", [out], consts={"START": start, "DELTA": delta}, raw=True)

@@ -1,10 +1,14 @@
-"""What a Plan is: frozen numbers and strings. It prints, compares and pickles."""
+"""What a Plan is: frozen numbers and strings. It prints, compares and pickles.
+
+Where it was made for sizes that vary (scheduler/template.py), some of its numbers are `symbolic.Size`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from ort_gpu_ep.registry import Kernel
 from ort_gpu_ep.types import TensorType
@@ -44,13 +48,21 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One `dispatch_workgroups`. level: length of the longest chain of dispatches before it."""
+    """One `dispatch_workgroups`. level: length of the longest chain of dispatches before it.
+
+    groups: workgroups in x, y and z; of a number that varies (count, 1, 1), not yet folded into what an adapter allows.
+    """
 
     label: str
     kernel: Kernel
     tensors: tuple[Bound, ...]
     groups: tuple[int, int, int]
     level: int
+
+    @property
+    def bindings(self) -> dict[str, tuple[TensorType, bool]]:
+        """WGSL name -> (type, written) of every tensor, in binding order."""
+        return {t.name: (t.type, t.written) for t in self.tensors}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +77,15 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A value that the host computed when the plan was made (shape arithmetic) and that a kernel or an output needs."""
+    """A value that the host computed when the plan was made (shape arithmetic) and that a kernel or an output needs.
+
+    varying: its elements where some of them are sizes of the run; `data` is then empty.
+    """
 
     name: str
     type: TensorType
     data: bytes
+    varying: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -15,8 +15,9 @@ from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, tensors_of
 from ort_gpu_ep.scheduler.lifetime import assign_slots
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
-from ort_gpu_ep.shaders.composer import grid
-from ort_gpu_ep.types import TensorType, dtype_of
+from ort_gpu_ep.shaders.composer import folded, workgroup_count
+from ort_gpu_ep.symbolic import hint, is_symbolic, largest
+from ort_gpu_ep.types import TensorType
 
 
 @dataclass
@@ -48,14 +49,18 @@ def make_plan(graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, re
     draft = _Draft(graph, limits, dict(inputs))
     if rewrite is not None:
         draft.graph = rewrite(graph, inputs, limits)
-        draft.known = {n: v.load() for n, v in draft.graph.values.items() if v.load and n not in graph.values}
+        for name, value in draft.graph.values.items():
+            if value.load and value.dtype is not None and name not in graph.values:
+                draft.known[name] = array = value.load()
+                draft.types[name] = TensorType(value.dtype, tuple(array.shape))
     for node, answer, bound in walk(draft.graph, facts_of(draft.graph, inputs), limits):
         if isinstance(answer, Decline):
             raise UnsupportedNodeError(answer.code, f"{node.label}: {answer.reason}")
         if isinstance(answer, HostValues):
-            for name, array in zip(node.outputs, answer.values, strict=True):
-                if name and array is not None:
-                    draft.known[name] = array
+            for name, found in zip(node.outputs, answer.values, strict=True):
+                if name and found is not None:
+                    draft.known[name], dtype = found
+                    draft.types[name] = TensorType(dtype, tuple(found[0].shape))
         elif bound is not None:
             _lower(draft, bound, answer)
     return _place(draft)
@@ -81,7 +86,8 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         tensors = tuple(BoundTensor(n, tensor, Place(Kind.SLOT, -1), written) for n, (tensor, written) in bindings.items())
         first = kernel.outputs[0]
         written_type = draft.types[names[len(kernel.reads or ())]]
-        groups = grid(kernel, first, draft.limits.max_groups_per_dimension)
+        count = workgroup_count(kernel, first)
+        groups = (count, 1, 1) if is_symbolic(count) else folded(count, draft.limits.max_groups_per_dimension)
         if first.size != written_type.size and kernel.groups == 0:
             raise InternalError(f"{node.label}: kernel {kernel.shader} writes {first}, its value is {written_type}")
         label = f"{node.label}/{kernel.shader.removesuffix('.wgsl')}"
@@ -103,7 +109,7 @@ def _place(draft: _Draft) -> Plan:
     written = {draft.root(n): t.type.nbytes for d, names in draft.dispatches for t, n in zip(d.tensors, names, strict=True) if t.written}
     inner = {name: nbytes for name, nbytes in written.items() if name not in places}
     order, slot_of, slots = assign_slots(
-        [tuple(draft.root(n) for n in names) for _, names in draft.dispatches], levels, inner)
+        [tuple(draft.root(n) for n in names) for _, names in draft.dispatches], levels, {n: hint(size) for n, size in inner.items()})
     places.update({name: Place(Kind.SLOT, slot) for name, slot in slot_of.items()})
     steps: list[Dispatch | Copy] = []
     for i in order:
@@ -115,8 +121,16 @@ def _place(draft: _Draft) -> Plan:
                   | {s.source for s in steps if isinstance(s, Copy)})
     constants = tuple(_constant(draft, p.name) for p in used if p.kind is Kind.CONSTANT)
     return Plan(
-        tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps), tuple(slots),
-        tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()))
+        tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps),
+        _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()))
+
+
+def _slot_sizes(slots: Sequence[int], slot_of: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Bytes of each slot: what was assigned, or for values whose sizes vary the largest of those that share it."""
+    held: dict[int, list[int]] = {}
+    for name, slot in slot_of.items():
+        held.setdefault(slot, []).append(sizes[name])
+    return tuple(largest(*held[k]) if any(map(is_symbolic, held[k])) else nbytes for k, nbytes in enumerate(slots))
 
 
 def _unwanted_types(draft: _Draft) -> None:
@@ -126,14 +140,14 @@ def _unwanted_types(draft: _Draft) -> None:
 
 
 def _type_of(draft: _Draft, name: str) -> TensorType:
-    if name in draft.types:
-        return draft.types[name]
-    return _constant(draft, name).type
+    return draft.types[name]
 
 
 def _constant(draft: _Draft, name: str) -> Constant:
-    array = draft.known[name]
-    return Constant(name, TensorType(dtype_of(array), tuple(array.shape)), array.tobytes())
+    array, tensor = draft.known[name], draft.types[name]
+    if array.dtype == object:
+        return Constant(name, tensor, b"", tuple(array.reshape(-1)))
+    return Constant(name, tensor, array.tobytes())
 
 
 def _fixed_places(draft: _Draft) -> dict[str, Place]:
@@ -159,7 +173,7 @@ def _place_of(draft: _Draft, places: Mapping[str, Place], name: str) -> Place:
     tensor = draft.types.get(root)
     if tensor is None or tensor.size:
         raise InternalError(f"plan of {draft.graph.name}: nothing produces {name!r}")
-    draft.known[root] = np.empty(tensor.shape, tensor.dtype.numpy)   # without elements there is nothing to produce
+    draft.known[root] = np.empty(tuple(map(hint, tensor.shape)), tensor.dtype.numpy)   # without elements there is nothing to produce
     return Place(Kind.CONSTANT, name=root)
 
 

@@ -4,10 +4,13 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
 
     x_at(i)        element i as a value (packed and 16-bit types are unpacked); zero for an optional input left out
     x_t            the type of that value
+    y_of(low, high) an element from its bits, in a raw kernel
     y_set(i, v)    stores element i, after the fused steps (unpacked types only; an `element` body never calls it)
     HAS_X          for an optional input: whether it is there
 
-and every constant and index function of its Kernel. A body is one of two forms:
+and every constant and index function of its Kernel. A constant that only a run knows (symbolic.Size) is a member of a uniform
+struct instead, and a body can't tell: `NAME` becomes `params.NAME`, also in the module constants of a body that depend on it. So the
+source is the same for every such size; what a run must put into the struct is `parameters(...)`. A body is one of two forms:
 
     fn element(i: u32) -> y_t                called once for each element of the first output
     fn group_main(group: u32, lane: u32)     called by each invocation of each workgroup; GROUPS and LANES are constants
@@ -23,6 +26,7 @@ from importlib.resources import files
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Step
 from ort_gpu_ep.registry import Const, Kernel, Strided, parts
+from ort_gpu_ep.symbolic import Real, Size, is_symbolic, same
 from ort_gpu_ep.types import BOOL, DType, Shape, TensorType
 
 MAP_LANES = 64
@@ -50,7 +54,8 @@ def library() -> dict[str, str]:
 
 def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], max_binding_nbytes: int = 128 << 20) -> str:
     """The whole WGSL module of a kernel. bindings: as registry.tensors_of gives them; a larger one is bound in several parts."""
-    text = body(kernel.shader)
+    given = parameters(kernel, bindings)
+    symbols = {name for name, _ in given}
     out = [f"// {kernel.shader}"]
     if not kernel.raw and any(t.dtype.storage == "f16" for t, _ in bindings.values()):
         out.insert(0, "enable f16;")
@@ -60,23 +65,80 @@ def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], max
         tensor, written = bindings[name]
         access = "read_write" if written else "read"
         out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{_storage(tensor.dtype, kernel.raw)}>;")
-    out += [_const(name, value) for name, value in kernel.consts]
+    out += _parameter_struct(given, len(variables))
+    out += [_const(name, value) for name, value in kernel.consts if name not in symbols]
     out += [_optional(name, given) for name, given in kernel.optionals]
-    first = next((n for n, (_, written) in bindings.items() if written), "y")
+    first = first_written(bindings)
     out += [_strided(name, index) for name, index in kernel.indices]
     for name, (tensor, _) in bindings.items():
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         out.append(f"alias {name}_t = {_value(plain, kernel.raw)};")
         out.append(_in_parts(name, pieces[name], tensor.dtype, kernel.raw))
+        if kernel.raw and written:
+            words = "vec2<u32>(low, high)" if tensor.dtype.nbytes == 8 else "low"
+            out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
     if kernel.epilogue:
         out.append(_steps(kernel, bindings, first))
-    is_map = re.search(r"\bfn element\b", text) is not None
+    is_map = is_elementwise(kernel.shader)
     for name, (tensor, written) in bindings.items():
         if written and not (is_map and _per_word(tensor.dtype, kernel.raw) > 1):
             out.append(_writer(name, tensor.dtype, kernel, first, pieces[name]))
-    out.append(text)
+    out.append(_with_parameters(body(kernel.shader), symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
     out.append(_map_main(kernel, bindings[first][0], first) if is_map else _group_main(kernel))
     return "\n".join([*out, *_called("\n".join(out))]) + "\n"
+
+
+@cache
+def is_elementwise(shader: str) -> bool:
+    """Whether a body is called once for each element of the first output."""
+    return re.search(r"\bfn element\b", body(shader)) is not None
+
+
+def first_written(bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
+    return next((n for n, (_, written) in bindings.items() if written), "y")
+
+
+def parameters(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> list[tuple[str, Size | Real]]:
+    """What only a run knows, by its name in the shader's uniform struct, in the struct's order. Each takes four bytes."""
+    found: list[tuple[str, object]] = list(kernel.consts)
+    for name, index in kernel.indices:
+        shape, strides = merged(index.shape, index.strides)
+        found += [(f"{name}_size{k}", size) for k, size in enumerate(shape) if k]
+        found += [(f"{name}_stride{k}", stride) for k, stride in enumerate(strides)]
+        found.append((f"{name}_offset", index.offset))
+    found.append(("ELEMENTS", bindings[first_written(bindings)][0].size) if is_elementwise(kernel.shader) else ("GROUPS", kernel.groups))
+    return [(name, value) for name, value in found if isinstance(value, (Size, Real))]
+
+
+def _parameter_struct(given: Sequence[tuple[str, Size | Real]], binding: int) -> list[str]:
+    if not given:
+        return []
+    members = ", ".join(f"{name}: {'u32' if isinstance(value, Size) else 'f32'}" for name, value in given)
+    return [f"struct Parameters {{ {members} }}", f"@group(0) @binding({binding}) var<uniform> params: Parameters;"]
+
+
+def _with_parameters(text: str, symbols: Iterable[str]) -> str:
+    """The body with its symbols read from the struct. Module constants that depend on one are put where they are used."""
+    replaced = {name: f"params.{name}" for name in symbols}
+    if not replaced:
+        return text
+    lines = []
+    for line in _joined_constants(text).split("\n"):
+        found = re.fullmatch(r"const (\w+)(?:: (\w+))? = (.*);", line)
+        if found and any(re.search(rf"\b{name}\b", found[3]) for name in replaced):
+            replaced[found[1]] = f"({_replace(found[3], replaced)})"
+        else:
+            lines.append(line)
+    return _replace("\n".join(lines), replaced)
+
+
+def _joined_constants(text: str) -> str:
+    """Each module constant on one line, its comment gone."""
+    return re.sub(r"(?ms)^const [^;]*;[^\n]*", lambda m: " ".join(m[0].split(";")[0].split()) + ";", text)
+
+
+def _replace(text: str, replaced: Mapping[str, str]) -> str:
+    return re.sub(rf"(?<![\w.])({'|'.join(map(re.escape, replaced))})\b", lambda m: replaced[m[1]], text)
 
 
 def _called(source: str) -> Iterable[str]:
@@ -133,25 +195,49 @@ def _optional(name: str, given: bool) -> str:
 def _strided(name: str, index: Strided) -> str:
     """The coordinates of i, innermost dimension last; dimensions of size 1 drop out and mergeable ones are merged."""
     shape, strides = merged(index.shape, index.strides)
-    lines, divisor = [f"fn {name}(i: u32) -> u32 {{"], 1
-    terms = [f"{index.offset}i"] if index.offset else []
+    terms = [_signed(index.offset, f"{name}_offset")] if is_symbolic(index.offset) or index.offset else []
+    lines = [f"fn {name}(i: u32) -> u32 {{"]
+    coordinates = _rests(name, shape, strides, lines) if any(map(is_symbolic, shape[1:])) else _quotients(shape)
     for k in range(len(shape) - 1, -1, -1):
-        coordinate = "i" if divisor == 1 else f"(i / {divisor}u)"
-        coordinate = coordinate if k == 0 else f"({coordinate} % {shape[k]}u)"
-        if strides[k]:
-            terms.append(f"i32({coordinate})" + (f" * {strides[k]}i" if strides[k] != 1 else ""))
-        divisor *= shape[k]
+        if is_symbolic(strides[k]) or strides[k]:
+            unit = not is_symbolic(strides[k]) and strides[k] == 1
+            terms.append(f"i32({coordinates[k]})" + ("" if unit else f" * {_signed(strides[k], f'{name}_stride{k}')}"))
     lines.append(f"    return u32({' + '.join(terms) or '0i'});")
     return "\n".join([*lines, "}"])
 
 
+def _signed(value: int, name: str) -> str:
+    return f"i32(params.{name})" if is_symbolic(value) else f"{value}i"
+
+
+def _quotients(shape: Shape) -> list[str]:
+    """Coordinates by divisors that the compiler knows."""
+    found, divisor = [], 1
+    for k in range(len(shape) - 1, -1, -1):
+        coordinate = "i" if divisor == 1 else f"(i / {divisor}u)"
+        found.append(coordinate if k == 0 else f"({coordinate} % {shape[k]}u)")
+        divisor *= shape[k] if k else 1
+    return found[::-1]
+
+
+def _rests(name: str, shape: Shape, strides: tuple[int, ...], lines: list[str]) -> list[str]:
+    """Coordinates one after another, each from what the last division left: sizes of a run need no products of sizes."""
+    rest = "i"
+    for k in range(len(shape) - 1, 0, -1):
+        size = f"params.{name}_size{k}" if is_symbolic(shape[k]) else f"{shape[k]}u"
+        lines.append(f"    let q{k} = {rest} / {size};")
+        lines.append(f"    let c{k} = {rest} - q{k} * {size};")
+        rest = f"q{k}"
+    return [rest, *(f"c{k}" for k in range(1, len(shape)))]
+
+
 def merged(shape: Shape, strides: tuple[int, ...]) -> tuple[Shape, tuple[int, ...]]:
-    """The same index map over fewer dimensions: neighbours that advance together become one."""
+    """The same index map over fewer dimensions: neighbours that advance together, whatever their sizes are, become one."""
     kept: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
-        if size == 1:
+        if same(size, 1):
             continue
-        if kept and kept[-1][1] == stride * size:
+        if kept and same(kept[-1][1], stride * size):
             kept[-1] = (kept[-1][0] * size, stride)
         else:
             kept.append((size, stride))
@@ -200,13 +286,11 @@ def _writer(name: str, dtype: DType, kernel: Kernel, first: str, pieces: Sequenc
 
 def _steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first: str) -> str:
     """Each fused step as a function of its own, and `fused(v, i)` that calls them in order."""
-    out_type = bindings[first][0]
     types, functions, lines = {"v": f"{first}_t"}, [], []
     operands = sorted({a for s in kernel.epilogue for a in s.arguments if a[0] == "e"}, key=lambda a: int(a[1:]))
     for operand in operands:
         tensor = bindings[operand][0]
         types[operand] = _value(tensor.dtype, kernel.raw)
-        functions.append(_strided(f"{operand}_index", Strided(out_type.shape, broadcast_strides(tensor.shape, out_type.shape))))
         lines.append(f"    let {operand}_value = {operand}_at({operand}_index(i));")
     for k, step in enumerate(kernel.epilogue):
         types[f"s{k}"] = step.dtype.value
@@ -224,22 +308,13 @@ def _step_function(k: int, step: Step, types: Mapping[str, str]) -> str:
     return f"fn step{k}({parameters}) -> {step.dtype.value} {{ return {step.expression}; }}"
 
 
-def broadcast_strides(shape: Shape, out: Shape) -> tuple[int, ...]:
-    """Strides that read a tensor of `shape` as if it had the broadcast shape `out` (both row-major)."""
-    padded = (1,) * (len(out) - len(shape)) + shape
-    strides, step = [], 1
-    for size in reversed(padded):
-        strides.append(0 if size == 1 else step)
-        step *= size
-    return tuple(reversed(strides))
-
-
 _BITS = {"bool": "select(0u, 1u, {0})", "i32": "(bitcast<u32>({0}) & {1})", "u32": "({0} & {1})"}
 
 
 def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
     per_word = _per_word(out.dtype, kernel.raw)
-    words = -(-out.size // per_word)
+    size = "params.ELEMENTS" if is_symbolic(out.size) else f"{out.size}u"
+    words = f"{-(-out.size // per_word)}u" if not is_symbolic(out.size) else size if per_word == 1 else f"({size} + {per_word - 1}u) / {per_word}u"
     if per_word == 1:
         store = f"    {first}_set(i, element(i));"
     else:
@@ -247,27 +322,31 @@ def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
         bits = _BITS[_value(out.dtype, kernel.raw)].format(value, f"{(1 << 32 // per_word) - 1}u")
         store = (
             f"    var word = 0u;\n    for (var j = 0u; j < {per_word}u; j++) {{\n        let k = i * {per_word}u + j;\n"
-            f"        if (k < {out.size}u) {{ word |= {bits} << (j * {32 // per_word}u); }}\n    }}\n    {first}[i] = word;")
+            f"        if (k < {size}) {{ word |= {bits} << (j * {32 // per_word}u); }}\n    }}\n    {first}[i] = word;")
     return (
         f"@compute @workgroup_size({MAP_LANES})\n"
         "fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>) {\n"
-        f"    let i = id.x + id.y * n.x * {MAP_LANES}u;\n    if (i >= {words}u) {{ return; }}\n{store}\n}}")
+        f"    let i = id.x + id.y * n.x * {MAP_LANES}u;\n    if (i >= {words}) {{ return; }}\n{store}\n}}")
 
 
 def _group_main(kernel: Kernel) -> str:
+    given = is_symbolic(kernel.groups)
     return (
-        f"const GROUPS: u32 = {kernel.groups}u;\nconst LANES: u32 = {kernel.lanes}u;\n"
+        ("" if given else f"const GROUPS: u32 = {kernel.groups}u;\n") + f"const LANES: u32 = {kernel.lanes}u;\n"
         f"@compute @workgroup_size({kernel.lanes})\n"
         "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, "
         "@builtin(local_invocation_index) lane: u32) {\n"
-        "    let group = id.x + id.y * n.x;\n    if (group >= GROUPS) { return; }\n    group_main(group, lane);\n}")
+        f"    let group = id.x + id.y * n.x;\n    if (group >= {'params.' if given else ''}GROUPS) {{ return; }}\n    group_main(group, lane);\n}}")
 
 
-def grid(kernel: Kernel, out: TensorType, max_groups: int = 65535) -> tuple[int, int, int]:
-    """Workgroup counts; a count over the limit of one dimension is folded into two. `out`: the first output."""
-    count = kernel.groups
-    if not count:
-        words = -(-out.size // _per_word(out.dtype, kernel.raw))
-        count = -(-words // MAP_LANES)
+def workgroup_count(kernel: Kernel, out: TensorType) -> int:
+    """Workgroups of a dispatch. `out`: the first output."""
+    if not is_elementwise(kernel.shader):
+        return kernel.groups
+    return -(-out.size // (_per_word(out.dtype, kernel.raw) * MAP_LANES))
+
+
+def folded(count: int, max_groups: int = 65535) -> tuple[int, int, int]:
+    """A count over the limit of one dimension is folded into two."""
     rows = -(-count // max_groups)
     return (-(-count // rows), rows, 1) if count else (0, 1, 1)

@@ -1,0 +1,258 @@
+"""A plan on the device: its pipelines, buffers and bind groups, and command buffers recorded ahead."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ort_gpu_ep.device import native, objects
+from ort_gpu_ep.device.gpu import Buffer
+from ort_gpu_ep.device.library import GPUError
+from ort_gpu_ep.device.pipelines import bind_group_layout, pipelines
+from ort_gpu_ep.device.tensor import Tensor
+from ort_gpu_ep.registry import parts
+from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place
+from ort_gpu_ep.scheduler.template import Filled, Template
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device.program import Program
+
+MAX_BINDINGS = 16
+"""Sets of input and output buffers whose bind groups a plan keeps."""
+
+MAX_REGIONS = 16
+"""Sets of sizes whose shader parameters are on the device at the same time."""
+
+GROWTH = 1.25
+"""A buffer that was too small gets so much more than it needs: ever longer inputs then seldom need another one."""
+
+SHRINK_RUNS = 256
+"""After so many runs that needed less than half of the buffers, they are made smaller."""
+
+_PARAMETERS = objects.UNIFORM | objects.COPY_DST
+
+
+@dataclass(eq=False)
+class _Shape:
+    """What a plan keeps of one set of sizes. ahead: (timer, key, command buffers) of its next run."""
+
+    filled: Filled
+    region: int
+    ahead: tuple[Any, tuple[Any, ...], list[Any]] | None = field(default=None)
+
+
+class Prepared:
+    """A template with its pipelines, buffers and bind groups. Not thread-safe: its program's lock is held."""
+
+    def __init__(self, template: Template, program: Program) -> None:
+        self.template, self.program, self.gpu = template, program, program.gpu
+        self._pipelines = pipelines(self.gpu, template.plan, program.config.checked_shaders)
+        self._slots: list[Buffer] = []
+        self._constants: dict[str, Buffer] = {}
+        self._parameters: Buffer | None = None
+        self._shapes: OrderedDict[tuple[Any, ...], _Shape] = OrderedDict()
+        self._current: _Shape | None = None         # whose constants are on the device
+        self._inner: dict[int, Any] = {}
+        self._bindings: OrderedDict[tuple[Any, ...], list[Any]] = OrderedDict()
+        self._last: tuple[_Shape, tuple[Any, ...], list[Tensor], list[Tensor]] | None = None
+        self._runs = itertools.count()
+        self._needed: list[int] = []                # of each slot, the most since its size was last looked at
+        self._until_look = SHRINK_RUNS
+        try:
+            for constant in template.plan.constants:
+                if not constant.varying:
+                    self._constants[constant.name] = self._filled_buffer(constant.data)
+            if template.parameter_nbytes:
+                self._parameters = self.gpu.create(MAX_REGIONS * template.parameter_nbytes, _PARAMETERS)
+        except Exception:
+            self.close()
+            raise
+
+    def _filled_buffer(self, data: bytes) -> Buffer:
+        buffer = self.gpu.allocate(len(data))
+        if data:
+            self.program.upload(buffer, native.address_of(data), len(data))
+        return buffer
+
+    def close(self) -> None:
+        for buffer in (*self._slots, *self._constants.values()):
+            self.gpu.free(buffer)
+        if self._parameters is not None:
+            self.gpu.flush()        # pending work may name it
+            self.gpu.destroy(self._parameters)
+        self._slots, self._constants, self._parameters = [], {}, None
+        self._shapes.clear()
+        self._last = self._current = None
+
+    def run(self, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Enqueues one run. Raises DeviceError."""
+        if not self.template.plan.steps:
+            return
+        self._fit_slots(filled.slots)
+        shape = self._shape(filled)
+        key = tuple((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs))
+        ahead, shape.ahead = shape.ahead, None
+        command_buffers = ahead[2] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(shape, key, inputs, outputs)
+        self.gpu.execute(command_buffers, [(t.buffer, t.offset_bytes, t.type.nbytes) for t in outputs])
+        self._last = (shape, key, inputs, outputs)
+        if next(self._runs):
+            self.gpu.on_wait(self)
+
+    def _fit_slots(self, wanted: tuple[int, ...]) -> None:
+        """Slots large enough for a run, and after many small runs not much larger than they need to be."""
+        if not self._slots:
+            for nbytes in wanted:
+                self._slots.append(self.gpu.allocate(nbytes))
+            self._needed = list(wanted)
+            return
+        if not self.template.varies:
+            return
+        self._until_look -= 1
+        self._needed = [max(pair) for pair in zip(self._needed, wanted, strict=True)]
+        for k, nbytes in enumerate(wanted):
+            if nbytes > self._slots[k].nbytes:
+                self._resize(k, max(nbytes, min(int(nbytes * GROWTH), self.gpu.limits.max_buffer_nbytes)))
+        if not self._until_look:
+            if 2 * sum(self._needed) < sum(b.nbytes for b in self._slots):
+                for k, nbytes in enumerate(self._needed):
+                    self._resize(k, nbytes)
+            self._until_look, self._needed = SHRINK_RUNS, list(wanted)
+
+    def _resize(self, slot: int, nbytes: int) -> None:
+        self.gpu.free(self._slots[slot])
+        self._slots[slot] = self.gpu.allocate(nbytes)
+        self._forget_bindings()
+
+    def _forget_bindings(self) -> None:
+        """Another buffer: no bind group or recording that may name the old one is used again."""
+        self._inner.clear()
+        self._bindings.clear()
+        for shape in self._shapes.values():
+            shape.ahead = None
+        self._last = None
+
+    def _shape(self, filled: Filled) -> _Shape:
+        """What is kept of these sizes, their parameters and constants on the device."""
+        shape = self._shapes.get(filled.inputs)
+        if shape is None:
+            full = len(self._shapes) >= MAX_REGIONS
+            region = self._shapes.popitem(last=False)[1].region if full else len(self._shapes)
+            shape = self._shapes[filled.inputs] = _Shape(filled, region)
+            if self._parameters is not None:
+                data = filled.parameters
+                self.gpu.upload(self._parameters, region * self.template.parameter_nbytes, native.address_of(data), len(data))
+        self._shapes.move_to_end(filled.inputs)
+        if filled.constants and self._current is not shape:
+            for name, data in filled.constants.items():
+                self._set_constant(name, data)
+        self._current = shape
+        return shape
+
+    def _set_constant(self, name: str, data: bytes) -> None:
+        buffer = self._constants.get(name)
+        if buffer is None or buffer.nbytes < len(data):
+            if buffer is not None:
+                self.gpu.free(buffer)
+                self._forget_bindings()
+            buffer = self._constants[name] = self.gpu.allocate(len(data))
+        if data:
+            self.gpu.upload(buffer, 0, native.address_of(data), len(data))
+
+    def record_ahead(self) -> None:
+        """Called while the host waits for the GPU: the next run most likely uses the same buffers."""
+        if self.program._lock.acquire(blocking=False):
+            try:
+                if self._last and not self._last[0].ahead:
+                    shape, key, inputs, outputs = self._last
+                    shape.ahead = (self.gpu.timer, key, self._record(shape, key, inputs, outputs))
+            finally:
+                self.program._lock.release()
+
+    def _record(self, shape: _Shape, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
+        """The command buffers of a run: one, or with `submit_each` one a step."""
+        steps = list(zip(range(len(self._pipelines)), self._pipelines, self._bind_groups(key, inputs, outputs), strict=True))
+        try:
+            return [self._encode(shape, part, inputs, outputs) for part in ([[s] for s in steps] if self.gpu.submit_each else [steps])]
+        except GPUError as error:
+            raise self.gpu.failure(error, f"{self.program.graph.name}: a recording of\n{self.template.plan}\n") from error
+
+    def _encode(self, shape: _Shape, steps: list[tuple[int, Any, Any]], inputs: list[Tensor], outputs: list[Tensor]) -> Any:
+        encoder = self.gpu.device.create_command_encoder(self.program.graph.name)
+        compute: Any = None
+        timer, start = self.gpu.timer, shape.region * self.template.parameter_nbytes
+        for index, pipe, group in steps:
+            groups, offset = shape.filled.groups[index], self.template.offsets[index]
+            if groups is not None:
+                compute = compute or encoder.begin_compute_pass(timer.queries if timer else None)
+                native.dispatch(compute, pipe, group, groups, None if offset is None else start + offset)
+            else:
+                if compute:
+                    compute.end()
+                    compute = None
+                self._copy(encoder, index, shape.filled.nbytes[index] or 0, inputs, outputs)
+        if compute:
+            compute.end()
+        if timer:
+            timer.resolve(encoder)
+        return native.finish(encoder)
+
+    def _copy(self, encoder: Any, index: int, nbytes: int, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        step = self.template.plan.steps[index]
+        assert isinstance(step, Copy)
+        (source, at), (target, to) = (self._buffer(p, inputs, outputs) for p in (step.source, step.target))
+        native.copy_buffer(encoder, source.native, at, target.native, to, (nbytes + 3) & ~3)
+
+    def _buffer(self, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[Buffer, int]:
+        match place.kind:
+            case Kind.INPUT:
+                return inputs[place.index].buffer, inputs[place.index].offset_bytes
+            case Kind.OUTPUT:
+                return outputs[place.index].buffer, outputs[place.index].offset_bytes
+            case Kind.WEIGHT:
+                return self.program.weight(place.name), 0
+            case Kind.CONSTANT:
+                return self._constants[place.name], 0
+            case _:
+                return self._slots[place.index], 0
+
+    def _bind_groups(self, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
+        """A bind group for each step; those that touch no input or output are made once."""
+        groups = self._bindings.get(key)
+        if groups is None:
+            steps = self.template.plan.steps
+            groups = [self._bind_group(i, s, inputs, outputs) if isinstance(s, Dispatch) else None for i, s in enumerate(steps)]
+            self._bindings[key] = groups
+            if len(self._bindings) > MAX_BINDINGS:
+                self._bindings.popitem(last=False)
+        self._bindings.move_to_end(key)
+        return groups
+
+    def _bind_group(self, index: int, step: Dispatch, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
+        outer = any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors)
+        if not outer and index in self._inner:
+            return self._inner[index]
+        bindings: list[tuple[Any, int, int]] = []
+        written: list[bool] = []
+        for tensor in step.tensors:
+            buffer, offset = self._buffer(tensor.place, inputs, outputs)
+            nbytes = tensor.type.dtype.nbytes
+            for first, elements in parts(tensor.type, self.gpu.limits.max_binding_nbytes):
+                if isinstance(elements, int):
+                    size = max((elements * nbytes + 3) & ~3, 8 if nbytes == 8 else 4)
+                else:       # the whole buffer: the bind group serves every size that fits
+                    size = min(buffer.nbytes - offset, self.gpu.limits.max_binding_nbytes) & ~3
+                bindings.append((buffer.native, offset + first * nbytes, size))
+                written.append(tensor.written)
+        varies = self.template.offsets[index] is not None
+        if varies and self._parameters is not None:
+            bindings.append((self._parameters.native, 0, self.template.struct_nbytes(index)))
+        layout = bind_group_layout(self.gpu, tuple(written), varies)
+        try:
+            group = self.gpu.device.create_bind_group(step.label, layout, bindings)
+        except GPUError as error:
+            raise self.gpu.failure(error, f"{step.label}: a bind group") from error
+        if not outer:
+            self._inner[index] = group
+        return group

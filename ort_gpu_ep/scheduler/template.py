@@ -1,0 +1,163 @@
+"""A plan for every size: made once, for symbols in place of the sizes that the model leaves open, and filled in for each run.
+
+A new shape changes numbers only: workgroup counts, the parameters of shaders, the bytes of buffers and copies. What the plan
+does (kernels, order, which values share a slot) stays, as long as the sizes answer the trace's guards as those of the first run
+did; where they don't (a size of 1 that broadcasts, say), another template is made.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from ort_gpu_ep.graph import Graph
+from ort_gpu_ep.registry import OFFSET_ALIGNMENT, Limits
+from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
+from ort_gpu_ep.scheduler.planner import Rewrite, make_plan
+from ort_gpu_ep.shaders.composer import folded, parameters
+from ort_gpu_ep.symbolic import Formula, Real, Size, Trace, is_symbolic
+from ort_gpu_ep.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The numbers of a template for one set of input sizes.
+
+    groups: workgroups of each step (None for a copy). nbytes: of each copy (None for a dispatch). parameters: the uniform structs,
+    each at its step's `offsets` of the template. slots: bytes. constants: by name, those that vary.
+    """
+
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    groups: tuple[tuple[int, int, int] | None, ...]
+    nbytes: tuple[int | None, ...]
+    slots: tuple[int, ...]
+    parameters: bytes
+    constants: Mapping[str, bytes]
+
+
+class Template:
+    """A plan with symbols, and the function that fills them in.
+
+    plan: what was made; its numbers may be Sizes. offsets: where in `Filled.parameters` each step's struct is, None without one.
+    """
+
+    def __init__(self, plan: Plan, trace: Trace, limits: Limits) -> None:
+        self.plan, self._limits, self._trace = plan, limits, trace
+        self.offsets: list[int | None] = []
+        wanted = _Wanted()
+        self._outputs = [wanted.add(t.shape) for t in plan.outputs]
+        self._slots = wanted.add(plan.slots)
+        self._groups = [wanted.add(s.groups[:1]) if isinstance(s, Dispatch) and is_symbolic(s.groups[0]) else None for s in plan.steps]
+        self._nbytes = [wanted.add((s.nbytes,)) if isinstance(s, Copy) else None for s in plan.steps]
+        self._constants = [(c, wanted.add(c.type.shape), wanted.add(c.varying)) for c in plan.constants if c.varying]
+        self._structs, self.parameter_nbytes = self._place_parameters(wanted)
+        self._formula = Formula(trace, wanted.values)
+        self._symbols: list[Any] = []
+        _walk(plan, lambda size: self._symbols.append(size) or size)
+
+    def _place_parameters(self, wanted: _Wanted) -> tuple[list[tuple[int, str, slice]], int]:
+        """(offset, struct format, values) of each step's parameters, and the bytes of all."""
+        structs, end = list[tuple[int, str, slice]](), 0
+        for step in self.plan.steps:
+            found = parameters(step.kernel, step.bindings) if isinstance(step, Dispatch) else []
+            self.offsets.append(end if found else None)
+            if found:
+                layout = "".join("I" if isinstance(value, Size) else "f" for _, value in found)
+                structs.append((end, f"<{layout}", wanted.add([value for _, value in found])))
+                end += -(-4 * len(found) // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
+        return structs, end
+
+    def struct_nbytes(self, step: int) -> int:
+        """Bytes of a step's parameters."""
+        return next(struct.calcsize(layout) for offset, layout, _ in self._structs if offset == self.offsets[step])
+
+    @property
+    def varies(self) -> bool:
+        """Whether anything of the plan depends on sizes of the run."""
+        return bool(self._symbols)
+
+    def fill(self, types: Sequence[TensorType]) -> Filled | None:
+        """The numbers for these input types, or None where the plan does not hold for them. types: of the element types and ranks
+        that the template was made for.
+        """
+        values = self._formula([d for t in types for d in t.shape])
+        if values is None:
+            return None
+        most = self._limits.max_groups_per_dimension
+        groups = tuple(
+            (step.groups if where is None else folded(values[where][0], most)) if isinstance(step, Dispatch) else None
+            for step, where in zip(self.plan.steps, self._groups, strict=True))
+        data = bytearray(self.parameter_nbytes)
+        for offset, layout, where in self._structs:
+            struct.pack_into(layout, data, offset, *(v & 0xffffffff if type(v) is int else v for v in values[where]))
+        return Filled(
+            tuple(types), tuple(TensorType(t.dtype, values[w]) for t, w in zip(self.plan.outputs, self._outputs, strict=True)), groups,
+            tuple(None if w is None else values[w][0] for w in self._nbytes), values[self._slots], bytes(data),
+            {c.name: _array_bytes(c.type, values[w]) for c, _, w in self._constants})
+
+    def at(self, filled: Filled) -> Plan:
+        """The plan as plain data, with the numbers of one set of input sizes."""
+        if not self.varies:
+            return self.plan
+        numbers = iter(Formula(self._trace, self._symbols)([d for t in filled.inputs for d in t.shape]) or ())
+        plan: Plan = _walk(self.plan, lambda size: next(numbers))
+        steps = tuple(replace(s, groups=g) if isinstance(s, Dispatch) and g is not None else s
+                      for s, g in zip(plan.steps, filled.groups, strict=True))
+        constants = tuple(replace(c, data=filled.constants[c.name], varying=()) if c.varying else c for c in plan.constants)
+        return replace(plan, steps=steps, constants=constants)
+
+
+class _Wanted:
+    """The values that a formula is to give, and where in its result each group of them is."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def add(self, values: Sequence[Any]) -> slice:
+        start = len(self.values)
+        self.values += values
+        return slice(start, len(self.values))
+
+
+def _array_bytes(tensor: TensorType, values: Sequence[Any]) -> bytes:
+    import numpy as np
+
+    return np.array(values).astype(tensor.dtype.numpy).tobytes()
+
+
+def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same data with every Size and Real changed."""
+    if isinstance(value, (Size, Real)):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(_walk(v, change) for v in value)
+    if is_dataclass(value) and not isinstance(value, type) and type(value).__name__ != "DType":
+        return replace(value, **{f.name: _walk(getattr(value, f.name), change) for f in fields(value)})
+    return value
+
+
+def make_template(
+    graph: Graph, types: Sequence[TensorType], limits: Limits, rewrite: Rewrite | None = None,
+) -> Template:
+    """A plan for these input types and for all that differ from them in sizes that the graph leaves open.
+
+    Raises: UnsupportedNodeError, where a row declines a node with these types.
+    """
+    trace = Trace()
+    inputs, place = dict[str, TensorType](), 0
+    for name, tensor in zip(graph.inputs, types, strict=True):
+        declared = graph.values[name].shape if name in graph.values else None
+        inputs[name] = TensorType(tensor.dtype, tuple(
+            _dimension(trace, place + axis, size, declared, axis) for axis, size in enumerate(tensor.shape)))
+        place += tensor.rank
+    return Template(make_plan(graph, inputs, limits, rewrite), trace, limits)
+
+
+def _dimension(trace: Trace, place: int, size: int, declared: Sequence[Any] | None, axis: int) -> int:
+    """What the model fixes is a number (that every run must have), what it leaves open a symbol."""
+    symbol = trace.symbol(place, size)
+    fixed = declared is not None and len(declared) > axis and declared[axis] == size
+    return int(symbol) if fixed else symbol

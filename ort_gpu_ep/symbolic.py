@@ -1,0 +1,421 @@
+"""Integers that a run brings: arithmetic on them is recorded, so that a plan made once serves every size.
+
+A builder is written for plain ints and never told. It gets `Size` objects, which know the value of the run that is being planned
+(the hint) and the formula that gives it; what it computes from them are formulas, too. A comparison answers for the hint and is
+kept as a guard: the plan holds for all sizes that answer every guard alike. Whatever needs a number (`int`, `range`, an index, a
+hash) gets the hint and guards that value, so that a builder can be slower than it need be, but not wrong. `hint` looks without a
+guard: for choices that any answer to is right.
+Source of the idea: PyTorch's symbolic shapes (torch.fx.experimental.symbolic_shapes), reduced to what plans need.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from ort_gpu_ep.errors import InternalError
+
+Terms: TypeAlias = tuple[tuple[tuple[int, ...], int], ...]
+"""A polynomial in normal form: (sorted atoms of a monomial, coefficient), sorted; () is zero."""
+
+_RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {"==": operator.eq, "<": operator.lt}
+
+
+class Trace:
+    """The atoms of one planning (symbols, and operations that are no polynomial) and its guards.
+
+    guards: (polynomial, relation to zero) -> the answer that was given. closed: planning is over, and no guard can be added.
+    """
+
+    def __init__(self) -> None:
+        self.atoms: list[tuple[Any, ...]] = []
+        self.hints: list[int | float] = []
+        self.guards: dict[tuple[Terms, str], bool] = {}
+        self.closed = False
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def symbol(self, place: int, hint: int) -> int:
+        """The size at `place` of the tuple that `Formula` is called with. (A Size: typed as what it stands in for.)"""
+        return cast(int, Size(self, (((self._atom(("symbol", place), hint),), 1),), hint))
+
+    def _atom(self, definition: tuple[Any, ...], hint: int | float) -> int:
+        found = self._known.get(definition)
+        if found is None:
+            found = self._known[definition] = len(self.atoms)
+            self.atoms.append(definition)
+            self.hints.append(hint)
+        return found
+
+    def size(self, definition: tuple[Any, ...], hint: int) -> Any:
+        return Size(self, (((self._atom(definition, hint),), 1),), hint)
+
+    def real(self, definition: tuple[Any, ...], hint: float) -> Any:
+        return Real(self, self._atom(definition, hint), hint)
+
+    def answer(self, terms: Terms, relation: str, hint: int) -> bool:
+        """Whether the polynomial, whose value now is `hint`, is in that relation to zero; kept as a guard unless it always is, or never."""
+        if all(not atoms for atoms, _ in terms):
+            return _RELATIONS[relation](hint, 0)
+        found = _RELATIONS[relation](hint, 0)
+        if (terms, relation) not in self.guards:
+            if self.closed:
+                raise InternalError(f"{_text(terms)} {relation} 0 is asked after planning, when no guard can be kept")
+            self.guards[terms, relation] = found
+        return found
+
+
+def _normal(terms: Mapping[tuple[int, ...], int]) -> Terms:
+    return tuple(sorted((atoms, factor) for atoms, factor in terms.items() if factor))
+
+
+def _text(terms: Terms) -> str:
+    """`2*s0*s1 + 3`; s<k> is atom k."""
+    parts = ["*".join([*([str(factor)] if factor != 1 or not atoms else []), *(f"s{a}" for a in atoms)]) for atoms, factor in terms]
+    return " + ".join(parts) or "0"
+
+
+class Size:
+    """An integer of a run: a polynomial over the atoms of a trace, and its value in the run that is being planned."""
+
+    __slots__ = ("hint", "terms", "trace")
+    __array_ufunc__ = None      # numpy's scalars leave arithmetic with it to it
+
+    def __init__(self, trace: Trace, terms: Terms, hint: int) -> None:
+        self.trace, self.terms, self.hint = trace, terms, hint
+
+    def _made(self, terms: Mapping[tuple[int, ...], int], hint: int) -> Any:
+        normal = _normal(terms)
+        if all(not atoms for atoms, _ in normal):
+            return normal[0][1] if normal else 0
+        return Size(self.trace, normal, hint)
+
+    def __add__(self, other: Any) -> Any:
+        found = _operand(other)
+        if found is None:
+            return NotImplemented
+        terms = dict(self.terms)
+        for atoms, factor in found[0]:
+            terms[atoms] = terms.get(atoms, 0) + factor
+        return self._made(terms, self.hint + found[1])
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __sub__(self, other: Any) -> Any:
+        found = _operand(other)
+        return NotImplemented if found is None else self + -1 * other
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, float):
+            return derived(operator.mul, self, other)
+        found = _operand(other)
+        if found is None:
+            return NotImplemented
+        terms: dict[tuple[int, ...], int] = {}
+        for mine, factor in self.terms:
+            for its, other_factor in found[0]:
+                atoms = tuple(sorted((*mine, *its)))
+                terms[atoms] = terms.get(atoms, 0) + factor * other_factor
+        return self._made(terms, self.hint * found[1])
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _divided(self.trace, self, other, "//", operator.floordiv)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _divided(self.trace, other, self, "//", operator.floordiv)
+
+    def __mod__(self, other: Any) -> Any:
+        return _divided(self.trace, self, other, "%", operator.mod)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _divided(self.trace, other, self, "%", operator.mod)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __truediv__(self, other: Any) -> Any:
+        return derived(operator.truediv, self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return derived(operator.truediv, other, self)
+
+    def __abs__(self) -> Any:
+        return -self if self < 0 else self
+
+    def _compare(self, other: Any, relation: str) -> Any:
+        if isinstance(other, float) and not other.is_integer():
+            if math.isnan(other) or math.isinf(other):
+                return _RELATIONS[relation](self.hint, other)
+            return relation == "<" and self._compare(math.floor(other) + 1, "<")
+        found = _operand(int(other) if isinstance(other, float) else other)
+        if found is None:
+            return NotImplemented
+        difference = self - other
+        if not isinstance(difference, Size):
+            return _RELATIONS[relation](difference, 0)
+        return self.trace.answer(difference.terms, relation, difference.hint)
+
+    def __eq__(self, other: object) -> Any:
+        return self._compare(other, "==")
+
+    def __ne__(self, other: object) -> Any:
+        found = self._compare(other, "==")
+        return found if found is NotImplemented else not found
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(other, "<")
+
+    def __ge__(self, other: Any) -> Any:
+        found = self._compare(other, "<")
+        return found if found is NotImplemented else not found
+
+    def __gt__(self, other: Any) -> Any:
+        return self >= math.floor(other) + 1 if isinstance(other, float) and math.isfinite(other) else _flipped(self, other)
+
+    def __le__(self, other: Any) -> Any:
+        found = self > other
+        return found if found is NotImplemented else not found
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __index__(self) -> int:
+        """The number, guarded: the plan then holds for this value only."""
+        if not self == self.hint:
+            raise InternalError(f"{self} is not its own hint {self.hint}")
+        return self.hint
+
+    __int__ = __trunc__ = __index__
+
+    def __float__(self) -> float:
+        return float(int(self))
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+    def bit_length(self) -> int:
+        return int(self).bit_length()
+
+    def __repr__(self) -> str:
+        return f"({_text(self.terms)} = {self.hint})"
+
+    __str__ = __repr__
+
+
+class Real:
+    """A float of a run, computed from its sizes: it can only be a kernel's constant."""
+
+    __slots__ = ("atom", "hint", "trace")
+
+    def __init__(self, trace: Trace, atom: int, hint: float) -> None:
+        self.trace, self.atom, self.hint = trace, atom, hint
+
+    def __float__(self) -> float:
+        """The number; all sizes of the trace are guarded."""
+        for definition, hint in zip(self.trace.atoms, self.trace.hints, strict=True):
+            if definition[0] == "symbol":
+                int(self.trace.symbol(definition[1], int(hint)))
+        return self.hint
+
+    def __repr__(self) -> str:
+        return f"(r{self.atom} = {self.hint})"
+
+
+def _flipped(one: Size, other: Any) -> Any:
+    """one > other, as other - one < 0."""
+    if isinstance(other, float):
+        return one.hint > other
+    found = _operand(other)
+    if found is None:
+        return NotImplemented
+    difference = other - one
+    return one.trace.answer(difference.terms, "<", difference.hint) if isinstance(difference, Size) else difference < 0
+
+
+def _operand(value: Any) -> tuple[Terms, int] | None:
+    """(polynomial, value) of an operand; None for what is no integer."""
+    if isinstance(value, Size):
+        return value.terms, value.hint
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return (((), number),) if number else (), number
+
+
+def _divided(trace: Trace, one: Any, other: Any, sign: str, operation: Callable[[int, int], int]) -> Any:
+    dividend, divisor = _operand(one), _operand(other)
+    if dividend is None or divisor is None:
+        return NotImplemented
+    if other == 0:      # guarded where it is a size
+        raise ZeroDivisionError(f"{one} {sign} {other}")
+    quotient = _exact(dividend[0], divisor[0])
+    if quotient is not None:
+        if sign == "%":
+            return 0
+        return Size(trace, (), 0)._made(dict(quotient), dividend[1] // divisor[1])
+    return trace.size((sign, dividend[0], divisor[0]), operation(dividend[1], divisor[1]))
+
+
+def _exact(dividend: Terms, divisor: Terms) -> Terms | None:
+    """The quotient, where the divisor is one monomial that every term contains."""
+    if len(divisor) != 1:
+        return None
+    (wanted, factor), found = divisor[0], []
+    for atoms, mine in dividend:
+        rest = list(atoms)
+        for atom in wanted:
+            if atom not in rest:
+                return None
+            rest.remove(atom)
+        if mine % factor:
+            return None
+        found.append((tuple(rest), mine // factor))
+    return tuple(found)
+
+
+def is_symbolic(value: object) -> bool:
+    return isinstance(value, (Size, Real))
+
+
+def hint(value: Any) -> Any:
+    """The number in the run that is being planned, without a guard: only for choices that are right whatever the number is."""
+    return value.hint if isinstance(value, (Size, Real)) else value
+
+
+def hints(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(hint(v) for v in values)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two sizes are equal for every run; no guard is kept, so False means only that nothing is known."""
+    if isinstance(one, Size) or isinstance(other, Size):
+        return isinstance(one, Size) and isinstance(other, Size) and one.terms == other.terms
+    return bool(one == other)
+
+
+def largest(*values: Any) -> Any:
+    """The largest, without a guard on which one it is."""
+    sizes = [v for v in values if isinstance(v, Size)]
+    if not sizes:
+        return max(values)
+    terms = tuple(dict.fromkeys(_terms(v) for v in values))
+    return sizes[0] if len(terms) == 1 else sizes[0].trace.size(("max", *terms), max(hint(v) for v in values))
+
+
+def _terms(value: Any) -> Terms:
+    found = _operand(value)
+    if found is None:
+        raise InternalError(f"{value!r} is no size")
+    return found[0]
+
+
+def derived(function: Callable[..., Any], *arguments: Any) -> Any:
+    """function(*arguments), computed anew for each run where an argument is a size of it: an int or a float; function is pure."""
+    trace = next((a.trace for a in arguments if isinstance(a, (Size, Real))), None)
+    if trace is None:
+        return function(*arguments)
+    value = function(*hints(arguments))
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise InternalError(f"{function} gives {value!r}: an int or a float can be derived")
+    given = tuple(("terms", a.terms) if isinstance(a, Size) else ("real", a.atom) if isinstance(a, Real) else ("is", a) for a in arguments)
+    definition = ("call", function, *given)
+    return trace.size(definition, value) if isinstance(value, int) else trace.real(definition, value)
+
+
+class Formula:
+    """The values of some sizes as one compiled function of a run's numbers.
+
+    wanted: ints, floats, Sizes and Reals of one closed trace. Called with the numbers that the symbols stand for, it gives the
+    values in that order, or None where a guard answers otherwise than when the plan was made.
+    """
+
+    def __init__(self, trace: Trace | None, wanted: Sequence[Any]) -> None:
+        self._wanted = tuple(wanted)
+        self._names: dict[str, Any] = {}
+        body = self._lines(trace) if trace is not None else []
+        body.append(f"return ({''.join(f'{self._expression(v)}, ' for v in self._wanted)})")
+        source = "def formula(n):\n" + "\n".join(f"    {line}" for line in body)
+        exec(compile(source, "<sizes>", "exec"), self._names)
+        self._function = self._names["formula"]
+
+    def __call__(self, numbers: Sequence[int]) -> tuple[Any, ...] | None:
+        try:
+            return cast("tuple[Any, ...] | None", self._function(numbers))
+        except (ArithmeticError, ValueError):       # a derived value does not exist for these sizes: planning them says why
+            return None
+
+    def _lines(self, trace: Trace) -> list[str]:
+        """An assignment for each atom that is needed, and each guard as soon as its atoms are known: a guard keeps others from failing."""
+        trace.closed = True
+        needed = self._needed(trace)
+        guards: dict[int, list[str]] = {}
+        for (terms, relation), answer in trace.guards.items():
+            test = f"{_code(terms)} {relation} 0"
+            guards.setdefault(max((a for atoms, _ in terms for a in atoms), default=-1), []).append(test if answer else f"not ({test})")
+        lines = []
+        for k, definition in enumerate(trace.atoms):
+            if k in needed:
+                lines.append(f"s{k} = {self._definition(k, definition)}")
+            if k in guards:
+                lines.append(f"if not ({' and '.join(guards[k])}): return None")
+        return lines
+
+    def _needed(self, trace: Trace) -> set[int]:
+        wanted = [a for terms, _ in trace.guards for atoms, _ in terms for a in atoms]
+        for value in self._wanted:
+            wanted += [value.atom] if isinstance(value, Real) else [a for atoms, _ in value.terms for a in atoms] \
+                if isinstance(value, Size) else []
+        needed: set[int] = set()
+        while wanted:
+            atom = wanted.pop()
+            if atom not in needed:
+                needed.add(atom)
+                wanted += _atoms_in(trace.atoms[atom])
+        return needed
+
+    def _definition(self, k: int, definition: tuple[Any, ...]) -> str:
+        kind = definition[0]
+        if kind == "symbol":
+            return f"n[{definition[1]}]"
+        if kind in ("//", "%"):
+            return f"{_code(definition[1])} {kind} {_code(definition[2])}"
+        if kind == "max":
+            return f"max({', '.join(_code(t) for t in definition[1:])})"
+        self._names[f"call{k}"] = definition[1]
+        arguments = []
+        for i, (how, value) in enumerate(definition[2:]):
+            if how == "is":
+                self._names[f"given{k}_{i}"] = value
+            arguments.append(_code(value) if how == "terms" else f"s{value}" if how == "real" else f"given{k}_{i}")
+        return f"call{k}({', '.join(arguments)})"
+
+    @staticmethod
+    def _expression(value: Any) -> str:
+        return f"s{value.atom}" if isinstance(value, Real) else _code(value.terms) if isinstance(value, Size) else repr(value)
+
+
+def _code(terms: Terms) -> str:
+    return f"({_text(terms)})"
+
+
+def _atoms_in(definition: tuple[Any, ...]) -> list[int]:
+    kind = definition[0]
+    if kind == "symbol":
+        return []
+    if kind == "call":
+        return [a for how, value in definition[2:] for a in
+                ([value] if how == "real" else [x for atoms, _ in value for x in atoms] if how == "terms" else [])]
+    return [a for terms in definition[1:] for atoms, _ in terms for a in atoms]
