@@ -1,6 +1,7 @@
 """Runs an ONNX model straight through planner and device, without ONNX Runtime: for tests of kernels.
 
-As a script: python tests/direct.py PATTERN...   runs ONNX's own node cases whose names match, one line each.
+As a script: python tests/direct.py [--open] PATTERN...   runs ONNX's own node cases whose names match, one line each;
+--open: as if the model left every size of its inputs open.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, Tensor
 from ort_gpu_ep.errors import UnsupportedNodeError
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.graph import Graph, from_onnx
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.verify import check
 from ort_gpu_ep.types import TensorType, dtype_of
@@ -26,11 +28,27 @@ from ort_gpu_ep.types import TensorType, dtype_of
 Array = np.ndarray[Any, Any]
 
 
-def run_direct(model: onnx.ModelProto, feeds: Mapping[str, Array], rewrite: Rewrite | None = None) -> list[Array]:
+def opened(graph: Graph) -> Graph:
+    """The graph as if the model left every size of its inputs open."""
+    values = {n: replace(graph.values[n], shape=(None,) * len(graph.values[n].shape or ())) for n in graph.inputs}
+    return graph.with_nodes(graph.nodes, values)
+
+
+def run_direct(
+    model: onnx.ModelProto, feeds: Mapping[str, Array], rewrite: Rewrite | None = None, every_size_open: bool = False,
+) -> list[Array]:
     """Outputs of the model on the first adapter. Raises UnsupportedNodeError where a row declines; checks every plan."""
-    gpu = Gpu.open(Config())
-    program = Program(from_onnx(model), Config(), gpu, rewrite)
-    inputs = []
+    graph = from_onnx(model)
+    program = Program(opened(graph) if every_size_open else graph, Config(), Gpu.open(Config()), rewrite)
+    try:
+        return run_program(program, feeds)
+    finally:
+        program.close()
+
+
+def run_program(program: Program, feeds: Mapping[str, Array]) -> list[Array]:
+    """Outputs of a program; checks its plan."""
+    gpu, inputs = program.gpu, []
     for name in program.graph.inputs:
         array = np.ascontiguousarray(feeds[name]).reshape(feeds[name].shape)
         tensor = Tensor(gpu.allocate(array.nbytes), 0, TensorType(dtype_of(array), array.shape))
@@ -51,7 +69,8 @@ def run_direct(model: onnx.ModelProto, feeds: Mapping[str, Array], rewrite: Rewr
         array = np.empty(outputs[i].type.shape, outputs[i].type.dtype.numpy)
         gpu.download(outputs[i].buffer, 0, array.ctypes.data, array.nbytes)
         results.append(array)
-    program.close()
+    for tensor in (*inputs, *outputs.values()):
+        gpu.free(tensor.buffer)
     return results
 
 
@@ -65,13 +84,14 @@ def main(patterns: list[str]) -> int:
 
     warnings.simplefilter("ignore")
     counts: dict[str, int] = {}
+    every_size_open = "--open" in patterns
     for case in load_model_tests(kind="node"):
         if not any(re.search(p, case.name) for p in patterns):
             continue
         try:
             for inputs, wanted in case.data_sets:
                 names = [i.name for i in case.model.graph.input]
-                got = run_direct(case.model, dict(zip(names, map(_array, inputs), strict=False)))
+                got = run_direct(case.model, dict(zip(names, map(_array, inputs), strict=False)), every_size_open=every_size_open)
                 for g, w in zip(got, map(_array, wanted), strict=True):
                     assert (g.dtype, g.shape) == (w.dtype, w.shape)
                     np.testing.assert_allclose(g.astype(np.float64) if g.dtype.kind == "f" else g, w, rtol=case.rtol, atol=case.atol)

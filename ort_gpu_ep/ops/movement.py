@@ -115,9 +115,9 @@ def _parts(node: BoundNode, size: int) -> tuple[int, ...]:
     if sizes is None:
         chunk = -(-size // count)
         sizes = tuple(max(0, min(chunk, size - k * chunk)) for k in range(count))
-        if node.attr("num_outputs") is None and len(set(sizes)) > 1:
+        if node.attr("num_outputs") is None and any(s != sizes[0] for s in sizes):
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {count} equal parts")
-    if len(sizes) != count or sum(sizes) != size or min(sizes) < 0:
+    if len(sizes) != count or sum(sizes) != size or any(s < 0 for s in sizes):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {sizes} for {count} outputs")
     return sizes
 
@@ -197,7 +197,7 @@ def expand(node: BoundNode) -> Kernel | View:
 def tile(node: BoundNode) -> Kernel | View:
     """y = x repeated along each dimension: dimension k of y is (repeats[k], d_k), the first with stride 0."""
     x, repeats = node.input(0), node.input(1).ints()
-    if len(repeats) != x.rank or min(repeats, default=0) < 0:
+    if len(repeats) != x.rank or any(r < 0 for r in repeats):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Tile of {x.type} with repeats {repeats}")
     pairs = list(zip(repeats, x.shape, strides_of(x.shape), strict=True))
     index = Strided(tuple(n for r, d, _ in pairs for n in (r, d)), tuple(n for _, _, s in pairs for n in (0, s)))

@@ -60,7 +60,7 @@ def _padded(node: BoundNode, begins: Sequence[int], ends: Sequence[int], mode: s
     x = node.input(0)
     out = TensorType(x.dtype, tuple(b + d + e for b, d, e in zip(begins, x.shape, ends, strict=True)))
     sides = list(zip(begins, x.shape, ends, strict=True))
-    if mode not in _MODES or min(out.shape, default=0) < 0:
+    if mode not in _MODES or any(d < 0 for d in out.shape):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Pad of {x.type} by {begins} and {ends}, mode {mode}")
     if mode != "constant" and any(min(b, e) < 0 < max(b, e) or (d == 0 and b + e > 0) for b, d, e in sides):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Pad in mode {mode} of {x.type} by {begins} and {ends}: crops what it should repeat")

@@ -31,7 +31,7 @@ def reshape(node: BoundNode) -> View:
         others = math.prod(d for d in wanted if d != -1)
         if others:
             wanted[wanted.index(-1)] = x.size // others
-    if min(wanted, default=0) < 0 or math.prod(wanted) != x.size:
+    if any(d < 0 for d in wanted) or math.prod(wanted) != x.size:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Reshape of {x.type} to {node.input(1).ints()}: the sizes differ")
     return _view(node, tuple(wanted))
 
@@ -73,7 +73,7 @@ def constant_of_shape(node: BoundNode) -> Kernel:
     bits = array.tobytes().ljust(8, b"\0")
     words = {name: int.from_bytes(bits[k:k + 4], "little") for name, k in (("LOW", 0), ("HIGH", 4))}
     shape = node.input(0).ints()
-    if min(shape, default=0) < 0:
+    if any(d < 0 for d in shape):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"ConstantOfShape of shape {shape}")
     return kernel("fill.wgsl", [TensorType(dtype_of(array), shape)], consts=words, raw=True)
 
