@@ -36,7 +36,10 @@ def evaluate(bound: BoundNode) -> list[Result] | None:
     taken = (*_INTEGERS, FLOAT32) if any(is_symbolic(o.require()) for o in known) else _INTEGERS
     if any(o.size > MAX_ELEMENTS or o.dtype not in taken for o in known):
         return None
-    found = rule(bound)
+    try:
+        found = rule(bound)
+    except (ValueError, IndexError, ArithmeticError):   # no valid node: the reference implementation says why
+        return None
     if found is None or any(a.size > MAX_ELEMENTS for a, _ in found):
         return None
     return [(_plain(array, dtype), dtype) for array, dtype in found]

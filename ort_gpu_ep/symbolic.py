@@ -159,8 +159,8 @@ class Size:
             if math.isnan(other) or math.isinf(other):
                 return _RELATIONS[relation](self.hint, other)
             return relation == "<" and self._compare(math.floor(other) + 1, "<")
-        found = _operand(int(other) if isinstance(other, float) else other)
-        if found is None:
+        other = int(other) if isinstance(other, float) else other
+        if _operand(other) is None:
             return NotImplemented
         difference = self - other
         if not isinstance(difference, Size):

@@ -70,11 +70,11 @@ def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], max
     out += [_optional(name, given) for name, given in kernel.optionals]
     first = first_written(bindings)
     out += [_strided(name, index) for name, index in kernel.indices]
-    for name, (tensor, _) in bindings.items():
+    for name, (tensor, written) in bindings.items():
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         out.append(f"alias {name}_t = {_value(plain, kernel.raw)};")
         out.append(_in_parts(name, pieces[name], tensor.dtype, kernel.raw))
-        if kernel.raw and written:
+        if f"{name}_of(" in body(kernel.shader):
             words = "vec2<u32>(low, high)" if tensor.dtype.nbytes == 8 else "low"
             out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
     if kernel.epilogue:

@@ -3,18 +3,18 @@
 @group(0) @binding(0) var<storage, read> e0: array<f32>;
 @group(0) @binding(1) var<storage, read> e1: array<f32>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
-alias e0_t = f32;
-fn e0_at(i: u32) -> f32 { return e0[i]; }
-alias e1_t = f32;
-fn e1_at(i: u32) -> f32 { return e1[i]; }
-alias y_t = f32;
-fn y_at(i: u32) -> f32 { return y[i]; }
 fn e0_index(i: u32) -> u32 {
     return u32(i32((i % 7u)) + i32((i / 21u)) * 7i);
 }
 fn e1_index(i: u32) -> u32 {
     return u32(i32(((i / 7u) % 3u)));
 }
+alias e0_t = f32;
+fn e0_at(i: u32) -> f32 { return e0[i]; }
+alias e1_t = f32;
+fn e1_at(i: u32) -> f32 { return e1[i]; }
+alias y_t = f32;
+fn y_at(i: u32) -> f32 { return y[i]; }
 fn step0(x: f32, y: f32) -> f32 { return x + y; }
 fn fused(v: y_t, i: u32) -> f32 {
     let e0_value = e0_at(e0_index(i));

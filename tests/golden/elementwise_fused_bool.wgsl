@@ -4,14 +4,6 @@
 @group(0) @binding(1) var<storage, read> e1: array<f32>;
 @group(0) @binding(2) var<storage, read> e2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> y: array<u32>;
-alias e0_t = f32;
-fn e0_at(i: u32) -> f32 { return e0[i]; }
-alias e1_t = f32;
-fn e1_at(i: u32) -> f32 { return e1[i]; }
-alias e2_t = f32;
-fn e2_at(i: u32) -> f32 { return e2[i]; }
-alias y_t = f32;
-fn y_at(i: u32) -> bool { return extractBits(y[i / 4u], (i % 4u) * 8u, 8u) != 0u; }
 fn e0_index(i: u32) -> u32 {
     return u32(i32(i));
 }
@@ -21,6 +13,14 @@ fn e1_index(i: u32) -> u32 {
 fn e2_index(i: u32) -> u32 {
     return u32(0i);
 }
+alias e0_t = f32;
+fn e0_at(i: u32) -> f32 { return e0[i]; }
+alias e1_t = f32;
+fn e1_at(i: u32) -> f32 { return e1[i]; }
+alias e2_t = f32;
+fn e2_at(i: u32) -> f32 { return e2[i]; }
+alias y_t = f32;
+fn y_at(i: u32) -> bool { return extractBits(y[i / 4u], (i % 4u) * 8u, 8u) != 0u; }
 fn step0(x: f32, y: f32) -> f32 { return x * y; }
 fn step1(x: f32, y: f32) -> bool { return x < y; }
 fn fused(v: y_t, i: u32) -> bool {

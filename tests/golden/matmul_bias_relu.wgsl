@@ -52,6 +52,9 @@ fn b_base(i: u32) -> u32 {
 fn c_index(i: u32) -> u32 {
     return u32(0i);
 }
+fn e0_index(i: u32) -> u32 {
+    return u32(i32((i % 35u)));
+}
 alias a_t = f32;
 fn a_at(i: u32) -> f32 { return a[i]; }
 alias b_t = f32;
@@ -60,9 +63,6 @@ alias e0_t = f32;
 fn e0_at(i: u32) -> f32 { return e0[i]; }
 alias y_t = f32;
 fn y_at(i: u32) -> f32 { return y[i]; }
-fn e0_index(i: u32) -> u32 {
-    return u32(i32((i % 35u)));
-}
 fn step0(x: y_t, y: f32) -> f32 { return x + y; }
 fn step1(x: f32) -> f32 { return select(max(x, 0.0), x, is_nan_f32(x)); }
 fn fused(v: y_t, i: u32) -> f32 {

@@ -1,0 +1,143 @@
+"""Sizes that the model leaves open: one plan and one set of pipelines, right for sizes that it was not made for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx.backend.test.loader import load_model_tests
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.errors import UnsupportedNodeError
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.partitioner.fusion import fuse
+from ort_gpu_ep.types import dtype_of
+from tests.direct import run_direct, run_program
+
+rng = np.random.default_rng(7)
+
+
+def weights(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {name: (rng.standard_normal(shape) / 4).astype("f") for name, shape in shapes.items()}
+
+
+CASES: dict[str, tuple[str, dict[str, np.ndarray], Sequence[tuple[int, ...]]]] = {
+    "attention": (
+        "(float[N, L, 16] x) => (float[N, L, 16] y) { q = MatMul(x, a) k = MatMul(x, b) t = Transpose<perm=[0, 2, 1]>(k) s = MatMul(q, t) "
+        "p = Softmax(s) o = MatMul(p, x) r = Add(o, x) n = LayerNormalization(r, g, h) y = Gelu<approximate=\"tanh\">(n) }",
+        weights(a=(16, 16), b=(16, 16), g=(16,), h=(16,)), [(2, 5), (3, 17), (2, 64), (5, 130), (4, 2)]),
+    "heads": (
+        "(float[N, L, 24] x) => (float[N, L, 24] y) { s = Shape(x) n = Gather(s, zero) l = Gather(s, one) un = Unsqueeze(n, axis) "
+        "ul = Unsqueeze(l, axis) a = Concat<axis=0>(un, ul, heads) r = Reshape(x, a) t = Transpose<perm=[0, 2, 1, 3]>(r) "
+        "e = Exp(t) b = Transpose<perm=[0, 2, 1, 3]>(e) y = Reshape(b, s) }",
+        {"zero": np.array(0), "one": np.array(1), "axis": np.array([0]), "heads": np.array([3, 8])}, [(2, 5), (3, 17), (2, 64)]),
+    "convolutions": (
+        "(float[N, 3, H, W] x) => (float[N, C, P, Q] y) { a = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(x, w, v) r = Relu(a) "
+        "d = Conv<group=8, pads=[1, 1, 1, 1]>(r, u) p = MaxPool<kernel_shape=[2, 2], strides=[2, 2]>(d) c = Conv(p, z) "
+        "m = AveragePool<kernel_shape=[3, 3], auto_pad=\"SAME_UPPER\">(c) t = ConvTranspose<strides=[2, 2]>(m, o) y = Sigmoid(t) }",
+        weights(w=(8, 3, 3, 3), v=(8,), u=(8, 1, 3, 3), z=(12, 8, 1, 1), o=(12, 4, 2, 2)), [(2, 16, 24), (3, 32, 40), (2, 64, 18), (4, 17, 33)]),
+    "reductions": (
+        "(float[N, L, 7] x) => (float[N, 7] y, float[N, L] z, int64[N, 7] i) { m = ReduceMean<axes=[1], keepdims=0>(x) a = ReduceMax<axes=[1], "
+        "keepdims=0>(x) y = Sub(m, a) z = ReduceL2<axes=[2], keepdims=0>(x) i = ArgMax<axis=1, keepdims=0>(x) }",
+        {}, [(2, 5), (3, 17), (2, 700), (40, 33)]),
+    "movement": (
+        "(float[N, L, 6] x) => (y, z, w) { s = Slice(x, from, to, along) c = Concat<axis=1>(x, s, x) "
+        "p = Pad<mode=\"reflect\">(c, pads) t = Tile(p, repeats) y = Neg(t) g = Gather<axis=1>(x, places) z = Abs(g) "
+        "a, b = Split<axis=2>(x, parts) e = Expand(a, shape) w = Mul(e, a) }",
+        {"from": np.array([1]), "to": np.array([1 << 40]), "along": np.array([1]), "pads": np.array([0, 1, 2, 0, 1, 0]),
+         "repeats": np.array([2, 1, 1]), "places": np.array([0, -1, 2]), "parts": np.array([2, 4]), "shape": np.array([1, 1, 2])},
+        [(2, 5), (3, 17), (2, 64)]),
+    "ranges": (
+        "(float[N, L] x) => (float[N, L] y, int64[K] z) { s = Shape(x) l = Gather(s, one) r = Range(zero, l, one) c = Cast<to=1>(r) a = Add(x, c) "
+        "f = ConstantOfShape<value: tensor = float[1] {2.5}>(s) y = Mul(a, f) u = Unsqueeze(l, axis) t = Add(u, u) z = Concat<axis=0>(s, t) }",
+        {"zero": np.array(0), "one": np.array(1), "axis": np.array([0])}, [(2, 5), (3, 17), (2, 64)]),
+    "resize": (
+        "(float[N, 3, H, W] x) => (y, z) { y = Resize<mode=\"linear\">(x, none, scales) s = Shape(x) h = Slice(s, two, four, axis) "
+        "d = Mul(h, factor) k = Slice(s, axis, two, axis) t = Concat<axis=0>(k, d) z = Resize<mode=\"nearest\">(x, none, none, t) }",
+        {"none": np.zeros(0, "f"), "scales": np.array([1, 1, 2, 1.5], "f"), "two": np.array([2]), "four": np.array([4]), "axis": np.array([0]),
+         "factor": np.array([3, 2])}, [(2, 4, 6), (3, 8, 10), (2, 20, 14)]),
+    "order": (
+        "(float[N, L] x) => (float[N, 3] y, int64[N, 3] i, float[N, L] z) { y, i = TopK(x, three) z = CumSum(x, one) }",
+        {"three": np.array([3]), "one": np.array(1)}, [(2, 5), (3, 17), (2, 64), (3, 900)]),
+    "recurrent": (
+        "(float[T, B, 5] x) => (y, h) { y, h = GRU<hidden_size=6>(x, w, r, b) }",
+        weights(w=(1, 18, 5), r=(1, 18, 6), b=(1, 36)), [(4, 2), (9, 3), (33, 5)]),
+    "quantized": (
+        "(float[N, L, 16] x) => (y) { q, s, z = DynamicQuantizeLinear(x) m = MatMulInteger(q, w, z) f = Cast<to=1>(m) y = Mul(f, s) }",
+        {"w": rng.integers(-127, 127, (16, 8)).astype(np.int8)}, [(2, 5), (3, 17), (2, 64)]),
+    "scatter": (
+        "(float[N, L] x, int64[N, 3] i, float[N, 3] u) => (y) { y = ScatterElements<axis=1>(x, i, u) }", {}, [(2, 5), (3, 17), (4, 64)]),
+}
+
+
+def feeds_of(model: onnx.ModelProto, sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Random inputs; each name of a dimension takes the next size."""
+    names: dict[str, int] = {}
+    feeds = {}
+    for info in model.graph.input:
+        tensor = info.type.tensor_type
+        shape = [d.dim_value or names.setdefault(d.dim_param, sizes[min(len(names), len(sizes) - 1)]) for d in tensor.shape.dim]
+        integers = tensor.elem_type == onnx.TensorProto.INT64
+        feeds[info.name] = np.tile(rng.permutation(shape[-1]), (shape[0], 1)) if integers else rng.standard_normal(shape).astype("f")
+    return feeds
+
+
+def model_of(text: str, constants: dict[str, np.ndarray]) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {20 if "Gelu" in text else 17}]> g {text}')
+    for name, array in constants.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_plan_serves_sizes_that_it_was_not_made_for(name: str) -> None:
+    text, constants, sizes = CASES[name]
+    model = model_of(text, constants)
+    cpu = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    gpu = Gpu.open(Config())
+    program = Program(from_onnx(model), Config(), gpu, fuse)
+    compiled = 0
+    for k, size in enumerate(sizes):
+        feeds = feeds_of(model, size)
+        for got, wanted in zip(run_program(program, feeds), cpu.run(None, feeds), strict=True):
+            assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape), size
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=2e-5 * max(1.0, float(np.abs(wanted).max(initial=0))), err_msg=str(size))
+        assert program.planned == 1, f"{size} needed another plan"
+        compiled = compiled or gpu.compiled
+        assert gpu.compiled == compiled, f"size {k}, {size}, compiled"
+    program.close()
+
+
+def node_cases() -> list[Any]:
+    """ONNX's own cases of one node; what functions expand to is made of these."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [case for case in load_model_tests(kind="node") if "_expanded" not in case.name]
+
+
+def test_onnx_cases_with_every_size_open() -> None:
+    """Each case that runs with the sizes of its model also runs with sizes from the run, through other shaders, and gives the same."""
+    ran, compared = 0, list[str]()
+    for case in node_cases():
+        names = [i.name for i in case.model.graph.input]
+        for inputs, _ in case.data_sets[:1]:
+            if not all(isinstance(i, np.ndarray) and i.dtype.kind in "fiub" for i in inputs):
+                continue
+            feeds = dict(zip(names, inputs, strict=False))
+            try:
+                [dtype_of(a) for a in feeds.values()]
+                fixed = run_direct(case.model, feeds)
+            except (UnsupportedNodeError, KeyError):
+                continue
+            ran += 1
+            for got, wanted in zip(run_direct(case.model, feeds, every_size_open=True), fixed, strict=True):
+                if (got.dtype, got.shape) != (wanted.dtype, wanted.shape) or not np.allclose(got, wanted, 1e-5, 1e-6, equal_nan=True):
+                    compared.append(case.name)
+    assert not compared
+    assert ran > 500

@@ -1,0 +1,133 @@
+"""Sizes that a run brings: arithmetic like that of ints, guards for every answer, one function that gives the values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.symbolic import Formula, Real, Size, Trace, derived, hint, largest, same
+
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b,
+    "ceil": lambda a, b: -(-a // b), "largest": largest, "max": lambda a, b: max(a, b), "abs": lambda a, b: abs(a - b),
+    "chosen": lambda a, b: a if a > b else b + 1}
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[tuple[str, int, int]]:
+    """Operations on the values so far: the first three are sizes, then 2, 3, 7."""
+    return [(draw(st.sampled_from(sorted(OPERATIONS))), draw(st.integers(0, 5 + k)), draw(st.integers(0, 5 + k)))
+            for k in range(draw(st.integers(1, 8)))]
+
+
+def computed(program: list[tuple[str, int, int]], sizes: list[Any]) -> list[Any]:
+    values = [*sizes, 2, 3, 7]
+    for name, a, b in program:
+        values.append(OPERATIONS[name](values[a], values[b]))
+    return values
+
+
+@given(programs(), st.lists(st.integers(0, 50), min_size=3, max_size=3), st.lists(st.integers(0, 50), min_size=3, max_size=3))
+def test_a_formula_gives_what_ints_give(program: list[tuple[str, int, int]], first: list[int], then: list[int]) -> None:
+    """For the sizes it was recorded with always; for others what ints give, or nothing where a guard answers otherwise."""
+    trace = Trace()
+    try:
+        recorded = computed(program, [trace.symbol(k, n) for k, n in enumerate(first)])
+    except ZeroDivisionError:
+        with pytest.raises(ZeroDivisionError):
+            computed(program, list(first))
+        return
+    formula = Formula(trace, recorded)
+    assert [hint(v) for v in recorded] == computed(program, list(first))
+    assert formula(first) == tuple(computed(program, list(first)))
+    again = formula(then)
+    assert again is None or again == tuple(computed(program, list(then)))
+
+
+def sizes(*hints: int) -> tuple[Trace, list[Any]]:
+    trace = Trace()
+    return trace, [trace.symbol(k, n) for k, n in enumerate(hints)]
+
+
+def test_equal_formulas_are_known_to_be_equal() -> None:
+    trace, (n, length) = sizes(2, 30)
+    assert same(math.prod((n, length, 384)), 384 * (length * n))
+    assert same(math.prod((n, length, 384)) // (n * 12 * 32), length)
+    assert (n * length * 8) % 4 == 0
+    assert (n + length) - n == length
+    assert [relation for _, relation in trace.guards] == ["=="], "the only question was whether n * 12 * 32 is zero"
+
+
+def test_sizes_that_happen_to_be_equal_are_not_the_same() -> None:
+    trace, (n, length) = sizes(8, 8)
+    assert not same(n, length)
+    assert not same(n, 8)
+    assert n == length
+    formula = Formula(trace, [n * length])
+    assert formula((9, 9)) == (81,)
+    assert formula((8, 9)) is None
+
+
+@pytest.mark.parametrize("use", [int, range, float, hash, lambda n: [0] * n, lambda n: "abcdefgh"[n], lambda n: n.bit_length(), bool,
+                                 lambda n: np.zeros(n), lambda n: {n: 1}], ids=str)
+def test_what_needs_a_number_guards_it(use: Callable[[Any], object]) -> None:
+    trace, (n,) = sizes(3)
+    use(n)
+    formula = Formula(trace, [])
+    assert formula((3,)) == ()
+    assert (formula((4,)) is None) == (use is not bool), "only its truth was asked for"
+    assert formula((0,)) is None
+
+
+def test_a_hint_guards_nothing() -> None:
+    trace, (n,) = sizes(3)
+    assert hint(n) == 3
+    assert Formula(trace, [n])((400,)) == (400,)
+
+
+def test_derived_numbers() -> None:
+    trace, (n, m) = sizes(3, 12)
+    ratio = derived(lambda a, b: a / b, n, m)
+    assert isinstance(ratio, Real)
+    assert isinstance(derived(lambda r: int(r * 100), ratio), Size)
+    assert derived(max, 1, 2) == 2
+    assert Formula(trace, [ratio, derived(lambda r: int(r * 100), ratio), n * 0.5])((1, 4)) == (0.25, 25, 0.5)
+
+
+def test_numbers_of_numpy() -> None:
+    _, (n,) = sizes(3)
+    assert same(np.int64(2) * n, 2 * n)
+    assert [hint(v) for v in np.array([n, 4], object) * 2] == [6, 8]
+
+
+def test_a_division_that_fails_for_other_sizes_is_an_answer() -> None:
+    trace, (n,) = sizes(3)
+    formula = Formula(trace, [12 // n])
+    assert formula((5,)) == (2,)
+    assert formula((0,)) is None
+
+
+def test_a_new_question_after_planning_raises() -> None:
+    trace, (n,) = sizes(3)
+    assert n != 1
+    Formula(trace, [n])
+    assert n != 1, "this one has its guard"
+    with pytest.raises(InternalError, match="asked after planning"):
+        _ = n < 7
+
+
+def test_floats_compare() -> None:
+    trace, (n,) = sizes(3)
+    assert n < 3.5
+    assert n > 2.5
+    assert n != 3.5
+    assert n == 3.0
+    assert n < math.inf
+    assert Formula(trace, [])((3,)) == ()
