@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import onnx.defs
 
@@ -83,7 +83,7 @@ class Operand:
 
     def ints(self) -> tuple[int, ...]:
         """The value as a flat tuple of ints (or sizes of a run). Raises as `require` does."""
-        return tuple(v if isinstance(v, Size) else int(v) for v in self.require().reshape(-1))
+        return tuple(cast(int, v) if isinstance(v, Size) else int(v) for v in self.require().reshape(-1))
 
 
 @dataclass(frozen=True, slots=True)

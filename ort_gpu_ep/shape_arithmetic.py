@@ -16,7 +16,7 @@ import numpy as np
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.registry import BoundNode, Operand
 from ort_gpu_ep.symbolic import Real, Size, derived, largest
-from ort_gpu_ep.types import BOOL, BY_ONNX, FLOAT32, INT32, INT64, DType
+from ort_gpu_ep.types import BOOL, BY_NAME, BY_ONNX, FLOAT32, INT32, INT64, DType
 
 MAX_ELEMENTS = 1024
 """Of one tensor: sizes are few, and what is large is data."""
@@ -47,7 +47,7 @@ def evaluate(bound: BoundNode) -> list[Result] | None:
 
 def is_symbolic(array: Array) -> bool:
     """Whether an array holds sizes of the run."""
-    return array.dtype == object
+    return bool(array.dtype == object)
 
 
 def _plain(array: Array, dtype: DType) -> Array:
@@ -202,15 +202,16 @@ def _split(node: BoundNode) -> list[Result] | None:
         if x.shape[axis] % count:
             return None
         sizes = (x.shape[axis] // count,) * count
-    parts = np.split(x, np.cumsum(sizes)[:-1], axis)  # type: ignore[arg-type]
+    parts = np.split(x, np.cumsum(sizes)[:-1], axis)
     return [(part, node.input(0).dtype) for part in parts]
 
 
 def _constant_of_shape(node: BoundNode) -> list[Result] | None:
     value = node.attr("value")
-    dtype = BY_ONNX.get(1) if value is None else {np.dtype(np.int64): INT64, np.dtype(np.int32): INT32, np.dtype(bool): BOOL}.get(value.dtype)
-    shape = [int(v) for v in node.input(0).require().reshape(-1)] if not is_symbolic(node.input(0).require()) else None
-    if dtype not in _INTEGERS or shape is None or math.prod(shape) > MAX_ELEMENTS:
+    if value is None or value.dtype.name not in BY_NAME or is_symbolic(node.input(0).require()):
+        return None
+    dtype, shape = BY_NAME[value.dtype.name], _numbers(node.input(0)) or []
+    if dtype not in _INTEGERS or math.prod(shape) > MAX_ELEMENTS:
         return None
     return [(np.full(shape, value.reshape(-1)[0]), dtype)]
 

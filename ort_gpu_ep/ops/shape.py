@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ops.axes import axes_of, ints_of
 from ort_gpu_ep.kernels import Known, case, record
+from ort_gpu_ep.ops.axes import axes_of, ints_of
 from ort_gpu_ep.registry import BoundNode, Kernel, View, kernel, op
 from ort_gpu_ep.types import ANY, INT32, INT64, Shape, TensorType, dtype_of
 

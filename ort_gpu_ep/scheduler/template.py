@@ -56,7 +56,7 @@ class Template:
         self._structs, self.parameter_nbytes = self._place_parameters(wanted)
         self._formula = Formula(trace, wanted.values)
         self._symbols: list[Any] = []
-        _walk(plan, lambda size: self._symbols.append(size) or size)
+        _walk(plan, self._symbols.append)
 
     def _place_parameters(self, wanted: _Wanted) -> tuple[list[tuple[int, str, slice]], int]:
         """(offset, struct format, values) of each step's parameters, and the bytes of all."""

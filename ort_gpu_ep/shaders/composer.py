@@ -70,7 +70,7 @@ def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], max
     out += [_optional(name, given) for name, given in kernel.optionals]
     first = first_written(bindings)
     out += [_strided(name, index) for name, index in kernel.indices]
-    for name, (tensor, written) in bindings.items():
+    for name, (tensor, _) in bindings.items():
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         out.append(f"alias {name}_t = {_value(plain, kernel.raw)};")
         out.append(_in_parts(name, pieces[name], tensor.dtype, kernel.raw))
@@ -313,8 +313,11 @@ _BITS = {"bool": "select(0u, 1u, {0})", "i32": "(bitcast<u32>({0}) & {1})", "u32
 
 def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
     per_word = _per_word(out.dtype, kernel.raw)
-    size = "params.ELEMENTS" if is_symbolic(out.size) else f"{out.size}u"
-    words = f"{-(-out.size // per_word)}u" if not is_symbolic(out.size) else size if per_word == 1 else f"({size} + {per_word - 1}u) / {per_word}u"
+    if is_symbolic(out.size):
+        size = "params.ELEMENTS"
+        words = size if per_word == 1 else f"({size} + {per_word - 1}u) / {per_word}u"
+    else:
+        size, words = f"{out.size}u", f"{-(-out.size // per_word)}u"
     if per_word == 1:
         store = f"    {first}_set(i, element(i));"
     else:
@@ -330,13 +333,14 @@ def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
 
 
 def _group_main(kernel: Kernel) -> str:
-    given = is_symbolic(kernel.groups)
-    return (
-        ("" if given else f"const GROUPS: u32 = {kernel.groups}u;\n") + f"const LANES: u32 = {kernel.lanes}u;\n"
-        f"@compute @workgroup_size({kernel.lanes})\n"
+    varies = is_symbolic(kernel.groups)
+    constants = [] if varies else [f"const GROUPS: u32 = {kernel.groups}u;"]
+    return "\n".join([
+        *constants, f"const LANES: u32 = {kernel.lanes}u;", f"@compute @workgroup_size({kernel.lanes})",
         "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, "
-        "@builtin(local_invocation_index) lane: u32) {\n"
-        f"    let group = id.x + id.y * n.x;\n    if (group >= {'params.' if given else ''}GROUPS) {{ return; }}\n    group_main(group, lane);\n}}")
+        "@builtin(local_invocation_index) lane: u32) {",
+        "    let group = id.x + id.y * n.x;", f"    if (group >= {'params.' if varies else ''}GROUPS) {{ return; }}",
+        "    group_main(group, lane);", "}"])
 
 
 def workgroup_count(kernel: Kernel, out: TensorType) -> int:
