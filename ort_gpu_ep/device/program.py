@@ -28,6 +28,10 @@ MAX_SHAPES = 256
 """Sets of input types whose numbers a program keeps: what a new one takes is computed in less than a millisecond."""
 
 
+MAX_SHOWN = 8
+"""Sets of input types that `plans` tells of."""
+
+
 class Program:
     """A partition, ready to run. Thread-safe.
 
@@ -96,9 +100,9 @@ class Program:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans with the numbers of the sizes seen so far, the most recently used last."""
+        """The plans with the numbers of the last sizes seen, the most recently used last."""
         with self._lock:
-            return tuple(prepared.template.at(filled) for prepared, filled in self._filled.values())
+            return tuple(prepared.template.at(filled) for prepared, filled in list(self._filled.values())[-MAX_SHOWN:])
 
     def is_prepared(self, inputs: Sequence[TensorType]) -> bool:
         """Whether a run with these input types begins at once."""
@@ -131,12 +135,10 @@ class Program:
 
     def _filled_plan(self, types: tuple[TensorType, ...]) -> tuple[Prepared, Filled] | None:
         """A plan that holds for these types, with their numbers."""
-        kinds = [(t.dtype, t.rank) for t in types]
         for prepared in reversed(self._plans):
-            if [(t.dtype, t.rank) for t in prepared.template.plan.inputs] == kinds:
-                filled = prepared.template.fill(types)
-                if filled is not None:
-                    return prepared, filled
+            filled = prepared.template.fill(types) if prepared.template.takes(types) else None
+            if filled is not None:
+                return prepared, filled
         return None
 
     def _new_plan(self, types: tuple[TensorType, ...]) -> tuple[Prepared, Filled]:

@@ -19,8 +19,9 @@ from ort_gpu_ep.isolation.process import PREPARE_S
 from ort_gpu_ep.isolation.reach import NBYTES
 from ort_gpu_ep.isolation.remote import RUN_S, RemoteGpu
 from ort_gpu_ep.isolation.wire import FilePlace, SharedPlace, with_constants, without_constants
-from ort_gpu_ep.scheduler import Plan, make_plan
+from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
+from ort_gpu_ep.scheduler.template import Template, make_template
 from ort_gpu_ep.types import Shape, TensorType
 
 INLINE_NBYTES = 4 << 10
@@ -73,6 +74,7 @@ class RemoteProgram:
         self.problem, self.ended_workers = "", 0
         self._timeout_s = config.hang_timeout_ms / 1e3 or RUN_S
         self._plans: OrderedDict[tuple[TensorType, ...], Plan | None] = OrderedDict()
+        self._templates: list[Template] = []
         self._plans_lock = threading.Lock()
         gpu.add(self)
 
@@ -191,9 +193,19 @@ class RemoteProgram:
         with self._plans_lock:
             for types, plan in self._plans.items():
                 if plan is None:
-                    inputs = dict(zip(self.graph.inputs, types, strict=True))
-                    self._plans[types] = make_plan(self.graph, inputs, self.gpu.limits, self.rewrite)
+                    self._plans[types] = self._planned(types)
             return tuple(p for p in self._plans.values() if p is not None)
+
+    def _planned(self, types: tuple[TensorType, ...]) -> Plan:
+        for template in reversed(self._templates):
+            filled = template.fill(types) if template.takes(types) else None
+            if filled is not None:
+                return template.at(filled)
+        template = make_template(self.graph, types, self.gpu.limits, self.rewrite)
+        filled = template.fill(types)
+        assert filled is not None, "a template holds for the sizes that it was made for"
+        self._templates.append(template)
+        return template.at(filled)
 
     def close(self) -> None:
         """Frees what the worker holds for it."""

@@ -79,10 +79,12 @@ class Template:
         """Whether anything of the plan depends on sizes of the run."""
         return bool(self._symbols)
 
+    def takes(self, types: Sequence[TensorType]) -> bool:
+        """Whether these have the element types and ranks that the template was made for."""
+        return [(t.dtype, t.rank) for t in types] == [(t.dtype, t.rank) for t in self.plan.inputs]
+
     def fill(self, types: Sequence[TensorType]) -> Filled | None:
-        """The numbers for these input types, or None where the plan does not hold for them. types: of the element types and ranks
-        that the template was made for.
-        """
+        """The numbers for these input types, which it `takes`, or None where the plan does not hold for them."""
         values = self._formula([d for t in types for d in t.shape])
         if values is None:
             return None

@@ -17,7 +17,8 @@ from ort_gpu_ep import host, plugin
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, objects
 from ort_gpu_ep.device.gpu import POOL_AGE_S
-from ort_gpu_ep.device.program import MAX_BINDINGS, MAX_PLANS
+from ort_gpu_ep.device.prepared import MAX_BINDINGS, SHRINK_RUNS
+from ort_gpu_ep.device.program import MAX_SHOWN
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
 from tests.unit.graphs import model_of
 
@@ -157,17 +158,36 @@ def test_no_table_of_the_plugin_is_left(model: bytes, rng: np.random.Generator) 
 
 
 def test_plans_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) -> None:
-    """Many shapes: as many plans as are kept, and no more buffers in use than those need (the pool aside)."""
-    session = use(model, rng, runs=MAX_PLANS + 1)
+    """Many shapes: one plan for one row, one for more, and no more buffers than their two sets (the pool aside)."""
+    session = use(model, rng, runs=2)
     gpu.trim()
     after_some, counted = live(gpu)["native Buffer"], gpu.stats.buffers
-    assert len(session.explain().plans) == MAX_PLANS
-    for rows in range(MAX_PLANS + 2, 3 * MAX_PLANS):
+    program = session._state.partitions[0].program
+    assert program.planned == 2
+    for rows in range(3, 4 * MAX_SHOWN):
         session.run(None, {"x": rng.standard_normal((rows, SIDE)).astype("f")})
-    assert len(session.explain().plans) == MAX_PLANS
+    assert program.planned == 2
+    assert len(session.explain().plans) == MAX_SHOWN
     gpu.trim()
     assert live(gpu)["native Buffer"] <= after_some + 2
     assert gpu.stats.buffers <= counted + 2
+
+
+def test_activations_follow_the_sizes_of_the_runs(gpu: Gpu, model: bytes, rng: np.random.Generator) -> None:
+    """One large run among small ones: its memory is kept for the next large one, but not for ever."""
+    def run(rows: int) -> int:
+        session.run(None, {"x": rng.standard_normal((rows, SIDE)).astype("f")})
+        gpu.trim()
+        return gpu.stats.allocated_nbytes
+
+    session = use(model, rng, runs=2)
+    before = run(20)
+    large = run(2000)
+    assert large > before + 3 * 1980 * SIDE * 4
+    assert run(30) == large
+    for _ in range(2 * SHRINK_RUNS):
+        session.run(None, {"x": np.zeros((30, SIDE), "f")})
+    assert run(30) < before + (large - before) / 10
 
 
 def test_bindings_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) -> None:
