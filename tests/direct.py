@@ -1,6 +1,6 @@
 """Runs an ONNX model straight through planner and device, without ONNX Runtime: for tests of kernels.
 
-As a script: python tests/direct.py [--open] PATTERN...   runs ONNX's own node cases whose names match, one line each;
+As a module: python -m tests.direct [--open] PATTERN...   runs ONNX's own node cases whose names match, one line each;
 --open: as if the model left every size of its inputs open.
 """
 

@@ -19,7 +19,8 @@ from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
 def conformance(
     select: Annotated[str, typer.Option("--select", help="Regular expression; only cases whose name matches.")] = "",
     json: Annotated[Path | None, typer.Option("--json", help="Write every outcome to this file.")] = None,
-    status: Annotated[Path | None, typer.Option("--status", help="Write one line a case (name, status, code) to this file.")] = None,
+    status: Annotated[Path | None, typer.Option(
+        "--status", help="Write one line a case (name, status, code) to this file; with --select, the other cases' lines stay.")] = None,
     option: shared.OptionOption = None,
 ) -> None:
     """Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails."""
@@ -31,15 +32,17 @@ def conformance(
     if json is not None:
         json.write_text(json_module.dumps([o.as_dict() for o in outcomes], indent=1))
     if status is not None:
-        status.write_text(status_text(outcomes))
+        status.write_text(status_text(outcomes, status.read_text("utf-8") if select and status.is_file() else ""), "utf-8")
     _print(outcomes)
     if any(o.status == "FAIL" for o in outcomes):
         raise typer.Exit(1)
 
 
-def status_text(outcomes: list[Outcome]) -> str:
-    """One line a case: a pass that becomes a decline is a visible difference."""
-    return "".join(f"{o.name} {o.status}{' ' + o.code if o.code else ''}\n" for o in outcomes)
+def status_text(outcomes: list[Outcome], before: str = "") -> str:
+    """One line a case, sorted: a pass that becomes a decline is a visible difference. before: a text whose other lines stay."""
+    lines = {line.split(" ", 1)[0]: line for line in before.splitlines()}
+    lines |= {o.name: f"{o.name} {o.status}{' ' + o.code if o.code else ''}" for o in outcomes}
+    return "".join(f"{lines[name]}\n" for name in sorted(lines))
 
 
 def _print(outcomes: list[Outcome]) -> None:

@@ -25,6 +25,7 @@ from ort_gpu_ep.device.info import FEATURES, AdapterInfo
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health import workarounds
 from ort_gpu_ep.health.probe import PROBES
+from ort_gpu_ep.kernels import RECORDS
 from ort_gpu_ep.registry import ADAPTER, PACKED, WORKGROUP
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -164,8 +165,7 @@ def _range(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[tuple
 
 def known_targets() -> frozenset[str]:
     """What may be disabled."""
-    shaders = {f.name for f in files("ort_gpu_ep.shaders").iterdir() if f.name.endswith(".wgsl")}
-    return frozenset({*shaders, *FEATURES, ADAPTER, PACKED, WORKGROUP})
+    return frozenset({*RECORDS, *FEATURES, ADAPTER, PACKED, WORKGROUP})
 
 
 def probe_names() -> frozenset[str]:

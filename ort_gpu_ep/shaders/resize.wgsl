@@ -6,12 +6,10 @@
 // START, WIDTH and CENTER (tf_crop_and_resize: where the region starts, its relative width, its middle; half_pixel_symmetric:
 // offset - 0.5 is START, of few digits so that adding it to a quotient is exact, + WIDTH).
 // Source: ONNX Resize, Upsample. Coordinates are rounded step by step as ONNX Runtime's CPU kernel rounds them: at a tie between
-// two elements, one bit decides. Compilers may reorder float additions and multiplications: `apart` prevents it.
+// two elements, one bit decides. Compilers may reorder float additions and multiplications: `apart_f32` prevents it.
 // ONNX Runtime 1.31 takes a coordinate for a tie within 1e-6 (measured).
 const TIE: f32 = 1e-6;
 struct Sample { first: i32, weights: vec4<f32>, outside: bool }
-
-fn apart(v: f32) -> f32 { return clamp(v, -1e9, 1e9); }
 
 fn coordinate(o: f32, scale: f32, size: f32, out: f32, start: f32, width: f32, center: f32) -> f32 {
     if ((COORDINATES == 2u || COORDINATES == 4u) && out == 1.0) { return 0.0; }
@@ -20,10 +18,10 @@ fn coordinate(o: f32, scale: f32, size: f32, out: f32, start: f32, width: f32, c
         case 1u: { return divide_f32(o, scale).x; }                                            // asymmetric
         case 3u: { return divide_f32(o + 0.5, scale).x; }                                      // tf_half_pixel_for_nn
         case 4u: { return divide_f32(o * (size - 1.0), max(out - 1.0, 1.0)).x; }               // align_corners
-        case 5u: { return start + divide_f32(apart(o * width) * (size - 1.0), max(out - 1.0, 1.0)).x; }   // tf_crop_and_resize
+        case 5u: { return start + divide_f32(apart_f32(o * width) * (size - 1.0), max(out - 1.0, 1.0)).x; }   // tf_crop_and_resize
         case 6u: {                                                                         // half_pixel_symmetric, in float64 there
             let q = divide_f32(o + 0.5, scale);
-            return apart(q.x + start) + apart(q.y + width);
+            return apart_f32(q.x + start) + apart_f32(q.y + width);
         }
         default: { return divide_f32(o + 0.5, scale).x - 0.5; }                                // half_pixel, pytorch_half_pixel
     }

@@ -206,6 +206,13 @@ def test_conformance(tmp_path: Path) -> None:
         "test_relu", "test_sequence_insert_at_back", "test_softmax_axis_1"]
 
 
+def test_a_selection_changes_its_own_lines_only(tmp_path: Path) -> None:
+    record = tmp_path / "status.txt"
+    record.write_text("test_add PASS\ntest_relu UNSUPPORTED OP\ntest_softmax_axis_1 PASS\n")
+    printed("conformance", "--select", "^test_relu$", "--status", record)
+    assert record.read_text() == "test_add PASS\ntest_relu PASS\ntest_softmax_axis_1 PASS\n"
+
+
 # ---- errors
 
 

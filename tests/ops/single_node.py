@@ -1,9 +1,9 @@
-"""Models of one node, run here and by ONNX Runtime's CPU provider."""
+"""Models of one node, run here and by ONNX Runtime's CPU provider: `check_node` compares, `check_decline` expects a refusal."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper
+import pytest
+from onnx import helper, numpy_helper
 
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.registry import OPS
+from tests.direct import run_direct
 
 Array = np.ndarray[Any, Any]
+TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def model_of(
     graph = helper.make_graph(
         [node, *after], "g", given,
         [helper.make_empty_tensor_value_info(n) for n in (["y"] if after else results)],
-        [onnx.numpy_helper.from_array(v, n) for n, v in held.items()])
+        [numpy_helper.from_array(v, n) for n, v in held.items()])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     return onnx.shape_inference.infer_shapes(model), feeds
 
@@ -90,7 +94,7 @@ def onnx_cases(*ops: str) -> Iterator[tuple[str, onnx.ModelProto, dict[str, Arra
             kept = [i for i in model.graph.input if i.name not in held]
             del model.graph.input[:]
             model.graph.input.extend(kept)
-            model.graph.initializer.extend(onnx.numpy_helper.from_array(named[n], n) for n in held)
+            model.graph.initializer.extend(numpy_helper.from_array(named[n], n) for n in held)
             yield case.name, model, {k: v for k, v in named.items() if k not in held}, [np.asarray(w) for w in wanted]
 
 
@@ -99,3 +103,51 @@ def assert_same(got: list[Array], wanted: list[Array]) -> None:
     for g, w in zip(got, wanted, strict=True):
         assert (g.dtype, g.shape) == (w.dtype, w.shape)
         np.testing.assert_array_equal(g, w)
+
+
+def node_model(op: str, inputs: Sequence[Array | None], opset: int, known: Sequence[int] = (), outputs: int = 1, **attributes: Any) -> Any:
+    """A model of one node and its feeds. known: inputs that are initializers. None: an input left out."""
+    names = [f"i{k}" if a is not None else "" for k, a in enumerate(inputs)]
+    node = helper.make_node(op, names, [f"o{k}" for k in range(outputs)], **attributes)
+    given = {n: (k, a) for k, (n, a) in enumerate(zip(names, inputs, strict=True)) if a is not None}
+    infos = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+             for n, (k, a) in given.items() if k not in known]
+    constants = [numpy_helper.from_array(a, n) for n, (k, a) in given.items() if k in known]
+    graph = helper.make_graph([node], op, infos, [onnx.ValueInfoProto(name=n) for n in node.output], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return model, {n: a for n, (k, a) in given.items() if k not in known}
+
+
+def assert_agree(got: Array, wanted: Array, tolerance: float = TOLERANCE) -> None:
+    """Same type, shape and place of NaN and infinities; integers equal, floats within a relative L2 error."""
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    if got.dtype.kind != "f":
+        np.testing.assert_array_equal(got, wanted)
+        return
+    finite = np.isfinite(wanted)
+    np.testing.assert_array_equal(got[~finite], wanted[~finite])
+    g, w = got[finite].astype(np.float64), wanted[finite].astype(np.float64)
+    error = np.linalg.norm(g - w) / max(np.linalg.norm(w), 1e-30)
+    assert error <= tolerance, f"relative L2 error {error}"
+
+
+def check_node(op: str, inputs: Sequence[Array | None], opset: int, known: Sequence[int] = (), outputs: int = 1,
+               tolerance: float = TOLERANCE, wanted: Sequence[Array] | None = None, **attributes: Any) -> None:
+    """The node here against ONNX Runtime's CPU kernel, or against `wanted`."""
+    model, feeds = node_model(op, inputs, opset, known, outputs, **attributes)
+    for got, want in zip(run_direct(model, feeds), wanted or on_cpu(model, feeds), strict=True):
+        assert_agree(got, want, tolerance)
+
+
+def check_decline(code: Code, op: str, inputs: Sequence[Array | None], opset: int, known: Sequence[int] = (), **attributes: Any) -> None:
+    with pytest.raises(UnsupportedNodeError) as caught:
+        run_direct(*node_model(op, inputs, opset, known, **attributes))
+    assert caught.value.code is code, caught.value
+
+
+def normal(*shape: int, seed: int = 7) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def positive(*shape: int) -> Array:
+    return np.random.default_rng(7).uniform(0.5, 1.5, shape).astype(np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import Code
-from tests.ops.test_reduce import Array, check_decline, check_node, normal, positive
+from tests.ops.single_node import Array, check_decline, check_node, normal, positive
 
 SHAPES = [(2, 5, 131), (3, 7, 11, 13), (1, 3, 2, 5, 7), (1, 2, 101, 307), (66000, 2, 3)]
 

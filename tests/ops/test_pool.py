@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import Code
-from tests.ops.test_reduce import check_decline, check_node, normal
+from tests.ops.single_node import check_decline, check_node, normal
 
 WINDOWS: list[dict[str, Any]] = [
     {"kernel_shape": [3]}, {"kernel_shape": [5], "strides": [3], "pads": [2, 1]},

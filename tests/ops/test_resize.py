@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import Code
-from tests.ops.test_reduce import Array, check_decline, check_node, normal
+from tests.ops.single_node import Array, check_decline, check_node, normal
 
 COORDINATES = ("half_pixel", "asymmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn", "align_corners", "half_pixel_symmetric")
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
