@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.plugin import build
 from ort_gpu_ep.plugin.abi import check_version
 
+ROOT = Path(__file__).resolve().parents[2]
 EXPORTS = ["CreateEpFactories", "ReleaseEpFactory", "ort_gpu_ep_bind", "ort_gpu_ep_null", "ort_gpu_ep_empty", "ort_gpu_ep_gone"]
 
 
@@ -83,6 +85,14 @@ def test_processes_that_build_at_once_share_one_file(tmp_path: Path, python: Cal
                 assert len(set(pool.map(work, [sys.argv[1] if len(sys.argv) > 1 else os.getcwd()] * 6))) == 1
             assert not [f for f in os.listdir() if f.startswith(".shim-")]
     """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_installation_needs_nothing_that_it_installs() -> None:
+    """The build backend loads build.py where only the build requirements are."""
+    code = ("import sys\nfor name in ('onnxruntime', 'onnx', 'numpy', 'wgpu', 'cffi'): sys.modules[name] = None\n"
+            "sys.path.insert(0, 'build_backend')\nimport shim_backend\nassert shim_backend._shim().FOLDER.is_dir()")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
