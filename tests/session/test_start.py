@@ -6,11 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.first_result import one
+from benchmarks.first_result_process import GROUPS, PARTS, Clock
+from tests.unit.graphs import model_of
+
+MODEL = "(float[4, 8] x) => (float[4, 8] y) { s = Softmax(x) y = Tanh(s) }"
 PROGRAM = """
 import json, sys
 started = []
@@ -19,11 +25,10 @@ sys.addaudithook(lambda event, arguments: started.append(event) if event in name
 import numpy as np
 from ort_gpu_ep import InferenceSession
 from tests.unit.graphs import model_of
-model = model_of("(float[4, 8] x) => (float[4, 8] y) { s = Softmax(x) y = Tanh(s) }").SerializeToString()
-session = InferenceSession(model, provider_options={"placement": "gpu"})
+session = InferenceSession(model_of("MODEL").SerializeToString(), provider_options={"placement": "gpu"})
 y = session.run(None, {"x": np.zeros((4, 8), "f")})[0]
 print(json.dumps({"started": started, "modules": sorted(sys.modules), "y": y.tolist(), "cpu": session.explain().count("cpu")}))
-"""
+""".replace("MODEL", MODEL)
 
 NOT_NEEDED = ("wgpu", "cffi", "pycparser", "networkx", "psutil", "pynvml", "scipy", "rich", "typer", "matplotlib",
               "onnx.reference", "ort_gpu_ep.placement.runner", "ort_gpu_ep.calibration", "ort_gpu_ep.health.probes")
@@ -53,3 +58,26 @@ def test_a_second_process_loads_what_it_uses(processes: tuple[Any, Any]) -> None
     loaded = set(processes[1]["modules"])
     assert {"numpy", "onnxruntime", "ort_gpu_ep.device.objects", "_cffi_backend"} <= loaded
     assert [name for name in NOT_NEEDED if name in loaded] == []
+
+
+def test_the_benchmark_splits_the_whole_into_its_parts(tmp_path: Path) -> None:
+    """It fails where a function that it times has gone or is not called any more."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model_of(MODEL).SerializeToString())
+    start = time.monotonic()
+    found = one(path, {"x": ("float32", [4, 8])}, {"placement": "gpu"}, tmp_path / "cache")
+    whole_s, parts_s = time.monotonic() - start, found["parts_s"]
+    assert tuple(parts_s) == PARTS
+    assert {part for part in PARTS if parts_s[part] <= 0} == set()
+    assert sum(parts_s.values()) <= whole_s
+    assert found["cpu_nodes"] == 0
+    assert {part for parts in GROUPS.values() for part in parts} < set(PARTS)
+
+
+def test_the_benchmarks_clock_gives_time_to_the_innermost_part() -> None:
+    clock = Clock(time.monotonic())
+    with clock.part("outer"):
+        time.sleep(0.02)
+        clock.wrap(time.sleep, "inner")(0.1)
+    assert 0.02 <= clock.spent_s["outer"] < 0.1 <= clock.spent_s["inner"]
+    assert set(clock.spent_s) == {"rest", "outer", "inner"}
