@@ -38,7 +38,7 @@ def evaluate(bound: BoundNode) -> list[Result] | None:
         return None
     try:
         found = rule(bound)
-    except (ValueError, IndexError, ArithmeticError):   # no valid node: the reference implementation says why
+    except (ValueError, IndexError, ArithmeticError):   # it varies, or is no valid node: the reference implementation says why
         return None
     if found is None or any(a.size > MAX_ELEMENTS for a, _ in found):
         return None
@@ -79,8 +79,16 @@ def _value(node: BoundNode, index: int) -> Array:
 
 
 def _numbers(operand: Operand | None) -> list[int] | None:
-    """An operand as plain numbers; None where it is left out."""
-    return None if operand is None else [int(v) for v in operand.require().reshape(-1)]
+    """An operand as plain numbers; None where it is left out. Raises _VariesError for a size of the run: what is taken or made varies."""
+    if operand is None:
+        return None
+    if is_symbolic(operand.require()):
+        raise _VariesError
+    return [int(v) for v in operand.require().reshape(-1)]
+
+
+class _VariesError(ValueError):
+    """The shape of the result depends on sizes of the run: no array can stand for it."""
 
 
 def _axes(node: BoundNode, index: int = 1) -> list[int] | None:

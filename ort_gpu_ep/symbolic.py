@@ -35,6 +35,7 @@ class Trace:
         self.guards: dict[tuple[Terms, str], bool] = {}
         self.closed = False
         self._known: dict[tuple[Any, ...], int] = {}
+        self._equal: dict[int, Terms] = {}      # atom -> what it equals by a guard
 
     def symbol(self, place: int, hint: int) -> int:
         """The size at `place` of the tuple that `Formula` is called with. (A Size: typed as what it stands in for.)"""
@@ -63,7 +64,41 @@ class Trace:
             if self.closed:
                 raise InternalError(f"{_text(terms)} {relation} 0 is asked after planning, when no guard can be kept")
             self.guards[terms, relation] = found
+            if found and relation == "==":
+                self._learn(terms)
         return found
+
+    def _learn(self, terms: Terms) -> None:
+        """From a polynomial that is zero: the last atom that stands in it alone is what the others make it."""
+        for (*atoms,), factor in reversed(terms):
+            rest = tuple((its, other) for its, other in terms if list(its) != atoms)
+            if len(atoms) == 1 and not any(atoms[0] in its for its, _ in rest) and all(other % factor == 0 for _, other in rest):
+                self._equal[atoms[0]] = self.resolved(tuple((its, -other // factor) for its, other in rest))
+                for atom, value in list(self._equal.items()):
+                    self._equal[atom] = self.resolved(value)
+                return
+
+    def resolved(self, terms: Terms) -> Terms:
+        """The polynomial without atoms of which it is known what they equal."""
+        if not any(a in self._equal for atoms, _ in terms for a in atoms):
+            return terms
+        total: dict[tuple[int, ...], int] = {}
+        for atoms, factor in terms:
+            product: dict[tuple[int, ...], int] = {(): factor}
+            for atom in atoms:
+                product = _multiplied(product, dict(self._equal.get(atom, (((atom,), 1),))))
+            for its, its_factor in product.items():
+                total[its] = total.get(its, 0) + its_factor
+        return _normal(total)
+
+
+def _multiplied(one: Mapping[tuple[int, ...], int], other: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ...], int]:
+    product: dict[tuple[int, ...], int] = {}
+    for mine, factor in one.items():
+        for its, other_factor in other.items():
+            atoms = tuple(sorted((*mine, *its)))
+            product[atoms] = product.get(atoms, 0) + factor * other_factor
+    return product
 
 
 def _normal(terms: Mapping[tuple[int, ...], int]) -> Terms:
@@ -86,7 +121,7 @@ class Size:
         self.trace, self.terms, self.hint = trace, terms, hint
 
     def _made(self, terms: Mapping[tuple[int, ...], int], hint: int) -> Any:
-        normal = _normal(terms)
+        normal = self.trace.resolved(_normal(terms))
         if all(not atoms for atoms, _ in normal):
             return normal[0][1] if normal else 0
         return Size(self.trace, normal, hint)
@@ -121,12 +156,7 @@ class Size:
         found = _operand(other)
         if found is None:
             return NotImplemented
-        terms: dict[tuple[int, ...], int] = {}
-        for mine, factor in self.terms:
-            for its, other_factor in found[0]:
-                atoms = tuple(sorted((*mine, *its)))
-                terms[atoms] = terms.get(atoms, 0) + factor * other_factor
-        return self._made(terms, self.hint * found[1])
+        return self._made(_multiplied(dict(self.terms), dict(found[0])), self.hint * found[1])
 
     __rmul__ = __mul__
 
@@ -261,6 +291,7 @@ def _divided(trace: Trace, one: Any, other: Any, sign: str, operation: Callable[
         return NotImplemented
     if other == 0:      # guarded where it is a size
         raise ZeroDivisionError(f"{one} {sign} {other}")
+    dividend, divisor = (trace.resolved(dividend[0]), dividend[1]), (trace.resolved(divisor[0]), divisor[1])
     quotient = _exact(dividend[0], divisor[0])
     if quotient is not None:
         if sign == "%":
@@ -302,7 +333,7 @@ def hints(values: Iterable[Any]) -> tuple[Any, ...]:
 def same(one: Any, other: Any) -> bool:
     """Whether two sizes are equal for every run; no guard is kept, so False means only that nothing is known."""
     if isinstance(one, Size) or isinstance(other, Size):
-        return isinstance(one, Size) and isinstance(other, Size) and one.terms == other.terms
+        return not is_symbolic(one - other) and one - other == 0
     return bool(one == other)
 
 
