@@ -100,14 +100,15 @@ class Profile:
         return math.fsum(self.dispatch_s + self.work_s(work) for work in works)
 
     def work_s(self, work: Work) -> float:
-        """Predicted seconds of a kernel without its dispatch: its operations or its bytes, whichever take longer; step by step.
+        """Predicted seconds of a kernel without its dispatch: its operations or its bytes, whichever take longer.
 
         What its family is not measured over goes at the best rate of a plain one that is: `direct` for operations, `elementwise` for bytes.
+        Steps are those of `recurrent`, which is measured step by step; one of another family takes as long as a small dispatch at least.
         """
-        flops, nbytes, own = work.flops / work.steps, work.nbytes / work.steps, self.curve(work.family)
+        own = self.curve(work.family)
         if work.family in BY_FLOPS:
-            return work.steps * max(own.at(flops), self.curve("elementwise").at_best(nbytes))
-        return work.steps * max(own.at(nbytes), self.curve("direct").at_best(flops))
+            return max(work.steps * own.at(work.flops / work.steps), self.curve("elementwise").at_best(work.nbytes))
+        return max(own.at(work.nbytes), self.curve("direct").at_best(work.flops), (work.steps - 1) * self.dispatch_s)
 
     def curve(self, family: str) -> Curve:
         """The curve of a family, or that of the nearest sibling that was measured."""

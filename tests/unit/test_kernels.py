@@ -116,11 +116,11 @@ def test_operations_in_sums_of_products(graph: Graph, flops: int) -> None:
 
 
 @pytest.mark.parametrize(("dear", "cheap"), [
-    (node("Hardmax", (1000, 1000)), node("Relu", (1000, 1000))),                 # each element looks at its row
+    (node("ScatterElements", (1000, 50), (1000, 50), (1000, 50), dtype="int64", reduction="add", axis=0), node("Neg", (1000, 50), dtype="int64")),
     (node("MaxPool", (1, 16, 200, 200), kernel_shape=(49, 49)), node("MaxPool", (1, 16, 152, 152), kernel_shape=(1, 1)))],
-    ids=["a row for each element", "a large window"])
+    ids=["every update for each element", "a large window"])
 def test_a_kernel_that_looks_at_much_is_dear(dear: Graph, cheap: Graph) -> None:
-    assert priced(dear)[0] > 10 * priced(cheap)[0]
+    assert priced(dear)[0] > 5 * priced(cheap)[0]
 
 
 def test_a_gather_costs_what_it_takes_and_not_what_there_is() -> None:

@@ -73,6 +73,8 @@ def test_steps_wait_for_each_other() -> None:
     """Ten steps of so many operations take ten times one of them, not what as many operations at once take."""
     made = Profile("a", 1e-4, 2e-6, MEASURED.upload, MEASURED.download, {"recurrent": Curve(((1e4, 1e-5), (1e6, 2e-5)))})
     assert made.work_s(Work("recurrent", 10**5, 0, steps=10)) == pytest.approx(1e-4)
+    assert MEASURED.work_s(Work("reduction", 0, 10**4, steps=1)) == pytest.approx(1e-6)
+    assert MEASURED.work_s(Work("reduction", 0, 10**4, steps=101)) == pytest.approx(100 * MEASURED.dispatch_s)
 
 
 def test_a_node_takes_what_its_kernels_take() -> None:
