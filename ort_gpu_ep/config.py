@@ -35,7 +35,8 @@ OPTIONS = (
     Option("placement", "auto", "`auto`: a node goes where it is expected to be faster (on a software adapter: the CPU); "
            "`gpu`: every node that has a kernel goes to the GPU; `cpu`: none does.", ("auto", "gpu", "cpu")),
     Option("placement_budget_ms", "500", "What `placement=auto` may spend on running the candidates (all on the CPU, all on the GPU, the "
-           "cut) on the inputs of a session's first runs, besides making and waking them; `0`: it goes by prediction."),
+           "cut) side by side on the inputs of a session's first run, besides making and waking them, and as much again later; `0`: it "
+           "goes by prediction."),
     Option("strict", "0", "`1`: raise instead of answering from the CPU when the GPU can't (no adapter, a failing partition).", ("0", "1")),
     Option("adapter", "", "Which GPU: an index into `ort-gpu-ep doctor`'s list, a part of its name, or its type "
            "(`discrete`, `integrated`, `software`). Empty: discrete before integrated before software."),

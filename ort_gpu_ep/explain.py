@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from ort_gpu_ep.isolation.program import RemoteProgram
     from ort_gpu_ep.placement.decisions import Decision
     from ort_gpu_ep.plugin import SessionState
+
+
+LISTED = 8
+"""Sets of input shapes up to which the text has a line for each."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"adapter: {self.adapter}",
                  f"nodes: {self.count('gpu')} on the GPU, {self.count('host')} computed once per shape, {self.count('cpu')} on the CPU"]
-        lines += [f"placement for {shapes}: {decision}" for shapes, decision in self.decisions]
+        lines += _decision_lines(self.decisions)
         for report in self.reports:
             lines += _report_lines(report)
         for memory in self.memory:
@@ -87,6 +92,19 @@ class Explanation:
                 f"{memory.dispatches} dispatches")
         lines += [f"event: {e}" for e in self.events]
         return "\n".join(lines)
+
+
+def _decision_lines(decisions: Sequence[tuple[str, Decision]]) -> list[str]:
+    """One a decision, the latest last; of many, neighbours in size that were decided alike share one, and the latest has its own."""
+    if len(decisions) <= LISTED:
+        return [f"placement for {shapes}: {decision}" for shapes, decision in decisions]
+    lines = []
+    by_size = sorted(decisions, key=lambda item: item[1].work)
+    for (candidate, source, rest), group in groupby(by_size, key=lambda item: (item[1].candidate, item[1].source, item[1].rest)):
+        found = [shapes for shapes, _ in group]
+        lines.append(f"placement for {len(found)} sizes from {found[0]} to {found[-1]}: {candidate}, {source}, {rest}")
+    shapes, latest = decisions[-1]
+    return [*lines, f"placement for {shapes}: {latest}"]
 
 
 def _report_lines(report: Report) -> list[str]:
@@ -115,13 +133,18 @@ def _size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def on_cpu(adapter: str, reports: Iterable[Report], reason: str) -> Explanation:
+def on_cpu(adapter: str, reports: Iterable[Report], reason: str, events: Iterable[str] = ()) -> Explanation:
     """Of a session that was measured to be faster on the CPU than with what the partitioner would have taken (`reports`)."""
     moved = []
     for report in reports:
         nodes = tuple(n if n.device == "cpu" else NodeReport(n.id, n.name, n.op, "cpu", Code.COST, reason) for n in report.nodes)
         moved.append(replace(report, nodes=nodes, partitions=()))
-    return Explanation(adapter, tuple(moved), (), ())
+    return Explanation(adapter, tuple(moved), (), tuple(events))
+
+
+def events_of(state: SessionState) -> tuple[str, ...]:
+    """A line for each."""
+    return tuple(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events))
 
 
 def explanation(state: SessionState | None) -> Explanation:
@@ -140,8 +163,7 @@ def explanation(state: SessionState | None) -> Explanation:
             memory.append(Memory(
                 partition.graph.name, tuple(map(str, plan.inputs)), plan.dispatches, plan.slot_nbytes, plan.intermediate_nbytes,
                 program.weight_nbytes, exact=bool(made)))
-    events = tuple(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events))
-    return Explanation(adapter_of(state), tuple(state.reports), tuple(memory), events, tuple(plans))
+    return Explanation(adapter_of(state), tuple(state.reports), tuple(memory), events_of(state), tuple(plans))
 
 
 def adapter_of(state: SessionState) -> str:

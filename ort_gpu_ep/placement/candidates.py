@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ort_gpu_ep.partitioner import Costs
+from ort_gpu_ep.placement.names import CPU, CUT, GPU, NAMES
 from ort_gpu_ep.plugin import EP_NAME, PlainSession, SessionState, capture
 
 log = logging.getLogger("ort_gpu_ep")
-
-CPU, GPU, CUT = "cpu", "gpu", "cut"
-"""Plain onnxruntime; every node that has a kernel on the GPU; the assignment that the partitioner predicts to be the fastest."""
 
 CPU_PROVIDER = "CPUExecutionProvider"
 _PLACEMENT = {GPU: "gpu", CUT: "auto"}
@@ -40,7 +38,7 @@ class Candidates:
         self.model, self.settings, self.options, self.kwargs = model, settings, dict(options), dict(kwargs)
         self.costs: Costs | None = None
         self._made: dict[str, Candidate] = {}
-        self._locks = {name: threading.Lock() for name in (CPU, GPU, CUT)}
+        self._locks = {name: threading.Lock() for name in NAMES}
         self._building: set[str] = set()
 
     def get(self, name: str) -> Candidate:

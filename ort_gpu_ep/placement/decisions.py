@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,14 +16,19 @@ import onnxruntime
 import psutil
 
 from ort_gpu_ep import store
+from ort_gpu_ep.placement.estimate import Size
+from ort_gpu_ep.placement.learner import KINDS
+from ort_gpu_ep.placement.names import NAMES
+from ort_gpu_ep.placement.rhythm import BUSY, RESTS
 from ort_gpu_ep.types import Shape
 
 Signature: TypeAlias = tuple[tuple[str, Shape], ...]
 """Names and shapes of a run's inputs."""
 
-FORMAT = 2
-MAX_SIGNATURES = 256
-"""Shapes that are remembered for one model, on disk and by a session; the oldest go first."""
+Row: TypeAlias = tuple[str, str, Size, float, int]
+"""Candidate, kind of run (learner.KINDS), size of the inputs, median seconds, runs."""
+
+FORMAT = 3
 
 _OPTIONS = ("graph_optimization_level", "intra_op_num_threads", "inter_op_num_threads", "execution_mode")
 
@@ -31,10 +37,11 @@ _OPTIONS = ("graph_optimization_level", "intra_op_num_threads", "inter_op_num_th
 class Decision:
     """Which candidate runs, and why.
 
-    measured_s: median seconds of each candidate that was run. predicted_s: what the partitioner expected.
-    source: `measured` (in this session), `partial` (the same, but a candidate failed: not kept for later sessions), `cached` (measured
-    by an earlier session), `floor` (the CPU is done before the GPU could have answered),
-    `nearest` (measured for other shapes of this model) or `predicted` (not run).
+    source: `measured` (in this session), `partial` (the same, but a candidate failed: not kept for later sessions), `cached` (measured by
+    an earlier session), `floor` (the CPU is done before the GPU could have answered) or `predicted` (at least one candidate has not run
+    with these inputs). measured_s: median seconds of each that has, and runs: how many of its runs count. predicted_s: of the others, by
+    the partitioner or from other sizes. rest: how long the GPU rests between runs, a class of rhythm.py, for which all of that holds.
+    work: see estimate.Size.
     """
 
     candidate: str
@@ -42,12 +49,19 @@ class Decision:
     why: str
     measured_s: Mapping[str, float] = field(default_factory=dict)
     predicted_s: Mapping[str, float] = field(default_factory=dict)
+    runs: Mapping[str, int] = field(default_factory=dict)
+    rest: str = BUSY
+    work: float = 1.0
 
     def __str__(self) -> str:
-        text = f"{self.candidate}, {self.source}: {self.why}"
+        pauses = f", with {RESTS[self.rest]} between runs" if self.rest != BUSY else ""
+        text = f"{self.candidate}, {self.source}{pauses}: {self.why}"
         for name in sorted({*self.measured_s, *self.predicted_s}):
-            found = [f"{table[name] * 1e3:.3f} ms {word}" for word, table in
-                     (("measured", self.measured_s), ("predicted", self.predicted_s)) if name in table]
+            found = []
+            if name in self.measured_s:
+                found.append(f"{self.measured_s[name] * 1e3:.3f} ms measured" + (f" ({self.runs[name]} runs)" if name in self.runs else ""))
+            if name in self.predicted_s:
+                found.append(f"{self.predicted_s[name] * 1e3:.3f} ms predicted")
             text += f"; {name} {', '.join(found)}"
         return text
 
@@ -60,43 +74,77 @@ class NodeTimes:
     shapes: Mapping[str, Shape]
 
 
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What the sessions of one model know. candidate: that of the latest decision. rows: what runs took. floors: sizes for which the CPU is
+    done before a GPU could have answered. grows: see estimate.Times, by candidate. times: of a cut, if one was made."""
+
+    candidate: str
+    rows: tuple[Row, ...]
+    floors: tuple[Size, ...] = ()
+    grows: Mapping[str, float] = field(default_factory=dict)
+    times: NodeTimes | None = None
+
+
 class Decisions:
-    """The decisions for one model on one device. times: those of the cut, if one was chosen."""
+    """What was learnt for one model on one device, on disk. found: by earlier sessions."""
 
     def __init__(self, cache_path: str, key: str) -> None:
         self._path = Path(cache_path) / "decisions" / f"{key}.json"
-        self._known, self.times = store.read(self._path, FORMAT, _parse) or (dict[str, Decision](), None)
+        self.found = store.read(self._path, FORMAT, _parse)
 
-    def get(self, signature: Signature) -> Decision | None:
-        return self._known.get(str(signature))
-
-    @property
-    def latest(self) -> Decision | None:
-        """The last one that was made, for any shapes."""
-        return next(reversed(self._known.values()), None)
-
-    def put(self, signature: Signature, decision: Decision, times: NodeTimes | None = None) -> None:
-        """times: of the nodes, where the decision is a cut: a later session makes the same one of them."""
-        self.times = times or self.times
-        self._known.pop(str(signature), None)
-        self._known[str(signature)] = decision
-        while len(self._known) > MAX_SIGNATURES:
-            self._known.pop(next(iter(self._known)))
-        told = None if self.times is None else {"cpu_s": [[*key, s] for key, s in self.times.cpu_s.items()], "shapes": self.times.shapes}
-        store.write(self._path, FORMAT, {"shapes": {text: asdict(d) for text, d in self._known.items()}, "times": told})
+    def save(self, learnt: Learnt) -> None:
+        """In place of what was there."""
+        sizes = list(dict.fromkeys([*(row[2] for row in learnt.rows), *learnt.floors]))
+        place = {size: i for i, size in enumerate(sizes)}
+        rows: dict[str, dict[str, list[list[float]]]] = {}
+        for name, kind, size, seconds, runs in learnt.rows:
+            rows.setdefault(name, {}).setdefault(kind, []).append([place[size], float(f"{seconds:.4g}"), runs])
+        times = learnt.times
+        store.write(self._path, FORMAT, {
+            "candidate": learnt.candidate, "sizes": [[size.key, size.work] for size in sizes], "runs": rows,
+            "floors": [place[size] for size in learnt.floors], "grows": learnt.grows,
+            "times": times and {"cpu_s": [[*key, s] for key, s in times.cpu_s.items()], "shapes": times.shapes}})
 
 
-def _parse(data: dict[str, Any]) -> tuple[dict[str, Decision], NodeTimes | None]:
-    known = {text: Decision(**{**found, "source": "cached"}) for text, found in data["shapes"].items()}
-    if data["times"] is None:
-        return known, None
-    cpu_s = {(int(number), str(op)): float(seconds) for number, op, seconds in data["times"]["cpu_s"]}
-    return known, NodeTimes(cpu_s, {name: tuple(map(int, shape)) for name, shape in data["times"]["shapes"].items()})
+def _parse(data: dict[str, Any]) -> Learnt:
+    sizes = [Size(tuple((str(name), tuple(map(int, shape))) for name, shape in key), _positive(work)) for key, work in data["sizes"]]
+    rows = tuple((_one_of(NAMES, name), _one_of(KINDS, kind), _at(sizes, i), _positive(seconds), int(runs))
+                 for name, kinds in data["runs"].items() for kind, found in kinds.items() for i, seconds, runs in found)
+    times = data["times"]
+    if times is not None:
+        cpu_s = {(int(number), str(op)): float(seconds) for number, op, seconds in times["cpu_s"]}
+        times = NodeTimes(cpu_s, {name: tuple(map(int, shape)) for name, shape in times["shapes"].items()})
+    return Learnt(_one_of(NAMES, data["candidate"]), rows, tuple(_at(sizes, i) for i in data["floors"]),
+                  {_one_of(NAMES, name): float(part) for name, part in data["grows"].items()}, times)
+
+
+def _at(sizes: Sequence[Size], index: Any) -> Size:
+    if not 0 <= int(index) < len(sizes):
+        raise ValueError(f"size {index} of {len(sizes)}")
+    return sizes[int(index)]
+
+
+def _positive(value: Any) -> float:
+    if not (math.isfinite(float(value)) and float(value) > 0.0):
+        raise ValueError(f"{value}, expected a positive number")
+    return float(value)
+
+
+def _one_of(known: Sequence[str], text: Any) -> str:
+    if text not in known:
+        raise ValueError(f"{text!r}, expected one of {', '.join(known)}")
+    return str(text)
 
 
 def signature(feeds: Mapping[str, Any]) -> Signature:
     """Of the inputs of a run; what has no shape (a sequence, a map) counts by its name."""
     return tuple((name, _shape(value)) for name, value in feeds.items())
+
+
+def work_of(given: Signature) -> float:
+    """What times are taken to grow with: the number of elements of all inputs, at least 1."""
+    return max(float(sum(math.prod(shape) for _, shape in given)), 1.0)
 
 
 def _shape(value: Any) -> Shape:

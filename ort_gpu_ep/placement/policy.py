@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from statistics import median
 
 from ort_gpu_ep.placement.latency import Histogram
+from ort_gpu_ep.placement.names import CPU, GPU
 from ort_gpu_ep.utilization import BANDS, EDGES, Load
-
-CPU = "cpu"
-"""The candidate that uses no GPU. Every other candidate does."""
 
 LEAVE = 1.10
 """A run leaves the candidate that is best on an idle machine when another is predicted this much faster, and returns when it is not slower
@@ -106,6 +104,14 @@ class Policy:
                 self._noted_s[candidate] = load.when_s
                 self._pending[candidate].append((load.when_s, seconds))
 
+    def learn(self, idle_s: Mapping[str, float], home: str) -> None:
+        """What an idle machine takes is known better by now. home: the candidate that is the best there."""
+        with self._lock:
+            self.idle_s |= {name: s for name, s in idle_s.items() if name in self.idle_s}
+            if home in self.idle_s and home != self.home:
+                self.current = home if self.current == self.home else self.current
+                self.home = home
+
     # ---- thinking
 
     def _of_cpu(self, candidate: str) -> bool:
@@ -150,17 +156,7 @@ class Policy:
     def _predict(self, candidate: str, load: Load) -> float:
         """Seconds: the median of what was seen in this band, or else idle time x slowdown."""
         seen = self._recent[candidate][self._bands[self._of_cpu(candidate)]]
-        return median(seen) if len(seen) >= ENOUGH else self.idle_s[candidate] * self._slowdown(candidate, load)
-
-    def _slowdown(self, candidate: str, load: Load) -> float:
-        """CPU: threads / free cores. GPU: 1 / (1 - load), as for a processor shared in turn. A candidate on both: the worse of the two."""
-        free = max(load.cores * (1.0 - load.cpu), load.cores / WORST)
-        if self.software:
-            threads = self.threads if candidate == CPU else load.cores
-            return min(max(1.0, threads / free), WORST)
-        on_cpu = min(max(1.0, self.threads / free), WORST)
-        on_gpu = 1.0 / max(1.0 - (load.gpu or 0.0), 1.0 / WORST)
-        return on_cpu if candidate == CPU else on_gpu if candidate == "gpu" else max(on_cpu, on_gpu)
+        return median(seen) if len(seen) >= ENOUGH else self.idle_s[candidate] * slowdown(candidate, load, self.threads, self.software)
 
     def _best(self, predicted: Mapping[str, float], load: Load) -> str:
         """The fastest candidate, or with a deadline the fastest of those that most likely meet it; with the handicap of hysteresis."""
@@ -202,6 +198,22 @@ class Policy:
                 for candidate in self.idle_s}
             return {"current": self.current, "home": self.home, "why": self.why, "switches": self.switches, "explored": self.explored,
                     "deadline_ms": self.deadline_s * 1e3, "candidates": candidates}
+
+
+def slowdown(candidate: str, load: Load, threads: int, software: bool) -> float:
+    """How many times as long a run takes under a load, 1 where it is unknown.
+
+    CPU: threads / free cores. GPU: 1 / (1 - load), as for a processor shared in turn. A candidate on both: the worse of the two.
+    """
+    free = max(load.cores * (1.0 - load.cpu), load.cores / WORST)
+    if load.gpu is None:
+        return 1.0
+    if software:
+        wanted = threads if candidate == CPU else load.cores
+        return min(max(1.0, wanted / free), WORST)
+    on_cpu = min(max(1.0, threads / free), WORST)
+    on_gpu = 1.0 / max(1.0 - load.gpu, 1.0 / WORST)
+    return on_cpu if candidate == CPU else on_gpu if candidate == GPU else max(on_cpu, on_gpu)
 
 
 def _band(value: float, present: int) -> int:

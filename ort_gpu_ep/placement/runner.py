@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -14,16 +16,22 @@ from typing import Any
 import psutil
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.explain import Explanation, explanation, on_cpu
+from ort_gpu_ep.errors import WrongResultError
+from ort_gpu_ep.explain import Explanation, events_of, explanation, on_cpu
 from ort_gpu_ep.load import Sampler
 from ort_gpu_ep.partitioner import Costs
-from ort_gpu_ep.placement.candidates import CPU, CUT, Candidate, Candidates
+from ort_gpu_ep.placement.agreement import check_outputs
+from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.chooser import Chooser
-from ort_gpu_ep.placement.decisions import Decision, Decisions, key_of
-from ort_gpu_ep.placement.policy import Policy
+from ort_gpu_ep.placement.decisions import Decisions, key_of
+from ort_gpu_ep.placement.learner import MAX_SIZES, Entry, Turn
+from ort_gpu_ep.placement.names import CPU, CUT
+from ort_gpu_ep.placement.policy import Policy, slowdown
+from ort_gpu_ep.placement.proof import rejected
+from ort_gpu_ep.placement.rhythm import uses_of
 from ort_gpu_ep.plugin import SessionState, excuse
 from ort_gpu_ep.profile import Profile
-from ort_gpu_ep.utilization import UNKNOWN
+from ort_gpu_ep.utilization import UNKNOWN, Load
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -32,6 +40,12 @@ _SPEED = ("checked_shaders", "fusion", "memory_limit_mb", "quirks", "faults")
 
 WITHIN = 20.0
 """A candidate that is slower than the best by this factor on an idle machine is never the better one: policy.WORST."""
+
+CALM = 1.25
+"""Predicted slowdown by others up to which a run tells what an idle machine takes."""
+
+KEEP_S = 60.0
+"""How long a candidate is kept that no run uses."""
 
 
 class Runner:
@@ -51,10 +65,15 @@ class Runner:
         with suppress(OSError):        # onnxruntime will say what is wrong with the model's file
             key = key_of(model, device, settings, {name: str(getattr(config, name)) for name in _SPEED})
             self._decisions = Decisions(config.cache_path, key)
-            times = self._decisions.times
+            times = self._decisions.found.times if self._decisions.found is not None else None
             self.candidates.costs = Costs(profile(), times.cpu_s, times.shapes) if times is not None else None
-        self._profile = profile
-        self._policies: dict[int, Policy] = {}
+        self._profile, self._uses = profile, uses_of(device, not software)
+        self._threads = (settings.intra_op_num_threads if settings is not None else 0) or psutil.cpu_count(logical=False) or 1
+        self._policies: dict[Hashable, tuple[Policy | None, int]] = {}
+        self._last: Entry | None = None
+        self._used_s: dict[str, float] = {}
+        self._tidy_s = math.inf
+        self._said: dict[str, None] = {}
         self._gone = Counter(SessionState().counts())
         self._runs: Counter[str] = Counter()
         self._bound = threading.Event()
@@ -62,76 +81,151 @@ class Runner:
     @property
     def first(self) -> str:
         """The candidate to begin with: what was decided for this model last time, else plain onnxruntime, which is there at once."""
-        latest = self._decisions.latest if self._decisions is not None else None
-        return latest.candidate if latest is not None else CPU
+        found = self._decisions.found if self._decisions is not None else None
+        return found.candidate if found is not None else CPU
 
     def begin(self, front: Candidate, fixed: bool, become: Callable[[Candidate], None]) -> None:
         """front: the session that is there now. fixed: all its input shapes are known. become: makes a candidate the session's front."""
         self.front, self.fixed, self._become = front, fixed, become
         self.candidates.add(front)
-        self.chooser = Chooser(self.candidates, self.config, self._profile, self._decisions, fixed, self._decided, self.software)
+        self.chooser = Chooser(self.candidates, self.config, self._profile, self._decisions, fixed, weakref.WeakMethod(self._settle),
+                               self._uses, self.software)
+        self._tidy_s = time.perf_counter() + KEEP_S
+        weakref.finalize(self, _save, self.chooser)
 
     def run(self, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
-        decision = self.chooser.decision(feeds)
-        policy = self._policies.get(id(decision))
-        if policy is None:
-            return self._answer(self._candidate(decision.candidate), outputs, feeds, options)
+        entry = self._last = self.chooser.entry(feeds)
+        if entry.floor:
+            return self._answer(self._candidate(CPU), outputs, feeds, options)[0]
         load = self.sampler.latest if self.sampler is not None else UNKNOWN
-        candidate = self.candidates.ready(policy.choose(load)) or self._candidate(decision.candidate)
-        start = time.perf_counter()
-        answer = self._answer(candidate, outputs, feeds, options)
-        policy.observe(candidate.name, time.perf_counter() - start, load)
+        candidate, policy = self._choose(entry, load)
+        learner, begin_s = self.chooser.learner, time.perf_counter()
+        turn = learner.begin(entry, candidate.name, begin_s)
+        due = self.chooser.check_due(turn, begin_s)
+        try:
+            answer, well = self._answer(candidate, outputs, feeds, options)
+        except BaseException:
+            learner.forget(entry)
+            raise
+        end_s = time.perf_counter()
+        if well and due:
+            answer, well = self._compared(turn, candidate, answer, outputs, feeds)
+        calm = slowdown(candidate.name, load, self._threads, self.software) <= CALM
+        steady = learner.end(turn, end_s - begin_s, end_s, well and calm and entry.ready)
+        if policy is not None and well and (steady or not calm):
+            policy.observe(candidate.name, end_s - begin_s, load)
         if self.sampler is not None and candidate.name != CPU:
-            self.sampler.used(policy.idle_s[candidate.name])
+            self.sampler.used(entry.expected_s.get(candidate.name, end_s - begin_s))
+        self._used_s[candidate.name] = end_s
+        if end_s > self._tidy_s:
+            self._tidy(end_s)
         return answer
+
+    def _choose(self, entry: Entry, load: Load) -> tuple[Candidate, Policy | None]:
+        """The candidate by what its runs take on an idle machine, or the one that a load, or a deadline, moves the run to."""
+        learner, now_s = self.chooser.learner, time.perf_counter()
+        name = learner.choose(entry, now_s)
+        policy = self._policy(entry)
+        if policy is not None:
+            wanted = policy.choose(load)
+            if wanted != policy.home and not learner.is_out(wanted, now_s):
+                name = wanted
+        candidate = self._candidate(name)
+        if candidate.name != name:
+            learner.unable(entry, name)
+        return candidate, policy
 
     def _candidate(self, name: str) -> Candidate:
         return self.candidates.ready(name) or self.front
 
-    @property
-    def _latest_policy(self) -> Policy | None:
-        """That of the decision made last."""
-        return next((self._policies[id(d)] for d in reversed(self.chooser.decided.values()) if id(d) in self._policies), None)
+    def _policy(self, entry: Entry) -> Policy | None:
+        """For runs that another candidate may answer better when the machine is busy, or that have a deadline."""
+        if self.sampler is None and not self.config.deadline_ms:
+            return None
+        policy, thoughts = self._policies.get(entry.size.key, (None, -1))
+        if thoughts == entry.thoughts:
+            return policy
+        longest_s = WITHIN * min(entry.expected_s.values(), default=0.0)
+        rivals = {name: s for name, s in entry.expected_s.items() if s <= longest_s}
+        if len(rivals) < 2:
+            policy = None
+        elif policy is None or set(policy.idle_s) != set(rivals):
+            policy = Policy(rivals, self._threads, self.software, self.config.deadline_ms * 1e-3)
+        if policy is not None:
+            policy.learn(rivals, entry.choice)
+        self._policies[entry.size.key] = policy, entry.thoughts
+        while len(self._policies) > MAX_SIZES:
+            self._policies.pop(next(iter(self._policies)))
+        return policy
 
-    def _watch(self, decision: Decision) -> None:
-        """A policy for runs that another candidate may answer better when the machine is busy."""
-        rivals = {n: s for n, s in decision.measured_s.items() if s <= WITHIN * decision.measured_s[decision.candidate]}
-        if len(rivals) > 1 and (self.sampler is not None or self.config.deadline_ms):
-            self._policies[id(decision)] = Policy(rivals, self._threads, self.software, self.config.deadline_ms * 1e-3)
-
-    @property
-    def _threads(self) -> int:
-        """Of a run on the CPU: onnxruntime's default is the physical cores."""
-        settings = self.candidates.settings
-        return (settings.intra_op_num_threads if settings is not None else 0) or psutil.cpu_count(logical=False) or 1
-
-    def _answer(self, candidate: Candidate, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
+    def _answer(self, candidate: Candidate, outputs: Any, feeds: Mapping[str, Any], options: Any) -> tuple[Any, bool]:
+        """What the model gives, and whether the candidate did it all by itself."""
         self._runs[candidate.name] += 1
-        if candidate.state is not None:
-            candidate.state.begin_run()
+        state = candidate.state
+        if state is None:
+            return candidate.session.run(outputs, feeds, options), True
+        before = state.troubles
+        state.begin_run()
         try:
-            return candidate.session.run(outputs, feeds, options)
+            answer = candidate.session.run(outputs, feeds, options)
         except Exception as error:
-            excuse(candidate.state, error)
-            return self.candidates.get(CPU).session.run(outputs, feeds, options)
+            excuse(state, error)
+            answer = self.candidates.get(CPU).session.run(outputs, feeds, options)
+        well = state.troubles == before
+        self._judge(candidate.name, well)
+        return answer, well
 
-    def _decided(self, decision: Decision) -> None:
-        """What lost gives its memory back; it is made again if the decision changes."""
-        known = {id(d) for d in self.chooser.decided.values()}
-        self._policies = {key: policy for key, policy in self._policies.items() if key in known}
-        self._watch(decision)
-        wanted = {d.candidate for d in self.chooser.decided.values()} | {decision.candidate}
-        chosen = self.candidates.get(decision.candidate)
-        if not self._bound.is_set() and self.front.name not in wanted:
-            self._become(chosen)
-            self.front = chosen
+    def _judge(self, name: str, well: bool, for_s: float = 0.0) -> None:
+        learner = self.chooser.learner
+        if not well:
+            learner.failed(name, time.perf_counter(), for_s)
+        elif learner.left_out:
+            learner.succeeded(name)
+
+    def _compared(self, turn: Turn, candidate: Candidate, answer: Any, outputs: Any, feeds: Mapping[str, Any]) -> tuple[Any, bool]:
+        """The answer, if the CPU gives the same for these inputs, else the CPU's."""
+        cpu = self.candidates.get(CPU).session if turn.name not in self.chooser.agreed else None
+        if cpu is None:
+            made = self.candidates.ready(CPU)
+            if made is None:
+                return answer, True
+            cpu = made.session
+        names, begin_s = outputs or [output.name for output in cpu.get_outputs()], time.perf_counter()
+        want = cpu.run(outputs, feeds)
+        end_s = time.perf_counter()
+        self.chooser.learner.checked(turn, end_s - begin_s, end_s)
+        self._used_s[CPU] = end_s
+        try:
+            check_outputs(names, answer, want, lambda: cpu.run(outputs, feeds))
+        except WrongResultError as error:
+            rejected(candidate, candidate.name, error, self.config.strict)
+            self._judge(candidate.name, False, math.inf)
+            return want, False
+        self.chooser.agreed.add(candidate.name)
+        return answer, True
+
+    def _settle(self, entry: Entry) -> None:
+        """The candidates were run side by side: the best becomes the front; of a model whose sizes are fixed the others go."""
+        now_s = time.perf_counter()
+        self._used_s |= {candidate.name: now_s for candidate in self.candidates.made}
+        if not self._bound.is_set() and self.front.name != entry.choice:
+            self.front = self.candidates.get(entry.choice)
+            self._become(self.front)
+        self._tidy(now_s, 0.0 if self.fixed or entry.floor else KEEP_S, entry.choice)
+
+    def _tidy(self, now_s: float, keep_s: float = KEEP_S, but: str = "") -> None:
+        """Candidates that no run has used for long give their memory back; they are made again, in the background, if they are wanted."""
+        self._tidy_s = now_s + KEEP_S / 4
+        self.chooser.save_now_and_then(now_s)
+        used_s = dict(self._used_s)
         for candidate in self.candidates.made:
-            if candidate.name not in wanted and candidate is not self.front:
+            if now_s - used_s.get(candidate.name, -math.inf) >= keep_s and candidate is not self.front and candidate.name != but:
                 self._forget(candidate)
 
     def _forget(self, candidate: Candidate) -> None:
         if candidate.state is not None:
             self._gone.update(candidate.state.counts())
+            self._said.update(dict.fromkeys(events_of(candidate.state)))
         self.candidates.drop(candidate.name)
 
     def bind(self) -> None:
@@ -139,22 +233,23 @@ class Runner:
         if not self._bound.is_set():
             self._bound.set()
             if self.front.state is None:
-                decided = {d.candidate for d in self.chooser.decided.values()} - {CPU}
-                self.front = self.candidates.get(next(iter(decided), CUT))
+                chosen = [entry.choice for entry in self.chooser.learner.entries.values() if entry.choice != CPU]
+                self.front = self.candidates.get(chosen[-1] if chosen else CUT)
                 self._become(self.front)
 
     def explain(self) -> Explanation:
-        """Of the candidate that the latest decision names; before the first run, of the one that the partitioner expects to be best."""
-        decided = dict(self.chooser.decided)
-        latest = next(reversed(decided.values()), None)
+        """Of the candidate that the latest run's size goes by; before the first run, of the one that the partitioner expects to be best."""
+        decided, prover = self.chooser.decided, self.chooser.prover
+        latest = decided.get(self._last.size.key) if self._last is not None else None     # type: ignore[call-overload]
         if latest is not None and latest.candidate == CPU:
-            adapter, reports = self.chooser.planned or self.chooser.ask()
+            adapter, reports = prover.planned or prover.ask()
             shown = on_cpu(adapter, reports, f"{latest.source}: {latest.why}")
         else:
             shown = explanation(self.candidates.get(latest.candidate if latest else CUT).state)
-            shown = shown.predicted_by(self.chooser.planned[1]) if self.chooser.planned else shown
+            shown = shown.predicted_by(prover.planned[1]) if prover.planned else shown
+        said = dict.fromkeys([*shown.events, *self._said, *(line for state in self.states for line in events_of(state))])
         shapes = (", ".join(f"{name}{list(shape)}" for name, shape in key) or "every run" for key in decided)
-        return replace(shown, decisions=tuple(zip(shapes, decided.values(), strict=True)))
+        return replace(shown, events=tuple(said), decisions=tuple(zip(shapes, decided.values(), strict=True)))
 
     @property
     def states(self) -> tuple[SessionState, ...]:
@@ -166,6 +261,12 @@ class Runner:
         total = Counter(self._gone)
         for state in self.states:
             total.update(state.counts())
+        policy = self._policies.get(self._last.size.key, (None, 0))[0] if self._last is not None else None
         return {**total, "runs": sum(self._runs.values()), "runs_by_candidate": dict(self._runs),
                 **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and self._policies else {}),
-                **({"policy": self._latest_policy.as_dict()} if self._latest_policy is not None else {})}
+                **({"policy": policy.as_dict()} if policy is not None else {})}
+
+
+def _save(chooser: Chooser) -> None:
+    """At the end of a session, or of the process."""
+    chooser.save()

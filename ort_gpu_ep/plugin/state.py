@@ -90,6 +90,7 @@ class SessionState:
     gpu: None where there is no adapter, or none is wanted. lease: keeps the worker
     that has it alive (isolation=process). reports: one a graph, bodies of If and Loop first.
     partitions: what was compiled, in ONNX Runtime's order. ready: whether the session was created to the end.
+    troubles: how many events say that something failed, or that the CPU answered: a run during which it grew is no measure of the GPU.
     renewals: how often the programs were rebuilt on a new device. renewing: held while that goes on.
     runs: how many `begin_run` was told of. last_run: (kind, nbytes) of each copy since the last one; runs that overlap share it.
     """
@@ -104,6 +105,7 @@ class SessionState:
         self.reports: list[Report] = []
         self.partitions: list[Partition] = []
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+        self.troubles = 0
         self.copies = Copies()
         self.ready = False
         self.renewals = 0
@@ -161,6 +163,7 @@ class SessionState:
         error = None if isinstance(what, str) else what
         event = Event(next(_numbers), kind, where, message, error)
         self.events.append(event)
+        self.troubles += kind in ("error", "fallback")
         if (kind, where, message) not in self._said and len(self._said) < _MAX_EVENTS:
             self._said.add((kind, where, message))
             log.log(logging.INFO if kind == "notice" else logging.WARNING, "%s: %s", where, message)

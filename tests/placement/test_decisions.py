@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,14 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep import store
-from ort_gpu_ep.placement import decisions
-from ort_gpu_ep.placement.decisions import Decision, Decisions, NodeTimes, key_of, signature
+from ort_gpu_ep.placement.decisions import Decision, Decisions, Learnt, NodeTimes, key_of, signature, work_of
+from ort_gpu_ep.placement.estimate import Size
 from tests.unit.graphs import model_of
 
 SHAPES = signature({"x": np.zeros((2, 3), "f"), "n": np.int64(4)})
-MADE = Decision("gpu", "measured", "the fastest", {"cpu": 2e-3, "gpu": 1e-3}, {"gpu": 1.5e-3})
+SMALL, LARGE = Size(SHAPES, 7.0), Size((("x", (20, 30)), ("n", ())), 601.0)
+ROWS = (("cpu", "busy", SMALL, 2e-3, 3), ("cpu", "busy", LARGE, 5e-3, 9), ("gpu", "busy", SMALL, 1e-3, 3), ("gpu", "paused", LARGE, 3e-3, 1))
+LEARNT = Learnt("gpu", ROWS, (), {"cpu": 0.8, "gpu": 0.3})
 
 
 def test_shapes_of_anything_that_can_be_fed() -> None:
@@ -25,68 +29,70 @@ def test_shapes_of_anything_that_can_be_fed() -> None:
     assert signature({"x": value, "y": [1, 2], "z": np.zeros(3)}) == (("x", (4, 5)), ("y", ()), ("z", (3,)))
 
 
-def test_a_decision_is_found_again(tmp_path: Path) -> None:
-    Decisions(str(tmp_path), "k").put(SHAPES, MADE)
-    later = Decisions(str(tmp_path), "k")
-    got = later.get(SHAPES)
-    assert got is not None
-    assert (got.candidate, got.source, got.measured_s, got.predicted_s) == ("gpu", "cached", MADE.measured_s, MADE.predicted_s)
-    assert later.latest == got
-    assert later.get(signature({"x": np.zeros((2, 4), "f")})) is None
-    assert Decisions(str(tmp_path), "other").get(SHAPES) is None
+def test_work_is_the_number_of_elements() -> None:
+    assert [work_of(s) for s in (SHAPES, (("x", (4, 5)), ("y", (3,))), (), (("x", (0, 5)),))] == [7.0, 23.0, 1.0, 1.0]
+
+
+def test_what_was_learnt_is_found_again(tmp_path: Path) -> None:
+    Decisions(str(tmp_path), "k").save(LEARNT)
+    assert Decisions(str(tmp_path), "k").found == LEARNT
+    assert Decisions(str(tmp_path), "other").found is None
+
+
+def test_sizes_with_nothing_to_choose_are_found_again(tmp_path: Path) -> None:
+    floor = Learnt("cpu", (("cpu", "busy", SMALL, 2e-5, 1),), (SMALL, LARGE))
+    Decisions(str(tmp_path), "k").save(floor)
+    assert Decisions(str(tmp_path), "k").found == floor
 
 
 def test_what_a_cut_was_made_by_is_found_again(tmp_path: Path) -> None:
     times = NodeTimes({(0, "MatMul"): 1e-3, (7, "Neg"): 2e-6}, {"x": (2, 3), "n": ()})
-    made = Decisions(str(tmp_path), "k")
-    made.put(SHAPES, Decision("cut", "measured", "the fastest"), times)
-    made.put((("x", (7, 7)),), MADE)
-    assert Decisions(str(tmp_path), "k").times == times
-    assert Decisions(str(tmp_path), "other").times is None
+    Decisions(str(tmp_path), "k").save(replace(LEARNT, times=times))
+    found = Decisions(str(tmp_path), "k").found
+    assert found is not None
+    assert found.times == times
 
 
-def test_the_latest_is_the_one_that_was_made_last(tmp_path: Path) -> None:
-    made = Decisions(str(tmp_path), "k")
-    other = (("x", (7, 7)),)
-    made.put(SHAPES, MADE)
-    made.put(other, Decision("cpu", "measured", ""))
-    made.put(SHAPES, MADE)
-    latest = Decisions(str(tmp_path), "k").latest
-    assert latest is not None
-    assert latest.candidate == "gpu"
+def test_it_is_compact(tmp_path: Path) -> None:
+    """64 sizes of a model with three inputs, all that a candidate's times keep, of two candidates: 100 bytes each."""
+    sizes = [Size(tuple((name, (1, n)) for name in ("input_ids", "attention_mask", "token_type_ids")), 3.0 * n) for n in range(1, 65)]
+    rows = tuple((name, "busy", size, 1.23456789e-3, 9) for name in ("cpu", "gpu") for size in sizes)
+    Decisions(str(tmp_path), "k").save(Learnt("gpu", rows))
+    (file,) = (tmp_path / "decisions").iterdir()
+    assert file.stat().st_size < 64 * 2 * 100
 
 
-def test_old_ones_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "MAX_SIGNATURES", 3)
-    made = Decisions(str(tmp_path), "k")
-    for n in range(5):
-        made.put((("x", (n,)),), MADE)
-    kept = Decisions(str(tmp_path), "k")
-    assert [kept.get((("x", (n,)),)) is not None for n in range(5)] == [False, False, True, True, True]
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99, "shapes": {}}', '{"format": 2, "shapes": {"()": {"candidate": "gpu"}}}',
-                                     '{"format": 2, "shapes": 3}', '{"format": 2, "shapes": {}, "times": {"cpu_s": [[1]]}}'])
+@pytest.mark.parametrize("content", [
+    "", "{", "[]", '{"format": 99}', '{"format": 2, "shapes": {}, "times": null}',
+    *(json.dumps({"format": 3, "candidate": "gpu", "sizes": [[[["x", [2]]], 2.0]], "runs": {}, "floors": [], "grows": {}, "times": None, **wrong})
+      for wrong in (
+          {"candidate": "tpu"}, {"sizes": 3}, {"sizes": [[[["x", [2]]], 0.0]]}, {"runs": {"gpu": {"busy": [[1, 1e-3, 3]]}}},
+          {"runs": {"gpu": {"busy": [[0, -1e-3, 3]]}}}, {"runs": {"gpu": {"busy": [[0, "nan", 3]]}}}, {"runs": {"gpu": {"now": [[0, 1.0, 3]]}}},
+          {"runs": {"tpu": {"busy": []}, "cpu": {"busy": [[0]]}}}, {"floors": [1]}, {"grows": {"gpu": "much"}}, {"times": {"cpu_s": [[1]]}}))])
 def test_a_broken_file_is_ignored_with_one_line(content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Decisions(str(tmp_path), "k").put(SHAPES, MADE)
+    Decisions(str(tmp_path), "k").save(LEARNT)
     (file,) = (tmp_path / "decisions").iterdir()
     file.write_text(content)
     with caplog.at_level(logging.INFO, "ort_gpu_ep"):
         broken = Decisions(str(tmp_path), "k")
-    assert (broken.get(SHAPES), broken.latest) == (None, None)
+    assert broken.found is None
     assert len(caplog.messages) == 1
     assert "is ignored and made anew" in caplog.messages[0]
-    broken.put(SHAPES, MADE)
-    assert Decisions(str(tmp_path), "k").get(SHAPES) is not None
+    broken.save(LEARNT)
+    assert Decisions(str(tmp_path), "k").found == LEARNT
 
 
 def test_a_folder_that_can_t_be_written_is_said_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "decisions").write_text("a file where the folder should be")
     with caplog.at_level(logging.INFO, "ort_gpu_ep"):
-        made = Decisions(str(tmp_path), "k")
-        made.put(SHAPES, MADE)
-    assert made.get(SHAPES) == MADE
+        Decisions(str(tmp_path), "k").save(LEARNT)
     assert "can't be written" in caplog.messages[-1]
+
+
+def test_what_is_shown() -> None:
+    text = str(Decision("gpu", "measured", "the fastest", {"cpu": 2e-3, "gpu": 1e-3}, {"cut": 3e-3}, {"cpu": 1, "gpu": 9}, "paused"))
+    assert text == ("gpu, measured, with 30 to 300 ms between runs: the fastest; cpu 2.000 ms measured (1 runs); cut 3.000 ms predicted; "
+                    "gpu 1.000 ms measured (9 runs)")
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ort_gpu_ep.placement.policy import EXPLORE_EVERY, LEAVE, Policy, _band
+from ort_gpu_ep.placement.policy import EXPLORE_EVERY, LEAVE, Policy, _band, slowdown
 from ort_gpu_ep.utilization import BANDS, UNKNOWN, Load
 
 PERIOD_S = 0.1
@@ -101,12 +101,22 @@ def test_on_a_software_adapter_the_gpu_plan_needs_all_cores() -> None:
 def test_the_model() -> None:
     """Slowdowns by hand: shared in turn, threads over free cores, the worse of both for a cut, 20 at most."""
     idle, half, full = Load(0.0, 0.0, 4, "", 0.0), Load(0.5, 0.75, 4, "", 0.0), Load(1.0, 1.0, 4, "", 0.0)
-    policy = Policy({"cpu": 1.0, "gpu": 1.0, "cut": 1.0}, 2, software=False)
-    assert [[policy._slowdown(candidate, load) for candidate in ("cpu", "gpu", "cut")] for load in (idle, half, full)] == [
+    assert [[slowdown(candidate, load, 2, False) for candidate in ("cpu", "gpu", "cut")] for load in (idle, half, full)] == [
         [1.0, 1.0, 1.0], [2.0, 2.0, 2.0], pytest.approx([10.0, 20.0, 20.0])]
-    assert policy._slowdown("cut", Load(0.9, 0.0, 4, "", 0.0)) == pytest.approx(10.0)
-    software = Policy({"cpu": 1.0, "gpu": 1.0}, 1, software=True)
-    assert [software._slowdown(candidate, half) for candidate in ("cpu", "gpu")] == [1.0, 4.0]
+    assert slowdown("cut", Load(0.9, 0.0, 4, "", 0.0), 2, False) == pytest.approx(10.0)
+    assert [slowdown(candidate, half, 1, True) for candidate in ("cpu", "gpu")] == [1.0, 4.0]
+    assert slowdown("cpu", Load(None, 0.9, 4, "", 0.0), 4, True) == 1.0
+
+
+def test_what_is_learnt_moves_the_home_and_whoever_is_there() -> None:
+    policy = Policy(IDLE, 1, False)
+    policy.learn({"cpu": 0.009, "gpu": 0.012}, "cpu")
+    assert (policy.home, policy.current, policy.idle_s) == ("cpu", "cpu", {"cpu": 0.009, "gpu": 0.012})
+    machine = Machine(policy, lambda candidate, load: policy.idle_s[candidate] * (20.0 * load.cpu if candidate == "cpu" and load.cpu else 1.0))
+    machine.go(0.0, cpu=0.9, seconds=1.5)
+    assert policy.current == "gpu"
+    policy.learn({"cpu": 0.008}, "cpu")        # a load moved it: it stays until the load goes
+    assert policy.current == "gpu"
 
 
 def test_nothing_moves_for_a_small_gain_or_a_trifle() -> None:

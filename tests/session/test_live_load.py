@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.placement import chooser
+from ort_gpu_ep.placement import proof
+from ort_gpu_ep.placement.learner import Learner
 from tests.session.conftest import assert_close, on_the_cpu
 
 Array = np.ndarray[Any, Any]
 Open = Callable[..., Any]
+
+
+def tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the candidates take on an idle machine is told, and stays."""
+    monkeypatch.setattr(proof, "race", lambda *_: {"cpu": 15e-3, "gpu": 10e-3})
+    monkeypatch.setattr(Learner, "_count", lambda *_: True)
 
 
 def until(session: Any, feeds: dict[str, Array], want: list[Any], candidate: str, seconds: float = 20.0) -> None:
@@ -31,7 +38,7 @@ def until(session: Any, feeds: dict[str, Array], want: list[Any], candidate: str
 def test_a_told_load_moves_runs_to_the_cpu_and_back(
         auto: Open, slow_on_one_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, settings, feeds = slow_on_one_thread
-    monkeypatch.setattr(chooser, "race", lambda *_: {"cpu": 15e-3, "gpu": 10e-3})
+    tell(monkeypatch)
     told = tmp_path / "load"
     told.write_text("0 0")
     session, want = auto(model, settings, load=f"file:{told}"), on_the_cpu(model, feeds)
@@ -51,7 +58,7 @@ def test_a_told_load_moves_runs_to_the_cpu_and_back(
 
 def test_an_unknown_load_moves_nothing(auto: Open, slow_on_one_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, settings, feeds = slow_on_one_thread
-    monkeypatch.setattr(chooser, "race", lambda *_: {"cpu": 15e-3, "gpu": 10e-3})
+    tell(monkeypatch)
     told = tmp_path / "load"
     told.write_text("unknown 0.9")
     session = auto(model, settings, load=f"file:{told}")
