@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Attribute
 from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.symbolic import hint, hints
 from ort_gpu_ep.types import Shape, TensorType
 
 FAMILIES: Mapping[str, str] = {
@@ -190,9 +191,9 @@ class Work:
 
 
 def work_of(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> Work:
-    """bindings: as registry.tensors_of gives them. Raises UnsupportedNodeError(LIMIT) where there is no record."""
-    found, tensors = record_of(kernel.shader), {name: tensor for name, (tensor, _) in bindings.items()}
-    call = KernelCall(kernel, dict(kernel.consts), tensors)
+    """In the run that is being planned. bindings: as registry.tensors_of has them. Raises UnsupportedNodeError(LIMIT) without a record."""
+    tensors = {name: TensorType(tensor.dtype, hints(tensor.shape)) for name, (tensor, _) in bindings.items()}
+    found, call = record_of(kernel.shader), KernelCall(kernel, {name: hint(value) for name, value in kernel.consts}, tensors)
     return Work(
         found.family, found.flops(call) if found.flops else 0, found.nbytes(call) if found.nbytes else call.nbytes(),
         found.steps(call) if found.steps else 1)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 POISON = 0xFF
 """Every output buffer is filled with it first (NaN, -1), so that an element that is never written is seen."""
 
-EDGE = (r"if \((i|group) >= (\w+)\) \{ return; \}", r"if (\1 + 1u >= \2) { return; }")
+EDGE = (r"if \((i|group) >= ([\w.]+)\) \{ return; \}", r"if (\1 + 1u >= \2) { return; }")
 """The fault of the kernel probes: the last word, or the last workgroup, of a dispatch is left out."""
 
 
@@ -120,11 +120,14 @@ class Trial:
         values |= {f"x{i}": Value(f"x{i}", dtype_of(a), a.shape, _giver(a)) for i, a in held.items()}
         results = tuple(f"y{i}" for i in range(outputs))
         node = Node(op, names, results, attributes=attributes, version=version)
-        graph = Graph("probe", tuple(given), results, (node,), values)
-        with self._composing():
-            return self._run(Program(graph, Config(), self.gpu), list(given.values()))
+        return self.graph(Graph("probe", tuple(given), results, (node,), values), list(given.values()))
 
-    def _run(self, program: Program, arrays: list[Array]) -> list[Array]:
+    def graph(self, graph: Graph, arrays: Sequence[Array]) -> list[Array]:
+        """The outputs of a graph on the adapter. Sizes that it leaves open come with the arrays, which are its inputs."""
+        with self._composing():
+            return self._run(Program(graph, Config(), self.gpu), arrays)
+
+    def _run(self, program: Program, arrays: Sequence[Array]) -> list[Array]:
         types = [TensorType(dtype_of(a), a.shape) for a in arrays]
         plan = program.plan(types)
         self.shaders |= {step.kernel.shader for step in plan.steps if hasattr(step, "kernel")}

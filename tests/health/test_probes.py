@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 import ort_gpu_ep.health.probes  # noqa: F401  fills the table
+from ort_gpu_ep import lowering
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.health.probe import PROBES, Trial, agree, slower
 from ort_gpu_ep.health.quirks import known_targets
 from ort_gpu_ep.ops.contraction import TILES
+from ort_gpu_ep.profile import GUESSED
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering
 
 ROOT = Path(__file__).parents[2]
 SHADERS = {f.name for f in (ROOT / "ort_gpu_ep" / "shaders").glob("*.wgsl")} - {"functions.wgsl"}
@@ -34,6 +37,23 @@ def trial(name: str, only: str = "", planted: bool = True, rounds: int = 2) -> T
     return Trial(Gpu.open(Config()), np.random.default_rng(), rounds, PROBES[name].fault if planted else "", only)
 
 
+@pytest.fixture
+def priced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The shaders of all nodes that are claimed meanwhile; each node is priced."""
+    found: set[str] = set()
+
+    def claim(bound: BoundNode, limits: Limits) -> Lowering | Decline:
+        answer = real(bound, limits)
+        if isinstance(answer, Lowering) and answer.kernels:
+            assert GUESSED.dispatch_s <= GUESSED.node_s(answer, bound) < 1.0
+            found.update(k.shader for k in answer.kernels)
+        return answer
+
+    real = lowering.claim
+    monkeypatch.setattr(lowering, "claim", claim)
+    return found
+
+
 def test_every_shader_has_a_probe() -> None:
     covered = {d for p in PROBES.values() if p.group == "kernels" for d in p.disables}
     assert SHADERS - covered == set(), "state cases=[case(...)] in the record beside the row (docs/adding-an-op.md)"
@@ -49,10 +69,13 @@ def test_probes_disable_what_exists() -> None:
 
 
 @pytest.mark.parametrize("name", [p.name for p in PROBES.values() if p.group == "kernels"])
-def test_a_healthy_adapter_passes_and_every_named_shader_runs(name: str) -> None:
+def test_a_healthy_adapter_passes_and_every_named_shader_runs(name: str, priced: set[str]) -> None:
+    """And each of them has a price: a record that asks for a constant or a tensor that its kernel lacks is found here."""
     healthy = trial(name, planted=False)
     PROBES[name].check(healthy)
-    assert {d for d in PROBES[name].disables if d in SHADERS} <= healthy.shaders
+    named = {d for d in PROBES[name].disables if d in SHADERS}
+    assert named <= healthy.shaders
+    assert named <= priced
 
 
 @pytest.mark.parametrize(("name", "shader"), faults())

@@ -1,10 +1,12 @@
-"""Kernels that move elements: transposed and sliced."""
+"""Kernels that move elements: transposed and sliced; and those that make them of a shape."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from ort_gpu_ep.graph import Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe
+from ort_gpu_ep.types import FLOAT32, dtype_of
 
 
 @probe("strided reads", "kernels", disables=("strided.wgsl",), quick=True)
@@ -18,3 +20,20 @@ def strided(trial: Trial) -> str:
         bounds = {k: np.array(v, np.int64) for k, v in enumerate(((29, 2), (1, 31), (0, 1), (-3, 4)), 1)}
         agree("Slice", trial.node("Slice", 13, [y, *[None] * 4], bounds)[0], y[29:1:-3, 2:31:4])
     return "3 forms"
+
+
+@probe("tensors made of a shape", "kernels", disables=("fill.wgsl", "range.wgsl"))
+def made_of_a_shape(trial: Trial) -> str:
+    """ConstantOfShape and Range of sizes that the run brings: of fixed ones, the host computes both."""
+    held = {"zero": np.array(0), "one": np.array(1)}
+    values = {n: Value(n, dtype_of(a), a.shape, lambda a=a: a) for n, a in held.items()}      # type: ignore[misc]
+    nodes = (
+        Node("Shape", ("x",), ("s",), version=15),
+        Node("ConstantOfShape", ("s",), ("f",), attributes={"value": np.array([2.5], np.float32)}, version=9),
+        Node("Gather", ("s", "one"), ("n",), attributes={"axis": 0}, version=13), Node("Range", ("zero", "n", "one"), ("r",), version=11))
+    graph = Graph("probe", ("x",), ("f", "r"), nodes, {"x": Value("x", FLOAT32, ("N", "L")), **values})
+    for shape in ((3, 67), (1, 4099)):
+        filled, counted = trial.graph(graph, [trial.normal(*shape)])
+        agree(f"ConstantOfShape of {shape}", filled, np.full(shape, 2.5))
+        agree(f"Range of {shape[1]}", counted, np.arange(shape[1]))
+    return "2 shapes"
