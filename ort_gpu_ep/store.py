@@ -1,47 +1,119 @@
-"""Small JSON files in the cache folder: read with doubts, written whole or not at all."""
+"""Small JSON files in the cache folder: read with doubts, written whole or not at all, for this user only.
+
+Whatever lies in the cache, reading it ends soon and gives a value or nothing: other programs write there too.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 log = logging.getLogger("ort_gpu_ep")
 
 T = TypeVar("T")
 
+MAX_NBYTES = 16 << 20
+"""Of a file that is read: decisions for 256 shapes of a model with thousands of nodes take less than one MiB."""
+
+_MAX_DIGITS = 20
+"""Of an integer: those of 64 bits have no more, sign included."""
+
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> BinaryIO:
+    """An open file, made for this user only if the flags say so. Raises OSError for what is no file: a FIFO, a device, a folder.
+
+    follow: whether it may be a symbolic link.
+    """
+    extra = ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY", *(() if follow else ("O_NOFOLLOW",)))    # not all systems have all of them
+    handle = os.open(path, flags | sum(getattr(os, name, 0) for name in extra), PRIVATE_FILE)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(f"{path} is no regular file")
+        return os.fdopen(handle, "rb" if flags & (os.O_RDWR | os.O_WRONLY) == 0 else "r+b" if flags & os.O_RDWR else "wb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_json(path: Path, follow: bool = False) -> Any:
+    """What a JSON file holds. Raises OSError; ValueError for what is none, too large, nested too deeply, or has numbers beyond 64 bits."""
+    with open_regular(path, follow=follow) as file:
+        data = file.read(MAX_NBYTES + 1)
+    if len(data) > MAX_NBYTES:
+        raise ValueError(f"more than {MAX_NBYTES} B")
+    try:
+        return json.loads(data.decode("utf-8"), parse_int=_integer, parse_float=_float, parse_constant=_float)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"got {text[:40]}, expected a finite number")
+    return number
+
+
+def record(kind: type[T], data: Mapping[str, Any]) -> T:
+    """A dataclass of strings and integers. Raises TypeError where a field is missing, unknown or of another type."""
+    for field in fields(kind):      # type: ignore[arg-type]
+        expected = {"str": str, "int": int}[str(field.type)]
+        if type(data.get(field.name)) is not expected:
+            raise TypeError(f"{field.name}: got {str(data.get(field.name))[:40]}, expected {field.type}")
+    return kind(**data)
+
 
 def read(path: Path, format: int, parse: Callable[[dict[str, Any]], T]) -> T | None:
     """What `parse` makes of the file; None where there is none, or none that can be used, which the log says."""
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = read_json(path)
         if data["format"] != format:
-            raise ValueError(f"format {data['format']}, expected {format}")
+            raise ValueError(f"format {str(data['format'])[:40]}, expected {format}")
         return parse(data)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.info("cache file %s is ignored and made anew: %s: %s", path, type(error).__name__, error)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        log.info("cache file %s is ignored and made anew: %s: %s", path, type(error).__name__, str(error)[:200])
         return None
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, for this user only. Raises OSError."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.is_dir():
+            folder.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
 
 def write(path: Path, format: int, data: Mapping[str, object]) -> bool:
     """Stores data. False where the cache can't be written: that is said, and nothing else happens."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        text = json.dumps({"format": format, **data}, allow_nan=False)
+        make_folder(path.parent)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")     # which makes it for this user only
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"format": format, **data}, file)
+                file.write(text)
             os.replace(name, path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-    except OSError as error:
+    except (OSError, ValueError) as error:
         log.info("cache folder %s can't be written: %s; what it would hold is found out again in the next process", path.parent, error)
         return False
     return True

@@ -72,7 +72,7 @@ def _adapters(config: Config) -> tuple[list[AdapterInfo], str]:
     """The adapters, looked for in another process, which sessions then rely on; if there are none, why."""
     sight = look_again(config.cache_path)
     none = "no adapter: install a GPU driver, or Mesa's software driver (Debian, Ubuntu: mesa-vulkan-drivers)"
-    return list(sight.adapters), sight.trouble or ("" if sight.adapters else none)
+    return list(sight.adapters), (sight.message if sight.trouble else "") or ("" if sight.adapters else none)
 
 
 def _examine(chosen: AdapterInfo, quick: bool, rounds: int, device: Device) -> list[Outcome]:

@@ -14,21 +14,63 @@ DRIVER_VARIABLES = ("VK_", "MESA_", "LP_", "GALLIUM_", "RADV_", "ANV_", "NVK_", 
 """Beginnings of the names of variables that drivers read."""
 
 
+_PATH = re.compile(r"""(?<![\w./\\])(?<!http:)(?<!https:)(?:[A-Za-z]:)?(?:[/\\](?:[^/\\:;,"'\n]{0,60}(?=[/\\])|[^/\\:;,\s"']+))+""")
+"""An absolute path: names in it may have spaces, but for the last one. Better a word of a sentence too much than a name."""
+
+_LONE_HOME = re.compile(r"""(?:/home|/Users|[A-Za-z]:\\Users)[/\\][^/\\:;,"'\n]*$""", re.IGNORECASE)
+
+
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables that drivers read; of a path, the last part only."""
-    return {name: shortened(value) for name, value in sorted(variables.items()) if name.startswith(DRIVER_VARIABLES)}
+    return {name: os.pathsep.join(map(shortened, value.split(os.pathsep))) for name, value in sorted(variables.items())
+            if name.startswith(DRIVER_VARIABLES)}
 
 
 def shortened(text: str) -> str:
-    """The text with every absolute path cut down to its last part: folders name users and machines."""
-    return re.sub(r"(?:[A-Za-z]:)?(?:[/\\][^/\\:;\s\"']+)+[/\\]([^/\\:;\s\"']+)", r".../\1", text)
+    """The text without the names of this user and machine, and with absolute paths cut down to their last part: folders name both."""
+    text = _LONE_HOME.sub("<home>", text)
+    for home in sorted(_homes(), key=len, reverse=True):
+        text = re.sub(re.escape(home) + r"(?![^/\\:;,\s\"'])", "<home>", text)
+    text = _PATH.sub(_last_part, text)
+    for name in _names():
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "<name>", text, flags=re.IGNORECASE)
+    return text
+
+
+def _last_part(found: re.Match[str]) -> str:
+    parts = re.split(r"[/\\]", found[0])
+    if len(parts) == 2:                          # no folder: a flag, a fraction, "and/or"
+        return found[0]
+    if len(parts) == 3 and parts[1].lower() in ("home", "users"):
+        return "<home>"
+    return f".../{parts[-1]}"
+
+
+def _homes() -> set[str]:
+    given = (os.environ.get(name, "") for name in ("HOME", "USERPROFILE"))
+    return {home.rstrip("/\\") for home in (*given, os.path.expanduser("~")) if len(home.rstrip("/\\")) > 1}
+
+
+def _names() -> set[str]:
+    """What this user and this machine are called; not what half of all are."""
+    given = [os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "HOSTNAME", "COMPUTERNAME")]
+    given += [platform.node(), platform.node().partition(".")[0], *(re.split(r"[/\\]", home)[-1] for home in _homes())]
+    return {name for name in given if len(name) > 2 and name.lower() not in ("root", "user", "home", "localhost", "nobody")}
+
+
+def redacted(value: object) -> object:
+    """What JSON can hold, with each text `shortened`."""
+    if isinstance(value, Mapping):
+        return {str(key): redacted(found) for key, found in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redacted(found) for found in value]
+    return shortened(value) if isinstance(value, str) else value
 
 
 def write(path: Path, report: Mapping[str, object]) -> None:
     """report.json and README.txt in a zip file. Raises OSError."""
-    data = {**report, "system": {"system": platform.system(), "release": platform.release(), "machine": platform.machine()},
-            "environment": environment(os.environ)}
-    text = shortened(json.dumps(data, indent=1))
+    system = {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
+    text = json.dumps(redacted({**report, "system": system, "environment": environment(os.environ)}), indent=1)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("report.json", text)
         file.writestr("README.txt", "What `ort-gpu-ep doctor` saw: adapters, driver, limits, the outcome of each probe, versions,\n"

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from ort_gpu_ep import store
 from ort_gpu_ep.health.bundle import DRIVER_VARIABLES
 from ort_gpu_ep.health.worker import DRILL
 
@@ -80,7 +81,7 @@ def _in_folders(environment: Mapping[str, str], name: str) -> Iterator[Path]:
 def _libraries(manifest: Path, environment: Mapping[str, str]) -> list[Path]:
     """What a manifest names; nothing where it can't be read, which the loader skips too."""
     try:
-        data = json.loads(manifest.read_text("utf-8"))
+        data = store.read_json(manifest, follow=True)
         entries = [data.get("ICD"), data.get("layer"), *(data.get("layers") or [])]
         names = [str(entry["library_path"]) for entry in entries if entry and entry.get("library_path")]
     except (OSError, ValueError, AttributeError, TypeError, KeyError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import secrets
+import signal
 import subprocess
 import threading
 import time
@@ -19,6 +20,9 @@ from ort_gpu_ep.health.worker import DONE
 
 START_S = 30.0
 """A worker that has not begun its first probe by then hangs while it opens the device."""
+
+BEGIN_S = 60.0
+"""For Python to start and to import what it needs, before a worker touches a driver: 0.3 s on an idle machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Device:
 
 
 class Worker:
-    """One process and the lines that it prints."""
+    """One process and the lines that it prints. touches: whether it has said that it goes to the drivers now."""
 
     def __init__(self, job: dict[str, object], variables: Mapping[str, str] | None = None) -> None:
         """variables: of the environment, besides this process's. Raises OSError, if no process can be started."""
@@ -57,6 +61,7 @@ class Worker:
             command("ort_gpu_ep.health.worker"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, env={**environment(), **(variables or {})}, start_new_session=True)     # a terminal's Ctrl-C is for the parent
         self._lines: queue.Queue[str | None] = queue.Queue()
+        self.touches = False
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(job))
@@ -70,7 +75,8 @@ class Worker:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                self._lines.put(line)
+                if line.endswith("\n"):       # not what a crash has cut short
+                    self._lines.put(line)
         self._lines.put(None)
 
     def line(self, timeout_s: float) -> dict[str, Any] | None:
@@ -79,7 +85,9 @@ class Worker:
             text = self._lines.get(timeout=max(timeout_s, 0.0))
         except queue.Empty:
             raise TimeoutError from None
-        return json.loads(text) if text else None
+        line: dict[str, Any] | None = json.loads(text) if text else None
+        self.touches = self.touches or (line is not None and "touches" in line)
+        return line
 
     def end(self, kill: bool = False) -> int:
         """Waits for the process, or ends it; its exit code."""
@@ -94,26 +102,44 @@ class Worker:
         return code
 
 
+class HelperError(AdapterError):
+    """The process that was to look failed by itself, or was ended from outside: that says nothing about a driver."""
+
+
+_FROM_OUTSIDE = frozenset(getattr(signal, name, 0) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU"))
+"""Signals that people, service managers and the kernel (out of memory, limits) send; drivers don't."""
+
+
 def list_adapters(variables: Mapping[str, str] | None = None, timeout_s: float = 0.0) -> list[dict[str, Any]]:
     """The adapters as a worker sees them. timeout_s: START_S by default.
 
-    Raises: AdapterError where even looking kills or hangs the process; OSError where no process can be started.
+    Raises: AdapterError where a driver kills or hangs the process that looks; HelperError where that process fails by itself; OSError
+    where no process can be started.
     """
     worker, timeout_s = Worker({"task": "list"}, variables), timeout_s or START_S
     try:
-        line = worker.line(timeout_s)
+        line = worker.line(BEGIN_S)
+        if worker.touches:
+            line = worker.line(timeout_s)
     except TimeoutError:
         worker.end(kill=True)
-        raise AdapterError(f"looking for GPU adapters hangs: no answer after {timeout_s:.0f} s. Update or remove a GPU driver "
-                           "(VK_DRIVER_FILES chooses which ones Vulkan loads).") from None
+        if not worker.touches:
+            raise HelperError(f"the process that looks for GPU adapters does not begin: no answer after {BEGIN_S:.0f} s.") from None
+        raise AdapterError(f"looking for GPU adapters hangs: no answer after {timeout_s:.0f} s. {_ADVICE}") from None
     except BaseException:       # Ctrl-C, which it does not get itself
         worker.end(kill=True)
         raise
     code = worker.end()
+    if line is not None and "failed" in line:
+        raise HelperError(f"the process that looks for GPU adapters failed ({line['failed']}).")
+    if not worker.touches or -code in _FROM_OUTSIDE:
+        raise HelperError(f"the process that looks for GPU adapters ended before it did ({ending(code)}).")
     if line is None or code != DONE:
-        raise AdapterError(f"looking for GPU adapters ends the process ({ending(code)}). Update or remove a GPU driver "
-                           "(VK_DRIVER_FILES chooses which ones Vulkan loads).")
+        raise AdapterError(f"looking for GPU adapters ends the process ({ending(code)}). {_ADVICE}")
     return list(line["adapters"])
+
+
+_ADVICE = "Update or remove a GPU driver (VK_DRIVER_FILES chooses which ones Vulkan loads)."
 
 
 def examine(
@@ -137,22 +163,25 @@ def examine(
 def _one_worker(adapter: int, names: list[str], rounds: int, device: Device, deadline: float) -> Iterator[Outcome]:
     """Outcomes until the worker ends; the probe at which it ended, if it did not finish, is one of them."""
     job = {"task": "probe", "adapter": adapter, "probes": names, "rounds": rounds, "seed": secrets.randbits(64)}
-    worker, current, limit_s = Worker(job), PROBES[names[0]], START_S
+    worker, current, limit_s = Worker(job), PROBES[names[0]], BEGIN_S
     running = False
     while True:
         try:
             line = worker.line(min(limit_s, deadline - time.monotonic()))
         except TimeoutError:
             worker.end(kill=True)
-            if time.monotonic() < deadline:
+            if time.monotonic() < deadline and worker.touches:
                 what = f"no answer after {limit_s:.0f} s" + ("" if running else ", while opening the device")
                 yield _failed(current, "TIMEOUT", what)
             return
         except BaseException:
             worker.end(kill=True)
             raise
-        if line is None:
+        if line is None or "failed" in line:
             break
+        if "touches" in line:
+            limit_s = START_S
+            continue
         if "features" in line:
             device.features, device.limits = tuple(line["features"]), line["limits"]
         elif "start" in line:
@@ -166,7 +195,7 @@ def _one_worker(adapter: int, names: list[str], rounds: int, device: Device, dea
             following = names.index(line["name"]) + 1
             current = PROBES[names[following]] if following < len(names) else current
     code = worker.end()
-    if code != DONE:
+    if code != DONE and worker.touches and (running or -code not in _FROM_OUTSIDE):
         yield _failed(current, "CRASH", ending(code) + ("" if running else ", between probes or while opening the device"))
 
 

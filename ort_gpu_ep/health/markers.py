@@ -12,6 +12,7 @@ from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
 
+from ort_gpu_ep import store
 from ort_gpu_ep.health.verdicts import folder_of
 
 log = logging.getLogger("ort_gpu_ep")
@@ -25,8 +26,9 @@ def leave(cache_path: str, key: str) -> None:
         return
     path = folder_of(cache_path) / f"{key}.{os.getpid()}-{secrets.token_hex(4)}.open"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"pid": os.getpid(), "left": time.time()}), "utf-8")
+        store.make_folder(path.parent)
+        with store.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+            file.write(json.dumps({"pid": os.getpid(), "left": time.time()}).encode())
     except OSError as error:
         with suppress(OSError):
             path.unlink(missing_ok=True)      # what a full disk left of it would count as an unclean exit
@@ -42,8 +44,9 @@ def remove_mine() -> None:
     """At a clean exit. A forked child leaves its parent's markers alone."""
     for path, pid in list(_mine.items()):
         if pid == os.getpid():
-            path.unlink(missing_ok=True)
             del _mine[path]
+            with suppress(OSError):      # somebody has cleared the folder, or put something else there
+                path.unlink()
 
 
 def take_stale(cache_path: str, key: str) -> int:
@@ -67,9 +70,9 @@ def _is_running(path: Path) -> bool:
     import psutil  # 9 ms, and most starts find no marker
 
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = store.read_json(path)
         return bool(psutil.Process(int(data["pid"])).create_time() < float(data["left"]) + 1.0)
-    except (ValueError, KeyError, TypeError, psutil.NoSuchProcess, FileNotFoundError):
-        return False
-    except psutil.AccessDenied:
+    except (psutil.AccessDenied, PermissionError):     # another user's
         return True
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, psutil.NoSuchProcess):
+        return False

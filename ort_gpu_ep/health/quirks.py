@@ -85,8 +85,8 @@ def parse(text: str, where: str) -> tuple[Quirk, ...]:
     while text[at:at + 1] != "]":
         try:
             entry, end = decoder.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            raise _wrong(where, text, error.pos, error.msg, "JSON") from error
+        except (ValueError, RecursionError) as error:
+            raise _wrong(where, text, getattr(error, "pos", at), getattr(error, "msg", str(error)), "JSON") from error
         found.append(_quirk(entry, where, text, at))
         at = _skip(text, end)
         if text[at:at + 1] == ",":

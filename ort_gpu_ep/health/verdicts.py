@@ -80,7 +80,9 @@ def read(cache_path: str, key: str) -> Verdict | None:
 
 def _parsed(data: dict[str, Any]) -> Verdict:
     disabled = tuple((str(what), str(why)) for what, why in data["disabled"])
-    return Verdict(disabled, str(data["depth"]), int(data["strikes"]), bool(data["probed"]))
+    if data["depth"] not in ("quick", "full") or type(data["strikes"]) is not int or type(data["probed"]) is not bool:
+        raise TypeError(f"depth {data['depth']!r}, strikes {data['strikes']!r}, probed {data['probed']!r}")
+    return Verdict(disabled, data["depth"], max(data["strikes"], 0), data["probed"])
 
 
 def write(cache_path: str, key: str, verdict: Verdict) -> None:

@@ -2,8 +2,9 @@
 
 health/examination.py starts it, with a job as JSON on its standard input.
 
-A job names an adapter and the probes to run; it prints a line of JSON before and after each, and ends with exit code DONE: a
-driver that calls exit(0) has not succeeded. Source: TFLite's mini-benchmark, which uses the same code for the same reason.
+A job names an adapter and the probes to run; it prints a line of JSON before it touches a driver, before and after each probe, and ends
+with exit code DONE: a driver that calls exit(0) has not succeeded. Source: TFLite's mini-benchmark, which uses the same code for the
+same reason. What goes wrong in its own Python is printed too: that says nothing about a driver.
 
 ORT_GPU_EP_DRILL=FAULT@PROBE plants a fault, to see that it is found (docs/doctor.md): `wrong` spoils the probe's shader or result;
 `abort`, `segfault`, `exit` and `hang` happen to the process as the probe begins.
@@ -27,18 +28,25 @@ def main() -> None:
     """Runs the job on standard input. What drivers print goes to standard error."""
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    job = json.load(sys.stdin)
+    try:
+        _work(pipe, json.load(sys.stdin))
+    except Exception as error:
+        _say(pipe, {"failed": f"{type(error).__name__}: {error}"[:400]})
+    pipe.flush()
+    os._exit(DONE)        # not sys.exit: a driver's own exit handlers may crash, and that is no finding about its results
+
+
+def _work(pipe: Any, job: dict[str, Any]) -> None:
     fault, _, target = os.environ.get(DRILL, "").partition("@")
-    if target == "enumerate":
-        _suffer(fault)
     if job["task"] == "list":
         from ort_gpu_ep.device import adapters
 
+        _say(pipe, {"touches": "drivers"})
+        if target == "enumerate":
+            _suffer(fault)
         _say(pipe, {"adapters": [a.as_dict() for a in adapters()]})
     else:
         _probe(pipe, job, fault, target)
-    pipe.flush()
-    os._exit(DONE)        # not sys.exit: a driver's own exit handlers may crash, and that is no finding about its results
 
 
 def _say(pipe: Any, line: dict[str, object]) -> None:
@@ -65,6 +73,9 @@ def _probe(pipe: Any, job: dict[str, Any], fault: str, target: str) -> None:
     from ort_gpu_ep.device import Gpu
     from ort_gpu_ep.health.probe import PROBES, Trial
 
+    _say(pipe, {"touches": "drivers"})
+    if target == "enumerate":
+        _suffer(fault)
     gpu = Gpu.open(Config(adapter=str(job["adapter"])))
     _say(pipe, {"features": sorted(gpu.limits.features), "limits": limits_of(gpu)})
     for name in job["probes"]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from platformdirs import user_cache_dir
 
 import ort_gpu_ep.child as child  # `from ort_gpu_ep import child` would import onnxruntime, which the build has not installed yet
+import ort_gpu_ep.store as store
 from ort_gpu_ep.errors import GpuEpError
 
 FOLDER = Path(__file__).parent
@@ -135,7 +136,7 @@ def _publish(scratch: Path, path: Path) -> Path:
 
 def _writable(folder: Path) -> bool:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        store.make_folder(folder)
     except OSError:
         return False
     return os.access(folder, os.W_OK)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -17,6 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from ort_gpu_ep import store
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.isolation.wire import FilePlace
 
@@ -28,6 +30,9 @@ _RESERVE_NBYTES = 256 << 20
 
 _ALIGNMENT = 4096
 
+_OURS = re.compile(r"\d+-\w+\.lock")
+"""Names of locks: process and random digits. Nothing else is removed (`...lock` would be the lock of the folder above)."""
+
 _folders: dict[str, SpillFolder] = {}
 _lock = threading.Lock()
 
@@ -36,13 +41,13 @@ class SpillFolder:
     """This process's folder below `root`."""
 
     def __init__(self, root: Path) -> None:
-        root.mkdir(parents=True, exist_ok=True)
+        store.make_folder(root)
         _remove_stale(root)
         self._owner = os.getpid()
         self.path = root / f"{self._owner}-{secrets.token_hex(4)}"
         self._lock_path = self.path.with_suffix(".lock")
         self._lock_file: BinaryIO | None = _locked(self._lock_path)
-        self.path.mkdir()
+        self.path.mkdir(store.PRIVATE_FOLDER)
         atexit.register(self.remove)
 
     def remove(self) -> None:
@@ -51,7 +56,8 @@ class SpillFolder:
             shutil.rmtree(self.path, ignore_errors=True)
             self._lock_file.close()
             self._lock_file = None
-            self._lock_path.unlink(missing_ok=True)
+            with suppress(OSError):      # somebody has cleared the folder, or put something else there
+                self._lock_path.unlink()
 
 
 class SpillFile:
@@ -64,7 +70,7 @@ class SpillFile:
             raise OSError(f"less than {nbytes + _RESERVE_NBYTES} B are free for {folder.path}")
         self.path = folder.path / f"{secrets.token_hex(8)}.bin"
         self.places: dict[str, FilePlace] = {}
-        self._file: BinaryIO | None = self.path.open("wb")
+        self._file: BinaryIO | None = store.open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def add(self, name: str, array: Array) -> None:
         """Appends an array. Raises OSError."""
@@ -78,7 +84,7 @@ class SpillFile:
         """Opens the file for reading: the content stays there even if somebody clears the cache folder."""
         assert self._file is not None
         self._file.close()
-        self._file = self.path.open("rb")
+        self._file = store.open_regular(self.path)
 
     def load(self, name: str) -> Array:
         """The array, mapped from the file. Raises ValueError, once it is removed."""
@@ -107,18 +113,20 @@ def _folder(root: Path) -> SpillFolder:
 def _remove_stale(root: Path) -> None:
     """Deletes the folders of processes that are gone."""
     for lock_path in root.glob("*.lock"):
+        if not _OURS.fullmatch(lock_path.name):
+            continue
         try:
             held = _locked(lock_path)
         except OSError:
-            continue   # somebody lives there
+            continue   # somebody lives there, or it is no file
         shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
         held.close()
         lock_path.unlink(missing_ok=True)
 
 
 def _locked(path: Path) -> BinaryIO:
-    """An open file with an exclusive lock that ends with the process. Raises OSError, if somebody else has it."""
-    file = path.open("ab")
+    """An open file with an exclusive lock that ends with the process. Raises OSError, if somebody else has it, or it is no file."""
+    file = store.open_regular(path, os.O_RDWR | os.O_CREAT)
     try:
         if os.name == "nt":
             import msvcrt

@@ -81,12 +81,28 @@ def test_exit_codes(drill: str, code: int, health: str, monkeypatch: pytest.Monk
         assert json.loads(file.read("report.json"))["health"] == health
 
 
+@pytest.mark.parametrize(("text", "want"), [
+    ("/home/somebody", "<home>"), ("/home/Some Body", "<home>"), ("it is /home/somebody", "it is <home>"),
+    ("C:\\Users\\Some Body", "<home>"), ("C:\\Users\\Some Body\\a b\\icd.json", ".../icd.json"),
+    ("/home/Some Body/my drivers/icd.json is bad", ".../icd.json is bad"), ("/mnt/Some Body/icd.json:/usr/x.json", ".../icd.json:.../x.json"),
+    ("file '/srv/Some Body/a.so': no such file", "file '.../a.so': no such file"), ("in /people/Ann Lee, as annlee", "in <home>, as <name>"),
+    ("/people/Ann Lee/icd.json", "<home>/icd.json"), ("f32/f16 and 1/2", "f32/f16 and 1/2"), ("https://example.org/a/b", "https://example.org/a/b"),
+    ("llvmpipe (LLVM 15.0.6, 256 bits)", "llvmpipe (LLVM 15.0.6, 256 bits)")])
+def test_names_of_people_are_left_out(text: str, want: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/people/Ann Lee")
+    monkeypatch.setenv("USER", "annlee")
+    assert bundle.shortened(text) == want
+
+
 def test_the_report_is_about_the_driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     monkeypatch.setenv("VK_DRIVER_FILES", "/home/somebody/drivers/icd.json:C:\\Users\\Somebody\\b.json")
-    bundle.write(tmp_path / "r.zip", {"probes": [{"seen": "/home/somebody/x/shader.wgsl is wrong"}]})
+    monkeypatch.setenv("VK_LAYER_PATH", "/home/somebody:/home/Some Body:/home/Some Body/layers of Somebody/l.json")
+    monkeypatch.setenv("VK_LOADER_DEBUG", "all")
+    bundle.write(tmp_path / "r.zip", {"probes": [{"seen": "/home/somebody/x/shader.wgsl is wrong"}, {"seen": ["/home/Sömebody"]}]})
     with zipfile.ZipFile(tmp_path / "r.zip") as file:
         text = "".join(file.read(n).decode() for n in file.namelist())
-    assert "icd.json" in text
-    for private in ("hunter2", "omebody", os.uname().nodename, str(tmp_path), os.environ.get("HOME", "/root") + "/"):
+    for kept in ("icd.json", '"VK_LOADER_DEBUG": "all"', "shader.wgsl is wrong"):
+        assert kept in text
+    for private in ("hunter2", "omebody", "Some", "Body", os.uname().nodename, str(tmp_path), os.environ.get("HOME", "/root") + "/"):
         assert private not in text

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.health import drivers
+from ort_gpu_ep.health import drivers, enumeration
 from ort_gpu_ep.plugin import build
 from tests.unit.graphs import model_of
 
@@ -165,7 +166,8 @@ def test_doctor_is_a_way_back(process: Process, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert process().said["gpu"] > 0
     (file,) = (cache / "health").glob("drivers-*.json")
-    file.write_text(json.dumps({"format": 1, "adapters": [], "trouble": "looking for GPU adapters ends the process (on purpose)."}))
+    file.write_text(json.dumps({"format": enumeration.FORMAT, "adapters": [], "failures": 1, "until_s": time.time() + 50,
+                                "trouble": "looking for GPU adapters ends the process (on purpose)."}))
     assert len(process().lines("running on the CPU: looking for GPU adapters ends the process (on purpose)")) == 1
     subprocess.run([sys.executable, "-m", "ort_gpu_ep.cli", "doctor", "--quick", "--option", f"cache_dir={cache}"],
                    env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True, timeout=120)
