@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from onnxruntime import OrtValue
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config, resolve
@@ -17,21 +20,27 @@ from ort_gpu_ep.explain import Explanation, explanation
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.isolation.remote import Lease, open_remote
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
+from ort_gpu_ep.placement.source import Source, not_written, write_optimized
 from ort_gpu_ep.plugin import EP_NAME
 from ort_gpu_ep.plugin.fallback import NO_KERNEL
 from ort_gpu_ep.profile import GUESSED
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.partitioner import Costs
     from ort_gpu_ep.placement.runner import Runner
 
 log = logging.getLogger("ort_gpu_ep")
 
 _said: set[str] = set()
 
-_OF_ONNXRUNTIME = (
+_OF_A_SESSION = frozenset((
     "_sess", "_sess_options", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
-    "_input_epdevices", "_model_meta", "_providers", "_provider_options", "_profiling_start_time_ns")
+    "_input_epdevices", "_model_meta", "_providers", "_provider_options", "_profiling_start_time_ns"))
 """What onnxruntime.InferenceSession keeps of the C++ session behind it."""
+
+_ARRAYS = frozenset(f"tensor({t})" for t in (
+    "float", "double", "float16", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"))
+"""Types of values that are the same as numpy arrays and as OrtValues."""
 
 
 class InferenceSession(plugin.PlainSession):
@@ -55,56 +64,89 @@ class InferenceSession(plugin.PlainSession):
         provider_options: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        names, options = _providers(providers, provider_options, sess_options)
+        self._theirs: frozenset[str] = frozenset()        # names of the attributes that onnxruntime sets
+        self._arguments = (path_or_bytes, sess_options, kwargs)
+        self._before = frozenset((*vars(self), "_before"))
+        self._open_any(providers, provider_options)
+
+    def _open_any(self, providers: Any, provider_options: Any) -> None:
+        """Opens with the providers of the arguments, else with those of the session options, else with the GPU and the CPU."""
+        settings = self._arguments[1]
+        if providers is None and not provider_options and settings is not None and settings.has_providers():
+            self._open(None, None)
+            return
+        names, options = _providers(providers, provider_options, settings)
         try:
-            self._open(path_or_bytes, sess_options, names, options, kwargs)
+            self._open(names, options)
         except NO_KERNEL as refused:
             own = dict(zip(names, options, strict=True)).get(EP_NAME)
             if own is None or resolve(own).placement != "auto":
                 raise
             own["placement"] = "gpu"
             try:
-                self._open(path_or_bytes, sess_options, names, options, kwargs)
+                self._open(names, options)
             except Exception:
                 raise refused from None
             log.warning("placement=gpu, because onnxruntime's CPU can't run this model: %s", refused)
 
-    def _open(self, path_or_bytes: Any, sess_options: Any, names: list[str], options: list[dict[str, Any]], kwargs: dict[str, Any]) -> None:
-        """Makes this the session that the providers and their options ask for."""
-        self._state: plugin.SessionState | None = None
-        self._runner: Runner | None = None
-        self._cpu: Any = None
-        self._cpu_lock = threading.Lock()
-        self._asked: tuple[list[str], list[dict[str, Any]]] | None = None
-        self._lease: Lease | None = None
-        if EP_NAME in names:
+    def _open(self, names: list[str] | None, options: list[dict[str, Any]] | None) -> None:
+        """Makes this the session that the providers and their options ask for; None: those that the session options name."""
+        model, settings, kwargs = self._arguments
+        runner: Runner | None = None
+        source = asked = lease = None
+        trouble = ""
+        if names is not None and options is not None and EP_NAME in names:
             plugin.register()
             config = _checked(options[names.index(EP_NAME)])
-            nothing_to_gain, self._lease = _look(config)
+            nothing_to_gain, lease, trouble = _look(config)
             if nothing_to_gain and CPU_PROVIDER in names:
-                self._asked, keep = (names, options), [i for i, name in enumerate(names) if name != EP_NAME]
+                asked, keep = (names, options), [i for i, name in enumerate(names) if name != EP_NAME]
                 names, options = [names[i] for i in keep], [options[i] for i in keep]
-            elif config.placement == "auto" and names == [EP_NAME, CPU_PROVIDER] and _may_choose(path_or_bytes, sess_options):
-                self._runner = _runner(path_or_bytes, sess_options, options[0], kwargs, config)
-                names, options = self._runner.candidates.providers(self._runner.first)
-        with plugin.capture(self._runner.candidates.costs if self._runner is not None else None) as states:
+            else:
+                write_optimized(model, settings, kwargs)
+                if config.placement == "auto" and names == [EP_NAME, CPU_PROVIDER] and _may_choose(model, settings):
+                    runner = _runner(model, settings, options[0], kwargs, config)
+                    source = runner.candidates.model
+                    names, options = runner.candidates.providers(runner.first)
+        if source is None and isinstance(model, (str, bytes, os.PathLike)):
+            source = Source(model if isinstance(model, bytes) else os.fspath(model))
+        state = self._created(names, options, runner.candidates.costs if runner is not None else None)
+        self._state, self._runner, self._source, self._asked, self._lease, self._trouble = state, runner, source, asked, lease, trouble
+        self._cpu: Any = None
+        self._cpu_lock, self._fronts = threading.Lock(), weakref.WeakSet((self._sess,))
+        if runner is not None:
+            runner.begin(self._front(runner.first), _is_fixed(self), _weakly(self._become))
+        elif type(self) is InferenceSession and (state is None or not state.partitions):
+            self.__class__ = _SessionOnCpu
+
+    def _created(self, names: list[str] | None, options: list[dict[str, Any]] | None, costs: Costs | None) -> plugin.SessionState | None:
+        """Makes onnxruntime's session; gives the state of our provider in it. Raises what kept the GPU from its part, with strict=1."""
+        model, settings, kwargs = self._arguments
+        with plugin.capture(costs) as states:
             try:
-                super().__init__(path_or_bytes, sess_options, names, options, **kwargs)
+                with not_written(settings if names is not None and EP_NAME in names else None):
+                    super().__init__(model, settings, names, options, **kwargs)
             except Exception as error:
                 _raise_cause(error, states)
                 raise
-        self._state = states[-1] if states else None
-        if self._state is not None and self._state.strict and self._state.errors:
-            raise self._state.errors[0]
-        if self._runner is not None:
-            self._runner.begin(self._front(self._runner.first), _is_fixed(self), self._become)
-        elif self._state is None or not self._state.partitions:
-            self.__class__ = _SessionOnCpu
+        state = states[-1] if states else None
+        if state is not None and state.strict and state.errors:
+            raise state.errors[0]
+        self._theirs = self._theirs or frozenset(vars(self)) - self._before
+        return state
+
+    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
+        """As onnxruntime's: the session is made anew. Without providers it uses the GPU and the CPU."""
+        if type(self) is _SessionOnCpu:
+            self.__class__ = InferenceSession
+        self._open_any(providers, provider_options)
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
         """As onnxruntime's. If the GPU fails, the CPU answers with the same inputs; with strict=1 the failure is raised."""
         if self._runner is not None:
-            return self._runner.run(output_names, input_feed, run_options)
+            if not any(isinstance(v, OrtValue) and not _is_on_cpu(v) for v in input_feed.values()):
+                return self._runner.run(output_names, input_feed, run_options)
+            self._runner.bind()
         if self._state is not None:
             self._state.begin_run()
         try:
@@ -112,6 +154,20 @@ class InferenceSession(plugin.PlainSession):
         except Exception as error:
             plugin.excuse(self._state, error)
             return self._cpu_session().run(output_names, input_feed, run_options)
+
+    def run_async(self, output_names: Any, input_feed: Any, callback: Any, user_data: Any, run_options: Any = None) -> None:
+        """As onnxruntime's, but in a thread of its own, so that the run is one like `run`'s."""
+        self._validate_input(list(input_feed))
+
+        def answer() -> None:
+            results, message = [], ""
+            try:
+                results = InferenceSession.run(self, output_names, input_feed, run_options)
+            except Exception as error:      # onnxruntime gives it to the callback, too
+                message = str(error)
+            callback(results, user_data, message)
+
+        threading.Thread(target=answer, name="ort_gpu_ep-run_async", daemon=True).start()
 
     def io_binding(self) -> Any:
         """As onnxruntime's; with placement=auto the session keeps the candidate it has now for all bound runs."""
@@ -121,21 +177,31 @@ class InferenceSession(plugin.PlainSession):
 
     def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
         """As onnxruntime's. Values that are bound on the device don't cross."""
+        bound: Any = getattr(iobinding, "_session", self._sess)
+        if bound is not self._sess and bound in self._fronts:       # onnxruntime.IOBinding(session), before another candidate was chosen
+            uninterrupted(bound.run_with_iobinding, iobinding._iobinding, run_options)
+            return
         if self._state is not None:
             self._state.begin_run()
         super().run_with_iobinding(iobinding, run_options)
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
-        """As onnxruntime's."""
+        """As onnxruntime's. With placement=auto, values on a device go to the candidate that io_binding() would keep."""
+        if self._runner is not None:
+            on_cpu = all(map(_is_on_cpu, input_dict_ort_values.values()))
+            if on_cpu and all(o.type in _ARRAYS for o in self.get_outputs()):
+                return [OrtValue.ortvalue_from_numpy(a) for a in self._runner.run(output_names, input_dict_ort_values, run_options)]
+            if not on_cpu:
+                self._runner.bind()
         if self._state is not None:
             self._state.begin_run()
         return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
 
     def explain(self) -> Explanation:
         """Which node runs where and why, what crosses between the devices, and what memory it takes."""
-        if self._asked is not None:     # the CPU was chosen before the graph was seen: ask the partitioner now
+        if self._asked is not None and self._source is not None:     # the CPU was chosen before the graph was seen: ask the partitioner now
             with plugin.capture() as states:
-                plugin.PlainSession(self._model, self._sess_options_initial, *self._asked)
+                self._source.session(self._sess_options_initial, *self._asked, {})
             self._state, self._asked = states[-1], None
         if self._runner is not None:
             return self._runner.explain()
@@ -153,28 +219,24 @@ class InferenceSession(plugin.PlainSession):
             return self._runner.stats()
         return self._state.stats() if self._state is not None else {"fallbacks": 0, "renewals": 0}
 
-    @property
-    def _model(self) -> str | bytes:
-        return self._model_path or self._model_bytes    # type: ignore[no-any-return]
-
     def _cpu_session(self) -> Any:
         """The same model on the CPU only; made when it is first needed."""
         with self._cpu_lock:
             if self._cpu is None:
-                self._cpu = plugin.PlainSession(self._model, self._sess_options_initial, providers=[CPU_PROVIDER])
+                assert self._source is not None, "onnxruntime takes no other models"
+                self._cpu = self._source.session(self._sess_options_initial, [CPU_PROVIDER], [{}], {})
             return self._cpu
 
     def _front(self, name: str) -> Candidate:
         """What this session is now, as a candidate that stays when the session becomes another one."""
         plain = object.__new__(plugin.PlainSession)
-        plain.__dict__.update({k: v for k, v in vars(self).items() if k in _OF_ONNXRUNTIME or k not in _OURS})
+        plain.__dict__.update({k: v for k, v in vars(self).items() if k in self._theirs})
         return Candidate(name, plain, self._state)
 
     def _become(self, candidate: Candidate) -> None:
         """Puts another C++ session behind this object: the memory of the one before is free when its last run ends."""
-        for name in _OF_ONNXRUNTIME:
-            if hasattr(candidate.session, name):
-                setattr(self, name, getattr(candidate.session, name))
+        uninterrupted(self.__dict__.update, {k: v for k, v in vars(candidate.session).items() if k in _OF_A_SESSION})
+        self._fronts.add(self._sess)
         self._state = candidate.state
 
 
@@ -186,7 +248,20 @@ class _SessionOnCpu(InferenceSession):
     run_with_ort_values = plugin.OrtSession.run_with_ort_values
 
 
-_OURS = ("_state", "_runner", "_cpu", "_cpu_lock", "_asked", "_lease")
+def _is_on_cpu(value: Any) -> bool:
+    return not value.is_tensor() or value.device_name().lower() == "cpu"
+
+
+def _weakly(method: Any) -> Any:
+    """A bound method without its object: nothing that a session holds may hold the session, or `del` would free nothing at once."""
+    found = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        bound = found()
+        if bound is not None:
+            bound(*arguments)
+
+    return call
 
 
 def _providers(providers: Sequence[Any] | None, options: Any, settings: Any) -> tuple[list[str], list[dict[str, Any]]]:
@@ -229,38 +304,38 @@ def _checked(options: dict[str, Any]) -> Config:
     return config
 
 
-def _look(config: Config) -> tuple[bool, Lease | None]:
-    """(whether these options can only mean the CPU, a lease of the worker if one has the GPU): with placement=cpu, no adapter, or
-    placement=auto on a software adapter nobody asked for.
+def _look(config: Config) -> tuple[bool, Lease | None, str]:
+    """(whether these options can only mean the CPU, a lease of the worker if one has the GPU, why there is no adapter): with placement=cpu,
+    no adapter, or placement=auto on a software adapter nobody asked for.
 
     The session then does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds.
     Raises: AdapterError in strict mode and where an adapter was asked for, else it is said once.
     """
     if config.placement == "cpu":
-        return True, None
+        return True, None, ""
     unasked = config.placement == "auto" and not config.adapter
     try:
         if config.isolation == "process":
             lease = Lease(open_remote(config))
             if not (unasked and lease.gpu.info.is_software):
-                return False, lease
+                return False, lease, ""
             lease.end()
-            return True, None
+            return True, None, ""
         uninterrupted(import_module, "ort_gpu_ep.health.admission")       # half an import is not made up for by the next
         from ort_gpu_ep.health.admission import open_gpu
         from ort_gpu_ep.health.enumeration import look
 
         if unasked and pick(look(config), config.adapter).is_software:
-            return True, None
+            return True, None, ""
         open_gpu(config)
-        return False, None
+        return False, None, ""
     except AdapterError as error:
         if config.strict or config.adapter:
             raise
         if str(error) not in _said:
             _said.add(str(error))
             log.warning("running on the CPU: %s", error)
-        return True, None
+        return True, None, str(error)
 
 
 def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:

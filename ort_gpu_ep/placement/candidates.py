@@ -10,7 +10,8 @@ from typing import Any
 
 from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement.names import CPU, CUT, GPU, NAMES
-from ort_gpu_ep.plugin import EP_NAME, PlainSession, SessionState, capture
+from ort_gpu_ep.placement.source import Source
+from ort_gpu_ep.plugin import EP_NAME, SessionState, capture
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -35,7 +36,8 @@ class Candidates:
     """
 
     def __init__(self, model: str | bytes, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
-        self.model, self.settings, self.options, self.kwargs = model, settings, dict(options), dict(kwargs)
+        self.model = Source(model)
+        self.settings, self.options, self.kwargs = settings, dict(options), dict(kwargs)
         self.costs: Costs | None = None
         self._made: dict[str, Candidate] = {}
         self._locks = {name: threading.Lock() for name in NAMES}
@@ -79,7 +81,7 @@ class Candidates:
     def _make(self, name: str) -> Candidate:
         names, options = self.providers(name)
         with capture(self.costs) as states:
-            session = PlainSession(self.model, self.settings, names, options, **self.kwargs)
+            session = self.model.session(self.settings, names, options, self.kwargs)
         return Candidate(name, session, states[-1] if states else None)
 
     def providers(self, name: str) -> tuple[list[str], list[dict[str, str]]]:

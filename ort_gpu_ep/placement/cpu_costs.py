@@ -14,7 +14,7 @@ from typing import Any
 import onnxruntime
 
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER
-from ort_gpu_ep.plugin import PlainSession
+from ort_gpu_ep.placement.source import Source
 
 RUNS = 3
 """Profiled runs; the first one pays for memory and threads and does not count."""
@@ -22,7 +22,7 @@ RUNS = 3
 _SUFFIX = "_kernel_time"
 
 
-def cpu_costs(model: str | bytes, settings: Any, kwargs: Mapping[str, Any], feeds: Mapping[str, Any], whole_s: float) -> dict[
+def cpu_costs(model: Source, settings: Any, kwargs: Mapping[str, Any], feeds: Mapping[str, Any], whole_s: float) -> dict[
         tuple[int, str], float]:
     """Seconds of each node of the main graph, by (node id, op).
 
@@ -32,7 +32,7 @@ def cpu_costs(model: str | bytes, settings: Any, kwargs: Mapping[str, Any], feed
     Raises: OSError where no temporary file can be written, and what onnxruntime raises.
     """
     with tempfile.TemporaryDirectory(prefix="ort_gpu_ep-") as folder, _profiling(settings, folder) as changed:
-        session = PlainSession(model, changed, [CPU_PROVIDER], [{}], **kwargs)
+        session = model.session(changed, [CPU_PROVIDER], [{}], kwargs)
         for _ in range(RUNS):
             session.run(None, feeds)
         events = json.loads(Path(session.end_profiling()).read_bytes())

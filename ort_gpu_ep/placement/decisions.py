@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import onnx
 import onnxruntime
 import psutil
 
@@ -20,6 +19,7 @@ from ort_gpu_ep.placement.estimate import Size
 from ort_gpu_ep.placement.learner import KINDS
 from ort_gpu_ep.placement.names import NAMES
 from ort_gpu_ep.placement.rhythm import BUSY, RESTS
+from ort_gpu_ep.placement.source import external_files
 from ort_gpu_ep.types import Shape
 
 Signature: TypeAlias = tuple[tuple[str, Shape], ...]
@@ -160,19 +160,14 @@ def key_of(model: str | bytes, device: str, settings: Any, options: Mapping[str,
     digest = hashlib.blake2b(digest_size=16)
     data = Path(model).read_bytes() if isinstance(model, str) else model
     digest.update(data)
-    if isinstance(model, str) and b"location" in data:
-        for name in _external_files(data):
+    if isinstance(model, str):
+        for name in external_files(data):
             digest.update(_stamp(Path(model).parent / name))
     given = settings if settings is not None else onnxruntime.SessionOptions()
     facts = [device, onnxruntime.__version__, os.cpu_count(), psutil.cpu_count(logical=False), sorted(options.items())]
     facts += [str(getattr(given, name)) for name in _OPTIONS]
     digest.update(json.dumps(facts).encode())
     return digest.hexdigest()
-
-
-def _external_files(data: bytes) -> Sequence[str]:
-    model = onnx.ModelProto.FromString(data)
-    return sorted({e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"})
 
 
 def _stamp(path: Path) -> bytes:

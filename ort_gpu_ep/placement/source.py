@@ -1,0 +1,139 @@
+"""The model that a session was made of: its candidates are made of it later, when the file may be gone or another one."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ort_gpu_ep.plugin import PlainSession
+
+if TYPE_CHECKING:
+    import onnx
+
+_settings_lock = threading.RLock()
+
+
+class Source:
+    """A model as it is now. Thread-safe.
+
+    model: path or bytes. Files are held open, weights of their own too (not on Windows, where nobody could delete them then): that takes
+    no memory, and what is deleted or replaced meanwhile is copied to a temporary folder where it is needed.
+    """
+
+    def __init__(self, model: str | bytes) -> None:
+        self._model = os.path.abspath(model) if isinstance(model, str) else model
+        self._folder = os.path.dirname(self._model) if isinstance(self._model, str) else os.getcwd()
+        self._lock = threading.Lock()
+        self._held: dict[str, int] = {}       # path -> file descriptor
+        weakref.finalize(self, _close, self._held)
+        if os.name != "nt":
+            self._hold()
+
+    def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> PlainSession:
+        """A session of the model. Raises what onnxruntime raises."""
+        with not_written(settings), self._there() as model:
+            return PlainSession(model, settings, names, options, **kwargs)
+
+    def _hold(self) -> None:
+        """Opens the files. One that can't be is onnxruntime's to complain about."""
+        try:
+            if isinstance(self._model, str):
+                self._held[self._model] = os.open(self._model, os.O_RDONLY)
+            for location in self._locations():
+                path = os.path.join(self._folder, location)
+                self._held[path] = os.open(path, os.O_RDONLY)
+        except OSError:
+            return
+
+    def _locations(self) -> Iterable[str]:
+        if isinstance(self._model, bytes):
+            return external_files(self._model)
+        file = self._held[self._model]
+        if not os.fstat(file).st_size:
+            return ()
+        with mmap.mmap(file, 0, prot=mmap.PROT_READ) as data:
+            return external_files(data[:]) if data.find(b"location") >= 0 else ()
+
+    @contextmanager
+    def _there(self) -> Iterator[str | bytes]:
+        """The model where onnxruntime finds all of it."""
+        if all(_is_there(path, file) for path, file in self._held.items()) and (
+                isinstance(self._model, str) or not self._held or os.getcwd() == self._folder):
+            yield self._model
+            return
+        with tempfile.TemporaryDirectory(prefix="ort_gpu_ep-") as folder:
+            for path, file in self._held.items():
+                self._copy(file, Path(folder) / os.path.relpath(path, self._folder))
+            if isinstance(self._model, str):
+                yield str(Path(folder) / os.path.basename(self._model))
+            else:
+                (Path(folder) / "model.onnx").write_bytes(self._model)
+                yield str(Path(folder) / "model.onnx")
+
+    def _copy(self, file: int, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock, os.fdopen(os.dup(file), "rb") as source, target.open("wb") as into:
+            source.seek(0)
+            shutil.copyfileobj(source, into)
+
+
+@contextmanager
+def not_written(settings: Any) -> Iterator[None]:
+    """Keeps onnxruntime from writing the optimised model, which fails for one with nodes of ours; see `write_optimized`."""
+    if settings is None or not settings.optimized_model_filepath:
+        yield
+        return
+    with _settings_lock:
+        path, settings.optimized_model_filepath = settings.optimized_model_filepath, ""
+        try:
+            yield
+        finally:
+            settings.optimized_model_filepath = path
+
+
+def write_optimized(model: str | bytes, settings: Any, kwargs: Mapping[str, Any]) -> None:
+    """Writes `optimized_model_filepath`, if the settings ask for it: the model as it is for the CPU."""
+    if settings is not None and settings.optimized_model_filepath:
+        PlainSession(model, settings, ["CPUExecutionProvider"], [{}], **kwargs)
+
+
+def external_files(data: bytes) -> list[str]:
+    """The files, relative to its own folder, that a model has weights in. None for what is no ONNX model."""
+    if b"location" not in data:
+        return []
+    import onnx  # a third of a second
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except DecodeError:
+        return []
+    return sorted({e.value for t in _tensors(model.graph) for e in t.external_data if e.key == "location"})
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for attribute in (a for node in graph.node for a in node.attribute):
+        yield from (attribute.t, *attribute.tensors)
+        for body in (attribute.g, *attribute.graphs):
+            yield from _tensors(body)
+
+
+def _is_there(path: str, file: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except OSError:
+        return False
+
+
+def _close(held: dict[str, int]) -> None:
+    for file in held.values():
+        os.close(file)
