@@ -11,7 +11,6 @@ from ort_gpu_ep import store
 from ort_gpu_ep.calibration.measure import Progress, measure
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.profile import GUESSED, Profile
@@ -25,7 +24,7 @@ _lock = threading.Lock()
 
 
 def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress | None = None) -> Profile:
-    """The profile of the adapter, its driver, wgpu's version and this code. Never raises for what the device does: it then is GUESSED.
+    """The profile of the adapter, its driver, wgpu's version and this code. GUESSED where that fails, with a warning in the log.
 
     fresh: measure, whatever is known. The first call of a process may take some seconds; others wait for it. A device that fails on
     purpose (option `faults`) is not measured: the submits would count, and its times are not the adapter's.
@@ -46,7 +45,7 @@ def _measured(gpu: Gpu, path: Path, progress: Progress | None) -> Profile:
     start = time.perf_counter()
     try:
         profile = uninterrupted(measure, gpu, progress=progress)   # 3 s: what is in flight uses its memory
-    except (DeviceError, ShaderError, UnsupportedNodeError) as error:
+    except Exception as error:      # a record that is wrong, too: no profile is worth a model
         log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
         return GUESSED
     log.info("calibration of %s took %.1f s", gpu.info.name, time.perf_counter() - start)

@@ -45,14 +45,14 @@ class Costs:
 class Prices:
     """The costs of one graph. nodes: by id() of the node. crossings: values that the run computes or is given, with `values` as names.
 
-    failed: by id() of the node, the error of one that could not be priced; it has no cost on the GPU.
+    failed: by id() of the node, what went wrong where one could not be priced; it has no cost on the GPU.
     """
 
     nodes: Mapping[Hashable, NodeCost]
     crossings: tuple[Crossing, ...]
     nbytes: tuple[int, ...]
     wait_s: float
-    failed: Mapping[int, Exception] = field(default_factory=dict)
+    failed: Mapping[int, str] = field(default_factory=dict)
 
 
 def products_of(bound: BoundNode, answer: Lowering) -> float:
@@ -65,12 +65,12 @@ def price(
     graph: Graph, originals: Mapping[int, Node], answers: Mapping[int, tuple[Node, Answer, BoundNode | None]], facts: Facts, costs: Costs,
 ) -> Prices:
     """Prices of a (fused) graph. originals: the nodes before fusion, by id. answers: by id() of the node."""
-    nodes, failed = dict[Hashable, NodeCost](), dict[int, Exception]()
+    nodes, failed = dict[Hashable, NodeCost](), dict[int, str]()
     for key, (node, answer, bound) in answers.items():
         try:
             nodes[key] = _node_cost(node, originals, answer, bound, costs)
         except Exception as error:      # of one record: the other nodes are priced all the same, and the caller says which one is not
-            nodes[key], failed[key] = NodeCost(_measured_s(node, originals, costs), None), error
+            nodes[key], failed[key] = NodeCost(_measured_s(node, originals, costs), None), f"{type(error).__name__}: {error}"
     names = _movable(graph, answers, facts)
     producer = {name: id(n) for n in graph.nodes for name in n.writes}
     readers: dict[str, dict[Hashable | None, None]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.errors import Code
+from ort_gpu_ep.errors import Code, InternalError
 from ort_gpu_ep.graph import Graph, Node
 from ort_gpu_ep.lowering import Answer, Facts, HostValues, facts_of, walk
 from ort_gpu_ep.partitioner import sizes
@@ -102,10 +102,11 @@ def _cheapest(
     """The assignment with the least predicted time of three: everything on the CPU, everything that can on the GPU, the minimum cut."""
     prices = price(state.graph, {n.id: n for n in graph.nodes}, state.answers, state.facts, costs)
     for key, error in prices.failed.items():
+        label = state.answers[key][0].label
         if config.strict:
-            raise error
-        state.declined.setdefault(key, Decline(Code.COST, f"its price can't be told: {type(error).__name__}: {error}"))
-        state.events.append(f"{state.answers[key][0].label} stays on the CPU, its price can't be told: {type(error).__name__}: {error}")
+            raise InternalError(f"{label}: its price can't be told: {error}")
+        state.declined.setdefault(key, Decline(Code.COST, f"its price can't be told: {error}"))
+        state.events.append(f"{label} stays on the CPU, its price can't be told: {error}")
     every = _copy(state, {})
     every_group = _settle(every, config, limits)
     on_gpu = cheapest_on_gpu(prices.nodes, prices.crossings)

@@ -124,7 +124,7 @@ def test_without_a_writable_folder(gpu: Gpu, tmp_path: Path, measured: Measured,
     assert sum("can't be written" in r.message for r in caplog.records) == 1
 
 
-@pytest.mark.parametrize("error", [DeviceError("gone"), ShaderError("no"), UnsupportedNodeError("DRIVER", "off")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("error", [DeviceError("gone"), ShaderError("no"), UnsupportedNodeError("DRIVER", "off"), KeyError("N")], ids=lambda e: type(e).__name__)
 def test_a_device_that_fails_is_guessed(
     error: Exception, gpu: Gpu, config: Config, measured: Measured, caplog: pytest.LogCaptureFixture,
 ) -> None:

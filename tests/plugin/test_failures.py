@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from ort_gpu_ep.errors import (
     OutOfDeviceMemoryError,
     UnsupportedNodeError,
 )
+from ort_gpu_ep.explain import explanation
+from ort_gpu_ep.kernels import RECORDS
+from ort_gpu_ep.partitioner import costs
 from ort_gpu_ep.plugin import provider
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, raises, reference
 
@@ -113,6 +117,20 @@ def test_get_capability(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert opened.state.events[0].where == "GetCapability"
     assert not opened.state.partitions
     assert_close(opened.run(x=x), reference(mlp, x=x))
+
+
+def test_a_price_that_fails_is_an_event_and_the_model_stays(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """placement=auto prices each node; GetCapability once lost the whole model to one of them."""
+    boom = Boom("priced")
+    monkeypatch.setitem(RECORDS, "elementwise.wgsl", replace(RECORDS["elementwise.wgsl"], flops=raises(boom)))
+    monkeypatch.setattr(costs, "CPU_FLOPS", 1.0)        # a product is worth the trip to any GPU
+    opened = open_session(mlp, placement="auto", adapter="software", fusion=0)
+    devices = {n.op: (n.device, n.reason) for r in opened.state.reports for n in r.nodes}
+    assert devices["MatMul"] == ("gpu", "")
+    assert devices["Relu"] == ("cpu", "its price can't be told: Boom: priced")
+    assert any("Boom: priced" in e for e in explanation(opened.state).events)
+    assert_close(opened.run(x=x), reference(mlp, x=x))
+    boom.__traceback__ = None
 
 
 def test_compile_falls_back(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
