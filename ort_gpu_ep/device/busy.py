@@ -48,15 +48,15 @@ def _end_with_parent() -> None:
 
 def _calibrated(info: AdapterInfo) -> Pulse:
     """Dispatches that take about DISPATCH_S."""
-    groups, turns = GROUPS.get(info.type, 8192), 256
+    groups, iterations = GROUPS.get(info.type, 8192), 256
     while True:
-        work = Pulse(info, groups, turns)
+        work = Pulse(info, groups, iterations)
         work()
         took_s = min(work(TOGETHER) for _ in range(3)) / TOGETHER
-        if took_s > DISPATCH_S / 2 or turns > 1 << 22:
+        if took_s > DISPATCH_S / 2 or iterations > 1 << 22:
             return work
         work.close()
-        turns = int(turns * min(max(DISPATCH_S / took_s, 2.0), 64.0))
+        iterations = int(iterations * min(max(DISPATCH_S / took_s, 2.0), 64.0))
 
 
 if __name__ == "__main__":

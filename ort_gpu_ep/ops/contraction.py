@@ -54,7 +54,7 @@ VECTOR_LANES = 128
 """matvec.wgsl: invocations of a workgroup."""
 COLUMN_LANES = 8
 """matvec.wgsl: how many of them read neighbouring columns, where not K but the columns are contiguous: 32 bytes, a memory sector."""
-VECTOR_TURNS = 8
+VECTOR_ITERATIONS = 8
 """matvec.wgsl: K is split while an invocation keeps at least so many elements of it to add up."""
 
 record(
@@ -167,8 +167,8 @@ def _matvec(product: Product, out: TensorType) -> Kernel:
     count = product.n if product.m == 1 else product.m
     side = 1 if wide.k == 1 else COLUMN_LANES
     blocks = -(-count // (4 * side))
-    turns = -(-hint(product.k) // (VECTOR_LANES // side))
-    split = max(1, min(SPLITS[-1], UNITS // max(1, hint(product.batch * blocks)), turns // VECTOR_TURNS))
+    iterations = -(-hint(product.k) // (VECTOR_LANES // side))
+    split = max(1, min(SPLITS[-1], UNITS // max(1, hint(product.batch * blocks)), iterations // VECTOR_ITERATIONS))
     return kernel(
         "matvec.wgsl", [out],
         consts={"COUNT": count, "K": product.k, "BATCH": product.batch, "BLOCKS": blocks, "SIDE": side, "SPLIT": split,

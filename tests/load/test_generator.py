@@ -74,7 +74,7 @@ def test_an_adapter_that_is_not_there() -> None:
 
 def test_pulses_take_longer_the_more_they_do() -> None:
     info = choose("")[0]
-    short, long = Pulse(info), Pulse(info, turns=1 << 22)
+    short, long = Pulse(info), Pulse(info, iterations=1 << 22)
     short(), long()
     assert min(long() for _ in range(3)) > 2.0 * min(short() for _ in range(5))
     assert min(long(4) for _ in range(5)) > 2.0 * min(long() for _ in range(5))
