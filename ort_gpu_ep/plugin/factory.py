@@ -12,6 +12,7 @@ from ort_gpu_ep.health.workarounds import safer
 from ort_gpu_ep.isolation.remote import Lease, open_remote
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
+from ort_gpu_ep.plugin.given import GivenInitializers
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.provider import Provider
 from ort_gpu_ep.plugin.state import SessionState, announce, forget_frames
@@ -89,7 +90,7 @@ class Factory(Table):
                 self._open_gpu(state)
             if not self.registry:
                 self.registry = memcpy_registry(self.c_name, create_memcpy_kernel)
-            out[0] = Provider(self, state).pointer
+            out[0] = Provider(self, state, GivenInitializers(options, self._host())).pointer
 
     @staticmethod
     def _open_gpu(state: SessionState) -> None:
@@ -119,6 +120,8 @@ class Factory(Table):
         provider.drop()
         if isinstance(provider, Provider) and provider.state.lease is not None:
             provider.state.lease.end()
+        if isinstance(provider, Provider):
+            provider.given.close()
 
     def create_allocator(self, memory_info: Any, options: Any, out: Any) -> None:
         out[0] = Allocator(memory_info).pointer
@@ -131,11 +134,14 @@ class Factory(Table):
 
     def host_device(self) -> Any:
         """Host memory, as ONNX Runtime names places."""
+        return api.MemoryInfo_GetMemoryDevice(self._host())
+
+    def _host(self) -> Any:
         if not self._host_info:
             info = ffi.new("void**")
             api.CreateMemoryInfo_V2(c_text("Cpu"), CPU_DEVICE, 0, 0, _DEVICE_MEMORY, 0, _DEVICE_ALLOCATOR, info)
             self._host_info = info[0]
-        return api.MemoryInfo_GetMemoryDevice(self._host_info)
+        return self._host_info
 
     def close(self) -> None:
         """ONNX Runtime releases the factory: gives back what was made for it.

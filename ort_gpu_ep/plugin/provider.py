@@ -15,6 +15,7 @@ from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, ffi
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.fallback import Fallback
+from ort_gpu_ep.plugin.given import GivenInitializers
 from ort_gpu_ep.plugin.reader import Reader
 from ort_gpu_ep.plugin.state import SessionState, forget_frames
 from ort_gpu_ep.plugin.tables import Table, owner_of
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
 
 
 class Provider(Table):
-    """The EP of one session."""
+    """The EP of one session. given: initializers that its options bring: nodes that read them stay on the CPU, because
+    ONNX Runtime passes the model's own values to a provider with memory of its own.
+    """
 
     SLOTS = slots.EP
 
-    def __init__(self, factory: Factory, state: SessionState) -> None:
+    def __init__(self, factory: Factory, state: SessionState, given: GivenInitializers) -> None:
         super().__init__()
-        self.factory, self.state = factory, state
+        self.factory, self.state, self.given = factory, state, given
         if state.lease is None:
             self.pointer.slot[slots.EP["GetDefaultMemoryDevice"].number] = NULL
 
@@ -48,7 +51,7 @@ class Provider(Table):
 
     def get_capability(self, graph: Any, support: Any) -> None:
         """Offers the partitioner's groups. ONNX Runtime swallows an error here and uses the CPU: it is recorded."""
-        with self.state.recording("GetCapability"), Reader(graph) as reader:
+        with self.state.recording("GetCapability"), Reader(graph, self.given.has) as reader:
             self.state.model_path = self.state.model_path or reader.model_path()
             gpu = self.state.gpu
             if gpu is None and self.config.placement != "cpu":
@@ -57,6 +60,9 @@ class Provider(Table):
             whole = reader.graph()
             partitioning = partition(whole, self.config, limits, software, self._costs(software))
             self.state.reports.append(partitioning.report)
+            if reader.given:
+                self.state.record("notice", "placement", f"nodes that read {', '.join(sorted(reader.given))} stay on the CPU: "
+                                  "SessionOptions.add_initializer gives other values than the model's")
             for event in partitioning.report.events:
                 self.state.record("warning", "placement", event)
             options = ffi.new("FusionOptions*")

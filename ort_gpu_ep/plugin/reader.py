@@ -7,7 +7,7 @@ constants, whose `load` gives a view that is valid until the Reader is closed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -31,10 +31,14 @@ def array_at(address: int, shape: Shape, dtype: DType) -> Array:
 
 
 class Reader:
-    """Reads one OrtGraph. A context manager: constants can't be loaded after it has ended."""
+    """Reads one OrtGraph. A context manager: constants can't be loaded after it has ended.
 
-    def __init__(self, pointer: Any) -> None:
-        self.pointer = pointer
+    is_given: whether an initializer's value comes from elsewhere; its value is nothing that this package knows, then.
+    """
+
+    def __init__(self, pointer: Any, is_given: Callable[[str], bool] = lambda name: False) -> None:
+        self.pointer, self._is_given = pointer, is_given
+        self.given: set[str] = set()      # initializers of which it is true
         self.nodes: dict[int, Any] = {}   # ONNX Runtime's node id -> OrtNode*
         self._values: dict[str, Value] = {}
         self._names: dict[int, str] = {}
@@ -93,6 +97,9 @@ class Reader:
     def _value(self, name: str, info: Any) -> Value:
         dtype, shape = _type_of(info)
         constant = dtype is not None and bool(get(api.ValueInfo_IsConstantInitializer, info, "bool*"))
+        if constant and self._is_given(name):
+            self.given.add(name)
+            return Value(name)
         return Value(name, dtype, shape, (lambda: self._load(name, info)) if constant else None)
 
     def _load(self, name: str, info: Any) -> Array:

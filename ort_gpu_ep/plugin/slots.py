@@ -30,6 +30,8 @@ class Slot(NamedTuple):
 ORT_API = {
     "CreateStatus": Slot(0, "pip"),
     "GetErrorMessage": Slot(2, "cp"),
+    "CloneSessionOptions": Slot(12, "spp"),
+    "CreateTensorWithDataAsOrtValue": Slot(49, "sppzpzip"),
     "GetTensorMutableData": Slot(51, "sah"),
     "CastTypeInfoToTensorInfo": Slot(55, "spp"),
     "GetTensorElementType": Slot(60, "spp"),
@@ -41,6 +43,8 @@ ORT_API = {
     "ReleaseStatus": Slot(93, "vp"),
     "ReleaseMemoryInfo": Slot(94, "vp"),
     "ReleaseValue": Slot(96, "vp"),
+    "ReleaseSessionOptions": Slot(100, "vp"),
+    "AddInitializer": Slot(150, "spcp"),
     "ReadOpAttr": Slot(272, "spipzp"),
     "GetValueInfoName": Slot(289, "spp"),
     "GetValueInfoTypeInfo": Slot(290, "spp"),

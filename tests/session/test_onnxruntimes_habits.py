@@ -156,6 +156,28 @@ def test_the_optimised_model_is_written_every_day(
         make_all(session)
 
 
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_initializers_of_the_session_options(isolation: str, opened: Callable[..., Any], mlp: bytes, x: Array) -> None:
+    settings = onnxruntime.SessionOptions()
+    w, b = (np.random.default_rng(7).standard_normal(shape).astype("f") for shape in ((16, 8), 8))
+    kept = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in (w, b)]
+    settings.add_initializer("w", kept[0])
+    settings.add_initializer("b", kept[1])
+    want = onnxruntime.InferenceSession(mlp, settings, providers=[CPU]).run(None, {"x": x})
+    assert not np.allclose(want[0], on_the_cpu(mlp, {"x": x})[0])
+    session = opened(mlp, settings, isolation=isolation)
+    make_all(session)
+    for candidate in session._runner.candidates.made if session._runner is not None else ():
+        assert_close(candidate.session.run(None, {"x": x}), want)
+    for rows in (5, 2):
+        assert_close(session.run(None, {"x": x[:rows]}), [a[:rows] for a in want])
+    if session._runner is None and session.get_providers() != [CPU]:
+        assert session.explain().count("gpu") > 0
+        assert session.explain().count("cpu") > 0
+        assert "nodes that read b, w stay on the CPU" in str(session.explain())
+        assert session.stats()["fallbacks"] == 0
+
+
 # ---- ways to run
 
 
