@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from operator import is_
 from typing import Any
 
 from ort_gpu_ep.graph import Graph
@@ -130,15 +131,30 @@ def _array_bytes(tensor: TensorType, values: Sequence[Any]) -> bytes:
     return np.array(values).astype(tensor.dtype.numpy).tobytes()
 
 
+_known_fields: dict[type, tuple[str, ...]] = {}
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    """Of a dataclass whose instances may hold sizes, which a DType's don't; of another type none."""
+    if kind not in _known_fields:
+        _known_fields[kind] = tuple(f.name for f in fields(kind)) if is_dataclass(kind) and kind.__name__ != "DType" else ()
+    return _known_fields[kind]
+
+
 def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same data with every Size and Real changed."""
+    """The same data with every Size and Real changed. What holds none of them is not copied."""
     if isinstance(value, (Size, Real)):
         return change(value)
     if isinstance(value, tuple):
-        return tuple(_walk(v, change) for v in value)
-    if is_dataclass(value) and not isinstance(value, type) and type(value).__name__ != "DType":
-        return replace(value, **{f.name: _walk(getattr(value, f.name), change) for f in fields(value)})
-    return value
+        walked = [_walk(v, change) for v in value]
+        return value if all(map(is_, walked, value)) else tuple(walked)
+    changed = {}
+    for name in _fields(type(value)):
+        before = getattr(value, name)
+        after = _walk(before, change)
+        if after is not before:
+            changed[name] = after
+    return replace(value, **changed) if changed else value
 
 
 def make_template(
