@@ -110,6 +110,7 @@ class Fallback:
             if self._session is None:
                 options = onnxruntime.SessionOptions()
                 options.log_severity_level = 3
+                options.enable_cpu_mem_arena = False    # an arena keeps the largest run's tensors, twice over
                 external = {name: self._spill.load(name) for name in self._large} if self._spill is not None else {}
                 if external:
                     values = [_ort_value(a, self._onnx_type(n)) for n, a in external.items()]

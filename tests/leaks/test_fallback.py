@@ -1,0 +1,54 @@
+"""A run that the CPU has answered for the GPU leaves no tensors behind."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from ort_gpu_ep import register
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.plugin.fallback import Fallback
+from ort_gpu_ep.types import BY_ONNX, TensorType
+from tests.plugin.cases import info, make_model, node, open_session, reference
+from tests.unit.graphs import graph_of
+
+NBYTES = 64 << 20
+FLOAT = BY_ONNX[1]
+
+
+def resident() -> int:
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+def test_the_fallback_keeps_no_tensors(tmp_path: Path) -> None:
+    """One run of 64 MiB left 132 MiB in onnxruntime's arena, for as long as the session lived."""
+    graph = graph_of("(float[N, 1024] x) => (float[N, 1024] y) { h = Relu(x) y = Softmax(h) }")
+    fallback = Fallback(graph, {"": 20}, Config(cache_dir=str(tmp_path)), print)
+
+    def run(rows: int) -> None:
+        x = np.ones((rows, 1024), "f")
+        (y,) = fallback.run([(TensorType(FLOAT, x.shape), x.reshape(-1).view(np.uint8))])
+        assert y.shape() == [rows, 1024]
+    run(4)
+    before = resident()
+    run(NBYTES // 4096)
+    assert resident() - before < NBYTES // 4
+
+
+def test_a_session_after_a_fallback_takes_what_it_takes_without(tmp_path: Path) -> None:
+    """With the GPU in a worker, so that its buffers don't count here; the session's own output stays in onnxruntime's arena either way."""
+    register()
+    model = make_model([node("Relu", "x", "h"), node("Softmax", "h", "y")], [info("x", ["N", 1024])], ["y"], {})
+    x, grown = np.ones((NBYTES // 4096, 1024), "f"), []
+    for faults in ("slow@1x", "oom@1"):
+        opened = open_session(model, isolation="process", faults=faults, cache_dir=str(tmp_path), health="off")
+        before = resident()
+        np.testing.assert_allclose(opened.run(x=x)[0][:2], reference(model, x=x[:2])[0], rtol=1e-5)
+        grown.append(resident() - before)
+        assert [p.fallbacks for p in opened.state.partitions] == [int(faults == "oom@1")]
+        del opened
+    assert grown[1] - grown[0] < NBYTES // 4, grown
