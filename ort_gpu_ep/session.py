@@ -112,8 +112,7 @@ class InferenceSession(plugin.PlainSession):
             source = Source(model if isinstance(model, bytes) else os.fspath(model))
         state = self._created(names, options, runner.candidates.costs if runner is not None else None)
         self._state, self._runner, self._source, self._asked, self._lease, self._trouble = state, runner, source, asked, lease, trouble
-        self._cpu: Any = None
-        self._cpu_lock, self._fronts = threading.Lock(), weakref.WeakSet((self._sess,))
+        self._fronts = weakref.WeakSet((self._sess,))
         if runner is not None:
             runner.begin(self._front(runner.first), _is_fixed(self), _weakly(self._become))
         elif type(self) is InferenceSession and (state is None or not state.partitions):
@@ -220,12 +219,9 @@ class InferenceSession(plugin.PlainSession):
         return self._state.stats() if self._state is not None else {"fallbacks": 0, "renewals": 0}
 
     def _cpu_session(self) -> Any:
-        """The same model on the CPU only; made when it is first needed."""
-        with self._cpu_lock:
-            if self._cpu is None:
-                assert self._source is not None, "onnxruntime takes no other models"
-                self._cpu = self._source.session(self._sess_options_initial, [CPU_PROVIDER], [{}], {})
-            return self._cpu
+        """The same model on the CPU only, for one run: its arena would keep that run's tensors, and the weights once more."""
+        assert self._source is not None, "onnxruntime takes no other models"
+        return self._source.session(self._sess_options_initial, [CPU_PROVIDER], [{}], {})
 
     def _front(self, name: str) -> Candidate:
         """What this session is now, as a candidate that stays when the session becomes another one."""

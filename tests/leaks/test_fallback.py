@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 
+import ort_gpu_ep
 from ort_gpu_ep import register
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.types import BY_ONNX, TensorType
 from tests.plugin.cases import info, make_model, node, open_session, reference
@@ -52,3 +57,23 @@ def test_a_session_after_a_fallback_takes_what_it_takes_without(tmp_path: Path) 
         assert [p.fallbacks for p in opened.state.partitions] == [int(faults == "oom@1")]
         del opened
     assert grown[1] - grown[0] < NBYTES // 4, grown
+
+
+def test_a_session_for_one_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where values were only on a device that is lost, the whole model runs once on the CPU."""
+    made: list[Any] = []
+    create = Source.session
+
+    def noted(self: Source, *arguments: Any) -> Any:
+        session = create(self, *arguments)
+        made.append(weakref.ref(session))
+        return session
+    monkeypatch.setattr(Source, "session", noted)
+    model = make_model([node("Relu", "x", "h"), node("Softmax", "h", "y")], [info("x", ["N", 1024])], ["y"], {})
+    session = ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu", "faults": "lost@1", "cache_dir": str(tmp_path)})
+    x = np.random.default_rng(2).standard_normal((8, 1024)).astype("f")
+    for _ in range(2):
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], reference(model, x=x)[0], rtol=1e-5, atol=1e-6)
+    gc.collect()
+    assert len(made) == 1
+    assert [ref() for ref in made] == [None]
