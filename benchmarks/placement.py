@@ -1,8 +1,10 @@
 """`placement=auto` against both sides: plain ONNX Runtime on the CPU, and `placement=gpu`. Medians of runs in blocks that take turns.
 
-    python -m benchmarks.placement [NAME ...] [--runs 50] [--seconds 3] [--option NAME=VALUE] [--json FILE] [--markdown]
+    python -m benchmarks.placement [NAME ...] [--runs 50] [--seconds 1] [--limit 140] [--option NAME=VALUE] [--json FILE] [--markdown]
+    python -m benchmarks.placement squeezenet1_1 resnet50 encoder --rest-ms 200
 
-Names are builders and pretrained models of models/ (default: all of them). The law: auto takes at most 1.05 x the better side + 50 us.
+Names are builders and pretrained models of models/ (default: all of them; with --rest-ms those three). With --rest-ms a run comes after
+each pause, and of each side the first ten don't count. The law: auto takes at most 1.05 x the better side + 50 us.
 """
 
 from __future__ import annotations
@@ -13,77 +15,78 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import onnxruntime
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from benchmarks import cases
-from ort_gpu_ep import InferenceSession
+from benchmarks import cases, sides
+from benchmarks.sides import SIDES, Row
 
-console = Console()
+console, progress = Console(), Console(stderr=True)
 
-LAW_FACTOR, LAW_MS = 1.05, 0.05
+RESTED = ("squeezenet1_1", "resnet50", "encoder")
+UNCOUNTED = 10
 
 
-def measure(name: str, runs: int, seconds: float, options: dict[str, str]) -> dict[str, Any]:
-    """Median milliseconds of the three, and what auto chose."""
+def measure(name: str, runs: int, seconds: float, rest_ms: float, options: dict[str, str]) -> Row:
+    """What the three take, and what auto chose."""
     model, feeds = cases.load(name)
-    plain = onnxruntime.InferenceSession(model, cases.quiet(), providers=["CPUExecutionProvider"])
-    gpu = InferenceSession(model, cases.quiet(), provider_options={**options, "placement": "gpu"})
-    start = time.perf_counter()
-    auto = InferenceSession(model, cases.quiet(), provider_options=options)
-    auto.run(None, feeds)
-    first_s = time.perf_counter() - start
-    sides = {"cpu": plain, "gpu": gpu, "auto": auto}
-    begin = time.perf_counter()
-    for session in sides.values():
-        session.run(None, feeds)
-    once_s = time.perf_counter() - begin
-    times = cases.in_blocks({s: lambda session=session: session.run(None, feeds) for s, session in sides.items()},
-                            max(4, min(runs, int(seconds / once_s))))
-    row: dict[str, Any] = {"model": name, **{f"{side}_ms": float(np.median(t)) for side, t in times.items()}, "first_s": first_s}
-    decisions = auto.explain().decisions
-    row["chosen"] = decisions[-1][1].candidate if decisions else "cpu"
-    row["source"] = decisions[-1][1].source if decisions else "software"
-    row["predicted_ms"] = {k: v * 1e3 for k, v in decisions[-1][1].predicted_s.items()} if decisions else {}
-    row["runs"] = len(times["auto"])
-    better = min(row["cpu_ms"], row["gpu_ms"])
-    row["over"] = row["auto_ms"] / better
-    row["lawful"] = row["auto_ms"] <= LAW_FACTOR * better + LAW_MS
-    return row
+    sessions = sides.open_sides(model, options)
+    first = {side: sides.timed_ms(session, feeds) for side, session in sessions.items()}
+    if rest_ms:
+        times = {side: sides.paused_ms(session, feeds, runs, rest_ms * 1e-3, UNCOUNTED) for side, session in sessions.items()}
+    else:
+        once_s = sum(sides.timed_ms(session, feeds) for session in sessions.values()) * 1e-3
+        times = {side: list(t) for side, t in cases.in_blocks(
+            {s: lambda session=session: session.run(None, feeds) for s, session in sessions.items()},
+            max(4, min(runs, int(3 * seconds / once_s)))).items()}
+    chosen, source = sides.chosen_by(sessions["auto"], feeds)
+    return Row(name, {side: float(np.median(t)) for side, t in times.items()}, first, chosen, source)
+
+
+def show(rows: list[Row], markdown: bool, title: str) -> None:
+    columns = ("model", "CPU", "GPU", "auto", "chosen", "auto / better", "first run")
+    lines = [(row.name, *(f"{row.median_ms[side]:.3f}" for side in SIDES), f"{row.chosen} ({row.source})",
+              f"{row.over:.3f}" + ("" if row.lawful else " (!)"), f"{row.first_ms['auto']:.0f}") for row in rows]
+    if markdown:
+        print("\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ("---",) * len(columns), *lines)))
+    else:
+        table = Table(*columns, title=title)
+        for cells in lines:
+            table.add_row(*cells)
+        console.print(table)
+    console.print(sides.summary(rows))
 
 
 def main(
     names: Annotated[list[str] | None, typer.Argument()] = None,
-    runs: Annotated[int, typer.Option()] = 50,
-    seconds: Annotated[float, typer.Option(help="For the counted runs of a model.")] = 3.0,
+    runs: Annotated[int | None, typer.Option(help="Counted runs of each side; 50, with --rest-ms 15.")] = None,
+    seconds: Annotated[float, typer.Option(help="For the counted runs of a side.")] = 1.0,
+    rest_ms: Annotated[float, typer.Option(help="Pause before each run; 0: none.")] = 0.0,
+    limit: Annotated[float, typer.Option(help="Seconds after which no other model is begun; 0: no limit.")] = 140.0,
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of this package.")] = None,
-    json: Annotated[Path | None, typer.Option()] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write the rows there.")] = None,
     markdown: Annotated[bool, typer.Option(help="Print the table as Markdown.")] = False,
 ) -> None:
-    options = dict(text.split("=", 1) for text in option or ())
-    rows = [measure(n, runs, seconds, options)
-            for n in track(names or cases.names(), "measuring", console=Console(stderr=True), transient=True)]
-    columns = ("model", "CPU", "GPU", "auto", "chosen", "auto / better")
-    table = Table(*columns)
-    lines = [f"| {' | '.join(columns)} |", "|---|" + "---|" * (len(columns) - 1)]
-    for row in rows:
-        cells = [row["model"], *(f"{row[f'{s}_ms']:.3f}" for s in ("cpu", "gpu", "auto")), f"{row['chosen']} ({row['source']})",
-                 f"{row['over']:.3f}" + ("" if row["lawful"] else " (!)")]
-        table.add_row(*cells)
-        lines.append(f"| {' | '.join(cells)} |")
-    if markdown:
-        print("\n".join(lines))
-    else:
-        console.print(table)
-    bad = [row["model"] for row in rows if not row["lawful"]]
-    console.print(f"ms; within 5 % + 50 us of the better side: {len(rows) - len(bad)} of {len(rows)}")
-    if bad:
-        console.print(f"not: {', '.join(bad)}")
+    options, begin, rows = dict(text.split("=", 1) for text in option or ()), time.monotonic(), list[Row]()
+    wanted, failed = names or (list(RESTED) if rest_ms else cases.names()), dict[str, str]()
+    longest_s = 0.0
+    for i, name in enumerate(wanted):
+        spent_s = time.monotonic() - begin
+        if limit and rows and spent_s + longest_s > limit:
+            progress.print(f"{limit:g} s are over; not measured: {', '.join(wanted[i:])}")
+            break
+        progress.print(f"{spent_s:.0f} s: {name}")
+        try:
+            rows.append(measure(name, runs or (15 if rest_ms else 50), seconds, rest_ms, options))
+        except Exception as error:   # a model that can't be fetched or run leaves the others
+            failed[name] = f"{type(error).__name__}: {str(error)[:200]}"
+            progress.print(f"{name}: {failed[name]}")
+        longest_s = max(longest_s, time.monotonic() - begin - spent_s)
+    show(rows, markdown, f"a run every {rest_ms:g} ms" if rest_ms else "back to back")
     if json is not None:
-        json.write_text(json_module.dumps(rows, indent=1))
+        found: dict[str, Any] = {"rest_ms": rest_ms, "options": options, "failed": failed, "rows": [row.as_dict() for row in rows]}
+        json.write_text(json_module.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

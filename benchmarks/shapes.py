@@ -1,9 +1,14 @@
-"""What ever new input shapes take: memory of this process and time, of a model whose inputs have a length.
+"""What ever new input shapes take: by side and size, and the memory and time of many.
 
-    python -m benchmarks.shapes [--model minilm_int8] [--lengths 64] [--kept N] [--json]
+    python -m benchmarks.shapes [--model minilm_int8] [--sizes 16,128,64] [--runs 30] [--rest-ms 0] [--limit 140] [--json FILE]
+    python -m benchmarks.shapes --memory [--model minilm_int8] [--lengths 64] [--kept N] [--json FILE]
 
-Each length comes once, then each again: by then its plan is gone (device/program.py keeps 8), its pipelines are there if they are
-among the last `kept` (device/gpu.py; without --kept, what a session does).
+The first form runs each length with plain ONNX Runtime on the CPU, with placement=gpu and with placement=auto: the first runs one by one,
+then the median of steady ones. The law: from the third run on auto takes at most 1.05 x the better side + 50 us. With --rest-ms a run
+comes after each pause, and of each side the first ten don't count.
+
+With --memory each length comes once, then each again: by then its plan is gone (device/program.py keeps 8), its pipelines are there if
+they are among the last `kept` (device/gpu.py; without --kept, what a session does).
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import gc
 import json as json_module
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,10 +28,65 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks import cases
+from benchmarks import cases, sides
+from benchmarks.sides import SIDES, Row
 from ort_gpu_ep import InferenceSession
 
+console, progress = Console(), Console(stderr=True)
+
 FIRST_LENGTH = 8
+SIZES = {"ppocr4_rec": (320, 160, 240, 480, 640, 96, 128, 800, 400, 1000, 560, 200, 720)}
+"""Widths of text lines, in pixels; 13 of them, as all that follows."""
+
+LENGTHS = (64, 16, 128, 24, 96, 8, 48, 32, 256, 80, 40, 112, 20)
+"""Lengths of sentences, in tokens."""
+
+UNCOUNTED = 10
+
+
+def fed(feeds: dict[str, Any], length: int) -> dict[str, Any]:
+    """The same inputs with another last axis, repeated or cut."""
+    return {name: np.resize(array, (*array.shape[:-1], length)) for name, array in feeds.items()}
+
+
+def measure(sessions: dict[str, Any], feeds: dict[str, Any], length: int, runs: int, seconds: float, rest_s: float) -> Row:
+    """What each side takes for a length: its first runs, then steady ones."""
+    given, first, times = fed(feeds, length), dict[str, float](), dict[str, list[float]]()
+    for side in SIDES:      # the GPU is awake when auto's turn comes
+        session = sessions[side]
+        first[side] = sides.timed_ms(session, given)
+        if side == "auto":
+            first |= {f"auto_{i}": sides.timed_ms(session, given) for i in (2, 3)}
+        if rest_s:
+            times[side] = sides.paused_ms(session, given, runs, rest_s, UNCOUNTED)
+        else:
+            times[side] = sides.steady_ms(session, given, runs, seconds, 0.1 if side == "cpu" else sides.WAKE_S)
+    chosen, source = sides.chosen_by(sessions["auto"], given)
+    return Row(str(length), {side: float(np.median(t)) for side, t in times.items()}, first, chosen, source)
+
+
+def by_side(model: str, wanted: tuple[int, ...], runs: int, rest_ms: float, limit: float, options: dict[str, str]) -> dict[str, Any]:
+    """A table of sizes, as it grows on stderr and as data."""
+    path, feeds = cases.load(model)
+    begin, rows, longest_s = time.monotonic(), list[Row](), 0.0
+    sessions = sides.open_sides(path, options)
+    for i, length in enumerate(wanted):
+        spent_s = time.monotonic() - begin
+        if limit and rows and spent_s + longest_s > limit:
+            progress.print(f"{limit:g} s are over; not measured: {wanted[i:]}")
+            break
+        progress.print(f"{spent_s:.0f} s: {length}")
+        rows.append(measure(sessions, feeds, length, runs, 0.5, rest_ms * 1e-3))
+        longest_s = max(longest_s, time.monotonic() - begin - spent_s)
+    table = Table("length", "CPU", "GPU", "auto", "chosen", "auto / better", "first GPU", "auto", "2nd", "3rd",
+                  title=f"{model}, {f'a run every {rest_ms:g} ms' if rest_ms else 'back to back'}")
+    for row in rows:
+        table.add_row(row.name, *(f"{row.median_ms[side]:.3f}" for side in SIDES), f"{row.chosen} ({row.source})",
+                      f"{row.over:.3f}" + ("" if row.lawful else " (!)"), f"{row.first_ms['gpu']:.1f}",
+                      *(f"{row.first_ms[n]:.1f}" for n in ("auto", "auto_2", "auto_3")))
+    console.print(table)
+    console.print(sides.summary(rows))
+    return {"model": model, "rest_ms": rest_ms, "options": options, "rows": [row.as_dict() for row in rows]}
 
 
 def resident_mib() -> int:
@@ -35,23 +96,11 @@ def resident_mib() -> int:
     return int(psutil.Process().memory_info().rss >> 20)
 
 
-def main(
-    model: Annotated[str, typer.Option(help="One whose inputs have their length as last axis.")] = "minilm_int8",
-    lengths: Annotated[int, typer.Option(help="How many.")] = 64,
-    kept: Annotated[int | None, typer.Option(help="Pipelines that are kept without use.")] = None,
-    json: Annotated[bool, typer.Option(help="Write JSON.")] = False,
-) -> None:
-    """Measures a model over many lengths."""
+def memory(model: str, lengths: int, kept: int | None) -> dict[str, Any]:
+    """Memory of this process and time over many lengths, with placement=gpu."""
     path, feeds = cases.load(model)
     session = InferenceSession(path, cases.quiet(), provider_options={"placement": "gpu"})
-
-    def run(length: int) -> float:
-        given = {name: np.resize(array, (*array.shape[:-1], length)) for name, array in feeds.items()}
-        start = time.perf_counter()
-        session.run(None, given)
-        return (time.perf_counter() - start) * 1e3
-
-    run(FIRST_LENGTH - 1)
+    session.run(None, fed(feeds, FIRST_LENGTH - 1))
     gpu = session._state.gpu        # type: ignore[union-attr]
     assert gpu is not None
     if kept is not None:
@@ -59,19 +108,39 @@ def main(
     passes: list[dict[str, Any]] = []
     for what in ("new", "again"):
         before, made = resident_mib(), gpu.compiled
-        times = [run(FIRST_LENGTH + i) for i in track(range(lengths), what, console=Console(stderr=True), disable=json)]
+        times = [sides.timed_ms(session, fed(feeds, FIRST_LENGTH + i)) for i in track(range(lengths), what, console=progress)]
         passes.append({"lengths": what, "pipelines_compiled": gpu.compiled - made, "first_run_ms": float(np.median(times)),
                        "before_mib": before, "after_mib": resident_mib()})
-    result = {"model": model, "adapter": gpu.info.name, "lengths": lengths, "kept": gpu.pipelines.kept, "passes": passes}
-    if json:
-        print(json_module.dumps(result, indent=1))
-        return
     table = Table(title=f"{model}, {lengths} lengths, {gpu.pipelines.kept} pipelines kept, {gpu.info.name}")
     for name in passes[0]:
         table.add_column(name.replace("_", " "), justify="right")
     for row in passes:
         table.add_row(*(f"{v:.1f}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console().print(table)
+    console.print(table)
+    return {"model": model, "adapter": gpu.info.name, "lengths": lengths, "kept": gpu.pipelines.kept, "passes": passes}
+
+
+def main(
+    model: Annotated[str, typer.Option(help="One whose inputs have their length as last axis.")] = "minilm_int8",
+    sizes: Annotated[str, typer.Option(help="Lengths, with commas between; default: 13 that fit the model.")] = "",
+    runs: Annotated[int | None, typer.Option(help="Counted runs of each side and length; 30, with --rest-ms 10.")] = None,
+    rest_ms: Annotated[float, typer.Option(help="Pause before each run; 0: none.")] = 0.0,
+    limit: Annotated[float, typer.Option(help="Seconds after which no other length is begun; 0: no limit.")] = 140.0,
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of this package.")] = None,
+    memory_: Annotated[bool, typer.Option("--memory", help="Memory and time of many lengths, with placement=gpu.")] = False,
+    lengths: Annotated[int, typer.Option(help="How many, with --memory.")] = 64,
+    kept: Annotated[int | None, typer.Option(help="Pipelines that are kept without use, with --memory.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write what was found there.")] = None,
+) -> None:
+    """Measures a model over lengths."""
+    if memory_:
+        found = memory(model, lengths, kept)
+    else:
+        wanted = tuple(map(int, sizes.split(","))) if sizes else SIZES.get(model, LENGTHS)
+        options = dict(text.split("=", 1) for text in option or ())
+        found = by_side(model, wanted, runs or (10 if rest_ms else 30), rest_ms, limit, options)
+    if json is not None:
+        json.write_text(json_module.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

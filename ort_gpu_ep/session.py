@@ -342,7 +342,7 @@ def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mappi
     if config.isolation == "process":
         remote = open_remote(config)
         return Runner(path_or_bytes, settings, options, kwargs, config, f"{remote.key} isolated", lambda: GUESSED,
-                      open_sampler(remote.info, config.load), remote.info.is_software)
+                      remote.uses, open_sampler(remote.info, config.load), remote.info.is_software)
     from ort_gpu_ep.calibration import profile_of
     from ort_gpu_ep.device.adapter import order_among_equals
     from ort_gpu_ep.device.pulse import LazyPulse
@@ -351,7 +351,7 @@ def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mappi
 
     gpu = open_gpu(config)
     return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config),
-                  open_sampler(gpu.info, config.load, LazyPulse(gpu.info), order_among_equals(gpu.info)), gpu.info.is_software)
+                  gpu.uses, open_sampler(gpu.info, config.load, LazyPulse(gpu.info), order_among_equals(gpu.info)), gpu.info.is_software)
 
 
 def _raise_cause(error: Exception, states: list[plugin.SessionState]) -> None:

@@ -1,7 +1,8 @@
-"""Load: how busy a GPU and the CPU are with other people's work, as data. Measured by load/, judged by placement/policy.py."""
+"""How busy a GPU and the CPU are with other people's work, and when this process has used a GPU: data that placement/ goes by."""
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -34,3 +35,29 @@ class Load:
 
 UNKNOWN = Load(None, 0.0, 1, "not measured", 0.0)
 """What a session without a sampler passes to its policy: no run is moved."""
+
+
+SLEEPS_S = 0.03
+"""Rest after which a GPU may lower its clock: an H200 runs as ever after 20 ms, and at 345 of 1,980 MHz after 100."""
+
+AWAKE_S = 0.6
+"""How long a GPU that has slept works until its clock is up: an H200 0.4 s, sometimes more."""
+
+
+class Uses:
+    """When this process has used an adapter. sleeps: it is a GPU, not a driver that computes on the CPU. Times by time.perf_counter."""
+
+    def __init__(self, sleeps: bool = True) -> None:
+        self.sleeps = sleeps
+        self.last_s = self._since_s = -math.inf
+
+    def begin(self, now_s: float) -> None:
+        if now_s - self.last_s > SLEEPS_S:
+            self._since_s = now_s
+
+    def end(self, now_s: float) -> None:
+        self.last_s = max(self.last_s, now_s)
+
+    def awake(self, now_s: float) -> bool:
+        """Whether its clock is up, if a run begins now."""
+        return not self.sleeps or (now_s - self.last_s <= SLEEPS_S and now_s - self._since_s >= AWAKE_S)

@@ -26,6 +26,7 @@ from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
 from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.utilization import Uses
 
 _USAGE = STORAGE | COPY_SRC | COPY_DST
 _STAGING = MAP_READ | COPY_DST
@@ -102,6 +103,7 @@ class Gpu:
         self.memory_limit_nbytes = 0
         self.hang_timeout_s = self.last_wait_s = 0.0
         self.circuit = Circuit(lambda: probe(info))
+        self.uses = Uses(not info.is_software)
         self.workarounds: tuple[Any, ...] = ()
         self.submit_each = False
         self.lost = ""

@@ -22,6 +22,7 @@ from ort_gpu_ep.isolation.reach import Trial
 from ort_gpu_ep.isolation.wire import GarbageError, device_of, outputs_of
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.types import Shape
+from ort_gpu_ep.utilization import Uses
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -58,7 +59,7 @@ class RemoteGpu:
 
     def __init__(self, config: Config) -> None:
         self._config = replace(config, hang_timeout_ms=0)     # the parent has the deadline
-        self.circuit = Circuit(self._replace)
+        self.circuit, self.uses = Circuit(self._replace), Uses()
         self._starting, self._lock = threading.RLock(), threading.RLock()      # taken in this order
         self._process: WorkerProcess | None = None
         self._growth: Growth | None = None
@@ -108,6 +109,7 @@ class RemoteGpu:
                 raise
         with self._lock:
             (self.info, self.limits), self.key, self.reaches = device_of(answer), str(answer["key"]), reaches
+            self.uses.sleeps = not self.info.is_software
             self._process, self.generations, self._growth = process, self.generations + 1, Growth(process.pid)
             process.is_opened(self.info.name)
             for program in programs:

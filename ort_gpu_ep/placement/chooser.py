@@ -17,8 +17,9 @@ from ort_gpu_ep.placement.estimate import Estimate
 from ort_gpu_ep.placement.learner import ASSUMED, Entry, Learner, Turn
 from ort_gpu_ep.placement.names import CPU, CUT
 from ort_gpu_ep.placement.proof import Proof, Prover
-from ort_gpu_ep.placement.rhythm import BUSY, Uses
+from ort_gpu_ep.placement.rhythm import BUSY
 from ort_gpu_ep.profile import Profile
+from ort_gpu_ep.utilization import Uses
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -69,13 +70,15 @@ class Chooser:
             entry = learner.entry(size.key, lambda size=size: size.work)      # type: ignore[misc]
             entry.ready = entry.floor = True
             entry.source, entry.why = "cached", "it was done before a GPU could have answered"
-        learner.novelty = 0.0
         self._proved = any(row[2] not in found.floors for row in found.rows)
         self.agreed = {name for name in learner.rivals if any(row[0] == name and row[1] != ASSUMED for row in found.rows)}
 
     def entry(self, feeds: Mapping[str, Any]) -> Entry:
         """What is known of these inputs; found out now if need be. Threads that come while another one measures use the CPU."""
         key: Signature = () if self.fixed else signature(feeds)
+        entry = self.learner.entries.get(key)
+        if entry is not None and entry.ready:
+            return entry
         entry = self.learner.entry(key, lambda: work_of(key))
         if not entry.ready and self._lock.acquire(blocking=False):
             try:

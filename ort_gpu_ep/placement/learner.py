@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from ort_gpu_ep.placement.estimate import Estimate, Size, Times
 from ort_gpu_ep.placement.names import CPU
-from ort_gpu_ep.placement.rhythm import AWAKE_S, BUSY, PAUSED, RARE, Rhythm, Uses
+from ort_gpu_ep.placement.rhythm import BUSY, PAUSED, RARE, Rhythm
+from ort_gpu_ep.utilization import AWAKE_S, Uses
 
 WAKING, FIRST, ASSUMED = "waking", "first", "assumed"
 """Besides the classes of rest: runs of a GPU whose clock is not up yet; first runs of a size, which plan and compile; no runs at all but
@@ -129,16 +130,13 @@ class Learner:
 
     def entry(self, key: Hashable, work_of: Callable[[], float]) -> Entry:
         """Of a size; a new one if it was never asked for."""
-        found = self.entries.get(key)
-        if found is not None:
-            self.novelty -= self.novelty * NOVELTY
-            return found
-        self.novelty += (1.0 - self.novelty) * NOVELTY
         with self._lock:
-            found = self.entries[key] = Entry(Size(key, work_of()))
-            while len(self.entries) > MAX_SIZES:
-                self.entries.pop(next(iter(self.entries)))
-        return found
+            found = self.entries.get(key)
+            if found is None:
+                found = self.entries[key] = Entry(Size(key, work_of()))
+                while len(self.entries) > MAX_SIZES:
+                    self.entries.pop(next(iter(self.entries)))
+            return found
 
     def forget(self, entry: Entry) -> None:
         """A size that never ran: its inputs were refused."""
@@ -148,6 +146,7 @@ class Learner:
     def choose(self, entry: Entry, now_s: float) -> str:
         """The candidate for a run that begins now."""
         self.rhythm.begin(now_s)
+        self.novelty += ((not entry.runs) - self.novelty) * NOVELTY
         entry.runs += 1
         if entry.runs >= entry.think_at or entry.rest != self.rhythm.rest or entry.following in self._out:
             with self._lock:
@@ -198,18 +197,25 @@ class Learner:
             turn.entry.think_at = 0
 
     def _count(self, turn: Turn, name: str, seconds: float, now_s: float) -> bool:
+        """Files the time of a run under what it tells about. Returns whether that is what steady runs take."""
         entry, kind = turn.entry, turn.rest
-        expected = self.times(name, BUSY).at(entry.size, now_s) if kind == BUSY else None
-        expected_s, sure = (expected.seconds, expected.spread <= SURE) if expected is not None else (0.0, False)
-        if not entry.seen.get(name):
+        first = not entry.seen.get(name)
+        if first:
             self.times(name, FIRST).add(entry.size, seconds, now_s)
-            kind = kind if sure and seconds <= AS_STEADY * expected_s else ""
-        elif kind == BUSY and not turn.awake and name != CPU and seconds > max(SLEPT * expected_s if sure else 0.0, turn.without_s):
-            kind = WAKING
+        if first or (kind == BUSY and not turn.awake and name != CPU):
+            kind = self._kind(turn, name, first, seconds, now_s)
         entry.seen[name] = entry.seen.get(name, 0) + 1
         if kind:
             self.times(name, kind).add(entry.size, seconds, now_s)
         return kind in (BUSY, PAUSED, RARE)
+
+    def _kind(self, turn: Turn, name: str, first: bool, seconds: float, now_s: float) -> str:
+        """What a first run, or one of a GPU that wakes up, counts as besides: a steady one, if it is as quick as that; empty: nothing."""
+        expected = self.times(name, BUSY).at(turn.entry.size, now_s) if turn.rest == BUSY else None
+        expected_s = expected.seconds if expected is not None and expected.spread <= SURE else 0.0
+        if first:
+            return turn.rest if seconds <= AS_STEADY * expected_s else ""
+        return BUSY if seconds <= max(SLEPT * expected_s, turn.without_s) else WAKING
 
     def failed(self, name: str, now_s: float, for_s: float = 0.0) -> None:
         """A run of a candidate failed, or the CPU had to answer for it: it is left out for a while, at least for_s."""

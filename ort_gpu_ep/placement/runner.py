@@ -28,10 +28,9 @@ from ort_gpu_ep.placement.learner import MAX_SIZES, Entry, Turn
 from ort_gpu_ep.placement.names import CPU, CUT
 from ort_gpu_ep.placement.policy import Policy, slowdown
 from ort_gpu_ep.placement.proof import rejected
-from ort_gpu_ep.placement.rhythm import uses_of
 from ort_gpu_ep.plugin import SessionState, excuse
 from ort_gpu_ep.profile import Profile
-from ort_gpu_ep.utilization import UNKNOWN, Load
+from ort_gpu_ep.utilization import UNKNOWN, Load, Uses
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -52,12 +51,13 @@ class Runner:
     """What stands behind `InferenceSession.run` where placement=auto.
 
     model, settings, options, kwargs: as the candidates take them. device: names adapter, driver and code. profile: gives the adapter's.
-    sampler: of its load, None where runs are not to be moved for it. software: the adapter computes on the CPU.
+    uses: when this process has used it. sampler: of its load, None where runs are not to be moved for it. software: the adapter computes
+    on the CPU.
     """
 
     def __init__(
         self, model: str | bytes, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, device: str,
-        profile: Callable[[], Profile], sampler: Sampler | None = None, software: bool = False,
+        profile: Callable[[], Profile], uses: Uses, sampler: Sampler | None = None, software: bool = False,
     ) -> None:
         self.config, self.sampler, self.software = config, sampler, software
         self.candidates = Candidates(model, settings, options, kwargs)
@@ -67,7 +67,7 @@ class Runner:
             self._decisions = Decisions(config.cache_path, key)
             times = self._decisions.found.times if self._decisions.found is not None else None
             self.candidates.costs = Costs(profile(), times.cpu_s, times.shapes) if times is not None else None
-        self._profile, self._uses = profile, uses_of(device, not software)
+        self._profile, self._uses = profile, uses
         self._threads = (settings.intra_op_num_threads if settings is not None else 0) or psutil.cpu_count(logical=False) or 1
         self._policies: dict[Hashable, tuple[Policy | None, int]] = {}
         self._last: Entry | None = None
@@ -96,7 +96,11 @@ class Runner:
     def run(self, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
         entry = self._last = self.chooser.entry(feeds)
         if entry.floor:
-            return self._answer(self._candidate(CPU), outputs, feeds, options)[0]
+            candidate = self._candidate(CPU)
+            if candidate.state is not None:
+                return self._answer(candidate, outputs, feeds, options)[0]
+            self._runs[CPU] += 1
+            return candidate.session.run(outputs, feeds, options)
         load = self.sampler.latest if self.sampler is not None else UNKNOWN
         candidate, policy = self._choose(entry, load)
         learner, begin_s = self.chooser.learner, time.perf_counter()

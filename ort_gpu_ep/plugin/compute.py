@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,6 +70,9 @@ class Partition(Table):
                 with self.state.recording(self.graph.name):
                     self._answer_by_cpu(run, reason)
                 return
+            uses = self.program.gpu.uses if self.program is not None else None
+            if uses is not None:
+                uses.begin(time.perf_counter())
             run.on_gpu()
             self._succeeded()
         except Exception as error:
@@ -116,6 +120,7 @@ class Partition(Table):
     def _succeeded(self) -> None:
         if self.program is not None:
             self.program.gpu.circuit.succeeded()
+            self.program.gpu.uses.end(time.perf_counter())
 
     def _failed(self, error: Exception) -> None:
         """Tells the adapter's circuit about a failure that says something about the adapter."""

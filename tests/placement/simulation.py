@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ort_gpu_ep.placement.estimate import Size
 from ort_gpu_ep.placement.learner import LAW, LAW_S, Learner
-from ort_gpu_ep.placement.rhythm import Uses
+from ort_gpu_ep.utilization import Uses
 
 Truth = Callable[[float], float]
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ort_gpu_ep.placement.estimate import Size
 from ort_gpu_ep.placement.learner import LAW, LAW_S, LONGEST_RETRY_S, MAX_SIZES, RETRY_S, SHARE, Learner
-from ort_gpu_ep.placement.rhythm import PAUSED, Uses
+from ort_gpu_ep.placement.rhythm import PAUSED
+from ort_gpu_ep.utilization import Uses
 from tests.placement.simulation import Machine, line
 
 CPU, GPU = line(1.2, 27.0), line(2.4, 3.0)

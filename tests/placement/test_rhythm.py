@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ort_gpu_ep.placement.rhythm import AWAKE_S, BUSY, PAUSED, RARE, Rhythm, Uses, rest_class, uses_of
+from ort_gpu_ep.placement.rhythm import BUSY, PAUSED, RARE, Rhythm, rest_class
+from ort_gpu_ep.utilization import AWAKE_S, Uses
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(-0.1, BUSY), (0.02, BUSY), (0.1, PAUSED), (0.2, PAUSED), (0.4, RARE), (9.0, RARE)])
@@ -54,7 +55,3 @@ def test_a_gpu_wakes_up_by_work_and_sleeps_by_rest() -> None:
     assert not uses.awake(now_s + 0.1)
     assert Uses(sleeps=False).awake(now_s)
 
-
-def test_sessions_share_the_uses_of_a_device() -> None:
-    assert uses_of("a test's device", True) is uses_of("a test's device", True)
-    assert uses_of("a test's device", True) is not uses_of("another test's device", True)
