@@ -48,6 +48,7 @@ class Code(StrEnum):
     LIMIT = "LIMIT"
     COST = "COST"
     DRIVER = "DRIVER"
+    ERROR = "ERROR"
 
 
 class UnsupportedNodeError(GpuEpError):

@@ -79,8 +79,9 @@ class Explanation:
         return sum(r.count(device) for r in self.reports)
 
     def __str__(self) -> str:
-        lines = [f"adapter: {self.adapter}",
-                 f"nodes: {self.count('gpu')} on the GPU, {self.count('host')} computed once per shape, {self.count('cpu')} on the CPU"]
+        counted = f"{self.count('gpu')} on the GPU, {self.count('host')} computed once per shape, {self.count('cpu')} on the CPU"
+        unseen = "none was shown to this provider; all are on onnxruntime's own"
+        lines = [f"adapter: {self.adapter}", f"nodes: {counted if self.reports else unseen}"]
         lines += _decision_lines(self.decisions)
         for report in self.reports:
             lines += _report_lines(report)

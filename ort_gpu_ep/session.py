@@ -196,6 +196,11 @@ class InferenceSession(plugin.PlainSession):
             self._state.begin_run()
         return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
 
+    @property
+    def missing_gpu(self) -> str:
+        """Why a session with placement=gpu has none; empty where it has one, or need not."""
+        return self._trouble
+
     def explain(self) -> Explanation:
         """Which node runs where and why, what crosses between the devices, and what memory it takes."""
         if self._asked is not None and self._source is not None:     # the CPU was chosen before the graph was seen: ask the partitioner now
@@ -301,9 +306,9 @@ def _checked(options: dict[str, Any]) -> Config:
 
 
 def _look(config: Config) -> tuple[bool, Lease | None, str]:
-    """(whether these options can only mean the CPU, a lease of the worker if one has the GPU, why there is no adapter): with placement=cpu,
-    no adapter, or placement=auto on a software adapter nobody asked for.
+    """(whether these options can only mean the CPU, a lease of the worker if one has the GPU, why placement=gpu has no adapter).
 
+    They can with placement=cpu, no adapter, or placement=auto on a software adapter nobody asked for.
     The session then does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds.
     Raises: AdapterError in strict mode and where an adapter was asked for, else it is said once.
     """
@@ -331,7 +336,7 @@ def _look(config: Config) -> tuple[bool, Lease | None, str]:
         if str(error) not in _said:
             _said.add(str(error))
             log.warning("running on the CPU: %s", error)
-        return True, None, str(error)
+        return True, None, str(error) if config.placement == "gpu" else ""
 
 
 def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:

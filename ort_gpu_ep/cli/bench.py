@@ -39,6 +39,7 @@ def bench(
         return
     start = time.perf_counter()
     session = shared.open_session(model, shared.pairs(option, "--option"))
+    shared.check_gpu(session)
     values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), seed)
     result = _compare(model, session, values, runs, against, start, quiet=json)
     if json:

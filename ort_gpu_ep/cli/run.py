@@ -26,6 +26,7 @@ def run(
     """Run MODEL (on random inputs where none are given) and print its outputs and where its nodes ran."""
     start = time.perf_counter()
     session = shared.open_session(model, shared.pairs(option, "--option"))
+    shared.check_gpu(session)
     loaded = time.perf_counter()
     values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), seed)
     outputs = session.run(None, values)

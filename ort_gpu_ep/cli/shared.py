@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ort_gpu_ep.errors import GpuEpError, ModelError
+from ort_gpu_ep.errors import AdapterError, GpuEpError, ModelError
 
 P = ParamSpec("P")
 
@@ -72,6 +72,12 @@ def open_session(model: Path, options: Mapping[str, str]) -> Any:
     from ort_gpu_ep.session import InferenceSession
 
     return InferenceSession(str(model), quiet(), provider_options=options)
+
+
+def check_gpu(session: Any) -> None:
+    """Raises AdapterError for a session that was to use the GPU (placement=gpu) and has none."""
+    if session.missing_gpu:
+        raise AdapterError(f"placement=gpu, but: {session.missing_gpu}")
 
 
 def quiet() -> Any:

@@ -2,7 +2,7 @@
 
 from ort_gpu_ep.partitioner.costs import Costs
 from ort_gpu_ep.partitioner.fusion import fuse
-from ort_gpu_ep.partitioner.partition import Partitioning, partition
+from ort_gpu_ep.partitioner.partition import Partitioning, nothing, partition
 from ort_gpu_ep.partitioner.report import NodeReport, Prediction, Report
 
-__all__ = ["Costs", "NodeReport", "Partitioning", "Prediction", "Report", "fuse", "partition"]
+__all__ = ["Costs", "NodeReport", "Partitioning", "Prediction", "Report", "fuse", "nothing", "partition"]

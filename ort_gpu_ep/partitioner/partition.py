@@ -49,9 +49,9 @@ def partition(graph: Graph, config: Config, limits: Limits, software: bool, cost
     """
     costs = costs or Costs()
     if config.placement == "cpu":
-        return _nothing(graph, config, Decline(Code.COST, "placement=cpu"))
+        return nothing(graph, config, Decline(Code.COST, "placement=cpu"))
     if config.placement == "auto" and software and not config.adapter:
-        return _nothing(graph, config, Decline(Code.COST, "placement=auto: the adapter is software, the CPU itself is faster"))
+        return nothing(graph, config, Decline(Code.COST, "placement=auto: the adapter is software, the CPU itself is faster"))
     state = _best_attempt(graph, config, limits, costs)
     if config.placement == "auto":
         state, groups, predictions = _cheapest(graph, state, config, limits, costs)
@@ -62,7 +62,8 @@ def partition(graph: Graph, config: Config, limits: Limits, software: bool, cost
     return Partitioning(tuple(tuple(i for node in g for i in node.members) for g in groups), report)
 
 
-def _nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
+def nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
+    """All on the CPU, for one reason."""
     nodes = tuple(NodeReport(n.id, n.label, n.op, "cpu", decline.code, decline.reason) for n in graph.nodes)
     return Partitioning((), Report(graph.name, graph.nested, nodes, (), config.placement))
 

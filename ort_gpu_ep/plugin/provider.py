@@ -6,11 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.errors import Code, InternalError
 from ort_gpu_ep.graph import Graph
 from ort_gpu_ep.isolation.program import RemoteProgram
 from ort_gpu_ep.isolation.remote import RemoteGpu
-from ort_gpu_ep.partitioner import Costs, fuse, partition
+from ort_gpu_ep.partitioner import Costs, Partitioning, fuse, nothing, partition
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, ffi
 from ort_gpu_ep.plugin.compute import Partition
@@ -20,7 +20,7 @@ from ort_gpu_ep.plugin.reader import Reader
 from ort_gpu_ep.plugin.state import SessionState, forget_frames
 from ort_gpu_ep.plugin.tables import Table, owner_of
 from ort_gpu_ep.plugin.transfer import Allocator
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.registry import Decline, Limits
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu, Program
@@ -53,12 +53,8 @@ class Provider(Table):
         """Offers the partitioner's groups. ONNX Runtime swallows an error here and uses the CPU: it is recorded."""
         with self.state.recording("GetCapability"), Reader(graph, self.given.has) as reader:
             self.state.model_path = self.state.model_path or reader.model_path()
-            gpu = self.state.gpu
-            if gpu is None and self.config.placement != "cpu":
-                return
-            limits, software = (gpu.limits, gpu.info.type == "software") if gpu is not None else (Limits(), True)
-            whole = reader.graph()
-            partitioning = partition(whole, self.config, limits, software, self._costs(software))
+            gpu, whole = self.state.gpu, reader.graph()
+            partitioning = self._partitioning(whole)
             self.state.reports.append(partitioning.report)
             if reader.given:
                 self.state.record("notice", "placement", f"nodes that read {', '.join(sorted(reader.given))} stay on the CPU: "
@@ -71,6 +67,20 @@ class Provider(Table):
                 check_border(whole, group)
                 nodes = ffi.new("void*[]", [reader.nodes[i] for i in group])
                 api.EpGraphSupportInfo_AddNodesToFuse(support, nodes, len(group), options)
+
+    def _partitioning(self, graph: Graph) -> Partitioning:
+        """What goes where; where that can't be told, the report says why."""
+        gpu = self.state.gpu
+        if gpu is None and self.config.placement != "cpu":
+            why = "; ".join(map(str, self.state.errors)) or "no GPU was opened"
+            return nothing(graph, self.config, Decline(Code.DRIVER, why))
+        limits, software = (gpu.limits, gpu.info.type == "software") if gpu is not None else (Limits(), True)
+        try:
+            return partition(graph, self.config, limits, software, self._costs(software))
+        except Exception as error:
+            why = f"the partitioner fails: {type(error).__name__}: {error}"
+            self.state.reports.append(nothing(graph, self.config, Decline(Code.ERROR, why)).report)
+            raise
 
     def _costs(self, software: bool) -> Costs | None:
         """What placement=auto decides by: what was given, else the adapter's profile; not for a software adapter that nobody asked for."""

@@ -251,6 +251,15 @@ def test_strict_without_an_adapter(model: Path, tmp_path: Path) -> None:
     assert "AdapterError: no GPU adapter" in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_placement_gpu_without_an_adapter(isolation: str, model: Path, tmp_path: Path) -> None:
+    nothing = {"VK_DRIVER_FILES": str(tmp_path / "none.json"), "VK_ICD_FILENAMES": str(tmp_path / "none.json")}
+    done = call_alone("run", model, "-o", "placement=gpu", "-o", f"isolation={isolation}", **nothing)
+    assert done.returncode == 1
+    assert "AdapterError: placement=gpu, but: " in " ".join(done.stderr.split())
+    assert "no GPU adapter" in " ".join(done.stderr.split())
+
+
 def test_the_module_is_the_command() -> None:
     done = call_alone("options")
     assert (done.returncode, done.stdout) == (0, printed("options"))

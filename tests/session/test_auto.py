@@ -167,6 +167,8 @@ def test_an_error_in_get_capability_is_no_measure_of_the_gpu(
     assert (decision.candidate, decision.source, set(decision.measured_s)) == ("cpu", "partial", {"cpu"})
     assert "planted" in decision.why
     assert any("planted" in event for event in session.explain().events)
+    assert session.explain().count("cpu") == NODES
+    assert {n.code for n in session.explain().reports[0].nodes} == {"ERROR"}
 
 
 def test_runs_that_the_cpu_answers_are_no_measure_of_the_gpu(

@@ -72,6 +72,7 @@ def test_only_the_cpu(mlp: bytes, x: Array) -> None:
     session = ort.InferenceSession(mlp, providers=[CPU])
     assert session.get_providers() == [CPU]
     assert "does not use this provider" in str(session.explain())
+    assert "nodes: none was shown to this provider" in str(session.explain())
     assert session.stats() == {"fallbacks": 0, "renewals": 0}
     assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
 

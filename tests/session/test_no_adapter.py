@@ -42,6 +42,8 @@ def test_the_cpu_answers_and_says_so_once(python: Python, nothing: dict[str, str
             np.testing.assert_allclose(got, w, rtol=1e-6)
         assert session.explain().adapter == "none"
         assert session.explain().count("gpu") == 0
+        assert session.explain().count("cpu") > 0
+        assert "no GPU adapter" in str(session.explain())
     assert ort.adapters() == ()
     print("all well")
     """, **nothing)
