@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import ort_gpu_ep
 from ort_gpu_ep import register, store
+from ort_gpu_ep.calibration import cache as calibration
 from ort_gpu_ep.health import admission, drivers, enumeration, markers, quirks, verdicts
+from ort_gpu_ep.health.examination import list_adapters
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.placement.decisions import Decisions, Learnt
 from ort_gpu_ep.placement.names import NAMES
@@ -259,3 +265,62 @@ def test_sessions_answer(content: str, tmp_path: Path, fresh: None) -> None:
     assert_close(opened.run(x=X), reference(MODEL, x=X))
     assert opened.state.gpu is not None
     assert time.monotonic() - start < 60
+
+
+STATES = 100
+
+
+@pytest.fixture
+def quick_looks(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Forgets what this process knows; what other processes would find out again, and what is measured, is known at once."""
+    found = [dict(a) for a in list_adapters()]
+    monkeypatch.setattr(enumeration, "list_adapters", lambda: found)
+    monkeypatch.setattr(admission, "quick", lambda info: Verdict())
+    monkeypatch.setattr(calibration, "measure", lambda gpu, progress=None: replace(GUESSED, adapter=gpu.info.name))
+
+    def forget() -> None:
+        markers.remove_mine()
+        enumeration._seen = None
+        for known in (admission._known, calibration._known, spill._folders):
+            known.clear()
+    return forget
+
+
+def test_a_hundred_states_and_a_hundred_right_answers(tmp_path: Path, quick_looks: Callable[[], None]) -> None:
+    """Every file of a cache that sessions have filled is replaced, or one value in it; with each placement, again and again."""
+    rng, cache = np.random.default_rng(13), tmp_path / "cache"
+    want = reference(MODEL, x=X)[0]
+
+    def answer(placement: str) -> None:
+        quick_looks()
+        options = {"placement": placement, "adapter": "software", "cache_dir": str(cache), "placement_budget_ms": "20"}
+        session = ort_gpu_ep.InferenceSession(MODEL, provider_options=options)
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], want, rtol=1e-4, atol=1e-4)
+        if placement == "gpu":
+            assert session.explain().count("gpu") > 0
+
+    answer("auto")
+    answer("gpu")
+    quick_looks()
+    whole = {p: p.read_text() for p in cache.rglob("*.json")}
+    assert {p.parent.name for p in whole} == {"health", "profiles", "decisions"}
+    hostile = list(CONTENTS.values())
+    for state in range(STATES):
+        shutil.rmtree(cache)
+        for path, text in whole.items():
+            store.make_folder(path.parent)
+            if state % 3 == 2:
+                path.write_text(_spoilt(text, rng))
+            else:
+                hostile[state % len(hostile) if state % 3 else int(rng.integers(len(hostile)))](path)
+        store.make_folder(cache / "spill")
+        hostile[int(rng.integers(len(hostile)))](cache / "spill" / "12-ab.lock")
+        answer("gpu" if state % 2 else "auto")
+
+
+def _spoilt(text: str, rng: np.random.Generator) -> str:
+    """JSON with a few of its values replaced."""
+    words = [m.span() for m in re.finditer(r'(?<=[\s\[:])(?:-?\d[\d.e+-]*|"[^"]*"(?!:)|true|false)', text)]
+    for start, stop in sorted((words[int(i)] for i in rng.integers(len(words), size=3)), reverse=True):
+        text = text[:start] + VALUES[int(rng.integers(len(VALUES)))] + text[stop:]
+    return text
