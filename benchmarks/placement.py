@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks import cases, sides
 from benchmarks.sides import SIDES, Row
 
-console, progress = Console(), Console(stderr=True)
+console, progress = sides.console(), Console(stderr=True)
 
 RESTED = ("squeezenet1_1", "resnet50", "encoder")
 UNCOUNTED = 10

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from rich.console import Console
 
 from benchmarks import cases
 from ort_gpu_ep import InferenceSession
@@ -21,7 +22,20 @@ LAW_FACTOR, LAW_MS = 1.05, 0.05
 WAKE_S = 0.7
 """Runs of a side that don't count, for so long: a GPU that has slept raises its clock only after 0.4 s of work or more."""
 
+WIDTH = 120
+"""Columns of a table that is written to a file or a pipe."""
+
 Feeds = Mapping[str, Any]
+
+
+def console() -> Console:
+    made = Console()
+    return made if made.is_terminal else Console(width=WIDTH)
+
+
+def wake_s(side: str) -> float:
+    """Seconds of runs that don't count."""
+    return 0.1 if side == "cpu" else WAKE_S
 
 
 @dataclass

@@ -140,12 +140,14 @@ class Chooser:
     def check_due(self, turn: Turn, now_s: float) -> bool:
         """Whether the CPU is to answer the same inputs: the first run of a candidate, and of each size while that is cheap."""
         name = turn.name
+        size, learner = turn.entry.size, self.learner
         if name == CPU or turn.entry.seen.get(name):
             return False
         if name not in self.agreed:
-            return self.learner.budget_s > 0.0
-        known = self.learner.estimate(CPU, turn.entry.rest, turn.entry.size, now_s)
-        return known is not None and known.seconds <= min(CHECK_S, self.learner.left_s)
+            return learner.budget_s > 0.0
+        here, cpu = learner.estimate(name, BUSY, size, now_s), learner.estimate(CPU, turn.entry.rest, size, now_s)
+        ran = here is not None and here.runs > 0        # in an earlier session
+        return not ran and cpu is not None and cpu.seconds <= min(CHECK_S, learner.left_s)
 
     # ---- what came of it
 

@@ -124,13 +124,13 @@ class Learner:
         self.waking_s = budget_s
         self._times: dict[str, dict[str, Times]] = {}
         self._out: dict[str, tuple[float, float]] = {}
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     # ---- the run path
 
     def entry(self, key: Hashable, work_of: Callable[[], float]) -> Entry:
         """Of a size; a new one if it was never asked for."""
-        with self._lock:
+        with self.lock:
             found = self.entries.get(key)
             if found is None:
                 found = self.entries[key] = Entry(Size(key, work_of()))
@@ -149,7 +149,7 @@ class Learner:
         self.novelty += ((not entry.runs) - self.novelty) * NOVELTY
         entry.runs += 1
         if entry.runs >= entry.think_at or entry.rest != self.rhythm.rest or entry.following in self._out:
-            with self._lock:
+            with self.lock:
                 self._think(entry, now_s)
         return entry.following
 
@@ -164,7 +164,7 @@ class Learner:
 
     def unable(self, entry: Entry, name: str) -> None:
         """The candidate that was chosen is not there yet: that was no trial."""
-        with self._lock:
+        with self.lock:
             if name != entry.choice and entry.tried.get((name, entry.rest)):
                 entry.tried[name, entry.rest] -= 1
 
@@ -173,7 +173,7 @@ class Learner:
         self.rhythm.end(now_s)
         if turn.name != CPU:
             self.rhythm.uses.end(now_s)
-        with self._lock:
+        with self.lock:
             self.total_s += seconds
             self.waking_s = min(self.waking_s + SHARE * seconds, self.budget_s)
             if turn.trial:
@@ -184,7 +184,7 @@ class Learner:
 
     def checked(self, turn: Turn, seconds: float, now_s: float) -> None:
         """The CPU answered the same inputs once more, to compare: what that took counts, and comes out of the budget."""
-        with self._lock:
+        with self.lock:
             self.total_s += seconds
             self.spent_s += seconds
             self._count(turn, CPU, seconds, now_s)
@@ -219,7 +219,7 @@ class Learner:
 
     def failed(self, name: str, now_s: float, for_s: float = 0.0) -> None:
         """A run of a candidate failed, or the CPU had to answer for it: it is left out for a while, at least for_s."""
-        with self._lock:
+        with self.lock:
             until_s, last_s = self._out.get(name, (0.0, RETRY_S / 2))
             pause_s = max(min(2 * last_s, LONGEST_RETRY_S), for_s)
             self._out[name] = (max(until_s, now_s + pause_s), pause_s)
@@ -238,19 +238,20 @@ class Learner:
 
     def teach(self, size: Size, name: str, seconds: float, runs: int, now_s: float) -> None:
         """Counts steady runs that were measured in turn with other candidates'."""
-        with self._lock:
+        with self.lock:
             for _ in range(runs):
                 self.times(name, BUSY).add(size, seconds, now_s)
 
     def assume(self, size: Size, name: str, seconds: float, now_s: float) -> None:
         """What a candidate is expected to take, until a run of it tells."""
-        with self._lock:
+        with self.lock:
             self.times(name, ASSUMED).add(size, seconds, now_s)
 
     @property
     def rivals(self) -> list[str]:
         """The candidates besides the CPU that anything is known of."""
-        return [name for name, kinds in self._times.items() if name != CPU and any(kinds.values())]
+        with self.lock:
+            return [name for name, kinds in self._times.items() if name != CPU and any(kinds.values())]
 
     @property
     def left_out(self) -> bool:
@@ -262,16 +263,17 @@ class Learner:
 
     def estimate(self, name: str, kind: str, size: Size, now_s: float) -> Estimate | None:
         """What a candidate takes for this size in this rhythm, seen or predicted; None where nothing tells."""
-        known = self._times.get(name, {})
-        found = known[kind].at(size, now_s) if kind in known else None
-        if found is not None:
-            return found
-        if kind != BUSY:
-            base = self.estimate(name, BUSY, size, now_s)
-            awake = not self.rhythm.uses.sleeps and kind != FIRST
-            return base and base.slower(*(_SLOWER_CPU if name == CPU or awake else _SLOWER[kind]))
-        guess = known[ASSUMED].at(size, now_s) if ASSUMED in known else None
-        return guess and guess.slower(1.0, GUESSED)
+        with self.lock:
+            known = self._times.get(name, {})
+            found = known[kind].at(size, now_s) if kind in known else None
+            if found is not None:
+                return found
+            if kind != BUSY:
+                base = self.estimate(name, BUSY, size, now_s)
+                awake = not self.rhythm.uses.sleeps and kind != FIRST
+                return base and base.slower(*(_SLOWER_CPU if name == CPU or awake else _SLOWER[kind]))
+            guess = known[ASSUMED].at(size, now_s) if ASSUMED in known else None
+            return guess and guess.slower(1.0, GUESSED)
 
     @property
     def left_s(self) -> float:
@@ -282,7 +284,7 @@ class Learner:
 
     def decide(self, entry: Entry, now_s: float) -> None:
         """Thinks before the first run of a size."""
-        with self._lock:
+        with self.lock:
             self._think(entry, now_s)
 
     def _think(self, entry: Entry, now_s: float) -> None:
@@ -339,7 +341,7 @@ class Learner:
 
     def dump(self) -> Iterator[tuple[str, str, Size, float, int]]:
         """(candidate, kind, size, seconds, runs) of all that was seen."""
-        with self._lock:
+        with self.lock:
             for name, kinds in self._times.items():
                 for kind, times in kinds.items():
                     for size, seconds, runs in times.dump():

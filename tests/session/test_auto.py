@@ -19,7 +19,7 @@ from ort_gpu_ep.errors import DeviceError, WrongResultError
 from ort_gpu_ep.placement import chooser, learner, proof, runner
 from ort_gpu_ep.placement.runner import KEEP_S
 from tests.plugin.cases import info, make_model, node
-from tests.session.conftest import NODES, assert_close, on_the_cpu
+from tests.session.conftest import NODES, assert_close, gpu_session, on_the_cpu
 from tests.unit.graphs import model_of
 
 Array = np.ndarray[Any, Any]
@@ -374,6 +374,15 @@ def test_without_a_place_for_files(auto: Open, timed: Callable[..., Any], mlp: b
     for _ in range(2):
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     assert session.stats()["runs_by_candidate"] == {"gpu": 2}
+
+
+def test_runs_of_any_session_keep_the_gpu_awake(mlp: bytes, x: Array) -> None:
+    session = gpu_session(mlp)
+    begin_s = time.perf_counter()
+    session.run(None, {"x": x})
+    assert begin_s < session._state.gpu.uses.last_s < time.perf_counter()
+    assert gpu_session(mlp)._state.gpu.uses is session._state.gpu.uses
+    assert not session._state.gpu.uses.sleeps       # a software adapter
 
 
 def test_many_sizes_are_shown_in_few_lines(auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator) -> None:
