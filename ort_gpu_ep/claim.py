@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -154,6 +155,9 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
             raise UnsupportedNodeError(
                 Code.LIMIT, f"{spec.name} binds {buffers} buffers of at most {limits.max_binding_nbytes} B; "
                 f"this adapter allows {limits.max_buffers_per_stage}")
+        infinite = [name for name, value in built.consts if isinstance(value, float) and not math.isfinite(value)]
+        if infinite:       # WGSL has no such constants
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"{spec.name}: {', '.join(infinite).lower()} is infinite or NaN")
         if built.lanes > limits.max_invocations:
             raise UnsupportedNodeError(Code.LIMIT, f"workgroup of {built.lanes}; this adapter allows {limits.max_invocations}")
         if built.workgroup_nbytes > limits.max_workgroup_nbytes:

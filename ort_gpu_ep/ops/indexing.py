@@ -129,6 +129,8 @@ def reverse_sequence(node: BoundNode) -> Kernel:
     x, time, batch = node.input(0), int(node.attr("time_axis")), int(node.attr("batch_axis"))
     if x.rank < 2 or {time, batch} != {0, 1}:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"ReverseSequence of {x.type} with time axis {time}, batch axis {batch}")
+    if node.input(1).shape != (x.shape[batch],):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"ReverseSequence of {x.type} with {node.input(1).type} lengths, not one for each batch")
     strides = strides_of(x.shape)
     consts = {"TIMES": x.shape[time], "TIME_STEP": strides[time], "BATCHES": x.shape[batch], "BATCH_STEP": strides[batch]}
     return kernel("reverse_sequence.wgsl", [x.type], consts=consts, raw=True)

@@ -105,6 +105,8 @@ def layer(node: BoundNode, cell: Cell) -> Lowering:
 def sizes_of(node: BoundNode, cell: Cell) -> Sizes:
     """The layer's dimensions. Raises UnsupportedNodeError where a dimension is 0."""
     x, w, r = (node.input(i).shape for i in range(3))
+    if node.attr("direction") not in ("forward", "reverse", "bidirectional"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')!r}; taken: forward, reverse, bidirectional")
     if len(x) != 3 or len(w) != 3 or len(r) != 3:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of x {list(x)}, W {list(w)}, R {list(r)}; each has three dimensions")
     batch, steps = (x[0], x[1]) if node.attr("layout") else (x[1], x[0])

@@ -51,7 +51,7 @@ def flatten(node: BoundNode) -> View:
 def squeeze(node: BoundNode) -> View:
     """y = x without the given dimensions of size 1, or without all such."""
     x, given = node.input(0), ints_of(node, "axes", 1)
-    axes = axes_of(node, given, x.rank) if given is not None else tuple(i for i, d in enumerate(x.shape) if d == 1)
+    axes = axes_of(node, given, x.rank) if given else tuple(i for i, d in enumerate(x.shape) if d == 1)
     if any(x.shape[i] != 1 for i in axes):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Squeeze of {x.type} along {given}: a dimension is not 1")
     return _view(node, tuple(d for i, d in enumerate(x.shape) if i not in axes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
@@ -12,8 +13,15 @@ from ort_gpu_ep.types import BOOL
 
 
 def with_attributes(text: str, *names: str) -> Callable[[BoundNode], str]:
-    """A formula with {name} for each of the node's float attributes `names`."""
+    """A formula with {name} for each of the node's float attributes `names`. Raises UnsupportedNodeError for a factor of 0, or infinity:
+    compilers take 0 * x for 0, but it is NaN where x is NaN or infinite.
+    """
+    factors = [name for name in names if f"{{{name}}} *" in text]
+
     def formula(node: BoundNode) -> str:
+        for name in factors:
+            if not node.attr(name) or not math.isfinite(node.attr(name)):
+                raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {name}={node.attr(name)}; taken: finite numbers but 0")
         return text.format(**{name: literal(node.attr(name)) for name in names})
 
     formula.__doc__ = f"`{text}`"

@@ -6,12 +6,13 @@ concrete types: once with stand-ins for the claim, and again for each plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.claim import claim
-from ort_gpu_ep.graph import Graph, Node
+from ort_gpu_ep.graph import Graph, Node, Step
 from ort_gpu_ep.lowering import Answer, Facts, HostValues, bind, facts_of, walk
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, spec_of
@@ -116,7 +117,7 @@ class _Chains:
         """One node that does both, None where the claim refuses it."""
         base = self._as_elementwise(producer) or producer
         fused = join(base, consumer, name)
-        if len(fused.epilogue) > MAX_STEPS:
+        if len(fused.epilogue) > MAX_STEPS or cancels(fused.epilogue):
             return None
         bound = bind(fused, self.facts)
         if isinstance(bound, Decline) or isinstance(claim(bound, self.limits), Decline):
@@ -125,6 +126,34 @@ class _Chains:
         for operand in set(consumer.operands) & set(base.operands):
             self.readers[operand] -= 1
         return fused
+
+
+_SUMS = {"Add": (1, 1), "Sub": (1, -1), "Neg": (-1,), "Identity": (1,)}
+_PRODUCTS = {"Mul": (1, 1), "Div": (1, -1), "Reciprocal": (-1,), "Neg": (1,), "Identity": (1,)}
+"""Ops of steps whose result is a sum, or a product, of their arguments; with these signs, or exponents."""
+
+
+def cancels(steps: Sequence[Step]) -> bool:
+    """Whether a value meets itself with the opposite sign, or as its own divisor.
+
+    Inside a shader, drivers take x - x for 0 and x / x for 1, but it is NaN where x is NaN or infinite; of memory that is read twice they
+    can't know.
+    """
+    for signs_of in (_SUMS, _PRODUCTS):
+        forms: dict[str, Counter[str]] = {}
+        for k, step in enumerate(steps):
+            signs = signs_of.get(step.op, (1,) * len(step.arguments) if step.op == "Sum" and signs_of is _SUMS else None)
+            if signs is None:
+                continue
+            total, met = Counter[str](), 0
+            for argument, sign in zip(step.arguments, signs, strict=True):
+                for value, count in forms.get(argument, Counter({argument: 1})).items():
+                    total[value] += sign * count
+                    met += abs(count)
+            if sum(map(abs, total.values())) < met:
+                return True
+            forms[f"s{k}"] = total
+    return False
 
 
 def join(producer: Node, consumer: Node, name: str) -> Node:

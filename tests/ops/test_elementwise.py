@@ -8,11 +8,14 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.partitioner import fuse
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, data, model_of, on_cpu
+from tests.unit.graphs import model_of as model_of_text
 
 Function = Callable[..., Any]
 
@@ -417,6 +420,9 @@ DECLINED: list[tuple[str, tuple[Any, ...], int, dict[str, Any], Code]] = [
     ("Pow", (data(3, dtype="int32"), data(3)), 15, {}, Code.NOT_CONSTANT),
     ("Pow", (data(3, dtype="int32"), Host(0.5, "float32")), 15, {}, Code.NOT_CONSTANT),
     ("Erf", (data(3, dtype="int32"),), 9, {}, Code.DTYPE),
+    *((op, (data(3),), opset, {name: value}, Code.ATTRIBUTE) for op, opset, name in (
+        ("LeakyRelu", 16, "alpha"), ("Elu", 6, "alpha"), ("Selu", 6, "alpha"), ("Selu", 6, "gamma"), ("Celu", 12, "alpha"),
+        ("HardSigmoid", 6, "alpha")) for value in (0.0, -0.0, math.inf, math.nan)),
 ]
 
 
@@ -425,3 +431,15 @@ def test_declines(op: str, inputs: tuple[Any, ...], opset: int, attributes: dict
     with pytest.raises(UnsupportedNodeError) as caught:
         run(op, *inputs, opset=opset, **attributes)
     assert caught.value.code is code
+
+
+@pytest.mark.parametrize("rest", ["y = Sub(a, a)", "y = Div(a, a)", "b = Sub(a, z) y = Sub(b, a)", "b = Neg(a) y = Add(a, b)"])
+@pytest.mark.parametrize("first", ["Exp", "Neg", "Tanh"])
+def test_nan_and_infinity_survive_fusion(first: str, rest: str) -> None:
+    """Drivers take x - x for 0 inside a shader."""
+    x = np.array([np.nan, np.inf, -np.inf, 1, 0.5, -2, 3e38], "f")
+    model = model_of_text(f"(float[7] x) => (float[7] y) {{ a = {first}(x) {rest} }}", {"z": np.float32(0)})
+    settings = onnxruntime.SessionOptions()
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    want = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})[0]
+    np.testing.assert_allclose(run_direct(model, {"x": x}, fuse)[0], want, rtol=1e-5)

@@ -42,7 +42,7 @@ VIEWS = [
     case("last", "Flatten", data(2, 3, 5), axis=3), case("negative", "Flatten", data(2, 3, 5), axis=-1, opset=11),
     case("default", "Flatten", data(2, 3, 5), opset=9),
     case("attribute", "Squeeze", data(1, 5, 1), axes=[0], opset=9), case("all", "Squeeze", data(1, 5, 1), opset=11),
-    case("input", "Squeeze", data(1, 5, 1, dtype="int64"), Host([-1])),
+    case("input", "Squeeze", data(1, 5, 1, dtype="int64"), Host([-1])), case("no-axes", "Squeeze", data(1, 5, 1), Host(np.zeros(0))),
     case("attribute", "Unsqueeze", data(5, 3), axes=[2, 0], opset=9), case("input", "Unsqueeze", data(5, 3), Host([-1, 0])),
 ]
 

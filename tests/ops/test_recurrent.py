@@ -151,6 +151,7 @@ def test_nan_reaches_later_steps_of_its_row_only() -> None:
 
 @pytest.mark.parametrize(("code", "op", "sizes", "opset", "attributes"), [
     (Code.ATTRIBUTE, "RNN", {}, 14, {"activations": ["Swish"]}),
+    *((Code.ATTRIBUTE, op, {}, 14, {"direction": "wrap"}) for op in GATES),
     (Code.ATTRIBUTE, "LSTM", {}, 14, {"activations": ["Sigmoid", "Tanh"]}),
     (Code.ATTRIBUTE, "GRU", {}, 14, {"activations": ["Sigmoid"]}),
     (Code.LIMIT, "LSTM", {"steps": 0}, 14, {}),

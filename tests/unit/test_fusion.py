@@ -122,6 +122,22 @@ def test_a_value_read_twice_by_the_same_node_is_one_reader(weights: Weights) -> 
     assert node.epilogue[0].arguments == ("v", "v")
 
 
+@pytest.mark.parametrize("body", [
+    "a = Exp(x) y = Sub(a, a)", "a = Exp(x) b = Sub(a, z) y = Sub(b, a)", "a = Exp(x) b = Neg(a) y = Add(a, b)",
+    "a = Add(x, z) y = Sub(a, z)", "a = Exp(x) y = Div(a, a)", "a = Exp(x) b = Reciprocal(a) y = Mul(a, b)",
+    "a = Mul(x, z) b = Neg(z) y = Div(a, b)", "a = Exp(x) b = Sum(a, z) c = Neg(b) y = Sum(x, c, z)"])
+def test_what_compilers_would_cancel_is_not_one_kernel(body: str) -> None:
+    graph = graph_of(f"(float[5] x, float[5] z) => (y) {{ {body} }}")
+    assert len(fused(graph).nodes) > 1
+
+
+@pytest.mark.parametrize("body", [
+    "a = Exp(x) y = Mul(a, a)", "a = Exp(x) y = Add(a, a)", "a = Sigmoid(x) y = Mul(a, x)", "a = Sub(z, x) b = Mul(a, z) y = Add(b, x)",
+    "a = Exp(x) b = Neg(a) y = Sub(z, b)", "a = Mul(x, z) y = Sub(x, a)"])
+def test_what_they_would_not_cancel_is(body: str) -> None:
+    assert len(fused(graph_of(f"(float[5] x, float[5] z) => (y) {{ {body} }}")).nodes) == 1
+
+
 def test_a_producer_that_must_be_broadcast_is_not_fused() -> None:
     graph = graph_of("(float[1, 16] x, float[5, 16] z) => (y) { a = Relu(x) y = Add(a, z) }")
     assert ops_of(fused(graph)) == ["Relu", "Add"]
