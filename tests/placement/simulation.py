@@ -76,6 +76,21 @@ class Machine:
         self.ran.append((work, name, took_s))
         return name
 
+    def run_for(self, work: float, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.run(work)
+
+    def others_use_the_gpu(self, work: float, seconds: float) -> None:
+        """Another session of this process runs there."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.learner.rhythm.uses.begin(self.now_s)
+            took_s = self.seconds("gpu", work)
+            self.now_s += took_s
+            self.used_s, self.worked_s = self.now_s, self.worked_s + took_s
+            self.learner.rhythm.uses.end(self.now_s)
+
     def runs(self, work: float, times: int, pause_s: float = 0.0) -> Counter[str]:
         return Counter(self.run(work, pause_s) for _ in range(times))
 

@@ -14,7 +14,7 @@ from ort_gpu_ep.placement.estimate import Size
 from ort_gpu_ep.placement.learner import LAW, LAW_S, LONGEST_RETRY_S, MAX_SIZES, RETRY_S, SHARE, Learner
 from ort_gpu_ep.placement.rhythm import PAUSED
 from ort_gpu_ep.utilization import Uses
-from tests.placement.simulation import Machine, line
+from tests.placement.simulation import Machine, Truth, line
 
 CPU, GPU = line(1.2, 27.0), line(2.4, 3.0)
 """A sentence encoder: at 50 tokens both sides take the same; at 8 the CPU takes 0.6 of the GPU's time, at 128 the GPU 0.6 of the CPU's."""
@@ -68,6 +68,23 @@ def test_whatever_the_sides_take(cpu_ms: float, cpu_us: float, gpu_ms: float, gp
         if median_s(made, begin + 2) > 1.10 * min(truth(work) for truth in sides.values()) + LAW_S:
             wrong.append(work)
     assert len(wrong) <= 2, wrong
+
+
+@pytest.mark.parametrize(("cpu", "gpu"), [(line(2.2, 6.0), line(1.9, 1.2)), (line(1.0, 4.3), line(1.9, 1.2)), (line(1.2, 27.0), line(2.4, 3.0))])
+def test_blocks_of_each_size_between_other_sessions(cpu: Truth, gpu: Truth) -> None:
+    """As benchmarks.shapes measures a recogniser and an encoder on an H200: the CPU's session, the GPU's, then this one, for each size."""
+    made = Machine({"cpu": cpu, "gpu": gpu}, asleep=4.8)
+    widths = (320.0, 160.0, 240.0, 480.0, 640.0, 96.0, 128.0, 800.0, 400.0, 1000.0, 560.0, 200.0, 720.0)
+    made.race(widths[0])
+    for work in widths:
+        made.now_s += 0.35
+        made.others_use_the_gpu(work, 0.95)
+        begin = len(made.ran)
+        made.run(work)
+        assert made.ran[-1][2] <= min(cpu(work), gpu(work)) + 10e-3
+        made.runs(work, 2)
+        made.run_for(work, 0.7)
+        assert median_s(made, begin + 2) <= LAW * 1.05 * min(cpu(work), gpu(work)) + LAW_S, work
 
 
 def test_a_new_size_costs_no_more_than_its_first_run() -> None:
@@ -221,10 +238,10 @@ def test_what_was_learnt_goes_from_session_to_session() -> None:
     made = machine(asleep=4.8)
     for work in LENGTHS:
         made.runs(work, 20)
-    later = machine.__wrapped__() if hasattr(machine, "__wrapped__") else Machine({"cpu": CPU, "gpu": GPU})
+    later = Machine({"cpu": CPU, "gpu": GPU})
     later.learner.load(list(made.learner.dump()), later.now_s)
     for work in (8, 128, 72, 12):
-        assert later.runs(work, 10)[min(("cpu", "gpu"), key=lambda name: {"cpu": CPU, "gpu": GPU}[name](work))] >= 8
+        assert later.runs(work, 10)["cpu" if CPU(work) < GPU(work) else "gpu"] >= 8
 
 
 def test_sizes_without_end_are_forgotten() -> None:
@@ -235,7 +252,7 @@ def test_sizes_without_end_are_forgotten() -> None:
 
 
 def test_choosing_is_quick() -> None:
-    """A run of a known size costs microseconds; of a new one, with 64 known, less than a millisecond."""
+    """A run of a known size costs microseconds; of a new one, with 64 known, a millisecond at most."""
     made = machine()
     for work in range(10, 74):
         made.runs(float(work), 3)
@@ -248,6 +265,9 @@ def test_choosing_is_quick() -> None:
             learner.end(turn, 1.5e-3, made.now_s)
         best = min(best, (time.perf_counter() - start) / 200)
     assert best < 50e-6
-    start = time.perf_counter()
-    learner.choose(learner.entry(500.5, lambda: 500.5), made.now_s)
-    assert time.perf_counter() - start < 5e-3
+    best = math.inf
+    for work in (100.5, 200.5, 300.5, 400.5, 500.5):
+        start = time.perf_counter()
+        learner.choose(learner.entry(work, lambda work=work: work), made.now_s)      # type: ignore[misc]
+        best = min(best, time.perf_counter() - start)
+    assert best < 3e-3

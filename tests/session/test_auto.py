@@ -149,9 +149,11 @@ def test_the_first_run_of_a_new_size_is_compared_with_the_cpu(
     assert session.stats()["runs_by_candidate"] == {"gpu": 3, "cpu": 2}
 
 
+@pytest.mark.parametrize("fixed", [True, False])
 def test_an_error_in_get_capability_is_no_measure_of_the_gpu(
-        auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+        fixed: bool, auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime swallows it and gives all nodes to the CPU."""
+    mlp = with_rows(mlp, len(x)) if fixed else mlp
     from ort_gpu_ep.plugin import provider
 
     def fail(*_: object, **__: object) -> None:
