@@ -36,6 +36,7 @@ class Trace:
         self.closed = False
         self._known: dict[tuple[Any, ...], int] = {}
         self._equal: dict[int, Terms] = {}      # atom -> what it equals by a guard
+        self._implied: dict[tuple[Terms, str], bool] = {}       # what guards say in terms of those
 
     def symbol(self, place: int, hint: int) -> int:
         """The size at `place` of the tuple that `Formula` is called with. (A Size: typed as what it stands in for.)"""
@@ -60,7 +61,7 @@ class Trace:
         if all(not atoms for atoms, _ in terms):
             return _RELATIONS[relation](hint, 0)
         found = _RELATIONS[relation](hint, 0)
-        if (terms, relation) not in self.guards:
+        if (terms, relation) not in self.guards and (terms, relation) not in self._implied:
             if self.closed:
                 raise InternalError(f"{_text(terms)} {relation} 0 is asked after planning, when no guard can be kept")
             self.guards[terms, relation] = found
@@ -76,6 +77,8 @@ class Trace:
                 self._equal[atoms[0]] = self.resolved(tuple((its, -other // factor) for its, other in rest))
                 for atom, value in list(self._equal.items()):
                     self._equal[atom] = self.resolved(value)
+                for (known, relation), found in self.guards.items():    # a kernel made before may be asked for again, in the new terms
+                    self._implied[self.resolved(known), relation] = found
                 return
 
     def resolved(self, terms: Terms) -> Terms:

@@ -71,6 +71,9 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], Sequence[tuple[int, ...]]]] =
     "quantized": (
         "(float[N, L, 16] x) => (y) { q, s, z = DynamicQuantizeLinear(x) m = MatMulInteger(q, w, z) f = Cast<to=1>(m) y = Mul(f, s) }",
         {"w": rng.integers(-127, 127, (16, 8)).astype(np.int8)}, [(2, 5), (3, 17), (2, 64)]),
+    "rotary": (
+        "(float[N, L, 24] x, int64[N, L] p) => (float[N, L, 24] y) { y = RotaryEmbedding<num_heads=3>(x, cosines, sines, p) }",
+        weights(cosines=(100, 4), sines=(100, 4)), [(2, 5), (3, 17), (2, 64)]),
     "scatter": (
         "(float[N, L] x, int64[N, 3] i, float[N, 3] u) => (y) { y = ScatterElements<axis=1>(x, i, u) }", {}, [(2, 5), (3, 17), (4, 64)]),
 }
@@ -89,7 +92,7 @@ def feeds_of(model: onnx.ModelProto, sizes: tuple[int, ...]) -> dict[str, np.nda
 
 
 def model_of(text: str, constants: dict[str, np.ndarray]) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {20 if "Gelu" in text else 17}]> g {text}')
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {23 if "Rotary" in text else 20 if "Gelu" in text else 17}]> g {text}')
     for name, array in constants.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     return model

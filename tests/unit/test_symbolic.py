@@ -114,6 +114,20 @@ def test_a_division_that_fails_for_other_sizes_is_an_answer() -> None:
     assert formula((0,)) is None
 
 
+def test_an_answered_question_may_be_asked_again_in_other_terms() -> None:
+    """After planning, too: the answer for n * k, and that k is m, say what holds for n * m."""
+    trace = Trace()
+    n, m, k = (trace.symbol(i, v) for i, v in enumerate((3, 5, 5)))
+    assert n * k < 100
+    assert k == m
+    formula = Formula(trace, [n * k])
+    assert n * k < 100
+    assert formula((3, 7, 7)) == (21,)
+    assert formula((30, 7, 7)) is None
+    with pytest.raises(InternalError, match="after planning"):
+        _ = n * k < 101
+
+
 def test_a_new_question_after_planning_raises() -> None:
     trace, (n,) = sizes(3)
     assert n != 1
