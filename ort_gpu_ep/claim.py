@@ -21,6 +21,7 @@ from ort_gpu_ep.registry import (
     Lowering,
     OpSpec,
     Strided,
+    UnknownValueError,
     View,
     broadcast,
     broadcast_strides,
@@ -39,6 +40,8 @@ def claim(bound: BoundNode, limits: Limits) -> Lowering | Decline:
         _check_dtypes(spec, bound)
         lowering = lower(spec, bound)
         _check_limits(lowering, spec, bound, limits)
+    except UnknownValueError as error:
+        return Decline(error.code, error.reason, error.operand, error.later)
     except UnsupportedNodeError as error:
         return Decline(error.code, error.reason)
     return lowering

@@ -16,7 +16,7 @@ from ort_gpu_ep.errors import Code
 from ort_gpu_ep.graph import Array, Graph, Node
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand
 from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import DType, TensorType
+from ort_gpu_ep.types import BOOL, FLOAT32, INT32, INT64, DType, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +31,28 @@ Answer: TypeAlias = Lowering | HostValues | Decline
 
 @dataclass
 class Facts:
-    """What is known of each value: its concrete type, and its content where the host knows it."""
+    """What is known of each value: its concrete type, and its content where the host knows it.
+
+    later: values whose content the host will know when a run begins.
+    """
 
     types: dict[str, TensorType]
     known: dict[str, Array]
+    later: set[str] = field(default_factory=set)
 
     def operand(self, name: str) -> Operand | None:
         tensor = self.types.get(name)
-        return Operand(name, tensor, self.known.get(name)) if tensor else None
+        return Operand(name, tensor, self.known.get(name), name in self.later) if tensor else None
 
 
-def facts_of(graph: Graph, inputs: Mapping[str, TensorType]) -> Facts:
-    """The facts before the first node: input types and constants."""
-    facts = Facts(dict(inputs), {})
+def facts_of(graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str, Array] | None = None) -> Facts:
+    """The facts before the first node: input types, constants, and the inputs whose content is known.
+
+    known: None while nodes are claimed, before any run; small inputs will then be known later.
+    """
+    facts = Facts(dict(inputs), dict(known or {}))
+    if known is None:
+        facts.later |= {name for name, tensor in inputs.items() if is_readable(tensor)}
     for name, value in graph.values.items():
         if value.load and value.dtype is not None and value.shape is not None:
             tensor = TensorType(value.dtype, tuple(int(d) for d in value.shape if d is not None and not isinstance(d, str)))
@@ -51,6 +60,11 @@ def facts_of(graph: Graph, inputs: Mapping[str, TensorType]) -> Facts:
             if tensor.nbytes <= host.MAX_CONSTANT_NBYTES:
                 facts.known[name] = value.load()
     return facts
+
+
+def is_readable(tensor: TensorType) -> bool:
+    """Whether a value is small enough to be read by the host before a run, should the shape of something depend on it."""
+    return bool(tensor.size <= shape_arithmetic.MAX_ELEMENTS) and tensor.dtype in (INT32, INT64, BOOL, FLOAT32)
 
 
 def walk(
@@ -71,8 +85,31 @@ def walk(
             yield node, answer, None
         else:
             answer = _answer(bound, limits)
+            if isinstance(answer, Decline) and answer.later:
+                answer = _deferred(node, otherwise) or answer
             yield node, answer, bound
         _learn(facts, node, answer, otherwise)
+        if facts.later:
+            _learn_later(facts, node, answer)
+
+
+def _deferred(node: Node, otherwise: Callable[[str], TensorType | None]) -> Lowering | None:
+    """A promise to take the node once the values are there; None where the types of its outputs are not known without them."""
+    types = tuple(otherwise(name) if name else None for name in node.outputs)
+    missing = any(name and tensor is None for name, tensor in zip(node.outputs, types, strict=True))
+    return None if missing else Lowering(types, deferred=True)
+
+
+def _learn_later(facts: Facts, node: Node, answer: Answer) -> None:
+    """Outputs that the host will know when a run begins: shape arithmetic on what it knows then, and small ones of the CPU's nodes."""
+    if isinstance(answer, Lowering):
+        if not shape_arithmetic.has_rule(node) or not all(n in facts.later or n in facts.known for n in node.inputs if n):
+            return
+        if any(facts.types[n].dtype is FLOAT32 for n in node.inputs if n in facts.types):
+            return
+    elif isinstance(answer, HostValues):
+        return
+    facts.later |= {n for n in node.writes if n in facts.types and is_readable(facts.types[n])}
 
 
 def bind(node: Node, facts: Facts) -> BoundNode | Decline:

@@ -50,13 +50,26 @@ class Limits:
     disabled: tuple[tuple[str, str], ...] = ()
 
 
+class UnknownValueError(UnsupportedNodeError):
+    """A builder needs the value of an operand, not only its type. later: it will be known when a run begins."""
+
+    def __init__(self, operand: str, later: bool = False) -> None:
+        super().__init__(
+            Code.NOT_CONSTANT, f"input {operand!r} must be known before the run (a constant, shape arithmetic, or a small input)")
+        self.operand, self.later = operand, later
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An input of a node: its concrete type, and its value where the host knows it (constants, shape arithmetic)."""
+    """An input of a node: its concrete type, and its value where the host knows it (constants, shape arithmetic).
+
+    later: the host will know the value when a run begins, but does not now, when nodes are claimed.
+    """
 
     name: str
     type: TensorType
     value: Array | None = field(default=None, compare=False)
+    later: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -75,10 +88,9 @@ class Operand:
         return self.type.size
 
     def require(self) -> Array:
-        """The value. Raises UnsupportedNodeError(NOT_CONSTANT) where the host can't know it before the run."""
+        """The value. Raises UnknownValueError where the host does not know it."""
         if self.value is None:
-            raise UnsupportedNodeError(
-                Code.NOT_CONSTANT, f"input {self.name!r} must be known before the run (a constant or shape arithmetic)")
+            raise UnknownValueError(self.name, self.later)
         return self.value
 
     def ints(self) -> tuple[int, ...]:
@@ -156,20 +168,29 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """What a node becomes. outputs: type of each output, None for one left out. views: output index -> input index."""
+    """What a node becomes. outputs: type of each output, None for one left out. views: output index -> input index.
+
+    deferred: a value that a run brings decides; until then only the types of the outputs are known, as shape inference tells them.
+    """
 
     outputs: tuple[TensorType | None, ...]
     kernels: tuple[Kernel, ...] = ()
     temps: tuple[tuple[str, TensorType], ...] = ()
     views: tuple[tuple[int, int], ...] = ()
+    deferred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Why a node is not taken: data that the user can read."""
+    """Why a node is not taken: data that the user can read.
+
+    operand: whose value is missing. later: but will be there when a run begins.
+    """
 
     code: Code
     reason: str
+    operand: str = ""
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)

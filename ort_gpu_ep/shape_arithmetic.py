@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.graph import Array, Node
 from ort_gpu_ep.registry import BoundNode, Operand
 from ort_gpu_ep.symbolic import Real, Size, derived, largest
 from ort_gpu_ep.types import BOOL, BY_NAME, BY_ONNX, FLOAT32, INT32, INT64, DType
@@ -25,6 +25,10 @@ _INTEGERS = (INT32, INT64, BOOL)
 
 Result: TypeAlias = tuple[Array, DType]
 Rule: TypeAlias = Callable[[BoundNode], list[Result] | None]
+
+
+def has_rule(node: Node) -> bool:
+    return node.op in _RULES and not node.domain
 
 
 def evaluate(bound: BoundNode) -> list[Result] | None:

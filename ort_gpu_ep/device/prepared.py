@@ -135,15 +135,15 @@ class Prepared:
 
     def _shape(self, filled: Filled) -> _Shape:
         """What is kept of these sizes, their parameters and constants on the device."""
-        shape = self._shapes.get(filled.inputs)
+        shape = self._shapes.get(filled.numbers)
         if shape is None:
             full = len(self._shapes) >= MAX_REGIONS
             region = self._shapes.popitem(last=False)[1].region if full else len(self._shapes)
-            shape = self._shapes[filled.inputs] = _Shape(filled, region)
+            shape = self._shapes[filled.numbers] = _Shape(filled, region)
             if self._parameters is not None:
                 data = filled.parameters
                 self.gpu.upload(self._parameters, region * self.template.parameter_nbytes, native.address_of(data), len(data))
-        self._shapes.move_to_end(filled.inputs)
+        self._shapes.move_to_end(filled.numbers)
         if filled.constants and self._current is not shape:
             for name, data in filled.constants.items():
                 self._set_constant(name, data)

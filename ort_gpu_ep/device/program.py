@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,9 +16,10 @@ from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Graph, Value
+from ort_gpu_ep.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
-from ort_gpu_ep.scheduler.template import Filled, make_template
+from ort_gpu_ep.scheduler.template import Filled, Template, make_template, sources
 from ort_gpu_ep.types import Shape, TensorType
 
 MAX_PLANS = 8
@@ -32,6 +34,10 @@ MAX_SHOWN = 8
 """Sets of input types that `plans` tells of."""
 
 
+Read: TypeAlias = Callable[[int, TensorType], Array]
+"""The content of an input, by its position and type."""
+
+
 class Program:
     """A partition, ready to run. Thread-safe.
 
@@ -44,7 +50,8 @@ class Program:
         self._lock = threading.Lock()
         self._weights: dict[str, Buffer] = {}
         self._plans: list[Prepared] = []    # the most recently used last
-        self._filled: OrderedDict[tuple[TensorType, ...], tuple[Prepared, Filled]] = OrderedDict()
+        self._filled: OrderedDict[Hashable, tuple[Prepared, Filled]] = OrderedDict()
+        self.steering: tuple[int, ...] = ()     # positions of the inputs whose content decides on shapes: read before a run
         self.planned = 0        # plans ever made: a new size makes none where one holds for it
         self._closed = False
         self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
@@ -52,7 +59,9 @@ class Program:
         static = _static_types(graph)
         if static is not None:
             try:
-                self._prepared(static)
+                self._prepared(static, None)
+            except UnknownValueError:
+                pass        # the first run brings what decides on shapes
             except Exception:
                 self.close()
                 raise
@@ -104,46 +113,58 @@ class Program:
         with self._lock:
             return tuple(prepared.template.at(filled) for prepared, filled in list(self._filled.values())[-MAX_SHOWN:])
 
-    def is_prepared(self, inputs: Sequence[TensorType]) -> bool:
-        """Whether a run with these input types begins at once."""
-        return tuple(inputs) in self._filled
+    def is_prepared(self, inputs: Sequence[TensorType], read: Read | None = None) -> bool:
+        """Whether a run with these input types (and contents) begins at once."""
+        with self._lock:
+            types = tuple(inputs)
+            return (types, _key(self._content(types, read))) in self._filled
 
-    def prepare(self, inputs: Sequence[TensorType]) -> None:
+    def prepare(self, inputs: Sequence[TensorType], read: Read | None = None) -> None:
         """Makes what a run with these input types needs. Raises UnsupportedNodeError, ShaderError, DeviceError."""
         with self._lock:
-            self._prepared(tuple(inputs))
+            self._prepared(tuple(inputs), read)
 
-    def plan(self, inputs: Sequence[TensorType]) -> Plan:
+    def plan(self, inputs: Sequence[TensorType], read: Read | None = None) -> Plan:
         """The plan with the numbers of these input types (made if needed). Raises as `prepare`."""
         with self._lock:
-            prepared, filled = self._prepared(tuple(inputs))
+            prepared, filled = self._prepared(tuple(inputs), read)
             return prepared.template.at(filled)
 
-    def _prepared(self, types: tuple[TensorType, ...]) -> tuple[Prepared, Filled]:
+    def _content(self, types: tuple[TensorType, ...], read: Read | None) -> dict[int, Array]:
+        """The content of the inputs that decide on shapes. Raises UnknownValueError, where nobody can read them."""
+        if self.steering and read is None:
+            raise UnknownValueError(self.graph.inputs[self.steering[0]])
+        return {index: read(index, types[index]) for index in self.steering} if read is not None else {}
+
+    def _prepared(self, types: tuple[TensorType, ...], read: Read | None) -> tuple[Prepared, Filled]:
         if self._closed:
             raise InternalError(f"program {self.graph.name} is closed")
-        found = self._filled.get(types)
+        values = self._content(types, read)
+        key: Hashable = (types, _key(values))
+        found = self._filled.get(key)
         if found is None:
-            found = self._filled[types] = self._filled_plan(types) or self._new_plan(types)
+            found = self._filled_plan(types, values) or self._new_plan(types, values, read)
+            self._filled[types, _key(self._content(types, read))] = found    # more content may count than was known
             while len(self._filled) > MAX_SHAPES:
                 self._filled.popitem(last=False)
-        self._filled.move_to_end(types)
+        else:
+            self._filled.move_to_end(key)
         if self._plans[-1] is not found[0]:
             self._plans.remove(found[0])
             self._plans.append(found[0])
         return found
 
-    def _filled_plan(self, types: tuple[TensorType, ...]) -> tuple[Prepared, Filled] | None:
+    def _filled_plan(self, types: tuple[TensorType, ...], values: Mapping[int, Array]) -> tuple[Prepared, Filled] | None:
         """A plan that holds for these types, with their numbers."""
         for prepared in reversed(self._plans):
-            filled = prepared.template.fill(types) if prepared.template.takes(types) else None
+            filled = prepared.template.fill(types, values)
             if filled is not None:
                 return prepared, filled
         return None
 
-    def _new_plan(self, types: tuple[TensorType, ...]) -> tuple[Prepared, Filled]:
-        template = make_template(self.graph, types, self.gpu.limits, self.rewrite)
-        filled = template.fill(types)
+    def _new_plan(self, types: tuple[TensorType, ...], values: Mapping[int, Array], read: Read | None) -> tuple[Prepared, Filled]:
+        template = self._template(types, values, read)
+        filled = template.fill(types, self._content(types, read))
         if filled is None:
             raise InternalError(f"program {self.graph.name}: a plan does not hold for the sizes that it was made for: {types}")
         for name in template.plan.weights:
@@ -156,22 +177,35 @@ class Program:
             self._drop(self._plans[0])
         return prepared, filled
 
+    def _template(self, types: tuple[TensorType, ...], values: Mapping[int, Array], read: Read | None) -> Template:
+        """Finds out on the way which inputs' content it takes: those that a value comes from which a builder asks for."""
+        while True:
+            try:
+                return make_template(self.graph, types, self.gpu.limits, self.rewrite, values)
+            except UnknownValueError as error:
+                wanted = sorted({*self.steering, *sources(self.graph, error.operand, types)})
+                if wanted == list(self.steering) or read is None:
+                    raise
+                self.steering = tuple(wanted)
+                values = self._content(types, read)
+
     def _drop(self, prepared: Prepared) -> None:
         self._plans.remove(prepared)
-        for types in [t for t, (owner, _) in self._filled.items() if owner is prepared]:
-            del self._filled[types]
+        for key in [k for k, (owner, _) in self._filled.items() if owner is prepared]:
+            del self._filled[key]
         prepared.close()
 
     def weight(self, name: str) -> Buffer:
         return self._weights[name]
 
-    def run(self, inputs: Sequence[Tensor], make_output: Callable[[int, Shape], Tensor]) -> None:
+    def run(self, inputs: Sequence[Tensor], make_output: Callable[[int, Shape], Tensor], read: Read | None = None) -> None:
         """Records the work of one run; it is submitted with the readback of its results. Does not wait.
 
-        inputs: in the order of graph.inputs. make_output: gives the tensor for output `index` of that shape.
+        inputs: in the order of graph.inputs. make_output: gives the tensor for output `index` of that shape. read: gives the content of
+        an input, by position and type, for those few that decide on shapes.
         """
         with self._lock:
-            prepared, filled = self._prepared(tuple(t.type for t in inputs))
+            prepared, filled = self._prepared(tuple(t.type for t in inputs), read)
             outputs = [make_output(i, t.shape) for i, t in enumerate(filled.outputs)]
             prepared.run(filled, [*inputs], outputs)
 
@@ -189,6 +223,11 @@ class Program:
             self._filled.clear()
             self._weights.clear()
         self.gpu.trim()
+
+
+def _key(values: Mapping[int, Array]) -> Hashable:
+    """Of the content of some inputs, whose types are known."""
+    return tuple(array.tobytes() for array in values.values())
 
 
 def _giver(array: Array) -> Callable[[], Array]:

@@ -198,7 +198,7 @@ class RemoteProgram:
 
     def _planned(self, types: tuple[TensorType, ...]) -> Plan:
         for template in reversed(self._templates):
-            filled = template.fill(types) if template.takes(types) else None
+            filled = template.fill(types)
             if filled is not None:
                 return template.at(filled)
         template = make_template(self.graph, types, self.gpu.limits, self.rewrite)

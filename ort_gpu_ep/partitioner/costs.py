@@ -106,9 +106,11 @@ def _node_cost(node: Node, originals: Mapping[int, Node], answer: Answer, bound:
     cpu_s = _measured_s(node, originals, costs)
     if not isinstance(answer, Lowering) or bound is None:
         return NodeCost(cpu_s, 0.0 if isinstance(answer, HostValues) else None)
+    moved = sum(i.type.nbytes for i in bound.given()) + sum(t.nbytes for t in answer.outputs if t is not None)
     if not any((m, originals[m].op) in costs.cpu_s for m in node.members):
-        moved = sum(i.type.nbytes for i in bound.given()) + sum(t.nbytes for t in answer.outputs if t is not None)
         cpu_s += max(products_of(bound, answer) / CPU_FLOPS, moved / CPU_BYTES)
+    if answer.deferred:     # what it will dispatch is not known: most such nodes move their input
+        return NodeCost(cpu_s, costs.profile.dispatch_s + costs.profile.curve("movement").at(moved))
     return NodeCost(cpu_s, costs.profile.node_s(answer, bound))
 
 

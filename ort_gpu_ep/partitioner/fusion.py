@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.claim import claim
-from ort_gpu_ep.graph import Graph, Node, Step
+from ort_gpu_ep.graph import Array, Graph, Node, Step
 from ort_gpu_ep.lowering import Answer, Facts, HostValues, bind, facts_of, walk
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, spec_of
@@ -29,9 +29,10 @@ def fuse(
     inputs: Mapping[str, TensorType],
     limits: Limits,
     otherwise: Callable[[str], TensorType | None] = lambda name: None,
+    known: Mapping[str, Array] | None = None,
 ) -> Graph:
-    """The graph with fused nodes in place of the nodes they stand for (`Node.members` tells which)."""
-    facts = facts_of(graph, inputs)
+    """The graph with fused nodes in place of the nodes they stand for (`Node.members` tells which). known: as in `facts_of`."""
+    facts = facts_of(graph, inputs, known)
     answers = {id(n): (a, b) for n, a, b in walk(graph, facts, limits, otherwise)}
     graph = apply_rules(graph, facts, limits)
     return _Chains(graph, facts, limits, answers).run()

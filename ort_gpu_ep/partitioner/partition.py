@@ -160,7 +160,7 @@ def _check_group(state: _State, group: list[Node], config: Config, limits: Limit
     constants = {n for n in names if graph.values.get(n) is not None and graph.values[n].is_constant}
     inputs = {n: state.facts.types[n] for n in names if n not in constants and n in state.facts.types}
     alone = Graph(graph.name, tuple(inputs), tuple(outputs), tuple(group), graph.values, graph.nested)
-    found = list(walk(alone, facts_of(alone, inputs), limits))
+    found = list(walk(alone, facts_of(alone, inputs), limits, state.facts.types.get))
     for node, answer, _ in found:
         if isinstance(answer, Decline):
             state.declined[id(node)] = answer

@@ -29,15 +29,23 @@ _ALIGNMENT = 256
 """Binding offsets are multiples of this (WebGPU's default minStorageBufferOffsetAlignment)."""
 
 
+CONTENT_NBYTES = 8192
+"""Of an upload that is small: as many 64-bit numbers as shapes are calculated with (shape_arithmetic.MAX_ELEMENTS)."""
+
+
 @dataclass(eq=False, slots=True)
 class Storage:
-    """Bytes somewhere: in a GPU buffer, or on the host where the GPU could not take them. users: pieces and running calls."""
+    """Bytes somewhere: in a GPU buffer, or on the host where the GPU could not take them. users: pieces and running calls.
+
+    content: what is in the buffer, too, where little was uploaded: shapes may depend on it, and a readback would wait for the GPU.
+    """
 
     nbytes: int
     gpu: Gpu | None = None
     buffer: Buffer | None = None
     host: Array | None = None
     users: int = 1
+    content: bytes | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -133,6 +141,7 @@ class Memory:
                 piece = pieces[0]
                 same = piece.start == address and piece.stop == address + nbytes and piece.offset == 0
                 if same and piece.storage.gpu is gpu and piece.storage.users == 1:
+                    piece.storage.content = None
                     return piece.storage, 0
             storage = Storage(nbytes, gpu, gpu.allocate(nbytes))   # first: if it fails, the old content stays
             self._carve(block, address, address + nbytes)
@@ -145,6 +154,7 @@ class Memory:
         if host_address and nbytes:
             assert storage.buffer is not None
             gpu.upload(storage.buffer, 0, host_address, nbytes)
+            storage.content = _small(host_address, nbytes)
         return storage
 
     def release(self, storages: Iterable[Storage]) -> None:
@@ -163,6 +173,7 @@ class Memory:
             try:
                 storage, _ = self.write(gpu, address, nbytes)
                 gpu.upload(storage.buffer, 0, host_address, nbytes)   # type: ignore[arg-type]
+                storage.content = _small(host_address, nbytes)
                 self.count("host_to_device", self.state_of(address), nbytes)
                 return
             except Exception as error:
@@ -348,6 +359,11 @@ class Memory:
         self.forked = True
         self._lock = threading.RLock()
         self._reservation.after_fork()
+
+
+def _small(address: int, nbytes: int) -> bytes | None:
+    """A copy of host memory, if it is small."""
+    return ctypes.string_at(address, nbytes) if nbytes <= CONTENT_NBYTES else None
 
 
 memory = Memory()

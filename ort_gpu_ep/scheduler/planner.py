@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Protocol
 
 import numpy as np
 
 from ort_gpu_ep.errors import InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import HostValues, facts_of, walk
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, tensors_of
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, UnknownValueError, tensors_of
 from ort_gpu_ep.scheduler.lifetime import assign_slots
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
@@ -37,24 +37,34 @@ class _Draft:
         return name
 
 
-Rewrite: TypeAlias = Callable[[Graph, Mapping[str, TensorType], Limits], Graph]
-"""Makes a graph cheaper for these input types (fusion); may add constants, may not change inputs and outputs."""
+class Rewrite(Protocol):
+    """Makes a graph cheaper for these input types (fusion); may add constants, may not change inputs and outputs."""
+
+    def __call__(
+        self, graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, *, known: Mapping[str, Array] | None = None,
+    ) -> Graph: ...
 
 
-def make_plan(graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, rewrite: Rewrite | None = None) -> Plan:
+def make_plan(
+    graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, rewrite: Rewrite | None = None,
+    known: Mapping[str, Array] | None = None,
+) -> Plan:
     """A plan for these input types.
 
-    inputs: type of each of graph.inputs. Raises: UnsupportedNodeError, where a row declines a node with these types.
+    inputs: type of each of graph.inputs. known: the content of some of them.
+    Raises: UnsupportedNodeError, where a row declines a node with these types; UnknownValueError, where it needs more content.
     """
-    draft = _Draft(graph, limits, dict(inputs))
+    draft = _Draft(graph, limits, dict(inputs), known=dict(known or {}))
     if rewrite is not None:
-        draft.graph = rewrite(graph, inputs, limits)
+        draft.graph = rewrite(graph, inputs, limits, known=known or {})
         for name, value in draft.graph.values.items():
             if value.load and value.dtype is not None and name not in graph.values:
                 draft.known[name] = array = value.load()
                 draft.types[name] = TensorType(value.dtype, tuple(array.shape))
-    for node, answer, bound in walk(draft.graph, facts_of(draft.graph, inputs), limits):
+    for node, answer, bound in walk(draft.graph, facts_of(draft.graph, inputs, known or {}), limits):
         if isinstance(answer, Decline):
+            if answer.operand:
+                raise UnknownValueError(answer.operand)
             raise UnsupportedNodeError(answer.code, f"{node.label}: {answer.reason}")
         if isinstance(answer, HostValues):
             for name, found in zip(node.outputs, answer.values, strict=True):

@@ -13,7 +13,11 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from operator import is_
 from typing import Any
 
-from ort_gpu_ep.graph import Graph
+import numpy as np
+
+from ort_gpu_ep import shape_arithmetic
+from ort_gpu_ep.graph import Array, Graph
+from ort_gpu_ep.lowering import is_readable
 from ort_gpu_ep.registry import OFFSET_ALIGNMENT, Limits
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
 from ort_gpu_ep.scheduler.planner import Rewrite, make_plan
@@ -26,11 +30,13 @@ from ort_gpu_ep.types import TensorType
 class Filled:
     """The numbers of a template for one set of input sizes.
 
+    numbers: what they follow from: the sizes of the inputs, and the integers in those whose content counts.
     groups: workgroups of each step (None for a copy). nbytes: of each copy (None for a dispatch). parameters: the uniform structs,
     each at its step's `offsets` of the template. slots: bytes. constants: by name, those that vary.
     """
 
     inputs: tuple[TensorType, ...]
+    numbers: tuple[int, ...]
     outputs: tuple[TensorType, ...]
     groups: tuple[tuple[int, int, int] | None, ...]
     nbytes: tuple[int | None, ...]
@@ -45,8 +51,8 @@ class Template:
     plan: what was made; its numbers may be Sizes. offsets: where in `Filled.parameters` each step's struct is, None without one.
     """
 
-    def __init__(self, plan: Plan, trace: Trace, limits: Limits) -> None:
-        self.plan, self._limits, self._trace = plan, limits, trace
+    def __init__(self, plan: Plan, trace: Trace, limits: Limits, values: Mapping[int, Array] | None = None) -> None:
+        self.plan, self._limits, self._trace, self._values = plan, limits, trace, dict(values or {})
         self.offsets: list[int | None] = []
         wanted = _Wanted()
         self._outputs = [wanted.add(t.shape) for t in plan.outputs]
@@ -80,13 +86,13 @@ class Template:
         """Whether anything of the plan depends on sizes of the run."""
         return bool(self._symbols)
 
-    def takes(self, types: Sequence[TensorType]) -> bool:
-        """Whether these have the element types and ranks that the template was made for."""
-        return [(t.dtype, t.rank) for t in types] == [(t.dtype, t.rank) for t in self.plan.inputs]
+    def fill(self, types: Sequence[TensorType], given: Mapping[int, Array] | None = None) -> Filled | None:
+        """The numbers for these input types and contents, or None where the plan does not hold for them.
 
-    def fill(self, types: Sequence[TensorType]) -> Filled | None:
-        """The numbers for these input types, which it `takes`, or None where the plan does not hold for them."""
-        values = self._formula([d for t in types for d in t.shape])
+        given: the content of the inputs that the template was made with the content of.
+        """
+        numbers = self._numbers(types, given or {})
+        values = None if numbers is None else self._formula(numbers)
         if values is None:
             return None
         most = self._limits.max_groups_per_dimension
@@ -96,16 +102,32 @@ class Template:
         data = bytearray(self.parameter_nbytes)
         for offset, layout, where in self._structs:
             struct.pack_into(layout, data, offset, *(v & 0xffffffff if type(v) is int else v for v in values[where]))
+        outputs = tuple(TensorType(t.dtype, values[w]) for t, w in zip(self.plan.outputs, self._outputs, strict=True))
         return Filled(
-            tuple(types), tuple(TensorType(t.dtype, values[w]) for t, w in zip(self.plan.outputs, self._outputs, strict=True)), groups,
+            tuple(types), tuple(numbers or ()), outputs, groups,
             tuple(None if w is None else values[w][0] for w in self._nbytes), values[self._slots], bytes(data),
             {c.name: _array_bytes(c.type, values[w]) for c, _, w in self._constants})
+
+    def _numbers(self, types: Sequence[TensorType], given: Mapping[int, Array]) -> list[int] | None:
+        """What the symbols stand for; None for other element types, ranks, or contents that are no integers."""
+        if [(t.dtype, t.rank) for t in types] != [(t.dtype, t.rank) for t in self.plan.inputs] or set(given) < set(self._values):
+            return None
+        numbers = [d for t in types for d in t.shape]
+        for index in sorted(self._values):
+            mine, its = self._values[index], given[index]
+            if mine.shape != its.shape:
+                return None
+            if its.dtype.kind in "iu":
+                numbers += [int(v) for v in its.reshape(-1)]
+            elif not np.array_equal(mine, its, equal_nan=its.dtype.kind == "f"):
+                return None
+        return numbers
 
     def at(self, filled: Filled) -> Plan:
         """The plan as plain data, with the numbers of one set of input sizes."""
         if not self.varies:
             return self.plan
-        numbers = iter(Formula(self._trace, self._symbols)([d for t in filled.inputs for d in t.shape]) or ())
+        numbers = iter(Formula(self._trace, self._symbols)(filled.numbers) or ())
         plan: Plan = _walk(self.plan, lambda size: next(numbers))
         steps = tuple(replace(s, groups=g) if isinstance(s, Dispatch) and g is not None else s
                       for s, g in zip(plan.steps, filled.groups, strict=True))
@@ -126,8 +148,6 @@ class _Wanted:
 
 
 def _array_bytes(tensor: TensorType, values: Sequence[Any]) -> bytes:
-    import numpy as np
-
     return np.array(values).astype(tensor.dtype.numpy).tobytes()
 
 
@@ -158,20 +178,33 @@ def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def make_template(
-    graph: Graph, types: Sequence[TensorType], limits: Limits, rewrite: Rewrite | None = None,
+    graph: Graph, types: Sequence[TensorType], limits: Limits, rewrite: Rewrite | None = None, values: Mapping[int, Array] | None = None,
 ) -> Template:
     """A plan for these input types and for all that differ from them in sizes that the graph leaves open.
 
-    Raises: UnsupportedNodeError, where a row declines a node with these types.
+    values: the content of some inputs, by position; their integers may differ from run to run as sizes may.
+    Raises: UnsupportedNodeError, where a row declines a node with these types; UnknownValueError, where it needs the content of another
+    value.
     """
-    trace = Trace()
+    trace, values = Trace(), values or {}
     inputs, place = dict[str, TensorType](), 0
-    for name, tensor in zip(graph.inputs, types, strict=True):
-        declared = graph.values[name].shape if name in graph.values else None
+    for index, (name, tensor) in enumerate(zip(graph.inputs, types, strict=True)):
+        declared = tensor.shape if index in values else graph.values[name].shape if name in graph.values else None
         inputs[name] = TensorType(tensor.dtype, tuple(
             _dimension(trace, place + axis, size, declared, axis) for axis, size in enumerate(tensor.shape)))
         place += tensor.rank
-    return Template(make_plan(graph, inputs, limits, rewrite), trace, limits)
+    known: dict[str, Array] = {}
+    for index in sorted(values):
+        known[graph.inputs[index]], place = _content(trace, place, values[index])
+    return Template(make_plan(graph, inputs, limits, rewrite, known), trace, limits, values)
+
+
+def _content(trace: Trace, place: int, array: Array) -> tuple[Array, int]:
+    """An input's content as the plan sees it, integers as symbols, and the place of the next number."""
+    if array.dtype.kind not in "iu":
+        return array, place
+    found = shape_arithmetic.objects([trace.symbol(place + k, int(v)) for k, v in enumerate(array.reshape(-1))])
+    return found.reshape(array.shape), place + array.size
 
 
 def _dimension(trace: Trace, place: int, size: int, declared: Sequence[Any] | None, axis: int) -> int:
@@ -179,3 +212,14 @@ def _dimension(trace: Trace, place: int, size: int, declared: Sequence[Any] | No
     symbol = trace.symbol(place, size)
     fixed = declared is not None and len(declared) > axis and declared[axis] == size
     return int(symbol) if fixed else symbol
+
+
+def sources(graph: Graph, name: str, types: Sequence[TensorType]) -> set[int]:
+    """The positions of the small inputs that a value is calculated from. types: of the graph's inputs."""
+    producers, wanted, seen = graph.producers(), [name], set[str]()
+    while wanted:
+        value = wanted.pop()
+        if value not in seen:
+            seen.add(value)
+            wanted += producers[value].reads if value in producers else ()
+    return {k for k, (n, t) in enumerate(zip(graph.inputs, types, strict=True)) if n in seen and is_readable(t)}

@@ -182,7 +182,7 @@ def test_compute_falls_back(
 def test_compute_falls_back_after_its_outputs_were_made(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = open_session(mlp)
 
-    def run(self: Program, inputs: Any, make_output: Any) -> None:
+    def run(self: Program, inputs: Any, make_output: Any, read: Any) -> None:
         make_output(0, (3, 16))
         raise DeviceError("late")
 
@@ -253,7 +253,7 @@ def test_errors_keep_no_frames(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPat
     class Witness:
         pass
 
-    def run(self: Program, inputs: Any, make_output: Any) -> None:
+    def run(self: Program, inputs: Any, make_output: Any, read: Any) -> None:
         witness = Witness()
         watched.append(weakref.ref(witness))
         raise DeviceError("x")
