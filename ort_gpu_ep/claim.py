@@ -41,7 +41,7 @@ def claim(bound: BoundNode, limits: Limits) -> Lowering | Decline:
         lowering = lower(spec, bound)
         _check_limits(lowering, spec, bound, limits)
     except UnknownValueError as error:
-        return Decline(error.code, error.reason, error.operand, error.later)
+        return Decline(error.code, error.reason, error.operand, error.later, error.types)
     except UnsupportedNodeError as error:
         return Decline(error.code, error.reason)
     return lowering

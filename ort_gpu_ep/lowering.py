@@ -86,16 +86,17 @@ def walk(
         else:
             answer = _answer(bound, limits)
             if isinstance(answer, Decline) and answer.later:
-                answer = _deferred(node, otherwise) or answer
+                answer = _deferred(node, answer, otherwise) or answer
             yield node, answer, bound
         _learn(facts, node, answer, otherwise)
         if facts.later:
             _learn_later(facts, node, answer)
 
 
-def _deferred(node: Node, otherwise: Callable[[str], TensorType | None]) -> Lowering | None:
+def _deferred(node: Node, decline: Decline, otherwise: Callable[[str], TensorType | None]) -> Lowering | None:
     """A promise to take the node once the values are there; None where the types of its outputs are not known without them."""
-    types = tuple(otherwise(name) if name else None for name in node.outputs)
+    guesses = (*decline.types, *(None,) * (len(node.outputs) - len(decline.types)))
+    types = tuple((otherwise(name) or guess) if name else None for name, guess in zip(node.outputs, guesses, strict=False))
     missing = any(name and tensor is None for name, tensor in zip(node.outputs, types, strict=True))
     return None if missing else Lowering(types, deferred=True)
 

@@ -51,12 +51,15 @@ class Limits:
 
 
 class UnknownValueError(UnsupportedNodeError):
-    """A builder needs the value of an operand, not only its type. later: it will be known when a run begins."""
+    """A builder needs the value of an operand, not only its type.
 
-    def __init__(self, operand: str, later: bool = False) -> None:
+    later: it will be known when a run begins. types: what the outputs then are, as far as can be told without the value.
+    """
+
+    def __init__(self, operand: str, later: bool = False, types: tuple[TensorType, ...] = ()) -> None:
         super().__init__(
             Code.NOT_CONSTANT, f"input {operand!r} must be known before the run (a constant, shape arithmetic, or a small input)")
-        self.operand, self.later = operand, later
+        self.operand, self.later, self.types = operand, later, types
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +187,14 @@ class Lowering:
 class Decline:
     """Why a node is not taken: data that the user can read.
 
-    operand: whose value is missing. later: but will be there when a run begins.
+    operand: whose value is missing. later: but will be there when a run begins; the outputs are then most likely of these types.
     """
 
     code: Code
     reason: str
     operand: str = ""
     later: bool = False
+    types: tuple[TensorType, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

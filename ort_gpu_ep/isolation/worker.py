@@ -205,6 +205,9 @@ class Worker:
         assert dtype is not None, "the parent checks the border of a partition"
         if index == len(held.outputs):
             held.outputs.append(self._tensor(TensorType(dtype, shape)))
+        elif held.outputs[index].type.shape != shape:      # the same types as in the run before, but another content decides
+            self.gpu.free(held.outputs[index].buffer)
+            held.outputs[index] = self._tensor(TensorType(dtype, shape))
         return held.outputs[index]
 
     def _tensor(self, kind: TensorType) -> Tensor:

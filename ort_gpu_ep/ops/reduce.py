@@ -8,7 +8,7 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, integers, record
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
 from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.types import FLOATS, INT8, INT64, NUMBERS, UINT8, DType, Shape, TensorType
 
@@ -94,6 +94,9 @@ def normal_axes(node: BoundNode, axes: Sequence[int], rank: int) -> tuple[int, .
 def _axes(node: BoundNode) -> tuple[int, ...]:
     """The axes to reduce: an attribute or (ReduceSum from 13, the others from 18) an input; none given means all or none."""
     rank, operand = node.input(0).rank, node.optional(1)
+    if operand is not None and operand.value is None and operand.later:
+        shape = node.input(0).shape if node.attr("keepdims") else node.input(0).shape[: max(rank - operand.size, 0)]
+        raise UnknownValueError(operand.name, True, (TensorType(node.input(0).dtype, shape),))
     axes = operand.ints() if operand else tuple(node.attr("axes") or ())
     if not axes:
         return () if node.attr("noop_with_empty_axes") else tuple(range(rank))

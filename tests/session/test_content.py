@@ -1,0 +1,76 @@
+"""Small inputs whose content decides on a shape: read when a run begins, part of what a plan is made for, no reason to compile anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import ort_gpu_ep
+from tests.plugin.cases import info, make_model, node
+
+INT64 = 7
+
+rng = np.random.default_rng(3)
+
+
+def sliced() -> bytes:
+    nodes = [node("Relu", "x", "r"), node("Slice", "r from to along", "s"), node("Reshape", "s shape", "f"), node("Exp", "f", "y")]
+    inputs = [info("x", ["N", 8]), info("from", [1], INT64), info("to", [1], INT64), info("shape", [2], INT64)]
+    return make_model(nodes, inputs, ["y"], {"along": np.array([0])})
+
+
+def opened(model: bytes, **options: str) -> Any:
+    return ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu", "strict": "1", **options})
+
+
+def feeds(rows: int, start: int, end: int, columns: int) -> dict[str, np.ndarray]:
+    return {"x": rng.standard_normal((rows, 8)).astype("f"), "from": np.array([start]), "to": np.array([end]), "shape": np.array([-1, columns])}
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_other_contents_need_no_other_plan(isolation: str) -> None:
+    session, cpu = opened(sliced(), isolation=isolation), onnxruntime.InferenceSession(sliced(), providers=["CPUExecutionProvider"])
+    assert session.explain().count("cpu") == 0
+    for given in [feeds(9, 1, 5, 4), feeds(9, 2, 8, 2), feeds(40, 7, 39, 16), feeds(9, 1, 5, 4)]:
+        np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-6)
+    if isolation == "none":
+        (partition,) = session._state.partitions
+        assert partition.program.planned == 1
+
+
+def test_contents_of_another_kind_make_another_plan() -> None:
+    """A start that counts from the end is not what the first plan was made for."""
+    session, cpu = opened(sliced()), onnxruntime.InferenceSession(sliced(), providers=["CPUExecutionProvider"])
+    for given in [feeds(9, 1, 5, 4), feeds(9, -3, 1000, 4), feeds(9, -2, 1000, 8), feeds(9, 3, 3, 8)]:
+        np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-6)
+    (partition,) = session._state.partitions
+    assert 2 <= partition.program.planned <= 3
+
+
+def test_what_lies_on_the_host_is_not_read_back() -> None:
+    session = opened(sliced())
+    session.run(None, feeds(9, 1, 5, 4))
+    gpu = session._state.gpu
+    downloads = gpu.stats.downloads
+    session.run(None, feeds(9, 2, 6, 4))
+    assert gpu.stats.downloads == downloads + 1, "only the result"
+
+
+def test_what_can_not_be_done_is_said() -> None:
+    session = opened(sliced())
+    with pytest.raises(Exception, match="the sizes differ"):
+        session.run(None, feeds(9, 1, 5, 5))
+    session.run(None, feeds(9, 1, 5, 4))
+
+
+def test_scales_are_floats() -> None:
+    model = make_model([node("Resize", "x none scales", "y", mode="linear")], [info("x", [1, 1, "H", "W"]), info("scales", [4])], ["y"],
+                       {"none": np.zeros(0, "f")})
+    session, cpu = opened(model), onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    for height, scale in [(5, 2.0), (7, 2.0), (5, 1.6)]:
+        given = {"x": rng.standard_normal((1, 1, height, 6)).astype("f"), "scales": np.array([1, 1, scale, 2], "f")}
+        np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-6)
+    assert session._state.partitions[0].program.planned == 2
