@@ -54,7 +54,8 @@ def _print(outcomes: list[Outcome]) -> None:
     table.add_row(*(str(counts[s]) for s in STATUSES), str(len(outcomes)))
     shared.out.print(table)
     strict = counts["PASS"] + counts["FOLDED"]
-    shared.out.print(f"{strict} pass without a node on onnxruntime's CPU provider; in {counts['PASS']} of them a kernel of ours ran.", highlight=False)
+    shared.out.print(
+        f"{strict} pass without a node on onnxruntime's CPU provider; in {counts['PASS']} of them a kernel of ours ran.", highlight=False)
     reasons = Counter((o.code, o.reason) for o in outcomes if o.status == "UNSUPPORTED")
     why = Table("cases", "code", "most frequent reasons")
     for (code, reason), count in reasons.most_common(12):

@@ -95,7 +95,7 @@ def _through_bodies(case: Any, model: bytes, session_class: Any, options: dict[s
 
 
 def _has_body(node: Any) -> bool:
-    schema = onnx.defs.get_schema(node.op_type, node.domain)
+    schema: Any = onnx.defs.get_schema(node.op_type, node.domain)
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ort_gpu_ep.errors import InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import HostValues, facts_of, walk
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, UnknownValueError, tensors_of
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, UnknownValueError, parts, tensors_of
 from ort_gpu_ep.scheduler.lifetime import assign_slots
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
@@ -94,6 +94,8 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         names += [temps[t] if isinstance(t, str) else _output_name(draft, bound, t) for _, t in kernel.writes or ()]
         bindings = tensors_of(kernel, lowering, bound)
         tensors = tuple(BoundTensor(n, tensor, Place(Kind.SLOT, -1), written) for n, (tensor, written) in bindings.items())
+        for tensor, _ in bindings.values():     # asked now, while guards can be kept: how many bindings a tensor takes
+            parts(tensor, draft.limits.max_binding_nbytes)
         first = kernel.outputs[0]
         written_type = draft.types[names[len(kernel.reads or ())]]
         count = workgroup_count(kernel, first)

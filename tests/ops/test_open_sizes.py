@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,23 @@ def test_one_plan_serves_sizes_that_it_was_not_made_for(name: str) -> None:
         compiled = compiled or gpu.compiled
         assert gpu.compiled == compiled, f"size {k}, {size}, compiled"
     program.close()
+
+
+def test_a_tensor_that_outgrows_a_binding_gets_a_plan_of_its_own() -> None:
+    """Its parts are bindings: their number and sizes belong to the plan. The plan for small ones stays."""
+    model = model_of("(float[N, 16] x) => (float[N, 16] y) { a = Relu(x) b = Transpose<perm=[1, 0]>(a) c = Exp(b) y = Transpose<perm=[1, 0]>(c) }", {})
+    gpu = Gpu.open(Config())
+    program = Program(from_onnx(model), Config(), gpu)
+    limits = gpu.limits
+    gpu.limits = replace(limits, max_binding_nbytes=4096)
+    try:
+        for rows in (3, 60, 100, 9, 101):
+            x = rng.standard_normal((rows, 16)).astype("f")
+            np.testing.assert_allclose(run_program(program, {"x": x})[0], np.exp(np.maximum(x, 0)), rtol=1e-5)
+        assert program.planned == 3
+    finally:
+        gpu.limits = limits
+        program.close()
 
 
 def node_cases() -> list[Any]:
