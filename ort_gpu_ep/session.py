@@ -49,8 +49,8 @@ class InferenceSession(plugin.PlainSession):
     path_or_bytes, sess_options, providers, provider_options, kwargs: as in onnxruntime. Without `providers` the session uses
     the GPU and the CPU, and `provider_options` may be one mapping of this package's options (see config.OPTIONS).
 
-    With placement=auto the first run of each set of input shapes finds out what is faster (placement/chooser.py); until then, and where
-    it says so, the session is onnxruntime's on the CPU.
+    With placement=auto the first run finds out what is faster, and further runs for which sizes and rhythms (placement/chooser.py); until
+    then, and where it says so, the session is onnxruntime's on the CPU.
 
     Raises: ConfigError for an unknown option or value; with strict=1, AdapterError where there is no usable adapter and
     whatever kept the GPU from its part; onnxruntime's own exceptions for what it rejects.

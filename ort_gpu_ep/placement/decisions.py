@@ -6,8 +6,9 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,8 +16,8 @@ import onnxruntime
 import psutil
 
 from ort_gpu_ep import store
-from ort_gpu_ep.placement.estimate import Size
-from ort_gpu_ep.placement.learner import KINDS
+from ort_gpu_ep.placement.estimate import KEPT, Size
+from ort_gpu_ep.placement.learner import KINDS, MAX_SIZES
 from ort_gpu_ep.placement.names import NAMES
 from ort_gpu_ep.placement.rhythm import BUSY, RESTS
 from ort_gpu_ep.placement.source import external_files
@@ -94,7 +95,9 @@ class Decisions:
         self.found = store.read(self._path, FORMAT, _parse)
 
     def save(self, learnt: Learnt) -> None:
-        """In place of what was there."""
+        """In place of what was there, except for sizes that only another session has met."""
+        there = store.read(self._path, FORMAT, _parse)
+        learnt = _joined(learnt, there) if there is not None else learnt
         sizes = list(dict.fromkeys([*(row[2] for row in learnt.rows), *learnt.floors]))
         place = {size: i for i, size in enumerate(sizes)}
         rows: dict[str, dict[str, list[list[float]]]] = {}
@@ -105,6 +108,19 @@ class Decisions:
             "candidate": learnt.candidate, "sizes": [[size.key, size.work] for size in sizes], "runs": rows,
             "floors": [place[size] for size in learnt.floors], "grows": learnt.grows,
             "times": times and {"cpu_s": [[*key, s] for key, s in times.cpu_s.items()], "shapes": times.shapes}})
+
+
+def _joined(learnt: Learnt, there: Learnt) -> Learnt:
+    """What was learnt, and of other sizes what is there, as far as a session remembers them."""
+    known = {(name, kind, size.key) for name, kind, size, _, _ in learnt.rows}
+    room = Counter((name, kind) for name, kind, *_ in learnt.rows)
+    others = []
+    for row in there.rows:
+        if (row[0], row[1], row[2].key) not in known and room[row[0], row[1]] < KEPT:
+            room[row[0], row[1]] += 1
+            others.append(row)
+    floors = dict.fromkeys([*learnt.floors, *there.floors])
+    return replace(learnt, rows=(*learnt.rows, *others), floors=tuple(floors)[:MAX_SIZES], times=learnt.times or there.times)
 
 
 def _parse(data: dict[str, Any]) -> Learnt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from ort_gpu_ep import store
 from ort_gpu_ep.placement.decisions import Decision, Decisions, Learnt, NodeTimes, key_of, signature, work_of
-from ort_gpu_ep.placement.estimate import Size
+from ort_gpu_ep.placement.estimate import KEPT, Size
 from tests.unit.graphs import model_of
 
 SHAPES = signature({"x": np.zeros((2, 3), "f"), "n": np.int64(4)})
@@ -37,6 +38,20 @@ def test_what_was_learnt_is_found_again(tmp_path: Path) -> None:
     Decisions(str(tmp_path), "k").save(LEARNT)
     assert Decisions(str(tmp_path), "k").found == LEARNT
     assert Decisions(str(tmp_path), "other").found is None
+
+
+def test_sessions_do_not_forget_each_others_sizes(tmp_path: Path) -> None:
+    one, other = Decisions(str(tmp_path), "k"), Decisions(str(tmp_path), "k")
+    one.save(Learnt("gpu", ROWS[:1], (SMALL,)))
+    other.save(Learnt("cpu", (("cpu", "busy", SMALL, 9e-3, 3), *ROWS[1:]), (LARGE,)))
+    one.save(Learnt("gpu", ROWS[:1], (SMALL,)))
+    found = Decisions(str(tmp_path), "k").found
+    assert found is not None
+    assert (found.candidate, set(found.rows), set(found.floors)) == ("gpu", set(ROWS), {SMALL, LARGE})
+    one.save(Learnt("gpu", tuple(("cpu", "busy", Size((("y", (n,)),), n), 1e-3, 1) for n in range(1, KEPT + 1))))
+    found = Decisions(str(tmp_path), "k").found
+    assert found is not None
+    assert Counter(row[:2] for row in found.rows) == {("cpu", "busy"): KEPT, ("gpu", "busy"): 1, ("gpu", "paused"): 1}
 
 
 def test_sizes_with_nothing_to_choose_are_found_again(tmp_path: Path) -> None:
