@@ -196,6 +196,8 @@ def _reason(entry: Entry, known: Mapping[str, Estimate], budget_ms: int) -> tupl
             return "cached", "the fastest of those that an earlier session ran"
         return "measured", "the fastest of those that were run"
     sizes = max(e.sizes for e in known.values())
+    if not sizes:
+        return "predicted", "the fastest by what was measured and what the partitioner expects of the others"
     return "predicted", f"the fastest by what {sizes} other size{'s' if sizes != 1 else ''} took"
 
 
