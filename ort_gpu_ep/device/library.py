@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ort_gpu_ep import interrupts
+
 log = logging.getLogger("ort_gpu_ep")
 
 HEADER = "combined_header.h"
@@ -100,7 +102,8 @@ def text_of(view: Any) -> str:
     return str(data.decode("utf-8", "replace"))
 
 
-@ffi.callback("WGPUUncapturedErrorCallback")  # type: ignore[untyped-decorator]  # cffi has none
+@ffi.callback("WGPUUncapturedErrorCallback", onerror=interrupts.late)  # type: ignore[untyped-decorator]  # cffi has none
+@interrupts.callback
 def on_error(device: Any, kind: int, message: Any, unused: Any, unused_too: Any) -> None:
     """wgpu-native calls this within the call that fails, on the same thread."""
     error = _ERRORS.get(kind, GPUError)("\n".join(line.rstrip() for line in text_of(message).splitlines()))

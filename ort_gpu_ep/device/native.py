@@ -11,6 +11,7 @@ import threading
 import weakref
 from typing import Any
 
+from ort_gpu_ep import interrupts
 from ort_gpu_ep.device import objects, waiting
 from ort_gpu_ep.device.library import GPUError, GPUOutOfMemoryError, checked, ffi, lib
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError
@@ -19,7 +20,8 @@ _tokens = itertools.count(1)
 _done: dict[int, int] = {}
 
 
-@ffi.callback("WGPUBufferMapCallback")  # type: ignore[untyped-decorator]  # cffi has none
+@ffi.callback("WGPUBufferMapCallback", onerror=interrupts.late)  # type: ignore[untyped-decorator]  # cffi has none
+@interrupts.callback
 def _mapped(status: int, message: Any, token: Any, unused: Any) -> None:
     _done[int(ffi.cast("uintptr_t", token))] = status
 

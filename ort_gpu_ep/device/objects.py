@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+from ort_gpu_ep import interrupts
 from ort_gpu_ep.device.library import checked, ffi, lib, on_error, text_of
 
 _VULKAN, _METAL, _DX12 = 1 << 0, 1 << 2, 1 << 3
@@ -213,7 +214,8 @@ class Device(Object):
         return made
 
 
-@ffi.callback("WGPUDeviceLostCallback")  # type: ignore[untyped-decorator]  # cffi has none
+@ffi.callback("WGPUDeviceLostCallback", onerror=interrupts.late)  # type: ignore[untyped-decorator]  # cffi has none
+@interrupts.callback
 def _on_loss(device: Any, reason: int, message: Any, number: Any, unused: Any) -> None:
     if reason in (lib.WGPUDeviceLostReason_Destroyed, lib.WGPUDeviceLostReason_CallbackCancelled):
         return
@@ -225,7 +227,8 @@ def _on_loss(device: Any, reason: int, message: Any, number: Any, unused: Any) -
 _answers: dict[int, tuple[Any, str]] = {}
 
 
-@ffi.callback("WGPURequestDeviceCallback")  # type: ignore[untyped-decorator]  # cffi has none
+@ffi.callback("WGPURequestDeviceCallback", onerror=interrupts.late)  # type: ignore[untyped-decorator]  # cffi has none
+@interrupts.callback
 def _on_device(status: int, device: Any, message: Any, number: Any, unused: Any) -> None:
     made = device if status == lib.WGPURequestDeviceStatus_Success else None
     _answers[int(ffi.cast("uintptr_t", number))] = made, f"status {status}: {text_of(message)}"

@@ -17,6 +17,7 @@ from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.quirks import Quirk, load, shipped
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, safer
+from ort_gpu_ep.interrupts import uninterrupted
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -39,7 +40,7 @@ def open_gpu(config: Config) -> Gpu:
     with _lock:
         verdict = Verdict(probed=False) if config.health == "off" else _verdict_once(info, config.cache_path)
         found = workarounds_for(quirks, info)
-        gpu = Gpu.open(safer(config, found))
+        gpu = uninterrupted(Gpu.open, safer(config, found))
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
         off = {what for what, _ in disabled}
         new = [w for w in found if w not in gpu.workarounds]
