@@ -1,8 +1,8 @@
 // y = x with each of HALF pairs of a head's elements turned by an angle of the token, the other elements as they are. One invocation
 // per element.
-// Expects: x, cosines and sines (ROWS x HALF), positions?, HEAD (elements of a head), INTERLEAVED (a pair is two neighbours, else HALF apart),
-// and for an element of x `step` and `place`: its row of cosines and sines is step + positions[place] (0 where left out), which counts from the
-// end where negative, and is clamped. Source: ONNX RotaryEmbedding.
+// Expects: x, cosines and sines (ROWS x HALF), positions?, HEAD (elements of a head), INTERLEAVED (a pair is two neighbours, else HALF
+// apart), and for an element of x `step` and `place`: its row of cosines and sines is step + positions[place] (0 where left out), which
+// counts from the end where negative, and is clamped. Source: ONNX RotaryEmbedding.
 fn element(i: u32) -> y_t {
     let d = i % HEAD;
     if (d >= 2u * HALF) { return x_at(i); }

@@ -75,6 +75,9 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], Sequence[tuple[int, ...]]]] =
     "rotary": (
         "(float[N, L, 24] x, int64[N, L] p) => (float[N, L, 24] y) { y = RotaryEmbedding<num_heads=3>(x, cosines, sines, p) }",
         weights(cosines=(100, 4), sines=(100, 4)), [(2, 5), (3, 17), (2, 64)]),
+    "spectra": (
+        "(float[N, L, 1] x) => (float[N, K, 2] y, float[N, L, 2] z) { y = DFT<axis=1, onesided=1>(x) c = DFT<axis=1>(x) "
+        "z = DFT<axis=1, inverse=1>(c) }", {}, [(2, 5), (3, 17), (2, 64)]),
     "scatter": (
         "(float[N, L] x, int64[N, 3] i, float[N, 3] u) => (y) { y = ScatterElements<axis=1>(x, i, u) }", {}, [(2, 5), (3, 17), (4, 64)]),
 }

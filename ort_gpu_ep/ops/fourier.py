@@ -1,0 +1,58 @@
+"""DFT: sums over an axis with a table of cosines and sines. Operations grow with the square of the length."""
+
+from __future__ import annotations
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import Known, case, ceil_div, normal, record
+from ort_gpu_ep.ops.axes import around, axis_of, replaced
+from ort_gpu_ep.registry import BoundNode, Lowering, kernel, op
+from ort_gpu_ep.types import FLOAT16, FLOAT32, TensorType
+
+MAX_LENGTH = 1 << 28
+"""Eight times a place on the circle fits 32 bits."""
+
+record("dft_turns.wgsl", "elementwise")
+record(
+    "dft.wgsl", "direct", loop_bound=lambda k: k["N"] + ceil_div(k["N"], 32), flops=lambda k: 4 * k.size("y") * k["N"],
+    cases=[
+        case("DFT", 20, normal(2, 67, 3, 2), None, Known(1)), case("DFT", 20, normal(3, 129, 1), onesided=1),
+        case("DFT", 20, normal(3, 64, 2), Known(81), inverse=1), case("DFT", 17, normal(3, 33, 2), inverse=1, onesided=1)])
+
+
+@op("DFT", since=17, dtypes={"T1": (FLOAT32, FLOAT16)}, bindings="x _length? _axis? -> y", epilogue=True)
+def dft(node: BoundNode) -> Lowering:
+    """y[k] = sum over n of x[n] e^(-2 pi i k n / N) along an axis, or the inverse; `onesided`: of or to half a spectrum.
+
+    x, y: [..., 1] of real, [..., 2] of complex numbers; N: `dft_length`, or the axis' size, shorter signals continued by zeros.
+    """
+    x, inverse, onesided = node.input(0), bool(node.attr("inverse")), bool(node.attr("onesided"))
+    axis = _axis(node)
+    parts, length = x.shape[-1], x.shape[axis]
+    if parts not in (1, 2) or (onesided and not inverse and parts != 1):
+        raise UnsupportedNodeError(
+            Code.RANK, f"DFT of {x.type} with onesided={int(onesided)}; taken: [..., 1], and [..., 2] unless it gives half a spectrum")
+    half = inverse and onesided
+    n = node.input(1).ints()[0] if node.has(1) else 2 * (length - 1) if half else length
+    if not 1 <= n <= MAX_LENGTH:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"DFT of {x.type} along axis {axis} with length {n}; taken: 1 to {MAX_LENGTH}")
+    size = n // 2 + 1 if onesided and not inverse else n
+    out = TensorType(x.dtype, (*replaced(x.shape, axis, size)[:-1], 1 if half else 2))
+    if out.size and not x.size:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"DFT of {x.type}, which has no elements, to {out}")
+    turns = TensorType(FLOAT32, (n, 2))
+    consts = {
+        "N": n, "LENGTH": length, "OUT": size, "INNER": around(x.shape[:-1], axis)[2], "PARTS": parts, "OUT_PARTS": out.shape[-1],
+        "INVERSE": inverse, "HALF": half}
+    return Lowering(
+        (out,), (kernel("dft_turns.wgsl", [turns], consts={"N": n}, reads={}, writes={"turns": "turns"}),
+                 kernel("dft.wgsl", [out], consts=consts, reads={"x": 0, "turns": "turns"}, writes={"y": 0})), (("turns", turns),))
+
+
+def _axis(node: BoundNode) -> int:
+    """The axis, which is not the last: an attribute before opset 20, then an input."""
+    x, operand = node.input(0), node.optional(2)
+    given = int(node.attr("axis")) if node.version < 20 else operand.ints()[0] if operand else -2
+    axis = axis_of(node, given, x.rank)
+    if axis == x.rank - 1:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"DFT of {x.type} along its last axis, which holds real and imaginary part")
+    return axis

@@ -1,0 +1,129 @@
+"""DFT against numpy's in float64: what ONNX's own node cases lack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from ort_gpu_ep.errors import Code
+from ort_gpu_ep.health.conformance import INEXACT, cases
+from tests.direct import run_direct
+from tests.ops.single_node import Array, assert_agree, check_decline, check_node, model_of, node_model, normal
+
+
+def parts(numbers: Array) -> Array:
+    """Complex numbers as [..., 2] in float32."""
+    return np.stack([numbers.real, numbers.imag], -1).astype(np.float32)
+
+
+def exact(x: Array, length: int | None, axis: int, inverse: bool = False, onesided: bool = False) -> Array:
+    signal = x[..., 0].astype(np.float64) + (1j * x[..., 1] if x.shape[-1] == 2 else 0)
+    if inverse and onesided:
+        return np.fft.irfft(signal, length, axis)[..., None].astype(np.float32)
+    if onesided:
+        return parts(np.fft.rfft(signal.real, length, axis))
+    return parts((np.fft.ifft if inverse else np.fft.fft)(signal, length, axis))
+
+
+def check(x: Array, axis: int = 1, length: int | None = None, opset: int = 20, inverse: bool = False, onesided: bool = False) -> None:
+    inputs: list[Array | None] = [x, None if length is None else np.array(length)]
+    attributes: dict[str, Any] = {"inverse": int(inverse), "onesided": int(onesided)}
+    if opset < 20:
+        attributes["axis"] = axis
+    else:
+        inputs.append(np.array(axis))
+    wanted = exact(x, length, axis % x.ndim, inverse, onesided)
+    check_node("DFT", inputs, opset, known=(1, 2), wanted=[wanted], **attributes)
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("n", [1, 2, 3, 31, 32, 33, 64, 1021])
+def test_whole_spectra(n: int, width: int, inverse: bool, opset: int) -> None:
+    check(normal(3, n, width), opset=opset, inverse=inverse)
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 31, 32, 1021])
+def test_half_spectra(n: int, opset: int) -> None:
+    check(normal(3, n, 1), opset=opset, onesided=True)
+    if n > 1:
+        for width in (1, 2):
+            check(normal(3, n, width), opset=opset, inverse=True, onesided=True)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 16, 17, 30, 31, 67])
+@pytest.mark.parametrize(("inverse", "onesided", "width"), [
+    (False, False, 2), (True, False, 2), (False, True, 1), (True, True, 2), (True, True, 1), (False, False, 1)])
+def test_lengths_cut_and_continue_with_zeros(length: int, inverse: bool, onesided: bool, width: int) -> None:
+    check(normal(2, 17, width), length=length, inverse=inverse, onesided=onesided)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -2, -3, -4])
+def test_axes(axis: int) -> None:
+    for opset in (17, 20):
+        check(normal(3, 5, 7, 2), axis, opset=opset)
+        check(normal(3, 5, 7, 1), axis, 8, opset=opset, onesided=True)
+
+
+def test_long_signals_stay_precise() -> None:
+    """Whatever the place on the circle, cosine and sine are right to a rounding; signals have a mean that is not zero."""
+    check(normal(1, 4099, 1) + np.float32(3), onesided=True)
+    check(normal(1, 2003, 2) + np.float32(1), inverse=True)
+
+
+def test_a_signal_comes_back() -> None:
+    x = normal(5, 67, 2)
+    (there,) = run_direct(*node_model("DFT", [x], 20))
+    check_node("DFT", [there], 20, wanted=[x], inverse=1)
+
+
+def test_not_a_number_stays_in_its_line() -> None:
+    x = normal(3, 17, 2)
+    x[1, 4, 0] = np.nan
+    (got,) = run_direct(*node_model("DFT", [x], 20))
+    assert np.isnan(got[1]).all()
+    assert_agree(got[::2], exact(x[::2], None, 1))
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 2), (3, 5, 0, 2)])
+def test_empty(shape: tuple[int, ...]) -> None:
+    check(np.zeros(shape, np.float32))
+
+
+def test_more_than_65535_workgroups() -> None:
+    check(normal(300_007, 7, 1))
+
+
+def test_a_fused_step() -> None:
+    x = normal(3, 31, 2)
+    model, feeds = model_of("DFT", (x,), opset=17, after=(helper.make_node("Abs", ["y0"], ["y"]),), axis=1)
+    assert_agree(run_direct(model, feeds)[0], np.abs(exact(x, None, 1)))
+
+
+@pytest.mark.parametrize(("shape", "code", "inputs", "attributes"), [
+    ((3, 5, 3), Code.RANK, [], {}), ((3, 5, 2), Code.RANK, [], {"onesided": 1}), ((3, 1, 2), Code.ATTRIBUTE, [], {"onesided": 1, "inverse": 1}),
+    ((3, 5, 2), Code.ATTRIBUTE, [None, np.array(2)], {}), ((3, 5, 2), Code.ATTRIBUTE, [None, np.array(-1)], {}),
+    ((3, 5, 2), Code.ATTRIBUTE, [np.array(0)], {}), ((3, 0, 2), Code.ATTRIBUTE, [np.array(5)], {}),
+    ((1, 70_001, 2), Code.LIMIT, [], {}), ((1, 3, 2), Code.ATTRIBUTE, [np.array(1 << 29)], {})])
+def test_what_is_declined(shape: tuple[int, ...], code: Code, inputs: list[Any], attributes: Any) -> None:
+    """The longest signal is what a driver's loops allow."""
+    check_decline(code, "DFT", [normal(*shape), *inputs], 20, known=(1, 2), **attributes)
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_an_excluded_case_is_wrong_beyond_its_own_tolerance(name: str) -> None:
+    """Ours agrees with numpy's float64 where the case's expected values don't."""
+    [case] = cases(f"^{name}$")
+    inputs, (wanted,) = case.data_sets[0]
+    x = np.asarray(inputs[0])
+    right = exact(x, None, 1, inverse=True)
+    assert not np.allclose(right, wanted, rtol=case.rtol, atol=case.atol)
+    opset, given = (17, [x]) if name.endswith("19") else (20, [x, None, np.asarray(inputs[-1])])
+    attributes = {"axis": 1} if opset == 17 else {}
+    (got,) = run_direct(*node_model("DFT", given, opset, known=(2,), inverse=1, **attributes))
+    np.testing.assert_allclose(got, right, rtol=case.rtol, atol=case.atol)
