@@ -10,7 +10,8 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import record
 from ort_gpu_ep.ops.axes import axes_of, ints_of
 from ort_gpu_ep.registry import BoundNode, Kernel, View, kernel, op
-from ort_gpu_ep.types import ANY, INT32, INT64, Shape, TensorType, dtype_of
+from ort_gpu_ep.symbolic import derived
+from ort_gpu_ep.types import ANY, FLOAT32, INT32, INT64, Shape, TensorType, dtype_of
 
 
 def _view(node: BoundNode, shape: Shape) -> View:
@@ -68,6 +69,7 @@ def unsqueeze(node: BoundNode) -> View:
 
 record("fill.wgsl", "elementwise")
 record("range.wgsl", "elementwise")
+record("range_float.wgsl", "elementwise")
 
 
 @op("ConstantOfShape", since=9, dtypes={}, bindings="_shape -> y")
@@ -83,12 +85,28 @@ def constant_of_shape(node: BoundNode) -> Kernel:
     return kernel("fill.wgsl", [TensorType(dtype_of(array), shape)], consts=words, raw=True)
 
 
-@op("Range", since=11, dtypes={"T": (INT32, INT64)}, bindings="_start _limit _delta -> y")
+@op("Range", since=11, dtypes={"T": (FLOAT32, INT32, INT64)}, bindings="_start _limit _delta -> y")
 def range_(node: BoundNode) -> Kernel:
-    """y[i] = start + i * delta while that is before the limit. Of integers: the host computes a range of floats."""
+    """y[i] = start + i * delta while that is before the limit. Before the run, the host computes a range of floats that it knows."""
+    if node.input(0).dtype is FLOAT32:
+        return _range_of_floats(node)
     start, limit, delta = (node.input(k).ints()[0] for k in range(3))
     if delta == 0:
         raise UnsupportedNodeError(Code.ATTRIBUTE, "Range with delta 0")
     count = max(-(-(limit - start) // delta), 0)
     out = TensorType(node.input(0).dtype, (count,))
     return kernel("range.wgsl", [out], consts={"START": start, "DELTA": delta}, raw=True)
+
+
+def _range_of_floats(node: BoundNode) -> Kernel:
+    start, limit, delta = (derived(float, node.input(k).require().reshape(-1)[0]) for k in range(3))
+    try:
+        count = derived(_count, start, limit, delta)
+    except (ArithmeticError, ValueError) as error:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Range from {start} to {limit} by {delta}: {error}") from error
+    return kernel("range_float.wgsl", [TensorType(FLOAT32, (count,))], consts={"START": start, "DELTA": delta})
+
+
+def _count(start: float, limit: float, delta: float) -> int:
+    """How many steps there are. Raises ArithmeticError or ValueError where there is no number. Source: onnxruntime, range.cc."""
+    return max(math.ceil(float(np.float32(limit) - np.float32(start)) / delta), 0)

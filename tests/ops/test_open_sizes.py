@@ -75,6 +75,11 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], Sequence[tuple[int, ...]]]] =
     "rotary": (
         "(float[N, L, 24] x, int64[N, L] p) => (float[N, L, 24] y) { y = RotaryEmbedding<num_heads=3>(x, cosines, sines, p) }",
         weights(cosines=(100, 4), sines=(100, 4)), [(2, 5), (3, 17), (2, 64)]),
+    "windows": (
+        "(float[N, L] x) => (float[N, L] y, float[K] c) { s = Shape(x) l = Gather(s, one) f = Cast<to=1>(l) r = Range(from, f, step) d = Div(tau, f) "
+        "a = Mul(r, d) c = Cos(a) g = Gather(c, places) y = Mul(x, g) }",
+        {"one": np.array(1), "from": np.array(-0.5, "f"), "step": np.array(0.25, "f"), "tau": np.array(6.2831855, "f"), "places": np.array([2])},
+        [(2, 5), (3, 17), (2, 64)]),
     "spectra": (
         "(float[N, L, 1] x) => (float[N, K, 2] y, float[N, L, 2] z) { y = DFT<axis=1, onesided=1>(x) c = DFT<axis=1>(x) "
         "z = DFT<axis=1, inverse=1>(c) }", {}, [(2, 5), (3, 17), (2, 64)]),

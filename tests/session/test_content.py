@@ -74,3 +74,27 @@ def test_scales_are_floats() -> None:
         given = {"x": rng.standard_normal((1, 1, height, 6)).astype("f"), "scales": np.array([1, 1, scale, 2], "f")}
         np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-6)
     assert session._state.partitions[0].program.planned == 2
+
+
+def ranges(start: float, limit: float, delta: float) -> dict[str, np.ndarray]:
+    return {"start": np.array(start, "f"), "limit": np.array(limit, "f"), "delta": np.array(delta, "f")}
+
+
+def test_ranges_of_floats() -> None:
+    """As long as onnxruntime's, which adds the steps up one by one; the last values of long ones are therefore compared with exact ones."""
+    model = make_model([node("Range", "start limit delta", "r"), node("Neg", "r", "y")], [info(n, []) for n in ("start", "limit", "delta")], ["y"])
+    session, cpu = opened(model), onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    drawn = [tuple(rng.uniform(-9, 9, 3)) for _ in range(20)]
+    for start, limit, delta in [*drawn, (0, 1, 0.1), (0, -1, -0.1), (1, 1, 2), (2, 1, 1), (0.1, 0.9, 0.1), (-3, 70_001, 1)]:
+        given = ranges(start, limit, delta)
+        (got,), (wanted,) = session.run(None, given), cpu.run(None, given)
+        assert got.shape == wanted.shape
+        exact = -(np.float64(given["start"]) + np.arange(wanted.size) * np.float64(given["delta"]))
+        np.testing.assert_allclose(got, exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", [(0, 1, 0), (0, np.inf, 1), (0, np.nan, 1), (np.nan, 1, 1)])
+def test_ranges_without_an_end_are_declined(given: tuple[float, float, float]) -> None:
+    model = make_model([node("Range", "start limit delta", "r"), node("Neg", "r", "y")], [info(n, []) for n in ("start", "limit", "delta")], ["y"])
+    with pytest.raises(Exception, match="Range from"):
+        opened(model).run(None, ranges(*given))
