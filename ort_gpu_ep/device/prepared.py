@@ -25,11 +25,13 @@ MAX_BINDINGS = 16
 MAX_REGIONS = 16
 """Sets of sizes whose shader parameters are on the device at the same time."""
 
-GROWTH = 1.25
+GROWTH = 1.5
 """A buffer that was too small gets so much more than it needs: ever longer inputs then seldom need another one."""
 
 SHRINK_RUNS = 256
-"""After so many runs that needed less than half of the buffers, they are made smaller."""
+SHRINK_NBYTES = 64 << 20
+"""After so many runs that needed less than half of the buffers, they are made smaller where that frees so much: on an H200 a larger size
+that comes back then takes 20 ms for new memory."""
 
 _PARAMETERS = objects.UNIFORM | objects.COPY_DST
 
@@ -115,7 +117,8 @@ class Prepared:
             if nbytes > self._slots[k].nbytes:
                 self._resize(k, max(nbytes, min(int(nbytes * GROWTH), self.gpu.limits.max_buffer_nbytes)))
         if not self._until_look:
-            if 2 * sum(self._needed) < sum(b.nbytes for b in self._slots):
+            needed, held = sum(self._needed), sum(b.nbytes for b in self._slots)
+            if held > 2 * needed and held - needed >= SHRINK_NBYTES:
                 for k, nbytes in enumerate(self._needed):
                     self._resize(k, nbytes)
             self._until_look, self._needed = SHRINK_RUNS, list(wanted)

@@ -15,7 +15,7 @@ import pytest
 import ort_gpu_ep as ort
 from ort_gpu_ep import host, plugin
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, objects
+from ort_gpu_ep.device import Gpu, objects, prepared
 from ort_gpu_ep.device.gpu import POOL_AGE_S
 from ort_gpu_ep.device.prepared import MAX_BINDINGS, SHRINK_RUNS
 from ort_gpu_ep.device.program import MAX_SHOWN
@@ -173,8 +173,12 @@ def test_plans_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) -> 
     assert gpu.stats.buffers <= counted + 2
 
 
-def test_activations_follow_the_sizes_of_the_runs(gpu: Gpu, model: bytes, rng: np.random.Generator) -> None:
-    """One large run among small ones: its memory is kept for the next large one, but not for ever."""
+def test_activations_follow_the_sizes_of_the_runs(
+    gpu: Gpu, model: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One large run among small ones: its memory is kept for the next large one, but much of it not for ever."""
+    monkeypatch.setattr(prepared, "SHRINK_NBYTES", 1 << 20)
+
     def run(rows: int) -> int:
         session.run(None, {"x": rng.standard_normal((rows, SIDE)).astype("f")})
         gpu.trim()
