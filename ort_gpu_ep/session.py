@@ -230,7 +230,7 @@ class InferenceSession(plugin.PlainSession):
 
     def _front(self, name: str) -> Candidate:
         """What this session is now, as a candidate that stays when the session becomes another one."""
-        plain = object.__new__(plugin.PlainSession)
+        plain = object.__new__(plugin.OrtSession if self._state is None else plugin.PlainSession)
         plain.__dict__.update({k: v for k, v in vars(self).items() if k in self._theirs})
         return Candidate(name, plain, self._state)
 

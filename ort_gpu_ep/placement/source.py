@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.plugin import PlainSession
+from ort_gpu_ep.plugin import EP_NAME, OrtSession, PlainSession
 
 if TYPE_CHECKING:
     import onnx
@@ -37,10 +37,11 @@ class Source:
         if os.name != "nt":
             self._hold()
 
-    def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> PlainSession:
+    def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> Any:
         """A session of the model. Raises what onnxruntime raises."""
+        kind = PlainSession if EP_NAME in names else OrtSession      # without callbacks of ours, Ctrl-C needs no care: half a microsecond
         with not_written(settings), self._there() as model:
-            return PlainSession(model, settings, names, options, **kwargs)
+            return kind(model, settings, names, options, **kwargs)
 
     def _hold(self) -> None:
         """Opens the files. One that can't be is onnxruntime's to complain about."""

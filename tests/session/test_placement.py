@@ -126,16 +126,16 @@ def test_an_island(island: bytes, rng: np.random.Generator) -> None:
 
 def force_a_decline(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """From now on the plan of inputs with that many rows is declined, as a limit of an adapter would do it."""
-    from ort_gpu_ep.device import program
+    from ort_gpu_ep.device import Program
     from ort_gpu_ep.errors import Code
-    real = program.make_plan
+    real = Program._filled_plan
 
-    def make_plan(graph: Any, inputs: Any, *rest: Any) -> Any:
-        if any(t.shape[:1] == (rows,) for t in inputs.values()):
+    def filled_plan(program: Any, types: Any, values: Any) -> Any:
+        if any(t.shape[:1] == (rows,) for t in types):
             raise UnsupportedNodeError(Code.LIMIT, f"{rows} rows are too many")
-        return real(graph, inputs, *rest)
+        return real(program, types, values)
 
-    monkeypatch.setattr(program, "make_plan", make_plan)
+    monkeypatch.setattr(Program, "_filled_plan", filled_plan)
 
 
 def test_a_shape_that_is_declined_at_run_time_goes_to_the_cpu(
