@@ -108,7 +108,8 @@ class InferenceSession(plugin.PlainSession):
                     runner = _runner(model, settings, options[0], kwargs, config)
                     source = runner.candidates.model
                     names, options = runner.candidates.providers(runner.first)
-        if source is None and isinstance(model, (str, bytes, os.PathLike)):
+        ours = names is None or EP_NAME in names or asked is not None
+        if source is None and ours and isinstance(model, (str, bytes, os.PathLike)):
             source = Source(model if isinstance(model, bytes) else os.fspath(model))
         state = self._created(names, options, runner.candidates.costs if runner is not None else None)
         self._state, self._runner, self._source, self._asked, self._lease, self._trouble = state, runner, source, asked, lease, trouble
@@ -225,7 +226,7 @@ class InferenceSession(plugin.PlainSession):
 
     def _cpu_session(self) -> Any:
         """The same model on the CPU only, for one run: its arena would keep that run's tensors, and the weights once more."""
-        assert self._source is not None, "onnxruntime takes no other models"
+        assert self._source is not None, "only a session with our provider asks"
         return self._source.session(self._sess_options_initial, [CPU_PROVIDER], [{}], {})
 
     def _front(self, name: str) -> Candidate:
@@ -245,6 +246,7 @@ class _SessionOnCpu(InferenceSession):
     """A session without partitions: nothing of ours is in the way of a run, not even half a microsecond of Python."""
 
     run = plugin.OrtSession.run
+    run_async = plugin.OrtSession.run_async
     run_with_iobinding = plugin.OrtSession.run_with_iobinding
     run_with_ort_values = plugin.OrtSession.run_with_ort_values
 

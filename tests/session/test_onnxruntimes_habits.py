@@ -89,6 +89,7 @@ def test_open_files_go_with_the_session(mlp: bytes, auto: Callable[..., Any], tm
     session = auto(str(path))
     held = list(session._source._held.values())
     assert len(held) == 2
+    assert ort.InferenceSession(str(path), providers=[CPU])._source is None
     del session
     for file in held:
         with pytest.raises(OSError, match="Bad file descriptor"):
