@@ -33,12 +33,16 @@ Answer: TypeAlias = Lowering | HostValues | Decline
 class Facts:
     """What is known of each value: its concrete type, and its content where the host knows it.
 
-    later: values whose content the host will know when a run begins.
+    later: values whose content the host will know when a run begins. computed: values that the GPU computes in this graph.
+    breaks: by id() of a node, the computed value whose content it needs: they can't be in one group, because the host reads the value in
+    between.
     """
 
     types: dict[str, TensorType]
     known: dict[str, Array]
     later: set[str] = field(default_factory=set)
+    computed: set[str] = field(default_factory=set)
+    breaks: dict[int, str] = field(default_factory=dict)
 
     def operand(self, name: str) -> Operand | None:
         tensor = self.types.get(name)
@@ -85,16 +89,20 @@ def walk(
             yield node, answer, None
         else:
             answer = _answer(bound, limits)
-            if isinstance(answer, Decline) and answer.later:
-                answer = _deferred(node, answer, otherwise) or answer
+            if isinstance(answer, Decline) and answer.operand:
+                answer = _deferred(node, answer, facts, otherwise) or answer
             yield node, answer, bound
         _learn(facts, node, answer, otherwise)
         if facts.later:
             _learn_later(facts, node, answer)
 
 
-def _deferred(node: Node, decline: Decline, otherwise: Callable[[str], TensorType | None]) -> Lowering | None:
-    """A promise to take the node once the values are there; None where the types of its outputs are not known without them."""
+def _deferred(node: Node, decline: Decline, facts: Facts, otherwise: Callable[[str], TensorType | None]) -> Lowering | None:
+    """A promise to take the node once the values are there; None where that can't be, or the types of its outputs are not known then."""
+    if not decline.later:
+        if decline.operand not in facts.computed or not is_readable(facts.types[decline.operand]):
+            return None
+        facts.breaks[id(node)] = decline.operand
     guesses = (*decline.types, *(None,) * (len(node.outputs) - len(decline.types)))
     types = tuple((otherwise(name) or guess) if name else None for name, guess in zip(node.outputs, guesses, strict=False))
     missing = any(name and tensor is None for name, tensor in zip(node.outputs, types, strict=True))
@@ -160,6 +168,7 @@ def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], 
             tensor = TensorType(found[1], tuple(found[0].shape))
         elif isinstance(answer, Lowering):
             tensor = answer.outputs[i] if i < len(answer.outputs) else None
+            facts.computed.add(name)
         else:
             tensor = otherwise(name)
         if tensor is not None:

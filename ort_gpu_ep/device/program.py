@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.gpu import Buffer, Gpu
 from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph, Value
 from ort_gpu_ep.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
@@ -29,6 +29,10 @@ sizes that need the same kernels, so there are more only for an operator that ha
 MAX_SHAPES = 256
 """Sets of input types whose numbers a program keeps: what a new one takes is computed in less than a millisecond."""
 
+
+RECENT_RUNS = 32
+MOST_NEW = 24
+"""Of so many runs, so many needed a plan of their own: what the data decides on varies too much, and planning takes longer than the CPU."""
 
 MAX_SHOWN = 8
 """Sets of input types that `plans` tells of."""
@@ -53,6 +57,7 @@ class Program:
         self._filled: OrderedDict[Hashable, tuple[Prepared, Filled]] = OrderedDict()
         self.steering: tuple[int, ...] = ()     # positions of the inputs whose content decides on shapes: read before a run
         self.planned = 0        # plans ever made: a new size makes none where one holds for it
+        self._new: deque[bool] = deque(maxlen=RECENT_RUNS)      # whether each of the last runs needed one
         self._closed = False
         self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
         self.graph = self._take_constants(graph)
@@ -142,8 +147,11 @@ class Program:
         values = self._content(types, read)
         key: Hashable = (types, _key(values))
         found = self._filled.get(key)
+        made = self.planned
         if found is None:
             found = self._filled_plan(types, values) or self._new_plan(types, values, read)
+        self._new.append(self.planned > made)
+        if key not in self._filled:
             self._filled[types, _key(self._content(types, read))] = found    # more content may count than was known
             while len(self._filled) > MAX_SHAPES:
                 self._filled.popitem(last=False)
@@ -163,6 +171,11 @@ class Program:
         return None
 
     def _new_plan(self, types: tuple[TensorType, ...], values: Mapping[int, Array], read: Read | None) -> tuple[Prepared, Filled]:
+        if sum(self._new) >= MOST_NEW and not self.config.strict:
+            self._new.append(True)
+            raise UnsupportedNodeError(
+                Code.COST, f"{self.graph.name}: {sum(self._new)} of the last {len(self._new)} runs needed a plan of their own: shapes depend on "
+                "data that is different each time. A run that an earlier plan holds for still goes to the GPU; placement=cpu avoids the rest.")
         template = self._template(types, values, read)
         filled = template.fill(types, self._content(types, read))
         if filled is None:

@@ -146,7 +146,7 @@ def _without_losers(state: _State, groups: list[list[Node]], prices: Prices) -> 
 def _settle(state: _State, config: Config, limits: Limits) -> list[list[Node]]:
     """Groups until every one stands on its own: a node may need a value that the host knew only outside its group."""
     while True:
-        groups = convex_groups(state.graph.nodes, state.taken)
+        groups = convex_groups(state.graph.nodes, state.taken, state.facts.breaks)
         before = len(state.declined)
         for group in groups:
             _check_group(state, group, config, limits)

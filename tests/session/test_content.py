@@ -98,3 +98,39 @@ def test_ranges_without_an_end_are_declined(given: tuple[float, float, float]) -
     model = make_model([node("Range", "start limit delta", "r"), node("Neg", "r", "y")], [info(n, []) for n in ("start", "limit", "delta")], ["y"])
     with pytest.raises(Exception, match="Range from"):
         opened(model).run(None, ranges(*given))
+
+
+def counted() -> bytes:
+    """As many rows as the data says."""
+    nodes = [node("Relu", "x", "r"), node("ReduceMax", "r", "m", keepdims=0), node("Cast", "m", "c", to=INT64), node("Reshape", "c one", "k"),
+             node("Slice", "r from k along", "s"), node("Exp", "s", "y")]
+    return make_model(nodes, [info("x", ["N", 8])], ["y"], {"from": np.array([0]), "along": np.array([0]), "one": np.array([1])}, opset=13)
+
+
+def test_what_the_gpu_computed_is_read_in_between() -> None:
+    """The shape of a result depends on a value of the GPU's: one readback, and both sides of it stay on the GPU."""
+    session, cpu = opened(counted()), onnxruntime.InferenceSession(counted(), providers=["CPUExecutionProvider"])
+    assert session.explain().count("cpu") == 0
+    assert len(session._state.partitions) == 2
+    for most in (3.5, 1.2, 7.9, 2.0):
+        x = np.minimum(rng.standard_normal((9, 8)), 1).astype("f")
+        x[4, 4] = most
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], cpu.run(None, {"x": x})[0], rtol=1e-6)
+    assert [p.program.planned for p in session._state.partitions] == [1, 2], "a slice of one row has a plan of its own"
+    downloads = session._state.gpu.stats.downloads
+    session.run(None, {"x": x})
+    assert session._state.gpu.stats.downloads == downloads + 2, "the value, and the result"
+
+
+def test_data_that_needs_ever_new_plans_goes_to_the_cpu() -> None:
+    model = make_model([node("Resize", "x none scales", "y", mode="linear")], [info("x", [1, 1, 5, 6]), info("scales", [4])], ["y"],
+                       {"none": np.zeros(0, "f")})
+    session = ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu"})
+    cpu = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    for k in range(40):
+        given = {"x": rng.standard_normal((1, 1, 5, 6)).astype("f"), "scales": np.array([1, 1, 1 + k / 16, 2], "f")}
+        np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-6)
+    (partition,) = session._state.partitions
+    assert partition.program.planned == 24
+    assert partition.fallbacks == 16
+    assert "needed a plan of their own" in str(session.explain())
