@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ops.elementwise import COMPUTABLE, FLOATING, Expression, elementwise
-from ort_gpu_ep.registry import BoundNode, View, op, result_dtype
-from ort_gpu_ep.types import ANY, BOOL, FLOAT16, DType, names
+from ort_gpu_ep.registry import BoundNode, Lowering, View, kernel, op, result_dtype
+from ort_gpu_ep.types import ANY, BOOL, FLOAT16, DType, TensorType, names
 
 
 def converted(source: DType, target: DType) -> str:
@@ -48,12 +48,27 @@ def identity(node: BoundNode) -> View:
     return View(node.input(0).type)
 
 
-@op("Dropout", since=7, dtypes={"T": ANY}, bindings="x _ratio? _training? -> y _mask?")
-def dropout(node: BoundNode) -> View:
-    """y = x: inference. Training and the mask output are declined."""
-    training = node.optional(2)
+@op("BitCast", dtypes={"T1": ANY}, bindings="x -> y")
+def bit_cast(node: BoundNode) -> View:
+    """y = the bits of x as another element type of the same size."""
+    x, target = node.input(0), result_dtype(int(node.attr("to")))
+    if target.nbytes != x.dtype.nbytes:
+        raise UnsupportedNodeError(Code.DTYPE, f"BitCast of {x.dtype} to {target}: the sizes differ")
+    return View(TensorType(target, x.shape))
+
+
+@op("Dropout", since=7, dtypes={"T": ANY}, bindings="x _ratio? _training? -> y mask?")
+def dropout(node: BoundNode) -> Lowering:
+    """y = x, mask = true everywhere: inference, or a ratio of 0. Training is declined, as is the mask before opset 10."""
+    x, training = node.input(0), node.optional(2)
     if training is not None and bool(training.require().reshape(-1)[0]):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, "Dropout in training mode; taken: inference")
-    if node.wants(1):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, "Dropout with its mask output; taken: without")
-    return View(node.input(0).type)
+        ratio = node.optional(1)
+        if ratio is None or ratio.require().reshape(-1)[0] != 0:
+            raise UnsupportedNodeError(Code.ATTRIBUTE, "Dropout in training mode; taken: inference, or a ratio of 0")
+    if not node.wants(1):
+        return Lowering((x.type, *(None for _ in node.node.outputs[1:])), views=((0, 0),))
+    if node.version < 10:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Dropout of opset {node.version} with its mask output; taken: without")
+    mask = TensorType(BOOL, x.shape)
+    made = kernel("fill.wgsl", [mask], consts={"LOW": 1, "HIGH": 0}, raw=True, reads={}, writes={"y": 1})
+    return Lowering((x.type if node.wants(0) else None, mask), (made,), views=((0, 0),) if node.wants(0) else ())

@@ -1,9 +1,9 @@
-"""Ops along an axis whose elements depend on an order: running sums and the largest elements."""
+"""Ops along an axis whose elements depend on an order: running sums and products, and the largest elements."""
 
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import KernelCall, Known, case, ceil_div, normal, record
+from ort_gpu_ep.kernels import KernelCall, Known, case, ceil_div, integers, normal, record
 from ort_gpu_ep.ops.axes import around, axis_of, replaced
 from ort_gpu_ep.ops.indexing import tuple_consts
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
@@ -11,6 +11,7 @@ from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.types import ANY, BOOL, INT64, NUMBERS, UINT32, UINT64, DType, TensorType
 
 MAX_LANES = 256
+SUMMED = (*NUMBERS, UINT32, UINT64)
 
 RUN = 1024
 """Elements that a workgroup of topk_sort.wgsl sorts: a 64-bit key and an index each, 12 of WebGPU's 16 KiB of workgroup memory."""
@@ -24,9 +25,11 @@ def _sort_loops(k: KernelCall) -> int:
 
 
 record(
-    "cumsum.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["N"], k.workgroup_size) * (1 + k.workgroup_size.bit_length()),
+    "cumulative.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["N"], k.workgroup_size) * (1 + k.workgroup_size.bit_length()),
     steps=lambda k: max(ceil_div(k["N"], k.workgroup_size), 1),
-    cases=[case("CumSum", 14, normal(3, n), Known(1), reverse=reverse) for n in (1, 63, 257, 1030) for reverse in (0, 1)])
+    cases=[
+        *(case("CumSum", 14, normal(3, n), Known(1), reverse=reverse) for n in (1, 63, 257, 1030) for reverse in (0, 1)),
+        case("CumProd", 26, integers(-9, 10, 3, 301, dtype="int32"), Known(1))])
 record("topk_keys.wgsl", "elementwise")
 record("topk_sort.wgsl", "sorting", loop_bound=_sort_loops)
 record("topk_merge.wgsl", "sorting", loop_bound=lambda k: 32)      # a binary search over 32-bit positions
@@ -38,15 +41,26 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-@op("CumSum", since=11, dtypes={"T": NUMBERS}, bindings="x _axis -> y", epilogue=True)
+@op("CumSum", since=11, dtypes={"T": SUMMED}, bindings="x _axis -> y", epilogue=True)
 def cum_sum(node: BoundNode) -> Kernel:
     """y[j] = the sum of x[k] for k <= j along the axis (`exclusive`: k < j; `reverse`: from the end); a workgroup per line."""
+    return _cumulative(node, False)
+
+
+@op("CumProd", dtypes={"T": SUMMED}, bindings="x _axis -> y", epilogue=True)
+def cum_prod(node: BoundNode) -> Kernel:
+    """y[j] = the product of x[k] for k <= j along the axis (`exclusive`: k < j; `reverse`: from the end); a workgroup per line."""
+    return _cumulative(node, True)
+
+
+def _cumulative(node: BoundNode, product: bool) -> Kernel:
     x = node.input(0)
     outer, n, inner = around(x.shape, axis_of(node, node.input(1).ints()[0], x.rank))
     lanes = min(MAX_LANES, max(32, _power_of_two(hint(n))))
     return kernel(
-        "cumsum.wgsl", [x.type], groups=outer * inner, lanes=lanes, workgroup_nbytes=lanes * x.dtype.nbytes,
-        consts={"N": n, "INNER": inner, "EXCLUSIVE": bool(node.attr("exclusive")), "REVERSE": bool(node.attr("reverse"))})
+        "cumulative.wgsl", [x.type], groups=outer * inner, lanes=lanes, workgroup_nbytes=lanes * x.dtype.nbytes,
+        consts={"N": n, "INNER": inner, "EXCLUSIVE": bool(node.attr("exclusive")), "REVERSE": bool(node.attr("reverse")),
+                "PRODUCT": product})
 
 
 @op("TopK", dtypes={"T": tuple(t for t in ANY if t is not BOOL)}, bindings="x _k? -> values indices")

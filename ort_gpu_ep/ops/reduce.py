@@ -10,7 +10,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, integers, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
 from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.types import FLOATS, INT8, INT64, NUMBERS, UINT8, DType, Shape, TensorType
+from ort_gpu_ep.types import BOOL, FLOATS, INT8, INT32, INT64, NUMBERS, UINT8, UINT32, DType, Shape, TensorType
 
 LANES = 256
 """Invocations a workgroup: WebGPU's guaranteed maximum."""
@@ -23,6 +23,7 @@ LONG = 1 << 14
 
 record("reduce.wgsl", "reduction", loop_bound=lambda k: k.rows(1) * k["P"])
 record("reduce_empty.wgsl", "elementwise")
+record("convert.wgsl", "elementwise")
 record(
     "arg_reduce.wgsl", "reduction", loop_bound=lambda k: k.rows(1),
     cases=[
@@ -115,12 +116,15 @@ class Fold:
     dtypes: tuple[DType, ...] = NUMBERS
 
 
+NARROW = {INT8: INT32, UINT8: UINT32, BOOL: UINT32}
+"""Packed element types, and the type that workgroups reduce them in: only a kernel with an invocation for each element packs."""
+
 FOLDS = {
     "ReduceSum": Fold("sum x"),
     "ReduceMean": Fold("mean x", finish=1, empty=4),
     "ReduceProd": Fold("product of x", fold=1, empty=1),
-    "ReduceMax": Fold("max x", fold=2, empty=2),
-    "ReduceMin": Fold("min x", fold=3, empty=3),
+    "ReduceMax": Fold("max x", fold=2, empty=2, dtypes=(*NUMBERS, *NARROW)),
+    "ReduceMin": Fold("min x", fold=3, empty=3, dtypes=(*NUMBERS, *NARROW)),
     "ReduceL1": Fold("sum |x|", prepare=1),
     "ReduceL2": Fold("sqrt sum x^2", prepare=2, finish=2, dtypes=FLOATS),
     "ReduceSumSquare": Fold("sum x^2", prepare=2),
@@ -129,21 +133,35 @@ FOLDS = {
 
 
 def reduction(node: BoundNode, fold: Fold, axes: Sequence[int], out: TensorType, p: int = 1) -> Kernel | Lowering:
-    """y = fold of x over `axes`; few long rows in two steps, the first over pieces of them."""
+    """y = fold of x over `axes`; elements of less than 16 bits in 32, and back."""
     x = node.input(0)
     rows = rows_of(x.shape, axes)
     if rows.length == 0:
         return _empty(node, fold, out)
+    if out.dtype not in NARROW:
+        return _folded(rows, fold, out, p)
+    wide = TensorType(NARROW[out.dtype], out.shape)
+    source: int | str = "numbers" if x.dtype is BOOL else 0
+    numbers = TensorType(UINT32, x.shape)
+    inner = _folded(rows, fold, wide, p, source, "wide")
+    kernels = [kernel("convert.wgsl", [numbers], reads={"x": 0}, writes={"y": "numbers"})] if source else []
+    kernels += [*inner.kernels, kernel("convert.wgsl", [out], reads={"x": "wide"}, writes={"y": 0})]
+    temps = (*inner.temps, ("wide", wide), *((("numbers", numbers),) if source else ()))
+    return Lowering((out,), tuple(kernels), temps)
+
+
+def _folded(rows: Rows, fold: Fold, out: TensorType, p: int, source: int | str = 0, target: int | str = 0) -> Lowering:
+    """Few long rows in two steps, the first over pieces of them."""
     if rows.count == 0 or hint(rows.length) < LONG or hint(rows.count) * rows.team >= BUSY:
-        return _fold(rows, fold, out, p, rows.length)
+        return Lowering((out,), (_fold(rows, fold, out, p, rows.length, source, target),))
     parts = min(-(-hint(rows.length) // (LONG // 8)), max(1, BUSY // (hint(rows.count) * LANES)) * 2)
     piece = -(-rows.length // parts)
     parts = -(-rows.length // piece)
-    pieces = TensorType(x.dtype, (rows.count * parts,))
+    pieces = TensorType(out.dtype, (rows.count * parts,))
     cut = Rows(pieces.size, piece, _team(pieces.size, piece, rows.adjacent), False, rows.start, rows.step)
-    first = _fold(cut, Fold("", fold.fold, fold.prepare), pieces, p, rows.length, target="pieces")
+    first = _fold(cut, Fold("", fold.fold, fold.prepare), pieces, p, rows.length, source, "pieces")
     rest = rows_of((rows.count, parts), (1,))
-    last = _fold(rest, Fold("", fold.fold, 0, fold.finish), out, p, parts, source="pieces", mean_of=rows.length)
+    last = _fold(rest, Fold("", fold.fold, 0, fold.finish), out, p, parts, "pieces", target, mean_of=rows.length)
     return Lowering((out,), (first, last), temps=(("pieces", pieces),))
 
 
@@ -159,6 +177,8 @@ def _fold(
 
 
 def _empty(node: BoundNode, fold: Fold, out: TensorType) -> Kernel:
+    if out.dtype is BOOL:
+        return kernel("reduce_empty.wgsl", [out], consts={"KIND": fold.empty - 2}, reads={}, writes={"y": 0})   # false, true
     if fold.empty > 1 and out.dtype not in FLOATS:
         raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of {out.dtype} over no elements has no value")
     return kernel("reduce_empty.wgsl", [out], consts={"KIND": fold.empty}, reads={}, writes={"y": 0})

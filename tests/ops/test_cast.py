@@ -1,4 +1,4 @@
-"""Cast, CastLike, Identity and Dropout: every pair of element types against numpy, and what is passed on unchanged."""
+"""Cast, CastLike, BitCast, Identity and Dropout: every pair of element types against numpy, and what is passed on unchanged."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.partitioner import fuse
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, assert_same, data, model_of
 
@@ -106,6 +107,41 @@ def test_dropout_of_inference(opset: int, inputs: tuple[Any, ...], attributes: d
     assert_same(run_direct(*model_of("Dropout", (x, *inputs), opset=opset, **attributes)), [x])
 
 
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 1031), (263, 257)], ids=str)
+@pytest.mark.parametrize(("opset", "inputs"), [
+    (10, ()), (13, (Host(0.3, "float32"),)), (22, (Host(0.3, "float32"), Host(False, "bool"))),
+    (22, (Host(0.0, "float32"), Host(True, "bool")))])
+def test_dropout_masks_nothing(opset: int, inputs: tuple[Any, ...], shape: tuple[int, ...]) -> None:
+    """In inference, and in training with a ratio of 0; with either output left out, too."""
+    x = data(*shape)
+    model, feeds = model_of("Dropout", (x, *inputs), outputs=2, opset=opset)
+    assert_same(run_direct(model, feeds), [x, np.ones(shape, bool)])
+    del model.graph.output[0]
+    model.graph.node[0].output[0] = ""
+    assert_same(run_direct(model, feeds), [np.ones(shape, bool)])
+
+
+BIT_TYPES = {1: ("int8", "uint8"), 2: ("int16", "uint16", "float16"), 4: ("int32", "uint32", "float32"), 8: ("int64", "uint64", "float64")}
+
+
+@pytest.mark.parametrize(("source", "target"), [(s, t) for types in BIT_TYPES.values() for s in types for t in types if s != t])
+def test_bit_casts(source: str, target: str) -> None:
+    for shape in ((), (0, 3), (5, 7), (3, 1031)):
+        x = np.frombuffer(np.random.default_rng(3).bytes(np.dtype(source).itemsize * int(np.prod(shape))), source).reshape(shape)
+        (got,) = run_direct(*model_of("BitCast", (x,), opset=26, to=onnx_type(target)))
+        assert (got.dtype, got.shape) == (np.dtype(target), shape)
+        assert got.tobytes() == x.tobytes()
+
+
+def test_bit_casts_between_kernels() -> None:
+    """The sign by its bit: what is computed before and after is of different types."""
+    x = data(5, 1031)
+    after = (helper.make_node("BitwiseAnd", ["y0", "sign"], ["a"]), helper.make_node("BitCast", ["a"], ["y"], to=onnx_type("float32")))
+    model, feeds = model_of("BitCast", (x,), opset=26, after=after, to=onnx_type("uint32"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0x7fffffff, np.uint32), "sign"))
+    assert_same(run_direct(model, feeds, fuse), [np.abs(x)])
+
+
 DECLINED: list[tuple[str, tuple[Any, ...], int, dict[str, Any], Code]] = [
     ("Cast", (data(3),), 13, {"to": TensorProto.DOUBLE}, Code.DTYPE),
     ("Cast", (data(3),), 19, {"to": TensorProto.FLOAT8E5M2}, Code.DTYPE),
@@ -114,7 +150,10 @@ DECLINED: list[tuple[str, tuple[Any, ...], int, dict[str, Any], Code]] = [
     ("CastLike", (data(3), data(3, dtype="float64")), 15, {}, Code.DTYPE),
     ("Dropout", (data(3), None, Host(True, "bool")), 13, {}, Code.ATTRIBUTE),
     ("Dropout", (data(3), None, np.array(True)), 13, {}, Code.NOT_CONSTANT),
-    ("Dropout", (data(3),), 13, {"outputs": 2}, Code.ATTRIBUTE),
+    ("Dropout", (data(3), Host(0.5, "float32"), Host(True, "bool")), 13, {"outputs": 2}, Code.ATTRIBUTE),
+    ("Dropout", (data(3),), 7, {"outputs": 2}, Code.ATTRIBUTE),
+    ("BitCast", (data(3),), 26, {"to": TensorProto.DOUBLE}, Code.DTYPE),
+    ("BitCast", (data(3),), 26, {"to": TensorProto.COMPLEX64}, Code.DTYPE),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Gather..., Scatter..., OneHot, EyeLike, ReverseSequence, CumSum, TopK against ONNX Runtime's CPU kernels or numpy."""
+"""Gather..., Scatter..., OneHot, EyeLike, ReverseSequence, CumSum, CumProd, TopK against ONNX Runtime's CPU kernels or numpy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, assert_same, data, indices, model_of, on_cpu, onnx_cases
 
 OPS = ("Gather", "GatherElements", "GatherND", "ScatterND", "ScatterElements", "Scatter", "OneHot", "EyeLike", "ReverseSequence",
-       "CumSum", "TopK")
+       "CumSum", "CumProd", "TopK")
 NEWER = ("OneHot", "ReverseSequence")
 """Ops whose ONNX cases are of an opset that is not read yet."""
 
@@ -145,10 +145,35 @@ def test_cumsum(shape: tuple[int, ...], exclusive: int, reverse: int) -> None:
     assert np.linalg.norm(y - wanted) <= 6e-7 * max(np.linalg.norm(wanted), 1e-9)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_cumsum_of_integers_wraps(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "uint64"])
+def test_cumulated_integers_wrap(dtype: str) -> None:
     x = data(5, 301, dtype=dtype)
     assert_same(run("CumSum", x, Host(-1)), [np.cumsum(x, 1, dtype=dtype)])
+    odd = x | np.asarray(1, dtype)      # an even factor in each second place would leave zeros only
+    assert_same(run("CumProd", odd, Host(-1), opset=26), [np.cumprod(odd, 1, dtype=dtype)])
+
+
+@pytest.mark.parametrize("shape", [(7, 13), (1, 1), (3, 256), (2, 257, 3), (5, 1031, 2), (2, 3, 70000), (0, 5), (5, 0)])
+@pytest.mark.parametrize(("exclusive", "reverse"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_cumprod(shape: tuple[int, ...], exclusive: int, reverse: int) -> None:
+    axis = 1 if shape[-1] < 1000 else 2
+    x = (1 + np.random.default_rng([7, *shape]).normal(size=shape) / 100).astype(np.float32)
+    y = run("CumProd", x, Host(axis), exclusive=exclusive, reverse=reverse, opset=26)[0]
+    wide = np.flip(x, axis).astype(np.float64) if reverse else x.astype(np.float64)
+    wanted = np.cumprod(wide, axis) / (wide if exclusive else 1)
+    wanted = np.flip(wanted, axis) if reverse else wanted
+    assert np.linalg.norm(y - wanted) <= 5e-6 * np.linalg.norm(wanted)
+
+
+def test_a_zero_factor_stays() -> None:
+    """An exclusive product is no quotient: no NaN behind a zero; before infinities and NaN everything is as it was."""
+    x = np.full((3, 700), 1.5, np.float32)
+    x[:, 40:] = 1
+    x[0, 300], x[1, 500], x[2, 600] = 0, np.nan, -np.inf
+    y = run("CumProd", x, Host(1), exclusive=1, opset=26)[0]
+    for line, at, value in ((0, 300, 0), (1, 500, np.nan), (2, 600, -np.inf)):
+        np.testing.assert_allclose(y[line, 40:at + 1], 1.5 ** 40, rtol=1e-5)
+        np.testing.assert_array_equal(y[line, at + 1:], value)
 
 
 def test_cumsum_stays_infinite_and_nan() -> None:
@@ -207,6 +232,9 @@ def test_one_output_of_top_k(wanted: int) -> None:
 
 
 def test_fused_steps_of_cumsum() -> None:
+    model, feeds = model_of(
+        "CumProd", (data(7, 3), Host(1)), opset=26, after=(helper.make_node("Neg", ["y0"], ["y"]),))
+    np.testing.assert_allclose(run_direct(model, feeds, fuse)[0], -np.cumprod(feeds["x0"], 1), rtol=1e-5, atol=1e-5)
     model, feeds = model_of("CumSum", (data(7, 301), Host(1)), after=(helper.make_node("Relu", ["y0"], ["y"]),))
     np.testing.assert_allclose(run_direct(model, feeds, fuse)[0], on_cpu(model, feeds)[0], rtol=1e-5, atol=1e-5)
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from ort_gpu_ep.errors import Code
+from ort_gpu_ep.partitioner import fuse
 from tests.direct import run_direct
-from tests.ops.single_node import Array, check_decline, check_node, node_model, normal, positive
+from tests.ops.single_node import Array, Host, check_decline, check_node, model_of, node_model, normal, positive
 
 FLOAT_FOLDS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
                "ReduceLogSum", "ReduceLogSumExp")
@@ -48,6 +50,39 @@ def test_float(op: str, shape: tuple[int, ...], axes: Any) -> None:
 def test_int(op: str, dtype: Any) -> None:
     x = np.random.default_rng(7).integers(-3, 4, (3, 7, 5)).astype(dtype)
     check_reduce(op, x + 5 * (op == "ReduceProd"), [-2])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "bool"])
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+def test_packed(op: str, dtype: str) -> None:
+    """Four elements to a word; rows that one workgroup takes, and such that many share."""
+    for shape, axes in (*SHAPES, ((2, 70_001), [1]), ((1_000_003,), [0])):
+        x = random_of(dtype, *shape)
+        function = np.max if op == "ReduceMax" else np.min
+        wanted = np.asarray(function(x, None if axes is None else tuple(axes), keepdims=True), dtype)
+        check_reduce(op, x, axes, 20, wanted=[wanted])
+
+
+def random_of(dtype: str, *shape: int) -> Array:
+    """Of any size; of bools, in some rows one is unlike the others."""
+    rng = np.random.default_rng([5, *shape])
+    if dtype == "bool":
+        return np.asarray(rng.random(shape) < rng.choice([0.001, 0.999], (*shape[:-1], 1) if shape else ()))
+    info = np.iinfo(dtype)
+    return np.asarray(rng.integers(info.min, info.max, shape, dtype, endpoint=True))
+
+
+def test_none_of_no_bools_and_all_of_them() -> None:
+    x = np.zeros((3, 0, 5), bool)
+    check_reduce("ReduceMax", x, [1], 20, wanted=[np.zeros((3, 1, 5), bool)])
+    check_reduce("ReduceMin", x, [1], 20, wanted=[np.ones((3, 1, 5), bool)])
+    check_decline(Code.DTYPE, "ReduceMax", [x.astype(np.int8), np.array([1])], 18, known=(1,))
+
+
+def test_a_fused_step_of_packed_elements() -> None:
+    x = random_of("bool", 7, 131)
+    model, feeds = model_of("ReduceMax", (x, Host([1])), opset=20, after=(helper.make_node("Not", ["y0"], ["y"]),))
+    np.testing.assert_array_equal(run_direct(model, feeds, fuse)[0], ~x.max(1, keepdims=True))
 
 
 @pytest.mark.parametrize(("op", "opset"), [
@@ -144,7 +179,7 @@ def test_hardmax_takes_the_first_of_equals() -> None:
 @pytest.mark.parametrize(("code", "op", "inputs", "opset", "known", "attributes"), [
     (Code.NOT_CONSTANT, "ReduceSum", [normal(2, 3), np.array([1])], 13, [], {}),
     (Code.DTYPE, "ReduceL2", [np.ones((2, 3), np.int32)], 18, [], {}),
-    (Code.DTYPE, "ReduceMax", [np.ones((2, 3), bool)], 20, [], {}),
+    (Code.DTYPE, "ReduceMax", [np.ones((2, 3), np.uint32)], 20, [], {}),
     (Code.DTYPE, "ReduceSum", [np.ones((2, 3))], 13, [], {}),
     (Code.DTYPE, "ReduceMin", [np.ones((2, 0), np.int32)], 18, [], {}),
     (Code.DTYPE, "Softmax", [np.ones((2, 3))], 13, [], {}),

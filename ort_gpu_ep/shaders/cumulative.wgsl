@@ -1,31 +1,41 @@
-// y[line, j] = sum of x[line, k], k <= j (EXCLUSIVE: k < j; REVERSE: from the end); a workgroup per line, LANES elements at a
-// time: a scan in workgroup memory on top of the sum so far.
-// Expects: x, y, N (length of a line), INNER (stride along it), EXCLUSIVE, REVERSE.
+// y[line, j] = sum, or product (PRODUCT), of x[line, k], k <= j (EXCLUSIVE: k < j; REVERSE: from the end); a workgroup per line, LANES
+// elements at a time: a scan in workgroup memory on top of the sum so far.
+// Expects: x, y, N (length of a line), INNER (stride along it), EXCLUSIVE, REVERSE, PRODUCT.
 // Source: Hillis and Steele, Data Parallel Algorithms (1986). An exclusive sum is no difference, so that infinities stay right.
 var<workgroup> sums: array<y_t, LANES>;
 
+fn joined(a: y_t, b: y_t) -> y_t {
+    if (PRODUCT) { return a * b; }
+    return a + b;
+}
+
+fn of_none() -> y_t {
+    if (PRODUCT) { return y_t(1); }
+    return y_t();
+}
+
 fn group_main(group: u32, lane: u32) {
     let line = (group / INNER) * N * INNER + group % INNER;
-    var before = y_t();
+    var before = of_none();
     for (var start = 0u; start < N; start += LANES) {
         let k = start + lane;
         let at = line + select(k, N - 1u - k, REVERSE) * INNER;
-        var sum = y_t();
+        var sum = of_none();
         if (k < N) { sum = x_at(at); }
         for (var step = 1u; step < LANES; step *= 2u) {
             sums[lane] = sum;
             workgroupBarrier();
-            if (lane >= step) { sum = sums[lane - step] + sum; }
+            if (lane >= step) { sum = joined(sums[lane - step], sum); }
             workgroupBarrier();
         }
         sums[lane] = sum;
         workgroupBarrier();
         if (EXCLUSIVE) {
-            sum = y_t();
+            sum = of_none();
             if (lane > 0u) { sum = sums[lane - 1u]; }
         }
-        if (k < N) { y_set(at, before + sum); }
-        before += sums[LANES - 1u];
+        if (k < N) { y_set(at, joined(before, sum)); }
+        before = joined(before, sums[LANES - 1u]);
         workgroupBarrier();
     }
 }
