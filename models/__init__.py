@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx
 
-from models import classic, inception, mobile, residual, sequence, vision
+from models import classic, growing, inception, mobile, residual, sequence, vision
 from models.builder import parameter_count
 from ort_gpu_ep.errors import ModelError
 
@@ -40,6 +40,8 @@ BUILDERS: dict[str, Callable[..., onnx.ModelProto]] = {
     "mlp_784": partial(classic.mlp, widths=(784, 256, 128, 16)),
     "encoder": sequence.encoder,
     "detector": vision.detector,
+    "decoder": growing.decoder,
+    "table_rows": growing.table_rows,
 }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,19 @@ class Value:
 
     name: str
     channels: int
+
+
+@dataclass
+class Turn:
+    """The body of a Loop: the states that a turn is given, those that it ends with, and what the Loop gives after the last one."""
+
+    given: dict[str, Value]
+    last: dict[str, Value] = field(default_factory=dict)
+    results: tuple[Value, ...] = ()
+
+    def end(self, **last: Value) -> None:
+        """What the next turn is given."""
+        self.last = last
 
 
 class Net:
@@ -68,9 +81,9 @@ class Net:
 
     # The graph's borders.
 
-    def input(self, name: str, shape: Sequence[Dim], *, channels: int | None = None) -> Value:
-        """A float32 graph input; its channels are dimension 1 unless said otherwise."""
-        self._graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    def input(self, name: str, shape: Sequence[Dim], *, channels: int | None = None, dtype: int = TensorProto.FLOAT) -> Value:
+        """A graph input, float32 unless said otherwise; its channels are dimension 1 unless said otherwise."""
+        self._graph.input.append(helper.make_tensor_value_info(name, dtype, shape))
         return Value(name, int(shape[1]) if channels is None else channels)
 
     def output(self, name: str, value: Value, shape: Sequence[Dim], dtype: int = TensorProto.FLOAT) -> None:
@@ -110,8 +123,33 @@ class Net:
 
     def initializer(self, name: str, array: Array) -> Value:
         """A stored constant."""
-        self._graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        self._model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return Value(name, 0)
+
+    @contextmanager
+    def loop(self, turns: int, carried: Mapping[str, tuple[Value, Sequence[Dim]]]) -> Iterator[Turn]:
+        """A Loop of so many turns: what is made inside is its body, weights are the graph's.
+
+        carried: by name, a state's first value and its shape in the body. The body ends with `Turn.end`; afterwards `Turn.results` has
+        the last values, in the order of `carried`.
+        """
+        name, true = self._unique("Loop"), self.constant(True, np.bool_)
+        trips, outer = self.constant(turns, np.int64), self._graph
+        turn = Turn({key: Value(f"{name}/{key}", first.channels) for key, (first, _) in carried.items()})
+        body = self._graph = onnx.GraphProto(name=f"{name}/body")
+        for key, shape in ((f"{name}/turn", None), (f"{name}/go", None), *((turn.given[k].name, s) for k, (_, s) in carried.items())):
+            kind = {f"{name}/turn": TensorProto.INT64, f"{name}/go": TensorProto.BOOL}.get(key, TensorProto.FLOAT)
+            body.input.append(helper.make_tensor_value_info(key, kind, [] if shape is None else shape))
+        go = self._node("Identity", f"{name}/go_on", [Value(f"{name}/go", 0)])
+        yield turn
+        body.output.append(helper.make_tensor_value_info(go.name, TensorProto.BOOL, []))
+        for key in carried:
+            body.output.append(helper.make_tensor_value_info(turn.last[key].name, TensorProto.FLOAT, None))
+        self._graph = outer
+        results = [Value(f"{name}/last_{key}", first.channels) for key, (first, _) in carried.items()]
+        edges = [trips.name, true.name, *(first.name for first, _ in carried.values())]
+        outer.node.append(helper.make_node("Loop", edges, [r.name for r in results], name=name, body=body))
+        turn.results = tuple(results)
 
     # Draws.
 

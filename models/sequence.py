@@ -89,7 +89,7 @@ def encoder(*, batch: Dim = 1, tokens: int = 128, layers: int = 6, width: int = 
             with net.scope("attention"):
                 x = net.layer_norm(net.add(_attention(net, x, heads), x))
             with net.scope("mlp"):
-                y = net.linear(_gelu(net, net.linear(x, 4 * width)), width, gain=0.7)
+                y = net.linear(gelu(net, net.linear(x, 4 * width)), width, gain=0.7)
                 x = net.layer_norm(net.add(y, x))
     net.output("states", x, [batch, tokens, width])
     return net.model()
@@ -110,7 +110,7 @@ def _attention(net: Net, x: Value, heads: int) -> Value:
     return net.linear(net.reshape(net.transpose(mixed, 0, 2, 1, 3), 0, 0, x.channels), x.channels, gain=0.7)
 
 
-def _gelu(net: Net, x: Value) -> Value:
+def gelu(net: Net, x: Value) -> Value:
     """x · (1 + erf(x / √2)) / 2, in the nodes that the exporter writes."""
     erf = net.op("Erf", net.op("Div", x, net.constant(math.sqrt(2.0))))
     return net.op("Mul", net.op("Mul", x, net.op("Add", erf, net.constant(1.0))), net.constant(0.5))

@@ -419,7 +419,10 @@ def _uncount(stats: Stats, lock: Any, nbytes: int) -> None:
 
 
 def size_class(nbytes: int) -> int:
-    """Sizes that buffers are pooled by: multiples of 256 B up to 64 KiB, then eight steps to each power of two."""
+    """Sizes that buffers are pooled by: multiples of 256 B up to 4 KiB, then eight steps to each power of two.
+
+    A state that grows by a row a run so finds the buffer of the run before the last one, and its bind groups.
+    """
     nbytes = max(nbytes, 4)
-    step = 256 if nbytes <= 64 << 10 else 1 << (nbytes - 1).bit_length() - 4
+    step = 256 if nbytes <= 4 << 10 else 1 << (nbytes - 1).bit_length() - 4
     return -(-nbytes // step) * step

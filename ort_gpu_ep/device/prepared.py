@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -38,11 +37,26 @@ _PARAMETERS = objects.UNIFORM | objects.COPY_DST
 
 @dataclass(eq=False)
 class _Shape:
-    """What a plan keeps of one set of sizes. ahead: (timer, key, command buffers) of its next run."""
+    """What a plan keeps of one set of sizes. key: the buffers of its last run. ahead: (timer, key, command buffers) of its next one."""
 
     filled: Filled
     region: int
+    key: tuple[Any, ...] | None = None
     ahead: tuple[Any, tuple[Any, ...], list[Any]] | None = field(default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """What a step binds, whatever the run. outer: whether an input or an output is among it.
+
+    pieces: (place, offset in it, bytes) of each binding; bytes is None for the whole buffer: the bind group serves every size that fits.
+    """
+
+    label: str
+    outer: bool
+    pieces: tuple[tuple[Place, int, int | None], ...]
+    parameter_nbytes: int
+    layout: Any
 
 
 class Prepared:
@@ -51,6 +65,7 @@ class Prepared:
     def __init__(self, template: Template, program: Program) -> None:
         self.template, self.program, self.gpu = template, program, program.gpu
         self._pipelines = pipelines(self.gpu, template.plan, program.config.checked_shaders)
+        self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in enumerate(template.plan.steps)]
         self._slots: list[Buffer] = []
         self._constants: dict[str, Buffer] = {}
         self._parameters: Buffer | None = None
@@ -59,7 +74,6 @@ class Prepared:
         self._inner: dict[int, Any] = {}
         self._bindings: OrderedDict[tuple[Any, ...], list[Any]] = OrderedDict()
         self._last: tuple[_Shape, tuple[Any, ...], list[Tensor], list[Tensor]] | None = None
-        self._runs = itertools.count()
         self._needed: list[int] = []                # of each slot, the most since its size was last looked at
         self._until_look = SHRINK_RUNS
         try:
@@ -93,14 +107,15 @@ class Prepared:
         if not self.template.plan.steps:
             return
         self._fit_slots(filled.slots)
-        shape = self._shape(filled)
         key = tuple((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs))
+        shape = self._shape(filled)
         ahead, shape.ahead = shape.ahead, None
         command_buffers = ahead[2] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(shape, key, inputs, outputs)
         self.gpu.execute(command_buffers, [(t.buffer, t.offset_bytes, t.type.nbytes) for t in outputs])
         self._last = (shape, key, inputs, outputs)
-        if next(self._runs):
+        if shape.key == key:    # where sizes or buffers change with every run, the next one's are not these
             self.gpu.on_wait(self)
+        shape.key = key
 
     def _fit_slots(self, wanted: tuple[int, ...]) -> None:
         """Slots large enough for a run, and after many small runs not much larger than they need to be."""
@@ -224,38 +239,41 @@ class Prepared:
         """A bind group for each step; those that touch no input or output are made once."""
         groups = self._bindings.get(key)
         if groups is None:
-            steps = self.template.plan.steps
-            groups = [self._bind_group(i, s, inputs, outputs) if isinstance(s, Dispatch) else None for i, s in enumerate(steps)]
+            groups = [self._bind_group(k, bound, inputs, outputs) if bound else None for k, bound in enumerate(self._bound)]
             self._bindings[key] = groups
             if len(self._bindings) > MAX_BINDINGS:
                 self._bindings.popitem(last=False)
         self._bindings.move_to_end(key)
         return groups
 
-    def _bind_group(self, index: int, step: Dispatch, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
-        outer = any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors)
-        if not outer and index in self._inner:
-            return self._inner[index]
-        bindings: list[tuple[Any, int, int]] = []
-        written: list[bool] = []
+    def _bound_of(self, index: int, step: Dispatch) -> _Bound:
+        pieces, written = list[tuple[Place, int, int | None]](), list[bool]()
         for tensor in step.tensors:
-            buffer, offset = self._buffer(tensor.place, inputs, outputs)
             nbytes = tensor.type.dtype.nbytes
             for first, elements in parts(tensor.type, self.gpu.limits.max_binding_nbytes):
-                if isinstance(elements, int):
-                    size = max((elements * nbytes + 3) & ~3, 8 if nbytes == 8 else 4)
-                else:       # the whole buffer: the bind group serves every size that fits
-                    size = min(buffer.nbytes - offset, self.gpu.limits.max_binding_nbytes) & ~3
-                bindings.append((buffer.native, offset + first * nbytes, size))
+                size = max((elements * nbytes + 3) & ~3, 8 if nbytes == 8 else 4) if isinstance(elements, int) else None
+                pieces.append((tensor.place, int(first) * nbytes, size))
                 written.append(tensor.written)
         varies = self.template.offsets[index] is not None
-        if varies and self._parameters is not None:
-            bindings.append((self._parameters.native, 0, self.template.struct_nbytes(index)))
-        layout = bind_group_layout(self.gpu, tuple(written), varies)
+        return _Bound(
+            step.label, any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors), tuple(pieces),
+            self.template.struct_nbytes(index) if varies else 0, bind_group_layout(self.gpu, tuple(written), varies))
+
+    def _bind_group(self, index: int, bound: _Bound, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
+        if not bound.outer and index in self._inner:
+            return self._inner[index]
+        bindings: list[tuple[Any, int, int]] = []
+        for place, first, size in bound.pieces:
+            buffer, offset = self._buffer(place, inputs, outputs)
+            if size is None:
+                size = min(buffer.nbytes - offset, self.gpu.limits.max_binding_nbytes) & ~3
+            bindings.append((buffer.native, offset + first, size))
+        if bound.parameter_nbytes and self._parameters is not None:
+            bindings.append((self._parameters.native, 0, bound.parameter_nbytes))
         try:
-            group = self.gpu.device.create_bind_group(step.label, layout, bindings)
+            group = self.gpu.device.create_bind_group(bound.label, bound.layout, bindings)
         except GPUError as error:
-            raise self.gpu.failure(error, f"{step.label}: a bind group") from error
-        if not outer:
+            raise self.gpu.failure(error, f"{bound.label}: a bind group") from error
+        if not bound.outer:
             self._inner[index] = group
         return group

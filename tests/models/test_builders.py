@@ -41,8 +41,13 @@ PARAMETERS = {
     "mlp_784": 785 * 256 + 257 * 128 + 129 * 16,
     "encoder": 6 * (4 * 385 * 384 + 385 * 1536 + 1537 * 384 + 4 * 384),
     "detector": 27 * 16 + 144 * 32 + 288 * 64 + 576 * 64 + 2 * (16 + 32 + 64 + 64) + 577 * 64 + 65 * (3 + 12) + 3137 * 128 + 129 * (21 + 4),
+    "decoder": (512 + 1024) * 256 + 4 * (4 * 257 * 256 + 257 * 1024 + 1025 * 256 + 4 * 256) + 2 * 256 + 257 * 512,
+    "table_rows": 3 * 129 * 128 + 2 * 128 + 129 * 30,
 }
-CLASSIFIERS = [name for name in BUILDERS if not name.startswith("mlp") and name not in ("unet", "tcn", "encoder", "detector")]
+GROWING = ("decoder", "table_rows")
+"""They compute for one input, with a state that grows."""
+
+CLASSIFIERS = [n for n in BUILDERS if not n.startswith("mlp") and n not in ("unet", "tcn", "encoder", "detector", *GROWING)]
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def test_outputs_are_finite_and_depend_on_the_input(built: Built) -> None:
             assert value.shape != other.shape or not np.allclose(value, other, rtol=1e-3), f"{declared.name} ignores its input"
 
 
-@pytest.mark.parametrize("name", [name for name in BUILDERS if name != "detector"])
+@pytest.mark.parametrize("name", [name for name in BUILDERS if name not in ("detector", *GROWING)])
 def test_symbolic_batch_computes_each_row_alone(name: str) -> None:
     model = build(name, batch="N")
     feeds = make_inputs(model_inputs(model, N=2))
@@ -197,6 +202,26 @@ def test_channel_shuffle_interleaves_the_groups() -> None:
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], x[:, [0, 2, 4, 1, 3, 5]])
 
 
+def test_decoder_step_by_step_is_the_decoder_with_all_before_it() -> None:
+    """What a step attends to is its whole cache: another first token changes the last logits."""
+    session = ort.InferenceSession(serialize(build("decoder")), providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    last = []
+    for first in (3, 4):
+        given = {i.name: np.zeros((1, 8, 0, 32), np.float32) for i in session.get_inputs()}
+        for token in (first, 7, 9, 11):
+            out = dict(zip(names, session.run(None, {**given, "token": np.array([[token]])}), strict=True))
+            given = {n.replace("present", "past"): v for n, v in out.items() if n != "logits"}
+        last.append(out["logits"])
+        assert out["present.3.key"].shape == (1, 8, 4, 32)
+    assert np.abs(last[0] - last[1]).max() > 0.01
+
+
+def test_table_rows_differ_from_turn_to_turn() -> None:
+    rows = run(build("table_rows"))["rows"][0]
+    assert np.abs(np.diff(rows, axis=0)).max(axis=1).min() > 1e-3
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
@@ -205,6 +230,7 @@ def test_channel_shuffle_interleaves_the_groups() -> None:
         ("unet", {"size": 100}, r"unet: size: got 100, expected a positive multiple of 16; try 96"),
         ("encoder", {"heads": 7}, r"encoder: width: got 384, expected a positive multiple of 7"),
         ("detector", {"size": 8}, r"detector: size: got 8, expected a positive multiple of 16; try 16"),
+        ("decoder", {"width": 100}, r"decoder: width: got 100, expected a positive multiple of 8; try 96"),
         ("shufflenet", {"groups": 5}, r"shufflenet: groups: got 5, expected one of \[1, 2, 3, 4, 8\]"),
     ],
 )
