@@ -9,6 +9,7 @@ from dataclasses import replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Node
 from ort_gpu_ep.kernels import loop_bound
+from ort_gpu_ep.questions import Question, question
 from ort_gpu_ep.registry import (
     ADAPTER,
     KNOWN_OPSET,
@@ -34,11 +35,24 @@ from ort_gpu_ep.types import DType, TensorType, names
 
 
 def claim(bound: BoundNode, limits: Limits) -> Lowering | Decline:
-    """Asks the row of a node: what it becomes, or why it is not taken."""
+    """Asks the row of a node: what it becomes, or why it is not taken. What was asked before is not asked again."""
     try:
         spec = _row(bound.node)
         _check_dtypes(spec, bound)
-        lowering = lower(spec, bound)
+    except UnsupportedNodeError as error:
+        return Decline(error.code, error.reason)
+    asked = question(spec, bound, limits)
+    answer = asked.answer() if asked else None
+    if answer is None:
+        answer = _ask(spec, bound, limits, asked)
+        if asked is not None:
+            asked.keep(answer)
+    return answer
+
+
+def _ask(spec: OpSpec, bound: BoundNode, limits: Limits, asked: Question | None) -> Lowering | Decline:
+    try:
+        lowering = lower(spec, bound, asked)
         _check_limits(lowering, spec, bound, limits)
     except UnknownValueError as error:
         return Decline(error.code, error.reason, error.operand, error.later, error.types)
@@ -71,20 +85,29 @@ def _check_dtypes(spec: OpSpec, bound: BoundNode) -> None:
             raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}; taken: {names(allowed)}")
 
 
-def lower(spec: OpSpec, bound: BoundNode) -> Lowering:
-    """Runs the row's builder and completes what it returns. Raises UnsupportedNodeError."""
-    built = spec.build(bound)
-    if isinstance(built, View):
-        built = Lowering((built.output,), views=((0, 0),))
-    elif isinstance(built, Kernel):
-        built = _single(spec, bound, built)
-    kernels = tuple(_complete(spec, bound, k) for k in built.kernels)
-    outputs = built.outputs
+def lower(spec: OpSpec, bound: BoundNode, asked: Question | None = None) -> Lowering:
+    """What the row's builder makes of a node, with its fused steps. Raises UnsupportedNodeError."""
+    built = asked.built() if asked else None
+    if built is None:
+        built = _build(spec, asked.watched() if asked else bound)
+        if asked is not None:
+            asked.keep_built(built)
+    kernels, outputs = built.kernels, built.outputs
     if bound.node.epilogue:
         kernels, outputs = _with_epilogue(bound, kernels, outputs)
     types = dict(built.temps)
     kernels = tuple(_with_operand_indices(k, lambda s: types[s] if isinstance(s, str) else bound.source(s).type) for k in kernels)
     return Lowering(outputs, kernels, built.temps, built.views)
+
+
+def _build(spec: OpSpec, bound: BoundNode) -> Lowering:
+    """Runs the row's builder and completes what it returns."""
+    built = spec.build(bound)
+    if isinstance(built, View):
+        return Lowering((built.output,), views=((0, 0),))
+    if isinstance(built, Kernel):
+        built = _single(spec, bound, built)
+    return replace(built, kernels=tuple(_complete(spec, bound, k) for k in built.kernels))
 
 
 def _with_operand_indices(built: Kernel, type_of: Callable[[int | str], TensorType]) -> Kernel:

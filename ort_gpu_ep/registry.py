@@ -16,38 +16,17 @@ import onnx.defs
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Attribute, Node, Step
 from ort_gpu_ep.symbolic import Size
+from ort_gpu_ep.target import ADAPTER as ADAPTER
+from ort_gpu_ep.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
+from ort_gpu_ep.target import PACKED as PACKED
+from ort_gpu_ep.target import WORKGROUP as WORKGROUP
+from ort_gpu_ep.target import Limits as Limits
 from ort_gpu_ep.types import BY_ONNX, DType, Shape, TensorType
 
 KNOWN_OPSET = 26
 """Newest ONNX opset whose changes were read; a later form of an op is declined until someone looks at it."""
 
 Const: TypeAlias = int | float | bool
-
-OFFSET_ALIGNMENT = 256
-"""Where in a buffer a binding may begin: a multiple of what WebGPU lets every adapter ask for."""
-
-ADAPTER, PACKED, WORKGROUP = "adapter", "packed elements", "workgroup memory"
-"""What Limits.disabled may name besides shader files and device features: everything, bindings of 8 and 16 bits, shared memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What an adapter offers (WebGPU's guaranteed minimum by default). Sizes in bytes.
-
-    max_loop_iterations: of all loops of an invocation together (kernels.py); the default is the least that any known driver does.
-    disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, PACKED, WORKGROUP.
-    """
-
-    features: frozenset[str] = frozenset()
-    max_binding_nbytes: int = 128 << 20
-    max_buffer_nbytes: int = 256 << 20
-    max_buffers_per_stage: int = 8
-    max_workgroup_nbytes: int = 16384
-    max_invocations: int = 256
-    max_groups_per_dimension: int = 65535
-    offset_alignment: int = OFFSET_ALIGNMENT
-    max_loop_iterations: int = 65535
-    disabled: tuple[tuple[str, str], ...] = ()
 
 
 class UnknownValueError(UnsupportedNodeError):
@@ -66,13 +45,29 @@ class UnknownValueError(UnsupportedNodeError):
 class Operand:
     """An input of a node: its concrete type, and its value where the host knows it (constants, shape arithmetic).
 
-    later: the host will know the value when a run begins, but does not now, when nodes are claimed.
+    content: the value, as `value` gives it. expected: the host will know the value when a run begins, but does not now, when nodes are
+    claimed. asked: called when a builder looks at more than the type (claim.py remembers what an answer follows from).
     """
 
     name: str
     type: TensorType
-    value: Array | None = field(default=None, compare=False)
-    later: bool = False
+    content: Array | None = field(default=None, compare=False)
+    expected: bool = False
+    asked: Callable[[], object] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def value(self) -> Array | None:
+        """The value, None where the host does not know it."""
+        if self.asked is not None:
+            self.asked()
+        return self.content
+
+    @property
+    def later(self) -> bool:
+        """Whether the host will know the value when a run begins."""
+        if self.asked is not None:
+            self.asked()
+        return self.expected
 
     @property
     def shape(self) -> Shape:
@@ -92,9 +87,10 @@ class Operand:
 
     def require(self) -> Array:
         """The value. Raises UnknownValueError where the host does not know it."""
-        if self.value is None:
+        value = self.value
+        if value is None:
             raise UnknownValueError(self.name, self.later)
-        return self.value
+        return value
 
     def ints(self) -> tuple[int, ...]:
         """The value as a flat tuple of ints (or sizes of a run). Raises as `require` does."""

@@ -1,0 +1,113 @@
+"""What an answer of a row follows from, so that the same question is asked once: of layers that are alike, and again in each stage.
+
+Nodes are read anew for each stage, so a question is told by content: the row, the node's form, the types, and the content of those
+operands that the builder looked at. Names count only in a refusal, which tells them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from ort_gpu_ep.graph import Array, Attribute
+from ort_gpu_ep.memo import Memo
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand, OpSpec
+from ort_gpu_ep.symbolic import is_symbolic
+
+KEPT = 4096
+"""Questions whose answers are kept, process-wide: more than any known model has of different nodes. One takes a few kilobytes."""
+
+PLAIN_NBYTES = 64
+"""Content up to here stands in a key itself, longer content by its digest."""
+
+_looked_at: Memo[frozenset[int]] = Memo(KEPT)     # form -> positions of the operands whose content its builder has looked at
+_built: Memo[Lowering] = Memo(KEPT)
+_answers: Memo[Lowering | Decline] = Memo(KEPT)
+
+
+class Question:
+    """One node, as `claim` asks its row. Not for nodes with sizes of a run: what is recorded of those belongs to one trace."""
+
+    def __init__(self, spec: OpSpec, bound: BoundNode, limits: Limits) -> None:
+        node = bound.node
+        self.bound, self._limits = bound, limits
+        # the operands of the fused steps are not the builder's business, but for the op that consists of nothing else
+        self._operands = (*bound.inputs, *(() if bound.inputs else bound.operands))
+        attributes = tuple(sorted((name, _attribute(value)) for name, value in node.attributes.items()))
+        self._form: Hashable = (
+            spec.build, node.domain, node.op, node.version, attributes, tuple(map(bool, node.outputs)), bool(node.epilogue),
+            tuple(map(_type, self._operands)))
+
+    def _content(self) -> Hashable:
+        looked_at = sorted(_looked_at.get(self._form) or ())
+        return tuple((k, _content(self._operands[k])) for k in looked_at)
+
+    def _whole(self) -> Hashable:
+        return self._form, self._content(), self.bound.node.epilogue, tuple(map(_type, self.bound.operands)), self._limits
+
+    def _names(self) -> Hashable:
+        return self.bound.node.inputs, self.bound.node.operands
+
+    def answer(self) -> Lowering | Decline | None:
+        """What the claim said before, None if it was not asked."""
+        key = self._whole()
+        return _answers.get(key) or _answers.get((key, self._names()))
+
+    def keep(self, answer: Lowering | Decline) -> None:
+        key = self._whole()
+        _answers.put(key if isinstance(answer, Lowering) else (key, self._names()), answer)
+
+    def built(self) -> Lowering | None:
+        """What the builder made before, whatever steps were fused behind it."""
+        return _built.get((self._form, self._content()))
+
+    def keep_built(self, lowering: Lowering) -> None:
+        _built.put((self._form, self._content()), lowering)
+
+    def watched(self) -> BoundNode:
+        """The node for its builder; which operands it looks into is noted."""
+        operands = tuple(o and replace(o, asked=partial(self._note, k)) for k, o in enumerate(self._operands))
+        if self.bound.inputs:
+            return replace(self.bound, inputs=operands, operands=())
+        return replace(self.bound, operands=tuple(o for o in operands if o is not None))
+
+    def _note(self, position: int) -> None:
+        known = _looked_at.get(self._form) or frozenset()
+        if position not in known:
+            _looked_at.put(self._form, known | {position})
+
+
+def question(spec: OpSpec, bound: BoundNode, limits: Limits) -> Question | None:
+    """None where a size or a value is one that only a run knows."""
+    for operand in (*bound.inputs, *bound.operands):
+        if operand is not None and (any(map(is_symbolic, operand.shape)) or _is_of_a_run(operand.content)):
+            return None
+    return Question(spec, bound, limits)
+
+
+def _is_of_a_run(content: Array | None) -> bool:
+    return content is not None and content.dtype == object
+
+
+def _type(operand: Operand | None) -> Hashable:
+    return None if operand is None else (operand.dtype.name, operand.shape)
+
+
+def _attribute(value: Attribute) -> Hashable:
+    """By its text: 1, 1.0 and True are equal, but not the same attribute."""
+    return _array(value) if isinstance(value, np.ndarray) else repr(value)
+
+
+def _content(operand: Operand | None) -> Hashable:
+    if operand is None:
+        return None
+    return operand.expected if operand.content is None else _array(operand.content)
+
+
+def _array(array: Array) -> Hashable:
+    data = array.tobytes()
+    return array.dtype.str, array.shape, data if len(data) <= PLAIN_NBYTES else hashlib.blake2b(data, digest_size=16).digest()
