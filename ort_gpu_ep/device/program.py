@@ -174,9 +174,9 @@ class Program:
         if sum(self._new) >= MOST_NEW and not self.config.strict:
             self._new.append(True)
             raise UnsupportedNodeError(
-                Code.COST, f"{self.graph.name}: {sum(self._new)} of the last {len(self._new)} runs needed a plan of their own: shapes depend "
-                "on data that is different each time. A run that an earlier plan holds for still goes to the GPU; placement=cpu avoids the "
-                "rest.")
+                Code.COST, f"{self.graph.name}: {sum(self._new)} of the last {len(self._new)} runs needed a plan of their own: "
+                "shapes depend on data that is different each time. A run that an earlier plan holds for still goes to the GPU; "
+                "placement=cpu avoids the rest.")
         template = self._template(types, values, read)
         filled = template.fill(types, self._content(types, read))
         if filled is None:
