@@ -19,12 +19,13 @@ source is the same for every such size; what a run must put into the struct is `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Step
+from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.registry import Const, Kernel, Strided, parts
 from ort_gpu_ep.symbolic import Real, Size, is_symbolic, same
 from ort_gpu_ep.types import BOOL, DType, Shape, TensorType
@@ -54,12 +55,42 @@ def library() -> dict[str, str]:
 
 def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], max_binding_nbytes: int = 128 << 20) -> str:
     """The whole WGSL module of a kernel. bindings: as registry.tensors_of gives them; a larger one is bound in several parts."""
+    pieces = {name: parts(tensor, max_binding_nbytes) for name, (tensor, _) in bindings.items()}
+    signature = _signature(kernel, bindings, pieces)
+    return _sources.get(signature) or _sources.put(signature, _composed(kernel, bindings, pieces))
+
+
+_sources: Memo[str] = Memo(1024)     # of a few kilobytes each
+
+
+def _signature(
+    kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Mapping[str, Sequence[tuple[int, int]]],
+) -> Hashable:
+    """All that the text follows from. A size of the run is in it as its kind: which size it is stands in no text."""
+    first = first_written(bindings)
+    indices = tuple((name, *(tuple(map(_fixed, numbers)) for numbers in merged(index.shape, index.strides)), _fixed(index.offset))
+                    for name, index in kernel.indices)
+    bound = tuple((name, tensor.dtype.name, written, tuple(start for start, _ in pieces[name]))
+                  for name, (tensor, written) in bindings.items())
+    return (
+        kernel.shader, kernel.raw, kernel.lanes, kernel.optionals, kernel.epilogue, kernel.plain and kernel.plain.dtype.name,
+        tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
+        is_elementwise(kernel.shader) and _fixed(bindings[first][0].size))
+
+
+def _fixed(value: object) -> str:
+    """A number as text, so that 1, 1.0 and True differ; of what a run brings, its kind."""
+    return type(value).__name__ if is_symbolic(value) else repr(value)
+
+
+def _composed(
+    kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Mapping[str, Sequence[tuple[int, int]]],
+) -> str:
     given = parameters(kernel, bindings)
     symbols = {name for name, _ in given}
     out = [f"// {kernel.shader}"]
     if not kernel.raw and any(t.dtype.storage == "f16" for t, _ in bindings.values()):
         out.insert(0, "enable f16;")
-    pieces = {name: parts(tensor, max_binding_nbytes) for name, (tensor, _) in bindings.items()}
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
     for i, (name, k) in enumerate(variables):
         tensor, written = bindings[name]
