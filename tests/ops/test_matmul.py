@@ -151,7 +151,7 @@ def test_nan_and_infinity_reach_only_their_row_and_column(shapes: list[Shape]) -
     np.testing.assert_array_equal(np.isposinf(got), np.isposinf(a @ b))
 
 
-def with_steps(graph: Graph, *_: Any) -> Graph:
+def with_steps(graph: Graph, *_: Any, **__: Any) -> Graph:
     """Fuses y = max(v * 2 + y-shaped constant, 0) into the first node."""
     steps = (
         Step("Mul", "x * 2.0", ("v",), FLOAT32), Step("Add", "x + y", ("s0", "e0"), FLOAT32),
