@@ -77,13 +77,22 @@ def power(node: BoundNode) -> str | Expression:
             return Expression(_float_power(float(known)), base, (0,))
         return _power_text(exponent.dtype)
     if exponent.dtype in FLOATING and (known is None or not float(known).is_integer()):
-        raise UnsupportedNodeError(
-            Code.NOT_CONSTANT, f"Pow of {base} with {exponent.dtype} exponent {exponent.name!r}: taken if it is a whole constant")
+        if known is not None:
+            return Expression(f"pow_{base.value}(x, {literal(float(known))})", base, (0,))
+        return f"pow_{base.value}(x, y)"
     if known is not None:
         whole = int(known)
-        return Expression(f"ipow_{base.value}(x, {abs(whole) & 0xffffffff}u, {str(whole < 0).lower()})", base, (0,))
-    size, negative = ("y", "false") if exponent.dtype in UNSIGNED else ("abs(y)", "y < 0")
-    return f"ipow_{base.value}(x, u32({size}), {negative})"
+        size = abs(whole) if abs(whole) < 1 << 32 else _EVEN | abs(whole) & 1
+        return Expression(f"ipow_{base.value}(x, {size}u, {str(whole < 0).lower()})", base, (0,))
+    magnitude, negative = ("y", "false") if exponent.dtype in UNSIGNED else ("abs(y)", "y < 0")
+    steps = f"u32({magnitude})"
+    if exponent.dtype.nbytes == 8:
+        steps = f"select({steps}, {_EVEN}u | ({steps} & 1u), {magnitude} > {constant((1 << 32) - 1, exponent.dtype)})"
+    return f"ipow_{base.value}(x, {steps}, {negative})"
+
+
+_EVEN = (1 << 32) - 2
+"""Stands for a whole exponent that 32 bits do not hold, but for its parity: it decides on powers of 0, 1 and -1, the others overflow."""
 
 
 def _float_power(y: float) -> str:

@@ -243,6 +243,96 @@ fn ipow_i64(x: i64, n: u32, inverse: bool) -> i64 {
     }
     return select(y, select(0li, y, x == 1li || x == -1li), inverse);
 }
+// 64-bit numbers are pairs of words, the lower one first. The upper half of the 128-bit product.
+fn high_product_64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+    let low = high_product(a.x, b.x);
+    let one = low + a.x * b.y;
+    let two = one + a.y * b.x;
+    let carries = select(0u, 1u, one < low) + select(0u, 1u, two < one);
+    let high = add_64(vec2(a.y * b.y, high_product(a.y, b.y)), vec2(high_product(a.x, b.y), 0u));
+    return add_64(add_64(high, vec2(high_product(a.y, b.x), 0u)), vec2(carries, 0u));
+}
+fn add_64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+    let low = a.x + b.x;
+    return vec2(low, a.y + b.y + select(0u, 1u, low < a.x));
+}
+fn shift_left_64(a: vec2<u32>, n: u32) -> vec2<u32> {
+    if (n >= 32u) { return vec2(0u, a.x << (n - 32u)); }
+    return vec2(a.x << n, (a.y << n) | ((a.x >> 1u) >> (31u - n)));
+}
+fn shift_right_64(a: vec2<u32>, n: u32) -> vec2<u32> {
+    if (n >= 32u) { return vec2(a.y >> (n - 32u), 0u); }
+    return vec2((a.x >> n) | ((a.y << 1u) << (31u - n)), a.y >> n);
+}
+// log2 of the fraction x / 2^63 in [1, 2), in units of 2^-64: a square that reaches 2 is a one.
+fn log2_fraction_64(x: vec2<u32>) -> vec2<u32> {
+    var z = x;
+    var bits = vec2(0u);
+    for (var k = 0u; k < 64u; k++) {
+        z = high_product_64(z, z);
+        let one = z.y >> 31u;
+        z = shift_left_64(z, 1u - one);
+        bits = shift_left_64(bits, 1u) | vec2(one, 0u);
+    }
+    return bits;
+}
+// 2^(x / 2^64) in units of 2^-63: factors for 20 bits, three terms of the series for the rest.
+fn exp2_fraction_64(x: vec2<u32>) -> vec2<u32> {
+    var roots = array(
+        vec2(0xf9de6484u, 0xb504f333u), vec2(0x8db8a96fu, 0x9837f051u), vec2(0xea8bd6e7u, 0x8b95c1e3u), vec2(0xcc487b15u, 0x85aac367u),
+        vec2(0xac2ba1d7u, 0x82cd8698u), vec2(0xbc030773u, 0x8164d1f3u), vec2(0xd999ab6cu, 0x80b1ed4fu), vec2(0xd5e5f6b1u, 0x8058d7d2u),
+        vec2(0xd0e04f51u, 0x802c6436u), vec2(0x17467628u, 0x8016302fu), vec2(0x82028fd1u, 0x800b179cu), vec2(0x7fee3b5du, 0x80058bafu),
+        vec2(0x0fdcfcb7u, 0x8002c5d0u), vec2(0x1bed4a49u, 0x800162e6u), vec2(0x92f702a4u, 0x8000b172u), vec2(0x2abbae02u, 0x800058b9u),
+        vec2(0x8dade4d7u, 0x80002c5cu), vec2(0x44eaf636u, 0x8000162eu), vec2(0x21fa7c19u, 0x80000b17u), vec2(0x90de7e4du, 0x8000058bu));
+    var q = vec2(0u, 0x80000000u);
+    for (var k = 0u; k < 20u; k++) {
+        if (((x.y >> (31u - k)) & 1u) == 1u) { q = shift_left_64(high_product_64(q, roots[k]), 1u); }
+    }
+    let v = high_product_64(vec2(x.x, x.y & 0xfffu), vec2(0xd1cf79acu, 0xb17217f7u));
+    return add_64(q, high_product_64(q, add_64(v, shift_right_64(high_product_64(v, v), 1u))));
+}
+// x^y, towards zero, for an integer x >= 2 and a y > 0 that is not whole; 2^width where it is not below that. The error is below
+// 2^-55 of it; then it is rounded to 53 bits as an f64 is, so that roots of powers are whole.
+fn pow_fraction_64(x: vec2<u32>, y: f32, width: u32) -> vec2<u32> {
+    if (y < 0.015625) { return vec2(1u, 0u); }
+    let beyond = shift_left_64(vec2(1u, 0u), width);
+    if (y >= 64.0) { return beyond; }
+    let n = select(firstLeadingBit(x.x), 32u + firstLeadingBit(x.y), x.y != 0u);
+    let f = log2_fraction_64(shift_left_64(x, 63u - n));
+    let m = (bitcast<u32>(y) & 0x7fffffu) | 0x800000u;
+    let s = 150u - (bitcast<u32>(y) >> 23u);
+    let middle = add_64(vec2(high_product(m, f.x), 0u), vec2(m * f.y, high_product(m, f.y)));
+    let whole = middle.y + m * n;
+    var q = exp2_fraction_64(vec2((middle.x << (32u - s)) | ((m * f.x) >> s), (whole << (32u - s)) | (middle.x >> s)));
+    var exponent = whole >> s;
+    q = add_64(q, vec2(0x400u, 0u));
+    if ((q.y & 0x80000000u) == 0u) {
+        q = vec2(0u, 0x80000000u);
+        exponent++;
+    }
+    if (exponent >= width) { return beyond; }
+    return shift_right_64(vec2(q.x & 0xfffff800u, q.y), 63u - exponent);
+}
+// x^y, towards zero; exact where y is whole (modulo 2^bits); the lowest number where there is no such power.
+fn pow_i32(x: i32, y: f32) -> i32 {
+    let none = -2147483647i - 1i;
+    if (x == 1i || y == 0.0) { return 1i; }
+    if (is_nan_f32(y) || (x == 0i && y < 0.0)) { return none; }
+    if (floor(y) == y || is_inf_f32(y)) { return ipow_i32(x, u32(min(abs(y), 16777216.0)), y < 0.0); }
+    if (x < 0i) { return none; }
+    if (x == 0i || y < 0.0) { return 0i; }
+    return bitcast<i32>(pow_fraction_64(vec2(u32(x), 0u), y, 31u).x);
+}
+fn pow_i64(x: i64, y: f32) -> i64 {
+    let none = -9223372036854775807li - 1li;
+    if (x == 1li || y == 0.0) { return 1li; }
+    if (is_nan_f32(y) || (x == 0li && y < 0.0)) { return none; }
+    if (floor(y) == y || is_inf_f32(y)) { return ipow_i64(x, u32(min(abs(y), 16777216.0)), y < 0.0); }
+    if (x < 0li) { return none; }
+    if (x == 0li || y < 0.0) { return 0li; }
+    let r = pow_fraction_64(vec2(u32(x & 4294967295li), u32(x >> 32u)), y, 63u);
+    return i64((u64(r.y) << 32u) | u64(r.x));
+}
 // The remainder of x / y with x's sign, exact: long division of the significands, 8 bits a round.
 fn fmod_f32(x: f32, y: f32) -> f32 {
     let a = bitcast<u32>(x) & 0x7fffffffu;
