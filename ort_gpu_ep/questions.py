@@ -7,7 +7,8 @@ operands that the builder looked at. Names count only in a refusal, which tells 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -27,6 +28,18 @@ PLAIN_NBYTES = 64
 _looked_at: Memo[frozenset[int]] = Memo(KEPT)     # form -> positions of the operands whose content its builder has looked at
 _built: Memo[Lowering] = Memo(KEPT)
 _answers: Memo[Lowering | Decline] = Memo(KEPT)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """For who plants something in a row or its helpers: what is answered meanwhile is not mixed up with what is answered otherwise."""
+    global _looked_at, _built, _answers
+    usual = _looked_at, _built, _answers
+    _looked_at, _built, _answers = Memo(KEPT), Memo(KEPT), Memo(KEPT)
+    try:
+        yield
+    finally:
+        _looked_at, _built, _answers = usual
 
 
 class Question:

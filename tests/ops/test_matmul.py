@@ -13,10 +13,13 @@ import pytest
 from onnx import helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Graph, Step
+from ort_gpu_ep.graph import Graph, Step, from_onnx
+from ort_gpu_ep.health.probes.products import chosen
 from ort_gpu_ep.ops.contraction import SPLITS, TILES, Matrix, Product, choose
-from ort_gpu_ep.registry import Strided
-from ort_gpu_ep.types import FLOAT32, Shape
+from ort_gpu_ep.registry import Limits, Strided
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.planner import make_plan
+from ort_gpu_ep.types import FLOAT32, Shape, TensorType
 from tests.direct import run_direct
 
 TOLERANCE = 1e-6
@@ -125,9 +128,9 @@ def test_error_of_long_sums_stays_small(shapes: list[Shape]) -> None:
     check_error(shapes, 4e-7)
 
 
-def test_error_of_long_sums_stays_small_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ort_gpu_ep.ops.contraction.choose", lambda product: (TILES[0], 1))
-    check_error([(64, 4608), (4608, 49)], 6e-7)
+def test_error_of_long_sums_stays_small_in_one_part() -> None:
+    with chosen(TILES[0], 1):
+        check_error([(64, 4608), (4608, 49)], 6e-7)
 
 
 def check_error(shapes: list[Shape], bound: float) -> None:
@@ -167,12 +170,24 @@ def test_fused_steps_run_once_in_every_kernel_form(shapes: list[Shape]) -> None:
     check_against_ort("MatMul", shapes, rewrite=with_steps, then=lambda y: np.maximum(2 * y + residual, np.float32(0)))
 
 
-def test_every_tile_and_split_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tile_and_split_gives_the_same() -> None:
     for tile in TILES:
         for split in (1, 3):
-            monkeypatch.setattr("ort_gpu_ep.ops.contraction.choose", lambda product, t=tile, s=split: (t, s))
-            check_against_ort("Gemm", [(131, 67), (71, 131), (71,)], transA=1, transB=1, alpha=0.5)
-            check_against_ort("MatMul", [(2, 67, 131), (2, 131, 71)])
+            with chosen(tile, split):
+                check_against_ort("Gemm", [(131, 67), (71, 131), (71,)], transA=1, transB=1, alpha=0.5)
+                check_against_ort("MatMul", [(2, 67, 131), (2, 131, 71)])
+
+
+def test_a_tile_that_is_asked_for_is_what_a_plan_has() -> None:
+    """Also for a product that was planned before with another one."""
+    shapes = {"i0": (131, 67), "i1": (67, 71)}
+    graph = from_onnx(model_of("MatMul", [np.empty(s, np.float32) for s in shapes.values()]))
+    plans = []
+    for tile in TILES:
+        with chosen(tile, 1):
+            plans.append(make_plan(graph, {n: TensorType(FLOAT32, s) for n, s in shapes.items()}, Limits()))
+    found = [dict(step.kernel.consts) for plan in plans for step in plan.steps if isinstance(step, Dispatch)]
+    assert [(c["TM"], c["TN"], c["TK"]) for c in found] == [(t.m, t.n, t.k) for t in TILES]
 
 
 def test_the_choice_fills_a_large_gpu() -> None:

@@ -15,10 +15,10 @@ from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Graph, Node, Value
 from ort_gpu_ep.kernels import RECORDS, Record, loop_bound, record
 from ort_gpu_ep.lowering import facts_of, walk
-from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.partitioner import partition
 from ort_gpu_ep.partitioner.costs import products_of
 from ort_gpu_ep.profile import GUESSED
+from ort_gpu_ep.questions import apart
 from ort_gpu_ep.registry import Decline, Limits, Lowering, kernel
 from ort_gpu_ep.types import FLOAT32, TensorType, dtype_of
 from tests.unit.graphs import graph_of
@@ -155,9 +155,9 @@ def test_a_pricing_failure_costs_one_node(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_shader_that_no_record_knows_costs_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(RECORDS, "hardmax.wgsl")
-    monkeypatch.setattr("ort_gpu_ep.questions._answers", Memo(8))      # what is asked here, and before, is not to be mixed up
     graph = graph_of("(float[4096, 4096] x) => (y) { a = Exp(x) h = Hardmax(a) y = MatMul(h, a) }")
-    report = partition(graph, Config(placement="gpu"), LIMITS, software=False).report
+    with apart():
+        report = partition(graph, Config(placement="gpu"), LIMITS, software=False).report
     assert {n.op: (n.device, n.code) for n in report.nodes} == {"Exp": ("gpu", ""), "Hardmax": ("cpu", "LIMIT"), "MatMul": ("gpu", "")}
 
 

@@ -12,6 +12,7 @@ from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe, slower
 from ort_gpu_ep.ops import contraction
 from ort_gpu_ep.ops.contraction import TILES, Tile
+from ort_gpu_ep.questions import apart
 
 FACTOR = 10.0
 """A variant that takes so many times longer than its fastest sibling, for the same work, is a fault."""
@@ -25,7 +26,8 @@ def chosen(tile: Tile, split: int) -> Iterator[None]:
     usual = contraction.choose
     contraction.choose = lambda product: (tile, split)
     try:
-        yield
+        with apart():
+            yield
     finally:
         contraction.choose = usual
 
