@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -331,6 +332,11 @@ def hint(value: Any) -> Any:
 
 def hints(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(hint(v) for v in values)
+
+
+def plain(text: str) -> str:
+    """A sentence about sizes with the numbers of the run at hand in place of formulas: `(s0 = 3)` becomes 3."""
+    return re.sub(r"\([^()=]+ = (-?[^()= ]+)\)", r"\1", text)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -71,6 +71,7 @@ class Prepared:
         self._parameters: Buffer | None = None
         self._shapes: OrderedDict[tuple[Any, ...], _Shape] = OrderedDict()
         self._current: _Shape | None = None         # whose constants are on the device
+        self._regions = list(range(MAX_REGIONS))    # those that are free
         self._inner: dict[int, Any] = {}
         self._bindings: OrderedDict[tuple[Any, ...], list[Any]] = OrderedDict()
         self._last: tuple[_Shape, tuple[Any, ...], list[Tensor], list[Tensor]] | None = None
@@ -93,12 +94,13 @@ class Prepared:
         return buffer
 
     def close(self) -> None:
-        for buffer in (*self._slots, *self._constants.values()):
+        self._free_slots()
+        for buffer in self._constants.values():
             self.gpu.free(buffer)
         if self._parameters is not None:
             self.gpu.flush()        # pending work may name it
             self.gpu.destroy(self._parameters)
-        self._slots, self._constants, self._parameters = [], {}, None
+        self._constants, self._parameters = {}, None
         self._shapes.clear()
         self._last = self._current = None
 
@@ -118,7 +120,14 @@ class Prepared:
         shape.key = key
 
     def _fit_slots(self, wanted: tuple[int, ...]) -> None:
-        """Slots large enough for a run, and after many small runs not much larger than they need to be."""
+        """Slots large enough for a run, and after many small runs not much larger than they need to be. Raises DeviceError: then none."""
+        try:
+            self._allocate_slots(wanted)
+        except Exception:
+            self._free_slots()
+            raise
+
+    def _allocate_slots(self, wanted: tuple[int, ...]) -> None:
         if not self._slots:
             for nbytes in wanted:
                 self._slots.append(self.gpu.allocate(nbytes))
@@ -139,9 +148,15 @@ class Prepared:
             self._until_look, self._needed = SHRINK_RUNS, list(wanted)
 
     def _resize(self, slot: int, nbytes: int) -> None:
-        self.gpu.free(self._slots[slot])
-        self._slots[slot] = self.gpu.allocate(nbytes)
         self._forget_bindings()
+        self.gpu.free(self._slots.pop(slot))    # before there is another one: together they may be more than fits
+        self._slots.insert(slot, self.gpu.allocate(nbytes))
+
+    def _free_slots(self) -> None:
+        self._forget_bindings()
+        for buffer in self._slots:
+            self.gpu.free(buffer)
+        self._slots = []
 
     def _forget_bindings(self) -> None:
         """Another buffer: no bind group or recording that may name the old one is used again."""
@@ -155,14 +170,17 @@ class Prepared:
         """What is kept of these sizes, their parameters and constants on the device."""
         shape = self._shapes.get(filled.numbers)
         if shape is None:
-            full = len(self._shapes) >= MAX_REGIONS
-            region = self._shapes.popitem(last=False)[1].region if full else len(self._shapes)
-            shape = self._shapes[filled.numbers] = _Shape(filled, region)
+            if not self._regions:
+                self._regions.append(self._shapes.popitem(last=False)[1].region)
+            shape = _Shape(filled, self._regions[-1])
             if self._parameters is not None:
                 data = filled.parameters
-                self.gpu.upload(self._parameters, region * self.template.parameter_nbytes, native.address_of(data), len(data))
+                self.gpu.upload(self._parameters, shape.region * self.template.parameter_nbytes, native.address_of(data), len(data))
+            self._shapes[filled.numbers] = shape    # only now: what failed is not on the device
+            self._regions.pop()
         self._shapes.move_to_end(filled.numbers)
         if filled.constants and self._current is not shape:
+            self._current = None
             for name, data in filled.constants.items():
                 self._set_constant(name, data)
         self._current = shape
@@ -172,8 +190,8 @@ class Prepared:
         buffer = self._constants.get(name)
         if buffer is None or buffer.nbytes < len(data):
             if buffer is not None:
-                self.gpu.free(buffer)
                 self._forget_bindings()
+                self.gpu.free(self._constants.pop(name))
             buffer = self._constants[name] = self.gpu.allocate(len(data))
         if data:
             self.gpu.upload(buffer, 0, native.address_of(data), len(data))

@@ -186,6 +186,8 @@ def _writers(node: BoundNode, out: TensorType, axis: int, parts: list[_Part]) ->
 def expand(node: BoundNode) -> Kernel | View:
     """y = x broadcast against the given shape (which may also have dimensions of size 1)."""
     x, wanted = node.input(0), node.input(1).ints()
+    if any(d < 0 for d in wanted):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Expand of {x.type} to {wanted}")
     try:
         shape = broadcast(x.shape, wanted)
     except ValueError as error:

@@ -16,7 +16,7 @@ from ort_gpu_ep.scheduler.lifetime import assign_slots
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.shaders.composer import folded, workgroup_count
-from ort_gpu_ep.symbolic import hint, is_symbolic, largest
+from ort_gpu_ep.symbolic import hint, is_symbolic, largest, plain
 from ort_gpu_ep.types import TensorType
 
 
@@ -65,7 +65,7 @@ def make_plan(
         if isinstance(answer, Decline):
             if answer.operand:
                 raise UnknownValueError(answer.operand)
-            raise UnsupportedNodeError(answer.code, f"{node.label}: {answer.reason}")
+            raise UnsupportedNodeError(answer.code, f"{node.label}: {plain(answer.reason)}")
         if isinstance(answer, HostValues):
             for name, found in zip(node.outputs, answer.values, strict=True):
                 if name and found is not None:
