@@ -72,6 +72,11 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], Sequence[tuple[int, ...]]]] =
     "quantized": (
         "(float[N, L, 16] x) => (y) { q, s, z = DynamicQuantizeLinear(x) m = MatMulInteger(q, w, z) f = Cast<to=1>(m) y = Mul(f, s) }",
         {"w": rng.integers(-127, 127, (16, 8)).astype(np.int8)}, [(2, 5), (3, 17), (2, 64)]),
+    "requantized": (
+        "(float[N, L, 16] x) => (y) { q, s, z = DynamicQuantizeLinear(x) m = QLinearMatMul(q, s, z, w, t, u, r, v) "
+        "y = DequantizeLinear(m, r, v) }",
+        {"w": rng.integers(-127, 127, (16, 8)).astype(np.int8), "t": np.linspace(0.01, 0.02, 8, dtype="f"), "u": np.zeros(8, np.int8),
+         "r": np.array(0.1, "f"), "v": np.array(120, np.uint8)}, [(2, 5), (3, 17), (2, 64)]),
     "rotary": (
         "(float[N, L, 24] x, int64[N, L] p) => (float[N, L, 24] y) { y = RotaryEmbedding<num_heads=3>(x, cosines, sines, p) }",
         weights(cosines=(100, 4), sines=(100, 4)), [(2, 5), (3, 17), (2, 64)]),

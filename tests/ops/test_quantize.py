@@ -12,6 +12,7 @@ from onnx import helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from tests.direct import run_direct
+from tests.ops.single_node import check_decline, check_node
 
 RNG = np.random.default_rng(11)
 
@@ -118,3 +119,49 @@ def test_declines(code: Code, op: str, feeds: dict[str, Any], attributes: dict[s
     with pytest.raises(UnsupportedNodeError) as caught:
         run_direct(model_of(op, feeds, ["y"], 21, attributes), feeds)
     assert caught.value.code is code
+
+
+def quantized_product(a: Any, b: Any, out: str, a_scale: Any, b_scale: Any, a_zp: Any, b_zp: Any) -> list[Any]:
+    """The inputs of QLinearMatMul; a scale of y that lets some results saturate."""
+    y_scale = np.asarray(np.mean(a_scale) * np.mean(b_scale) * 40 * np.sqrt(a.shape[-1]), "f")
+    return [a, np.asarray(a_scale, "f"), np.asarray(a_zp, a.dtype), b, np.asarray(b_scale, "f"), np.asarray(b_zp, b.dtype), y_scale,
+            np.asarray(3, out)]
+
+
+@pytest.mark.parametrize(("left", "right", "out"), [("uint8", "uint8", "uint8"), ("uint8", "int8", "uint8"), ("int8", "int8", "int8")])
+@pytest.mark.parametrize(("a", "b"), [
+    ((1, 1), (1, 1)), ((17, 67), (67, 19)), ((3, 5, 31), (3, 31, 7)), ((2, 3, 5, 7), (7, 11)), ((0, 5), (5, 3)), ((257, 3), (3, 263))])
+def test_qlinear_matmul(a: tuple[int, ...], b: tuple[int, ...], left: str, right: str, out: str) -> None:
+    for per_column in (False, True):
+        scale = scales(b[-1]) if per_column else scales()
+        zero = integers(right, b[-1]) if per_column and right == "int8" else integers(right)
+        inputs = quantized_product(integers(left, *a), integers(right, *b), out, scales(), scale, integers(left), zero)
+        wanted = None
+        if per_column and (right == "uint8" or len(b) > 2):     # onnxruntime takes one scale a column of int8 matrices only
+            product = (inputs[0].astype("i4") - inputs[2]) @ (inputs[3].astype("i4") - inputs[5])
+            exact = np.rint(product.astype("f") * (inputs[1] * inputs[4] / inputs[6])) + inputs[7]
+            wanted = [np.clip(exact, np.iinfo(out).min, np.iinfo(out).max).astype(out)]
+        check_node("QLinearMatMul", inputs, 21, wanted=wanted)
+
+
+def test_qlinear_matmul_of_rows() -> None:
+    """A scale and a zero point for each row of a, which onnxruntime does not take."""
+    inputs = quantized_product(integers("int8", 13, 31), integers("int8", 31, 7), "int8", scales(13), scales(), integers("int8", 13), 5)
+    product = (inputs[0].astype("i4") - inputs[2][:, None]) @ (inputs[3].astype("i4") - inputs[5])
+    exact = np.rint(product.astype("f") * (inputs[1][:, None] * inputs[4] / inputs[6])) + inputs[7]
+    check_node("QLinearMatMul", inputs, 21, wanted=[np.clip(exact, -128, 127).astype("int8")])
+
+
+def test_halves_of_qlinear_matmul_go_to_the_even_number() -> None:
+    a = np.arange(-128, 128, dtype="int8").reshape(-1, 1)
+    inputs = [a, np.float32(0.5), np.int8(0), np.ones((1, 1), "int8"), np.float32(1), np.int8(0), np.float32(1), np.int8(100)]
+    check_node("QLinearMatMul", [np.asarray(v) for v in inputs], 21)
+
+
+@pytest.mark.parametrize(("shapes", "opset"), [
+    (((5, 7), (), (), (6, 3), (), (), (), ()), 21), (((7,), (), (), (7, 3), (), (), (), ()), 21),
+    (((5, 7), (3,), (), (7, 3), (), (), (), ()), 21), (((5, 7), (), (), (7, 3), (), (5,), (), ()), 21),
+    (((5, 7), (), (), (7, 3), (), (), (3,), ()), 21), (((5, 7), (5, 1), (), (7, 3), (), (), (), ()), 10)])
+def test_products_that_are_declined(shapes: tuple[tuple[int, ...], ...], opset: int) -> None:
+    inputs = [scales(*s) if k in (1, 4, 6) else integers("uint8", *s) for k, s in enumerate(shapes)]
+    check_decline(Code.RANK, "QLinearMatMul", inputs, opset)
