@@ -102,6 +102,7 @@ class Gpu:
         self.device = raw
         self.memory_limit_nbytes = 0
         self.hang_timeout_s = self.last_wait_s = 0.0
+        self.polling = threading.Lock()     # of the one thread that polls for its result
         self.circuit = Circuit(lambda: probe(info))
         self.uses = Uses(not info.is_software)
         self.workarounds: tuple[Any, ...] = ()

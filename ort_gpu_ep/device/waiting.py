@@ -9,8 +9,9 @@ from typing import Any
 from ort_gpu_ep.device.library import ffi, lib
 
 SPIN_S = 3e-4
-"""A wait that was shorter the last time is polled for: handing it to a thread and back takes some 30 us. A longer one is not:
-polling takes a core, which a software adapter computes with (measured in docs/faults.md).
+SPIN_ON_HARDWARE_S = 5e-3
+"""A wait that was shorter the last time is polled for: handing it to a thread and back takes some 30 us, and a blocking wait of a driver
+ends up to 0.36 ms late (H200). A longer one is not: polling takes a core, which a software adapter computes with (docs/faults.md).
 """
 
 _idle: list[Waiter] = []
@@ -73,13 +74,23 @@ def ends_in_time(device: Any, index: int, timeout_s: float) -> bool:
 def wait_until(gpu: Any, index: int, token: int | None) -> bool:
     """Waits until a submission of the Gpu is done. False where its hang_timeout_s is over before."""
     start = time.perf_counter()
-    waited = 0.0
-    if gpu.last_wait_s < SPIN_S:
-        while waited < SPIN_S and waited < gpu.hang_timeout_s:
-            if gpu.finished(token) or gpu.lost:
-                gpu.last_wait_s = waited
-                return True
-            waited = time.perf_counter() - start
-    done = gpu.ends_in_time(index, gpu.hang_timeout_s - waited)
+    if _polled(gpu, token, start):
+        gpu.last_wait_s = time.perf_counter() - start
+        return True
+    done = gpu.ends_in_time(index, gpu.hang_timeout_s - (time.perf_counter() - start))
     gpu.last_wait_s = time.perf_counter() - start
     return bool(done)
+
+
+def _polled(gpu: Any, token: int | None, start: float) -> bool:
+    """Whether what is waited for came while it was polled for. One thread polls at a time: others would share its core, and the GIL."""
+    most_s = min(SPIN_S if gpu.info.is_software else SPIN_ON_HARDWARE_S, gpu.hang_timeout_s)
+    if gpu.last_wait_s >= most_s or not gpu.polling.acquire(blocking=False):
+        return False
+    try:
+        while time.perf_counter() - start < most_s:
+            if gpu.finished(token) or gpu.lost:
+                return True
+        return False
+    finally:
+        gpu.polling.release()

@@ -110,7 +110,7 @@ class Template:
 
     def _numbers(self, types: Sequence[TensorType], given: Mapping[int, Array]) -> list[int] | None:
         """What the symbols stand for; None for other element types, ranks, or contents that are no integers."""
-        if [(t.dtype, t.rank) for t in types] != [(t.dtype, t.rank) for t in self.plan.inputs] or set(given) < set(self._values):
+        if [(t.dtype, t.rank) for t in types] != [(t.dtype, t.rank) for t in self.plan.inputs] or not set(self._values) <= set(given):
             return None
         numbers = [d for t in types for d in t.shape]
         for index in sorted(self._values):
