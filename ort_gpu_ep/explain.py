@@ -13,8 +13,7 @@ from ort_gpu_ep.partitioner import NodeReport, Report, sizes
 from ort_gpu_ep.scheduler import Plan, make_plan
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device import Program
-    from ort_gpu_ep.isolation.program import RemoteProgram
+    from ort_gpu_ep.backend import Executable
     from ort_gpu_ep.placement.decisions import Decision
     from ort_gpu_ep.plugin import SessionState
 
@@ -169,10 +168,13 @@ def explanation(state: SessionState | None) -> Explanation:
 
 def adapter_of(state: SessionState) -> str:
     """The adapter's name, type and backend."""
-    return "none" if state.gpu is None else f"{state.gpu.info.name} ({state.gpu.info.type}, {state.gpu.info.backend})"
+    if state.backend is None:
+        return "none"
+    info = state.backend.adapter.info
+    return f"{info.name} ({info.type}, {info.backend})"
 
 
-def _expected_plan(program: Program | RemoteProgram) -> Plan | None:
+def _expected_plan(program: Executable) -> Plan | None:
     """The plan of a partition with dynamic shapes that has not run yet, for stand-in sizes; nothing is compiled. None if none fits."""
     graph = program.graph
     for size in sizes.CANDIDATES:

@@ -115,7 +115,7 @@ def _compare(
 def _gpu(session: Any) -> Gpu | None:
     """The device that the session's nodes use, None if all of them run on the CPU or in a worker."""
     state = session._state
-    return state.local_gpu if state is not None and state.partitions else None
+    return state.gpu if state is not None and state.partitions else None
 
 
 def _measure(sides: dict[str, Callable[[], Any]], runs: int, gpu: Gpu | None, quiet: bool) -> dict[str, dict[str, list[float]]]:

@@ -7,18 +7,19 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from ort_gpu_ep.backend import FilePlace, Host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.isolation.channel import SharedMemory, aligned
 from ort_gpu_ep.isolation.process import PREPARE_S
 from ort_gpu_ep.isolation.reach import NBYTES
-from ort_gpu_ep.isolation.remote import RUN_S, RemoteGpu
-from ort_gpu_ep.isolation.wire import FilePlace, SharedPlace, with_constants, without_constants
+from ort_gpu_ep.isolation.remote import RUN_S, BusyError, RemoteGpu
+from ort_gpu_ep.isolation.wire import SharedPlace, with_constants, without_constants
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Template, make_template
@@ -37,22 +38,6 @@ _numbers = itertools.count(1)
 
 Request: TypeAlias = Callable[[tuple[object, ...], float], dict[str, Any]]
 """Asks a worker: (request, seconds) -> its answer."""
-
-
-class Host(Protocol):
-    """ONNX Runtime's side of a run."""
-
-    def is_host(self, address: int) -> bool:
-        """Whether a tensor is in the process's ordinary memory."""
-
-    def read(self, address: int, into: int, nbytes: int) -> None:
-        """Copies a tensor to host memory."""
-
-    def write(self, address: int, source: int, nbytes: int) -> None:
-        """Copies host memory to a tensor."""
-
-    def output(self, index: int, shape: Shape) -> tuple[int, TensorType]:
-        """Makes an output: (address, type)."""
 
 
 class RemoteProgram:
@@ -120,7 +105,19 @@ class RemoteProgram:
         """Whether compiling it would cost the other sessions their worker once more."""
         return self.ended_workers >= MAX_ENDED_WORKERS
 
-    def run(self, inputs: Sequence[tuple[int, TensorType]], host: Host) -> list[tuple[int, TensorType]]:
+    def execute(self, host: Host) -> None:
+        """See Executable."""
+        inputs = host.inputs()
+        for way, tensors in (("host_to_device", inputs), ("device_to_host", self._run(inputs, host))):
+            for address, kind in tensors:
+                if host.is_host(address):   # the other copies ONNX Runtime has asked for, and those are counted
+                    host.count(way, kind.nbytes)
+
+    def blames(self, error: Exception) -> bool:
+        """Not where it is between the sessions, or between this one and its worker."""
+        return not isinstance(error, BusyError) and not self.problem
+
+    def _run(self, inputs: Sequence[tuple[int, TensorType]], host: Host) -> list[tuple[int, TensorType]]:
         """inputs: (address, type) in the order of graph.inputs. Returns the same of the outputs."""
         types = tuple(kind for _, kind in inputs)
         with self.gpu.held(self._timeout_s):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep import errors
+from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import Code, DeviceError, GpuEpError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
@@ -22,21 +23,6 @@ from ort_gpu_ep.registry import Limits
 
 class GarbageError(Exception):
     """An answer that no working worker gives."""
-
-
-@dataclass(frozen=True, slots=True)
-class FilePlace:
-    """A constant in a file."""
-
-    path: str
-    offset: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    def load(self, file: Any = None) -> Array:
-        """The array, mapped from the file, which may be open already. Raises OSError."""
-        nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-        return np.memmap(file or self.path, np.uint8, "r", self.offset, (nbytes,)).view(self.dtype).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
 from ort_gpu_ep.device.gpu import Piece
@@ -29,7 +30,7 @@ from ort_gpu_ep.health.markers import remove_mine
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.isolation.channel import Channel, SharedMemory, aligned
 from ort_gpu_ep.isolation.reach import NBYTES, Reach, answer_trial
-from ort_gpu_ep.isolation.wire import FilePlace, SharedPlace, error_answer, limits_answer, with_constants
+from ort_gpu_ep.isolation.wire import SharedPlace, error_answer, limits_answer, with_constants
 from ort_gpu_ep.partitioner import fuse
 from ort_gpu_ep.types import BY_ONNX, Shape, TensorType
 

@@ -145,8 +145,8 @@ def rejected(candidate: Candidate | None, name: str, error: Exception, strict: b
     state = candidate.state if candidate is not None else None
     if strict:
         excuse(state, error)
-    if state is not None and state.gpu is not None and isinstance(error, WrongResultError):
-        state.gpu.circuit.failed(f"WrongResultError: {error}", at_once=True)
+    if state is not None and state.backend is not None and isinstance(error, WrongResultError):
+        state.backend.adapter.circuit.failed(f"WrongResultError: {error}", at_once=True)
     log.warning("placement: the candidate %r is left out, it fails: %s: %s", name, type(error).__name__, error)
     return f"{type(error).__name__}: {error}"
 

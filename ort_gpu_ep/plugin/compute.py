@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ort_gpu_ep.backend import Executable
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError, InternalError, ShaderError, WrongResultError
 from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.isolation.program import RemoteProgram
-from ort_gpu_ep.isolation.remote import BusyError
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.fallback import Fallback
@@ -26,7 +25,7 @@ from ort_gpu_ep.plugin.verification import compare
 from ort_gpu_ep.types import Shape, TensorType
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device import Gpu, Program
+    from ort_gpu_ep.device import Gpu
 
 _MAX_COUNTED = 1024
 """Sets of input types whose runs a partition counts for `verify`."""
@@ -43,7 +42,7 @@ class Partition(Table):
     SLOTS = slots.NODE_COMPUTE_INFO
 
     def __init__(
-        self, state: SessionState, graph: Graph, positions: tuple[int, ...], program: Program | RemoteProgram | None,
+        self, state: SessionState, graph: Graph, positions: tuple[int, ...], program: Executable | None,
         fallback: Fallback | None,
     ) -> None:
         super().__init__()
@@ -107,12 +106,12 @@ class Partition(Table):
             left_alone = not self.state.strict and not gpu.circuit.allows()
             if left_alone:
                 return "the GPU is left alone after a failure; the CPU answers until it has passed a probe"
-            return program.problem if isinstance(program, RemoteProgram) and not self.state.strict else ""
+            return program.problem if not self.state.strict else ""
         if not gpu.reported:     # the driver said so between two runs
             gpu.reported = True
             gpu.circuit.failed(f"the device was lost ({gpu.lost})", at_once=True)
         if self.fallback is not None and gpu.circuit.allows():
-            from ort_gpu_ep.plugin.renewal import renew  # not with isolation=process, which never loads wgpu here
+            from ort_gpu_ep.plugin.renewal import renew  # few sessions need it
 
             renew(self.state)
         return "" if self.state.strict else f"the device was lost ({gpu.lost}); the CPU answers until a new one is set up"
@@ -126,21 +125,21 @@ class Partition(Table):
         """Tells the adapter's circuit about a failure that says something about the adapter."""
         if self.program is None or not isinstance(error, (DeviceError, ShaderError)):
             return
+        if not self.program.blames(error):
+            return
         gpu = self.program.gpu
-        if isinstance(error, BusyError) or (isinstance(self.program, RemoteProgram) and self.program.problem):
-            return      # that is between the sessions, or between it and its worker
-        if isinstance(error, DeviceLostError) and not gpu.lost and not isinstance(self.program, RemoteProgram):
-            return      # an input was on a device that was lost earlier
         at_once = isinstance(error, (DeviceLostError, DeviceHangError, WrongResultError))
         gpu.reported = gpu.reported or bool(gpu.lost)
         gpu.circuit.failed(f"{type(error).__name__}: {str(error).splitlines()[0]}", at_once)
 
-    def replace(self, program: Program) -> None:
+    def replace(self, program: Executable) -> None:
         """Goes on with another program, on another device."""
         with self._lock:
-            program, self.program = (program, self.program) if self._closed else (self.program, program)  # type: ignore[assignment]
+            unused = program if self._closed else self.program
+            self.program = self.program if self._closed else program
             self._runs_of.clear()
-        program.close()
+        if unused is not None:
+            unused.close()
 
     def verify_due(self, types: tuple[TensorType, ...]) -> bool:
         """Whether this run is compared with the CPU: the first one of its input types, then one in `verify`."""
@@ -168,36 +167,39 @@ class Run:
         self.partition, self.context = partition, context
         self.pins: list[Storage] = []
         self._gpu: Gpu | None = None
+        self._types: tuple[TensorType, ...] = ()       # of the inputs
         self._inputs: list[tuple[Storage, int]] = []   # those read so far; they hold even where an output has taken their address
         self._late: list[tuple[Storage, int, int]] = []   # outputs in host memory: (storage, address, nbytes)
 
     def on_gpu(self) -> None:
         program = self.partition.program
-        if isinstance(program, RemoteProgram):
-            self._in_worker(program)
-            return
         if program is None:
             raise DeviceError("the partition was not compiled for the GPU")
-        self._gpu = program.gpu
-        inputs = [self._input(i) for i in range(len(self.partition.positions))]
-        program.run(inputs, self._output, self._content)
-        program.gpu.download_all([((storage.buffer, 0, nbytes), address) for storage, address, nbytes in self._late])   # type: ignore[misc]
+        program.execute(self)
+        if self.partition.verify_due(self._types):
+            self._verify()
+
+    # ---- for the program, as backend.py's Host
+
+    def inputs(self) -> list[tuple[int, TensorType]]:
+        found = [self._input_address(i) for i in range(len(self.partition.positions))]
+        self._types = tuple(kind for _, kind in found)
+        return found
+
+    def tensors(self, gpu: Gpu) -> list[Tensor]:
+        self._gpu = gpu
+        found = [self._input(gpu, i) for i in range(len(self.partition.positions))]
+        self._types = tuple(t.type for t in found)
+        return found
+
+    def deliver(self) -> None:
+        assert self._gpu is not None
+        self._gpu.download_all([((storage.buffer, 0, nbytes), address) for storage, address, nbytes in self._late])   # type: ignore[misc]
         for _, _, nbytes in self._late:
-            memory.count("device_to_host", self.partition.state, nbytes)
-        if self.partition.verify_due(tuple(t.type for t in inputs)):
-            self._verify()
+            self.count("device_to_host", nbytes)
 
-    def _in_worker(self, program: RemoteProgram) -> None:
-        inputs = [self._input_address(i) for i in range(len(self.partition.positions))]
-        outputs = program.run(inputs, self)
-        for way, tensors in (("host_to_device", inputs), ("device_to_host", outputs)):
-            for address, kind in tensors:
-                if self.is_host(address):   # the other copies ONNX Runtime has asked for, and those are counted
-                    memory.count(way, self.partition.state, kind.nbytes)
-        if self.partition.verify_due(tuple(kind for _, kind in inputs)):
-            self._verify()
-
-    # ---- for a worker, as isolation/program.py's Host
+    def count(self, way: str, nbytes: int) -> None:
+        memory.count(way, self.partition.state, nbytes)
 
     def is_host(self, address: int) -> bool:
         return not memory.owns(address)
@@ -214,9 +216,6 @@ class Run:
         else:
             ctypes.memmove(address, source, nbytes)
 
-    def output(self, index: int, shape: Shape) -> tuple[int, TensorType]:
-        return self._output_address(index, shape)
-
     def _verify(self) -> None:
         """Raises WrongResultError, where the CPU gives something else from the same inputs. Says so where it has no kernel for that."""
         partition = self.partition
@@ -227,7 +226,7 @@ class Run:
             return
         inputs = [self._host_input(i) for i in range(len(partition.positions))]
         for index, value in enumerate(partition.fallback.run(inputs)):
-            address, tensor = self._output_address(index, tuple(value.shape()))
+            address, tensor = self.output(index, tuple(value.shape()))
             got, want = np.empty(tensor.shape, tensor.dtype.numpy), np.empty(tensor.shape, tensor.dtype.numpy)
             if not tensor.nbytes:
                 continue
@@ -239,7 +238,7 @@ class Run:
         """The same from the same inputs, which are still in device memory."""
         inputs = [self._host_input(i) for i in range(len(self.partition.positions))]
         for index, value in enumerate(fallback.run(inputs)):
-            address, tensor = self._output_address(index, tuple(value.shape()))
+            address, tensor = self.output(index, tuple(value.shape()))
             if memory.owns(address):
                 memory.copy_in(gpu_for(address), address, value.data_ptr(), tensor.nbytes)
             elif tensor.nbytes:
@@ -249,9 +248,7 @@ class Run:
         address, shape, kind = tensor_of(input_of(self.context, self.partition.positions[index]))
         return address, _checked(address, tensor_type(kind, shape))
 
-    def _input(self, index: int) -> Tensor:
-        gpu = self._gpu
-        assert gpu is not None
+    def _input(self, gpu: Gpu, index: int) -> Tensor:
         address, tensor = self._input_address(index)
         if tensor.nbytes and not memory.owns(address):
             storage, offset = memory.temporary(gpu, tensor.nbytes, address), 0
@@ -262,7 +259,7 @@ class Run:
         self._inputs.append((storage, offset))
         return Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
 
-    def _content(self, index: int, tensor: TensorType) -> Array:
+    def content(self, index: int, tensor: TensorType) -> Array:
         """The content of a small input: shapes depend on it. What the GPU computed costs a readback, which is counted."""
         storage, offset = self._inputs[index]
         if storage.content is None:
@@ -282,17 +279,17 @@ class Run:
             self.read(address, data.ctypes.data, tensor.nbytes)
         return tensor, data
 
-    def _output_address(self, index: int, shape: Shape) -> tuple[int, TensorType]:
+    def output(self, index: int, shape: Shape) -> tuple[int, TensorType]:
         dtype = self.partition.output_dtypes[index]
         if dtype is None:
             raise InternalError(f"output {self.partition.graph.outputs[index]!r} has no known element type")
         address = tensor_of(output_of(self.context, index, shape))[0]
         return address, _checked(address, tensor_type(dtype.onnx, shape))
 
-    def _output(self, index: int, shape: Shape) -> Tensor:
+    def new_tensor(self, index: int, shape: Shape) -> Tensor:
         gpu = self._gpu
         assert gpu is not None
-        address, tensor = self._output_address(index, shape)
+        address, tensor = self.output(index, shape)
         if tensor.nbytes and not memory.owns(address):
             storage, offset = memory.temporary(gpu, tensor.nbytes), 0
             self.pins.append(storage)

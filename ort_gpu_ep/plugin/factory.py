@@ -8,12 +8,10 @@ from typing import Any
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.health.workarounds import safer
-from ort_gpu_ep.isolation.remote import Lease, open_remote
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
+from ort_gpu_ep.plugin.backends import open_backend
 from ort_gpu_ep.plugin.given import GivenInitializers
-from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.provider import Provider
 from ort_gpu_ep.plugin.state import SessionState, announce, forget_frames
 from ort_gpu_ep.plugin.tables import Table, entry, owner_of
@@ -96,17 +94,10 @@ class Factory(Table):
     def _open_gpu(state: SessionState) -> None:
         assert state.config is not None
         try:
-            if state.config.isolation == "process":
-                state.gpu = open_remote(state.config)
-                state.lease = Lease(state.gpu)
-                return
-            from ort_gpu_ep.health.admission import open_gpu
-
-            memory.check_usable()
-            state.gpu = open_gpu(state.config)
-            state.config = safer(state.config, state.gpu.workarounds)
-            for workaround in state.gpu.workarounds:
-                state.record("notice", "adapter", f"workaround {workaround}")
+            state.backend = open_backend(state.config)
+            state.config = state.backend.settled(state.config)
+            for notice in state.backend.notices:
+                state.record("notice", "adapter", notice)
         except ConfigError:
             raise
         except Exception as error:   # no adapter, no driver, a forked child: the CPU answers
@@ -118,9 +109,9 @@ class Factory(Table):
     def release_ep(self, ep: int) -> None:
         provider = owner_of(ep)
         provider.drop()
-        if isinstance(provider, Provider) and provider.state.lease is not None:
-            provider.state.lease.end()
         if isinstance(provider, Provider):
+            if provider.state.backend is not None:
+                provider.state.backend.close()
             provider.given.close()
 
     def create_allocator(self, memory_info: Any, options: Any, out: Any) -> None:

@@ -16,10 +16,10 @@ import onnx
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state
 
+from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node
-from ort_gpu_ep.isolation.wire import FilePlace
 from ort_gpu_ep.plugin.plain import OrtSession
 from ort_gpu_ep.plugin.spill import MIN_SPILL_NBYTES, SpillFile
 from ort_gpu_ep.types import TensorType

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ort_gpu_ep.backend import Executable
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, InternalError
 from ort_gpu_ep.graph import Graph
-from ort_gpu_ep.isolation.program import RemoteProgram
-from ort_gpu_ep.isolation.remote import RemoteGpu
 from ort_gpu_ep.partitioner import Costs, Partitioning, fuse, nothing, partition
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, ffi
@@ -23,7 +22,6 @@ from ort_gpu_ep.plugin.transfer import Allocator
 from ort_gpu_ep.registry import Decline, Limits
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device import Gpu, Program
     from ort_gpu_ep.plugin.factory import Factory
 
 
@@ -37,7 +35,7 @@ class Provider(Table):
     def __init__(self, factory: Factory, state: SessionState, given: GivenInitializers) -> None:
         super().__init__()
         self.factory, self.state, self.given = factory, state, given
-        if state.lease is None:
+        if state.backend is None or state.backend.device is not None:
             self.pointer.slot[slots.EP["GetDefaultMemoryDevice"].number] = NULL
 
     @property
@@ -53,7 +51,7 @@ class Provider(Table):
         """Offers the partitioner's groups. ONNX Runtime swallows an error here and uses the CPU: it is recorded."""
         with self.state.recording("GetCapability"), Reader(graph, self.given.has) as reader:
             self.state.model_path = self.state.model_path or reader.model_path()
-            gpu, whole = self.state.gpu, reader.graph()
+            whole = reader.graph()
             partitioning = self._partitioning(whole)
             self.state.reports.append(partitioning.report)
             if reader.given:
@@ -63,14 +61,14 @@ class Provider(Table):
                 self.state.record("warning", "placement", event)
             options = ffi.new("FusionOptions*")
             options.version, options.drop_constant_initializers = api.version, True
-            for group in partitioning.groups if gpu is not None else ():
+            for group in partitioning.groups if self.state.backend is not None else ():
                 check_border(whole, group)
                 nodes = ffi.new("void*[]", [reader.nodes[i] for i in group])
                 api.EpGraphSupportInfo_AddNodesToFuse(support, nodes, len(group), options)
 
     def _partitioning(self, graph: Graph) -> Partitioning:
         """What goes where; where that can't be told, the report says why."""
-        gpu = self.state.gpu
+        gpu = self.state.backend.adapter if self.state.backend is not None else None
         if gpu is None and self.config.placement != "cpu":
             why = "; ".join(map(str, self.state.errors)) or "no GPU was opened"
             return nothing(graph, self.config, Decline(Code.DRIVER, why))
@@ -85,12 +83,8 @@ class Provider(Table):
     def _costs(self, software: bool) -> Costs | None:
         """What placement=auto decides by: what was given, else the adapter's profile; not for a software adapter that nobody asked for."""
         wanted = self.config.placement == "auto" and (bool(self.config.adapter) or not software)
-        if self.state.costs is None and self.state.gpu is not None and wanted:
-            if isinstance(self.state.gpu, RemoteGpu):
-                return Costs()      # only the worker could measure its adapter
-            from ort_gpu_ep.calibration import profile_of
-
-            self.state.costs = Costs(profile_of(self.state.gpu, self.config))
+        if self.state.costs is None and self.state.backend is not None and wanted:
+            self.state.costs = Costs(self.state.backend.profile(self.config))
         return self.state.costs
 
     def compile(self, graphs: Any, fused: Any, count: int, infos: Any, context_nodes: Any) -> None:
@@ -110,13 +104,11 @@ class Provider(Table):
                 raise InternalError(f"partition {graph.name} reads {missing}, which ONNX Runtime will not pass; it passes {list(given)}")
             positions = tuple(given.index(name) for name in graph.inputs)
             notify = partial(self.state.record, "warning", graph.name)
-            program, gpu, fallback = None, self.state.gpu, None
-            if not self.config.strict or self.config.verify or isinstance(gpu, RemoteGpu):   # a worker reads the fallback's weights
+            program, backend, fallback = None, self.state.backend, None
+            if not self.config.strict or self.config.verify or (backend is not None and backend.rereads_constants):
                 fallback = Fallback(graph, reader.opsets(), self.config, notify)
             try:
-                if gpu is None:
-                    raise InternalError(f"partition {graph.name} was claimed without a GPU")
-                program = self._program(graph, gpu, fallback)
+                program = self._program(graph, fallback)
             except Exception as error:
                 if self.config.strict:
                     raise
@@ -124,17 +116,14 @@ class Provider(Table):
                 forget_frames(error)
             return Partition(self.state, graph, positions, program, fallback)
 
-    def _program(self, graph: Graph, gpu: Gpu | RemoteGpu, fallback: Fallback | None) -> Program | RemoteProgram:
-        rewrite = fuse if self.config.fusion else None
-        if isinstance(gpu, RemoteGpu):
-            assert fallback is not None
-            remote = RemoteProgram(graph, fallback.constants(), self.config, gpu, rewrite)
-            if remote.problem:
-                self.state.record("fallback", graph.name, remote.problem)
-            return remote
-        from ort_gpu_ep.device import Program
-
-        return Program(graph, self.config, gpu, rewrite)
+    def _program(self, graph: Graph, fallback: Fallback | None) -> Executable:
+        if self.state.backend is None:
+            raise InternalError(f"partition {graph.name} was claimed without a GPU")
+        constants = fallback.constants() if fallback is not None else {}
+        program = self.state.backend.compile(graph, self.config, fuse if self.config.fusion else None, constants)
+        if program.problem:
+            self.state.record("fallback", graph.name, program.problem)
+        return program
 
     def release_node_compute_infos(self, infos: Any, count: int) -> None:
         for i in range(count):

@@ -9,12 +9,11 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from ort_gpu_ep.device import Program
-from ort_gpu_ep.health.admission import open_gpu
+from ort_gpu_ep.backend import Backend, Executable
+from ort_gpu_ep.plugin.backends import open_backend
 from ort_gpu_ep.plugin.state import SessionState, forget_frames
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device import Gpu
     from ort_gpu_ep.plugin.compute import Partition
 
 log = logging.getLogger("ort_gpu_ep")
@@ -28,30 +27,30 @@ def renew(state: SessionState) -> None:
 
 def _renew(state: SessionState) -> None:
     """All programs or none; a failure opens the adapter's circuit again, so that the next attempt waits longer."""
-    made: list[tuple[Partition, Program]] = []
-    old = state.gpu
+    made: list[tuple[Partition, Executable]] = []
+    old = state.backend
     try:
         assert state.config is not None
-        gpu = open_gpu(state.config)
+        backend = open_backend(state.config)
         for partition in list(state.partitions):
-            if isinstance(partition.program, Program) and partition.program.gpu is not gpu:
-                made.append((partition, _rebuilt(partition, partition.program, gpu)))
+            if partition.program is not None and partition.program.gpu is not backend.adapter:
+                made.append((partition, _rebuilt(partition, partition.program, backend)))
         for partition, program in made:
             partition.replace(program)
-        state.gpu = gpu
+        state.backend = backend
         state.renewals += 1
-        state.record("notice", "renewal", f"the session uses the GPU again, on a new device ({gpu.info.name})")
+        state.record("notice", "renewal", f"the session uses the GPU again, on a new device ({backend.adapter.info.name})")
     except Exception as error:   # whatever a driver raises means: not yet
         for _, program in made:
             program.close()
         state.record("warning", "renewal", error)
         if old is not None:
-            old.circuit.failed(f"the session's programs can't be rebuilt: {type(error).__name__}", at_once=True)
+            old.adapter.circuit.failed(f"the session's programs can't be rebuilt: {type(error).__name__}", at_once=True)
         forget_frames(error)
     finally:
         state.renewing.release()
 
 
-def _rebuilt(partition: Partition, old: Program, gpu: Gpu) -> Program:
+def _rebuilt(partition: Partition, old: Executable, backend: Backend) -> Executable:
     assert partition.fallback is not None
-    return Program(partition.fallback.graph_with_constants(), old.config, gpu, old.rewrite)
+    return backend.compile(partition.fallback.graph_with_constants(), old.config, old.rewrite, partition.fallback.constants())

@@ -19,8 +19,8 @@ from typing import BinaryIO
 import numpy as np
 
 from ort_gpu_ep import store
+from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.graph import Array
-from ort_gpu_ep.isolation.wire import FilePlace
 
 MIN_SPILL_NBYTES = 64 << 10
 """Smaller constants stay in memory."""

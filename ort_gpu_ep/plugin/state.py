@@ -20,8 +20,8 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import DeviceError
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.backend import Backend
     from ort_gpu_ep.device import Gpu
-    from ort_gpu_ep.isolation.remote import Lease, RemoteGpu
     from ort_gpu_ep.partitioner import Costs, Report
     from ort_gpu_ep.plugin.compute import Partition
 
@@ -87,8 +87,7 @@ class SessionState:
 
     options: the provider options as given. config: None until they are checked.
     costs: what placement=auto decides by, where `capture` was given any; else the provider finds out for itself.
-    gpu: None where there is no adapter, or none is wanted. lease: keeps the worker
-    that has it alive (isolation=process). reports: one a graph, bodies of If and Loop first.
+    backend: None where there is no adapter, or none is wanted. reports: one a graph, bodies of If and Loop first.
     partitions: what was compiled, in ONNX Runtime's order. ready: whether the session was created to the end.
     troubles: how many events say that something failed, or that the CPU answered: a run during which it grew is no measure of the GPU.
     renewals: how often the programs were rebuilt on a new device. renewing: held while that goes on.
@@ -100,8 +99,7 @@ class SessionState:
         self.config: Config | None = None
         self.model_path = ""
         self.costs: Costs | None = None
-        self.gpu: Gpu | RemoteGpu | None = None
-        self.lease: Lease | None = None
+        self.backend: Backend | None = None
         self.reports: list[Report] = []
         self.partitions: list[Partition] = []
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
@@ -133,9 +131,9 @@ class SessionState:
         return {**self.counts(), "last_run": last}
 
     @property
-    def local_gpu(self) -> Gpu | None:
-        """The GPU, if it is this process's; None with isolation=process."""
-        return None if self.lease is not None else self.gpu   # type: ignore[return-value]
+    def gpu(self) -> Gpu | None:
+        """The device of this process that the session uses; None with isolation=process."""
+        return self.backend.device if self.backend is not None else None
 
     @property
     def strict(self) -> bool:

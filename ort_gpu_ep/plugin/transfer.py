@@ -125,7 +125,7 @@ def gpu_for(address: int) -> Gpu | None:
         return None
     state = memory.state_of(address)
     if state is not None:
-        return state.local_gpu if state.local_gpu is not None and not state.local_gpu.lost else None
+        return gpu if (gpu := state.gpu) is not None and not gpu.lost else None
     try:
         config = resolve()
         if config.isolation == "process":

@@ -76,5 +76,6 @@ def end_of(pid: int) -> bool:
 
 
 def gpu_of(opened: Opened) -> remote.RemoteGpu:
-    assert isinstance(opened.state.gpu, remote.RemoteGpu)
-    return opened.state.gpu
+    assert opened.state.backend is not None
+    assert isinstance(opened.state.backend.adapter, remote.RemoteGpu)
+    return opened.state.backend.adapter

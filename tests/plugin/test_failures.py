@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ort_gpu_ep import device, plugin
+from ort_gpu_ep import plugin
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.errors import (
     AdapterError,
@@ -27,7 +27,7 @@ from ort_gpu_ep.errors import (
 from ort_gpu_ep.explain import explanation
 from ort_gpu_ep.kernels import RECORDS
 from ort_gpu_ep.partitioner import costs
-from ort_gpu_ep.plugin import provider
+from ort_gpu_ep.plugin import local, provider
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, raises, reference
 
 
@@ -134,7 +134,7 @@ def test_a_price_that_fails_is_an_event_and_the_model_stays(mlp: bytes, x: Any, 
 
 
 def test_compile_falls_back(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "Program", raises(Boom("compile")))
+    monkeypatch.setattr(local, "LocalProgram", raises(Boom("compile")))
     opened = open_session(mlp)
     assert "compile" in opened.state.events[0].message
     assert_close(opened.run(x=x), reference(mlp, x=x))
@@ -143,7 +143,7 @@ def test_compile_falls_back(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_compile_in_strict_mode_is_an_error(mlp: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     boom = Boom("compile")
-    monkeypatch.setattr(device, "Program", raises(boom))
+    monkeypatch.setattr(local, "LocalProgram", raises(boom))
     before = plugin.live_tables()
     session, state, error = captured(mlp, strict=1)
     assert session is None

@@ -52,7 +52,7 @@ class Soak:
     def round(self, number: int, runs: int) -> None:
         faults = drill(random.Random(f"{self.seed}/{number}"))
         opened = [session(m, isolation="process", faults=faults, hang_timeout_ms=1500, health="off") for m in self._models]
-        gpu = opened[0]._state.gpu
+        gpu = opened[0]._state.backend.adapter
         threads = [threading.Thread(target=self._thread, args=(opened, [self.seed, number, t], runs // THREADS)) for t in range(THREADS)]
         for thread in threads:
             thread.start()
@@ -68,7 +68,7 @@ class Soak:
         rng = np.random.default_rng(seed)
         for _ in range(runs):
             kind = int(rng.integers(3))
-            gpu = opened[kind]._state.gpu
+            gpu = opened[kind]._state.backend.adapter
             gpu.ensure()                # otherwise most runs would go to the CPU at once
             gpu.circuit.reset()
             x = rng.normal(size=(int(rng.integers(1, 4)) * 8, 16)).astype("f")

@@ -98,7 +98,7 @@ def test_an_adapter_that_gives_no_device_is_left_alone_longer(rng: np.random.Gen
     def refuse(config: object) -> Any:
         raise AdapterError("no device for this test")
 
-    monkeypatch.setattr(renewal, "open_gpu", refuse)
+    monkeypatch.setattr(renewal, "open_backend", refuse)
     run(opened, rng)
     wait_for(lambda: lost.circuit.state == "open")
     run(opened, rng)

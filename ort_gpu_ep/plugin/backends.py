@@ -1,0 +1,17 @@
+"""Which backend a session has: by the option `isolation`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ort_gpu_ep.backend import Backend
+from ort_gpu_ep.config import Config
+
+_MODULES = {"none": "ort_gpu_ep.plugin.local", "process": "ort_gpu_ep.isolation.backend"}
+"""Loaded when they are wanted: with isolation=process, this process never loads wgpu."""
+
+
+def open_backend(config: Config) -> Backend:
+    """The adapter that the config asks for. Raises AdapterError, DeviceError, ConfigError."""
+    made: Backend = import_module(_MODULES[config.isolation]).open_backend(config)
+    return made

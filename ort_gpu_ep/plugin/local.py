@@ -1,0 +1,61 @@
+"""The backend in this process: ONNX Runtime's values are in buffers of its device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ort_gpu_ep.backend import Backend, FilePlace, Host
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device.program import Program
+from ort_gpu_ep.errors import DeviceLostError
+from ort_gpu_ep.graph import Array, Graph
+from ort_gpu_ep.health.admission import open_gpu
+from ort_gpu_ep.health.workarounds import safer
+from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.profile import Profile
+from ort_gpu_ep.scheduler.planner import Rewrite
+
+
+class LocalProgram(Program):
+    """A partition on a device of this process."""
+
+    problem = ""
+
+    def execute(self, host: Host) -> None:
+        self.run(host.tensors(self.gpu), host.new_tensor, host.content)
+        host.deliver()
+
+    def blames(self, error: Exception) -> bool:
+        """Not where an input was on a device that was lost earlier."""
+        return bool(self.gpu.lost) or not isinstance(error, DeviceLostError)
+
+
+class LocalBackend:
+    """See Backend. gpu: shared with other sessions."""
+
+    rereads_constants = False
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.adapter = self.device = gpu
+        self.notices: Sequence[str] = [f"workaround {workaround}" for workaround in gpu.workarounds]
+
+    def settled(self, config: Config) -> Config:
+        return safer(config, self.device.workarounds)
+
+    def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> LocalProgram:
+        return LocalProgram(graph, config, self.device, rewrite)
+
+    def profile(self, config: Config) -> Profile:
+        from ort_gpu_ep.calibration import profile_of  # a session that is told where to run loads none of it
+
+        return profile_of(self.device, config)
+
+    def close(self) -> None:
+        """The device stays open for the next session."""
+
+
+def open_backend(config: Config) -> Backend:
+    """Raises AdapterError, DeviceError (a forked child), ConfigError."""
+    memory.check_usable()
+    return LocalBackend(open_gpu(config))
