@@ -1,17 +1,21 @@
-"""DFT: sums over an axis with a table of cosines and sines. Operations grow with the square of the length."""
+"""DFT: sums over an axis with a table of cosines and sines, whose number grows with the square of the length; and windows for it."""
 
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import Known, case, ceil_div, normal, record
 from ort_gpu_ep.ops.axes import around, axis_of, replaced
-from ort_gpu_ep.registry import BoundNode, Lowering, kernel, op
-from ort_gpu_ep.types import FLOAT16, FLOAT32, TensorType
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel, op, result_dtype
+from ort_gpu_ep.types import FLOAT16, FLOAT32, INTS, TensorType
 
-MAX_LENGTH = 1 << 28
-"""Eight times a place on the circle fits 32 bits."""
+MAX_LENGTH = (1 << 27) - 1
+"""Eight times a place on the circle, or on two, fits 32 bits."""
+
+WINDOWS = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0), "BlackmanWindow": (0.42, 0.5, 0.08)}
+"""Factors of 1, -cos(2 pi t), cos(4 pi t)."""
 
 record("dft_turns.wgsl", "elementwise")
+record("window.wgsl", "elementwise")
 record(
     "dft.wgsl", "direct", loop_bound=lambda k: k["N"] + ceil_div(k["N"], 32), flops=lambda k: 4 * k.size("y") * k["N"],
     cases=[
@@ -56,3 +60,26 @@ def _axis(node: BoundNode) -> int:
     if axis == x.rank - 1:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"DFT of {x.type} along its last axis, which holds real and imaginary part")
     return axis
+
+
+def _window(name: str) -> None:
+    """Adds the row of a window."""
+    def build(node: BoundNode) -> Kernel:
+        size, dtype = node.input(0).ints()[0], result_dtype(int(node.attr("output_datatype")))
+        if dtype not in (FLOAT32, FLOAT16):
+            raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of {dtype}; taken: float32, float16")
+        period = size if node.attr("periodic") else size - 1
+        if size < 0 or period > MAX_LENGTH or (size and period < 1):
+            raise UnsupportedNodeError(
+                Code.ATTRIBUTE, f"{node.op} of size {size}, periodic={node.attr('periodic')}; taken: a period of 1 to {MAX_LENGTH}")
+        consts: dict[str, Const] = {f"A{k}": factor for k, factor in enumerate(WINDOWS[name])}
+        return kernel("window.wgsl", [TensorType(dtype, (size,))], consts=consts | {"PERIOD": period})
+
+    one, two, three = (f"{factor:.4g}" for factor in WINDOWS[name])
+    last = f" + {three} cos(4 pi t)" if WINDOWS[name][2] else ""
+    build.__doc__ = f"y[i] = {one} - {two} cos(2 pi t){last}, t = i / size, or i / (size - 1) unless `periodic`."
+    op(name, since=17, dtypes={"T1": INTS}, bindings="_size -> y")(build)
+
+
+for _name in WINDOWS:
+    _window(_name)

@@ -181,6 +181,12 @@ fn sin_turned_f32(x: f32, turns: u32) -> f32 {
     let y = select(s, c, (k & 1u) == 1u);
     return select(select(y, -y, (k & 2u) == 2u), nan_f32(), (bitcast<u32>(x) & 0x7f800000u) == 0x7f800000u);
 }
+// sin(2 pi r / n + turns pi/2), for r <= 2 n < 2^28: the nearest quarter is taken off as an integer, so that the angle is exact to a
+// rounding wherever it lies.
+fn sin_of_turn_f32(r: u32, n: u32, turns: u32) -> f32 {
+    let quarter = (8u * r + n) / (2u * n);
+    return sin_turned_f32(1.57079633 * (f32(i32(4u * r) - i32(quarter * n)) / f32(n)), quarter + turns);
+}
 fn sin_f32(x: f32) -> f32 { return sin_turned_f32(x, 0u); }
 fn cos_f32(x: f32) -> f32 { return sin_turned_f32(x, 1u); }
 fn tan_f32(x: f32) -> f32 { return sin_turned_f32(x, 0u) / sin_turned_f32(x, 1u); }

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper, parser
 
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.health.conformance import INEXACT, cases
@@ -127,3 +127,21 @@ def test_an_excluded_case_is_wrong_beyond_its_own_tolerance(name: str) -> None:
     attributes = {"axis": 1} if opset == 17 else {}
     (got,) = run_direct(*node_model("DFT", given, opset, known=(2,), inverse=1, **attributes))
     np.testing.assert_allclose(got, right, rtol=case.rtol, atol=case.atol)
+
+
+WINDOW_FACTORS = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0), "BlackmanWindow": (0.42, 0.5, 0.08)}
+
+
+@pytest.mark.parametrize("periodic", [0, 1])
+@pytest.mark.parametrize("name", WINDOW_FACTORS)
+def test_windows(name: str, periodic: int) -> None:
+    """As long as an axis: the host computes those whose size it knows."""
+    text = (f"(float[N, 3] x) => (float[K] y) {{ s = Shape(x) n = Gather(s, zero) w = {name}<periodic={periodic}>(n) y = Mul(w, two) }}")
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 17]> g {text}')
+    for constant, value in (("zero", np.array(0)), ("two", np.array(2, np.float32))):
+        model.graph.initializer.append(numpy_helper.from_array(value, constant))
+    for size in (2, 3, 10, 31, 400, 16_411):
+        (got,) = run_direct(model, {"x": np.zeros((size, 3), np.float32)}, every_size_open=True)
+        angle = 2 * np.pi * np.arange(size) / (size if periodic else size - 1)
+        one, two, three = WINDOW_FACTORS[name]
+        np.testing.assert_allclose(got, 2 * (one - two * np.cos(angle) + three * np.cos(2 * angle)), atol=2e-7)
