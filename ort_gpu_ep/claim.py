@@ -97,7 +97,7 @@ def lower(spec: OpSpec, bound: BoundNode, asked: Question | None = None) -> Lowe
         kernels, outputs = _with_epilogue(bound, kernels, outputs)
     types = dict(built.temps)
     kernels = tuple(_with_operand_indices(k, lambda s: types[s] if isinstance(s, str) else bound.source(s).type) for k in kernels)
-    return Lowering(outputs, kernels, built.temps, built.views)
+    return replace(built, outputs=outputs, kernels=kernels)
 
 
 def _build(spec: OpSpec, bound: BoundNode) -> Lowering:

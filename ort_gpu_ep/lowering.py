@@ -33,20 +33,22 @@ Answer: TypeAlias = Lowering | HostValues | Decline
 class Facts:
     """What is known of each value: its concrete type, and its content where the host knows it.
 
-    later: values whose content the host will know when a run begins. computed: values that the GPU computes in this graph.
+    constants: values that the graph holds. later: values whose content the host will know when a run begins. computed: values that the GPU
+    computes in this graph.
     breaks: by id() of a node, the computed value whose content it needs: they can't be in one group, because the host reads the value in
     between.
     """
 
     types: dict[str, TensorType]
     known: dict[str, Array]
+    constants: set[str] = field(default_factory=set)
     later: set[str] = field(default_factory=set)
     computed: set[str] = field(default_factory=set)
     breaks: dict[int, str] = field(default_factory=dict)
 
     def operand(self, name: str) -> Operand | None:
         tensor = self.types.get(name)
-        return Operand(name, tensor, self.known.get(name), name in self.later) if tensor else None
+        return Operand(name, tensor, self.known.get(name), name in self.later, name in self.constants) if tensor else None
 
 
 def facts_of(graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str, Array] | None = None) -> Facts:
@@ -61,6 +63,7 @@ def facts_of(graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str,
         if value.load and value.dtype is not None and value.shape is not None:
             tensor = TensorType(value.dtype, tuple(int(d) for d in value.shape if d is not None and not isinstance(d, str)))
             facts.types[name] = tensor
+            facts.constants.add(name)
             if tensor.nbytes <= host.MAX_CONSTANT_NBYTES:
                 facts.known[name] = value.load()
     return facts

@@ -95,8 +95,8 @@ class Profile:
         return self.download.at(nbytes)
 
     def node_s(self, lowering: Lowering, bound: BoundNode) -> float:
-        """Predicted seconds of a node on the GPU: for each of its kernels, a dispatch and its work. Raises UnsupportedNodeError."""
-        works = [work_of(k, tensors_of(k, lowering, bound)) for k in lowering.kernels]
+        """Predicted seconds of a node on the GPU: for each kernel that a run dispatches, that and its work. Raises UnsupportedNodeError."""
+        works = [work_of(k, tensors_of(k, lowering, bound)) for k in lowering.per_run]
         return math.fsum(self.dispatch_s + self.work_s(work) for work in works)
 
     def work_s(self, work: Work) -> float:

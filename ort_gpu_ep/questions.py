@@ -118,7 +118,7 @@ def _attribute(value: Attribute) -> Hashable:
 def _content(operand: Operand | None) -> Hashable:
     if operand is None:
         return None
-    return operand.expected if operand.content is None else _array(operand.content)
+    return operand.constant, operand.expected if operand.content is None else _array(operand.content)
 
 
 def _array(array: Array) -> Hashable:

@@ -46,13 +46,15 @@ class Operand:
     """An input of a node: its concrete type, and its value where the host knows it (constants, shape arithmetic).
 
     content: the value, as `value` gives it. expected: the host will know the value when a run begins, but does not now, when nodes are
-    claimed. asked: called when a builder looks at more than the type (claim.py remembers what an answer follows from).
+    claimed. constant: the graph holds it, also where it is too large for `value`. asked: called when a builder looks at more than the type
+    (claim.py remembers what an answer follows from).
     """
 
     name: str
     type: TensorType
     content: Array | None = field(default=None, compare=False)
     expected: bool = False
+    constant: bool = False
     asked: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -68,6 +70,13 @@ class Operand:
         if self.asked is not None:
             self.asked()
         return self.expected
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the graph holds the value, so that every run has the same."""
+        if self.asked is not None:
+            self.asked()
+        return self.constant
 
     @property
     def shape(self) -> Shape:
@@ -170,6 +179,7 @@ class Lowering:
     """What a node becomes. outputs: type of each output, None for one left out. views: output index -> input index.
 
     deferred: a value that a run brings decides; until then only the types of the outputs are known, as shape inference tells them.
+    once: temporaries whose kernels read constants of the graph only: these run once for a program, not in every run.
     """
 
     outputs: tuple[TensorType | None, ...]
@@ -177,6 +187,16 @@ class Lowering:
     temps: tuple[tuple[str, TensorType], ...] = ()
     views: tuple[tuple[int, int], ...] = ()
     deferred: bool = False
+    once: tuple[str, ...] = ()
+
+    def runs_once(self, kernel: Kernel) -> bool:
+        """Whether a kernel of it writes nothing but `once`."""
+        return bool(kernel.writes) and all(target in self.once for _, target in kernel.writes or ())
+
+    @property
+    def per_run(self) -> tuple[Kernel, ...]:
+        """The kernels that every run dispatches."""
+        return tuple(k for k in self.kernels if not self.runs_once(k))
 
 
 @dataclass(frozen=True, slots=True)

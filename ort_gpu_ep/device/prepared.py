@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.device import native, objects
+from ort_gpu_ep.device.binding import Bound, bind_group, bound_of
 from ort_gpu_ep.device.gpu import Buffer
 from ort_gpu_ep.device.library import GPUError
-from ort_gpu_ep.device.pipelines import bind_group_layout, pipelines
+from ort_gpu_ep.device.pipelines import pipelines
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.registry import parts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place
 from ort_gpu_ep.scheduler.template import Filled, Template
 
@@ -45,20 +45,6 @@ class _Shape:
     ahead: tuple[Any, tuple[Any, ...], list[Any]] | None = field(default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """What a step binds, whatever the run. outer: whether an input or an output is among it.
-
-    pieces: (place, offset in it, bytes) of each binding; bytes is None for the whole buffer: the bind group serves every size that fits.
-    """
-
-    label: str
-    outer: bool
-    pieces: tuple[tuple[Place, int, int | None], ...]
-    parameter_nbytes: int
-    layout: Any
-
-
 class Prepared:
     """A template with its pipelines, buffers and bind groups. Not thread-safe: its program's lock is held."""
 
@@ -66,6 +52,7 @@ class Prepared:
         self.template, self.program, self.gpu = template, program, program.gpu
         self._pipelines = pipelines(self.gpu, template.plan, program.config.checked_shaders)
         self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in enumerate(template.plan.steps)]
+        self._once = program.prologue.buffers(template.plan.prologue)
         self._slots: list[Buffer] = []
         self._constants: dict[str, Buffer] = {}
         self._parameters: Buffer | None = None
@@ -86,6 +73,9 @@ class Prepared:
         except Exception:
             self.close()
             raise
+
+    def _bound_of(self, index: int, step: Dispatch) -> Bound:
+        return bound_of(self.gpu, step, 0 if self.template.offsets[index] is None else self.template.struct_nbytes(index))
 
     def _filled_buffer(self, data: bytes) -> Buffer:
         buffer = self.gpu.allocate(len(data))
@@ -248,6 +238,8 @@ class Prepared:
                 return outputs[place.index].buffer, outputs[place.index].offset_bytes
             case Kind.WEIGHT:
                 return self.program.weight(place.name), 0
+            case Kind.PREPARED:
+                return self._once[place], 0
             case Kind.CONSTANT:
                 return self._constants[place.name], 0
             case _:
@@ -264,34 +256,10 @@ class Prepared:
         self._bindings.move_to_end(key)
         return groups
 
-    def _bound_of(self, index: int, step: Dispatch) -> _Bound:
-        pieces, written = list[tuple[Place, int, int | None]](), list[bool]()
-        for tensor in step.tensors:
-            nbytes = tensor.type.dtype.nbytes
-            for first, elements in parts(tensor.type, self.gpu.limits.max_binding_nbytes):
-                size = max((elements * nbytes + 3) & ~3, 8 if nbytes == 8 else 4) if isinstance(elements, int) else None
-                pieces.append((tensor.place, int(first) * nbytes, size))
-                written.append(tensor.written)
-        varies = self.template.offsets[index] is not None
-        return _Bound(
-            step.label, any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors), tuple(pieces),
-            self.template.struct_nbytes(index) if varies else 0, bind_group_layout(self.gpu, tuple(written), varies))
-
-    def _bind_group(self, index: int, bound: _Bound, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
+    def _bind_group(self, index: int, bound: Bound, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
         if not bound.outer and index in self._inner:
             return self._inner[index]
-        bindings: list[tuple[Any, int, int]] = []
-        for place, first, size in bound.pieces:
-            buffer, offset = self._buffer(place, inputs, outputs)
-            if size is None:
-                size = min(buffer.nbytes - offset, self.gpu.limits.max_binding_nbytes) & ~3
-            bindings.append((buffer.native, offset + first, size))
-        if bound.parameter_nbytes and self._parameters is not None:
-            bindings.append((self._parameters.native, 0, bound.parameter_nbytes))
-        try:
-            group = self.gpu.device.create_bind_group(bound.label, bound.layout, bindings)
-        except GPUError as error:
-            raise self.gpu.failure(error, f"{bound.label}: a bind group") from error
+        group = bind_group(self.gpu, bound, lambda place: self._buffer(place, inputs, outputs), self._parameters)
         if not bound.outer:
             self._inner[index] = group
         return group

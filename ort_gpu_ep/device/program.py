@@ -13,6 +13,7 @@ from ort_gpu_ep import host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.gpu import Buffer, Gpu
 from ort_gpu_ep.device.prepared import Prepared
+from ort_gpu_ep.device.prologue import Prologue
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph, Value
@@ -53,6 +54,7 @@ class Program:
         self.config, self.gpu, self.rewrite = config, gpu, rewrite
         self._lock = threading.Lock()
         self._weights: dict[str, Buffer] = {}
+        self.prologue = Prologue(gpu, config.checked_shaders, self.weight)
         self._plans: list[Prepared] = []    # the most recently used last
         self._filled: OrderedDict[Hashable, tuple[Prepared, Filled]] = OrderedDict()
         self.steering: tuple[int, ...] = ()     # positions of the inputs whose content decides on shapes: read before a run
@@ -109,8 +111,9 @@ class Program:
 
     @property
     def weight_nbytes(self) -> int:
-        """Device memory of the weights."""
-        return sum(b.nbytes for b in self._weights.values())
+        """Device memory of the weights, and of what is computed from them once."""
+        with self._lock:
+            return sum(b.nbytes for b in self._weights.values()) + self.prologue.nbytes
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -208,6 +211,7 @@ class Program:
         for key in [k for k, (owner, _) in self._filled.items() if owner is prepared]:
             del self._filled[key]
         prepared.close()
+        self.prologue.keep(p.template.plan for p in self._plans)
 
     def weight(self, name: str) -> Buffer:
         return self._weights[name]
@@ -231,6 +235,7 @@ class Program:
             self._closed = True
             for prepared in self._plans:
                 prepared.close()
+            self.prologue.close()
             for buffer in self._weights.values():
                 self.gpu.free(buffer)
             self._plans.clear()

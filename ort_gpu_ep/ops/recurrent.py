@@ -99,7 +99,8 @@ def layer(node: BoundNode, cell: Cell) -> Lowering:
     steps, unwanted = steps_of(node, cell, sizes)
     outputs = tuple(t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)]))
     temps = (("packed", weights.outputs[0]), *product.temps, *unwanted)
-    return Lowering(outputs, (weights, *product.kernels, steps), temps)
+    constant = all(node.input(i).is_constant for i in (2, 3, 7) if node.has(i))
+    return Lowering(outputs, (weights, *product.kernels, steps), temps, once=("packed",) if constant else ())
 
 
 def sizes_of(node: BoundNode, cell: Cell) -> Sizes:

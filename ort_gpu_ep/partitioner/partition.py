@@ -214,5 +214,5 @@ def _partition_report(index: int, group: list[Node], state: _State, exact: bool)
 
     lowered = [a for n in group if isinstance(a := state.answers[id(n)][1], Lowering)]
     return PartitionReport(
-        index, sum(len(n.members) for n in group), sum(len(a.kernels) for a in lowered), tuple(inputs), tuple(outputs),
+        index, sum(len(n.members) for n in group), sum(len(a.per_run) for a in lowered), tuple(inputs), tuple(outputs),
         total(inputs), total(outputs), total(weights), exact)

@@ -21,12 +21,15 @@ class Kind(StrEnum):
     OUTPUT = "output"
     WEIGHT = "weight"
     CONSTANT = "constant"
+    PREPARED = "prepared"
     SLOT = "slot"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A buffer of the run: input, output and slot by number; weight (a constant of the graph) and constant (of the plan) by name."""
+    """A buffer of the run: input, output and slot by number; weight (a constant of the graph), constant (of the plan) and what the
+    prologue prepares by name.
+    """
 
     kind: Kind
     index: int = 0
@@ -92,7 +95,8 @@ class Constant:
 class Plan:
     """One partition for one set of input types.
 
-    slots: size in bytes of each reusable buffer. weights: constants of the graph that steps read.
+    slots: size in bytes of each reusable buffer. weights: constants of the graph that steps, or the prologue, read.
+    prologue: dispatches that a program runs once: they read weights and write PREPARED places, which steps may read.
     intermediate_nbytes: what all intermediate tensors would take if each had a buffer of its own.
     """
 
@@ -103,9 +107,11 @@ class Plan:
     weights: tuple[str, ...]
     constants: tuple[Constant, ...]
     intermediate_nbytes: int
+    prologue: tuple[Dispatch, ...] = ()
 
     @property
     def dispatches(self) -> int:
+        """Of every run: the prologue is not among them."""
         return sum(isinstance(s, Dispatch) for s in self.steps)
 
     @property
@@ -116,10 +122,13 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"inputs  {', '.join(map(str, self.inputs))}", f"outputs {', '.join(map(str, self.outputs))}",
                  f"slots   {', '.join(map(str, self.slots)) or 'none'} (bytes)"]
-        for i, step in enumerate(self.steps):
-            if isinstance(step, Copy):
-                lines.append(f"{i:4} copy {step.label}: {step.source} -> {step.target} {step.nbytes} B")
-                continue
-            tensors = " ".join(f"{'>' if t.written else ''}{t.name}={t.place}:{t.type}" for t in step.tensors)
-            lines.append(f"{i:4} {step.label}: {step.kernel.shader} {math.prod(step.groups)} groups, level {step.level}: {tensors}")
+        lines += [f"once {_line(step)}" for step in self.prologue]
+        lines += [f"{i:4} {_line(step)}" for i, step in enumerate(self.steps)]
         return "\n".join(lines)
+
+
+def _line(step: Dispatch | Copy) -> str:
+    if isinstance(step, Copy):
+        return f"copy {step.label}: {step.source} -> {step.target} {step.nbytes} B"
+    tensors = " ".join(f"{'>' if t.written else ''}{t.name}={t.place}:{t.type}" for t in step.tensors)
+    return f"{step.label}: {step.kernel.shader} {math.prod(step.groups)} groups, level {step.level}: {tensors}"

@@ -15,7 +15,7 @@ from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, UnknownVal
 from ort_gpu_ep.scheduler.lifetime import assign_slots
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
-from ort_gpu_ep.shaders.composer import folded, workgroup_count
+from ort_gpu_ep.shaders.composer import folded, parameters, workgroup_count
 from ort_gpu_ep.symbolic import hint, is_symbolic, largest, plain
 from ort_gpu_ep.types import TensorType
 
@@ -30,6 +30,8 @@ class _Draft:
     roots: dict[str, str] = field(default_factory=dict)          # a view -> the value whose bytes it shows
     known: dict[str, Array] = field(default_factory=dict)
     dispatches: list[tuple[Dispatch, tuple[str, ...]]] = field(default_factory=list)   # with the value of each tensor
+    prologue: list[Dispatch] = field(default_factory=list)
+    prepared: set[str] = field(default_factory=set)              # values that the prologue writes
 
     def root(self, name: str) -> str:
         while name in self.roots:
@@ -103,7 +105,24 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         if first.size != written_type.size and kernel.groups == 0:
             raise InternalError(f"{node.label}: kernel {kernel.shader} writes {first}, its value is {written_type}")
         label = f"{node.label}/{kernel.shader.removesuffix('.wgsl')}"
-        draft.dispatches.append((Dispatch(label, kernel, tensors, groups, 0), tuple(names)))
+        dispatch = Dispatch(label, kernel, tensors, groups, 0)
+        if lowering.runs_once(kernel) and _may_run_once(draft, dispatch, names):
+            _run_once(draft, dispatch, names)
+        else:
+            draft.dispatches.append((dispatch, tuple(names)))
+
+
+def _may_run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str]) -> bool:
+    """Whether it reads only what the program keeps on the device, and no size of a run."""
+    reads = [draft.root(n) for t, n in zip(dispatch.tensors, names, strict=True) if not t.written]
+    fixed = not is_symbolic(dispatch.groups[0]) and not parameters(dispatch.kernel, dispatch.bindings)
+    return fixed and all(n in draft.graph.values and draft.graph.values[n].is_constant and n not in draft.known for n in reads)
+
+
+def _run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str]) -> None:
+    draft.prepared |= {n for t, n in zip(dispatch.tensors, names, strict=True) if t.written}
+    tensors = tuple(replace(t, place=_place_of(draft, {}, n)) for t, n in zip(dispatch.tensors, names, strict=True))
+    draft.prologue.append(replace(dispatch, tensors=tensors))
 
 
 def _output_name(draft: _Draft, bound: BoundNode, index: int) -> str:
@@ -129,12 +148,13 @@ def _place(draft: _Draft) -> Plan:
         tensors = tuple(replace(t, place=_place_of(draft, places, n)) for t, n in zip(dispatch.tensors, names, strict=True))
         steps.append(replace(dispatch, tensors=tensors, level=levels[i]))
     steps += _output_copies(draft, places)
-    used = sorted({t.place for s in steps if isinstance(s, Dispatch) for t in s.tensors}
+    used = sorted({t.place for s in (*draft.prologue, *steps) if isinstance(s, Dispatch) for t in s.tensors}
                   | {s.source for s in steps if isinstance(s, Copy)})
     constants = tuple(_constant(draft, p.name) for p in used if p.kind is Kind.CONSTANT)
     return Plan(
         tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps),
-        _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()))
+        _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()),
+        tuple(draft.prologue))
 
 
 def _slot_sizes(slots: Sequence[int], slot_of: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -177,6 +197,8 @@ def _place_of(draft: _Draft, places: Mapping[str, Place], name: str) -> Place:
     root = draft.root(name)
     if root in places:
         return places[root]
+    if root in draft.prepared:
+        return Place(Kind.PREPARED, name=root)
     if root in draft.known:
         return Place(Kind.CONSTANT, name=root)
     value = draft.graph.values.get(root)

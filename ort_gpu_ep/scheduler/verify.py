@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
+from ort_gpu_ep.shaders.composer import parameters
+from ort_gpu_ep.symbolic import is_symbolic
 
-_READ_ONLY = (Kind.INPUT, Kind.WEIGHT, Kind.CONSTANT)
+_READ_ONLY = (Kind.INPUT, Kind.WEIGHT, Kind.CONSTANT, Kind.PREPARED)
 
 
 def violations(plan: Plan) -> list[str]:
     """What is wrong with a plan, one sentence each; empty for a legal one."""
-    found: list[str] = []
-    written: set[Place] = set()
+    found, prepared = _prologue_violations(plan)
+    written = set(prepared)
     for i, step in enumerate(plan.steps):
         reads, writes = _uses(step)
         for place in reads:
-            if place.kind not in _READ_ONLY and place not in written:
+            if (place.kind not in _READ_ONLY or place.kind is Kind.PREPARED) and place not in written:
                 found.append(f"step {i} {step.label}: reads {place} before anything wrote it")
         for place in writes:
             if place.kind in _READ_ONLY:
@@ -31,6 +33,23 @@ def violations(plan: Plan) -> list[str]:
         if tensor.nbytes and Place(Kind.OUTPUT, k) not in written:
             found.append(f"output {k} {tensor} is never written")
     return found
+
+
+def _prologue_violations(plan: Plan) -> tuple[list[str], set[Place]]:
+    """What is wrong with the prologue, and what it writes: it is the same for all sizes and runs, so it knows weights alone."""
+    found: list[str] = []
+    written: set[Place] = set()
+    for i, step in enumerate(plan.prologue):
+        reads, writes = _uses(step)
+        found += [f"prologue {i} {step.label}: reads {place}" for place in reads if place.kind is not Kind.WEIGHT]
+        found += [f"prologue {i} {step.label}: reads {place}, which is not among the weights" for place in reads
+                  if place.kind is Kind.WEIGHT and place.name not in plan.weights]
+        found += [f"prologue {i} {step.label}: writes {place}" for place in writes if place.kind is not Kind.PREPARED]
+        found += [f"prologue {i} {step.label}: writes {place} once more" for place in writes if place in written]
+        if parameters(step.kernel, step.bindings) or is_symbolic(step.groups[0]):
+            found.append(f"prologue {i} {step.label}: depends on sizes of a run")
+        written.update(writes)
+    return found, written
 
 
 def check(plan: Plan) -> None:

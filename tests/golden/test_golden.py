@@ -21,7 +21,7 @@ Golden = Callable[[str, str], None]
 def constants() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(11)
     shapes = {"w": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "depthwise": (8, 1, 3, 3), "b": (8,), "m": (67, 35), "v": (35,), "q": (64, 64),
-              "scale": (64,), "bias": (64,)}
+              "scale": (64,), "bias": (64,), "input": (1, 28, 5), "recurrent": (1, 28, 7)}
     return {n: rng.standard_normal(s).astype("f") for n, s in shapes.items()} | {
         "half": np.array(0.5, "f"), "rows": np.array([3, -1]), "tokens": rng.standard_normal((101, 64)).astype("f")}
 
@@ -45,6 +45,7 @@ PLANS = {
                  "a = MatMul(n, t) h = Mul(a, half) p = Softmax(h) o = MatMul(p, n) y = Add(o, x) }",
     "shapes_and_views": "(float[6, 4] x) => (y, z) { r = Reshape(x, rows) s = Shape(x) a = Exp(r) b = Neg(r) c = Concat<axis=1>(a, b) "
                         "y = Flatten(c) z = Identity(s) }",
+    "lstm": "(float[3, 2, 5] x) => (y) { y = LSTM<hidden_size=7>(x, input, recurrent) }",
 }
 
 

@@ -1,0 +1,57 @@
+"""What a dispatch binds: pieces of buffers, in the order of its shader's bindings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.library import GPUError
+from ort_gpu_ep.device.pipelines import bind_group_layout
+from ort_gpu_ep.registry import parts
+from ort_gpu_ep.scheduler.plan import Dispatch, Kind, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a step binds, whatever the run. outer: whether an input or an output is among it.
+
+    pieces: (place, offset in it, bytes) of each binding; bytes is None for the whole buffer: the bind group serves every size that fits.
+    """
+
+    label: str
+    outer: bool
+    pieces: tuple[tuple[Place, int, int | None], ...]
+    parameter_nbytes: int
+    layout: Any
+
+
+def bound_of(gpu: Gpu, step: Dispatch, parameter_nbytes: int = 0) -> Bound:
+    """parameter_nbytes: of the uniform struct with what a run brings, 0 without one."""
+    pieces, written = list[tuple[Place, int, int | None]](), list[bool]()
+    for tensor in step.tensors:
+        nbytes = tensor.type.dtype.nbytes
+        for first, elements in parts(tensor.type, gpu.limits.max_binding_nbytes):
+            size = max((elements * nbytes + 3) & ~3, 8 if nbytes == 8 else 4) if isinstance(elements, int) else None
+            pieces.append((tensor.place, int(first) * nbytes, size))
+            written.append(tensor.written)
+    return Bound(
+        step.label, any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors), tuple(pieces), parameter_nbytes,
+        bind_group_layout(gpu, tuple(written), parameter_nbytes > 0))
+
+
+def bind_group(gpu: Gpu, bound: Bound, buffer_of: Callable[[Place], tuple[Buffer, int]], parameters: Buffer | None = None) -> Any:
+    """A bind group. buffer_of: (buffer, offset in bytes) of a place. Raises DeviceError."""
+    bindings: list[tuple[Any, int, int]] = []
+    for place, first, size in bound.pieces:
+        buffer, offset = buffer_of(place)
+        if size is None:
+            size = min(buffer.nbytes - offset, gpu.limits.max_binding_nbytes) & ~3
+        bindings.append((buffer.native, offset + first, size))
+    if bound.parameter_nbytes and parameters is not None:
+        bindings.append((parameters.native, 0, bound.parameter_nbytes))
+    try:
+        return gpu.device.create_bind_group(bound.label, bound.layout, bindings)
+    except GPUError as error:
+        raise gpu.failure(error, f"{bound.label}: a bind group") from error

@@ -1,0 +1,70 @@
+"""What a program computes once from its weights, for all runs and plans: weights in the order in which a kernel reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ort_gpu_ep.device import native
+from ort_gpu_ep.device.binding import bind_group, bound_of
+from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.library import GPUError
+from ort_gpu_ep.device.pipelines import pipeline
+from ort_gpu_ep.scheduler.plan import Dispatch, Kind, Place, Plan
+
+
+class Prologue:
+    """The buffers that dispatches of prologues have written. Not thread-safe: its program's lock is held.
+
+    weight: gives a weight's buffer.
+    """
+
+    def __init__(self, gpu: Gpu, checked: bool, weight: Callable[[str], Buffer]) -> None:
+        self.gpu, self._checked, self._weight = gpu, checked, weight
+        self._made: dict[Dispatch, dict[Place, Buffer]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of what was computed."""
+        return sum(buffer.nbytes for made in self._made.values() for buffer in made.values())
+
+    def buffers(self, steps: Sequence[Dispatch]) -> dict[Place, Buffer]:
+        """What these dispatches write; those that did not run yet are enqueued. Raises DeviceError, ShaderError."""
+        found: dict[Place, Buffer] = {}
+        for step in steps:
+            if step not in self._made:
+                self._made[step] = self._run(step)
+            found |= self._made[step]
+        return found
+
+    def _run(self, step: Dispatch) -> dict[Place, Buffer]:
+        pipe, bound = pipeline(self.gpu, step, self._checked), bound_of(self.gpu, step)
+        made: dict[Place, Buffer] = {}
+        try:
+            for tensor in step.tensors:
+                if tensor.written:
+                    made[tensor.place] = self.gpu.allocate(tensor.type.nbytes)
+            group = bind_group(self.gpu, bound, lambda p: (self._weight(p.name) if p.kind is Kind.WEIGHT else made[p], 0))
+            try:
+                encoder = self.gpu.device.create_command_encoder(step.label)
+                compute = encoder.begin_compute_pass(None)
+                native.dispatch(compute, pipe, group, step.groups, None)
+                compute.end()
+                commands = native.finish(encoder)
+            except GPUError as error:
+                raise self.gpu.failure(error, f"{step.label}: a recording of the prologue") from error
+            self.gpu.enqueue(commands)
+        except Exception:
+            for buffer in made.values():
+                self.gpu.free(buffer)
+            raise
+        return made
+
+    def keep(self, plans: Iterable[Plan]) -> None:
+        """Frees what none of these plans reads."""
+        wanted = {step for plan in plans for step in plan.prologue}
+        for step in [s for s in self._made if s not in wanted]:
+            for buffer in self._made.pop(step).values():
+                self.gpu.free(buffer)
+
+    def close(self) -> None:
+        self.keep(())

@@ -1,0 +1,156 @@
+"""Recurrent weights that the model holds are put in order once for a program; those that a run brings in every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
+from ort_gpu_ep.scheduler.planner import make_plan
+from ort_gpu_ep.scheduler.verify import check, violations
+from ort_gpu_ep.types import FLOAT32, TensorType
+from tests.direct import opened, run_program
+from tests.ops.test_recurrent import GATES, assert_close, feeds_of, model_of, on_cpu
+
+SIZES = {"steps": 5, "batch": 2, "inputs": 3, "hidden": 7}
+HELD = ("w", "r", "b", "p")
+
+
+def layer(op: str, held: tuple[str, ...] = HELD, sizes: dict[str, int] = SIZES, given: tuple[str, ...] = ("b",)) -> tuple[onnx.ModelProto, Any]:
+    """A layer whose model holds the inputs `held`, and the feeds."""
+    feeds = feeds_of(op, sizes, list(given), None, 1.0, 1)
+    model = model_of(op, feeds, ["y", "yh"], 14, {})
+    kept = [i for i in model.graph.input if i.name not in held]
+    model.graph.initializer.extend(numpy_helper.from_array(feeds.pop(n), n) for n in held if n in feeds)
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return model, feeds
+
+
+def plan_of(model: onnx.ModelProto, feeds: Any) -> Plan:
+    return make_plan(from_onnx(model), {n: TensorType(FLOAT32, a.shape) for n, a in feeds.items()}, Limits())
+
+
+def shaders(steps: tuple[Dispatch | Copy, ...]) -> list[str]:
+    return [s.kernel.shader for s in steps if isinstance(s, Dispatch)]
+
+
+@pytest.fixture
+def programs() -> Iterator[Any]:
+    made: list[Program] = []
+
+    def opened_program(model: onnx.ModelProto, every_size_open: bool = False) -> Program:
+        graph = from_onnx(model)
+        made.append(Program(opened(graph) if every_size_open else graph, Config(), Gpu.open(Config())))
+        return made[-1]
+    yield opened_program
+    for program in made:
+        program.close()
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_weights_that_the_model_holds_are_packed_once(op: str, programs: Any) -> None:
+    model, feeds = layer(op)
+    plan = plan_of(model, feeds)
+    check(plan)
+    assert shaders(plan.prologue) == ["recurrent_weights.wgsl"]
+    assert shaders(plan.steps)[-1] == "recurrent.wgsl"
+    assert "recurrent_weights.wgsl" not in shaders(plan.steps)
+    assert plan.weights == ("b", "r", "w")
+    every_run, brought = layer(op, held=("w",))
+    other = plan_of(every_run, brought)
+    assert (plan.dispatches, len(other.prologue)) == (other.dispatches - 1, 0)
+    program = programs(model)
+    for _ in range(3):
+        assert_close(run_program(program, feeds), on_cpu(model, feeds))
+    assert_close(run_program(programs(every_run), brought), on_cpu(every_run, brought))
+
+
+@pytest.mark.parametrize("held", [("w", "r"), ("r", "b"), ("w", "r", "b"), ("r", "b", "p")], ids=" ".join)
+def test_one_that_a_run_brings_is_enough_to_pack_in_every_run(held: tuple[str, ...], programs: Any) -> None:
+    """With other weights the second time."""
+    model, feeds = layer("LSTM", held, given=("b", "p"))
+    assert bool(plan_of(model, feeds).prologue) == (set("rbp") <= set(held))
+    program = programs(model)
+    for scale in (1, 2):
+        feeds = {n: a * np.float32(scale) for n, a in feeds.items()}
+        assert_close(run_program(program, feeds), on_cpu(model, feeds))
+
+
+def test_weights_too_large_for_the_host_to_know(programs: Any) -> None:
+    """The recurrent weights have 256 KiB; nobody but the device has them."""
+    model, feeds = layer("LSTM", sizes=SIZES | {"hidden": 128})
+    assert shaders(plan_of(model, feeds).prologue) == ["recurrent_weights.wgsl"]
+    assert_close(run_program(programs(model), feeds), on_cpu(model, feeds))
+
+
+def test_all_plans_of_a_program_share_what_was_packed_and_it_is_counted(programs: Any) -> None:
+    model, _ = layer("LSTM")
+    program = programs(model, every_size_open=True)
+    assert program.weight_nbytes == 0
+    seen = []
+    for steps, batch in ((5, 2), (4, 3), (1, 1), (9, 1), (5, 2)):
+        x = np.random.default_rng(steps).standard_normal((steps, batch, 3)).astype("f")
+        assert_close(run_program(program, {"x": x}), on_cpu(reshaped(model, x.shape), {"x": x}))
+        seen.append((program.planned, program.weight_nbytes))
+    assert seen[-1][0] > 1, "this test wants more than one plan"
+    assert len({nbytes for _, nbytes in seen}) == 1
+    packed = program.prologue.buffers(program.plans[-1].prologue)
+    assert [p.kind for p in packed] == [Kind.PREPARED]
+    assert program.weight_nbytes == program.prologue.nbytes + sum(program.weight(n).nbytes for n in ("w", "r", "b"))
+
+
+def reshaped(model: onnx.ModelProto, shape: tuple[int, ...]) -> onnx.ModelProto:
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for dim, size in zip(changed.graph.input[0].type.tensor_type.shape.dim, shape, strict=True):
+        dim.dim_value = size
+    return changed
+
+
+def test_what_no_plan_reads_any_more_is_freed(programs: Any) -> None:
+    model, feeds = layer("LSTM")
+    program = programs(model)
+    run_program(program, feeds)
+    assert program.prologue.nbytes > 0
+    program.prologue.keep(())
+    assert program.prologue.nbytes == 0
+    assert_close(run_program(programs(model), feeds), on_cpu(model, feeds))
+
+
+def broken(plan: Plan, **changes: Any) -> str:
+    return "\n".join(violations(replace(plan, **changes)))
+
+
+def test_a_prologue_is_checked_by_rules() -> None:
+    plan = plan_of(*layer("LSTM"))
+    (once,) = plan.prologue
+    assert violations(plan) == []
+    assert "reads prepared:" in broken(plan, prologue=())
+    assert "before anything wrote it" in broken(plan, prologue=())
+    assert "not among the weights" in broken(plan, weights=("w",))
+    assert "once more" in broken(plan, prologue=(once, once))
+
+    def with_place(written: bool, place: Place) -> tuple[Dispatch, ...]:
+        return (replace(once, tensors=tuple(replace(t, place=place) if t.written == written else t for t in once.tensors)),)
+
+    assert "reads input:0" in broken(plan, prologue=with_place(False, Place(Kind.INPUT, 0)))
+    assert "writes slot:0" in broken(plan, prologue=with_place(True, Place(Kind.SLOT, 0)))
+    last = plan.steps[-1]
+    assert isinstance(last, Dispatch)
+    prepared = once.tensors[-1].place
+    stolen = replace(last, tensors=tuple(replace(t, place=prepared) if t.written else t for t in last.tensors))
+    assert "writes prepared:" in broken(plan, steps=(*plan.steps[:-1], stolen))
+    with pytest.raises(InternalError, match="illegal plan"):
+        check(replace(plan, prologue=()))
