@@ -85,3 +85,10 @@ class WrongResultError(DeviceError):
 
 class InternalError(GpuEpError):
     """A rule of this package is broken: please report it."""
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drops the tracebacks of an exception that is kept: their frames would keep arrays and sessions alive."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

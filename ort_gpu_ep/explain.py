@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.partitioner import NodeReport, Report, sizes
@@ -14,12 +14,27 @@ from ort_gpu_ep.scheduler import Plan, make_plan
 
 if TYPE_CHECKING:
     from ort_gpu_ep.backend import Executable
-    from ort_gpu_ep.placement.decisions import Decision
     from ort_gpu_ep.plugin import SessionState
 
 
 LISTED = 8
 """Sets of input shapes up to which the text has a line for each."""
+
+
+class Decision(Protocol):
+    """What placement=auto has chosen, see placement.decisions.Decision."""
+
+    @property
+    def candidate(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def rest(self) -> str: ...
+    @property
+    def work(self) -> float: ...
+
+    def as_dict(self) -> dict[str, object]:
+        """All of it, as JSON has it."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,7 @@ class Explanation:
             "graphs": [r.as_dict() for r in self.reports],
             "memory": [{**asdict(m), "ratio": m.ratio} for m in self.memory],
             "events": list(self.events),
-            "decisions": [{"inputs": shapes, **asdict(decision)} for shapes, decision in self.decisions],
+            "decisions": [{"inputs": shapes, **decision.as_dict()} for shapes, decision in self.decisions],
         }
 
     def predicted_by(self, reports: Iterable[Report]) -> Explanation:

@@ -6,8 +6,8 @@ import itertools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.isolation.channel import SharedMemory, aligned
 from ort_gpu_ep.isolation.process import PREPARE_S
 from ort_gpu_ep.isolation.reach import NBYTES
-from ort_gpu_ep.isolation.remote import RUN_S, BusyError, RemoteGpu
+from ort_gpu_ep.isolation.remote import RUN_S, BusyError, RemoteGpu, Request
 from ort_gpu_ep.isolation.wire import SharedPlace, with_constants, without_constants
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
@@ -35,9 +35,6 @@ MAX_ENDED_WORKERS = 2
 """So many workers may end while they compile a program: the first may have been killed by anybody."""
 
 _numbers = itertools.count(1)
-
-Request: TypeAlias = Callable[[tuple[object, ...], float], dict[str, Any]]
-"""Asks a worker: (request, seconds) -> its answer."""
 
 
 class RemoteProgram:

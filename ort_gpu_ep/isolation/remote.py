@@ -6,16 +6,17 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import AdapterError, DeviceError, DeviceHangError, DeviceLostError
+from ort_gpu_ep.isolation.channel import SharedMemory
 from ort_gpu_ep.isolation.growth import Growth, Held
 from ort_gpu_ep.isolation.process import WorkerProcess, check_system, garbage
 from ort_gpu_ep.isolation.reach import Trial
@@ -25,9 +26,6 @@ from ort_gpu_ep.types import Shape
 from ort_gpu_ep.utilization import Uses
 
 log = logging.getLogger("ort_gpu_ep")
-
-if TYPE_CHECKING:
-    from ort_gpu_ep.isolation.program import RemoteProgram
 
 START_S = 90.0
 """For a worker to load the driver, and to probe an adapter that is new to this machine (8 s at most)."""
@@ -41,6 +39,31 @@ _OPTIONS = ("adapter", "faults", "memory_limit_mb", "health", "quirks", "cache_d
 
 class BusyError(DeviceError):
     """A run has waited for others too long. It says nothing about the adapter."""
+
+
+Request: TypeAlias = Callable[[tuple[object, ...], float], dict[str, Any]]
+"""Asks a worker: (request, seconds) -> its answer."""
+
+
+class Member(Protocol):
+    """A program that each new worker compiles, see program.RemoteProgram."""
+
+    config: Config
+    number: int
+    problem: str
+    ended_workers: int
+
+    @property
+    def is_given_up(self) -> bool: ...
+
+    def compile(self, memory: SharedMemory, request: Request) -> None:
+        """In the first worker."""
+
+    def compile_again(self, memory: SharedMemory, request: Request) -> None:
+        """In one that follows."""
+
+    def wait(self, error: Exception) -> None:
+        """A worker failed of it."""
 
 
 class RemoteGpu:
@@ -63,7 +86,7 @@ class RemoteGpu:
         self._starting, self._lock = threading.RLock(), threading.RLock()      # taken in this order
         self._process: WorkerProcess | None = None
         self._growth: Growth | None = None
-        self._programs: weakref.WeakValueDictionary[int, RemoteProgram] = weakref.WeakValueDictionary()
+        self._programs: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
         self._users = self.generations = self.runs = self._compiles = 0
 
     @property
@@ -220,7 +243,7 @@ class RemoteGpu:
         self._discard()
         return garbage(self.info.name, what)
 
-    def add(self, program: RemoteProgram) -> None:
+    def add(self, program: Member) -> None:
         """Compiles a program. Raises what that raises; but where only the worker has failed, the next one compiles it, unless `strict`."""
         with self._starting:
             try:
@@ -235,7 +258,7 @@ class RemoteGpu:
             with self._lock:
                 self._programs[program.number] = program
 
-    def remove(self, program: RemoteProgram) -> None:
+    def remove(self, program: Member) -> None:
         """Frees what the worker holds for a program."""
         with self._lock:
             known = self._programs.pop(program.number, None)

@@ -8,7 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,6 +53,9 @@ class Decision:
     runs: Mapping[str, int] = field(default_factory=dict)
     rest: str = BUSY
     work: float = 1.0
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
 
     def __str__(self) -> str:
         pauses = f", with {RESTS[self.rest]} between runs" if self.rest != BUSY else ""

@@ -12,13 +12,14 @@ import numpy as np
 
 from ort_gpu_ep.backend import Executable
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError, InternalError, ShaderError, WrongResultError
+from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError, InternalError, ShaderError, WrongResultError, forget_frames
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.memory import Storage, memory
-from ort_gpu_ep.plugin.state import SessionState, forget_frames
+from ort_gpu_ep.plugin.renewal import renew
+from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table
 from ort_gpu_ep.plugin.transfer import gpu_for, tensor_type
 from ort_gpu_ep.plugin.verification import compare
@@ -111,8 +112,6 @@ class Partition(Table):
             gpu.reported = True
             gpu.circuit.failed(f"the device was lost ({gpu.lost})", at_once=True)
         if self.fallback is not None and gpu.circuit.allows():
-            from ort_gpu_ep.plugin.renewal import renew  # few sessions need it
-
             renew(self.state)
         return "" if self.state.strict else f"the device was lost ({gpu.lost}); the CPU answers until a new one is set up"
 

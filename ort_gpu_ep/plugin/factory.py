@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ort_gpu_ep.config import resolve
-from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.errors import ConfigError, forget_frames
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
 from ort_gpu_ep.plugin.backends import open_backend
 from ort_gpu_ep.plugin.given import GivenInitializers
 from ort_gpu_ep.plugin.provider import Provider
-from ort_gpu_ep.plugin.state import SessionState, announce, forget_frames
+from ort_gpu_ep.plugin.state import SessionState, announce
 from ort_gpu_ep.plugin.tables import Table, entry, owner_of
 from ort_gpu_ep.plugin.transfer import CPU_DEVICE, GPU_DEVICE, VENDOR, Allocator, DataTransfer, MemcpyKernel, memcpy_registry
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError
+from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError, forget_frames
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.plugin.reservation import Reservation
-from ort_gpu_ep.plugin.state import COPIES, SessionState, forget_frames
+from ort_gpu_ep.plugin.state import COPIES, SessionState
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Buffer, Gpu

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ort_gpu_ep.backend import Executable
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.errors import Code, InternalError
+from ort_gpu_ep.errors import Code, InternalError, forget_frames
 from ort_gpu_ep.graph import Graph
 from ort_gpu_ep.partitioner import Costs, Partitioning, fuse, nothing, partition
 from ort_gpu_ep.plugin import slots
@@ -16,13 +16,20 @@ from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.given import GivenInitializers
 from ort_gpu_ep.plugin.reader import Reader
-from ort_gpu_ep.plugin.state import SessionState, forget_frames
+from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table, owner_of
 from ort_gpu_ep.plugin.transfer import Allocator
 from ort_gpu_ep.registry import Decline, Limits
 
-if TYPE_CHECKING:
-    from ort_gpu_ep.plugin.factory import Factory
+
+class Owner(Protocol):
+    """What a provider takes from its factory: the provider's name, the registry of its kernels."""
+
+    c_name: Any
+    registry: Any
+
+    def host_device(self) -> Any:
+        """Host memory, as ONNX Runtime names places."""
 
 
 class Provider(Table):
@@ -32,7 +39,7 @@ class Provider(Table):
 
     SLOTS = slots.EP
 
-    def __init__(self, factory: Factory, state: SessionState, given: GivenInitializers) -> None:
+    def __init__(self, factory: Owner, state: SessionState, given: GivenInitializers) -> None:
         super().__init__()
         self.factory, self.state, self.given = factory, state, given
         if state.backend is None or state.backend.device is not None:

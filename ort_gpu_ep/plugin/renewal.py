@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
 
 from ort_gpu_ep.backend import Backend, Executable
+from ort_gpu_ep.errors import forget_frames
 from ort_gpu_ep.plugin.backends import open_backend
-from ort_gpu_ep.plugin.state import SessionState, forget_frames
-
-if TYPE_CHECKING:
-    from ort_gpu_ep.plugin.compute import Partition
+from ort_gpu_ep.plugin.state import Compiled, SessionState
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -27,7 +24,7 @@ def renew(state: SessionState) -> None:
 
 def _renew(state: SessionState) -> None:
     """All programs or none; a failure opens the adapter's circuit again, so that the next attempt waits longer."""
-    made: list[tuple[Partition, Executable]] = []
+    made: list[tuple[Compiled, Executable]] = []
     old = state.backend
     try:
         assert state.config is not None
@@ -51,6 +48,6 @@ def _renew(state: SessionState) -> None:
         state.renewing.release()
 
 
-def _rebuilt(partition: Partition, old: Executable, backend: Backend) -> Executable:
+def _rebuilt(partition: Compiled, old: Executable, backend: Backend) -> Executable:
     assert partition.fallback is not None
     return backend.compile(partition.fallback.graph_with_constants(), old.config, old.rewrite, partition.fallback.constants())

@@ -14,16 +14,17 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ort_gpu_ep.backend import Backend, Executable
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import DeviceError
+from ort_gpu_ep.graph import Graph
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.backend import Backend
     from ort_gpu_ep.device import Gpu
     from ort_gpu_ep.partitioner import Costs, Report
-    from ort_gpu_ep.plugin.compute import Partition
+    from ort_gpu_ep.plugin.fallback import Fallback
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -82,6 +83,19 @@ COPIES = Copies()
 """All copies of this process."""
 
 
+class Compiled(Protocol):
+    """What a state knows of a partition at work, see compute.Partition."""
+
+    graph: Graph
+    program: Executable | None
+    fallback: Fallback | None
+    runs: int
+    fallbacks: int
+
+    def replace(self, program: Executable) -> None:
+        """Goes on with another program, on another device."""
+
+
 class SessionState:
     """One EP instance, which is one session.
 
@@ -101,7 +115,7 @@ class SessionState:
         self.costs: Costs | None = None
         self.backend: Backend | None = None
         self.reports: list[Report] = []
-        self.partitions: list[Partition] = []
+        self.partitions: list[Compiled] = []
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self.troubles = 0
         self.copies = Copies()
@@ -214,13 +228,6 @@ def announce(state: SessionState) -> None:
     for seen, costs in _thread.__dict__.get("captures", []):
         seen.append(state)
         state.costs = costs or state.costs
-
-
-def forget_frames(error: BaseException | None) -> None:
-    """Drops the tracebacks of an exception that is kept: their frames would keep arrays and sessions alive."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
 
 
 def after_fork() -> None:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ort_gpu_ep import interrupts
+from ort_gpu_ep.errors import forget_frames
 from ort_gpu_ep.plugin.abi import NULL, address_of, api, c_signature, ffi
 from ort_gpu_ep.plugin.slots import Slot
-from ort_gpu_ep.plugin.state import forget_frames
 
 log = logging.getLogger("ort_gpu_ep")
 
