@@ -4,11 +4,12 @@
     python -m benchmarks.shapes --memory [--model minilm_int8] [--lengths 64] [--kept N] [--json FILE]
 
 The first form runs each length with plain ONNX Runtime on the CPU, with placement=gpu and with placement=auto: the first runs one by one,
-then the median of steady ones. The law: from the third run on auto takes at most 1.05 x the better side + 50 us. With --rest-ms a run
+then the median of steady ones ("again"). The laws: from the third run on auto takes at most 1.05 x the better side + 50 us; from the
+second length on the first run with a new one takes at most 10 ms more than again, and none compiles a pipeline. With --rest-ms a run
 comes after each pause, and of each side the first ten don't count.
 
-With --memory each length comes once, then each again: by then its plan is gone (device/program.py keeps 8), its pipelines are there if
-they are among the last `kept` (device/gpu.py; without --kept, what a session does).
+With --memory each length comes once, then each again, on the GPU: what was compiled, and the memory of this process. --kept: pipelines
+that are kept without use (device/gpu.py).
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ LENGTHS = (64, 16, 128, 24, 96, 8, 48, 32, 256, 80, 40, 112, 20)
 
 UNCOUNTED = 10
 
+NEW_MS = 10.0
+"""What the first run with a new length may take beyond a later one."""
+
 
 def fed(feeds: dict[str, Any], length: int) -> dict[str, Any]:
     """The same inputs with another last axis, repeated or cut."""
@@ -67,11 +71,22 @@ def measure(sessions: dict[str, Any], feeds: dict[str, Any], length: int, runs: 
     return Row(str(length), {side: float(np.median(t)) for side, t in times.items()}, first, chosen, source)
 
 
+def new_lengths(rows: list[Row], compiled: list[int]) -> str:
+    """What the first run with a new length takes beyond later ones, from the second length on. compiled: pipelines so far, by row."""
+    lines = []
+    for side in ("gpu", "auto"):
+        more = [row.first_ms[side] - row.median_ms[side] for row in rows[1:]] or [0.0]
+        lines.append(f"{side}: a new length takes {np.median(more):.1f} ms more than again, at most {max(more):.1f}"
+                     f"{' (!)' if max(more) > NEW_MS else ''}")
+    later = compiled[-1] - compiled[1] if len(compiled) > 1 else 0
+    return "\n".join([*lines, f"pipelines compiled after the second length: {later}{' (!)' if later else ''}"])
+
+
 def by_side(model: str, wanted: tuple[int, ...], runs: int, rest_ms: float, limit: float, options: dict[str, str]) -> dict[str, Any]:
     """A table of sizes, as it grows on stderr and as data."""
     path, feeds = cases.load(model)
     begin, rows, longest_s = time.monotonic(), list[Row](), 0.0
-    sessions = sides.open_sides(path, options)
+    sessions, compiled = sides.open_sides(path, options), list[int]()
     for i, length in enumerate(wanted):
         spent_s = time.monotonic() - begin
         if limit and rows and spent_s + longest_s > limit:
@@ -79,6 +94,7 @@ def by_side(model: str, wanted: tuple[int, ...], runs: int, rest_ms: float, limi
             break
         progress.print(f"{spent_s:.0f} s: {length}")
         rows.append(measure(sessions, feeds, length, runs, 0.5, rest_ms * 1e-3))
+        compiled.append(sessions["gpu"]._state.gpu.compiled)
         longest_s = max(longest_s, time.monotonic() - begin - spent_s)
     table = Table("length", "CPU", "GPU", "auto", "chosen", "auto / better", "first GPU", "auto", "2nd", "3rd",
                   title=f"{model}, {f'a run every {rest_ms:g} ms' if rest_ms else 'back to back'}")
@@ -88,7 +104,8 @@ def by_side(model: str, wanted: tuple[int, ...], runs: int, rest_ms: float, limi
                       *(f"{row.first_ms[n]:.1f}" for n in ("auto", "auto_2", "auto_3")))
     console.print(table)
     console.print(sides.summary(rows))
-    return {"model": model, "rest_ms": rest_ms, "options": options, "rows": [row.as_dict() for row in rows]}
+    console.print(new_lengths(rows, compiled))
+    return {"model": model, "rest_ms": rest_ms, "options": options, "rows": [row.as_dict() for row in rows], "compiled": compiled}
 
 
 def resident_mib() -> int:
