@@ -27,10 +27,11 @@ from ort_gpu_ep.registry import (
     broadcast,
     broadcast_strides,
     part_count,
-    schema,
     spec_of,
     tensors_of,
 )
+from ort_gpu_ep.schemas import schema
+from ort_gpu_ep.target import Target
 from ort_gpu_ep.types import DType, TensorType, names
 
 
@@ -41,7 +42,8 @@ def claim(bound: BoundNode, limits: Limits) -> Lowering | Decline:
         _check_dtypes(spec, bound)
     except UnsupportedNodeError as error:
         return Decline(error.code, error.reason)
-    asked = question(spec, bound, limits)
+    bound = replace(bound, target=Target(limits))
+    asked = question(spec, bound)
     answer = asked.answer() if asked else None
     if answer is None:
         answer = _ask(spec, bound, limits, asked)

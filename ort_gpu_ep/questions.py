@@ -16,7 +16,7 @@ import numpy as np
 
 from ort_gpu_ep.graph import Array, Attribute
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand, OpSpec
+from ort_gpu_ep.registry import BoundNode, Decline, Lowering, Operand, OpSpec
 from ort_gpu_ep.symbolic import is_symbolic
 
 KEPT = 4096
@@ -45,22 +45,22 @@ def apart() -> Iterator[None]:
 class Question:
     """One node, as `claim` asks its row. Not for nodes with sizes of a run: what is recorded of those belongs to one trace."""
 
-    def __init__(self, spec: OpSpec, bound: BoundNode, limits: Limits) -> None:
+    def __init__(self, spec: OpSpec, bound: BoundNode) -> None:
         node = bound.node
-        self.bound, self._limits = bound, limits
+        self.bound = bound
         # the operands of the fused steps are not the builder's business, but for the op that consists of nothing else
         self._operands = (*bound.inputs, *(() if bound.inputs else bound.operands))
         attributes = tuple(sorted((name, _attribute(value)) for name, value in node.attributes.items()))
         self._form: Hashable = (
             spec.build, node.domain, node.op, node.version, attributes, tuple(map(bool, node.outputs)), bool(node.epilogue),
-            tuple(map(_type, self._operands)))
+            tuple(map(_type, self._operands)), bound.target)
 
     def _content(self) -> Hashable:
         looked_at = sorted(_looked_at.get(self._form) or ())
         return tuple((k, _content(self._operands[k])) for k in looked_at)
 
     def _whole(self) -> Hashable:
-        return self._form, self._content(), self.bound.node.epilogue, tuple(map(_type, self.bound.operands)), self._limits
+        return self._form, self._content(), self.bound.node.epilogue, tuple(map(_type, self.bound.operands))
 
     def _names(self) -> Hashable:
         return self.bound.node.inputs, self.bound.node.operands
@@ -94,12 +94,12 @@ class Question:
             _looked_at.put(self._form, known | {position})
 
 
-def question(spec: OpSpec, bound: BoundNode, limits: Limits) -> Question | None:
+def question(spec: OpSpec, bound: BoundNode) -> Question | None:
     """None where a size or a value is one that only a run knows."""
     for operand in (*bound.inputs, *bound.operands):
         if operand is not None and (any(map(is_symbolic, operand.shape)) or _is_of_a_run(operand.content)):
             return None
-    return Question(spec, bound, limits)
+    return Question(spec, bound)
 
 
 def _is_of_a_run(content: Array | None) -> bool:

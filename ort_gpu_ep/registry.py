@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, TypeAlias, cast
 
-import onnx.defs
+import onnx
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import Array, Attribute, Node, Step
+from ort_gpu_ep.graph import Array, Node, Step
+from ort_gpu_ep.schemas import default_attribute
 from ort_gpu_ep.symbolic import Size
 from ort_gpu_ep.target import ADAPTER as ADAPTER
+from ort_gpu_ep.target import DEFAULT_TARGET, Target
 from ort_gpu_ep.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
 from ort_gpu_ep.target import PACKED as PACKED
 from ort_gpu_ep.target import WORKGROUP as WORKGROUP
@@ -215,11 +216,12 @@ class Decline:
 
 @dataclass(frozen=True, slots=True)
 class BoundNode:
-    """A node with the concrete types of its inputs: what a builder reads."""
+    """A node with the concrete types of its inputs, and what it is to run on: what a builder reads."""
 
     node: Node
     inputs: tuple[Operand | None, ...]
     operands: tuple[Operand, ...] = ()
+    target: Target = DEFAULT_TARGET
 
     @property
     def op(self) -> str:
@@ -322,28 +324,6 @@ def op(
 
 def _binding(text: str) -> Binding:
     return Binding(text.rstrip("?."), text.endswith("?"), text.endswith("..."), not text.startswith("_"))
-
-
-@cache
-def schema(domain: str, name: str, version: int) -> Any:
-    """onnx.defs' schema of an op at a since-version, None for an op of another domain."""
-    try:
-        return onnx.defs.get_schema(name, version, domain)
-    except onnx.defs.SchemaError:
-        return None
-
-
-@cache
-def default_attribute(domain: str, name: str, version: int, attribute: str) -> Attribute:
-    """An attribute's default value by the schema; None where there is none."""
-    found = schema(domain, name, version)
-    entry = found.attributes.get(attribute) if found else None
-    if entry is None or not entry.default_value.type:
-        return None
-    value = onnx.helper.get_attribute_value(entry.default_value)
-    if isinstance(value, bytes):
-        return value.decode()
-    return tuple(value) if isinstance(value, list) else value
 
 
 def broadcast(*shapes: Shape) -> Shape:

@@ -1,4 +1,4 @@
-"""What a plan is made for: an adapter's limits. Plain data."""
+"""What a plan is made for: an adapter's limits, and figures by which kernels are chosen. Plain data."""
 
 from __future__ import annotations
 
@@ -29,3 +29,33 @@ class Limits:
     offset_alignment: int = OFFSET_ALIGNMENT
     max_loop_iterations: int = 65535
     disabled: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the choice between forms of one kernel goes by; of a large GPU (measured on an H200) where nothing else is known.
+
+    units: compute units that a choice aims to fill; a smaller GPU loses little by smaller tiles. step_ns: latency of one step of a tile
+    while few workgroups run (750 ns without the prefetch). fma_ns: a multiply-add of a tile on one unit of 128 lanes at 1.7 GHz, with a
+    third more for the reads of workgroup memory. load_ns: one element from memory into workgroup memory, about ten instructions over 128
+    lanes, and the L1. dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums, written or read back.
+    """
+
+    units: int = 132
+    step_ns: float = 500.0
+    fma_ns: float = 1.3 / 128 / 1.7
+    load_ns: float = 0.12 / 1.7
+    dispatch_ns: float = 2400.0
+    byte_ns: float = 1 / 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a builder may know of the adapter that its node is to run on."""
+
+    limits: Limits = Limits()
+    figures: Figures = Figures()
+
+
+DEFAULT_TARGET = Target()
+"""An adapter of which nothing is known."""

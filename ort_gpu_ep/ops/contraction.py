@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.registry import Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint
+from ort_gpu_ep.target import DEFAULT_TARGET, Target
 from ort_gpu_ep.types import FLOAT32, TensorType
 
 
@@ -36,19 +37,6 @@ TILES = (Tile(64, 64, 16), Tile(32, 64, 16), Tile(64, 32, 16), Tile(32, 32, 16),
 """What gemm.wgsl may be told to use: at most two vec4 of each operand for an invocation to load in a step."""
 
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-UNITS = 132
-"""Compute units that the choice aims to fill: a large GPU's. A smaller one loses little by smaller tiles."""
-STEP_NS = 500.0
-"""Latency of one step while few workgroups run: 750 ns without the prefetch (shared measurements, H200)."""
-FMA_NS = 1.3 / 128 / 1.7
-"""A multiply-add of a tile on one unit of 128 lanes at 1.7 GHz, with a third more for the reads of workgroup memory."""
-LOAD_NS = 0.12 / 1.7
-"""One element from memory into workgroup memory: about ten instructions over 128 lanes, and the L1."""
-DISPATCH_NS = 2400.0
-"""A small dependent dispatch (measured, H200)."""
-BYTE_NS = 1 / 2000
-"""A byte of partial sums, written or read back."""
 
 VECTOR_LANES = 128
 """matvec.wgsl: invocations of a workgroup."""
@@ -80,7 +68,7 @@ class Matrix:
 class Product:
     """y[batch, m, n] = alpha * sum_k a[m, k] b[k, n] + beta * c, c read through `bias` (input 2) where there is one.
 
-    window: constants of the implicit im2col of `b`; empty: `b` is stored as a matrix.
+    window: constants of the implicit im2col of `b`; empty: `b` is stored as a matrix. target: what it is to run on.
     """
 
     batch: int
@@ -93,6 +81,7 @@ class Product:
     alpha: float = 1.0
     beta: float = 1.0
     window: Mapping[str, Const] = field(default_factory=dict)
+    target: Target = DEFAULT_TARGET
 
 
 def lower_product(product: Product, out: TensorType, target: int | str = 0) -> Lowering:
@@ -125,19 +114,26 @@ def _finished(product: Product, built: Kernel, target: int | str) -> Kernel:
 
 
 def choose(product: Product) -> tuple[Tile, int]:
-    """The tile and split of K with the smallest estimated time; for sizes that vary, at those of the run that is planned."""
+    """The tile and split of K with the smallest estimated time; for sizes that vary, at those of the run that is planned.
+
+    Of the tiles that the adapter's limits allow; where they allow none, the claim says so of the smallest.
+    """
+    limits = product.target.limits
+    tiles = [t for t in TILES if t.lanes <= limits.max_invocations and t.nbytes <= limits.max_workgroup_nbytes]
+    tiles = tiles or [min(TILES, key=lambda t: t.nbytes)]
     product = replace(product, **{name: hint(getattr(product, name)) for name in ("batch", "m", "n", "k")})
-    return min(((t, s) for t in TILES for s in SPLITS if s == 1 or s * t.k * 2 <= product.k), key=lambda c: estimate_ns(product, *c))
+    return min(((t, s) for t in tiles for s in SPLITS if s == 1 or s * t.k * 2 <= product.k), key=lambda c: estimate_ns(product, *c))
 
 
 def estimate_ns(product: Product, tile: Tile, split: int) -> float:
-    """Time on the reference GPU: each step takes the longer of its latency and the work of the workgroups that share a unit."""
+    """Time by the target's figures: each step takes the longer of its latency and the work of the workgroups that share a unit."""
+    by = product.target.figures
     groups = product.batch * -(-product.m // tile.m) * -(-product.n // tile.n) * split
     steps = -(-product.k // (tile.k * split))
-    work = tile.m * tile.n * tile.k * FMA_NS + (tile.m + tile.n) * tile.k * LOAD_NS
-    time = steps * max(STEP_NS, -(-groups // UNITS) * work)
+    work = tile.m * tile.n * tile.k * by.fma_ns + (tile.m + tile.n) * tile.k * by.load_ns
+    time = steps * max(by.step_ns, -(-groups // by.units) * work)
     if split > 1:
-        time += DISPATCH_NS + 8 * split * product.batch * product.m * product.n * BYTE_NS
+        time += by.dispatch_ns + 8 * split * product.batch * product.m * product.n * by.byte_ns
     return time
 
 
@@ -168,7 +164,7 @@ def _matvec(product: Product, out: TensorType) -> Kernel:
     side = 1 if wide.k == 1 else COLUMN_LANES
     blocks = -(-count // (4 * side))
     iterations = -(-hint(product.k) // (VECTOR_LANES // side))
-    split = max(1, min(SPLITS[-1], UNITS // max(1, hint(product.batch * blocks)), iterations // VECTOR_ITERATIONS))
+    split = max(1, min(SPLITS[-1], product.target.figures.units // max(1, hint(product.batch * blocks)), iterations // VECTOR_ITERATIONS))
     return kernel(
         "matvec.wgsl", [out],
         consts={"COUNT": count, "K": product.k, "BATCH": product.batch, "BLOCKS": blocks, "SIDE": side, "SPLIT": split,

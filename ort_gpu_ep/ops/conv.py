@@ -107,7 +107,8 @@ def conv(node: BoundNode) -> Lowering | Kernel:
     weights = Matrix(1, Strided(batches, (0, rows * depth)), depth, 1)
     image = Matrix(0, Strided(batches, (groups * plane, plane)), 1, pixels)
     sliding = {} if window.is_pointwise else window.consts(INPUT_AXES, OUTPUT_AXES)
-    return lower_product(Product(math.prod(batches), rows, pixels, depth, weights, image, bias, window=sliding), out)
+    product = Product(math.prod(batches), rows, pixels, depth, weights, image, bias, window=sliding, target=node.target)
+    return lower_product(product, out)
 
 
 def _direct(node: BoundNode, window: Window, out: TensorType, bias: Strided | None) -> Kernel:
@@ -148,7 +149,8 @@ def conv_transpose(node: BoundNode) -> Lowering:
     batches = (x.shape[0], groups)
     weights = Matrix(1, Strided(batches, (0, channels * rows)), 1, rows)
     image = Matrix(0, Strided(batches, (groups * channels * positions, channels * positions)), 1, positions)
-    product = lower_product(Product(math.prod(batches), rows, positions, channels, weights, image), columns, "columns")
+    sums = Product(math.prod(batches), rows, positions, channels, weights, image, target=node.target)
+    product = lower_product(sums, columns, "columns")
     return Lowering((out,), (*product.kernels, gather), product.temps)
 
 

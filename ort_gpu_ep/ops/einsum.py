@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, normal, record
@@ -65,7 +65,7 @@ def einsum(node: BoundNode) -> Kernel | Lowering:
     out = TensorType(node.input(0).dtype, tuple(terms.sizes[label] for label in terms.output))
     product = as_product(terms) if len(terms.inputs) == 2 else None
     if product is not None:
-        return lower_product(product, out)
+        return lower_product(replace(product, target=node.target), out)
     nothing = Strided((), ())
     indices = {"b_out": nothing, "b_sum": nothing}
     for k, name in enumerate("ab"[: len(terms.inputs)]):

@@ -30,7 +30,8 @@ def matmul(node: BoundNode) -> Lowering:
     if math.prod(right[:-2]) == 1:
         batches, left, right, m = (), (math.prod(left[:-1]), k), (k, n), math.prod(left[:-1])
     product = Product(
-        math.prod(batches), m, n, k, Matrix(0, _batches(left, batches), k, 1), Matrix(1, _batches(right, batches), 1, n))
+        math.prod(batches), m, n, k, Matrix(0, _batches(left, batches), k, 1), Matrix(1, _batches(right, batches), 1, n),
+        target=node.target)
     return lower_product(product, TensorType(a.dtype, shape))
 
 
@@ -58,4 +59,5 @@ def gemm(node: BoundNode) -> Lowering:
         bias = Strided((m, n), broadcast_strides(c.shape, (m, n)))
     left = Matrix(0, Strided((1,), (0,)), *((1, m) if node.attr("transA") else (k, 1)))
     right = Matrix(1, Strided((1,), (0,)), *((k, 1) if node.attr("transB") else (1, n)))
-    return lower_product(Product(1, m, n, k, left, right, bias, node.attr("alpha"), node.attr("beta")), TensorType(a.dtype, (m, n)))
+    product = Product(1, m, n, k, left, right, bias, node.attr("alpha"), node.attr("beta"), target=node.target)
+    return lower_product(product, TensorType(a.dtype, (m, n)))

@@ -94,7 +94,7 @@ def lstm(node: BoundNode) -> Lowering:
 def layer(node: BoundNode, cell: Cell) -> Lowering:
     """The recurrent weights with the hidden unit innermost, the input product, the steps."""
     sizes = sizes_of(node, cell)
-    product = product_of(sizes)
+    product = product_of(node, sizes)
     weights = weights_of(node, cell, sizes)
     steps, unwanted = steps_of(node, cell, sizes)
     outputs = tuple(t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)]))
@@ -119,11 +119,12 @@ def sizes_of(node: BoundNode, cell: Cell) -> Sizes:
     return sizes
 
 
-def product_of(sizes: Sizes) -> Lowering:
+def product_of(node: BoundNode, sizes: Sizes) -> Lowering:
     """pre [steps * batch, directions * gates * hidden] = x W^T."""
     m, n, k = sizes.steps * sizes.batch, sizes.directions * sizes.gates * sizes.hidden, sizes.inputs
     whole = Strided((1,), (0,))
-    return lower_product(Product(1, m, n, k, Matrix(0, whole, k, 1), Matrix(1, whole, k, 1)), TensorType(FLOAT32, (m, n)), "pre")
+    product = Product(1, m, n, k, Matrix(0, whole, k, 1), Matrix(1, whole, k, 1), target=node.target)
+    return lower_product(product, TensorType(FLOAT32, (m, n)), "pre")
 
 
 def layout_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:

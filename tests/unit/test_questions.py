@@ -151,3 +151,34 @@ def test_a_memo_is_for_threads() -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_a_builder_sees_what_the_node_is_to_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[tuple[int, list[bool]]]()
+    spec = OPS["", "Gemm"]
+
+    def build(node: BoundNode) -> Built:
+        seen.append((node.target.limits.max_invocations, [i.is_constant for i in node.given()]))
+        return spec.build(node)
+
+    monkeypatch.setitem(OPS, ("", "Gemm"), replace(spec, build=build))
+    for limits in (Limits(), Limits(max_invocations=128)):
+        answers("(float[5, 200] x, float[7] b) => (y) { y = Gemm(x, w, b) }", limits, w=np.ones((200, 7), "f"))
+        answers("(float[5, 200] x, float[200, 7] w) => (y) { y = Gemm(x, w, b) }", limits, b=np.ones(7, "f"))
+    assert seen == [(256, [False, True, False]), (256, [False, False, True]), (128, [False, True, False]), (128, [False, False, True])]
+
+
+@pytest.mark.parametrize("limits", [Limits(max_workgroup_nbytes=8192), Limits(max_invocations=128), Limits(max_workgroup_nbytes=10000)],
+                         ids=["half the memory", "half the invocations", "a number between"])
+def test_a_product_takes_a_tile_that_the_adapter_allows(limits: Limits) -> None:
+    """Also one that was asked for another adapter before."""
+    text = "(float[512, 512] x, float[512, 512] w) => (y) { y = MatMul(x, w) }"
+    usual, fitting = answers(text), answers(text, limits)
+    assert isinstance(usual[0], Lowering)
+    assert isinstance(fitting[0], Lowering)
+    assert usual[0].kernels[0].workgroup_nbytes > min(8192, limits.max_workgroup_nbytes) or usual[0].kernels[0].lanes > limits.max_invocations
+    assert fitting[0].kernels[0].workgroup_nbytes <= limits.max_workgroup_nbytes
+    assert fitting[0].kernels[0].lanes <= limits.max_invocations
+    (none,) = answers(text, Limits(max_workgroup_nbytes=64))
+    assert isinstance(none, Decline)
+    assert "workgroup memory" in none.reason
