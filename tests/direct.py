@@ -48,13 +48,16 @@ def run_direct(
 
 def run_program(program: Program, feeds: Mapping[str, Array]) -> list[Array]:
     """Outputs of a program; checks its plan."""
+    def read(index: int, tensor: TensorType) -> Array:
+        return np.ascontiguousarray(feeds[program.graph.inputs[index]]).reshape(tensor.shape)
+
     gpu, inputs = program.gpu, []
     for name in program.graph.inputs:
         array = np.ascontiguousarray(feeds[name]).reshape(feeds[name].shape)
         tensor = Tensor(gpu.allocate(array.nbytes), 0, TensorType(dtype_of(array), array.shape))
         gpu.upload(tensor.buffer, 0, array.ctypes.data, array.nbytes)
         inputs.append(tensor)
-    plan = program.plan([t.type for t in inputs])
+    plan = program.plan([t.type for t in inputs], read)
     check(plan)
     outputs: dict[int, Tensor] = {}
 
@@ -63,7 +66,7 @@ def run_program(program: Program, feeds: Mapping[str, Array]) -> list[Array]:
         outputs[index] = Tensor(gpu.allocate(tensor.nbytes), 0, tensor)
         return outputs[index]
 
-    program.run(inputs, make_output)
+    program.run(inputs, make_output, read)
     results = []
     for i in range(len(plan.outputs)):
         array = np.empty(outputs[i].type.shape, outputs[i].type.dtype.numpy)

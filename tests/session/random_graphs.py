@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -692,29 +693,58 @@ def differences(model: bytes, feeds: dict[str, Array], outputs: dict[str, Value]
     return found, session
 
 
+@dataclass
+class _Tally:
+    """What a number of models showed."""
+
+    wrong: int = 0
+    direct: int = 0
+    ops: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def add(self, seed: int, model: bytes, found: Sequence[str], declined: Sequence[str], session: Any) -> None:
+        self.refused.update(re.sub(r"\d+", "#", message[:160]) for message in declined)
+        nodes = onnx.load_from_string(model).graph.node
+        self.direct += session is None
+        self.ops.update(((n.op_type, "direct") for n in nodes) if session is None else
+                        ((n.op, n.device) for r in session.explain().reports for n in r.nodes))
+        if found:
+            self.wrong += 1
+            print(f"{seed}: {[n.op_type for n in nodes]}: {found}", flush=True)
+
+
+def _compare(seed: int, is_open: bool, options: dict[str, object], tally: _Tally) -> None:
+    """One model."""
+    if is_open:
+        from tests.session.open_graphs import direct_differences, open_differences, open_model
+
+        made = open_model(seed)
+        direct = direct_differences(made) if seed % 4 and not options else None
+        tally.add(seed, made.model, *((*direct, None) if direct is not None else open_differences(made, **options)))
+        return
+    model, feeds, outputs = random_model(seed, dynamic=bool(seed % 2))
+    found, session = differences(model, feeds, outputs, **options)
+    tally.add(seed, model, found, (), session)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--option", action="append", default=[], help="a provider option, as isolation=process")
+    parser.add_argument("--open", action="store_true", help="with sizes and steering inputs that differ from run to run: open_graphs.py")
     asked = parser.parse_args()
-    start, ops, refused = time.time(), Counter[str](), Counter[str]()
-    bad = 0
+    start, tally = time.time(), _Tally()
     for seed in range(asked.first, asked.first + asked.count):
-        model, feeds, outputs = random_model(seed, dynamic=bool(seed % 2))
         try:
-            found, session = differences(model, feeds, outputs, **dict(o.split("=", 1) for o in asked.option))
+            _compare(seed, asked.open, dict(o.split("=", 1) for o in asked.option), tally)
         except Exception as error:
-            refused[f"{type(error).__name__}: {str(error)[:160]}"] += 1
+            tally.refused[f"{type(error).__name__}: {str(error)[:160]}"] += 1
             print(f"{seed}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-            continue
-        ops.update((n.op, n.device) for r in session.explain().reports for n in r.nodes)  # type: ignore[misc]
-        if found:
-            bad += 1
-            print(f"{seed}: {[n.op_type for n in onnx.load_from_string(model).graph.node]}: {found}", flush=True)
-    print(f"{asked.count} models, {bad} wrong, {sum(refused.values())} refused, {time.time() - start:.0f} s")
-    print(sorted(ops.items()))
-    sys.exit(bool(bad))
+    print(f"{asked.count} models ({tally.direct} as one program), {tally.wrong} wrong, {sum(tally.refused.values())} refused, {time.time() - start:.0f} s")
+    print(sorted(tally.ops.items()))
+    print(*tally.refused.most_common(), sep="\n")
+    sys.exit(bool(tally.wrong))
 
 
 if __name__ == "__main__":
