@@ -79,6 +79,8 @@ def _check_dtypes(spec: OpSpec, bound: BoundNode) -> None:
     for i, operand in enumerate(bound.inputs):
         if operand is None:
             continue
+        if operand.dtype.bits < 8:
+            raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}: no kernel takes that type")
         parameter = "T"
         if found is not None and found.inputs:
             parameter = found.inputs[min(i, len(found.inputs) - 1)].type_str

@@ -22,7 +22,7 @@ from ort_gpu_ep.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
 from ort_gpu_ep.target import PACKED as PACKED
 from ort_gpu_ep.target import WORKGROUP as WORKGROUP
 from ort_gpu_ep.target import Limits as Limits
-from ort_gpu_ep.types import BY_ONNX, DType, Shape, TensorType
+from ort_gpu_ep.types import BY_ONNX, DTYPES, DType, Shape, TensorType
 
 KNOWN_OPSET = 26
 """Newest ONNX opset whose changes were read; a later form of an op is declined until someone looks at it."""
@@ -386,7 +386,8 @@ def _part_size(tensor: TensorType, max_binding_nbytes: int) -> int:
 
 def result_dtype(onnx_type: int) -> DType:
     """The DType of a TensorProto.DataType. Raises UnsupportedNodeError(DTYPE)."""
-    if onnx_type not in BY_ONNX:
-        name = onnx.TensorProto.DataType.Name(onnx_type).lower()
-        raise UnsupportedNodeError(Code.DTYPE, f"element type {name} is unknown to this package")
-    return BY_ONNX[onnx_type]
+    found = BY_ONNX.get(onnx_type)
+    if found not in DTYPES:
+        name = found or onnx.TensorProto.DataType.Name(onnx_type).lower()
+        raise UnsupportedNodeError(Code.DTYPE, f"no kernel makes element type {name}")
+    return found

@@ -18,7 +18,7 @@ SymbolicShape: TypeAlias = tuple[int | str | None, ...]
 class DType:
     """An element type.
 
-    name: as numpy calls it. onnx: TensorProto.DataType. nbytes: size of one element.
+    name: as numpy calls it. onnx: TensorProto.DataType. bits: size of one element; less than 8 are packed, the first in the low bits.
     value: the WGSL type that arithmetic happens in, "" where no kernel computes with it.
     storage: the WGSL element type of a buffer that arithmetic reads; "u32" with nbytes < 4 means packed into words.
     feature: the wgpu device feature that `storage` needs, "" for none.
@@ -26,17 +26,24 @@ class DType:
 
     name: str
     onnx: int
-    nbytes: int
+    bits: int
     value: str = ""
     storage: str = ""
     feature: str = ""
     numpy: np.dtype[Any] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "numpy", np.dtype(getattr(ml_dtypes, self.name) if self.name == "bfloat16" else self.name))
+        object.__setattr__(self, "numpy", np.dtype(getattr(ml_dtypes, self.name, self.name)))
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one element. Raises ValueError for one that shares its byte with others."""
+        if self.bits % 8:
+            raise ValueError(f"an element of {self.name} has {self.bits} bits, no whole bytes; ask TensorType.nbytes for a tensor's")
+        return self.bits // 8
 
     def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
         """There is one of each: `is` holds in the worker process too, where graphs and plans come by pickle."""
@@ -47,23 +54,43 @@ def _named(name: str) -> DType:
     return BY_NAME[name]
 
 
-FLOAT32 = DType("float32", 1, 4, "f32", "f32")
-UINT8 = DType("uint8", 2, 1, "u32", "u32")
-INT8 = DType("int8", 3, 1, "i32", "u32")
-UINT16 = DType("uint16", 4, 2)
-INT16 = DType("int16", 5, 2)
-INT32 = DType("int32", 6, 4, "i32", "i32")
-INT64 = DType("int64", 7, 8, "i64", "i64", "shader-int64")
-BOOL = DType("bool", 9, 1, "bool", "u32")
-FLOAT16 = DType("float16", 10, 2, "f32", "f16", "shader-f16")
-FLOAT64 = DType("float64", 11, 8)
-UINT32 = DType("uint32", 12, 4, "u32", "u32")
-UINT64 = DType("uint64", 13, 8, "u64", "u64", "shader-int64")
-BFLOAT16 = DType("bfloat16", 16, 2)
+FLOAT32 = DType("float32", 1, 32, "f32", "f32")
+UINT8 = DType("uint8", 2, 8, "u32", "u32")
+INT8 = DType("int8", 3, 8, "i32", "u32")
+UINT16 = DType("uint16", 4, 16)
+INT16 = DType("int16", 5, 16)
+INT32 = DType("int32", 6, 32, "i32", "i32")
+INT64 = DType("int64", 7, 64, "i64", "i64", "shader-int64")
+BOOL = DType("bool", 9, 8, "bool", "u32")
+FLOAT16 = DType("float16", 10, 16, "f32", "f16", "shader-f16")
+FLOAT64 = DType("float64", 11, 64)
+UINT32 = DType("uint32", 12, 32, "u32", "u32")
+UINT64 = DType("uint64", 13, 64, "u64", "u64", "shader-int64")
+BFLOAT16 = DType("bfloat16", 16, 16)
+FLOAT8E4M3FN = DType("float8_e4m3fn", 17, 8)
+FLOAT8E4M3FNUZ = DType("float8_e4m3fnuz", 18, 8)
+FLOAT8E5M2 = DType("float8_e5m2", 19, 8)
+FLOAT8E5M2FNUZ = DType("float8_e5m2fnuz", 20, 8)
+FLOAT8E8M0 = DType("float8_e8m0fnu", 24, 8)
+UINT4 = DType("uint4", 21, 4)
+INT4 = DType("int4", 22, 4)
+FLOAT4E2M1 = DType("float4_e2m1fn", 23, 4)
+UINT2 = DType("uint2", 25, 2)
+INT2 = DType("int2", 26, 2)
 
-DTYPES = (FLOAT32, UINT8, INT8, UINT16, INT16, INT32, INT64, BOOL, FLOAT16, FLOAT64, UINT32, UINT64, BFLOAT16)
-BY_ONNX = {t.onnx: t for t in DTYPES}
-BY_NAME = {t.name: t for t in DTYPES}
+DTYPES = (FLOAT32, UINT8, INT8, UINT16, INT16, INT32, INT64, BOOL, FLOAT16, FLOAT64, UINT32, UINT64, BFLOAT16, FLOAT8E4M3FN,
+          FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ)
+"""What kernels take and ONNX Runtime moves."""
+
+FLOAT8 = (FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ)
+"""Moved as bytes; nothing computes with them."""
+
+SUB_BYTE = (UINT4, INT4, FLOAT4E2M1, UINT2, INT2)
+"""Known by name and size; no kernel takes them."""
+
+_ALL = (*DTYPES, *SUB_BYTE, FLOAT8E8M0)
+BY_ONNX = {t.onnx: t for t in _ALL}
+BY_NAME = {t.name: t for t in _ALL}
 
 FLOATS = (FLOAT32,)
 INTS = (INT32, INT64)
@@ -95,11 +122,22 @@ class TensorType:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes, as ONNX Runtime and numpy lay the tensor out (dense, row-major)."""
-        return self.size * self.dtype.nbytes
+        """Size in bytes, as ONNX Runtime lays the tensor out (dense, row-major, no part of a byte unused but in the last one)."""
+        bits = self.dtype.bits
+        return self.size * (bits // 8) if bits >= 8 else -(-self.size * bits // 8)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def unpacked(data: np.ndarray[Any, np.dtype[np.uint8]], tensor: TensorType) -> np.ndarray[Any, Any]:
+    """The elements of a tensor of less than 8 bits each, a byte each, as numpy has them. data: its nbytes, the first element lowest."""
+    bits = tensor.dtype.bits
+    codes = (data[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)).reshape(-1)[:tensor.size] & np.uint8((1 << bits) - 1)
+    if tensor.dtype.name.startswith("int"):
+        codes = codes | np.where(codes >> np.uint8(bits - 1), np.uint8(256 - (1 << bits)), np.uint8(0))     # the sign goes on
+    found: np.ndarray[Any, Any] = codes.view(tensor.dtype.numpy).reshape(tensor.shape)
+    return found
 
 
 def names(dtypes: Iterable[DType]) -> str:

@@ -155,7 +155,7 @@ class RemoteProgram:
         memory.follow()
         for name, (shape, offset) in zip(outputs, places, strict=True):
             value = self.graph.values[name]
-            nbytes = math.prod(shape) * (value.dtype.nbytes if value.dtype is not None else 1)
+            nbytes = TensorType(value.dtype, shape).nbytes if value.dtype is not None else math.prod(shape)
             fits = nbytes <= self.gpu.limits.max_buffer_nbytes if offset is None else offset + nbytes <= memory.nbytes
             if not fits or (value.shape is not None and len(value.shape) != len(shape)):
                 raise self.gpu.senseless(f"output {name!r} of shape {shape} at {offset}, with {memory.nbytes} B shared")

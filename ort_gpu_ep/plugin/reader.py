@@ -17,16 +17,18 @@ import numpy as np
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
 from ort_gpu_ep.plugin.abi import NULL, address_of, api, ffi, get, get_list, get_text, pointer_to, tensor_of, text_of
-from ort_gpu_ep.types import BY_ONNX, DType, Shape, SymbolicShape
+from ort_gpu_ep.types import BY_ONNX, DType, Shape, SymbolicShape, TensorType, unpacked
 
 _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _TENSOR = 1, 2, 3, 4, 5, 6, 8
 
 
 def array_at(address: int, shape: Shape, dtype: DType) -> Array:
-    """A view of host memory as an array."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.nbytes
+    """A view of host memory as an array; a copy where elements share bytes."""
+    nbytes = TensorType(dtype, shape).nbytes
     if nbytes == 0:
         return np.empty(shape, dtype.numpy)
+    if dtype.bits < 8:
+        return unpacked(np.frombuffer(ffi.buffer(pointer_to(address), nbytes), np.uint8), TensorType(dtype, shape))
     return np.frombuffer(ffi.buffer(pointer_to(address), nbytes), dtype.numpy).reshape(shape)
 
 
