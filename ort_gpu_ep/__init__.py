@@ -33,6 +33,7 @@ from ort_gpu_ep.errors import (
 if TYPE_CHECKING:
     from ort_gpu_ep.explain import Explanation
     from ort_gpu_ep.health.enumeration import adapters
+    from ort_gpu_ep.patching import Patch, patch
     from ort_gpu_ep.plugin import EP_NAME, register, unregister
     from ort_gpu_ep.session import InferenceSession
 
@@ -42,7 +43,9 @@ _LAZY = {
     "EP_NAME": "ort_gpu_ep.plugin",
     "Explanation": "ort_gpu_ep.explain",
     "InferenceSession": "ort_gpu_ep.session",
+    "Patch": "ort_gpu_ep.patching",
     "adapters": "ort_gpu_ep.health.enumeration",
+    "patch": "ort_gpu_ep.patching",
     "register": "ort_gpu_ep.plugin",
     "unregister": "ort_gpu_ep.plugin",
 }
@@ -61,11 +64,13 @@ __all__ = [
     "InternalError",
     "ModelError",
     "OutOfDeviceMemoryError",
+    "Patch",
     "ShaderError",
     "UnsupportedNodeError",
     "WrongResultError",
     "__version__",
     "adapters",
+    "patch",
     "register",
     "unregister",
 ]

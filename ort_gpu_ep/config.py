@@ -110,6 +110,12 @@ def resolve(options: Mapping[str, object] | None = None, environment: Mapping[st
     return Config(**values)  # type: ignore[arg-type]
 
 
+def variables(options: Mapping[str, object]) -> dict[str, str]:
+    """The environment variables that set these options. Raises: ConfigError, as `resolve`."""
+    resolve(options, {})
+    return {o.variable: _text(options[o.name]) for o in OPTIONS if o.name in options}
+
+
 def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 

@@ -271,7 +271,7 @@ def _providers(providers: Sequence[Any] | None, options: Any, settings: Any) -> 
     """Names and options of the providers, in step. Names may come as (name, options), as onnxruntime allows."""
     if providers is None:
         given = dict(options) if isinstance(options, Mapping) else dict(options[0]) if options else {}
-        return ([EP_NAME], [given]) if _forbids_cpu(settings) else ([EP_NAME, CPU_PROVIDER], [given, {}])
+        return ([EP_NAME], [given]) if forbids_cpu(settings) else ([EP_NAME, CPU_PROVIDER], [given, {}])
     names, found = [], []
     extra = list(options or [{}] * len(providers)) if not isinstance(options, Mapping) else [options]
     for i, provider in enumerate(providers):
@@ -281,7 +281,7 @@ def _providers(providers: Sequence[Any] | None, options: Any, settings: Any) -> 
     return names, found
 
 
-def _forbids_cpu(settings: Any) -> bool:
+def forbids_cpu(settings: Any) -> bool:
     """Whether the session options say that no node may run on the CPU; onnxruntime then refuses the CPU provider in the list."""
     try:
         return bool(settings is not None and settings.get_session_config_entry("session.disable_cpu_ep_fallback") == "1")

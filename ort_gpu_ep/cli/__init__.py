@@ -15,11 +15,15 @@ COMMANDS = {
     "calibrate": "Show what runs, transfers and kernels take on the adapter a session would get; measured if it was not before.",
     "conformance": "Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails.",
     "doctor": "Examine the adapter a session would get, in processes of their own. Exit code 0 healthy, 1 degraded, 2 unusable or none.",
+    "exec": "Run COMMAND with the GPU put before the providers that its onnxruntime sessions name, in its Python children too.",
     "options": "List the provider options and the environment variables that set them.",
 }
 """Name of a subcommand, of its module and of its function -> the function's docstring, for the list in the help: loading them all
 for it takes a second, since they need numpy, ONNX Runtime and wgpu-native.
 """
+
+
+HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class _Lazy(TyperGroup):
@@ -40,12 +44,14 @@ class _Lazy(TyperGroup):
 def command(name: str) -> Any:
     """A subcommand, loaded."""
     alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    alone.command(name)(getattr(import_module(f"ort_gpu_ep.cli.{name}"), name))
+    settings = {**HELP, "allow_interspersed_args": name != "exec"}      # what follows a program's name is the program's
+    alone.command(name, context_settings=settings)(getattr(import_module(f"ort_gpu_ep.cli.{name}"), name))
     return typer.main.get_command(alone)
 
 
 app = typer.Typer(
-    cls=_Lazy, name="ort-gpu-ep", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+    cls=_Lazy, name="ort-gpu-ep", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
+    context_settings=HELP)
 
 
 @app.callback(help="ONNX models on any GPU: run, explain and measure them, and check the driver.")

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
-import numpy as np
-import onnxruntime
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from ort_gpu_ep.errors import AdapterError, GpuEpError, ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 P = ParamSpec("P")
 
@@ -81,6 +82,8 @@ def check_gpu(session: Any) -> None:
 
 
 def quiet() -> Any:
+    import onnxruntime  # only here: `ort-gpu-ep exec` needs neither it nor numpy
+
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     return settings
@@ -88,6 +91,8 @@ def quiet() -> Any:
 
 def feeds(session: Any, given: Mapping[str, str], sizes: Mapping[str, str], seed: int) -> dict[str, Any]:
     """An array for each input: from its .npy file, else random. Raises ModelError for a name the model does not have."""
+    import numpy as np
+
     names = [i.name for i in session.get_inputs()]
     for name in given:
         if name not in names:
@@ -105,6 +110,8 @@ def feeds(session: Any, given: Mapping[str, str], sizes: Mapping[str, str], seed
 def _random(value: Any, sizes: Mapping[str, str], rng: np.random.Generator) -> Any:
     if value.type not in _NUMPY:
         raise ModelError(f"input {value.name!r} is a {value.type}: no random values for that; give --input {value.name}=FILE.npy")
+    import numpy as np
+
     shape = [d if isinstance(d, int) and d > 0 else int(sizes.get(str(d), 1)) for d in value.shape]
     dtype = np.dtype(_NUMPY[value.type])
     if dtype.kind == "f":

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.plugin import EP_NAME, OrtSession, PlainSession
+from ort_gpu_ep.plugin import EP_NAME, PlainSession, ort_session
 
 if TYPE_CHECKING:
     import onnx
@@ -39,7 +39,7 @@ class Source:
 
     def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> Any:
         """A session of the model. Raises what onnxruntime raises."""
-        kind = PlainSession if EP_NAME in names else OrtSession      # without callbacks of ours, Ctrl-C needs no care: half a microsecond
+        kind = PlainSession if EP_NAME in names else ort_session      # without callbacks of ours, Ctrl-C needs no care: half a microsecond
         with not_written(settings), self._there() as model:
             return kind(model, settings, names, options, **kwargs)
 

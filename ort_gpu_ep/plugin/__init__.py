@@ -1,7 +1,7 @@
 """The ONNX Runtime plugin: registration, and what is known of each session. The only package that touches the C ABI."""
 
 from ort_gpu_ep.plugin.factory import EP_NAME, VENDOR_ID
-from ort_gpu_ep.plugin.plain import OrtSession, PlainSession
+from ort_gpu_ep.plugin.plain import OrtSession, PlainSession, ort_session
 from ort_gpu_ep.plugin.registration import is_registered, register, unregister
 from ort_gpu_ep.plugin.state import COPIES, Copies, Event, SessionState, capture, excuse
 from ort_gpu_ep.plugin.tables import live_tables
@@ -19,6 +19,7 @@ __all__ = [
     "excuse",
     "is_registered",
     "live_tables",
+    "ort_session",
     "register",
     "unregister",
 ]

@@ -20,7 +20,7 @@ from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node
-from ort_gpu_ep.plugin.plain import OrtSession
+from ort_gpu_ep.plugin.plain import ort_session
 from ort_gpu_ep.plugin.spill import MIN_SPILL_NBYTES, SpillFile
 from ort_gpu_ep.types import TensorType
 
@@ -116,7 +116,7 @@ class Fallback:
                     values = [_ort_value(a, self._onnx_type(n)) for n, a in external.items()]
                     options.add_external_initializers(list(external), values)
                 model = self._model(external)
-                self._session = OrtSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+                self._session = ort_session(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
             return self._session
 
     def _onnx_type(self, name: str) -> int:

@@ -10,6 +10,15 @@ from ort_gpu_ep.interrupts import uninterrupted
 
 OrtSession: Any = onnxruntime_inference_collection.InferenceSession
 
+_init = OrtSession.__init__
+
+
+def ort_session(*arguments: Any, **named: Any) -> Any:
+    """A session of onnxruntime's own class, also where patching.py makes ours of those."""
+    session = object.__new__(OrtSession)
+    _init(session, *arguments, **named)
+    return session
+
 
 class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no types
     """onnxruntime's session. A Ctrl-C takes effect when what it does is done: KeyboardInterrupt, and the session goes on."""

@@ -40,7 +40,7 @@ def test_the_help_imports_only_what_prints_it() -> None:
 
 
 def test_the_check_of_imports_sees_a_command() -> None:
-    assert {"numpy", "ort_gpu_ep.cli.options"} <= modules_after("options")
+    assert {"numpy", "ort_gpu_ep.cli.explain"} <= modules_after("explain", "--help")
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -1,0 +1,40 @@
+"""ort-gpu-ep exec: another program, whose sessions have our provider first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Annotated
+
+import typer
+
+from ort_gpu_ep.children import hooked
+from ort_gpu_ep.cli import shared
+from ort_gpu_ep.config import resolve
+
+NOT_FOUND = 127
+"""What a shell gives as the exit code of a command that is not there."""
+
+
+@shared.reports_errors
+def exec(
+    command: Annotated[list[str], typer.Argument(help="The program and its arguments, best after `--`.", show_default=False)],
+    option: shared.OptionOption = None,
+) -> None:
+    """Run COMMAND with the GPU put before the providers that its onnxruntime sessions name, in its Python children too."""
+    variables = hooked(shared.pairs(option, "--option"), os.environ)
+    environment = {**os.environ, **variables}
+    placement = resolve({}, environment).placement
+    program = command[0]
+    print(f"ort-gpu-ep: WgpuExecutionProvider comes first in onnxruntime's sessions (placement={placement})", file=sys.stderr, flush=True)
+    try:
+        if os.name == "nt":       # there a program that replaces another one does not keep its process id
+            raise typer.Exit(subprocess.run(command, env=environment).returncode)
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):      # by Python; a program would inherit that
+            signal.signal(ignored, signal.SIG_DFL)
+        os.execvpe(program, command, environment)
+    except FileNotFoundError:
+        shared.err.print(f"{program}: no such program in PATH", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(NOT_FOUND) from None

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: Python imports the sitecustomize.py in it when it starts. Nothing else belongs here."""

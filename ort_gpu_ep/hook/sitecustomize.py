@@ -1,0 +1,67 @@
+"""What Python imports at its start in a process below `ort-gpu-ep exec`: onnxruntime is patched as soon as it is imported.
+
+It loads nothing of ours or of onnxruntime's by itself, and then runs the sitecustomize.py that it hides.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Loader:
+    """Another loader; when the module is there, it is patched."""
+
+    def __init__(self, theirs: Any) -> None:
+        self._theirs = theirs
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._theirs.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Raises what the module raises. Where it can't be patched, that is said, and the program has onnxruntime as it is."""
+        module.__loader__ = self._theirs
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._theirs
+        self._theirs.exec_module(module)
+        try:
+            from ort_gpu_ep.patching import patch
+            patch(say=False)
+        except Exception as error:
+            print(f"ort-gpu-ep: process {os.getpid()} uses onnxruntime without the GPU: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+class Finder:
+    """Wraps the loader of onnxruntime, and finds this package where the program's own folders have none."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in ("onnxruntime", "ort_gpu_ep"):
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if name == "ort_gpu_ep":
+            return spec or PathFinder.find_spec(name, [os.path.dirname(os.path.dirname(HERE))])
+        if spec is not None and spec.loader is not None:
+            spec.loader = Loader(spec.loader)  # type: ignore[assignment]  # nothing asks it for more than this
+        return spec
+
+
+def chain() -> None:
+    """Runs the sitecustomize.py that Python would have found without this folder. Raises what it raises, as if there were no other."""
+    others = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        from importlib.util import module_from_spec
+
+        module = sys.modules["sitecustomize"] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    sys.meta_path.insert(0, Finder())
+    chain()

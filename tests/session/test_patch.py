@@ -1,0 +1,277 @@
+"""A program that names its providers gets the GPU before them: by patch(), and below `ort-gpu-ep exec`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnxruntime import InferenceSession as HeldBefore
+from onnxruntime.capi import onnxruntime_inference_collection as collection
+
+import ort_gpu_ep as ort
+from ort_gpu_ep import children, patching
+from ort_gpu_ep.errors import ConfigError
+from tests.session.conftest import NODES, ROOT, assert_close, on_the_cpu
+
+Array = np.ndarray[Any, Any]
+CPU = "CPUExecutionProvider"
+BOTH = [ort.EP_NAME, CPU]
+GPU = {"placement": "gpu"}
+
+
+@pytest.fixture(autouse=True)
+def undone() -> Iterator[None]:
+    def environment() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name.startswith(("PYTHONPATH", "ORT_GPU_EP"))}
+
+    before = environment()
+    yield
+    assert not patching._patches
+    assert environment() == before
+
+
+# ---- patch()
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["imported before", "by its module"])
+@pytest.mark.parametrize(("providers", "options"), [
+    (None, None), ([], None), ([CPU], None), ([CPU], [{}]), ([(CPU, {})], None), (["AzureExecutionProvider", CPU], None), ((CPU,), None)])
+def test_whatever_a_program_names(held: bool, providers: Any, options: Any, mlp: bytes, x: Array) -> None:
+    want = on_the_cpu(mlp, {"x": x})
+    with ort.patch(GPU):
+        kind = HeldBefore if held else onnxruntime.InferenceSession
+        session = kind(mlp, providers=providers, provider_options=options)
+    assert session.get_providers() == BOTH
+    assert session.explain().count("gpu") == NODES
+    assert_close(session.run(None, {"x": x}), want)
+
+
+def test_providers_that_are_not_there(mlp: bytes) -> None:
+    with ort.patch(GPU), pytest.warns(UserWarning, match="'CUDAExecutionProvider' is not in available provider names"):
+        assert HeldBefore(mlp, providers=["CUDAExecutionProvider"]).get_providers() == BOTH
+
+
+def test_one_that_names_ours_is_left_as_it_is(mlp: bytes) -> None:
+    with ort.patch(GPU):
+        assert HeldBefore(mlp, providers=[(ort.EP_NAME, {"placement": "cpu"}), CPU]).get_providers() == [CPU]
+
+
+@pytest.mark.parametrize("providers", [[7], [(CPU,)]])
+def test_malformed_ones_are_none_as_for_onnxruntime(providers: Any, mlp: bytes) -> None:
+    assert HeldBefore(mlp, providers=providers).get_providers() == [CPU]
+    with ort.patch(GPU), pytest.warns(UserWarning, match="'providers' .* Going on with"):
+        assert HeldBefore(mlp, providers=providers).get_providers() == BOTH
+
+
+def test_no_list_at_all_raises_what_onnxruntime_raises(mlp: bytes) -> None:
+    with pytest.raises(TypeError, match="'int' object is not iterable"):
+        HeldBefore(mlp, providers=7)
+    with ort.patch(GPU), pytest.raises(TypeError, match="'int' object is not iterable"):
+        HeldBefore(mlp, providers=7)
+
+
+def test_set_providers(mlp: bytes) -> None:
+    with ort.patch(GPU):
+        session = HeldBefore(mlp)
+        session.set_providers([CPU])
+        assert session.get_providers() == BOTH
+
+
+def test_no_cpu_fallback(mlp: bytes) -> None:
+    settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    with ort.patch(GPU), pytest.warns(UserWarning, match="CUDA"):
+        assert HeldBefore(mlp, settings, providers=["CUDAExecutionProvider"]).explain().count("gpu") == NODES
+
+
+def test_a_subclass_of_a_patched_program(mlp: bytes, x: Array) -> None:
+    with ort.patch(GPU):
+        class Mine(onnxruntime.InferenceSession):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__(mlp, providers=[CPU])
+        session = Mine()
+    assert type(session) is Mine
+    assert session.explain().count("gpu") == NODES
+    assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+
+
+@pytest.mark.parametrize("placement", ["auto", "gpu"])
+def test_what_we_make_of_onnxruntimes_stays_onnxruntimes(placement: str, mlp: bytes, x: Array, tmp_path: Path) -> None:
+    want = on_the_cpu(mlp, {"x": x})
+    with ort.patch({"placement": placement, "adapter": "0", "cache_dir": tmp_path, "load": "off"}):
+        session = HeldBefore(mlp, providers=[CPU])
+        for _ in range(2):
+            assert_close(session.run(None, {"x": x}), want)
+        plain = session._cpu_session()
+    assert type(plain) is HeldBefore
+    assert plain.get_providers() == [CPU]
+
+
+def test_undo_gives_everything_back(mlp: bytes) -> None:
+    init = HeldBefore.__init__
+    outer = ort.patch({"placement": "cpu"})
+    inner = ort.patch(GPU)
+    assert onnxruntime.InferenceSession is collection.InferenceSession is patching.PatchedSession
+    assert os.environ["ORT_GPU_EP_PLACEMENT"] == "gpu"
+    inner.undo()
+    inner.undo()
+    assert os.environ["ORT_GPU_EP_PLACEMENT"] == "cpu"
+    assert onnxruntime.InferenceSession is patching.PatchedSession
+    outer.undo()
+    assert onnxruntime.InferenceSession is collection.InferenceSession is HeldBefore
+    assert HeldBefore.__init__ is init
+    session = HeldBefore(mlp, providers=[CPU])
+    assert type(session) is HeldBefore
+    assert session.get_providers() == [CPU]
+
+
+def test_a_wrong_option_changes_nothing() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'placement'"):
+        ort.patch({"placment": "gpu"})
+    assert onnxruntime.InferenceSession is HeldBefore
+
+
+def test_it_is_said_once(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patching, "_said", False)
+    for _ in range(2):
+        ort.patch().undo()
+    assert capfd.readouterr().err == f"ort_gpu_ep: {ort.EP_NAME} comes first in the sessions of this process and of its Python children\n"
+
+
+def test_pythonpath_keeps_its_other_entries() -> None:
+    there = os.pathsep.join(["", "/a", "/b"])
+    once = children.hooked({}, {"PYTHONPATH": there})
+    assert once["PYTHONPATH"] == os.pathsep.join([children.HOOK, there])
+    assert children.hooked({}, once) == once
+    assert children.hooked({}, {})["PYTHONPATH"] == children.HOOK
+
+
+# ---- ort-gpu-ep exec
+
+
+APP = """
+import os, sys
+import numpy as np
+from onnxruntime import InferenceSession
+session = InferenceSession(os.environ["MODEL"], providers=["CPUExecutionProvider"])
+np.save(sys.argv[1], session.run(None, {"x": np.load(os.environ["X"])})[0])
+print(*session.get_providers(), session.explain().count("gpu"), "--flag" in sys.argv)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, mlp: bytes, x: Array) -> Path:
+    (tmp_path / "model.onnx").write_bytes(mlp)
+    np.save(tmp_path / "x.npy", x)
+    (tmp_path / "app.py").write_text(APP)
+    return tmp_path
+
+
+def started(folder: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MODEL": str(folder / "model.onnx"), "X": str(folder / "x.npy"), **environment}
+    return subprocess.Popen([sys.executable, "-m", "ort_gpu_ep.cli", "exec", *map(str, arguments)], cwd=folder, text=True, env=env,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def executed(folder: Path, *arguments: object, **environment: str) -> tuple[int, str, str]:
+    process = started(folder, *arguments, **environment)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+SAID = "ort-gpu-ep: WgpuExecutionProvider comes first in onnxruntime's sessions (placement=gpu)\n"
+
+
+def test_an_app_that_names_the_cpu(folder: Path, mlp: bytes, x: Array) -> None:
+    done = executed(folder, "-o", "placement=gpu", "--", sys.executable, "app.py", folder / "y.npy", "--flag")
+    assert done == (0, f"{' '.join(BOTH)} {NODES} True\n", SAID)
+    assert_close([np.load(folder / "y.npy")], on_the_cpu(mlp, {"x": x}, ["y"]))
+
+
+@pytest.mark.parametrize("how", [
+    "import subprocess, sys; sys.exit(subprocess.run([sys.executable, 'app.py', 'y.npy']).returncode)",
+    "import multiprocessing, runpy, sys\n"
+    "if __name__ == '__main__':\n"
+    "    sys.argv = ['app.py', 'y.npy']\n"
+    "    child = multiprocessing.get_context('spawn').Process(target=runpy.run_path, args=('app.py',)); child.start(); child.join()\n"
+    "    sys.exit(child.exitcode)",
+], ids=["subprocess", "multiprocessing"])
+def test_children(how: str, folder: Path) -> None:
+    (folder / "parent.py").write_text(how)
+    done = executed(folder, "-o", "placement=gpu", "--", sys.executable, "parent.py")
+    assert done == (0, f"{' '.join(BOTH)} {NODES} False\n", SAID)
+
+
+def test_children_of_a_patched_process(folder: Path) -> None:
+    with ort.patch(GPU):
+        env = {**os.environ, "MODEL": str(folder / "model.onnx"), "X": str(folder / "x.npy")}
+        done = subprocess.run([sys.executable, "app.py", "y.npy"], cwd=folder, capture_output=True, text=True, timeout=120, env=env)
+    assert (done.stdout, done.stderr) == (f"{' '.join(BOTH)} {NODES} False\n", "")
+
+
+def test_a_program_without_onnxruntime_loads_nothing_of_ours(folder: Path) -> None:
+    code = "import sys; print([m for m in sys.modules if m.partition('.')[0] in ('ort_gpu_ep', 'onnxruntime', 'numpy', 'wgpu')])"
+    assert executed(folder, "-o", "placement=gpu", sys.executable, "-c", code) == (0, "[]\n", SAID)
+
+
+def test_the_users_own_sitecustomize_runs(folder: Path) -> None:
+    (folder / "own").mkdir()
+    (folder / "own" / "sitecustomize.py").write_text("import sys; sys.mine = __name__, __file__")
+    code = "import sys, sitecustomize; print(sys.mine == (sitecustomize.__name__, sitecustomize.__file__), sys.mine[0])"
+    done = executed(folder, "--", sys.executable, "-c", code, PYTHONPATH=os.pathsep.join([str(ROOT), str(folder / "own")]))
+    assert done[:2] == (0, "True sitecustomize\n")
+
+
+def test_a_python_that_cannot_load_us_goes_on(folder: Path) -> None:
+    """Another interpreter, which has onnxruntime but not what we need."""
+    (folder / "onnxruntime.py").write_text("here = True")
+    code = "import onnxruntime; print(onnxruntime.here, type(onnxruntime.__loader__).__name__, type(onnxruntime.__spec__.loader).__name__)"
+    rc, out, err = executed(folder, "-o", "placement=gpu", "--", sys.executable, "-c", code)
+    assert (rc, out) == (0, "True SourceFileLoader SourceFileLoader\n")
+    assert err.startswith(SAID + "ort-gpu-ep: process ")
+    assert "uses onnxruntime without the GPU: " in err
+
+
+@pytest.mark.parametrize("code", [0, 3, 139])
+def test_exit_codes(code: int, folder: Path) -> None:
+    assert executed(folder, "--", sys.executable, "-c", f"import sys; sys.exit({code})")[0] == code
+
+
+def test_signals(folder: Path) -> None:
+    code = "import signal, time; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True); time.sleep(60)"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = started(folder, "--", sys.executable, "-c", code)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        before = time.monotonic()
+        process.send_signal(number)
+        process.communicate(timeout=30)
+        assert (process.returncode, time.monotonic() - before < 10) == (-number, True)
+
+
+def test_ignored_signals_are_not_inherited(folder: Path) -> None:
+    out = executed(folder, "--", "sh", "-c", "grep SigIgn /proc/self/status")[1]
+    assert not int(out.split()[1], 16) & (1 << (signal.SIGPIPE - 1))
+
+
+def test_a_program_that_is_not_there(folder: Path) -> None:
+    rc, _, err = executed(folder, "--", "no-such-program")
+    assert (rc, err.splitlines()[-1]) == (127, "no-such-program: no such program in PATH")
+
+
+@pytest.mark.parametrize(("arguments", "rc", "message"), [
+    (("-o", "placment=gpu", "--", "true"), 1, "did you mean 'placement'"), ((), 2, "Missing argument"),
+])
+def test_wrong_arguments(arguments: tuple[str, ...], rc: int, message: str, folder: Path) -> None:
+    done = executed(folder, *arguments)
+    assert done[0] == rc
+    assert message in " ".join(done[2].split())
