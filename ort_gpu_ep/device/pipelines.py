@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.errors import ShaderError
-from ort_gpu_ep.registry import parts
+from ort_gpu_ep.registry import Kernel, parts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
-from ort_gpu_ep.shaders import compose as compose  # a drill of health/probe.py replaces it
+from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.shaders.composer import parameters
+from ort_gpu_ep.types import TensorType
+
+Composer: TypeAlias = Callable[[Kernel, Mapping[str, tuple[TensorType, bool]], int], str]
+"""The WGSL of a kernel: (kernel, its bindings, bytes of one at most), see shaders.compose. A drill brings one that plants a fault."""
 
 
-def pipelines(gpu: Gpu, plan: Plan, checked: bool) -> list[Any]:
+def pipelines(gpu: Gpu, plan: Plan, checked: bool, composer: Composer = compose) -> list[Any]:
     """The pipeline of each step (None for a copy), compiled by several threads: drivers take up to 50 ms for one.
 
     Raises: ShaderError.
     """
     def one(step: Dispatch | Copy) -> Any:
-        return pipeline(gpu, step, checked) if isinstance(step, Dispatch) else None
+        return pipeline(gpu, step, checked, composer) if isinstance(step, Dispatch) else None
 
     if len(plan.steps) < 4:
         return [one(s) for s in plan.steps]
@@ -30,10 +35,10 @@ def pipelines(gpu: Gpu, plan: Plan, checked: bool) -> list[Any]:
         return list(pool.map(one, plan.steps))
 
 
-def pipeline(gpu: Gpu, dispatch: Dispatch, checked: bool) -> Any:
+def pipeline(gpu: Gpu, dispatch: Dispatch, checked: bool, composer: Composer = compose) -> Any:
     """The pipeline of a dispatch. Raises ShaderError, with the composed source, where it does not compile."""
     limit = gpu.limits.max_binding_nbytes
-    source = compose(dispatch.kernel, dispatch.bindings, limit)
+    source = composer(dispatch.kernel, dispatch.bindings, limit)
     written = tuple(t.written for t in dispatch.tensors for _ in parts(t.type, limit))
     varies = bool(parameters(dispatch.kernel, dispatch.bindings))
     return gpu.pipeline((source, checked), lambda: _compile(gpu, dispatch, source, (written, varies), checked))

@@ -50,7 +50,7 @@ class Prepared:
 
     def __init__(self, template: Template, program: Program) -> None:
         self.template, self.program, self.gpu = template, program, program.gpu
-        self._pipelines = pipelines(self.gpu, template.plan, program.config.checked_shaders)
+        self._pipelines = pipelines(self.gpu, template.plan, program.config.checked_shaders, program.composer)
         self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in enumerate(template.plan.steps)]
         self._once = program.prologue.buffers(template.plan.prologue)
         self._slots: list[Buffer] = []

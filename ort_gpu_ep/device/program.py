@@ -12,6 +12,7 @@ import numpy as np
 from ort_gpu_ep import host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.pipelines import Composer
 from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.prologue import Prologue
 from ort_gpu_ep.device.tensor import Tensor
@@ -21,6 +22,7 @@ from ort_gpu_ep.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Filled, Template, make_template, sources
+from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.types import Shape, TensorType
 
 MAX_PLANS = 8
@@ -46,15 +48,18 @@ Read: TypeAlias = Callable[[int, TensorType], Array]
 class Program:
     """A partition, ready to run. Thread-safe.
 
-    graph: constants are read now (their views may die with the caller). rewrite: fusion, run for each plan.
+    graph: constants are read now (their views may die with the caller). rewrite: fusion, run for each plan. composer: of its shaders.
     Raises what `make_plan` raises for static shapes.
     """
 
-    def __init__(self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None = None) -> None:
+    def __init__(
+        self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None = None, composer: Composer = compose,
+    ) -> None:
+        self.composer = composer
         self.config, self.gpu, self.rewrite = config, gpu, rewrite
         self._lock = threading.Lock()
         self._weights: dict[str, Buffer] = {}
-        self.prologue = Prologue(gpu, config.checked_shaders, self.weight)
+        self.prologue = Prologue(gpu, config.checked_shaders, self.weight, composer)
         self._plans: list[Prepared] = []    # the most recently used last
         self._filled: OrderedDict[Hashable, tuple[Prepared, Filled]] = OrderedDict()
         self.steering: tuple[int, ...] = ()     # positions of the inputs whose content decides on shapes: read before a run

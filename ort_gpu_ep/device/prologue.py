@@ -8,7 +8,7 @@ from ort_gpu_ep.device import native
 from ort_gpu_ep.device.binding import bind_group, bound_of
 from ort_gpu_ep.device.gpu import Buffer, Gpu
 from ort_gpu_ep.device.library import GPUError
-from ort_gpu_ep.device.pipelines import pipeline
+from ort_gpu_ep.device.pipelines import Composer, pipeline
 from ort_gpu_ep.scheduler.plan import Dispatch, Kind, Place, Plan
 
 
@@ -18,8 +18,8 @@ class Prologue:
     weight: gives a weight's buffer.
     """
 
-    def __init__(self, gpu: Gpu, checked: bool, weight: Callable[[str], Buffer]) -> None:
-        self.gpu, self._checked, self._weight = gpu, checked, weight
+    def __init__(self, gpu: Gpu, checked: bool, weight: Callable[[str], Buffer], composer: Composer) -> None:
+        self.gpu, self._checked, self._weight, self._composer = gpu, checked, weight, composer
         self._made: dict[Dispatch, dict[Place, Buffer]] = {}
 
     @property
@@ -37,7 +37,7 @@ class Prologue:
         return found
 
     def _run(self, step: Dispatch) -> dict[Place, Buffer]:
-        pipe, bound = pipeline(self.gpu, step, self._checked), bound_of(self.gpu, step)
+        pipe, bound = pipeline(self.gpu, step, self._checked, self._composer), bound_of(self.gpu, step)
         made: dict[Place, Buffer] = {}
         try:
             for tensor in step.tensors:

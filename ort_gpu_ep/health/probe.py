@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, Tensor, pipelines, run_wgsl
+from ort_gpu_ep.device import Gpu, Program, Tensor, run_wgsl
 from ort_gpu_ep.errors import DeviceError, WrongResultError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
-from ort_gpu_ep.registry import ADAPTER
+from ort_gpu_ep.registry import ADAPTER, Kernel
+from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.types import TensorType, dtype_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 POISON = 0xFF
 """Every output buffer is filled with it first (NaN, -1), so that an element that is never written is seen."""
@@ -124,8 +121,7 @@ class Trial:
 
     def graph(self, graph: Graph, arrays: Sequence[Array]) -> list[Array]:
         """The outputs of a graph on the adapter. Sizes that it leaves open come with the arrays, which are its inputs."""
-        with self._composing():
-            return self._run(Program(graph, Config(), self.gpu), arrays)
+        return self._run(Program(graph, Config(), self.gpu, composer=self._composed), arrays)
 
     def _run(self, program: Program, arrays: Sequence[Array]) -> list[Array]:
         types = [TensorType(dtype_of(a), a.shape) for a in arrays]
@@ -148,18 +144,9 @@ class Trial:
         self.gpu.upload(buffer, 0, data.ctypes.data, data.nbytes)
         return Tensor(buffer, 0, kind)
 
-    @contextmanager
-    def _composing(self) -> Iterator[None]:
+    def _composed(self, kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], limit: int) -> str:
         """In a drill, the fault is in the composed text of every kernel."""
-        if not isinstance(self.planted, tuple):
-            yield
-            return
-        whole = pipelines.compose
-        pipelines.compose = lambda *args: self._drilled(whole(*args))
-        try:
-            yield
-        finally:
-            pipelines.compose = whole
+        return self._drilled(compose(kernel, bindings, limit))
 
 
 def _giver(array: Array) -> Callable[[], Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,3 +107,19 @@ def test_every_module_of_probes_is_listed() -> None:
     assert {p.check.__module__.rpartition(".")[2] for p in PROBES.values()} == there
     row = next(line for line in (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8").splitlines() if "health/probes/" in line)
     assert {f"`{name}.py`" for name in there} == set(row.replace(",", "").split("|")[3].split())
+
+
+def test_a_drill_leaves_other_programs_alone() -> None:
+    """Its fault is in what its own programs are composed of: one that another thread makes meanwhile is right."""
+    planted, healthy = trial("elementwise"), trial("elementwise", planted=False)
+    x = np.arange(70, dtype="f")
+    texts: list[str] = []
+
+    def composed(*given: Any) -> str:
+        np.testing.assert_array_equal(healthy.node("Neg", 13, [x])[0], -x)
+        texts.append(Trial._composed(planted, *given))
+        return texts[-1]
+
+    planted._composed = composed        # type: ignore[method-assign]
+    assert not np.array_equal(planted.node("Neg", 13, [x])[0], -x)
+    assert texts
