@@ -14,7 +14,7 @@ MAX_LENGTH = (1 << 27) - 1
 WINDOWS = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0), "BlackmanWindow": (0.42, 0.5, 0.08)}
 """Factors of 1, -cos(2 pi t), cos(4 pi t)."""
 
-record("dft_turns.wgsl", "elementwise")
+record("dft_turns.wgsl", "elementwise", cases=[case("DFT", 20, normal(2, 31, 2))])
 record("window.wgsl", "elementwise")
 record(
     "dft.wgsl", "direct", loop_bound=lambda k: k["N"] + ceil_div(k["N"], 32), flops=lambda k: 4 * k.size("y") * k["N"],

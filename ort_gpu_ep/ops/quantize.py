@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, ceil_div, integers, record
+from ort_gpu_ep.kernels import Known, case, ceil_div, integers, record
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, kernel, op, result_dtype
 from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, DType, Shape, TensorType, names
@@ -18,7 +18,10 @@ MAX_PARTS = 128
 """Parts of a tensor whose ranges are found at the same time: enough to fill a large GPU."""
 
 record("quantize.wgsl", "elementwise")
-record("requantize.wgsl", "elementwise")
+record("requantize.wgsl", "elementwise", cases=[case(
+    "QLinearMatMul", 21, integers(0, 255, 17, 33, dtype="uint8"), Known(0.02, "float32"), Known(113, "uint8"),
+    integers(0, 255, 33, 19, dtype="uint8"), Known(0.03, "float32"), Known(120, "uint8"), Known(0.5, "float32"), Known(118, "uint8"),
+    tolerance=0.005)])
 record("dequantize.wgsl", "elementwise")
 record(
     "quantize_range.wgsl", "reduction",

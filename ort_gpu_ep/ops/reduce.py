@@ -23,7 +23,7 @@ LONG = 1 << 14
 
 record("reduce.wgsl", "reduction", loop_bound=lambda k: k.rows(1) * k["P"])
 record("reduce_empty.wgsl", "elementwise")
-record("convert.wgsl", "elementwise")
+record("convert.wgsl", "elementwise", cases=[case("ReduceMax", 20, integers(-100, 100, 33, 67, dtype="int8"))])
 record(
     "arg_reduce.wgsl", "reduction", loop_bound=lambda k: k.rows(1),
     cases=[

@@ -22,18 +22,22 @@ def strided(trial: Trial) -> str:
     return "3 forms"
 
 
-@probe("tensors made of a shape", "kernels", disables=("fill.wgsl", "range.wgsl"))
+@probe("tensors made of a shape", "kernels", disables=("fill.wgsl", "range.wgsl", "range_float.wgsl", "window.wgsl"))
 def made_of_a_shape(trial: Trial) -> str:
-    """ConstantOfShape and Range of sizes that the run brings: of fixed ones, the host computes both."""
-    held = {"zero": np.array(0), "one": np.array(1)}
+    """ConstantOfShape, Range and a window of sizes that the run brings: of fixed ones, the host computes them."""
+    held = {"zero": np.array(0), "one": np.array(1), "start": np.array(-2.5, np.float32), "step": np.array(0.25, np.float32)}
     values = {n: Value(n, dtype_of(a), a.shape, lambda a=a: a) for n, a in held.items()}      # type: ignore[misc]
     nodes = (
         Node("Shape", ("x",), ("s",), version=15),
         Node("ConstantOfShape", ("s",), ("f",), attributes={"value": np.array([2.5], np.float32)}, version=9),
-        Node("Gather", ("s", "one"), ("n",), attributes={"axis": 0}, version=13), Node("Range", ("zero", "n", "one"), ("r",), version=11))
-    graph = Graph("probe", ("x",), ("f", "r"), nodes, {"x": Value("x", FLOAT32, ("N", "L")), **values})
+        Node("Gather", ("s", "one"), ("n",), attributes={"axis": 0}, version=13), Node("Range", ("zero", "n", "one"), ("r",), version=11),
+        Node("Cast", ("n",), ("m",), attributes={"to": 1}, version=13), Node("Range", ("start", "m", "step"), ("q",), version=11),
+        Node("HannWindow", ("n",), ("w",), version=17))
+    graph = Graph("probe", ("x",), ("f", "r", "q", "w"), nodes, {"x": Value("x", FLOAT32, ("N", "L")), **values})
     for shape in ((3, 67), (1, 4099)):
-        filled, counted = trial.graph(graph, [trial.normal(*shape)])
+        filled, counted, stepped, window = trial.graph(graph, [trial.normal(*shape)])
         agree(f"ConstantOfShape of {shape}", filled, np.full(shape, 2.5))
         agree(f"Range of {shape[1]}", counted, np.arange(shape[1]))
+        agree(f"Range up to {shape[1]} by quarters", stepped, np.arange(-2.5, shape[1], 0.25))
+        agree(f"HannWindow of {shape[1]}", window, 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(shape[1]) / shape[1]))
     return "2 shapes"
