@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.explain import Explanation
     from ort_gpu_ep.health.enumeration import adapters
     from ort_gpu_ep.patching import Patch, patch
-    from ort_gpu_ep.plugin import EP_NAME, register, unregister
+    from ort_gpu_ep.plugin import EP_NAME, get_ep_name, get_ep_names, get_library_path, register, unregister
     from ort_gpu_ep.session import InferenceSession
 
 __version__ = "0.1.0"
@@ -45,6 +45,9 @@ _LAZY = {
     "InferenceSession": "ort_gpu_ep.session",
     "Patch": "ort_gpu_ep.patching",
     "adapters": "ort_gpu_ep.health.enumeration",
+    "get_ep_name": "ort_gpu_ep.plugin",
+    "get_ep_names": "ort_gpu_ep.plugin",
+    "get_library_path": "ort_gpu_ep.plugin",
     "patch": "ort_gpu_ep.patching",
     "register": "ort_gpu_ep.plugin",
     "unregister": "ort_gpu_ep.plugin",
@@ -70,6 +73,9 @@ __all__ = [
     "WrongResultError",
     "__version__",
     "adapters",
+    "get_ep_name",
+    "get_ep_names",
+    "get_library_path",
     "patch",
     "register",
     "unregister",

@@ -15,7 +15,7 @@ from ort_gpu_ep.isolation import remote
 from ort_gpu_ep.plugin import spill, state, tables
 from ort_gpu_ep.plugin.abi import NULL, check_version, ffi
 from ort_gpu_ep.plugin.build import find_or_build
-from ort_gpu_ep.plugin.factory import create_factories, release_factory
+from ort_gpu_ep.plugin.factory import EP_NAME, create_factories, release_factory
 from ort_gpu_ep.plugin.memory import memory
 
 _lock = threading.RLock()
@@ -28,10 +28,21 @@ def register(name: str = "ort_gpu_ep") -> None:
 
     Raises: ConfigError, where ONNX Runtime is too old; BuildError, where the native shim is missing and can't be compiled.
     """
-    global _shim, _registered_as
+    global _registered_as
     with _lock:
-        if _registered_as:
+        if _registered_as or any(device.ep_name == EP_NAME for device in onnxruntime.get_ep_devices()):
             return
+        onnxruntime.register_execution_provider_library(name, get_library_path())
+        _registered_as = name
+
+
+def get_library_path() -> str:
+    """The library, for onnxruntime.register_execution_provider_library; it works in processes that have called this.
+
+    Raises: as `register`.
+    """
+    global _shim
+    with _lock:
         check_version(onnxruntime.__version__)
         path = str(find_or_build())
         if _shim is None:
@@ -40,12 +51,21 @@ def register(name: str = "ort_gpu_ep") -> None:
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=_after_fork)
         _shim.ort_gpu_ep_bind(ffi.cast("void*", create_factories), ffi.cast("void*", release_factory))
-        onnxruntime.register_execution_provider_library(name, path)
-        _registered_as = name
+        return path
+
+
+def get_ep_name() -> str:
+    """The provider's name."""
+    return EP_NAME
+
+
+def get_ep_names() -> list[str]:
+    """The names of all providers in the library: the one."""
+    return [EP_NAME]
 
 
 def unregister() -> None:
-    """Takes the provider away again; does nothing if it is not registered.
+    """Takes the provider away again; does nothing if `register` has not registered it.
 
     Raises: ConfigError, while sessions that use it are alive.
     """
