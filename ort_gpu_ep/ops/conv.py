@@ -179,7 +179,10 @@ def conv_window(node: BoundNode, spatial: Shape, size: Shape) -> Window:
         return Window(spatial, out, size, strides, dilations, before)
     pads = _pads(node, rank)
     padded = tuple(n + b + e for n, b, e in zip(spatial, pads[:rank], pads[rank:], strict=True))
-    out = tuple(max((n - r) // s + 1, 0) for n, r, s in zip(padded, reach, strides, strict=True))
+    if any(n < r for n, r in zip(padded, reach, strict=True)):
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op}: a window of {reach} over {padded} elements with their padding, which ONNX Runtime's CPU refuses")
+    out = tuple((n - r) // s + 1 for n, r, s in zip(padded, reach, strides, strict=True))
     return Window(spatial, out, size, strides, dilations, pads[:rank])
 
 

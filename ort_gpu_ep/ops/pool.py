@@ -65,7 +65,10 @@ def _axis(size: int, taps: int, stride: int, dilation: int, head: int, tail: int
     if mode == "VALID":
         head = tail = 0
     room = size + head + tail - span
-    out = max(0, (-(-room // stride) if up else room // stride) + 1)
+    if room < 0:
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"a window of {span} over {size} elements, padded by {head} and {tail}: ONNX Runtime refuses it or rounds up")
+    out = (-(-room // stride) if up else room // stride) + 1
     if up and (out - 1) * stride >= size + head:
         out -= 1
     return Axis(size, out, taps, stride, dilation, head, tail)

@@ -148,6 +148,24 @@ def test_a_tensor_that_outgrows_a_binding_gets_a_plan_of_its_own() -> None:
         program.close()
 
 
+@pytest.mark.parametrize("op", ["MaxPool<kernel_shape=[4], strides=[2]>(x)", "AveragePool<kernel_shape=[2], dilations=[3]>(x)", "Conv(x, w)"])
+def test_a_window_that_fits_nowhere_is_the_cpus(op: str) -> None:
+    """onnxruntime's CPU rounds the size of a pool's result towards zero there, so that there is one; it refuses a convolution."""
+    model = model_of(f"(float[N, 3, L] x) => (y) {{ y = {op} }}", weights(w=(2, 3, 4)))
+    model.opset_import[0].version = 19
+    program = Program(from_onnx(model), Config(), Gpu.open(Config()))
+    cpu = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for length in (9, 3, 7, 1):
+        x = rng.standard_normal((2, 3, length)).astype("f")
+        if length < 4:
+            with pytest.raises(UnsupportedNodeError, match="a window of"):
+                run_program(program, {"x": x})
+        else:
+            np.testing.assert_allclose(run_program(program, {"x": x})[0], cpu.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
+    assert program.planned == 1
+    program.close()
+
+
 def node_cases() -> list[Any]:
     """ONNX's own cases of one node; what functions expand to is made of these."""
     with warnings.catch_warnings():

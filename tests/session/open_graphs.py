@@ -322,7 +322,7 @@ def _wrong_runs(made: OpenModel, run: Callable[[dict[str, Array]], Sequence[Arra
     cpu = onnxruntime.InferenceSession(made.model, quiet(), providers=["CPUExecutionProvider"])
     found: list[str] = []
     for number, feeds in enumerate(made.runs):
-        shapes = {n: (a.shape, a.tolist()) if a.dtype.kind == "i" and a.size < 9 else a.shape for n, a in feeds.items()}
+        shapes = {n: (a.shape, a.tolist()) if a.dtype.kind == "i" and 0 < a.size < 9 else a.shape for n, a in feeds.items()}
         want = cpu.run(None, feeds)
         try:
             got = run(feeds)
