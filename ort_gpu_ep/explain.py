@@ -192,8 +192,8 @@ def adapter_of(state: SessionState) -> str:
 def _expected_plan(program: Executable) -> Plan | None:
     """The plan of a partition with dynamic shapes that has not run yet, for stand-in sizes; nothing is compiled. None if none fits."""
     graph = program.graph
-    for size in sizes.CANDIDATES:
-        inputs = sizes.input_types(graph, size)
+    for assumption in sizes.assumptions(graph):
+        inputs = sizes.input_types(graph, assumption)
         if len(inputs) < len(graph.inputs):
             return None
         try:

@@ -15,6 +15,7 @@ from ort_gpu_ep.partitioner.cut import cheapest_on_gpu
 from ort_gpu_ep.partitioner.fusion import fuse
 from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
 from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Prediction, Report
+from ort_gpu_ep.partitioner.sizes import Assumption
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering
 from ort_gpu_ep.types import TensorType
 
@@ -71,10 +72,10 @@ def nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
 def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs) -> _State:
     """With known inputs there is one attempt; else the stand-in size with which most nodes are claimed."""
     shapes = {} if graph.nested else costs.shapes
-    attempts = sizes.CANDIDATES[:1] if shapes or sizes.is_static(graph, graph.inputs) else sizes.CANDIDATES
+    attempts = sizes.assumptions(graph)[:1] if shapes or sizes.is_static(graph, graph.inputs) else sizes.assumptions(graph)
     best: _State | None = None
-    for size in attempts:
-        state = _attempt(graph, config, limits, {**sizes.input_types(graph, size), **sizes.given_types(graph, shapes)}, size)
+    for assumption in attempts:
+        state = _attempt(graph, config, limits, {**sizes.input_types(graph, assumption), **sizes.given_types(graph, shapes)}, assumption)
         if best is None or len(state.declined) < len(best.declined):
             best = state
         if not best.declined:
@@ -83,8 +84,8 @@ def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs) ->
     return best
 
 
-def _attempt(graph: Graph, config: Config, limits: Limits, inputs: Mapping[str, TensorType], size: int) -> _State:
-    otherwise = _otherwise(graph, size)
+def _attempt(graph: Graph, config: Config, limits: Limits, inputs: Mapping[str, TensorType], assumption: Assumption) -> _State:
+    otherwise = _otherwise(graph, assumption)
     fused = fuse(graph, inputs, limits, otherwise) if config.fusion else graph
     facts = facts_of(fused, inputs)
     answers = {id(node): (node, answer, bound) for node, answer, bound in walk(fused, facts, limits, otherwise)}
@@ -92,9 +93,9 @@ def _attempt(graph: Graph, config: Config, limits: Limits, inputs: Mapping[str, 
     return _State(fused, facts, answers, declined)
 
 
-def _otherwise(graph: Graph, size: int) -> Callable[[str], TensorType | None]:
+def _otherwise(graph: Graph, assumption: Assumption) -> Callable[[str], TensorType | None]:
     """Types of what declined nodes write: what ONNX Runtime's shape inference says."""
-    return lambda name: sizes.stand_in(graph.values[name], size) if name in graph.values else None
+    return lambda name: sizes.stand_in(graph.values[name], assumption) if name in graph.values else None
 
 
 def _cheapest(

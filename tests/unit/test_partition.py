@@ -25,12 +25,12 @@ def devices(graph: Graph, config: Config = GPU, software: bool = False) -> dict[
 
 
 def test_stand_ins() -> None:
-    assert sizes.stand_in(Value("x", FLOAT32, ("N", 3, None, 7)), 64) == tensor(sizes._BATCH, 3, 64, 7)
-    assert sizes.stand_in(Value("x", FLOAT32, ("N",)), 64) == tensor(64)
-    assert sizes.stand_in(Value("x", FLOAT32, ()), 64) == tensor()
-    assert sizes.stand_in(Value("x", FLOAT32, None), 64) is None
-    assert sizes.stand_in(Value("x", None, (1,)), 64) is None
-    assert sizes.stand_in(Value("x", FLOAT32, (-1, 5)), 64) == tensor(sizes._BATCH, 5)
+    assert sizes.stand_in(Value("x", FLOAT32, ("N", 3, None, 7)), sizes.Assumption(64)) == tensor(sizes._BATCH, 3, 64, 7)
+    assert sizes.stand_in(Value("x", FLOAT32, ("N",)), sizes.Assumption(64)) == tensor(64)
+    assert sizes.stand_in(Value("x", FLOAT32, ()), sizes.Assumption(64)) == tensor()
+    assert sizes.stand_in(Value("x", FLOAT32, None), sizes.Assumption(64)) is None
+    assert sizes.stand_in(Value("x", None, (1,)), sizes.Assumption(64)) is None
+    assert sizes.stand_in(Value("x", FLOAT32, (-1, 5)), sizes.Assumption(64)) == tensor(sizes._BATCH, 5)
 
 
 def test_static() -> None:
@@ -42,7 +42,14 @@ def test_static() -> None:
 
 def test_inputs_of_unknown_rank_have_no_stand_in() -> None:
     values = {"x": Value("x", FLOAT32, None), "z": Value("z", FLOAT32, ("N", 4))}
-    assert sizes.input_types(Graph("g", ("x", "z"), (), (), values), 224) == {"z": tensor(sizes._BATCH, 4)}
+    assert sizes.input_types(Graph("g", ("x", "z"), (), (), values), sizes.Assumption(224)) == {"z": tensor(sizes._BATCH, 4)}
+
+
+def test_a_name_stands_for_one_size_where_nothing_else_fits() -> None:
+    graph = graph_of("(float[M, K] a, float[K, N] b) => (y) { y = MatMul(a, b) }")
+    assert devices(graph) == {"y": "gpu"}
+    assert [a.wide for a in sizes.assumptions(graph)] == [set(), set(), set(), {"K"}]
+    assert len(sizes.assumptions(graph_of("(float[N, L] a) => (y) { y = Relu(a) }"))) == len(sizes.CANDIDATES)
 
 
 # ---- partition
