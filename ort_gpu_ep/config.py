@@ -5,6 +5,7 @@ Precedence: provider option, then environment variable (ORT_GPU_EP_<NAME>), then
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,6 +14,13 @@ from difflib import get_close_matches
 from platformdirs import user_cache_dir
 
 from ort_gpu_ep.errors import ConfigError
+
+log = logging.getLogger("ort_gpu_ep")
+
+OTHER_VARIABLES = frozenset(("ORT_GPU_EP_DRILL", "ORT_GPU_EP_MODELS"))
+"""What drills and the catalogue of models read."""
+
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,7 @@ def resolve(options: Mapping[str, object] | None = None, environment: Mapping[st
     Raises: ConfigError, for a name that is not in the table or a value outside its choices.
     """
     environment = os.environ if environment is None else environment
+    _warn_of_unknown(environment)
     given = {str(k): _text(v) for k, v in (options or {}).items()}
     known = {o.name: o for o in OPTIONS}
     for name in given:
@@ -108,6 +117,16 @@ def resolve(options: Mapping[str, object] | None = None, environment: Mapping[st
             source, text = f"provider option {option.name!r}", given[option.name]
         values[option.name] = _parse(option, text, source)
     return Config(**values)  # type: ignore[arg-type]
+
+
+def _warn_of_unknown(environment: Mapping[str, str]) -> None:
+    """Says once of each variable that looks like an option's and is none."""
+    known = {o.variable for o in OPTIONS} | OTHER_VARIABLES
+    for name in environment:
+        if name.startswith("ORT_GPU_EP_") and name not in known and name not in _warned:
+            _warned.add(name)
+            near = get_close_matches(name, known, 1)
+            log.warning("environment variable %s is no option and has no effect%s", name, f"; did you mean {near[0]}?" if near else "")
 
 
 def variables(options: Mapping[str, object]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -54,6 +55,12 @@ app = typer.Typer(
     context_settings=HELP)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ort-gpu-ep {sys.modules['ort_gpu_ep'].__version__}")
+        raise typer.Exit
+
+
 @app.callback(help="ONNX models on any GPU: run, explain and measure them, and check the driver.")
-def _app() -> None:
+def _app(version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version.")) -> None:
     pass

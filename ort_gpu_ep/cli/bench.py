@@ -25,6 +25,7 @@ def bench(
     against: Annotated[Literal["cpu"] | None, typer.Option("--against", help="Compare with onnxruntime's CPU provider.")] = None,
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
+    shapes: shared.ShapeOption = None,
     option: shared.OptionOption = None,
     seed: shared.SeedOption = 0,
     load: Annotated[list[under_load.Level] | None, typer.Option(
@@ -33,14 +34,14 @@ def bench(
     json: shared.JsonOption = False,
 ) -> None:
     """Median and p95 of whole runs (numpy in, numpy out), split into host, upload, GPU and readback."""
+    given = shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed
     if load or plot:
-        given = shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim")
-        _under_load(model, given, shared.pairs(option, "--option"), seed, load or [under_load.Level.ALL], runs, plot, json)
+        _under_load(model, given, shared.pairs(option, "--option"), load or [under_load.Level.ALL], runs, plot, json)
         return
     start = time.perf_counter()
     session = shared.open_session(model, shared.pairs(option, "--option"))
     shared.check_gpu(session)
-    values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), seed)
+    values = shared.feeds(session, *given)
     result = _compare(model, session, values, runs, against, start, quiet=json)
     if json:
         shared.print_json(result)
@@ -49,14 +50,14 @@ def bench(
 
 
 def _under_load(
-    model: Path, given: tuple[dict[str, str], dict[str, str]], options: dict[str, str], seed: int, wanted: Sequence[str], runs: int,
+    model: Path, given: tuple[Any, ...], options: dict[str, str], wanted: Sequence[str], runs: int,
     plot: Path | None, json: bool,
 ) -> None:
-    """The other measurement: each candidate idle and under load. given: input files and sizes."""
+    """The other measurement: each candidate idle and under load. given: what feeds() takes."""
     if plot is not None:
         pyplot()              # before minutes of measuring
     candidates = under_load.sessions(str(model), options)
-    values = shared.feeds(candidates["cpu"], *given, seed)
+    values = shared.feeds(candidates["cpu"], *given)
     info, sampler = under_load.sampler_of(options)
     levels = [level for level in under_load.LEVELS if level == under_load.IDLE or level in wanted or "all" in wanted]
     rows = under_load.measure(candidates, values, info, sampler, levels, runs, tell=lambda level: shared.err.print(f"measuring: {level}"))

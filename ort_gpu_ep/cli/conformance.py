@@ -30,7 +30,7 @@ def conformance(
     options = shared.pairs(option, "--option")
     outcomes = list(track(run(selected, InferenceSession, options), "running", total=len(selected), console=shared.err, transient=True))
     if json is not None:
-        json.write_text(json_module.dumps([o.as_dict() for o in outcomes], indent=1))
+        json.write_text(json_module.dumps({"schema": shared.SCHEMA, "outcomes": [o.as_dict() for o in outcomes]}, indent=1))
     if status is not None:
         status.write_text(status_text(outcomes, status.read_text("utf-8") if select and status.is_file() else ""), "utf-8")
     _print(outcomes)

@@ -19,6 +19,7 @@ def run(
     inputs: shared.InputOption = None,
     save: Annotated[Path | None, typer.Option("--save", help="Write each output as DIR/NAME.npy.")] = None,
     dims: shared.SizeOption = None,
+    shapes: shared.ShapeOption = None,
     option: shared.OptionOption = None,
     seed: shared.SeedOption = 0,
     json: shared.JsonOption = False,
@@ -28,7 +29,7 @@ def run(
     session = shared.open_session(model, shared.pairs(option, "--option"))
     shared.check_gpu(session)
     loaded = time.perf_counter()
-    values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), seed)
+    values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed)
     outputs = session.run(None, values)
     done = time.perf_counter()
     names = [o.name for o in session.get_outputs()]

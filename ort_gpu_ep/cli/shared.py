@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -23,6 +24,9 @@ P = ParamSpec("P")
 out = Console()
 err = Console(stderr=True)
 
+SCHEMA = 1
+"""Of what --json prints: it grows when a key goes or changes its meaning."""
+
 INTERRUPTED = 130
 """What a shell gives as the exit code of a command that SIGINT ended: 128 + 2."""
 
@@ -31,6 +35,7 @@ InputOption = Annotated[list[str] | None, typer.Option("--input", help="NAME=FIL
 OptionOption = Annotated[list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE, an option of `ort-gpu-ep options`.")]
 SizeOption = Annotated[list[str] | None, typer.Option("--dim", help="SYMBOL=SIZE for a dynamic dimension (default 1).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+ShapeOption = Annotated[list[str] | None, typer.Option("--shape", help="INPUT=SIZExSIZE..., for sizes without a name (default 1).")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the random inputs.")]
 
 _NUMPY = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64", "tensor(bool)": "bool",
@@ -89,36 +94,68 @@ def quiet() -> Any:
     return settings
 
 
-def feeds(session: Any, given: Mapping[str, str], sizes: Mapping[str, str], seed: int) -> dict[str, Any]:
-    """An array for each input: from its .npy file, else random. Raises ModelError for a name the model does not have."""
+def feeds(
+    session: Any, given: Mapping[str, str], sizes: Mapping[str, str], shapes: Mapping[str, str], seed: int,
+) -> dict[str, Any]:
+    """An array for each input: from its .npy file, else random, with these sizes of dimensions or these shapes ("1x576").
+
+    Raises ModelError for a name that the model does not have, and for a shape that does not fit.
+    """
     import numpy as np
 
     names = [i.name for i in session.get_inputs()]
-    for name in given:
-        if name not in names:
-            raise ModelError(f"--input {name}: the model has no such input; it has {', '.join(names)}")
+    symbols = list(dict.fromkeys(d for i in session.get_inputs() for d in i.shape if isinstance(d, str)))
+    _known(given, names, "--input", "input")
+    _known(shapes, names, "--shape", "input")
+    _known(sizes, symbols, "--dim", "named size")
     rng = np.random.default_rng(seed)
     found = {}
     for value in session.get_inputs():
         if value.name in given:
             found[value.name] = np.load(given[value.name], allow_pickle=False)
         else:
-            found[value.name] = _random(value, sizes, rng)
+            found[value.name] = _random(value, sizes, shapes.get(value.name, ""), rng)
     return found
 
 
-def _random(value: Any, sizes: Mapping[str, str], rng: np.random.Generator) -> Any:
+def _known(given: Iterable[str], there: Sequence[str], what: str, kind: str) -> None:
+    """Raises ModelError for a name that is not there."""
+    for name in given:
+        if name not in there:
+            near = get_close_matches(name, there, 1)
+            raise ModelError(f"{what} {name}: the model has no such {kind}; it has {', '.join(there) or 'none'}" +
+                             (f". Did you mean {near[0]!r}?" if near else ""))
+
+
+def _shape(value: Any, sizes: Mapping[str, str], text: str) -> list[int]:
+    """The shape of an input: what the model fixes, then what is given for this input, or for its dimensions; else 1.
+
+    Raises ModelError, for text that is no shape or another one than the model's.
+    """
+    own = [int(sizes.get(str(d), 1)) if isinstance(d, str) or not d or d < 0 else d for d in value.shape]
+    if not text:
+        return own
+    parts = text.split("x")
+    fits = len(parts) == len(own) and all(p.isdecimal() for p in parts)
+    if not fits or any(isinstance(d, int) and d > 0 and d != int(p) for d, p in zip(value.shape, parts, strict=True)):
+        wanted = "x".join(str(d or "?") for d in value.shape)
+        raise ModelError(f"--shape {value.name}={text}: expected sizes like 1x576 that fit the model's {wanted}")
+    return [int(p) for p in parts]
+
+
+def _random(value: Any, sizes: Mapping[str, str], shape_text: str, rng: np.random.Generator) -> Any:
     if value.type not in _NUMPY:
         raise ModelError(f"input {value.name!r} is a {value.type}: no random values for that; give --input {value.name}=FILE.npy")
     import numpy as np
 
-    shape = [d if isinstance(d, int) and d > 0 else int(sizes.get(str(d), 1)) for d in value.shape]
+    shape = _shape(value, sizes, shape_text)
     dtype = np.dtype(_NUMPY[value.type])
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
     return rng.integers(0, 2, shape).astype(dtype)
 
 
-def print_json(data: object) -> None:
-    json.dump(data, sys.stdout, indent=1, default=str)
+def print_json(data: Mapping[str, Any]) -> None:
+    """With the version of its keys."""
+    json.dump({"schema": SCHEMA, **data}, sys.stdout, indent=1, default=str)
     sys.stdout.write("\n")

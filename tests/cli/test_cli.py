@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 from typer.testing import CliRunner
 
+import ort_gpu_ep
 from ort_gpu_ep.cli import app
 from ort_gpu_ep.config import OPTIONS
 from tests.unit.graphs import model_of
@@ -60,7 +61,9 @@ def printed(*arguments: object) -> str:
 def parsed(*arguments: object) -> Any:
     done = call(*arguments)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    data = json.loads(done.stdout)
+    assert data["schema"] == 1
+    return data
 
 
 def rejected(*arguments: object) -> str:
@@ -196,13 +199,45 @@ def test_options() -> None:
         assert option.name in text
 
 
+def test_options_at_80_columns() -> None:
+    done = CliRunner().invoke(app, ["options"], env={"COLUMNS": "80"})
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    words = " ".join(done.stdout.split())
+    for option in OPTIONS:
+        assert " ".join(f"{option.variable} {option.doc}".split()) in words
+
+
+def test_options_for_machines() -> None:
+    listed = parsed("options", "--json")["options"]
+    assert [o["name"] for o in listed] == [o.name for o in OPTIONS]
+    assert listed[0]["choices"] == ["auto", "gpu", "cpu"]
+
+
+def test_version_and_short_help() -> None:
+    assert call("--version").stdout == f"ort-gpu-ep {ort_gpu_ep.__version__}\n"
+    for arguments in (("-h",), ("run", "-h"), ("options", "-h")):
+        assert "Usage" in call(*arguments).stdout
+
+
+def test_a_shape_for_sizes_without_a_name(tmp_path: Path) -> None:
+    made = model_of("(float[N, 16] x) => (float[M, 16] y) { y = Relu(x) }")
+    made.graph.input[0].type.tensor_type.shape.dim[0].Clear()
+    path = tmp_path / "unnamed.onnx"
+    path.write_bytes(made.SerializeToString())
+    assert "[5, 16]" in printed("run", path, "--shape", "x=5x16")
+    assert parsed("run", path, "--shape", "x=5x16", "--json")["outputs"][0]["shape"] == [5, 16]
+    for wrong in ("5x17", "5", "5x16x1", "fivex16", "x"):
+        assert f"--shape x={wrong}: expected sizes like 1x576 that fit the model's ?x16" in " ".join(
+            rejected("run", path, "--shape", f"x={wrong}").split())
+
+
 def test_conformance(tmp_path: Path) -> None:
     text = printed("conformance", "--select", "^test_(relu|softmax_axis_1|sequence_insert_at_back)$",
                    "--json", tmp_path / "all.json", "--status", tmp_path / "status.txt")
     assert "PASS" in text
     assert (tmp_path / "status.txt").read_text().splitlines() == [
         "test_relu PASS", "test_sequence_insert_at_back UNSUPPORTED DYNAMIC_SHAPE", "test_softmax_axis_1 PASS"]
-    assert [o["name"] for o in json.loads((tmp_path / "all.json").read_text())] == [
+    assert [o["name"] for o in json.loads((tmp_path / "all.json").read_text())["outcomes"]] == [
         "test_relu", "test_sequence_insert_at_back", "test_softmax_axis_1"]
 
 
@@ -234,6 +269,9 @@ def test_a_file_that_is_no_model(command: str, tmp_path: Path) -> None:
     (("--input", "z=z.npy"), "the model has no such input; it has x, i"),
     (("--input", "x=nowhere.npy"), "nowhere.npy"),
     (("--dim", "N=many"), "many"),
+    (("--dim", "M=3"), "--dim M: the model has no such named size; it has N"),
+    (("--dim", "n=3"), "it has N"),
+    (("--shape", "X=3x16"), "--shape X: the model has no such input; it has x, i"),
 ])
 def test_wrong_arguments(arguments: tuple[str, ...], message: str, model: Path) -> None:
     assert message in " ".join(rejected("run", model, *arguments).split())

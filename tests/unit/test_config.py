@@ -76,3 +76,10 @@ def test_cache_path() -> None:
 def test_a_config_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         resolve({}, {}).strict = True  # type: ignore[misc]
+
+
+def test_a_variable_that_is_no_option_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        resolve({}, {"ORT_GPU_EP_PLACMENT": "gpu", "ORT_GPU_EP_DRILL": "1"})
+    assert caplog.messages == [
+        "environment variable ORT_GPU_EP_PLACMENT is no option and has no effect; did you mean ORT_GPU_EP_PLACEMENT?"]
