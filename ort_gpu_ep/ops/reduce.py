@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
@@ -121,7 +121,7 @@ NARROW = {INT8: INT32, UINT8: UINT32, BOOL: UINT32}
 
 FOLDS = {
     "ReduceSum": Fold("sum x"),
-    "ReduceMean": Fold("mean x", finish=1, empty=4),
+    "ReduceMean": Fold("mean x", finish=1),
     "ReduceProd": Fold("product of x", fold=1, empty=1),
     "ReduceMax": Fold("max x", fold=2, empty=2, dtypes=(*NUMBERS, *NARROW)),
     "ReduceMin": Fold("min x", fold=3, empty=3, dtypes=(*NUMBERS, *NARROW)),
@@ -225,7 +225,7 @@ def _global(node: BoundNode, fold: Fold, p: int = 1) -> Kernel | Lowering:
 @op("GlobalAveragePool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
 def global_average_pool(node: BoundNode) -> Kernel | Lowering:
     """y = mean of x over the spatial axes. x: [N, C, spatial...], y: [N, C, 1...]."""
-    return _global(node, FOLDS["ReduceMean"])
+    return _global(node, replace(FOLDS["ReduceMean"], empty=4))
 
 
 @op("GlobalMaxPool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
