@@ -73,7 +73,7 @@ class Opener:
         self.closed = {n for n in sorted(self.steering) if n in resized or self.maybe(0.8)}
         for info in self.proto.graph.input:
             _declare(info, self.feeds[info.name].shape if info.name in self.closed else [None] * self.feeds[info.name].ndim)
-        self.probe = _probe(self.proto)
+        self.probe, self.before = _probe(self.proto), _probe(_before(self.proto))
         self.original = dict(self.feeds)
         self.constants = {t.name: numpy_helper.to_array(t) for t in self.proto.graph.initializer}
 
@@ -169,6 +169,8 @@ class Opener:
         if sum(a.size for a in feeds.values()) > MOST_ELEMENTS:
             return False
         try:
+            if not self.takes_none and any(not a.size for a in self.before.run(None, dict(feeds))):
+                return False
             found = self.probe.run(None, dict(feeds))
         except Exception:
             return False
@@ -267,6 +269,21 @@ class Opener:
         if place[0] in self.closed or (place not in named and self.maybe(0.8)):
             return int(self.feeds[place[0]].shape[place[1]])
         return None if self.maybe(0.15) else f"{place[0]}_{place[1]}" if place not in named or self.maybe(0.3) else named[place]
+
+
+def _before(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """What is computed without the operators that must not meet an empty tensor."""
+    model, late = onnx.ModelProto(), set[str]()
+    model.CopyFrom(proto)
+    del model.graph.node[:], model.graph.output[:]
+    for node in proto.graph.node:
+        if node.op_type in NEVER_EMPTY or late.intersection(node.input):
+            late.update(node.output)
+        else:
+            model.graph.node.append(node)
+    if not model.graph.node:
+        model.graph.node.append(helper.make_node("Identity", [proto.graph.input[0].name], ["nothing"]))
+    return model
 
 
 def _runs(session: Any, feeds: Mapping[str, Array]) -> bool:
