@@ -7,6 +7,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ort_gpu_ep.isolation.process import PREPARE_S
 from ort_gpu_ep.isolation.reach import NBYTES
 from ort_gpu_ep.isolation.remote import RUN_S, BusyError, RemoteGpu, Request
 from ort_gpu_ep.isolation.wire import SharedPlace, with_constants, without_constants
+from ort_gpu_ep.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Template, make_template
@@ -183,11 +185,15 @@ class RemoteProgram:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans that the worker uses, made here when somebody asks: a plan follows from the graph, the types and the limits."""
+        """The plans that the worker uses, made here when somebody asks: a plan follows from the graph, the types and the limits.
+
+        Those that follow from the content of inputs, too, are left out: only the worker has read it.
+        """
         with self._plans_lock:
             for types, plan in self._plans.items():
                 if plan is None:
-                    self._plans[types] = self._planned(types)
+                    with suppress(UnknownValueError):
+                        self._plans[types] = self._planned(types)
             return tuple(p for p in self._plans.values() if p is not None)
 
     def _planned(self, types: tuple[TensorType, ...]) -> Plan:

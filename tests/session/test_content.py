@@ -36,6 +36,7 @@ def test_other_contents_need_no_other_plan(isolation: str) -> None:
     assert session.explain().count("cpu") == 0
     for given in [feeds(9, 1, 5, 4), feeds(9, 2, 8, 2), feeds(40, 7, 39, 16), feeds(9, 1, 5, 4)]:
         np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-6)
+    assert session.explain().count("cpu") == 0, "also now that it has run"
     if isolation == "none":
         (partition,) = session._state.partitions
         assert partition.program.planned == 1
