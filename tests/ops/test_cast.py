@@ -149,7 +149,7 @@ DECLINED: list[tuple[str, tuple[Any, ...], int, dict[str, Any], Code]] = [
     ("Cast", (data(3, dtype="float64"),), 13, {"to": TensorProto.FLOAT}, Code.DTYPE),
     ("CastLike", (data(3), data(3, dtype="float64")), 15, {}, Code.DTYPE),
     ("Dropout", (data(3), None, Host(True, "bool")), 13, {}, Code.ATTRIBUTE),
-    ("Dropout", (data(3), None, np.array(True)), 13, {}, Code.NOT_CONSTANT),
+    ("Dropout", (data(3), None, np.array(True)), 13, {}, Code.ATTRIBUTE),
     ("Dropout", (data(3), Host(0.5, "float32"), Host(True, "bool")), 13, {"outputs": 2}, Code.ATTRIBUTE),
     ("Dropout", (data(3),), 7, {"outputs": 2}, Code.ATTRIBUTE),
     ("BitCast", (data(3),), 26, {"to": TensorProto.DOUBLE}, Code.DTYPE),

@@ -177,7 +177,6 @@ def test_hardmax_takes_the_first_of_equals() -> None:
 
 
 @pytest.mark.parametrize(("code", "op", "inputs", "opset", "known", "attributes"), [
-    (Code.NOT_CONSTANT, "ReduceSum", [normal(2, 3), np.array([1])], 13, [], {}),
     (Code.DTYPE, "ReduceL2", [np.ones((2, 3), np.int32)], 18, [], {}),
     (Code.DTYPE, "ReduceMax", [np.ones((2, 3), np.uint32)], 20, [], {}),
     (Code.DTYPE, "ReduceSum", [np.ones((2, 3))], 13, [], {}),
@@ -187,3 +186,8 @@ def test_hardmax_takes_the_first_of_equals() -> None:
 ])
 def test_declines(code: Code, op: str, inputs: Any, opset: int, known: Any, attributes: Any) -> None:
     check_decline(code, op, inputs, opset, known, **attributes)
+
+
+@pytest.mark.parametrize("axes", [[1], [0, -1], []])
+def test_axes_that_come_with_the_run(axes: list[int]) -> None:
+    check_node("ReduceSum", [normal(2, 3, 5), np.array(axes, np.int64)], 13)

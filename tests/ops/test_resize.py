@@ -128,10 +128,13 @@ X, FOUR = normal(1, 1, 5, 7), np.array((1, 1, 2, 2), np.float32)
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"coordinate_transformation_mode": "tf_crop_and_resize"}),
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR ** np.float32(0.6)], 18, [2], {"coordinate_transformation_mode": "align_corners"}),
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR[:3]], 18, [2], {}),
-    (Code.NOT_CONSTANT, "Resize", [X, None, FOUR], 18, [], {}),
     (Code.RANK, "Resize", [X, None, 2 * FOUR], 18, [2], {}),
     (Code.DTYPE, "Resize", [X.astype(np.uint8), None, FOUR], 18, [2], {"mode": "linear"}),
     (Code.DTYPE, "Resize", [X.astype(np.float64), None, FOUR], 18, [2], {}),
 ])
 def test_declines(code: Code, op: str, inputs: Any, opset: int, known: Any, attributes: dict[str, Any]) -> None:
     check_decline(code, op, inputs, opset, known, **attributes)
+
+
+def test_scales_that_come_with_the_run() -> None:
+    check_node("Resize", [X, None, FOUR], 18, mode="linear")
