@@ -32,7 +32,6 @@ sizes that need the same kernels, so there are more only for an operator that ha
 MAX_SHAPES = 256
 """Sets of input types whose numbers a program keeps: what a new one takes is computed in less than a millisecond."""
 
-
 RECENT_RUNS = 32
 MOST_NEW = 24
 """Of so many runs, so many needed a plan of their own: what the data decides on varies too much, and planning takes longer than the CPU."""
@@ -152,19 +151,20 @@ class Program:
     def _prepared(self, types: tuple[TensorType, ...], read: Read | None) -> tuple[Prepared, Filled]:
         if self._closed:
             raise InternalError(f"program {self.graph.name} is closed")
-        values = self._content(types, read)
+        values: Mapping[int, Array] = self._content(types, read)
         key: Hashable = (types, _key(values))
         found = self._filled.get(key)
         made = self.planned
         if found is None:
-            found = self._filled_plan(types, values) or self._new_plan(types, values, read)
-        self._new.append(self.planned > made)
-        if key not in self._filled:
-            self._filled[types, _key(self._content(types, read))] = found    # more content may count than was known
+            found = self._filled_plan(types, values)
+            if found is None:
+                found, values = self._new_plan(types, values, read)
+                key = (types, _key(values))     # more content may count than was known
+            self._filled[key] = found
             while len(self._filled) > MAX_SHAPES:
                 self._filled.popitem(last=False)
-        else:
-            self._filled.move_to_end(key)
+        self._new.append(self.planned > made)
+        self._filled.move_to_end(key)
         if self._plans[-1] is not found[0]:
             self._plans.remove(found[0])
             self._plans.append(found[0])
@@ -178,15 +178,18 @@ class Program:
                 return prepared, filled
         return None
 
-    def _new_plan(self, types: tuple[TensorType, ...], values: Mapping[int, Array], read: Read | None) -> tuple[Prepared, Filled]:
+    def _new_plan(
+        self, types: tuple[TensorType, ...], values: Mapping[int, Array], read: Read | None,
+    ) -> tuple[tuple[Prepared, Filled], Mapping[int, Array]]:
+        """A plan for these types, with their numbers, and the content that it follows from."""
         if sum(self._new) >= MOST_NEW and not self.config.strict:
             self._new.append(True)
             raise UnsupportedNodeError(
                 Code.COST, f"{self.graph.name}: {sum(self._new)} of the last {len(self._new)} runs needed a plan of their own: "
                 "shapes depend on data that is different each time. A run that an earlier plan holds for still goes to the GPU; "
                 "placement=cpu avoids the rest.")
-        template = self._template(types, values, read)
-        filled = template.fill(types, self._content(types, read))
+        template, values = self._template(types, values, read)
+        filled = template.fill(types, values)
         if filled is None:
             raise InternalError(f"program {self.graph.name}: a plan does not hold for the sizes that it was made for: {types}")
         for name in template.plan.weights:
@@ -197,13 +200,15 @@ class Program:
         self._plans.append(prepared)
         while len(self._plans) > MAX_PLANS:
             self._drop(self._plans[0])
-        return prepared, filled
+        return (prepared, filled), values
 
-    def _template(self, types: tuple[TensorType, ...], values: Mapping[int, Array], read: Read | None) -> Template:
+    def _template(
+        self, types: tuple[TensorType, ...], values: Mapping[int, Array], read: Read | None,
+    ) -> tuple[Template, Mapping[int, Array]]:
         """Finds out on the way which inputs' content it takes: those that a value comes from which a builder asks for."""
         while True:
             try:
-                return make_template(self.graph, types, self.gpu.limits, self.rewrite, values)
+                return make_template(self.graph, types, self.gpu.limits, self.rewrite, values), values
             except UnknownValueError as error:
                 wanted = sorted({*self.steering, *sources(self.graph, error.operand, types)})
                 if wanted == list(self.steering) or read is None:

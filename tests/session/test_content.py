@@ -121,6 +121,9 @@ def test_what_the_gpu_computed_is_read_in_between() -> None:
     downloads = session._state.gpu.stats.downloads
     session.run(None, {"x": x})
     assert session._state.gpu.stats.downloads == downloads + 2, "the value, and the result"
+    x[4, 4] = 5.5
+    session.run(None, {"x": x})
+    assert session._state.gpu.stats.downloads == downloads + 4, "a new value is read once, too"
 
 
 def test_data_that_needs_ever_new_plans_goes_to_the_cpu() -> None:
