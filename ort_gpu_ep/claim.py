@@ -32,7 +32,7 @@ from ort_gpu_ep.registry import (
 )
 from ort_gpu_ep.schemas import schema
 from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import DType, TensorType, names
+from ort_gpu_ep.types import FLOAT32, DType, TensorType, names
 
 
 def claim(bound: BoundNode, limits: Limits) -> Lowering | Decline:
@@ -169,6 +169,8 @@ def _with_epilogue(
         if any(target == 0 for _, target in built.writes or ()):
             if built.groups and result.dtype.nbytes < 4:
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which only an elementwise kernel can pack")
+            if result.dtype is not FLOAT32 and any(name in built.vectors for name, target in built.writes or () if target == 0):
+                raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as vectors")
             built = replace(
                 built, outputs=(result, *built.outputs[1:]), plain=built.outputs[0], epilogue=bound.node.epilogue,
                 reads=(*(built.reads or ()), *reads))
@@ -193,6 +195,10 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
         if built.workgroup_nbytes > limits.max_workgroup_nbytes:
             raise UnsupportedNodeError(
                 Code.LIMIT, f"{built.workgroup_nbytes} B of workgroup memory; this adapter allows {limits.max_workgroup_nbytes}")
+        if built.grid is not None and any(count > limits.max_groups_per_dimension for count in built.grid):
+            raise UnsupportedNodeError(
+                Code.LIMIT, f"{built.shader} in {' x '.join(map(str, built.grid))} workgroups; this adapter allows "
+                f"{limits.max_groups_per_dimension} a dimension")
         if (needed := loop_bound(built)) > limits.max_loop_iterations:
             raise UnsupportedNodeError(
                 Code.LIMIT, f"{built.shader} needs {needed} loop iterations in one invocation; "

@@ -61,6 +61,7 @@ class Node:
     version: the opset version that introduced this form of the op ("since version").
     epilogue: elementwise steps, made by fusion, that the kernel applies to each element of its one output; `operands`
         names the other values that these steps read.
+    channels_last: its values of rank 4 are stored [N, H, W, C], and their types say so; made by the layout pass alone.
     id: ONNX Runtime's node index, or the position in an ONNX file. A fused node has the ids it came from in `sources`.
     """
 
@@ -77,6 +78,7 @@ class Node:
     sources: tuple[int, ...] = ()
     epilogue: tuple[Step, ...] = ()
     operands: tuple[str, ...] = ()
+    channels_last: bool = False
 
     @property
     def reads(self) -> tuple[str, ...]:

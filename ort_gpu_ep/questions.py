@@ -52,8 +52,8 @@ class Question:
         self._operands = (*bound.inputs, *(() if bound.inputs else bound.operands))
         attributes = tuple(sorted((name, _attribute(value)) for name, value in node.attributes.items()))
         self._form: Hashable = (
-            spec.build, node.domain, node.op, node.version, attributes, tuple(map(bool, node.outputs)), bool(node.epilogue),
-            tuple(map(_type, self._operands)), bound.target)
+            spec.build, node.domain, node.op, node.version, attributes, node.channels_last, tuple(map(bool, node.outputs)),
+            bool(node.epilogue), tuple(map(_type, self._operands)), bound.target)
 
     def _content(self) -> Hashable:
         looked_at = sorted(_looked_at.get(self._form) or ())

@@ -6,6 +6,7 @@ an op come from `onnx.defs`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
@@ -17,7 +18,7 @@ from ort_gpu_ep.graph import Array, Node, Step
 from ort_gpu_ep.schemas import default_attribute
 from ort_gpu_ep.symbolic import Size
 from ort_gpu_ep.target import ADAPTER as ADAPTER
-from ort_gpu_ep.target import DEFAULT_TARGET, Target
+from ort_gpu_ep.target import DEFAULT_TARGET, Choice, Target
 from ort_gpu_ep.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
 from ort_gpu_ep.target import PACKED as PACKED
 from ort_gpu_ep.target import WORKGROUP as WORKGROUP
@@ -131,6 +132,9 @@ class Kernel:
     epilogue: elementwise steps between what the body computes and what is stored; operand k is bound as `e<k>`.
     plain: type of what the body computes, where the epilogue's result has another type.
     optionals: WGSL name -> given or left out, of the row's optional inputs; filled by `claim.lower`.
+    grid: workgroups in x, y and z of a body with `fn grid_main(group: vec3<u32>, lane: u32)`; `groups` is then their product.
+    vectors: bindings of float32 that are bound four elements at a time.
+    choice: which form of the kernel this is, of those that were weighed.
     """
 
     shader: str
@@ -146,6 +150,9 @@ class Kernel:
     epilogue: tuple[Step, ...] = ()
     plain: TensorType | None = None
     optionals: tuple[tuple[str, bool], ...] = ()
+    grid: tuple[int, int, int] | None = None
+    vectors: tuple[str, ...] = ()
+    choice: Choice | None = None
 
 
 def kernel(
@@ -161,11 +168,15 @@ def kernel(
     reads: Mapping[str, int | str] | None = None,
     writes: Mapping[str, int | str] | None = None,
     epilogue: Sequence[Step] = (),
+    grid: tuple[int, int, int] | None = None,
+    vectors: Sequence[str] = (),
+    choice: Choice | None = None,
 ) -> Kernel:
     """A Kernel from dicts and lists (a Kernel itself holds tuples, so that it hashes and compares)."""
     return Kernel(
-        shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), groups, lanes, workgroup_nbytes, raw,
-        None if reads is None else tuple(reads.items()), None if writes is None else tuple(writes.items()), tuple(epilogue))
+        shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), math.prod(grid) if grid else groups, lanes,
+        workgroup_nbytes, raw, None if reads is None else tuple(reads.items()), None if writes is None else tuple(writes.items()),
+        tuple(epilogue), grid=grid, vectors=tuple(vectors), choice=choice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 OFFSET_ALIGNMENT = 256
@@ -50,11 +51,34 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several forms of a kernel.
+
+    key: what there was to choose for, the same wherever the same forms would be weighed alike. form: the one taken. forms: all of them, by
+    estimate the fastest first.
+    """
+
+    key: str
+    form: str
+    forms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
-    """What a builder may know of the adapter that its node is to run on."""
+    """What a builder may know of the adapter that its node is to run on. tuned: (key, form) of what was measured to be the fastest."""
 
     limits: Limits = Limits()
     figures: Figures = Figures()
+    tuned: tuple[tuple[str, str], ...] = ()
+
+    def choose(self, key: str, forms: Mapping[str, float]) -> Choice:
+        """The form to take: the one that was measured to be the fastest on this adapter, else that of the smallest estimate.
+
+        forms: estimated nanoseconds of each. A measured form that is not among them (of an older version, say) counts for nothing.
+        """
+        ranked = tuple(sorted(forms, key=lambda form: forms[form]))
+        measured = next((form for known, form in self.tuned if known == key), "")
+        return Choice(key, measured if measured in forms else ranked[0], ranked)
 
 
 DEFAULT_TARGET = Target()

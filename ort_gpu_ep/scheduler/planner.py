@@ -100,8 +100,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
             parts(tensor, draft.limits.max_binding_nbytes)
         first = kernel.outputs[0]
         written_type = draft.types[names[len(kernel.reads or ())]]
-        count = workgroup_count(kernel, first)
-        groups = (count, 1, 1) if is_symbolic(count) else folded(count, draft.limits.max_groups_per_dimension)
+        groups = kernel.grid or _groups(workgroup_count(kernel, first), draft.limits)
         if first.size != written_type.size and kernel.groups == 0:
             raise InternalError(f"{node.label}: kernel {kernel.shader} writes {first}, its value is {written_type}")
         label = f"{node.label}/{kernel.shader.removesuffix('.wgsl')}"
@@ -112,10 +111,14 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
             draft.dispatches.append((dispatch, tuple(names)))
 
 
+def _groups(count: int, limits: Limits) -> tuple[int, int, int]:
+    return (count, 1, 1) if is_symbolic(count) else folded(count, limits.max_groups_per_dimension)
+
+
 def _may_run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str]) -> bool:
     """Whether it reads only what the program keeps on the device, and no size of a run."""
     reads = [draft.root(n) for t, n in zip(dispatch.tensors, names, strict=True) if not t.written]
-    fixed = not is_symbolic(dispatch.groups[0]) and not parameters(dispatch.kernel, dispatch.bindings)
+    fixed = not any(map(is_symbolic, dispatch.groups)) and not parameters(dispatch.kernel, dispatch.bindings)
     return fixed and all(n in draft.graph.values and draft.graph.values[n].is_constant and n not in draft.known for n in reads)
 
 

@@ -57,7 +57,8 @@ class Template:
         wanted = _Wanted()
         self._outputs = [wanted.add(t.shape) for t in plan.outputs]
         self._slots = wanted.add(plan.slots)
-        self._groups = [wanted.add(s.groups[:1]) if isinstance(s, Dispatch) and is_symbolic(s.groups[0]) else None for s in plan.steps]
+        self._groups = [
+            wanted.add(s.groups) if isinstance(s, Dispatch) and any(map(is_symbolic, s.groups)) else None for s in plan.steps]
         self._nbytes = [wanted.add((s.nbytes,)) if isinstance(s, Copy) else None for s in plan.steps]
         self._constants = [(c, wanted.add(c.type.shape), wanted.add(c.varying)) for c in plan.constants if c.varying]
         self._structs, self.parameter_nbytes = self._place_parameters(wanted)
@@ -97,7 +98,7 @@ class Template:
             return None
         most = self._limits.max_groups_per_dimension
         groups = tuple(
-            (step.groups if where is None else folded(values[where][0], most)) if isinstance(step, Dispatch) else None
+            (step.groups if where is None else _grid(step, values[where], most)) if isinstance(step, Dispatch) else None
             for step, where in zip(self.plan.steps, self._groups, strict=True))
         data = bytearray(self.parameter_nbytes)
         for offset, layout, where in self._structs:
@@ -133,6 +134,10 @@ class Template:
                       for s, g in zip(plan.steps, filled.groups, strict=True))
         constants = tuple(replace(c, data=filled.constants[c.name], varying=()) if c.varying else c for c in plan.constants)
         return replace(plan, steps=steps, constants=constants)
+
+
+def _grid(step: Dispatch, groups: Sequence[int], most: int) -> tuple[int, int, int]:
+    return folded(groups[0], most) if step.kernel.grid is None else (groups[0], groups[1], groups[2])
 
 
 class _Wanted:

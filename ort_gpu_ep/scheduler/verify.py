@@ -46,7 +46,7 @@ def _prologue_violations(plan: Plan) -> tuple[list[str], set[Place]]:
                   if place.kind is Kind.WEIGHT and place.name not in plan.weights]
         found += [f"prologue {i} {step.label}: writes {place}" for place in writes if place.kind is not Kind.PREPARED]
         found += [f"prologue {i} {step.label}: writes {place} once more" for place in writes if place in written]
-        if parameters(step.kernel, step.bindings) or is_symbolic(step.groups[0]):
+        if parameters(step.kernel, step.bindings) or any(map(is_symbolic, step.groups)):
             found.append(f"prologue {i} {step.label}: depends on sizes of a run")
         written.update(writes)
     return found, written

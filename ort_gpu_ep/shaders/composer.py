@@ -6,14 +6,18 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     x_t            the type of that value
     y_of(low, high) an element from its bits, in a raw kernel
     y_set(i, v)    stores element i, after the fused steps (unpacked types only; an `element` body never calls it)
+    x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>
     HAS_X          for an optional input: whether it is there
 
 and every constant and index function of its Kernel. A constant that only a run knows (symbolic.Size) is a member of a uniform
 struct instead, and a body can't tell: `NAME` becomes `params.NAME`, also in the module constants of a body that depend on it. So the
-source is the same for every such size; what a run must put into the struct is `parameters(...)`. A body is one of two forms:
+source is the same for every such size; what a run must put into the struct is `parameters(...)`. A body is one of three forms:
 
     fn element(i: u32) -> y_t                called once for each element of the first output
     fn group_main(group: u32, lane: u32)     called by each invocation of each workgroup; GROUPS and LANES are constants
+    fn grid_main(group: vec3<u32>, lane: u32) likewise, of a grid of up to three dimensions; LANES is a constant
+
+Lines that begin with # repeat or choose others (unroll.py).
 """
 
 from __future__ import annotations
@@ -27,8 +31,9 @@ from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Step
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.registry import Const, Kernel, Strided, parts
+from ort_gpu_ep.shaders.unroll import expand
 from ort_gpu_ep.symbolic import Real, Size, is_symbolic, same
-from ort_gpu_ep.types import BOOL, DType, Shape, TensorType
+from ort_gpu_ep.types import BOOL, FLOAT32, DType, Shape, TensorType
 
 MAP_LANES = 64
 """Workgroup size of an `element` body: two subgroups on most hardware."""
@@ -74,8 +79,10 @@ def _signature(
                   for name, (tensor, written) in bindings.items())
     return (
         kernel.shader, kernel.raw, kernel.lanes, kernel.optionals, kernel.epilogue, kernel.plain and kernel.plain.dtype.name,
+        kernel.vectors, kernel.grid is not None,
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
-        is_elementwise(kernel.shader) and _fixed(bindings[first][0].size))
+        is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
+        tuple(bindings[n][0].shape[-1:] for n in (first, *_fused_operands(kernel))) if kernel.vectors else ())
 
 
 def _fixed(value: object) -> str:
@@ -92,10 +99,12 @@ def _composed(
     if not kernel.raw and any(t.dtype.storage == "f16" for t, _ in bindings.values()):
         out.insert(0, "enable f16;")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
+    vectors = _vectors(kernel, bindings)
     for i, (name, k) in enumerate(variables):
         tensor, written = bindings[name]
-        access = "read_write" if written else "read"
-        out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{_storage(tensor.dtype, kernel.raw)}>;")
+        access, element = "read_write" if written else "read", _storage(tensor.dtype, kernel.raw)
+        element = "vec4<f32>" if name in vectors else element
+        out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{element}>;")
     out += _parameter_struct(given, len(variables))
     out += [_const(name, value) for name, value in kernel.consts if name not in symbols]
     out += [_optional(name, given) for name, given in kernel.optionals]
@@ -104,7 +113,7 @@ def _composed(
     for name, (tensor, _) in bindings.items():
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         out.append(f"alias {name}_t = {_value(plain, kernel.raw)};")
-        out.append(_in_parts(name, pieces[name], tensor.dtype, kernel.raw))
+        out += _vector_readers(name, pieces[name]) if name in vectors else [_in_parts(name, pieces[name], tensor.dtype, kernel.raw)]
         if f"{name}_of(" in body(kernel.shader):
             words = "vec2<u32>(low, high)" if tensor.dtype.nbytes == 8 else "low"
             out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
@@ -112,9 +121,12 @@ def _composed(
         out.append(_steps(kernel, bindings, first))
     is_map = is_elementwise(kernel.shader)
     for name, (tensor, written) in bindings.items():
-        if written and not (is_map and _per_word(tensor.dtype, kernel.raw) > 1):
+        if written and name in vectors:
+            out.append(_vector_writer(name, kernel, first, bindings, pieces[name]))
+        elif written and not (is_map and _per_word(tensor.dtype, kernel.raw) > 1):
             out.append(_writer(name, tensor.dtype, kernel, first, pieces[name]))
-    out.append(_with_parameters(body(kernel.shader), symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
+    text = expand(body(kernel.shader), _numbers(kernel))
+    out.append(_with_parameters(text, symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
     out.append(_map_main(kernel, bindings[first][0], first) if is_map else _group_main(kernel))
     return "\n".join([*out, *_called("\n".join(out))]) + "\n"
 
@@ -137,7 +149,10 @@ def parameters(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) 
         found += [(f"{name}_size{k}", size) for k, size in enumerate(shape) if k]
         found += [(f"{name}_stride{k}", stride) for k, stride in enumerate(strides)]
         found.append((f"{name}_offset", index.offset))
-    found.append(("ELEMENTS", bindings[first_written(bindings)][0].size) if is_elementwise(kernel.shader) else ("GROUPS", kernel.groups))
+    if is_elementwise(kernel.shader):
+        found.append(("ELEMENTS", bindings[first_written(bindings)][0].size))
+    elif kernel.grid is None:
+        found.append(("GROUPS", kernel.groups))
     return [(name, value) for name, value in found if isinstance(value, (Size, Real))]
 
 
@@ -318,8 +333,7 @@ def _writer(name: str, dtype: DType, kernel: Kernel, first: str, pieces: Sequenc
 def _steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first: str) -> str:
     """Each fused step as a function of its own, and `fused(v, i)` that calls them in order."""
     types, functions, lines = {"v": f"{first}_t"}, [], []
-    operands = sorted({a for s in kernel.epilogue for a in s.arguments if a[0] == "e"}, key=lambda a: int(a[1:]))
-    for operand in operands:
+    for operand in _fused_operands(kernel):
         tensor = bindings[operand][0]
         types[operand] = _value(tensor.dtype, kernel.raw)
         lines.append(f"    let {operand}_value = {operand}_at({operand}_index(i));")
@@ -330,6 +344,71 @@ def _steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], firs
         lines.append(f"    let s{k}_value = step{k}({arguments});")
     lines.append(f"    return s{len(kernel.epilogue) - 1}_value;")
     return "\n".join([*functions, f"fn fused(v: {first}_t, i: u32) -> {kernel.epilogue[-1].dtype.value} {{", *lines, "}"])
+
+
+def _fused_operands(kernel: Kernel) -> list[str]:
+    """Those that the fused steps read, in order."""
+    return sorted({a for s in kernel.epilogue for a in s.arguments if a[0] == "e"}, key=lambda a: int(a[1:]))
+
+
+def _vectors(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> set[str]:
+    """Bindings of four elements at a time: the kernel's, and operands of the fused steps whose neighbours are the output's neighbours."""
+    found = set(kernel.vectors)
+    first = first_written(bindings)
+    if first in found:
+        innermost = bindings[first][0].shape[-1:]
+        found |= {name for name in _fused_operands(kernel) if bindings[name][0].dtype is FLOAT32
+                  and bindings[name][0].shape[-1:] == innermost and same(innermost[0] % 4, 0)}
+    return found
+
+
+def _vector_readers(name: str, pieces: Sequence[tuple[int, int]]) -> list[str]:
+    """`<name>_at4(i)` and, of one element, `<name>_at(i)`."""
+    cases = "".join(f"if (i >= {first // 4}u) {{ return {part_name(name, k)}[i - {first // 4}u]; }} "
+                    for k, (first, _) in reversed(list(enumerate(pieces))) if k)
+    return [f"fn {name}_at4(i: u32) -> vec4<f32> {{ {cases}return {name}[i]; }}",
+            f"fn {name}_at(i: u32) -> f32 {{ return {name}_at4(i / 4u)[i % 4u]; }}"]
+
+
+def _vector_writer(
+    name: str, kernel: Kernel, first: str, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Sequence[tuple[int, int]],
+) -> str:
+    fused = bool(kernel.epilogue) and name == first
+    cases = "".join(f"if (i >= {start // 4}u) {{ {part_name(name, k)}[i - {start // 4}u] = v; return; }} "
+                    for k, (start, _) in reversed(list(enumerate(pieces))) if k)
+    lines = [_vector_steps(kernel, bindings)] if fused else []
+    value = "fused4(computed, i)" if fused else "computed"
+    return "\n".join([*lines, f"fn {name}_set4(i: u32, computed: vec4<f32>) {{ let v = {value}; {cases}{name}[i] = v; }}"])
+
+
+def _vector_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
+    """`fused4(v, i)`: the fused steps on elements 4 i .. 4 i + 3. Their functions stand there already (`_steps`)."""
+    vectors, lines = _vectors(kernel, bindings), ["    let at = 4u * i;"]
+    for name in _fused_operands(kernel):
+        if name in vectors:
+            lines.append(f"    let {name}_four = {name}_at4({name}_index(at) / 4u);")
+        elif same(bindings[name][0].shape[-1] if bindings[name][0].shape else 1, 1):    # the same for four neighbours
+            lines.append(f"    let {name}_one = {name}_at({name}_index(at));")
+    for k in range(4):
+        for name in _fused_operands(kernel):
+            if name in vectors:
+                lines.append(f"    let {name}_{k} = {name}_four.{'xyzw'[k]};")
+            elif same(bindings[name][0].shape[-1] if bindings[name][0].shape else 1, 1):
+                lines.append(f"    let {name}_{k} = {name}_one;")
+            else:
+                lines.append(f"    let {name}_{k} = {name}_at({name}_index(at + {k}u));")
+        for s, step in enumerate(kernel.epilogue):
+            arguments = ", ".join(f"v.{'xyzw'[k]}" if a == "v" else f"{a}_{k}" for a in step.arguments)
+            lines.append(f"    let s{s}_{k} = step{s}({arguments});")
+    last = len(kernel.epilogue) - 1
+    lines.append(f"    return vec4<f32>({', '.join(f's{last}_{k}' for k in range(4))});")
+    return "\n".join(["fn fused4(v: vec4<f32>, i: u32) -> vec4<f32> {", *lines, "}"])
+
+
+def _numbers(kernel: Kernel) -> dict[str, int]:
+    """What the directives of a body may name: constants that are whole numbers and known, and which optional inputs there are."""
+    numbers = {name: value for name, value in kernel.consts if isinstance(value, (int, bool)) and not is_symbolic(value)}
+    return {**numbers, "LANES": kernel.lanes, **{f"HAS_{name.upper()}": given for name, given in kernel.optionals}}
 
 
 def _step_function(k: int, step: Step, types: Mapping[str, str]) -> str:
@@ -364,6 +443,9 @@ def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
 
 
 def _group_main(kernel: Kernel) -> str:
+    if kernel.grid is not None:
+        return (f"const LANES: u32 = {kernel.lanes}u;\n@compute @workgroup_size({kernel.lanes})\n"
+                "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) { grid_main(id, lane); }")
     varies = is_symbolic(kernel.groups)
     constants = [] if varies else [f"const GROUPS: u32 = {kernel.groups}u;"]
     return "\n".join([
@@ -375,7 +457,7 @@ def _group_main(kernel: Kernel) -> str:
 
 
 def workgroup_count(kernel: Kernel, out: TensorType) -> int:
-    """Workgroups of a dispatch. `out`: the first output."""
+    """Workgroups of a dispatch without a grid. `out`: the first output."""
     if not is_elementwise(kernel.shader):
         return kernel.groups
     return -(-out.size // (_per_word(out.dtype, kernel.raw) * MAP_LANES))
