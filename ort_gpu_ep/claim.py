@@ -79,12 +79,12 @@ def _check_dtypes(spec: OpSpec, bound: BoundNode) -> None:
     for i, operand in enumerate(bound.inputs):
         if operand is None:
             continue
-        if operand.dtype.bits < 8:
-            raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}: no kernel takes that type")
         parameter = "T"
         if found is not None and found.inputs:
             parameter = found.inputs[min(i, len(found.inputs) - 1)].type_str
         allowed = spec.dtypes.get(parameter)
+        if operand.dtype.bits < 8 and operand.dtype not in (allowed or ()):
+            raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}: no kernel takes that type")
         if allowed is not None and operand.dtype not in allowed:
             raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}; taken: {names(allowed)}")
 
@@ -167,7 +167,7 @@ def _with_epilogue(
     done = []
     for built in kernels:
         if any(target == 0 for _, target in built.writes or ()):
-            if built.groups and result.dtype.nbytes < 4:
+            if built.groups and result.dtype.bits < 32:
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which only an elementwise kernel can pack")
             if result.dtype is not FLOAT32 and any(name in built.vectors for name, target in built.writes or () if target == 0):
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as vectors")
@@ -207,7 +207,7 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
             if tensor.nbytes > limits.max_buffer_nbytes:
                 raise UnsupportedNodeError(
                     Code.LIMIT, f"tensor {name} of {spec.name} has {tensor.nbytes} B; this adapter allows {limits.max_buffer_nbytes}")
-            if written and tensor.dtype.nbytes < 4 and tensor.nbytes > limits.max_binding_nbytes:
+            if written and tensor.dtype.bits < 32 and tensor.nbytes > limits.max_binding_nbytes:
                 raise UnsupportedNodeError(Code.LIMIT, f"output {name} of {spec.name} has {tensor.nbytes} B of packed elements")
             _check_type(tensor.dtype, built.raw, written, built.groups, limits)
         for step in built.epilogue:
@@ -220,7 +220,7 @@ def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> No
         return
     used = {ADAPTER, built.shader}
     used |= {WORKGROUP} if built.workgroup_nbytes else set()
-    used |= {PACKED} if any(d.nbytes < 4 and (built.raw or d.storage == "u32") for d in dtypes) else set()
+    used |= {PACKED} if any(d.bits < 32 and (built.raw or d.storage == "u32") for d in dtypes) else set()
     used |= set() if built.raw else {d.feature for d in (*dtypes, *(step.dtype for step in built.epilogue)) if d.feature}
     for what, why in limits.disabled:
         if what in used:
@@ -228,7 +228,7 @@ def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> No
 
 
 def _check_type(dtype: DType, raw: bool, written: bool, groups: int, limits: Limits) -> None:
-    if written and groups and dtype.nbytes < 4 and (raw or dtype.storage == "u32"):
+    if written and groups and dtype.bits < 32 and (raw or dtype.storage == "u32"):
         raise UnsupportedNodeError(Code.DTYPE, f"{dtype} output: only one-invocation-an-element kernels can pack it")
     if raw:
         return

@@ -392,7 +392,7 @@ def part_count(tensor: TensorType, max_binding_nbytes: int) -> int:
 
 def _part_size(tensor: TensorType, max_binding_nbytes: int) -> int:
     """Elements of a binding: it begins where the adapter allows one to begin."""
-    return max_binding_nbytes // OFFSET_ALIGNMENT * OFFSET_ALIGNMENT // tensor.dtype.nbytes
+    return max_binding_nbytes // OFFSET_ALIGNMENT * OFFSET_ALIGNMENT * 8 // tensor.dtype.bits
 
 
 def result_dtype(onnx_type: int) -> DType:

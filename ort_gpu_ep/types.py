@@ -20,7 +20,7 @@ class DType:
 
     name: as numpy calls it. onnx: TensorProto.DataType. bits: size of one element; less than 8 are packed, the first in the low bits.
     value: the WGSL type that arithmetic happens in, "" where no kernel computes with it.
-    storage: the WGSL element type of a buffer that arithmetic reads; "u32" with nbytes < 4 means packed into words.
+    storage: the WGSL element type of a buffer that arithmetic reads; "u32" with fewer than 32 bits means packed into words.
     feature: the wgpu device feature that `storage` needs, "" for none.
     """
 
@@ -72,11 +72,11 @@ FLOAT8E4M3FNUZ = DType("float8_e4m3fnuz", 18, 8)
 FLOAT8E5M2 = DType("float8_e5m2", 19, 8)
 FLOAT8E5M2FNUZ = DType("float8_e5m2fnuz", 20, 8)
 FLOAT8E8M0 = DType("float8_e8m0fnu", 24, 8)
-UINT4 = DType("uint4", 21, 4)
-INT4 = DType("int4", 22, 4)
+UINT4 = DType("uint4", 21, 4, "u32", "u32")
+INT4 = DType("int4", 22, 4, "i32", "u32")
 FLOAT4E2M1 = DType("float4_e2m1fn", 23, 4)
-UINT2 = DType("uint2", 25, 2)
-INT2 = DType("int2", 26, 2)
+UINT2 = DType("uint2", 25, 2, "u32", "u32")
+INT2 = DType("int2", 26, 2, "i32", "u32")
 
 DTYPES = (FLOAT32, UINT8, INT8, UINT16, INT16, INT32, INT64, BOOL, FLOAT16, FLOAT64, UINT32, UINT64, BFLOAT16, FLOAT8E4M3FN,
           FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ)
@@ -86,11 +86,17 @@ FLOAT8 = (FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ)
 """Moved as bytes; nothing computes with them."""
 
 SUB_BYTE = (UINT4, INT4, FLOAT4E2M1, UINT2, INT2)
-"""Known by name and size; no kernel takes them."""
+"""Several share a byte. Only constants have them: a row that takes one says so by name."""
+
+PACKED_INTS = (UINT4, INT4, UINT2, INT2)
+"""Weights that kernels read as they are."""
 
 _ALL = (*DTYPES, *SUB_BYTE, FLOAT8E8M0)
 BY_ONNX = {t.onnx: t for t in _ALL}
 BY_NAME = {t.name: t for t in _ALL}
+
+BY_ORT = {n: t for n, t in BY_ONNX.items() if n < 24} | {24: UINT2, 25: INT2}
+"""By ONNXTensorElementDataType: ONNX Runtime's own numbers, which end otherwise than ONNX's."""
 
 FLOATS = (FLOAT32,)
 INTS = (INT32, INT64)
@@ -137,6 +143,19 @@ def unpacked(data: np.ndarray[Any, np.dtype[np.uint8]], tensor: TensorType) -> n
     if tensor.dtype.name.startswith("int"):
         codes = codes | np.where(codes >> np.uint8(bits - 1), np.uint8(256 - (1 << bits)), np.uint8(0))     # the sign goes on
     found: np.ndarray[Any, Any] = codes.view(tensor.dtype.numpy).reshape(tensor.shape)
+    return found
+
+
+def packed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The bytes of a tensor as ONNX Runtime lays it out: what `unpacked` reads. An array of whole bytes stays as it is, but contiguous."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    known = BY_NAME.get(array.dtype.name)
+    if known is None or known.bits >= 8:
+        return array
+    bits, per = known.bits, 8 // known.bits
+    codes = array.reshape(-1).view(np.uint8) & np.uint8((1 << bits) - 1)
+    codes = np.pad(codes, (0, -len(codes) % per)).reshape(-1, per)
+    found: np.ndarray[Any, Any] = np.bitwise_or.reduce(codes << np.arange(0, 8, bits, dtype=np.uint8), axis=1)
     return found
 
 

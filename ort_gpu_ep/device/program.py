@@ -23,7 +23,7 @@ from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Filled, Template, make_template, sources
 from ort_gpu_ep.shaders import compose
-from ort_gpu_ep.types import Shape, TensorType
+from ort_gpu_ep.types import Shape, TensorType, dtype_of, packed
 
 MAX_PLANS = 8
 """Plans (with their pipelines and activation buffers) that a program keeps; the least recently used goes first. One plan serves all
@@ -85,7 +85,7 @@ class Program:
             if value.load is None:
                 continue
             array = value.load()
-            if array.nbytes <= host.MAX_CONSTANT_NBYTES:
+            if TensorType(dtype_of(array), array.shape).nbytes <= host.MAX_CONSTANT_NBYTES:
                 kept = np.array(array)
                 values[name] = Value(name, value.dtype, value.shape, _giver(kept))
             else:
@@ -95,7 +95,7 @@ class Program:
         return graph.with_nodes(graph.nodes, values)
 
     def _upload(self, array: Array) -> Buffer:
-        data = np.ascontiguousarray(array)
+        data = packed(array)
         buffer = self.gpu.allocate(data.nbytes)
         self.upload(buffer, data.ctypes.data, data.nbytes)
         return buffer

@@ -7,11 +7,13 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import Known, case, ceil_div, integers, record
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, kernel, op, result_dtype
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, broadcast, broadcast_strides, kernel, op, result_dtype
 from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, DType, Shape, TensorType, names
+from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, DType, Shape, TensorType, names
 
 BYTES = (UINT8, INT8)
+CODES = (*BYTES, INT32, *PACKED_INTS)
+NO_BLOCKS: dict[str, Const] = {"BLOCK": 0, "SIZE": 1, "BLOCKS": 1, "INNER": 1}
 LANES = 256
 """WebGPU's guaranteed workgroup size."""
 MAX_PARTS = 128
@@ -48,18 +50,23 @@ def quantize_linear(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"QuantizeLinear with precision {node.attr('precision')}; taken: float32")
     low = -128.0 if dtype is INT8 else 0.0
     return kernel(
-        "quantize.wgsl", [TensorType(dtype, node.input(0).shape)], consts={"LOW": low, "HIGH": low + 255.0},
+        "quantize.wgsl", [TensorType(dtype, node.input(0).shape)], consts={"LOW": low, "HIGH": low + 255.0, **_blocks(node)},
         indices={"scale_index": _scale_index(node)})
 
 
-@op("DequantizeLinear", since=10, dtypes={}, bindings="x scale zp? -> y", epilogue=True)
+@op("DequantizeLinear", since=10, dtypes={"T": CODES, "T1": CODES}, bindings="x scale zp? -> y", epilogue=True)
 def dequantize_linear(node: BoundNode) -> Kernel:
-    """y = (x - zero point) * scale; scale and zero point as QuantizeLinear."""
-    _only(node, "input", node.input(0).dtype, (*BYTES, INT32))
+    """y = (x - zero point) * scale; scale and zero point as QuantizeLinear.
+
+    x: of less than 8 bits only as a constant.
+    """
+    if node.input(0).dtype in PACKED_INTS and not node.input(0).is_constant:
+        raise UnsupportedNodeError(Code.DTYPE, f"DequantizeLinear of {node.input(0).type}, which is no constant")
     _only(node, "scale", node.input(1).dtype, (FLOAT32,))
     if node.attr("output_dtype"):
         _only(node, "output", result_dtype(node.attr("output_dtype")), (FLOAT32,))
-    return kernel("dequantize.wgsl", [TensorType(FLOAT32, node.input(0).shape)], indices={"scale_index": _scale_index(node)})
+    return kernel(
+        "dequantize.wgsl", [TensorType(FLOAT32, node.input(0).shape)], consts=_blocks(node), indices={"scale_index": _scale_index(node)})
 
 
 def _only(node: BoundNode, what: str, dtype: DType, taken: tuple[DType, ...]) -> None:
@@ -83,10 +90,19 @@ def _scale_index(node: BoundNode) -> Strided:
     outer, size, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1:])
     if not block and scale.shape == (size,):
         return Strided((outer, size, inner), (0, 1, 0))
-    if block and size % block == 0 and scale.shape == (*x.shape[:axis], size // block, *x.shape[axis + 1:]):
-        return Strided((outer, size // block, block, inner), (size // block * inner, inner, 0, 1))
+    if block and scale.shape == (*x.shape[:axis], ceil_div(size, block), *x.shape[axis + 1:]):
+        return Strided((1,), (0,))      # _blocks says where
     raise UnsupportedNodeError(
         Code.RANK, f"{node.op} of {list(x.shape)} with scale {list(scale.shape)} along axis {axis}, block_size {block}")
+
+
+def _blocks(node: BoundNode) -> dict[str, Const]:
+    """What the shader finds the scale of an element by where there is one for each block: sizes along the axis; BLOCK 0 without blocks."""
+    block, x = node.attr("block_size") or 0, node.input(0)
+    if not block or not x.rank:
+        return NO_BLOCKS
+    axis = node.attr("axis") % x.rank
+    return {"BLOCK": block, "SIZE": x.shape[axis], "BLOCKS": ceil_div(x.shape[axis], block), "INNER": prod(x.shape[axis + 1:])}
 
 
 @op("DynamicQuantizeLinear", since=11, dtypes={"T1": (FLOAT32,)}, bindings="x -> y y_scale y_zp")
@@ -105,7 +121,7 @@ def dynamic_quantize_linear(node: BoundNode) -> Lowering:
             "quantize_parameter.wgsl", [tensor], consts={"PARTS": parts, "ZERO_POINT": tensor.dtype is UINT8}, reads={"range": "range"},
             writes={"y": target}))
     kernels.append(kernel(
-        "quantize.wgsl", [types[0]], consts={"LOW": 0.0, "HIGH": 255.0}, indices={"scale_index": Strided((x.size,), (0,))},
+        "quantize.wgsl", [types[0]], consts={"LOW": 0.0, "HIGH": 255.0, **NO_BLOCKS}, indices={"scale_index": Strided((x.size,), (0,))},
         reads={"x": 0, "scale": "scale", "zp": "zp"}, writes={"y": 0}))
     outputs = tuple(t if node.wants(i) else None for i, t in enumerate(types[: len(node.node.outputs)]))
     return Lowering(outputs, tuple(kernels), (("range", ranges), ("scale", types[1]), ("zp", types[2])))

@@ -22,9 +22,11 @@ from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node
 from ort_gpu_ep.plugin.plain import ort_session
 from ort_gpu_ep.plugin.spill import MIN_SPILL_NBYTES, SpillFile
-from ort_gpu_ep.types import TensorType
+from ort_gpu_ep.types import SUB_BYTE, TensorType, packed
 
 _MIN_IR_VERSION = 10
+
+_SUB_BYTE = frozenset(t.name for t in SUB_BYTE)
 
 NO_KERNEL = (onnxruntime_pybind11_state.Fail, onnxruntime_pybind11_state.NotImplemented)
 """What onnxruntime raises for a model that it has no kernel for; of some operators ours have forms that its CPU provider lacks."""
@@ -111,11 +113,12 @@ class Fallback:
                 options = onnxruntime.SessionOptions()
                 options.log_severity_level = 3
                 options.enable_cpu_mem_arena = False    # an arena keeps the largest run's tensors, twice over
-                external = {name: self._spill.load(name) for name in self._large} if self._spill is not None else {}
+                spilled = {name: self._spill.load(name) for name in self._large} if self._spill is not None else {}
+                external = {n: a for n, a in spilled.items() if a.dtype.name not in _SUB_BYTE}      # no OrtValue is made of the others
                 if external:
                     values = [_ort_value(a, self._onnx_type(n)) for n, a in external.items()]
                     options.add_external_initializers(list(external), values)
-                model = self._model(external)
+                model = self._model(external, {**self._kept, **{n: a for n, a in spilled.items() if n not in external}})
                 self._session = ort_session(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
             return self._session
 
@@ -125,11 +128,11 @@ class Fallback:
             raise InternalError(f"value {name!r} at the border of partition {self._graph.name} is not a tensor of a known type")
         return dtype.onnx
 
-    def _model(self, external: Mapping[str, Array]) -> onnx.ModelProto:
+    def _model(self, external: Mapping[str, Array], inside: Mapping[str, Array]) -> onnx.ModelProto:
         graph = onnx.helper.make_graph(
             [_node_proto(n) for n in self._graph.nodes], self._graph.name or "partition",
             [self._info(n) for n in self._graph.inputs], [self._info(n) for n in self._graph.outputs],
-            [self._initializer(n, a) for n, a in self._kept.items()])
+            [self._initializer(n, a) for n, a in inside.items()])
         for name, array in external.items():
             tensor = graph.initializer.add(name=name, data_type=self._onnx_type(name), dims=array.shape)
             tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -142,7 +145,7 @@ class Fallback:
         return onnx.helper.make_tensor_value_info(name, self._onnx_type(name), self._graph.values[name].shape)
 
     def _initializer(self, name: str, array: Array) -> onnx.TensorProto:
-        return onnx.helper.make_tensor(name, self._onnx_type(name), array.shape, np.ascontiguousarray(array).tobytes(), raw=True)
+        return onnx.helper.make_tensor(name, self._onnx_type(name), array.shape, packed(array).tobytes(), raw=True)
 
 
 def _given(array: Array) -> Array:

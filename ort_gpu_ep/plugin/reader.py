@@ -17,7 +17,7 @@ import numpy as np
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
 from ort_gpu_ep.plugin.abi import NULL, address_of, api, ffi, get, get_list, get_text, pointer_to, tensor_of, text_of
-from ort_gpu_ep.types import BY_ONNX, DType, Shape, SymbolicShape, TensorType, unpacked
+from ort_gpu_ep.types import BY_ORT, DType, Shape, SymbolicShape, TensorType, unpacked
 
 _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _TENSOR = 1, 2, 3, 4, 5, 6, 8
 
@@ -141,7 +141,7 @@ def _type_of(info: Any) -> tuple[DType | None, SymbolicShape | None]:
     tensor = get(api.CastTypeInfoToTensorInfo, kind) if kind else NULL
     if not tensor:
         return None, None
-    dtype = BY_ONNX.get(get(api.GetTensorElementType, tensor, "int*"))
+    dtype = BY_ORT.get(get(api.GetTensorElementType, tensor, "int*"))
     if not api.TensorTypeAndShape_HasShape(tensor):
         return dtype, None
     rank = get(api.GetDimensionsCount, tensor, "size_t*")
@@ -153,7 +153,7 @@ def _type_of(info: Any) -> tuple[DType | None, SymbolicShape | None]:
 
 def _tensor_array(value: Any) -> Array:
     address, shape, kind = tensor_of(address_of(value))
-    return array_at(address, shape, BY_ONNX[kind])
+    return array_at(address, shape, BY_ORT[kind])
 
 
 def _attribute(attribute: Any) -> Attribute:
@@ -182,6 +182,6 @@ def _attribute(attribute: Any) -> Attribute:
 def _tensor_attribute(attribute: Any) -> Attribute:
     value = get(api.OpAttr_GetTensorAttributeAsOrtValue, attribute)
     try:
-        return _tensor_array(value).copy() if tensor_of(address_of(value))[2] in BY_ONNX else None
+        return _tensor_array(value).copy() if tensor_of(address_of(value))[2] in BY_ORT else None
     finally:
         api.ReleaseValue(value)

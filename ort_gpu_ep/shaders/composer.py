@@ -200,8 +200,8 @@ def _called(source: str) -> Iterable[str]:
 
 def _per_word(dtype: DType, raw: bool) -> int:
     """Elements that share a 32-bit word in a binding: 1 unless packed."""
-    packed = dtype.nbytes < 4 and (raw or dtype.storage == "u32")
-    return 4 // dtype.nbytes if packed else 1
+    packed = dtype.bits < 32 and (raw or dtype.storage == "u32")
+    return 32 // dtype.bits if packed else 1
 
 
 def _storage(dtype: DType, raw: bool) -> str:

@@ -1,6 +1,12 @@
 // y[i] = (x[i] - zero point) * scale. One invocation per element.
-// Expects: x, scale, zp? (0 where left out), scale_index. Source: ONNX DequantizeLinear.
+// Expects: x, scale, zp? (0 where left out), scale_index, BLOCK SIZE BLOCKS INNER (as quantize.wgsl). Source: ONNX DequantizeLinear.
+fn block_index(i: u32) -> u32 {
+    if (BLOCK == 0u) { return scale_index(i); }
+    let along = i / INNER;
+    return (along / SIZE * BLOCKS + along % SIZE / max(BLOCK, 1u)) * INNER + i % INNER;
+}
+
 fn element(i: u32) -> y_t {
-    let at = scale_index(i);
+    let at = block_index(i);
     return f32(i32(x_at(i)) - i32(zp_at(at))) * scale_at(at);
 }

@@ -7,7 +7,22 @@ import numpy as np
 import onnx
 import pytest
 
-from ort_gpu_ep.types import BY_NAME, BY_ONNX, DTYPES, FLOAT4E2M1, FLOAT32, INT2, INT4, SUB_BYTE, UINT2, UINT4, DType, TensorType, unpacked
+from ort_gpu_ep.types import (
+    BY_NAME,
+    BY_ONNX,
+    DTYPES,
+    FLOAT4E2M1,
+    FLOAT32,
+    INT2,
+    INT4,
+    SUB_BYTE,
+    UINT2,
+    UINT4,
+    DType,
+    TensorType,
+    packed,
+    unpacked,
+)
 
 
 @pytest.mark.parametrize("dtype", BY_ONNX.values(), ids=str)
@@ -39,4 +54,12 @@ def test_unpacked_is_what_onnx_packs(dtype: DType, values: list[float]) -> None:
 
 def test_float8_is_moved_by_rows_that_move_anything() -> None:
     assert BY_NAME[np.dtype(ml_dtypes.float8_e5m2).name] in DTYPES
-    assert not any(t.value for t in (*SUB_BYTE, *(BY_ONNX[n] for n in range(17, 21))))
+    assert not any(t.value for t in (FLOAT4E2M1, *(BY_ONNX[n] for n in range(17, 21))))
+
+
+@pytest.mark.parametrize("dtype", [INT4, UINT4, INT2, UINT2], ids=str)
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 7])
+def test_packed_is_what_onnx_packs(dtype: DType, size: int) -> None:
+    array = np.random.default_rng(size).integers(-2, 2, size).astype(dtype.numpy) if dtype.name[0] == "i" else np.arange(size).astype(dtype.numpy)
+    assert packed(array).tobytes() == onnx.numpy_helper.from_array(array).raw_data
+    np.testing.assert_array_equal(unpacked(packed(array), TensorType(dtype, (size,))).astype("i"), array.astype("i"))
