@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGES = (
-    "ort_gpu_ep", "_cffi_backend", "cffi", "ml_dtypes", "networkx", "numpy", "onnx", "onnxruntime", "platformdirs", "psutil", "wgpu")
+    "ort_gpu_ep", "_cffi_backend", "cffi", "ml_dtypes", "numpy", "onnx", "onnxruntime", "platformdirs", "psutil", "wgpu")
 """What helpers import, and must have from where this process has it: other versions beside it would not fit each other."""
 
 _LAUNCH = Path(__file__).with_name("launch.py")

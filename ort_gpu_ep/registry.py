@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 import onnx
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import Array, Node, Step
+from ort_gpu_ep.graph import Array, Attribute, Node, Step
 from ort_gpu_ep.schemas import default_attribute
 from ort_gpu_ep.symbolic import Size
 from ort_gpu_ep.target import ADAPTER as ADAPTER
@@ -278,6 +278,26 @@ Builder: TypeAlias = Callable[[BoundNode], Built]
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelsLast:
+    """How a node works with values of rank 4 stored [N, H, W, C].
+
+    inputs: positions of those that it reads so; the others stay as they are. writes: whether it writes its outputs so.
+    attributes: those that are other ones then, because axes count stored dimensions. constants: likewise inputs, by position.
+    gain_ns: what it takes less than in plain; 0 where both are alike.
+    """
+
+    inputs: tuple[int, ...]
+    writes: bool = True
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    constants: Mapping[int, Array] = field(default_factory=dict)
+    gain_ns: float = 0.0
+
+
+LayoutRule: TypeAlias = Callable[[BoundNode], ChannelsLast | None]
+"""Of a row: how a node works channel-last, asked with its plain types; None where it can't. May raise UnsupportedNodeError for that."""
+
+
+@dataclass(frozen=True, slots=True)
 class Binding:
     """A row's name for an input or output. bound: the shader sees it (`_` in the row: only the host reads it)."""
 
@@ -292,7 +312,7 @@ class OpSpec:
     """One row: an op and what our kernel of it restricts.
 
     since: oldest since-version taken. dtypes: type parameter of the schema -> element types taken.
-    epilogue: the fuser may append elementwise steps to its one output.
+    epilogue: the fuser may append elementwise steps to its one output. channels_last: how it works channel-last, None: not at all.
     """
 
     name: str
@@ -304,6 +324,7 @@ class OpSpec:
     build: Builder
     doc: str
     epilogue: bool = False
+    channels_last: LayoutRule | None = None
 
 
 OPS: dict[tuple[str, str], OpSpec] = {}
@@ -317,6 +338,7 @@ def op(
     bindings: str,
     domain: str = "",
     epilogue: bool = False,
+    channels_last: LayoutRule | None = None,
 ) -> Callable[[Builder], Builder]:
     """Adds a row. bindings: `x w b? -> y`; `?` optional, `...` variadic, `_` read by the host only."""
 
@@ -327,7 +349,7 @@ def op(
             raise InternalError(f"op {domain}:{name} has two rows")
         OPS[key] = OpSpec(
             name, domain, since, {k: tuple(v) for k, v in dtypes.items()}, tuple(map(_binding, left.split())),
-            tuple(map(_binding, right.split())), build, (build.__doc__ or "").strip(), epilogue)
+            tuple(map(_binding, right.split())), build, (build.__doc__ or "").strip(), epilogue, channels_last)
         return build
 
     return add

@@ -31,7 +31,7 @@ from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.isolation.channel import Channel, SharedMemory, aligned
 from ort_gpu_ep.isolation.reach import NBYTES, Reach, answer_trial
 from ort_gpu_ep.isolation.wire import SharedPlace, error_answer, limits_answer, with_constants
-from ort_gpu_ep.partitioner import fuse
+from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.types import BY_ONNX, Shape, TensorType
 
 _ANSWER_S = 600.0
@@ -116,7 +116,7 @@ class Worker:
         self, number: int, graph: Graph, constants: dict[str, Array | FilePlace | SharedPlace], config: Config
     ) -> dict[str, object]:
         arrays = {name: self._shared(c) if isinstance(c, SharedPlace) else c for name, c in constants.items()}
-        program = Program(with_constants(graph, arrays), config, self.gpu, fuse if config.fusion else None)
+        program = Program(with_constants(graph, arrays), config, self.gpu, rewrite if config.fusion else None)
         self._programs[number] = _Held(program)
         return {"weight_nbytes": program.weight_nbytes, "uploads": program.uploads, "uploaded_nbytes": program.uploaded_nbytes}
 

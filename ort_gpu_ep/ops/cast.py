@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops import channels_last
 from ort_gpu_ep.ops.elementwise import COMPUTABLE, FLOATING, Expression, elementwise
 from ort_gpu_ep.registry import BoundNode, Lowering, View, kernel, op, result_dtype
 from ort_gpu_ep.types import ANY, BOOL, FLOAT16, DType, TensorType, names
@@ -42,7 +43,7 @@ elementwise("Cast", cast, types={"T1": COMPUTABLE}, since=6)
 elementwise("CastLike", cast, types={"T1": COMPUTABLE}, bindings="x _ -> y")
 
 
-@op("Identity", dtypes={"T": ANY, "V": ANY}, bindings="x -> y")
+@op("Identity", dtypes={"T": ANY, "V": ANY}, bindings="x -> y", channels_last=channels_last.elementwise)
 def identity(node: BoundNode) -> View:
     """y = x."""
     return View(node.input(0).type)
@@ -57,7 +58,7 @@ def bit_cast(node: BoundNode) -> View:
     return View(TensorType(target, x.shape))
 
 
-@op("Dropout", since=7, dtypes={"T": ANY}, bindings="x _ratio? _training? -> y mask?")
+@op("Dropout", since=7, dtypes={"T": ANY}, bindings="x _ratio? _training? -> y mask?", channels_last=channels_last.elementwise)
 def dropout(node: BoundNode) -> Lowering:
     """y = x, mask = true everywhere: inference, or a ratio of 0. Training is declined, as is the mask before opset 10."""
     x, training = node.input(0), node.optional(2)

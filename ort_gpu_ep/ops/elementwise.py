@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Step
 from ort_gpu_ep.kernels import record
+from ort_gpu_ep.ops import channels_last
 from ort_gpu_ep.registry import BoundNode, Kernel, broadcast, kernel, op
 from ort_gpu_ep.shaders.composer import literal
 from ort_gpu_ep.types import (
@@ -80,7 +81,7 @@ def elementwise(
 
     build.__doc__ = f"`{formula}`" if isinstance(formula, str) else formula.__doc__
     taken = types if isinstance(types, Mapping) else {"T": types}
-    op(name, since=since, dtypes=taken, bindings=bindings)(build)
+    op(name, since=since, dtypes=taken, bindings=bindings, channels_last=channels_last.elementwise)(build)
 
 
 def common_shape(node: BoundNode, inputs: Sequence[int]) -> Shape:

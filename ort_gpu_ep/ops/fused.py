@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ort_gpu_ep.ops import channels_last
 from ort_gpu_ep.registry import BoundNode, Kernel, broadcast, kernel, op
 from ort_gpu_ep.types import TensorType
 
 
-@op("Elementwise", domain="ort_gpu_ep", dtypes={}, bindings="-> y", epilogue=True)
+@op("Elementwise", domain="ort_gpu_ep", dtypes={}, bindings="-> y", epilogue=True, channels_last=channels_last.elementwise)
 def elementwise(node: BoundNode) -> Kernel:
     """Several elementwise ops in one kernel: all arithmetic is in the node's steps.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, normal, record
 from ort_gpu_ep.ops.axes import around, axes_of, axis_of, ints_of, replaced, strides_of
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, View, broadcast, broadcast_strides, kernel, op
+from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN, along_axis, ints, stored
+from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, Lowering, Strided, View, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.shaders.composer import merged
-from ort_gpu_ep.symbolic import same
+from ort_gpu_ep.symbolic import hint, same
 from ort_gpu_ep.types import ANY, Shape, TensorType
 
 WRITER_LANES = 64
@@ -55,7 +57,28 @@ def _transposed(node: BoundNode, shape: Shape, order: tuple[int, ...], out: Shap
     return moved(node, out, Strided(tuple(shape[k] for k in order), tuple(strides[k] for k in order)))
 
 
-@op("Transpose", dtypes={"T": ANY}, bindings="x -> y", epilogue=True)
+def _is_view(shape: Shape, perm: Sequence[int]) -> bool:
+    """Whether a Transpose moves nothing but dimensions of size 1."""
+    moved_axes = [axis for axis in perm if hint(shape[axis]) != 1]
+    return moved_axes == sorted(moved_axes)
+
+
+def _transpose_layout(node: BoundNode) -> ChannelsLast | None:
+    """From channel-last, it is a Transpose by another perm; to [N, C, H, W] from [N, H, W, C], one that makes a channel-last value."""
+    x, perm = node.input(0), tuple(node.attr("perm") or (3, 2, 1, 0))
+    if x.rank != 4:
+        return None
+    perm = axes_of(node, perm, 4)
+    writes = perm == TO_PLAIN
+    other = (0, 1, 2, 3) if writes else tuple(TO_CHANNELS_LAST.index(axis) for axis in perm)
+    shape = x.shape if writes else tuple(x.shape[k] for k in TO_CHANNELS_LAST)
+    costs = [0.0 if _is_view(its, order) and not node.node.epilogue else
+             node.target.figures.dispatch_ns + 2 * hint(x.type.nbytes) * node.target.figures.byte_ns
+             for its, order in ((x.shape, perm), (shape, other))]
+    return ChannelsLast(() if writes else (0,), writes, {"perm": other}, gain_ns=costs[0] - costs[1])
+
+
+@op("Transpose", dtypes={"T": ANY}, bindings="x -> y", epilogue=True, channels_last=_transpose_layout)
 def transpose(node: BoundNode) -> Kernel | View:
     """y[c] = x[c permuted by `perm`]; without `perm` the dimensions are reversed."""
     x, perm = node.input(0), node.attr("perm")
@@ -65,7 +88,13 @@ def transpose(node: BoundNode) -> Kernel | View:
     return _transposed(node, x.shape, order, tuple(x.shape[k] for k in order))
 
 
-@op("Slice", dtypes={"T": ANY}, bindings="x _starts? _ends? _axes? _steps? -> y", epilogue=True)
+def _slice_layout(node: BoundNode) -> ChannelsLast | None:
+    starts, given = ints_of(node, "starts", 1) or (), ints_of(node, "axes", 3)
+    axes = tuple(stored(axis) for axis in (range(len(starts)) if given is None else given))
+    return ChannelsLast((0,), attributes={"axes": axes}) if node.version < 10 else ChannelsLast((0,), constants={3: ints(axes)})
+
+
+@op("Slice", dtypes={"T": ANY}, bindings="x _starts? _ends? _axes? _steps? -> y", epilogue=True, channels_last=_slice_layout)
 def slice_(node: BoundNode) -> Kernel | View:
     """y[c] = x[start + c * step] along each of `axes`; starts and ends count from the end where negative, and are clamped."""
     x = node.input(0)
@@ -92,7 +121,7 @@ def _clamped(start: int, end: int, step: int, size: int) -> tuple[int, int]:
     return first, max(0, -((first - last) // step))
 
 
-@op("Split", since=2, dtypes={"T": ANY}, bindings="x _split? -> y")
+@op("Split", since=2, dtypes={"T": ANY}, bindings="x _split? -> y", channels_last=along_axis)
 def split(node: BoundNode) -> Lowering:
     """y_k = the k-th part of x along `axis`; a kernel for each part."""
     x = node.input(0)
@@ -130,7 +159,7 @@ class _Part:
     size: int
 
 
-@op("Concat", dtypes={"T": ANY}, bindings="x... -> y", epilogue=True)
+@op("Concat", dtypes={"T": ANY}, bindings="x... -> y", epilogue=True, channels_last=along_axis)
 def concat(node: BoundNode) -> Lowering:
     """y = the inputs one after another along `axis`.
 

@@ -9,8 +9,9 @@ import numpy as np
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import Known, case, normal, record
 from ort_gpu_ep.ops.axes import axes_of, ints_of
+from ort_gpu_ep.ops.channels_last import ints, permuted, stored
 from ort_gpu_ep.ops.movement import moves_bits
-from ort_gpu_ep.registry import BoundNode, Kernel, View, kernel, op
+from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, View, kernel, op
 from ort_gpu_ep.symbolic import same
 from ort_gpu_ep.types import ANY, DType, TensorType
 
@@ -25,7 +26,15 @@ record(
 record("trilu.wgsl", "movement", cases=[case("Trilu", 14, normal(3, 9, 11), upper=0)])
 
 
-@op("Pad", since=2, dtypes={"T": ANY}, bindings="x _pads? value? _axes? -> y")
+def _pad_layout(node: BoundNode) -> ChannelsLast | None:
+    if node.has(3):
+        return ChannelsLast((0,), constants={3: ints(stored(axis) for axis in node.input(3).ints())})
+    pads = ints_of(node, "pads", 1) or ()
+    places = (*permuted(pads[:4]), *permuted(pads[4:]))
+    return ChannelsLast((0,), attributes={"pads": places}) if node.version < 11 else ChannelsLast((0,), constants={1: ints(places)})
+
+
+@op("Pad", since=2, dtypes={"T": ANY}, bindings="x _pads? value? _axes? -> y", channels_last=_pad_layout)
 def pad(node: BoundNode) -> Kernel | View:
     """y[c] = x[c - begin] along each of `axes`; outside of x a constant, or x reflected, clamped or repeated.
 

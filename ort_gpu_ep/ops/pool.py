@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, normal, record
+from ort_gpu_ep.ops.channels_last import own
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel, op
 from ort_gpu_ep.types import FLOATS, INT8, INT64, UINT8, TensorType
 
@@ -38,7 +39,7 @@ class Axis:
 
 def window_axes(node: BoundNode) -> list[Axis]:
     """The spatial axes of a pooling node. Raises UnsupportedNodeError(RANK) for other than one to three of them."""
-    sizes = node.input(0).shape[2:]
+    sizes = node.input(0).shape[1:-1] if node.node.channels_last else node.input(0).shape[2:]
     taps = node.attr("kernel_shape")
     if not 1 <= len(sizes) <= MAX_SPATIAL or len(taps) != len(sizes):
         raise UnsupportedNodeError(
@@ -83,23 +84,24 @@ def _consts(axes: list[Axis]) -> dict[str, Const]:
 
 
 def _output(node: BoundNode, axes: list[Axis]) -> TensorType:
-    x = node.input(0)
-    return TensorType(x.dtype, (*x.shape[:2], *(a.out for a in axes)))
+    x, out = node.input(0), tuple(a.out for a in axes)
+    return TensorType(x.dtype, (x.shape[0], *out, x.shape[-1]) if node.node.channels_last else (*x.shape[:2], *out))
 
 
 def _pool(node: BoundNode, *, highest: bool = False, mean: bool = False, count_pad: bool = False, p: int = 1) -> Kernel:
     axes, dtype = window_axes(node), node.input(0).dtype
     lowest: Const = {INT8: -128, UINT8: 0}.get(dtype, float("-3.4028234663852886e38"))
     consts: dict[str, Const] = {
-        "MAX": highest, "MEAN": mean, "COUNT_PAD": count_pad, "P": p, "LOWEST": lowest, "FLOAT": dtype in FLOATS, **_consts(axes)}
+        "MAX": highest, "MEAN": mean, "COUNT_PAD": count_pad, "P": p, "LOWEST": lowest, "FLOAT": dtype in FLOATS, **_consts(axes),
+        "INNER": node.input(0).shape[-1] if node.node.channels_last else 1}
     return kernel("pool.wgsl", [_output(node, axes)], consts=consts, reads={"x": 0}, writes={"y": 0})
 
 
-@op("MaxPool", dtypes={"T": (*FLOATS, INT8, UINT8)}, bindings="x -> y indices", epilogue=True)
+@op("MaxPool", dtypes={"T": (*FLOATS, INT8, UINT8)}, bindings="x -> y indices", epilogue=True, channels_last=own(0))
 def max_pool(node: BoundNode) -> Kernel | Lowering:
     """y = max of x under the window; indices = where in x it is.
 
-    x: [N, C, spatial...], y and indices: [N, C, out...].
+    x: [N, C, spatial...], y and indices: [N, C, out...]; or x and y channel-last.
     """
     values = _pool(node, highest=True)
     if not node.wants(1):
@@ -110,7 +112,7 @@ def max_pool(node: BoundNode) -> Kernel | Lowering:
     return Lowering((values.outputs[0], out), (values, where))
 
 
-@op("AveragePool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+@op("AveragePool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
 def average_pool(node: BoundNode) -> Kernel:
     """y = mean of x under the window, over the taps inside x or (count_include_pad) inside the padding too.
 
@@ -119,7 +121,7 @@ def average_pool(node: BoundNode) -> Kernel:
     return _pool(node, mean=True, count_pad=bool(node.attr("count_include_pad")))
 
 
-@op("LpPool", since=2, dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+@op("LpPool", since=2, dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
 def lp_pool(node: BoundNode) -> Kernel:
     """y = (sum of |x|^p under the window)^(1/p).
 

@@ -8,7 +8,8 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, integers, record
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
+from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, ints, own, stored
+from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
 from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.types import BOOL, FLOATS, INT8, INT32, INT64, NUMBERS, UINT8, UINT32, DType, Shape, TensorType
 
@@ -184,6 +185,20 @@ def _empty(node: BoundNode, fold: Fold, out: TensorType) -> Kernel:
     return kernel("reduce_empty.wgsl", [out], consts={"KIND": fold.empty}, reads={}, writes={"y": 0})
 
 
+def _reduction_layout(node: BoundNode) -> ChannelsLast | None:
+    """Over the stored axes. Without the reduced ones, what is left must be in the order that it has in plain."""
+    if node.input(0).rank != 4:
+        return None
+    axes, keep = _axes(node), bool(node.attr("keepdims"))
+    left = [axis for axis in TO_CHANNELS_LAST if axis not in axes]
+    if not keep and (left != sorted(left) or not axes):
+        return None
+    places = tuple(stored(axis) for axis in axes)
+    if node.has(1) and axes:
+        return ChannelsLast((0,), keep, constants={1: ints(places)})
+    return ChannelsLast((0,), keep, {"axes": places} if node.attr("axes") else {})
+
+
 def _reduce(name: str, fold: Fold) -> None:
     """Adds the row of a reduction."""
     def build(node: BoundNode) -> Kernel | Lowering:
@@ -191,14 +206,14 @@ def _reduce(name: str, fold: Fold) -> None:
         return reduction(node, fold, axes, TensorType(x.dtype, reduced_shape(x.shape, axes, bool(node.attr("keepdims")))))
 
     build.__doc__ = f"y = {fold.formula} over `axes`.\n\nx: any shape; y: without the reduced axes, or 1 there (keepdims)."
-    op(name, dtypes={"T": fold.dtypes}, bindings="x _axes? -> y", epilogue=True)(build)
+    op(name, dtypes={"T": fold.dtypes}, bindings="x _axes? -> y", epilogue=True, channels_last=_reduction_layout)(build)
 
 
 for _name, _fold_of_op in FOLDS.items():
     _reduce(_name, _fold_of_op)
 
 
-@op("ReduceLogSumExp", dtypes={"T": FLOATS}, bindings="x _axes? -> y", epilogue=True)
+@op("ReduceLogSumExp", dtypes={"T": FLOATS}, bindings="x _axes? -> y", epilogue=True, channels_last=_reduction_layout)
 def reduce_log_sum_exp(node: BoundNode) -> Kernel:
     """y = max x + log sum exp(x - max x) over `axes`.
 
@@ -218,23 +233,23 @@ def _global(node: BoundNode, fold: Fold, p: int = 1) -> Kernel | Lowering:
     x = node.input(0)
     if x.rank < 3:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of rank {x.rank}; taken: 3 and more")
-    axes = range(2, x.rank)
+    axes = (1, 2) if node.node.channels_last else range(2, x.rank)
     return reduction(node, fold, axes, TensorType(x.dtype, reduced_shape(x.shape, axes, True)), p)
 
 
-@op("GlobalAveragePool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+@op("GlobalAveragePool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
 def global_average_pool(node: BoundNode) -> Kernel | Lowering:
     """y = mean of x over the spatial axes. x: [N, C, spatial...], y: [N, C, 1...]."""
     return _global(node, replace(FOLDS["ReduceMean"], empty=4))
 
 
-@op("GlobalMaxPool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+@op("GlobalMaxPool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
 def global_max_pool(node: BoundNode) -> Kernel | Lowering:
     """y = max of x over the spatial axes. x: [N, C, spatial...], y: [N, C, 1...]."""
     return _global(node, FOLDS["ReduceMax"])
 
 
-@op("GlobalLpPool", since=2, dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+@op("GlobalLpPool", since=2, dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
 def global_lp_pool(node: BoundNode) -> Kernel | Lowering:
     """y = (sum of |x|^p over the spatial axes)^(1/p). x: [N, C, spatial...], y: [N, C, 1...]."""
     p = int(node.attr("p"))

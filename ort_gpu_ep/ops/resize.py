@@ -8,9 +8,11 @@ from math import floor, prod
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.graph import Array
 from ort_gpu_ep.kernels import Known, case, normal, record
+from ort_gpu_ep.ops.channels_last import ints, permuted, stored
 from ort_gpu_ep.ops.reduce import normal_axes
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Operand, Strided, kernel, op
+from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Operand, Strided, kernel, op
 from ort_gpu_ep.symbolic import derived, is_symbolic
 from ort_gpu_ep.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType
 
@@ -158,7 +160,25 @@ SAMPLED = (*FLOATS, INT8, UINT8, INT32, INT64, BOOL)
 _PLAIN: dict[str, Const] = {"CUBIC_A": -0.75, "EXCLUDE_OUTSIDE": False, "OUTSIDE": 0}
 
 
-@op("Upsample", since=7, dtypes={"T": SAMPLED}, bindings="x _scales? -> y", epilogue=True)
+def _layout(node: BoundNode) -> ChannelsLast | None:
+    """The same, with `axes`, or scales, sizes and region of the axes as they are stored."""
+    if node.op == "Upsample" and node.version < 9:
+        return ChannelsLast((0,), attributes={"scales": permuted(node.attr("scales"))})
+    is_new = node.op == "Resize" and node.version >= 11
+    if is_new and node.attr("axes"):
+        return ChannelsLast((0,), attributes={"axes": tuple(stored(axis) for axis in node.attr("axes"))})
+    constants: dict[int, Array] = {}
+    for position in (2, 3) if is_new else (1,):
+        if (given := _given(node, position)) is not None:
+            values = given.require().reshape(-1)
+            constants[position] = ints(permuted(given.ints())) if position == 3 else np.array(permuted(values), F)
+    if is_new and node.attr("coordinate_transformation_mode") == "tf_crop_and_resize" and (region := _given(node, 1)) is not None:
+        starts, ends = np.split(region.require().reshape(-1), 2)
+        constants[1] = np.array([*permuted(starts), *permuted(ends)], region.dtype.numpy)
+    return ChannelsLast((0,), constants=constants)
+
+
+@op("Upsample", since=7, dtypes={"T": SAMPLED}, bindings="x _scales? -> y", epilogue=True, channels_last=_layout)
 def upsample(node: BoundNode) -> Kernel:
     """y[o] = x[o / scale], nearest or linear. x: any shape, y: x's sizes times `scales` (an attribute before opset 9)."""
     scales = np.asarray(node.attr("scales"), F) if node.version < 9 else node.input(1).require()
@@ -171,7 +191,8 @@ def _old_form(node: BoundNode, scales: np.ndarray) -> Kernel:
     return _resample(node, found, str(node.attr("mode")), "asymmetric", "simple", dict(_PLAIN))
 
 
-@op("Resize", since=10, dtypes={"T": SAMPLED, "T1": SAMPLED}, bindings="x _roi? _scales? _sizes? -> y", epilogue=True)
+@op("Resize", since=10, dtypes={"T": SAMPLED, "T1": SAMPLED}, bindings="x _roi? _scales? _sizes? -> y", epilogue=True,
+    channels_last=_layout)
 def resize(node: BoundNode) -> Kernel:
     """y = x sampled on another grid (nearest, linear or cubic). x: any shape, y: x's sizes times `scales`, or `sizes`."""
     if node.version < 11:

@@ -6,8 +6,9 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, normal, record
+from ort_gpu_ep.ops.channels_last import along_axis
 from ort_gpu_ep.ops.reduce import Rows, rows_of
-from ort_gpu_ep.registry import BoundNode, Kernel, kernel, op
+from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, kernel, op
 from ort_gpu_ep.types import FLOATS, Shape
 
 record("softmax.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
@@ -37,7 +38,11 @@ def _softmax(node: BoundNode, kind: int) -> Kernel:
         lanes=rows.lanes, workgroup_nbytes=4 * rows.lanes)
 
 
-@op("Softmax", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+def _layout(node: BoundNode) -> ChannelsLast | None:
+    return along_axis(node) if node.version >= 13 else None
+
+
+@op("Softmax", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=_layout)
 def softmax(node: BoundNode) -> Kernel:
     """y = exp(x - max x) / sum exp(x - max x) along `axis`.
 
@@ -46,7 +51,7 @@ def softmax(node: BoundNode) -> Kernel:
     return _softmax(node, 0)
 
 
-@op("LogSoftmax", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+@op("LogSoftmax", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=_layout)
 def log_softmax(node: BoundNode) -> Kernel:
     """y = x - max x - log sum exp(x - max x) along `axis`.
 
@@ -55,7 +60,7 @@ def log_softmax(node: BoundNode) -> Kernel:
     return _softmax(node, 1)
 
 
-@op("Hardmax", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+@op("Hardmax", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=_layout)
 def hardmax(node: BoundNode) -> Kernel:
     """y = 1 at the first maximum along `axis`, else 0.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ort_gpu_ep.graph import Step
+from ort_gpu_ep.ops import channels_last
 from ort_gpu_ep.ops.elementwise import FLOATING, NUMERIC, Expression, by_type, common_shape, constant, elementwise
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, View, broadcast, kernel, op
 from ort_gpu_ep.shaders.composer import literal
@@ -34,7 +35,7 @@ def variadic(name: str, pair: Callable[[BoundNode], str], *, types: tuple[DType,
         return Lowering((out,), tuple(kernels), tuple(temps.items()))
 
     build.__doc__ = f"{pair.__doc__} over all inputs, from the left" + (", divided by their number." if mean else ".")
-    op(name, dtypes={"T": types}, bindings="x... -> y")(build)
+    op(name, dtypes={"T": types}, bindings="x... -> y", channels_last=channels_last.elementwise)(build)
 
 
 def _common_shape(node: BoundNode, sources: list[int | str], temps: Mapping[str, TensorType]) -> Shape:

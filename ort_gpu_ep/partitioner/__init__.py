@@ -1,8 +1,8 @@
 """Which nodes go to the GPU, fused how, in which groups, and why."""
 
 from ort_gpu_ep.partitioner.costs import Costs
-from ort_gpu_ep.partitioner.fusion import fuse
 from ort_gpu_ep.partitioner.partition import Partitioning, nothing, partition
+from ort_gpu_ep.partitioner.passes import fuse, rewrite
 from ort_gpu_ep.partitioner.report import NodeReport, Prediction, Report
 
-__all__ = ["Costs", "NodeReport", "Partitioning", "Prediction", "Report", "fuse", "nothing", "partition"]
+__all__ = ["Costs", "NodeReport", "Partitioning", "Prediction", "Report", "fuse", "nothing", "partition", "rewrite"]

@@ -1,22 +1,22 @@
-"""The cheapest assignment of nodes to CPU and GPU, as a minimum cut.
+"""The cheapest assignment of nodes to two sides (CPU and GPU, say), where values between the sides cost, as a minimum cut.
 
 Source: Stone, Multiprocessor scheduling with the aid of network flow algorithms, IEEE TSE 3(1), 1977. A vertex per value and direction
-makes a value pay once however many readers it has; a value with one reader needs none.
+makes a value pay once however many readers it has; a value with one reader needs none. The flow is Dinic's (Soviet Math. Doklady 11, 1970).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 PICOSECONDS = 1e12
 """Capacities are whole picoseconds: sums of floats could make a flow algorithm miss equality."""
 
-_CPU, _GPU = "cpu", "gpu"
+_ANY = 1 << 60
+"""Capacity of what must not be cut: two weeks."""
+
+_FIRST, _SECOND = 0, 1      # vertices: source and sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +37,137 @@ class Crossing:
     download_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value between the sides. producer, readers: keys of nodes; None is whoever is on the first side in any case.
+
+    there, back: seconds to bring it to the second side, and to the first: once, however many readers are there.
+    """
+
+    producer: Hashable | None
+    readers: tuple[Hashable | None, ...]
+    there: float
+    back: float
+
+
 def cheapest_on_gpu(nodes: Mapping[Hashable, NodeCost], crossings: Sequence[Crossing]) -> set[Hashable]:
     """Keys of the nodes that run on the GPU in an assignment of least total seconds (nodes and transfers)."""
-    import networkx as nx  # here: it takes 0.1 s, and a session whose nodes all go to the GPU needs no cut
-    from networkx.algorithms.flow import preflow_push
-
-    network = nx.DiGraph()
-    network.add_nodes_from([_CPU, _GPU])
-    vertex: dict[Hashable, Hashable] = {key: _CPU if cost.gpu_s is None else ("node", key) for key, cost in nodes.items()}
-    for key, cost in nodes.items():
-        if cost.gpu_s is not None:
-            _add(network, vertex[key], _GPU, cost.cpu_s)
-            _add(network, _CPU, vertex[key], cost.gpu_s)
-    for index, crossing in enumerate(crossings):
-        producer = _CPU if crossing.producer is None else vertex[crossing.producer]
-        readers: set[Hashable] = {_CPU if key is None else vertex[key] for key in crossing.readers} - {producer}
-        _add_crossing(network, index, producer, readers, crossing)
-    _, (_, on_gpu) = nx.minimum_cut(network, _CPU, _GPU, flow_func=preflow_push)
-    return {key for key in nodes if vertex[key] in on_gpu}
+    costs = {key: (cost.cpu_s, math.inf if cost.gpu_s is None else cost.gpu_s) for key, cost in nodes.items()}
+    moves = [Move(c.producer, c.readers, c.upload_s, c.download_s) for c in crossings]
+    return set(nodes) - first_side(costs, moves)
 
 
-def _add(network: nx.DiGraph, start: Hashable, end: Hashable, seconds: float) -> None:
-    """Adds to the capacity between two vertices: several values may join the same pair."""
-    if start != end and seconds > 0:
-        edge = network.get_edge_data(start, end)
-        network.add_edge(start, end, capacity=round(seconds * PICOSECONDS) + (edge["capacity"] if edge else 0))
+def first_side(nodes: Mapping[Hashable, tuple[float, float]], moves: Sequence[Move], most: bool = False) -> set[Hashable]:
+    """Keys of the nodes on the first side in an assignment of least total seconds; of equal ones that with the fewest there (or the most).
+
+    nodes: seconds on the first and on the second side, infinite where it can't be.
+    """
+    network = _Network(2)
+    vertex = {key: network.vertex() for key in nodes}
+    for key, (first, second) in nodes.items():
+        network.add(vertex[key], _SECOND, first)
+        network.add(_FIRST, vertex[key], second)
+    for move in moves:
+        producer = _FIRST if move.producer is None else vertex[move.producer]
+        readers = {_FIRST if key is None else vertex[key] for key in move.readers} - {producer}
+        _add_move(network, producer, readers, move)
+    reached = network.reached_when_full(_FIRST, _SECOND)
+    if most:
+        others = network.reaching(_SECOND)
+        return {key for key in nodes if vertex[key] not in others}
+    return {key for key in nodes if vertex[key] in reached}
 
 
-def _add_crossing(network: nx.DiGraph, index: int, producer: Hashable, readers: set[Hashable], crossing: Crossing) -> None:
-    """What is cut if the producer is on the CPU and a reader on the GPU (upload), or the other way round (download)."""
+def _add_move(network: _Network, producer: int, readers: set[int], move: Move) -> None:
+    """What is cut if the producer is on the first side and a reader on the second (there), or the other way round (back)."""
     if len(readers) == 1:
         (reader,) = readers
-        _add(network, producer, reader, crossing.upload_s)
-        _add(network, reader, producer, crossing.download_s)
+        network.add(producer, reader, move.there)
+        network.add(reader, producer, move.back)
     elif readers:
-        up, down = ("up", index), ("down", index)
-        _add(network, producer, up, crossing.upload_s)
-        _add(network, down, producer, crossing.download_s)
+        there, back = network.vertex(), network.vertex()
+        network.add(producer, there, move.there)
+        network.add(back, producer, move.back)
         for reader in readers:
-            network.add_edge(up, reader)      # no capacity: infinite
-            network.add_edge(reader, down)
+            network.add(there, reader, math.inf)
+            network.add(reader, back, math.inf)
+
+
+class _Network:
+    """A flow network. Edge k and its reverse k ^ 1 stand next to each other."""
+
+    def __init__(self, vertices: int) -> None:
+        self.out: list[list[int]] = [[] for _ in range(vertices)]
+        self.to: list[int] = []
+        self.room: list[int] = []
+
+    def vertex(self) -> int:
+        self.out.append([])
+        return len(self.out) - 1
+
+    def add(self, start: int, end: int, seconds: float) -> None:
+        capacity = _ANY if math.isinf(seconds) else round(seconds * PICOSECONDS)
+        if start != end and capacity > 0:
+            for vertex, target, room in ((start, end, capacity), (end, start, 0)):
+                self.out[vertex].append(len(self.to))
+                self.to.append(target)
+                self.room.append(room)
+
+    def reached_when_full(self, source: int, sink: int) -> set[int]:
+        """The vertices that the source still reaches when no more can flow to the sink."""
+        while True:
+            distance = self._distances(source)
+            if sink not in distance:
+                return set(distance)
+            self._fill(source, sink, distance)
+
+    def reaching(self, sink: int) -> set[int]:
+        """The vertices that still reach the sink."""
+        found, queue = {sink}, [sink]
+        for vertex in queue:
+            for edge in self.out[vertex]:
+                if self.room[edge ^ 1] and self.to[edge] not in found:
+                    found.add(self.to[edge])
+                    queue.append(self.to[edge])
+        return found
+
+    def _distances(self, source: int) -> dict[int, int]:
+        """Edges from the source to each vertex that it reaches."""
+        found, queue = {source: 0}, [source]
+        for vertex in queue:
+            for edge in self.out[vertex]:
+                if self.room[edge] and self.to[edge] not in found:
+                    found[self.to[edge]] = found[vertex] + 1
+                    queue.append(self.to[edge])
+        return found
+
+    def _fill(self, source: int, sink: int, distance: Mapping[int, int]) -> None:
+        """Sends what can flow along shortest paths."""
+        tried = dict.fromkeys(distance, 0)
+        path: list[int] = []
+        while True:
+            vertex = self.to[path[-1]] if path else source
+            if vertex == sink:
+                amount = min(self.room[edge] for edge in path)
+                for edge in path:
+                    self.room[edge] -= amount
+                    self.room[edge ^ 1] += amount
+                path = path[:next(k for k, edge in enumerate(path) if not self.room[edge])]
+                continue
+            step = self._step(vertex, distance, tried)
+            if step is not None:
+                path.append(step)
+            elif path:
+                tried[self.to[path.pop() ^ 1]] += 1
+            else:
+                return
+
+    def _step(self, vertex: int, distance: Mapping[int, int], tried: dict[int, int]) -> int | None:
+        """The next edge from a vertex that leads further, of those that were not found useless."""
+        edges = self.out[vertex]
+        while tried[vertex] < len(edges):
+            edge = edges[tried[vertex]]
+            if self.room[edge] and distance.get(self.to[edge]) == distance[vertex] + 1:
+                return edge
+            tried[vertex] += 1
+        return None

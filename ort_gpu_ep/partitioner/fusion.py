@@ -1,4 +1,4 @@
-"""The fusion engine: pattern rules first, then chains of elementwise ops into whatever produces their input.
+"""The fusion engine: chains of elementwise ops go into whatever produces their input.
 
 A fusion fires only if `claim` accepts the fused node, so a fused pattern can't bypass the support check. It runs on
 concrete types: once with stand-ins for the claim, and again for each plan.
@@ -7,14 +7,12 @@ concrete types: once with stand-ins for the claim, and again for each plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.claim import claim
-from ort_gpu_ep.graph import Array, Graph, Node, Step
-from ort_gpu_ep.lowering import Answer, Facts, HostValues, bind, facts_of, walk
-from ort_gpu_ep.partitioner.fusions import apply_rules
+from ort_gpu_ep.graph import Graph, Node, Step
+from ort_gpu_ep.lowering import Answer, Facts, HostValues, bind
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, spec_of
 from ort_gpu_ep.types import TensorType
 
@@ -22,20 +20,6 @@ MAX_STEPS = 24
 """Steps in one fused kernel: enough for every chain seen in exported models, small enough for quick compilation."""
 
 ELEMENTWISE = ("ort_gpu_ep", "Elementwise")
-
-
-def fuse(
-    graph: Graph,
-    inputs: Mapping[str, TensorType],
-    limits: Limits,
-    otherwise: Callable[[str], TensorType | None] = lambda name: None,
-    known: Mapping[str, Array] | None = None,
-) -> Graph:
-    """The graph with fused nodes in place of the nodes they stand for (`Node.members` tells which). known: as in `facts_of`."""
-    facts = facts_of(graph, inputs, known)
-    answers = {id(n): (a, b) for n, a, b in walk(graph, facts, limits, otherwise)}
-    graph = apply_rules(graph, facts, limits)
-    return _Chains(graph, facts, limits, answers).run()
 
 
 @dataclass
@@ -46,7 +30,7 @@ class _Candidate:
     original: Node
 
 
-class _Chains:
+class Chains:
     """Fuses elementwise nodes into their producers, in topological order."""
 
     def __init__(self, graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> None:

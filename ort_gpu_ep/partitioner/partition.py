@@ -12,8 +12,8 @@ from ort_gpu_ep.lowering import Answer, Facts, HostValues, facts_of, walk
 from ort_gpu_ep.partitioner import sizes
 from ort_gpu_ep.partitioner.costs import Costs, Prices, predict, price
 from ort_gpu_ep.partitioner.cut import cheapest_on_gpu
-from ort_gpu_ep.partitioner.fusion import fuse
 from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
+from ort_gpu_ep.partitioner.passes import fuse
 from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Prediction, Report
 from ort_gpu_ep.partitioner.sizes import Assumption
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering

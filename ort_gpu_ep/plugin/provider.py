@@ -9,7 +9,7 @@ from ort_gpu_ep.backend import Executable
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, InternalError, forget_frames
 from ort_gpu_ep.graph import Graph
-from ort_gpu_ep.partitioner import Costs, Partitioning, fuse, nothing, partition
+from ort_gpu_ep.partitioner import Costs, Partitioning, nothing, partition, rewrite
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, ffi
 from ort_gpu_ep.plugin.compute import Partition
@@ -127,7 +127,7 @@ class Provider(Table):
         if self.state.backend is None:
             raise InternalError(f"partition {graph.name} was claimed without a GPU")
         constants = fallback.constants() if fallback is not None else {}
-        program = self.state.backend.compile(graph, self.config, fuse if self.config.fusion else None, constants)
+        program = self.state.backend.compile(graph, self.config, rewrite if self.config.fusion else None, constants)
         if program.problem:
             self.state.record("fallback", graph.name, program.problem)
         return program

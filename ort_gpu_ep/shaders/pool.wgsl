@@ -1,6 +1,7 @@
 // y[i] = the maximum, mean or p-norm of x under a window of up to three spatial axes. One invocation per output element.
 // Expects: MAX, MEAN (neither: p-norm with P), COUNT_PAD (the mean counts taps in the padding), LOWEST (the maximum of no
-// element), FLOAT, and for each spatial axis
+// element), FLOAT,
+// INNER (elements of one place that neighbour each other: the channels where these are last, else 1), and for each spatial axis
 // a (missing ones have size 1): IN, OUT, K (taps), S (stride), D (dilation), H and T (padding before and after).
 // Source: ONNX MaxPool, AveragePool, LpPool.
 fn power(v: f32) -> f32 {
@@ -14,7 +15,8 @@ fn root(v: f32) -> f32 {
     return select(pow(v, 1.0 / f32(P)), sqrt(v), P == 2u);
 }
 
-fn element(i: u32) -> y_t {
+fn element(index: u32) -> y_t {
+    let i = index / INNER;
     let o = vec3<i32>(vec3<u32>(i / (OUT1 * OUT2) % OUT0, i / OUT2 % OUT1, i % OUT2));
     let plane = i / (OUT0 * OUT1 * OUT2) * (IN0 * IN1 * IN2);
     let size = vec3<i32>(vec3<u32>(IN0, IN1, IN2));
@@ -33,7 +35,7 @@ fn element(i: u32) -> y_t {
                 let inside = all(p >= vec3<i32>(0)) && all(p < size);
                 if (inside || (COUNT_PAD && all(p < padded))) { count++; }
                 if (!inside) { continue; }
-                let v = x_at(plane + u32((p.x * size.y + p.y) * size.z + p.z));
+                let v = x_at((plane + u32((p.x * size.y + p.y) * size.z + p.z)) * INNER + index % INNER);
                 if (MAX) {
                     if (!found || v > best || (FLOAT && is_nan_f32(f32(v)))) { best = v; }
                     found = true;

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.partitioner import fuse
+from ort_gpu_ep.partitioner import rewrite
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, assert_same, data, model_of
 
@@ -139,7 +139,7 @@ def test_bit_casts_between_kernels() -> None:
     after = (helper.make_node("BitwiseAnd", ["y0", "sign"], ["a"]), helper.make_node("BitCast", ["a"], ["y"], to=onnx_type("float32")))
     model, feeds = model_of("BitCast", (x,), opset=26, after=after, to=onnx_type("uint32"))
     model.graph.initializer.append(numpy_helper.from_array(np.array(0x7fffffff, np.uint32), "sign"))
-    assert_same(run_direct(model, feeds, fuse), [np.abs(x)])
+    assert_same(run_direct(model, feeds, rewrite), [np.abs(x)])
 
 
 DECLINED: list[tuple[str, tuple[Any, ...], int, dict[str, Any], Code]] = [

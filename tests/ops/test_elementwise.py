@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.partitioner import fuse
+from ort_gpu_ep.partitioner import rewrite
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, data, model_of, on_cpu
 from tests.unit.graphs import model_of as model_of_text
@@ -498,4 +498,4 @@ def test_nan_and_infinity_survive_fusion(first: str, rest: str) -> None:
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     want = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})[0]
-    np.testing.assert_allclose(run_direct(model, {"x": x}, fuse)[0], want, rtol=1e-5)
+    np.testing.assert_allclose(run_direct(model, {"x": x}, rewrite)[0], want, rtol=1e-5)

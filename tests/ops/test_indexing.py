@@ -11,7 +11,7 @@ from onnx import helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.partitioner import fuse
+from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.types import TensorType, dtype_of
@@ -234,9 +234,9 @@ def test_one_output_of_top_k(wanted: int) -> None:
 def test_fused_steps_of_cumsum() -> None:
     model, feeds = model_of(
         "CumProd", (data(7, 3), Host(1)), opset=26, after=(helper.make_node("Neg", ["y0"], ["y"]),))
-    np.testing.assert_allclose(run_direct(model, feeds, fuse)[0], -np.cumprod(feeds["x0"], 1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run_direct(model, feeds, rewrite)[0], -np.cumprod(feeds["x0"], 1), rtol=1e-5, atol=1e-5)
     model, feeds = model_of("CumSum", (data(7, 301), Host(1)), after=(helper.make_node("Relu", ["y0"], ["y"]),))
-    np.testing.assert_allclose(run_direct(model, feeds, fuse)[0], on_cpu(model, feeds)[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run_direct(model, feeds, rewrite)[0], on_cpu(model, feeds)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -12,7 +12,7 @@ from onnx import helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.partitioner import fuse
+from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.types import TensorType, dtype_of
@@ -142,8 +142,8 @@ def test_fused_steps(op: str, inputs: Any, options: dict[str, Any]) -> None:
     feeds["bias"] = data(1)
     model.graph.node[-1].input[1] = "bias"
     model.graph.input.append(helper.make_tensor_value_info("bias", 1, [1]))
-    assert_same(run_direct(model, feeds, fuse), on_cpu(model, feeds))
-    assert not [s.label for s in plan_of(model, feeds, fuse).steps if "elementwise" in s.label]
+    assert_same(run_direct(model, feeds, rewrite), on_cpu(model, feeds))
+    assert not [s.label for s in plan_of(model, feeds, rewrite).steps if "elementwise" in s.label]
 
 
 def plan_of(model: onnx.ModelProto, feeds: dict[str, Array], rewrite: Any = None) -> Any:

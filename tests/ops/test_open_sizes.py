@@ -17,7 +17,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.errors import UnsupportedNodeError
 from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.partitioner.fusion import fuse
+from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.types import dtype_of
 from tests.direct import run_direct, run_program
 
@@ -118,7 +118,7 @@ def test_one_plan_serves_sizes_that_it_was_not_made_for(name: str) -> None:
     model = model_of(text, constants)
     cpu = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     gpu = Gpu.open(Config())
-    program = Program(from_onnx(model), Config(), gpu, fuse)
+    program = Program(from_onnx(model), Config(), gpu, rewrite)
     compiled = 0
     for k, size in enumerate(sizes):
         feeds = feeds_of(model, size)

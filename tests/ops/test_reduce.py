@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.partitioner import fuse
+from ort_gpu_ep.partitioner import rewrite
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, check_decline, check_node, model_of, node_model, normal, positive
 
@@ -82,7 +82,7 @@ def test_none_of_no_bools_and_all_of_them() -> None:
 def test_a_fused_step_of_packed_elements() -> None:
     x = random_of("bool", 7, 131)
     model, feeds = model_of("ReduceMax", (x, Host([1])), opset=20, after=(helper.make_node("Not", ["y0"], ["y"]),))
-    np.testing.assert_array_equal(run_direct(model, feeds, fuse)[0], ~x.max(1, keepdims=True))
+    np.testing.assert_array_equal(run_direct(model, feeds, rewrite)[0], ~x.max(1, keepdims=True))
 
 
 @pytest.mark.parametrize(("op", "opset"), [

@@ -20,7 +20,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.errors import UnsupportedNodeError
 from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.partitioner.fusion import fuse
+from ort_gpu_ep.partitioner import rewrite
 from tests.direct import run_program
 from tests.session.random_graphs import Array, Value, quiet, random_model, wrong
 
@@ -333,7 +333,7 @@ def direct_differences(made: OpenModel) -> tuple[list[str], list[str]] | None:
     declined: list[str] = []
     graph = from_onnx(onnx.load_from_string(made.model))
     try:
-        program = Program(graph, Config(), Gpu.open(Config()), fuse)
+        program = Program(graph, Config(), Gpu.open(Config()), rewrite)
     except UnsupportedNodeError:
         return None
 

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.graph import Graph, from_onnx
-from ort_gpu_ep.partitioner import fuse
+from ort_gpu_ep.partitioner import fuse, rewrite
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler import Plan, make_plan
 from ort_gpu_ep.types import BY_NAME, FLOAT32, TensorType
@@ -56,7 +56,7 @@ def fused(graph: Graph, limits: Limits | None = None, **inputs: TensorType) -> G
 
 
 def plan_of(graph: Graph, with_fusion: bool = True, limits: Limits | None = None, **inputs: TensorType) -> Plan:
-    return make_plan(graph, inputs or static_types(graph), limits or Limits(), fuse if with_fusion else None)
+    return make_plan(graph, inputs or static_types(graph), limits or Limits(), rewrite if with_fusion else None)
 
 
 @st.composite

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from models import build
 from ort_gpu_ep.graph import Graph, from_onnx
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.partitioner import fuse
+from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.registry import Kernel, Limits, Strided, kernel, parts
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
 from ort_gpu_ep.scheduler.template import make_template
@@ -26,7 +26,7 @@ BINDINGS = {"x": (tensor(4, 6), False), "y": (OUT, True)}
 def plans(graph: Graph) -> list[Plan]:
     """Of the sizes that the model has, and of sizes that it leaves open."""
     types = list(static_types(graph).values())
-    return [make_template(g, types, Limits(), fuse).plan for g in (graph, opened(graph))]
+    return [make_template(g, types, Limits(), rewrite).plan for g in (graph, opened(graph))]
 
 
 def assert_same(plan: Plan, limit: int) -> None:

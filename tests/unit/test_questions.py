@@ -14,7 +14,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.lowering import Answer, facts_of, walk
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.partitioner import fuse, partition
+from ort_gpu_ep.partitioner import partition, rewrite
 from ort_gpu_ep.registry import OPS, BoundNode, Built, Decline, Limits, Lowering
 from ort_gpu_ep.scheduler.template import make_template
 from tests.unit.graphs import graph_of, static_types
@@ -46,7 +46,7 @@ def test_layers_that_are_alike_and_stages_ask_once(calls: Counter[str]) -> None:
     for _ in range(2):      # read from the model again, as ONNX Runtime gives it for the second stage
         graph = graph_of(CHAIN, WEIGHTS)
         partition(graph, Config(placement="gpu"), Limits(), software=False)
-        make_template(graph, list(static_types(graph).values()), Limits(), fuse)
+        make_template(graph, list(static_types(graph).values()), Limits(), rewrite)
     assert calls["Conv"] == 2       # one that is only itself, one with steps behind it
     assert {op: n for op, n in calls.items() if op not in ("Conv", "Elementwise")} == {"Relu": 1, "Sigmoid": 1, "Mul": 1, "Softmax": 1}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.shaders.unroll import expand
 

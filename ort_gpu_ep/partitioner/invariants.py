@@ -1,0 +1,107 @@
+"""What must hold of a graph after every pass, and what each property means that a pass ensures: as rules. Tests run them.
+
+Each rule gives a sentence for whatever breaks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from ort_gpu_ep.graph import Node
+from ort_gpu_ep.lowering import Facts, facts_of, walk
+from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST
+from ort_gpu_ep.partitioner.fusion import Chains
+from ort_gpu_ep.partitioner.fusions import apply_rules
+from ort_gpu_ep.partitioner.layouts import CHANNELS_LAST, is_conversion
+from ort_gpu_ep.partitioner.passes import ASKED, CHAINS_FUSED, LAYOUTS_CHOSEN, PATTERNS_FUSED, Work
+from ort_gpu_ep.registry import Decline
+from ort_gpu_ep.symbolic import hints
+from ort_gpu_ep.types import TensorType
+
+
+def violations(work: Work) -> list[str]:
+    """What is wrong with the graph, whatever passes it has been through."""
+    return [*_order(work), *_types(work)]
+
+
+def _order(work: Work) -> Iterator[str]:
+    """Every value is written once, and before it is read."""
+    graph = work.graph
+    there = {*graph.inputs, *(name for name, value in graph.values.items() if value.is_constant)}
+    for node in graph.nodes:
+        for name in node.reads:
+            if name not in there:
+                yield f"{node.label} reads {name!r}, which nothing has written"
+        for name in node.writes:
+            if name in there:
+                yield f"{node.label} writes {name!r}, which is there already"
+            there.add(name)
+    for name in graph.outputs:
+        if name not in there:
+            yield f"output {name!r} is written by nothing"
+
+
+def _types(work: Work) -> Iterator[str]:
+    """Every value still has the type that it had when the rows were asked, channel-last or not, and no row declines what it took before."""
+    if not work.facts.types:
+        return
+    facts = facts_of(work.graph, work.inputs, work.known)
+    for node, answer, _ in walk(work.graph, facts, work.limits, work.otherwise):
+        if isinstance(answer, Decline) and not _declined_before(work, node):
+            yield f"{node.label} is declined: {answer.reason}"
+    for name, tensor in facts.types.items():
+        expected = _expected(work.facts, name)
+        if expected is not None and (tensor.dtype, hints(tensor.shape)) != (expected.dtype, hints(expected.shape)):
+            yield f"{name!r} is {tensor}, expected {expected}"
+
+
+def _declined_before(work: Work, node: Node) -> bool:
+    answer, _ = work.answers.get(id(node), (None, None))
+    return isinstance(answer, Decline)
+
+
+def _expected(facts: Facts, name: str) -> TensorType | None:
+    plain = facts.types.get(name.removesuffix(CHANNELS_LAST))
+    if plain is None or not name.endswith(CHANNELS_LAST) or plain.rank != 4:
+        return plain if not name.endswith(CHANNELS_LAST) else None
+    return TensorType(plain.dtype, tuple(plain.shape[k] for k in TO_CHANNELS_LAST))
+
+
+def _asked(work: Work) -> Iterator[str]:
+    for node in work.graph.nodes:
+        if id(node) not in work.answers:
+            yield f"{node.label} was not asked"
+
+
+def _no_pattern(work: Work) -> Iterator[str]:
+    again = apply_rules(work.graph, work.facts, work.limits)
+    if len(again.nodes) != len(work.graph.nodes):
+        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when the rules are tried once more"
+
+
+def _no_chain(work: Work) -> Iterator[str]:
+    again = Chains(work.graph, work.facts, work.limits, work.answers).run()
+    if len(again.nodes) != len(work.graph.nodes):
+        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when chains are fused once more"
+
+
+def _layouts(work: Work) -> Iterator[str]:
+    """No channel-last value reaches a node that knows nothing of it, nor the outside; none is converted twice, or without need."""
+    graph = work.graph
+    for name in (*graph.inputs, *graph.outputs):
+        if name.endswith(CHANNELS_LAST):
+            yield f"{name!r} is an input or output of the graph"
+    read = {name for node in graph.nodes for name in node.reads} | set(graph.outputs)
+    for node in graph.nodes:
+        last = [name for name in (*node.reads, *node.writes) if name.endswith(CHANNELS_LAST)]
+        if last and not node.channels_last and not is_conversion(node):
+            yield f"{node.label} is plain, but has {last[0]!r}"
+        if node.channels_last and not last:
+            yield f"{node.label} is channel-last, but none of its values is"
+        if is_conversion(node) and node.writes[0] not in read:
+            yield f"{node.label} converts what nobody reads"
+
+
+PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
+    ASKED: _asked, PATTERNS_FUSED: _no_pattern, CHAINS_FUSED: _no_chain, LAYOUTS_CHOSEN: _layouts}
+"""Each property that a pass requires or ensures, as a rule."""

@@ -1,0 +1,104 @@
+"""What is done to a graph before its nodes become kernels: a list of passes, each with what it requires and what it ensures.
+
+They run on concrete types: those up to `FUSION` for the claim, with stand-ins, and all of them for each plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import ort_gpu_ep.ops  # noqa: F401  fills the registry
+from ort_gpu_ep.graph import Array, Graph
+from ort_gpu_ep.lowering import Answer, Facts, facts_of, walk
+from ort_gpu_ep.partitioner.fusion import Chains
+from ort_gpu_ep.partitioner.fusions import apply_rules
+from ort_gpu_ep.partitioner.layouts import choose_layouts
+from ort_gpu_ep.registry import BoundNode, Limits
+from ort_gpu_ep.types import TensorType
+
+
+@dataclass
+class Work:
+    """A graph on its way through the passes, and what is known of it.
+
+    inputs, known, otherwise: as `facts_of` and `walk` take them. facts: of every value, by its name. answers: by id() of a node that has
+    not been changed since.
+    """
+
+    graph: Graph
+    inputs: Mapping[str, TensorType]
+    limits: Limits
+    known: Mapping[str, Array] | None = None
+    otherwise: Callable[[str], TensorType | None] = lambda name: None
+    facts: Facts = field(default_factory=lambda: Facts({}, {}))
+    answers: Mapping[int, tuple[Answer, BoundNode | None]] = field(default_factory=dict)
+
+
+def _ask(work: Work) -> Graph:
+    work.facts = facts_of(work.graph, work.inputs, work.known)
+    work.answers = {id(n): (a, b) for n, a, b in walk(work.graph, work.facts, work.limits, work.otherwise)}
+    return work.graph
+
+
+def _patterns(work: Work) -> Graph:
+    return apply_rules(work.graph, work.facts, work.limits)
+
+
+def _chains(work: Work) -> Graph:
+    return Chains(work.graph, work.facts, work.limits, work.answers).run()
+
+
+def _layouts(work: Work) -> Graph:
+    return choose_layouts(work.graph, work.facts, work.limits)
+
+
+ASKED = "every row has been asked, and the types of values are known"
+PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
+CHAINS_FUSED = "no elementwise node is left that its producer could do"
+LAYOUTS_CHOSEN = "every value is stored as its readers read it"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A step from a graph to a graph. requires, ensures: properties, in words; what was ensured holds from then on."""
+
+    name: str
+    run: Callable[[Work], Graph]
+    requires: frozenset[str] = frozenset()
+    ensures: frozenset[str] = frozenset()
+
+
+FUSION: Sequence[Pass] = (
+    Pass("ask", _ask, ensures=frozenset({ASKED})),
+    Pass("patterns", _patterns, requires=frozenset({ASKED}), ensures=frozenset({PATTERNS_FUSED})),
+    Pass("chains", _chains, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({CHAINS_FUSED})),
+)
+
+PASSES: Sequence[Pass] = (
+    *FUSION,
+    Pass("layouts", _layouts, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({LAYOUTS_CHOSEN})),
+)
+
+
+def run(passes: Sequence[Pass], work: Work) -> Graph:
+    """The graph after some passes."""
+    for step in passes:
+        work.graph = step.run(work)
+    return work.graph
+
+
+def fuse(
+    graph: Graph,
+    inputs: Mapping[str, TensorType],
+    limits: Limits,
+    otherwise: Callable[[str], TensorType | None] = lambda name: None,
+    known: Mapping[str, Array] | None = None,
+) -> Graph:
+    """The graph with fused nodes in place of the nodes they stand for (`Node.members` tells which). known: as in `facts_of`."""
+    return run(FUSION, Work(graph, inputs, limits, known, otherwise))
+
+
+def rewrite(graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, *, known: Mapping[str, Array] | None = None) -> Graph:
+    """The graph that a plan is made of: fused, each value in a layout."""
+    return run(PASSES, Work(graph, inputs, limits, known))

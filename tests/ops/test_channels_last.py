@@ -1,0 +1,129 @@
+"""Every row that says how it works channel-last, against ONNX Runtime's CPU kernel: for fixed and for open sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.partitioner import rewrite
+from ort_gpu_ep.registry import OPS, Limits
+from tests.direct import run_direct
+from tests.ops.single_node import Array, Host, assert_agree, data, model_of, on_cpu
+from tests.unit.graphs import static_types
+from tests.unit.layouts import gaining
+
+F32 = "float32"
+X = data(2, 12, 7, 9)
+S = (2, 3, 5, 4)
+
+
+def floats(*values: float) -> Host:
+    return Host(np.array(values, "f"), F32)
+
+
+CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "max pool": ("MaxPool", (X,), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}),
+    "max pool, ceil": ("MaxPool", (data(1, 3, 10, 11),), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
+    "max pool, dilated": ("MaxPool", (data(1, 5, 12, 11),), {"kernel_shape": [2, 3], "dilations": [2, 2], "auto_pad": "VALID"}),
+    "max pool of bytes": ("MaxPool", (data(1, 5, 6, 8, dtype="uint8"),), {"kernel_shape": [2, 2]}),
+    "mean pool": ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    "mean pool, padding counts": ("AveragePool", (data(*S),), {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1}),
+    "norm pool": ("LpPool", (X,), {"kernel_shape": [3, 3], "p": 2}),
+    "global mean": ("GlobalAveragePool", (data(2, 24, 17, 19),), {}),
+    "global max": ("GlobalMaxPool", (data(*S),), {}),
+    "global norm": ("GlobalLpPool", (data(*S),), {"p": 3}),
+    "mean over space": ("ReduceMean", (data(*S),), {"axes": [2, 3], "keepdims": 1}),
+    "mean over space, squeezed": ("ReduceMean", (data(*S),), {"axes": [-1, 2], "keepdims": 0}),
+    "max over channels, squeezed": ("ReduceMax", (data(*S),), {"axes": [1], "keepdims": 0}),
+    "sum over rows": ("ReduceSum", (data(*S), Host([-2])), {"keepdims": 1}),
+    "norm over all": ("ReduceL2", (data(*S),), {"keepdims": 1}),
+    "log of sums of exp": ("ReduceLogSumExp", (data(*S),), {"axes": [1], "keepdims": 1}),
+    "softmax over channels": ("Softmax", (data(*S),), {"axis": 1}),
+    "log softmax over columns": ("LogSoftmax", (data(*S),), {"axis": -1}),
+    "hardmax": ("Hardmax", (data(*S),), {"axis": 1}),
+    "concat of channels": ("Concat", (data(2, 3, 4, 5), data(2, 8, 4, 5, seed=1), data(2, 1, 4, 5)), {"axis": 1}),
+    "concat of two": ("Concat", (data(2, 4, 4, 5), data(2, 8, 4, 5, seed=1)), {"axis": -3}),
+    "concat of rows": ("Concat", (data(2, 3, 4, 5), data(2, 3, 7, 5, seed=1)), {"axis": 2}),
+    "split of channels": ("Split", (data(2, 8, 4, 5), Host([3, 5])), {"axis": 1}),
+    "slice of channels": ("Slice", (X, Host([2]), Host([9]), Host([1])), {}),
+    "slice of all, backwards": ("Slice", (X, Host([0, 10, 6]), Host([2, 1, 0]), Host([0, 1, -2]), Host([1, -3, -1])), {}),
+    "slice without axes": ("Slice", (X, Host([0, 1, 2]), Host([1, 11, 5])), {}),
+    "pad": ("Pad", (X, Host([0, 1, 2, 3, 1, 0, 1, 2]), floats(2.5)), {}),
+    "pad, reflected": ("Pad", (data(*S), Host([0, 0, 2, 1, 0, 0, 1, 2])), {"mode": "reflect"}),
+    "nearest": ("Resize", (X, None, floats(1, 1, 2, 2)), {"mode": "nearest"}),
+    "linear": ("Resize", (X, None, floats(1, 1, 1.5, 2.5)), {"mode": "linear"}),
+    "linear to sizes": ("Resize", (X, None, None, Host([2, 12, 11, 5])), {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
+    "cubic": ("Resize", (data(1, 3, 5, 6), None, floats(1, 1, 2, 1.5)), {"mode": "cubic"}),
+    "region": ("Resize", (data(1, 2, 6, 8), floats(0, 0, 0.2, 0.1, 1, 1, 0.8, 0.9), None, Host([1, 2, 4, 4])),
+               {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}),
+    "relu": ("Relu", (X,), {}),
+    "clip": ("Clip", (X, floats(-1).value.reshape(()), floats(2).value.reshape(())), {}),
+    "slope of each channel": ("PRelu", (X, Host(data(12, 1, 1), F32)), {}),
+    "sum with rows": ("Add", (X, Host(data(7, 1), F32)), {}),
+    "sum with columns": ("Add", (X, Host(data(9), F32)), {}),
+    "product with a mask": ("Mul", (X, Host(data(1, 12, 7, 9, seed=3), F32)), {}),
+    "choice": ("Where", (Host(data(12, 1, 1, dtype="bool"), "bool"), X, data(2, 12, 7, 9, seed=2)), {}),
+    "largest of four": ("Max", (X, data(1, 12, 1, 1), data(2, 1, 7, 9), Host(data(1, 1, 9), F32)), {}),
+    "mean of two": ("Mean", (X, data(2, 12, 7, 9, seed=4)), {}),
+    "identity": ("Identity", (X,), {}),
+    "dropout": ("Dropout", (X,), {}),
+    "cast": ("Cast", (X,), {"to": onnx.TensorProto.INT32}),
+    "transposed to channels last": ("Transpose", (X,), {"perm": [0, 2, 3, 1]}),
+    "transposed to channels first": ("Transpose", (X,), {"perm": [0, 3, 1, 2]}),
+    "transposed otherwise": ("Transpose", (X,), {"perm": [3, 1, 0, 2]}),
+    "reversed": ("Transpose", (X,), {}),
+}
+
+
+def channels_last_nodes(model: onnx.ModelProto) -> list[str]:
+    graph = from_onnx(model)
+    return [n.op for n in rewrite(graph, static_types(graph), Limits()).nodes if n.channels_last]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_channels_last(name: str) -> None:
+    op, inputs, attributes = CASES[name]
+    model, feeds = model_of(op, inputs, 2 if op == "Split" else 1, **attributes)
+    wanted = on_cpu(model, feeds)
+    with gaining(op):
+        assert channels_last_nodes(model) == [op]
+        for every_size_open in (False, True):
+            for got, want in zip(run_direct(model, feeds, rewrite, every_size_open), wanted, strict=True):
+                assert_agree(got, want, 3e-6)
+
+
+def test_every_rule_has_a_case() -> None:
+    tested = {OPS["", op].channels_last for op, _, _ in CASES.values()}
+    assert [name for (_, name), spec in OPS.items() if spec.channels_last not in (None, *tested)] == []
+
+
+@pytest.mark.parametrize("opset", [7, 9])
+def test_old_upsampling(opset: int) -> None:
+    """By an attribute, then by an input; ONNX's own function is Resize's with the floor of asymmetric coordinates."""
+    x = data(1, 4, 3, 5)
+    scales = [1.0, 1.0, 2.0, 3.0]
+    inputs: tuple[Any, ...] = (x,) if opset < 9 else (x, floats(*scales))
+    model, feeds = model_of("Upsample", inputs, opset=opset, mode="nearest", **({"scales": scales} if opset < 9 else {}))
+    with gaining("Upsample"):
+        assert channels_last_nodes(model) == ["Upsample"]
+        np.testing.assert_array_equal(run_direct(model, feeds, rewrite)[0], x.repeat(2, 2).repeat(3, 3))
+
+
+def test_fused_steps_and_their_operands() -> None:
+    """Constants of any rank are permuted, values of the run are read as they are stored; a scalar stays."""
+    nodes = [helper.make_node("Mul", ["y0", "scale"], ["a"]), helper.make_node("Add", ["a", "bias"], ["b"]),
+             helper.make_node("Add", ["b", "x0"], ["c"]), helper.make_node("Mul", ["c", "half"], ["y"])]
+    model, feeds = model_of("MaxPool", (X,), after=tuple(nodes), kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    held: dict[str, Array] = {"scale": data(12, 1, 1), "bias": data(9), "half": np.array(0.5, "f")}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in held.items())
+    wanted = on_cpu(model, feeds)[0]
+    with gaining("MaxPool"):
+        for every_size_open in (False, True):
+            assert_agree(run_direct(model, feeds, rewrite, every_size_open)[0], wanted, 1e-6)
+        (node,) = (n for n in rewrite(from_onnx(model), static_types(from_onnx(model)), Limits()).nodes if n.channels_last)
+    assert len(node.epilogue) == 4
