@@ -37,6 +37,13 @@ class Decision(Protocol):
         """All of it, as JSON has it."""
 
 
+class Profiled(Protocol):
+    """What runs took, see profiling.result.RunProfile."""
+
+    def as_dict(self) -> dict[str, object]:
+        """All of it, as JSON has it."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """Device memory of one partition for one set of input shapes, in bytes.
@@ -63,7 +70,7 @@ class Memory:
 class Explanation:
     """The decision of the partitioner and what came of it. `str()` gives a text that fits a terminal.
 
-    decisions: with placement=auto, what was chosen for which input shapes, by what was measured.
+    decisions: with placement=auto, what was chosen for which input shapes, by what was measured. profile: where it was asked for.
     """
 
     adapter: str
@@ -72,6 +79,7 @@ class Explanation:
     events: tuple[str, ...]
     plans: tuple[Plan, ...] = field(default=(), repr=False)
     decisions: tuple[tuple[str, Decision], ...] = ()
+    profile: Profiled | None = None
 
     def as_dict(self) -> dict[str, object]:
         """For `--json`: plain lists, numbers and strings."""
@@ -81,6 +89,7 @@ class Explanation:
             "memory": [{**asdict(m), "ratio": m.ratio} for m in self.memory],
             "events": list(self.events),
             "decisions": [{"inputs": shapes, **decision.as_dict()} for shapes, decision in self.decisions],
+            **({"profile": self.profile.as_dict()} if self.profile is not None else {}),
         }
 
     def predicted_by(self, reports: Iterable[Report]) -> Explanation:
@@ -106,6 +115,7 @@ class Explanation:
                 f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights, "
                 f"{memory.dispatches} dispatches")
         lines += [f"event: {e}" for e in self.events]
+        lines += ["", str(self.profile)] if self.profile is not None else []
         return "\n".join(lines)
 
 

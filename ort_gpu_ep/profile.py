@@ -70,7 +70,8 @@ class Profile:
 
     run_s: an (almost) empty run with its readback: submit, wait, 256 bytes. dispatch_s: one more small kernel in a run.
     upload, download: seconds that bytes take in addition to an empty run. families: seconds of work (without its dispatch) over
-    floating-point operations or bytes, see kernels.BY_FLOPS; those not there are answered by SIBLING.
+    floating-point operations or bytes, see kernels.BY_FLOPS; those not there are answered by SIBLING. flops_per_s, nbytes_per_s: the roofs,
+    the most that a kernel can do (calibration/roofs.py); 0 where they are not known.
     """
 
     adapter: str
@@ -79,10 +80,14 @@ class Profile:
     upload: Curve
     download: Curve
     families: Mapping[str, Curve] = field(default_factory=dict)
+    flops_per_s: float = 0.0
+    nbytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(s) and s > 0 for s in (self.run_s, self.dispatch_s)):
             raise ValueError(f"profile of {self.adapter}: run_s {self.run_s}, dispatch_s {self.dispatch_s}: expected positive numbers")
+        if not all(math.isfinite(r) and r >= 0 for r in (self.flops_per_s, self.nbytes_per_s)):
+            raise ValueError(f"profile of {self.adapter}: roofs {self.flops_per_s}, {self.nbytes_per_s}: expected numbers of at least 0")
         unknown = set(self.families) - set(FAMILIES)
         if unknown:
             raise ValueError(f"profile of {self.adapter}: unknown families {sorted(unknown)}; there are {sorted(FAMILIES)}")
@@ -121,14 +126,16 @@ class Profile:
         return {
             "adapter": self.adapter, "run_s": self.run_s, "dispatch_s": self.dispatch_s, "upload": [list(p) for p in self.upload.points],
             "download": [list(p) for p in self.download.points],
-            "families": {name: [list(p) for p in curve.points] for name, curve in self.families.items()}}
+            "families": {name: [list(p) for p in curve.points] for name, curve in self.families.items()},
+            "flops_per_s": self.flops_per_s, "nbytes_per_s": self.nbytes_per_s}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
         """Raises: KeyError, TypeError, ValueError, AttributeError for what `as_dict` did not write."""
         return cls(
             str(data["adapter"]), float(data["run_s"]), float(data["dispatch_s"]), _curve(data["upload"]), _curve(data["download"]),
-            {str(name): _curve(points) for name, points in data["families"].items()})
+            {str(name): _curve(points) for name, points in data["families"].items()},
+            float(data["flops_per_s"]), float(data["nbytes_per_s"]))
 
 
 def _curve(points: Any) -> Curve:

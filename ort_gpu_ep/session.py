@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from ort_gpu_ep.profile import GUESSED
 if TYPE_CHECKING:
     from ort_gpu_ep.partitioner import Costs
     from ort_gpu_ep.placement.runner import Runner
+    from ort_gpu_ep.profiling.result import RunProfile
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -64,6 +66,7 @@ class InferenceSession(plugin.PlainSession):
         provider_options: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        self._options: dict[str, Any] = {}                # of our provider, as given
         self._theirs: frozenset[str] = frozenset()        # names of the attributes that onnxruntime sets
         self._arguments = (path_or_bytes, sess_options, kwargs)
         self._before = frozenset((*vars(self), "_before"))
@@ -97,6 +100,7 @@ class InferenceSession(plugin.PlainSession):
         trouble = ""
         if names is not None and options is not None and EP_NAME in names:
             plugin.register()
+            self._options = dict(options[names.index(EP_NAME)])
             config = _checked(options[names.index(EP_NAME)])
             nothing_to_gain, lease, trouble = _look(config)
             if nothing_to_gain and CPU_PROVIDER in names:
@@ -202,8 +206,42 @@ class InferenceSession(plugin.PlainSession):
         """Why a session with placement=gpu has none; empty where it has one, or need not."""
         return self._trouble
 
-    def explain(self) -> Explanation:
-        """Which node runs where and why, what crosses between the devices, and what memory it takes."""
+    def profile(
+        self, inputs: Mapping[str, Any] | None = None, runs: int = 21, progress: Callable[[str, float], None] | None = None,
+    ) -> RunProfile:
+        """What runs take on the GPU: each dispatch by its clock, beside what the adapter could do, and the host's phases.
+
+        inputs: of each run; random where none are given, with 1 for open sizes. runs: counted. A session that chooses for itself, or has
+        chosen the CPU, is made once more with placement=gpu. progress: is called with what comes next and the part that is done.
+        Raises ConfigError where nothing runs on a GPU of this process; what a run raises.
+        """
+        from ort_gpu_ep.feeds import random_feeds
+        from ort_gpu_ep.profiling.measure import profile_runs
+
+        state, session = self._state, self
+        if self._runner is not None or self._asked is not None:
+            model, settings, kwargs = self._arguments
+            session = InferenceSession(model, settings, None, {**self._options, "placement": "gpu"}, **kwargs)
+            state = session._state
+        feeds = random_feeds(self) if inputs is None else inputs
+        path = self._arguments[0]
+        name = os.path.basename(path) if isinstance(path, (str, os.PathLike)) else "model"
+        config = resolve(session._options)
+        found = state if state is not None and state.partitions else None
+        return profile_runs(
+            lambda: session.run(None, feeds), found.partitions if found else (), found.gpu if found else None, config, name, runs, progress)
+
+    def explain(self, profile: bool | Mapping[str, Any] = False) -> Explanation:
+        """Which node runs where and why, what crosses between the devices, and what memory it takes.
+
+        profile: also what each dispatch takes, see `profile`: true, or the inputs of its runs.
+        """
+        found = self._explain()
+        if profile is False:
+            return found
+        return replace(found, profile=self.profile(None if profile is True else profile))
+
+    def _explain(self) -> Explanation:
         if self._asked is not None and self._source is not None:     # the CPU was chosen before the graph was seen: ask the partitioner now
             with plugin.capture() as states:
                 self._source.session(self._sess_options_initial, *self._asked, {})

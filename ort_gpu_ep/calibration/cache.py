@@ -17,7 +17,7 @@ from ort_gpu_ep.profile import GUESSED, Profile
 
 log = logging.getLogger("ort_gpu_ep")
 
-FORMAT = 2
+FORMAT = 3
 
 _known: dict[str, Profile] = {}
 _lock = threading.Lock()

@@ -10,6 +10,7 @@ from statistics import median
 import numpy as np
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
+from ort_gpu_ep.calibration.roofs import measure_roofs
 from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, chain, random
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
@@ -64,7 +65,7 @@ class Bench:
         self.empty = Job(gpu, chain(1))
         self.empty.run()
         self.empties_s = [_time(self.empty.run) for _ in range(RUNS)]
-        self._timer = Timer(gpu) if "timestamp-query" in gpu.limits.features else None
+        self.timer = Timer(gpu) if "timestamp-query" in gpu.limits.features else None
 
     @property
     def spent(self) -> float:
@@ -100,16 +101,16 @@ class Bench:
 
     def _gpu_s(self, job: Job) -> float | None:
         """The least GPU seconds of a few runs; None where there are no timestamps, or some that can't be."""
-        if self._timer is None:
+        if self.timer is None:
             return None
-        self.gpu.timer, times = self._timer, list[float]()
+        self.gpu.timer, times = self.timer, list[float]()
         try:
             job.run()       # what was recorded ahead has no timestamps
             for done in range(REPEATS):
                 if done >= LEAST_REPEATS and (self.spent > 1 or sum(times) > LONG_S):
                     break
                 waited_s = _time(job.run)
-                times.append(self._timer.read_s())
+                times.append(self.timer.read_s())
                 if not 0 < times[-1] <= waited_s:
                     return None
         finally:
@@ -194,10 +195,12 @@ def _profile(bench: Bench) -> Profile:
         dispatch_s = max(bench.work_s(long) / (CHAIN - 1), 1e-7)
     finally:
         long.close()
+    bench.say("roofs")
+    roofs = measure_roofs(bench.gpu, None if bench.gpu.info.is_software else bench.timer)    # llvmpipe may take a timestamp late
     upload, download = _transfers(bench)
     families = _families(bench, dispatch_s)
     bench.say("done")
-    return Profile(bench.gpu.info.name, max(median(bench.empties_s) - dispatch_s, 1e-6), dispatch_s, upload, download, families)
+    return Profile(bench.gpu.info.name, max(median(bench.empties_s) - dispatch_s, 1e-6), dispatch_s, upload, download, families, *roofs)
 
 
 def _transfers(bench: Bench) -> tuple[Curve, Curve]:

@@ -17,6 +17,7 @@ COMMANDS = {
     "conformance": "Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails.",
     "doctor": "Examine the adapter a session would get, in processes of their own. Exit code 0 healthy, 1 degraded, 2 unusable or none.",
     "exec": "Run COMMAND with the GPU put before the providers that its onnxruntime sessions name, in its Python children too.",
+    "profile": "Time each dispatch of MODEL on the GPU beside what the adapter could do, and what the host does around them.",
     "options": "List the provider options and the environment variables that set them.",
 }
 """Name of a subcommand, of its module and of its function -> the function's docstring, for the list in the help: loading them all

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ort_gpu_ep.calibration import profile_of
@@ -45,10 +44,8 @@ def calibrate(
 
 
 def _profile(gpu: Gpu, config: Config, fresh: bool) -> Profile:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=shared.err, transient=True, disable=not shared.err.is_terminal) as progress:
-        task = progress.add_task("measuring", total=1.0)
-        return profile_of(gpu, config, fresh, lambda what, done: progress.update(task, completed=done, description=what))
+    with shared.progress("measuring") as tell:
+        return profile_of(gpu, config, fresh, tell)
 
 
 def _print(profile: Profile, gpu: Gpu) -> None:
@@ -56,6 +53,8 @@ def _print(profile: Profile, gpu: Gpu) -> None:
     if profile is GUESSED:
         shared.out.print("not measured (the log says why): these are assumptions", style="yellow")
     shared.out.print(f"an empty run {_time(profile.run_s)}, one more small kernel {_time(profile.dispatch_s)}", highlight=False)
+    if profile.flops_per_s and profile.nbytes_per_s:
+        shared.out.print(f"at most {_amount(profile.flops_per_s, 'flop')}/s and {_amount(profile.nbytes_per_s, 'B')}/s", highlight=False)
     table = Table("size", "upload", "rate", "readback", "rate", title="transfers, in addition to an empty run")
     for nbytes in sorted({a for curve in (profile.upload, profile.download) for a, _ in curve.points}):
         cells = [cell for curve in (profile.upload, profile.download) for cell in _cells(curve, nbytes, "B/s")]

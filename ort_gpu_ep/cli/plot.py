@@ -12,6 +12,7 @@ from ort_gpu_ep.load.generator import DUTY
 
 if TYPE_CHECKING:
     from ort_gpu_ep.cli.under_load import Row
+    from ort_gpu_ep.profiling.result import RunProfile
 
 MARKS = {"cpu": ("o", "CPU (plain ONNX Runtime)"), "gpu": ("s", "GPU (placement=gpu)"), "auto": ("x", "auto")}
 
@@ -51,6 +52,34 @@ def plot_load(path: Path, title: str, rows: Sequence[Row]) -> None:
     axes.set_title(title)
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    drawing.close(figure)
+
+
+def plot_profile(path: Path, profile: RunProfile) -> None:
+    """A roofline: each dispatch's rate over its operations per byte, as large as its time, below what the adapter can do."""
+    drawing = pyplot()
+    figure, axes = drawing.subplots(figsize=(7.2, 4.8))
+    placed = [d for d in profile.dispatches if d.flops and d.nbytes]
+    for family in profile.families:
+        mine = [d for d in placed if d.family == family.name]
+        if mine:
+            sizes = [20 + 2000 * d.us / max(profile.kernels_us, 1e-9) for d in mine]
+            axes.scatter([d.flops / d.nbytes for d in mine], [d.gflops for d in mine], sizes, alpha=0.6,
+                         label=f"{family.name}, {family.us:.0f} us")
+    roofs = profile.roofs
+    if roofs.gflops and roofs.gbytes:
+        ridge = roofs.gflops / roofs.gbytes
+        ends = [d.flops / d.nbytes for d in placed] or [ridge]
+        low, high = min(*ends, ridge) / 2, max(*ends, ridge) * 2
+        axes.plot([low, ridge, high], [low * roofs.gbytes, roofs.gflops, roofs.gflops], color="gray",
+                  label=f"measured roofs: {roofs.gflops:,.0f} GFLOP/s, {roofs.gbytes:,.0f} GB/s")
+    axes.set(xscale="log", yscale="log", xlabel="floating-point operations per byte", ylabel="GFLOP/s",
+             title=f"{profile.model} on {profile.adapter}")
+    axes.grid(visible=True, which="major", alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     drawing.close(figure)

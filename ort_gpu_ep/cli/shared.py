@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from ort_gpu_ep.errors import AdapterError, GpuEpError, ModelError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 P = ParamSpec("P")
 
@@ -37,10 +35,6 @@ SizeOption = Annotated[list[str] | None, typer.Option("--dim", help="SYMBOL=SIZE
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ShapeOption = Annotated[list[str] | None, typer.Option("--shape", help="INPUT=SIZExSIZE..., for sizes without a name (default 1).")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the random inputs.")]
-
-_NUMPY = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64", "tensor(bool)": "bool",
-          **{f"tensor({t})": t for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")}}
-
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Prints what this package or onnxruntime rejects as one message and exits with 1; bugs keep their traceback. Ctrl-C: INTERRUPTED."""
@@ -103,18 +97,21 @@ def feeds(
     """
     import numpy as np
 
+    from ort_gpu_ep.feeds import random_value
+
     names = [i.name for i in session.get_inputs()]
     symbols = list(dict.fromkeys(d for i in session.get_inputs() for d in i.shape if isinstance(d, str)))
     _known(given, names, "--input", "input")
     _known(shapes, names, "--shape", "input")
     _known(sizes, symbols, "--dim", "named size")
+    numbers = {name: _size(name, text) for name, text in sizes.items()}
     rng = np.random.default_rng(seed)
     found = {}
     for value in session.get_inputs():
         if value.name in given:
             found[value.name] = np.load(given[value.name], allow_pickle=False)
         else:
-            found[value.name] = _random(value, sizes, shapes.get(value.name, ""), rng)
+            found[value.name] = random_value(value, _shape(value, numbers, shapes.get(value.name, "")), rng)
     return found
 
 
@@ -127,12 +124,20 @@ def _known(given: Iterable[str], there: Sequence[str], what: str, kind: str) -> 
                              (f". Did you mean {near[0]!r}?" if near else ""))
 
 
-def _shape(value: Any, sizes: Mapping[str, str], text: str) -> list[int]:
+def _size(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ModelError(f"--dim {name}={text}: expected a whole number")
+    return int(text)
+
+
+def _shape(value: Any, sizes: Mapping[str, int], text: str) -> list[int]:
     """The shape of an input: what the model fixes, then what is given for this input, or for its dimensions; else 1.
 
     Raises ModelError, for text that is no shape or another one than the model's.
     """
-    own = [int(sizes.get(str(d), 1)) if isinstance(d, str) or not d or d < 0 else d for d in value.shape]
+    from ort_gpu_ep.feeds import own_shape
+
+    own = own_shape(value, sizes)
     if not text:
         return own
     parts = text.split("x")
@@ -143,16 +148,15 @@ def _shape(value: Any, sizes: Mapping[str, str], text: str) -> list[int]:
     return [int(p) for p in parts]
 
 
-def _random(value: Any, sizes: Mapping[str, str], shape_text: str, rng: np.random.Generator) -> Any:
-    if value.type not in _NUMPY:
-        raise ModelError(f"input {value.name!r} is a {value.type}: no random values for that; give --input {value.name}=FILE.npy")
-    import numpy as np
+@contextmanager
+def progress(what: str, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr, where that is a terminal, for what takes over a second: tell it what comes next and the part that is done."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    shape = _shape(value, sizes, shape_text)
-    dtype = np.dtype(_NUMPY[value.type])
-    if dtype.kind == "f":
-        return rng.standard_normal(shape).astype(dtype)
-    return rng.integers(0, 2, shape).astype(dtype)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda text, part: bar.update(task, completed=part, description=escape(f"{what}: {text}"))
 
 
 def print_json(data: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.library import GPUError, ffi
 from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, MAP_READ, STORAGE
 from ort_gpu_ep.device.probe import probe
-from ort_gpu_ep.device.timing import Timer
+from ort_gpu_ep.device.timing import Stopwatch, Timer
 from ort_gpu_ep.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.utilization import Uses
@@ -72,7 +72,10 @@ Piece = tuple[Buffer, int, int]
 
 @dataclass
 class Stats:
-    """What this process holds and has moved: bytes, counts, and the seconds that callers spent in transfers (waiting included)."""
+    """What this process holds and has moved: bytes, counts, and the seconds that callers spent in transfers (waiting included).
+
+    submit_s, wait_s: in submissions, and waiting for a readback; what `download_s` has besides is copying.
+    """
 
     allocated_nbytes: int = 0
     pooled_nbytes: int = 0
@@ -85,6 +88,8 @@ class Stats:
     downloaded_nbytes: int = 0
     upload_s: float = 0.0
     download_s: float = 0.0
+    submit_s: float = 0.0
+    wait_s: float = 0.0
 
 
 class Gpu:
@@ -109,7 +114,7 @@ class Gpu:
         self.submit_each = False
         self.lost = ""
         self.reported = False       # whether the circuit knows of the loss
-        self.timer: Timer | None = None
+        self.timer: Timer | Stopwatch | None = None
         self._lock = threading.RLock()
         self._free: dict[int, list[Buffer]] = {}
         self._staging: dict[int, list[Buffer]] = {}
@@ -285,8 +290,10 @@ class Gpu:
                 token = native.map_read(staging.native, size)
             except GPUError as error:
                 raise self.failure(error, f"a readback of {nbytes} B") from error
+        submitted = time.perf_counter()
         self._while_waiting()
         native.wait(self, submission, token)
+        waited_s = time.perf_counter() - submitted
         try:
             address = native.mapped(staging.native, size)
             for index, offset in places:
@@ -298,6 +305,7 @@ class Gpu:
                 self._staging.setdefault(staging.nbytes, []).append(staging)
         with self._lock:
             self.stats.downloads += len(places)
+            self.stats.wait_s += waited_s
             self.stats.download_s += time.perf_counter() - start
             self.stats.downloaded_nbytes += nbytes
 
@@ -353,12 +361,15 @@ class Gpu:
     def _submit(self, more: list[Any]) -> int:
         """Submits pending work and `more`, in order. A submit to a lost device would abort the process: refuse."""
         self._check_alive()
+        start = time.perf_counter()
         buffers, self._pending = [*self._pending, *more], []
         for buffer in buffers[:-1] if self.submit_each else ():
             self.stats.submits += 1
             native.submit(self.device, [buffer])
         self.stats.submits += 1
-        return native.submit(self.device, buffers[-1:] if self.submit_each else buffers)
+        index = native.submit(self.device, buffers[-1:] if self.submit_each else buffers)
+        self.stats.submit_s += time.perf_counter() - start
+        return index
 
     def failure(self, error: Exception, what: str) -> DeviceError:
         """The exception that an error of wgpu means. wgpu drops a device that ran out of memory in an upload or a recording, without

@@ -94,12 +94,13 @@ class CommandEncoder(Object):
     __slots__ = ()
     _release = lib.wgpuCommandEncoderRelease
 
-    def begin_compute_pass(self, timestamps: Any = None) -> ComputePass:
-        """timestamps: a QuerySet whose entries 0 and 1 take the times of the beginning and the end."""
+    def begin_compute_pass(self, timestamps: tuple[Any, int] | None = None) -> ComputePass:
+        """timestamps: a QuerySet, and the first of the two of its entries that take the times of the beginning and the end."""
         descriptor = ffi.NULL
         if timestamps is not None:
+            queries, first = timestamps
             writes = ffi.new("WGPUPassTimestampWrites *", {
-                "querySet": timestamps.handle, "beginningOfPassWriteIndex": 0, "endOfPassWriteIndex": 1})
+                "querySet": queries.handle, "beginningOfPassWriteIndex": first, "endOfPassWriteIndex": first + 1})
             descriptor = ffi.new("WGPUComputePassDescriptor *", {"timestampWrites": writes})
         return ComputePass(checked.wgpuCommandEncoderBeginComputePass(self.handle, descriptor), self.device)
 

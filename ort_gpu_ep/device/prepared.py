@@ -12,7 +12,8 @@ from ort_gpu_ep.device.gpu import Buffer
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import pipelines
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
 
 if TYPE_CHECKING:
@@ -93,6 +94,12 @@ class Prepared:
         self._constants, self._parameters = {}, None
         self._shapes.clear()
         self._last = self._current = None
+
+    def last_plan(self) -> Plan:
+        """The plan with the numbers of the last run. Raises InternalError before the first."""
+        if self._last is None:
+            raise InternalError(f"program {self.program.graph.name}: no run of this plan is known")
+        return self.template.at(self._last[0].filled)
 
     def run(self, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Enqueues one run. Raises DeviceError."""
@@ -207,12 +214,16 @@ class Prepared:
     def _encode(self, shape: _Shape, steps: list[tuple[int, Any, Any]], inputs: list[Tensor], outputs: list[Tensor]) -> Any:
         encoder = self.gpu.device.create_command_encoder(self.program.graph.name)
         compute: Any = None
-        timer, start = self.gpu.timer, shape.region * self.template.parameter_nbytes
+        timing = self.gpu.timer.recording(self, steps[0][0]) if self.gpu.timer else None
+        start = shape.region * self.template.parameter_nbytes
         for index, pipe, group in steps:
             groups, offset = shape.filled.groups[index], self.template.offsets[index]
             if groups is not None:
-                compute = compute or encoder.begin_compute_pass(timer.queries if timer else None)
+                compute = compute or encoder.begin_compute_pass(timing.writes(index) if timing else None)
                 native.dispatch(compute, pipe, group, groups, None if offset is None else start + offset)
+                if timing and timing.each:
+                    compute.end()
+                    compute = None
             else:
                 if compute:
                     compute.end()
@@ -220,8 +231,8 @@ class Prepared:
                 self._copy(encoder, index, shape.filled.nbytes[index] or 0, inputs, outputs)
         if compute:
             compute.end()
-        if timer:
-            timer.resolve(encoder)
+        if timing:
+            timing.resolve(encoder)
         return native.finish(encoder)
 
     def _copy(self, encoder: Any, index: int, nbytes: int, inputs: list[Tensor], outputs: list[Tensor]) -> None:

@@ -44,8 +44,8 @@ class NvmlLoad:
         except self._nvml.NVMLError as error:
             raise SourceError(f"nvmlInit: {error}") from error
         try:
-            self._device = self._find(info, order)
-            self.name = f"NVML {_text(self._nvml.nvmlDeviceGetPciInfo(self._device).busId)}"
+            self.device = self._find(info, order)
+            self.name = f"NVML {_text(self._nvml.nvmlDeviceGetPciInfo(self.device).busId)}"
             self.read()
         except SourceError:
             self.close()
@@ -66,7 +66,7 @@ class NvmlLoad:
 
     def read(self) -> float | None:
         try:
-            found = self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100.0
+            found = self._nvml.nvmlDeviceGetUtilizationRates(self.device).gpu / 100.0
         except self._nvml.NVMLError as error:
             raise SourceError(f"nvmlDeviceGetUtilizationRates: {error}") from error
         own = self._own_part()
@@ -76,7 +76,7 @@ class NvmlLoad:
     def _own_part(self) -> float | None:
         """Our part by the newest samples, of which there is none at each reading; None as long as NVML has shown none of ours."""
         try:
-            samples = list(self._nvml.nvmlDeviceGetProcessUtilization(self._device, self._since_us))
+            samples = list(self._nvml.nvmlDeviceGetProcessUtilization(self.device, self._since_us))
         except self._nvml.NVMLError:      # no new sample, no process, no permission, or not supported
             samples = []
         self._since_us = max([self._since_us, *(int(s.timeStamp) for s in samples)])

@@ -1,0 +1,48 @@
+"""ort-gpu-ep profile: where the time of a run goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ort_gpu_ep.cli import shared
+from ort_gpu_ep.cli.plot import plot_profile, pyplot
+from ort_gpu_ep.profiling.trace import write_trace
+
+
+@shared.reports_errors
+def profile(
+    model: shared.ModelArgument,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs.")] = 21,
+    top: Annotated[int, typer.Option("--top", min=0, help="Dispatches that are listed, the longest first.")] = 20,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write a run as JSON for ui.perfetto.dev.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw dispatches against the roofs into a .png or .svg file.")] = None,
+    inputs: shared.InputOption = None,
+    dims: shared.SizeOption = None,
+    shapes: shared.ShapeOption = None,
+    option: shared.OptionOption = None,
+    seed: shared.SeedOption = 0,
+    json: shared.JsonOption = False,
+) -> None:
+    """Time each dispatch of MODEL on the GPU beside what the adapter could do, and what the host does around them."""
+    if plot is not None:
+        pyplot()              # before anything is measured
+    session = shared.open_session(model, {"placement": "gpu", **shared.pairs(option, "--option")})
+    shared.check_gpu(session)
+    values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed)
+    with shared.progress("profiling", quiet=json) as tell:
+        found = session.profile(values, runs, tell)
+    if trace is not None:
+        write_trace(found, trace)
+    if plot is not None:
+        plot_profile(plot, found)
+    if json:
+        shared.print_json(found.as_dict())
+        return
+    for line in found.lines(top):
+        shared.out.print(line, highlight=False, markup=False, soft_wrap=True)
+    for path in (trace, plot):
+        if path is not None:
+            shared.out.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,35 @@
+"""Inputs for a model where nobody gives any: random, of sizes that are given or 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ort_gpu_ep.errors import ModelError
+
+_NUMPY = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64", "tensor(bool)": "bool",
+          **{f"tensor({t})": t for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")}}
+
+
+def random_feeds(session: Any, sizes: Mapping[str, int] | None = None, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """An array for each input of a session: normal floats, integers 0 and 1. sizes: of named dimensions; any other open one is 1.
+
+    Raises ModelError.
+    """
+    rng = np.random.default_rng(seed)
+    return {value.name: random_value(value, own_shape(value, sizes or {}), rng) for value in session.get_inputs()}
+
+
+def own_shape(value: Any, sizes: Mapping[str, int]) -> list[int]:
+    """The shape of an input: what the model fixes, then what is given for its dimensions by name; else 1."""
+    return [sizes.get(d, 1) if isinstance(d, str) else d if d and d >= 0 else 1 for d in value.shape]
+
+
+def random_value(value: Any, shape: list[int], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Raises ModelError for a type that numpy has no array of."""
+    if value.type not in _NUMPY:
+        raise ModelError(f"input {value.name!r} is a {value.type}: no random values for that; give --input {value.name}=FILE.npy")
+    dtype = np.dtype(_NUMPY[value.type])
+    return rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else rng.integers(0, 2, shape).astype(dtype)

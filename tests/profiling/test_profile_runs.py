@@ -1,0 +1,124 @@
+"""What a profile measures on this machine's adapter: every dispatch once, plausible times, nothing left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ort_gpu_ep import InferenceSession
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu, native
+from ort_gpu_ep.device.timing import PAIRS, Stopwatch
+from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.profiling.result import PHASES, RunProfile
+from tests.unit.graphs import model_of
+
+GPU = {"placement": "gpu"}
+TEXT = """(float[N, 64] x) => (float[N, 32] y, float[N, 64] z) {
+    h = MatMul(x, w) y = Softmax(h) z = Transpose <perm = [0, 1]> (x)
+}"""
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    made: bytes = model_of(TEXT, {"w": np.random.default_rng(2).standard_normal((64, 32)).astype("f")}).SerializeToString()
+    return made
+
+
+@pytest.fixture(scope="module")
+def x() -> dict[str, Any]:
+    return {"x": np.random.default_rng(3).standard_normal((48, 64)).astype("f")}
+
+
+@pytest.fixture(scope="module")
+def found(model: bytes, x: dict[str, Any]) -> RunProfile:
+    return InferenceSession(model, provider_options=GPU).profile(x, 6)
+
+
+def test_every_dispatch_is_there_with_its_work(model: bytes, x: dict[str, Any], found: RunProfile) -> None:
+    session = InferenceSession(model, provider_options=GPU)
+    session.run(None, x)
+    plan, = session.explain().plans
+    assert sorted(d.label for d in found.dispatches) == sorted(s.label for s in plan.steps if hasattr(s, "kernel"))
+    product = next(d for d in found.dispatches if d.family == "product" and d.flops)
+    assert product.flops >= 2 * 48 * 64 * 32
+    assert all(d.us >= 0 and d.nbytes > 0 for d in found.dispatches)
+    assert [d.begin_us for d in found.dispatches] == sorted(d.begin_us for d in found.dispatches)
+    assert any(d.shape == "48x32" for d in found.dispatches)
+
+
+def test_the_phases_are_the_run(found: RunProfile) -> None:
+    assert list(found.phases_us) == list(PHASES)
+    assert all(us >= 0 for us in found.phases_us.values())
+    assert 0.5 * found.run_us < sum(found.phases_us.values()) < 1.5 * found.run_us      # medians of parts
+    assert found.phases_us["wait"] > 0
+    assert found.gpu_us > 0
+    assert found.runs == 6
+
+
+def test_nothing_is_left_behind(model: bytes, x: dict[str, Any]) -> None:
+    session = InferenceSession(model, provider_options=GPU)
+    before = session.run(None, x)
+    session.profile(x, 3)
+    gpu = session._state.gpu
+    assert gpu is not None
+    assert gpu.timer is None
+    assert all("execute" not in vars(p.program) for p in session._state.partitions)
+    for got, want in zip(session.run(None, x), before, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_session_that_chooses_is_profiled_on_the_gpu(model: bytes, x: dict[str, Any]) -> None:
+    for options in ({}, {"adapter": "software"}):
+        session = InferenceSession(model, provider_options=options)
+        assert session.profile(x, 3).dispatches, options
+        assert session.stats().get("runs", 0) == 0
+
+
+def test_explain_with_a_profile(model: bytes) -> None:
+    session = InferenceSession(model, provider_options=GPU)
+    assert session.explain().profile is None
+    explained = session.explain(profile=True)
+    assert "GFLOP/s" in str(explained)
+    assert explained.as_dict()["profile"]["dispatches"]     # type: ignore[index]
+    given = session.explain(profile={"x": np.zeros((5, 64), "f")})
+    assert "5x32" in str(given)
+
+
+def test_what_has_no_gpu_here_is_said(model: bytes, x: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="nothing of it runs on a GPU of this process"):
+        InferenceSession(model, provider_options={"placement": "gpu", "isolation": "process"}).profile(x)
+    assert InferenceSession(model, provider_options={"placement": "cpu"}).profile(x, 3).dispatches
+
+
+def test_two_partitions_and_the_cpu_between_them(x: dict[str, Any]) -> None:
+    text = "(float[N, 64] x) => (float[N, 64] y) { a = Exp(x) b = Cast<to = 11>(a) c = Cast<to = 1>(b) y = Neg(c) }"
+    session = InferenceSession(model_of(text).SerializeToString(), provider_options=GPU)
+    found = session.profile(x, 3)
+    assert {d.partition for d in found.dispatches} == {0, 1}
+    assert found.phases_us["after"] > 0
+
+
+def test_more_dispatches_than_a_query_set_holds() -> None:
+    """A set of queries holds 2,048 pairs; the timed kernels after those are timed, too."""
+    gpu = Gpu.open(Config())
+    watch = Stopwatch(gpu, each=True)
+    recording = watch.recording(gpu, 0)
+    encoder = gpu.device.create_command_encoder("many")
+    for step in range(PAIRS + 2):
+        encoder.begin_compute_pass(recording.writes(step)).end()
+    recording.resolve(encoder)
+    gpu.enqueue(native.finish(encoder))
+    times = watch.read()
+    assert [step for _, step, _, _ in times] == list(range(PAIRS + 2))
+    assert watch.read_s() >= 0
+
+
+def test_a_submit_for_each_dispatch_is_timed_as_well(model: bytes, x: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    session = InferenceSession(model, provider_options=GPU)
+    monkeypatch.setattr(session._state.gpu, "submit_each", True)
+    plain = len(session.profile(x, 3).dispatches)
+    monkeypatch.setattr(session._state.gpu, "submit_each", False)
+    assert plain == len(session.profile(x, 3).dispatches)
