@@ -146,7 +146,9 @@ def measure(case: Case, config: Config, runs: int, seconds: float) -> dict[str, 
 
 def _describe(step: Any) -> str:
     sizes = dict(step.kernel.consts)
-    tile = f" {sizes['TM']}x{sizes['TN']}x{sizes['TK']}/{sizes['SPLIT']}" if "TM" in sizes else ""
+    tile = f" {sizes['TM']}x{sizes['TN']}x{sizes['TK']}/{sizes['SPLIT']}" if "TK" in sizes else ""
+    if step.kernel.choice is not None:
+        tile = f" {step.kernel.choice.form}"
     return f"{step.kernel.shader.removesuffix('.wgsl')}{tile} *{int(np.prod(step.groups))}"
 
 

@@ -39,7 +39,8 @@ class Figures:
     units: compute units that a choice aims to fill; a smaller GPU loses little by smaller tiles. step_ns: latency of one step of a tile
     while few workgroups run (750 ns without the prefetch). fma_ns: a multiply-add of a tile on one unit of 128 lanes at 1.7 GHz, with a
     third more for the reads of workgroup memory. load_ns: one element from memory into workgroup memory, about ten instructions over 128
-    lanes, and the L1. dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums, written or read back.
+    lanes, and the L1. dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums, written or read back. launch_ns: a dispatch
+    of product.wgsl without its steps. tile_step_ns: the least that a step of it takes. fma_per_ns: of one unit, 128 lanes at 1.98 GHz.
     """
 
     units: int = 132
@@ -48,6 +49,9 @@ class Figures:
     load_ns: float = 0.12 / 1.7
     dispatch_ns: float = 2400.0
     byte_ns: float = 1 / 2000
+    launch_ns: float = 3000.0
+    tile_step_ns: float = 330.0
+    fma_per_ns: float = 128 * 1.98
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.registry import BoundNode, Lowering, Strided, broadcast, broadcast_strides, op
 from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
@@ -29,6 +30,9 @@ def matmul(node: BoundNode) -> Lowering:
     shape = batches + ((m,) if a.rank > 1 else ()) + ((n,) if b.rank > 1 else ())
     if math.prod(right[:-2]) == 1:
         batches, left, right, m = (), (math.prod(left[:-1]), k), (k, n), math.prod(left[:-1])
+        tiled = tiles.of_matrices(node, m, n, k)
+        if tiled is not None:
+            return tiles.lower_tiled(tiled, TensorType(a.dtype, shape))
     product = Product(
         math.prod(batches), m, n, k, Matrix(0, _batches(left, batches), k, 1), Matrix(1, _batches(right, batches), 1, n),
         target=node.target)
@@ -57,6 +61,10 @@ def gemm(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(Code.RANK, f"Gemm of {a.type}, {b.type} and {c and c.type}: shapes do not fit")
     if c:
         bias = Strided((m, n), broadcast_strides(c.shape, (m, n)))
+    if not node.attr("transA") and (c is None or (c.shape in ((n,), (1, n)) and node.attr("beta") == 1 and c.dtype is FLOAT32)):
+        tiled = tiles.of_matrices(node, m, n, k, bool(node.attr("transB")), 2 if c else None, node.attr("alpha"))
+        if tiled is not None:
+            return tiles.lower_tiled(tiled, TensorType(a.dtype, (m, n)))
     left = Matrix(0, Strided((1,), (0,)), *((1, m) if node.attr("transA") else (k, 1)))
     right = Matrix(1, Strided((1,), (0,)), *((k, 1) if node.attr("transB") else (1, n)))
     product = Product(1, m, n, k, left, right, bias, node.attr("alpha"), node.attr("beta"), target=node.target)

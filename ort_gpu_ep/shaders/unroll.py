@@ -4,6 +4,7 @@
     #if EXPRESSION            keeps the lines up to its #else or #end where the expression is true, those after #else where it isn't
     #else
     #end
+    #let name = EXPRESSION    a name for the rest of its block
 
 An expression is Python's arithmetic over the integer and boolean constants of the kernel, and the loops around it. What it is for:
 an array that a loop indexes is kept in registers only by those drivers that unroll that loop; variables with names are everywhere.
@@ -25,14 +26,16 @@ _OPERATORS: Mapping[type, Callable[..., Any]] = {
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.Eq: operator.eq, ast.NotEq: operator.ne,
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.USub: operator.neg, ast.Not: operator.not_}
 
-_DIRECTIVE = re.compile(r"\s*#(for|if|else|end)\b(.*)")
+_DIRECTIVE = re.compile(r"\s*#(for|if|else|end|let)\b(.*)")
 _LOOP = re.compile(r"(\w+) in (.+)")
+_NAME = re.compile(r"(\w+) = (.+)")
 
 
 @dataclass
 class _Block:
-    """A directive and the lines that it governs; strings are plain lines."""
+    """A directive and the lines that it governs; strings are plain lines. word: for, if or let; empty for the whole text."""
 
+    word: str = ""
     where: str = ""
     variable: str = ""
     expression: str = ""
@@ -58,14 +61,16 @@ def _parsed(text: str) -> _Block:
         where = f"line {number}, {line.strip()!r}"
         if found is None:
             stack[-1].open.append(line)
-        elif found[1] in ("for", "if"):
-            loop = _LOOP.fullmatch(found[2].strip()) if found[1] == "for" else None
-            if found[1] == "for" and loop is None:
-                raise InternalError(f"shader text, {where}: expected `#for NAME in EXPRESSION`")
-            block = _Block(where, loop[1] if loop else "", loop[2] if loop else found[2].strip())
+        elif found[1] in ("for", "if", "let"):
+            form = {"for": _LOOP, "let": _NAME}.get(found[1])
+            parts = form.fullmatch(found[2].strip()) if form else None
+            if form and parts is None:
+                raise InternalError(f"shader text, {where}: expected `#for NAME in EXPRESSION` or `#let NAME = EXPRESSION`")
+            block = _Block(found[1], where, parts[1] if parts else "", parts[2] if parts else found[2].strip())
             stack[-1].open.append(block)
-            stack.append(block)
-        elif len(stack) == 1 or (found[1] == "else" and (stack[-1].variable or stack[-1].otherwise is not None)):
+            if found[1] != "let":
+                stack.append(block)
+        elif len(stack) == 1 or (found[1] == "else" and (stack[-1].word == "for" or stack[-1].otherwise is not None)):
             raise InternalError(f"shader text, {where}: nothing is open that it could belong to")
         elif found[1] == "else":
             stack[-1].otherwise = []
@@ -78,14 +83,19 @@ def _parsed(text: str) -> _Block:
 
 def _written(lines: list[str | _Block], names: dict[str, int]) -> list[str]:
     out: list[str] = []
+    names = dict(names)
     for line in lines:
         if isinstance(line, str):
             out.append(_inserted(line, names) if "$" in line else line)
-        elif line.variable:
-            for value in range(int(_value(line.expression, names, line.where))):
-                out += _written(line.lines, {**names, line.variable: value})
+            continue
+        value = _value(line.expression, names, line.where)
+        if line.word == "let":
+            names[line.variable] = value
+        elif line.word == "for":
+            for k in range(value):
+                out += _written(line.lines, {**names, line.variable: k})
         else:
-            out += _written(line.lines if _value(line.expression, names, line.where) else line.otherwise or [], names)
+            out += _written(line.lines if value else line.otherwise or [], names)
     return out
 
 

@@ -1,0 +1,251 @@
+// y[n, m] = ALPHA * sum over k of x[n, k] * w[k, m] + c[m]. Rows n of x are pixels whose channels lie together (a convolution), or rows
+// of a matrix; rows of w lie along m. A workgroup makes TM columns m of TN rows n. Its lanes are SLICES teams, each with its own share
+// of every step's k. A step brings TQ fours of k into workgroup memory (two buffers in turn, one barrier a step), while the loads of the
+// two steps after it are under way in registers. A lane owns MM x NN sums. Lanes are laid out so that those which differ in their lowest
+// two bits read the same address of one operand: that halves what reading workgroup memory takes on NVIDIA.
+// SPLIT > 1: k is cut into parts of PER steps, too, each of another workgroup. LAST: the workgroup of a tile that arrives last adds the
+// parts up, in their order; else y is parts[s, n, m], and sum_parts.wgsl adds.
+// Of a convolution k is (tap, channel), and what is not POINTWISE has a window. TAPS: a step lies within one tap. STRIDED: one tap, steps
+// over pixels. PLANES: x is stored [image, channel, y, x] with CHANNELS <= 4 of them, which count as four.
+// Expects: x, w [K or more rows, M], c? [M], y as vectors; with LAST parts (vectors) and arrived (atomics, zero); ROWS M M4 C4 KQ (k in
+// fours) STEPS PER SPLIT ALPHA; TM TN TQ MM NN SLICES and what follows from them: TEAM TX TY A_LOADS B_LOADS A_SIZE B_ROW SHARED ROUNDS;
+// HEIGHT.. as Window.consts writes them.
+var<workgroup> tile: array<vec4<f32>, SHARED>;
+#if LAST
+var<workgroup> place: u32;
+#end
+
+#if not POINTWISE
+fn pixel_or_zero(step: u32, kq: u32, top: i32, left: i32, base: i32) -> vec4<f32> {
+#if TAPS
+    let tap = step / $(C4 // TQ)u;
+    let channel = step % $(C4 // TQ)u * TQ + kq;
+    let within = true;
+#else
+    let k = step * TQ + kq;
+    let tap = k / C4;
+    let channel = k % C4;
+    let within = k < KQ;
+#end
+    let dy = i32(tap / WINDOW_X * DILATION_Y);
+    let dx = i32(tap % WINDOW_X * DILATION_X);
+    if (!(within && u32(top + dy) < HEIGHT && u32(left + dx) < WIDTH)) { return vec4<f32>(); }
+#if PLANES
+    let at = u32(base + dy * i32(WIDTH) + dx);
+    var v = vec4<f32>(x_at(at), 0.0, 0.0, 0.0);
+#for channel in CHANNELS - 1
+    v[$(channel + 1)] = x_at(at + $(channel + 1)u * HEIGHT * WIDTH);
+#end
+    return v;
+#else
+    return x_at4(u32(base + (dy * i32(WIDTH) + dx) * i32(C4) + i32(channel)));
+#end
+}
+#end
+
+fn grid_main(group: vec3<u32>, lane: u32) {
+    let m_first = group.x * $(TM // 4)u;
+    let n_first = group.y * TN;
+    let part = group.z;
+    let first = part * PER;
+    let end = min(first + PER, STEPS);
+    let team = lane / TEAM;
+    let t = lane % TEAM;
+#if TX % 4 == 0 and TY % 8 == 0
+    let tx = ((t >> 1u) & 3u) + 4u * ((t >> 5u) % $(TX // 4)u);
+    let ty = (t & 1u) + 2u * ((t >> 3u) & 3u) + 8u * ((t >> 5u) / $(TX // 4)u);
+#else
+    let tx = t % TX;
+    let ty = t / TX;
+#end
+#for i in A_LOADS
+    let a_to$i = lane + $(i * LANES)u;
+    var a_from$i = (first * $(TQ * 4)u + a_to$i / $(TM // 4)u) * M4 + min(m_first + a_to$i % $(TM // 4)u, M4 - 1u);
+#end
+    let kq = lane % TQ;
+#for i in B_LOADS
+    let row$i = (lane + $(i * LANES)u) / TQ;
+    let b_to$i = A_SIZE + kq * B_ROW + row$i;
+    let n$i = min(n_first + row$i, ROWS - 1u);
+#if POINTWISE and not STRIDED
+    var b_from$i = n$i * C4 + first * TQ + kq;
+#else
+    let image$i = n$i / (OUT_HEIGHT * OUT_WIDTH);
+    let pixel$i = n$i - image$i * (OUT_HEIGHT * OUT_WIDTH);
+    let oy$i = pixel$i / OUT_WIDTH;
+    let ox$i = pixel$i - oy$i * OUT_WIDTH;
+#if POINTWISE
+    var b_from$i = ((image$i * HEIGHT + oy$i * STRIDE_Y) * WIDTH + ox$i * STRIDE_X) * C4 + first * TQ + kq;
+#else
+    let top$i = i32(oy$i * STRIDE_Y) - i32(PAD_Y);
+    let left$i = i32(ox$i * STRIDE_X) - i32(PAD_X);
+#if PLANES
+    let base$i = (i32(image$i * CHANNELS * HEIGHT) + top$i) * i32(WIDTH) + left$i;
+#else
+    let base$i = ((i32(image$i * HEIGHT) + top$i) * i32(WIDTH) + left$i) * i32(C4);
+#end
+#end
+#end
+#end
+#for z in 2
+#for i in A_LOADS
+    var a$(z)_$i = vec4<f32>();
+#end
+#for i in B_LOADS
+    var b$(z)_$i = vec4<f32>();
+#end
+    if (first + $(z)u < end) {
+#for i in A_LOADS
+        a$(z)_$i = w_at4(a_from$i);
+        a_from$i += $(TQ * 4)u * M4;
+#end
+#for i in B_LOADS
+#if POINTWISE
+#if KQ % TQ == 0
+        b$(z)_$i = x_at4(b_from$i);
+#else
+        if ((first + $(z)u) * TQ + kq < KQ) { b$(z)_$i = x_at4(b_from$i); }
+#end
+        b_from$i += TQ;
+#else
+        b$(z)_$i = pixel_or_zero(first + $(z)u, kq, top$i, left$i, base$i);
+#end
+#end
+    }
+#end
+#for i in MM
+#for j in NN
+    var s$(i)_$j = 0.0;
+#end
+#end
+    for (var step = first; step < end; step += 2u) {
+#for z in 2
+#if z == 1
+        if (step + 1u >= end) { break; }
+#end
+#for i in A_LOADS
+        tile[$(z)u * BUFFER + a_to$i] = a$(z)_$i;
+#end
+#for i in B_LOADS
+        tile[$(z)u * BUFFER + b_to$i] = b$(z)_$i;
+#end
+        workgroupBarrier();
+        if (step + $(z + 2)u < end) {
+#for i in A_LOADS
+            a$(z)_$i = w_at4(a_from$i);
+            a_from$i += $(TQ * 4)u * M4;
+#end
+#for i in B_LOADS
+#if POINTWISE
+#if KQ % TQ == 0
+            b$(z)_$i = x_at4(b_from$i);
+#else
+            b$(z)_$i = vec4<f32>();
+            if ((step + $(z + 2)u) * TQ + kq < KQ) { b$(z)_$i = x_at4(b_from$i); }
+#end
+            b_from$i += TQ;
+#else
+            b$(z)_$i = pixel_or_zero(step + $(z + 2)u, kq, top$i, left$i, base$i);
+#end
+#end
+        }
+        {
+            let a_base = $(z)u * BUFFER + ty + team * $(TQ // SLICES * TM)u;
+            let b_base = $(z)u * BUFFER + A_SIZE + tx + team * $(TQ // SLICES)u * B_ROW;
+#for q in TQ // SLICES
+#for j in NN
+            let b$(q)_$j = tile[b_base + $(q)u * B_ROW + $(j * TX)u];
+#end
+#for k in 4
+#for i in MM // 4
+            let a$(q)_$(k)_$i = tile[a_base + $((q * 4 + k) * (TM // 4) + i * TY)u];
+#end
+#for i in MM
+#for l in NN
+#let j = l if i % 2 == 0 else NN - 1 - l
+            s$(i)_$j = fma(a$(q)_$(k)_$(i // 4)[$(i % 4)], b$(q)_$j[$k], s$(i)_$j);
+#end
+#end
+#end
+#end
+        }
+#end
+    }
+#if SLICES == 1
+#for e in OUTPUTS
+#let i = e // NN * 4
+#let j = e % NN
+    var r$e = vec4<f32>(s$(i)_$j, s$(i + 1)_$j, s$(i + 2)_$j, s$(i + 3)_$j);
+    let m$e = m_first + ty + $(e // NN * TY)u;
+    let o$e = n_first + tx + $(e % NN * TX)u;
+#end
+#else
+    // every team's sums to workgroup memory, in ROUNDS; then each lane adds up its share of them
+#for round in ROUNDS
+    workgroupBarrier();
+#for e in EACH
+#let i = (round * EACH + e) // NN * 4
+#let j = (round * EACH + e) % NN
+    tile[team * $(EACH * TEAM)u + $(e * TEAM)u + t] = vec4<f32>(s$(i)_$j, s$(i + 1)_$j, s$(i + 2)_$j, s$(i + 3)_$j);
+#end
+    workgroupBarrier();
+#for f in EACH // SLICES
+#let g = round * (EACH // SLICES) + f
+    let e$g = team + $(f * SLICES)u;
+    var r$g = tile[e$g * TEAM + t];
+#for s in SLICES - 1
+    r$g += tile[$((s + 1) * EACH * TEAM)u + e$g * TEAM + t];
+#end
+    let m$g = m_first + ty + (e$g + $(round * EACH)u) / NN * TY;
+    let o$g = n_first + tx + (e$g + $(round * EACH)u) % NN * TX;
+#end
+#end
+#end
+#if LAST
+    let counter = group.y * $((M4 * 4 + TM - 1) // TM)u + group.x;
+    let own = counter * $(SPLIT * OUTPUTS * LANES)u + lane;
+#for e in OUTPUTS
+    parts[own + (part * OUTPUTS + $(e)u) * LANES] = r$e;
+#end
+    storageBarrier();
+    if (lane == 0u) { place = atomicAdd(&arrived[counter], 1u); }
+    if (workgroupUniformLoad(&place) != SPLIT - 1u) { return; }
+    storageBarrier();
+    if (lane == 0u) { atomicStore(&arrived[counter], 0u); }
+#for e in OUTPUTS
+    r$e = vec4<f32>();
+#end
+#let once = AT_ONCE if AT_ONCE < SPLIT else SPLIT
+#let whole = SPLIT // once
+    for (var s = 0u; s < $(whole * once)u; s += $(once)u) {
+#for p in once
+#for e in OUTPUTS
+        let p$(p)_$e = parts[own + ((s + $(p)u) * OUTPUTS + $(e)u) * LANES];
+#end
+#end
+#for p in once
+#for e in OUTPUTS
+        r$e += p$(p)_$e;
+#end
+#end
+    }
+#for p in SPLIT - whole * once
+#for e in OUTPUTS
+    r$e += parts[own + ($(whole * once + p)u * OUTPUTS + $(e)u) * LANES];
+#end
+#end
+#end
+#for e in OUTPUTS
+    if (m$e < M4 && o$e < ROWS) {
+#if SPLIT > 1 and not LAST
+        y_set4((part * ROWS + o$e) * M4 + m$e, r$e);
+#else
+        var v$e = ALPHA * r$e;
+#if HAS_C
+        v$e += c_at4(m$e);
+#end
+        y_set4(o$e * M4 + m$e, v$e);
+#end
+    }
+#end
+}
