@@ -24,7 +24,7 @@ from ort_gpu_ep.types import FLOAT32, TensorType, dtype_of
 from tests.unit.graphs import graph_of
 
 SHADERS = Path(kernels.__file__).parent / "shaders"
-KERNELS = {p.name: p.read_text("utf-8") for p in SHADERS.glob("*.wgsl") if re.search(r"^fn (element|group_main)\(", p.read_text("utf-8"), re.M)}
+KERNELS = {p.name: p.read_text("utf-8") for p in SHADERS.glob("*.wgsl") if re.search(r"^fn (element|group_main|grid_main)\(", p.read_text("utf-8"), re.M)}
 LIMITS = Limits(features=frozenset({"shader-int64", "shader-f16"}))
 N = 2048
 

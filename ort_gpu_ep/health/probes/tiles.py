@@ -1,0 +1,75 @@
+"""product.wgsl with each of its tiles, and depthwise_last.wgsl: convolutions whose channels lie together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ort_gpu_ep.graph import Graph, Node, Value
+from ort_gpu_ep.health.probe import Trial, agree, probe, reference
+from ort_gpu_ep.ops import tiles
+from ort_gpu_ep.ops.tiles import SPLIT_TILES, TILES, Tile, TiledProduct
+from ort_gpu_ep.questions import apart
+from ort_gpu_ep.types import FLOAT32, Shape
+
+
+@contextmanager
+def chosen(tile: Tile, split: int) -> Iterator[None]:
+    """Every product in tiles that is lowered meanwhile gets this one (a worker probes in one thread)."""
+    usual = tiles.forms
+
+    def only(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
+        return {"probed": (tile, split)}
+
+    tiles.forms = only
+    try:
+        with apart():
+            yield
+    finally:
+        tiles.forms = usual
+
+
+def _convolution(trial: Trial, x: Shape, w: Shape, **attributes: Any) -> None:
+    """With bias; against the reference over planes."""
+    image, weights, bias = trial.normal(*x), trial.normal(*w), trial.normal(w[0])
+    reads_planes = w[1] <= 4 and attributes.get("group", 1) == 1
+    stored = image if reads_planes else np.ascontiguousarray(image.transpose(0, 2, 3, 1))
+    values = {"x": Value("x", FLOAT32, stored.shape), "w": Value("w", FLOAT32, w), "c": Value("c", FLOAT32, bias.shape)}
+    node = Node("Conv", ("x", "w", "c"), ("y",), "", "", 11, attributes, channels_last=True)
+    got, = trial.graph(Graph("probe", ("x", "w", "c"), ("y",), (node,), values), [stored, weights, bias])
+    want, = reference("Conv", 11, [image, weights, bias], **attributes)
+    agree(f"Conv {list(x)} {list(w)} {attributes or ''}, channels last", got, want.transpose(0, 2, 3, 1))
+
+
+def _tile_probe(tile: Tile) -> None:
+    """Adds the probe of a tile: windows and none, around its edges, K in steps and across them, whole and cut."""
+    def check(trial: Trial) -> str:
+        if not tile.fits(trial.gpu.limits):
+            return "more workgroup memory or invocations than this adapter allows: not used"
+        for _ in range(trial.rounds):
+            for split in (1, 3) if tile.name in SPLIT_TILES else (1,):
+                with chosen(tile, split):
+                    _convolution(trial, (1, 72, 5, 13), (tile.m + 4, 72, 1, 1))
+                    _convolution(trial, (1, 64, 9, 8), (tile.m - 4, 64, 3, 3), pads=(1, 1, 1, 1))
+                    _convolution(trial, (2, 12, 7, 5), (8, 12, 3, 2), strides=(2, 1))
+                    _convolution(trial, (1, 3, 17, 15), (12, 3, 5, 5), pads=(2, 2, 2, 2), strides=(2, 2))
+        return "4 windows"
+
+    probe(f"product in tiles {tile.name}", "kernels", disables=("product.wgsl",), quick=tile.name == "32x32/4")(check)
+
+
+for _tile in TILES:
+    _tile_probe(_tile)
+
+
+@probe("depthwise, channels last", "kernels", disables=("depthwise_last.wgsl",))
+def depthwise(trial: Trial) -> str:
+    """Windows that are unrolled and one that is not, strides, dilations, a batch."""
+    for _ in range(trial.rounds):
+        _convolution(trial, (2, 12, 9, 7), (12, 1, 3, 3), group=12, pads=(1, 1, 1, 1), strides=(2, 2))
+        _convolution(trial, (1, 36, 11, 10), (36, 1, 7, 7), group=36, pads=(3, 3, 3, 3))
+        _convolution(trial, (1, 8, 13, 9), (8, 1, 3, 2), group=8, dilations=(2, 3))
+    return "3 windows"
