@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, normal, record
-from ort_gpu_ep.ops.axes import around, axes_of, axis_of, ints_of, replaced, strides_of
-from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN, along_axis, ints, stored
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, Lowering, Strided, View, broadcast, broadcast_strides, kernel, op
+from ort_gpu_ep.kernels import record
+from ort_gpu_ep.ops.axes import axes_of, ints_of, strides_of
+from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN, ints, stored
+from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, Strided, View, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.shaders.composer import merged
 from ort_gpu_ep.symbolic import hint, same
 from ort_gpu_ep.types import ANY, Shape, TensorType
 
-WRITER_LANES = 64
-
 record("strided.wgsl", "movement", nbytes=lambda k: 2 * k.nbytes("y"))
-record(
-    "concat_pair.wgsl", "movement",
-    cases=[case("Concat", 13, normal(3, 7), normal(4, 7), axis=0), case("Concat", 13, normal(7, 3), normal(7, 4), axis=1)])
-record(
-    "strided_write.wgsl", "movement", nbytes=lambda k: 2 * k.nbytes("x"),
-    cases=[
-        case("Concat", 13, *(normal(n, 7) for n in range(3, 8)), axis=0), case("Concat", 13, *(normal(7, n) for n in range(3, 8)), axis=1)])
 
 
 def moves_bits(node: BoundNode) -> bool:
@@ -44,10 +34,10 @@ def moved(node: BoundNode, shape: Shape, index: Strided) -> Kernel | View:
     out = TensorType(x.dtype, shape)
     if same(out.size, x.size) and _is_copy(index, x.size) and not node.node.epilogue:
         return View(out)
-    return _reading(node, out, index)
+    return reading(node, out, index)
 
 
-def _reading(node: BoundNode, out: TensorType, index: Strided, target: int = 0) -> Kernel:
+def reading(node: BoundNode, out: TensorType, index: Strided, target: int = 0) -> Kernel:
     return kernel("strided.wgsl", [out], indices={"x_index": index}, raw=moves_bits(node), reads={"x": 0}, writes={"y": target})
 
 
@@ -119,96 +109,6 @@ def _clamped(start: int, end: int, step: int, size: int) -> tuple[int, int]:
     first = min(max(start, 0), high)
     last = min(max(end, low), high)
     return first, max(0, -((first - last) // step))
-
-
-@op("Split", since=2, dtypes={"T": ANY}, bindings="x _split? -> y", channels_last=along_axis)
-def split(node: BoundNode) -> Lowering:
-    """y_k = the k-th part of x along `axis`; a kernel for each part."""
-    x = node.input(0)
-    axis = axis_of(node, int(node.attr("axis")), x.rank)
-    sizes, strides, start = _parts(node, x.shape[axis]), strides_of(x.shape), 0
-    outputs: list[TensorType | None] = []
-    kernels = []
-    for k, size in enumerate(sizes):
-        out = TensorType(x.dtype, replaced(x.shape, axis, size))
-        outputs.append(out)
-        if node.wants(k):
-            kernels.append(_reading(node, out, Strided(out.shape, strides, start * strides[axis]), k))
-        start += size
-    return Lowering(tuple(outputs), tuple(kernels))
-
-
-def _parts(node: BoundNode, size: int) -> tuple[int, ...]:
-    """The sizes of the parts: as given, else equal ones (the last may be smaller where the op says `num_outputs`)."""
-    sizes, count = ints_of(node, "split", 1), len(node.node.outputs)
-    if sizes is None:
-        chunk = -(-size // count)
-        sizes = tuple(max(0, min(chunk, size - k * chunk)) for k in range(count))
-        if node.attr("num_outputs") is None and any(s != sizes[0] for s in sizes):
-            raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {count} equal parts")
-    if len(sizes) != count or sum(sizes) != size or any(s < 0 for s in sizes):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {sizes} for {count} outputs")
-    return sizes
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A piece of a concatenation: an input or a temporary, and its size along the axis."""
-
-    source: int | str
-    size: int
-
-
-@op("Concat", dtypes={"T": ANY}, bindings="x... -> y", epilogue=True, channels_last=along_axis)
-def concat(node: BoundNode) -> Lowering:
-    """y = the inputs one after another along `axis`.
-
-    Two parts: one kernel that selects. More parts: a kernel for each, which writes its place in y; where elements are packed
-    into words, and so two parts may share one, pairs are joined until one is left.
-    """
-    given = node.given()
-    axis = axis_of(node, int(node.attr("axis")), given[0].rank)
-    rest = replaced(given[0].shape, axis, 0)
-    if any(o.rank != given[0].rank or replaced(o.shape, axis, 0) != rest for o in given):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Concat along axis {axis} of {', '.join(str(o.type) for o in given)}")
-    out = TensorType(given[0].dtype, replaced(given[0].shape, axis, sum(o.shape[axis] for o in given)))
-    parts = [_Part(i, o.shape[axis]) for i, o in enumerate(given) if o.size]
-    if len(parts) < 2 and not node.node.epilogue:
-        return Lowering((out,), views=((0, int(parts[0].source) if parts else 0),))
-    if len(parts) == 2 or (len(parts) > 2 and out.dtype.nbytes < 4):
-        return _joined(node, out, axis, parts)
-    return Lowering((out,), tuple(_writers(node, out, axis, parts)))
-
-
-def _joined(node: BoundNode, out: TensorType, axis: int, parts: list[_Part]) -> Lowering:
-    """Neighbours are joined, then neighbours of these, until one is left: each element is copied log2(parts) times."""
-    kernels, temps = list[Kernel](), list[tuple[str, TensorType]]()
-    inner = around(out.shape, axis)[2]
-    while len(parts) > 1:
-        joined = []
-        for a, b in zip(parts[::2], parts[1::2], strict=False):
-            done = len(parts) == 2
-            both = _Part(0 if done else f"joined{len(temps)}", a.size + b.size)
-            tensor = TensorType(out.dtype, replaced(out.shape, axis, both.size))
-            kernels.append(kernel(
-                "concat_pair.wgsl", [tensor], consts={"A_ROW": a.size * inner, "B_ROW": b.size * inner}, raw=moves_bits(node),
-                reads={"a": a.source, "b": b.source}, writes={"y": both.source}))
-            temps += [] if done else [(str(both.source), tensor)]
-            joined.append(both)
-        parts = joined + parts[len(joined) * 2:]
-    return Lowering((out,), tuple(kernels), tuple(temps))
-
-
-def _writers(node: BoundNode, out: TensorType, axis: int, parts: list[_Part]) -> list[Kernel]:
-    kernels, start, strides = [], 0, strides_of(out.shape)
-    for part in parts:
-        shape = replaced(out.shape, axis, part.size)
-        size = TensorType(out.dtype, shape).size
-        kernels.append(kernel(
-            "strided_write.wgsl", [out], consts={"SIZE": size}, indices={"y_index": Strided(shape, strides, start * strides[axis])},
-            groups=-(-size // WRITER_LANES), lanes=WRITER_LANES, raw=moves_bits(node), reads={"x": part.source}, writes={"y": 0}))
-        start += part.size
-    return kernels
 
 
 @op("Expand", since=8, dtypes={"T": ANY}, bindings="x _shape -> y", epilogue=True)

@@ -1,0 +1,175 @@
+"""Concat and Split: tensors seen as rows of the elements from the axis on, several of them in one dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import KernelCall, Known, case, integers, normal, record
+from ort_gpu_ep.ops.axes import around, axis_of, ints_of, replaced, strides_of
+from ort_gpu_ep.ops.channels_last import along_axis
+from ort_gpu_ep.ops.movement import moves_bits, reading
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, part_count
+from ort_gpu_ep.symbolic import same
+from ort_gpu_ep.types import ANY, FLOAT32, TensorType
+
+LANES = 128
+
+MOST = 15
+"""Tensors that one dispatch joins or splits, where the adapter binds as many: each element looks for its own among them."""
+
+FOR_STEPS = 2
+"""Bindings left for operands of fused steps."""
+
+
+def _moved(names: str) -> Callable[[KernelCall], int]:
+    """Bytes of the parts, read and written."""
+    return lambda k: 2 * k.nbytes(*(name for name in k.tensors if name.startswith(names)))
+
+
+record(
+    "concat.wgsl", "movement", nbytes=_moved("x"),
+    cases=[
+        case("Concat", 13, *(normal(n, 7) for n in range(3, 8)), axis=0), case("Concat", 13, *(normal(7, n) for n in range(3, 8)), axis=1),
+        case("Concat", 13, *(normal(7, 4 * n) for n in range(3, 6)), axis=1)])
+record(
+    "concat_pair.wgsl", "movement",
+    cases=[case("Concat", 13, *(integers(0, 200, 7, n, dtype="uint8") for n in (3, 4)), axis=1)])
+record(
+    "split.wgsl", "movement", nbytes=_moved("y"),
+    cases=[
+        case("Split", 13, normal(7, 18), Known((3, 4, 5, 6)), outputs=4, axis=1),
+        case("Split", 13, normal(7, 24), Known((8, 16)), outputs=2, axis=1)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """An input of a Concat, or an output of a Split. source: its position, or a temporary. size: along the axis."""
+
+    source: int | str
+    size: int
+
+
+@op("Concat", dtypes={"T": ANY}, bindings="x... -> y", epilogue=True, channels_last=along_axis)
+def concat(node: BoundNode) -> Lowering:
+    """y = the inputs one after another along `axis`.
+
+    One kernel for as many inputs as the adapter binds at once, each kernel writing its places in y. Where elements are packed into
+    words, and so two parts may share one, pairs are joined until one is left.
+    """
+    given = node.given()
+    axis = axis_of(node, int(node.attr("axis")), given[0].rank)
+    rest = replaced(given[0].shape, axis, 0)
+    if any(o.rank != given[0].rank or replaced(o.shape, axis, 0) != rest for o in given):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Concat along axis {axis} of {', '.join(str(o.type) for o in given)}")
+    out = TensorType(given[0].dtype, replaced(given[0].shape, axis, sum(o.shape[axis] for o in given)))
+    parts = [_Part(i, o.shape[axis]) for i, o in enumerate(given) if o.size]
+    if len(parts) < 2 and not node.node.epilogue:
+        return Lowering((out,), views=((0, int(parts[0].source) if parts else 0),))
+    if len(parts) > 1 and out.dtype.nbytes < 4:
+        return _joined(node, out, axis, parts)
+    types = [node.input(int(part.source)).type for part in parts]
+    kernels = []
+    for first, last in _batches(node, out, types):
+        consts, groups = _rows(out, axis, parts, first, last)
+        vectors = [*(f"x{k}" for k in range(last - first)), "y"] if consts["VECTORS"] else []
+        reads = {f"x{k}": part.source for k, part in enumerate(parts[first:last])}
+        kernels.append(kernel(
+            "concat.wgsl", [out], consts={**consts, "OUT_ROW": consts.pop("WHOLE_ROW")}, groups=groups, lanes=LANES, vectors=vectors,
+            raw=moves_bits(node) and not vectors, reads=reads, writes={"y": 0}))
+    return Lowering((out,), tuple(kernels))
+
+
+def _batches(node: BoundNode, whole: TensorType, parts: Sequence[TensorType]) -> Iterator[tuple[int, int]]:
+    """From which to which part a dispatch goes: as many as there are bindings for."""
+    limits = node.target.limits
+    free = limits.max_buffers_per_stage - part_count(whole, limits.max_binding_nbytes) - (FOR_STEPS if node.node.epilogue else 0)
+    first, taken = 0, 0
+    for k, tensor in enumerate(parts):
+        count = part_count(tensor, limits.max_binding_nbytes)
+        if k > first and (taken + count > free or k - first == MOST):
+            yield first, k
+            first, taken = k, 0
+        taken += count
+    yield first, len(parts)
+
+
+def _rows(whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last: int) -> tuple[dict[str, Const], int]:
+    """Constants of concat.wgsl and split.wgsl for parts `first` to `last`, and workgroups."""
+    outer, size, inner = around(whole.shape, axis)
+    sizes = [part.size * inner for part in parts]
+    before, row, whole_row = sum(sizes[:first]), sum(sizes[first:last]), size * inner
+    fours = whole.dtype is FLOAT32 and all(same(n % 4, 0) for n in (before, whole_row, *sizes[first:last]))
+    unit = 4 if fours else 1
+    total = outer * row // unit
+    consts: dict[str, Const] = {
+        "VECTORS": fours, "COUNT": last - first, "TOTAL": total, "ROW": row // unit, "WHOLE_ROW": whole_row // unit,
+        "START": before // unit}
+    end = 0
+    for k, n in enumerate(sizes[first:last]):
+        end += n
+        consts |= {f"SIZE{k}": n // unit, f"END{k}": end // unit}
+    return consts, -(-total // LANES)
+
+
+def _joined(node: BoundNode, out: TensorType, axis: int, parts: list[_Part]) -> Lowering:
+    """Neighbours are joined, then neighbours of these, until one is left: each element is copied log2(parts) times."""
+    kernels, temps = list[Kernel](), list[tuple[str, TensorType]]()
+    inner = around(out.shape, axis)[2]
+    while len(parts) > 1:
+        joined = []
+        for a, b in zip(parts[::2], parts[1::2], strict=False):
+            done = len(parts) == 2
+            both = _Part(0 if done else f"joined{len(temps)}", a.size + b.size)
+            tensor = TensorType(out.dtype, replaced(out.shape, axis, both.size))
+            kernels.append(kernel(
+                "concat_pair.wgsl", [tensor], consts={"A_ROW": a.size * inner, "B_ROW": b.size * inner}, raw=moves_bits(node),
+                reads={"a": a.source, "b": b.source}, writes={"y": both.source}))
+            temps += [] if done else [(str(both.source), tensor)]
+            joined.append(both)
+        parts = joined + parts[len(joined) * 2:]
+    return Lowering((out,), tuple(kernels), tuple(temps))
+
+
+@op("Split", since=2, dtypes={"T": ANY}, bindings="x _split? -> y", channels_last=along_axis)
+def split(node: BoundNode) -> Lowering:
+    """y_k = the k-th part of x along `axis`: one kernel for as many parts as the adapter binds at once, of packed elements one a part."""
+    x = node.input(0)
+    axis = axis_of(node, int(node.attr("axis")), x.rank)
+    sizes = _sizes(node, x.shape[axis])
+    outputs = tuple(TensorType(x.dtype, replaced(x.shape, axis, size)) for size in sizes)
+    parts = [_Part(k, size) for k, size in enumerate(sizes)]
+    if x.dtype.nbytes < 4 or not all(node.wants(k) for k in range(len(sizes))) or any(t.size == 0 for t in outputs):
+        return Lowering(outputs, tuple(_each(node, outputs, axis)))
+    kernels = []
+    for first, last in _batches(node, x.type, outputs):
+        consts, groups = _rows(x.type, axis, parts, first, last)
+        names = [f"y{k}" for k in range(last - first)]
+        vectors = ["x", *names] if consts["VECTORS"] else []
+        kernels.append(kernel(
+            "split.wgsl", outputs[first:last], consts={**consts, "IN_ROW": consts.pop("WHOLE_ROW")}, groups=groups, lanes=LANES,
+            raw=not vectors, vectors=vectors, reads={"x": 0}, writes={name: first + k for k, name in enumerate(names)}))
+    return Lowering(outputs, tuple(kernels))
+
+
+def _each(node: BoundNode, outputs: Sequence[TensorType], axis: int) -> Iterator[Kernel]:
+    """A kernel for each part that is wanted."""
+    strides, start = strides_of(node.input(0).shape), 0
+    for k, out in enumerate(outputs):
+        if node.wants(k):
+            yield reading(node, out, Strided(out.shape, strides, start * strides[axis]), k)
+        start += out.shape[axis]
+
+
+def _sizes(node: BoundNode, size: int) -> tuple[int, ...]:
+    """The sizes of the parts: as given, else equal ones (the last may be smaller where the op says `num_outputs`)."""
+    sizes, count = ints_of(node, "split", 1), len(node.node.outputs)
+    if sizes is None:
+        chunk = -(-size // count)
+        sizes = tuple(max(0, min(chunk, size - k * chunk)) for k in range(count))
+        if node.attr("num_outputs") is None and any(s != sizes[0] for s in sizes):
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {count} equal parts")
+    if len(sizes) != count or sum(sizes) != size or any(s < 0 for s in sizes):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {sizes} for {count} outputs")
+    return sizes
