@@ -187,6 +187,9 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
             raise UnsupportedNodeError(
                 Code.LIMIT, f"{spec.name} binds {buffers} buffers of at most {limits.max_binding_nbytes} B; "
                 f"this adapter allows {limits.max_buffers_per_stage}")
+        missing = set(built.features) - limits.features
+        if missing:
+            raise UnsupportedNodeError(Code.LIMIT, f"{built.shader} needs the adapter feature {', '.join(sorted(missing))}")
         infinite = [name for name, value in built.consts if isinstance(value, float) and not math.isfinite(value)]
         if infinite:       # WGSL has no such constants
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"{spec.name}: {', '.join(infinite).lower()} is infinite or NaN")
@@ -218,7 +221,7 @@ def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> No
     """Declines a kernel that uses what a probe or a quirk has put out of use on this adapter."""
     if not limits.disabled:
         return
-    used = {ADAPTER, built.shader}
+    used = {ADAPTER, built.shader, *built.features}
     used |= {WORKGROUP} if built.workgroup_nbytes else set()
     used |= {PACKED} if any(d.bits < 32 and (built.raw or d.storage == "u32") for d in dtypes) else set()
     used |= set() if built.raw else {d.feature for d in (*dtypes, *(step.dtype for step in built.epilogue)) if d.feature}

@@ -135,6 +135,7 @@ class Kernel:
     grid: workgroups in x, y and z of a body with `fn grid_main(group: vec3<u32>, lane: u32)`; `groups` is then their product.
     vectors: bindings of float32 that are bound four elements at a time.
     choice: which form of the kernel this is, of those that were weighed.
+    features: of the device, that its body uses (types bring their own).
     """
 
     shader: str
@@ -153,6 +154,7 @@ class Kernel:
     grid: tuple[int, int, int] | None = None
     vectors: tuple[str, ...] = ()
     choice: Choice | None = None
+    features: tuple[str, ...] = ()
 
 
 def kernel(
@@ -171,12 +173,13 @@ def kernel(
     grid: tuple[int, int, int] | None = None,
     vectors: Sequence[str] = (),
     choice: Choice | None = None,
+    features: Sequence[str] = (),
 ) -> Kernel:
     """A Kernel from dicts and lists (a Kernel itself holds tuples, so that it hashes and compares)."""
     return Kernel(
         shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), math.prod(grid) if grid else groups, lanes,
         workgroup_nbytes, raw, None if reads is None else tuple(reads.items()), None if writes is None else tuple(writes.items()),
-        tuple(epilogue), grid=grid, vectors=tuple(vectors), choice=choice)
+        tuple(epilogue), grid=grid, vectors=tuple(vectors), choice=choice, features=tuple(features))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ class Limits:
     max_loop_iterations: int = 65535
     disabled: tuple[tuple[str, str], ...] = ()
 
+    def allow(self, shader: str, *features: str) -> bool:
+        """Whether a form of a kernel may be weighed: the adapter has these features, and nothing has put them or its shader out of use."""
+        return set(features) <= self.features and not any(what in (shader, *features) for what, _ in self.disabled)
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:
@@ -41,12 +45,15 @@ class Figures:
     third more for the reads of workgroup memory. load_ns: one element from memory into workgroup memory, about ten instructions over 128
     lanes, and the L1. dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums, written or read back. launch_ns: a dispatch
     of product.wgsl without its steps. tile_step_ns: the least that a step of it takes. fma_per_ns: of one unit, 128 lanes at 1.98 GHz.
+    registers, lane_registers: of 32 bits, of a unit, of an invocation at most.
     """
 
     units: int = 132
     step_ns: float = 500.0
     fma_ns: float = 1.3 / 128 / 1.7
     load_ns: float = 0.12 / 1.7
+    registers: int = 65536
+    lane_registers: int = 255
     dispatch_ns: float = 2400.0
     byte_ns: float = 1 / 2000
     launch_ns: float = 3000.0

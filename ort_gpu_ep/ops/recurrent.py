@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import KernelCall, ceil_div, record
-from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
+from ort_gpu_ep.ops import recurrent_held
+from ort_gpu_ep.ops.recurrent_held import held, product_of
+from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, RNN, Cell, Sizes, output_types, sizes_of, strides_of
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INT32, TensorType
 
@@ -47,32 +49,6 @@ record(
 record("recurrent_weights.wgsl", "movement")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What differs between the ops. activations: defaults of one direction."""
-
-    code: int
-    gates: int
-    activations: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Dimensions of a layer."""
-
-    steps: int
-    batch: int
-    inputs: int
-    directions: int
-    hidden: int
-    gates: int
-
-
-RNN = Cell(0, 1, ("Tanh",))
-GRU = Cell(1, 3, ("Sigmoid", "Tanh"))
-LSTM = Cell(2, 4, ("Sigmoid", "Tanh", "Tanh"))
-
-
 @op("RNN", since=7, dtypes={"T": (FLOAT32, FLOAT16), "T1": (INT32,)}, bindings=BINDINGS)
 def rnn(node: BoundNode) -> Lowering:
     """h = f(W x + Wb + R h + Rb) over time. x: [T, B, I], y: [T, directions, B, H], yh: [directions, B, H]."""
@@ -92,39 +68,21 @@ def lstm(node: BoundNode) -> Lowering:
 
 
 def layer(node: BoundNode, cell: Cell) -> Lowering:
-    """The recurrent weights with the hidden unit innermost, the input product, the steps."""
+    """In the form that is estimated to be the fastest. The general one: R with the hidden unit innermost, the input product, the steps."""
     sizes = sizes_of(node, cell)
+    activations_of(node, cell, sizes)       # may decline
+    choice = recurrent_held.form_of(node, cell, sizes)
+    if choice.form != recurrent_held.GENERAL:
+        given = [i if node.has(i) else None for i in (3, 5, 6)]
+        return held(node, cell, sizes, (recurrent_held.Layer(1, 2, *given),), choice)
     product = product_of(node, sizes)
     weights = weights_of(node, cell, sizes)
     steps, unwanted = steps_of(node, cell, sizes)
+    steps = replace(steps, choice=choice)
     outputs = tuple(t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)]))
     temps = (("packed", weights.outputs[0]), *product.temps, *unwanted)
     constant = all(node.input(i).is_constant for i in (2, 3, 7) if node.has(i))
     return Lowering(outputs, (weights, *product.kernels, steps), temps, once=("packed",) if constant else ())
-
-
-def sizes_of(node: BoundNode, cell: Cell) -> Sizes:
-    """The layer's dimensions. Raises UnsupportedNodeError where a dimension is 0."""
-    x, w, r = (node.input(i).shape for i in range(3))
-    if node.attr("direction") not in ("forward", "reverse", "bidirectional"):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')!r}; taken: forward, reverse, bidirectional")
-    if len(x) != 3 or len(w) != 3 or len(r) != 3:
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} of x {list(x)}, W {list(w)}, R {list(r)}; each has three dimensions")
-    batch, steps = (x[0], x[1]) if node.attr("layout") else (x[1], x[0])
-    sizes = Sizes(steps, batch, x[2], int(r[0]), int(r[2]), cell.gates)     # the shader has arrays of the hidden size
-    if 0 in (steps, batch, x[2], sizes.hidden):
-        raise UnsupportedNodeError(Code.LIMIT, f"{node.op} of an empty tensor: {sizes}")
-    if w != (r[0], cell.gates * sizes.hidden, x[2]) or r[1] != cell.gates * r[2] or r[0] != 1 + (node.attr("direction") == "bidirectional"):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')} of W {list(w)} and R {list(r)} with {x[2]} inputs")
-    return sizes
-
-
-def product_of(node: BoundNode, sizes: Sizes) -> Lowering:
-    """pre [steps * batch, directions * gates * hidden] = x W^T."""
-    m, n, k = sizes.steps * sizes.batch, sizes.directions * sizes.gates * sizes.hidden, sizes.inputs
-    whole = Strided((1,), (0,))
-    product = Product(1, m, n, k, Matrix(0, whole, k, 1), Matrix(1, whole, k, 1), target=node.target)
-    return lower_product(product, TensorType(FLOAT32, (m, n)), "pre")
 
 
 def layout_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
@@ -180,22 +138,6 @@ def options_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
         "T": sizes.steps, "B": sizes.batch, "DIRECTIONS": sizes.directions, "CELL": cell.code, "HAS_BIAS": node.has(3),
         "PEEPHOLES": node.has(7), "COUPLED": bool(cell is LSTM and node.attr("input_forget")),
         "BACKWARD": node.attr("direction") == "reverse", "CLIPPED": clip is not None, "CLIP": float(clip or 0.0)}
-
-
-def output_types(node: BoundNode, sizes: Sizes) -> tuple[TensorType, TensorType, TensorType]:
-    """Y, Y_h, Y_c."""
-    d, t, b, h = sizes.directions, sizes.steps, sizes.batch, sizes.hidden
-    dtype = node.input(0).dtype
-    state = TensorType(dtype, (b, d, h) if node.attr("layout") else (d, b, h))
-    return TensorType(dtype, (b, t, d, h) if node.attr("layout") else (t, d, b, h)), state, state
-
-
-def strides_of(node: BoundNode, sizes: Sizes) -> dict[str, Const]:
-    """Strides of x in rows, of Y and of the states in elements."""
-    d, t, b, h = sizes.directions, sizes.steps, sizes.batch, sizes.hidden
-    if node.attr("layout"):
-        return {"ROW_T": 1, "ROW_B": t, "Y_T": d * h, "Y_D": h, "Y_B": t * d * h, "STATE_D": h, "STATE_B": d * h}
-    return {"ROW_T": b, "ROW_B": 1, "Y_T": d * b * h, "Y_D": b * h, "Y_B": h, "STATE_D": b * h, "STATE_B": h}
 
 
 def activations_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:

@@ -84,8 +84,7 @@ def _leaks(found: Match, graph: Graph, consumers: dict[str, list[Node]]) -> bool
     """Whether a value inside the match (not its root's) is read outside it."""
     inside = {id(n) for n in found.nodes}
     for node in found.nodes[1:]:
-        name = node.writes[0]
-        if name in graph.outputs or any(id(c) not in inside for c in consumers.get(name, ())):
+        if any(name in graph.outputs or any(id(c) not in inside for c in consumers.get(name, ())) for name in node.writes):
             return True
     return False
 
@@ -113,7 +112,7 @@ def _giver(array: np.ndarray) -> Callable[[], np.ndarray]:
 def batch_normalization(found: Match, facts: Facts) -> Built | str:
     """scale * (x - mean) / sqrt(var + epsilon) + bias with constant parameters is x * a + b: elementwise, so that it fuses on."""
     node = found.nodes[0]
-    if node.attributes.get("training_mode") or node.version < 7:
+    if node.attributes.get("training_mode") or node.version < 7 or len(node.writes) > 1:
         return "training form"
     parameters = [found.constant(v) for v in ("scale", "bias", "mean", "var")]
     x = facts.types.get(found.values["x"])

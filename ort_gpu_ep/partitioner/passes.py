@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import ort_gpu_ep.ops  # noqa: F401  fills the registry
+import ort_gpu_ep.ops
+import ort_gpu_ep.partitioner.recurrent_rules  # noqa: F401  adds its rules
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import Answer, Facts, facts_of, walk
 from ort_gpu_ep.partitioner.fusion import Chains

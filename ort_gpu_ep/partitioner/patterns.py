@@ -25,7 +25,7 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A node of the pattern. attributes: required values; others are free."""
+    """A node of the pattern: its first output. attributes: required values; others are free."""
 
     op: str
     arguments: tuple[Variable | Call | float, ...]
@@ -70,7 +70,7 @@ def match(root: Call, node: Node, graph: Graph, producers: Mapping[str, Node]) -
 
 
 def _call(call: Call, node: Node, found: Match, producers: Mapping[str, Node]) -> bool:
-    if node.op != call.op or node.domain or node.epilogue or len(node.writes) != 1:
+    if node.op != call.op or node.domain or node.epilogue or not node.outputs or not node.outputs[0]:
         return False
     if any(node.attributes.get(k) != v for k, v in call.attributes.items()):
         return False
@@ -91,6 +91,6 @@ def _argument(pattern: Variable | Call | float, name: str, found: Match, produce
     if isinstance(pattern, Variable):
         return found.values.setdefault(pattern.name, name) == name
     if isinstance(pattern, Call):
-        return name in producers and _call(pattern, producers[name], found, producers)
+        return name in producers and producers[name].outputs[0] == name and _call(pattern, producers[name], found, producers)
     value = found.graph.constant(name)
     return value is not None and value.size == 1 and float(value.reshape(-1)[0]) == pattern

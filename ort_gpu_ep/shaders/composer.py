@@ -8,6 +8,8 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     y_set(i, v)    stores element i, after the fused steps (unpacked types only; an `element` body never calls it)
     x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>
     HAS_X          for an optional input: whether it is there
+    subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: invocations of a subgroup, and which one this is; subgroups,
+                   subgroup_id      how many a workgroup has, and in which one this is
 
 and every constant and index function of its Kernel. A constant that only a run knows (symbolic.Size) is a member of a uniform
 struct instead, and a body can't tell: `NAME` becomes `params.NAME`, also in the module constants of a body that depend on it. So the
@@ -79,7 +81,7 @@ def _signature(
                   for name, (tensor, written) in bindings.items())
     return (
         kernel.shader, kernel.raw, kernel.lanes, kernel.optionals, kernel.epilogue, kernel.plain and kernel.plain.dtype.name,
-        kernel.vectors, kernel.grid is not None,
+        kernel.vectors, kernel.grid is not None, kernel.features,
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
         is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
         tuple(bindings[n][0].shape[-1:] for n in (first, *_fused_operands(kernel))) if kernel.vectors else ())
@@ -442,17 +444,32 @@ def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
         f"    let i = id.x + id.y * n.x * {MAP_LANES}u;\n    if (i >= {words}) {{ return; }}\n{store}\n}}")
 
 
+_SUBGROUP = {"subgroup_size": "subgroup_size", "subgroup_lane": "subgroup_invocation_id", "subgroups": "num_subgroups",
+             "subgroup_id": "subgroup_id"}
+"""What a body calls it, and WGSL's built-in value."""
+
+
+def _subgroup(kernel: Kernel) -> tuple[str, str, str]:
+    """Of what the body names of its subgroup: variables, parameters of the entry point, what it assigns."""
+    named = [name for name in _SUBGROUP if re.search(rf"\b{name}\b", body(kernel.shader))] if "subgroup" in kernel.features else []
+    return ("".join(f"var<private> {name}: u32;\n" for name in named),
+            "".join(f", @builtin({_SUBGROUP[name]}) its_{name}: u32" for name in named),
+            "".join(f"{name} = its_{name}; " for name in named))
+
+
 def _group_main(kernel: Kernel) -> str:
+    variables, given, assigned = _subgroup(kernel)
     if kernel.grid is not None:
-        return (f"const LANES: u32 = {kernel.lanes}u;\n@compute @workgroup_size({kernel.lanes})\n"
-                "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) { grid_main(id, lane); }")
+        return (f"{variables}const LANES: u32 = {kernel.lanes}u;\n@compute @workgroup_size({kernel.lanes})\n"
+                f"fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32{given}) "
+                f"{{ {assigned}grid_main(id, lane); }}")
     varies = is_symbolic(kernel.groups)
     constants = [] if varies else [f"const GROUPS: u32 = {kernel.groups}u;"]
-    return "\n".join([
+    return variables + "\n".join([
         *constants, f"const LANES: u32 = {kernel.lanes}u;", f"@compute @workgroup_size({kernel.lanes})",
         "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, "
-        "@builtin(local_invocation_index) lane: u32) {",
-        "    let group = id.x + id.y * n.x;", f"    if (group >= {'params.' if varies else ''}GROUPS) {{ return; }}",
+        f"@builtin(local_invocation_index) lane: u32{given}) {{",
+        f"    {assigned}let group = id.x + id.y * n.x;", f"    if (group >= {'params.' if varies else ''}GROUPS) {{ return; }}",
         "    group_main(group, lane);", "}"])
 
 

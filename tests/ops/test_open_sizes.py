@@ -69,6 +69,10 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], Sequence[tuple[int, ...]]]] =
     "recurrent": (
         "(float[T, B, 5] x) => (y, h) { y, h = GRU<hidden_size=6>(x, w, r, b) }",
         weights(w=(1, 18, 5), r=(1, 18, 6), b=(1, 36)), [(4, 2), (9, 3), (33, 5)]),
+    "recurrent stack": (
+        "(float[T, B, 5] x) => (y, h) { a = LSTM<hidden_size=6>(x, w, r, b) s = Squeeze(a, one) y, h = LSTM<hidden_size=6>(s, w2, r2, b2) }",
+        weights(w=(1, 24, 5), r=(1, 24, 6), b=(1, 48), w2=(1, 24, 6), r2=(1, 24, 6), b2=(1, 48)) | {"one": np.array([1])},
+        [(4, 2), (9, 3), (33, 5)]),
     "quantized": (
         "(float[N, L, 16] x) => (y) { q, s, z = DynamicQuantizeLinear(x) m = MatMulInteger(q, w, z) f = Cast<to=1>(m) y = Mul(f, s) }",
         {"w": rng.integers(-127, 127, (16, 8)).astype(np.int8)}, [(2, 5), (3, 17), (2, 64)]),

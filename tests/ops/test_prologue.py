@@ -64,9 +64,10 @@ def test_weights_that_the_model_holds_are_packed_once(op: str, programs: Any) ->
     model, feeds = layer(op)
     plan = plan_of(model, feeds)
     check(plan)
-    assert shaders(plan.prologue) == ["recurrent_weights.wgsl"]
-    assert shaders(plan.steps)[-1] == "recurrent.wgsl"
-    assert "recurrent_weights.wgsl" not in shaders(plan.steps)
+    form = "recurrent_held" if op == "LSTM" else "recurrent"
+    assert shaders(plan.prologue) == [f"{form}_weights.wgsl"]
+    assert shaders(plan.steps)[-1] == f"{form}.wgsl"
+    assert f"{form}_weights.wgsl" not in shaders(plan.steps)
     assert plan.weights == ("b", "r", "w")
     every_run, brought = layer(op, held=("w",))
     other = plan_of(every_run, brought)
@@ -96,7 +97,7 @@ def test_weights_too_large_for_the_host_to_know(programs: Any) -> None:
 
 
 def test_all_plans_of_a_program_share_what_was_packed_and_it_is_counted(programs: Any) -> None:
-    model, _ = layer("LSTM")
+    model, _ = layer("GRU")
     program = programs(model, every_size_open=True)
     assert program.weight_nbytes == 0
     seen = []

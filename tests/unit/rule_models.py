@@ -22,10 +22,23 @@ def _layer_norm(rng: np.random.Generator) -> dict[str, Array]:
     return {"epsilon": np.array(1e-3, np.float32), **_vectors(rng, 17, "scale", "bias")}
 
 
+def _stack(gates: int, depth: int) -> Any:
+    """Weights of `depth` layers of 5 units over 3 inputs."""
+    def constants(rng: np.random.Generator) -> dict[str, Array]:
+        found: dict[str, Array] = {"axes": np.array([1])}
+        for k in range(depth):
+            shapes = {"w": (1, gates * 5, 5 if k else 3), "r": (1, gates * 5, 5), "b": (1, gates * 10)}
+            found |= {f"{name}{k}": rng.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+        return found
+    return constants
+
+
 EXAMPLES: dict[str, tuple[tuple[int, ...], Any, dict[str, dict[str, object]]]] = {
     "BatchNormalization": (
         (2, 7, 5, 3), lambda rng: _vectors(rng, 7, "scale", "bias", "mean", "var"), {"BatchNormalization": {"epsilon": 1e-3}}),
     "LayerNormalization": ((2, 5, 17), _layer_norm, {"ReduceMean": {"axes": [-1]}}),
+    **{f"{depth} x LSTM": ((7, 2, 3), _stack(4, depth), {"LSTM": {"hidden_size": 5}}) for depth in (2, 3, 4)},
+    **{f"{depth} x GRU": ((7, 2, 3), _stack(3, depth), {"GRU": {"hidden_size": 5, "linear_before_reset": 1}}) for depth in (2, 3, 4)},
 }
 """Rule -> shape of x, the constants that the other variables stand for, and attributes that the pattern leaves free."""
 
@@ -57,5 +70,5 @@ def model_of_rule(rule: Rule, rng: np.random.Generator) -> onnx.ModelProto:
     name_of(root)
     graph = helper.make_graph(
         nodes, "pattern", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, shape)], [numpy_helper.from_array(a, n) for n, a in constants.items()])
+        [helper.make_empty_tensor_value_info("y")], [numpy_helper.from_array(a, n) for n, a in constants.items()])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -124,3 +124,33 @@ def subgroups(trial: Trial) -> str:
         agree("subgroupAdd", got[:, 0], np.repeat(parts.sum(1, dtype=np.uint32), parts.shape[1]))
         agree("subgroupBroadcastFirst", got[:, 1], np.repeat(parts[:, 0], parts.shape[1]))
     return f"subgroups of {size}"
+
+
+_QUADS = _HEAD + """
+@compute @workgroup_size(128)
+fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(subgroup_id) which: u32, @builtin(num_subgroups) count: u32,
+        @builtin(subgroup_size) size: u32) {{
+    let x = xs[id.x];
+    out[id.x * 5u] = quadSwapX(x);
+    out[id.x * 5u + 1u] = quadSwapY(vec2<u32>(x, x)).y;
+    out[id.x * 5u + 2u] = quadBroadcast(x, 2u);
+    out[id.x * 5u + 3u] = which;
+    out[id.x * 5u + 4u] = count * size;
+}}
+"""
+
+
+@probe("fours in a subgroup", "workgroups", disables=("subgroup",), fault=("quadSwapX", "quadSwapY"))
+def quads(trial: Trial) -> str:
+    """Four invocations next to each other exchange values; subgroups are those next to each other, counted from 0."""
+    trial.need("subgroup")
+    for _ in range(trial.rounds):
+        x = trial.integers(0, 2**32, GROUPS * 128, dtype="uint32")
+        got = trial.wgsl("quads", _QUADS.format(element="u32"), [x], ("uint32", 5 * x.size), GROUPS).reshape(-1, 5)
+        four, place = x.reshape(-1, 4), np.arange(128) // max(1, 128 // max(1, int(got[:128, 3].max()) + 1))
+        agree("quadSwapX", got[:, 0], four[:, [1, 0, 3, 2]].reshape(-1))
+        agree("quadSwapY", got[:, 1], four[:, [2, 3, 0, 1]].reshape(-1))
+        agree("quadBroadcast", got[:, 2], np.repeat(four[:, 2], 4))
+        agree("subgroup_id", got[:, 3], np.tile(place, GROUPS).astype(np.uint32))
+        agree("subgroups times their size", got[:, 4], np.full(x.size, 128, np.uint32))
+    return f"{GROUPS * 32} fours"

@@ -1,0 +1,202 @@
+"""LSTM and GRU layers whose weights fit into the registers of a workgroup: all steps, and layers on top of each other, in one dispatch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import record
+from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
+from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, Cell, Sizes, output_types, sizes_of, strides_of
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.symbolic import hint
+from ort_gpu_ep.target import Choice, Target
+from ort_gpu_ep.types import FLOAT32, TensorType
+
+SHADER, PACKING = "recurrent_held.wgsl", "recurrent_held_weights.wgsl"
+
+OTHER_REGISTERS = 56
+"""Registers of a lane besides its weights."""
+
+WHOLE, PRODUCT, GENERAL = "held", "held, after a product", "general"
+"""Forms of a layer: weights in registers, with the input's or beside a matrix product of it; recurrent.wgsl, which takes any."""
+
+PER_LAYER = 5
+"""Inputs of a stack for each layer, after x: W, R, B, initial h, initial c."""
+
+record(
+    SHADER, "recurrent", loop_bound=lambda k: 2 * k["T"] + k["LAYERS"],
+    flops=lambda k: 2 * k["T"] * k["B"] * k["DIRECTIONS"] * k["GATES"] * k["H"] * (
+        (2 * k["LAYERS"] - 1) * k["H"] + (0 if k["PRE"] else k["I"])),
+    steps=lambda k: k["T"])
+record(PACKING, "movement")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Where a layer's operands are among the inputs of the node; None: left out."""
+
+    w: int
+    r: int
+    b: int | None
+    h: int | None
+    c: int | None
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How the lanes share what layers read, in vectors of four elements. inputs: of a row of x, 0 where a product takes it."""
+
+    inputs: int
+    state: int
+    layers: int
+    hidden: int
+
+    @property
+    def vectors(self) -> int:
+        """That one lane reads in a step."""
+        return -(-(max(self.inputs, self.state if self.layers > 1 else 0) + self.state) // 4)
+
+    @property
+    def lanes(self) -> int:
+        return 4 * self.hidden * self.layers
+
+    def nbytes(self, quads: bool) -> int:
+        """Of workgroup memory."""
+        return 16 * (2 * (self.inputs + self.layers * self.state) + (0 if quads else self.lanes))
+
+
+def form_of(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1) -> Choice:
+    """The form of a layer, or of a stack of them, with the smallest estimated time."""
+    times = {form: _estimate_ns(node.target, sizes, layers, form) for form in (WHOLE, PRODUCT) if _fits(node, cell, sizes, layers, form)}
+    if layers == 1:
+        times[GENERAL] = _general_ns(node.target, sizes)
+    if not times:
+        raise UnsupportedNodeError(Code.LIMIT, f"{layers} layers of {sizes} do not fit into a workgroup together")
+    steps = 1 << hint(sizes.steps).bit_length()
+    return node.target.choose(
+        f"recurrent {cell.code} {sizes.inputs} {sizes.hidden} x {layers}, {sizes.directions} directions, {steps} steps", times)
+
+
+def _fits(node: BoundNode, cell: Cell, sizes: Sizes, layers: int, form: str) -> bool:
+    limits, figures, shares = node.target.limits, node.target.figures, _shares(sizes, layers, form)
+    registers = 16 * shares.vectors + OTHER_REGISTERS
+    return (
+        limits.allow(SHADER) and limits.allow(PACKING) and _is_plain(node, cell)
+        and registers <= figures.lane_registers and registers * shares.lanes <= figures.registers
+        and shares.inputs <= shares.lanes <= limits.max_invocations and shares.nbytes(_quads(node.target)) <= limits.max_workgroup_nbytes)
+
+
+def _is_plain(node: BoundNode, cell: Cell) -> bool:
+    """Whether the cell is the textbook's; a GRU: with the reset after the product."""
+    attributes = node.node.attributes
+    usual = tuple(name.lower() for name in cell.activations)
+    given = tuple(str(name).lower() for name in attributes.get("activations") or ())    # type: ignore[union-attr]
+    return (
+        (cell is LSTM or (cell is GRU and bool(node.attr("linear_before_reset")))) and given in ((), usual, 2 * usual)
+        and any(map(node.wants, range(3))) and node.attr("clip") is None and not node.attr("input_forget")
+        and (node.node.domain != "" or not node.has(7)))
+
+
+def _quads(target: Target) -> bool:
+    return target.limits.allow(SHADER, "subgroup")
+
+
+def _shares(sizes: Sizes, layers: int, form: str) -> Shares:
+    return Shares(0 if form == PRODUCT else -(-int(sizes.inputs) // 4), -(-sizes.hidden // 4), layers, sizes.hidden)
+
+
+def _estimate_ns(target: Target, sizes: Sizes, layers: int, form: str) -> float:
+    """A step: the exchange, the activations and the barrier, then the vectors that its warps read (3 ns each on an H200)."""
+    shares = _shares(sizes, layers, form)
+    step_ns = 170 + 3 * shares.vectors * shares.lanes / 32
+    product_ns = target.figures.dispatch_ns + 2000 if form == PRODUCT else 0
+    return float(_rounds(target, sizes) * (hint(sizes.steps) + layers - 1) * step_ns + product_ns)
+
+
+def _general_ns(target: Target, sizes: Sizes) -> float:
+    """Two barriers a step, and the recurrent weights from the cache (100 bytes/ns); the input's product before."""
+    step_ns = 700 + 4 * sizes.gates * sizes.hidden * sizes.hidden / 100
+    return float(_rounds(target, sizes) * hint(sizes.steps) * step_ns + target.figures.dispatch_ns + 2000)
+
+
+def _rounds(target: Target, sizes: Sizes) -> int:
+    return int(-(-sizes.directions * hint(sizes.batch) // target.figures.units))
+
+
+def held(node: BoundNode, cell: Cell, sizes: Sizes, layers: tuple[Layer, ...], choice: Choice) -> Lowering:
+    """The weights of each layer as lanes read them, the product of the first layer's input if it is asked for, all steps."""
+    form = choice.form
+    shares = _shares(sizes, len(layers), form)
+    product = product_of(node, sizes) if form == PRODUCT else Lowering(())
+    packing = tuple(_packed(node, cell, sizes, shares, layer, k) for k, layer in enumerate(layers))
+    temps = tuple((f"packed{k}", packed.outputs[0]) for k, packed in enumerate(packing))
+    held_in = [i for layer in layers for i in (layer.w, layer.r, layer.b) if i is not None]
+    once = tuple(name for name, _ in temps) if all(node.input(i).is_constant for i in held_in) else ()
+    steps = replace(_steps(node, cell, sizes, shares, layers), choice=choice)
+    outputs = tuple(t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)]))
+    return Lowering(outputs, (*packing, *product.kernels, steps), (*temps, *product.temps), once=once)
+
+
+def product_of(node: BoundNode, sizes: Sizes) -> Lowering:
+    """pre [steps * batch, directions * gates * hidden] = x W^T."""
+    m, n, k = sizes.steps * sizes.batch, sizes.directions * sizes.gates * sizes.hidden, sizes.inputs
+    whole = Strided((1,), (0,))
+    product = Product(1, m, n, k, Matrix(0, whole, k, 1), Matrix(1, whole, k, 1), target=node.target)
+    return lower_product(product, TensorType(FLOAT32, (m, n)), "pre")
+
+
+def _packed(node: BoundNode, cell: Cell, sizes: Sizes, shares: Shares, layer: Layer, index: int) -> Kernel:
+    inputs = int(node.input(layer.w).shape[2])
+    consts: dict[str, Const] = {
+        "H": sizes.hidden, "HV": shares.state, "VECS": shares.vectors, "GATES": sizes.gates, "CELL": cell.code, "INPUTS": inputs,
+        "IN_VECS": shares.state if index else shares.inputs, "DIRECTIONS": sizes.directions}
+    reads = {"w": layer.w, "r": layer.r, **({"b": layer.b} if layer.b is not None else {})}
+    packed = TensorType(FLOAT32, (sizes.directions * sizes.hidden * (64 * shares.vectors + 4),))
+    return kernel("recurrent_held_weights.wgsl", [packed], consts=consts, reads=reads, writes={"packed": f"packed{index}"})
+
+
+def _steps(node: BoundNode, cell: Cell, sizes: Sizes, shares: Shares, layers: tuple[Layer, ...]) -> Kernel:
+    quads, wanted = _quads(node.target), {name: i for i, name in enumerate(("y", "yh", "yc")) if node.wants(i)}
+    reads: dict[str, int | str] = {"x": 0} if shares.inputs else {"pre": "pre"}
+    for k, layer in enumerate(layers):
+        reads |= {f"packed{k}": f"packed{k}"}
+        reads |= {f"{name}{k}": i for name, i in (("h", layer.h), ("c", layer.c)) if i is not None}
+    is_single = node.node.domain == ""
+    if is_single and node.has(4):
+        reads["seq"] = 4
+    consts: dict[str, Const] = {
+        "H": sizes.hidden, "T": sizes.steps, "B": sizes.batch, "I": int(sizes.inputs), "DIRECTIONS": sizes.directions,
+        "LAYERS": len(layers), "GATES": sizes.gates, "CELL": cell.code, "VECS": shares.vectors, "IV": shares.inputs, "HV": shares.state,
+        "PRE": not shares.inputs, "QUADS": quads, "SEQ": "seq" in reads, "STATES": layers[0].h is not None,
+        "CELLS": layers[0].c is not None, "BACKWARD": node.attr("direction") == "reverse",
+        **{f"WANT_{n.upper()}": n in wanted for n in ("y", "yh", "yc")},
+        **strides_of(node, sizes)}
+    types = output_types(node, sizes)
+    return kernel(
+        "recurrent_held.wgsl", [types[i] for i in wanted.values()], consts=consts, groups=sizes.directions * sizes.batch,
+        lanes=shares.lanes, workgroup_nbytes=shares.nbytes(quads), reads=reads, writes=wanted,
+        vectors=[f"packed{k}" for k in range(len(layers))], features=["subgroup"] if quads else [])
+
+
+@op("RecurrentStack", domain="ort_gpu_ep", dtypes={"T": (FLOAT32,)}, bindings="x w r b? h? c? more... -> y yh yc")
+def recurrent_stack(node: BoundNode) -> Lowering:
+    """LSTM or GRU layers on top of each other, each a step behind the one below, in one dispatch.
+
+    x: [T, B, I], then for each layer W, R, B, initial h, initial c; y: [T, 1, B, H] of the last layer, yh, yc: [1, B, H].
+    """
+    cell = LSTM if node.attr("cell") == "LSTM" else GRU
+    layers = tuple(_layer(node, k) for k in range(1, len(node.inputs), PER_LAYER))
+    sizes = sizes_of(node, cell)
+    for layer in layers[1:]:
+        shapes = node.input(layer.w).shape, node.input(layer.r).shape
+        if shapes != ((1, cell.gates * sizes.hidden, sizes.hidden), (1, cell.gates * sizes.hidden, sizes.hidden)):
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"a layer of W and R {shapes} on top of one of {sizes.hidden} units")
+    if any((a.h is None, a.c is None) != (layers[0].h is None, layers[0].c is None) for a in layers):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "layers with and without initial states")
+    return held(node, cell, sizes, layers, form_of(node, cell, sizes, len(layers)))
+
+
+def _layer(node: BoundNode, first: int) -> Layer:
+    given = [k if node.has(k) else None for k in range(first, first + PER_LAYER)]
+    return Layer(first, first + 1, *given[2:])

@@ -1,0 +1,67 @@
+"""What the forms of a recurrent layer share: its cell, its dimensions, where its outputs lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.registry import BoundNode, Const
+from ort_gpu_ep.types import TensorType
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What differs between the ops. activations: defaults of one direction."""
+
+    code: int
+    gates: int
+    activations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Dimensions of a layer."""
+
+    steps: int
+    batch: int
+    inputs: int
+    directions: int
+    hidden: int
+    gates: int
+
+
+RNN = Cell(0, 1, ("Tanh",))
+GRU = Cell(1, 3, ("Sigmoid", "Tanh"))
+LSTM = Cell(2, 4, ("Sigmoid", "Tanh", "Tanh"))
+
+
+def sizes_of(node: BoundNode, cell: Cell) -> Sizes:
+    """The layer's dimensions. Raises UnsupportedNodeError where a dimension is 0."""
+    x, w, r = (node.input(i).shape for i in range(3))
+    if node.attr("direction") not in ("forward", "reverse", "bidirectional"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')!r}; taken: forward, reverse, bidirectional")
+    if len(x) != 3 or len(w) != 3 or len(r) != 3:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of x {list(x)}, W {list(w)}, R {list(r)}; each has three dimensions")
+    batch, steps = (x[0], x[1]) if node.attr("layout") else (x[1], x[0])
+    sizes = Sizes(steps, batch, x[2], int(r[0]), int(r[2]), cell.gates)     # the shader has arrays of the hidden size
+    if 0 in (steps, batch, x[2], sizes.hidden):
+        raise UnsupportedNodeError(Code.LIMIT, f"{node.op} of an empty tensor: {sizes}")
+    if w != (r[0], cell.gates * sizes.hidden, x[2]) or r[1] != cell.gates * r[2] or r[0] != 1 + (node.attr("direction") == "bidirectional"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')} of W {list(w)} and R {list(r)} with {x[2]} inputs")
+    return sizes
+
+
+def output_types(node: BoundNode, sizes: Sizes) -> tuple[TensorType, TensorType, TensorType]:
+    """Y, Y_h, Y_c."""
+    d, t, b, h = sizes.directions, sizes.steps, sizes.batch, sizes.hidden
+    dtype = node.input(0).dtype
+    state = TensorType(dtype, (b, d, h) if node.attr("layout") else (d, b, h))
+    return TensorType(dtype, (b, t, d, h) if node.attr("layout") else (t, d, b, h)), state, state
+
+
+def strides_of(node: BoundNode, sizes: Sizes) -> dict[str, Const]:
+    """Strides of x in rows, of Y and of the states in elements."""
+    d, t, b, h = sizes.directions, sizes.steps, sizes.batch, sizes.hidden
+    if node.attr("layout"):
+        return {"ROW_T": 1, "ROW_B": t, "Y_T": d * h, "Y_D": h, "Y_B": t * d * h, "STATE_D": h, "STATE_B": d * h}
+    return {"ROW_T": b, "ROW_B": 1, "Y_T": d * b * h, "Y_D": b * h, "Y_B": h, "STATE_D": b * h, "STATE_B": h}

@@ -1,0 +1,141 @@
+"""Each form of a recurrent layer, and stacks of layers in one dispatch, against ONNX Runtime's CPU kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.health.probes.recurrent import in_form
+from ort_gpu_ep.ops import recurrent_held
+from ort_gpu_ep.ops.recurrent_held import GENERAL, PRODUCT, WHOLE
+from ort_gpu_ep.partitioner.passes import fuse
+from ort_gpu_ep.questions import apart
+from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.scheduler.planner import make_plan
+from ort_gpu_ep.types import FLOAT32, TensorType
+from tests.direct import run_direct
+from tests.ops.test_recurrent import GATES, assert_close, feeds_of, model_of, on_cpu
+
+SUBGROUPS = Limits(frozenset(("subgroup",)), max_invocations=1024, max_buffers_per_stage=16)
+ATTRIBUTES = {"LSTM": {}, "GRU": {"linear_before_reset": 1}}
+
+
+def shaders_of(op: str, limits: Limits, steps: int = 16, inputs: int = 9, hidden: int = 32, **attributes: Any) -> list[str]:
+    shapes = {"x": (steps, 1, inputs), "w": (1, GATES[op] * hidden, inputs), "r": (1, GATES[op] * hidden, hidden)}
+    graph = from_onnx(model_of(op, {k: np.empty(s, np.float32) for k, s in shapes.items()}, ["y"], 14, attributes))
+    plan = make_plan(graph, {k: TensorType(FLOAT32, s) for k, s in shapes.items()}, limits)
+    return [step.kernel.shader for step in plan.steps]     # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("shader", "op", "sizes"), [
+    ("recurrent_held.wgsl", "LSTM", {}), ("recurrent_held.wgsl", "GRU", {"linear_before_reset": 1}), ("recurrent.wgsl", "GRU", {}),
+    ("recurrent.wgsl", "RNN", {}), ("recurrent.wgsl", "LSTM", {"hidden": 128}), ("recurrent.wgsl", "LSTM", {"clip": 1.0}),
+    ("recurrent.wgsl", "LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"]}), ("recurrent_held.wgsl", "LSTM", {"hidden": 64, "inputs": 700}),
+    ("recurrent_held.wgsl", "LSTM", {"activations": ["Sigmoid", "Tanh", "Tanh"]})])
+def test_which_form(shader: str, op: str, sizes: dict[str, Any]) -> None:
+    assert shaders_of(op, SUBGROUPS, **sizes)[-1] == shader
+
+
+def test_what_is_out_of_use_is_not_chosen() -> None:
+    assert shaders_of("LSTM", Limits(disabled=(("recurrent_held.wgsl", "a probe failed"),), max_invocations=1024))[-1] == "recurrent.wgsl"
+
+
+@pytest.mark.parametrize("quads", [True, False])
+@pytest.mark.parametrize("form", [WHOLE, PRODUCT, GENERAL])
+@pytest.mark.parametrize("op", ATTRIBUTES)
+@pytest.mark.parametrize(("sizes", "direction", "lengths"), [
+    ((5, 2, 3, 7), "bidirectional", [5, 2]), ((9, 3, 17, 10), "reverse", [0, 9, 4]), ((40, 1, 8, 32), "forward", None),
+    ((3, 2, 65, 33), "forward", None)])
+def test_every_form(
+    op: str, form: str, quads: bool, sizes: Any, direction: str, lengths: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not quads:
+        monkeypatch.setattr(recurrent_held, "_quads", lambda target: False)
+    named = dict(zip(("steps", "batch", "inputs", "hidden"), sizes, strict=True))
+    given = ["b", "h0", *(["c0"] if op == "LSTM" else []), *(["seq"] if lengths else [])]
+    feeds = feeds_of(op, named, given, lengths, 1.0, 2 if direction == "bidirectional" else 1)
+    want = ["y", "yh", "yc"] if op == "LSTM" else ["y", "yh"]
+    model = model_of(op, feeds, want, 14, {"direction": direction, **ATTRIBUTES[op]})
+    with in_form(form):
+        assert_close(run_direct(model, feeds), on_cpu(model, feeds))
+
+
+def stack_of(op: str, depth: int, states: bool, want: list[str], hidden: int = 6, **changes: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """Layers on top of each other over x [steps, 2, 5]; changes: attributes of the last layer."""
+    rng = np.random.default_rng(5)
+    nodes, constants, value = [], {"axes": np.array([1])}, "x"
+    feeds = {"x": rng.normal(size=(11, 2, 5)).astype("f")}
+    for k in range(depth):
+        inputs = 5 if k == 0 else hidden
+        shapes = {"w": (1, GATES[op] * hidden, inputs), "r": (1, GATES[op] * hidden, hidden), "b": (1, 2 * GATES[op] * hidden)}
+        constants |= {f"{n}{k}": (rng.normal(size=s) / 2).astype("f") for n, s in shapes.items()}
+        initial = ["h", "c"] if op == "LSTM" else ["h"]
+        if states:
+            feeds |= {f"{n}{k}": rng.normal(size=(1, 2, hidden)).astype("f") for n in initial}
+        is_last = k == depth - 1
+        names = [f"{n}{k}" for n in "wrb"] + (["", *(f"{n}{k}" for n in initial)] if states else [])
+        attributes = {"hidden_size": hidden, **ATTRIBUTES[op], **(changes if is_last else {})}
+        nodes.append(helper.make_node(op, [value, *names], want if is_last else [f"s{k}"], **attributes))
+        if not is_last:
+            nodes.append(helper.make_node("Squeeze", [f"s{k}", "axes"], [value := f"v{k}"]))
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in feeds.items()],
+        [helper.make_empty_tensor_value_info(n) for n in want], [numpy_helper.from_array(a, n) for n, a in constants.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8), feeds
+
+
+def fused_ops(model: onnx.ModelProto, feeds: dict[str, Any], limits: Limits = SUBGROUPS) -> list[str]:
+    graph = from_onnx(model)
+    return [n.op for n in fuse(graph, {n: TensorType(FLOAT32, a.shape) for n, a in feeds.items()}, limits).nodes]
+
+
+@pytest.mark.parametrize("form", [WHOLE, PRODUCT])
+@pytest.mark.parametrize("quads", [True, False])
+@pytest.mark.parametrize(("op", "depth", "states", "hidden"), [
+    ("LSTM", 2, False, 6), ("LSTM", 2, True, 8), ("LSTM", 4, False, 3), ("GRU", 2, True, 6), ("GRU", 3, False, 5)])
+def test_stacks(op: str, depth: int, states: bool, hidden: int, quads: bool, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not quads:
+        monkeypatch.setattr(recurrent_held, "_quads", lambda target: False)
+    model, feeds = stack_of(op, depth, states, ["y", "yh", "yc"] if op == "LSTM" else ["y", "yh"], hidden)
+    assert fused_ops(model, feeds) == ["RecurrentStack"]
+    with in_form(form):
+        assert_close(run_direct(model, feeds, fuse), on_cpu(model, feeds))
+
+
+def test_layers_that_do_not_fit_together_stay_apart() -> None:
+    model, feeds = stack_of("LSTM", 2, False, ["y"], 64)
+    assert fused_ops(model, feeds) == ["LSTM", "Squeeze", "LSTM"]
+    with apart():
+        assert fused_ops(model, feeds, Limits(max_invocations=256)) == ["LSTM", "Squeeze", "LSTM"]
+
+
+def test_a_stack_of_three_where_two_fit() -> None:
+    model, feeds = stack_of("LSTM", 3, False, ["y"], 32)
+    assert fused_ops(model, feeds, Limits(max_invocations=256)) == ["RecurrentStack", "Squeeze", "LSTM"]
+
+
+@pytest.mark.parametrize("changes", [
+    {"direction": "reverse"}, {"clip": 0.5}, {"activations": ["Sigmoid", "Tanh", "Relu"]}, {"input_forget": 1}], ids=str)
+def test_layers_that_differ_stay_apart(changes: dict[str, Any]) -> None:
+    assert "RecurrentStack" not in fused_ops(*stack_of("LSTM", 2, False, ["y"], **changes))
+
+
+@pytest.mark.parametrize("what", ["read elsewhere", "other axis", "lengths"])
+def test_what_is_no_stack(what: str) -> None:
+    model, feeds = stack_of("LSTM", 2, False, ["y"])
+    if what == "read elsewhere":
+        model.graph.output.append(helper.make_empty_tensor_value_info("v0"))
+    if what == "other axis":
+        feeds["x"] = feeds["x"][:, :1]
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1
+        next(i for i in model.graph.initializer if i.name == "axes").CopyFrom(numpy_helper.from_array(np.array([2]), "axes"))
+    if what == "lengths":
+        model.graph.node[2].input.append("lengths")
+        model.graph.initializer.append(numpy_helper.from_array(np.array([3, 4], np.int32), "lengths"))
+    assert "RecurrentStack" not in fused_ops(model, feeds)
+    assert_close(run_direct(model, feeds, fuse), on_cpu(model, feeds))
