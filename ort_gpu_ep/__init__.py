@@ -26,6 +26,7 @@ from ort_gpu_ep.errors import (
     ModelError,
     OutOfDeviceMemoryError,
     ShaderError,
+    TrainingError,
     UnsupportedNodeError,
     WrongResultError,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "OutOfDeviceMemoryError",
     "Patch",
     "ShaderError",
+    "TrainingError",
     "UnsupportedNodeError",
     "WrongResultError",
     "__version__",

@@ -4,6 +4,7 @@ GpuEpError
 ├ ConfigError(ValueError)             an option has an unknown name or a value outside its set
 ├ AdapterError                        no usable GPU adapter, or the one asked for does not exist
 ├ ModelError(ValueError)              a model file is missing, broken or not what it claims to be
+├ TrainingError(ValueError)           a model can't be trained as asked, or training went wrong
 ├ UnsupportedNodeError                an op builder declines a node; claim() turns it into a Decline
 ├ ShaderError                         a composed shader does not compile
 ├ DeviceError                         the GPU could not do what it was asked to
@@ -33,6 +34,10 @@ class AdapterError(GpuEpError):
 
 class ModelError(GpuEpError, ValueError):
     """A model is missing, broken or not what it claims to be."""
+
+
+class TrainingError(GpuEpError, ValueError):
+    """A model can't be trained as it was asked for, or its training went wrong: the message says where, and what to try."""
 
 
 class Code(StrEnum):

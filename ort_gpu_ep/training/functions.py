@@ -1,0 +1,155 @@
+"""Model-local functions of a step: what a recurrence computes over a whole sequence, specified by standard operators.
+
+ONNX Runtime inlines a function that no provider claims, so any provider runs them; a kernel may claim one as a whole.
+T: steps, B: batch, H: hidden size. All of them go from the last step to the first; gates lie side by side along the last axis.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import onnx
+import onnx.parser
+
+from ort_gpu_ep.training.writer import DOMAIN
+
+_LSTM_CELLS = """
+LSTMCells (forget, added, c0) => (C)
+{
+    cT, C = Scan <num_scan_inputs = 2, body = step (float[B,H] before, float[B,H] f, float[B,H] u) => (float[B,H] c, float[B,H] c_out)
+    {
+        kept = Mul (f, before)
+        c = Add (kept, u)
+        c_out = Identity (c)
+    }> (c0, forget, added)
+}"""
+
+_LSTM_BACKWARD = """
+LSTMBackward (dY, dhT, dcT, gates, C, before, R) => (dA, dh0, dc0)
+{
+    dh0, dc0, dA = Scan <num_scan_inputs = 4, scan_input_directions = [1, 1, 1, 1], scan_output_directions = [1],
+        body = step (float[B,H] dh_in, float[B,H] dc_in, float[B,H] dy, float[B,G] gate, float[B,H] c, float[B,H] c_before)
+            => (float[B,H] dh_out, float[B,H] dc_out, float[B,G] da_out)
+    {
+        one = Constant <value = float {1.0}> ()
+        i, o, f, g = Split <SPLIT4> (gate)
+        dh = Add (dy, dh_in)
+        t = Tanh (c)
+        tt = Mul (t, t)
+        t_slope = Sub (one, tt)
+        through = Mul (o, t_slope)
+        dc_here = Mul (dh, through)
+        dc = Add (dc_in, dc_here)
+        di = Mul (dc, g)
+        do = Mul (dh, t)
+        df = Mul (dc, c_before)
+        dg = Mul (dc, i)
+        i_rest = Sub (one, i)
+        o_rest = Sub (one, o)
+        f_rest = Sub (one, f)
+        gg = Mul (g, g)
+        i_slope = Mul (i, i_rest)
+        o_slope = Mul (o, o_rest)
+        f_slope = Mul (f, f_rest)
+        g_slope = Sub (one, gg)
+        ai = Mul (di, i_slope)
+        ao = Mul (do, o_slope)
+        af = Mul (df, f_slope)
+        ag = Mul (dg, g_slope)
+        da = Concat <axis = 1> (ai, ao, af, ag)
+        dh_out = MatMul (da, R)
+        dc_out = Mul (dc, f)
+        da_out = Identity (da)
+    }> (dhT, dcT, dY, gates, C, before)
+}"""
+
+_GRU_BACKWARD = """
+GRUBackward (dY, dhT, gates, before, hidden, R) => (dA, dh0)
+{
+    dh0, dA = Scan <num_scan_inputs = 4, scan_input_directions = [1, 1, 1, 1], scan_output_directions = [1],
+        body = step (float[B,H] dh_in, float[B,H] dy, float[B,G] gate, float[B,H] h_before, float[B,H] q)
+            => (float[B,H] dh_out, float[B,G] da_out)
+    {
+        one = Constant <value = float {1.0}> ()
+        z, r, n = Split <SPLIT3> (gate)
+        dh = Add (dy, dh_in)
+        z_rest = Sub (one, z)
+        r_rest = Sub (one, r)
+        nn = Mul (n, n)
+        n_slope = Sub (one, nn)
+        dn = Mul (dh, z_rest)
+        an = Mul (dn, n_slope)
+        difference = Sub (h_before, n)
+        dz = Mul (dh, difference)
+        z_slope = Mul (z, z_rest)
+        az = Mul (dz, z_slope)
+        dr = Mul (an, q)
+        r_slope = Mul (r, r_rest)
+        ar = Mul (dr, r_slope)
+        dq = Mul (an, r)
+        recurrent = Concat <axis = 1> (az, ar, dq)
+        dh_weights = MatMul (recurrent, R)
+        dh_kept = Mul (dh, z)
+        dh_out = Add (dh_weights, dh_kept)
+        da_out = Concat <axis = 1> (az, ar, an)
+    }> (dhT, dY, gates, before, hidden)
+}"""
+
+_GRU_BACKWARD_RESET_FIRST = """
+GRUBackwardResetFirst (dY, dhT, gates, before, R, Rh) => (dA, dh0)
+{
+    dh0, dA = Scan <num_scan_inputs = 3, scan_input_directions = [1, 1, 1], scan_output_directions = [1],
+        body = step (float[B,H] dh_in, float[B,H] dy, float[B,G] gate, float[B,H] h_before) => (float[B,H] dh_out, float[B,G] da_out)
+    {
+        one = Constant <value = float {1.0}> ()
+        z, r, n = Split <SPLIT3> (gate)
+        dh = Add (dy, dh_in)
+        z_rest = Sub (one, z)
+        r_rest = Sub (one, r)
+        nn = Mul (n, n)
+        n_slope = Sub (one, nn)
+        dn = Mul (dh, z_rest)
+        an = Mul (dn, n_slope)
+        difference = Sub (h_before, n)
+        dz = Mul (dh, difference)
+        z_slope = Mul (z, z_rest)
+        az = Mul (dz, z_slope)
+        d_reset = MatMul (an, Rh)
+        dr = Mul (d_reset, h_before)
+        r_slope = Mul (r, r_rest)
+        ar = Mul (dr, r_slope)
+        recurrent = Concat <axis = 1> (az, ar)
+        dh_weights = MatMul (recurrent, R)
+        dh_kept = Mul (dh, z)
+        dh_reset = Mul (d_reset, r)
+        dh_some = Add (dh_weights, dh_kept)
+        dh_out = Add (dh_some, dh_reset)
+        da_out = Concat <axis = 1> (az, ar, an)
+    }> (dhT, dY, gates, before)
+}"""
+
+_RNN_BACKWARD = """
+RNNBackward (dY, dhT, slope, R) => (dA, dh0)
+{
+    dh0, dA = Scan <num_scan_inputs = 2, scan_input_directions = [1, 1], scan_output_directions = [1],
+        body = step (float[B,H] dh_in, float[B,H] dy, float[B,H] s) => (float[B,H] dh_out, float[B,H] da_out)
+    {
+        dh = Add (dy, dh_in)
+        da = Mul (dh, s)
+        dh_out = MatMul (da, R)
+        da_out = Identity (da)
+    }> (dhT, dY, slope)
+}"""
+
+TEXTS = {text.split()[0]: text for text in (_LSTM_CELLS, _LSTM_BACKWARD, _GRU_BACKWARD, _GRU_BACKWARD_RESET_FIRST, _RNN_BACKWARD)}
+"""Name -> body, in ONNX's text form."""
+
+
+@cache
+def function(name: str, opset: int) -> onnx.FunctionProto:
+    """A function for a model of this opset."""
+    text = TEXTS[name]
+    for parts in (3, 4):
+        text = text.replace(f"SPLIT{parts}", "axis = 1" + (f", num_outputs = {parts}" if opset >= 18 else ""))
+    found: onnx.FunctionProto = onnx.parser.parse_function(f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n{text}')
+    return found

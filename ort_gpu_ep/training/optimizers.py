@@ -1,0 +1,144 @@
+"""Optimizers: what an update computes, and the numbers that the host gives it each step, in float64 until the last moment.
+
+A bias correction computed in float32 is off by 5e-5 at first: 1 - 0.999^t cancels. So it comes with the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from ort_gpu_ep.errors import TrainingError
+from ort_gpu_ep.graph import Array
+from ort_gpu_ep.training.schedules import Rate, as_schedule
+from ort_gpu_ep.training.writer import Value, Writer
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """clip: gradients are scaled so that their norm over all parameters is at most this; None: they are not.
+
+    slots: names of the state that each parameter has. scalars: names of the numbers that a step brings.
+    """
+
+    rate: Rate
+    clip: float | None = field(default=None, kw_only=True)
+    slots: ClassVar[tuple[str, ...]] = ()
+    scalars: ClassVar[tuple[str, ...]] = ("rate",)
+
+    def __post_init__(self) -> None:
+        as_schedule(self.rate)
+        if self.clip is not None and not self.clip > 0:
+            raise TrainingError(f"clip: got {self.clip}, expected a norm above 0")
+
+    def numbers(self, step: int) -> Array:
+        """The scalars of a step, counted from 0: float32 [len(scalars)]."""
+        return np.array([self._number(name, step) for name in self.scalars], np.float64).astype(np.float32)
+
+    def _number(self, name: str, step: int) -> float:
+        return as_schedule(self.rate)(step)
+
+    def used_slots(self) -> tuple[str, ...]:
+        return self.slots
+
+    def update(self, p: Value, grad: Value, state: Sequence[Value], numbers: Mapping[str, Value]) -> list[Value]:
+        """The new parameter, then its new state."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        rest = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in vars(self).items() if k != "rate"]
+        return f"{type(self).__name__}({as_schedule(self.rate)}, {', '.join(rest)})"
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """v = momentum v + g, p = p - rate v; nesterov: p = p - rate (g + momentum v). weight_decay adds its part of p to g."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    slots: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def used_slots(self) -> tuple[str, ...]:
+        return self.slots if self.momentum else ()
+
+    def update(self, p: Value, grad: Value, state: Sequence[Value], numbers: Mapping[str, Value]) -> list[Value]:
+        rate = _fitting(numbers["rate"], p)
+        grad = grad + p * self.weight_decay if self.weight_decay else grad
+        if not self.momentum:
+            return [p - grad * rate]
+        velocity = state[0] * self.momentum + grad
+        along = grad + velocity * self.momentum if self.nesterov else velocity
+        return [p - along * rate, velocity]
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """m and v are running means of g and g^2: p = p - rate m' / (sqrt(v') + epsilon), both corrected for their start at 0.
+
+    Source: Kingma and Ba, Adam, 2014, arXiv:1412.6980, algorithm 1. weight_decay adds its part of p to g.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    slots: ClassVar[tuple[str, ...]] = ("mean", "square")
+    scalars: ClassVar[tuple[str, ...]] = ("rate", "root")
+
+    def _number(self, name: str, step: int) -> float:
+        """rate: rate / (1 - b1^t); root: 1 / sqrt(1 - b2^t), with t counted from 1."""
+        b1, b2 = self.betas
+        if name == "rate":
+            return as_schedule(self.rate)(step) / (1.0 - b1 ** (step + 1))
+        return float((1.0 - b2 ** (step + 1)) ** -0.5)
+
+    def update(self, p: Value, grad: Value, state: Sequence[Value], numbers: Mapping[str, Value]) -> list[Value]:
+        if self.weight_decay:
+            grad = grad + p * self.weight_decay
+        return _adam(p, p, grad, state, numbers, self.betas, self.epsilon)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose weight decay takes rate * weight_decay of p itself, past the means.
+
+    Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2017, arXiv:1711.05101, algorithm 2.
+    """
+
+    weight_decay: float = 0.01
+    scalars: ClassVar[tuple[str, ...]] = ("rate", "root", "kept")
+
+    def _number(self, name: str, step: int) -> float:
+        return 1.0 - as_schedule(self.rate)(step) * self.weight_decay if name == "kept" else super()._number(name, step)
+
+    def update(self, p: Value, grad: Value, state: Sequence[Value], numbers: Mapping[str, Value]) -> list[Value]:
+        return _adam(p, p * _fitting(numbers["kept"], p), grad, state, numbers, self.betas, self.epsilon)
+
+
+def _adam(
+    p: Value, kept: Value, grad: Value, state: Sequence[Value], numbers: Mapping[str, Value], betas: tuple[float, float], epsilon: float,
+) -> list[Value]:
+    mean = state[0] * betas[0] + grad * (1.0 - betas[0])
+    square = state[1] * betas[1] + grad * grad * (1.0 - betas[1])
+    root = p.writer.op("Sqrt", square) * _fitting(numbers["root"], p) + epsilon
+    return [kept - mean * _fitting(numbers["rate"], p) / root, mean, square]
+
+
+def _fitting(number: Value, p: Value) -> Value:
+    """A scalar of the step [1], as it broadcasts to a parameter without changing its rank."""
+    return number if p.rank else p.writer.reshape(number, ())
+
+
+def clipped(writer: Writer, grads: Mapping[str, Value], norm: float) -> dict[str, Value]:
+    """Gradients times min(1, norm / their norm over all of them)."""
+    squares = [writer.op("ReduceSumSquare", g, keepdims=0) for g in grads.values()]
+    total = writer.op("Sqrt", sum(squares[1:], squares[0]))
+    factor = writer.op("Min", writer.like(1.0, total), writer.like(norm, total) / (total + 1e-6))
+    return {name: g * factor for name, g in grads.items()}
+
+
+OPTIMIZERS = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+"""By the names that the command takes."""

@@ -1,0 +1,107 @@
+"""Pools, without a scatter: averages are products along each axis, maxima gather from the windows that hold a place."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+
+from ort_gpu_ep.graph import Array
+from ort_gpu_ep.training.gradient import Gradients, Site, gradient
+from ort_gpu_ep.training.rules.convolution import Windows, windows
+from ort_gpu_ep.training.rules.elementwise import where
+from ort_gpu_ep.training.writer import Value
+
+
+def _windows(n: Site) -> Windows:
+    return windows(n, n.attr("kernel_shape"), n.x.shape[2:], n.y.shape[2:])
+
+
+@gradient("GlobalAveragePool")
+def global_average_pool(n: Site) -> Gradients:
+    return [n.writer.expand(n.dy * (1.0 / math.prod(n.x.shape[2:])), n.x.shape)]
+
+
+@gradient("GlobalMaxPool")
+def global_max_pool(n: Site) -> Gradients:
+    """In equal parts to all that are the maximum."""
+    ones = where(n.writer.op("Equal", n.x, n.y), 1.0, 0.0, n.x)
+    return [ones * (n.dy / n.writer.reduce("ReduceSum", ones, range(2, n.x.rank)))]
+
+
+@gradient("AveragePool")
+def average_pool(n: Site) -> Gradients:
+    """Each place's share of each window, axis by axis: what an average divides by is a product over the axes, too."""
+    lay, grad = _windows(n), n.dy
+    for axis in range(len(lay.kernel)):
+        shares = _shares(lay, axis, n.x.shape[2 + axis], n.y.shape[2 + axis], bool(n.attr("count_include_pad")))
+        grad = n.writer.along(grad, 2 + axis, shares)
+    return [grad]
+
+
+def _shares(lay: Windows, axis: int, size: int, count: int, padding_counts: bool) -> Array:
+    """[count, size]: what each place of the axis has of each window's average."""
+    shares = np.zeros((count, size))
+    for p in range(count):
+        start = p * lay.strides[axis] - lay.before[axis]
+        taps = start + np.arange(lay.kernel[axis]) * lay.dilations[axis]
+        inside = taps[(taps >= 0) & (taps < size)]
+        there = (taps < size + lay.after[axis]).sum() if padding_counts else len(inside)
+        shares[p, inside] = 1.0 / there
+    return shares
+
+
+@gradient("MaxPool")
+def max_pool(n: Site) -> Gradients:
+    """Of the windows that hold a place (as many as a kernel is strides long), those whose maximum it is.
+
+    The forward node also gives its indices. A window's gradient is read at each place that may be in it, by a Gather along each
+    axis with constant indices; it is kept where the window's index is that place.
+    """
+    if n.attr("storage_order"):
+        raise n.unsupported("storage_order=1")
+    lay, x, w = _windows(n), n.x, n.writer
+    space, rank = x.shape[2:], len(lay.kernel)
+    index = w.add_output(n.node, 1, np.int64, n.y.shape)
+    index = w.op("Cast", index, to=6) - w.constant(_first_places(x.shape))
+    steps = [range(math.ceil(lay.reach(a) / lay.strides[a])) for a in range(rank)]
+    found: list[Value] = []
+    for shift in product(*steps):
+        at, grad = index, n.dy
+        for a in range(rank):
+            taken = _window_of(lay, a, space[a], n.y.shape[2 + a], shift[a])
+            at, grad = (w.op("Gather", v, w.constant(taken), axis=2 + a) for v in (at, grad))
+        part = where(w.op("Equal", at, w.constant(_places(n, lay, shift))), grad, 0.0, grad)
+        found.append(part)
+    return [sum(found[1:], found[0])]
+
+
+def _first_places(shape: tuple[int, ...]) -> Array:
+    """[N, C, 1...]: the index of each map's first element."""
+    batch, channels, *space = shape
+    return (np.arange(batch * channels, dtype=np.int32) * math.prod(space)).reshape(batch, channels, *(1 for _ in space))
+
+
+def _last_window(lay: Windows, axis: int, size: int) -> Array:
+    """The last window that begins at or before each place."""
+    return np.asarray((np.arange(size) + lay.before[axis]) // lay.strides[axis])
+
+
+def _window_of(lay: Windows, axis: int, size: int, count: int, shift: int) -> Array:
+    """Index of the window so many before the last one that may hold each place, clipped to those that exist."""
+    return np.asarray(np.clip(_last_window(lay, axis, size) - shift, 0, count - 1).astype(np.int64))
+
+
+def _exists(lay: Windows, axis: int, size: int, count: int, shift: int) -> Array:
+    wanted = _last_window(lay, axis, size) - shift
+    return np.asarray((wanted >= 0) & (wanted < count))
+
+
+def _places(n: Site, lay: Windows, shift: tuple[int, ...]) -> Array:
+    """Index of each place in its map; -1 where it has no such window: the one that is read there is another shift's."""
+    there = np.ones((), bool)
+    for a, s in enumerate(shift):
+        there = there[..., None] & _exists(lay, a, n.x.shape[2 + a], n.y.shape[2 + a], s)
+    space = n.x.shape[2:]
+    return np.asarray(np.where(there, np.arange(math.prod(space)).reshape(space), -1), np.int32)
