@@ -83,10 +83,10 @@ def _compiler(everything: bool) -> list[str]:
 
 
 def _shim() -> ModuleType:
-    """ort_gpu_ep/plugin/build.py on its own: the package around it needs what is not installed yet."""
+    """ort_gpu_ep/shim/build.py on its own: the package around it needs what is not installed yet."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    spec = importlib.util.spec_from_file_location("_ort_gpu_ep_shim", ROOT / "ort_gpu_ep" / "plugin" / "build.py")
+    spec = importlib.util.spec_from_file_location("_ort_gpu_ep_shim", ROOT / "ort_gpu_ep" / "shim" / "build.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -25,6 +25,7 @@ from ort_gpu_ep.utilization import Uses
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu, Tensor
+    from ort_gpu_ep.device.steady import Steady
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,9 @@ class Executable(Protocol):
 
     def execute(self, host: Host) -> None:
         """One run. Its outputs are where the host wants them. Raises DeviceError, ShaderError, UnsupportedNodeError."""
+
+    def steady(self, inputs: Sequence[TensorType]) -> Steady | None:
+        """What further runs with these input types go by; None where each needs `execute`."""
 
     def blames(self, error: Exception) -> bool:
         """Whether an error of `execute` says something about the adapter."""

@@ -118,6 +118,7 @@ class InferenceSession(plugin.PlainSession):
         state = self._created(names, options, runner.candidates.costs if runner is not None else None)
         self._state, self._runner, self._source, self._asked, self._lease, self._trouble = state, runner, source, asked, lease, trouble
         self._fronts = weakref.WeakSet((self._sess,))
+        self.direct = plugin.Direct.of(self, state)
         if runner is not None:
             runner.begin(self._front(runner.first), _is_fixed(self), _weakly(self._become))
         elif type(self) is InferenceSession and (state is None or not state.partitions):
@@ -271,13 +272,15 @@ class InferenceSession(plugin.PlainSession):
         """What this session is now, as a candidate that stays when the session becomes another one."""
         plain = object.__new__(plugin.OrtSession if self._state is None else plugin.PlainSession)
         plain.__dict__.update({k: v for k, v in vars(self).items() if k in self._theirs})
+        if self.direct is not None:
+            plain.direct = self.direct
         return Candidate(name, plain, self._state)
 
     def _become(self, candidate: Candidate) -> None:
         """Puts another C++ session behind this object: the memory of the one before is free when its last run ends."""
         uninterrupted(self.__dict__.update, {k: v for k, v in vars(candidate.session).items() if k in _OF_A_SESSION})
         self._fronts.add(self._sess)
-        self._state = candidate.state
+        self._state, self.direct = candidate.state, getattr(candidate.session, "direct", None)
 
 
 class _SessionOnCpu(InferenceSession):

@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
         wheel.write_bytes(built.read_bytes())
     with zipfile.ZipFile(wheel) as archive:
         for entry in archive.infolist():
-            if "/plugin/shim-" in entry.filename:
+            if "/shim/shim-" in entry.filename:
                 print(f"{entry.file_size:>8} {entry.filename}")
     print(f"{wheel}: {wheel.stat().st_size / 1024:.0f} KiB")
 
@@ -41,7 +41,7 @@ def check(wheel: Path) -> None:
     """Exits with a message where the wheel lacks something, or holds what it should not."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    shims = [n for n in names if n.startswith("ort_gpu_ep/plugin/shim-")]
+    shims = [n for n in names if n.startswith("ort_gpu_ep/shim/shim-")]
     shaders = {n for n in names if n.endswith(".wgsl")}
     missing = {f"ort_gpu_ep/shaders/{p.name}" for p in (ROOT / "ort_gpu_ep" / "shaders").glob("*.wgsl")} - shaders
     strangers = [n for n in names if not n.startswith(("ort_gpu_ep/", "ort_gpu_ep-"))]

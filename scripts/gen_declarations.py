@@ -1,7 +1,8 @@
 """Writes the C declarations that cffi would parse at every start, parsed once for all: a declarations.py for each library.
 
 ort_gpu_ep/device/declarations.py: wgpu-native's, from the header that the installed wgpu-py comes with.
-ort_gpu_ep/plugin/declarations.py: what the calls into ONNX Runtime need, and the shim's functions, from below.
+ort_gpu_ep/plugin/declarations.py, ort_gpu_ep/shim/declarations.py: what the calls into ONNX Runtime need, and the shim's functions,
+from below.
 
 usage: python scripts/gen_declarations.py [--check]      (--check: writes nothing, exit code 1 where a file is out of date)
 
@@ -30,7 +31,16 @@ void *ort_gpu_ep_null(void);
 const char *ort_gpu_ep_empty(void);
 void *ort_gpu_ep_gone(void);
 """
-"""A Table has room for the longest table of callbacks. The functions are those of plugin/shim.c."""
+"""A Table has room for the longest table of callbacks. The functions are those of shim/shim.c."""
+
+SHIM = """
+typedef struct { void *pipeline; void *group; uint32_t x, y, z, offsets, offset; } Step;
+void ort_gpu_ep_use(void *pipeline, void *group, void *workgroups, void *polled);
+void ort_gpu_ep_record(void *pass, const Step *steps, size_t count);
+void ort_gpu_ep_mapped(void);
+int ort_gpu_ep_poll(void *device, const int *done, uint32_t most);
+"""
+"""What device/ calls of shim/shim.c. `ort_gpu_ep_mapped` is only passed on, to wgpu-native."""
 
 HEAD = '''"""C declarations of {what}, as cffi reads them without a parser.
 
@@ -53,7 +63,8 @@ def documents() -> dict[Path, str]:
     native = HEAD.format(what="wgpu-native", source=f"{HEADER}, which comes with wgpu-py {version('wgpu')}")
     return {
         PACKAGE / "device" / "declarations.py": native + WITH_DIGEST.format(digest=digest(header)) + emitted(header, "device"),
-        PACKAGE / "plugin" / "declarations.py": HEAD.format(what="the plugin", source="what stands there") + emitted(PLUGIN, "plugin")}
+        PACKAGE / "plugin" / "declarations.py": HEAD.format(what="the plugin", source="what stands there") + emitted(PLUGIN, "plugin"),
+        PACKAGE / "shim" / "declarations.py": HEAD.format(what="the shim", source="what stands there") + emitted(SHIM, "shim")}
 
 
 def emitted(declarations: str, part: str) -> str:

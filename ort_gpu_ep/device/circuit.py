@@ -48,6 +48,11 @@ class Circuit:
         """`closed` (in use), `open` (left alone) or `probing`."""
         return "probing" if self._probing else "open" if self._open else "closed"
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the adapter is in use."""
+        return not self._open
+
     def allows(self) -> bool:
         """Whether a run may use the GPU now. When the pause is over, the first caller starts the probe."""
         if not self._open:

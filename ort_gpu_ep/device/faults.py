@@ -7,12 +7,12 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ort_gpu_ep.device import native
-from ort_gpu_ep.device.gpu import Buffer, Gpu, Piece
+from ort_gpu_ep.device.gpu import Buffer, Gpu
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, ShaderError
 from ort_gpu_ep.registry import Limits
@@ -70,6 +70,8 @@ def refuse_deadly(faults: Faults, text: str) -> None:
 class FaultyGpu(Gpu):
     """A Gpu with faults. runs, compiles: how many there were. injected: how many faults of each kind there were."""
 
+    readback_apart = True       # what is corrupted on purpose is an output that was written, before it is read back
+
     def __init__(self, info: AdapterInfo, raw: Any, limits: Limits, faults: Faults, in_worker: bool = False) -> None:
         super().__init__(info, raw, limits)
         self.faults, self.runs, self.compiles, self.in_worker = faults, 0, 0, in_worker
@@ -98,7 +100,7 @@ class FaultyGpu(Gpu):
                 self._harm_process()
             if self._due("lost", self.runs):
                 self.lost = self.lost or "fault on purpose: lost"
-            self._check_alive()
+            self.check_alive()
             if self._due("oom", self.runs):
                 raise OutOfDeviceMemoryError(f"{self.info.name}: no memory left (fault on purpose at run {self.runs}).")
             super().execute(command_buffers, outputs)
@@ -119,18 +121,18 @@ class FaultyGpu(Gpu):
         if self._due("segfault", self.runs):
             os.kill(os.getpid(), signal.SIGSEGV)
 
-    def finished(self, token: int | None) -> bool:
-        return not self._hung and super().finished(token)
+    def finished(self, arrival: native.Arrival | None) -> bool:
+        return not self._hung and super().finished(arrival)
 
     def ends_in_time(self, index: int, timeout_s: float) -> bool:
         if self._hung:
             time.sleep(timeout_s)
         return not self._hung and super().ends_in_time(index, timeout_s)
 
-    def lend(self, pieces: Sequence[Piece], take: Callable[[int, int], object]) -> None:
-        start = time.perf_counter()
-        super().lend(pieces, take)
-        time.sleep((time.perf_counter() - start) * (self.faults.slow - 1))
+    def exchanged(self, sent: tuple[int, int, float] | None, received: tuple[int, int, float, float] | None) -> None:
+        if received is not None:
+            time.sleep((time.perf_counter() - received[2]) * (self.faults.slow - 1))
+        super().exchanged(sent, received)
 
     def pipeline(self, source: Hashable, make: Callable[[], Any]) -> Any:
         def faulty() -> Any:

@@ -29,7 +29,7 @@ from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.utilization import Uses
 
 _USAGE = STORAGE | COPY_SRC | COPY_DST
-_STAGING = MAP_READ | COPY_DST
+STAGING = MAP_READ | COPY_DST
 POOL_AGE_S = 10.0
 """How long a freed buffer waits for its next use before it goes back to the driver."""
 
@@ -42,7 +42,7 @@ KEPT_PIPELINES_OF_SOFTWARE = 512
 _READBACK_NBYTES = 64 << 20
 """What is read back together, with one wait, at most; a larger piece comes alone."""
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
 """Of a piece among those that are read back together: a cache line, and what mapping and copying ask for."""
 
 MAX_PENDING = 64
@@ -98,6 +98,9 @@ class Gpu:
     workarounds: of its driver (health/workarounds.py), in use since it was opened. submit_each: one submit for each dispatch.
     """
 
+    readback_apart = False
+    """Whether a readback is recorded apart from the run before it."""
+
     _open: ClassVar[dict[tuple[int, str], Gpu]] = {}
     _circuits: ClassVar[dict[tuple[int, str], Circuit]] = {}
     _open_lock = threading.Lock()
@@ -107,7 +110,7 @@ class Gpu:
         self.device = raw
         self.memory_limit_nbytes = 0
         self.hang_timeout_s = self.last_wait_s = 0.0
-        self.polling = threading.Lock()     # of the one thread that polls for its result
+        self.turns = waiting.Turns()
         self.circuit = Circuit(lambda: probe(info))
         self.uses = Uses(not info.is_software)
         self.workarounds: tuple[Any, ...] = ()
@@ -163,7 +166,7 @@ class Gpu:
         """
         size = size_class(nbytes)
         with self._lock:
-            self._check_alive()
+            self.check_alive()
             pool = self._free.get(size)
             if pool:
                 self.stats.pooled_nbytes -= size
@@ -231,7 +234,7 @@ class Gpu:
             return
         start = time.perf_counter()
         with self._lock:
-            self._check_alive()
+            self.check_alive()
             self.flush()
             whole = nbytes & ~3
             try:
@@ -242,9 +245,7 @@ class Gpu:
                     native.write(self.device, buffer.native, offset_bytes + whole, native.address_of(tail), 4)
             except GPUError as error:      # the driver found no memory to stage them in
                 raise self.failure(error, f"an upload of {nbytes} B") from error
-            self.stats.uploads += 1
-            self.stats.upload_s += time.perf_counter() - start
-            self.stats.uploaded_nbytes += nbytes
+            self.exchanged((1, nbytes, time.perf_counter() - start), None)
 
     def download(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int) -> None:
         """Waits for earlier work and copies from a buffer to host memory.
@@ -271,16 +272,16 @@ class Gpu:
                 places, end = [], 0
             if nbytes:
                 places.append((index, end))
-                end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+                end += -(-nbytes // ALIGNMENT) * ALIGNMENT
         if places:
             self._lend(pieces, places, end, take)
 
     def _lend(self, pieces: Sequence[Piece], places: Sequence[tuple[int, int]], size: int, take: Callable[[int, int], object]) -> None:
         start, nbytes = time.perf_counter(), sum(pieces[index][2] for index, _ in places)
         with self._lock:
-            self._check_alive()
+            self.check_alive()
             pool = self._staging.get(size_class(size))
-            staging = pool.pop() if pool else self.create(size_class(size), _STAGING)
+            staging = pool.pop() if pool else self.create(size_class(size), STAGING)
             try:
                 encoder = self.device.create_command_encoder("readback")
                 for index, offset in places:
@@ -303,18 +304,32 @@ class Gpu:
                 native.unmap(staging.native)
                 staging.freed_s = time.monotonic()
                 self._staging.setdefault(staging.nbytes, []).append(staging)
+        self.exchanged(None, (len(places), nbytes, start, waited_s))
+
+    def exchanged(self, sent: tuple[int, int, float] | None, received: tuple[int, int, float, float] | None) -> None:
+        """Notes transfers that are over.
+
+        sent: (pieces, bytes, seconds) of uploads. received: (pieces, bytes, time.perf_counter at its beginning, seconds of waiting) of a
+        readback.
+        """
         with self._lock:
-            self.stats.downloads += len(places)
-            self.stats.wait_s += waited_s
-            self.stats.download_s += time.perf_counter() - start
-            self.stats.downloaded_nbytes += nbytes
+            stats = self.stats
+            if sent is not None:
+                stats.uploads += sent[0]
+                stats.uploaded_nbytes += sent[1]
+                stats.upload_s += sent[2]
+            if received is not None:
+                stats.downloads += received[0]
+                stats.downloaded_nbytes += received[1]
+                stats.download_s += time.perf_counter() - received[2]
+                stats.wait_s += received[3]
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, nbytes: int) -> None:
         """Copies on the device. Offsets are multiples of 4."""
         if not nbytes:
             return
         with self._lock:
-            self._check_alive()
+            self.check_alive()
             try:
                 encoder = self.device.create_command_encoder("copy")
                 native.copy_buffer(encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3)
@@ -327,9 +342,33 @@ class Gpu:
         for command_buffer in command_buffers:
             self.enqueue(command_buffer)
 
-    def finished(self, token: int | None) -> bool:
-        """Whether a readback has arrived; without a token, whether the queue is empty. Does not wait."""
-        return native.finished(self, token)
+    def run(
+        self, command_buffers: list[Any], outputs: list[tuple[Buffer, int, int]], readback: Sequence[Any], staging: Buffer,
+        arrival: native.Arrival,
+    ) -> int:
+        """Submits a run of a partition, and asks for what it has copied into a staging buffer. Returns the submission's index.
+
+        readback: copies into that buffer, recorded here; none where the run has recorded them. Raises DeviceError.
+        """
+        with self._lock:
+            self.check_alive()
+            self.execute(command_buffers, outputs)
+            try:
+                more = []
+                if readback:
+                    encoder = self.device.create_command_encoder("readback")
+                    for copy in readback:
+                        native.copy_buffer(encoder, *copy)
+                    more.append(native.finish(encoder))
+                submission = self._submit(more)
+                native.map_read(staging.native, staging.nbytes, arrival)
+            except GPUError as error:
+                raise self.failure(error, "a run and its readback") from error
+        return submission
+
+    def finished(self, arrival: native.Arrival | None) -> bool:
+        """Whether a readback has arrived; without one, whether the queue is empty. Polls for it a while, less than a millisecond."""
+        return native.finished(self, arrival)
 
     def ends_in_time(self, index: int, timeout_s: float) -> bool:
         """Whether a submission is done within the time. Waits."""
@@ -338,7 +377,7 @@ class Gpu:
     def enqueue(self, command_buffer: Any) -> None:
         """Adds recorded work; it is submitted by the next readback, upload or flush."""
         with self._lock:
-            self._check_alive()
+            self.check_alive()
             self._pending.append(command_buffer)
             if len(self._pending) >= MAX_PENDING:
                 self.flush()
@@ -354,13 +393,13 @@ class Gpu:
     def finish(self) -> None:
         """Submits what is pending and waits until the GPU is idle."""
         with self._lock:
-            self._check_alive()
+            self.check_alive()
             index = self._submit([])
         native.wait(self, index, None)
 
     def _submit(self, more: list[Any]) -> int:
         """Submits pending work and `more`, in order. A submit to a lost device would abort the process: refuse."""
-        self._check_alive()
+        self.check_alive()
         start = time.perf_counter()
         buffers, self._pending = [*self._pending, *more], []
         for buffer in buffers[:-1] if self.submit_each else ():
@@ -382,7 +421,8 @@ class Gpu:
                                           "Close sessions, use a smaller batch, or placement=cpu.")
         return (DeviceLostError if self.lost else DeviceError)(f"{what} on {self.info.name}: {error}")
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raises DeviceLostError for a device that the driver has dropped."""
         if self.lost:
             raise DeviceLostError(
                 f"{self.info.name}: the driver dropped the device ({self.lost}). Its sessions get a new one once the adapter "

@@ -6,24 +6,50 @@ would abort the process.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
-from ort_gpu_ep import interrupts
 from ort_gpu_ep.device import objects, waiting
 from ort_gpu_ep.device.library import GPUError, GPUOutOfMemoryError, checked, ffi, lib
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError
+from ort_gpu_ep.shim import loops as shim
+from ort_gpu_ep.shim.declarations import ffi as shim_ffi
 
-_tokens = itertools.count(1)
-_done: dict[int, int] = {}
+POLLS = 64
+"""Polls in one call of the shim: between two looks at the clock they take some 0.1 ms, or less where a result is there."""
 
 
-@ffi.callback("WGPUBufferMapCallback", onerror=interrupts.late)  # type: ignore[untyped-decorator]  # cffi has none
-@interrupts.callback
-def _mapped(status: int, message: Any, token: Any, unused: Any) -> None:
-    _done[int(ffi.cast("uintptr_t", token))] = status
+def _pointers() -> tuple[Any, ...]:
+    """What the shim's loops call, in the order of `ort_gpu_ep_use`."""
+    names = ("wgpuComputePassEncoderSetPipeline", "wgpuComputePassEncoderSetBindGroup", "wgpuComputePassEncoderDispatchWorkgroups",
+             "wgpuDevicePoll")
+    return tuple(ffi.cast("void *", ffi.addressof(lib, name)) for name in names)
+
+
+loops: Any = shim.loops(*_pointers())
+_mapped = ffi.cast("WGPUBufferMapCallback", int(shim_ffi.cast("uintptr_t", shim_ffi.addressof(loops, "ort_gpu_ep_mapped"))))
+
+
+class Arrival:
+    """What the mapping of a buffer reports to, one mapping after another. info: as wgpu-native takes it."""
+
+    __slots__ = ("info", "mode", "word")
+
+    def __init__(self, mode: int) -> None:
+        self.word, self.info = ffi.new("int *"), ffi.new("WGPUBufferMapCallbackInfo *")
+        self.info.mode, self.info.callback, self.info.userdata1 = lib.WGPUCallbackMode_AllowProcessEvents, _mapped, self.word
+        self.mode = mode
+
+    @property
+    def status(self) -> int:
+        """0 until it is there, then a WGPUMapAsyncStatus."""
+        return int(self.word[0])
+
+
+_expected: set[Arrival] = set()
+"""Those that wgpu-native will write to: they must live until then, also where nobody waits any more."""
 
 
 def watch(gpu: Any) -> None:
@@ -92,24 +118,28 @@ def submit(device: Any, command_buffers: list[Any]) -> int:
     return int(checked.wgpuQueueSubmitForIndex(device.queue, len(command_buffers), array))
 
 
-def map_read(buffer: Any, nbytes: int) -> int:
-    """Starts mapping a staging buffer. Returns a token for `wait`."""
-    return _map(buffer, nbytes, lib.WGPUMapMode_Read)
+def map_read(buffer: Any, nbytes: int, arrival: Arrival | None = None) -> Arrival:
+    """Starts mapping a staging buffer. Returns what to `wait` for: `arrival`, which is of no other mapping now, or a new one."""
+    return _map(buffer, nbytes, arrival or Arrival(lib.WGPUMapMode_Read))
 
 
-def _map(buffer: Any, nbytes: int, mode: int) -> int:
-    token = next(_tokens)
-    info = ffi.new("WGPUBufferMapCallbackInfo *")
-    info.mode, info.callback, info.userdata1 = lib.WGPUCallbackMode_AllowProcessEvents, _mapped, ffi.cast("void *", token)
-    checked.wgpuBufferMapAsync(buffer, mode, 0, nbytes, info[0])
-    return token
+def _map(buffer: Any, nbytes: int, arrival: Arrival) -> Arrival:
+    arrival.word[0] = 0
+    _expected.add(arrival)
+    try:
+        checked.wgpuBufferMapAsync(buffer, arrival.mode, 0, nbytes, arrival.info[0])
+    except GPUError:
+        if arrival.word[0]:     # else it may yet be written to
+            _expected.discard(arrival)
+        raise
+    return arrival
 
 
 def map_write(gpu: Any, buffer: Any, nbytes: int) -> int:
     """Address of a staging buffer's content, to be overwritten; the GPU is done with the buffer. Raises: DeviceLostError, DeviceError."""
-    token = _map(buffer, nbytes, lib.WGPUMapMode_Write)
+    arrival = _map(buffer, nbytes, Arrival(lib.WGPUMapMode_Write))
     lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
-    _await(gpu, token)
+    _await(gpu, arrival)
     return int(ffi.cast("uintptr_t", lib.wgpuBufferGetMappedRange(buffer, 0, nbytes)))
 
 
@@ -125,28 +155,30 @@ def unmap(buffer: Any) -> None:
 _pause = threading.Event()
 
 
-def wait(gpu: Any, index: int, token: int | None) -> None:
+def wait(gpu: Any, index: int, arrival: Arrival | None) -> None:
     """Blocks (without the GIL) until the submission is done and the mapping, if any, is there.
 
     The queue is stuck behind hung work, so a device that hangs counts as lost. Raises: DeviceLostError, DeviceHangError, DeviceError.
     """
     if not gpu.hang_timeout_s:
         waiting.block(gpu.device, index)
-    elif not waiting.wait_until(gpu, index, token):
+    elif not waiting.wait_until(gpu, index, arrival):
         gpu.lost = f"it did not finish within hang_timeout_ms={gpu.hang_timeout_s * 1e3:.0f}"
         raise DeviceHangError(
             f"{gpu.info.name}: the GPU did not finish within {gpu.hang_timeout_s * 1e3:.0f} ms; nothing more is sent to this device. "
             "Raise hang_timeout_ms if the model is that slow, or update the driver.")
-    if token is not None:
-        _await(gpu, token)
+    if arrival is not None:
+        _await(gpu, arrival)
 
 
-def _await(gpu: Any, token: int) -> None:
+def _await(gpu: Any, arrival: Arrival) -> None:
     """The end of a mapping that nothing on the GPU stands before."""
-    while token not in _done and not gpu.lost:
+    while not arrival.status and not gpu.lost:
         _pause.wait(20e-6)          # another thread's poll is about to call the callback
         lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
-    status = _done.pop(token, 0)
+    status = arrival.status
+    if status:
+        _expected.discard(arrival)
     if status == lib.WGPUMapAsyncStatus_Success:
         return
     if gpu.lost:
@@ -154,10 +186,11 @@ def _await(gpu: Any, token: int) -> None:
     raise DeviceError(f"{gpu.info.name}: mapping a buffer failed (map status {status}).")
 
 
-def finished(gpu: Any, token: int | None) -> bool:
-    """Whether a readback has arrived; without a token, whether the queue is empty. Does not wait."""
-    empty = lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
-    return bool(empty) if token is None else token in _done
+def finished(gpu: Any, arrival: Arrival | None) -> bool:
+    """Whether a readback has arrived, after POLLS polls at most; without one, whether the queue is empty, after one. Without the GIL."""
+    if arrival is None:
+        return bool(lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL))
+    return bool(loops.ort_gpu_ep_poll(gpu.device.handle, arrival.word, POLLS))
 
 
 def trusted_module(device: Any, label: str, code: str) -> Any:
@@ -165,18 +198,29 @@ def trusted_module(device: Any, label: str, code: str) -> Any:
     return device.create_shader_module_trusted(label, code)
 
 
-def dispatch(compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[int, int, int], offset: int | None = None) -> None:
-    """Three unchecked calls: what they may refuse is reported by the encoder's `finish`, before anything is submitted.
+Step = tuple[Any, Any, tuple[int, int, int], int | None]
+"""(pipeline, bind group, workgroups, where in their buffer the parameters of the shader begin, in bytes; None for a shader without)."""
 
-    offset: where in their buffer the parameters of the shader begin, in bytes; None for a shader without.
-    """
-    handle = compute_pass.handle
-    lib.wgpuComputePassEncoderSetPipeline(handle, pipeline.handle)
-    if offset is None:
-        lib.wgpuComputePassEncoderSetBindGroup(handle, 0, bind_group.handle, 0, ffi.NULL)
-    else:
-        lib.wgpuComputePassEncoderSetBindGroup(handle, 0, bind_group.handle, 1, ffi.new("uint32_t[1]", (offset,)))
-    lib.wgpuComputePassEncoderDispatchWorkgroups(handle, *groups)
+
+class Steps:
+    """Dispatches as the shim's loop takes them, for any number of recordings. Holds what they name. first: the number of the first."""
+
+    __slots__ = ("_array", "_held", "first")
+
+    def __init__(self, steps: Sequence[Step], first: int = 0) -> None:
+        self.first = first
+        self._array = shim_ffi.new("Step[]", [
+            (pipeline.handle, group.handle, *groups, offset is not None, offset or 0) for pipeline, group, groups, offset in steps])
+        self._held = [(pipeline, group) for pipeline, group, _, _ in steps]
+
+    def record(self, compute_pass: Any) -> None:
+        """Unchecked, without the GIL: what may be refused is reported by the encoder's `finish`, before anything is submitted."""
+        loops.ort_gpu_ep_record(compute_pass.handle, self._array, len(self._held))
+
+
+def dispatch(compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[int, int, int], offset: int | None = None) -> None:
+    """Records one dispatch, see `Steps`."""
+    Steps([(pipeline, bind_group, groups, offset)]).record(compute_pass)
 
 
 def timestamp_period_ns(device: Any) -> float:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.device import native, objects
 from ort_gpu_ep.device.binding import Bound, bind_group, bound_of
 from ort_gpu_ep.device.gpu import Buffer
-from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import pipelines
+from ort_gpu_ep.device.recording import Part, encode
+from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 MAX_BINDINGS = 16
 """Sets of input and output buffers whose bind groups a plan keeps."""
+
+MAX_STEADY = 4
+"""Sets of sizes that a plan keeps inputs, outputs and recordings for, see Steady."""
 
 MAX_REGIONS = 16
 """Sets of sizes whose shader parameters are on the device at the same time."""
@@ -47,7 +52,10 @@ class _Shape:
 
 
 class Prepared:
-    """A template with its pipelines, buffers and bind groups. Not thread-safe: its program's lock is held."""
+    """A template with its pipelines, buffers and bind groups. Not thread-safe: its program's lock is held.
+
+    version: counts up when recordings made so far can't be submitted any more. closed: there will be no further run.
+    """
 
     def __init__(self, template: Template, program: Program) -> None:
         self.template, self.program, self.gpu = template, program, program.gpu
@@ -63,6 +71,8 @@ class Prepared:
         self._inner: dict[int, Any] = {}
         self._bindings: OrderedDict[tuple[Any, ...], list[Any]] = OrderedDict()
         self._last: tuple[_Shape, tuple[Any, ...], list[Tensor], list[Tensor]] | None = None
+        self.version, self.closed = 0, False
+        self._steady: OrderedDict[tuple[int, ...], Steady] = OrderedDict()
         self._needed: list[int] = []                # of each slot, the most since its size was last looked at
         self._until_look = SHRINK_RUNS
         try:
@@ -85,7 +95,10 @@ class Prepared:
         return buffer
 
     def close(self) -> None:
+        self.closed = True
         self._free_slots()
+        while self._steady:
+            self._steady.popitem()[1].close()
         for buffer in self._constants.values():
             self.gpu.free(buffer)
         if self._parameters is not None:
@@ -97,17 +110,16 @@ class Prepared:
 
     def last_plan(self) -> Plan:
         """The plan with the numbers of the last run. Raises InternalError before the first."""
-        if self._last is None:
+        if self._current is None:
             raise InternalError(f"program {self.program.graph.name}: no run of this plan is known")
-        return self.template.at(self._last[0].filled)
+        return self.template.at(self._current.filled)
 
     def run(self, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Enqueues one run. Raises DeviceError."""
         if not self.template.plan.steps:
             return
-        self._fit_slots(filled.slots)
+        shape = self.current(filled)
         key = tuple((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs))
-        shape = self._shape(filled)
         ahead, shape.ahead = shape.ahead, None
         command_buffers = ahead[2] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(shape, key, inputs, outputs)
         self.gpu.execute(command_buffers, [(t.buffer, t.offset_bytes, t.type.nbytes) for t in outputs])
@@ -115,6 +127,21 @@ class Prepared:
         if shape.key == key:    # where sizes or buffers change with every run, the next one's are not these
             self.gpu.on_wait(self)
         shape.key = key
+
+    def steady(self, filled: Filled) -> Steady:
+        """Runs of these sizes, all that they need prepared."""
+        found = self._steady.get(filled.numbers)
+        if found is None:
+            found = self._steady[filled.numbers] = Steady(self, filled)
+            if len(self._steady) > MAX_STEADY:
+                self._steady.popitem(last=False)[1].close()
+        self._steady.move_to_end(filled.numbers)
+        return found
+
+    def current(self, filled: Filled) -> _Shape:
+        """Makes slots, parameters and constants those of a set of sizes, for the run that is enqueued next. Raises DeviceError."""
+        self._fit_slots(filled.slots)
+        return self._shape(filled)
 
     def _fit_slots(self, wanted: tuple[int, ...]) -> None:
         """Slots large enough for a run, and after many small runs not much larger than they need to be. Raises DeviceError: then none."""
@@ -157,6 +184,7 @@ class Prepared:
 
     def _forget_bindings(self) -> None:
         """Another buffer: no bind group or recording that may name the old one is used again."""
+        self.version += 1
         self._inner.clear()
         self._bindings.clear()
         for shape in self._shapes.values():
@@ -195,51 +223,38 @@ class Prepared:
 
     def record_ahead(self) -> None:
         """Called while the host waits for the GPU: the next run most likely uses the same buffers."""
-        if self.program._lock.acquire(blocking=False):
+        if self.program.lock.acquire(blocking=False):
             try:
                 if self._last and not self._last[0].ahead:
                     shape, key, inputs, outputs = self._last
                     shape.ahead = (self.gpu.timer, key, self._record(shape, key, inputs, outputs))
             finally:
-                self.program._lock.release()
+                self.program.lock.release()
 
     def _record(self, shape: _Shape, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
         """The command buffers of a run: one, or with `submit_each` one a step."""
-        steps = list(zip(range(len(self._pipelines)), self._pipelines, self._bind_groups(key, inputs, outputs), strict=True))
-        try:
-            return [self._encode(shape, part, inputs, outputs) for part in ([[s] for s in steps] if self.gpu.submit_each else [steps])]
-        except GPUError as error:
-            raise self.gpu.failure(error, f"{self.program.graph.name}: a recording of\n{self.template.plan}\n") from error
+        return self.encode(self.parts(shape, self._bind_groups(key, inputs, outputs), inputs, outputs))
 
-    def _encode(self, shape: _Shape, steps: list[tuple[int, Any, Any]], inputs: list[Tensor], outputs: list[Tensor]) -> Any:
-        encoder = self.gpu.device.create_command_encoder(self.program.graph.name)
-        compute: Any = None
-        timing = self.gpu.timer.recording(self, steps[0][0]) if self.gpu.timer else None
-        start = shape.region * self.template.parameter_nbytes
-        for index, pipe, group in steps:
-            groups, offset = shape.filled.groups[index], self.template.offsets[index]
-            if groups is not None:
-                compute = compute or encoder.begin_compute_pass(timing.writes(index) if timing else None)
-                native.dispatch(compute, pipe, group, groups, None if offset is None else start + offset)
-                if timing and timing.each:
-                    compute.end()
-                    compute = None
-            else:
-                if compute:
-                    compute.end()
-                    compute = None
-                self._copy(encoder, index, shape.filled.nbytes[index] or 0, inputs, outputs)
-        if compute:
-            compute.end()
-        if timing:
-            timing.resolve(encoder)
-        return native.finish(encoder)
+    def encode(self, parts: list[Part], copies: Sequence[Part] = ()) -> list[Any]:
+        """The command buffers of a run, of what `parts` gave. copies: the last one makes these, too. Needs no lock. Raises DeviceError."""
+        return encode(self.gpu, self, self.program.graph.name, parts, copies, lambda: f"a recording of\n{self.template.plan}\n")
 
-    def _copy(self, encoder: Any, index: int, nbytes: int, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        step = self.template.plan.steps[index]
-        assert isinstance(step, Copy)
-        (source, at), (target, to) = (self._buffer(p, inputs, outputs) for p in (step.source, step.target))
-        native.copy_buffer(encoder, source.native, at, target.native, to, (nbytes + 3) & ~3)
+    def parts(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Part]:
+        """What a run records: dispatches in a row as one, copies between them. groups: the bind group of each step."""
+        found, row = list[Part](), list[native.Step]()
+        start, timer = shape.region * self.template.parameter_nbytes, self.gpu.timer
+        each = self.gpu.submit_each or (timer is not None and timer.each)
+        for index, step in enumerate(self.template.plan.steps):
+            workgroups, offset = shape.filled.groups[index], self.template.offsets[index]
+            if workgroups is not None:
+                row.append((self._pipelines[index], groups[index], workgroups, None if offset is None else start + offset))
+            if row and (workgroups is None or each):
+                found.append(native.Steps(row, index + (workgroups is not None) - len(row)))
+                row = []
+            if isinstance(step, Copy):
+                (source, at), (target, to) = (self._buffer(p, inputs, outputs) for p in (step.source, step.target))
+                found.append((source.native, at, target.native, to, ((shape.filled.nbytes[index] or 0) + 3) & ~3))
+        return [*found, native.Steps(row, len(self.template.plan.steps) - len(row))] if row else found
 
     def _buffer(self, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[Buffer, int]:
         match place.kind:
@@ -260,12 +275,15 @@ class Prepared:
         """A bind group for each step; those that touch no input or output are made once."""
         groups = self._bindings.get(key)
         if groups is None:
-            groups = [self._bind_group(k, bound, inputs, outputs) if bound else None for k, bound in enumerate(self._bound)]
-            self._bindings[key] = groups
+            groups = self._bindings[key] = self.bind(inputs, outputs)
             if len(self._bindings) > MAX_BINDINGS:
                 self._bindings.popitem(last=False)
         self._bindings.move_to_end(key)
         return groups
+
+    def bind(self, inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
+        """The bind group of each step, None for a copy. Raises DeviceError."""
+        return [self._bind_group(k, bound, inputs, outputs) if bound else None for k, bound in enumerate(self._bound)]
 
     def _bind_group(self, index: int, bound: Bound, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
         if not bound.outer and index in self._inner:

@@ -15,6 +15,7 @@ from ort_gpu_ep.device.gpu import Buffer, Gpu
 from ort_gpu_ep.device.pipelines import Composer
 from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.prologue import Prologue
+from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph, Value
@@ -45,7 +46,7 @@ Read: TypeAlias = Callable[[int, TensorType], Array]
 
 
 class Program:
-    """A partition, ready to run. Thread-safe.
+    """A partition, ready to run. Thread-safe. lock: held while a run is made ready and enqueued, not while it is waited for.
 
     graph: constants are read now (their views may die with the caller). rewrite: fusion, run for each plan. composer: of its shaders.
     Raises what `make_plan` raises for static shapes.
@@ -56,7 +57,7 @@ class Program:
     ) -> None:
         self.composer = composer
         self.config, self.gpu, self.rewrite = config, gpu, rewrite
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._weights: dict[str, Buffer] = {}
         self.prologue = Prologue(gpu, config.checked_shaders, self.weight, composer)
         self._plans: list[Prepared] = []    # the most recently used last
@@ -116,29 +117,29 @@ class Program:
     @property
     def weight_nbytes(self) -> int:
         """Device memory of the weights, and of what is computed from them once."""
-        with self._lock:
+        with self.lock:
             return sum(b.nbytes for b in self._weights.values()) + self.prologue.nbytes
 
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans with the numbers of the last sizes seen, the most recently used last."""
-        with self._lock:
+        with self.lock:
             return tuple(prepared.template.at(filled) for prepared, filled in list(self._filled.values())[-MAX_SHOWN:])
 
     def is_prepared(self, inputs: Sequence[TensorType], read: Read | None = None) -> bool:
         """Whether a run with these input types (and contents) begins at once."""
-        with self._lock:
+        with self.lock:
             types = tuple(inputs)
             return (types, _key(self._content(types, read))) in self._filled
 
     def prepare(self, inputs: Sequence[TensorType], read: Read | None = None) -> None:
         """Makes what a run with these input types needs. Raises UnsupportedNodeError, ShaderError, DeviceError."""
-        with self._lock:
+        with self.lock:
             self._prepared(tuple(inputs), read)
 
     def plan(self, inputs: Sequence[TensorType], read: Read | None = None) -> Plan:
         """The plan with the numbers of these input types (made if needed). Raises as `prepare`."""
-        with self._lock:
+        with self.lock:
             prepared, filled = self._prepared(tuple(inputs), read)
             return prepared.template.at(filled)
 
@@ -165,10 +166,26 @@ class Program:
                 self._filled.popitem(last=False)
         self._new.append(self.planned > made)
         self._filled.move_to_end(key)
-        if self._plans[-1] is not found[0]:
-            self._plans.remove(found[0])
-            self._plans.append(found[0])
+        self._use(found[0])
         return found
+
+    def _use(self, prepared: Prepared) -> None:
+        if self._plans[-1] is not prepared:
+            self._plans.remove(prepared)
+            self._plans.append(prepared)
+
+    def used(self, prepared: Prepared) -> None:
+        """Another run of a plan, by what `steady` gave. Under the lock."""
+        self._new.append(False)
+        self._use(prepared)
+
+    def steady(self, inputs: Sequence[TensorType]) -> Steady | None:
+        """What further runs with these input types go by; None where each needs `run`, or there was none yet."""
+        with self.lock:
+            found = None if self.steering or self._closed or self.gpu.submit_each else self._filled.get((tuple(inputs), ()))
+            if found is None or not found[0].template.plan.steps or not Steady.fits(found[1]):
+                return None
+            return found[0].steady(found[1])
 
     def _filled_plan(self, types: tuple[TensorType, ...], values: Mapping[int, Array]) -> tuple[Prepared, Filled] | None:
         """A plan that holds for these types, with their numbers."""
@@ -232,14 +249,14 @@ class Program:
         inputs: in the order of graph.inputs. make_output: gives the tensor for output `index` of that shape. read: gives the content of
         an input, by position and type, for those few that decide on shapes.
         """
-        with self._lock:
+        with self.lock:
             prepared, filled = self._prepared(tuple(t.type for t in inputs), read)
             outputs = [make_output(i, t.shape) for i, t in enumerate(filled.outputs)]
             prepared.run(filled, [*inputs], outputs)
 
     def close(self) -> None:
         """Frees the program's device memory."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             self._closed = True

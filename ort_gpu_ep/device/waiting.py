@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from typing import Any
 
 from ort_gpu_ep.device.library import ffi, lib
 
 SPIN_S = 3e-4
 SPIN_ON_HARDWARE_S = 5e-3
-"""A wait that was shorter the last time is polled for: handing it to a thread and back takes some 30 us, and a blocking wait of a driver
-ends up to 0.36 ms late (H200). A longer one is not: polling takes a core, which a software adapter computes with (docs/faults.md).
+"""A wait that was shorter the last time is polled for, by a loop in C that leaves the GIL to others: handing it to a thread and back takes
+some 30 us, and a blocking wait of a driver ends up to 0.36 ms late (H200). A longer one is not: polling takes a core, which a software
+adapter computes with (docs/faults.md).
 """
 
 _idle: list[Waiter] = []
@@ -71,10 +73,10 @@ def ends_in_time(device: Any, index: int, timeout_s: float) -> bool:
     return done
 
 
-def wait_until(gpu: Any, index: int, token: int | None) -> bool:
+def wait_until(gpu: Any, index: int, arrival: Any) -> bool:
     """Waits until a submission of the Gpu is done. False where its hang_timeout_s is over before."""
     start = time.perf_counter()
-    if _polled(gpu, token, start):
+    if _polled(gpu, arrival, start):
         gpu.last_wait_s = time.perf_counter() - start
         return True
     done = gpu.ends_in_time(index, gpu.hang_timeout_s - (time.perf_counter() - start))
@@ -82,15 +84,73 @@ def wait_until(gpu: Any, index: int, token: int | None) -> bool:
     return bool(done)
 
 
-def _polled(gpu: Any, token: int | None, start: float) -> bool:
-    """Whether what is waited for came while it was polled for. One thread polls at a time: others would share its core, and the GIL."""
+def _polled(gpu: Any, arrival: Any, start: float) -> bool:
+    """Whether what is waited for came while it was polled for. One thread polls at a time, for others would share its core."""
     most_s = min(SPIN_S if gpu.info.is_software else SPIN_ON_HARDWARE_S, gpu.hang_timeout_s)
-    if gpu.last_wait_s >= most_s or not gpu.polling.acquire(blocking=False):
-        return False
-    try:
-        while time.perf_counter() - start < most_s:
-            if gpu.finished(token) or gpu.lost:
+    return bool(gpu.last_wait_s < most_s and gpu.turns.wait(gpu, arrival, start + most_s))
+
+
+class _Waiting:
+    """A thread that waits for its turn. leads: it is to poll from now on."""
+
+    __slots__ = ("arrival", "leads", "wake")
+
+    def __init__(self, arrival: Any) -> None:
+        self.arrival, self.leads, self.wake = arrival, False, threading.Lock()
+        self.wake.acquire()
+
+
+class Turns:
+    """Which of the threads that wait for results of one device polls for them: the first, then the next whose result is not there yet.
+
+    The others sleep: a poll takes what has arrived for all, and the queue runs in order.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._led = False
+        self._waiting: deque[_Waiting] = deque()
+
+    def wait(self, gpu: Any, arrival: Any, until_s: float) -> bool:
+        """Whether it arrived, or the device was lost, before a time."""
+        if not self._leads(arrival, until_s):
+            return arrival is not None and bool(arrival.status)
+        try:
+            while True:
+                if gpu.finished(arrival) or gpu.lost:
+                    return True
+                if time.perf_counter() >= until_s:
+                    return False
+        finally:
+            self._pass_on()
+
+    def _leads(self, arrival: Any, until_s: float) -> bool:
+        """Whether it is this thread's turn to poll. If another one polls, waits until it is, or nothing is left to wait for."""
+        with self._lock:
+            if not self._led:
+                self._led = True
                 return True
-        return False
-    finally:
-        gpu.polling.release()
+            mine = _Waiting(arrival)
+            self._waiting.append(mine)
+        try:
+            mine.wake.acquire(timeout=max(until_s - time.perf_counter(), 0.0))
+        except BaseException:
+            self._leave(mine)
+            if mine.leads:
+                self._pass_on()
+            raise
+        self._leave(mine)
+        return mine.leads
+
+    def _leave(self, mine: _Waiting) -> None:
+        with self._lock:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+
+    def _pass_on(self) -> None:
+        with self._lock:
+            self._led = False
+            while self._waiting and not self._led:
+                following = self._waiting.popleft()
+                following.leads = self._led = following.arrival is None or not following.arrival.status
+                following.wake.release()

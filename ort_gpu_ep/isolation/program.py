@@ -112,6 +112,9 @@ class RemoteProgram:
                 if host.is_host(address):   # the other copies ONNX Runtime has asked for, and those are counted
                     host.count(way, kind.nbytes)
 
+    def steady(self, inputs: Sequence[TensorType]) -> None:
+        """Each run goes to the worker."""
+
     def blames(self, error: Exception) -> bool:
         """Not where it is between the sessions, or between this one and its worker."""
         return not isinstance(error, BusyError) and not self.problem

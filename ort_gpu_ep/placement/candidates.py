@@ -11,7 +11,7 @@ from typing import Any
 from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement.names import CPU, CUT, GPU, NAMES
 from ort_gpu_ep.placement.source import Source
-from ort_gpu_ep.plugin import EP_NAME, SessionState, capture
+from ort_gpu_ep.plugin import EP_NAME, Direct, SessionState, capture
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -82,7 +82,10 @@ class Candidates:
         names, options = self.providers(name)
         with capture(self.costs) as states:
             session = self.model.session(self.settings, names, options, self.kwargs)
-        return Candidate(name, session, states[-1] if states else None)
+        state = states[-1] if states else None
+        if state is not None:
+            session.direct = Direct.of(session, state)
+        return Candidate(name, session, state)
 
     def providers(self, name: str) -> tuple[list[str], list[dict[str, str]]]:
         """Providers and their options, as onnxruntime takes them."""

@@ -1,5 +1,6 @@
 """The ONNX Runtime plugin: registration, and what is known of each session. The only package that touches the C ABI."""
 
+from ort_gpu_ep.plugin.direct import Direct
 from ort_gpu_ep.plugin.factory import EP_NAME, VENDOR_ID
 from ort_gpu_ep.plugin.plain import OrtSession, PlainSession, ort_session
 from ort_gpu_ep.plugin.registration import get_ep_name, get_ep_names, get_library_path, is_registered, register, unregister
@@ -11,6 +12,7 @@ __all__ = [
     "EP_NAME",
     "VENDOR_ID",
     "Copies",
+    "Direct",
     "Event",
     "OrtSession",
     "PlainSession",

@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 
 _MAX_COUNTED = 1024
 """Sets of input types whose runs a partition counts for `verify`."""
+
+
+class Performed(Protocol):
+    """A run as a partition does it."""
+
+    def on_gpu(self) -> None:
+        """Raises DeviceError, ShaderError, UnsupportedNodeError."""
+
+    def on_cpu(self, fallback: Fallback) -> None:
+        """The same from the same inputs."""
 
 
 class Partition(Table):
@@ -64,7 +74,13 @@ class Partition(Table):
     def compute(self, compute_state: int, context: int) -> None:
         self.runs += 1
         run = Run(self, context)
-        reason = self._reason_to_avoid_the_gpu()
+        try:
+            self.perform(run, self._reason_to_avoid_the_gpu())
+        finally:
+            memory.release(run.pins)
+
+    def perform(self, run: Performed, reason: str = "") -> None:
+        """One run on the GPU, or on the CPU where that fails or there is a reason. Raises the failure in strict mode."""
         try:
             if reason:
                 with self.state.recording(self.graph.name):
@@ -87,10 +103,13 @@ class Partition(Table):
         except BaseException:
             with self.state.recording(self.graph.name):
                 raise
-        finally:
-            memory.release(run.pins)
 
-    def _answer_by_cpu(self, run: Run, why: BaseException | str) -> None:
+    def avoids_the_gpu(self) -> bool:
+        """Whether anything is to be done or said before a run can try the GPU."""
+        program = self.program
+        return program is None or bool(program.gpu.lost or program.problem) or not program.gpu.circuit.is_closed
+
+    def _answer_by_cpu(self, run: Performed, why: BaseException | str) -> None:
         if self.fallback is None:
             raise InternalError(f"partition {self.graph.name} has no CPU version")
         self.fallbacks += 1

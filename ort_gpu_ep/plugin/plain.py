@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from onnxruntime.capi import onnxruntime_inference_collection
 
@@ -20,14 +20,36 @@ def ort_session(*arguments: Any, **named: Any) -> Any:
     return session
 
 
+class Shortcut(Protocol):
+    """A way past onnxruntime, see direct.py."""
+
+    def run(self, output_names: Any, feeds: Any) -> list[Any] | None:
+        """The answer, None where onnxruntime is to give it."""
+
+    def passed(self, output_names: Any, feeds: Any) -> None:
+        """onnxruntime has answered a run with these inputs and outputs."""
+
+
 class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no types
-    """onnxruntime's session. A Ctrl-C takes effect when what it does is done: KeyboardInterrupt, and the session goes on."""
+    """onnxruntime's session. A Ctrl-C takes effect when what it does is done: KeyboardInterrupt, and the session goes on.
+
+    direct: how runs get past onnxruntime, None where they don't.
+    """
+
+    direct: Shortcut | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         uninterrupted(OrtSession.__init__, self, *arguments, **named)
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
-        return uninterrupted(OrtSession.run, self, output_names, input_feed, run_options)
+        direct = self.direct if run_options is None else None
+        if direct is None:
+            return uninterrupted(OrtSession.run, self, output_names, input_feed, run_options)
+        answer = uninterrupted(direct.run, output_names, input_feed)
+        if answer is None:
+            answer = uninterrupted(OrtSession.run, self, output_names, input_feed, run_options)
+            direct.passed(output_names, input_feed)
+        return answer
 
     def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
         uninterrupted(OrtSession.run_with_iobinding, self, iobinding, run_options)

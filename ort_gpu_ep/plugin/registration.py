@@ -14,9 +14,9 @@ from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.isolation import remote
 from ort_gpu_ep.plugin import spill, state, tables
 from ort_gpu_ep.plugin.abi import NULL, check_version, ffi
-from ort_gpu_ep.plugin.build import find_or_build
 from ort_gpu_ep.plugin.factory import EP_NAME, create_factories, release_factory
 from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.shim.build import find_or_build
 
 _lock = threading.RLock()
 _shim: Any = None

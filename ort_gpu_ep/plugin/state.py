@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -73,6 +73,14 @@ class Copies:
             else:
                 self.device_to_device += 1
                 self.device_to_device_nbytes += nbytes
+
+    def add_run(self, inputs: int, inputs_nbytes: int, outputs: int, outputs_nbytes: int) -> None:
+        """The copies of a run: inputs to the device, outputs from it."""
+        with _count_lock:
+            self.host_to_device += inputs
+            self.host_to_device_nbytes += inputs_nbytes
+            self.device_to_host += outputs
+            self.device_to_host_nbytes += outputs_nbytes
 
     def as_dict(self) -> dict[str, int]:
         return dict(vars(self))
@@ -136,6 +144,12 @@ class SessionState:
         self.copies.add(kind, nbytes)
         if len(self.last_run) < _MAX_CROSSINGS:
             self.last_run.append((kind, nbytes))
+
+    def count_run(self, counts: tuple[int, int, int, int], crossings: Sequence[tuple[str, int]]) -> None:
+        """Notes the copies of a whole run: for `Copies.add_run`, and one by one."""
+        self.copies.add_run(*counts)
+        if len(self.last_run) < _MAX_CROSSINGS:
+            self.last_run += crossings
 
     def stats(self) -> dict[str, Any]:
         """What `session.stats()` gives."""

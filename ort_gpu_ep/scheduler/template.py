@@ -48,7 +48,8 @@ class Filled:
 class Template:
     """A plan with symbols, and the function that fills them in.
 
-    plan: what was made; its numbers may be Sizes. offsets: where in `Filled.parameters` each step's struct is, None without one.
+    plan: what was made; its numbers may be Sizes. varies: whether any is one. offsets: where in `Filled.parameters` each step's struct is,
+    None without one.
     """
 
     def __init__(self, plan: Plan, trace: Trace, limits: Limits, values: Mapping[int, Array] | None = None) -> None:
@@ -65,6 +66,7 @@ class Template:
         self._formula = Formula(trace, wanted.values)
         self._symbols: list[Any] = []
         _walk(plan, self._symbols.append)
+        self.varies = bool(self._symbols)
 
     def _place_parameters(self, wanted: _Wanted) -> tuple[list[tuple[int, str, slice]], int]:
         """(offset, struct format, values) of each step's parameters, and the bytes of all."""
@@ -81,11 +83,6 @@ class Template:
     def struct_nbytes(self, step: int) -> int:
         """Bytes of a step's parameters."""
         return next(struct.calcsize(layout) for offset, layout, _ in self._structs if offset == self.offsets[step])
-
-    @property
-    def varies(self) -> bool:
-        """Whether anything of the plan depends on sizes of the run."""
-        return bool(self._symbols)
 
     def fill(self, types: Sequence[TensorType], given: Mapping[int, Array] | None = None) -> Filled | None:
         """The numbers for these input types and contents, or None where the plan does not hold for them.

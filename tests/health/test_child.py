@@ -29,7 +29,7 @@ import ort_gpu_ep.health.probes
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.isolation import remote
 from ort_gpu_ep.load.generator import LoadGenerator
-from ort_gpu_ep.plugin import build
+from ort_gpu_ep.shim import build
 os.chdir({hostile!r})
 (info,) = [AdapterInfo(**a) for a in examination.list_adapters()][:1]
 said = {{"list": info.name}}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.plugin import build
 from ort_gpu_ep.plugin.abi import check_version
+from ort_gpu_ep.shim import build
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPORTS = ["CreateEpFactories", "ReleaseEpFactory", "ort_gpu_ep_bind", "ort_gpu_ep_null", "ort_gpu_ep_empty", "ort_gpu_ep_gone"]
@@ -28,7 +28,7 @@ def test_the_shim_exports_what_both_sides_look_up(tmp_path: Path) -> None:
 
 def test_an_unbound_shim_says_what_to_do(python: Callable[..., Any]) -> None:
     done = python("""
-        from ort_gpu_ep.plugin.build import find_or_build
+        from ort_gpu_ep.shim.build import find_or_build
         try: onnxruntime.register_execution_provider_library("x", str(find_or_build()))
         except Exception as error: print(error)
     """)
@@ -76,7 +76,7 @@ def test_processes_that_build_at_once_share_one_file(tmp_path: Path, python: Cal
     done = python("""
         import multiprocessing
         from pathlib import Path
-        from ort_gpu_ep.plugin import build
+        from ort_gpu_ep.shim import build
         def work(folder):
             path = build.build(Path(folder) / "shim.so")
             return path.stat().st_ino

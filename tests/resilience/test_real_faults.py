@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.health import drivers, enumeration
-from ort_gpu_ep.plugin import build
+from ort_gpu_ep.shim import build
 from tests.unit.graphs import model_of
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of processes and ICD files as Linux has them")

@@ -88,8 +88,8 @@ def test_a_loop_compiles_nothing_after_its_third_turn(monkeypatch: pytest.Monkey
 
 
 def test_only_what_comes_again_is_recorded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded, record = [], Prepared._record
-    monkeypatch.setattr(Prepared, "_record", lambda *arguments: recorded.append(arguments) or record(*arguments))
+    recorded, encode = [], Prepared.encode
+    monkeypatch.setattr(Prepared, "encode", lambda *arguments: recorded.append(arguments) or encode(*arguments))
     steps = Steps(on_gpu(models.build("decoder", layers=1)), "gpu")
     for token in range(6):
         steps.step(token)
@@ -101,6 +101,8 @@ def test_only_what_comes_again_is_recorded_ahead(monkeypatch: pytest.MonkeyPatch
     (partition,) = fixed._state.partitions
     (prepared,) = partition.program._plans
     assert prepared._last[0].ahead is not None, "made while the host waited"
+    for _ in range(2):      # from the third run on past onnxruntime, with buffers and recordings of their own
+        fixed.run(None, feeds)
     before = len(recorded)
     fixed.run(None, feeds)
     assert len(recorded) == before + 1

@@ -1,0 +1,261 @@
+"""Runs of one set of sizes that come again and again: whatever can be there before a run begins is there.
+
+Such a run writes its inputs into buffers of its own, submits once what was recorded during an earlier run, readback included, and copies
+its outputs from the memory that the driver maps. Several may be under way at a time: each has a Lane.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ort_gpu_ep.device import native
+from ort_gpu_ep.device.gpu import ALIGNMENT, STAGING, Buffer, Gpu, size_class
+from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
+from ort_gpu_ep.device.recording import Part
+from ort_gpu_ep.device.tensor import Tensor
+from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError
+from ort_gpu_ep.scheduler.template import Filled
+from ort_gpu_ep.types import TensorType
+
+MAX_LANES = 8
+"""Runs of one set of sizes that are under way at the same time: two keep a GPU busy, more wait behind each other."""
+
+MAX_LANES_NBYTES = 256 << 20
+"""What the inputs, outputs and readbacks of all lanes of one set of sizes take at most; there is one in any case."""
+
+_BY_INTERPRETER_NBYTES = 64 << 10
+"""Up to here a copy on the host takes less than giving the GIL away and getting it back."""
+
+
+class Owner(Protocol):
+    """The program of a plan, see program.py."""
+
+    lock: threading.Lock
+
+    def used(self, prepared: Any) -> None:
+        """Another run of a plan. Under the lock."""
+
+
+class Plan(Protocol):
+    """A plan on the device, see prepared.py."""
+
+    gpu: Gpu
+    version: int
+    closed: bool
+
+    @property
+    def program(self) -> Owner: ...
+
+    def current(self, filled: Filled) -> Any:
+        """Makes slots, parameters and constants those of a set of sizes."""
+
+    def bind(self, inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
+        """The bind group of each step."""
+
+    def parts(self, shape: Any, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Part]:
+        """What a run records."""
+
+    def encode(self, parts: list[Part], copies: Sequence[Part] = ()) -> list[Any]:
+        """The command buffers of a run."""
+
+
+class Lane:
+    """What one run under way has to itself. Raises DeviceError where the device has no room for it.
+
+    parts, ahead: what it records, and the recording for its next run, each with what it holds for.
+    """
+
+    __slots__ = ("ahead", "arrival", "copies", "inputs", "outputs", "parts", "staging", "written")
+
+    def __init__(self, prepared: Plan, filled: Filled) -> None:
+        gpu = prepared.gpu
+        self.inputs, self.outputs = list[Tensor](), list[Tensor]()
+        self.arrival = native.Arrival(lib.WGPUMapMode_Read)
+        self.parts: tuple[Any, int, Any, list[Part]] | None = None
+        self.ahead: tuple[Any, int, Any, list[Any]] | None = None
+        places, staging_nbytes = _places(filled.outputs)
+        self.staging: Buffer | None = None
+        try:
+            for tensors, types in ((self.inputs, filled.inputs), (self.outputs, filled.outputs)):
+                for tensor in types:
+                    tensors.append(Tensor(gpu.allocate(tensor.nbytes), 0, tensor))
+            self.staging = gpu.create(size_class(staging_nbytes), STAGING)
+        except DeviceError:
+            self.free(prepared)
+            raise
+        self.written = [(t.buffer, 0, t.type.nbytes) for t in self.outputs]
+        self.copies: list[Part] = [
+            (t.buffer.native, 0, self.staging.native, place, (t.type.nbytes + 3) & ~3)
+            for t, place in zip(self.outputs, places, strict=True)]
+
+    def free(self, prepared: Plan, broken: bool = False) -> None:
+        """Gives its memory back. broken: its readback may still be under way, so that the buffer goes when the driver is done with it."""
+        gpu, self.ahead, self.parts = prepared.gpu, None, None
+        for tensor in (*self.inputs, *self.outputs):
+            gpu.free(tensor.buffer)
+        if self.staging is not None and not broken:
+            gpu.destroy(self.staging)
+        self.inputs, self.outputs, self.staging = [], [], None
+
+
+def _places(types: Sequence[TensorType]) -> tuple[list[int], int]:
+    """Where in a readback each of these tensors is, and the bytes of all."""
+    places, end = [], 0
+    for tensor in types:
+        places.append(end)
+        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return places, end
+
+
+class Steady:
+    """Runs of a plan with one set of sizes. Thread-safe."""
+
+    def __init__(self, prepared: Plan, filled: Filled) -> None:
+        self.prepared, self.filled, self.program, self._gpu = prepared, filled, prepared.program, prepared.gpu
+        places, staging_nbytes = _places(filled.outputs)
+        self._sizes = [(t.nbytes & ~3, t.nbytes) for t in filled.inputs]        # what is written as it is, and all
+        self._places = [(place, t.nbytes) for place, t in zip(places, filled.outputs, strict=True)]
+        self._input_nbytes, self._output_nbytes = sum(t.nbytes for t in filled.inputs), sum(t.nbytes for t in filled.outputs)
+        self._lane_nbytes = self._input_nbytes + self._output_nbytes + staging_nbytes
+        self._lanes, self._closed = 0, False
+        self._idle: list[Lane] = []
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def fits(filled: Filled) -> bool:
+        """Whether runs with these types can be such ones: no tensor is empty."""
+        return all(t.nbytes for t in (*filled.inputs, *filled.outputs))
+
+    def run(self, sources: Sequence[Any], targets: Sequence[Any]) -> bool:
+        """One run. sources, targets: cffi pointers to the bytes of each input, and to memory for each output or None.
+
+        Returns False, and has done nothing, where all lanes are in use or the plan is gone. Raises DeviceError.
+        """
+        lane = self._take()
+        if lane is None:
+            return False
+        whole = False
+        try:
+            done = self._run(lane, sources, targets)
+            whole = True
+        finally:
+            self._give_back(lane, whole)
+        return done
+
+    def _run(self, lane: Lane, sources: Sequence[Any], targets: Sequence[Any]) -> bool:
+        gpu, begin_s = self._gpu, time.perf_counter()
+        self._upload(lane, sources)
+        sent_s = time.perf_counter()
+        submission = self._submit(lane)
+        if submission is None:
+            return False
+        submitted_s = time.perf_counter()
+        self._record_ahead(lane)
+        native.wait(gpu, submission, lane.arrival)
+        waited_s = time.perf_counter() - submitted_s
+        assert lane.staging is not None, "a lane in use has its readback"
+        handle = lane.staging.native
+        try:
+            mapped = lib.wgpuBufferGetConstMappedRange(handle, 0, lane.staging.nbytes)
+            for target, (place, nbytes) in zip(targets, self._places, strict=True):
+                if target is not None:
+                    _copy(target, mapped, place, nbytes)
+        finally:
+            lib.wgpuBufferUnmap(handle)
+        gpu.exchanged(
+            (len(sources), self._input_nbytes, sent_s - begin_s), (len(targets), self._output_nbytes, sent_s, waited_s))
+        return True
+
+    def _upload(self, lane: Lane, sources: Sequence[Any]) -> None:
+        """Into the lane's own buffers: in the queue before whatever is submitted next, by whomever."""
+        gpu = self._gpu
+        gpu.check_alive()
+        queue = gpu.device.queue
+        try:
+            for source, tensor, (whole, nbytes) in zip(sources, lane.inputs, self._sizes, strict=True):
+                if whole:
+                    checked.wgpuQueueWriteBuffer(queue, tensor.buffer.native, 0, source, whole)
+                if whole != nbytes:
+                    tail = bytes(ffi.buffer(source, nbytes)[whole:]).ljust(4, b"\0")
+                    checked.wgpuQueueWriteBuffer(queue, tensor.buffer.native, whole, ffi.from_buffer(tail), 4)
+        except GPUError as error:       # the driver found no memory to stage them in
+            raise gpu.failure(error, f"an upload of {self._input_nbytes} B") from error
+
+    def _submit(self, lane: Lane) -> int | None:
+        """Submits a run and asks for its outputs. None where the plan is gone meanwhile."""
+        prepared, gpu = self.prepared, self._gpu
+        assert lane.staging is not None, "a lane in use has its readback"
+        with self.program.lock:
+            if prepared.closed or self._closed:
+                return None
+            self.program.used(prepared)
+            commands = self._commands(lane, prepared.current(self.filled))
+            return gpu.run(commands, lane.written, lane.copies if gpu.readback_apart else (), lane.staging, lane.arrival)
+
+    def _commands(self, lane: Lane, shape: Any) -> list[Any]:
+        """The recording that was made ahead, if it still holds, else a new one. Under the program's lock. Raises DeviceError."""
+        prepared = self.prepared
+        ahead, lane.ahead = lane.ahead, None
+        if ahead is not None and ahead[2] is shape and ahead[1] == prepared.version and ahead[0] is prepared.gpu.timer:
+            return ahead[3]
+        known, timer = lane.parts, prepared.gpu.timer
+        if known is None or known[2] is not shape or known[1] != prepared.version or known[0] is not timer:
+            groups = prepared.bind(lane.inputs, lane.outputs)
+            known = lane.parts = timer, prepared.version, shape, prepared.parts(shape, groups, lane.inputs, lane.outputs)
+        return self._encode(lane, known[3])
+
+    def _encode(self, lane: Lane, parts: list[Part]) -> list[Any]:
+        prepared = self.prepared
+        return prepared.encode(parts, () if prepared.gpu.readback_apart else lane.copies)
+
+    def _record_ahead(self, lane: Lane) -> None:
+        """While the GPU is at work. What is recorded is looked at again before it is submitted, so this needs no lock."""
+        if lane.parts is not None and lane.parts[0] is self._gpu.timer:
+            timer, version, shape, parts = lane.parts
+            lane.ahead = timer, version, shape, self._encode(lane, parts)
+
+    def _take(self) -> Lane | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pass
+        with self._lock:
+            few = self._lanes < MAX_LANES and (self._lanes + 1) * self._lane_nbytes <= MAX_LANES_NBYTES
+            if self._closed or self.prepared.closed or (self._lanes and not few):
+                return None
+            self._lanes += 1
+        try:
+            return Lane(self.prepared, self.filled)
+        except OutOfDeviceMemoryError:
+            with self._lock:
+                self._lanes -= 1
+            return None
+
+    def _give_back(self, lane: Lane, whole: bool) -> None:
+        """whole: its run came to an end, so that it can have another one."""
+        with self._lock:
+            if whole and not self._closed:
+                self._idle.append(lane)
+                return
+            self._lanes -= 1
+        lane.free(self.prepared, not whole)
+
+    def close(self) -> None:
+        """Frees the lanes, those of runs under way when they end."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._lanes -= len(idle)
+        for lane in idle:
+            lane.free(self.prepared)
+
+
+def _copy(target: Any, source: Any, offset: int, nbytes: int) -> None:
+    if nbytes <= _BY_INTERPRETER_NBYTES:
+        ffi.memmove(target, ffi.cast("char *", source) + offset, nbytes)
+    else:
+        ctypes.memmove(int(ffi.cast("uintptr_t", target)), int(ffi.cast("uintptr_t", source)) + offset, nbytes)

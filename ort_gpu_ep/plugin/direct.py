@@ -1,0 +1,149 @@
+"""Runs that go past ONNX Runtime: of a session whose outputs all come from one partition, with inputs of sizes that it has run before.
+
+ONNX Runtime has then nothing left to check or to do but to make values, ask for memory and copy, call by call through Python: 0.1 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from ort_gpu_ep.backend import Executable
+from ort_gpu_ep.device.library import ffi
+from ort_gpu_ep.device.steady import Steady
+from ort_gpu_ep.graph import Array
+from ort_gpu_ep.plugin.compute import Partition
+from ort_gpu_ep.plugin.fallback import Fallback
+from ort_gpu_ep.plugin.state import COPIES, SessionState
+from ort_gpu_ep.types import TensorType
+
+RUNS_BEFORE = 2
+"""Runs of the same sizes through ONNX Runtime, before buffers are kept for them."""
+
+_MAX_SIZES = 64
+
+Key: TypeAlias = tuple[tuple[Any, tuple[int, ...]], ...]
+"""(numpy's element type, shape) of each input of the session."""
+
+
+class Form:
+    """Runs with inputs of certain sizes that give certain outputs. wanted: positions of those."""
+
+    __slots__ = ("counts", "crossings", "makes", "outputs", "program", "steady", "wanted")
+
+    def __init__(self, steady: Steady, wanted: Sequence[int]) -> None:
+        inputs, outputs = steady.filled.inputs, steady.filled.outputs
+        self.steady, self.wanted, self.outputs = steady, wanted, len(outputs)
+        self.program: Executable = cast(Executable, steady.program)
+        self.makes = [(outputs[i].shape, outputs[i].dtype.numpy) for i in wanted]
+        given = [outputs[i] for i in wanted]
+        self.crossings = [*(("host_to_device", t.nbytes) for t in inputs), *(("device_to_host", t.nbytes) for t in given)]
+        self.counts = len(inputs), sum(t.nbytes for t in inputs), len(given), sum(t.nbytes for t in given)
+
+
+class DirectRun:
+    """One run. refused: nothing was done. results: in the order of form.wanted."""
+
+    __slots__ = ("arrays", "form", "refused", "results")
+
+    def __init__(self, form: Form, arrays: list[Array]) -> None:
+        self.form, self.arrays, self.refused = form, arrays, False
+        self.results: list[Array] = []
+
+    def on_gpu(self) -> None:
+        form = self.form
+        self.results = [np.empty(shape, dtype) for shape, dtype in form.makes]
+        targets: list[Any] = [None] * form.outputs
+        for position, result in zip(form.wanted, self.results, strict=True):
+            targets[position] = ffi.from_buffer(result)
+        self.refused = not form.steady.run([ffi.from_buffer(array) for array in self.arrays], targets)
+
+    def on_cpu(self, fallback: Fallback) -> None:
+        inputs = [(t, a.reshape(-1).view(np.uint8)) for t, a in zip(self.form.steady.filled.inputs, self.arrays, strict=True)]
+        values = fallback.run(inputs)
+        self.refused, self.results = False, [values[i].numpy() for i in self.form.wanted]
+
+
+class Direct:
+    """Of one session, which it keeps alive while a run is under way. Thread-safe, as far as Partition and Steady are."""
+
+    def __init__(self, session: Any, partition: Partition) -> None:
+        self._alive, self._partition, self._state = session._sess, partition, partition.state
+        self._names = tuple(i.name for i in session.get_inputs())
+        graph = partition.graph
+        self._read = tuple(self._names.index(name) for name in graph.inputs)
+        self._given = {o.name: graph.outputs.index(o.name) for o in session.get_outputs()}
+        self._known: dict[Key, dict[tuple[str, ...], Form]] = {}
+        self._seen: dict[Key, int] = {}
+
+    @staticmethod
+    def of(session: Any, state: SessionState | None) -> Direct | None:
+        """None where runs of a session need ONNX Runtime."""
+        if state is None or len(state.partitions) != 1 or state.config is None or state.config.verify:
+            return None
+        partition, options = state.partitions[0], session._sess_options
+        if not isinstance(partition, Partition) or (options is not None and options.enable_profiling):
+            return None
+        inputs, outputs = {i.name for i in session.get_inputs()}, {o.name for o in session.get_outputs()}
+        if not outputs <= set(partition.graph.outputs) or not set(partition.graph.inputs) <= inputs:
+            return None
+        return Direct(session, partition)
+
+    def run(self, output_names: Sequence[str] | None, feeds: Any) -> list[Array] | None:
+        """What the session's `run` gives. None where ONNX Runtime is to do it. Raises as the partition does in strict mode."""
+        arrays = self._arrays(feeds)
+        forms = self._known.get(tuple([(a.dtype, a.shape) for a in arrays])) if arrays is not None else None
+        if arrays is None or forms is None:
+            return None
+        partition = self._partition
+        form = forms.get(tuple(output_names) if output_names else ())
+        if form is None or form.program is not partition.program or partition.avoids_the_gpu():
+            return None
+        run = DirectRun(form, [arrays[i] for i in self._read])
+        partition.perform(run)
+        if run.refused:
+            return None
+        partition.runs += 1
+        COPIES.add_run(*form.counts)
+        self._state.count_run(form.counts, form.crossings)
+        return run.results
+
+    def passed(self, output_names: Sequence[str] | None, feeds: Any) -> None:
+        """ONNX Runtime has answered a run with these inputs and outputs: it takes what they are."""
+        arrays, program = self._arrays(feeds), self._partition.program
+        if arrays is None or program is None:
+            return
+        key = tuple([(a.dtype, a.shape) for a in arrays])
+        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        steady = program.steady(self._types(arrays)) if seen >= RUNS_BEFORE else None
+        if steady is not None:
+            names = tuple(output_names or ())
+            forms = self._known.get(key, {})
+            if any(form.steady is not steady for form in forms.values()):
+                forms = {}
+            if len(set(names)) == len(names):
+                self._known[key] = {**forms, names: Form(steady, [self._given[name] for name in names or self._given])}
+        while len(self._seen) > _MAX_SIZES:
+            oldest = next(iter(self._seen))
+            self._seen.pop(oldest, None)
+            self._known.pop(oldest, None)
+
+    def _arrays(self, feeds: Any) -> list[Array] | None:
+        """The inputs in the session's order, if they are dense arrays and no others are given."""
+        if type(feeds) is not dict or len(feeds) != len(self._names):
+            return None
+        found = []
+        for name in self._names:
+            array = feeds.get(name)
+            if type(array) is not np.ndarray or not array.flags.c_contiguous:
+                return None
+            found.append(array)
+        return found
+
+    def _types(self, arrays: Sequence[Array]) -> tuple[TensorType, ...]:
+        """Of what the partition reads."""
+        values = self._partition.graph.values
+        dtypes = [values[name].dtype for name in self._partition.graph.inputs]
+        return tuple(TensorType(dtype, arrays[i].shape) for dtype, i in zip(dtypes, self._read, strict=True) if dtype is not None)

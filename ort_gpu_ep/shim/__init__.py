@@ -1,0 +1,1 @@
+"""The native shim: found or compiled, and its functions for the device."""

@@ -1,0 +1,106 @@
+/* The only native code of this package: the two symbols that ONNX Runtime looks up in a plugin library, and the loops of a run
+ * that would hold the interpreter lock if they were Python.
+ *
+ * Python opens this file first and binds its callbacks; ONNX Runtime then finds the library already loaded.
+ * It needs no header of ONNX Runtime or wgpu-native, no Python.h and no libc: one file per OS and architecture serves every
+ * CPython and every ONNX Runtime from 1.23 on.
+ */
+typedef __SIZE_TYPE__ usize;
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+EXPORT int DllMainCRTStartup(void *module, unsigned long reason, void *reserved) {
+  (void)module; (void)reason; (void)reserved;
+  return 1;
+}
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+typedef void *(*create_function)(const char *, const void *, const void *, void **, usize, usize *);
+typedef void *(*release_function)(void *);
+typedef void *(*create_status_function)(int, const char *);
+struct api_base { void **(*get_api)(unsigned); const char *(*get_version)(void); };
+
+enum { ORT_FAIL = 1, CREATE_STATUS_SLOT = 0, OLDEST_API = 23 };
+
+static create_function bound_create;
+static release_function bound_release;
+static const struct api_base *bound_base;
+
+static void *failure(const struct api_base *base, const char *message) {
+  void **api = base ? base->get_api(OLDEST_API) : 0;
+  return api ? ((create_status_function)api[CREATE_STATUS_SLOT])(ORT_FAIL, message) : 0;
+}
+
+/* Stores the Python callbacks; NULLs take them away. */
+EXPORT void ort_gpu_ep_bind(create_function create, release_function release) {
+  __atomic_store_n(&bound_create, create, __ATOMIC_RELEASE);
+  __atomic_store_n(&bound_release, release, __ATOMIC_RELEASE);
+}
+
+EXPORT void *CreateEpFactories(const char *name, const void *base, const void *logger, void **factories, usize max, usize *count) {
+  create_function create = __atomic_load_n(&bound_create, __ATOMIC_ACQUIRE);
+  __atomic_store_n(&bound_base, (const struct api_base *)base, __ATOMIC_RELEASE);
+  if (create) return create(name, base, logger, factories, max, count);
+  return failure((const struct api_base *)base, "ort_gpu_ep: call ort_gpu_ep.register() instead of registering this library");
+}
+
+EXPORT void *ReleaseEpFactory(void *factory) {
+  release_function release = __atomic_load_n(&bound_release, __ATOMIC_ACQUIRE);
+  return release ? release(factory) : 0;
+}
+
+/* What a table's slots point at once the interpreter is about to go: nothing, an empty name, an error. */
+EXPORT void *ort_gpu_ep_null(void) { return 0; }
+EXPORT const char *ort_gpu_ep_empty(void) { return ""; }
+EXPORT void *ort_gpu_ep_gone(void) {
+  return failure(__atomic_load_n(&bound_base, __ATOMIC_ACQUIRE), "ort_gpu_ep: the Python interpreter is shutting down");
+}
+
+/* ---- a run: functions of wgpu-native are bound once */
+
+typedef void (*set_pipeline_function)(void *pass, void *pipeline);
+typedef void (*set_group_function)(void *pass, unsigned index, void *group, usize count, const unsigned *offsets);
+typedef void (*dispatch_function)(void *pass, unsigned x, unsigned y, unsigned z);
+typedef unsigned (*poll_function)(void *device, unsigned wait, const void *submission);
+struct text { const char *data; usize length; };
+struct step { void *pipeline, *group; unsigned x, y, z, offsets, offset; };
+
+static set_pipeline_function set_pipeline;
+static set_group_function set_group;
+static dispatch_function dispatch;
+static poll_function poll;
+
+EXPORT void ort_gpu_ep_use(void *pipeline, void *group, void *workgroups, void *polled) {
+  set_pipeline = (set_pipeline_function)pipeline;
+  set_group = (set_group_function)group;
+  dispatch = (dispatch_function)workgroups;
+  poll = (poll_function)polled;
+}
+
+/* Records dispatches, in order. What may be refused is reported when the command encoder is finished. */
+EXPORT void ort_gpu_ep_record(void *pass, const struct step *steps, usize count) {
+  void *last = 0;
+  for (usize i = 0; i < count; i++) {
+    if (steps[i].pipeline != last) set_pipeline(pass, last = steps[i].pipeline);
+    set_group(pass, 0, steps[i].group, steps[i].offsets, steps[i].offsets ? &steps[i].offset : 0);
+    dispatch(pass, steps[i].x, steps[i].y, steps[i].z);
+  }
+}
+
+/* A WGPUBufferMapCallback that takes no interpreter: the status into the word that `done` points at, 0 before. */
+EXPORT void ort_gpu_ep_mapped(int status, struct text message, void *done, void *unused) {
+  (void)message; (void)unused;
+  __atomic_store_n((int *)done, status, __ATOMIC_RELEASE);
+}
+
+/* Polls the device until the word is set, `most` times at most. Returns the word. */
+EXPORT int ort_gpu_ep_poll(void *device, const int *done, unsigned most) {
+  int found = __atomic_load_n(done, __ATOMIC_ACQUIRE);
+  for (; !found && most; most--) {
+    poll(device, 0, 0);
+    found = __atomic_load_n(done, __ATOMIC_ACQUIRE);
+  }
+  return found;
+}

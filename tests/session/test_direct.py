@@ -1,0 +1,237 @@
+"""Runs that go past onnxruntime: the same answers, one submit, nothing made anew, several under way at once."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from ort_gpu_ep.device import native, objects
+from ort_gpu_ep.device.steady import MAX_LANES, Steady
+from ort_gpu_ep.errors import DeviceLostError, OutOfDeviceMemoryError
+from ort_gpu_ep.plugin.direct import RUNS_BEFORE
+from tests.session.conftest import assert_close, gpu_session, on_the_cpu
+from tests.unit.graphs import model_of
+
+WARM = RUNS_BEFORE + 2
+"""Runs after which one of the same sizes has its buffers and its recording."""
+
+KINDS = "(float[3, N] x, int64[3, N] i, bool[3, N] b) => (float[3, N] y, int64[3, N] j, bool[3, N] c, float[3] s) "
+MODEL = KINDS + "{ y = Tanh(x) j = Add(i, i) c = Not(b) s = ReduceSum<keepdims=0>(x, axes) }"
+
+
+@pytest.fixture
+def many() -> bytes:
+    """Inputs and outputs of several types; of 3 bools each row is no whole word."""
+    return bytes(model_of(MODEL, {"axes": np.array([1])}).SerializeToString())
+
+
+@pytest.fixture
+def steady_runs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many runs went past onnxruntime."""
+    counts, run = Counter[str](), Steady.run
+
+    def counted(self: Steady, *arguments: Any) -> bool:
+        done = run(self, *arguments)
+        counts["done" if done else "refused"] += 1
+        return done
+
+    monkeypatch.setattr(Steady, "run", counted)
+    return counts
+
+
+def feeds_of(rng: np.random.Generator, n: int = 3) -> dict[str, Any]:
+    return {"x": rng.standard_normal((3, n)).astype("f"), "i": rng.integers(-9, 9, (3, n)), "b": rng.integers(0, 2, (3, n)).astype(bool)}
+
+
+def test_answers_are_onnxruntimes(many: bytes, rng: np.random.Generator, steady_runs: Counter[str]) -> None:
+    session = gpu_session(many)
+    for n in (3, 5, 3, 3, 5, 5, 3, 5, 3):
+        feeds = feeds_of(rng, n)
+        assert_close(session.run(None, feeds), on_the_cpu(many, feeds))
+    assert steady_runs["done"] == 9 - 2 * RUNS_BEFORE
+
+
+@pytest.mark.parametrize("names", [None, [], ["y"], ["c", "y"], ["s", "j", "c", "y"]])
+def test_outputs_by_name(many: bytes, names: list[str] | None, rng: np.random.Generator, steady_runs: Counter[str]) -> None:
+    session, feeds = gpu_session(many), feeds_of(rng)
+    for _ in range(WARM):
+        assert_close(session.run(names, feeds), on_the_cpu(many, feeds, names))
+    assert steady_runs["done"] == WARM - RUNS_BEFORE
+
+
+def test_what_only_onnxruntime_takes(many: bytes, rng: np.random.Generator, steady_runs: Counter[str]) -> None:
+    session, feeds = gpu_session(many), feeds_of(rng, 4)
+    for _ in range(WARM):
+        want = session.run(None, feeds)
+    before = steady_runs["done"]
+    given: list[dict[str, Any]] = [
+        {**feeds, "x": np.asfortranarray(feeds["x"])}, {**feeds, "x": onnxruntime.OrtValue.ortvalue_from_numpy(feeds["x"])},
+        {**feeds, "i": feeds["i"].tolist()}]
+    for other in given:
+        assert_close(session.run(None, other), want)
+    assert_close(session.run(None, feeds, onnxruntime.RunOptions()), want)
+    assert_close(session.run(["y", "y"], feeds), [want[0], want[0]])
+    plain = onnxruntime.InferenceSession(many, providers=["CPUExecutionProvider"])
+    wrong: list[tuple[Any, dict[str, Any]]] = [
+        (None, {**feeds, "x": feeds["x"].astype("d")}), (None, {**feeds, "x": feeds["x"][:2]}), (["nothing"], feeds),
+        (None, {"x": feeds["x"]}), (None, {**feeds, "z": feeds["x"]})]
+    for names, bad in wrong:
+        with pytest.raises(Exception) as theirs:    # noqa: PT011  whatever onnxruntime raises
+            plain.run(names, bad)
+        for _ in range(WARM):
+            with pytest.raises(type(theirs.value)):
+                session.run(names, bad)
+    assert steady_runs["done"] == before
+    assert session.stats()["fallbacks"] == 0
+
+
+def test_a_scalar_output(rng: np.random.Generator) -> None:
+    model = model_of("(float[4] x) => (float y) { y = ReduceSum<keepdims=0>(x) }").SerializeToString()
+    session, x = gpu_session(model), rng.standard_normal(4).astype("f")
+    for _ in range(WARM):
+        (got,), (want,) = session.run(None, {"x": x}), on_the_cpu(model, {"x": x})
+        assert type(got) is type(want)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_results_are_the_callers(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
+    session = gpu_session(mlp)
+    results = [session.run(None, {"x": x * k}) for k in range(WARM + 2)]
+    for k, got in enumerate(results):
+        assert all(a.flags.writeable for a in got)
+        assert_close(got, on_the_cpu(mlp, {"x": x * k}))
+
+
+def test_one_submit_and_nothing_made_anew(mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    session = gpu_session(mlp)
+    for _ in range(WARM):
+        session.run(None, {"x": x})
+    stats, made = session._state.gpu.stats, Counter[str]()
+    for kind in ("create_buffer", "create_bind_group", "create_bind_group_layout", "create_compute_pipeline", "create_command_encoder"):
+        method = getattr(objects.Device, kind)
+        monkeypatch.setattr(objects.Device, kind, lambda *a, kind=kind, method=method: (made.update([kind]), method(*a))[1])
+    before = stats.submits, stats.uploads, stats.downloads
+    for _ in range(3):
+        session.run(None, {"x": x})
+    assert (stats.submits, stats.uploads, stats.downloads) == (before[0] + 3, before[1] + 3, before[2] + 6)
+    assert made == {"create_command_encoder": 3}, "each records the next one, with its readback"
+
+
+def test_a_recording_of_buffers_that_are_gone_is_not_used(mlp: bytes, rng: np.random.Generator, steady_runs: Counter[str]) -> None:
+    session = gpu_session(mlp)
+    gpu = session._state.gpu
+    small, large = (rng.standard_normal((n, 16)).astype("f") for n in (3, 3000))
+    for _ in range(WARM):
+        session.run(None, {"x": small})
+    (prepared,) = session._state.partitions[0].program._plans
+    version = prepared.version
+    assert_close(session.run(None, {"x": large}), on_the_cpu(mlp, {"x": large}))
+    assert prepared.version > version, "its intermediate values have other buffers now"
+    gpu.trim()          # a submission that names those before would end the process
+    before = steady_runs["done"]
+    for _ in range(2):
+        assert_close(session.run(None, {"x": small}), on_the_cpu(mlp, {"x": small}))
+    assert steady_runs["done"] == before + 2
+
+
+def test_counts_are_those_of_other_runs(many: bytes, rng: np.random.Generator) -> None:
+    session, feeds, seen = gpu_session(many), feeds_of(rng), []
+    for _ in range(WARM + 1):
+        before = session.stats()
+        session.run(None, feeds)
+        after = session.stats()
+        seen.append(({k: after[k] - before[k] for k in after if k not in ("last_run", "weights", "weights_nbytes")},
+                     {k: sorted(v) for k, v in after["last_run"].items()}))
+    assert all(one == seen[0] for one in seen), seen
+
+
+def test_threads_have_lanes_of_their_own(mlp: bytes, rng: np.random.Generator, steady_runs: Counter[str]) -> None:
+    session = gpu_session(mlp)
+    xs = [rng.standard_normal((5, 16)).astype("f") for _ in range(12)]
+    wants = [on_the_cpu(mlp, {"x": x}) for x in xs]
+    for _ in range(WARM):
+        session.run(None, {"x": xs[0]})
+    barrier = threading.Barrier(12)
+
+    def some(k: int) -> None:
+        barrier.wait()
+        for _ in range(20):
+            assert_close(session.run(None, {"x": xs[k]}), wants[k])
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(some, range(12)))
+    (forms,) = session.direct._known.values()
+    steady = forms[()].steady
+    assert len(steady._idle) == steady._lanes <= MAX_LANES
+    assert steady_runs["done"] > 100
+
+
+def test_runs_of_two_threads_are_under_way_together(mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    session = gpu_session(mlp)
+    for _ in range(WARM):
+        want = session.run(None, {"x": x})
+    both, wait = threading.Barrier(2), native.wait
+
+    def meet(*arguments: Any) -> None:
+        both.wait(20)       # breaks where one run waits for the other's end
+        wait(*arguments)
+
+    monkeypatch.setattr(native, "wait", meet)
+    with ThreadPoolExecutor(2) as pool:
+        for got in pool.map(lambda _: session.run(None, {"x": x}), range(2)):
+            assert_close(got, want)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("lost", DeviceLostError), ("oom", OutOfDeviceMemoryError)])
+def test_a_fault_is_answered_by_the_cpu(kind: str, error: type[Exception], mlp: bytes, x: np.ndarray[Any, Any]) -> None:
+    session = gpu_session(mlp, faults=f"{kind}@{WARM};seed=11")
+    for _ in range(WARM + 2):
+        assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    assert any(error.__name__ in event for event in session.explain().events)
+    assert session.stats()["fallbacks"] >= 1
+    strict = gpu_session(mlp, faults=f"{kind}@{WARM};seed=12", strict=1)
+    for _ in range(WARM - 1):
+        strict.run(None, {"x": x})
+    with pytest.raises(error):
+        strict.run(None, {"x": x})
+
+
+def test_a_run_that_hangs_frees_nothing_too_early(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
+    session = gpu_session(mlp, faults=f"hang@{WARM};seed=13", hang_timeout_ms=300)
+    for _ in range(WARM + 1):
+        assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    assert any("DeviceHangError" in event for event in session.explain().events)
+    del session
+    gc.collect()
+
+
+def test_the_memory_of_a_closed_session(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
+    gpu_session(mlp).run(None, {"x": x})
+    session = gpu_session(mlp)
+    gpu = session._state.gpu
+    gpu.trim()
+    before = gpu.stats.allocated_nbytes - sum(p.program.weight_nbytes for p in session._state.partitions)
+    for n in (1, 2, 3, 4, 5, 6):
+        for _ in range(WARM):
+            session.run(None, {"x": x[:n]})
+    del session
+    gc.collect()
+    gpu.trim()
+    assert gpu.stats.allocated_nbytes <= before
+
+
+def test_a_profile_is_of_onnxruntimes_runs(mlp: bytes, x: np.ndarray[Any, Any], tmp_path: Any, steady_runs: Counter[str]) -> None:
+    settings = onnxruntime.SessionOptions()
+    settings.enable_profiling, settings.profile_file_prefix = True, str(tmp_path / "profile")
+    session = gpu_session(mlp, settings)
+    for _ in range(WARM):
+        session.run(None, {"x": x})
+    assert not steady_runs
+    session.end_profiling()
