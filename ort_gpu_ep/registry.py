@@ -133,7 +133,7 @@ class Kernel:
     plain: type of what the body computes, where the epilogue's result has another type.
     optionals: WGSL name -> given or left out, of the row's optional inputs; filled by `claim.lower`.
     grid: workgroups in x, y and z of a body with `fn grid_main(group: vec3<u32>, lane: u32)`; `groups` is then their product.
-    vectors: bindings of float32 that are bound four elements at a time.
+    vectors: bindings of float32 that are bound four elements at a time; of packed elements, four words.
     choice: which form of the kernel this is, of those that were weighed.
     features: of the device, that its body uses (types bring their own).
     """

@@ -79,6 +79,8 @@ class InferenceSession(plugin.PlainSession):
             self._open(None, None)
             return
         names, options = _providers(providers, provider_options, settings)
+        if EP_NAME in names:
+            self._arguments = (self._arguments[0], plugin.exact_products(settings), self._arguments[2])
         try:
             self._open(names, options)
         except NO_KERNEL as refused:

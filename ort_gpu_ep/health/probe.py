@@ -126,7 +126,7 @@ class Trial:
     def _run(self, program: Program, arrays: Sequence[Array]) -> list[Array]:
         types = [TensorType(dtype_of(a), a.shape) for a in arrays]
         plan = program.plan(types)
-        self.shaders |= {step.kernel.shader for step in plan.steps if hasattr(step, "kernel")}
+        self.shaders |= {step.kernel.shader for step in (*plan.prologue, *plan.steps) if hasattr(step, "kernel")}
         inputs = [self._tensor(a, t) for a, t in zip(arrays, types, strict=True)]
         outputs = [self._tensor(np.full(t.nbytes + 3 & ~3, POISON, np.uint8), t) for t in plan.outputs]
         program.run(inputs, lambda index, shape: outputs[index])

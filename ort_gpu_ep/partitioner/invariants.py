@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from ort_gpu_ep.graph import Node
 from ort_gpu_ep.lowering import Facts, facts_of, walk
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST
+from ort_gpu_ep.partitioner.absorption import absorb
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.layouts import CHANNELS_LAST, is_conversion
-from ort_gpu_ep.partitioner.passes import ASKED, CHAINS_FUSED, LAYOUTS_CHOSEN, PATTERNS_FUSED, Work
+from ort_gpu_ep.partitioner.passes import ASKED, CHAINS_FUSED, DECODERS_ABSORBED, LAYOUTS_CHOSEN, PATTERNS_FUSED, Work
 from ort_gpu_ep.registry import Decline
 from ort_gpu_ep.symbolic import hints
 from ort_gpu_ep.types import TensorType
@@ -73,6 +74,12 @@ def _asked(work: Work) -> Iterator[str]:
             yield f"{node.label} was not asked"
 
 
+def _no_decoder(work: Work) -> Iterator[str]:
+    again = absorb(work.graph, work.facts, work.limits)
+    if len(again.nodes) != len(work.graph.nodes):
+        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when decoders are absorbed once more"
+
+
 def _no_pattern(work: Work) -> Iterator[str]:
     again = apply_rules(work.graph, work.facts, work.limits)
     if len(again.nodes) != len(work.graph.nodes):
@@ -103,5 +110,5 @@ def _layouts(work: Work) -> Iterator[str]:
 
 
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
-    ASKED: _asked, PATTERNS_FUSED: _no_pattern, CHAINS_FUSED: _no_chain, LAYOUTS_CHOSEN: _layouts}
+    ASKED: _asked, DECODERS_ABSORBED: _no_decoder, PATTERNS_FUSED: _no_pattern, CHAINS_FUSED: _no_chain, LAYOUTS_CHOSEN: _layouts}
 """Each property that a pass requires or ensures, as a rule."""

@@ -12,6 +12,7 @@ import ort_gpu_ep.ops
 import ort_gpu_ep.partitioner.recurrent_rules  # noqa: F401  adds its rules
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import Answer, Facts, facts_of, walk
+from ort_gpu_ep.partitioner.absorption import absorb
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.layouts import choose_layouts
@@ -42,6 +43,10 @@ def _ask(work: Work) -> Graph:
     return work.graph
 
 
+def _absorb(work: Work) -> Graph:
+    return absorb(work.graph, work.facts, work.limits)
+
+
 def _patterns(work: Work) -> Graph:
     return apply_rules(work.graph, work.facts, work.limits)
 
@@ -55,6 +60,7 @@ def _layouts(work: Work) -> Graph:
 
 
 ASKED = "every row has been asked, and the types of values are known"
+DECODERS_ABSORBED = "no decoder of a constant is left that the one product behind it could read packed"
 PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
 CHAINS_FUSED = "no elementwise node is left that its producer could do"
 LAYOUTS_CHOSEN = "every value is stored as its readers read it"
@@ -72,6 +78,7 @@ class Pass:
 
 FUSION: Sequence[Pass] = (
     Pass("ask", _ask, ensures=frozenset({ASKED})),
+    Pass("absorb", _absorb, requires=frozenset({ASKED}), ensures=frozenset({DECODERS_ABSORBED})),
     Pass("patterns", _patterns, requires=frozenset({ASKED}), ensures=frozenset({PATTERNS_FUSED})),
     Pass("chains", _chains, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({CHAINS_FUSED})),
 )

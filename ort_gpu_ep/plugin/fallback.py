@@ -20,7 +20,7 @@ from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node
-from ort_gpu_ep.plugin.plain import ort_session
+from ort_gpu_ep.plugin.plain import exact_products, ort_session
 from ort_gpu_ep.plugin.spill import MIN_SPILL_NBYTES, SpillFile
 from ort_gpu_ep.types import SUB_BYTE, TensorType, packed
 
@@ -112,6 +112,7 @@ class Fallback:
             if self._session is None:
                 options = onnxruntime.SessionOptions()
                 options.log_severity_level = 3
+                exact_products(options)
                 options.enable_cpu_mem_arena = False    # an arena keeps the largest run's tensors, twice over
                 spilled = {name: self._spill.load(name) for name in self._large} if self._spill is not None else {}
                 external = {n: a for n, a in spilled.items() if a.dtype.name not in _SUB_BYTE}      # no OrtValue is made of the others

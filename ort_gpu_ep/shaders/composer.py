@@ -7,6 +7,7 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     y_of(low, high) an element from its bits, in a raw kernel
     y_set(i, v)    stores element i, after the fused steps (unpacked types only; an `element` body never calls it)
     x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>
+    x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
     HAS_X          for an optional input: whether it is there
     subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: invocations of a subgroup, and which one this is; subgroups,
                    subgroup_id      how many a workgroup has, and in which one this is
@@ -105,7 +106,7 @@ def _composed(
     for i, (name, k) in enumerate(variables):
         tensor, written = bindings[name]
         access, element = "read_write" if written else "read", _storage(tensor.dtype, kernel.raw)
-        element = "vec4<f32>" if name in vectors else element
+        element = (f"vec4<{'u32' if element == 'u32' else 'f32'}>") if name in vectors else element
         out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{element}>;")
     out += _parameter_struct(given, len(variables))
     out += [_const(name, value) for name, value in kernel.consts if name not in symbols]
@@ -115,7 +116,11 @@ def _composed(
     for name, (tensor, _) in bindings.items():
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         out.append(f"alias {name}_t = {_value(plain, kernel.raw)};")
-        out += _vector_readers(name, pieces[name]) if name in vectors else [_in_parts(name, pieces[name], tensor.dtype, kernel.raw)]
+        if name in vectors and tensor.dtype is FLOAT32:
+            out += _vector_readers(name, pieces[name])
+        elif name not in vectors:
+            out.append(_in_parts(name, pieces[name], tensor.dtype, kernel.raw))
+        out += _word_readers(name, pieces[name], tensor.dtype, name in vectors, body(kernel.shader))
         if f"{name}_of(" in body(kernel.shader):
             words = "vec2<u32>(low, high)" if tensor.dtype.nbytes == 8 else "low"
             out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
@@ -370,6 +375,16 @@ def _vector_readers(name: str, pieces: Sequence[tuple[int, int]]) -> list[str]:
                     for k, (first, _) in reversed(list(enumerate(pieces))) if k)
     return [f"fn {name}_at4(i: u32) -> vec4<f32> {{ {cases}return {name}[i]; }}",
             f"fn {name}_at(i: u32) -> f32 {{ return {name}_at4(i / 4u)[i % 4u]; }}"]
+
+
+def _word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vector: bool, text: str) -> list[str]:
+    """`<name>_word(i)` or `<name>_word4(i)`, where the body calls it."""
+    function, per, kind = (f"{name}_word4", 128 // dtype.bits, "vec4<u32>") if vector else (f"{name}_word", 32 // dtype.bits, "u32")
+    if dtype.storage != "u32" or not re.search(rf"\b{function}\(", text):
+        return []
+    cases = "".join(f"if (i >= {first // per}u) {{ return {part_name(name, k)}[i - {first // per}u]; }} "
+                    for k, (first, _) in reversed(list(enumerate(pieces))) if k)
+    return [f"fn {function}(i: u32) -> {kind} {{ {cases}return {name}[i]; }}"]
 
 
 def _vector_writer(

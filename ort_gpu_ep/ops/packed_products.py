@@ -1,0 +1,128 @@
+"""Rows of products with packed weights: MatMulNBits, and what fusion makes of a decoder of constants before MatMul, Gemm and Conv."""
+
+from __future__ import annotations
+
+import math
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import ceil_div
+from ort_gpu_ep.ops.packed import Columns, Weights, lower_packed
+from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, conv_window
+from ort_gpu_ep.registry import BoundNode, Lowering, Strided, broadcast, broadcast_strides, op
+from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, Shape, TensorType
+
+TAKEN = {"T": (FLOAT32, FLOAT16, UINT8, INT8, *PACKED_INTS)}
+MIN_ROWS = 8
+"""A group of a convolution with fewer filters has small weights and no use for a tile: its decoder runs before the convolution."""
+
+
+@op("MatMulNBits", domain="com.microsoft", dtypes={"T": (*TAKEN["T"], INT32)}, bindings="x w table zp? _g_idx? c? -> y", epilogue=True)
+def matmul_nbits(node: BoundNode) -> Lowering:
+    """y = x w' + bias, w' of [K, N] stored as N rows of blocks of 2-, 4- or 8-bit codes: (code - zero point) * scale.
+
+    x: [..., K]; scales and zero points: one a block. `g_idx` is declined.
+    """
+    x, bits, size = node.input(0), node.attr("bits") or 4, node.attr("block_size")
+    k, n = node.attr("K"), node.attr("N")
+    blocks = ceil_div(k, size)
+    if node.has(4) and node.input(4).size:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "MatMulNBits with g_idx: rows in another order than that of the blocks")
+    if bits not in (2, 4, 8) or node.input(1).dtype is not UINT8 or node.input(1).size * 8 != n * blocks * size * bits:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"MatMulNBits with bits {bits} and {node.input(1).type}; taken: 2, 4 and 8 in bytes")
+    if not x.rank or x.shape[-1] != k or node.input(2).size != n * blocks:
+        raise UnsupportedNodeError(Code.RANK, f"MatMulNBits of {x.type} with K {k}, N {n} and scales {node.input(2).type}")
+    zp_bits, zp_row = (bits, ceil_div(blocks * bits, 8) * 8 // bits) if node.has(3) and node.input(3).dtype is UINT8 else (0, blocks)
+    weights = Weights(
+        n, k, blocks * size, 1, bits, 1, 2, zp=3 if node.has(3) else None, block=size, table_strides=(blocks, 1),
+        zp_strides=(zp_row, 1), zp_bits=zp_bits, zero=float(1 << bits - 1))
+    out = TensorType(x.dtype, (*x.shape[:-1], n))
+    bias = (5, Strided((out.size // max(n, 1), n), (0, 1))) if node.has(5) else None
+    return lower_packed(node, weights, Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1), out, bias)
+
+
+@op("PackedMatMul", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)
+def packed_matmul(node: BoundNode) -> Lowering:
+    """MatMul with a packed matrix on the right: x [..., k], w [k, n]."""
+    x, shape = node.input(0), _dense(node, 2)
+    k, n = shape
+    if not x.rank or x.shape[-1] != k:
+        raise UnsupportedNodeError(Code.RANK, f"MatMul of {x.type} and {list(shape)}: inner dimensions differ")
+    weights = _weights(node, shape, row_axis=1)
+    return lower_packed(node, weights, Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1), TensorType(x.dtype, (*x.shape[:-1], n)))
+
+
+@op("PackedGemm", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)
+def packed_gemm(node: BoundNode) -> Lowering:
+    """Gemm with a packed matrix on the right."""
+    x, shape, c = node.input(0), _dense(node, 2), node.optional(4)
+    if x.rank != 2:
+        raise UnsupportedNodeError(Code.RANK, f"Gemm of {x.type}: matrices are taken")
+    m, k = x.shape[::-1] if node.attr("transA") else x.shape
+    inner, n = shape[::-1] if node.attr("transB") else shape
+    if inner != k or (c and broadcast(c.shape, (m, n)) != (m, n)):
+        raise UnsupportedNodeError(Code.RANK, f"Gemm of {x.type}, {list(shape)} and {c and c.type}: shapes do not fit")
+    weights = _weights(node, shape, row_axis=0 if node.attr("transB") else 1)
+    columns = Columns(0, m, *((1, m) if node.attr("transA") else (k, 1)), n, 1)
+    bias = (4, Strided((m, n), broadcast_strides(c.shape, (m, n)))) if c else None
+    return lower_packed(node, weights, columns, TensorType(x.dtype, (m, n)), bias, node.attr("alpha"), node.attr("beta"))
+
+
+@op("PackedConv", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)
+def packed_conv(node: BoundNode) -> Lowering:
+    """Conv with packed filters, as a product of them and the windows, which are read in place. Groups of at least MIN_ROWS filters."""
+    x, shape, groups, c = node.input(0), _dense(node), node.attr("group"), node.optional(4)
+    if len(shape) != x.rank or not 3 <= x.rank <= 5 or x.shape[1] != shape[1] * groups or shape[0] % groups or (
+            c and c.shape != shape[:1]) or tuple(node.attr("kernel_shape") or shape[2:]) != shape[2:]:
+        raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type} and {list(shape)} with group {groups}: shapes do not fit")
+    rows, channels = shape[0] // groups, shape[1]
+    if groups > 1 and rows < MIN_ROWS:
+        raise UnsupportedNodeError(Code.COST, f"Conv of {groups} groups with {rows} filters each: their weights are small")
+    window = conv_window(node, x.shape[2:], shape[2:])
+    pixels, plane = math.prod(window.small), channels * math.prod(window.large)
+    sliding = {} if window.is_pointwise else window.consts(INPUT_AXES, OUTPUT_AXES)
+    columns = Columns(
+        0, pixels, 1, pixels, 1, pixels, x.shape[0], groups * plane, plane, rows * pixels, window=sliding)
+    out = TensorType(x.dtype, (x.shape[0], shape[0], *window.small))
+    bias = (4, Strided((x.shape[0], shape[0], pixels), (0, 1, 0))) if c else None
+    return lower_packed(node, _weights(node, shape, row_axis=0, groups=groups), columns, out, bias)
+
+
+def _dense(node: BoundNode, rank: int | None = None) -> Shape:
+    """The shape of the weight that the codes stand for. Raises UnsupportedNodeError for another rank."""
+    shape = tuple(node.attr("weight_shape") or node.input(1).shape)
+    if rank is not None and len(shape) != rank:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of packed {list(shape)}: matrices are taken")
+    return shape
+
+
+def _weights(node: BoundNode, shape: Shape, row_axis: int, groups: int = 1) -> Weights:
+    """The weights of a fused decoder: of `shape`, with an output for each index of `row_axis`; all other axes are summed over."""
+    codes, table = node.input(1), node.input(2)
+    rows, k = shape[row_axis], math.prod(shape) // max(shape[row_axis], 1)
+    outer, inner = (k, 1) if row_axis == 0 else (1, rows)
+    of_a_group = rows // groups
+    if node.attr("weight_bits"):
+        return Weights(of_a_group, k, outer, inner, node.attr("weight_bits"), 1, 2, codebook=True, groups=groups)
+    strides, block = (0, 0), 0
+    if table.size != 1 or node.attr("weight_block"):
+        strides, block = _scale_strides(node, shape, table.shape, row_axis)
+    zp = node.optional(3)
+    if zp and zp.size != table.size:
+        raise UnsupportedNodeError(Code.RANK, f"packed weights with scale {list(table.shape)} and zero point {list(zp.shape)}")
+    return Weights(
+        of_a_group, k, outer, inner, codes.dtype.bits, 1, 2, signed=codes.dtype.value == "i32", zp=3 if zp else None, block=block,
+        table_strides=strides, zp_strides=strides, groups=groups)
+
+
+def _scale_strides(node: BoundNode, shape: Shape, scales: Shape, row_axis: int) -> tuple[tuple[int, int], int]:
+    """Strides of a row and of a block in the scales, and codes of a block. Raises UnsupportedNodeError for other arrangements."""
+    axis, block = node.attr("weight_axis") % len(shape), node.attr("weight_block")
+    if not block and axis == row_axis and scales == (shape[row_axis],):
+        return (1, 0), 0
+    if block and len(shape) == 2 and axis != row_axis:
+        blocks = ceil_div(shape[axis], block)
+        if scales == tuple(blocks if k == axis else s for k, s in enumerate(shape)):
+            return ((blocks, 1) if row_axis == 0 else (1, shape[row_axis])), block
+    raise UnsupportedNodeError(
+        Code.RANK, f"packed weights {list(shape)} with scales {list(scales)} along axis {axis}, block_size {block}: "
+        "taken in a product: a scale for all, for each output, or for each block that is summed over")

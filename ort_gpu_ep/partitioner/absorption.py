@@ -1,0 +1,73 @@
+"""Decoders of constants (DequantizeLinear) disappear in the product that reads the weight: its kernel reads the codes.
+
+A decoder that another node reads, too, or a product that cannot read its arrangement of scales, stays as it is: then a kernel
+writes the weight into a slot, in each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ort_gpu_ep.claim import claim
+from ort_gpu_ep.graph import Attribute, Graph, Node
+from ort_gpu_ep.lowering import Facts, bind
+from ort_gpu_ep.registry import Decline, Limits
+from ort_gpu_ep.schemas import default_attribute, schema
+
+CONSUMERS: Mapping[str, str] = {"MatMul": "PackedMatMul", "Gemm": "PackedGemm", "Conv": "PackedConv"}
+"""Ops whose input 1 may be packed, and what they become."""
+
+
+def absorb(graph: Graph, facts: Facts, limits: Limits) -> Graph:
+    """The graph with each decoder of a constant fused into the product that alone reads it."""
+    producers, consumers = graph.producers(), graph.consumers()
+    replaced: dict[int, Node | None] = {}
+    for node in graph.nodes:
+        if node.domain or node.op not in CONSUMERS or node.epilogue or len(node.inputs) < 2:
+            continue
+        name = node.inputs[1]
+        decoder = producers.get(name)
+        if decoder is None or not is_decoder(decoder, graph) or len(consumers[name]) > 1 or name in graph.outputs:
+            continue
+        if node.inputs[0] == name:
+            continue
+        fused = _fused(node, decoder)
+        bound = bind(fused, facts)
+        answer = bound if isinstance(bound, Decline) else claim(bound, limits)
+        if isinstance(answer, Decline):
+            continue
+        replaced[id(decoder)], replaced[id(node)] = None, fused
+        for output, tensor in zip(fused.outputs, answer.outputs, strict=False):
+            if output and tensor is not None:
+                facts.types.setdefault(output, tensor)
+    if not replaced:
+        return graph
+    return graph.with_nodes(tuple(n for node in graph.nodes if (n := replaced.get(id(node), node)) is not None))
+
+
+def is_decoder(node: Node, graph: Graph) -> bool:
+    """Whether a node makes a weight of constants that hold less."""
+    return node.op == "DequantizeLinear" and not node.domain and all(graph.values[n].is_constant for n in node.inputs if n)
+
+
+def _fused(node: Node, decoder: Node) -> Node:
+    """The product with the decoder's constants in place of its weight, and the attributes of both."""
+    found = schema(node.domain, node.op, node.version)
+    attributes: dict[str, Attribute] = {
+        name: default_attribute(node.domain, node.op, node.version, name) for name in (found.attributes if found else ())}
+    attributes |= {**node.attributes, **_described(decoder)}
+    codes = (*decoder.inputs, "")[:3]
+    rest = node.inputs[2:3] if node.op != "MatMul" else ()
+    inputs = (node.inputs[0], *codes, *rest)
+    while not inputs[-1]:
+        inputs = inputs[:-1]
+    return replace(
+        node, op=CONSUMERS[node.op], domain="ort_gpu_ep", version=1, inputs=inputs, attributes=attributes,
+        sources=tuple(sorted({*node.members, *decoder.members})))
+
+
+def _described(decoder: Node) -> dict[str, Attribute]:
+    """What a fused node is told of its weight."""
+    axis = decoder.attributes.get("axis", 1)
+    return {"weight_axis": axis, "weight_block": decoder.attributes.get("block_size", 0), "weight_bits": 0, "weight_shape": ()}

@@ -1,0 +1,143 @@
+"""Products that read packed weights: against the same product of the dense weights in float64, and ONNX Runtime's CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.partitioner import fuse
+from tests.compressed.test_sub_byte import constant
+from tests.direct import run_direct
+from tests.ops.single_node import on_cpu
+
+RNG = np.random.default_rng(4)
+
+
+def nbits_model(shape: tuple[Any, ...], k: int, n: int, bits: int, block: int, zero: str, bias: bool) -> tuple[onnx.ModelProto, Any]:
+    """A MatMulNBits, and the dense weights [k, n]."""
+    blocks = -(-k // block)
+    codes = RNG.integers(0, 1 << bits, (n, blocks * block))
+    held = {"B": pack(codes, bits).reshape(n, blocks, -1), "s": RNG.uniform(0.01, 0.2, (n, blocks)).astype("f")}
+    zeros = np.full((n, blocks), 1 << bits - 1, "f")
+    inputs = ["x", "B", "s", "", "", ""]
+    if zero == "codes":
+        points = RNG.integers(0, 1 << bits, (n, -(-blocks * bits // 8) * 8 // bits))
+        held["z"], zeros, inputs[3] = pack(points, bits).reshape(-1), points[:, :blocks].astype("f"), "z"
+    elif zero == "floats":
+        held["z"], inputs[3] = RNG.uniform(0, 1 << bits, (n, blocks)).astype("f"), "z"
+        zeros = held["z"]
+    if bias:
+        held["b"], inputs[5] = RNG.normal(size=n).astype("f"), "b"
+    while not inputs[-1]:
+        inputs.pop()
+    dense = (codes.reshape(n, blocks, block) - zeros[..., None].astype("d")) * held["s"][..., None].astype("d")
+    node = helper.make_node("MatMulNBits", inputs, ["y"], domain="com.microsoft", K=k, N=n, bits=bits, block_size=block, accuracy_level=1)
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", 1, shape)], [helper.make_tensor_value_info("y", 1, (*shape[:-1], n))],
+        [numpy_helper.from_array(a, name) for name, a in held.items()])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10), (dense.reshape(n, -1)[:, :k].T, held.get("b", 0))
+
+
+def pack(codes: Any, bits: int) -> Any:
+    grouped = codes.reshape(-1, 8 // bits).astype(np.uint8)
+    return np.bitwise_or.reduce(grouped << np.arange(0, 8, bits, dtype=np.uint8), axis=1)
+
+
+def close(got: Any, wanted: Any) -> None:
+    assert got.shape == np.shape(wanted)
+    error = np.linalg.norm(got.astype("d") - wanted) / max(np.linalg.norm(wanted), 1e-30)
+    assert error < 1e-5, error
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("zero", ["none", "codes", "floats"])
+@pytest.mark.parametrize(("shape", "n", "block"), [
+    ((1, 64), 5, 32), ((3, 100), 33, 16), ((2, 3, 37), 70, 16), ((41, 257), 67, 128), ((64,), 9, 64), ((1, 1, 1030), 130, 32), ((0, 32), 8, 32)])
+def test_matmul_nbits(bits: int, zero: str, shape: tuple[int, ...], n: int, block: int) -> None:
+    model, (dense, bias) = nbits_model(shape, shape[-1], n, bits, block, zero, bias=n % 2 == 1)
+    x = RNG.normal(size=shape).astype("f")
+    for every_size_open in (False, True) if zero == "codes" else (False,):
+        (got,) = run_direct(model, {"x": x}, every_size_open=every_size_open)
+        close(got, x.astype("d") @ dense + bias)
+
+
+def test_matmul_nbits_is_what_onnxruntime_computes() -> None:
+    model, _ = nbits_model((3, 96), 96, 40, 4, 32, "codes", bias=True)
+    x = RNG.normal(size=(3, 96)).astype("f")
+    close(run_direct(model, {"x": x})[0], on_cpu(model, {"x": x})[0])
+
+
+def test_g_idx_is_declined() -> None:
+    model, _ = nbits_model((3, 64), 64, 40, 4, 32, "codes", bias=False)
+    model.graph.node[0].input.append("g")
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(64, dtype="i4") % 2, "g"))
+    with pytest.raises(UnsupportedNodeError, match="g_idx") as caught:
+        run_direct(model, {"x": np.zeros((3, 64), "f")})
+    assert caught.value.code is Code.ATTRIBUTE
+
+
+def weighted(op: str, kind: str, x: tuple[int, ...], w: tuple[int, ...], scale: tuple[int, ...], zero_point: bool, bias: tuple[int, ...] | None,
+             decoder: dict[str, Any], **attributes: Any) -> onnx.ModelProto:
+    """y = relu(op(x, DequantizeLinear(w), bias))."""
+    held = [constant("w", kind, w), helper.make_tensor("s", 1, scale, RNG.uniform(0.01, 0.3, scale).reshape(-1))]
+    held += [constant("z", kind, scale)] if zero_point else []
+    held += [helper.make_tensor("b", 1, bias, RNG.normal(size=bias).reshape(-1))] if bias is not None else []
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s", *(["z"] if zero_point else [])], ["d"], **decoder),
+             helper.make_node(op, ["x", "d", *(["b"] if bias is not None else [])], ["p"], **attributes), helper.make_node("Relu", ["p"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, x)], [helper.make_empty_tensor_value_info("y")], held)
+    opset = 25 if "2" in kind else 21
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=12 if opset == 25 else 10)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+KINDS = ["int8", "uint8", "int4", "uint4", "int2", "uint2"]
+CASES = [
+    ("MatMul", (1, 64), (64, 96), (), None, {}, {}), ("MatMul", (3, 67), (67, 33), (33,), None, {"axis": 1}, {}),
+    ("MatMul", (2, 20, 131), (131, 70), (70,), None, {"axis": -1}, {}), ("MatMul", (67,), (67, 5), (), None, {}, {}),
+    ("MatMul", (5, 64), (64, 33), (4, 33), None, {"axis": 0, "block_size": 16}, {}),
+    ("MatMul", (50, 70), (70, 33), (3, 33), None, {"axis": 0, "block_size": 32}, {}),
+    ("Gemm", (1, 100), (100, 37), (37,), (37,), {"axis": 1}, {}),
+    ("Gemm", (4, 128), (64, 128), (64,), (64,), {"axis": 0}, {"transB": 1, "alpha": 0.5, "beta": 2.0}),
+    ("Gemm", (128, 40), (65, 128), (65, 4), (40, 1), {"axis": 1, "block_size": 32}, {"transB": 1, "transA": 1}),
+    ("Conv", (2, 3, 9, 11), (13, 3, 3, 3), (13,), (13,), {"axis": 0}, {"pads": [1, 1, 1, 1], "strides": [2, 1]}),
+    ("Conv", (1, 16, 8, 8), (32, 16, 1, 1), (32,), None, {"axis": 0}, {}), ("Conv", (1, 64, 1, 1), (24, 64, 1, 1), (), (24,), {}, {}),
+    ("Conv", (2, 16, 9), (32, 8, 3), (), (32,), {}, {"group": 2, "auto_pad": "SAME_UPPER"}),
+    ("Conv", (1, 2, 5, 6, 7), (9, 2, 3, 3, 2), (9,), None, {"axis": 0}, {"pads": [0, 1, 0, 1, 0, 1]}),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("op", "x", "w", "scale", "bias", "decoder", "attributes"), CASES)
+def test_decoders_are_absorbed(kind: str, op: str, x: Any, w: Any, scale: Any, bias: Any, decoder: Any, attributes: Any) -> None:
+    for zero_point in (False, True):
+        model = weighted(op, kind, x, w, scale, zero_point, bias, decoder, **attributes)
+        feeds = {"x": RNG.normal(size=x).astype("f")}
+        seen = []
+
+        def rewrite(*arguments: Any, seen: list[Any] = seen, **named: Any) -> Any:
+            seen.append(fuse(*arguments, **named))
+            return seen[-1]
+
+        for every_size_open in (False, True) if zero_point and kind == "int4" else (False,):
+            (got,) = run_direct(model, feeds, rewrite, every_size_open)
+            wanted = exact(model, feeds)
+            close(got, wanted)
+        assert {tuple(n.op for n in g.nodes) for g in seen} == {(f"Packed{op}",)}, seen[-1].nodes
+
+
+def exact(model: onnx.ModelProto, feeds: Any) -> Any:
+    """By ONNX Runtime's CPU of the weights as DequantizeLinear's own model gives them: its products with quantised weights round activations."""
+    decoder, held = model.graph.node[0], {i.name: i for i in model.graph.initializer}
+    graph = helper.make_graph([decoder], "d", [], [helper.make_empty_tensor_value_info("d")], [held[n] for n in decoder.input])
+    dense = on_cpu(helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version), {})[0]
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    whole.graph.node.remove(whole.graph.node[0])
+    whole.graph.initializer.append(numpy_helper.from_array(dense, "d"))
+    return on_cpu(whole, feeds)[0]
