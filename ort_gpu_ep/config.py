@@ -50,6 +50,8 @@ OPTIONS = (
            "(`discrete`, `integrated`, `software`). Empty: discrete before integrated before software."),
     Option("checked_shaders", "1", "`1`: shaders check array bounds and loops; `0`: they don't (faster; trust the driver and our kernels).",
            ("0", "1")),
+    Option("tune", "0", "`1`: before a model's first session on this adapter, the forms of its kernels are measured, for the sizes that it "
+           "states (some seconds; kept on disk, see docs/tuning.md); `0`: by what was measured before, else by estimates.", ("0", "1")),
     Option("fusion", "1", "`0`: no node is fused with another (to find out whether fusion causes a difference).", ("0", "1")),
     Option("memory_limit_mb", "0", "Device memory that this process may hold, in MiB; `0`: the adapter's limit."),
     Option("health", "auto", "`auto`: drivers are first loaded, and an adapter is probed (2 s) before its first use and after an unclean "
@@ -77,6 +79,7 @@ class Config:
     strict: bool = False
     adapter: str = ""
     checked_shaders: bool = True
+    tune: bool = False
     fusion: bool = True
     memory_limit_mb: int = 0
     health: str = "auto"

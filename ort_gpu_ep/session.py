@@ -16,7 +16,7 @@ from onnxruntime import OrtValue
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.info import pick
-from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.explain import Explanation, explanation
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.isolation.remote import Lease, open_remote
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.partitioner import Costs
     from ort_gpu_ep.placement.runner import Runner
     from ort_gpu_ep.profiling.result import RunProfile
+    from ort_gpu_ep.tuning.measure import TuneResult
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -66,7 +67,7 @@ class InferenceSession(plugin.PlainSession):
         provider_options: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._options: dict[str, Any] = {}                # of our provider, as given
+        self._options: dict[str, Any] | None = None       # of our provider, as given; None without it
         self._theirs: frozenset[str] = frozenset()        # names of the attributes that onnxruntime sets
         self._arguments = (path_or_bytes, sess_options, kwargs)
         self._before = frozenset((*vars(self), "_before"))
@@ -75,6 +76,7 @@ class InferenceSession(plugin.PlainSession):
     def _open_any(self, providers: Any, provider_options: Any) -> None:
         """Opens with the providers of the arguments, else with those of the session options, else with the GPU and the CPU."""
         settings = self._arguments[1]
+        self._asked_for = (providers, provider_options)
         if providers is None and not provider_options and settings is not None and settings.has_providers():
             self._open(None, None)
             return
@@ -100,6 +102,7 @@ class InferenceSession(plugin.PlainSession):
         runner: Runner | None = None
         source = asked = lease = None
         trouble = ""
+        self._options = None
         if names is not None and options is not None and EP_NAME in names:
             plugin.register()
             self._options = dict(options[names.index(EP_NAME)])
@@ -110,6 +113,8 @@ class InferenceSession(plugin.PlainSession):
                 names, options = [names[i] for i in keep], [options[i] for i in keep]
             else:
                 write_optimized(model, settings, kwargs)
+                if config.tune and not trouble:
+                    self._tune_once(config)
                 if config.placement == "auto" and names == [EP_NAME, CPU_PROVIDER] and _may_choose(model, settings):
                     runner = _runner(model, settings, options[0], kwargs, config)
                     source = runner.candidates.model
@@ -223,16 +228,64 @@ class InferenceSession(plugin.PlainSession):
 
         state, session = self._state, self
         if self._runner is not None or self._asked is not None:
-            model, settings, kwargs = self._arguments
-            session = InferenceSession(model, settings, None, {**self._options, "placement": "gpu"}, **kwargs)
+            session = self._on_gpu()
             state = session._state
         feeds = random_feeds(self) if inputs is None else inputs
         path = self._arguments[0]
         name = os.path.basename(path) if isinstance(path, (str, os.PathLike)) else "model"
-        config = resolve(session._options)
+        config = state.config if state is not None and state.config is not None else resolve(session._options)
         found = state if state is not None and state.partitions else None
         return profile_runs(
             lambda: session.run(None, feeds), found.partitions if found else (), found.gpu if found else None, config, name, runs, progress)
+
+    def tune(
+        self, inputs: Mapping[str, Any] | None = None, budget_s: float | None = None, fresh: bool = False,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> TuneResult:
+        """Measures which forms of the kernels are the fastest for these inputs on this adapter, and keeps that on disk (docs/tuning.md).
+
+        inputs: random where none are given, with 1 for open sizes. budget_s: of running, 10 s by default. fresh: also what is known.
+        This session is made anew with what was found, as by `set_providers`; others that are made from now on have it.
+        Raises ConfigError where nothing runs on a GPU of this process, or its adapter has no timestamps.
+        """
+        from ort_gpu_ep.feeds import random_feeds
+        from ort_gpu_ep.health.admission import open_gpu
+        from ort_gpu_ep.tuning.measure import BUDGET_S, tune
+
+        config = resolve(self._options)
+        if self._options is None or config.isolation == "process":
+            raise ConfigError(f"tune: this session has no GPU of this process; give it {EP_NAME} by name, with isolation=none.")
+        feeds, gpu = random_feeds(self) if inputs is None else inputs, open_gpu(config)
+        found = tune(self._on_gpu, feeds, gpu, config, BUDGET_S if budget_s is None else budget_s, fresh, (), progress)
+        self.set_providers(*self._asked_for)
+        return found
+
+    def _on_gpu(self) -> InferenceSession:
+        """The same model with all nodes on the GPU, whatever this session has chosen."""
+        model, settings, kwargs = self._arguments
+        return InferenceSession(model, settings, None, {**(self._options or {}), "placement": "gpu", "tune": "0"}, **kwargs)
+
+    def _tune_once(self, config: Config) -> None:
+        """For the option `tune`: measures a model that was not tuned on this adapter yet; a failure of that is a warning."""
+        from ort_gpu_ep import tuned
+        from ort_gpu_ep.feeds import random_feeds
+        from ort_gpu_ep.health.admission import open_gpu, tuning_key
+        from ort_gpu_ep.placement.decisions import key_of
+        from ort_gpu_ep.tuning.measure import tune
+
+        model, settings, _ = self._arguments
+        if config.isolation == "process" or not isinstance(model, (str, bytes, os.PathLike)):
+            log.warning("tune=1 does nothing here: use isolation=none and a model by path or as bytes, or run `ort-gpu-ep tune` once.")
+            return
+        try:
+            gpu = open_gpu(config)
+            name = key_of(model if isinstance(model, bytes) else os.fspath(model), tuning_key(gpu.info), settings, {})
+            if name in tuned.read(config.cache_path, tuning_key(gpu.info)).models:
+                return
+            found = tune(self._on_gpu, random_feeds(self._on_gpu()), gpu, config, models=[name])
+            log.info("tuned in %.1f s: %d of %d kernels have another form", found.seconds, found.changed, len(found.choices))
+        except Exception as error:      # an untuned model is slower, not wrong
+            log.warning("tune=1: not tuned, %s: %s", type(error).__name__, error)
 
     def explain(self, profile: bool | Mapping[str, Any] = False) -> Explanation:
         """Which node runs where and why, what crosses between the devices, and what memory it takes.

@@ -12,12 +12,49 @@ ADAPTER, PACKED, WORKGROUP = "adapter", "packed elements", "workgroup memory"
 """What Limits.disabled may name besides shader files and device features: everything, bindings of 8 and 16 bits, shared memory."""
 
 
+class Tuned:
+    """Key of a choice -> form that was measured to be the fastest. Does not change; compares by content, and its hash is at hand."""
+
+    __slots__ = ("_forms", "_hash")
+
+    def __init__(self, forms: Mapping[str, str] | None = None) -> None:
+        self._forms = dict(forms or {})
+        self._hash = hash(frozenset(self._forms.items()))
+
+    def get(self, key: str) -> str:
+        """The form, empty where none was measured."""
+        return self._forms.get(key, "")
+
+    def items(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self._forms.items())
+
+    def __len__(self) -> int:
+        return len(self._forms)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tuned) and self._hash == other._hash and self._forms == other._forms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Tuned({self._forms})"
+
+    def __reduce__(self) -> tuple[type[Tuned], tuple[dict[str, str]]]:
+        return Tuned, (self._forms,)    # a hash of strings holds in one process only
+
+
+UNTUNED = Tuned()
+"""Of an adapter of which nobody has asked yet what was measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What an adapter offers (WebGPU's guaranteed minimum by default). Sizes in bytes.
 
     max_loop_iterations: of all loops of an invocation together (kernels.py); the default is the least that any known driver does.
     disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, PACKED, WORKGROUP.
+    tuned: which forms of kernels are the fastest on it, as far as that was measured.
     """
 
     features: frozenset[str] = frozenset()
@@ -30,6 +67,7 @@ class Limits:
     offset_alignment: int = OFFSET_ALIGNMENT
     max_loop_iterations: int = 65535
     disabled: tuple[tuple[str, str], ...] = ()
+    tuned: Tuned = UNTUNED
 
     def allow(self, shader: str, *features: str) -> bool:
         """Whether a form of a kernel may be weighed: the adapter has these features, and nothing has put them or its shader out of use."""
@@ -76,11 +114,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a builder may know of the adapter that its node is to run on. tuned: (key, form) of what was measured to be the fastest."""
+    """What a builder may know of the adapter that its node is to run on."""
 
     limits: Limits = Limits()
     figures: Figures = Figures()
-    tuned: tuple[tuple[str, str], ...] = ()
 
     def choose(self, key: str, forms: Mapping[str, float]) -> Choice:
         """The form to take: the one that was measured to be the fastest on this adapter, else that of the smallest estimate.
@@ -88,7 +125,7 @@ class Target:
         forms: estimated nanoseconds of each. A measured form that is not among them (of an older version, say) counts for nothing.
         """
         ranked = tuple(sorted(forms, key=lambda form: forms[form]))
-        measured = next((form for known, form in self.tuned if known == key), "")
+        measured = self.limits.tuned.get(key)
         return Choice(key, measured if measured in forms else ranked[0], ranked)
 
 

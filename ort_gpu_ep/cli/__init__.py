@@ -13,6 +13,7 @@ COMMANDS = {
     "run": "Run MODEL (on random inputs where none are given) and print its outputs and where its nodes ran.",
     "explain": "Show for each node of MODEL where it goes and why, the partitions, the bytes that cross, and the memory. Runs nothing.",
     "bench": "Median and p95 of whole runs (numpy in, numpy out), split into host, upload, GPU and readback.",
+    "tune": "Measure which forms of MODEL's kernels are the fastest on this adapter, and keep that for all later sessions.",
     "calibrate": "Show what runs, transfers and kernels take on the adapter a session would get; measured if it was not before.",
     "conformance": "Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails.",
     "doctor": "Examine the adapter a session would get, in processes of their own. Exit code 0 healthy, 1 degraded, 2 unusable or none.",

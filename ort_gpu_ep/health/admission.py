@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 
+from ort_gpu_ep import tuned
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.device.adapter import choose
@@ -18,6 +19,7 @@ from ort_gpu_ep.health.quirks import Quirk, load, shipped
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, safer
 from ort_gpu_ep.interrupts import uninterrupted
+from ort_gpu_ep.target import UNTUNED
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -52,7 +54,14 @@ def open_gpu(config: Config) -> Gpu:
                 log.warning("%s: %s is not used: %s", info.name, what, why)
             for workaround in new:
                 log.warning("%s: workaround %s", info.name, workaround)
+        if gpu.limits.tuned is UNTUNED:     # once for a device
+            gpu.limits = replace(gpu.limits, tuned=tuned.read(config.cache_path, tuning_key(info)).tuned)
     return gpu
+
+
+def tuning_key(info: AdapterInfo) -> str:
+    """Names what was measured of forms of kernels."""
+    return verdicts.key_of(info, tuned.kernel_hash())
 
 
 def workarounds_for(quirks: tuple[Quirk, ...], info: AdapterInfo) -> list[Workaround]:

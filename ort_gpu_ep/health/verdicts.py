@@ -63,9 +63,12 @@ def code_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def key_of(info: AdapterInfo) -> str:
-    """Names the cache file: adapter, driver, wgpu, this package's code. Profiles and decisions go by it, too."""
-    parts = (info.name, info.backend, info.driver, f"{info.vendor_id:x}:{info.device_id:x}", wgpu_version(), code_hash())
+def key_of(info: AdapterInfo, code: str = "") -> str:
+    """Names the cache file: adapter, driver, wgpu, this package's code. Profiles and decisions go by it, too.
+
+    code: a hash of less, for what depends on less.
+    """
+    parts = (info.name, info.backend, info.driver, f"{info.vendor_id:x}:{info.device_id:x}", wgpu_version(), code or code_hash())
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 

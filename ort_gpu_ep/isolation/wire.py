@@ -19,6 +19,7 @@ from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import Code, DeviceError, GpuEpError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.target import Tuned
 
 
 class GarbageError(Exception):
@@ -77,7 +78,8 @@ def parse(message: bytes) -> dict[str, Any]:
 def limits_answer(limits: Limits) -> dict[str, object]:
     """Limits as JSON has them."""
     found = {f.name: getattr(limits, f.name) for f in fields(limits)}
-    return {**found, "features": sorted(limits.features), "disabled": [list(pair) for pair in limits.disabled]}
+    return {**found, "features": sorted(limits.features), "disabled": [list(pair) for pair in limits.disabled],
+            "tuned": dict(limits.tuned.items())}
 
 
 def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
@@ -85,9 +87,10 @@ def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
     try:
         given = dict(answer["limits"])
         given["features"] = frozenset(map(str, given["features"]))
+        given["tuned"] = Tuned({str(key): str(form) for key, form in given["tuned"].items()})
         given["disabled"] = tuple((str(what), str(why)) for what, why in given["disabled"])
         return AdapterInfo(**answer["info"]), Limits(**given)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise GarbageError(f"got {str(answer)[:80]}, expected an adapter and its limits") from error
 
 

@@ -1,0 +1,92 @@
+"""ort-gpu-ep tune: measures the forms of a model's kernels, shows and forgets what is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ort_gpu_ep import tuned
+from ort_gpu_ep.cli import shared
+from ort_gpu_ep.config import Config, resolve
+from ort_gpu_ep.device.adapter import choose
+from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.health.admission import tuning_key
+from ort_gpu_ep.health.enumeration import look
+from ort_gpu_ep.tuned import Measured
+from ort_gpu_ep.tuning.measure import BUDGET_S, TuneResult
+
+
+@shared.reports_errors
+def tune(
+    model: Annotated[Path | None, typer.Argument(help="An ONNX file.", show_default=False)] = None,
+    budget_s: Annotated[float, typer.Option("--budget", min=0.0, help="Seconds of running; making sessions comes on top.")] = BUDGET_S,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is known.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show what is known of the adapter; measures nothing.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Forget what is known of the adapter; measures nothing.")] = False,
+    inputs: shared.InputOption = None,
+    dims: shared.SizeOption = None,
+    shapes: shared.ShapeOption = None,
+    option: shared.OptionOption = None,
+    seed: shared.SeedOption = 0,
+    json: shared.JsonOption = False,
+) -> None:
+    """Measure which forms of MODEL's kernels are the fastest on this adapter, and keep that for all later sessions."""
+    options = shared.pairs(option, "--option")
+    if show or forget:
+        _known(resolve(options), forget, json)
+        return
+    if model is None:
+        raise ConfigError("tune needs a MODEL, --list or --forget")
+    session = shared.open_session(model, {"placement": "gpu", **options})
+    shared.check_gpu(session)
+    values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed)
+    with shared.progress("tuning", quiet=json) as tell:
+        found = session.tune(values, budget_s, fresh, tell)
+    if json:
+        shared.print_json({"model": str(model), **found.as_dict()})
+    else:
+        _print(found)
+
+
+def _known(config: Config, forget: bool, json: bool) -> None:
+    look(config)
+    info, _ = choose(config.adapter)
+    key = tuning_key(info)
+    table = tuned.read(config.cache_path, key)
+    if forget:
+        there = tuned.forget(config.cache_path, key)
+    if json:
+        rows = [{"key": name, "form": found.form, "ns": dict(found.ns)} for name, found in table.choices.items()]
+        shared.print_json({"adapter": info.name, "choices": rows, "models": len(table.models), "forgotten": forget and there})
+        return
+    if forget:
+        _say(f"{info.name}: {f'{len(table.choices)} choices forgotten' if there else 'nothing was known'}")
+        return
+    _say(f"{info.name}: {len(table.choices)} choices are known, {len(table.models)} models were tuned by tune=1")
+    for name, found in table.choices.items():
+        _say(_line(name, found, ""))
+
+
+def _print(found: TuneResult) -> None:
+    _say(f"{found.adapter}: {found.changed} of {len(found.choices)} choices changed, "
+         f"{found.saved_ns / 1e3:.1f} us of a run saved; {found.candidates} candidates, {found.runs} runs each, {found.seconds:.1f} s")
+    for note in found.notes:
+        _say(f"note: {note}")
+    for key in sorted(found.choices, key=lambda k: -max(found.choices[k].ns.values())):
+        _say(_line(key, found.choices[key], found.estimated[key]))
+
+
+def _line(key: str, found: Measured, estimated: str) -> str:
+    """The choice, what it takes, and what the estimated form would."""
+    text = f"  {key}: {found.form}"
+    if found.form in found.ns:
+        text += f" {found.ns[found.form] / 1e3:.1f} us"
+    if estimated and estimated != found.form:
+        text += f" (estimated {estimated}: {found.ns[estimated] / 1e3:.1f} us)"
+    return text
+
+
+def _say(text: str) -> None:
+    shared.out.print(text, highlight=False, markup=False)
