@@ -25,6 +25,9 @@ KEPT = 4096
 PLAIN_NBYTES = 64
 """Content up to here stands in a key itself, longer content by its digest."""
 
+_STEPS = -1
+"""Stands among positions for whether steps are fused behind the node."""
+
 _looked_at: Memo[frozenset[int]] = Memo(KEPT)     # form -> positions of the operands whose content its builder has looked at
 _built: Memo[Lowering] = Memo(KEPT)
 _answers: Memo[Lowering | Decline] = Memo(KEPT)
@@ -53,11 +56,11 @@ class Question:
         attributes = tuple(sorted((name, _attribute(value)) for name, value in node.attributes.items()))
         self._form: Hashable = (
             spec.build, node.domain, node.op, node.version, attributes, node.channels_last, tuple(map(bool, node.outputs)),
-            bool(node.epilogue), tuple(map(_type, self._operands)), bound.target)
+            tuple(map(_type, self._operands)), bound.target)
 
     def _content(self) -> Hashable:
         looked_at = sorted(_looked_at.get(self._form) or ())
-        return tuple((k, _content(self._operands[k])) for k in looked_at)
+        return tuple((k, bool(self.bound.node.epilogue) if k == _STEPS else _content(self._operands[k])) for k in looked_at)
 
     def _whole(self) -> Hashable:
         return self._form, self._content(), self.bound.node.epilogue, tuple(map(_type, self.bound.operands))
@@ -84,9 +87,10 @@ class Question:
     def watched(self) -> BoundNode:
         """The node for its builder; which operands it looks into is noted."""
         operands = tuple(o and replace(o, asked=partial(self._note, k)) for k, o in enumerate(self._operands))
+        bound = replace(self.bound, asked=partial(self._note, _STEPS))
         if self.bound.inputs:
-            return replace(self.bound, inputs=operands, operands=())
-        return replace(self.bound, operands=tuple(o for o in operands if o is not None))
+            return replace(bound, inputs=operands, operands=())
+        return replace(bound, operands=tuple(o for o in operands if o is not None))
 
     def _note(self, position: int) -> None:
         known = _looked_at.get(self._form) or frozenset()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import onnx
@@ -16,7 +16,7 @@ import onnx
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Attribute, Node, Step
 from ort_gpu_ep.schemas import default_attribute
-from ort_gpu_ep.symbolic import Size
+from ort_gpu_ep.symbolic import Size, hints
 from ort_gpu_ep.target import ADAPTER as ADAPTER
 from ort_gpu_ep.target import DEFAULT_TARGET, Choice, Target
 from ort_gpu_ep.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
@@ -230,12 +230,16 @@ class Decline:
 
 @dataclass(frozen=True, slots=True)
 class BoundNode:
-    """A node with the concrete types of its inputs, and what it is to run on: what a builder reads."""
+    """A node with the concrete types of its inputs, and what it is to run on: what a builder reads.
+
+    asked: called when a builder looks at whether steps are fused behind it.
+    """
 
     node: Node
     inputs: tuple[Operand | None, ...]
     operands: tuple[Operand, ...] = ()
     target: Target = DEFAULT_TARGET
+    asked: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 
     @property
     def op(self) -> str:
@@ -244,6 +248,13 @@ class BoundNode:
     @property
     def version(self) -> int:
         return self.node.version
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether elementwise steps are fused behind it."""
+        if self.asked is not None:
+            self.asked()
+        return bool(self.node.epilogue)
 
     def has(self, index: int) -> bool:
         return index < len(self.inputs) and self.inputs[index] is not None
@@ -274,6 +285,11 @@ class BoundNode:
         if name in self.node.attributes:
             return self.node.attributes[name]
         return default_attribute(self.node.domain, self.node.op, self.node.version, name)
+
+
+def at_hand(node: BoundNode) -> BoundNode:
+    """The node with the sizes of the run that is planned as numbers, without a guard: for estimates only."""
+    return replace(node, inputs=tuple(o and replace(o, type=TensorType(o.dtype, hints(o.shape))) for o in node.inputs))
 
 
 Built: TypeAlias = Kernel | View | Lowering

@@ -65,7 +65,7 @@ def concat(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Concat along axis {axis} of {', '.join(str(o.type) for o in given)}")
     out = TensorType(given[0].dtype, replaced(given[0].shape, axis, sum(o.shape[axis] for o in given)))
     parts = [_Part(i, o.shape[axis]) for i, o in enumerate(given) if o.size]
-    if len(parts) < 2 and not node.node.epilogue:
+    if len(parts) < 2 and not node.has_steps:
         return Lowering((out,), views=((0, int(parts[0].source) if parts else 0),))
     if len(parts) > 1 and out.dtype.nbytes < 4:
         return _joined(node, out, axis, parts)
@@ -84,7 +84,7 @@ def concat(node: BoundNode) -> Lowering:
 def _batches(node: BoundNode, whole: TensorType, parts: Sequence[TensorType]) -> Iterator[tuple[int, int]]:
     """From which to which part a dispatch goes: as many as there are bindings for."""
     limits = node.target.limits
-    free = limits.max_buffers_per_stage - part_count(whole, limits.max_binding_nbytes) - (FOR_STEPS if node.node.epilogue else 0)
+    free = limits.max_buffers_per_stage - part_count(whole, limits.max_binding_nbytes) - (FOR_STEPS if node.has_steps else 0)
     first, taken = 0, 0
     for k, tensor in enumerate(parts):
         count = part_count(tensor, limits.max_binding_nbytes)

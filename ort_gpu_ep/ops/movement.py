@@ -19,7 +19,7 @@ record("strided.wgsl", "movement", nbytes=lambda k: 2 * k.nbytes("y"))
 
 def moves_bits(node: BoundNode) -> bool:
     """Whether the kernels of a node bind their tensors raw: fused steps need values, not bits."""
-    return not node.node.epilogue
+    return not node.has_steps
 
 
 def _is_copy(index: Strided, size: int) -> bool:
@@ -32,7 +32,7 @@ def moved(node: BoundNode, shape: Shape, index: Strided) -> Kernel | View:
     """y[i] = x[index(i)] for the node's one output; a view where that changes nothing but the shape."""
     x = node.input(0)
     out = TensorType(x.dtype, shape)
-    if same(out.size, x.size) and _is_copy(index, x.size) and not node.node.epilogue:
+    if same(out.size, x.size) and _is_copy(index, x.size) and not node.has_steps:
         return View(out)
     return reading(node, out, index)
 
@@ -62,7 +62,7 @@ def _transpose_layout(node: BoundNode) -> ChannelsLast | None:
     writes = perm == TO_PLAIN
     other = (0, 1, 2, 3) if writes else tuple(TO_CHANNELS_LAST.index(axis) for axis in perm)
     shape = x.shape if writes else tuple(x.shape[k] for k in TO_CHANNELS_LAST)
-    costs = [0.0 if _is_view(its, order) and not node.node.epilogue else
+    costs = [0.0 if _is_view(its, order) and not node.has_steps else
              node.target.figures.dispatch_ns + 2 * hint(x.type.nbytes) * node.target.figures.byte_ns
              for its, order in ((x.shape, perm), (shape, other))]
     return ChannelsLast(() if writes else (0,), writes, {"perm": other}, gain_ns=costs[0] - costs[1])

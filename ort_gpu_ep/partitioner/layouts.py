@@ -180,7 +180,7 @@ class _Rewriter:
         operands = tuple(self._stored(name, option) if form.writes else name for name in node.operands)
         outputs = tuple(self._written(name) if name in option.writes else name for name in node.outputs)
         return replace(
-            node, inputs=tuple(inputs), outputs=outputs, operands=operands, attributes={**node.attributes, **form.attributes},
+            node, name=node.label, inputs=tuple(inputs), outputs=outputs, operands=operands, attributes={**node.attributes, **form.attributes},
             channels_last=True)
 
     def _stored(self, name: str, option: _Option) -> str:

@@ -85,7 +85,7 @@ def _signature(
         kernel.vectors, kernel.grid is not None, kernel.features,
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
         is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
-        tuple(bindings[n][0].shape[-1:] for n in (first, *_fused_operands(kernel))) if kernel.vectors else ())
+        (frozenset(_vectors(kernel, bindings)), *(_is_one(bindings[n][0]) for n in _fused_operands(kernel))) if kernel.vectors else ())
 
 
 def _fixed(value: object) -> str:
@@ -363,10 +363,15 @@ def _vectors(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) ->
     found = set(kernel.vectors)
     first = first_written(bindings)
     if first in found:
-        innermost = bindings[first][0].shape[-1:]
-        found |= {name for name in _fused_operands(kernel) if bindings[name][0].dtype is FLOAT32
-                  and bindings[name][0].shape[-1:] == innermost and same(innermost[0] % 4, 0)}
+        innermost = bindings[first][0].shape[-1]
+        found |= {name for name in _fused_operands(kernel) if bindings[name][0].dtype is FLOAT32 and bindings[name][0].shape
+                  and same(bindings[name][0].shape[-1], innermost) and same(innermost % 4, 0)}
     return found
+
+
+def _is_one(tensor: TensorType) -> bool:
+    """Whether neighbours along the last dimension are one element."""
+    return not tensor.shape or same(tensor.shape[-1], 1)
 
 
 def _vector_readers(name: str, pieces: Sequence[tuple[int, int]]) -> list[str]:
@@ -404,13 +409,13 @@ def _vector_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]
     for name in _fused_operands(kernel):
         if name in vectors:
             lines.append(f"    let {name}_four = {name}_at4({name}_index(at) / 4u);")
-        elif same(bindings[name][0].shape[-1] if bindings[name][0].shape else 1, 1):    # the same for four neighbours
+        elif _is_one(bindings[name][0]):    # the same for four neighbours
             lines.append(f"    let {name}_one = {name}_at({name}_index(at));")
     for k in range(4):
         for name in _fused_operands(kernel):
             if name in vectors:
                 lines.append(f"    let {name}_{k} = {name}_four.{'xyzw'[k]};")
-            elif same(bindings[name][0].shape[-1] if bindings[name][0].shape else 1, 1):
+            elif _is_one(bindings[name][0]):
                 lines.append(f"    let {name}_{k} = {name}_one;")
             else:
                 lines.append(f"    let {name}_{k} = {name}_at({name}_index(at + {k}u));")

@@ -27,6 +27,10 @@ def floats(*values: float) -> Host:
 
 
 CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "conv": ("Conv", (X, Host(data(8, 12, 3, 3), F32), Host(data(8), F32)), {"pads": [1, 0, 1, 2], "strides": [2, 1]}),
+    "conv of points": ("Conv", (X, Host(data(20, 12, 1, 1), F32)), {}),
+    "conv of planes": ("Conv", (data(2, 3, 9, 8), Host(data(8, 3, 3, 3), F32)), {"pads": [1, 1, 1, 1]}),
+    "depthwise": ("Conv", (X, Host(data(12, 1, 3, 3), F32), Host(data(12), F32)), {"group": 12, "dilations": [2, 1]}),
     "max pool": ("MaxPool", (X,), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}),
     "max pool, ceil": ("MaxPool", (data(1, 3, 10, 11),), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
     "max pool, dilated": ("MaxPool", (data(1, 5, 12, 11),), {"kernel_shape": [2, 3], "dilations": [2, 2], "auto_pad": "VALID"}),

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_layers_that_are_alike_and_stages_ask_once(calls: Counter[str]) -> None:
         graph = graph_of(CHAIN, WEIGHTS)
         partition(graph, Config(placement="gpu"), Limits(), software=False)
         make_template(graph, list(static_types(graph).values()), Limits(), rewrite)
-    assert calls["Conv"] == 2       # one that is only itself, one with steps behind it
+    assert calls["Conv"] == 1       # it does not look at whether steps follow
     assert {op: n for op, n in calls.items() if op not in ("Conv", "Elementwise")} == {"Relu": 1, "Sigmoid": 1, "Mul": 1, "Softmax": 1}
 
 
@@ -182,3 +183,11 @@ def test_a_product_takes_a_tile_that_the_adapter_allows(limits: Limits) -> None:
     (none,) = answers(text, Limits(max_workgroup_nbytes=64))
     assert isinstance(none, Decline)
     assert "workgroup memory" in none.reason
+
+
+def test_builders_look_at_fused_steps_through_the_bound_node_only() -> None:
+    """Else an answer made without steps would be given for a node with them."""
+    import ort_gpu_ep.ops
+
+    files = Path(ort_gpu_ep.ops.__file__).parent.glob("*.py")
+    assert [p.name for p in files if ".epilogue" in p.read_text("utf-8")] == []
