@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
-from typing import Any, Protocol
+from statistics import fmean, median
+from typing import Any
 
 from ort_gpu_ep.calibration import profile_of
 from ort_gpu_ep.calibration.measure import WAKE_S
@@ -28,12 +28,6 @@ WARM_RUNS = 3
 Progress = Callable[[str, float], None]
 
 
-class Partition(Protocol):
-    """What is profiled of a session's partition: plugin.compute.Partition."""
-
-    program: Any
-
-
 @dataclass
 class _Taken:
     """Microseconds of runs. phases: one mapping a run. dispatches: (partition, step) -> (begin, duration) of each run."""
@@ -46,16 +40,16 @@ class _Taken:
 
 
 def profile_runs(
-    run: Callable[[], object], partitions: Sequence[Partition], gpu: Gpu | None, config: Config, model: str, runs: int = 20,
+    run: Callable[[], object], partitions: Sequence[Any], gpu: Gpu | None, config: Config, model: str, runs: int = 20,
     progress: Progress | None = None,
 ) -> RunProfile:
     """What `run` takes, which runs a session's partitions on a device of this process.
 
-    runs: counted of each kind. progress: is called with what comes next and the part that is done.
+    partitions: plugin.compute.Partition each. runs: counted of each kind. progress: is called with what comes next and the part done.
     Raises ConfigError where nothing of it is on such a device; what `run` raises.
     """
-    programs = [p.program for p in partitions if p.program is not None]
-    if gpu is None or not programs:
+    ours = [p for p in partitions if p.program is not None]
+    if gpu is None or not ours:
         raise ConfigError(
             f"{model}: nothing of it runs on a GPU of this process, so there is nothing to profile. Use placement=gpu and isolation=none; "
             "explain() says why a node is on the CPU.")
@@ -70,13 +64,20 @@ def profile_runs(
     watches = [Stopwatch(gpu, each) for each in (False, True)] if timed else []
     for block in range(BLOCKS):
         say("running", 0.2 + 0.8 * block / BLOCKS)
-        _block(run, gpu, programs, watches, -(-runs // BLOCKS), taken)
+        _block(run, gpu, ours, watches, -(-runs // BLOCKS), taken)
     clocks.append(_clocks(gpu, order))
     return RunProfile(
         model, gpu.info.name, f"{gpu.info.backend}, {gpu.info.driver}", len(taken.whole), median(taken.whole),
-        {name: median(p[name] for p in taken.phases) for name in PHASES}, median(taken.passes) if taken.passes else 0.0,
-        _dispatches(taken, programs), Roofs(roofs.flops_per_s / 1e9, roofs.nbytes_per_s / 1e9), (clocks[0], clocks[1]),
-        all(p.config.checked_shaders for p in programs), _notes(gpu, timed))
+        _phases(taken), median(taken.passes) if taken.passes else 0.0,
+        _dispatches(taken, [p.program for p in ours]), Roofs(roofs.flops_per_s / 1e9, roofs.nbytes_per_s / 1e9), (clocks[0], clocks[1]),
+        all(p.program.config.checked_shaders for p in ours), _notes(gpu, timed))
+
+
+def _phases(taken: _Taken) -> dict[str, float]:
+    """Means over the middle third of the runs by length: their sum is such a run's."""
+    order = sorted(range(len(taken.whole)), key=lambda k: taken.whole[k])
+    middle = order[len(order) // 3:len(order) - len(order) // 3]
+    return {name: fmean(taken.phases[k][name] for k in middle) for name in PHASES}
 
 
 def _notes(gpu: Gpu, timed: bool) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ def _warm(run: Callable[[], object], gpu: Gpu) -> None:
 
 
 def _block(
-    run: Callable[[], object], gpu: Gpu, programs: Sequence[Any], watches: Sequence[Stopwatch], runs: int, taken: _Taken,
+    run: Callable[[], object], gpu: Gpu, partitions: Sequence[Any], watches: Sequence[Stopwatch], runs: int, taken: _Taken,
 ) -> None:
     """Some runs of each kind. The first one of a kind does not count: what was recorded ahead was for another."""
     for watch in (None, *watches):
@@ -108,7 +109,7 @@ def _block(
             run()
             for _ in range(runs):
                 if watch is None:
-                    _whole(run, gpu, programs, taken)
+                    _whole(run, gpu, partitions, taken)
                 else:
                     run()
                     _read(watch, taken)
@@ -129,31 +130,31 @@ def _read(watch: Stopwatch, taken: _Taken) -> None:
         taken.dispatches.setdefault(key, []).append(((begin - times[0][2]) / 1e3, (end - begin) / 1e3))
 
 
-def _whole(run: Callable[[], object], gpu: Gpu, programs: Sequence[Any], taken: _Taken) -> None:
+def _whole(run: Callable[[], object], gpu: Gpu, partitions: Sequence[Any], taken: _Taken) -> None:
     """One run and its phases, by what the device counts and by when our part begins and ends."""
     stats, spans = gpu.stats, list[tuple[float, tuple[float, ...], float, tuple[float, ...]]]()
 
     def read() -> tuple[float, ...]:
         return stats.upload_s, stats.submit_s, stats.wait_s, stats.download_s
 
-    def watched(execute: Callable[[Any], None]) -> Callable[[Any], None]:
-        def call(host: Any) -> None:
+    def watched(perform: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
             start, before = time.perf_counter(), read()
             try:
-                execute(host)
+                perform(*arguments)
             finally:
                 spans.append((start, before, time.perf_counter(), read()))
         return call
 
-    for program in programs:
-        program.execute = watched(program.execute)
+    for partition in partitions:
+        partition.perform = watched(partition.perform)
     try:
         start, first = time.perf_counter(), read()
         run()
         end, last = time.perf_counter(), read()
     finally:
-        for program in programs:
-            del program.execute
+        for partition in partitions:
+            del partition.perform
     upload, submit, wait, download = (b - a for a, b in zip(first, last, strict=True))
     inside = sum(b - a - (n[0] - m[0]) - (n[3] - m[3]) for a, m, b, n in spans)     # submission and wait are parts of a download
     phases = {

@@ -84,9 +84,10 @@ class Family:
 class RunProfile:
     """What runs took. All times are medians, in microseconds.
 
-    run_us: a whole run, nothing timed on the GPU. phases_us: of it, by PHASES. gpu_us: from the beginning of each pass to its end, with no
-    timestamps between dispatches; 0 where the adapter has none. dispatches: in the order of time. runs: how many were counted.
-    clocks: before and after, as text; empty where nothing tells them. checked: shaders with bounds checks.
+    run_us: a whole run, nothing timed on the GPU. phases_us: by PHASES, means of the runs whose length is in the middle third. gpu_us: from
+    the beginning of each pass to its end, with no timestamps between dispatches; 0 where the adapter has none. dispatches: in the order
+    of time. runs: how many were counted. clocks: before and after, as text; empty where nothing tells them. checked: shaders with
+    bounds checks.
     """
 
     model: str

@@ -18,7 +18,7 @@ def trace_of(profile: RunProfile) -> dict[str, Any]:
     """
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": _PROCESS, "name": "process_name", "args": {"name": f"{profile.model} on {profile.adapter}"}},
-        {"ph": "M", "pid": _PROCESS, "tid": _HOST, "name": "thread_name", "args": {"name": "host (medians)"}},
+        {"ph": "M", "pid": _PROCESS, "tid": _HOST, "name": "thread_name", "args": {"name": "host (means)"}},
         {"ph": "M", "pid": _PROCESS, "tid": _GPU, "name": "thread_name", "args": {"name": "GPU (medians)"}}]
     at_us, waited_us = 0.0, 0.0
     for name, what in PHASES.items():

@@ -52,8 +52,9 @@ def test_every_dispatch_is_there_with_its_work(model: bytes, x: dict[str, Any], 
 def test_the_phases_are_the_run(found: RunProfile) -> None:
     assert list(found.phases_us) == list(PHASES)
     assert all(us >= 0 for us in found.phases_us.values())
-    assert 0.5 * found.run_us < sum(found.phases_us.values()) < 1.5 * found.run_us      # medians of parts
-    assert found.phases_us["wait"] > 0
+    assert 0.7 * found.run_us < sum(found.phases_us.values()) < 1.4 * found.run_us
+    assert all(found.phases_us[name] > 0 for name in ("before", "upload", "submit", "wait", "after"))
+    assert found.phases_us["wait"] > found.phases_us["before"]
     assert found.gpu_us > 0
     assert found.runs == 6
 
@@ -65,7 +66,7 @@ def test_nothing_is_left_behind(model: bytes, x: dict[str, Any]) -> None:
     gpu = session._state.gpu
     assert gpu is not None
     assert gpu.timer is None
-    assert all("execute" not in vars(p.program) for p in session._state.partitions)
+    assert all("perform" not in vars(p) for p in session._state.partitions)
     for got, want in zip(session.run(None, x), before, strict=True):
         np.testing.assert_array_equal(got, want)
 
