@@ -1,15 +1,14 @@
-"""8-bit quantization: QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear, MatMulInteger, QLinearMatMul."""
+"""Quantization: QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import Known, case, ceil_div, integers, record
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, broadcast, broadcast_strides, kernel, op, result_dtype
+from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, result_dtype
 from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, DType, Shape, TensorType, names
+from ort_gpu_ep.types import FLOAT32, INT8, INT32, PACKED_INTS, UINT8, DType, TensorType, names
 
 BYTES = (UINT8, INT8)
 CODES = (*BYTES, INT32, *PACKED_INTS)
@@ -20,19 +19,11 @@ MAX_PARTS = 128
 """Parts of a tensor whose ranges are found at the same time: enough to fill a large GPU."""
 
 record("quantize.wgsl", "elementwise")
-record("requantize.wgsl", "elementwise", cases=[case(
-    "QLinearMatMul", 21, integers(0, 255, 17, 33, dtype="uint8"), Known(0.02, "float32"), Known(113, "uint8"),
-    integers(0, 255, 33, 19, dtype="uint8"), Known(0.03, "float32"), Known(120, "uint8"), Known(0.5, "float32"), Known(118, "uint8"),
-    tolerance=0.005)])
 record("dequantize.wgsl", "elementwise")
 record(
     "quantize_range.wgsl", "reduction",
     loop_bound=lambda k: ceil_div(k["SIZE"], k.kernel.groups * k.workgroup_size) + k.workgroup_size.bit_length())
 record("quantize_parameter.wgsl", "elementwise", loop_bound=lambda k: k["PARTS"])
-record(
-    "matmul_integer.wgsl", "direct", loop_bound=lambda k: k["K"], flops=lambda k: 2 * k.size("y") * k["K"],
-    cases=[case(
-        "MatMulInteger", 10, *(integers(0, 256, *shape, dtype="uint8") for shape in ((17, 67), (67, 19), (), ())))])
 
 
 @op("QuantizeLinear", since=10, dtypes={"T1": (FLOAT32,)}, bindings="x scale zp? -> y")
@@ -125,62 +116,3 @@ def dynamic_quantize_linear(node: BoundNode) -> Lowering:
         reads={"x": 0, "scale": "scale", "zp": "zp"}, writes={"y": 0}))
     outputs = tuple(t if node.wants(i) else None for i, t in enumerate(types[: len(node.node.outputs)]))
     return Lowering(outputs, tuple(kernels), (("range", ranges), ("scale", types[1]), ("zp", types[2])))
-
-
-@op("MatMulInteger", since=10, dtypes={"T1": BYTES, "T2": BYTES}, bindings="a b a_zp? b_zp? -> y")
-def matmul_integer(node: BoundNode) -> Kernel:
-    """y = (a - a's zero point) (b - b's zero point) in int32, shapes as numpy.matmul.
-
-    Zero points: a scalar, one a row of a, or one a column of b.
-    """
-    return _integer_product(node, 0, 1, 2, 3)
-
-
-@op("QLinearMatMul", since=10, dtypes={"T1": BYTES, "T2": BYTES, "T3": BYTES, "TS": (FLOAT32, FLOAT16)},
-    bindings="a a_scale a_zp b b_scale b_zp y_scale y_zp -> y")
-def qlinear_matmul(node: BoundNode) -> Lowering:
-    """y = saturate(round((a - a's zero point) (b - b's zero point) a_scale b_scale / y_scale) + y's zero point), halves to even.
-
-    Scales and zero points as MatMulInteger's, of y scalars.
-    """
-    if node.input(6).size != 1 or node.input(7).size != 1:
-        raise UnsupportedNodeError(
-            Code.RANK, f"QLinearMatMul with y_scale {node.input(6).type}, y_zero_point {node.input(7).type}; taken: scalars")
-    product = _integer_product(node, 0, 3, 2, 5)
-    sums = product.outputs[0]
-    indices = {name: _along(node, i, sums.shape, axis) for name, i, axis in (("a_index", 1, -2), ("b_index", 4, -1))}
-    out = TensorType(node.input(7).dtype, sums.shape)
-    low = -128.0 if out.dtype is INT8 else 0.0
-    last = kernel(
-        "requantize.wgsl", [out], consts={"LOW": low, "HIGH": low + 255.0}, indices=indices,
-        reads={"x": "sums", "a_scale": 1, "b_scale": 4, "y_scale": 6, "zp": 7}, writes={"y": 0})
-    return Lowering((out,), (replace(product, writes=(("y", "sums"),)), last), (("sums", sums),))
-
-
-def _integer_product(node: BoundNode, left: int, right: int, left_zp: int, right_zp: int) -> Kernel:
-    """The product in int32 of two inputs. left_zp, right_zp: the inputs with their zero points."""
-    a, b = node.input(left), node.input(right)
-    if a.rank < 2 or b.rank < 2 or a.shape[-1] != b.shape[-2]:
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {a.type} and {b.type}; taken: matrices and batches of them")
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    batches: Shape = broadcast(a.shape[:-2], b.shape[:-2])
-    out = (*batches, m, n)
-    a_batch = tuple(s * m * k for s in broadcast_strides(a.shape[:-2], batches))
-    b_batch = tuple(s * k * n for s in broadcast_strides(b.shape[:-2], batches))
-    indices = {
-        "a_row": Strided(out, (*a_batch, k, 0)), "b_column": Strided(out, (*b_batch, 0, 1)),
-        "a_zp_index": _along(node, left_zp, out, -2), "b_zp_index": _along(node, right_zp, out, -1)}
-    reads: dict[str, int | str] = {"a": left, "b": right}
-    reads |= {name: i for name, i in (("a_zp", left_zp), ("b_zp", right_zp)) if node.has(i)}
-    return kernel("matmul_integer.wgsl", [TensorType(INT32, out)], consts={"K": k, "N": n}, indices=indices, reads=reads)
-
-
-def _along(node: BoundNode, index: int, shape: Shape, axis: int) -> Strided:
-    """Where an element of a product finds its scale or zero point: a scalar, or one for each row (axis -2) or column (-1)."""
-    operand = node.optional(index)
-    if operand is None or operand.size == 1:
-        return Strided(shape, (0,) * len(shape))
-    if operand.shape != (shape[axis],):
-        raise UnsupportedNodeError(
-            Code.RANK, f"{node.op} of {list(shape)} with {operand.name!r} {operand.type}; taken: a scalar, or [{shape[axis]}]")
-    return Strided(shape, tuple(int(k == len(shape) + axis) for k in range(len(shape))))
