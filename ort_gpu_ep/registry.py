@@ -135,7 +135,7 @@ class Kernel:
     grid: workgroups in x, y and z of a body with `fn grid_main(group: vec3<u32>, lane: u32)`; `groups` is then their product.
     vectors: bindings of float32 that are bound four elements at a time; of packed elements, four words.
     choice: which form of the kernel this is, of those that were weighed.
-    features: of the device, that its body uses (types bring their own).
+    features: of the device, that its body uses (types bring their own). atomics: bindings of uint32 that are bound as atomics.
     """
 
     shader: str
@@ -155,6 +155,7 @@ class Kernel:
     vectors: tuple[str, ...] = ()
     choice: Choice | None = None
     features: tuple[str, ...] = ()
+    atomics: tuple[str, ...] = ()
 
 
 def kernel(
@@ -174,12 +175,13 @@ def kernel(
     vectors: Sequence[str] = (),
     choice: Choice | None = None,
     features: Sequence[str] = (),
+    atomics: Sequence[str] = (),
 ) -> Kernel:
     """A Kernel from dicts and lists (a Kernel itself holds tuples, so that it hashes and compares)."""
     return Kernel(
         shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), math.prod(grid) if grid else groups, lanes,
         workgroup_nbytes, raw, None if reads is None else tuple(reads.items()), None if writes is None else tuple(writes.items()),
-        tuple(epilogue), grid=grid, vectors=tuple(vectors), choice=choice, features=tuple(features))
+        tuple(epilogue), grid=grid, vectors=tuple(vectors), choice=choice, features=tuple(features), atomics=tuple(atomics))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,7 @@ class Lowering:
 
     deferred: a value that a run brings decides; until then only the types of the outputs are known, as shape inference tells them.
     once: temporaries whose kernels read constants of the graph only: these run once for a program, not in every run.
+    kept: temporaries that are zero before the first run and that every run leaves as it found them.
     """
 
     outputs: tuple[TensorType | None, ...]
@@ -203,6 +206,7 @@ class Lowering:
     views: tuple[tuple[int, int], ...] = ()
     deferred: bool = False
     once: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
     def runs_once(self, kernel: Kernel) -> bool:
         """Whether a kernel of it writes nothing but `once`."""

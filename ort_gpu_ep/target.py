@@ -12,6 +12,11 @@ ADAPTER, PACKED, WORKGROUP = "adapter", "packed elements", "workgroup memory"
 """What Limits.disabled may name besides shader files and device features: everything, bindings of 8 and 16 bits, shared memory."""
 
 
+LAST_ARRIVING = "last-arriving-workgroup"
+"""Among Limits.features: the workgroup that an atomic counter tells to be the last sees what the others stored before they counted. WGSL
+does not promise it, so an adapter has this feature only where a probe has seen it hold (health/admission.py)."""
+
+
 class Tuned:
     """Key of a choice -> form that was measured to be the fastest. Does not change; compares by content, and its hash is at hand."""
 
@@ -82,7 +87,8 @@ class Figures:
     while few workgroups run (750 ns without the prefetch). fma_ns: a multiply-add of a tile on one unit of 128 lanes at 1.7 GHz, with a
     third more for the reads of workgroup memory. load_ns: one element from memory into workgroup memory, about ten instructions over 128
     lanes, and the L1. dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums, written or read back. launch_ns: a dispatch
-    of product.wgsl without its steps. tile_step_ns: the least that a step of it takes. fma_per_ns: of one unit, 128 lanes at 1.98 GHz.
+    of product.wgsl without its steps. arrival_ns, arrival_element_ns: what it adds that the last workgroup of several adds up their sums,
+    and each of these. tile_step_ns: the least that a step takes. fma_per_ns: of one unit, 128 lanes at 1.98 GHz.
     registers, lane_registers: of 32 bits, of a unit, of an invocation at most.
     """
 
@@ -95,6 +101,8 @@ class Figures:
     dispatch_ns: float = 2400.0
     byte_ns: float = 1 / 2000
     launch_ns: float = 3000.0
+    arrival_ns: float = 1300.0
+    arrival_element_ns: float = 180 / 4096
     tile_step_ns: float = 330.0
     fma_per_ns: float = 128 * 1.98
 

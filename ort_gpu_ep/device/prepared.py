@@ -79,6 +79,8 @@ class Prepared:
             for constant in template.plan.constants:
                 if not constant.varying:
                     self._constants[constant.name] = self._filled_buffer(constant.data)
+            for name, nbytes in template.plan.kept:
+                self._constants[name] = self._filled_buffer(bytes(nbytes))
             if template.parameter_nbytes:
                 self._parameters = self.gpu.create(MAX_REGIONS * template.parameter_nbytes, _PARAMETERS)
         except Exception:
@@ -266,7 +268,7 @@ class Prepared:
                 return self.program.weight(place.name), 0
             case Kind.PREPARED:
                 return self._once[place], 0
-            case Kind.CONSTANT:
+            case Kind.CONSTANT | Kind.KEPT:
                 return self._constants[place.name], 0
             case _:
                 return self._slots[place.index], 0

@@ -19,7 +19,7 @@ from ort_gpu_ep.health.quirks import Quirk, load, shipped
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, safer
 from ort_gpu_ep.interrupts import uninterrupted
-from ort_gpu_ep.target import UNTUNED
+from ort_gpu_ep.target import LAST_ARRIVING, UNTUNED
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -46,8 +46,10 @@ def open_gpu(config: Config) -> Gpu:
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
         off = {what for what, _ in disabled}
         new = [w for w in found if w not in gpu.workarounds]
-        if disabled != gpu.limits.disabled or new:
-            gpu.limits = replace(lowered(gpu.limits, new), disabled=disabled, features=gpu.limits.features - off)
+        shown = {LAST_ARRIVING} if verdict.probed else set()
+        features = (gpu.limits.features | shown) - off
+        if disabled != gpu.limits.disabled or new or features != gpu.limits.features:
+            gpu.limits = replace(lowered(gpu.limits, new), disabled=disabled, features=features)
             gpu.workarounds = (*gpu.workarounds, *new)
             gpu.submit_each = gpu.submit_each or any(w.name == SUBMIT_EACH for w in new)
             for what, why in disabled:

@@ -19,6 +19,7 @@ from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.health.drivers import wgpu_version
 from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.registry import ADAPTER
+from ort_gpu_ep.target import LAST_ARRIVING
 
 FORMAT = 1
 HEALTHY, DEGRADED, UNUSABLE = "healthy", "degraded", "unusable"
@@ -43,9 +44,13 @@ class Verdict:
 
 
 def verdict_of(outcomes: Iterable[Outcome], depth: str) -> Verdict:
-    """What failed outcomes put out of use; the first probe that says so is the reason. NOT_RUN condemns nothing."""
+    """What failed outcomes put out of use; the first probe that says so is the reason. NOT_RUN condemns nothing but LAST_ARRIVING, which
+    is there only where it was shown.
+    """
     disabled: dict[str, str] = {}
     for outcome in outcomes:
+        if LAST_ARRIVING in outcome.disables and outcome.status != "PASS":
+            disabled.setdefault(LAST_ARRIVING, f"probe {outcome.name!r}: {outcome.status} ({outcome.seen})")
         if outcome.passed or outcome.status == "NOT_RUN":
             continue
         for what in outcome.disables:

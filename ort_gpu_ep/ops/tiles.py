@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.target import DEFAULT_TARGET, Choice, Limits, Target
-from ort_gpu_ep.types import FLOAT32, TensorType
+from ort_gpu_ep.target import DEFAULT_TARGET, LAST_ARRIVING, Choice, Limits, Target
+from ort_gpu_ep.types import FLOAT32, UINT32, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _splits(product: TiledProduct, tile: Tile) -> Iterator[int]:
 
 
 def _tiles(product: TiledProduct, tile: Tile) -> int:
-    return max(1, ceil_div(product.m, tile.m) * ceil_div(hint(product.rows), tile.n))
+    return max(1, int(hint(_tiles_of(product, tile))))
 
 
 def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
@@ -184,7 +184,9 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
     steps = ceil_div(ceil_div(product.fours, tile.fours), split)
     work = tile.m * tile.n * tile.fours * 4 * resident / (by.fma_per_ns * tile.efficiency)
     time = by.launch_ns + steps * waves / resident * max(by.tile_step_ns, work)
-    if split > 1:
+    if split > 1 and _may_arrive(product.target):
+        time += by.arrival_ns + by.arrival_element_ns * split * tile.m * tile.n
+    elif split > 1:
         time += by.dispatch_ns + 8 * split * hint(product.rows) * product.m * by.byte_ns
     return time
 
@@ -231,13 +233,30 @@ def lower_tiled(product: TiledProduct, out: TensorType) -> Lowering:
     bias = {} if product.bias is None else {"c": product.bias}
     if split == 1:
         kernels.append(replace(built, outputs=(out,), reads=(*(built.reads or ()), *bias.items()), writes=(("y", 0),)))
-    else:
-        temps.append(("parts", TensorType(FLOAT32, (split, *out.shape))))
-        kernels.append(replace(built, outputs=(temps[-1][1],), writes=(("y", "parts"),)))
-        kernels.append(kernel(
-            "sum_parts.wgsl", [out], consts={"SPLIT": split, "SIZE": out.size, "ALPHA": product.alpha, "BETA": 1.0},
-            indices={"c_index": Strided((product.rows, product.m), (0, 1))}, reads={"part": "parts", **bias}, writes={"y": 0}))
-    return Lowering((out,), tuple(kernels), tuple(temps), once=tuple(once))
+        return Lowering((out,), tuple(kernels), tuple(temps), once=tuple(once))
+    groups = _tiles_of(product, tile)
+    parts = TensorType(FLOAT32, (groups * split * tile.m * tile.n,))
+    if _may_arrive(product.target) and not is_symbolic(groups) and parts.nbytes <= product.target.limits.max_binding_nbytes:
+        arrived = TensorType(UINT32, (groups,))
+        kernels.append(replace(
+            built, outputs=(out, parts, arrived), reads=(*(built.reads or ()), *bias.items()), features=(LAST_ARRIVING,),
+            writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")), vectors=(*built.vectors, "parts", *bias), atomics=("arrived",),
+            consts=tuple((name, name == "LAST" or value) for name, value in built.consts)))
+        return Lowering((out,), tuple(kernels), (*temps, ("parts", parts), ("arrived", arrived)), once=tuple(once), kept=("arrived",))
+    parts = TensorType(FLOAT32, (split, *out.shape))
+    kernels.append(replace(built, outputs=(parts,), writes=(("y", "parts"),)))
+    kernels.append(kernel(
+        "sum_parts.wgsl", [out], consts={"SPLIT": split, "SIZE": out.size, "ALPHA": product.alpha, "BETA": 1.0},
+        indices={"c_index": Strided((product.rows, product.m), (0, 1))}, reads={"part": "parts", **bias}, writes={"y": 0}))
+    return Lowering((out,), tuple(kernels), (*temps, ("parts", parts)), once=tuple(once))
+
+
+def _may_arrive(target: Target) -> bool:
+    return target.limits.allow("product.wgsl", LAST_ARRIVING)
+
+
+def _tiles_of(product: TiledProduct, tile: Tile) -> int:
+    return ceil_div(product.m, tile.m) * ceil_div(product.rows, tile.n)
 
 
 def _packing(weights: Weights, packed: TensorType) -> Kernel:

@@ -22,13 +22,14 @@ class Kind(StrEnum):
     WEIGHT = "weight"
     CONSTANT = "constant"
     PREPARED = "prepared"
+    KEPT = "kept"
     SLOT = "slot"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
     """A buffer of the run: input, output and slot by number; weight (a constant of the graph), constant (of the plan) and what the
-    prologue prepares by name.
+    prologue prepares by name; kept: what is zero before the first run and after each, by name.
     """
 
     kind: Kind
@@ -97,6 +98,7 @@ class Plan:
 
     slots: size in bytes of each reusable buffer. weights: constants of the graph that steps, or the prologue, read.
     prologue: dispatches that a program runs once: they read weights and write PREPARED places, which steps may read.
+    kept: name and bytes of each KEPT place.
     intermediate_nbytes: what all intermediate tensors would take if each had a buffer of its own.
     """
 
@@ -108,6 +110,7 @@ class Plan:
     constants: tuple[Constant, ...]
     intermediate_nbytes: int
     prologue: tuple[Dispatch, ...] = ()
+    kept: tuple[tuple[str, int], ...] = ()
 
     @property
     def dispatches(self) -> int:

@@ -15,7 +15,7 @@ from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, UnknownVal
 from ort_gpu_ep.scheduler.lifetime import assign_slots
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
-from ort_gpu_ep.shaders.composer import folded, parameters, workgroup_count
+from ort_gpu_ep.shaders.composer import folded, fused_reading, parameters, workgroup_count
 from ort_gpu_ep.symbolic import hint, is_symbolic, largest, plain
 from ort_gpu_ep.types import TensorType
 
@@ -32,6 +32,7 @@ class _Draft:
     dispatches: list[tuple[Dispatch, tuple[str, ...]]] = field(default_factory=list)   # with the value of each tensor
     prologue: list[Dispatch] = field(default_factory=list)
     prepared: set[str] = field(default_factory=set)              # values that the prologue writes
+    kept: dict[str, int] = field(default_factory=dict)           # bytes of what is zero between runs
 
     def root(self, name: str) -> str:
         while name in self.roots:
@@ -89,6 +90,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         draft.roots[node.outputs[target]] = bound.input(source).name
     temps = {name: f"{node.label}#{node.id}.{name}" for name, _ in lowering.temps}
     draft.types.update({temps[name]: tensor for name, tensor in lowering.temps})
+    draft.kept.update({temps[name]: tensor.nbytes for name, tensor in lowering.temps if name in lowering.kept})
     for kernel in lowering.kernels:
         if all(tensor.size == 0 for tensor in kernel.outputs):
             continue
@@ -98,6 +100,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         tensors = tuple(BoundTensor(n, tensor, Place(Kind.SLOT, -1), written) for n, (tensor, written) in bindings.items())
         for tensor, _ in bindings.values():     # asked now, while guards can be kept: how many bindings a tensor takes
             parts(tensor, draft.limits.max_binding_nbytes)
+        fused_reading(kernel, bindings)         # likewise
         first = kernel.outputs[0]
         written_type = draft.types[names[len(kernel.reads or ())]]
         groups = kernel.grid or _groups(workgroup_count(kernel, first), draft.limits)
@@ -157,7 +160,7 @@ def _place(draft: _Draft) -> Plan:
     return Plan(
         tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps),
         _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()),
-        tuple(draft.prologue))
+        tuple(draft.prologue), tuple(draft.kept.items()))
 
 
 def _slot_sizes(slots: Sequence[int], slot_of: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -188,6 +191,7 @@ def _constant(draft: _Draft, name: str) -> Constant:
 def _fixed_places(draft: _Draft) -> dict[str, Place]:
     """Values that live outside the plan's slots: inputs, and those outputs that a dispatch writes."""
     places = {name: Place(Kind.INPUT, i) for i, name in enumerate(draft.graph.inputs)}
+    places |= {name: Place(Kind.KEPT, name=name) for name in draft.kept}
     produced = {draft.root(n) for d, names in draft.dispatches for t, n in zip(d.tensors, names, strict=True) if t.written}
     for i, name in enumerate(draft.graph.outputs):
         root = draft.root(name)

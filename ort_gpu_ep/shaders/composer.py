@@ -82,10 +82,10 @@ def _signature(
                   for name, (tensor, written) in bindings.items())
     return (
         kernel.shader, kernel.raw, kernel.lanes, kernel.optionals, kernel.epilogue, kernel.plain and kernel.plain.dtype.name,
-        kernel.vectors, kernel.grid is not None, kernel.features,
+        kernel.vectors, kernel.atomics, kernel.grid is not None, kernel.features,
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
         is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
-        (frozenset(_vectors(kernel, bindings)), *(_is_one(bindings[n][0]) for n in _fused_operands(kernel))) if kernel.vectors else ())
+        tuple(fused_reading(kernel, bindings).items()))
 
 
 def _fixed(value: object) -> str:
@@ -107,6 +107,7 @@ def _composed(
         tensor, written = bindings[name]
         access, element = "read_write" if written else "read", _storage(tensor.dtype, kernel.raw)
         element = (f"vec4<{'u32' if element == 'u32' else 'f32'}>") if name in vectors else element
+        element = "atomic<u32>" if name in kernel.atomics else element
         out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{element}>;")
     out += _parameter_struct(given, len(variables))
     out += [_const(name, value) for name, value in kernel.consts if name not in symbols]
@@ -114,6 +115,8 @@ def _composed(
     first = first_written(bindings)
     out += [_strided(name, index) for name, index in kernel.indices]
     for name, (tensor, _) in bindings.items():
+        if name in kernel.atomics:
+            continue
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         out.append(f"alias {name}_t = {_value(plain, kernel.raw)};")
         if name in vectors and tensor.dtype is FLOAT32:
@@ -130,7 +133,7 @@ def _composed(
     for name, (tensor, written) in bindings.items():
         if written and name in vectors:
             out.append(_vector_writer(name, kernel, first, bindings, pieces[name]))
-        elif written and not (is_map and _per_word(tensor.dtype, kernel.raw) > 1):
+        elif written and name not in kernel.atomics and not (is_map and _per_word(tensor.dtype, kernel.raw) > 1):
             out.append(_writer(name, tensor.dtype, kernel, first, pieces[name]))
     text = expand(body(kernel.shader), _numbers(kernel))
     out.append(_with_parameters(text, symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
@@ -360,18 +363,26 @@ def _fused_operands(kernel: Kernel) -> list[str]:
 
 def _vectors(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> set[str]:
     """Bindings of four elements at a time: the kernel's, and operands of the fused steps whose neighbours are the output's neighbours."""
-    found = set(kernel.vectors)
+    return set(kernel.vectors) | {name for name, reading in fused_reading(kernel, bindings).items() if reading == "four"}
+
+
+def fused_reading(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> dict[str, str]:
+    """How four neighbours of a kernel that stores vectors read each operand of its fused steps: as `four`, as `one` for all, or `each`.
+
+    The planner asks, too: while a plan is made, the guards that follow from sizes of the run can be kept.
+    """
     first = first_written(bindings)
-    if first in found:
-        innermost = bindings[first][0].shape[-1]
-        found |= {name for name in _fused_operands(kernel) if bindings[name][0].dtype is FLOAT32 and bindings[name][0].shape
-                  and same(bindings[name][0].shape[-1], innermost) and same(innermost % 4, 0)}
+    if first not in kernel.vectors:
+        return {}
+    innermost = bindings[first][0].shape[-1]
+    found: dict[str, str] = {}
+    for name in _fused_operands(kernel):
+        tensor = bindings[name][0]
+        if not tensor.shape or same(tensor.shape[-1], 1):
+            found[name] = "one"
+        else:
+            found[name] = "four" if tensor.dtype is FLOAT32 and same(tensor.shape[-1], innermost) and same(innermost % 4, 0) else "each"
     return found
-
-
-def _is_one(tensor: TensorType) -> bool:
-    """Whether neighbours along the last dimension are one element."""
-    return not tensor.shape or same(tensor.shape[-1], 1)
 
 
 def _vector_readers(name: str, pieces: Sequence[tuple[int, int]]) -> list[str]:
@@ -405,20 +416,16 @@ def _vector_writer(
 
 def _vector_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
     """`fused4(v, i)`: the fused steps on elements 4 i .. 4 i + 3. Their functions stand there already (`_steps`)."""
-    vectors, lines = _vectors(kernel, bindings), ["    let at = 4u * i;"]
-    for name in _fused_operands(kernel):
-        if name in vectors:
+    reading, lines = fused_reading(kernel, bindings), ["    let at = 4u * i;"]
+    for name, way in reading.items():
+        if way == "four":
             lines.append(f"    let {name}_four = {name}_at4({name}_index(at) / 4u);")
-        elif _is_one(bindings[name][0]):    # the same for four neighbours
+        elif way == "one":
             lines.append(f"    let {name}_one = {name}_at({name}_index(at));")
     for k in range(4):
-        for name in _fused_operands(kernel):
-            if name in vectors:
-                lines.append(f"    let {name}_{k} = {name}_four.{'xyzw'[k]};")
-            elif _is_one(bindings[name][0]):
-                lines.append(f"    let {name}_{k} = {name}_one;")
-            else:
-                lines.append(f"    let {name}_{k} = {name}_at({name}_index(at + {k}u));")
+        for name, way in reading.items():
+            value = {"four": f"{name}_four.{'xyzw'[k]}", "one": f"{name}_one", "each": f"{name}_at({name}_index(at + {k}u))"}[way]
+            lines.append(f"    let {name}_{k} = {value};")
         for s, step in enumerate(kernel.epilogue):
             arguments = ", ".join(f"v.{'xyzw'[k]}" if a == "v" else f"{a}_{k}" for a in step.arguments)
             lines.append(f"    let s{s}_{k} = step{s}({arguments});")

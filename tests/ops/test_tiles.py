@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.questions import apart
+from ort_gpu_ep.target import LAST_ARRIVING
 from ort_gpu_ep.types import FLOAT32
 from tests.direct import opened, run_program
 
@@ -121,3 +123,16 @@ def test_every_tile(name: str, split: int, monkeypatch: pytest.MonkeyPatch) -> N
         check_conv((1, 72, 12, 13), (136, 72, 1, 1), residual=True)
         check_conv((1, 3, 21, 20), (24, 3, 5, 5), strides=[2, 2])
         check_conv((1, 64, 10, 10), (64, 64, 3, 3), pads=[1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("split", [2, 7])
+def test_the_last_workgroup_adds_the_parts_up(split: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one dispatch, also in the runs after the first, whose counters the ones before left at zero."""
+    gpu = Gpu.open(Config())
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=gpu.limits.features | {LAST_ARRIVING}))
+    tile = next(t for t in tiles.TILES if t.name == "32x32/4")
+    monkeypatch.setattr(tiles, "forms", lambda product: {"one": (tile, split)})
+    with apart():
+        check_conv((2, 64, 9, 11), (72, 64, 3, 3), pads=[1, 1, 1, 1])
+        check_conv((1, 512, 7, 7), (40, 512, 1, 1), residual=True)
+        check_conv((1, 512, 7, 7), (40, 512, 1, 1), bias=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,11 @@ from ort_gpu_ep.health.probe import Trial, agree, probe, reference
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.tiles import SPLIT_TILES, TILES, Tile, TiledProduct
 from ort_gpu_ep.questions import apart
+from ort_gpu_ep.target import LAST_ARRIVING
 from ort_gpu_ep.types import FLOAT32, Shape
+
+ARRIVALS = 6
+"""Runs of a round of the probe of the last arriving workgroup: what a cache holds back shows now and then."""
 
 
 @contextmanager
@@ -63,6 +68,22 @@ def _tile_probe(tile: Tile) -> None:
 
 for _tile in TILES:
     _tile_probe(_tile)
+
+
+@probe("last arriving workgroup", "kernels", disables=(LAST_ARRIVING,), quick=True)
+def last_arriving(trial: Trial) -> str:
+    """Sums of whole numbers whose parts other workgroups stored, added up by the one that arrives last: each must be there."""
+    usual = trial.gpu.limits
+    trial.gpu.limits = replace(usual, features=usual.features | {LAST_ARRIVING})
+    tile, split = next(t for t in TILES if t.name == "32x32/4"), 12
+    try:
+        for _ in range(ARRIVALS * trial.rounds if tile.fits(usual) else 0):
+            a, b = (trial.integers(-8, 9, *shape).astype(np.float32) for shape in ((100, 1536), (1536, 64)))
+            with chosen(tile, split):
+                agree("a sum of 12 parts", trial.node("MatMul", 13, [a, b])[0], a @ b, 0.0)
+    finally:
+        trial.gpu.limits = usual
+    return f"{8 * split} workgroups, {ARRIVALS} times"
 
 
 @probe("depthwise, channels last", "kernels", disables=("depthwise_last.wgsl",))
