@@ -69,6 +69,12 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], Sequence[tuple[int, ...]]]] =
     "recurrent": (
         "(float[T, B, 5] x) => (y, h) { y, h = GRU<hidden_size=6>(x, w, r, b) }",
         weights(w=(1, 18, 5), r=(1, 18, 6), b=(1, 36)), [(4, 2), (9, 3), (33, 5)]),
+    "attention over heads": (
+        "(float[N, L, 24] x) => (float[N, L, 24] y) { "
+        "q = Reshape(x, split) qt = Transpose<perm=[0, 2, 1, 3]>(q) kt = Transpose<perm=[0, 2, 3, 1]>(q) vt = Transpose<perm=[0, 2, 1, 3]>(q) "
+        "s = MatMul(qt, kt) c = Div(s, scale) p = Softmax(c) o = MatMul(p, vt) t = Transpose<perm=[0, 2, 1, 3]>(o) y = Reshape(t, joined) }",
+        {"split": np.array([0, 0, 3, 8]), "joined": np.array([0, 0, 24]), "scale": np.array(2.8, "f")},
+        [(2, 5), (3, 17), (2, 64), (2, 200)]),
     "recurrent stack": (
         "(float[T, B, 5] x) => (y, h) { a = LSTM<hidden_size=6>(x, w, r, b) s = Squeeze(a, one) y, h = LSTM<hidden_size=6>(s, w2, r2, b2) }",
         weights(w=(1, 24, 5), r=(1, 24, 6), b=(1, 48), w2=(1, 24, 6), r2=(1, 24, 6), b2=(1, 48)) | {"one": np.array([1])},

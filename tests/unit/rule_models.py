@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,22 @@ def _stack(gates: int, depth: int) -> Any:
     return constants
 
 
+def _attention(rng: np.random.Generator, name: str) -> dict[str, Array]:
+    """Constant keys and values for queries [2, 3, 5, 8]."""
+    found = {"keys": rng.uniform(-1, 1, (2, 3, 6, 8)).astype(np.float32), "values": rng.uniform(-1, 1, (2, 3, 6, 12)).astype(np.float32)}
+    found |= {"scale": np.array(1.7, np.float32)} if "scaled" in name or "divided" in name else {}
+    return found | ({"mask": rng.uniform(-1, 1, (2, 1, 5, 6)).astype(np.float32)} if "masked" in name else {})
+
+
+ATTENTION = [", ".join(("attention", *parts)) for parts in (
+    (), ("scaled",), ("divided",), ("masked",), ("scaled", "masked"), ("divided", "masked"), ("transposed",), ("scaled", "transposed"),
+    ("divided", "transposed"), ("masked", "transposed"), ("scaled", "masked", "transposed"), ("divided", "masked", "transposed"))]
+
 EXAMPLES: dict[str, tuple[tuple[int, ...], Any, dict[str, dict[str, object]]]] = {
     "BatchNormalization": (
         (2, 7, 5, 3), lambda rng: _vectors(rng, 7, "scale", "bias", "mean", "var"), {"BatchNormalization": {"epsilon": 1e-3}}),
     "LayerNormalization": ((2, 5, 17), _layer_norm, {"ReduceMean": {"axes": [-1]}}),
+    **{name: ((2, 3, 5, 8), partial(_attention, name=name), {"Transpose": {"perm": [0, 1, 3, 2]}}) for name in ATTENTION},
     **{f"{depth} x LSTM": ((7, 2, 3), _stack(4, depth), {"LSTM": {"hidden_size": 5}}) for depth in (2, 3, 4)},
     **{f"{depth} x GRU": ((7, 2, 3), _stack(3, depth), {"GRU": {"hidden_size": 5, "linear_before_reset": 1}}) for depth in (2, 3, 4)},
 }

@@ -1,0 +1,267 @@
+"""Attention: scores, softmax and the sum of values in one kernel; ONNX's op, and the nodes that exporters write (made by fusion)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import KernelCall, case, ceil_div, normal, record
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Operand, broadcast, broadcast_strides, kernel, op
+from ort_gpu_ep.symbolic import hint
+from ort_gpu_ep.target import Choice, Target
+from ort_gpu_ep.types import BOOL, FLOAT32, Shape, TensorType
+
+MAX_HEAD = 128
+"""Elements of a head: more do not fit into registers."""
+
+KEYS = 4
+"""That an invocation takes at a time."""
+
+
+def _loop_bound(k: KernelCall) -> int:
+    """Keys of a slice, then the slices of a query, and for each chunk of its result those of an element."""
+    joined = 2 * k["SLICES"] + k["DV"] * (k["SLICES"] + 1) * ceil_div(k["QL"] * k["PARTS"], k.workgroup_size)
+    return ceil_div(k["SK"], k["SLICES"] * k["RK"]) + 1 + k["RQ"] * joined
+
+
+record(
+    "attention.wgsl", "product", loop_bound=_loop_bound,
+    flops=lambda k: 8 * k["BATCH"] * k["HEADS"] * k["SQ"] * k["SK"] * k["PARTS"] * (k["DQ"] + k["DV"]),
+    cases=[
+        case("Attention", 23, normal(2, 3, 37, 8), normal(2, 3, 70, 8), normal(2, 3, 70, 12)),
+        case("Attention", 23, normal(1, 300, 64), normal(1, 300, 64), normal(1, 300, 64), q_num_heads=2, kv_num_heads=2, is_causal=1),
+        case("Attention", 23, normal(1, 4, 1, 64), normal(1, 2, 500, 64), normal(1, 2, 500, 64), normal(1, 500))])
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """A tensor as [batch, head, position, element]: elements lie together, the strides of the others are in elements."""
+
+    source: int
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+
+    def consts(self, name: str) -> dict[str, Const]:
+        """Strides in vectors of four; 0 where one stands for all."""
+        return {f"{name}_{axis}": stride // 4 for axis, stride in zip("BHS", self.strides, strict=True)}
+
+
+def heads_of(operand: Operand, source: int, perm: Sequence[int]) -> Heads:
+    """The tensor seen through a transposition to [batch, head, position, element]; of rank 3: without heads.
+
+    Raises: UnsupportedNodeError, where elements do not lie together.
+    """
+    shape = operand.shape
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    seen, steps = [shape[axis] for axis in perm], [strides[axis] for axis in perm]
+    if len(seen) == 3:
+        seen.insert(1, 1)
+        steps.insert(1, 0)
+    if perm[-1] != len(shape) - 1:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"attention over {operand.name!r} {operand.type}, whose elements do not lie together")
+    return Heads(source, (seen[0], seen[1], seen[2], int(seen[3])), (steps[0], steps[1], steps[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a workgroup shares its queries and keys, see attention.wgsl."""
+
+    queries: int
+    per_lane: int
+    parts: int
+    slices: int
+
+    @property
+    def lanes(self) -> int:
+        return self.queries * self.parts * self.slices
+
+    @property
+    def name(self) -> str:
+        return f"{self.per_lane} x {self.queries} queries, {self.parts} parts, {self.slices} slices"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What attention there is to compute. dq, dv: vectors of four elements of a head's queries and values."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    dq: int
+    dv: int
+
+
+def forms_of(problem: Problem, target: Target) -> Iterator[Form]:
+    """All that the adapter allows."""
+    most = min(256, target.limits.max_invocations)
+    block = 1
+    while block < min(32, hint(problem.queries)):
+        block *= 2
+    quads = target.limits.allow("attention.wgsl", "subgroup")
+    for parts in (1, 2, 4) if quads else (1,):
+        if problem.dq % parts or problem.dv % parts:
+            continue
+        for per_lane in (1, 2):
+            if per_lane > 1 and (16 * per_lane * (problem.dq + problem.dv) > 512 * parts or hint(problem.queries) <= block):
+                continue
+            slices = 1
+            while block * parts * slices <= most:
+                form = Form(block, per_lane, parts, slices)
+                if form.lanes >= 32 or block * parts * slices * 2 > most or 2 * KEYS * slices > hint(problem.keys):
+                    yield form
+                slices *= 2
+                if slices > 1 and KEYS * slices > 2 * hint(problem.keys):
+                    break
+
+
+def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
+    """Loads of vectors that a unit does one after another, or its multiplications, or what one invocation waits for."""
+    units = target.figures.units
+    groups = hint(problem.batch) * hint(problem.heads) * -(-hint(problem.queries) // (form.queries * form.per_lane))
+    blocks = -(-hint(problem.keys) // (form.slices * KEYS))
+    vectors = (problem.dq + problem.dv) / form.parts
+    warps = max(1.0, form.lanes / 32)
+    loads = KEYS * vectors * 2.0
+    sums = KEYS * form.per_lane * (4 * vectors + 14) / 4 / 1.98
+    waits = 300 + 2.0 * KEYS * form.per_lane * vectors
+    spilled = 2.0 if 4 * form.per_lane * vectors > 190 else 1.0
+    work = max(-(-groups // units) * warps * max(loads, sums) * spilled, waits * max(1.0, groups * warps / (units * 32)))
+    joining = 0 if form.slices == 1 else form.per_lane * (300 + 6 * form.slices + 100 * vectors)
+    return float(target.figures.dispatch_ns + 500 + blocks * work + joining)
+
+
+def choose(problem: Problem, target: Target) -> tuple[Form, Choice]:
+    """The form with the smallest estimated time, or the one that was measured to be the fastest."""
+    forms = {form.name: form for form in forms_of(problem, target)}
+    rounded = " ".join(str(1 << (hint(size) - 1).bit_length()) for size in (problem.queries, problem.keys))
+    choice = target.choose(
+        f"attention {hint(problem.batch * problem.heads)} x {rounded} x {problem.dq} {problem.dv}",
+        {name: estimate_ns(problem, form, target) for name, form in forms.items()})
+    return forms[choice.form], choice
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """scale: of scores. cap: 0 for none. empty_is_zero: see the shader."""
+
+    scale: float
+    causal: bool = False
+    cap: float = 0.0
+    empty_is_zero: bool = False
+
+
+def attend(
+    node: BoundNode, q: Heads, k: Heads, v: Heads, mask: tuple[int, Operand] | None, options: Options, out: TensorType,
+    y_strides: tuple[int, int, int],
+) -> Kernel:
+    """The kernel. mask: its position and operand. y_strides: of a batch, a head, a query, in elements. Raises UnsupportedNodeError."""
+    batch, heads, queries, width = q.shape
+    if k.shape[3] != width or k.shape[2] != v.shape[2] or width % 4 or v.shape[3] % 4 or max(width, v.shape[3]) > MAX_HEAD:
+        raise UnsupportedNodeError(
+            Code.LIMIT, f"attention over heads of {width} and {v.shape[3]} elements; taken: multiples of 4 up to {MAX_HEAD}")
+    if heads % int(k.shape[1]) or v.shape[1] != k.shape[1] or k.shape[0] != batch or v.shape[0] != batch:
+        raise UnsupportedNodeError(Code.RANK, f"attention of {list(q.shape)} over keys {list(k.shape)} and values {list(v.shape)}")
+    if 0 in k.shape or 0 in out.shape:
+        raise UnsupportedNodeError(Code.LIMIT, f"attention of {list(q.shape)} over keys {list(k.shape)}: an empty tensor")
+    problem = Problem(batch, heads, queries, k.shape[2], width // 4, v.shape[3] // 4)
+    form, choice = choose(problem, node.target)
+    dq, dv = problem.dq // form.parts, problem.dv // form.parts
+    chunk, memory = _chunk(form, dv, node.target.limits.max_workgroup_nbytes)
+    consts: dict[str, Const] = {
+        "BATCH": batch, "HEADS": heads, "SQ": queries, "SK": problem.keys, "DQ": dq, "DV": dv, "GROUP": heads // int(k.shape[1]),
+        **q.consts("Q"), **k.consts("K"), **v.consts("V"), **Heads(-1, (0, 0, 0, 0), y_strides).consts("Y"),
+        "QL": form.queries, "RQ": form.per_lane, "RK": KEYS, "PARTS": form.parts, "SLICES": form.slices, "CHUNK": chunk,
+        "SCALE": float(options.scale), "CAUSAL": options.causal, "CAPPED": options.cap > 0, "CAP": float(options.cap),
+        "EMPTY_IS_ZERO": options.empty_is_zero, **_mask_consts(mask, (batch, heads, queries, problem.keys))}
+    blocks = -(-queries // (form.queries * form.per_lane))
+    return kernel(
+        "attention.wgsl", [out], consts=consts, grid=(blocks, heads, batch), lanes=form.lanes, workgroup_nbytes=memory,
+        reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {})}, writes={"y": 0},
+        vectors=("q", "k", "v", "y"), features=("subgroup",) if form.parts > 1 else (), choice=choice)
+
+
+def _chunk(form: Form, dv: int, most: int) -> tuple[int, int]:
+    """Vectors of a result that slices join at a time, and the bytes of workgroup memory."""
+    if form.slices == 1:
+        return 1, 0
+    fixed, vector = 8 * form.queries * form.slices, 16 * form.lanes
+    chunk = max(c for c in (1, 2, 3, 4) if dv % c == 0 and (c == 1 or fixed + c * vector <= min(most, 24576)))
+    return chunk, fixed + chunk * vector
+
+
+def _mask_consts(mask: tuple[int, Operand] | None, scores: Shape) -> dict[str, Const]:
+    if mask is None:
+        return {"MASK": 0}
+    operand = mask[1]
+    if operand.dtype not in (FLOAT32, BOOL) or operand.rank > 4 or broadcast(operand.shape, scores) != scores:
+        raise UnsupportedNodeError(Code.RANK, f"attention with mask {operand.name!r} {operand.type} over scores {list(scores)}")
+    strides = broadcast_strides(operand.shape, scores)
+    return {"MASK": 2 if operand.dtype is BOOL else 1, **{f"MASK_{axis}": s for axis, s in zip("BHQK", strides, strict=True)}}
+
+
+@op("Attention", domain="ort_gpu_ep", dtypes={}, bindings="q k v mask? -> y", epilogue=True)
+def fused_attention(node: BoundNode) -> Kernel:
+    """softmax(scale q k^T + mask) v, through the transpositions around it, in one dispatch.
+
+    q, k, v: transposed by `q_perm`, `k_perm`, `v_perm` they are [B, heads, S, D] or [B, S, D]; mask: broadcasts to the scores;
+    y: transposed by `y_perm`.
+    """
+    if any(node.input(i).dtype is not FLOAT32 for i in range(3)):
+        raise UnsupportedNodeError(Code.DTYPE, f"attention of {node.input(0).type}; taken: float32")
+    q, k, v = (heads_of(node.input(i), i, node.attr(f"{name}_perm")) for i, name in enumerate("qkv"))
+    if node.input(0).rank == 3 and node.has(3) and node.input(3).rank > 2:
+        raise UnsupportedNodeError(Code.RANK, f"attention without heads with mask {node.input(3).type}")
+    rank, perm = node.input(0).rank, node.attr("y_perm")
+    plain = (q.shape[0], q.shape[1], q.shape[2], v.shape[3])
+    logical = plain if rank == 4 else (plain[0], *plain[2:])
+    shape = tuple(logical[axis] for axis in perm)
+    strides: dict[int, int] = {}
+    step = 1
+    for axis, size in zip(reversed(perm), reversed(shape), strict=True):
+        strides[axis] = step
+        step *= size
+    if perm[-1] != rank - 1:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"attention with its result transposed by {perm}")
+    y_strides = (strides[0], strides[1] if rank == 4 else 0, strides[rank - 2])
+    mask = (3, node.input(3)) if node.has(3) else None
+    return attend(node, q, k, v, mask, Options(float(node.attr("scale"))), TensorType(FLOAT32, shape), y_strides)
+
+
+@op("Attention", since=23, dtypes={"T1": (FLOAT32,), "T2": (FLOAT32,), "U": (FLOAT32, BOOL)},
+    bindings="q k v mask? _past_key? _past_value? _lengths? -> y")
+def attention(node: BoundNode) -> Kernel:
+    """y = softmax(scale q k^T + mask) v for each head; causal, or with fewer heads of keys.
+
+    q, y: [B, heads, S, D] or [B, S, heads D]; k, v likewise; mask: broadcasts to [B, heads, S, keys].
+    """
+    window = [node.attr("left_window_size"), node.attr("right_window_size")]
+    if any(node.wants(k) for k in (1, 2, 3)) or any(node.has(k) for k in (4, 5, 6)) or any(w not in (None, -1) for w in window):
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, "Attention with past or present keys, its scores as an output, lengths of its batches, or a window")
+    counts = node.attr("q_num_heads"), node.attr("kv_num_heads"), node.attr("kv_num_heads")
+    q, k, v = (_split(node, i, count) for i, count in enumerate(counts))
+    batch, heads, queries, _ = q.shape
+    width = v.shape[3]
+    three = node.input(0).rank == 3
+    shape = (batch, queries, heads * width) if three else (batch, heads, queries, width)
+    strides = (queries * heads * width, width, heads * width) if three else (heads * queries * width, queries * width, width)
+    scale = node.attr("scale")
+    options = Options(
+        q.shape[3] ** -0.5 if scale is None else float(scale), bool(node.attr("is_causal")), float(node.attr("softcap") or 0.0), True)
+    mask = (3, node.input(3)) if node.has(3) else None
+    return attend(node, q, k, v, mask, options, TensorType(FLOAT32, shape), strides)
+
+
+def _split(node: BoundNode, index: int, count: int | None) -> Heads:
+    operand = node.input(index)
+    if operand.rank == 4:
+        return heads_of(operand, index, (0, 1, 2, 3))
+    if operand.rank != 3 or not count or operand.shape[2] % count:
+        raise UnsupportedNodeError(Code.RANK, f"Attention of {operand.type} with {count} heads")
+    batch, length, width = operand.shape
+    head = int(width) // count
+    return Heads(index, (batch, count, length, head), (length * width, head, width))

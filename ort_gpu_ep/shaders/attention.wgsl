@@ -1,0 +1,164 @@
+// y = softmax(SCALE q k^T + mask) v of each head, in one pass over the keys: each invocation keeps the largest score so far, the sum of
+// the powers relative to it, and their sum of values, and corrects the last two when a larger score comes (online softmax).
+// A query has PARTS neighbouring invocations, each for a PARTS-th of the head's elements, in each of SLICES slices of the keys; an
+// invocation has RQ queries, and takes RK keys at a time. At the end the slices are joined through workgroup memory, CHUNK vectors at a
+// time. Grid: blocks of QL * RQ queries, heads, batches.
+// Expects: q, k, v, mask?, y (all but mask as vectors of four elements); SQ, SK (queries, keys), DQ, DV (vectors that an invocation has of
+// a head's elements), GROUP (heads that share keys), offsets in vectors <Q, K, V, Y>_<B, H, S> of a batch, head and position; MASK (0 none,
+// 1 added, 2 bool) with MASK_<B, H, Q, K> in elements; CAUSAL (query i sees keys up to i), CAPPED (scores s become
+// CAP tanh(s / CAP)), EMPTY_IS_ZERO (what a query without a key gets; else NaN).
+// Source: ONNX Attention; Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867.
+const LOWEST: f32 = -3.40282347e38;
+const MOST: u32 = QL * RQ;
+const QUERIES: u32 = QL * SLICES;
+#if SLICES > 1
+var<workgroup> tops: array<f32, QL * SLICES>;
+var<workgroup> totals: array<f32, QL * SLICES>;
+var<workgroup> sums: array<vec4<f32>, QL * SLICES * PARTS * CHUNK>;
+#end
+
+fn power(x: f32) -> f32 { return exp2(x * 1.44269504); }
+
+fn scored(sum: f32, b: u32, h: u32, i: u32, j: u32) -> f32 {
+    var s = sum;
+#if CAPPED
+    s = CAP * tanh_f32(s / CAP);
+#end
+#if MASK == 1
+    s += mask_at(b * MASK_B + h * MASK_H + min(i, SQ - 1u) * MASK_Q + min(j, SK - 1u) * MASK_K);
+#end
+    return s;
+}
+
+fn sees(b: u32, h: u32, i: u32, j: u32) -> bool {
+#if MASK == 2
+    if (!mask_at(b * MASK_B + h * MASK_H + min(i, SQ - 1u) * MASK_Q + min(j, SK - 1u) * MASK_K)) { return false; }
+#end
+#if CAUSAL
+    if (j > i) { return false; }
+#end
+    return j < SK;
+}
+
+fn grid_main(group: vec3<u32>, lane: u32) {
+    let b = group.z;
+    let h = group.y;
+    let part = lane % PARTS;
+    let slot = lane / PARTS;
+    let slice = slot / QL;
+    let first = group.x * MOST + slot % QL;
+    let k_base = b * K_B + h / GROUP * K_H + part * DQ;
+    let v_base = b * V_B + h / GROUP * V_H + part * DV;
+#for r in RQ
+    let i$r = first + $(r)u * QL;
+    let q_at$r = b * Q_B + h * Q_H + min(i$r, SQ - 1u) * Q_S + part * DQ;
+#for d in DQ
+    let q$(r)_$d = q_at4(q_at$r + $(d)u) * SCALE;
+#end
+#for d in DV
+    var o$(r)_$d = vec4<f32>();
+#end
+    var top$r = LOWEST;
+    var total$r = 0.0;
+#end
+#if CAUSAL
+    let end = min(SK, group.x * MOST + MOST);
+#else
+    let end = SK;
+#end
+    for (var j = slice * RK; j < end; j += SLICES * RK) {
+#for n in RK
+        let k_at$n = k_base + min(j + $(n)u, SK - 1u) * K_S;
+        let v_at$n = v_base + min(j + $(n)u, SK - 1u) * V_S;
+#for r in RQ
+        var s$(r)_$n = 0.0;
+#end
+#end
+#for d in DQ
+#for n in RK
+        let k$(n)_$d = k_at4(k_at$n + $(d)u);
+#for r in RQ
+        s$(r)_$n = fma(q$(r)_$(d).w, k$(n)_$(d).w, fma(q$(r)_$(d).z, k$(n)_$(d).z, fma(q$(r)_$(d).y, k$(n)_$(d).y, fma(q$(r)_$(d).x, k$(n)_$(d).x, s$(r)_$n))));
+#end
+#end
+#end
+#for r in RQ
+        var new$r = top$r;
+#for n in RK
+#if PARTS > 1
+        s$(r)_$n += quadSwapX(s$(r)_$n);
+#end
+#if PARTS > 2
+        s$(r)_$n += quadSwapY(s$(r)_$n);
+#end
+        s$(r)_$n = scored(s$(r)_$n, b, h, i$r, j + $(n)u);
+        let sees$(r)_$n = sees(b, h, i$r, j + $(n)u);
+        new$r = max(new$r, select(LOWEST, s$(r)_$n, sees$(r)_$n));
+#end
+        let fade$r = power(top$r - new$r);
+        top$r = new$r;
+        total$r *= fade$r;
+#for n in RK
+        let p$(r)_$n = select(0.0, power(s$(r)_$n - top$r), sees$(r)_$n);
+        total$r += p$(r)_$n;
+#end
+#for d in DV
+        o$(r)_$d *= fade$r;
+#end
+#end
+#for d in DV
+#for n in RK
+        let v$(n)_$d = v_at4(v_at$n + $(d)u);
+#for r in RQ
+        o$(r)_$d = fma(vec4<f32>(p$(r)_$n), v$(n)_$d, o$(r)_$d);
+#end
+#end
+#end
+    }
+#for r in RQ
+    let y_at$r = b * Y_B + h * Y_H + Y_S * (group.x * MOST + $(r)u * QL);
+#if SLICES == 1
+#if EMPTY_IS_ZERO
+    let share$r = select(1.0 / total$r, 0.0, total$r == 0.0);
+#else
+    let share$r = 1.0 / total$r;
+#end
+    if (i$r < SQ) {
+#for d in DV
+        y_set4(y_at$r + slot * Y_S + part * DV + $(d)u, o$(r)_$d * share$r);
+#end
+    }
+#else
+    workgroupBarrier();
+    if (part == 0u) { tops[slot] = top$r; }
+    workgroupBarrier();
+    var most$r = LOWEST;
+    for (var s = slot % QL; s < QUERIES; s += QL) { most$r = max(most$r, tops[s]); }
+    let mine$r = power(top$r - most$r);
+    if (part == 0u) { totals[slot] = total$r * mine$r; }
+    workgroupBarrier();
+    var whole$r = 0.0;
+    for (var s = slot % QL; s < QUERIES; s += QL) { whole$r += totals[s]; }
+#if EMPTY_IS_ZERO
+    let share$r = select(mine$r / whole$r, 0.0, whole$r == 0.0);
+#else
+    let share$r = mine$r / whole$r;
+#end
+#for c in DV // CHUNK
+    workgroupBarrier();
+#for d in CHUNK
+    sums[lane * CHUNK + $(d)u] = o$(r)_$(c * CHUNK + d) * share$r;
+#end
+    workgroupBarrier();
+    for (var e = lane; e < QL * PARTS * CHUNK; e += LANES) {
+        var sum = sums[e];
+        for (var s = e + QL * PARTS * CHUNK; s < LANES * CHUNK; s += QL * PARTS * CHUNK) { sum += sums[s]; }
+        let place = e / (PARTS * CHUNK);
+        if (group.x * MOST + $(r)u * QL + place < SQ) {
+            y_set4(y_at$r + place * Y_S + e / CHUNK % PARTS * DV + $(c * CHUNK)u + e % CHUNK, sum);
+        }
+    }
+#end
+#end
+#end
+}

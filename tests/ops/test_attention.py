@@ -1,0 +1,208 @@
+"""Attention: ONNX's op against ONNX Runtime's CPU kernel, each form of the kernel, and the nodes that exporters write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ort_gpu_ep.errors import Code
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ops import attention
+from ort_gpu_ep.ops.attention import Form, Problem, forms_of
+from ort_gpu_ep.partitioner.passes import fuse
+from ort_gpu_ep.questions import apart
+from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.target import Choice, Target
+from ort_gpu_ep.types import FLOAT32, TensorType
+from tests.direct import run_direct
+from tests.ops.single_node import Array, assert_agree, check_decline, node_model, normal, on_cpu
+
+TOLERANCE = 2e-6
+
+
+def exact(q: Array, k: Array, v: Array, mask: Array | float = 0.0, scale: float | None = None) -> Array:
+    """By numpy in 64 bits. q, k, v: [B, heads, S, D]."""
+    k, v = (np.repeat(a, q.shape[1] // a.shape[1], 1) for a in (k, v))
+    scores = q.astype(np.float64) @ k.astype(np.float64).swapaxes(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale) + mask
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(scores - scores.max(-1, keepdims=True))
+        return np.asarray(powers / powers.sum(-1, keepdims=True) @ v, np.float32)
+
+
+def random(*shapes: tuple[int, ...]) -> list[Array]:
+    return [normal(*shape, seed=k) for k, shape in enumerate(shapes)]
+
+
+def check(q: Array, k: Array, v: Array, mask: Array | None = None, wanted: Array | None = None, **attributes: Any) -> None:
+    model, feeds = node_model("Attention", [q, k, v, *([] if mask is None else [mask])], 23, **attributes)
+    (got,), want = run_direct(model, feeds), wanted if wanted is not None else on_cpu(model, feeds)[0]
+    assert_agree(got, want, TOLERANCE)
+
+
+@pytest.mark.parametrize(("batch", "heads", "kv", "queries", "keys", "width", "values"), [
+    (1, 12, 12, 128, 128, 32, 32), (2, 3, 3, 5, 7, 8, 8), (1, 4, 2, 33, 65, 64, 64), (1, 2, 1, 1, 257, 128, 128), (1, 8, 8, 1, 1000, 32, 32),
+    (3, 2, 2, 67, 31, 16, 4), (1, 1, 1, 1, 1, 4, 4), (1, 2, 2, 100, 3, 20, 36), (1, 2, 2, 40, 40, 96, 96)])
+def test_sizes(batch: int, heads: int, kv: int, queries: int, keys: int, width: int, values: int) -> None:
+    q, k, v = random((batch, heads, queries, width), (batch, kv, keys, width), (batch, kv, keys, values))
+    check(q, k, v, wanted=exact(q, k, v))
+
+
+def all_forms() -> list[Form]:
+    target = Target(Limits(frozenset(("subgroup",))))
+    problems = (Problem(1, 2, 40, 70, 8, 8), Problem(1, 2, 1, 70, 8, 8), Problem(1, 2, 5, 70, 8, 8))
+    return list(dict.fromkeys(form for problem in problems for form in forms_of(problem, target)))
+
+
+@pytest.mark.parametrize("form", all_forms(), ids=lambda f: f.name)
+def test_every_form(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "choose", lambda problem, target: (form, Choice("", form.name, (form.name,))))
+    q, k, v = random((1, 2, 41, 32), (1, 1, 70, 32), (1, 1, 70, 32))
+    mask = np.where(np.arange(70) % 3 == 0, -np.inf, 0.5).astype("f") * np.ones((41, 1), "f")
+    with apart():
+        check(q, k, v, mask, exact(q, k, v, mask))
+        check(q, k, v, is_causal=1, wanted=exact(q, k, v, np.where(np.arange(70) <= np.arange(41)[:, None], 0.0, -np.inf)))
+
+
+@pytest.mark.parametrize("shape", [(37,), (9, 37), (1, 37), (3, 9, 37), (3, 1, 37), (2, 3, 9, 37), (2, 1, 1, 37), (2, 3, 9, 1)], ids=str)
+@pytest.mark.parametrize("kind", ["added", "bool"])
+def test_masks(shape: tuple[int, ...], kind: str) -> None:
+    q, k, v = random((2, 3, 9, 16), (2, 3, 37, 16), (2, 3, 37, 16))
+    mask = normal(*shape, seed=9)
+    if kind == "bool":
+        seen = mask > -0.5
+        seen[..., 0] = True
+        check(q, k, v, seen, exact(q, k, v, np.where(seen, 0.0, -np.inf)))
+    else:
+        check(q, k, v, mask, exact(q, k, v, mask))
+
+
+def test_a_mask_of_the_lowest_numbers_alone_leaves_the_mean_of_all() -> None:
+    """As exporters mask padded queries: no NaN may come of it."""
+    q, k, v = random((1, 2, 9, 16), (1, 2, 37, 16), (1, 2, 37, 16))
+    mask = np.full((9, 37), np.finfo(np.float32).min)
+    check(q / 8, k / 8, v, mask, np.broadcast_to(v.mean(2, keepdims=True), q.shape).astype("f"))
+
+
+def test_a_query_that_sees_nothing_gets_zeros_by_onnx() -> None:
+    q, k, v = random((1, 2, 9, 16), (1, 2, 37, 16), (1, 2, 37, 16))
+    seen = np.ones((9, 37), bool)
+    seen[4] = False
+    want = exact(q, k, v)
+    want[:, :, 4] = 0
+    check(q, k, v, seen, want)
+
+
+def test_scores_far_beyond_exp() -> None:
+    q, k, v = random((1, 2, 9, 16), (1, 2, 300, 16), (1, 2, 300, 16))
+    check(q * 40, k * 40, v, wanted=exact(q * 40, k * 40, v))
+
+
+def test_nan_and_infinity_stay_in_their_rows() -> None:
+    q, k, v = random((1, 2, 9, 16), (1, 2, 37, 16), (1, 2, 37, 16))
+    q[0, 1, 3, 2] = np.nan
+    (got,) = run_direct(*node_model("Attention", [q, k, v], 23))
+    wanted = np.zeros(got.shape, bool)
+    wanted[0, 1, 3] = True
+    np.testing.assert_array_equal(np.isnan(got), wanted)
+
+
+@pytest.mark.parametrize(("attributes", "shape"), [
+    ({"q_num_heads": 6, "kv_num_heads": 3}, (2, 9, 48)), ({"scale": 0.3}, (2, 6, 9, 8)), ({"softcap": 2.0}, (2, 6, 9, 8)),
+    ({"is_causal": 1}, (2, 6, 9, 8))])
+def test_attributes(attributes: dict[str, Any], shape: tuple[int, ...]) -> None:
+    other = shape if len(shape) == 4 else (*shape[:2], shape[2] // 2)
+    check(*random(shape, other, other), **attributes)
+
+
+@pytest.mark.parametrize(("code", "shapes"), [
+    (Code.LIMIT, ((1, 2, 5, 6), (1, 2, 5, 6), (1, 2, 5, 6))), (Code.LIMIT, ((1, 1, 5, 256), (1, 1, 5, 256), (1, 1, 5, 256))),
+    (Code.RANK, ((1, 5, 6), (1, 5, 6), (1, 5, 6)))], ids=str)
+def test_declines(code: Code, shapes: Any) -> None:
+    check_decline(code, "Attention", random(*shapes), 23)
+
+
+def exported(heads: int, scaled: str, masked: bool, folded: bool) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """x [2, 9, 24] through three products, heads split, scores, softmax, mixed, joined. folded: the keys transposed once, not twice."""
+    nodes, constants = [], {"split": np.array([0, 0, heads, 24 // heads]), "joined": np.array([0, 0, 24])}
+
+    def add(op: str, *inputs: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(op, inputs, [f"v{len(nodes)}"], **attributes))
+        return f"v{len(nodes) - 1}"
+
+    for k, name in enumerate("qkv"):
+        constants[f"w{name}"] = normal(24, 24, seed=k) / 3
+    q, k, v = (add("Reshape", add("MatMul", "x", f"w{name}"), "split") for name in "qkv")
+    q, v = (add("Transpose", a, perm=[0, 2, 1, 3]) for a in (q, v))
+    k = add("Transpose", k, perm=[0, 2, 3, 1]) if folded else add("Transpose", add("Transpose", k, perm=[0, 2, 1, 3]), perm=[0, 1, 3, 2])
+    scores = add("MatMul", q, k)
+    if scaled:
+        constants["scale"] = np.array(2.5 if scaled == "Div" else 0.4, "f")
+        scores = add(scaled, scores, "scale")
+    if masked:
+        constants["mask"] = normal(2, 1, 9, 9, seed=5)
+        scores = add("Add", "mask", scores)
+    mixed = add("MatMul", add("Softmax", scores, axis=-1), v)
+    add("Reshape", add("Transpose", mixed, perm=[0, 2, 1, 3]), "joined")
+    x = normal(2, 9, 24, seed=8)
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_empty_tensor_value_info(nodes[-1].output[0])], [numpy_helper.from_array(a, n) for n, a in constants.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), {"x": x}
+
+
+def ops_of(model: onnx.ModelProto) -> list[str]:
+    graph = from_onnx(model)
+    return [n.op for n in fuse(graph, {"x": TensorType(FLOAT32, (2, 9, 24))}, Limits()).nodes]
+
+
+@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("scaled", ["Mul", "Div", ""])
+def test_as_exporters_write_it(scaled: str, masked: bool, folded: bool) -> None:
+    model, feeds = exported(3, scaled, masked, folded)
+    ops = ops_of(model)
+    assert ops.count("Attention") == 1
+    assert not {"Transpose", "Softmax", "Div", "Mul"} & set(ops)
+    assert_agree(run_direct(model, feeds, fuse)[0], on_cpu(model, feeds)[0], TOLERANCE)
+
+
+def test_a_transposition_that_is_read_elsewhere_stays() -> None:
+    model, feeds = exported(3, "Div", False, False)
+    transposed = next(n for n in model.graph.node if n.op_type == "Transpose")
+    model.graph.output.append(helper.make_empty_tensor_value_info(transposed.output[0]))
+    ops = ops_of(model)
+    assert (ops.count("Attention"), ops.count("Transpose")) == (1, 1)
+    for got, want in zip(run_direct(model, feeds, fuse), on_cpu(model, feeds), strict=True):
+        assert_agree(got, want, TOLERANCE)
+
+
+@pytest.mark.parametrize("what", ["probabilities are an output", "other axis", "scale of a vector", "width of 6"])
+def test_what_is_not_fused(what: str) -> None:
+    model, feeds = exported(4 if what == "width of 6" else 3, "Div", False, True)
+    softmax = next(n for n in model.graph.node if n.op_type == "Softmax")
+    if what == "probabilities are an output":
+        model.graph.output.append(helper.make_empty_tensor_value_info(softmax.output[0]))
+    if what == "other axis":
+        softmax.attribute[0].i = 2
+    if what == "scale of a vector":
+        next(i for i in model.graph.initializer if i.name == "scale").CopyFrom(numpy_helper.from_array(np.full(9, 2.5, "f"), "scale"))
+    assert "Attention" not in ops_of(model)
+    for got, want in zip(run_direct(model, feeds, fuse), on_cpu(model, feeds), strict=True):
+        assert_agree(got, want, TOLERANCE)
+
+
+def test_without_heads() -> None:
+    text = "(float[2, 9, 24] x) => (y) { t = Transpose<perm=[0, 2, 1]>(x) s = MatMul(x, t) p = Softmax(s) y = MatMul(p, x) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')
+    assert ops_of(model) == ["Attention"]
+    x = normal(2, 9, 24)
+    assert_agree(run_direct(model, {"x": x}, fuse)[0], on_cpu(model, {"x": x})[0], TOLERANCE)
+
+
+def test_without_subgroups_an_invocation_has_whole_heads() -> None:
+    assert {form.parts for form in forms_of(Problem(1, 2, 40, 70, 8, 8), Target(Limits()))} == {1}
+    assert {form.parts for form in forms_of(Problem(1, 2, 40, 70, 8, 8), Target(Limits(frozenset(("subgroup",)))))} == {1, 2, 4}
