@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--checked", choices=("0", "1"), default="1", help="bounds checks in the shaders")
     parser.add_argument("--json", type=Path, help="write the results there as well")
     options = parser.parse_args()
-    config = Config(adapter=options.adapter, checked_shaders=options.checked == "1")
+    config = Config(adapter=options.adapter, checked_shaders=options.checked)
     results = [measure(c, config, options.runs, options.seconds) for c in CASES if re.search(options.pattern, c.name)]
     adapter = Gpu.open(config).info
     Console().print(report(results, f"{adapter.name} ({adapter.backend}), checked shaders: {options.checked}"))

@@ -48,8 +48,8 @@ OPTIONS = (
     Option("strict", "0", "`1`: raise instead of answering from the CPU when the GPU can't (no adapter, a failing partition).", ("0", "1")),
     Option("adapter", "", "Which GPU: an index into `ort-gpu-ep doctor`'s list, a part of its name, or its type "
            "(`discrete`, `integrated`, `software`). Empty: discrete before integrated before software."),
-    Option("checked_shaders", "1", "`1`: shaders check array bounds and loops; `0`: they don't (faster; trust the driver and our kernels).",
-           ("0", "1")),
+    Option("checked_shaders", "auto", "Shaders that check array bounds and loops: `auto`: those of families that no probe has passed "
+           "without checks on this adapter and driver, and those whose indices come from data; `1`: all; `0`: none.", ("auto", "0", "1")),
     Option("tune", "0", "`1`: before a model's first session on this adapter, the forms of its kernels are measured, for the sizes that it "
            "states (some seconds; kept on disk, see docs/tuning.md); `0`: by what was measured before, else by estimates.", ("0", "1")),
     Option("fusion", "1", "`0`: no node is fused with another (to find out whether fusion causes a difference).", ("0", "1")),
@@ -78,7 +78,7 @@ class Config:
     placement_budget_ms: int = 500
     strict: bool = False
     adapter: str = ""
-    checked_shaders: bool = True
+    checked_shaders: str = "auto"
     tune: bool = False
     fusion: bool = True
     memory_limit_mb: int = 0

@@ -6,7 +6,7 @@ doctor's probe of it (health/probes/cases.py). The functions of a record are pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -134,7 +134,8 @@ class Record:
 
     family: of FAMILIES. loop_bound: iterations of all loops of an invocation at most; None: its text has no loop.
     flops: floating-point operations, None where bytes alone say what it takes. nbytes: read and written, None for each bound tensor
-    once. steps: parts of the work that wait for each other, None for one.
+    once. steps: parts of the work that wait for each other, None for one. data_indices: it reads or writes at places that the content of
+    a tensor decides on, and its text does not clamp them: such a kernel keeps its bounds checks.
     cases: nodes that show whether the kernel is right; none where a probe in health/probes/ is written for it.
     """
 
@@ -145,6 +146,7 @@ class Record:
     nbytes: Count | None = None
     steps: Count | None = None
     cases: tuple[Case, ...] = ()
+    data_indices: bool = False
 
 
 RECORDS: dict[str, Record] = {}
@@ -153,13 +155,19 @@ RECORDS: dict[str, Record] = {}
 
 def record(
     shader: str, family: str, *, loop_bound: Count | None = None, flops: Count | None = None, nbytes: Count | None = None,
-    steps: Count | None = None, cases: Sequence[Case] = (),
+    steps: Count | None = None, cases: Sequence[Case] = (), data_indices: bool = False,
 ) -> None:
     """States the record of a shader file. Raises InternalError for a second one, or an unknown family."""
     if shader in RECORDS or family not in FAMILIES:
         raise InternalError(f"record of {shader}: " + (
             "there is one already" if shader in RECORDS else f"got family {family!r}, expected one of {', '.join(FAMILIES)}"))
-    RECORDS[shader] = Record(shader, family, loop_bound, flops, nbytes, steps, tuple(cases))
+    RECORDS[shader] = Record(shader, family, loop_bound, flops, nbytes, steps, tuple(cases), data_indices)
+
+
+def unchecked(families: Iterable[str]) -> frozenset[str]:
+    """The shader files that need no bounds checks once their families are trusted."""
+    trusted = frozenset(families)
+    return frozenset(shader for shader, found in RECORDS.items() if found.family in trusted and not found.data_indices)
 
 
 def record_of(shader: str) -> Record:

@@ -76,7 +76,7 @@ def _adapters(config: Config) -> tuple[list[AdapterInfo], str]:
 
 
 def _examine(chosen: AdapterInfo, quick: bool, rounds: int, device: Device) -> list[Outcome]:
-    names = [p.name for p in PROBES.values() if p.quick or not quick]
+    names = [p.name for p in PROBES.values() if p.is_quick(chosen.is_software) or not quick]
     outcomes = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=shared.err, transient=True, disable=not shared.err.is_terminal) as progress:

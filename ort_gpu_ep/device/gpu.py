@@ -96,6 +96,7 @@ class Gpu:
     """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one.
 
     workarounds: of its driver (health/workarounds.py), in use since it was opened. submit_each: one submit for each dispatch.
+    trusted: shader files that need no bounds checks here (health/admission.py).
     """
 
     readback_apart = False
@@ -115,6 +116,7 @@ class Gpu:
         self.uses = Uses(not info.is_software)
         self.workarounds: tuple[Any, ...] = ()
         self.submit_each = False
+        self.trusted: frozenset[str] = frozenset()
         self.lost = ""
         self.reported = False       # whether the circuit knows of the loss
         self.timer: Timer | Stopwatch | None = None

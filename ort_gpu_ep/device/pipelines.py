@@ -21,10 +21,15 @@ Composer: TypeAlias = Callable[[Kernel, Mapping[str, tuple[TensorType, bool]], i
 """The WGSL of a kernel: (kernel, its bindings, bytes of one at most), see shaders.compose. A drill brings one that plants a fault."""
 
 
-def pipelines(gpu: Gpu, plan: Plan, checked: bool, composer: Composer = compose) -> list[Any]:
+def is_checked(gpu: Gpu, option: str, shader: str) -> bool:
+    """Whether a shader file is compiled with bounds and loop checks. option: checked_shaders."""
+    return option == "1" or (option == "auto" and shader not in gpu.trusted)
+
+
+def pipelines(gpu: Gpu, plan: Plan, checked: str, composer: Composer = compose) -> list[Any]:
     """The pipeline of each step (None for a copy), compiled by several threads: drivers take up to 50 ms for one.
 
-    Raises: ShaderError.
+    checked: the option checked_shaders. Raises: ShaderError.
     """
     def one(step: Dispatch | Copy) -> Any:
         return pipeline(gpu, step, checked, composer) if isinstance(step, Dispatch) else None
@@ -35,9 +40,9 @@ def pipelines(gpu: Gpu, plan: Plan, checked: bool, composer: Composer = compose)
         return list(pool.map(one, plan.steps))
 
 
-def pipeline(gpu: Gpu, dispatch: Dispatch, checked: bool, composer: Composer = compose) -> Any:
+def pipeline(gpu: Gpu, dispatch: Dispatch, option: str, composer: Composer = compose) -> Any:
     """The pipeline of a dispatch. Raises ShaderError, with the composed source, where it does not compile."""
-    limit = gpu.limits.max_binding_nbytes
+    limit, checked = gpu.limits.max_binding_nbytes, is_checked(gpu, option, dispatch.kernel.shader)
     source = composer(dispatch.kernel, dispatch.bindings, limit)
     written = tuple(t.written for t in dispatch.tensors for _ in parts(t.type, limit))
     varies = bool(parameters(dispatch.kernel, dispatch.bindings))

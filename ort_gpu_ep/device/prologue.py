@@ -18,7 +18,7 @@ class Prologue:
     weight: gives a weight's buffer.
     """
 
-    def __init__(self, gpu: Gpu, checked: bool, weight: Callable[[str], Buffer], composer: Composer) -> None:
+    def __init__(self, gpu: Gpu, checked: str, weight: Callable[[str], Buffer], composer: Composer) -> None:
         self.gpu, self._checked, self._weight, self._composer = gpu, checked, weight, composer
         self._made: dict[Dispatch, dict[Place, Buffer]] = {}
 

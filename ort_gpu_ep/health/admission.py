@@ -19,6 +19,7 @@ from ort_gpu_ep.health.quirks import Quirk, load, shipped
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, safer
 from ort_gpu_ep.interrupts import uninterrupted
+from ort_gpu_ep.kernels import unchecked
 from ort_gpu_ep.target import LAST_ARRIVING, UNTUNED
 
 log = logging.getLogger("ort_gpu_ep")
@@ -46,6 +47,7 @@ def open_gpu(config: Config) -> Gpu:
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
         off = {what for what, _ in disabled}
         new = [w for w in found if w not in gpu.workarounds]
+        gpu.trusted |= unchecked(verdict.trusted) if not info.is_software else frozenset()
         shown = {LAST_ARRIVING} if verdict.probed else set()
         features = (gpu.limits.features | shown) - off
         if disabled != gpu.limits.disabled or new or features != gpu.limits.features:
@@ -106,7 +108,7 @@ def quick(info: AdapterInfo) -> Verdict:
     """The quick probes in a worker process. Where no worker can be started, nothing is known and nothing disabled."""
     import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 
-    names = [p.name for p in PROBES.values() if p.quick]
+    names = [p.name for p in PROBES.values() if p.is_quick(info.is_software)]
     try:
         outcomes = list(examine(info.index, names, 1, budget_s=QUICK_S))
     except OSError as error:

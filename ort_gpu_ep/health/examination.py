@@ -27,7 +27,10 @@ BEGIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a probe. seen: for people. disables: what can't be trusted now."""
+    """What became of a probe. seen: for people. disables: what can't be trusted now.
+
+    unchecked: its shaders passed without bounds checks.
+    """
 
     name: str
     group: str
@@ -35,6 +38,7 @@ class Outcome:
     seen: str = ""
     time_ms: float = 0.0
     disables: tuple[str, ...] = ()
+    unchecked: bool = False
 
     @property
     def passed(self) -> bool:
@@ -190,7 +194,7 @@ def _one_worker(adapter: int, names: list[str], rounds: int, device: Device, dea
         else:
             passed = line["status"] in ("PASS", "UNSUPPORTED")
             disables = () if passed else current.disables
-            yield Outcome(line["name"], current.group, line["status"], line["seen"], line["time_ms"], disables)
+            yield Outcome(line["name"], current.group, line["status"], line["seen"], line["time_ms"], disables, line["unchecked"])
             running, limit_s = False, START_S
             following = names.index(line["name"]) + 1
             current = PROBES[names[following]] if following < len(names) else current

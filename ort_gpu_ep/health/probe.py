@@ -39,8 +39,8 @@ class Probe:
 
     name, group: for people. check: the function. disables: what a failure puts out of use: shader files, device features,
     registry.PACKED, WORKGROUP or ADAPTER. fault: (pattern, replacement) in the text of the shaders that the probe compiles, or
-    the name of a fault that `Trial.planted` announces to the probe. quick: part of the first use of an adapter.
-    timeout_s: a probe that takes longer hangs.
+    the name of a fault that `Trial.planted` announces to the probe. quick: part of the first use of an adapter. trusts: likewise, where
+    it is hardware: then a family of kernels needs no bounds checks. timeout_s: a probe that takes longer hangs.
     """
 
     name: str
@@ -50,6 +50,11 @@ class Probe:
     fault: tuple[str, str] | str
     quick: bool = False
     timeout_s: float = 30.0
+    trusts: bool = False
+
+    def is_quick(self, software: bool) -> bool:
+        """Whether it is part of the first use of an adapter. software: the adapter computes on the CPU."""
+        return self.quick or (self.trusts and not software)
 
 
 PROBES: dict[str, Probe] = {}
@@ -58,13 +63,13 @@ PROBES: dict[str, Probe] = {}
 
 def probe(
     name: str, group: str, *, disables: Sequence[str] = (ADAPTER,), fault: tuple[str, str] | str = EDGE, quick: bool = False,
-    timeout_s: float = 30.0,
+    timeout_s: float = 30.0, trusts: bool = False,
 ) -> Callable[[Callable[[Trial], str]], Callable[[Trial], str]]:
     """Adds a row."""
     def add(check: Callable[[Trial], str]) -> Callable[[Trial], str]:
         if name in PROBES:
             raise ValueError(f"two probes are named {name!r}")
-        PROBES[name] = Probe(name, group, check, tuple(disables), fault, quick, timeout_s)
+        PROBES[name] = Probe(name, group, check, tuple(disables), fault, quick, timeout_s, trusts)
         return check
     return add
 

@@ -18,10 +18,12 @@ from ort_gpu_ep import store
 from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.health.drivers import wgpu_version
 from ort_gpu_ep.health.examination import Outcome
+from ort_gpu_ep.health.probe import PROBES
+from ort_gpu_ep.kernels import FAMILIES, RECORDS
 from ort_gpu_ep.registry import ADAPTER
 from ort_gpu_ep.target import LAST_ARRIVING
 
-FORMAT = 1
+FORMAT = 2
 HEALTHY, DEGRADED, UNUSABLE = "healthy", "degraded", "unusable"
 
 
@@ -30,13 +32,14 @@ class Verdict:
     """What probes found. disabled: (what, why), as registry.Limits has it. depth: `quick` or `full`.
 
     strikes: processes that had the adapter open and ended without closing it, since the last full examination.
-    probed: whether it holds findings at all.
+    probed: whether it holds findings at all. trusted: families of kernels whose probes have passed without bounds checks, all that ran.
     """
 
     disabled: tuple[tuple[str, str], ...] = ()
     depth: str = "quick"
     strikes: int = 0
     probed: bool = True
+    trusted: tuple[str, ...] = ()
 
     @property
     def health(self) -> str:
@@ -48,14 +51,24 @@ def verdict_of(outcomes: Iterable[Outcome], depth: str) -> Verdict:
     is there only where it was shown.
     """
     disabled: dict[str, str] = {}
+    trusted, doubtful = set[str](), set[str]()
     for outcome in outcomes:
         if LAST_ARRIVING in outcome.disables and outcome.status != "PASS":
             disabled.setdefault(LAST_ARRIVING, f"probe {outcome.name!r}: {outcome.status} ({outcome.seen})")
-        if outcome.passed or outcome.status == "NOT_RUN":
+        if outcome.status in ("NOT_RUN", "UNSUPPORTED"):
             continue
-        for what in outcome.disables:
+        (trusted if outcome.unchecked else doubtful).update(_families(outcome))
+        for what in () if outcome.passed else outcome.disables:
             disabled.setdefault(what, f"probe {outcome.name!r}: {outcome.status} ({outcome.seen})")
-    return Verdict(tuple(disabled.items()), depth)
+    return Verdict(tuple(disabled.items()), depth, trusted=tuple(sorted(trusted - doubtful)))
+
+
+def _families(outcome: Outcome) -> set[str]:
+    """The families of kernels that a probe tells about: all of them, where it is about the adapter."""
+    what = PROBES[outcome.name].disables if outcome.name in PROBES else outcome.disables
+    if not outcome.passed and ADAPTER in what:
+        return {*FAMILIES}
+    return {RECORDS[name].family for name in what if name in RECORDS}
 
 
 @cache
@@ -90,7 +103,7 @@ def _parsed(data: dict[str, Any]) -> Verdict:
     disabled = tuple((str(what), str(why)) for what, why in data["disabled"])
     if data["depth"] not in ("quick", "full") or type(data["strikes"]) is not int or type(data["probed"]) is not bool:
         raise TypeError(f"depth {data['depth']!r}, strikes {data['strikes']!r}, probed {data['probed']!r}")
-    return Verdict(disabled, data["depth"], max(data["strikes"], 0), data["probed"])
+    return Verdict(disabled, data["depth"], max(data["strikes"], 0), data["probed"], tuple(str(family) for family in data["trusted"]))
 
 
 def write(cache_path: str, key: str, verdict: Verdict) -> None:

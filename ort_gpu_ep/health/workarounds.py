@@ -28,7 +28,7 @@ def _least(own: int, asked: int) -> int:
 
 
 OPTIONS: dict[str, Callable[[Any, int], Any]] = {
-    "checked_shaders": lambda own, asked: True, "fusion": lambda own, asked: False,
+    "checked_shaders": lambda own, asked: "1", "fusion": lambda own, asked: False,
     "verify": _least, "hang_timeout_ms": _least, "memory_limit_mb": _least}
 """Option -> what becomes of its value: always the safer of the two."""
 

@@ -19,7 +19,7 @@ TAPS = (1, 2, 4)
 PADDINGS = {"zeros": 0, "border": 1, "reflection": 2}
 
 record(
-    "grid_sample.wgsl", "gather", loop_bound=lambda k: k.nested("TAPS0", "TAPS1", "TAPS2"),
+    "grid_sample.wgsl", "gather", data_indices=True, loop_bound=lambda k: k.nested("TAPS0", "TAPS1", "TAPS2"),
     flops=lambda k: 2 * k.size("y") * k["TAPS0"] * k["TAPS1"] * k["TAPS2"], nbytes=lambda k: k.nbytes("grid") + 2 * k.nbytes("y"),
     cases=[
         case("GridSample", 20, normal(2, 3, 5, 7), normal(2, 9, 11, 2), mode="linear"),

@@ -23,7 +23,7 @@ record(
         case("Gather", 13, normal(13, 7, 5), integers(-7, 7, 3, 2), axis=1),
         case("GatherElements", 13, normal(13, 7, 5), integers(0, 13, 4, 7, 5, dtype="int32"), axis=0),
         case("GatherND", 13, normal(13, 7, 5), integers(0, 7, 6, 2))])
-record("one_hot.wgsl", "gather", cases=[case("OneHot", 11, integers(0, 11, 7, 3), Known(11), normal(2))])
+record("one_hot.wgsl", "gather", data_indices=True, cases=[case("OneHot", 11, integers(0, 11, 7, 3), Known(11), normal(2))])
 record("eye_like.wgsl", "movement", cases=[case("EyeLike", 9, integers(0, 9, 13, 17, dtype="int32"), k=2)])
 record(
     "reverse_sequence.wgsl", "gather",

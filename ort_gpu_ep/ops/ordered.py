@@ -32,7 +32,7 @@ record(
         case("CumProd", 26, integers(-9, 10, 3, 301, dtype="int32"), Known(1))])
 record("topk_keys.wgsl", "elementwise")
 record("topk_sort.wgsl", "sorting", loop_bound=_sort_loops)
-record("topk_merge.wgsl", "sorting", loop_bound=lambda k: 32)      # a binary search over 32-bit positions
+record("topk_merge.wgsl", "sorting", data_indices=True, loop_bound=lambda k: 32)      # a binary search over 32-bit positions
 record("topk_indices.wgsl", "movement")
 
 

@@ -10,7 +10,7 @@ from ort_gpu_ep.types import FLOAT16, FLOAT32, INT64, Shape
 FLOATING = (FLOAT32, FLOAT16)
 
 record(
-    "rotary_embedding.wgsl", "gather", nbytes=lambda k: 3 * k.nbytes("x") + 2 * k.nbytes("y"),
+    "rotary_embedding.wgsl", "gather", data_indices=True, nbytes=lambda k: 3 * k.nbytes("x") + 2 * k.nbytes("y"),
     cases=[
         case("RotaryEmbedding", 23, normal(2, 3, 5, 14), normal(11, 5), normal(11, 5), integers(0, 11, 2, 5), rotary_embedding_dim=10),
         case("RotaryEmbedding", 23, normal(2, 5, 24), normal(2, 5, 4), normal(2, 5, 4), num_heads=3, interleaved=1)])

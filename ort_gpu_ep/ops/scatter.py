@@ -28,9 +28,10 @@ _ONE_ROW = case("ScatterND", 18, normal(5003), integers(0, 5003, 1000, 1), norma
 
 record("scatter_places.wgsl", "gather", loop_bound=lambda k: k["TUPLE"], cases=[_ONE_ROW])
 record(
-    "scatter_owner.wgsl", "gather", loop_bound=lambda k: ceil_div(k["UPDATES"] + 2 * k["TILE"], k.workgroup_size) + 3,
+    "scatter_owner.wgsl", "gather", data_indices=True,
+    loop_bound=lambda k: ceil_div(k["UPDATES"] + 2 * k["TILE"], k.workgroup_size) + 3,
     flops=lambda k: 2 * ceil_div(k["ROWS"], k["TILE"]) * k["UPDATES"], cases=[_ONE_ROW])
-record("scatter_replace.wgsl", "gather", cases=[_ONE_ROW])
+record("scatter_replace.wgsl", "gather", data_indices=True, cases=[_ONE_ROW])
 record(
     "scatter_reduce.wgsl", "gather", loop_bound=lambda k: k["COUNT"], flops=lambda k: 2 * k.size("y") * k["COUNT"],
     cases=[case("ScatterElements", 18, normal(7, 33), integers(0, 7, 5, 33), normal(5, 33), axis=0, reduction="add")])

@@ -31,6 +31,10 @@ class LocalProgram(Program):
         return bool(self.gpu.lost) or not isinstance(error, DeviceLostError)
 
 
+ALL_CHECKED = ("all shaders check their bounds, which takes time: no probe has passed on this adapter without (checked_shaders=auto, "
+               "docs/doctor.md)")
+
+
 class LocalBackend:
     """See Backend. gpu: shared with other sessions."""
 
@@ -58,4 +62,7 @@ class LocalBackend:
 def open_backend(config: Config) -> Backend:
     """Raises AdapterError, DeviceError (a forked child), ConfigError."""
     memory.check_usable()
-    return LocalBackend(open_gpu(config))
+    backend = LocalBackend(open_gpu(config))
+    if config.checked_shaders == "auto" and not backend.device.trusted and not backend.device.info.is_software:
+        backend.notices = [*backend.notices, ALL_CHECKED]
+    return backend

@@ -13,6 +13,7 @@ from ort_gpu_ep.calibration.measure import WAKE_S
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.adapter import order_among_equals
+from ort_gpu_ep.device.pipelines import is_checked
 from ort_gpu_ep.device.timing import Stopwatch
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.kernels import record_of, work_of
@@ -70,7 +71,8 @@ def profile_runs(
         model, gpu.info.name, f"{gpu.info.backend}, {gpu.info.driver}", len(taken.whole), median(taken.whole),
         _phases(taken), median(taken.passes) if taken.passes else 0.0,
         _dispatches(taken, [p.program for p in ours]), Roofs(roofs.flops_per_s / 1e9, roofs.nbytes_per_s / 1e9), (clocks[0], clocks[1]),
-        all(p.program.config.checked_shaders for p in ours), _notes(gpu, timed))
+        all(is_checked(gpu, p.program.config.checked_shaders, s.kernel.shader)
+            for p in ours for plan in p.program.plans for s in plan.steps if isinstance(s, Dispatch)), _notes(gpu, timed))
 
 
 def _phases(taken: _Taken) -> dict[str, float]:

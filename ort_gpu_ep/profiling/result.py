@@ -86,8 +86,8 @@ class RunProfile:
 
     run_us: a whole run, nothing timed on the GPU. phases_us: by PHASES, means of the runs whose length is in the middle third. gpu_us: from
     the beginning of each pass to its end, with no timestamps between dispatches; 0 where the adapter has none. dispatches: in the order
-    of time. runs: how many were counted. clocks: before and after, as text; empty where nothing tells them. checked: shaders with
-    bounds checks.
+    of time. runs: how many were counted. clocks: before and after, as text; empty where nothing tells them. checked: all shaders
+    have bounds checks.
     """
 
     model: str

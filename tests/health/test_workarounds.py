@@ -120,7 +120,7 @@ def test_never_less_safe() -> None:
     for name in NAMES:
         value = 1 if name not in ("fusion",) else 0
         found = [Workaround(name, value, "why"), Workaround(name, max(value, 5) if name not in workarounds.VALUES else value, "why")]
-        safe = Config(checked_shaders=True, fusion=False, verify=1, hang_timeout_ms=1, memory_limit_mb=1)
+        safe = Config(checked_shaders="1", fusion=False, verify=1, hang_timeout_ms=1, memory_limit_mb=1)
         assert safer(safe, found) == safe
         assert all(getattr(lowered(Limits(), found), cap) <= getattr(Limits(), cap) for cap in workarounds.CAPS)
 

@@ -22,6 +22,7 @@ from ort_gpu_ep.questions import apart
 from ort_gpu_ep.registry import Decline, Limits, Lowering, kernel
 from ort_gpu_ep.types import FLOAT32, TensorType, dtype_of
 from tests.unit.graphs import graph_of
+from tests.unit.shader_flow import indices_from_data
 
 SHADERS = Path(kernels.__file__).parent / "shaders"
 KERNELS = {p.name: p.read_text("utf-8") for p in SHADERS.glob("*.wgsl") if re.search(r"^fn (element|group_main|grid_main)\(", p.read_text("utf-8"), re.M)}
@@ -45,6 +46,36 @@ def test_a_kernel_that_loops_states_a_bound(shader: str) -> None:
     """llvmpipe would cut the loops of one without it silently."""
     stated = shader in RECORDS and RECORDS[shader].loop_bound is not None
     assert stated == has_loop(KERNELS[shader]), f"{shader}: record(..., loop_bound=...) says how often its loops go round, in all"
+
+
+BOUNDED = {
+    "packed_matvec.wgsl": "codes are masked to as many bits as the book has entries for",
+    "packed_product.wgsl": "codes are masked to as many bits as the book has entries for"}
+"""Kernels that bound an index otherwise than by clamp or min, which the flow of names does not see."""
+
+
+@pytest.mark.parametrize("shader", sorted(KERNELS))
+def test_a_kernel_whose_indices_come_from_data_keeps_its_checks(shader: str) -> None:
+    places = indices_from_data(KERNELS[shader])
+    stated = shader in RECORDS and RECORDS[shader].data_indices
+    assert stated == bool(places and shader not in BOUNDED), (
+        f"{shader}: clamp what a tensor says before it is an index, or state record(..., data_indices=True); indices: {places}")
+
+
+def test_indices_that_come_from_data_are_seen() -> None:
+    direct = "fn element(i: u32) -> y_t { return x_at(u32(indices_at(i))); }"
+    by_name = "fn element(i: u32) -> y_t { var at = first(i); at += u32(indices_at(i)) * STEP; return x_at(at); }"
+    by_function = "fn place(i: u32) -> u32 { return u32(indices_at(i)); } fn element(i: u32) -> y_t { return x_at(place(i) + 1u); }"
+    by_argument = "fn get(k: u32) -> f32 { return x_at(k); } fn element(i: u32) -> y_t { return get(u32(indices_at(i))); }"
+    by_loop = "fn element(i: u32) -> y_t { let n = u32(n_at(0u)); var s = 0.0; for (var k = 0u; k < n; k++) { s += x_at(k); } return s; }"
+    shared = "var<workgroup> last: array<u32, 8>; fn group_main(g: u32, lane: u32) { let t = u32(places_at(g)); last[t] = g; }"
+    repeated = "fn element(i: u32) -> y_t {\n#for k in 2\n    let at$k = u32(indices_at(i + $(k // 2)u));\n#end\n    return x_at(at0); }"
+    for text in (direct, by_name, by_function, by_argument, by_loop, shared, repeated):
+        assert indices_from_data(text), text
+    clamped = "fn element(i: u32) -> y_t { let at = u32(clamp(i32(indices_at(i)), 0, i32(N) - 1)); return x_at(min(at, N - 1u)); }"
+    values = "fn element(i: u32) -> y_t { var s = 0.0; for (var k = 0u; k < K; k++) { s += x_at(i * K + k) * w_at(k); } return s; }"
+    assert not indices_from_data(clamped)
+    assert not indices_from_data(values)
 
 
 def test_loops_are_seen() -> None:

@@ -72,7 +72,7 @@ for _tile in TILES:
     _tile_probe(_tile)
 
 
-@probe("matrix times vector", "kernels", disables=("matvec.wgsl", "sum_parts.wgsl"))
+@probe("matrix times vector", "kernels", disables=("matvec.wgsl", "sum_parts.wgsl"), trusts=True)
 def matvec(trial: Trial) -> str:
     """Rows or columns contiguous, K whole and split, batches."""
     shapes = ((1, 2051, 1000), (1, 33, 7), (1001, 130, 1), (5, 4099, 1), (1, 5000, 3))

@@ -51,7 +51,7 @@ def layers(trial: Trial) -> str:
     return f"3 ops, {len(sizes)} sizes"
 
 
-@probe("recurrent layers in registers", "kernels", disables=(SHADER, PACKING))
+@probe("recurrent layers in registers", "kernels", disables=(SHADER, PACKING), trusts=True)
 def held(trial: Trial) -> str:
     """Units that fill a subgroup and that don't, vectors with and without a rest, the input's share from the kernel or from a product."""
     sizes = (1, 8, 33)

@@ -86,7 +86,7 @@ def last_arriving(trial: Trial) -> str:
     return f"{8 * split} workgroups, {ARRIVALS} times"
 
 
-@probe("depthwise, channels last", "kernels", disables=("depthwise_last.wgsl",))
+@probe("depthwise, channels last", "kernels", disables=("depthwise_last.wgsl",), trusts=True)
 def depthwise(trial: Trial) -> str:
     """Windows that are unrolled and one that is not, strides, dilations, a batch."""
     for _ in range(trial.rounds):
