@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, normal, record
+from ort_gpu_ep.kernels import case, ceil_div, normal, record
 from ort_gpu_ep.ops.channels_last import own
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel, op
-from ort_gpu_ep.types import FLOATS, INT8, INT64, UINT8, TensorType
+from ort_gpu_ep.symbolic import same
+from ort_gpu_ep.types import FLOAT32, FLOATS, INT8, INT64, UINT8, TensorType
 
 MAX_SPATIAL = 3
+LANES = 128
 
 record(
     "pool.wgsl", "pool", loop_bound=lambda k: k.nested("K0", "K1", "K2") * k["P"],
@@ -18,6 +20,8 @@ record(
     cases=[
         case("MaxPool", 12, normal(2, 3, 9, 11), kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1)),
         case("AveragePool", 11, normal(2, 3, 9, 11), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))])
+record(
+    "pool_last.wgsl", "pool", loop_bound=lambda k: k.nested("K1", "K2"), flops=lambda k: 2 * k.size("y") * k["K1"] * k["K2"])
 record(
     "max_pool_indices.wgsl", "pool", loop_bound=lambda k: k.nested("K0", "K1", "K2"),
     flops=lambda k: 2 * k.size("indices") * k["K0"] * k["K1"] * k["K2"],
@@ -88,8 +92,21 @@ def _output(node: BoundNode, axes: list[Axis]) -> TensorType:
     return TensorType(x.dtype, (x.shape[0], *out, x.shape[-1]) if node.node.channels_last else (*x.shape[:2], *out))
 
 
+def _fours(node: BoundNode, *, highest: bool, count_pad: bool) -> Kernel:
+    """Of two spatial axes, channels last."""
+    axes = window_axes(node)
+    out = _output(node, axes)
+    consts: dict[str, Const] = {
+        "TOTAL": out.size // 4, "INNER": out.shape[-1] // 4, "MAX": highest, "COUNT_PAD": count_pad, **_consts(axes)}
+    return kernel(
+        "pool_last.wgsl", [out], consts=consts, groups=ceil_div(out.size, 4 * LANES), lanes=LANES, vectors=("x", "y"), reads={"x": 0},
+        writes={"y": 0})
+
+
 def _pool(node: BoundNode, *, highest: bool = False, mean: bool = False, count_pad: bool = False, p: int = 1) -> Kernel:
     axes, dtype = window_axes(node), node.input(0).dtype
+    if node.node.channels_last and dtype is FLOAT32 and same(node.input(0).shape[-1] % 4, 0) and (highest or mean):
+        return _fours(node, highest=highest, count_pad=count_pad)
     lowest: Const = {INT8: -128, UINT8: 0}.get(dtype, float("-3.4028234663852886e38"))
     consts: dict[str, Const] = {
         "MAX": highest, "MEAN": mean, "COUNT_PAD": count_pad, "P": p, "LOWEST": lowest, "FLOAT": dtype in FLOATS, **_consts(axes),

@@ -180,8 +180,8 @@ class _Rewriter:
         operands = tuple(self._stored(name, option) if form.writes else name for name in node.operands)
         outputs = tuple(self._written(name) if name in option.writes else name for name in node.outputs)
         return replace(
-            node, name=node.label, inputs=tuple(inputs), outputs=outputs, operands=operands, attributes={**node.attributes, **form.attributes},
-            channels_last=True)
+            node, name=node.label, inputs=tuple(inputs), outputs=outputs, operands=operands,
+            attributes={**node.attributes, **form.attributes}, channels_last=True)
 
     def _stored(self, name: str, option: _Option) -> str:
         """The value as the node reads it."""

@@ -106,6 +106,17 @@ def test_every_rule_has_a_case() -> None:
     assert [name for (_, name), spec in OPS.items() if spec.channels_last not in (None, *tested)] == []
 
 
+def test_the_maximum_of_what_is_not_finite() -> None:
+    """NaN where a window has one, as in plain; else -inf."""
+    x = np.where(data(1, 8, 5, 6) > 2.5, np.float32(np.nan), np.float32(-np.inf))
+    model, feeds = model_of("MaxPool", (x,), kernel_shape=[2, 2])
+    with gaining("MaxPool"):
+        (got,) = run_direct(model, feeds, rewrite)
+    np.testing.assert_array_equal(got, np.maximum.reduce([x[:, :, a:4 + a, b:5 + b] for a in (0, 1) for b in (0, 1)]))
+    assert np.isnan(got).any()
+    assert np.isinf(got).any()
+
+
 @pytest.mark.parametrize("opset", [7, 9])
 def test_old_upsampling(opset: int) -> None:
     """By an attribute, then by an input; ONNX's own function is Resize's with the floor of asymmetric coordinates."""

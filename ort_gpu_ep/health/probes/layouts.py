@@ -1,0 +1,31 @@
+"""Kernels that work on images whose channels lie together, beside convolutions (tiles.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ort_gpu_ep.graph import Graph, Node, Value
+from ort_gpu_ep.health.probe import Trial, agree, probe, reference
+from ort_gpu_ep.types import FLOAT32, Shape
+
+
+def _channels_last(trial: Trial, op: str, version: int, shape: Shape, **attributes: Any) -> None:
+    """One node of one input against the reference over planes."""
+    image = trial.normal(*shape)
+    stored = np.ascontiguousarray(image.transpose(0, 2, 3, 1))
+    node = Node(op, ("x",), ("y",), "", "", version, attributes, channels_last=True)
+    got, = trial.graph(Graph("probe", ("x",), ("y",), (node,), {"x": Value("x", FLOAT32, stored.shape)}), [stored])
+    want, = reference(op, version, [image], **attributes)
+    agree(f"{op} {list(shape)} {attributes}, channels last", got, want.transpose(0, 2, 3, 1))
+
+
+@probe("pool, channels last", "kernels", disables=("pool_last.wgsl",))
+def pool(trial: Trial) -> str:
+    """Maximum and mean, with strides, padding that counts and that does not, a batch."""
+    for _ in range(trial.rounds):
+        _channels_last(trial, "MaxPool", 12, (2, 12, 9, 11), kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1))
+        _channels_last(trial, "AveragePool", 11, (1, 36, 17, 8), kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+        _channels_last(trial, "AveragePool", 11, (1, 4, 7, 9), kernel_shape=(3, 3), pads=(1, 1, 1, 1), count_include_pad=1)
+    return "3 windows"
