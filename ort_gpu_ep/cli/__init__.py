@@ -17,6 +17,7 @@ COMMANDS = {
     "calibrate": "Show what runs, transfers and kernels take on the adapter a session would get; measured if it was not before.",
     "conformance": "Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails.",
     "doctor": "Examine the adapter a session would get, in processes of their own. Exit code 0 healthy, 1 degraded, 2 unusable or none.",
+    "train": "Train the float32 weights of MODEL on the samples of a .npz file, and write the tuned model.",
     "exec": "Run COMMAND with the GPU put before the providers that its onnxruntime sessions name, in its Python children too.",
     "profile": "Time each dispatch of MODEL on the GPU beside what the adapter could do, and what the host does around them.",
     "options": "List the provider options and the environment variables that set them.",

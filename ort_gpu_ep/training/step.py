@@ -31,6 +31,7 @@ class TrainingStep:
     feeds: element type and shape of what a step is given: the model's inputs, LABEL, WEIGHT (sums to 1), HYPER, SEED if there is one.
     carried: what one step hands to the next, by name, as it is at first: NAME comes in, NAME.new goes out. parameters: names of those
     of them that are trained; buffers: running statistics. notes: what training does otherwise than the model says.
+    output: the model's own, that the loss is of; classes: its dimension 1. metrics: what an evaluation gives besides the loss.
     """
 
     model: onnx.ModelProto
@@ -41,6 +42,7 @@ class TrainingStep:
     notes: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     output: str = ""
+    classes: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def training_step(request: Request, optimizer: Optimizer) -> TrainingStep:
     carried, outputs = _updates(forward, grads, optimizer, numbers)
     model = writer.model("training_step", [writer.named(written.loss, LOSS), *outputs])
     return TrainingStep(model, _feeds(model, carried, forward), carried, tuple(grads), tuple(forward.updated), tuple(forward.notes),
-                        output=output.name)
+                        output=output.name, classes=output.shape[1] if output.rank > 1 else 0)
 
 
 def evaluation_step(request: Request, parameters: Iterable[str]) -> TrainingStep:
@@ -118,7 +120,7 @@ def evaluation_step(request: Request, parameters: Iterable[str]) -> TrainingStep
     model = writer.model("evaluation", [writer.named(written.loss, LOSS), *metrics, output])
     carried = {**forward.parameters, **forward.buffers}
     return TrainingStep(model, _feeds(model, carried, forward), carried, tuple(forward.parameters), tuple(forward.buffers),
-                        tuple(forward.notes), tuple(written.metrics), output.name)
+                        tuple(forward.notes), tuple(written.metrics), output.name, output.shape[1] if output.rank > 1 else 0)
 
 
 def _output(model: onnx.ModelProto, name: str | None, forward: Forward) -> Value:

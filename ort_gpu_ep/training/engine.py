@@ -1,0 +1,245 @@
+"""Steps taken on a device, with what it takes to go on when the device fails or the loss is no number any more."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ort_gpu_ep.errors import AdapterError, DeviceError, TrainingError, forget_frames
+from ort_gpu_ep.graph import Array
+from ort_gpu_ep.training.diagnosis import first_bad_node
+from ort_gpu_ep.training.journal import Entry, Journal
+from ort_gpu_ep.training.resident import Resident, device_failure, state_of
+from ort_gpu_ep.training.step import TrainingStep
+
+log = logging.getLogger("ort_gpu_ep")
+
+T = TypeVar("T")
+
+ATTEMPTS = 3
+"""Devices that are tried, one after the other, before a failure is the user's."""
+
+TIMED_STEPS = 5
+
+
+class Loss:
+    """The loss of a step: a number once it is read, which waits for the device. step: counted from 0.
+
+    Reading raises TrainingError, if it is NaN or infinite: the trainer is then back at the last good state.
+    """
+
+    def __init__(self, engine: Engine, step: int) -> None:
+        self.step = step
+        self.value: Any = None
+        self._engine: Engine | None = engine
+        self._read = math.nan
+
+    def __float__(self) -> float:
+        if self._engine is not None:
+            self._engine.fetch(self)
+        return self._read
+
+    def settle(self, number: float) -> None:
+        """Makes it a number on the host."""
+        self._read, self._engine, self.value = number, None, None
+
+    def __repr__(self) -> str:
+        return f"Loss(step {self.step})" if self._engine is not None else f"Loss(step {self.step}: {self._read:.6g})"
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)
+
+
+class Engine:
+    """A step that is run again and again. at: the number of the next step. renewals: devices that were given up.
+
+    placement: where it runs, "gpu" or "cpu"; `why` says how that was decided.
+    """
+
+    def __init__(self, step: TrainingStep, options: Mapping[str, Any], carried: Mapping[str, Array], at: int) -> None:
+        self.step, self.options = step, dict(options)
+        self.asked = str(self.options.setdefault("placement", "auto"))
+        self.why = "as asked"
+        self.renewals = 0
+        self.resident = self._opened(dict(carried))
+        self.journal = Journal(at, dict(carried))
+
+    @property
+    def at(self) -> int:
+        return self.journal.step + len(self.journal.entries)
+
+    @property
+    def placement(self) -> str:
+        return "gpu" if self.resident.on_gpu else "cpu"
+
+    # ---- where
+
+    def _opened(self, carried: Mapping[str, Array]) -> Resident:
+        """The step on the device that was asked for; with `auto` on the faster one of both."""
+        if self.asked != "auto":
+            return Resident(self.step, self.options, carried)
+        cpu = Resident(self.step, {"placement": "cpu"}, carried)
+        try:
+            gpu = Resident(self.step, {**self.options, "placement": "gpu"}, carried)
+        except (AdapterError, DeviceError) as error:
+            self.why = f"no usable GPU: {error}"
+            return cpu
+        state = state_of(gpu.session)
+        software = state is not None and state.gpu is not None and state.gpu.info.is_software
+        if state is None or (software and not self.options.get("adapter")):
+            self.why = "no node of the step has a kernel" if state is None else "the adapter is a software one that nobody asked for"
+            return cpu
+        times = {"cpu": _timed(cpu, carried), "gpu": _timed(gpu, carried)}
+        self.why = f"a step takes {times['cpu'] * 1e3:.3g} ms on the CPU, {times['gpu'] * 1e3:.3g} ms on the GPU"
+        return gpu if times["gpu"] <= times["cpu"] else cpu
+
+    # ---- steps
+
+    def run(self, feeds: Mapping[str, Array]) -> Loss:
+        """One step. If it raises, the state is the one before it."""
+        loss = Loss(self, self.at)
+        loss.value = self.surely(lambda: self.resident.run(feeds))
+        self.journal.add(feeds, loss)
+        if self.journal.due:
+            self.snapshot()
+        return loss
+
+    def fetch(self, last: Loss) -> None:
+        """Reads a loss, and those before it that somebody holds: it waits for the device once.
+
+        Raises: TrainingError, if one is not finite: the state is then the last good one.
+        """
+        held = [*(loss for loss in self._held() if loss.step < last.step), last]
+        for loss, number in zip(held, self._numbers(held), strict=True):
+            if not math.isfinite(number):
+                self._diverged(loss, number)
+            loss.settle(number)
+
+    def _held(self) -> list[Loss]:
+        """Losses since the snapshot that somebody holds and nobody has read."""
+        found = [entry.loss() for entry in self.journal.entries]
+        return [loss for loss in found if loss is not None and loss.value is not None]
+
+    def _numbers(self, losses: list[Loss]) -> list[float]:
+        return self.surely(lambda: self.resident.numbers([loss.value for loss in losses]))
+
+    def read(self) -> dict[str, Array]:
+        """The state on the host."""
+        return self.surely(lambda: self.resident.read())
+
+    def write(self, carried: Mapping[str, Array], at: int) -> None:
+        """Another state, of which step `at` is the next."""
+        self._settle_losses()
+        self.journal.renew(at, dict(carried), self.journal.taken_s)
+        self.surely(lambda: self.resident.write(carried))
+
+    def snapshot(self) -> None:
+        """Brings the state to the host; what is before it needs no batches any more."""
+        start, at = time.perf_counter(), self.at
+        carried = self.read()
+        bad = next((n for n, a in carried.items() if not np.isfinite(a).all()), None)
+        if bad is not None:
+            self._diverged(None, math.nan)
+        self._settle_losses()
+        self.journal.renew(at, carried, time.perf_counter() - start)
+
+    def _settle_losses(self) -> None:
+        """Reads the losses that somebody still holds: after a snapshot nothing could compute them again."""
+        held = self._held()
+        if held:
+            self.fetch(held[-1])
+
+    # ---- when it fails
+
+    def surely(self, action: Callable[[], T]) -> T:
+        """Something that a device does, again on a new one if it fails. Raises what is not a device's failure, and the last one."""
+        for _ in range(ATTEMPTS):
+            try:
+                return action()
+            except Exception as error:
+                self._recover(error)
+        try:
+            return action()
+        except Exception as error:
+            raise device_failure(self.resident.session, error) or error from error
+
+    def _recover(self, error: Exception) -> None:
+        """Goes on from the snapshot on a new device, with the batches since. Raises what is not a device's failure, or the last one."""
+        failure: Exception | None = device_failure(self.resident.session, error)
+        if failure is None:
+            raise error
+        for _ in range(ATTEMPTS):
+            log.warning("training: going on from step %d on a new device, after %s: %s", self.journal.step, type(failure).__name__, failure)
+            self.renewals += 1
+            try:
+                self._replay(self._again())
+                return
+            except Exception as again:
+                failure = again if isinstance(again, AdapterError) else device_failure(self.resident.session, again)
+                if failure is None:
+                    raise
+                forget_frames(again)
+        raise failure
+
+    def _again(self) -> Resident:
+        """A new device; the CPU, where `auto` was asked and none is to be had."""
+        options = {**self.options, "placement": self.placement if self.asked == "auto" else self.asked}
+        try:
+            return Resident(self.step, options, self.journal.carried)
+        except (AdapterError, DeviceError) as error:
+            if self.asked != "auto":
+                raise
+            self.why = f"the GPU failed, and there is no other: {error}"
+            return Resident(self.step, {"placement": "cpu"}, self.journal.carried)
+
+    def _replay(self, resident: Resident) -> None:
+        self.resident = resident
+        for entry in self.journal.entries:
+            self._repeat(entry)
+
+    def _repeat(self, entry: Entry) -> Any:
+        value, loss = self.resident.run(entry.feeds), entry.loss()
+        if loss is not None and loss.value is not None:
+            loss.value = value
+        return value
+
+    # ---- when the loss is no number
+
+    def _diverged(self, loss: Loss | None, number: float) -> None:
+        """Finds the first step after which something is not finite, goes back to before it, and raises TrainingError."""
+        good, entries, done = dict(self.journal.carried), list(self.journal.entries), 0
+        self.resident.write(good)
+        for entry in entries:
+            (value,) = self.resident.numbers([self.resident.run(entry.feeds)])
+            state = self.resident.read()
+            if not (math.isfinite(value) and all(np.isfinite(a).all() for a in state.values())):
+                break
+            good, done = state, done + 1
+        at = self.journal.step + done
+        for held in self._held():
+            held.settle(math.nan if held.step >= at else self.resident.numbers([held.value])[0])
+        self.resident.write(good)
+        self.journal.renew(at, good, self.journal.taken_s)
+        where = first_bad_node(self.step.model, {**entries[done].feeds, **good}) if done < len(entries) else ""
+        what = f"the loss of step {loss.step} is {number:g}" if loss is not None else "a parameter is not finite"
+        first = f" (first in step {at})" if loss is None or loss.step != at else ""
+        raise TrainingError(f"{what}{first}; {f'the first value that is not finite comes from {where}; ' if where else ''}"
+                            f"the trainer is at the state before step {at}: try a lower learning rate, clip=1.0, or look at that batch")
+
+
+def _timed(resident: Resident, carried: Mapping[str, Array]) -> float:
+    """Seconds of a step, the fastest of a few, on zeros; the state is afterwards what it was."""
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.random(s).astype(d) if d.kind == "f" else np.zeros(s, d) for n, (d, s) in resident.step.feeds.items()}
+    found = []
+    for _ in range(TIMED_STEPS + 2):
+        start = time.perf_counter()
+        resident.numbers([resident.run(feeds)])
+        found.append(time.perf_counter() - start)
+    resident.write(carried)
+    return min(found[2:])

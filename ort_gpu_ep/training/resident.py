@@ -1,0 +1,124 @@
+"""A step's session, with what it carries from step to step in the memory of the device that runs it.
+
+Two sets of values take turns: what a step reads is there until it has succeeded. Feeds have slots of their own, two of each, so that
+a batch can be on its way while the step before it runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime import OrtValue
+
+from ort_gpu_ep.errors import DeviceError
+from ort_gpu_ep.graph import Array
+from ort_gpu_ep.plugin import VENDOR_ID, SessionState
+from ort_gpu_ep.session import InferenceSession
+from ort_gpu_ep.training.step import LOSS, TrainingStep
+
+NEW = ".new"
+
+
+def open_session(model: bytes, options: Mapping[str, Any]) -> InferenceSession:
+    """A session of a step. On the GPU it is strict: the state is there, so a failing step is run again from a snapshot, not on the CPU."""
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    return InferenceSession(model, settings, provider_options={"strict": 1, **options})
+
+
+def state_of(session: InferenceSession) -> SessionState | None:
+    """The provider in a session; None where it runs on the CPU alone."""
+    return session._state if session._state is not None and session._state.partitions else None
+
+
+def device_failure(session: InferenceSession, error: Exception) -> DeviceError | None:
+    """What a device did, if that is why onnxruntime, or a copy, raised this."""
+    if isinstance(error, DeviceError):
+        return error
+    state = state_of(session)
+    cause = state.cause_of(error) if state is not None else None
+    if isinstance(cause, DeviceError):
+        return cause
+    lost = state is not None and state.gpu is not None and state.gpu.lost
+    return DeviceError(f"{lost} ({error})") if lost else None
+
+
+class Resident:
+    """A step on a device. Its state is `carried` at first, and changes with each run."""
+
+    def __init__(self, step: TrainingStep, options: Mapping[str, Any], carried: Mapping[str, Array]) -> None:
+        self.step = step
+        self.session = open_session(step.model.SerializeToString(), options)
+        self.on_gpu = state_of(self.session) is not None
+        self.device = ("gpu", 0, VENDOR_ID) if self.on_gpu else ("cpu", 0)
+        self._sets = [{n: self._shared(a) for n, a in carried.items()}, {n: self._shared(np.zeros_like(a)) for n, a in carried.items()}]
+        self._slots = [{n: self._slot(d, s) for n, (d, s) in step.feeds.items()} for _ in range(2)]
+        self._filled: list[dict[str, Array]] = [{}, {}]
+        self._bindings = [self._bind(now) for now in (0, 1)]
+        self.now = 0
+        self.run_s: list[float] = []
+
+    def _shared(self, array: Array) -> Any:
+        """An array's content as a value on the device that other sessions can read, too: those of an evaluation."""
+        return OrtValue.ortvalue_from_numpy(np.array(array, order="C"), *self.device)
+
+    def _slot(self, dtype: Any, shape: Any) -> Any:
+        """A value of this session on the device: what is copied there counts in its stats."""
+        made = self.session.create_ortvalue_from_shape_and_type(shape, dtype.type, *self.device)
+        made.update_inplace(np.zeros(shape, dtype))
+        return made
+
+    def _bind(self, now: int) -> Any:
+        binding = self.session.io_binding()
+        for name, value in {**self._slots[now], **self._sets[now]}.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in self._sets[1 - now].items():
+            binding.bind_ortvalue_output(name + NEW, value)
+        return binding
+
+    def run(self, feeds: Mapping[str, Array]) -> Any:
+        """One step; returns the loss, where it is. If it raises, the state is the one before it."""
+        start = time.perf_counter()
+        slots, binding = self._slots[self.now], self._bindings[self.now]
+        for name, array in feeds.items():
+            if self._filled[self.now].get(name) is not array:       # sample weights of full batches are always the same array
+                slots[name].update_inplace(array)
+                self._filled[self.now][name] = array
+        binding.bind_output(LOSS, *self.device)
+        self.session.run_with_iobinding(binding)
+        loss = binding.get_outputs()[self._loss_index()]
+        self.now = 1 - self.now
+        self.run_s.append(time.perf_counter() - start)
+        del self.run_s[:-100]
+        return loss
+
+    def _loss_index(self) -> int:
+        """Outputs come in the order in which they were bound: the loss last."""
+        return len(self._sets[0])
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is carried, on the device."""
+        return self._sets[self.now]
+
+    @staticmethod
+    def numbers(losses: Sequence[Any]) -> list[float]:
+        """Losses that `run` gave, on the host; together they wait for the device once."""
+        if len(losses) == 1 or losses[0].device_name().lower() == "cpu":
+            return [float(v.numpy().reshape(())) for v in losses]
+        hosts = [OrtValue.ortvalue_from_numpy(np.zeros(v.shape(), np.float32)) for v in losses]
+        onnxruntime.copy_tensors(list(losses), hosts)
+        return [float(v.numpy().reshape(())) for v in hosts]
+
+    def read(self) -> dict[str, Array]:
+        """What is carried, on the host."""
+        return {name: np.array(value.numpy()) for name, value in self.values.items()}
+
+    def write(self, carried: Mapping[str, Array]) -> None:
+        """Sets what is carried."""
+        for name, array in carried.items():
+            self.values[name].update_inplace(np.ascontiguousarray(array).reshape(array.shape))

@@ -1,0 +1,296 @@
+"""Trainer: a model, a loss and an optimizer; steps on batches, with everything else taken care of."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ort_gpu_ep.errors import TrainingError
+from ort_gpu_ep.graph import Array
+from ort_gpu_ep.interrupts import uninterrupted
+from ort_gpu_ep.training import checkpoint, data, source
+from ort_gpu_ep.training.dropout import seed_of
+from ort_gpu_ep.training.engine import Engine, Loss
+from ort_gpu_ep.training.evaluator import Evaluator
+from ort_gpu_ep.training.losses import loss_of
+from ort_gpu_ep.training.optimizers import Optimizer
+from ort_gpu_ep.training.resident import device_failure
+from ort_gpu_ep.training.step import HYPER, LABEL, SEED, WEIGHT, Request, TrainingStep, evaluation_step, training_step
+
+READ_EVERY = 10
+"""Losses that fit() reads at once: reading waits for the device."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where fit() is. step, epoch: counted from 1; loss: the last one that was read."""
+
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+    loss: float
+
+
+class Trainer:
+    """Trains an ONNX model of float32 weights on the GPU, or where its steps are faster.
+
+    model: a path, bytes or a ModelProto; it is not changed. loss: a name of losses.LOSSES. trainable: patterns of initializers' names; None
+    for all. output, batch_norm, dropout: as make_training_step. seed: of shuffling and of Dropout. options: of the provider
+    (config.OPTIONS); placement=auto, the default, times a step on both sides.
+
+    The first batch fixes the sizes. Smaller ones are padded with samples that weigh nothing.
+
+    Raises: TrainingError and ModelError, as make_training_step; ConfigError for options.
+    """
+
+    def __init__(
+        self, model: source.Model, *, loss: str, optimizer: Optimizer, trainable: Sequence[str] | None = None, output: str | None = None,
+        batch_norm: str = "frozen", dropout: bool = True, seed: int = 0, options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model = source.load(model)
+        self.optimizer, self.seed, self.options = optimizer, seed, dict(options or {})
+        self._request = Request(source.prepared(self._model), loss_of(loss), trainable, output, batch_norm, dropout)
+        self._request.names()
+        self._pending: tuple[dict[str, Array], int] | None = None       # a checkpoint that was loaded before there was a batch
+        self._engine: Engine | None = None
+        self._evaluator: Evaluator | None = None
+        self.epochs = 0
+
+    # ---- training
+
+    def step(self, x: data.Inputs, y: Array, sample_weight: Array | None = None) -> Loss:
+        """One step on a batch. The loss is read when it is used as a number.
+
+        x: an array, or a mapping for a model of several inputs, [N, ...]; y: the labels [N, ...]; sample_weight: [N].
+
+        Raises: TrainingError, before the state changes, for shapes, classes or weights that do not fit; DeviceError, if no
+        device is left.
+        """
+        inputs, label = data.as_inputs(x, self._input_names()), np.asarray(y)
+        engine = self._opened(inputs, data.samples(inputs, label))
+        feeds = self._feeds(engine.step, inputs, label, sample_weight)
+        feeds[HYPER] = self.optimizer.numbers(engine.at)
+        if SEED in engine.step.feeds:
+            feeds[SEED] = seed_of(self.seed, engine.at)
+        return uninterrupted(engine.run, feeds)
+
+    def fit(
+        self, x: data.Inputs, y: Array, *, epochs: int = 1, batch: int = 32, shuffle: bool = True, sample_weight: Array | None = None,
+        validation: tuple[data.Inputs, Array] | None = None, on_step: Callable[[Progress], object] | None = None,
+    ) -> list[dict[str, float]]:
+        """Epochs over all samples, in another order each, in batches. Returns for each epoch the mean loss of its samples, and with
+        `validation` what evaluate() gives for it.
+
+        A Ctrl-C is raised between two steps: the trainer is then at the state after the last one.
+        """
+        inputs, label = data.as_inputs(x, self._input_names()), np.asarray(y)
+        count = data.samples(inputs, label)
+        size, history = min(batch, count), list[dict[str, float]]()
+        for epoch in range(1, epochs + 1):
+            order = np.random.default_rng([self.seed, self.epochs]).permutation(count) if shuffle else np.arange(count)
+            parts, waiting, read = list(data.batches(count, size, order)), list[Loss](), list[float]()
+            for k, part in enumerate(parts, start=1):
+                weight = None if sample_weight is None else np.asarray(sample_weight)[part]
+                waiting.append(self.step({n: a[part] for n, a in inputs.items()}, label[part], weight))
+                if k % READ_EVERY == 0 or k == len(parts):
+                    float(waiting[-1])
+                    read, waiting = read + [float(loss) for loss in waiting], []
+                if on_step is not None:
+                    on_step(Progress((epoch - 1) * len(parts) + k, epochs * len(parts), epoch, epochs, read[-1] if read else np.nan))
+            self.epochs += 1
+            history.append({"loss": float(np.average(read, weights=[len(part) for part in parts]))})
+            if validation is not None:
+                history[-1] |= {f"validation_{k}": v for k, v in self.evaluate(*validation).items()}
+        return history
+
+    # ---- evaluation
+
+    def evaluate(self, x: data.Inputs, y: Array, sample_weight: Array | None = None) -> dict[str, float]:
+        """Loss and, for classes, accuracy over samples, with Dropout off and stored statistics."""
+        inputs, label = data.as_inputs(x, self._input_names()), np.asarray(y)
+        count = data.samples(inputs, label)
+        engine = self._opened(inputs, count)
+        share = data.normalized(sample_weight, count, count).astype(np.float64)
+        total: dict[str, float] = {}
+        for part in data.batches(count, self._batch(engine), np.arange(count)):
+            weight = float(share[part].sum())
+            if weight:
+                found = self._evaluated(engine, {n: a[part] for n, a in inputs.items()}, label[part], share[part])
+                total = {k: total.get(k, 0.0) + weight * float(v.reshape(())) for k, v in found.items()}
+        return total
+
+    def predict(self, x: data.Inputs) -> Array:
+        """The model's output for samples [N, ...]: that which the loss is of, as the model gives it."""
+        inputs = data.as_inputs(x, self._input_names())
+        count = len(next(iter(inputs.values())))
+        engine = self._opened(inputs, count)
+        dtype, shape = engine.step.feeds[LABEL]
+        found = []
+        for part in data.batches(count, self._batch(engine), np.arange(count)):
+            label = np.zeros((len(part), *shape[1:]), dtype)
+            given = {n: a[part] for n, a in inputs.items()}
+            found.append(self._evaluated(engine, given, label, None, output=True)[engine.step.output][:len(part)])
+        return np.concatenate(found)
+
+    # ---- state
+
+    @property
+    def steps(self) -> int:
+        """Steps taken so far, those before a checkpoint included."""
+        return self._engine.at if self._engine is not None else self._pending[1] if self._pending is not None else 0
+
+    def parameters(self) -> dict[str, Array]:
+        """The trained weights, and running statistics that training updates, on the host."""
+        state = self._state()
+        names = self._known_names()
+        return {n: a for n, a in state.items() if n in names}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """A checkpoint (safetensors): parameters, state, the number of steps. Going on from it equals never having stopped."""
+        carried = self._state()
+        if not carried:
+            raise TrainingError("save: there is nothing to save before the first step")
+        checkpoint.write(path, carried, {
+            "format": "ort_gpu_ep.training", "model": self._digest(), "optimizer": str(self.optimizer), "loss": self._request.loss.name,
+            "step": str(self.steps), "epochs": str(self.epochs), "seed": str(self.seed)})
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Goes on from a checkpoint of this model. Raises TrainingError for another model's, and for other weights or optimizer state."""
+        tensors, metadata = checkpoint.read(path)
+        for what, own in (("model", self._digest()), ("loss", self._request.loss.name)):
+            if metadata.get(what) != own:
+                raise TrainingError(f"checkpoint {os.fspath(path)}: it is of another {what} ({metadata.get(what)}, expected {own})")
+        step, epochs, seed = (int(metadata.get(key, "0")) for key in ("step", "epochs", "seed"))
+        if self._engine is not None:
+            _check_same(path, tensors, self._engine.step.carried)
+            self._engine.write(tensors, step)
+        else:
+            self._pending = (tensors, step)
+        self.epochs, self.seed = epochs, seed
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """The user's model with the weights as they are now."""
+        tuned, values = onnx.ModelProto(), self.parameters()
+        tuned.CopyFrom(self._model)
+        for tensor in tuned.graph.initializer:
+            if tensor.name in values:
+                tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))
+        onnx.save(tuned, os.fspath(path))
+
+    def named(self, x: data.Inputs) -> dict[str, Array]:
+        """Samples as the model's inputs by name; of a model of one input it may have any name. Raises TrainingError."""
+        names = self._input_names()
+        alone = len(names) == 1 and isinstance(x, Mapping) and len(x) == 1
+        return data.as_inputs(next(iter(x.values())) if alone and isinstance(x, Mapping) else x, names)
+
+    def explain(self) -> str:
+        """What is trained and how; where each node of the step runs, and why."""
+        engine = self._engine
+        if engine is None or engine.placement == "cpu":
+            return self.summary()
+        return f"{self.summary()}\n\n{engine.resident.session.explain()}"
+
+    def summary(self) -> str:
+        """What is trained, how, and on which side."""
+        lines = [f"loss {self._request.loss.name}, {self.optimizer}, {self.steps} steps"]
+        engine = self._engine
+        if engine is None:
+            return "\n".join([*lines, "no step yet: the first batch decides sizes and where steps run"])
+        size = sum(engine.step.carried[n].size for n in engine.step.parameters)
+        lines.append(f"{len(engine.step.parameters)} weights of {size:,} elements are trained; a step has "
+                     f"{len(engine.step.model.graph.node)} nodes, for batches of {self._batch(engine)}")
+        lines += [*engine.step.notes, f"on the {engine.placement.upper()}: {engine.why}"]
+        if engine.resident.run_s:
+            lines.append(f"the host spends {np.median(engine.resident.run_s) * 1e3:.3g} ms a step")
+        if engine.renewals:
+            lines.append(f"{engine.renewals} times on a new device after a failure")
+        return "\n".join(lines)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of the step's session (see InferenceSession.stats), steps, renewals, where it runs."""
+        engine = self._engine
+        if engine is None:
+            return {"steps": self.steps}
+        return {**engine.resident.session.stats(), "steps": self.steps, "renewals": engine.renewals, "placement": engine.placement}
+
+    # ---- inside
+
+    def _input_names(self) -> list[str]:
+        stored = {t.name for t in self._request.model.graph.initializer}
+        return [i.name for i in self._request.model.graph.input if i.name not in stored]
+
+    def _opened(self, inputs: Mapping[str, Array], count: int) -> Engine:
+        """The engine, made for these sizes if there is none yet."""
+        if self._engine is not None:
+            return self._engine
+        step = training_step(replace(self._request, shapes={n: a.shape for n, a in inputs.items()}), self.optimizer)
+        carried, at = step.carried, 0
+        if self._pending is not None:
+            carried, at = self._pending
+            _check_same("that was loaded", carried, step.carried)
+        self._engine, self._pending = Engine(step, self.options, carried, at), None
+        return self._engine
+
+    def _batch(self, engine: Engine) -> int:
+        return engine.step.feeds[WEIGHT][1][0]
+
+    def _feeds(self, step: TrainingStep, inputs: Mapping[str, Array], label: Array, weight: Array | None) -> dict[str, Array]:
+        """Checked, in the step's sizes and types, copied: the caller may change the arrays. Raises TrainingError."""
+        given, size = data.samples(inputs, label), step.feeds[WEIGHT][1][0]
+        if given > size:
+            raise TrainingError(f"got {given} samples, but the steps of this trainer are for {size}: the first batch decides; make another "
+                                "Trainer")
+        arrays = {**{n: a for n, a in inputs.items() if n in step.feeds}, LABEL: label}
+        feeds = {n: data.checked("labels" if n == LABEL else f"input {n!r}", a, *step.feeds[n]) for n, a in arrays.items()}
+        if self._request.loss.name == "cross_entropy":
+            data.check_classes(feeds[LABEL], step.classes)
+        feeds = {n: np.array(data.padded(a, size)) for n, a in feeds.items()}
+        return {**feeds, WEIGHT: data.normalized(weight, given, size)}
+
+    def _evaluated(self, engine: Engine, inputs: Mapping[str, Array], label: Array, weight: Any, output: bool = False) -> dict[str, Array]:
+        feeds = self._feeds(engine.step, inputs, label, weight)
+        def run() -> dict[str, Array]:
+            if self._evaluator is None:
+                shapes = {n: feeds[n].shape for n in inputs if n in feeds}
+                step = evaluation_step(replace(self._request, shapes=shapes), engine.step.parameters)
+                self._evaluator = Evaluator(step, {**engine.options, "placement": engine.placement})
+            try:
+                return self._evaluator.run(engine.resident, feeds, engine.step.carried, output)
+            except Exception as error:
+                failure, self._evaluator = device_failure(self._evaluator.session, error), None
+                raise failure or error from error
+
+        return engine.surely(run)
+
+    def _state(self) -> dict[str, Array]:
+        if self._engine is not None:
+            return self._engine.read()
+        return dict(self._pending[0]) if self._pending is not None else {}
+
+    def _known_names(self) -> set[str]:
+        return {t.name for t in self._model.graph.initializer}
+
+    def _digest(self) -> str:
+        """Of the model's graph without its weights, and of which are trained."""
+        bare = onnx.ModelProto()
+        bare.CopyFrom(self._request.model)
+        del bare.graph.initializer[:]
+        names = ",".join(self._request.names())
+        return hashlib.sha256(bare.SerializeToString(deterministic=True) + names.encode()).hexdigest()[:16]
+
+
+def _check_same(path: Any, got: Mapping[str, Array], want: Mapping[str, Array]) -> None:
+    """Raises TrainingError, where a checkpoint has other tensors than a step carries."""
+    for name in sorted({*got, *want}):
+        have = [None if name not in side else f"{side[name].dtype}{list(side[name].shape)}" for side in (got, want)]
+        if have[0] != have[1]:
+            raise TrainingError(f"checkpoint {path}: {name!r} is {have[0] or 'missing'}, expected {have[1] or 'none'}: it is of another "
+                                "model, or was made with another optimizer")

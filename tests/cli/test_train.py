@@ -1,0 +1,74 @@
+"""ort-gpu-ep train: from a .npz file to a tuned model, in 80 columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from typer.testing import CliRunner, Result
+
+from ort_gpu_ep.cli import app
+from tests.training import references
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with a model and samples for it."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(60, 6)).astype("f")
+    np.savez(tmp_path / "d.npz", x=x, y=(x @ rng.normal(size=(6, 3))).argmax(1))
+    onnx.save(references.mlp(softmax=True), tmp_path / "m.onnx")
+    return tmp_path
+
+
+def call(folder: Path, *arguments: object) -> Result:
+    given = ["train", folder / "m.onnx", "--data", folder / "d.npz", "-o", "placement=cpu", *arguments]
+    return CliRunner().invoke(app, [str(a) for a in given], env={"COLUMNS": "80"}, catch_exceptions=False)
+
+
+def test_it_trains_and_writes_the_tuned_model(files: Path) -> None:
+    done = call(files, "--out", files / "tuned.onnx", "--epochs", 30, "--rate", 0.05, "--validate", 0.2, "--schedule", "cosine")
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "validation accuracy" in " ".join(done.stdout.split())
+    with np.load(files / "d.npz") as file:
+        data = dict(file)
+    session = onnxruntime.InferenceSession(str(files / "tuned.onnx"), providers=["CPUExecutionProvider"])
+    assert (session.run(None, {"x": data["x"]})[0].argmax(1) == data["y"]).mean() > 0.9
+
+
+def test_json_and_resume(files: Path) -> None:
+    arguments = ("--json", "--epochs", 2, "--resume", files / "c.safetensors")
+    first, second = (json.loads(call(files, *arguments).stdout) for _ in range(2))
+    assert (first["steps"], second["steps"]) == (4, 8)
+    assert len(first["history"]) == 2
+    assert second["history"][-1]["loss"] < first["history"][0]["loss"]
+    assert first["schema"] == 1
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--optimizer", "adagrad"], "expected one of sgd, adam, adamw"), (["--schedule", "linear"], "expected one of constant, cosine"),
+    (["--loss", "hinge"], "expected one of cross_entropy"), (["--trainable", "head*"], "matches none of the model's 4"),
+    (["--rate", "-1"], "expected a finite number")])
+def test_mistakes_are_messages(files: Path, arguments: list[str], message: str) -> None:
+    done = call(files, *arguments)
+    assert done.exit_code == 1
+    assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "no such file"), (b"text", "not a .npz file"), ({"x": np.ones(3)}, "expected inputs and labels"),
+    ({"a": np.ones((3, 6)), "b": np.ones((3, 6)), "y": np.zeros(3, int)}, "got 'a', 'b', expected 'x'")])
+def test_data_that_is_none(files: Path, content: object, message: str) -> None:
+    (files / "d.npz").unlink()
+    if isinstance(content, bytes):
+        (files / "d.npz").write_bytes(content)
+    elif isinstance(content, dict):
+        np.savez(files / "d.npz", **content)
+    done = call(files)
+    assert done.exit_code == 1
+    assert message in " ".join(done.stderr.split())
