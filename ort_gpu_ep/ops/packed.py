@@ -31,6 +31,9 @@ record(
     "packed_matvec.wgsl", "matvec", flops=lambda k: 2 * k["N"] * k["K"] * k["COLS"],
     loop_bound=lambda k: ceil_div(k["WORDS"], k["VEC"] * k.workgroup_size) + 8 + ceil_div(2048, k.workgroup_size))
 record(
+    "sparse_matvec.wgsl", "matvec", flops=lambda k: 2 * k.size("entries") * k["COLS"],
+    loop_bound=lambda k: 2 * ceil_div(k["K"], 4 * k.workgroup_size) + 32 + ceil_div(512, k.workgroup_size))
+record(
     "packed_product.wgsl", "product", flops=lambda k: 2 * k.size("y") * k["K"],
     loop_bound=lambda k: ceil_div(k["K"], k["STEP"]) * (1 + 3 * k["STEP"] * k["TN"] // k.workgroup_size) + 16 + 256)
 
@@ -121,6 +124,23 @@ def lower_packed(
         consts=(*built.consts, *_described(node, weights, rows).items(), ("ALPHA", float(alpha)), ("BETA", float(beta))),
         indices=(("c_index", bias[1] if bias else Strided((1,), (0,))),))
     return Lowering((out,), (*rows.kernels, last), rows.temps, once=tuple(name for name, _ in rows.temps))
+
+
+def lower_sparse(
+    node: BoundNode, rows: int, k: int, columns: Columns, out: TensorType, bias: tuple[int, Strided] | None = None,
+    alpha: float = 1.0, beta: float = 1.0,
+) -> Kernel:
+    """The kernel of a product of few vectors with sparse rows: entries, values and starts are inputs 1, 2 and 3."""
+    if hint(columns.count) > MAX_VECTORS:
+        raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(columns.count)} vectors the zeros of a sparse matrix are written out")
+    count = int(columns.count)
+    reads: dict[str, int | str] = {"entries": 1, "starts": 3, "x": columns.source, "table": 2, **({"c": bias[0]} if bias else {})}
+    return kernel(
+        "sparse_matvec.wgsl", [out], consts={
+            "N": rows, "K": k, "COLS": count, "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
+            "ALPHA": float(alpha), "BETA": float(beta)},
+        indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=rows, lanes=VECTOR_LANES,
+        workgroup_nbytes=4 * VECTOR_LANES * (1 + count) + 2048, reads=reads, writes={"y": 0})
 
 
 def _check(node: BoundNode, weights: Weights) -> None:

@@ -6,17 +6,18 @@ import math
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div
-from ort_gpu_ep.ops.packed import Columns, Weights, lower_packed
+from ort_gpu_ep.ops.decoders import check_codebook, check_sparse, decoded_shape
+from ort_gpu_ep.ops.packed import Columns, Weights, lower_packed, lower_sparse
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, conv_window
-from ort_gpu_ep.registry import BoundNode, Lowering, Strided, broadcast, broadcast_strides, op
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, op
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, Shape, TensorType
 
-TAKEN = {"T": (FLOAT32, FLOAT16, UINT8, INT8, *PACKED_INTS)}
+TAKEN = {"T": (FLOAT32, FLOAT16, UINT8, INT8, INT32, *PACKED_INTS)}
 MIN_ROWS = 8
 """A group of a convolution with fewer filters has small weights and no use for a tile: its decoder runs before the convolution."""
 
 
-@op("MatMulNBits", domain="com.microsoft", dtypes={"T": (*TAKEN["T"], INT32)}, bindings="x w table zp? _g_idx? c? -> y", epilogue=True)
+@op("MatMulNBits", domain="com.microsoft", dtypes=TAKEN, bindings="x w table zp? _g_idx? c? -> y", epilogue=True)
 def matmul_nbits(node: BoundNode) -> Lowering:
     """y = x w' + bias, w' of [K, N] stored as N rows of blocks of 2-, 4- or 8-bit codes: (code - zero point) * scale.
 
@@ -41,18 +42,21 @@ def matmul_nbits(node: BoundNode) -> Lowering:
 
 
 @op("PackedMatMul", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)
-def packed_matmul(node: BoundNode) -> Lowering:
+def packed_matmul(node: BoundNode) -> Lowering | Kernel:
     """MatMul with a packed matrix on the right: x [..., k], w [k, n]."""
     x, shape = node.input(0), _dense(node, 2)
     k, n = shape
     if not x.rank or x.shape[-1] != k:
         raise UnsupportedNodeError(Code.RANK, f"MatMul of {x.type} and {list(shape)}: inner dimensions differ")
-    weights = _weights(node, shape, row_axis=1)
-    return lower_packed(node, weights, Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1), TensorType(x.dtype, (*x.shape[:-1], n)))
+    columns, out = Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1), TensorType(x.dtype, (*x.shape[:-1], n))
+    if node.attr("weight_sparse"):
+        _check_sparse(node, row_axis=1)
+        return lower_sparse(node, n, k, columns, out)
+    return lower_packed(node, _weights(node, shape, row_axis=1), columns, out)
 
 
 @op("PackedGemm", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)
-def packed_gemm(node: BoundNode) -> Lowering:
+def packed_gemm(node: BoundNode) -> Lowering | Kernel:
     """Gemm with a packed matrix on the right."""
     x, shape, c = node.input(0), _dense(node, 2), node.optional(4)
     if x.rank != 2:
@@ -61,16 +65,22 @@ def packed_gemm(node: BoundNode) -> Lowering:
     inner, n = shape[::-1] if node.attr("transB") else shape
     if inner != k or (c and broadcast(c.shape, (m, n)) != (m, n)):
         raise UnsupportedNodeError(Code.RANK, f"Gemm of {x.type}, {list(shape)} and {c and c.type}: shapes do not fit")
-    weights = _weights(node, shape, row_axis=0 if node.attr("transB") else 1)
+    row_axis = 0 if node.attr("transB") else 1
     columns = Columns(0, m, *((1, m) if node.attr("transA") else (k, 1)), n, 1)
     bias = (4, Strided((m, n), broadcast_strides(c.shape, (m, n)))) if c else None
-    return lower_packed(node, weights, columns, TensorType(x.dtype, (m, n)), bias, node.attr("alpha"), node.attr("beta"))
+    out, factors = TensorType(x.dtype, (m, n)), (node.attr("alpha"), node.attr("beta"))
+    if node.attr("weight_sparse"):
+        _check_sparse(node, row_axis)
+        return lower_sparse(node, n, k, columns, out, bias, *factors)
+    return lower_packed(node, _weights(node, shape, row_axis), columns, out, bias, *factors)
 
 
 @op("PackedConv", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)
 def packed_conv(node: BoundNode) -> Lowering:
     """Conv with packed filters, as a product of them and the windows, which are read in place. Groups of at least MIN_ROWS filters."""
     x, shape, groups, c = node.input(0), _dense(node), node.attr("group"), node.optional(4)
+    if node.attr("weight_sparse"):
+        raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: their zeros are written out")
     if len(shape) != x.rank or not 3 <= x.rank <= 5 or x.shape[1] != shape[1] * groups or shape[0] % groups or (
             c and c.shape != shape[:1]) or tuple(node.attr("kernel_shape") or shape[2:]) != shape[2:]:
         raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type} and {list(shape)} with group {groups}: shapes do not fit")
@@ -89,7 +99,8 @@ def packed_conv(node: BoundNode) -> Lowering:
 
 def _dense(node: BoundNode, rank: int | None = None) -> Shape:
     """The shape of the weight that the codes stand for. Raises UnsupportedNodeError for another rank."""
-    shape = tuple(node.attr("weight_shape") or node.input(1).shape)
+    stored = tuple(node.attr("weight_shape"))
+    shape = decoded_shape(stored, tuple(node.attr("weight_perm"))) if stored else node.input(1).shape
     if rank is not None and len(shape) != rank:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of packed {list(shape)}: matrices are taken")
     return shape
@@ -102,16 +113,30 @@ def _weights(node: BoundNode, shape: Shape, row_axis: int, groups: int = 1) -> W
     outer, inner = (k, 1) if row_axis == 0 else (1, rows)
     of_a_group = rows // groups
     if node.attr("weight_bits"):
+        stored, perm = node.attr("weight_shape"), node.attr("weight_perm")
+        check_codebook(node, 1, 2, node.attr("weight_bits"), math.prod(stored))
+        strides = [math.prod(stored[a + 1:]) for a in range(len(stored))]
+        if len(shape) == 2:
+            outer, inner = strides[perm[row_axis]], strides[perm[1 - row_axis]]
+        elif tuple(perm) != tuple(range(len(perm))):
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with filters permuted by {list(perm)}")
         return Weights(of_a_group, k, outer, inner, node.attr("weight_bits"), 1, 2, codebook=True, groups=groups)
-    strides, block = (0, 0), 0
+    scale_strides, block = (0, 0), 0
     if table.size != 1 or node.attr("weight_block"):
-        strides, block = _scale_strides(node, shape, table.shape, row_axis)
+        scale_strides, block = _scale_strides(node, shape, table.shape, row_axis)
     zp = node.optional(3)
     if zp and zp.size != table.size:
         raise UnsupportedNodeError(Code.RANK, f"packed weights with scale {list(table.shape)} and zero point {list(zp.shape)}")
     return Weights(
         of_a_group, k, outer, inner, codes.dtype.bits, 1, 2, signed=codes.dtype.value == "i32", zp=3 if zp else None, block=block,
-        table_strides=strides, zp_strides=strides, groups=groups)
+        table_strides=scale_strides, zp_strides=scale_strides, groups=groups)
+
+
+def _check_sparse(node: BoundNode, row_axis: int) -> None:
+    """Raises UnsupportedNodeError, where the rows that are stored are not those of the product."""
+    if tuple(node.attr("weight_perm")) != ((0, 1) if row_axis == 0 else (1, 0)):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op}: sparse rows that are not those of the product")
+    check_sparse(node, 1, 3, 2, tuple(node.attr("weight_shape")))
 
 
 def _scale_strides(node: BoundNode, shape: Shape, scales: Shape, row_axis: int) -> tuple[tuple[int, int], int]:

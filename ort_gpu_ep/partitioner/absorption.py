@@ -1,4 +1,6 @@
-"""Decoders of constants (DequantizeLinear) disappear in the product that reads the weight: its kernel reads the codes.
+"""Decoders of constants disappear in the product that reads the weight: its kernel reads the codes.
+
+Decoders are DequantizeLinear and the functions of weights/functions.py.
 
 A decoder that another node reads, too, or a product that cannot read its arrangement of scales, stays as it is: then a kernel
 writes the weight into a slot, in each run.
@@ -14,6 +16,7 @@ from ort_gpu_ep.graph import Attribute, Graph, Node
 from ort_gpu_ep.lowering import Facts, bind
 from ort_gpu_ep.registry import Decline, Limits
 from ort_gpu_ep.schemas import default_attribute, schema
+from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, NAMES, SPARSE
 
 CONSUMERS: Mapping[str, str] = {"MatMul": "PackedMatMul", "Gemm": "PackedGemm", "Conv": "PackedConv"}
 """Ops whose input 1 may be packed, and what they become."""
@@ -48,7 +51,8 @@ def absorb(graph: Graph, facts: Facts, limits: Limits) -> Graph:
 
 def is_decoder(node: Node, graph: Graph) -> bool:
     """Whether a node makes a weight of constants that hold less."""
-    return node.op == "DequantizeLinear" and not node.domain and all(graph.values[n].is_constant for n in node.inputs if n)
+    known = (node.op == "DequantizeLinear" and not node.domain) or (node.domain == DOMAIN and node.op in NAMES)
+    return known and all(graph.values[n].is_constant for n in node.inputs if n)
 
 
 def _fused(node: Node, decoder: Node) -> Node:
@@ -58,6 +62,8 @@ def _fused(node: Node, decoder: Node) -> Node:
         name: default_attribute(node.domain, node.op, node.version, name) for name in (found.attributes if found else ())}
     attributes |= {**node.attributes, **_described(decoder)}
     codes = (*decoder.inputs, "")[:3]
+    if decoder.op == SPARSE:
+        codes = tuple(decoder.inputs[i] for i in (0, 2, 1))        # entries, values, starts: what most have comes first
     rest = node.inputs[2:3] if node.op != "MatMul" else ()
     inputs = (node.inputs[0], *codes, *rest)
     while not inputs[-1]:
@@ -69,5 +75,7 @@ def _fused(node: Node, decoder: Node) -> Node:
 
 def _described(decoder: Node) -> dict[str, Attribute]:
     """What a fused node is told of its weight."""
-    axis = decoder.attributes.get("axis", 1)
-    return {"weight_axis": axis, "weight_block": decoder.attributes.get("block_size", 0), "weight_bits": 0, "weight_shape": ()}
+    given = decoder.attributes
+    return {
+        "weight_axis": given.get("axis", 1), "weight_block": given.get("block_size", 0), "weight_bits": CODEBOOK.get(decoder.op, 0),
+        "weight_sparse": int(decoder.op == SPARSE), "weight_shape": given.get("shape", ()), "weight_perm": given.get("perm", ())}

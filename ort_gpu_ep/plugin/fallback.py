@@ -23,6 +23,7 @@ from ort_gpu_ep.graph import Array, Attribute, Graph, Node
 from ort_gpu_ep.plugin.plain import exact_products, ort_session
 from ort_gpu_ep.plugin.spill import MIN_SPILL_NBYTES, SpillFile
 from ort_gpu_ep.types import SUB_BYTE, TensorType, packed
+from ort_gpu_ep.weights.functions import DOMAIN, functions
 
 _MIN_IR_VERSION = 10
 
@@ -140,7 +141,8 @@ class Fallback:
             tensor.external_data.add(key="location", value="given by add_external_initializers")
         used = {n.domain for n in self._graph.nodes} | {""}
         opsets = [onnx.helper.make_opsetid(d, v) for d, v in self._opsets.items() if d in used]
-        return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=_MIN_IR_VERSION)
+        decoders = functions((n.op for n in self._graph.nodes if n.domain == DOMAIN), self._opsets.get("", 0))
+        return onnx.helper.make_model(graph, opset_imports=opsets, functions=decoders, ir_version=_MIN_IR_VERSION)
 
     def _info(self, name: str) -> onnx.ValueInfoProto:
         return onnx.helper.make_tensor_value_info(name, self._onnx_type(name), self._graph.values[name].shape)

@@ -1,12 +1,14 @@
-"""Products that read packed weights: packed_matvec.wgsl, packed_product.wgsl, and repack.wgsl before them."""
+"""Products that read packed weights, what brings these into order before, and the decoders of weights that no product absorbs."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ort_gpu_ep.graph import Graph, Node, Value
+from ort_gpu_ep.graph import Attribute, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe
 from ort_gpu_ep.types import BY_NAME, FLOAT32
+from ort_gpu_ep.weights.formats import pack_codes, pack_sparse
+from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
 
 
 def _product(trial: Trial, m: int, k: int, n: int, kind: str, transposed: bool) -> None:
@@ -20,7 +22,7 @@ def _product(trial: Trial, m: int, k: int, n: int, kind: str, transposed: bool) 
     values = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
     node = Node("PackedGemm", ("x", "w", "s", "z"), ("y",), domain="ort_gpu_ep", version=1, attributes={
         "transA": 0, "transB": int(transposed), "alpha": 1.0, "beta": 1.0, "weight_axis": 0 if transposed else 1, "weight_block": 0,
-        "weight_bits": 0, "weight_shape": ()})
+        "weight_bits": 0, "weight_shape": (), "weight_perm": (), "weight_sparse": 0})
     got = trial.graph(Graph("probe", ("x",), ("y",), (node,), {**values, "x": Value("x", FLOAT32, x.shape)}), [x])[0]
     wide = codes.T if transposed else codes
     agree(f"{kind} {m} x {k} x {n}", got, x.astype(np.float64) @ ((wide - zeros) * scale.astype(np.float64)))
@@ -37,3 +39,51 @@ def packed(trial: Trial) -> str:
                 _product(trial, 3, 67, 5, kind, transposed)
                 _product(trial, 17, 131, 66, kind, transposed)
     return ", ".join(kinds)
+
+
+def _decoded(trial: Trial, op: str, m: int, density: float = 0.2) -> None:
+    """x [m, 67] times the transpose of what a function of the model decodes; by itself, and absorbed by the product."""
+    stored = (37, 67)
+    values = trial.normal(16 if op == SPARSE else 1 << CODEBOOK[op])
+    if op == SPARSE:
+        values[0] = 0
+        codes = trial.integers(1, 16, *stored) * (trial.rng.random(stored) < density)
+        entries, starts = pack_sparse(codes)
+        held = {"w": entries, "t": values, "s": starts}
+    else:
+        codes = trial.integers(0, len(values), *stored)
+        held = {"w": pack_codes(codes, CODEBOOK[op]), "t": values}
+    own: tuple[str, ...] = ("w", "s", "t") if op == SPARSE else ("w", "t")
+    fused = ("x", *held)
+    x = trial.normal(m, stored[1])
+    known = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
+    known |= {"x": Value("x", FLOAT32, x.shape)}
+    form: dict[str, Attribute] = {"size": (codes.size,), "shape": stored, "perm": (1, 0)}
+    nodes = (Node(op, own, ("d",), domain=DOMAIN, version=1, attributes=form), Node("MatMul", ("x", "d"), ("y",), version=13))
+    want = x.astype(np.float64) @ values[codes].T
+    agree(f"{op} by itself", trial.graph(Graph("probe", ("x",), ("y",), nodes, known), [x])[0], want)
+    whole: dict[str, Attribute] = {
+        "weight_axis": 1, "weight_block": 0, "weight_bits": CODEBOOK.get(op, 0), "weight_shape": stored, "weight_perm": (1, 0),
+        "weight_sparse": int(op == SPARSE)}
+    node = Node("PackedMatMul", fused, ("y",), domain="ort_gpu_ep", version=1, attributes=whole)
+    agree(f"{op} in a product", trial.graph(Graph("probe", ("x",), ("y",), (node,), known), [x])[0], want)
+
+
+@probe("codebooks", "kernels", disables=("unpack_codebook.wgsl", "packed_matvec.wgsl", "packed_product.wgsl", "repack.wgsl"))
+def codebooks(trial: Trial) -> str:
+    """Codes within a word, across words, and in two planes."""
+    for _ in range(trial.rounds):
+        for op in CODEBOOK:
+            _decoded(trial, op, 2)
+            _decoded(trial, op, 17)
+    return ", ".join(CODEBOOK)
+
+
+@probe("sparse weights", "kernels", disables=("unpack_sparse.wgsl", "sparse_matvec.wgsl"))
+def sparse(trial: Trial) -> str:
+    """Rows of none, few and all of their values."""
+    densities = (0.01, 0.2, 1.0)
+    for _ in range(trial.rounds):
+        for density in densities:
+            _decoded(trial, SPARSE, 3, density)
+    return f"densities {densities}"

@@ -1,0 +1,72 @@
+"""Rows of the functions that decode compressed weights: where no product absorbs one, a kernel writes the weight, in each run."""
+
+from __future__ import annotations
+
+import math
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.registry import BoundNode, Kernel, Strided, kernel, op
+from ort_gpu_ep.types import FLOAT32, INT32, UINT8, Shape, TensorType
+from ort_gpu_ep.weights.formats import VALUES
+from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
+
+LANES = 64
+TAKEN = {"T": (UINT8, FLOAT32, INT32)}
+
+record("unpack_codebook.wgsl", "gather")
+record(
+    "unpack_sparse.wgsl", "gather",
+    loop_bound=lambda k: 2 * ceil_div(k["K"], k.workgroup_size) + 2 * ceil_div(k["K"], k.workgroup_size) + 8)
+
+
+def decoded_shape(stored: Shape, perm: Shape) -> Shape:
+    """The shape of a weight whose stored axes are permuted. Raises UnsupportedNodeError for what is no permutation."""
+    if sorted(perm) != list(range(len(stored))):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"a packed weight stored as {list(stored)} with perm {list(perm)}")
+    return tuple(stored[axis] for axis in perm)
+
+
+def check_codebook(node: BoundNode, codes: int, table: int, bits: int, count: int) -> None:
+    """Raises UnsupportedNodeError, where the codes are not as formats.py has them. codes, table: inputs."""
+    if node.input(codes).shape != (ceil_div(count, 8), bits) or node.input(codes).dtype is not UINT8 or not (
+            node.input(table).rank == 1 and 0 < node.input(table).size <= 1 << bits):
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op}: codes {node.input(codes).type} and values {node.input(table).type} for {count} elements of {bits} bits")
+
+
+def check_sparse(node: BoundNode, entries: int, starts: int, table: int, stored: Shape) -> None:
+    """Likewise of sparse entries."""
+    fits = len(stored) == 2 and node.input(starts).type == TensorType(INT32, (stored[0] + 1, 2)) and node.input(table).shape == (VALUES,)
+    if not fits or node.input(entries).dtype is not UINT8 or node.input(entries).rank != 1:
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op}: entries {node.input(entries).type}, starts {node.input(starts).type}, "
+            f"values {node.input(table).type} for rows {list(stored)}")
+
+
+def codebook(node: BoundNode) -> Kernel:
+    """weight = the values that codes choose from a codebook, eight codes in as many bytes as a code has bits; axes permuted by `perm`."""
+    stored, bits = tuple(node.attr("shape")), CODEBOOK[node.op]
+    out, count = decoded_shape(stored, tuple(node.attr("perm"))), math.prod(stored)
+    check_codebook(node, 0, 1, bits, count)
+    strides = [math.prod(stored[axis + 1:]) for axis in range(len(stored))]
+    index = Strided(out, tuple(strides[axis] for axis in node.attr("perm")))
+    return kernel(
+        "unpack_codebook.wgsl", [TensorType(FLOAT32, out)], consts={"BITS": bits, "TABLE_SIZE": node.input(1).size},
+        indices={"code_index": index})
+
+
+for _name in CODEBOOK:
+    op(_name, domain=DOMAIN, dtypes=TAKEN, bindings="w table -> y", epilogue=True)(codebook)
+
+
+@op(SPARSE, domain=DOMAIN, dtypes=TAKEN, bindings="entries starts table -> y")
+def sparse(node: BoundNode) -> Kernel:
+    """weight = few values among zeros: an entry has the distance to the one before it and which of 16 values it is."""
+    stored = tuple(node.attr("shape"))
+    out = decoded_shape(stored, tuple(node.attr("perm")))
+    check_sparse(node, 0, 1, 2, stored)
+    strides = (stored[1], 1) if tuple(node.attr("perm")) == (0, 1) else (1, stored[0])
+    return kernel(
+        "unpack_sparse.wgsl", [TensorType(FLOAT32, out)], consts={"K": stored[1], "OUT_ROW": strides[0], "OUT_K": strides[1]},
+        groups=stored[0], lanes=LANES, workgroup_nbytes=4 * LANES)

@@ -1,0 +1,69 @@
+"""Encoding and decoding of compressed weights in numpy: what the functions (functions.py) and the kernels are measured against.
+
+Codebook: codes of 2 to 6, or 8 bits, eight of them in as many bytes as a code has bits, the first in the low bits.
+Sparse: a byte for each entry along the flattened weight: the distance to the entry before it less one in the low four bits, and in the
+high four bits which of 16 values it is. Value 0 is 0.0: it fills gaps of more than 16. `starts` has, for each row and past the last one,
+the first entry there, and the flat place of the entry before it (-1 at first).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ort_gpu_ep.errors import InternalError
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+GAP = 16
+"""The longest distance that one entry spans."""
+VALUES = 16
+"""Of a sparse weight, with the 0.0 that fills gaps."""
+
+
+def pack_codes(codes: Array, bits: int) -> Array:
+    """uint8 [groups of eight, bits] of codes below 2^bits."""
+    groups: Array = np.pad(codes.reshape(-1).astype(np.uint64), (0, -codes.size % 8)).reshape(-1, 8)
+    words = np.bitwise_or.reduce(groups << (np.arange(8, dtype=np.uint64) * np.uint64(bits)), axis=1)
+    packed: Array = ((words[:, None] >> (np.arange(bits, dtype=np.uint64) * np.uint64(8))) & np.uint64(0xFF)).astype(np.uint8)
+    return packed
+
+
+def unpack_codes(packed: Array, count: int) -> Array:
+    """The first `count` codes."""
+    bits = packed.shape[1]
+    words = np.bitwise_or.reduce(packed.astype(np.uint64) << (np.arange(bits, dtype=np.uint64) * np.uint64(8)), axis=1)
+    codes = (words[:, None] >> (np.arange(8, dtype=np.uint64) * np.uint64(bits))) & np.uint64((1 << bits) - 1)
+    found: Array = codes.reshape(-1)[:count].astype(np.int64)
+    return found
+
+
+def pack_sparse(codes: Array) -> tuple[Array, Array]:
+    """(entries, starts) of a matrix of codes below VALUES, 0 where there is nothing. Raises InternalError for others."""
+    if codes.ndim != 2 or (codes.size and int(codes.max()) >= VALUES):
+        raise InternalError(f"sparse codes of shape {codes.shape}; expected a matrix of codes below {VALUES}")
+    places = np.flatnonzero(codes)
+    gaps = np.diff(places, prepend=-1)
+    fillers = (gaps - 1) // GAP
+    at = np.cumsum(fillers) + np.arange(len(places))        # of each entry, among the fillers
+    total = int(at[-1]) + 1 if len(at) else 0
+    distance, value = np.full(total, GAP, np.int64), np.zeros(total, np.int64)
+    distance[at] = gaps - GAP * fillers
+    value[at] = codes.reshape(-1)[places]
+    ends = np.cumsum(distance) - 1      # flat places of all entries
+    rows = np.arange(codes.shape[0] + 1, dtype=np.int64) * codes.shape[1]
+    first = np.searchsorted(ends, rows)
+    before = np.where(first > 0, ends[np.maximum(first - 1, 0)] if total else -1, -1)
+    starts = np.stack([first, before], axis=1).astype(np.int32)
+    return (distance - 1 | value << 4).astype(np.uint8), starts
+
+
+def unpack_sparse(entries: Array, shape: tuple[int, int]) -> Array:
+    """The matrix of codes. Raises InternalError for entries that run past it."""
+    places = np.cumsum((entries & 15).astype(np.int64) + 1) - 1
+    codes = np.zeros(shape[0] * shape[1], np.int64)
+    if len(places) and places[-1] >= codes.size:
+        raise InternalError(f"sparse entries reach place {places[-1]} of a weight of {codes.size} elements")
+    codes[places] = entries >> 4
+    return codes.reshape(shape)

@@ -1,0 +1,134 @@
+"""Weights in local functions: what ONNX Runtime's CPU makes of them, and that ours claims them whole and reads them packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from ort_gpu_ep.errors import InternalError, ModelError
+from ort_gpu_ep.weights.formats import pack_codes, pack_sparse, unpack_codes, unpack_sparse
+from ort_gpu_ep.weights.functions import BITS, DOMAIN, MIN_OPSET, function, functions
+from tests.compressed.test_packed_products import RNG, close
+from tests.compressed.test_sessions import TROUBLES, device_nbytes
+from tests.ops.single_node import on_cpu
+from tests.plugin.cases import open_session
+
+
+def compressed(kind: str, stored: tuple[int, ...], perm: tuple[int, ...], density: float = 0.1) -> tuple[onnx.NodeProto, dict[str, Any], Any]:
+    """The node that makes `w`, its constants, and the dense weight."""
+    size = int(np.prod(stored))
+    if kind == "Sparse":
+        codes = RNG.integers(1, 16, stored) * (RNG.random(stored) < density)
+        values = RNG.normal(size=16).astype("f")
+        values[0] = 0
+        entries, starts = pack_sparse(codes)
+        held = {"entries": entries, "starts": starts, "values": values}
+    else:
+        bits = int(kind.removeprefix("Codebook"))
+        codes, values = RNG.integers(0, 1 << bits, stored), RNG.normal(size=1 << bits).astype("f")
+        held = {"codes": pack_codes(codes, bits), "values": values}
+    node = helper.make_node(kind, list(held), ["w"], domain=DOMAIN, size=[size], shape=stored, perm=perm)
+    return node, held, values[codes].transpose(perm)
+
+
+def model_of(op: str, kind: str, x: tuple[Any, ...], stored: tuple[int, ...], perm: tuple[int, ...], opset: int = 17, density: float = 0.1,
+             **attributes: Any) -> tuple[onnx.ModelProto, Any]:
+    decoder, held, dense = compressed(kind, stored, perm, density)
+    product = helper.make_node(op, ["x", "w"], ["p"], **attributes)
+    graph = helper.make_graph(
+        [decoder, product, helper.make_node("Relu", ["p"], ["y"])], "g", [helper.make_tensor_value_info("x", 1, x)],
+        [helper.make_tensor_value_info("y", 1, [None] * (4 if op == "Conv" else 2))],
+        [numpy_helper.from_array(a, n) for n, a in held.items()])
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=opsets, functions=functions([kind], opset), ir_version=10), dense
+
+
+def dense_model(model: onnx.ModelProto, dense: Any) -> onnx.ModelProto:
+    plain = onnx.ModelProto()
+    plain.CopyFrom(model)
+    plain.graph.node.remove(plain.graph.node[0])
+    plain.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(dense), "w"))
+    del plain.functions[:]
+    return plain
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_codes_come_back(bits: int) -> None:
+    for count in (0, 1, 7, 8, 1003):
+        codes = RNG.integers(0, 1 << bits, count)
+        packed = pack_codes(codes, bits)
+        assert packed.shape == (-(-count // 8), bits)
+        np.testing.assert_array_equal(unpack_codes(packed, count), codes)
+
+
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.3, 1.0])
+def test_sparse_codes_come_back(density: float) -> None:
+    for shape in ((1, 1), (3, 50), (40, 301)):
+        codes = RNG.integers(1, 16, shape) * (RNG.random(shape) < density)
+        entries, starts = pack_sparse(codes)
+        np.testing.assert_array_equal(unpack_sparse(entries, shape), codes)
+        assert starts.shape == (shape[0] + 1, 2)
+        assert starts[-1, 0] == len(entries)
+    with pytest.raises(InternalError, match="reach place"):
+        unpack_sparse(np.full(9, 0x1F, np.uint8), (2, 50))
+
+
+KINDS = [*(f"Codebook{bits}" for bits in BITS), "Sparse"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("opset", [13, 21])
+def test_stock_onnxruntime_gives_the_dense_models_result(kind: str, opset: int) -> None:
+    model, dense = model_of("MatMul", kind, (3, 67), (33, 67), (1, 0), opset)
+    onnx.checker.check_model(model)
+    feeds = {"x": RNG.normal(size=(3, 67)).astype("f")}
+    np.testing.assert_array_equal(on_cpu(model, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
+
+
+CASES = [
+    ("MatMul", ("n", 515), (300, 515), (1, 0), {}), ("MatMul", ("n", 96), (96, 257), (0, 1), {}),
+    ("Gemm", ("n", 1024), (130, 1024), (0, 1), {"transB": 1}), ("Gemm", ("n", 64), (33, 64), (1, 0), {"alpha": 0.5})]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("op", "x", "stored", "perm", "attributes"), CASES)
+def test_products_read_them(kind: str, op: str, x: Any, stored: Any, perm: Any, attributes: Any) -> None:
+    model, dense = model_of(op, kind, x, stored, perm, **attributes)
+    opened = open_session(model.SerializeToString(), verify=1)
+    for n in (1, 3, 40):
+        feeds = {"x": RNG.normal(size=(n, x[1])).astype("f")}
+        close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
+    assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events
+    assert {(n.op, n.device) for r in opened.state.reports for n in r.nodes} == {(kind, "gpu"), (op, "gpu"), ("Relu", "gpu")}
+    assert device_nbytes(opened) < 0.6 * dense.nbytes + 4096
+
+
+@pytest.mark.parametrize("kind", ["Codebook5", "Codebook8"])
+def test_convolutions_read_them(kind: str) -> None:
+    model, dense = model_of("Conv", kind, ("n", 16, 9, 7), (40, 16, 3, 3), (0, 1, 2, 3), pads=[1, 1, 1, 1])
+    opened = open_session(model.SerializeToString(), verify=1)
+    for n in (1, 2):
+        feeds = {"x": RNG.normal(size=(n, 16, 9, 7)).astype("f")}
+        close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
+    assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events
+
+
+@pytest.mark.parametrize("density", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_sparse_rows_of_any_density(density: float, isolation: str) -> None:
+    model, dense = model_of("Gemm", "Sparse", (2, 1030), (257, 1030), (0, 1), density=density, transB=1)
+    opened = open_session(model.SerializeToString(), verify=1, isolation=isolation)
+    feeds = {"x": RNG.normal(size=(2, 1030)).astype("f")}
+    close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
+    assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events
+
+
+def test_unknown_functions_are_named() -> None:
+    with pytest.raises(ModelError, match="Codebook7"):
+        function("Codebook7", 17)
+    with pytest.raises(ModelError, match=f"opset {MIN_OPSET}"):
+        function("Sparse", MIN_OPSET - 1)
