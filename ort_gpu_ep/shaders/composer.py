@@ -375,13 +375,14 @@ def fused_reading(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]
     if first not in kernel.vectors:
         return {}
     innermost = bindings[first][0].shape[-1]
+    in_one_row = same(innermost % 4, 0)     # else some four begin in one row of the output and end in the next
     found: dict[str, str] = {}
     for name in _fused_operands(kernel):
         tensor = bindings[name][0]
-        if not tensor.shape or same(tensor.shape[-1], 1):
+        if not tensor.shape or same(tensor.size, 1) or (in_one_row and same(tensor.shape[-1], 1)):
             found[name] = "one"
         else:
-            found[name] = "four" if tensor.dtype is FLOAT32 and same(tensor.shape[-1], innermost) and same(innermost % 4, 0) else "each"
+            found[name] = "four" if in_one_row and tensor.dtype is FLOAT32 and same(tensor.shape[-1], innermost) else "each"
     return found
 
 

@@ -67,3 +67,15 @@ def test_steps_are_fused_behind_a_concat() -> None:
     assert dispatches(model) == ["concat"]
     for every_size_open in (False, True):
         assert_agree(run_direct(model, feeds, rewrite, every_size_open)[0], np.maximum(np.concatenate(parts, 2), 0))
+
+
+def test_fused_operands_where_four_elements_lie_in_two_rows() -> None:
+    """Rows of 7: a scale of each channel, a bias of each column and a number are read for each of the four elements."""
+    parts = (data(1, 4, 7, 7), data(1, 8, 7, 7, seed=3))
+    after = (helper.make_node("Mul", ["y0", "scale"], ["a"]), helper.make_node("Add", ["a", "bias"], ["b"]),
+             helper.make_node("Mul", ["b", "half"], ["y"]))
+    model, feeds = model_of("Concat", parts, after=after, axis=1)
+    held = {"scale": data(12, 1, 1), "bias": data(7), "half": np.array(0.5, "f")}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in held.items())
+    assert dispatches(model) == ["concat4"]
+    assert_agree(run_direct(model, feeds, rewrite)[0], on_cpu(model, feeds)[0])
