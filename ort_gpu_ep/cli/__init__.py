@@ -16,6 +16,8 @@ COMMANDS = {
     "tune": "Measure which forms of MODEL's kernels are the fastest on this adapter, and keep that for all later sessions.",
     "calibrate": "Show what runs, transfers and kernels take on the adapter a session would get; measured if it was not before.",
     "conformance": "Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails.",
+    "compare": "Compare MODEL's outputs on the GPU with onnxruntime's CPU provider. Exit code 0 within tolerance, 1 beyond.",
+    "bisect": "Find the node at which MODEL's values on the GPU leave the CPU's, and write a model that shows it. Exit code 1 if there is.",
     "doctor": "Examine the adapter a session would get, in processes of their own. Exit code 0 healthy, 1 degraded, 2 unusable or none.",
     "train": "Train the float32 weights of MODEL on the samples of a .npz file, and write the tuned model.",
     "exec": "Run COMMAND with the GPU put before the providers that its onnxruntime sessions name, in its Python children too.",
