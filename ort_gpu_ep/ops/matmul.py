@@ -50,6 +50,7 @@ def gemm(node: BoundNode) -> Lowering:
     """y = alpha * a' b' + beta * c, a' and b' transposed where transA and transB say so.
 
     a': [m, k]; b': [k, n]; c broadcasts to [m, n].
+    With output_shape (partitioner/product_rules.py) y has that shape, its rows those of [m, n].
     """
     a, b, c = node.input(0), node.input(1), node.optional(2)
     if a.rank != 2 or b.rank != 2:
@@ -64,8 +65,8 @@ def gemm(node: BoundNode) -> Lowering:
     if not node.attr("transA") and (c is None or (c.shape in ((n,), (1, n)) and node.attr("beta") == 1 and c.dtype is FLOAT32)):
         tiled = tiles.of_matrices(node, m, n, k, bool(node.attr("transB")), 2 if c else None, node.attr("alpha"))
         if tiled is not None:
-            return tiles.lower_tiled(tiled, TensorType(a.dtype, (m, n)))
+            return tiles.lower_tiled(tiled, TensorType(a.dtype, node.attr("output_shape") or (m, n)))
     left = Matrix(0, Strided((1,), (0,)), *((1, m) if node.attr("transA") else (k, 1)))
     right = Matrix(1, Strided((1,), (0,)), *((k, 1) if node.attr("transB") else (1, n)))
     product = Product(1, m, n, k, left, right, bias, node.attr("alpha"), node.attr("beta"), target=node.target)
-    return lower_product(product, TensorType(a.dtype, (m, n)))
+    return lower_product(product, TensorType(a.dtype, node.attr("output_shape") or (m, n)))

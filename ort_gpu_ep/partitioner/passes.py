@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import ort_gpu_ep.ops
 import ort_gpu_ep.partitioner.attention_rules
+import ort_gpu_ep.partitioner.product_rules
 import ort_gpu_ep.partitioner.recurrent_rules  # noqa: F401  adds its rules
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import Answer, Facts, facts_of, walk

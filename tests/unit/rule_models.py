@@ -45,11 +45,18 @@ ATTENTION = [", ".join(("attention", *parts)) for parts in (
     (), ("scaled",), ("divided",), ("masked",), ("scaled", "masked"), ("divided", "masked"), ("transposed",), ("scaled", "transposed"),
     ("divided", "transposed"), ("masked", "transposed"), ("scaled", "masked", "transposed"), ("divided", "masked", "transposed"))]
 
+def _rows(rng: np.random.Generator, biased: bool) -> dict[str, Array]:
+    bias = _vectors(rng, 12, "b") if biased else {}
+    return {"w": rng.normal(size=(8, 12)).astype(np.float32), **bias, "shape": np.array([2, 3, 12])}
+
+
 EXAMPLES: dict[str, tuple[tuple[int, ...], Any, dict[str, dict[str, object]]]] = {
     "BatchNormalization": (
         (2, 7, 5, 3), lambda rng: _vectors(rng, 7, "scale", "bias", "mean", "var"), {"BatchNormalization": {"epsilon": 1e-3}}),
     "LayerNormalization": ((2, 5, 17), _layer_norm, {"ReduceMean": {"axes": [-1]}}),
     **{name: ((2, 3, 5, 8), partial(_attention, name=name), {"Transpose": {"perm": [0, 1, 3, 2]}}) for name in ATTENTION},
+    "Gemm of rows": ((6, 8), partial(_rows, biased=False), {}),
+    "Gemm of rows, biased": ((6, 8), partial(_rows, biased=True), {}),
     **{f"{depth} x LSTM": ((7, 2, 3), _stack(4, depth), {"LSTM": {"hidden_size": 5}}) for depth in (2, 3, 4)},
     **{f"{depth} x GRU": ((7, 2, 3), _stack(3, depth), {"GRU": {"hidden_size": 5, "linear_before_reset": 1}}) for depth in (2, 3, 4)},
 }

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from ort_gpu_ep.graph import Graph, from_onnx
-from ort_gpu_ep.lowering import facts_of
+from ort_gpu_ep.lowering import facts_of, walk
 from ort_gpu_ep.partitioner.fusion import MAX_STEPS
 from ort_gpu_ep.partitioner.fusions import RULES, Rule, apply_rules
 from ort_gpu_ep.partitioner.patterns import match, trace
@@ -65,6 +65,17 @@ def test_one_dispatch(name: str, weights: Weights) -> None:
     assert after.nodes[0].outputs == ("y",)
     assert plan_of(graph).dispatches == 1
     assert plan_of(graph, with_fusion=False).dispatches == len(graph.nodes)
+
+
+def test_steps_behind_a_product_of_rows_go_into_it(weights: Weights) -> None:
+    """As ONNX Runtime leaves MatMul and Add over three dimensions behind."""
+    body = "a = Gemm(x, m, v) r = Reshape(a, s) t = Tanh(r) y = Mul(t, half)"
+    after = fused(graph_of(f"{MATRIX} {{ {body} }}", {**weights, "s": np.array([1, 5, 8])}))
+    assert ops_of(after) == ["Gemm"]
+    assert [s.op for s in after.nodes[0].epilogue] == ["Tanh", "Mul"]
+    other = graph_of(f"{MATRIX} {{ {body} }}", {**weights, "s": np.array([4, 10])})
+    assert ops_of(fused(other))[0] == "Gemm"
+    assert len(fused(other).nodes) > 1
 
 
 def test_a_residual_goes_into_the_second_branch(weights: Weights) -> None:
@@ -211,6 +222,7 @@ def test_a_rule_matches_itself_and_becomes_one_node(rule: Rule, rng: np.random.G
     graph = from_onnx(model)
     assert found_nodes(rule, graph) == len(graph.nodes)
     facts = facts_of(graph, static_types(graph))
+    assert len(list(walk(graph, facts, Limits()))) == len(graph.nodes)      # which fills the facts in, as before the pass
     after = apply_rules(graph, facts, Limits(), [rule])
     assert len(after.nodes) == 1
     assert after.nodes[0].members == tuple(range(len(graph.nodes)))
