@@ -112,7 +112,7 @@ class Trial:
 
     def node(
         self, op: str, version: int, inputs: Sequence[Array | None], constants: Mapping[int, Array] | None = None, outputs: int = 1,
-        **attributes: Attribute,
+        domain: str = "", **attributes: Attribute,
     ) -> list[Array]:
         """The outputs of a one-node graph on the adapter. constants: position -> an input that the host knows."""
         held = dict(constants or {})
@@ -121,7 +121,7 @@ class Trial:
         values = {n: Value(n, dtype_of(a), a.shape) for n, a in given.items()}
         values |= {f"x{i}": Value(f"x{i}", dtype_of(a), a.shape, _giver(a)) for i, a in held.items()}
         results = tuple(f"y{i}" for i in range(outputs))
-        node = Node(op, names, results, attributes=attributes, version=version)
+        node = Node(op, names, results, domain=domain, attributes=attributes, version=version)
         return self.graph(Graph("probe", tuple(given), results, (node,), values), list(given.values()))
 
     def graph(self, graph: Graph, arrays: Sequence[Array]) -> list[Array]:

@@ -1,7 +1,8 @@
-"""Model-local functions of a step: what a recurrence computes over a whole sequence, specified by standard operators.
+"""Model-local functions of a step: recurrences over a whole sequence, updates with several results, specified by standard operators.
 
-ONNX Runtime inlines a function that no provider claims, so any provider runs them; a kernel may claim one as a whole.
-T: steps, B: batch, H: hidden size. All of them go from the last step to the first; gates lie side by side along the last axis.
+ONNX Runtime inlines a function that no provider claims, so any provider runs them; `ort_gpu_ep/ops/training.py` claims them as a whole.
+T: steps, B: batch, H: hidden size. What is called backward goes from the last step to the first; gates lie side by side along the last
+axis.
 """
 
 from __future__ import annotations
@@ -141,7 +142,38 @@ RNNBackward (dY, dhT, slope, R) => (dA, dh0)
     }> (dhT, dY, slope)
 }"""
 
-TEXTS = {text.split()[0]: text for text in (_LSTM_CELLS, _LSTM_BACKWARD, _GRU_BACKWARD, _GRU_BACKWARD_RESET_FIRST, _RNN_BACKWARD)}
+_ADAM_UPDATE = """
+AdamUpdate <beta1, beta2, rest1, rest2, epsilon> (p, grad, mean, square, hyper) => (new_p, new_mean, new_square)
+{
+    at0 = Constant <value_int = 0> ()
+    at1 = Constant <value_int = 1> ()
+    at2 = Constant <value_int = 2> ()
+    rate = Gather <axis = 0> (hyper, at0)
+    root = Gather <axis = 0> (hyper, at1)
+    kept = Gather <axis = 0> (hyper, at2)
+    b1 = Constant <value_float: float = @beta1> ()
+    b2 = Constant <value_float: float = @beta2> ()
+    r1 = Constant <value_float: float = @rest1> ()
+    r2 = Constant <value_float: float = @rest2> ()
+    e = Constant <value_float: float = @epsilon> ()
+    old_mean = Mul (mean, b1)
+    add_mean = Mul (grad, r1)
+    new_mean = Add (old_mean, add_mean)
+    old_square = Mul (square, b2)
+    squared = Mul (grad, grad)
+    add_square = Mul (squared, r2)
+    new_square = Add (old_square, add_square)
+    deviation = Sqrt (new_square)
+    scaled = Mul (deviation, root)
+    divisor = Add (scaled, e)
+    along = Mul (new_mean, rate)
+    change = Div (along, divisor)
+    old_p = Mul (p, kept)
+    new_p = Sub (old_p, change)
+}"""
+
+TEXTS = {text.split()[0]: text for text in (
+    _LSTM_CELLS, _LSTM_BACKWARD, _GRU_BACKWARD, _GRU_BACKWARD_RESET_FIRST, _RNN_BACKWARD, _ADAM_UPDATE)}
 """Name -> body, in ONNX's text form."""
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ort_gpu_ep.errors import TrainingError
 from ort_gpu_ep.graph import Array
+from ort_gpu_ep.training.functions import function
 from ort_gpu_ep.training.schedules import Rate, as_schedule
 from ort_gpu_ep.training.writer import Value, Writer
 
@@ -44,8 +45,8 @@ class Optimizer:
     def used_slots(self) -> tuple[str, ...]:
         return self.slots
 
-    def update(self, p: Value, grad: Value, state: Sequence[Value], numbers: Mapping[str, Value]) -> list[Value]:
-        """The new parameter, then its new state."""
+    def update(self, p: Value, grad: Value, state: Sequence[Value], hyper: Value) -> list[Value]:
+        """The new parameter, then its new state. hyper: the step's scalars, [len(scalars)]."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -65,8 +66,8 @@ class SGD(Optimizer):
     def used_slots(self) -> tuple[str, ...]:
         return self.slots if self.momentum else ()
 
-    def update(self, p: Value, grad: Value, state: Sequence[Value], numbers: Mapping[str, Value]) -> list[Value]:
-        rate = _fitting(numbers["rate"], p)
+    def update(self, p: Value, grad: Value, state: Sequence[Value], hyper: Value) -> list[Value]:
+        rate = hyper if p.rank else p.writer.reshape(hyper, ())
         grad = grad + p * self.weight_decay if self.weight_decay else grad
         if not self.momentum:
             return [p - grad * rate]
@@ -86,19 +87,25 @@ class Adam(Optimizer):
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     slots: ClassVar[tuple[str, ...]] = ("mean", "square")
-    scalars: ClassVar[tuple[str, ...]] = ("rate", "root")
+    scalars: ClassVar[tuple[str, ...]] = ("rate", "root", "kept")
 
     def _number(self, name: str, step: int) -> float:
-        """rate: rate / (1 - b1^t); root: 1 / sqrt(1 - b2^t), with t counted from 1."""
+        """rate: rate / (1 - b1^t); root: 1 / sqrt(1 - b2^t), with t counted from 1; kept: what p is multiplied by."""
         b1, b2 = self.betas
+        if name == "kept":
+            return 1.0
         if name == "rate":
             return as_schedule(self.rate)(step) / (1.0 - b1 ** (step + 1))
         return float((1.0 - b2 ** (step + 1)) ** -0.5)
 
-    def update(self, p: Value, grad: Value, state: Sequence[Value], numbers: Mapping[str, Value]) -> list[Value]:
-        if self.weight_decay:
-            grad = grad + p * self.weight_decay
-        return _adam(p, p, grad, state, numbers, self.betas, self.epsilon)
+    def update(self, p: Value, grad: Value, state: Sequence[Value], hyper: Value) -> list[Value]:
+        b1, b2 = self.betas
+        types = [(p.dtype, p.shape)] * 3
+        return p.writer.call(function("AdamUpdate", p.writer.opset), types, p, self._decayed(p, grad), *state, hyper, beta1=b1, beta2=b2,
+                             rest1=1.0 - b1, rest2=1.0 - b2, epsilon=self.epsilon)
+
+    def _decayed(self, p: Value, grad: Value) -> Value:
+        return grad + p * self.weight_decay if self.weight_decay else grad
 
 
 @dataclass(frozen=True)
@@ -109,27 +116,11 @@ class AdamW(Adam):
     """
 
     weight_decay: float = 0.01
-    scalars: ClassVar[tuple[str, ...]] = ("rate", "root", "kept")
-
     def _number(self, name: str, step: int) -> float:
         return 1.0 - as_schedule(self.rate)(step) * self.weight_decay if name == "kept" else super()._number(name, step)
 
-    def update(self, p: Value, grad: Value, state: Sequence[Value], numbers: Mapping[str, Value]) -> list[Value]:
-        return _adam(p, p * _fitting(numbers["kept"], p), grad, state, numbers, self.betas, self.epsilon)
-
-
-def _adam(
-    p: Value, kept: Value, grad: Value, state: Sequence[Value], numbers: Mapping[str, Value], betas: tuple[float, float], epsilon: float,
-) -> list[Value]:
-    mean = state[0] * betas[0] + grad * (1.0 - betas[0])
-    square = state[1] * betas[1] + grad * grad * (1.0 - betas[1])
-    root = p.writer.op("Sqrt", square) * _fitting(numbers["root"], p) + epsilon
-    return [kept - mean * _fitting(numbers["rate"], p) / root, mean, square]
-
-
-def _fitting(number: Value, p: Value) -> Value:
-    """A scalar of the step [1], as it broadcasts to a parameter without changing its rank."""
-    return number if p.rank else p.writer.reshape(number, ())
+    def _decayed(self, p: Value, grad: Value) -> Value:
+        return grad
 
 
 def clipped(writer: Writer, grads: Mapping[str, Value], norm: float) -> dict[str, Value]:

@@ -98,10 +98,10 @@ def training_step(request: Request, optimizer: Optimizer) -> TrainingStep:
     written = request.loss.write(logits, label, weight)
     found = differentiate(writer, forward.tape, {logits.name: written.gradient})
     grads = _gradients(forward, found, request.trainable)
-    numbers = _numbers(forward, optimizer)
+    hyper = writer.input(HYPER, np.float32, (len(optimizer.scalars),))
     if optimizer.clip is not None:
         grads = clipped(writer, grads, optimizer.clip)
-    carried, outputs = _updates(forward, grads, optimizer, numbers)
+    carried, outputs = _updates(forward, grads, optimizer, hyper)
     model = writer.model("training_step", [writer.named(written.loss, LOSS), *outputs])
     return TrainingStep(model, _feeds(model, carried, forward), carried, tuple(grads), tuple(forward.updated), tuple(forward.notes),
                         output=output.name, classes=output.shape[1] if output.rank > 1 else 0)
@@ -182,15 +182,8 @@ def _gradients(forward: Forward, found: Mapping[str, Value], patterns: Sequence[
     return {name: found[name] for name in forward.parameters}
 
 
-def _numbers(forward: Forward, optimizer: Optimizer) -> dict[str, Value]:
-    """Each scalar of a step [1], out of HYPER."""
-    writer, names = forward.writer, optimizer.scalars
-    given = writer.input(HYPER, np.float32, (len(names),))
-    return {name: writer.slice(given, 0, i, i + 1) for i, name in enumerate(names)}
-
-
 def _updates(
-    forward: Forward, grads: Mapping[str, Value], optimizer: Optimizer, numbers: Mapping[str, Value],
+    forward: Forward, grads: Mapping[str, Value], optimizer: Optimizer, hyper: Value,
 ) -> tuple[dict[str, Array], list[Value]]:
     """What is carried from step to step, as it is at first, and the new values of all of it."""
     writer, carried, outputs = forward.writer, dict[str, Array](), list[Value]()
@@ -198,7 +191,7 @@ def _updates(
         parameter, first = writer.values[name], forward.parameters[name]
         states = {f"{name}.{slot}": np.zeros_like(first) for slot in optimizer.used_slots()}
         inputs = [writer.input(n, a.dtype, a.shape) for n, a in states.items()]
-        news = optimizer.update(parameter, grad, inputs, numbers)
+        news = optimizer.update(parameter, grad, inputs, hyper)
         carried |= {name: first, **states}
         outputs += [writer.named(new, f"{n}.new") for n, new in zip((name, *states), news, strict=True)]
     for name, new in forward.updated.items():

@@ -275,6 +275,10 @@ def test_networks_on_the_gpu_follow_the_cpu(name: str, rng: np.random.Generator)
         t = Trainer(model, loss="cross_entropy", optimizer=SGD(0.05), options={"placement": side})
         found.append([float(t.step(x, y)) for _ in range(3)])
         assert t.stats()["placement"] == side
+        if side == "gpu":
+            (report,) = t._engine.resident.session._state.reports
+            assert len(report.partitions) == 1
+            assert {n.device for n in report.nodes} == {"gpu"}
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 

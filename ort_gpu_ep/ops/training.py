@@ -1,0 +1,105 @@
+"""Functions of training steps (domain ort_gpu_ep.training): recurrences backward in time, updates. Their bodies specify them."""
+
+from __future__ import annotations
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import KernelCall, ceil_div, record
+from ort_gpu_ep.registry import BoundNode, Kernel, kernel, op
+from ort_gpu_ep.types import FLOAT32, Shape, TensorType
+
+DOMAIN = "ort_gpu_ep.training"
+LANES, MAX_SLICES = 256, 8
+
+
+def _loop_bound(k: KernelCall) -> int:
+    """Each step: the units of a lane, for each of them its slice of a sum and the slices' sums, twice where the reset comes first."""
+    units, span = ceil_div(k["H"], k["WIDTH"]), ceil_div(k["COUNT"], k["SLICES"])
+    sums = units * (1 + span // 4 + 3 + k["SLICES"])
+    return k["T"] * (1 + units + sums * (2 if k["CELL"] == 3 else 1)) + 2 * units
+
+
+record(
+    "recurrent_backward.wgsl", "recurrent", loop_bound=_loop_bound, flops=lambda k: 2 * k["T"] * k["B"] * k["GATES"] * k["H"] * k["H"],
+    steps=lambda k: k["T"])
+record("lstm_cells.wgsl", "movement", loop_bound=lambda k: k["T"], steps=lambda k: k["T"])
+record("adam.wgsl", "elementwise")
+
+
+def _declined(node: BoundNode, wanted: str) -> UnsupportedNodeError:
+    got = ", ".join(str(o.type) for o in node.given())
+    return UnsupportedNodeError(Code.RANK, f"{node.op} of {got}; taken: {wanted}")
+
+
+def _check(node: BoundNode, shapes: list[Shape], wanted: str) -> None:
+    if any(o.dtype is not FLOAT32 or o.shape != s for o, s in zip(node.given(), shapes, strict=True)) or any(0 in s for s in shapes):
+        raise _declined(node, wanted)
+
+
+def _backward(node: BoundNode, cell: int, gates: int, states: int) -> Kernel:
+    """Of dy [T, B, H] as the first input: a workgroup a batch row. states: first states whose gradients it gives."""
+    if node.input(0).rank != 3:
+        raise _declined(node, "dy [T, B, H]")
+    steps, batch, hidden = node.input(0).shape
+    sequence, state = (steps, batch, hidden), (batch, hidden)
+    wide = (steps, batch, gates * hidden)
+    shapes: dict[int, list[Shape]] = {
+        0: [sequence, state, sequence, (hidden, hidden)],
+        1: [sequence, state, wide, sequence, sequence, (3 * hidden, hidden)],
+        2: [sequence, state, state, wide, sequence, sequence, (4 * hidden, hidden)],
+        3: [sequence, state, wide, sequence, (2 * hidden, hidden), (hidden, hidden)]}
+    _check(node, shapes[cell], "float32, shapes as the function's body has them, none empty")
+    count = (2 if cell == 3 else gates) * hidden
+    width = min(-(-hidden // 32) * 32, LANES)
+    slices = max(1, min(LANES // width, MAX_SLICES, count // 4))
+    consts = {"CELL": cell, "T": steps, "B": batch, "H": hidden, "GATES": gates, "COUNT": count, "WIDTH": width, "SLICES": slices}
+    lanes = width * slices
+    return kernel(
+        "recurrent_backward.wgsl", [TensorType(FLOAT32, wide), *[TensorType(FLOAT32, state)] * states], consts=consts, groups=batch,
+        lanes=lanes, workgroup_nbytes=4 * (gates * hidden + (lanes if slices > 1 else 0)))
+
+
+@op("LSTMBackward", domain=DOMAIN, dtypes={}, bindings="dy dht dct gates cells before r -> da dh0 dc0")
+def lstm_backward(node: BoundNode) -> Kernel:
+    """da = the gradients of an LSTM's pre-activations, from its last step to its first, the whole sequence in one dispatch."""
+    return _backward(node, 2, 4, 2)
+
+
+@op("GRUBackward", domain=DOMAIN, dtypes={}, bindings="dy dht gates before q r -> da dh0")
+def gru_backward(node: BoundNode) -> Kernel:
+    """da = the gradients of a GRU's pre-activations (linear_before_reset), the whole sequence in one dispatch."""
+    return _backward(node, 1, 3, 1)
+
+
+@op("GRUBackwardResetFirst", domain=DOMAIN, dtypes={}, bindings="dy dht gates before r rh -> da dh0")
+def gru_backward_reset_first(node: BoundNode) -> Kernel:
+    """da = the gradients of a GRU's pre-activations, the whole sequence in one dispatch."""
+    return _backward(node, 3, 3, 1)
+
+
+@op("RNNBackward", domain=DOMAIN, dtypes={}, bindings="dy dht slope r -> da dh0")
+def rnn_backward(node: BoundNode) -> Kernel:
+    """da = the gradients of an RNN's pre-activations, the whole sequence in one dispatch."""
+    return _backward(node, 0, 1, 1)
+
+
+@op("LSTMCells", domain=DOMAIN, dtypes={}, bindings="forget added c0 -> c")
+def lstm_cells(node: BoundNode) -> Kernel:
+    """c[t] = forget[t] c[t - 1] + added[t]: an LSTM's cells from its gates. forget, added, c: [T, B, H]; c0: [B, H]."""
+    shape = node.input(0).shape
+    if len(shape) != 3:
+        raise _declined(node, "[T, B, H]")
+    _check(node, [shape, shape, shape[1:]], "float32 [T, B, H], [T, B, H], [B, H], none empty")
+    size = shape[1] * shape[2]
+    return kernel("lstm_cells.wgsl", [TensorType(FLOAT32, shape)], consts={"T": shape[0], "N": size}, groups=ceil_div(size, 64))
+
+
+@op("AdamUpdate", domain=DOMAIN, dtypes={}, bindings="p grad mean square hyper -> new_p new_mean new_square")
+def adam_update(node: BoundNode) -> Kernel:
+    """p, its gradient's running mean and that of its square after a step of Adam. All of one shape but hyper [3]: rate, root, kept."""
+    shape = node.input(0).shape
+    _check(node, [shape] * 4 + [(3,)], "float32 of one shape, none empty, and float32[3]")
+    tensor = node.input(0).type
+    beta1, beta2 = float(node.attr("beta1")), float(node.attr("beta2"))
+    consts = {"BETA1": beta1, "BETA2": beta2, "REST1": float(node.attr("rest1")), "REST2": float(node.attr("rest2")),
+              "EPSILON": float(node.attr("epsilon")), "N": tensor.size}
+    return kernel("adam.wgsl", [tensor] * 3, consts=consts, groups=ceil_div(tensor.size, 64))

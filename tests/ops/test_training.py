@@ -1,0 +1,100 @@
+"""Functions of training steps: our kernels against their own bodies on onnxruntime's CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import ort_gpu_ep
+from ort_gpu_ep.training.functions import DOMAIN, TEXTS, function
+
+OPSET = 18
+
+
+def model_of(name: str, inputs: dict[str, np.ndarray], outputs: list[str], **attributes: Any) -> bytes:
+    body = function(name, OPSET)
+    node = helper.make_node(name, list(inputs), outputs, name="it", domain=DOMAIN, **attributes)
+    graph = helper.make_graph([node], "it", [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in inputs.items()],
+                              [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs])
+    model = helper.make_model(graph, functions=[body], opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
+                              ir_version=10)
+    return model.SerializeToString()
+
+
+def check(name: str, inputs: dict[str, np.ndarray], **attributes: Any) -> None:
+    outputs = [f"out_{n}" for n in function(name, OPSET).output]
+    model = model_of(name, inputs, outputs, **attributes)
+    session = ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu", "strict": 1})
+    reports = session._state.reports[-1].nodes
+    assert [(n.op, n.device) for n in reports] == [(name, "gpu")]
+    want = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, inputs)
+    for n, got, expected in zip(outputs, session.run(None, inputs), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5 * max(1.0, float(np.abs(expected).max())), err_msg=n)
+
+
+class Drawn:
+    """Inputs of a function by name, for a layer of this size."""
+
+    def __init__(self, rng: np.random.Generator, hidden: int, steps: int = 3, batch: int = 2) -> None:
+        self.rng, self.hidden, self.steps, self.batch = rng, hidden, steps, batch
+
+    def sequence(self, gates: int = 1) -> np.ndarray:
+        return self.rng.normal(size=(self.steps, self.batch, gates * self.hidden)).astype("f")
+
+    def gates(self, gates: int) -> np.ndarray:
+        return (1 / (1 + np.exp(-self.sequence(gates)))).astype("f")
+
+    def state(self) -> np.ndarray:
+        return self.rng.normal(size=(self.batch, self.hidden)).astype("f")
+
+    def weights(self, gates: int) -> np.ndarray:
+        return (self.rng.normal(size=(gates * self.hidden, self.hidden)) / np.sqrt(self.hidden)).astype("f")
+
+
+@pytest.mark.parametrize("hidden", [1, 32, 33, 130, 300])
+@pytest.mark.parametrize("name", ["LSTMBackward", "GRUBackward", "GRUBackwardResetFirst", "RNNBackward"])
+def test_layers_backward(name: str, hidden: int, rng: np.random.Generator) -> None:
+    d = Drawn(rng, hidden)
+    first = {"dY": d.sequence(), "dhT": d.state()}
+    rest = {
+        "LSTMBackward": lambda: {"dcT": d.state(), "gates": d.gates(4), "C": d.sequence(), "before": d.sequence(), "R": d.weights(4)},
+        "GRUBackward": lambda: {"gates": d.gates(3), "before": d.sequence(), "hidden": d.sequence(), "R": d.weights(3)},
+        "GRUBackwardResetFirst": lambda: {"gates": d.gates(3), "before": d.sequence(), "R": d.weights(2), "Rh": d.weights(1)},
+        "RNNBackward": lambda: {"slope": d.gates(1), "R": d.weights(1)}}[name]()
+    assert [*first, *rest] == list(function(name, OPSET).input)
+    check(name, first | rest)
+
+
+def test_cells(rng: np.random.Generator) -> None:
+    d = Drawn(rng, 37, steps=7, batch=3)
+    check("LSTMCells", {"forget": d.gates(1), "added": d.sequence(), "c0": d.state()})
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 67)])
+def test_adam(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    p, grad, mean, square = (rng.normal(size=shape).astype("f") for _ in range(4))
+    inputs = {"p": np.asarray(p), "grad": np.asarray(grad), "mean": np.asarray(mean), "square": np.asarray(square**2, "f"),
+              "hyper": np.array([0.01, 2.5, 0.99], "f")}
+    check("AdamUpdate", inputs, beta1=0.9, beta2=0.999, rest1=0.1, rest2=0.001, epsilon=1e-8)
+
+
+def test_shapes_that_do_not_fit_are_left_to_the_body(rng: np.random.Generator) -> None:
+    """A gradient that the body broadcasts."""
+    inputs = {n: np.abs(rng.normal(size=1 if n == "grad" else 5)).astype("f") for n in ("p", "grad", "mean", "square")}
+    inputs["hyper"] = np.array([0.01, 2.5, 0.99], "f")
+    model = model_of("AdamUpdate", inputs, ["p2", "m2", "s2"], beta1=0.9, beta2=0.999, rest1=0.1, rest2=0.001, epsilon=1e-8)
+    session = ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu"})
+    assert "AdamUpdate" not in {n.op for n in session._state.reports[-1].nodes}
+    want = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, inputs)
+    for got, expected in zip(session.run(None, inputs), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_every_function_has_a_kernel() -> None:
+    from ort_gpu_ep.registry import OPS
+
+    assert {name for domain, name in OPS if domain == DOMAIN} == set(TEXTS)
