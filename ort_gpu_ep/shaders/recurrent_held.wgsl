@@ -74,6 +74,8 @@ fn group_main(group: u32, lane: u32) {
 #end
     }
 #end
+    for (var i = lane; i < 2u * ROW; i += LANES) { seen[i] = vec4<f32>(); }      // a vector's rest meets weights of zero: no NaN may be there
+    workgroupBarrier();
     let first = select(IV + (layer - 1u) * HV, 0u, layer == 0u);
     let last = IV + layer * HV + HV - 1u;
 #if IV
