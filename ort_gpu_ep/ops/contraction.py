@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.kernels import record
+from ort_gpu_ep.ops.matvec import Matrix as Matrix
+from ort_gpu_ep.ops.matvec import VectorProduct
+from ort_gpu_ep.ops.matvec import lower as matvec
 from ort_gpu_ep.registry import Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.target import DEFAULT_TARGET, Target
@@ -38,30 +41,10 @@ TILES = (Tile(64, 64, 16), Tile(32, 64, 16), Tile(64, 32, 16), Tile(32, 32, 16),
 
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
-VECTOR_LANES = 128
-"""matvec.wgsl: invocations of a workgroup."""
-COLUMN_LANES = 8
-"""matvec.wgsl: how many of them read neighbouring columns, where not K but the columns are contiguous: 32 bytes, a memory sector."""
-VECTOR_ITERATIONS = 8
-"""matvec.wgsl: K is split while an invocation keeps at least so many elements of it to add up."""
-
 record(
     "gemm.wgsl", "product", loop_bound=lambda k: k["STEPS"] * (1 + k["TK"] // 4) + 16,
     flops=lambda k: 2 * k["BATCH"] * k["M"] * k["N"] * k["K"])
-record(
-    "matvec.wgsl", "matvec", loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
-    flops=lambda k: 2 * k["BATCH"] * k["COUNT"] * k["K"])
 record("sum_parts.wgsl", "elementwise", loop_bound=lambda k: k["SPLIT"])
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """An operand of a product: where each batch begins, and the strides of its outer (row or column) and its K index."""
-
-    source: int
-    base: Strided
-    outer: int
-    k: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +52,7 @@ class Product:
     """y[batch, m, n] = alpha * sum_k a[m, k] b[k, n] + beta * c, c read through `bias` (input 2) where there is one.
 
     window: constants of the implicit im2col of `b`; empty: `b` is stored as a matrix. target: what it is to run on.
+    fours: both operands are float32 and may be read by fours.
     """
 
     batch: int
@@ -82,12 +66,13 @@ class Product:
     beta: float = 1.0
     window: Mapping[str, Const] = field(default_factory=dict)
     target: Target = DEFAULT_TARGET
+    fours: bool = False
 
 
 def lower_product(product: Product, out: TensorType, target: int | str = 0) -> Lowering:
     """The kernels of a product that writes output 0, or the temporary `target`."""
     is_vector = not product.window and 1 in (product.m, product.n)
-    built = _matvec(product, out) if is_vector else _gemm(product, out, *choose(product))
+    built = matvec(_by_vector(product), out) if is_vector else _gemm(product, out, *choose(product))
     temps = () if target == 0 else ((str(target), out),)
     split = int(dict(built.consts)["SPLIT"])
     if split == 1:
@@ -111,6 +96,11 @@ def _finished(product: Product, built: Kernel, target: int | str) -> Kernel:
     return replace(
         built, consts=(*built.consts, ("ALPHA", float(product.alpha)), ("BETA", float(product.beta))), indices=(*built.indices, index),
         reads=reads, writes=(("y", target),))
+
+
+def _by_vector(product: Product) -> VectorProduct:
+    wide, vector, count = (product.b, product.a, product.n) if product.m == 1 else (product.a, product.b, product.m)
+    return VectorProduct(product.batch, count, product.k, wide, vector, product.fours, product.target)
 
 
 def choose(product: Product) -> tuple[Tile, int]:
@@ -155,20 +145,3 @@ def _gemm(product: Product, out: TensorType, tile: Tile, split: int) -> Kernel:
         "gemm.wgsl", [out], consts=sizes, indices={"a_base": product.a.base, "b_base": product.b.base},
         groups=product.batch * tiles_m * tiles_n * split, lanes=tile.lanes, workgroup_nbytes=tile.nbytes,
         reads={"a": product.a.source, "b": product.b.source})
-
-
-def _matvec(product: Product, out: TensorType) -> Kernel:
-    """One side of the product is a vector: a workgroup sums a few outputs, its invocations share K (or a part of it)."""
-    wide, vector = (product.b, product.a) if product.m == 1 else (product.a, product.b)
-    count = product.n if product.m == 1 else product.m
-    side = 1 if wide.k == 1 else COLUMN_LANES
-    blocks = -(-count // (4 * side))
-    iterations = -(-hint(product.k) // (VECTOR_LANES // side))
-    split = max(1, min(SPLITS[-1], product.target.figures.units // max(1, hint(product.batch * blocks)), iterations // VECTOR_ITERATIONS))
-    return kernel(
-        "matvec.wgsl", [out],
-        consts={"COUNT": count, "K": product.k, "BATCH": product.batch, "BLOCKS": blocks, "SIDE": side, "SPLIT": split,
-                "PART": -(-product.k // split), "W_OUTER": wide.outer, "W_K": wide.k, "V_K": vector.k},
-        indices={"w_base": wide.base, "v_base": vector.base},
-        groups=product.batch * blocks * split, lanes=VECTOR_LANES, workgroup_nbytes=16 * VECTOR_LANES,
-        reads={"w": wide.source, "v": vector.source})

@@ -35,7 +35,7 @@ def matmul(node: BoundNode) -> Lowering:
             return tiles.lower_tiled(tiled, TensorType(a.dtype, shape))
     product = Product(
         math.prod(batches), m, n, k, Matrix(0, _batches(left, batches), k, 1), Matrix(1, _batches(right, batches), 1, n),
-        target=node.target)
+        target=node.target, fours=a.dtype is FLOAT32)
     return lower_product(product, TensorType(a.dtype, shape))
 
 
@@ -68,5 +68,6 @@ def gemm(node: BoundNode) -> Lowering:
             return tiles.lower_tiled(tiled, TensorType(a.dtype, node.attr("output_shape") or (m, n)))
     left = Matrix(0, Strided((1,), (0,)), *((1, m) if node.attr("transA") else (k, 1)))
     right = Matrix(1, Strided((1,), (0,)), *((k, 1) if node.attr("transB") else (1, n)))
-    product = Product(1, m, n, k, left, right, bias, node.attr("alpha"), node.attr("beta"), target=node.target)
+    product = Product(
+        1, m, n, k, left, right, bias, node.attr("alpha"), node.attr("beta"), target=node.target, fours=a.dtype is FLOAT32)
     return lower_product(product, TensorType(a.dtype, node.attr("output_shape") or (m, n)))

@@ -1,18 +1,19 @@
-"""gemm.wgsl with each tile that the table may choose, matvec.wgsl, sum_parts.wgsl."""
+"""gemm.wgsl with each tile that the table may choose, the products by a vector, sum_parts.wgsl."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe, slower
-from ort_gpu_ep.ops import contraction
+from ort_gpu_ep.ops import contraction, matvec
 from ort_gpu_ep.ops.contraction import TILES, Tile
 from ort_gpu_ep.questions import apart
+from ort_gpu_ep.target import Choice, Target
 
 FACTOR = 10.0
 """A variant that takes so many times longer than its fastest sibling, for the same work, is a fault."""
@@ -72,15 +73,44 @@ for _tile in TILES:
     _tile_probe(_tile)
 
 
-@probe("matrix times vector", "kernels", disables=("matvec.wgsl", "sum_parts.wgsl"), trusts=True)
-def matvec(trial: Trial) -> str:
-    """Rows or columns contiguous, K whole and split, batches."""
-    shapes = ((1, 2051, 1000), (1, 33, 7), (1001, 130, 1), (5, 4099, 1), (1, 5000, 3))
-    for _ in range(trial.rounds):
-        for m, k, n in shapes:
-            for transposed in (0, 2):
-                _product(trial, m, k, n, transposed)
-    return f"{2 * len(shapes)} shapes"
+@contextmanager
+def vectors_in_form(form: str) -> Iterator[None]:
+    """Every product by a vector that is lowered meanwhile gets this form, where it may."""
+    usual = matvec.choose
+
+    def chosen(target: Target, key: str, estimates: Mapping[str, float]) -> Choice:
+        return Choice(key, form if form in estimates else usual(target, key, estimates).form, tuple(estimates))
+
+    matvec.choose = chosen
+    try:
+        with apart():
+            yield
+    finally:
+        matvec.choose = usual
+
+
+def _matvec_probe(name: str, shader: str, forms: Sequence[str], orders: Sequence[int], shapes: Sequence[tuple[int, int, int]]) -> None:
+    """Adds the probe of a kernel that multiplies by a vector. orders: whether B is transposed. shapes: m, k, n."""
+    def check(trial: Trial) -> str:
+        for _ in range(trial.rounds):
+            for form in forms:
+                with vectors_in_form(form):
+                    for m, k, n in shapes:
+                        for transposed in orders:
+                            _product(trial, m, k, n, transposed)
+        return f"{len(forms) * len(orders) * len(shapes)} products"
+
+    probe(name, "kernels", disables=(shader, "sum_parts.wgsl") if shader != "matvec_rows.wgsl" else (shader,), trusts=True)(check)
+
+
+_matvec_probe(
+    "matrix times vector", "matvec.wgsl", ("any",), (0, 2), ((1, 2051, 1000), (1, 33, 7), (1001, 130, 1), (5, 4099, 1), (1, 5000, 3)))
+_matvec_probe(
+    "matrix times vector, rows by fours", "matvec_rows.wgsl", [f"rows {rows}" for rows in matvec.ROWS], (2,),
+    ((1, 2052, 1001), (1, 32, 7), (1001, 132, 1), (1, 5000, 3)))
+_matvec_probe(
+    "matrix times vector, columns by fours", "matvec_columns.wgsl", ("columns",), (0,),
+    ((1, 2051, 1000), (1, 33, 8), (1, 130, 1004), (1, 5001, 36)))
 
 
 @probe("sums of parts", "kernels", disables=("sum_parts.wgsl",))

@@ -1,0 +1,153 @@
+"""A matrix times a vector, bound by reading the matrix: which kernel, and how a workgroup's invocations share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.registry import Kernel, Strided, kernel
+from ort_gpu_ep.symbolic import hint, is_symbolic
+from ort_gpu_ep.target import Choice, Target
+from ort_gpu_ep.types import TensorType
+
+SPLITS = 32
+"""Parts of K, at most."""
+
+LANES = 128
+"""matvec.wgsl: invocations of a workgroup."""
+COLUMN_LANES = 8
+"""How many of them read neighbouring columns, where not K but the columns are contiguous: 32 bytes, a memory sector; in vectors, 128."""
+ITERATIONS = 8
+"""K is split while an invocation keeps at least so many loads of it to add up."""
+
+ROWS = (8, 4, 2)
+"""matvec_rows.wgsl: outputs of a workgroup, of 32 invocations each."""
+
+record(
+    "matvec.wgsl", "matvec", loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
+    flops=lambda k: 2 * k["BATCH"] * k["COUNT"] * k["K"])
+record(
+    "matvec_rows.wgsl", "matvec", loop_bound=lambda k: ceil_div(k["K4"] * k["ROWS"], k.workgroup_size) + k["ROWS"] + 12,
+    flops=lambda k: 8 * k["BATCH"] * k["COUNT"] * k["K4"])
+record(
+    "matvec_columns.wgsl", "matvec", loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
+    flops=lambda k: 8 * k["BATCH"] * k["COUNT4"] * k["K"])
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """An operand of a product: where each batch begins, and the strides of its outer (row or column) and its K index."""
+
+    source: int
+    base: Strided
+    outer: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class VectorProduct:
+    """`wide` [count, k] of each batch times `vector` [k]. fours: both are float32 and may be read by fours."""
+
+    batch: int
+    count: int
+    k: int
+    wide: Matrix
+    vector: Matrix
+    fours: bool
+    target: Target
+
+    @property
+    def nbytes(self) -> int:
+        """Of the matrices."""
+        return int(4 * hint(self.batch * self.count * self.k))
+
+    def vectors(self, *sizes: int) -> bool:
+        """Whether elements can be read by fours: all sizes of the model, and multiples of four."""
+        strides = (*self.wide.base.strides, *self.vector.base.strides, self.wide.base.offset, self.vector.base.offset)
+        return self.fours and not any(map(is_symbolic, (*sizes, *strides))) and all(s % 4 == 0 for s in (*sizes, *strides))
+
+    def split(self, blocks: int, lanes_a_column: int) -> int:
+        """Into how many parts K is cut so that the workgroups fill the adapter."""
+        iterations = -(-hint(self.k) // lanes_a_column)
+        filled = self.target.figures.units // max(1, hint(self.batch * blocks))
+        return int(max(1, min(SPLITS, filled, iterations // ITERATIONS)))
+
+
+def lower(given: VectorProduct, out: TensorType) -> Kernel:
+    """The kernel, without what happens to its sums; a part of K for each of SPLIT."""
+    makers: dict[str, tuple[float, Callable[[], Kernel]]] = {"any": (_any_ns(given), lambda: _any(given, out))}
+    if given.wide.k == 1 and given.vector.k == 1 and given.vectors(given.k, given.wide.outer):
+        if given.target.limits.allow("matvec_rows.wgsl"):
+            for rows in ROWS:
+                makers[f"rows {rows}"] = _rows_ns(given, rows), lambda rows=rows: _rows(given, out, rows)     # type: ignore[misc]
+    elif given.wide.outer == 1 and given.vectors(given.count, given.wide.k) and given.target.limits.allow("matvec_columns.wgsl"):
+        makers["columns"] = _columns_ns(given), lambda: _columns(given, out)
+    estimates: Mapping[str, float] = {name: estimate for name, (estimate, _) in makers.items()}
+    key = f"matvec {hint(given.batch)} x {hint(given.count)} x {hint(given.k)}, {'rows' if given.wide.k == 1 else 'columns'}"
+    choice = choose(given.target, key, estimates)
+    return replace(makers[choice.form][1](), choice=choice)
+
+
+def choose(target: Target, key: str, estimates: Mapping[str, float]) -> Choice:
+    return target.choose(key, estimates)
+
+
+def _any(given: VectorProduct, out: TensorType) -> Kernel:
+    side = 1 if given.wide.k == 1 else COLUMN_LANES
+    blocks = -(-given.count // (4 * side))
+    split = given.split(blocks, LANES // side)
+    return kernel(
+        "matvec.wgsl", [out],
+        consts={"COUNT": given.count, "K": given.k, "BATCH": given.batch, "BLOCKS": blocks, "SIDE": side, "SPLIT": split,
+                "PART": -(-given.k // split), "W_OUTER": given.wide.outer, "W_K": given.wide.k, "V_K": given.vector.k},
+        indices={"w_base": given.wide.base, "v_base": given.vector.base},
+        groups=given.batch * blocks * split, lanes=LANES, workgroup_nbytes=16 * LANES,
+        reads={"w": given.wide.source, "v": given.vector.source})
+
+
+def _any_ns(given: VectorProduct) -> float:
+    """1.3 TB/s on an H200; where it is split, another dispatch adds up."""
+    side = 1 if given.wide.k == 1 else COLUMN_LANES
+    split = given.split(-(-given.count // (4 * side)), LANES // side)
+    return float(3000 + given.nbytes / 1300 + (given.target.figures.dispatch_ns if split > 1 else 0))
+
+
+def _rows(given: VectorProduct, out: TensorType, rows: int) -> Kernel:
+    blocks = -(-given.count // rows)
+    subgroups = given.target.limits.allow("matvec_rows.wgsl", "subgroup")
+    lanes = 32 * rows
+    return kernel(
+        "matvec_rows.wgsl", [out],
+        consts={"COUNT": given.count, "K4": given.k // 4, "BATCH": given.batch, "BLOCKS": blocks, "ROWS": rows, "SPLIT": 1,
+                "W_OUTER4": given.wide.outer // 4, "SUBGROUPS": subgroups},
+        indices={"w_base": given.wide.base, "v_base": given.vector.base}, groups=given.batch * blocks, lanes=lanes,
+        workgroup_nbytes=0 if subgroups else 4 * lanes, reads={"w": given.wide.source, "v": given.vector.source}, vectors=("w", "v"),
+        features=("subgroup",) if subgroups else ())
+
+
+def _rows_ns(given: VectorProduct, rows: int) -> float:
+    """Memory at 4 TB/s, or what a subgroup waits for: 128 vectors at a time, as many subgroups at once as a unit holds (48)."""
+    units = given.target.figures.units
+    waits = 700 * -(-hint(given.k) // 512) * -(-hint(given.batch * given.count) // (48 * units))
+    uneven = 150 * rows if hint(given.batch * given.count) < 8 * rows * units else 100
+    return float(3000 + max(given.nbytes / 4000, waits) + uneven)
+
+
+def _columns(given: VectorProduct, out: TensorType) -> Kernel:
+    lanes = min(256, given.target.limits.max_invocations)
+    blocks = -(-given.count // (4 * COLUMN_LANES))
+    split = given.split(blocks, 2 * lanes // COLUMN_LANES)
+    return kernel(
+        "matvec_columns.wgsl", [out],
+        consts={"COUNT4": given.count // 4, "K": given.k, "BATCH": given.batch, "BLOCKS": blocks, "SIDE": COLUMN_LANES, "SPLIT": split,
+                "PART": -(-given.k // split), "W_K4": given.wide.k // 4, "V_K": given.vector.k},
+        indices={"w_base": given.wide.base, "v_base": given.vector.base}, groups=given.batch * blocks * split, lanes=lanes,
+        workgroup_nbytes=16 * lanes, reads={"w": given.wide.source, "v": given.vector.source}, vectors=("w", "y"))
+
+
+def _columns_ns(given: VectorProduct) -> float:
+    blocks = -(-given.count // (4 * COLUMN_LANES))
+    split = given.split(blocks, 64)
+    filled = min(1.0, hint(given.batch * blocks) * split / given.target.figures.units)
+    return float(3000 + given.nbytes / (3500 * filled) + (given.target.figures.dispatch_ns if split > 1 else 0))

@@ -1,0 +1,59 @@
+// y[batch, j] = ALPHA * sum over k of w[j, k] * v[k] + BETA * c, where rows of w lie together: ROWS outputs a workgroup, each summed by
+// a subgroup (SUBGROUPS) or by LANES / ROWS invocations, with four loads of four elements under way.
+// Expects: w, v (as vectors of four elements), c?, y; w_base, v_base (offset of a batch), c_index (over y); COUNT, K4 and W_OUTER4
+// (vectors of a row, and from one to the next), BLOCKS, ALPHA, BETA.
+const TEAM: u32 = LANES / ROWS;
+#if not SUBGROUPS
+var<workgroup> sums: array<f32, LANES>;
+#end
+
+// The share of one of `team` invocations in the sum.
+fn share(w_start: u32, v_start: u32, member: u32, team: u32) -> f32 {
+    var a = vec4<f32>();
+    var b = vec4<f32>();
+    var c = vec4<f32>();
+    var d = vec4<f32>();
+    var k = member;
+    for (; k + 3u * team < K4; k += 4u * team) {
+        let w0 = w_at4(w_start + k);
+        let w1 = w_at4(w_start + k + team);
+        let w2 = w_at4(w_start + k + 2u * team);
+        let w3 = w_at4(w_start + k + 3u * team);
+        a = fma(w0, v_at4(v_start + k), a);
+        b = fma(w1, v_at4(v_start + k + team), b);
+        c = fma(w2, v_at4(v_start + k + 2u * team), c);
+        d = fma(w3, v_at4(v_start + k + 3u * team), d);
+    }
+    for (; k < K4; k += team) { a = fma(w_at4(w_start + k), v_at4(v_start + k), a); }
+    let total = (a + b) + (c + d);
+    return (total.x + total.y) + (total.z + total.w);
+}
+
+fn store(i: u32, sum: f32) {
+    var v = ALPHA * sum;
+    if (HAS_C) { v += BETA * c_at(c_index(i)); }
+    y_set(i, v);
+}
+
+fn group_main(group: u32, lane: u32) {
+    let batch = group / BLOCKS;
+    let first = group % BLOCKS * ROWS;
+    let w_start = w_base(batch) / 4u;
+    let v_start = v_base(batch) / 4u;
+#if SUBGROUPS
+    for (var r = subgroup_id; r < ROWS; r += subgroups) {
+        let j = first + r;
+        let sum = subgroupAdd(share(w_start + min(j, COUNT - 1u) * W_OUTER4, v_start, subgroup_lane, subgroup_size));
+        if (subgroup_lane == 0u && j < COUNT) { store(batch * COUNT + j, sum); }
+    }
+#else
+    let j = first + lane / TEAM;
+    let member = lane % TEAM;
+    sums[lane] = share(w_start + min(j, COUNT - 1u) * W_OUTER4, v_start, member, TEAM);
+    for (var s = TEAM / 2u; s > 0u; s /= 2u) {
+        workgroupBarrier();
+        if (member < s) { sums[lane] += sums[lane + s]; }
+    }
+    if (member == 0u && j < COUNT) { store(batch * COUNT + j, sums[lane]); }
+#end
+}
