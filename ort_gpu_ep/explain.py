@@ -50,6 +50,7 @@ class Memory:
 
     activations: what its intermediate values share. unshared: what they would take with a buffer each. weights: constants.
     exact: the shapes are the model's own or those of a run; else they are stand-ins for dynamic dimensions.
+    channels_last: nodes whose images are stored so. conversions: dispatches for the sake of layouts.
     """
 
     partition: str
@@ -59,6 +60,8 @@ class Memory:
     unshared_nbytes: int
     weight_nbytes: int
     exact: bool = True
+    channels_last: int = 0
+    conversions: int = 0
 
     @property
     def ratio(self) -> float:
@@ -113,7 +116,7 @@ class Explanation:
             lines.append(
                 f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations "
                 f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights, "
-                f"{memory.dispatches} dispatches")
+                f"{memory.dispatches} dispatches{_layout(memory)}")
         lines += [f"event: {e}" for e in self.events]
         lines += ["", str(self.profile)] if self.profile is not None else []
         return "\n".join(lines)
@@ -149,6 +152,12 @@ def _report_lines(report: Report) -> list[str]:
     for (op, code, reason), count in reasons.most_common():
         lines.append(f"  on the CPU: {count} x {op}: {code}: {reason}")
     return lines
+
+
+def _layout(memory: Memory) -> str:
+    if not memory.channels_last:
+        return ""
+    return f", {memory.channels_last} nodes channel-last with {memory.conversions} conversion{'' if memory.conversions == 1 else 's'}"
 
 
 def _size(nbytes: int) -> str:
@@ -187,7 +196,7 @@ def explanation(state: SessionState | None) -> Explanation:
             plans.append(plan)
             memory.append(Memory(
                 partition.graph.name, tuple(map(str, plan.inputs)), plan.dispatches, plan.slot_nbytes, plan.intermediate_nbytes,
-                program.weight_nbytes, exact=bool(made)))
+                program.weight_nbytes, bool(made), plan.channels_last, plan.conversions))
     return Explanation(adapter_of(state), tuple(state.reports), tuple(memory), events_of(state), tuple(plans))
 
 

@@ -33,6 +33,8 @@ class _Draft:
     prologue: list[Dispatch] = field(default_factory=list)
     prepared: set[str] = field(default_factory=set)              # values that the prologue writes
     kept: dict[str, int] = field(default_factory=dict)           # bytes of what is zero between runs
+    channels_last: int = 0
+    conversions: int = 0
 
     def root(self, name: str) -> str:
         while name in self.roots:
@@ -76,6 +78,8 @@ def make_plan(
                     draft.types[name] = TensorType(dtype, tuple(found[0].shape))
         elif bound is not None:
             _lower(draft, bound, answer)
+            draft.channels_last += node.channels_last
+            draft.conversions += node.id < 0 and node.op == "Transpose" and bool(answer.kernels)    # placed by the layout pass
     return _place(draft)
 
 
@@ -160,7 +164,7 @@ def _place(draft: _Draft) -> Plan:
     return Plan(
         tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps),
         _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()),
-        tuple(draft.prologue), tuple(draft.kept.items()))
+        tuple(draft.prologue), tuple(draft.kept.items()), draft.channels_last, draft.conversions)
 
 
 def _slot_sizes(slots: Sequence[int], slot_of: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
