@@ -1,0 +1,191 @@
+"""What a run takes besides the GPU: whole runs beside the same upload, submission, wait and copy with nothing around them, and threads.
+
+    python -m benchmarks.host [NAME ...] [--runs 100] [--threads 1,2,4,8] [--adapter A] [--json FILE]
+
+floor: of the model's own recording, made beforehand: inputs written, one submission, the mapping polled for, the outputs copied out.
+over: placement=gpu above that. auto: a session that chooses for itself, and what it chose. Threads: runs per second of one session that
+all of them use, and of a session each.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import cases
+from ort_gpu_ep import InferenceSession
+from ort_gpu_ep.device import native
+from ort_gpu_ep.device.library import ffi, lib
+from ort_gpu_ep.device.objects import COPY_DST, MAP_READ
+from ort_gpu_ep.device.tensor import Tensor
+
+console = Console()
+DEFAULT = ("resnet50", "inception_v3", "mobilenet_v2", "squeezenet1_1", "alexnet", "encoder", "har_lstm")
+THREADS_S = 1.0
+THREADS_MODEL = "resnet50"
+
+_arrived: list[int] = [0]
+
+
+@ffi.callback("WGPUBufferMapCallback")  # type: ignore[untyped-decorator]  # cffi has none
+def _on_arrival(status: int, message: Any, first: Any, second: Any) -> None:
+    _arrived[0] = status
+
+
+class Floor:
+    """The raw form of a session's run: its one partition's recording over buffers of its own."""
+
+    def __init__(self, session: Any, feeds: dict[str, Any]) -> None:
+        (partition,) = session._state.partitions
+        self.prepared, self.gpu = partition.program._plans[-1], partition.program.gpu
+        self.shape = self.prepared._current
+        filled = self.shape.filled
+        self.arrays = [np.ascontiguousarray(feeds[name]) for name in partition.graph.inputs]
+        self.inputs = [Tensor(self.gpu.allocate(t.nbytes), 0, t) for t in filled.inputs]
+        self.outputs = [Tensor(self.gpu.allocate(t.nbytes), 0, t) for t in filled.outputs]
+        self.results = [np.empty(t.shape, t.dtype.numpy) for t in filled.outputs]
+        self.size = sum(-(-t.nbytes // 256) * 256 for t in filled.outputs)
+        self.staging = self.gpu.create(self.size, MAP_READ | COPY_DST)
+        self.key = tuple((t.buffer.serial, 0) for t in (*self.inputs, *self.outputs))
+        self.dispatches = self.prepared.template.plan.dispatches
+        info = ffi.new("WGPUBufferMapCallbackInfo *")
+        info.mode, info.callback = lib.WGPUCallbackMode_AllowProcessEvents, _on_arrival
+        self.info = info
+
+    def _recorded(self) -> list[Any]:
+        commands = self.prepared._record(self.shape, self.key, self.inputs, self.outputs)
+        encoder, place = self.gpu.device.create_command_encoder("readback"), 0
+        for tensor in self.outputs:
+            native.copy_buffer(encoder, tensor.buffer.native, 0, self.staging.native, place, (tensor.type.nbytes + 3) & ~3)
+            place += -(-tensor.type.nbytes // 256) * 256
+        return [*commands, native.finish(encoder)]
+
+    def seconds(self) -> float:
+        """Of one run, the recording not counted."""
+        commands, device = self._recorded(), self.gpu.device
+        _arrived[0] = 0
+        start = time.perf_counter()
+        for array, tensor in zip(self.arrays, self.inputs, strict=True):
+            lib.wgpuQueueWriteBuffer(device.queue, tensor.buffer.native, 0, ffi.from_buffer(array), (array.nbytes + 3) & ~3)
+        native.submit(device, commands)
+        lib.wgpuBufferMapAsync(self.staging.native, lib.WGPUMapMode_Read, 0, self.size, self.info[0])
+        while not _arrived[0]:
+            lib.wgpuDevicePoll(device.handle, False, ffi.NULL)
+        mapped, place = ffi.cast("char *", lib.wgpuBufferGetConstMappedRange(self.staging.native, 0, self.size)), 0
+        for result in self.results:
+            ffi.memmove(ffi.from_buffer(result), mapped + place, result.nbytes)
+            place += -(-result.nbytes // 256) * 256
+        taken = time.perf_counter() - start
+        lib.wgpuBufferUnmap(self.staging.native)
+        return taken
+
+
+def steady(call: Callable[[], float], runs: int, warm_s: float) -> float:
+    """Milliseconds: the median of what `call` says of so many calls, after some time of them."""
+    until = time.perf_counter() + warm_s
+    while time.perf_counter() < until:
+        call()
+    return float(np.median([call() for _ in range(runs)])) * 1e3
+
+
+def timed(session: Any, feeds: dict[str, Any]) -> Callable[[], float]:
+    def call() -> float:
+        start = time.perf_counter()
+        session.run(None, feeds)
+        return time.perf_counter() - start
+    return call
+
+
+def measure(name: str, runs: int, adapter: str) -> dict[str, Any]:
+    model, feeds = cases.load(name)
+    options = {"adapter": adapter} if adapter else {}
+    gpu = InferenceSession(model, cases.quiet(), provider_options={"placement": "gpu", **options})
+    auto = InferenceSession(model, cases.quiet(), provider_options=options)
+    whole, chosen = timed(gpu, feeds), timed(auto, feeds)
+    for _ in range(3):
+        whole()
+        chosen()
+    floor = Floor(gpu, feeds)
+    sides = {"gpu": whole, "floor": floor.seconds, "auto": chosen}
+    found: dict[str, list[float]] = {side: [] for side in sides}
+    for block in range(3):          # in blocks, so that a drift of clocks hits all sides
+        for side in reversed(list(sides)) if block % 2 else sides:
+            found[side].append(steady(sides[side], runs // 3, 0.15 if block else 0.4))
+    want = gpu.run(None, feeds)
+    error = max(float(np.max(np.abs(a - b), initial=0.0)) for a, b in zip(floor.results, want, strict=True) if a.dtype.kind == "f")
+    by_candidate = auto.stats().get("runs_by_candidate", {})
+    row = {side: float(np.median(values)) for side, values in found.items()}
+    return {**row, "over": row["gpu"] - row["floor"], "chose": max(by_candidate, key=by_candidate.get, default="?"),
+            "dispatches": floor.dispatches, "error": error}
+
+
+def rate(sessions: list[Any], feeds: dict[str, Any], threads: int) -> float:
+    """Runs per second of so many threads, each with the session of its number."""
+    counts, begin, over = [0] * threads, threading.Barrier(threads + 1), threading.Event()
+
+    def work(k: int) -> None:
+        session = sessions[k % len(sessions)]
+        session.run(None, feeds)
+        begin.wait()
+        while not over.is_set():
+            session.run(None, feeds)
+            counts[k] += 1
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(threads)]
+    for worker in workers:
+        worker.start()
+    begin.wait()
+    start = time.perf_counter()
+    time.sleep(THREADS_S)
+    over.set()
+    taken = time.perf_counter() - start
+    done = sum(counts)
+    for worker in workers:
+        worker.join()
+    return done / taken
+
+
+def threads_of(name: str, counts: list[int], adapter: str) -> dict[str, dict[int, float]]:
+    model, feeds = cases.load(name)
+    options = {"placement": "gpu", **({"adapter": adapter} if adapter else {})}
+    sessions = [InferenceSession(model, cases.quiet(), provider_options=options) for _ in range(max(counts))]
+    for session in sessions:
+        for _ in range(4):
+            session.run(None, feeds)
+    return {"one session": {n: rate(sessions[:1], feeds, n) for n in counts}, "a session each": {n: rate(sessions, feeds, n) for n in counts}}
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument()] = None,
+    runs: Annotated[int, typer.Option()] = 99,
+    threads: Annotated[str, typer.Option(help="How many at a time, for the rates; empty: none.")] = "1,2,4,8",
+    threads_model: Annotated[str, typer.Option()] = THREADS_MODEL,
+    adapter: Annotated[str, typer.Option()] = "",
+    json: Annotated[Path | None, typer.Option()] = None,
+) -> None:
+    results: dict[str, Any] = {}
+    table = Table("ms", "dispatches", "floor", "gpu", "over", "auto", "auto chose", "difference")
+    for name in names or DEFAULT:
+        row = results[name] = measure(name, runs, adapter)
+        table.add_row(name, str(row["dispatches"]), *(f"{row[k]:.3f}" for k in ("floor", "gpu", "over", "auto")), row["chose"],
+                      f"{row['error']:.1e}")
+    console.print(table)
+    if threads:
+        rates = results["threads"] = threads_of(threads_model, [int(n) for n in threads.split(",")], adapter)
+        for way, found in rates.items():
+            console.print(f"{threads_model}, {way}: " + ", ".join(f"{n} threads {r:.0f}/s" for n, r in found.items()))
+    if json is not None:
+        json.write_text(json_module.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)
