@@ -161,7 +161,8 @@ def threads_of(name: str, counts: list[int], adapter: str) -> dict[str, dict[int
     for session in sessions:
         for _ in range(4):
             session.run(None, feeds)
-    return {"one session": {n: rate(sessions[:1], feeds, n) for n in counts}, "a session each": {n: rate(sessions, feeds, n) for n in counts}}
+    ways = {"one session": sessions[:1], "a session each": sessions}
+    return {way: {n: rate(used, feeds, n) for n in counts} for way, used in ways.items()}
 
 
 def main(

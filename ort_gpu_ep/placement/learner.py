@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ort_gpu_ep.placement.estimate import Estimate, Size, Times
@@ -181,6 +181,14 @@ class Learner:
             elif self.rhythm.rest == BUSY and turn.name != CPU and self.rhythm.uses.sleeps and counts:
                 self._account(turn, seconds)
             return self._count(turn, turn.name, seconds, now_s) if counts else False
+
+    def went_on(self, turn: Turn, seconds: Sequence[float], now_s: float) -> None:
+        """Further runs like this one, the last of which has just ended: they were chosen, begun and ended without asking."""
+        with self.lock:
+            turn.entry.runs += len(seconds)
+            self.novelty *= (1.0 - NOVELTY) ** len(seconds)
+            for one in seconds:
+                self.end(turn, one, now_s)
 
     def checked(self, turn: Turn, seconds: float, now_s: float) -> None:
         """The CPU answered the same inputs once more, to compare: what that took counts, and comes out of the budget."""

@@ -28,6 +28,7 @@ from ort_gpu_ep.placement.learner import MAX_SIZES, Entry, Turn
 from ort_gpu_ep.placement.names import CPU, CUT
 from ort_gpu_ep.placement.policy import Policy, slowdown
 from ort_gpu_ep.placement.proof import rejected
+from ort_gpu_ep.placement.streak import Streak
 from ort_gpu_ep.plugin import SessionState, excuse
 from ort_gpu_ep.profile import Profile
 from ort_gpu_ep.utilization import UNKNOWN, Load, Uses
@@ -77,6 +78,8 @@ class Runner:
         self._gone = Counter(SessionState().counts())
         self._runs: Counter[str] = Counter()
         self._bound = threading.Event()
+        self._streak: Streak | None = None
+        self._filing = threading.Lock()
 
     @property
     def first(self) -> str:
@@ -101,7 +104,11 @@ class Runner:
                 return self._answer(candidate, outputs, feeds, options)[0]
             self._runs[CPU] += 1
             return candidate.session.run(outputs, feeds, options)
-        load = self.sampler.latest if self.sampler is not None else UNKNOWN
+        load, streak = self.sampler.latest if self.sampler is not None else UNKNOWN, self._streak
+        if streak is not None:
+            if streak.goes_on(entry, load, begin_s := time.perf_counter()):
+                return self._go_on(streak, begin_s, outputs, feeds, options)
+            self._file()
         candidate, policy = self._choose(entry, load)
         learner, begin_s = self.chooser.learner, time.perf_counter()
         turn = learner.begin(entry, candidate.name, begin_s)
@@ -121,9 +128,44 @@ class Runner:
         if self.sampler is not None and candidate.name != CPU:
             self.sampler.used(entry.expected_s.get(candidate.name, end_s - begin_s))
         self._used_s[candidate.name] = end_s
+        if steady and not learner.left_out:
+            self._streak = Streak.after(candidate, turn, load, policy, end_s)
         if end_s > self._tidy_s:
             self._tidy(end_s)
         return answer
+
+    def _go_on(self, streak: Streak, begin_s: float, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
+        """One more run like the one before."""
+        try:
+            answer, well = self._answer(streak.candidate, outputs, feeds, options)
+        except BaseException:
+            self._streak = None
+            raise
+        end_s = time.perf_counter()
+        if not well:
+            self._streak = None
+        else:
+            streak.seconds.append(end_s - begin_s)
+        streak.ended_s = end_s
+        self.chooser.learner.rhythm.end(end_s)
+        if self.sampler is not None and streak.turn.name != CPU:
+            self.sampler.used(streak.turn.entry.expected_s.get(streak.turn.name, end_s - begin_s))
+        return answer
+
+    def _file(self) -> None:
+        """Ends a streak: what its runs took is counted like that of others."""
+        with self._filing:
+            streak, self._streak = self._streak, None
+            seconds = streak.taken() if streak is not None else []
+        if streak is None or not seconds:
+            return
+        turn, policy = streak.turn, streak.policy
+        self.chooser.learner.went_on(turn, seconds, streak.ended_s)
+        if policy is not None:
+            policy.went_on(len(seconds))
+            for one in seconds:
+                policy.observe(turn.name, one, streak.load)
+        self._used_s[turn.name] = streak.ended_s
 
     def _choose(self, entry: Entry, load: Load) -> tuple[Candidate, Policy | None]:
         """The candidate by what its runs take on an idle machine, or the one that a load, or a deadline, moves the run to."""
@@ -243,6 +285,7 @@ class Runner:
 
     def explain(self) -> Explanation:
         """Of the candidate that the latest run's size goes by; before the first run, of the one that the partitioner expects to be best."""
+        self._file()
         decided, prover = self.chooser.decided, self.chooser.prover
         latest = decided.get(self._last.size.key) if self._last is not None else None     # type: ignore[call-overload]
         if latest is not None and latest.candidate == CPU:
@@ -262,6 +305,7 @@ class Runner:
 
     def stats(self) -> dict[str, Any]:
         """Copies, fallbacks and renewals of all candidates, and the runs that each has answered."""
+        self._file()
         total = Counter(self._gone)
         for state in self.states:
             total.update(state.counts())

@@ -176,6 +176,7 @@ def test_an_error_in_get_capability_is_no_measure_of_the_gpu(
 def test_runs_that_the_cpu_answers_are_no_measure_of_the_gpu(
         auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     from ort_gpu_ep.device import Program
+    from ort_gpu_ep.device.steady import Steady
 
     def fail(*_: object) -> None:
         raise DeviceError("the driver said no")
@@ -183,7 +184,8 @@ def test_runs_that_the_cpu_answers_are_no_measure_of_the_gpu(
     session = auto(mlp)
     session.run(None, {"x": x})
     measured = [row for row in session._runner.chooser.learner.dump() if row[0] == "gpu"]
-    monkeypatch.setattr(Program, "run", fail)
+    for kind in (Program, Steady):
+        monkeypatch.setattr(kind, "run", fail)
     for _ in range(5):
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     assert [row for row in session._runner.chooser.learner.dump() if row[0] == "gpu"] == measured
@@ -299,6 +301,7 @@ def test_a_model_that_is_random_is_not_judged(auto: Open, timed: Callable[..., A
 def test_a_decided_gpu_that_fails_is_answered_by_the_cpu(
         auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     from ort_gpu_ep.device import Program
+    from ort_gpu_ep.device.steady import Steady
 
     def fail(*_: object) -> None:
         raise DeviceError("the driver said no")
@@ -306,7 +309,8 @@ def test_a_decided_gpu_that_fails_is_answered_by_the_cpu(
     session, strict, want = auto(mlp), auto(mlp, strict=1), on_the_cpu(mlp, {"x": x})
     session.run(None, {"x": x})
     strict.run(None, {"x": x})
-    monkeypatch.setattr(Program, "run", fail)
+    for kind in (Program, Steady):
+        monkeypatch.setattr(kind, "run", fail)
     assert_close(session.run(None, {"x": x}), want)
     assert session.stats()["fallbacks"] == 1
     with pytest.raises(DeviceError, match="the driver said no"):

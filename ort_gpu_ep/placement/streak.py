@@ -1,0 +1,50 @@
+"""Runs of one size that follow each other quickly on one candidate: nothing is decided anew, and what they took is filed together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ort_gpu_ep.placement.candidates import Candidate
+from ort_gpu_ep.placement.learner import Entry, Turn
+from ort_gpu_ep.placement.policy import Policy
+from ort_gpu_ep.placement.rhythm import BUSY
+from ort_gpu_ep.utilization import SLEEPS_S, Load
+
+MOST = 16
+"""Runs that are filed together: what follows from them comes so much later, and 15 of 16 runs don't pay for it."""
+
+
+@dataclass(eq=False, slots=True)
+class Streak:
+    """turn, load, policy: of the run that it begins with, at whose reading of the load nothing changes. most: runs that may follow.
+
+    seconds: of those that did and are not filed yet. ended_s: the end of the latest.
+    """
+
+    candidate: Candidate
+    turn: Turn
+    load: Load
+    policy: Policy | None
+    most: int
+    ended_s: float
+    seconds: list[float] = field(default_factory=list)
+
+    @staticmethod
+    def after(candidate: Candidate, turn: Turn, load: Load, policy: Policy | None, ended_s: float) -> Streak | None:
+        """None where the run was a trial, or of another rhythm, or where the next run asks for a decision."""
+        entry = turn.entry
+        most = min(MOST, entry.think_at - entry.runs - 1)
+        same = turn.name == candidate.name and not turn.trial and turn.rest == BUSY and turn.awake
+        if most < 1 or not same or (policy is not None and policy.current != turn.name):
+            return None
+        return Streak(candidate, turn, load, policy, most, ended_s)
+
+    def goes_on(self, entry: Entry, load: Load, now_s: float) -> bool:
+        """Whether a run that begins now needs no decision."""
+        return (entry is self.turn.entry and load is self.load and now_s - self.ended_s < SLEEPS_S and len(self.seconds) < self.most)
+
+    def taken(self) -> list[float]:
+        """The seconds that are to be filed; nobody else gets them."""
+        seconds, self.seconds = self.seconds, []
+        self.most -= len(seconds)
+        return seconds
