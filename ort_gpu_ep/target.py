@@ -88,7 +88,8 @@ class Figures:
     third more for the reads of workgroup memory. load_ns: one element from memory into workgroup memory, about ten instructions over 128
     lanes, and the L1. dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums, written or read back. launch_ns: a dispatch
     of product.wgsl without its steps. arrival_ns, arrival_element_ns: what it adds that the last workgroup of several adds up their sums,
-    and each of these. tile_step_ns: the least that a step takes. fma_per_ns: of one unit, 128 lanes at 1.98 GHz.
+    and each of these. tile_step_ns, window_step_ns: the least that a step takes, and one of a convolution with
+    a window. fma_per_ns: of one unit, 128 lanes at 1.98 GHz.
     registers, lane_registers: of 32 bits, of a unit, of an invocation at most.
     """
 
@@ -100,10 +101,11 @@ class Figures:
     lane_registers: int = 255
     dispatch_ns: float = 2400.0
     byte_ns: float = 1 / 2000
-    launch_ns: float = 3000.0
-    arrival_ns: float = 1300.0
-    arrival_element_ns: float = 180 / 4096
-    tile_step_ns: float = 330.0
+    launch_ns: float = 2600.0
+    arrival_ns: float = 1800.0
+    arrival_element_ns: float = 118 / 4096
+    tile_step_ns: float = 310.0
+    window_step_ns: float = 570.0
     fma_per_ns: float = 128 * 1.98
 
 
