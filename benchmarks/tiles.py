@@ -3,7 +3,8 @@
 python -m benchmarks.tiles [PATTERN] [--top N] [--adapter A] [--checked 0|1] [--json FILE]
 
 Times are by timestamps around REPEATS runs of the node's kernels in one pass, weights on the device, median of five. The GPU works on
-a large product meanwhile and before, so that its clock does not fall while shaders are compiled. The launch of a dependent dispatch (2.2 us on an H200) is in each.
+a large product meanwhile and before, so that its clock does not fall while shaders are compiled. The launch of a dependent dispatch
+(2.2 us on an H200) is in each.
 """
 
 from __future__ import annotations
