@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 from onnxruntime import OrtValue
 
+from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.plugin import VENDOR_ID, SessionState
@@ -54,16 +55,17 @@ class Resident:
         self.step = step
         self.session = open_session(step.model.SerializeToString(), options)
         self.on_gpu = state_of(self.session) is not None
-        self.device = ("gpu", 0, VENDOR_ID) if self.on_gpu else ("cpu", 0)
-        self._sets = [{n: self._shared(a) for n, a in carried.items()}, {n: self._shared(np.zeros_like(a)) for n, a in carried.items()}]
+        here = self.on_gpu and resolve(options).isolation == "none"      # what a worker's GPU holds, each step gets from the host
+        self.device = ("gpu", 0, VENDOR_ID) if here else ("cpu", 0)
+        self._sets = [{n: self._value(a) for n, a in carried.items()}, {n: self._value(np.zeros_like(a)) for n, a in carried.items()}]
         self._slots = [{n: self._slot(d, s) for n, (d, s) in step.feeds.items()} for _ in range(2)]
         self._filled: list[dict[str, Array]] = [{}, {}]
         self._bindings = [self._bind(now) for now in (0, 1)]
         self.now = 0
         self.run_s: list[float] = []
 
-    def _shared(self, array: Array) -> Any:
-        """An array's content as a value on the device that other sessions can read, too: those of an evaluation."""
+    def _value(self, array: Array) -> Any:
+        """An array's content as a value on the device, which other sessions can read, too: those of an evaluation."""
         return OrtValue.ortvalue_from_numpy(np.array(array, order="C"), *self.device)
 
     def _slot(self, dtype: Any, shape: Any) -> Any:

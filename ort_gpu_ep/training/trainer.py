@@ -24,6 +24,9 @@ from ort_gpu_ep.training.optimizers import Optimizer
 from ort_gpu_ep.training.resident import device_failure
 from ort_gpu_ep.training.step import HYPER, LABEL, SEED, WEIGHT, Request, TrainingStep, evaluation_step, training_step
 
+BATCH = 32
+"""Samples of a batch, where nobody says how many."""
+
 READ_EVERY = 10
 """Losses that fit() reads at once: reading waits for the device."""
 
@@ -75,7 +78,8 @@ class Trainer:
         device is left.
         """
         inputs, label = data.as_inputs(x, self._input_names()), np.asarray(y)
-        engine = self._opened(inputs, data.samples(inputs, label))
+        data.samples(inputs, label)
+        engine = self._opened(inputs)
         feeds = self._feeds(engine.step, inputs, label, sample_weight)
         feeds[HYPER] = self.optimizer.numbers(engine.at)
         if SEED in engine.step.feeds:
@@ -83,7 +87,7 @@ class Trainer:
         return uninterrupted(engine.run, feeds)
 
     def fit(
-        self, x: data.Inputs, y: Array, *, epochs: int = 1, batch: int = 32, shuffle: bool = True, sample_weight: Array | None = None,
+        self, x: data.Inputs, y: Array, *, epochs: int = 1, batch: int = BATCH, shuffle: bool = True, sample_weight: Array | None = None,
         validation: tuple[data.Inputs, Array] | None = None, on_step: Callable[[Progress], object] | None = None,
     ) -> list[dict[str, float]]:
         """Epochs over all samples, in another order each, in batches. Returns for each epoch the mean loss of its samples, and with
@@ -117,7 +121,7 @@ class Trainer:
         """Loss and, for classes, accuracy over samples, with Dropout off and stored statistics."""
         inputs, label = data.as_inputs(x, self._input_names()), np.asarray(y)
         count = data.samples(inputs, label)
-        engine = self._opened(inputs, count)
+        engine = self._opened({n: a[:BATCH] for n, a in inputs.items()})
         share = data.normalized(sample_weight, count, count).astype(np.float64)
         total: dict[str, float] = {}
         for part in data.batches(count, self._batch(engine), np.arange(count)):
@@ -130,8 +134,9 @@ class Trainer:
     def predict(self, x: data.Inputs) -> Array:
         """The model's output for samples [N, ...]: that which the loss is of, as the model gives it."""
         inputs = data.as_inputs(x, self._input_names())
-        count = len(next(iter(inputs.values())))
-        engine = self._opened(inputs, count)
+        first = next(iter(inputs.values()))
+        count = data.samples(inputs, first)
+        engine = self._opened({n: a[:BATCH] for n, a in inputs.items()})
         dtype, shape = engine.step.feeds[LABEL]
         found = []
         for part in data.batches(count, self._batch(engine), np.arange(count)):
@@ -227,7 +232,7 @@ class Trainer:
         stored = {t.name for t in self._request.model.graph.initializer}
         return [i.name for i in self._request.model.graph.input if i.name not in stored]
 
-    def _opened(self, inputs: Mapping[str, Array], count: int) -> Engine:
+    def _opened(self, inputs: Mapping[str, Array]) -> Engine:
         """The engine, made for these sizes if there is none yet."""
         if self._engine is not None:
             return self._engine

@@ -170,6 +170,16 @@ def test_a_failing_device_loses_nothing(fault: str, caplog: pytest.LogCaptureFix
     assert "going on from step" in caplog.text
 
 
+def test_a_worker_that_is_killed_loses_nothing() -> None:
+    data, found = batches(4), []
+    for options in ({}, {"isolation": "process", "faults": "abort@3;seed=1"}):
+        t = trainer(model=references.mlp(), options=options)
+        losses = [t.step(x, y) for x, y in data]
+        found.append(([float(loss) for loss in losses], bits(t), t.evaluate(*data[0])))
+    assert t.stats()["renewals"] == 1
+    assert found[0] == found[1]
+
+
 def test_a_device_that_always_fails_is_said() -> None:
     t = trainer(options={"faults": "lost~1;seed=1"})
     with pytest.raises(DeviceLostError):
@@ -239,6 +249,16 @@ def test_ctrl_c_in_fit_leaves_a_trainer_that_goes_on(side: str) -> None:
     assert t.evaluate(x, y)["loss"] > 0
     t.fit(x, y, epochs=1, batch=8)
     assert t.steps == seen[-1] + 5
+
+
+def test_evaluating_first_makes_batches_of_a_usual_size() -> None:
+    x, y = points(100)
+    t = trainer("cpu")
+    assert t.predict(x).shape == (100, 3)
+    assert t._engine.step.feeds["x"][1] == (32, 6)
+    np.testing.assert_allclose(trainer("cpu").predict(x[:5]), t.predict(x[:5]), atol=1e-6)
+    weights = np.r_[np.ones(50), np.zeros(50)]
+    assert t.evaluate(x, y, weights)["loss"] == pytest.approx(t.evaluate(x[:50], y[:50])["loss"], rel=1e-5)
 
 
 def test_auto_runs_where_a_step_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
