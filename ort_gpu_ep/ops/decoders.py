@@ -17,7 +17,7 @@ TAKEN = {"T": (UINT8, FLOAT32, INT32)}
 record("unpack_codebook.wgsl", "gather")
 record(
     "unpack_sparse.wgsl", "gather",
-    loop_bound=lambda k: 2 * ceil_div(k["K"], k.workgroup_size) + 2 * ceil_div(k["K"], k.workgroup_size) + 8)
+    loop_bound=lambda k: 2 * ceil_div(k["K"], k.workgroup_size) + 2 * ceil_div(k["K"], k.workgroup_size) + 8, data_indices=True)
 
 
 def decoded_shape(stored: Shape, perm: Shape) -> Shape:

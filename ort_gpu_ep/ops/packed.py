@@ -32,7 +32,7 @@ record(
     loop_bound=lambda k: ceil_div(k["WORDS"], k["VEC"] * k.workgroup_size) + 8 + ceil_div(2048, k.workgroup_size))
 record(
     "sparse_matvec.wgsl", "matvec", flops=lambda k: 2 * k.size("entries") * k["COLS"],
-    loop_bound=lambda k: 2 * ceil_div(k["K"], 4 * k.workgroup_size) + 32 + ceil_div(512, k.workgroup_size))
+    loop_bound=lambda k: 2 * ceil_div(k["K"], 4 * k.workgroup_size) + 32 + ceil_div(512, k.workgroup_size), data_indices=True)
 record(
     "packed_product.wgsl", "product", flops=lambda k: 2 * k.size("y") * k["K"],
     loop_bound=lambda k: ceil_div(k["K"], k["STEP"]) * (1 + 3 * k["STEP"] * k["TN"] // k.workgroup_size) + 16 + 256)
