@@ -37,7 +37,7 @@ def check_codebook(node: BoundNode, codes: int, table: int, bits: int, count: in
 
 def check_sparse(node: BoundNode, entries: int, starts: int, table: int, stored: Shape) -> None:
     """Likewise of sparse entries."""
-    fits = len(stored) == 2 and node.input(starts).type == TensorType(INT32, (stored[0] + 1, 2)) and node.input(table).shape == (VALUES,)
+    fits = len(stored) == 2 and node.input(starts).type == TensorType(INT32, (stored[0] + 1,)) and node.input(table).shape == (VALUES,)
     if not fits or node.input(entries).dtype is not UINT8 or node.input(entries).rank != 1:
         raise UnsupportedNodeError(
             Code.RANK, f"{node.op}: entries {node.input(entries).type}, starts {node.input(starts).type}, "
@@ -63,10 +63,12 @@ for _name in CODEBOOK:
 @op(SPARSE, domain=DOMAIN, dtypes=TAKEN, bindings="entries starts table -> y")
 def sparse(node: BoundNode) -> Kernel:
     """weight = few values among zeros: an entry has the distance to the one before it and which of 16 values it is."""
-    stored = tuple(node.attr("shape"))
-    out = decoded_shape(stored, tuple(node.attr("perm")))
-    check_sparse(node, 0, 1, 2, stored)
-    strides = (stored[1], 1) if tuple(node.attr("perm")) == (0, 1) else (1, stored[0])
+    stored, perm = tuple(node.attr("shape")), tuple(node.attr("perm"))
+    out, rows = decoded_shape(stored, perm), (stored[0], math.prod(stored[1:]))
+    check_sparse(node, 0, 1, 2, rows)
+    if perm not in ((1, 0), tuple(range(len(stored)))):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {list(stored)} permuted by {list(perm)}")
+    strides = (1, rows[0]) if perm == (1, 0) else (rows[1], 1)
     return kernel(
-        "unpack_sparse.wgsl", [TensorType(FLOAT32, out)], consts={"K": stored[1], "OUT_ROW": strides[0], "OUT_K": strides[1]},
-        groups=stored[0], lanes=LANES, workgroup_nbytes=4 * LANES)
+        "unpack_sparse.wgsl", [TensorType(FLOAT32, out)], consts={"K": rows[1], "OUT_ROW": strides[0], "OUT_K": strides[1]},
+        groups=rows[0], lanes=LANES, workgroup_nbytes=4 * LANES)

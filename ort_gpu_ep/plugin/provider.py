@@ -60,7 +60,7 @@ class Provider(Table):
             self.state.model_path = self.state.model_path or reader.model_path()
             whole = reader.graph()
             partitioning = self._partitioning(whole)
-            self.state.reports.append(partitioning.report)
+            self.state.report(partitioning.report)
             if reader.given:
                 self.state.record("notice", "placement", f"nodes that read {', '.join(sorted(reader.given))} stay on the CPU: "
                                   "SessionOptions.add_initializer gives other values than the model's")

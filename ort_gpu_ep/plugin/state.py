@@ -183,6 +183,15 @@ class SessionState:
         """The exceptions behind the events, oldest first."""
         return [event.error for event in list(self.events) if event.error is not None]
 
+    def report(self, report: Report) -> None:
+        """Keeps what was decided on a graph. A model with local functions is asked twice, before and after ONNX Runtime inlines those that
+        nobody takes: the last answer counts.
+        """
+        before = [k for k, known in enumerate(self.reports) if not known.nested]
+        if not report.nested and before:
+            self.reports[:] = self.reports[before[-1] + 1:] or [known for known in self.reports if known.nested]
+        self.reports.append(report)
+
     def record(self, kind: str, where: str, what: BaseException | str) -> Event:
         """Keeps an event, and logs it unless the same was said before."""
         message = what if isinstance(what, str) else f"{type(what).__name__}: {what}"

@@ -1,6 +1,6 @@
 // y[c, n] = ALPHA * sum over the entries of row n of value * x[c, place] + BETA * bias, for COLS vectors c; the entries as formats.py has
 // them. A workgroup sums a row: each invocation takes a share of its entries, whose places follow from the distances of the shares before.
-// Expects: entries (uint8), starts ([N + 1, 2]: first entry of a row, flat place of the entry before it), x, table (16 values), c?, y;
+// Expects: entries (uint8), starts ([N + 1]: first entry of a row), x, table (16 values), c?, y;
 // N K COLS X_COL X_K Y_COL Y_ROW ALPHA BETA, c_index.
 var<workgroup> lengths: array<u32, LANES>;
 var<workgroup> sums: array<f32, LANES * COLS>;
@@ -14,8 +14,8 @@ fn distances(word: u32) -> u32 {
 
 fn group_main(group: u32, lane: u32) {
     for (var i = lane; i < 512u; i += LANES) { book[i] = table_at(i / 32u); }
-    let first = u32(starts_at(2u * group));
-    let end = u32(starts_at(2u * group + 2u));
+    let first = u32(starts_at(group));
+    let end = u32(starts_at(group + 1u));
     let words = (end + 3u) / 4u - first / 4u;
     let share = (words + LANES - 1u) / LANES;
     let begin = first / 4u + min(lane * share, words);
@@ -33,7 +33,7 @@ fn group_main(group: u32, lane: u32) {
     // Entries of the row before, in the first word, are walked past: their distances are taken off where the walk begins.
     var skipped = 0u;
     for (var e = first / 4u * 4u; e < first; e++) { skipped += (entries_at(e) & 15u) + 1u; }
-    var at = u32(starts_at(2u * group + 1u)) - skipped + lengths[lane] - length - group * K;
+    var at = lengths[lane] - length - skipped - 1u;      // before a row's first entry: -1 modulo 2^32
 #for c in COLS
     var sum$c = 0.0;
 #end

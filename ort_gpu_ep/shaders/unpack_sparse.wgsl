@@ -1,12 +1,12 @@
 // A row of y = the weight that sparse entries stand for (formats.py). A workgroup writes the zeros of a row, then its values: each
 // invocation a share of the row's entries, whose places follow from the distances of the shares before it.
-// Expects: entries (uint8), starts ([rows + 1, 2]: first entry of a row, flat place of the entry before it), table (16 values), y; K
+// Expects: entries (uint8), starts ([rows + 1]: first entry of a row), table (16 values), y; K
 // (elements of a row), OUT_ROW OUT_K (strides in y).
 var<workgroup> lengths: array<u32, LANES>;
 
 fn group_main(group: u32, lane: u32) {
-    let first = u32(starts_at(2u * group));
-    let count = u32(starts_at(2u * group + 2u)) - first;
+    let first = u32(starts_at(group));
+    let count = u32(starts_at(group + 1u)) - first;
     let share = (count + LANES - 1u) / LANES;
     let begin = first + min(lane * share, count);
     let end = first + min(lane * share + share, count);
@@ -22,7 +22,7 @@ fn group_main(group: u32, lane: u32) {
         workgroupBarrier();
         lengths[lane] += before;
     }
-    var at = u32(starts_at(2u * group + 1u)) + lengths[lane] - length - group * K;    // before the first entry: may be -1 modulo 2^32
+    var at = lengths[lane] - length - 1u;    // before the first entry: -1 modulo 2^32
     for (var e = begin; e < end; e++) {
         let entry = entries_at(e);
         at += (entry & 15u) + 1u;

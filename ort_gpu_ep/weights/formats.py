@@ -2,8 +2,8 @@
 
 Codebook: codes of 2 to 6, or 8 bits, eight of them in as many bytes as a code has bits, the first in the low bits.
 Sparse: a byte for each entry along the flattened weight: the distance to the entry before it less one in the low four bits, and in the
-high four bits which of 16 values it is. Value 0 is 0.0: it fills gaps of more than 16. `starts` has, for each row and past the last one,
-the first entry there, and the flat place of the entry before it (-1 at first).
+high four bits which of 16 values it is. Value 0 is 0.0: it fills gaps of more than 16, and ends each row. `starts` has the first entry of
+each row, and past the last one the number of entries.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def pack_sparse(codes: Array) -> tuple[Array, Array]:
     """(entries, starts) of a matrix of codes below VALUES, 0 where there is nothing. Raises InternalError for others."""
     if codes.ndim != 2 or (codes.size and int(codes.max()) >= VALUES):
         raise InternalError(f"sparse codes of shape {codes.shape}; expected a matrix of codes below {VALUES}")
-    places = np.flatnonzero(codes)
+    there = codes != 0
+    there[:, -1:] = True        # each row ends with an entry, so that the next begins at a known place
+    places = np.flatnonzero(there)
     gaps = np.diff(places, prepend=-1)
     fillers = (gaps - 1) // GAP
     at = np.cumsum(fillers) + np.arange(len(places))        # of each entry, among the fillers
@@ -52,10 +54,7 @@ def pack_sparse(codes: Array) -> tuple[Array, Array]:
     distance[at] = gaps - GAP * fillers
     value[at] = codes.reshape(-1)[places]
     ends = np.cumsum(distance) - 1      # flat places of all entries
-    rows = np.arange(codes.shape[0] + 1, dtype=np.int64) * codes.shape[1]
-    first = np.searchsorted(ends, rows)
-    before = np.where(first > 0, ends[np.maximum(first - 1, 0)] if total else -1, -1)
-    starts = np.stack([first, before], axis=1).astype(np.int32)
+    starts = np.searchsorted(ends, np.arange(codes.shape[0] + 1, dtype=np.int64) * codes.shape[1]).astype(np.int32)
     return (distance - 1 | value << 4).astype(np.uint8), starts
 
 

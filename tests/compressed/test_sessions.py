@@ -68,7 +68,7 @@ def test_every_placement_gives_what_the_file_says(placement: str) -> None:
     """ONNX Runtime's CPU would round the activations, and differ from the GPU by more than verify allows."""
     model = weighted("MatMul", "int8", (3, 256), (256, 96), (96,), False, None, {"axis": 1})
     feeds = {"x": RNG.normal(size=(3, 256)).astype("f")}
-    session = ort_gpu_ep.InferenceSession(model.SerializeToString(), placement=placement)
+    session = ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options={"placement": placement})
     for _ in range(6):
         close(session.run(None, feeds)[0], exact(model, feeds))
 
@@ -77,5 +77,5 @@ def test_what_the_user_set_stays() -> None:
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
     model = weighted("MatMul", "int8", (3, 256), (256, 96), (96,), False, None, {"axis": 1})
-    ort_gpu_ep.InferenceSession(model.SerializeToString(), options, placement="cpu")
+    ort_gpu_ep.InferenceSession(model.SerializeToString(), options, provider_options={"placement": "cpu"})
     assert options.get_session_config_entry("session.qdq_matmulnbits_accuracy_level") == "4"

@@ -1,0 +1,94 @@
+"""Which weights of a model can be compressed, as matrices of rows that belong to outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.weights.functions import DOMAIN
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+MIN_WEIGHTS = 1024
+"""Smaller tensors stay as they are: what describes a codebook or scales would be as large."""
+
+WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {"Conv": (1,), "Gemm": (1,), "MatMul": (1,), "LSTM": (1, 2), "GRU": (1, 2), "RNN": (1, 2)}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight of a node, and how it is stored in rows.
+
+    shape: of the weight. stored, perm: shape of what is stored, and the permutation of its axes that gives `shape`; axis 0 of what is
+    stored counts outputs (of a recurrent layer: nothing). shared: other nodes read the weight, too.
+    """
+
+    node: onnx.NodeProto
+    weight: str
+    array: Array
+    stored: tuple[int, ...]
+    perm: tuple[int, ...]
+    shared: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.node.name or self.node.output[0]
+
+    @property
+    def is_matrix(self) -> bool:
+        return self.node.op_type in ("MatMul", "Gemm")
+
+    def rows(self) -> Array:
+        """What is stored, as a matrix: a row for each index of its first axis."""
+        return self.array.transpose(np.argsort(self.perm)).reshape(self.stored[0], -1)
+
+    def dense(self, rows: Array) -> Array:
+        """The weight that rows stand for."""
+        found: Array = rows.reshape(self.stored).transpose(self.perm)
+        return found
+
+
+def find_layers(model: onnx.ModelProto) -> list[Layer]:
+    """The layers of a model whose weights are float32 constants of at least MIN_WEIGHTS elements, each weight once.
+
+    Raises ModelError for NaN or infinite weights, and for a model that is compressed already.
+    """
+    if any(f.domain == DOMAIN for f in model.functions) or any(n.op_type == "MatMulNBits" for n in model.graph.node):
+        raise ModelError("the model is compressed already: start from the one with float weights")
+    held = {i.name: i for i in model.graph.initializer}
+    readers: dict[str, int] = {}
+    for node in model.graph.node:
+        for name in dict.fromkeys(node.input):
+            readers[name] = readers.get(name, 0) + 1
+    found: dict[str, Layer] = {}
+    for node in model.graph.node:
+        for index in WEIGHT_INPUTS.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ():
+            name = node.input[index] if index < len(node.input) else ""
+            if name in held and name not in found and (layer := _layer(node, name, held[name], readers[name] > 1)) is not None:
+                found[name] = layer
+    return list(found.values())
+
+
+def _layer(node: onnx.NodeProto, name: str, tensor: onnx.TensorProto, shared: bool) -> Layer | None:
+    if tensor.data_type != onnx.TensorProto.FLOAT or int(np.prod(tensor.dims)) < MIN_WEIGHTS:
+        return None
+    array = numpy_helper.to_array(tensor)
+    if not np.isfinite(array).all():
+        raise ModelError(f"weight {name!r} of {node.name or node.op_type}: {int((~np.isfinite(array)).sum())} elements are NaN or infinite")
+    identity = tuple(range(array.ndim))
+    if node.op_type == "Gemm" or node.op_type == "MatMul":
+        if array.ndim != 2:
+            return None
+        if node.op_type == "MatMul" or not attribute(node, "transB", 0):
+            return Layer(node, name, array, array.shape[::-1], (1, 0), shared)
+    return Layer(node, name, array, array.shape, identity, shared)
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    return next((onnx.helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)

@@ -1,0 +1,167 @@
+"""What becomes of a layer's weight: the method's name, the constants and nodes that it writes, the weight that these stand for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ort_gpu_ep.compression.kmeans import centroids, nearest
+from ort_gpu_ep.compression.layers import Array, Layer, attribute
+from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.weights.formats import VALUES, pack_codes, pack_sparse
+from ort_gpu_ep.weights.functions import BITS, DOMAIN, SPARSE
+
+BLOCK = 32
+"""int4: weights of a row that share a scale."""
+
+KNOWN = f"float32, int8, int4, codebookN (N {', '.join(map(str, BITS))}), pruneNN and pruneNN+codebook4 (NN 1 to 99)"
+
+
+@dataclass(frozen=True)
+class Method:
+    """kind: float32, int8, int4, codebook or prune. bits: of a codebook. percent: of the weights that become zero."""
+
+    kind: str
+    bits: int = 0
+    percent: int = 0
+
+    def __str__(self) -> str:
+        return self.kind + (str(self.percent) if self.kind == "prune" else str(self.bits) if self.kind == "codebook" else "")
+
+    def gentler(self) -> Method | None:
+        """The next method that changes weights less; None after float32, which changes none."""
+        match self.kind:
+            case "float32":
+                return None
+            case "int8":
+                return Method("float32")
+            case "int4":
+                return Method("int8")
+            case "codebook":
+                return Method("codebook", next((b for b in BITS if b > self.bits), 0)) if self.bits < BITS[-1] else Method("float32")
+            case _:
+                return Method("prune", percent=self.percent - 10) if self.percent > 60 else Method("codebook", 5)
+
+
+def parse_method(text: str) -> Method:
+    """Raises ConfigError, naming what there is."""
+    if text in ("float32", "int8", "int4"):
+        return Method(text)
+    found = re.fullmatch(r"codebook(\d)", text)
+    if found and int(found[1]) in BITS:
+        return Method("codebook", int(found[1]))
+    found = re.fullmatch(r"prune(\d\d?)(?:\+codebook4)?", text)
+    if found and int(found[1]):
+        return Method("prune", percent=int(found[1]))
+    raise ConfigError(f"method {text!r}: expected one of {KNOWN}")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """held: constants by name. nodes: what makes the weight (or, `instead`, what takes the layer's place). weight: the dense weight, which
+    decoding gives. functions: names of functions.py's that the nodes call.
+    """
+
+    weight: Array
+    held: Mapping[str, Array] = field(default_factory=dict)
+    nodes: Sequence[onnx.NodeProto] = ()
+    functions: Sequence[str] = ()
+    instead: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.held.values()) if self.nodes else self.weight.nbytes
+
+
+def encode(layer: Layer, method: Method, pruned: Array | None = None) -> Encoded:
+    """The layer by a method. pruned: its rows with zeros where nothing is to be stored (for `prune`).
+
+    int4 is for products; another layer gets int8.
+    """
+    match method.kind:
+        case "int4" if layer.is_matrix and not layer.shared and not attribute(layer.node, "transA", 0):
+            return _int4(layer)
+        case "int4" | "int8":
+            return _int8(layer)
+        case "codebook":
+            return _codebook(layer, method.bits)
+        case "prune" if pruned is not None:
+            return _sparse(layer, pruned)
+    return Encoded(layer.array)
+
+
+def _int8(layer: Layer) -> Encoded:
+    """DequantizeLinear with a scale for each output; of recurrent layers, one for all."""
+    recurrent = layer.node.op_type in ("LSTM", "GRU", "RNN")
+    rows = layer.rows()
+    scale = np.abs(rows).max() if recurrent else np.abs(rows).max(axis=1)
+    scale = np.maximum(np.asarray(scale, np.float32) / np.float32(127), np.float32(1e-30)).astype(np.float32)
+    divisor = scale if recurrent else scale[:, None]
+    codes = np.clip(np.rint(rows / divisor), -127, 127)
+    names = [f"{layer.weight}.int8", f"{layer.weight}.scale"]
+    node = helper.make_node("DequantizeLinear", names, [layer.weight], f"{layer.weight}.decoder")
+    if not recurrent:
+        node.attribute.append(helper.make_attribute("axis", layer.perm.index(0)))
+    held = {names[0]: np.ascontiguousarray(layer.dense(codes.astype(np.int8))), names[1]: scale}
+    return Encoded(np.ascontiguousarray(layer.dense((codes * divisor).astype(np.float32))), held, [node])
+
+
+def _int4(layer: Layer) -> Encoded:
+    """MatMulNBits, and for a Gemm its bias behind it."""
+    rows, (n, k) = layer.rows(), layer.stored
+    blocks = -(-k // BLOCK)
+    padded = np.pad(rows, ((0, 0), (0, blocks * BLOCK - k))).reshape(n, blocks, BLOCK)
+    extreme = np.take_along_axis(padded, np.abs(padded).argmax(axis=2)[..., None], axis=2)[..., 0]
+    scale = (extreme / np.float32(-8)).astype(np.float32)
+    scale[scale == 0] = 1
+    codes = np.clip(np.rint(padded / scale[..., None]) + 8, 0, 15).astype(np.uint8)
+    dense = ((codes.astype(np.float32) - 8) * scale[..., None]).reshape(n, -1)[:, :k]
+    node, gemm = layer.node, layer.node.op_type == "Gemm"
+    held = {f"{layer.weight}.int4": codes[..., 0::2] | codes[..., 1::2] << 4,
+            f"{layer.weight}.scale": scale.reshape(-1) * np.float32(attribute(node, "alpha", 1.0) if gemm else 1.0)}
+    has_bias = gemm and len(node.input) > 2 and bool(node.input[2])
+    target = f"{node.output[0]}.product" if has_bias else node.output[0]
+    nodes = [helper.make_node(
+        "MatMulNBits", [node.input[0], *held], [target], node.name, domain="com.microsoft", K=k, N=n, bits=4, block_size=BLOCK)]
+    if has_bias:
+        bias, beta = node.input[2], float(attribute(node, "beta", 1.0))
+        if beta != 1.0:
+            held[f"{layer.weight}.beta"] = np.array(beta, np.float32)
+            nodes.append(helper.make_node("Mul", [bias, f"{layer.weight}.beta"], [f"{node.output[0]}.bias"]))
+            bias = f"{node.output[0]}.bias"
+        nodes.append(helper.make_node("Add", [target, bias], [node.output[0]], f"{node.name}.bias"))
+    return Encoded(np.ascontiguousarray(layer.dense(dense)), held, nodes, instead=True)
+
+
+def _codebook(layer: Layer, bits: int) -> Encoded:
+    """k-means over all weights of the layer."""
+    rows = layer.rows()
+    values = centroids(rows, 1 << bits)
+    codes = nearest(rows, values)
+    held = {f"{layer.weight}.codes": pack_codes(codes, bits), f"{layer.weight}.values": values}
+    return Encoded(np.ascontiguousarray(layer.dense(values[codes])), held, [_call(layer, f"Codebook{bits}", held)], [f"Codebook{bits}"])
+
+
+def _sparse(layer: Layer, pruned: Array) -> Encoded:
+    """The nonzero weights by 15 values."""
+    kept = pruned != 0
+    values = np.zeros(VALUES, np.float32)
+    found = centroids(pruned[kept], VALUES - 1) if kept.any() else np.zeros(1, np.float32)
+    values[1:1 + len(found)] = found
+    codes = np.zeros(pruned.shape, np.int64)
+    codes[kept] = nearest(pruned[kept], found) + 1
+    entries, starts = pack_sparse(codes)
+    held = {f"{layer.weight}.entries": entries, f"{layer.weight}.starts": starts, f"{layer.weight}.values": values}
+    return Encoded(np.ascontiguousarray(layer.dense(values[codes])), held, [_call(layer, SPARSE, held)], [SPARSE])
+
+
+def _call(layer: Layer, function: str, held: Mapping[str, Any]) -> onnx.NodeProto:
+    size = int(np.prod(layer.stored))
+    return helper.make_node(
+        function, list(held), [layer.weight], f"{layer.weight}.decoder", domain=DOMAIN, size=[size], shape=layer.stored, perm=layer.perm)

@@ -1,0 +1,209 @@
+"""Compressing a model: a method for each layer, the file, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ort_gpu_ep.compression.layers import Array, Layer, find_layers
+from ort_gpu_ep.compression.methods import Encoded, Method, encode, parse_method
+from ort_gpu_ep.compression.prune import by_magnitude, by_samples
+from ort_gpu_ep.compression.report import LayerReport, Report
+from ort_gpu_ep.compression.samples import differences, load_samples, random_samples, read_by, session_of
+from ort_gpu_ep.compression.static import quantized
+from ort_gpu_ep.errors import ConfigError, ModelError
+from ort_gpu_ep.weights.functions import DOMAIN, MIN_OPSET, VERSION, functions
+
+MAX_FILE_NBYTES = 2 << 30
+"""What a file without external data may have."""
+
+Tell = Callable[[str, float], None]
+
+
+def compress(
+    model: str | Path, out: str | Path, method: str, *, calibrate: str | Path | Mapping[str, Array] | None = None,
+    layers: Sequence[tuple[str, str]] = (), max_error: float | None = None, tell: Tell = lambda text, part: None,
+) -> Report:
+    """Writes a model with smaller weights to `out`: plain ONNX, that ONNX Runtime's CPU runs with the same result.
+
+    method: of methods.KNOWN. calibrate: samples for each input, a .npz file or arrays. layers: (pattern of a layer's or weight's name,
+    method), the first that matches counts. max_error: a layer whose error (of its outputs where samples tell it, else of its weight) is
+    larger takes the next gentler method. tell: is told what comes next and the part that is done. Nothing is written where it fails.
+    Raises ConfigError, ModelError.
+    """
+    source, target = Path(model), Path(out)
+    wanted, patterns = parse_method(method), [(pattern, parse_method(text)) for pattern, text in layers]
+    if target.exists():
+        raise ModelError(f"{target} exists: give another path, or remove it")
+    if not target.parent.is_dir():
+        raise ModelError(f"{target.parent} is no folder to write into")
+    tell("reading", 0.0)
+    loaded = _loaded(source)
+    before = session_of(loaded)
+    feeds = load_samples(calibrate, before) if calibrate is not None else None
+    found = find_layers(loaded)
+    if not found:
+        raise ModelError(f"{source}: nothing to compress; expected float32 constants in Conv, Gemm, MatMul, LSTM, GRU or RNN")
+    notes: list[str] = []
+    if wanted.kind == "int8" and feeds is not None:
+        if patterns or max_error is not None:
+            raise ConfigError("int8 with calibration data quantizes the whole model: --layers and --max-error don't go with it")
+        tell("quantizing activations and weights", 0.1)
+        made, reports = quantized(loaded, found, feeds)
+    else:
+        chosen = _chosen(found, wanted, patterns)
+        made, reports = _by_layers(loaded, chosen, feeds, max_error, notes, tell)
+    tell("comparing outputs", 0.95)
+    error, agreement = differences(before, session_of(made), feeds or random_samples(before))
+    if feeds is None:
+        notes.append("outputs were compared on random inputs; --calibrate gives samples to compare, and to fit, by")
+    data = made.SerializeToString()
+    _write(target, data)
+    tell("done", 1.0)
+    return Report(tuple(reports), (_file_nbytes(source, loaded), len(data)), error, agreement, tuple(notes))
+
+
+def _loaded(path: Path) -> onnx.ModelProto:
+    """The model, of an opset that local functions can be written in. Raises ModelError."""
+    if not path.is_file():
+        raise ModelError(f"{path} is no file")
+    try:
+        model = onnx.load(path)
+    except Exception as error:      # of protobuf, or of a missing file with external data
+        raise ModelError(f"{path} is no ONNX model that can be read: {type(error).__name__}: {error}") from error
+    if _opset(model) < MIN_OPSET:
+        model = onnx.version_converter.convert_version(model, 17)
+    model.ir_version = max(model.ir_version, 8)      # the first with local functions
+    if model.ByteSize() >= MAX_FILE_NBYTES:
+        raise ModelError(f"{path} has {model.ByteSize():,} B with its weights; up to {MAX_FILE_NBYTES:,} B are taken")
+    return model
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next((int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def _file_nbytes(path: Path, model: onnx.ModelProto) -> int:
+    """Of the file, with its external data."""
+    return max(path.stat().st_size, int(model.ByteSize()))
+
+
+def _chosen(found: Sequence[Layer], wanted: Method, patterns: Sequence[tuple[str, Method]]) -> list[tuple[Layer, Method]]:
+    """The method of each layer. Raises ConfigError for a pattern that fits none."""
+    for pattern, _ in patterns:
+        if not any(_fits(layer, pattern) for layer in found):
+            raise ConfigError(f"--layers {pattern}: fits no layer; there are {', '.join(layer.name for layer in found)}")
+    return [(layer, next((m for pattern, m in patterns if _fits(layer, pattern)), wanted)) for layer in found]
+
+
+def _fits(layer: Layer, pattern: str) -> bool:
+    return fnmatchcase(layer.name, pattern) or fnmatchcase(layer.weight, pattern)
+
+
+def _by_layers(
+    model: onnx.ModelProto, chosen: Sequence[tuple[Layer, Method]], feeds: Sequence[Mapping[str, Array]] | None, max_error: float | None,
+    notes: list[str], tell: Tell,
+) -> tuple[onnx.ModelProto, list[LayerReport]]:
+    """Each layer by its method, or a gentler one."""
+    matrices = [layer.node.input[0] for layer, _ in chosen if layer.is_matrix]
+    samples = read_by(model, matrices, feeds) if feeds is not None and matrices else {}
+    pruned = [layer.name for layer, method in chosen if method.kind == "prune" and layer.node.input[0] not in samples]
+    if pruned:
+        notes.append(f"pruned by magnitude alone, which costs accuracy: {', '.join(pruned)}"
+                     + ("; --calibrate lets the weights that are left make up for it" if feeds is None else "; samples count for products"))
+    total, done = sum(layer.array.size for layer, _ in chosen), 0
+    encoded, reports = [], []
+    for layer, method in chosen:
+        tell(f"{layer.name}: {method}", 0.1 + 0.8 * done / total)
+        read = samples.get(layer.node.input[0]) if layer.is_matrix else None
+        result, taken, report = _settled(layer, method, read, max_error)
+        done += layer.array.size
+        reports.append(report)
+        if taken.kind != "float32":
+            encoded.append((layer, result))
+    if not encoded:
+        raise ModelError("nothing to compress: every layer would keep its float weights; allow a larger --max-error")
+    return _assembled(model, encoded), reports
+
+
+def _settled(layer: Layer, asked: Method, read: Array | None, max_error: float | None) -> tuple[Encoded, Method, LayerReport]:
+    """The gentlest change that is asked for within the error that is allowed."""
+    method = asked
+    while True:
+        pruned = None
+        if method.kind == "prune":
+            rows = layer.rows()
+            pruned = by_magnitude(rows, method.percent) if read is None else by_samples(rows, method.percent, read)
+        made = encode(layer, method, pruned)
+        weight_error = _relative(made.weight, layer.array)
+        output_error = _relative(*(read @ _matrix(layer, w) for w in (made.weight, layer.array))) if read is not None else None
+        gentler = method.gentler()
+        error = weight_error if output_error is None else output_error
+        if max_error is None or error <= max_error or gentler is None:
+            density = float(np.count_nonzero(made.weight)) / made.weight.size
+            shown = "int8" if method.kind == "int4" and not made.instead else str(method)
+            report = LayerReport(layer.name, layer.node.op_type, str(asked), shown, layer.array.nbytes, made.nbytes, density,
+                                 weight_error, output_error)
+            return made, method, report
+        method = gentler
+
+
+def _matrix(layer: Layer, weight: Array) -> Array:
+    """The weight of a product as [k, n]."""
+    return weight if layer.perm == (1, 0) else weight.T
+
+
+def _relative(got: Array, wanted: Array) -> float:
+    return float(np.linalg.norm(got - wanted) / max(float(np.linalg.norm(wanted)), 1e-30))
+
+
+def _assembled(model: onnx.ModelProto, encoded: Sequence[tuple[Layer, Encoded]]) -> onnx.ModelProto:
+    """The model with packed constants and their decoders in place of float weights."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    gone = {layer.weight for layer, _ in encoded}
+    instead = {layer.node.output[0]: result.nodes for layer, result in encoded if result.instead}
+    nodes = [node for _, result in encoded if not result.instead for node in result.nodes]
+    for node in model.graph.node:
+        nodes.extend(instead.get(node.output[0], (node,)) if node.output else (node,))
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    kept = [i for i in model.graph.initializer if i.name not in gone]
+    del made.graph.initializer[:]
+    made.graph.initializer.extend(kept)
+    made.graph.initializer.extend(numpy_helper.from_array(a, name) for _, result in encoded for name, a in result.held.items())
+    inputs = [i for i in model.graph.input if i.name not in gone]
+    del made.graph.input[:]
+    made.graph.input.extend(inputs)
+    known = [v for v in model.graph.value_info if v.name not in gone]
+    del made.graph.value_info[:]
+    made.graph.value_info.extend(known)
+    used = [name for _, result in encoded for name in result.functions]
+    made.functions.extend(functions(used, _opset(made)))
+    domains = {o.domain for o in made.opset_import}
+    for domain, version in ((DOMAIN, VERSION), ("com.microsoft", 1)):
+        if domain not in domains and any(n.domain == domain for n in nodes):
+            made.opset_import.append(helper.make_opsetid(domain, version))
+    return made
+
+
+def _write(target: Path, data: bytes) -> None:
+    """All of the file or nothing."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).chmod(0o644)
+        Path(name).rename(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+

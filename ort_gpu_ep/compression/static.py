@@ -1,0 +1,55 @@
+"""int8 weights and activations: onnxruntime's own static quantizer, per channel, in QuantizeLinear and DequantizeLinear."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ort_gpu_ep.compression.layers import Array, Layer
+from ort_gpu_ep.compression.report import LayerReport
+
+
+def quantized(
+    model: onnx.ModelProto, layers: Sequence[Layer], feeds: Sequence[Mapping[str, Array]],
+) -> tuple[onnx.ModelProto, list[LayerReport]]:
+    """The model with uint8 activations between int8 products, and its layers. feeds: samples that ranges are taken from."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
+        def __init__(self) -> None:
+            self.left: Iterator[Any] = iter(feeds)
+
+        def get_next(self) -> Any:
+            return next(self.left, None)
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "model.onnx", Path(folder) / "int8.onnx"
+        onnx.save(onnx.shape_inference.infer_shapes(model), source)
+        quantize_static(
+            source, target, Reader(), QuantFormat.QDQ, per_channel=True, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
+        made = onnx.load(target)
+    held = {i.name: i for i in made.graph.initializer}
+    return made, [_reported(layer, held) for layer in layers]
+
+
+def _reported(layer: Layer, held: Mapping[str, onnx.TensorProto]) -> LayerReport:
+    """What became of a layer, by the constants that the quantizer names after its weight."""
+    codes, scale = (held.get(f"{layer.weight}_{what}") for what in ("quantized", "scale"))
+    if codes is None or scale is None:
+        return LayerReport(layer.name, layer.node.op_type, "int8", "float32", layer.array.nbytes, layer.array.nbytes, 1.0, 0.0)
+    numbers, scales = numpy_helper.to_array(codes), numpy_helper.to_array(scale)
+    axis = layer.perm.index(0)
+    shape = [1] * numbers.ndim
+    if scales.size > 1:
+        shape[axis] = scales.size
+    dense = numbers.astype(np.float32) * scales.reshape(shape)
+    error = float(np.linalg.norm(dense - layer.array) / max(float(np.linalg.norm(layer.array)), 1e-30))
+    return LayerReport(
+        layer.name, layer.node.op_type, "int8", "int8", layer.array.nbytes, numbers.nbytes + scales.nbytes,
+        float(np.count_nonzero(numbers)) / numbers.size, error)
