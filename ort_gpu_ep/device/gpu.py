@@ -110,7 +110,7 @@ class Gpu:
         self.info, self.limits, self.stats = info, limits, Stats()
         self.device = raw
         self.memory_limit_nbytes = 0
-        self.hang_timeout_s = self.last_wait_s = 0.0
+        self.hang_timeout_s = self.last_wait_s = self.last_arrival_s = 0.0
         self.turns = waiting.Turns()
         self.circuit = Circuit(lambda: probe(info))
         self.uses = Uses(not info.is_software)

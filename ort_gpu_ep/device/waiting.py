@@ -77,22 +77,22 @@ def wait_until(gpu: Any, index: int, arrival: Any) -> bool:
     """Waits until a submission of the Gpu is done. False where its hang_timeout_s is over before."""
     start = time.perf_counter()
     if _polled(gpu, arrival, start):
-        gpu.last_wait_s = time.perf_counter() - start
         return True
     done = gpu.ends_in_time(index, gpu.hang_timeout_s - (time.perf_counter() - start))
-    gpu.last_wait_s = time.perf_counter() - start
+    _note(gpu, start)
     return bool(done)
 
 
-def _polled(gpu: Any, arrival: Any, start: float) -> bool:
-    """Whether what is waited for came while it was polled for. One thread polls at a time, for others would share its core.
+def _note(gpu: Any, start: float) -> None:
+    """What came now took the GPU so long: since it was waited for, or since what came before it."""
+    now = time.perf_counter()
+    gpu.last_wait_s, gpu.last_arrival_s = now - max(start, gpu.last_arrival_s), now
 
-    Without an arrival nothing is polled for: right after a submission wgpu-native 29 now and then says that the queue is empty.
-    """
-    if arrival is None:
-        return False
+
+def _polled(gpu: Any, arrival: Any, start: float) -> bool:
+    """Whether what is waited for came while it was polled for. One thread polls at a time, for others would share its core."""
     most_s = min(SPIN_S if gpu.info.is_software else SPIN_ON_HARDWARE_S, gpu.hang_timeout_s)
-    return bool(gpu.last_wait_s < most_s and gpu.turns.wait(gpu, arrival, start + most_s))
+    return bool(gpu.last_wait_s < most_s and gpu.turns.wait(gpu, arrival, most_s, start))
 
 
 class _Waiting:
@@ -116,16 +116,19 @@ class Turns:
         self._led = False
         self._waiting: deque[_Waiting] = deque()
 
-    def wait(self, gpu: Any, arrival: Any, until_s: float) -> bool:
-        """Whether it arrived, or the device was lost, before a time."""
-        if not self._leads(arrival, until_s):
+    def wait(self, gpu: Any, arrival: Any, most_s: float, start: float) -> bool:
+        """Whether it arrived, or the device was lost. False where nothing at all arrived for most_s, or from `start` for hang_timeout_s."""
+        if not self._leads(arrival, start + gpu.hang_timeout_s):
             return arrival is not None and bool(arrival.status)
+        begin = max(start, gpu.last_arrival_s)
         try:
-            while True:
+            while gpu.last_wait_s < most_s:
                 if gpu.finished(arrival) or gpu.lost:
+                    _note(gpu, start)
                     return True
-                if time.perf_counter() >= until_s:
-                    return False
+                if time.perf_counter() - begin >= most_s:
+                    gpu.last_wait_s = most_s
+            return False
         finally:
             self._pass_on()
 

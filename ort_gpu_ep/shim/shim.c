@@ -95,12 +95,16 @@ EXPORT void ort_gpu_ep_mapped(int status, struct text message, void *done, void 
   __atomic_store_n((int *)done, status, __ATOMIC_RELEASE);
 }
 
+/* Steps of a counter between two polls, less than a microsecond: a poll takes locks that another thread's submission wants. */
+enum { PAUSE = 300 };
+
 /* Polls the device until the word is set, `most` times at most. Returns the word. */
 EXPORT int ort_gpu_ep_poll(void *device, const int *done, unsigned most) {
   int found = __atomic_load_n(done, __ATOMIC_ACQUIRE);
   for (; !found && most; most--) {
     poll(device, 0, 0);
     found = __atomic_load_n(done, __ATOMIC_ACQUIRE);
+    for (volatile unsigned pause = 0; !found && pause < PAUSE; pause++) {}
   }
   return found;
 }

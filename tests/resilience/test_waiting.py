@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,3 +90,49 @@ def test_what_is_read_is_right(timeout_s: float, last_wait_s: float, rng: np.ran
 
 def test_there_is_a_deadline_by_default() -> None:
     assert Gpu.open(Config()).hang_timeout_s == 120
+
+
+class Queue:
+    """A device whose results come one after another, each so many seconds after the one before; `polls` counts by thread."""
+
+    hang_timeout_s, lost = 20.0, ""
+
+    def __init__(self, each_s: float, software: bool = False) -> None:
+        self.info, self.turns = SimpleNamespace(is_software=software), waiting.Turns()
+        self.last_wait_s = self.last_arrival_s = 0.0
+        self.each_s, self.begin_s, self.polls = each_s, time.perf_counter(), Counter[int]()
+        self.arrivals = [SimpleNamespace(status=0) for _ in range(8)]
+        self.blocked = 0
+
+    def finished(self, arrival: Any) -> bool:
+        self.polls[threading.get_ident()] += 1
+        for _ in range(int((time.perf_counter() - self.begin_s) / self.each_s)):
+            next((a for a in self.arrivals if not a.status), SimpleNamespace()).status = 1
+            self.begin_s += self.each_s
+        return bool(arrival.status)
+
+    def ends_in_time(self, index: int, timeout_s: float) -> bool:
+        self.blocked += 1
+        while not self.finished(self.arrivals[index]):
+            time.sleep(1e-3)
+        return True
+
+
+def test_those_that_wait_in_line_sleep_until_it_is_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "SPIN_ON_HARDWARE_S", 0.2)
+    gpu = Queue(0.05)       # the eighth comes after twice the time that is polled for one
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda i: waiting.wait_until(gpu, i, gpu.arrivals[i]), range(8)))
+    assert gpu.blocked == 0
+    assert gpu.last_wait_s < 0.15, "since the one before"
+    assert not gpu.turns._waiting
+    assert not gpu.turns._led
+
+
+def test_a_long_wait_is_not_polled_for_by_anybody() -> None:
+    gpu = Queue(0.1, software=True)
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(lambda i: waiting.wait_until(gpu, i, gpu.arrivals[i]), range(3)))
+    assert gpu.blocked == 3
+    assert gpu.last_wait_s > waiting.SPIN_S
+    assert not gpu.turns._led
