@@ -57,8 +57,7 @@ def command(name: str) -> Any:
 
 
 app = typer.Typer(
-    cls=_Lazy, name="ort-gpu-ep", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
-    context_settings=HELP)
+    cls=_Lazy, name="ort-gpu-ep", no_args_is_help=True, pretty_exceptions_enable=False, context_settings=HELP)
 
 
 def _print_version(wanted: bool) -> None:

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
-import onnxruntime
 import typer
 from rich.progress import track
 from rich.table import Table
 
-from ort_gpu_ep.cli import shared, under_load
+from ort_gpu_ep.cli import peers, shared, throughput, under_load
 from ort_gpu_ep.cli.plot import plot_load, pyplot
 from ort_gpu_ep.device import Gpu
+
+
+class Peer(StrEnum):
+    """What `--against` may say."""
+
+    CPU = "cpu"
+    WEBGPU = "webgpu"
+    CUDA = "cuda"
 
 
 @shared.reports_errors
 def bench(
     model: shared.ModelArgument,
     runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs of each side.")] = 50,
-    against: Annotated[Literal["cpu"] | None, typer.Option("--against", help="Compare with onnxruntime's CPU provider.")] = None,
+    against: Annotated[Peer | None, typer.Option("--against", help="Compare with another provider of onnxruntime.")] = None,
+    batch: Annotated[str, typer.Option("--batch", help="Rows a second at these sizes of the first dimension: 1,8,32.")] = "",
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Rows a second by so many threads at a time.")] = 1,
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -38,11 +49,14 @@ def bench(
     if load or plot:
         _under_load(model, given, shared.pairs(option, "--option"), load or [under_load.Level.ALL], runs, plot, json)
         return
-    start = time.perf_counter()
-    session = shared.open_session(model, shared.pairs(option, "--option"))
+    start, options = time.perf_counter(), shared.pairs(option, "--option")
+    session = shared.open_session(model, options)
     shared.check_gpu(session)
     values = shared.feeds(session, *given)
-    result = _compare(model, session, values, runs, against, start, quiet=json)
+    if batch or threads > 1:
+        _throughput(model, session, options, values, throughput.batches(batch) if batch else [], threads, runs, against, json)
+        return
+    result = _compare(model, session, options, values, runs, against, start, quiet=json)
     if json:
         shared.print_json(result)
     else:
@@ -88,16 +102,46 @@ def _digits(ms: float) -> str:
     return f"{ms:.3f}" if ms < 100.0 else f"{ms:.0f}"
 
 
+def _other(session: Any, model: Path, against: str | None, facts: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The session to compare with, by name, and what is to be said: the CPU is not compared with itself."""
+    if against is None:
+        return {}, []
+    if against == "cpu" and not facts["nodes"]["gpu"]:
+        return {}, [f"placement={facts['placement']} leaves every node on the CPU, so there is nothing to compare: give -o placement=gpu"]
+    return {str(against): peers.peer(against, str(model))}, []
+
+
+def _throughput(
+    model: Path, session: Any, options: dict[str, str], values: dict[str, Any], sizes: list[int], threads: int, runs: int,
+    against: str | None, json: bool,
+) -> None:
+    feeds = {size: throughput.batched(session, values, size) for size in sizes} or {1: values}
+    session.run(None, next(iter(feeds.values())))
+    facts = peers.about(session, options)
+    other, notes = _other(session, model, against, facts)
+    with shared.progress("measuring", quiet=json) as tell:
+        rows = throughput.measure({"this": session, **other}, feeds, threads, runs, tell)
+    if json:
+        shared.print_json({"model": str(model), **facts, "notes": notes, "rows": [r.as_dict() for r in rows]})
+        return
+    table = Table("batch", "threads", "side", "median ms", "per s", title=f"{model.name}, {runs} runs a thread")
+    for row in rows:
+        table.add_row(str(row.batch), str(row.threads), row.side, _digits(row.median_ms), f"{row.per_s:,.0f}")
+    shared.out.print(table)
+    for line in (*peers.about_lines(facts), *notes):
+        shared.out.print(line, highlight=False, markup=False)
+
+
 def _compare(
-    model: Path, session: Any, values: dict[str, Any], runs: int, against: str | None, start: float, quiet: bool
+    model: Path, session: Any, options: dict[str, str], values: dict[str, Any], runs: int, against: str | None, start: float, quiet: bool,
 ) -> dict[str, Any]:
     """Measures both sides. start: when loading began."""
     want = session.run(None, values)
     first_ms = (time.perf_counter() - start) * 1e3
+    facts = peers.about(session, options)
+    other, notes = _other(session, model, against, facts)
     sides: dict[str, Callable[[], Any]] = {"this": lambda: session.run(None, values)}
-    if against == "cpu":
-        cpu = onnxruntime.InferenceSession(str(model), shared.quiet(), providers=["CPUExecutionProvider"])
-        sides["cpu"] = lambda: cpu.run(None, values)
+    sides |= {name: partial(plain.run, None, values) for name, plain in other.items()}
     gpu = _gpu(session)              # after the first run: with placement=auto that one has chosen
     if gpu is not None:
         gpu.start_timing()
@@ -106,10 +150,12 @@ def _compare(
     finally:
         if gpu is not None:
             gpu.stop_timing()
-    result: dict[str, Any] = {"model": str(model), "runs": runs, "first_ms": first_ms, **{k: _summary(v) for k, v in measured.items()}}
-    if against == "cpu":
-        result["speedup"] = result["cpu"]["median_ms"] / result["this"]["median_ms"]
-        result["relative_l2"] = _difference(want, sides["cpu"]())
+    result: dict[str, Any] = {"model": str(model), "runs": runs, "first_ms": first_ms, **facts, "notes": notes,
+                              **{k: _summary(v) for k, v in measured.items()}}
+    for name in other:
+        result["against"] = name
+        result["speedup"] = result[name]["median_ms"] / result["this"]["median_ms"]
+        result["relative_l2"] = _difference(want, sides[name]())
     return result
 
 
@@ -159,11 +205,14 @@ def _difference(got: list[Any], want: list[Any]) -> float:
 
 def _print(result: dict[str, Any]) -> None:
     columns = ("median_ms", "p95_ms", "host_ms", "upload_ms", "gpu_ms", "readback_ms")
-    table = Table("", *(c.removesuffix("_ms") for c in columns), title=f"{result['model']}, {result['runs']} runs, ms")
-    for side in ("this", "cpu"):
+    table = Table("", *(c.removesuffix("_ms") for c in columns), title=f"{Path(result['model']).name}, {result['runs']} runs, ms")
+    for side in ("this", result.get("against", "")):
         if side in result:
             table.add_row(side, *(f"{result[side][c]:.3f}" if c in result[side] else "" for c in columns))
     shared.out.print(table)
     shared.out.print(f"first run, loading included: {result['first_ms']:.0f} ms", highlight=False)
     if "speedup" in result:
-        shared.out.print(f"{result['speedup']:.2f} x the CPU's speed; relative L2 difference {result['relative_l2']:.1e}", highlight=False)
+        shared.out.print(f"{result['speedup']:.2f} x the speed of {result['against']}; relative L2 difference {result['relative_l2']:.1e}",
+                         highlight=False)
+    for line in (*peers.about_lines(result), *result["notes"]):
+        shared.out.print(line, highlight=False, markup=False)

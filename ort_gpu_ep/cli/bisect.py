@@ -56,7 +56,7 @@ def _runs(scratch: Path, options: Mapping[str, str]) -> tuple[Run, Run]:
 
     def gpu(part: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
         save(part, path)
-        return list(shared.open_session(path, options).run(None, dict(feeds)))
+        return list(shared.open_session(path, options, tell=False).run(None, dict(feeds)))
 
     def cpu(part: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
         save(part, path)

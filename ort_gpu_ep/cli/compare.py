@@ -32,9 +32,10 @@ def compare(
     session = shared.open_session(model, {"placement": "gpu", **shared.pairs(option, "--option")})
     shared.check_gpu(session)
     values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed)
-    plain = onnxruntime.InferenceSession(str(model), shared.quiet(), providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
-    found = differences(names, session.run(None, values), plain.run(None, values))
+    with shared.waiting("running on both"):
+        plain = onnxruntime.InferenceSession(str(model), shared.quiet(), providers=["CPUExecutionProvider"])
+        found = differences(names, session.run(None, values), plain.run(None, values))
     within = all(d.within(tolerance) for d in found)
     counts = {device: session.explain().count(device) for device in ("gpu", "host", "cpu")}
     if json:

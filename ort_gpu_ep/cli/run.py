@@ -30,7 +30,8 @@ def run(
     shared.check_gpu(session)
     loaded = time.perf_counter()
     values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed)
-    outputs = session.run(None, values)
+    with shared.waiting("first run"):
+        outputs = session.run(None, values)
     done = time.perf_counter()
     names = [o.name for o in session.get_outputs()]
     if save is not None:

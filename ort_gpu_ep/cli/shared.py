@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -67,11 +67,20 @@ def pairs(texts: Sequence[str] | None, what: str) -> dict[str, str]:
     return found
 
 
-def open_session(model: Path, options: Mapping[str, str]) -> Any:
-    """The drop-in session of a model file, with onnxruntime's own warnings off (a partial assignment is no news here)."""
-    from ort_gpu_ep.session import InferenceSession
+def open_session(model: Path, options: Mapping[str, str], tell: bool = True) -> Any:
+    """The drop-in session of a model file, with onnxruntime's own warnings off (a partial assignment is no news here).
 
-    return InferenceSession(str(model), quiet(), provider_options=options)
+    tell: says on a terminal that it goes on; not below another display.
+    """
+    with waiting(f"loading {model.name}: planning, compiling") if tell else nullcontext():
+        from ort_gpu_ep.session import InferenceSession
+
+        return InferenceSession(str(model), quiet(), provider_options=options)
+
+
+def waiting(what: str) -> Any:
+    """A line on stderr, where that is a terminal, for what may take over a second and has no parts to count."""
+    return err.status(escape(what)) if err.is_terminal else nullcontext()
 
 
 def check_gpu(session: Any) -> None:

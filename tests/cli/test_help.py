@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -64,3 +65,13 @@ def test_a_command_that_is_not_there() -> None:
 def test_without_a_command_the_list_is_printed() -> None:
     done = CliRunner().invoke(cli.app, [], env={"COLUMNS": "100"})
     assert all(name in done.output for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize(("words", "wanted"), [
+    ("ort-gpu-ep pro", {"profile"}), ("ort-gpu-ep profile --t", {"--top", "--trace"}), ("ort-gpu-ep ", set(cli.COMMANDS))])
+def test_a_shell_completes_commands_and_their_options(words: str, wanted: set[str]) -> None:
+    """As the function calls it that `--install-completion` writes."""
+    asked = {"_ORT_GPU_EP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code = "import sys; sys.argv = ['ort-gpu-ep']; from ort_gpu_ep.cli import app; app(prog_name='ort-gpu-ep')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **asked}, check=False)
+    assert set(done.stdout.split()) == wanted, done.stderr

@@ -1,0 +1,61 @@
+"""What a benchmark compares with, and what it says of itself: adapter, versions, where the nodes are."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import onnxruntime
+
+from ort_gpu_ep.cli import shared
+from ort_gpu_ep.config import resolve
+from ort_gpu_ep.errors import ConfigError
+
+WEBGPU, CUDA = "onnxruntime_ep_webgpu", "CUDAExecutionProvider"
+
+
+def peer(name: str, model: str) -> Any:
+    """A plain session of onnxruntime's with that provider: cpu, webgpu or cuda. Raises ConfigError where it is not installed."""
+    if name == "cpu":
+        return onnxruntime.InferenceSession(model, shared.quiet(), providers=["CPUExecutionProvider"])
+    if name == "cuda":
+        if CUDA not in onnxruntime.get_available_providers():
+            raise ConfigError("--against cuda: this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu and CUDA")
+        return onnxruntime.InferenceSession(model, shared.quiet(), providers=[CUDA, "CPUExecutionProvider"])
+    return _webgpu(model)
+
+
+def _webgpu(model: str) -> Any:
+    try:
+        package = import_module(WEBGPU)
+    except ImportError as error:
+        raise ConfigError("--against webgpu needs ONNX Runtime's plugin: pip install onnxruntime-ep-webgpu") from error
+    wanted = package.get_ep_name()
+    if not any(d.ep_name == wanted for d in onnxruntime.get_ep_devices()):
+        onnxruntime.register_execution_provider_library("webgpu_peer", package.get_library_path())
+    devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == wanted]
+    if not devices:
+        raise ConfigError("--against webgpu: its plugin finds no device")
+    settings = shared.quiet()
+    settings.add_provider_for_devices(devices[:1], {})
+    return onnxruntime.InferenceSession(model, settings)
+
+
+def about(session: Any, options: dict[str, str]) -> dict[str, Any]:
+    """Of a session that has run: adapter and driver, versions, placement, and how many nodes are where."""
+    explained, state = session.explain(), session._state
+    info = state.backend.adapter.info if state is not None and state.backend is not None else None
+    return {
+        "adapter": info.name if info else explained.adapter, "driver": f"{info.backend}, {info.driver}" if info else "",
+        "placement": resolve(options).placement, "nodes": {device: explained.count(device) for device in ("gpu", "host", "cpu")},
+        "onnxruntime": onnxruntime.__version__, "ort_gpu_ep": sys.modules["ort_gpu_ep"].__version__}
+
+
+def about_lines(facts: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    nodes = facts["nodes"]
+    driver = f" ({facts['driver']})" if facts["driver"] else ""
+    return [f"adapter: {facts['adapter']}{driver}",
+            f"placement={facts['placement']}: {nodes['gpu']} nodes on the GPU, {nodes['cpu']} on the CPU; "
+            f"onnxruntime {facts['onnxruntime']}, ort-gpu-ep {facts['ort_gpu_ep']}"]

@@ -1,0 +1,101 @@
+"""ort-gpu-ep bench: what it says of itself, what it compares, rows a second."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from ort_gpu_ep import InferenceSession
+from ort_gpu_ep.cli import peers
+from ort_gpu_ep.cli.throughput import batched, batches, measure
+from ort_gpu_ep.errors import ModelError
+from tests.cli.test_cli import call, parsed, printed, rejected
+from tests.unit.graphs import model_of
+
+GPU = ("-o", "placement=gpu")
+
+
+def written(tmp_path: Path, rows: str) -> Path:
+    path = tmp_path / "model.onnx"
+    weights = {"w": np.random.default_rng(3).standard_normal((16, 8)).astype("f")}
+    path.write_bytes(model_of(f"(float[{rows}, 16] x) => (float[{rows}, 8] y) {{ y = MatMul(x, w) }}", weights).SerializeToString())
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return written(tmp_path, "N")
+
+
+def test_it_names_adapter_versions_and_placement(model: Path) -> None:
+    text = printed("bench", model, "--runs", 3, *GPU).replace("\n", " ")
+    for wanted in ("adapter: ", "placement=gpu: 1 nodes on the GPU, 0 on the CPU", f"onnxruntime {onnxruntime.__version__}", "ort-gpu-ep "):
+        assert wanted in text
+    data = parsed("bench", model, "--runs", 3, "--json", *GPU)
+    assert data["nodes"]["gpu"] == 1
+    assert data["driver"]
+
+
+def test_the_cpu_is_not_compared_with_itself(model: Path) -> None:
+    """placement=auto leaves everything on the CPU on a software adapter."""
+    data = parsed("bench", model, "--runs", 3, "--against", "cpu", "--json")
+    assert "speedup" not in data
+    assert "cpu" not in data
+    assert "nothing to compare" in data["notes"][0]
+    assert "nothing to compare" in printed("bench", model, "--runs", 3, "--against", "cpu")
+    assert parsed("bench", model, "--runs", 3, "--against", "cpu", "--json", *GPU)["speedup"] > 0
+
+
+def test_rows_a_second(model: Path) -> None:
+    data = parsed("bench", model, "--runs", 3, "--batch", "1,8", "--against", "cpu", "--json", *GPU)
+    assert [(r["side"], r["batch"]) for r in data["rows"]] == [("this", 1), ("cpu", 1), ("this", 8), ("cpu", 8)]
+    assert all(r["per_s"] > 0 and r["median_ms"] > 0 for r in data["rows"])
+    assert "per s" in printed("bench", model, "--runs", 3, "--batch", "1,8", *GPU)
+
+
+def test_threads(model: Path) -> None:
+    data = parsed("bench", model, "--runs", 3, "--threads", 2, "--json", *GPU)
+    assert [(r["threads"], r["batch"]) for r in data["rows"]] == [(2, 1)]
+
+
+def test_all_threads_are_counted() -> None:
+    calls: list[int] = []
+    session = SimpleNamespace(run=lambda names, feeds: calls.append(1))
+    row, = measure({"this": session}, {4: {}}, 3, 5, lambda what, part: None)
+    assert len(calls) == 3 + 3 * 5
+    assert row.per_s > 0
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,x", "1,,2", "-1"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ModelError, match="expected sizes like"):
+        batches(text)
+
+
+def test_a_model_that_fixes_its_batch(tmp_path: Path) -> None:
+    fixed = written(tmp_path, "4")
+    assert "fixes the first dimension" in rejected("bench", fixed, "--batch", "8", *GPU).replace("\n", " ")
+    session = InferenceSession(fixed, providers=["CPUExecutionProvider"])
+    feeds = {"x": np.zeros((4, 16), "f")}
+    assert batched(session, feeds, 1)["x"].shape == (4, 16)
+
+
+def test_rows_are_repeated(model: Path) -> None:
+    session = InferenceSession(model, providers=["CPUExecutionProvider"])
+    x: Any = np.random.default_rng(1).standard_normal((2, 16)).astype("f")
+    made = batched(session, {"x": x}, 5)["x"]
+    np.testing.assert_array_equal(made, np.concatenate([x, x, x])[:5])
+
+
+def test_peers_that_are_not_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, peers.WEBGPU, None)
+    assert "pip install onnxruntime-ep-webgpu" in rejected("bench", model, "--runs", 3, "--against", "webgpu", *GPU).replace("\n", " ")
+    if peers.CUDA not in onnxruntime.get_available_providers():
+        assert "onnxruntime-gpu" in rejected("bench", model, "--runs", 3, "--against", "cuda", *GPU).replace("\n", " ")
+    assert call("bench", model, "--against", "abacus").returncode == 2
