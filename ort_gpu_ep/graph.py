@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.types import BY_ONNX, DType, SymbolicShape
+from ort_gpu_ep.types import BY_ONNX, DType, SymbolicShape, TensorType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Attribute: TypeAlias = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Array | None
@@ -53,6 +53,20 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Where a tensor lies in a larger one: its rows, of `size` elements each, from `start` on in rows of `row` elements.
+
+    value, type: of the larger one.
+    """
+
+    value: str
+    type: TensorType
+    size: int
+    row: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """The use of an op.
 
@@ -61,6 +75,7 @@ class Node:
     version: the opset version that introduced this form of the op ("since version").
     epilogue: elementwise steps, made by fusion, that the kernel applies to each element of its one output; `operands`
         names the other values that these steps read.
+    into: where its one output is written, as a part of another value; made by the pass that places parts.
     channels_last: its values of rank 4 are stored [N, H, W, C], and their types say so; made by the layout pass alone.
     id: ONNX Runtime's node index, or the position in an ONNX file. A fused node has the ids it came from in `sources`.
     """
@@ -79,6 +94,7 @@ class Node:
     epilogue: tuple[Step, ...] = ()
     operands: tuple[str, ...] = ()
     channels_last: bool = False
+    into: Part | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 import onnx
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import Array, Attribute, Node, Step
+from ort_gpu_ep.graph import Array, Attribute, Node, Part, Step
 from ort_gpu_ep.schemas import default_attribute
 from ort_gpu_ep.symbolic import Size, hints
 from ort_gpu_ep.target import ADAPTER as ADAPTER
@@ -135,6 +135,7 @@ class Kernel:
     grid: workgroups in x, y and z of a body with `fn grid_main(group: vec3<u32>, lane: u32)`; `groups` is then their product.
     vectors: bindings of float32 that are bound four elements at a time; of packed elements, four words.
     choice: which form of the kernel this is, of those that were weighed.
+    into: where what it stores of its first output lies in a larger tensor, filled in by the planner.
     features: of the device, that its body uses (types bring their own). atomics: bindings of uint32 that are bound as atomics.
     """
 
@@ -156,6 +157,7 @@ class Kernel:
     choice: Choice | None = None
     features: tuple[str, ...] = ()
     atomics: tuple[str, ...] = ()
+    into: Part | None = None
 
 
 def kernel(

@@ -31,8 +31,8 @@ def bound_of(gpu: Gpu, step: Dispatch, parameter_nbytes: int = 0) -> Bound:
     """parameter_nbytes: of the uniform struct with what a run brings, 0 without one."""
     pieces, written = list[tuple[Place, int, int | None]](), list[bool]()
     for tensor in step.tensors:
-        bits = tensor.type.dtype.bits
-        for first, elements in parts(tensor.type, gpu.limits.max_binding_nbytes):
+        bits = tensor.bound.dtype.bits
+        for first, elements in parts(tensor.bound, gpu.limits.max_binding_nbytes):
             size = max((-(-elements * bits // 8) + 3) & ~3, 8 if bits == 64 else 4) if isinstance(elements, int) else None
             pieces.append((tensor.place, int(first) * bits // 8, size))
             written.append(tensor.written)

@@ -19,6 +19,9 @@ LANES = 128
 MOST = 15
 """Tensors that one dispatch joins or splits, where the adapter binds as many: each element looks for its own among them."""
 
+IN_PLACE = "in_place"
+"""Attribute of a Concat whose inputs have been written where they belong (partitioner/parts.py)."""
+
 FOR_STEPS = 2
 """Bindings left for operands of fused steps."""
 
@@ -64,6 +67,8 @@ def concat(node: BoundNode) -> Lowering:
     if any(o.rank != given[0].rank or replaced(o.shape, axis, 0) != rest for o in given):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Concat along axis {axis} of {', '.join(str(o.type) for o in given)}")
     out = TensorType(given[0].dtype, replaced(given[0].shape, axis, sum(o.shape[axis] for o in given)))
+    if node.attr(IN_PLACE):
+        return Lowering((out,))
     parts = [_Part(i, o.shape[axis]) for i, o in enumerate(given) if o.size]
     if len(parts) < 2 and not node.has_steps:
         return Lowering((out,), views=((0, int(parts[0].source) if parts else 0),))

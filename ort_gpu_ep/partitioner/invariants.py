@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from ort_gpu_ep.graph import Node
 from ort_gpu_ep.lowering import Facts, facts_of, walk
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST
+from ort_gpu_ep.ops.joining import IN_PLACE
 from ort_gpu_ep.partitioner.absorption import absorb
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.layouts import CHANNELS_LAST, is_conversion
-from ort_gpu_ep.partitioner.passes import ASKED, CHAINS_FUSED, DECODERS_ABSORBED, LAYOUTS_CHOSEN, PATTERNS_FUSED, Work
+from ort_gpu_ep.partitioner.passes import ASKED, CHAINS_FUSED, DECODERS_ABSORBED, LAYOUTS_CHOSEN, PARTS_PLACED, PATTERNS_FUSED, Work
 from ort_gpu_ep.registry import Decline
 from ort_gpu_ep.symbolic import hints
 from ort_gpu_ep.types import TensorType
@@ -109,6 +110,20 @@ def _layouts(work: Work) -> Iterator[str]:
             yield f"{node.label} converts what nobody reads"
 
 
+def _parts(work: Work) -> Iterator[str]:
+    """A Concat in place has all its inputs written into it, side by side, and is the only one that reads them."""
+    parts = {node.outputs[0]: node.into for node in work.graph.nodes if node.into is not None}
+    for node in work.graph.nodes:
+        end, joined = 0, bool(node.attributes.get(IN_PLACE))
+        for name in node.reads:
+            part = parts.pop(name, None)
+            if (part is not None) != joined or (part and (part.value, part.start) != (node.outputs[0], end)):
+                yield f"{node.label} reads {name!r}, which is {part}"
+            end += part.size if part else 0
+    yield from (f"{name!r} is a part of what nothing joins" for name in parts)
+
+
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
-    ASKED: _asked, DECODERS_ABSORBED: _no_decoder, PATTERNS_FUSED: _no_pattern, CHAINS_FUSED: _no_chain, LAYOUTS_CHOSEN: _layouts}
+    ASKED: _asked, DECODERS_ABSORBED: _no_decoder, PATTERNS_FUSED: _no_pattern, CHAINS_FUSED: _no_chain, LAYOUTS_CHOSEN: _layouts,
+    PARTS_PLACED: _parts}
 """Each property that a pass requires or ensures, as a rule."""

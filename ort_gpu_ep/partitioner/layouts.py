@@ -46,18 +46,18 @@ class _Option:
     constants: frozenset[str]
 
 
-def choose_layouts(graph: Graph, facts: Facts, limits: Limits) -> Graph:
-    """The graph with its layouts. facts: of every value of it, by their plain names."""
+def choose_layouts(graph: Graph, facts: Facts, limits: Limits) -> tuple[Graph, Facts]:
+    """The graph with its layouts, and facts of its values, those that are stored channel-last among them."""
     options = {id(node): option for node in graph.nodes if (option := _option(node, facts, limits)) is not None}
     while any(option.form.gain_ns > 0 for option in options.values()):
         chosen = _cheapest(graph, facts, options, Target(limits).figures)
         rewriter = _Rewriter(graph, facts, limits, {key: options[key] for key in chosen})
         rewritten = rewriter.run()
         if not rewriter.refused:
-            return rewritten
+            return rewritten, rewriter.facts
         for key in rewriter.refused:
             del options[key]
-    return graph
+    return graph, facts
 
 
 def conversion_ns(tensor: TensorType, figures: Figures) -> float:

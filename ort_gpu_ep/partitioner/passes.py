@@ -18,6 +18,7 @@ from ort_gpu_ep.partitioner.absorption import absorb
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.layouts import choose_layouts
+from ort_gpu_ep.partitioner.parts import place_parts
 from ort_gpu_ep.registry import BoundNode, Limits
 from ort_gpu_ep.types import TensorType
 
@@ -58,7 +59,12 @@ def _chains(work: Work) -> Graph:
 
 
 def _layouts(work: Work) -> Graph:
-    return choose_layouts(work.graph, work.facts, work.limits)
+    graph, work.facts = choose_layouts(work.graph, work.facts, work.limits)
+    return graph
+
+
+def _parts(work: Work) -> Graph:
+    return place_parts(work.graph, work.facts, work.limits)
 
 
 ASKED = "every row has been asked, and the types of values are known"
@@ -66,6 +72,7 @@ DECODERS_ABSORBED = "no decoder of a constant is left that the one product behin
 PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
 CHAINS_FUSED = "no elementwise node is left that its producer could do"
 LAYOUTS_CHOSEN = "every value is stored as its readers read it"
+PARTS_PLACED = "what is joined in place is written there, and read by nobody else"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ FUSION: Sequence[Pass] = (
 PASSES: Sequence[Pass] = (
     *FUSION,
     Pass("layouts", _layouts, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({LAYOUTS_CHOSEN})),
+    Pass("parts", _parts, requires=frozenset({ASKED, LAYOUTS_CHOSEN}), ensures=frozenset({PARTS_PLACED})),
 )
 
 

@@ -42,12 +42,21 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A tensor of a dispatch: the name its shader knows it by, its type, its place, and whether it is written."""
+    """A tensor of a dispatch: the name its shader knows it by, its type, its place, and whether it is written.
+
+    whole: of what is in the place, where the tensor is a part of it.
+    """
 
     name: str
     type: TensorType
     place: Place
     written: bool
+    whole: TensorType | None = None
+
+    @property
+    def bound(self) -> TensorType:
+        """The type of what is bound."""
+        return self.whole or self.type
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,5 +145,5 @@ class Plan:
 def _line(step: Dispatch | Copy) -> str:
     if isinstance(step, Copy):
         return f"copy {step.label}: {step.source} -> {step.target} {step.nbytes} B"
-    tensors = " ".join(f"{'>' if t.written else ''}{t.name}={t.place}:{t.type}" for t in step.tensors)
+    tensors = " ".join(f"{'>' if t.written else ''}{t.name}={t.place}:{t.type}{f' in {t.whole}' if t.whole else ''}" for t in step.tensors)
     return f"{step.label}: {step.kernel.shader} {math.prod(step.groups)} groups, level {step.level}: {tensors}"

@@ -90,6 +90,8 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
     for name, tensor in zip(node.outputs, lowering.outputs, strict=False):
         if name and tensor is not None:
             draft.types[name] = tensor
+    if node.into is not None:
+        draft.types[node.into.value] = node.into.type
     for target, source in lowering.views:
         draft.roots[node.outputs[target]] = bound.input(source).name
     temps = {name: f"{node.label}#{node.id}.{name}" for name, _ in lowering.temps}
@@ -100,15 +102,19 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
             continue
         names = [temps[s] if isinstance(s, str) else bound.source(s).name for _, s in kernel.reads or ()]
         names += [temps[t] if isinstance(t, str) else _output_name(draft, bound, t) for _, t in kernel.writes or ()]
+        part = node.into if any(target == 0 for _, target in kernel.writes or ()) else None
+        kernel = replace(kernel, into=part)
         bindings = tensors_of(kernel, lowering, bound)
-        tensors = tuple(BoundTensor(n, tensor, Place(Kind.SLOT, -1), written) for n, (tensor, written) in bindings.items())
+        tensors = tuple(
+            BoundTensor(n, tensor, Place(Kind.SLOT, -1), written, part.type if part and name == part.value else None)
+            for (n, (tensor, written)), name in zip(bindings.items(), names, strict=True))
         for tensor, _ in bindings.values():     # asked now, while guards can be kept: how many bindings a tensor takes
             parts(tensor, draft.limits.max_binding_nbytes)
         fused_reading(kernel, bindings)         # likewise
         first = kernel.outputs[0]
         written_type = draft.types[names[len(kernel.reads or ())]]
         groups = kernel.grid or _groups(workgroup_count(kernel, first), draft.limits)
-        if first.size != written_type.size and kernel.groups == 0:
+        if part is None and first.size != written_type.size and kernel.groups == 0:
             raise InternalError(f"{node.label}: kernel {kernel.shader} writes {first}, its value is {written_type}")
         label = f"{node.label}/{kernel.shader.removesuffix('.wgsl')}"
         dispatch = Dispatch(label, kernel, tensors, groups, 0)
@@ -137,6 +143,8 @@ def _run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str]) -> None:
 
 def _output_name(draft: _Draft, bound: BoundNode, index: int) -> str:
     """The value that output `index` writes; an unwanted output still needs a buffer."""
+    if index == 0 and bound.node.into is not None:
+        return bound.node.into.value
     if bound.wants(index):
         return bound.node.outputs[index]
     return f"{bound.node.label}#{bound.node.id}.unused{index}"
@@ -147,7 +155,7 @@ def _place(draft: _Draft) -> Plan:
     _unwanted_types(draft)
     places = _fixed_places(draft)
     levels = _levels(draft)
-    written = {draft.root(n): t.type.nbytes for d, names in draft.dispatches for t, n in zip(d.tensors, names, strict=True) if t.written}
+    written = {draft.root(n): t.bound.nbytes for d, names in draft.dispatches for t, n in zip(d.tensors, names, strict=True) if t.written}
     inner = {name: nbytes for name, nbytes in written.items() if name not in places}
     order, slot_of, slots = assign_slots(
         [tuple(draft.root(n) for n in names) for _, names in draft.dispatches], levels, {n: hint(size) for n, size in inner.items()})

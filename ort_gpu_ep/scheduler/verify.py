@@ -68,4 +68,4 @@ def _uses(step: Dispatch | Copy) -> tuple[list[Place], list[Place]]:
 def _slot_sizes(step: Dispatch | Copy) -> list[tuple[Place, int]]:
     if isinstance(step, Copy):
         return [(p, step.nbytes) for p in (step.source, step.target) if p.kind is Kind.SLOT]
-    return [(t.place, t.type.nbytes) for t in step.tensors if t.place.kind is Kind.SLOT]
+    return [(t.place, t.bound.nbytes) for t in step.tensors if t.place.kind is Kind.SLOT]

@@ -83,6 +83,7 @@ def _signature(
     return (
         kernel.shader, kernel.raw, kernel.lanes, kernel.optionals, kernel.epilogue, kernel.plain and kernel.plain.dtype.name,
         kernel.vectors, kernel.atomics, kernel.grid is not None, kernel.features,
+        kernel.into and (kernel.into.size, kernel.into.row, kernel.into.start),
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
         is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
         tuple(fused_reading(kernel, bindings).items()))
@@ -337,7 +338,15 @@ def _writer(name: str, dtype: DType, kernel: Kernel, first: str, pieces: Sequenc
         value = f"f16({value})"
     cases = [f"if (i >= {start}u) {{ {part_name(name, k)}[i - {start}u] = {value}; return; }} "
              for k, (start, _) in reversed(list(enumerate(pieces))) if k]
-    return f"fn {name}_set(i: u32, v: {name}_t) {{ {''.join(cases)}{name}[i] = {value}; }}"
+    return f"fn {name}_set(i: u32, v: {name}_t) {{ {''.join(cases)}{name}[{_stored_at(kernel, name == first)}] = {value}; }}"
+
+
+def _stored_at(kernel: Kernel, first: bool, unit: int = 1) -> str:
+    """Where element i (of so many numbers) of the first output is stored: elsewhere in a larger tensor that it is a part of."""
+    if kernel.into is None or not first:
+        return "i"
+    size, row, start = (n // unit for n in (kernel.into.size, kernel.into.row, kernel.into.start))
+    return f"i / {size}u * {row}u + {start}u + i % {size}u"
 
 
 def _steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first: str) -> str:
@@ -412,7 +421,8 @@ def _vector_writer(
                     for k, (start, _) in reversed(list(enumerate(pieces))) if k)
     lines = [_vector_steps(kernel, bindings)] if fused else []
     value = "fused4(computed, i)" if fused else "computed"
-    return "\n".join([*lines, f"fn {name}_set4(i: u32, computed: vec4<f32>) {{ let v = {value}; {cases}{name}[i] = v; }}"])
+    at = _stored_at(kernel, name == first, 4)
+    return "\n".join([*lines, f"fn {name}_set4(i: u32, computed: vec4<f32>) {{ let v = {value}; {cases}{name}[{at}] = v; }}"])
 
 
 def _vector_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
