@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import KernelCall, ceil_div, record
+from ort_gpu_ep.ops.reduce import rows_of
 from ort_gpu_ep.registry import BoundNode, Kernel, kernel, op
-from ort_gpu_ep.types import FLOAT32, Shape, TensorType
+from ort_gpu_ep.types import FLOAT32, INT32, Shape, TensorType
 
 DOMAIN = "ort_gpu_ep.training"
 LANES, MAX_SLICES = 256, 8
@@ -23,6 +24,18 @@ record(
     steps=lambda k: k["T"])
 record("lstm_cells.wgsl", "movement", loop_bound=lambda k: k["T"], steps=lambda k: k["T"])
 record("adam.wgsl", "elementwise")
+record(
+    "max_pool_gradient.wgsl", "pool", loop_bound=lambda k: _windows(k, 0) * (1 + _windows(k, 1) * (1 + _windows(k, 2))),
+    flops=lambda k: 2 * k.size("dx") * _windows(k, 0) * _windows(k, 1) * _windows(k, 2))
+record(
+    "depthwise_weight_gradient.wgsl", "direct", loop_bound=lambda k: ceil_div(k["N"] * k["OUT0"] * k["OUT1"], LANES) + 9,
+    flops=lambda k: 2 * k["N"] * k["OUT0"] * k["OUT1"] * k.size("dw"))
+record("cross_entropy.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
+
+
+def _windows(k: KernelCall, axis: int) -> int:
+    """Windows along an axis that may hold one place."""
+    return ceil_div((k[f"K{axis}"] - 1) * k[f"D{axis}"] + 1, k[f"S{axis}"])
 
 
 def _declined(node: BoundNode, wanted: str) -> UnsupportedNodeError:
@@ -103,3 +116,46 @@ def adam_update(node: BoundNode) -> Kernel:
     consts = {"BETA1": beta1, "BETA2": beta2, "REST1": float(node.attr("rest1")), "REST2": float(node.attr("rest2")),
               "EPSILON": float(node.attr("epsilon")), "N": tensor.size}
     return kernel("adam.wgsl", [tensor] * 3, consts=consts, groups=ceil_div(tensor.size, 64))
+
+
+@op("MaxPoolGradient", domain=DOMAIN, dtypes={}, bindings="dy indices -> dx")
+def max_pool_gradient(node: BoundNode) -> Kernel:
+    """dx = dy, each window's where the window has its maximum. dy, indices (int32, flat over x): [N, C, out...], dx: [N, C, in...]."""
+    dy, indices, shape = node.input(0), node.input(1), tuple(node.attr("shape"))
+    if dy.dtype is not FLOAT32 or indices.dtype is not INT32 or dy.shape != indices.shape or not 3 <= dy.rank <= 5 or 0 in dy.shape:
+        raise _declined(node, "float32 and int32 of one shape [N, C, ...] with one to three spatial axes")
+    consts = {"IN": shape[2:], "OUT": dy.shape[2:], "K": node.attr("kernel_shape"), "S": node.attr("strides"), "D": node.attr("dilations")}
+    axes = {f"{name}{a}": size for name, sizes in consts.items() for a, size in enumerate((1,) * (5 - dy.rank) + tuple(sizes))}
+    before = (0,) * (5 - dy.rank) + tuple(node.attr("before"))
+    return kernel("max_pool_gradient.wgsl", [TensorType(FLOAT32, shape)], consts=axes | {f"H{a}": h for a, h in enumerate(before)})
+
+
+@op("DepthwiseWeightGradient", domain=DOMAIN, dtypes={}, bindings="image maps -> dw")
+def depthwise_weight_gradient(node: BoundNode) -> Kernel:
+    """dw = the gradient of a depthwise convolution's weights. image: [N, C, in, in], maps: [N, C, out, out], dw: [C, 1, taps, taps]."""
+    image, maps = node.input(0), node.input(1)
+    alike = image.rank == maps.rank == 4 and image.shape[:2] == maps.shape[:2]
+    if not alike or any(o.dtype is not FLOAT32 or 0 in o.shape for o in (image, maps)):
+        raise _declined(node, "float32 [N, C, H, W] of as many channels, none empty")
+    batch, channels, *out = maps.shape
+    sizes = {"IN": image.shape[2:], "OUT": out, "K": node.attr("kernel_shape"), "S": node.attr("strides"), "D": node.attr("dilations"),
+             "H": tuple(node.attr("pads"))[:2]}
+    consts = {f"{name}{a}": int(pair[a]) for name, pair in sizes.items() for a in range(2)} | {"N": batch, "C": channels}
+    taps = (consts["K0"], consts["K1"])
+    return kernel(
+        "depthwise_weight_gradient.wgsl", [TensorType(FLOAT32, (channels, 1, *taps))], consts=consts, groups=channels * taps[0] * taps[1],
+        lanes=LANES, workgroup_nbytes=4 * LANES)
+
+
+@op("SoftmaxCrossEntropy", domain=DOMAIN, dtypes={}, bindings="z label weight -> losses dz")
+def softmax_cross_entropy(node: BoundNode) -> Kernel:
+    """losses = -log softmax(z)[label] weight, dz = the gradient of their sum. z, dz: [N, C], label (int32), weight, losses: [N]."""
+    z, label, weight = (node.input(k) for k in range(3))
+    rows, floats = z.shape[:1], z.dtype is weight.dtype is FLOAT32
+    if z.rank != 2 or 0 in z.shape or not floats or label.dtype is not INT32 or label.shape != rows or weight.shape != rows:
+        raise _declined(node, "float32 [N, C], int32 [N], float32 [N], none empty")
+    team = rows_of(z.shape, (1,))
+    consts = {"ROWS": rows[0], "N": z.shape[1], "TEAM": team.consts["TEAM"]}
+    return kernel(
+        "cross_entropy.wgsl", [TensorType(FLOAT32, rows), z.type], consts=consts, groups=team.groups, lanes=team.lanes,
+        workgroup_nbytes=4 * team.lanes)

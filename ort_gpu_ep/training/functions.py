@@ -172,8 +172,56 @@ AdamUpdate <beta1, beta2, rest1, rest2, epsilon> (p, grad, mean, square, hyper) 
     new_p = Sub (old_p, change)
 }"""
 
+_MAX_POOL_GRADIENT = """
+MaxPoolGradient <kernel_shape, strides, dilations, before, count, shape> (dy, indices) => (dx)
+{
+    total = Constant <value_ints: ints = @count> ()
+    full = Constant <value_ints: ints = @shape> ()
+    flat = Constant <value_ints = [-1]> ()
+    zeros = ConstantOfShape (total)
+    places = Reshape (indices, flat)
+    given = Reshape (dy, flat)
+    added = ScatterElements <axis = 0, reduction = "add"> (zeros, places, given)
+    dx = Reshape (added, full)
+}"""
+
+_DEPTHWISE_WEIGHT_GRADIENT = """
+DepthwiseWeightGradient <kernel_shape, strides, dilations, pads, group, planes> (image, maps) => (dw)
+{
+    rows = Constant <value_ints: ints = @planes> ()
+    size = Constant <value_ints: ints = @kernel_shape> ()
+    spatial = Constant <value_ints = [2, 3]> ()
+    none = Constant <value_ints = [0, 0]> ()
+    turned = Transpose <perm = [1, 0, 2, 3]> (image)
+    one = Reshape (turned, rows)
+    taps = Transpose <perm = [1, 0, 2, 3]> (maps)
+    whole = Conv <strides: ints = @dilations, dilations: ints = @strides, pads: ints = @pads, group: int = @group> (one, taps)
+    kept = Slice (whole, none, size, spatial)
+    dw = Transpose <perm = [1, 0, 2, 3]> (kept)
+}"""
+
+_SOFTMAX_CROSS_ENTROPY = """
+SoftmaxCrossEntropy <classes> (z, label, weight) => (losses, dz)
+{
+    count = Constant <value_int: int = @classes> ()
+    depth = Cast <to = 6> (count)
+    ends = Constant <value_floats = [0.0, 1.0]> ()
+    last = Constant <value_ints = [1]> ()
+    logs = LogSoftmax <axis = 1> (z)
+    onehot = OneHot <axis = 1> (label, depth, ends)
+    column = Unsqueeze (weight, last)
+    hits = Mul (logs, onehot)
+    weighted = Mul (hits, column)
+    added = ReduceSum <keepdims = 0> (weighted, last)
+    losses = Neg (added)
+    p = Exp (logs)
+    difference = Sub (p, onehot)
+    dz = Mul (difference, column)
+}"""
+
 TEXTS = {text.split()[0]: text for text in (
-    _LSTM_CELLS, _LSTM_BACKWARD, _GRU_BACKWARD, _GRU_BACKWARD_RESET_FIRST, _RNN_BACKWARD, _ADAM_UPDATE)}
+    _LSTM_CELLS, _LSTM_BACKWARD, _GRU_BACKWARD, _GRU_BACKWARD_RESET_FIRST, _RNN_BACKWARD, _ADAM_UPDATE, _MAX_POOL_GRADIENT,
+    _DEPTHWISE_WEIGHT_GRADIENT, _SOFTMAX_CROSS_ENTROPY)}
 """Name -> body, in ONNX's text form."""
 
 

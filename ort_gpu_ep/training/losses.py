@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import TrainingError
+from ort_gpu_ep.training.functions import function
 from ort_gpu_ep.training.writer import Shape, Value
 
 
@@ -66,11 +67,23 @@ def _cross_entropy(output: Value, label: Value, weight: Value) -> Written:
     """-log softmax(output)[label]; the gradient is softmax(output) - onehot(label)."""
     w, axis = output.writer, _classes_axis(output)
     classes, count = output.shape[axis], math.prod(output.shape[2:])
+    accuracy = {"accuracy": _accuracy(output, label, weight)}
+    if output.rank == 2:
+        types = [(output.dtype, output.shape[:1]), (output.dtype, output.shape)]
+        narrow = w.op("Cast", label, to=6)
+        losses, gradient = w.call(function("SoftmaxCrossEntropy", w.opset), types, output, narrow, weight, classes=classes)
+        return Written(_total(losses), gradient, accuracy)
     logs = w.op("LogSoftmax", output, axis=axis)
     onehot = w.op("OneHot", label, w.ints(classes), w.constant(np.array([0, 1], output.dtype)), axis=axis)
     each = _each(output, weight, count)
-    hits = w.op("Cast", w.op("Equal", w.op("ArgMax", output, axis=axis, keepdims=1), w.op("Unsqueeze", label, w.ints(axis))), to=1)
-    return Written(-_total(logs * onehot * each), (w.op("Exp", logs) - onehot) * each, {"accuracy": _total(hits * each)})
+    return Written(-_total(logs * onehot * each), (w.op("Exp", logs) - onehot) * each, accuracy)
+
+
+def _accuracy(output: Value, label: Value, weight: Value) -> Value:
+    """The part of places whose largest output is their label's."""
+    w = output.writer
+    hits = w.op("Equal", w.op("ArgMax", output, axis=1, keepdims=1), w.op("Unsqueeze", label, w.ints(1)))
+    return _total(w.op("Cast", hits, to=1) * _each(output, weight, math.prod(output.shape[2:])))
 
 
 def _mse(output: Value, label: Value, weight: Value) -> Written:

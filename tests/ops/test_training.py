@@ -18,7 +18,7 @@ OPSET = 18
 def model_of(name: str, inputs: dict[str, np.ndarray], outputs: list[str], **attributes: Any) -> bytes:
     body = function(name, OPSET)
     node = helper.make_node(name, list(inputs), outputs, name="it", domain=DOMAIN, **attributes)
-    graph = helper.make_graph([node], "it", [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in inputs.items()],
+    graph = helper.make_graph([node], "it", [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in inputs.items()],
                               [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs])
     model = helper.make_model(graph, functions=[body], opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
                               ir_version=10)
@@ -80,6 +80,46 @@ def test_adam(shape: tuple[int, ...], rng: np.random.Generator) -> None:
     inputs = {"p": np.asarray(p), "grad": np.asarray(grad), "mean": np.asarray(mean), "square": np.asarray(square**2, "f"),
               "hyper": np.array([0.01, 2.5, 0.99], "f")}
     check("AdamUpdate", inputs, beta1=0.9, beta2=0.999, rest1=0.1, rest2=0.001, epsilon=1e-8)
+
+
+POOLS = {
+    "overlap": ((2, 3, 7, 9), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "dilations": [1, 1]}),
+    "dilated": ((1, 2, 19), {"kernel_shape": [3], "strides": [2], "pads": [2, 1], "dilations": [2]}),
+    "gaps": ((1, 2, 8, 8), {"kernel_shape": [2, 1], "strides": [3, 2], "pads": [0, 0, 0, 0], "dilations": [1, 1]}),
+    "volume": ((1, 2, 5, 4, 6), {"kernel_shape": [2, 2, 3], "strides": [1, 2, 1], "pads": [1, 0, 1, 0, 0, 1], "dilations": [1, 1, 1]}),
+    "many": ((2, 70, 128, 128), {"kernel_shape": [3, 3], "strides": [1, 1], "pads": [1, 1, 1, 1], "dilations": [1, 1]}),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_max_pool_gradient(name: str, rng: np.random.Generator) -> None:
+    shape, form = POOLS[name]
+    x = rng.normal(size=shape).astype("f")
+    node = helper.make_node("MaxPool", ["x"], ["y", "i"], **form)
+    graph = helper.make_graph([node], "pool", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, None), helper.make_tensor_value_info("i", TensorProto.INT64, None)])
+    pool = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    y, at = onnxruntime.InferenceSession(pool.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    check("MaxPoolGradient", {"dy": rng.normal(size=y.shape).astype("f"), "indices": at.astype(np.int32)}, kernel_shape=form["kernel_shape"],
+          strides=form["strides"], dilations=form["dilations"], before=form["pads"][:x.ndim - 2], count=[x.size], shape=list(shape))
+
+
+@pytest.mark.parametrize(("space", "form"), [
+    ((9, 8), {"kernel_shape": [3, 3], "strides": [2, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1]}),
+    ((12, 9), {"kernel_shape": [2, 3], "strides": [1, 2], "dilations": [2, 1], "pads": [0, 1, 1, 0]}),
+    ((60, 61), {"kernel_shape": [5, 5], "strides": [1, 1], "dilations": [1, 1], "pads": [2, 2, 2, 2]})])
+def test_depthwise_weight_gradient(space: tuple[int, int], form: dict[str, list[int]], rng: np.random.Generator) -> None:
+    k, s, d, p = (form[n] for n in ("kernel_shape", "strides", "dilations", "pads"))
+    out = [(space[a] + p[a] + p[a + 2] - (k[a] - 1) * d[a] - 1) // s[a] + 1 for a in (0, 1)]
+    inputs = {"image": rng.normal(size=(3, 5, *space)).astype("f"), "maps": rng.normal(size=(3, 5, *out)).astype("f")}
+    check("DepthwiseWeightGradient", inputs, group=5, planes=[1, -1, *space], **form)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (33, 257), (3, 2000), (4096, 10)])
+def test_cross_entropy(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    inputs = {"z": (rng.normal(size=shape) * 30).astype("f"), "label": rng.integers(0, shape[1], shape[0]).astype(np.int32),
+              "weight": rng.random(shape[0]).astype("f")}
+    check("SoftmaxCrossEntropy", inputs, classes=shape[1])
 
 
 def test_shapes_that_do_not_fit_are_left_to_the_body(rng: np.random.Generator) -> None:

@@ -178,6 +178,8 @@ def _pools() -> list[Case]:
         Case("MaxPool", {"x": x}, {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, name="overlap"),
         Case("MaxPool", {"x": x}, {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}, name="ceil"),
         Case("MaxPool", {"x": x}, {"kernel_shape": [2, 3], "strides": [3, 1]}, name="gaps"),
+        Case("MaxPool", {"x": x}, {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, opset=15, name="gathered"),
+        Case("MaxPool", {"x": x}, {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}, opset=15, name="gathered, ceil"),
         Case("MaxPool", {"x": apart(1, 2, 9)}, {"kernel_shape": [3], "dilations": [2], "strides": [2], "pads": [2, 1]}, name="dilated"),
         Case("MaxPool", {"x": apart(1, 1, 5, 6)}, {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER"}, name="same"),
         Case("AveragePool", {"x": x}, {"kernel_shape": [2, 2], "strides": [2, 2]}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ort_gpu_ep.graph import Array
-from ort_gpu_ep.health.probe import Trial, agree, probe
+from ort_gpu_ep.health.probe import Trial, agree, probe, reference
 
 DOMAIN = "ort_gpu_ep.training"
 STEPS, BATCH = 4, 3
@@ -114,3 +114,56 @@ def adam(trial: Trial) -> str:
         for k in range(3):
             agree(f"AdamUpdate, output {k}", got[k], want[k], 1e-5)
     return "1 shape"
+
+
+@probe("max pool backward", "kernels", disables=("max_pool_gradient.wgsl",))
+def max_pool(trial: Trial) -> str:
+    """Windows that overlap, with padding; one axis, with dilation."""
+    forms = [((2, 3, 7, 9), (3, 2), (2, 1), (1, 1), (1, 0)), ((2, 3, 21), (3,), (2,), (2,), (2,))]
+    for _ in range(trial.rounds):
+        for shape, size, strides, dilations, before in forms:
+            x = trial.normal(*shape)
+            y, at = reference("MaxPool", 12, [x], 2, kernel_shape=size, strides=strides, dilations=dilations, pads=(*before, *before))
+            dy = trial.normal(*y.shape)
+            want = np.zeros(x.size)
+            np.add.at(want, at.reshape(-1), dy.reshape(-1).astype(np.float64))
+            (got,) = trial.node("MaxPoolGradient", 1, [dy, at.astype(np.int32)], domain=DOMAIN, kernel_shape=size, strides=strides,
+                                dilations=dilations, before=before, count=(x.size,), shape=shape)
+            agree(f"MaxPoolGradient of {list(shape)}", got, want.reshape(shape))
+    return f"{len(forms)} shapes"
+
+
+@probe("depthwise convolution backward", "kernels", disables=("depthwise_weight_gradient.wgsl",))
+def depthwise(trial: Trial) -> str:
+    """Strides, padding and dilation that differ between the axes."""
+    strides, dilations, pads = (2, 1), (1, 2), (1, 0, 1, 2)
+    for _ in range(trial.rounds):
+        image, maps = trial.normal(3, 5, 9, 40), trial.normal(3, 5, 5, 38)
+        around = np.pad(image.astype(np.float64), ((0, 0), (0, 0), (1, 1), (0, 2)))
+        want = np.zeros((5, 1, 3, 3))
+        for i in range(3):
+            for j in range(3):
+                seen = around[:, :, i:i + 9:2, 2 * j:2 * j + 38]
+                want[:, 0, i, j] = (seen * maps).sum((0, 2, 3))
+        (got,) = trial.node("DepthwiseWeightGradient", 1, [image, maps], domain=DOMAIN, kernel_shape=(3, 3), strides=strides,
+                            dilations=dilations, pads=pads, group=5, planes=(1, -1, 9, 40))
+        agree("DepthwiseWeightGradient", got, want)
+    return "1 shape"
+
+
+@probe("cross-entropy", "kernels", disables=("cross_entropy.wgsl",))
+def cross_entropy(trial: Trial) -> str:
+    """Rows of all lengths, with values that overflow exp."""
+    shapes = ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025)) if trial.rounds > 1 else ((7, 257),)
+    for _ in range(trial.rounds):
+        for rows, n in shapes:
+            z, weight = trial.normal(rows, n) * np.float32(50), abs(trial.normal(rows))
+            label = trial.integers(0, n, rows, dtype="int32")
+            wide = z.astype(np.float64)
+            logs = wide - wide.max(1, keepdims=True)
+            logs -= np.log(np.exp(logs).sum(1, keepdims=True))
+            onehot = np.eye(n)[label]
+            losses, dz = trial.node("SoftmaxCrossEntropy", 1, [z, label, weight], outputs=2, domain=DOMAIN, classes=n)
+            agree(f"SoftmaxCrossEntropy of {[rows, n]}, losses", losses, -(logs * onehot).sum(1) * weight)
+            agree(f"SoftmaxCrossEntropy of {[rows, n]}, gradient", dz, (np.exp(logs) - onehot) * weight[:, None])
+    return f"{len(shapes)} shapes"

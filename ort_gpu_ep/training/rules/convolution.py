@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ort_gpu_ep.training.functions import function
 from ort_gpu_ep.training.gradient import Gradients, Site, gradient
 from ort_gpu_ep.training.writer import Value, Writer
 
@@ -107,6 +108,11 @@ def weight_gradient(writer: Writer, image: Value, maps: Value, lay: Windows, gro
     if pointwise and image.shape[2:] == maps.shape[2:]:
         turned = [_channels_first(writer, v) for v in (maps, image)]
         return writer.reshape(writer.op("Gemm", *turned, transB=1), [maps.shape[1], image.shape[1], *lay.kernel])
+    if len(lay.kernel) == 2 and group == image.shape[1] == maps.shape[1] > 1:
+        types = [(image.dtype, (group, 1, *lay.kernel))]
+        return writer.call(function("DepthwiseWeightGradient", writer.opset), types, image, maps, kernel_shape=list(lay.kernel),
+                           strides=list(lay.strides), dilations=list(lay.dilations), pads=lay.pads, group=group,
+                           planes=[1, -1, *image.shape[2:]])[0]
     return _by_convolution(writer, image, maps, lay, group)
 
 

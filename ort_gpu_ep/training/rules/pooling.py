@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 
 from ort_gpu_ep.graph import Array
+from ort_gpu_ep.training.functions import function
 from ort_gpu_ep.training.gradient import Gradients, Site, gradient
 from ort_gpu_ep.training.rules.convolution import Windows, windows
 from ort_gpu_ep.training.rules.elementwise import where
@@ -56,15 +57,20 @@ def _shares(lay: Windows, axis: int, size: int, count: int, padding_counts: bool
 def max_pool(n: Site) -> Gradients:
     """Of the windows that hold a place (as many as a kernel is strides long), those whose maximum it is.
 
-    The forward node also gives its indices. A window's gradient is read at each place that may be in it, by a Gather along each
-    axis with constant indices; it is kept where the window's index is that place.
+    The forward node also gives its indices. From opset 16 on the rest is a function, whose body scatters. Before, a window's gradient is
+    read at each place that may be in it, by a Gather along each axis with constant indices; it is kept where the window's index is
+    that place.
     """
     if n.attr("storage_order"):
         raise n.unsupported("storage_order=1")
     lay, x, w = _windows(n), n.x, n.writer
     space, rank = x.shape[2:], len(lay.kernel)
-    index = w.add_output(n.node, 1, np.int64, n.y.shape)
-    index = w.op("Cast", index, to=6) - w.constant(_first_places(x.shape))
+    index = w.op("Cast", w.add_output(n.node, 1, np.int64, n.y.shape), to=6)
+    if w.opset >= 16:
+        return w.call(function("MaxPoolGradient", w.opset), [(x.dtype, x.shape)], n.dy, index, kernel_shape=list(lay.kernel),
+                      strides=list(lay.strides), dilations=list(lay.dilations), before=list(lay.before), count=[math.prod(x.shape)],
+                      shape=list(x.shape))
+    index = index - w.constant(_first_places(x.shape))
     steps = [range(math.ceil(lay.reach(a) / lay.strides[a])) for a in range(rank)]
     found: list[Value] = []
     for shift in product(*steps):
