@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from ort_gpu_ep.backend import Executable
     from ort_gpu_ep.plugin import SessionState
 
+
+GROUPS: dict[str, Callable[[NodeReport], str]] = {
+    "op": lambda node: node.op,
+    "reason": lambda node: f"{node.code}: {node.reason}" if node.code else f"on the {node.device.upper()}",
+    "block": lambda node: "/".join(node.name.strip("/").split("/")[:-1][:2]) or "-",
+}
+"""What nodes can be grouped by: their op, why they are where they are, or the first two parts of their name, as exporters write blocks."""
 
 LISTED = 8
 """Sets of input shapes up to which the text has a line for each."""
@@ -69,6 +77,20 @@ class Memory:
         return self.activation_nbytes / self.unshared_nbytes if self.unshared_nbytes else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes that have something in common: how many are on each device."""
+
+    name: str
+    gpu: int
+    host: int
+    cpu: int
+
+    @property
+    def nodes(self) -> int:
+        return self.gpu + self.host + self.cpu
+
+
 @dataclass(frozen=True)
 class Explanation:
     """The decision of the partitioner and what came of it. `str()` gives a text that fits a terminal.
@@ -104,6 +126,24 @@ class Explanation:
         """Nodes on `gpu`, `host` (shape arithmetic, done when a plan is made) or `cpu`."""
         return sum(r.count(device) for r in self.reports)
 
+    def grouped(self, by: str) -> tuple[Group, ...]:
+        """The nodes of all graphs by one of GROUPS, the most on the CPU first, then the largest. Raises KeyError for another one."""
+        counts: dict[str, Counter[str]] = {}
+        for node in (n for r in self.reports for n in r.nodes):
+            counts.setdefault(GROUPS[by](node), Counter())[node.device] += 1
+        found = [Group(name, count["gpu"], count["host"], count["cpu"]) for name, count in counts.items()]
+        return tuple(sorted(found, key=lambda g: (-g.cpu, -g.nodes, g.name)))
+
+    def _repr_html_(self) -> str:
+        """For notebooks and `explain --html`: the summary, then a table a grouping, then one of all nodes, folded."""
+        parts = [f"<pre>{escape(str(self))}</pre>"]
+        for by in GROUPS:
+            rows = [(g.name, str(g.gpu), str(g.host), str(g.cpu)) for g in self.grouped(by)]
+            parts.append(_folded(f"by {by}", (by, "GPU", "host", "CPU"), rows))
+        nodes = [(n.name, n.op, n.device, why_of(n)) for r in self.reports for n in r.nodes]
+        parts.append(_folded(f"all {len(nodes)} nodes", ("node", "op", "device", "why"), nodes))
+        return f"<div>{''.join(parts)}</div>"
+
     def __str__(self) -> str:
         counted = f"{self.count('gpu')} on the GPU, {self.count('host')} computed once per shape, {self.count('cpu')} on the CPU"
         unseen = "none was shown to this provider; all are on onnxruntime's own"
@@ -120,6 +160,17 @@ class Explanation:
         lines += [f"event: {e}" for e in self.events]
         lines += ["", str(self.profile)] if self.profile is not None else []
         return "\n".join(lines)
+
+
+def why_of(node: NodeReport) -> str:
+    """Why it is where it is, as far as there is something to say."""
+    return f"{node.code}: {node.reason}" if node.code else f"fused into {node.fused_into}" if node.fused_into else ""
+
+
+def _folded(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<details><summary>{escape(title)}</summary><table><tr>{head}</tr>{body}</table></details>"
 
 
 def _decision_lines(decisions: Sequence[tuple[str, Decision]]) -> list[str]:

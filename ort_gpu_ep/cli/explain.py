@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from ort_gpu_ep.cli import shared
-from ort_gpu_ep.explain import Explanation
+from ort_gpu_ep.explain import Explanation, why_of
 
 _COLOURS = {"gpu": "green", "host": "cyan", "cpu": "yellow"}
+
+
+class By(StrEnum):
+    """What `--group` may say: explain.GROUPS."""
+
+    OP = "op"
+    REASON = "reason"
+    BLOCK = "block"
+
+
+class Device(StrEnum):
+    """What `--only` may say."""
+
+    GPU = "gpu"
+    HOST = "host"
+    CPU = "cpu"
+
+
+class Order(StrEnum):
+    """What `--sort` may say."""
+
+    MODEL = "model"
+    NAME = "name"
+    OP = "op"
+    DEVICE = "device"
+
+
+_KEYS: dict[Order, Callable[[Any], Any]] = {
+    Order.MODEL: lambda node: 0, Order.NAME: lambda node: node.name, Order.OP: lambda node: node.op, Order.DEVICE: lambda node: node.device}
 
 
 @shared.reports_errors
@@ -18,25 +50,46 @@ def explain(
     model: shared.ModelArgument,
     option: shared.OptionOption = None,
     nodes: Annotated[bool, typer.Option("--nodes/--no-nodes", help="One line for each node.")] = True,
+    group: Annotated[By | None, typer.Option("--group", help="One line for each group of nodes instead.")] = None,
+    only: Annotated[Device | None, typer.Option("--only", help="Nodes of this device only.")] = None,
+    sort: Annotated[Order, typer.Option("--sort", help="Order of the nodes.")] = Order.MODEL,
+    html: Annotated[Path | None, typer.Option("--html", help="Write all of it as a page.")] = None,
     json: shared.JsonOption = False,
 ) -> None:
     """Show for each node of MODEL where it goes and why, the partitions, the bytes that cross, and the memory. Runs nothing."""
     session = shared.open_session(model, shared.pairs(option, "--option"))
     explained = session.explain()
+    if html is not None:
+        page = f"<!doctype html><meta charset='utf-8'><title>{model.stem}</title>{explained._repr_html_()}"
+        html.write_text(page, encoding="utf-8")
     if json:
-        shared.print_json(explained.as_dict())
+        shared.print_json({**explained.as_dict(), **({"groups": _groups(explained, group)} if group else {})})
         return
-    if nodes:
-        shared.out.print(_table(explained))
     shared.out.print(str(explained), highlight=False, markup=False)
+    if group is not None:
+        shared.out.print(_group_table(explained, group))
+    elif nodes:
+        shared.out.print(_table(explained, only, sort))
+    if html is not None:
+        shared.out.print(f"written: {html}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(explained: Explanation) -> Table:
+def _groups(explained: Explanation, by: By) -> list[dict[str, object]]:
+    return [{"name": g.name, "gpu": g.gpu, "host": g.host, "cpu": g.cpu} for g in explained.grouped(by)]
+
+
+def _group_table(explained: Explanation, by: By) -> Table:
+    table = Table(str(by), "nodes", "GPU", "host", "CPU")
+    for found in explained.grouped(by):
+        table.add_row(found.name, *(str(count or "") for count in (found.nodes, found.gpu, found.host, found.cpu)))
+    return table
+
+
+def _table(explained: Explanation, only: Device | None, sort: Order) -> Table:
     table = Table("node", "op", "device", "partition", "why")
     for report in explained.reports:
-        for node in report.nodes:
-            why = f"{node.code}: {node.reason}" if node.code else f"fused into {node.fused_into}" if node.fused_into else ""
+        for node in sorted((n for n in report.nodes if only is None or n.device == only), key=_KEYS[sort]):
             colour = _COLOURS[node.device]
-            group = str(node.partition) if node.partition >= 0 else ""
-            table.add_row(node.name, node.op, f"[{colour}]{node.device}[/{colour}]", group, why)
+            part = str(node.partition) if node.partition >= 0 else ""
+            table.add_row(node.name, node.op, f"[{colour}]{node.device}[/{colour}]", part, why_of(node))
     return table

@@ -114,6 +114,11 @@ class RunProfile:
         return max(self.gpu_us - self.kernels_us, 0.0)
 
     @property
+    def overlap_us(self) -> float:
+        """What dispatches take alone, but not in a run: one begins while the one before it ends; at least 0."""
+        return max(self.kernels_us - self.gpu_us, 0.0)
+
+    @property
     def families(self) -> tuple[Family, ...]:
         """Totals by family, the longest first."""
         names = dict.fromkeys(d.family for d in self.dispatches)
@@ -134,7 +139,7 @@ class RunProfile:
         return {
             "model": self.model, "adapter": self.adapter, "driver": self.driver, "runs": self.runs, "checked_shaders": self.checked,
             "clocks": list(self.clocks), "roofs": asdict(self.roofs), "run_us": self.run_us, "phases_us": self.phases_us,
-            "gpu_us": self.gpu_us, "kernels_us": self.kernels_us, "gaps_us": self.gaps_us,
+            "gpu_us": self.gpu_us, "kernels_us": self.kernels_us, "gaps_us": self.gaps_us, "overlap_us": self.overlap_us,
             "families": [asdict(f) for f in self.families], "dispatches": rows, "notes": list(self.notes)}
 
     def __str__(self) -> str:
@@ -152,7 +157,8 @@ class RunProfile:
         lines += ["", "host, us"] + [f"  {name:8} {self.phases_us[name]:9.1f}  {what}" for name, what in PHASES.items()]
         if not self.dispatches:
             return lines
-        lines += ["", f"GPU {_us(self.gpu_us)}: dispatches {_us(self.kernels_us)}, gaps {_us(self.gaps_us)}",
+        between = f"overlap {_us(self.overlap_us)}" if self.overlap_us else f"gaps {_us(self.gaps_us)}"
+        lines += ["", f"GPU {_us(self.gpu_us)}: dispatches alone {_us(self.kernels_us)}, {between}",
                   f"  {'family':12} {'dispatches':>10} {'us':>9} {'part':>5} {'GFLOP/s':>9} {'GB/s':>7}"]
         lines += [f"  {f.name:12} {f.dispatches:10} {f.us:9.1f} {_part(f.us, self.kernels_us)} {_rate(f.flops, f.us):>9} "
                   f"{_rate(f.nbytes, f.us):>7}" for f in self.families]

@@ -36,7 +36,10 @@ def test_rates_and_roofs() -> None:
 def test_totals() -> None:
     assert MADE.kernels_us == 400.0
     assert MADE.gaps_us == 20.0
-    assert replace(MADE, gpu_us=1.0).gaps_us == 0.0
+    assert MADE.overlap_us == 0.0
+    crowded = replace(MADE, gpu_us=350.0)
+    assert (crowded.gaps_us, crowded.overlap_us) == (0.0, 50.0)
+    assert "overlap 50.0 us" in str(crowded)
     assert [(f.name, f.us) for f in MADE.families] == [("movement", 300.0), ("product", 100.0)]
 
 
