@@ -6,18 +6,19 @@ ONNX Runtime has then nothing left to check or to do but to make values, ask for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
 from ort_gpu_ep.backend import Executable
-from ort_gpu_ep.device.library import ffi
-from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.state import COPIES, SessionState
 from ort_gpu_ep.types import TensorType
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device.steady import Steady
 
 RUNS_BEFORE = 2
 """Runs of the same sizes through ONNX Runtime, before buffers are kept for them."""
@@ -31,9 +32,12 @@ Key: TypeAlias = tuple[tuple[Any, tuple[int, ...]], ...]
 class Form:
     """Runs with inputs of certain sizes that give certain outputs. wanted: positions of those."""
 
-    __slots__ = ("counts", "crossings", "makes", "outputs", "program", "steady", "wanted")
+    __slots__ = ("counts", "crossings", "from_buffer", "makes", "outputs", "program", "steady", "wanted")
 
     def __init__(self, steady: Steady, wanted: Sequence[int]) -> None:
+        from ort_gpu_ep.device.library import ffi       # only here: with isolation=process no driver's library comes into this process
+
+        self.from_buffer = ffi.from_buffer
         inputs, outputs = steady.filled.inputs, steady.filled.outputs
         self.steady, self.wanted, self.outputs = steady, wanted, len(outputs)
         self.program: Executable = cast(Executable, steady.program)
@@ -53,12 +57,12 @@ class DirectRun:
         self.results: list[Array] = []
 
     def on_gpu(self) -> None:
-        form = self.form
+        form, from_buffer = self.form, self.form.from_buffer
         self.results = [np.empty(shape, dtype) for shape, dtype in form.makes]
         targets: list[Any] = [None] * form.outputs
         for position, result in zip(form.wanted, self.results, strict=True):
-            targets[position] = ffi.from_buffer(result)
-        self.refused = not form.steady.run([ffi.from_buffer(array) for array in self.arrays], targets)
+            targets[position] = from_buffer(result)
+        self.refused = not form.steady.run([from_buffer(array) for array in self.arrays], targets)
 
     def on_cpu(self, fallback: Fallback) -> None:
         inputs = [(t, a.reshape(-1).view(np.uint8)) for t, a in zip(self.form.steady.filled.inputs, self.arrays, strict=True)]
