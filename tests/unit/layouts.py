@@ -11,12 +11,13 @@ from ort_gpu_ep.registry import OPS, BoundNode, ChannelsLast, LayoutRule, OpSpec
 
 
 @contextmanager
-def gaining(*ops: str, gain_ns: float = 1e6) -> Iterator[None]:
-    """As if nodes of these ops took that much less channel-last, and no others anything."""
+def gaining(*ops: str, gain_ns: float = 1e6, **gains_ns: float) -> Iterator[None]:
+    """As if nodes of these ops took that much less channel-last (or what is given by name), and no others anything."""
+    wanted = {**dict.fromkeys(ops, gain_ns), **gains_ns}
     saved = dict(OPS)
     for key, spec in saved.items():
         if spec.channels_last is not None:
-            OPS[key] = _with_gain(spec, spec.channels_last, gain_ns if spec.name in ops else 0.0)
+            OPS[key] = _with_gain(spec, spec.channels_last, wanted.get(spec.name, 0.0))
     try:
         yield
     finally:
