@@ -35,7 +35,7 @@ class Form:
     __slots__ = ("counts", "crossings", "from_buffer", "makes", "outputs", "program", "steady", "wanted")
 
     def __init__(self, steady: Steady, wanted: Sequence[int]) -> None:
-        from ort_gpu_ep.device.library import ffi       # only here: with isolation=process no driver's library comes into this process
+        from ort_gpu_ep.device.library import ffi  # only here: with isolation=process no driver's library comes into this process
 
         self.from_buffer = ffi.from_buffer
         inputs, outputs = steady.filled.inputs, steady.filled.outputs
