@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +12,7 @@ from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, ShaderError
+from ort_gpu_ep.graph import Array
 
 LONG_S = 2e-3
 """A measurement that takes as long is long enough: launching takes some microseconds of it."""
@@ -42,6 +41,8 @@ _FMA = f"""
 """Chains of multiply-adds that don't wait for each other: 32 registers an invocation."""
 
 _PIECES, _COPY_LANES = 4, 256
+_COPIES = 16
+"""In a row: the largest takes 0.1 ms on a large GPU, as long as the host needs to notice."""
 
 _COPY = f"""
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
@@ -57,21 +58,22 @@ _GROUP_NBYTES = 16 * _PIECES * _COPY_LANES
 
 
 def measure_roofs(gpu: Gpu, timer: Timer | None) -> tuple[float, float]:
-    """(floating-point operations, bytes read and written) a second, float32. By the GPU's clock where there is a timer.
+    """(floating-point operations, bytes read and written) a second, float32. By the GPU's clock where there is a timer that is believed.
 
-    0 where it can't be measured. Raises DeviceError, ShaderError.
+    0 where it can't be measured: no memory, or a kernel that does not do what it should. Raises DeviceError, ShaderError.
     """
     return _flops_per_s(gpu, timer), _nbytes_per_s(gpu, timer)
 
 
 def _flops_per_s(gpu: Gpu, timer: Timer | None) -> float:
-    pipe = _pipeline(gpu, "fma", _FMA)
-    x, y = gpu.allocate(48), gpu.allocate(16 * _LANES * _FMA_GROUPS)
+    """The chains end at 0.25 / (1 - 0.5), eight of them."""
+    nbytes, want = 16 * _LANES * _FMA_GROUPS, np.full(4, 0.5 * _CHAINS, np.float32)
+    x, y = gpu.allocate(48), gpu.allocate(nbytes)
     try:
+        job = _Job(gpu, timer, "fma", _FMA, (x, 48), (y, nbytes), _FMA_GROUPS, 1, want)
         for steps in _STEPS:
-            data = np.array([[0.5] * 4, [0.25] * 4, [steps] * 4], np.float32)
-            gpu.upload(x, 0, data.ctypes.data, data.nbytes)
-            taken_s = _least_s(gpu, timer, pipe, (x, 48), (y, 16 * _LANES * _FMA_GROUPS), _FMA_GROUPS)
+            job.fill(x, 0, np.array([[0.5] * 4, [0.25] * 4, [steps] * 4], np.float32))
+            taken_s = job.least_s()
             if taken_s > LONG_S:
                 break
         return steps * _FLOPS_PER_STEP / taken_s if taken_s > 0 else 0.0
@@ -82,7 +84,7 @@ def _flops_per_s(gpu: Gpu, timer: Timer | None) -> float:
 
 def _nbytes_per_s(gpu: Gpu, timer: Timer | None) -> float:
     """Of the largest copy, which no cache holds: as large as bindings and memory allow, or long enough."""
-    pipe, found = _pipeline(gpu, "copy", _COPY), 0.0
+    found, want, times = 0.0, np.arange(1, 5, dtype=np.float32), 1 if gpu.info.is_software else _COPIES
     most = min(gpu.limits.max_binding_nbytes, gpu.limits.max_buffer_nbytes, _GROUP_NBYTES * gpu.limits.max_groups_per_dimension)
     for nbytes in _COPIED_NBYTES:
         buffers: list[Buffer] = []
@@ -90,8 +92,12 @@ def _nbytes_per_s(gpu: Gpu, timer: Timer | None) -> float:
             try:
                 if nbytes > most:
                     break
-                buffers = [gpu.allocate(nbytes) for _ in range(2)]
-                taken_s = _least_s(gpu, timer, pipe, (buffers[0], nbytes), (buffers[1], nbytes), nbytes // _GROUP_NBYTES)
+                for _ in range(2):
+                    buffers.append(gpu.allocate(nbytes))
+                job = _Job(gpu, timer, "copy", _COPY, (buffers[0], nbytes), (buffers[1], nbytes), nbytes // _GROUP_NBYTES, times, want)
+                job.fill(buffers[0], nbytes - want.nbytes, want)
+                job.fill(buffers[1], nbytes - want.nbytes, np.zeros_like(want))
+                taken_s = job.least_s() / times
                 found = 2 * nbytes / taken_s if taken_s > 0 else found
                 if taken_s > LONG_S:
                     break
@@ -101,43 +107,54 @@ def _nbytes_per_s(gpu: Gpu, timer: Timer | None) -> float:
     return found
 
 
-def _pipeline(gpu: Gpu, label: str, source: str) -> Any:
-    device = gpu.device
-    try:
-        module = native.trusted_module(device, label, source)
-        return device.create_compute_pipeline(label, device.create_pipeline_layout(bind_group_layout(gpu, (False, True))), module)
-    except GPUError as error:
-        raise ShaderError(f"calibration/{label} does not compile on {gpu.info.name}: {error}") from error
+class _Job:
+    """A kernel from x to y, some times in a row. want: the last 16 bytes of y when it has done its work. Raises ShaderError."""
+
+    def __init__(
+        self, gpu: Gpu, timer: Timer | None, label: str, source: str, x: tuple[Buffer, int], y: tuple[Buffer, int], groups: int,
+        times: int, want: Array,
+    ) -> None:
+        self.gpu, self.timer, self.y, self.groups, self.times, self.want = gpu, timer, y, groups, times, want
+        device, layout = gpu.device, bind_group_layout(gpu, (False, True))
+        try:
+            module = native.trusted_module(device, label, source)
+            self.pipe = device.create_compute_pipeline(label, device.create_pipeline_layout(layout), module)
+            self.group = device.create_bind_group(label, layout, [(buffer.native, 0, nbytes) for buffer, nbytes in (x, y)])
+        except GPUError as error:
+            raise ShaderError(f"calibration/{label} does not compile on {gpu.info.name}: {error}") from error
+
+    def fill(self, buffer: Buffer, offset: int, data: Array) -> None:
+        self.gpu.upload(buffer, offset, data.ctypes.data, data.nbytes)
+
+    def least_s(self) -> float:
+        """The least of some runs, of long ones few; the first does not count: memory may be made for it. 0 where y is wrong."""
+        self.once_s()
+        taken = [self.once_s() for _ in range(2)]
+        while len(taken) < REPEATS and taken[-1] < 10 * LONG_S:
+            taken.append(self.once_s())
+        return min(taken)
+
+    def once_s(self) -> float:
+        gpu, timer, (y, nbytes) = self.gpu, self.timer, self.y
+        try:
+            encoder = gpu.device.create_command_encoder("roof")
+            compute = encoder.begin_compute_pass(timer.writes(0) if timer is not None else None)
+            for _ in range(self.times):
+                native.dispatch(compute, self.pipe, self.group, (self.groups, 1, 1))
+            compute.end()
+            if timer is not None:
+                timer.resolve(encoder)
+            gpu.enqueue(native.finish(encoder))
+        except GPUError as error:
+            raise gpu.failure(error, "a recording of a roof") from error
+        got, start = np.zeros_like(self.want), time.perf_counter()
+        gpu.download(y, nbytes - got.nbytes, got.ctypes.data, got.nbytes)
+        waited_s = time.perf_counter() - start
+        if not np.array_equal(got, self.want):
+            return 0.0
+        return believed_s(timer.read_s() if timer is not None else 0.0, waited_s)
 
 
-def _least_s(gpu: Gpu, timer: Timer | None, pipe: Any, x: tuple[Buffer, int], y: tuple[Buffer, int], groups: int) -> float:
-    """The least of some runs, of long ones few; the first does not count: memory may be made for it."""
-    group = gpu.device.create_bind_group("roof", bind_group_layout(gpu, (False, True)), [(b.native, 0, nbytes) for b, nbytes in (x, y)])
-    _once(gpu, timer, pipe, group, groups)
-    taken = [_once(gpu, timer, pipe, group, groups) for _ in range(2)]
-    while len(taken) < REPEATS and taken[-1] < 10 * LONG_S:
-        taken.append(_once(gpu, timer, pipe, group, groups))
-    return min(taken)
-
-
-def _once(gpu: Gpu, timer: Timer | None, pipe: Any, group: Any, groups: int) -> float:
-    try:
-        encoder = gpu.device.create_command_encoder("roof")
-        compute = encoder.begin_compute_pass(timer.writes(0) if timer is not None else None)
-        native.dispatch(compute, pipe, group, (groups, 1, 1))
-        compute.end()
-        if timer is not None:
-            timer.resolve(encoder)
-        commands = native.finish(encoder)
-    except GPUError as error:
-        raise gpu.failure(error, "a recording of a roof") from error
-    gpu.enqueue(commands)
-    waited_s = _time(gpu.finish)
-    read_s = timer.read_s() if timer is not None else 0.0
-    return read_s if 0 < read_s <= waited_s else waited_s
-
-
-def _time(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
+def believed_s(read_s: float, waited_s: float) -> float:
+    """What the GPU's clock says, where that can be: not more than the host waited, and of a long wait most of it."""
+    return read_s if (0.5 * waited_s if waited_s > LONG_S else 0.0) < read_s <= waited_s else waited_s
