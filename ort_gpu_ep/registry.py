@@ -200,6 +200,7 @@ class Lowering:
     deferred: a value that a run brings decides; until then only the types of the outputs are known, as shape inference tells them.
     once: temporaries whose kernels read constants of the graph only: these run once for a program, not in every run.
     kept: temporaries that are zero before the first run and that every run leaves as it found them.
+    inverses: (input index, kernel from a `once` temporary to that input): the input need not stay on the device beside the temporary.
     """
 
     outputs: tuple[TensorType | None, ...]
@@ -209,6 +210,7 @@ class Lowering:
     deferred: bool = False
     once: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    inverses: tuple[tuple[int, Kernel], ...] = ()
 
     def runs_once(self, kernel: Kernel) -> bool:
         """Whether a kernel of it writes nothing but `once`."""

@@ -21,6 +21,7 @@ from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph, Value
 from ort_gpu_ep.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
+from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Filled, Template, make_template, sources
 from ort_gpu_ep.shaders import compose
@@ -59,6 +60,7 @@ class Program:
         self.config, self.gpu, self.rewrite = config, gpu, rewrite
         self.lock = threading.Lock()
         self._weights: dict[str, Buffer] = {}
+        self._replaced: dict[str, Dispatch] = {}    # weights that are only there as the prologue packed them -> what gives them back
         self.prologue = Prologue(gpu, config.checked_shaders, self.weight, composer)
         self._plans: list[Prepared] = []    # the most recently used last
         self._filled: OrderedDict[Hashable, tuple[Prepared, Filled]] = OrderedDict()
@@ -210,13 +212,14 @@ class Program:
         if filled is None:
             raise InternalError(f"program {self.graph.name}: a plan does not hold for the sizes that it was made for: {types}")
         for name in template.plan.weights:
-            if name not in self._weights:
+            if name not in self._weights and name not in self._replaced:
                 self._weights[name] = self._upload(self._small(name))
         prepared = Prepared(template, self)
         self.planned += 1
         self._plans.append(prepared)
         while len(self._plans) > MAX_PLANS:
             self._drop(self._plans[0])
+        self._release()
         return (prepared, filled), values
 
     def _template(
@@ -238,9 +241,27 @@ class Program:
         for key in [k for k, (owner, _) in self._filled.items() if owner is prepared]:
             del self._filled[key]
         prepared.close()
+        inverses = {step for p in self._plans for step in p.template.plan.inverses}
+        for name in [name for name, step in self._replaced.items() if step not in inverses]:
+            self.weight(name)
         self.prologue.keep(p.template.plan for p in self._plans)
 
+    def _release(self) -> None:
+        """Frees weights that no run reads and that could be had back from what the prologue made of them."""
+        plans = [p.template.plan for p in self._plans]
+        places = {place for plan in plans for step in plan.steps
+                  for place in ([t.place for t in step.tensors] if isinstance(step, Dispatch) else [step.source])}
+        for inverse in [step for plan in plans for step in plan.inverses]:
+            weight = inverse.tensors[-1].place
+            if weight not in places and weight.name in self._weights:
+                self.gpu.free(self._weights.pop(weight.name))
+                self._replaced[weight.name] = inverse
+
     def weight(self, name: str) -> Buffer:
+        """A weight's buffer; what was freed is made again of what it was packed into. Raises DeviceError, ShaderError."""
+        if name in self._replaced:
+            self._weights[name] = self.prologue.restored(self._replaced[name])
+            del self._replaced[name]
         return self._weights[name]
 
     def run(self, inputs: Sequence[Tensor], make_output: Callable[[int, Shape], Tensor], read: Read | None = None) -> None:

@@ -27,6 +27,15 @@ class Prologue:
         """Device memory of what was computed."""
         return sum(buffer.nbytes for made in self._made.values() for buffer in made.values())
 
+    def buffer(self, place: Place) -> Buffer:
+        """What was written there."""
+        return next(made[place] for made in self._made.values() if place in made)
+
+    def restored(self, step: Dispatch) -> Buffer:
+        """What an inverse writes, in a buffer that is the caller's. Raises DeviceError, ShaderError."""
+        written, = self._run(step).values()
+        return written
+
     def buffers(self, steps: Sequence[Dispatch]) -> dict[Place, Buffer]:
         """What these dispatches write; those that did not run yet are enqueued. Raises DeviceError, ShaderError."""
         found: dict[Place, Buffer] = {}
@@ -43,7 +52,8 @@ class Prologue:
             for tensor in step.tensors:
                 if tensor.written:
                     made[tensor.place] = self.gpu.allocate(tensor.type.nbytes)
-            group = bind_group(self.gpu, bound, lambda p: (self._weight(p.name) if p.kind is Kind.WEIGHT else made[p], 0))
+            group = bind_group(self.gpu, bound, lambda p: (
+                made[p] if p in made else self._weight(p.name) if p.kind is Kind.WEIGHT else self.buffer(p), 0))
             try:
                 encoder = self.gpu.device.create_command_encoder(step.label)
                 compute = encoder.begin_compute_pass(None)

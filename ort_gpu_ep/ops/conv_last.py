@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div, record
@@ -73,13 +74,11 @@ def _depthwise(node: BoundNode, window: Window, out: TensorType) -> Lowering:
     """A lane makes four channels of a pixel; neighbouring lanes have neighbouring channels."""
     channels, rows = out.shape[3], math.prod(out.shape[:3])
     packed = TensorType(FLOAT32, (window.taps, channels))
-    packing = kernel(
-        "pack_rows.wgsl", [packed],
-        consts={"M": channels, "PADDED": 1, "CHANNELS": 1, "TAPS": window.taps, "W_M": window.taps, "W_CHANNEL": 0, "W_TAP": 1},
-        reads={"w": 1}, writes={"y": "packed"})
+    weights = tiles.Weights(1, 1, window.taps, window.taps, 0, 1, node.input(1).is_constant, multiple=1)
     bias = {"c": 2} if node.has(2) else {}
     built: Kernel = kernel(
         "depthwise_last.wgsl", [out], consts={"ROWS": rows, "C4": channels // 4, **window.consts(INPUT_AXES, OUTPUT_AXES)},
         grid=(ceil_div(rows * (channels // 4), DEPTHWISE_LANES), 1, 1), lanes=DEPTHWISE_LANES, vectors=("x", "w", "y", *bias),
         reads={"x": 0, "w": "packed", **bias}, writes={"y": 0})
-    return Lowering((out,), (packing, built), (("packed", packed),), once=("packed",) if node.input(1).is_constant else ())
+    once: dict[str, Any] = {"once": ("packed",), "inverses": ((1, tiles.unpacking(weights, channels)),)} if weights.constant else {}
+    return Lowering((out,), (tiles.packing(weights, packed), built), (("packed", packed),), **once)

@@ -89,6 +89,10 @@ MIN_SPLIT_STEPS = 2
 record(
     "product.wgsl", "product", loop_bound=lambda k: k["PER"] + k["SPLIT"], flops=lambda k: 8 * k["ROWS"] * k["M"] * k["KQ"])
 record("pack_rows.wgsl", "movement")
+record("unpack_rows.wgsl", "movement")
+
+PACKED_ROWS = 32
+"""Rows of packed weights are a multiple of it: what the deepest step of a tile reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +109,12 @@ class Weights:
     channel_stride: int
     tap_stride: int
     constant: bool
+    multiple: int = 4
 
     @property
     def padded(self) -> int:
-        """Channels of a tap, in fours."""
-        return -(-self.channels // 4) * 4
+        """Channels of a tap, filled up to a multiple."""
+        return -(-self.channels // self.multiple) * self.multiple
 
     def are_rows(self, m: int) -> bool:
         """Whether they lie as the kernel reads them, up to rows beyond the last."""
@@ -209,7 +214,7 @@ def of_matrices(
         return None
     weights = Weights(1, k, 1, k if transposed else 1, 1 if transposed else m, 0, b.is_constant)
     product = TiledProduct(rows, m, weights, bias, alpha, target=node.target)
-    lies_right = weights.are_rows(m) and k % (4 * max(tile.fours for tile in TILES)) == 0
+    lies_right = weights.are_rows(m) and k % PACKED_ROWS == 0
     return product if weights.constant or lies_right else None
 
 
@@ -221,19 +226,21 @@ def lower_tiled(product: TiledProduct, out: TensorType) -> Lowering:
     choice = product.target.choose(product.key, {name: estimate_ns(product, *form) for name, form in known.items()})
     tile, split = known[choice.form]
     per = ceil_div(ceil_div(product.fours, tile.fours), split)
-    rows = ceil_div(product.fours, tile.fours) * tile.fours * 4
+    rows = ceil_div(product.fours * 4, PACKED_ROWS) * PACKED_ROWS      # the same for every tile: forms share what was packed
     kernels, temps, once = list[Kernel](), list[tuple[str, TensorType]](), list[str]()
     weights: int | str = product.weights.source
+    inverses: tuple[tuple[int, Kernel], ...] = ()
     if rows != product.weights.taps * product.weights.channels or not product.weights.are_rows(product.m):
         temps.append(("packed", TensorType(FLOAT32, (rows, product.m))))
-        kernels.append(_packing(product.weights, temps[0][1]))
-        once += ["packed"] if product.weights.constant else []
+        kernels.append(packing(product.weights, temps[0][1]))
+        if product.weights.constant:
+            once, inverses = ["packed"], ((product.weights.source, unpacking(product.weights, product.m)),)
         weights = "packed"
     built = _kernel(product, tile, split, per, weights, choice)
     bias = {} if product.bias is None else {"c": product.bias}
     if split == 1:
         kernels.append(replace(built, outputs=(out,), reads=(*(built.reads or ()), *bias.items()), writes=(("y", 0),)))
-        return Lowering((out,), tuple(kernels), tuple(temps), once=tuple(once))
+        return Lowering((out,), tuple(kernels), tuple(temps), once=tuple(once), inverses=inverses)
     groups = _tiles_of(product, tile)
     parts = TensorType(FLOAT32, (groups * split * tile.m * tile.n,))
     if _may_arrive(product.target) and not is_symbolic(groups) and parts.nbytes <= product.target.limits.max_binding_nbytes:
@@ -242,13 +249,14 @@ def lower_tiled(product: TiledProduct, out: TensorType) -> Lowering:
             built, outputs=(out, parts, arrived), reads=(*(built.reads or ()), *bias.items()), features=(LAST_ARRIVING,),
             writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")), vectors=(*built.vectors, "parts", *bias), atomics=("arrived",),
             consts=tuple((name, name == "LAST" or value) for name, value in built.consts)))
-        return Lowering((out,), tuple(kernels), (*temps, ("parts", parts), ("arrived", arrived)), once=tuple(once), kept=("arrived",))
+        temps += [("parts", parts), ("arrived", arrived)]
+        return Lowering((out,), tuple(kernels), tuple(temps), once=tuple(once), inverses=inverses, kept=("arrived",))
     parts = TensorType(FLOAT32, (split, *out.shape))
     kernels.append(replace(built, outputs=(parts,), writes=(("y", "parts"),)))
     kernels.append(kernel(
         "sum_parts.wgsl", [out], consts={"SPLIT": split, "SIZE": out.size, "ALPHA": product.alpha, "BETA": 1.0},
         indices={"c_index": Strided((product.rows, product.m), (0, 1))}, reads={"part": "parts", **bias}, writes={"y": 0}))
-    return Lowering((out,), tuple(kernels), (*temps, ("parts", parts)), once=tuple(once))
+    return Lowering((out,), tuple(kernels), (*temps, ("parts", parts)), once=tuple(once), inverses=inverses)
 
 
 def _may_arrive(target: Target) -> bool:
@@ -259,12 +267,22 @@ def _tiles_of(product: TiledProduct, tile: Tile) -> int:
     return ceil_div(product.m, tile.m) * ceil_div(product.rows, tile.n)
 
 
-def _packing(weights: Weights, packed: TensorType) -> Kernel:
+def packing(weights: Weights, packed: TensorType) -> Kernel:
+    """From the order in which the model stores them to that of a product, with zeros where there is no channel or tap."""
     return kernel(
         "pack_rows.wgsl", [packed],
         consts={"M": packed.shape[1], "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps,
                 "W_M": weights.m_stride, "W_CHANNEL": weights.channel_stride, "W_TAP": weights.tap_stride},
         reads={"w": weights.source}, writes={"y": "packed"})
+
+
+def unpacking(weights: Weights, m: int) -> Kernel:
+    """The inverse of `packing`."""
+    shape = (weights.channels, m) if weights.m_stride == 1 else (m, weights.channels, weights.taps)
+    return kernel(
+        "unpack_rows.wgsl", [TensorType(FLOAT32, shape)],
+        consts={"M": m, "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps, "M_LAST": weights.m_stride == 1},
+        reads={"packed": "packed"}, writes={"y": "restored"})
 
 
 def _kernel(product: TiledProduct, tile: Tile, split: int, per: int, weights: int | str, choice: Choice) -> Kernel:

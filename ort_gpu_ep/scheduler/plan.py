@@ -107,7 +107,7 @@ class Plan:
 
     slots: size in bytes of each reusable buffer. weights: constants of the graph that steps, or the prologue, read.
     prologue: dispatches that a program runs once: they read weights and write PREPARED places, which steps may read.
-    kept: name and bytes of each KEPT place.
+    kept: name and bytes of each KEPT place. inverses: dispatches from a PREPARED place back to the weight that it was made of.
     channels_last: nodes whose values are stored so. conversions: dispatches that bring a value into another layout.
     intermediate_nbytes: what all intermediate tensors would take if each had a buffer of its own.
     """
@@ -123,6 +123,7 @@ class Plan:
     kept: tuple[tuple[str, int], ...] = ()
     channels_last: int = 0
     conversions: int = 0
+    inverses: tuple[Dispatch, ...] = ()
 
     @property
     def dispatches(self) -> int:

@@ -32,6 +32,7 @@ class _Draft:
     dispatches: list[tuple[Dispatch, tuple[str, ...]]] = field(default_factory=list)   # with the value of each tensor
     prologue: list[Dispatch] = field(default_factory=list)
     prepared: set[str] = field(default_factory=set)              # values that the prologue writes
+    inverses: list[Dispatch] = field(default_factory=list)
     kept: dict[str, int] = field(default_factory=dict)           # bytes of what is zero between runs
     channels_last: int = 0
     conversions: int = 0
@@ -120,6 +121,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         dispatch = Dispatch(label, kernel, tensors, groups, 0)
         if lowering.runs_once(kernel) and _may_run_once(draft, dispatch, names):
             _run_once(draft, dispatch, names)
+            draft.inverses += _inverses(draft, bound, lowering, temps)
         else:
             draft.dispatches.append((dispatch, tuple(names)))
 
@@ -139,6 +141,21 @@ def _run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str]) -> None:
     draft.prepared |= {n for t, n in zip(dispatch.tensors, names, strict=True) if t.written}
     tensors = tuple(replace(t, place=_place_of(draft, {}, n)) for t, n in zip(dispatch.tensors, names, strict=True))
     draft.prologue.append(replace(dispatch, tensors=tensors))
+
+
+def _inverses(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: Mapping[str, str]) -> list[Dispatch]:
+    """What gives the weights back that the prologue of this node packs."""
+    found = []
+    for index, kernel in lowering.inverses:
+        (read, source), = kernel.reads or ()
+        name = temps[str(source)]
+        place = _place_of(draft, {}, bound.input(index).name)
+        if name in draft.prepared and place.kind is Kind.WEIGHT:
+            tensors = (BoundTensor(read, draft.types[name], Place(Kind.PREPARED, name=name), False),
+                       BoundTensor("y", kernel.outputs[0], place, True))
+            groups = _groups(workgroup_count(kernel, kernel.outputs[0]), draft.limits)
+            found.append(Dispatch(f"{bound.node.label}/{kernel.shader.removesuffix('.wgsl')}", kernel, tensors, groups, 0))
+    return found
 
 
 def _output_name(draft: _Draft, bound: BoundNode, index: int) -> str:
@@ -172,7 +189,7 @@ def _place(draft: _Draft) -> Plan:
     return Plan(
         tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps),
         _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()),
-        tuple(draft.prologue), tuple(draft.kept.items()), draft.channels_last, draft.conversions)
+        tuple(draft.prologue), tuple(draft.kept.items()), draft.channels_last, draft.conversions, tuple(draft.inverses))
 
 
 def _slot_sizes(slots: Sequence[int], slot_of: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -49,6 +49,11 @@ def _prologue_violations(plan: Plan) -> tuple[list[str], set[Place]]:
         if parameters(step.kernel, step.bindings) or any(map(is_symbolic, step.groups)):
             found.append(f"prologue {i} {step.label}: depends on sizes of a run")
         written.update(writes)
+    for i, step in enumerate(plan.inverses):
+        reads, writes = _uses(step)
+        found += [f"inverse {i} {step.label}: reads {place}, which the prologue does not write" for place in reads if place not in written]
+        found += [f"inverse {i} {step.label}: writes {place}, which is not among the weights" for place in writes
+                  if place.kind is not Kind.WEIGHT or place.name not in plan.weights]
     return found, written
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from tests.compressed.test_sessions import TROUBLES, device_nbytes
 from typer.testing import CliRunner
 
 from ort_gpu_ep import cli
@@ -20,7 +21,6 @@ from ort_gpu_ep.compression.methods import Method, parse_method
 from ort_gpu_ep.compression.prune import by_magnitude, by_samples
 from ort_gpu_ep.errors import ConfigError, ModelError
 from tests.compressed.test_packed_products import close
-from tests.compressed.test_sessions import TROUBLES, device_nbytes
 from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session
 

@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from tests.compressed.test_sessions import TROUBLES, device_nbytes
 
 from ort_gpu_ep.errors import InternalError, ModelError
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse, unpack_codes, unpack_sparse
 from ort_gpu_ep.weights.functions import BITS, DOMAIN, MIN_OPSET, function, functions
 from tests.compressed.test_packed_products import RNG, close
-from tests.compressed.test_sessions import TROUBLES, device_nbytes
 from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session
 

@@ -136,3 +136,26 @@ def test_the_last_workgroup_adds_the_parts_up(split: int, monkeypatch: pytest.Mo
         check_conv((2, 64, 9, 11), (72, 64, 3, 3), pads=[1, 1, 1, 1])
         check_conv((1, 512, 7, 7), (40, 512, 1, 1), residual=True)
         check_conv((1, 512, 7, 7), (40, 512, 1, 1), bias=False)
+
+
+@pytest.mark.parametrize(("x", "w", "attributes"), [CONVS[1], CONVS[6], CONVS[7], CONVS[11]], ids=str)
+def test_packed_weights_replace_those_of_the_model(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    """On the device there is one copy; who needs the other gets it back, bit for bit."""
+    rng = np.random.default_rng(5)
+    weights = rng.normal(size=(*w[:1], *w[1:])).astype(np.float32)
+    plain = rng.normal(size=x).astype(np.float32)
+    stored = plain if w[1] <= 4 and attributes.get("group", 1) == 1 else np.ascontiguousarray(plain.transpose(0, 2, 3, 1))
+    gpu = Gpu.open(Config())
+    program = Program(conv_graph(stored, weights, None, None, **attributes), Config(), gpu)
+    try:
+        first, = run_program(program, {"x": stored})
+        one_copy = program.weight_nbytes
+        assert one_copy < 1.7 * weights.nbytes + 4096      # zeros fill up channels and rows
+        back = np.empty_like(weights)
+        gpu.download(program.weight("w"), 0, back.ctypes.data, back.nbytes)
+        assert np.array_equal(back, weights)
+        assert program.weight_nbytes >= one_copy + weights.nbytes
+        again, = run_program(program, {"x": stored})
+        assert np.array_equal(first, again)
+    finally:
+        program.close()
