@@ -21,6 +21,8 @@ MAX_VECTORS = 4
 VECTOR_LANES = 64
 ROWS = 4
 """packed_matvec.wgsl: rows of a workgroup, which share each read of the activations."""
+SPARSE_LANES, SPARSE_TEAM = 128, 32
+"""sparse_matvec.wgsl: invocations of a workgroup, and of a row."""
 TILE_ROWS, TILE_COLUMNS = 64, (64, 16)
 """packed_product.wgsl: a workgroup's rows, its columns (many, few)."""
 PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
@@ -32,7 +34,7 @@ record(
     loop_bound=lambda k: ceil_div(k["WORDS"], k["VEC"] * k.workgroup_size) + 8 + ceil_div(2048, k.workgroup_size))
 record(
     "sparse_matvec.wgsl", "matvec", flops=lambda k: 2 * k.size("entries") * k["COLS"],
-    loop_bound=lambda k: 2 * ceil_div(k["K"], 4 * k.workgroup_size) + 32 + ceil_div(512, k.workgroup_size), data_indices=True)
+    loop_bound=lambda k: 2 * ceil_div(k["K"], 4 * k["TEAM"]) + 32 + ceil_div(512, k.workgroup_size), data_indices=True)
 record(
     "packed_product.wgsl", "product", flops=lambda k: 2 * k.size("y") * k["K"],
     loop_bound=lambda k: ceil_div(k["K"], k["STEP"]) * (1 + 3 * k["STEP"] * k["TN"] // k.workgroup_size) + 16 + 256)
@@ -137,10 +139,11 @@ def lower_sparse(
     reads: dict[str, int | str] = {"entries": 1, "starts": 3, "x": columns.source, "table": 2, **({"c": bias[0]} if bias else {})}
     return kernel(
         "sparse_matvec.wgsl", [out], consts={
-            "N": rows, "K": k, "COLS": count, "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
+            "N": rows, "K": k, "COLS": count, "TEAM": SPARSE_TEAM, "X_COL": columns.column, "X_K": columns.k,
+            "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
             "ALPHA": float(alpha), "BETA": float(beta)},
-        indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=rows, lanes=VECTOR_LANES,
-        workgroup_nbytes=4 * VECTOR_LANES * (1 + count) + 2048, reads=reads, writes={"y": 0})
+        indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(rows, SPARSE_LANES // SPARSE_TEAM),
+        lanes=SPARSE_LANES, workgroup_nbytes=4 * SPARSE_LANES * (1 + count) + 2048, reads=reads, writes={"y": 0})
 
 
 def _check(node: BoundNode, weights: Weights) -> None:
@@ -162,7 +165,7 @@ def _rows(weights: Weights) -> _Rows:
         flip = weights.flip * sum(1 << bits * k for k in range(per))
         return _Rows(weights.outer // per, bits, 0, flip, {"w": weights.source})
     words = ceil_div(weights.k, per)
-    words = -(-words // 4) * 4 if words > 2 or high else words
+    words = -(-words // 4) * 4 if high else words       # so that a row of the second plane begins at a word, too
     kernels, temps, total = [], [], weights.rows * weights.groups
     for name, shift, width in (("rows", 0, bits), ("upper", bits, high)):
         if not width:
@@ -194,17 +197,15 @@ def _described(node: BoundNode, weights: Weights, rows: _Rows) -> dict[str, Cons
 def _matvec(node: BoundNode, weights: Weights, columns: Columns, rows: _Rows, out: TensorType) -> Kernel:
     count = int(columns.count)
     of_x = node.input(columns.source)
-    wide = rows.words % 4 == 0
     x4 = of_x.dtype is FLOAT32 and columns.k == 1 and weights.k % 4 == 0 and (count == 1 or columns.column % 4 == 0)
     share = max(1, min(ROWS, weights.rows // (4 * node.target.figures.units)))
     share = 1 << share.bit_length() - 1
-    vectors = [name for name, taken in (("x", x4), ("w", wide)) if taken]
     return kernel(
         "packed_matvec.wgsl", [out],
-        consts={"COLS": count, "ROWS": share, "VEC": 4 if wide else 1, "X4": x4, "X_COL": columns.column, "X_K": columns.k,
-                "Y_COL": columns.y_column, "Y_ROW": columns.y_row},
+        consts={"COLS": count, "ROWS": share, "VEC": max(1, min(rows.bits // 2, rows.words // VECTOR_LANES)), "X4": x4,
+                "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column, "Y_ROW": columns.y_row},
         groups=ceil_div(weights.rows, share), lanes=VECTOR_LANES,
-        workgroup_nbytes=4 * VECTOR_LANES * share * count + (8192 if weights.codebook else 4), vectors=vectors)
+        workgroup_nbytes=4 * VECTOR_LANES * share * count + (8192 if weights.codebook else 4), vectors=["x"] if x4 else [])
 
 
 def _product(weights: Weights, columns: Columns, rows: _Rows, out: TensorType) -> Kernel:

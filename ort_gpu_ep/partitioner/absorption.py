@@ -8,14 +8,16 @@ writes the weight into a slot, in each run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from ort_gpu_ep.claim import claim
 from ort_gpu_ep.graph import Attribute, Graph, Node
 from ort_gpu_ep.lowering import Facts, bind
 from ort_gpu_ep.registry import Decline, Limits
 from ort_gpu_ep.schemas import default_attribute, schema
+from ort_gpu_ep.types import TensorType
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, NAMES, SPARSE
 
 CONSUMERS: Mapping[str, str] = {"MatMul": "PackedMatMul", "Gemm": "PackedGemm", "Conv": "PackedConv"}
@@ -53,6 +55,34 @@ def is_decoder(node: Node, graph: Graph) -> bool:
     """Whether a node makes a weight of constants that hold less."""
     known = (node.op == "DequantizeLinear" and not node.domain) or (node.domain == DOMAIN and node.op in NAMES)
     return known and all(graph.values[n].is_constant for n in node.inputs if n)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """Bytes of a node's packed weight as it is stored, with its scales or values, and as float32. unpacked: each run writes it out."""
+
+    packed_nbytes: int
+    dense_nbytes: int
+    unpacked: bool
+
+
+def packed_weight(node: Node, types: Mapping[str, TensorType], graph: Graph) -> PackedWeight | None:
+    """What a node reads packed, or decodes by itself; None for any other node."""
+    if is_decoder(node, graph):
+        made = types.get(node.outputs[0])
+        return PackedWeight(_nbytes(node.inputs, types), 4 * made.size if made is not None else 0, unpacked=True)
+    if (node.domain, node.op) == ("com.microsoft", "MatMulNBits"):
+        k, n = node.attributes.get("K"), node.attributes.get("N")
+        return PackedWeight(_nbytes(node.inputs[1:4], types), 4 * k * n if isinstance(k, int) and isinstance(n, int) else 0, unpacked=False)
+    if node.domain == "ort_gpu_ep" and node.op in CONSUMERS.values():
+        stored = node.attributes.get("weight_shape")
+        size = math.prod(stored) if isinstance(stored, tuple) and stored else types[node.inputs[1]].size
+        return PackedWeight(_nbytes(node.inputs[1:4], types), 4 * int(size), unpacked=False)
+    return None
+
+
+def _nbytes(names: Iterable[str], types: Mapping[str, TensorType]) -> int:
+    return sum(types[n].nbytes for n in names if n and n in types)
 
 
 def _fused(node: Node, decoder: Node) -> Node:

@@ -10,6 +10,7 @@ from ort_gpu_ep.errors import Code, InternalError
 from ort_gpu_ep.graph import Graph, Node
 from ort_gpu_ep.lowering import Answer, Facts, HostValues, facts_of, walk
 from ort_gpu_ep.partitioner import sizes
+from ort_gpu_ep.partitioner.absorption import packed_weight
 from ort_gpu_ep.partitioner.costs import Costs, Prices, predict, price
 from ort_gpu_ep.partitioner.cut import cheapest_on_gpu
 from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
@@ -214,6 +215,8 @@ def _partition_report(index: int, group: list[Node], state: _State, exact: bool)
         return sum(state.facts.types[n].nbytes for n in values if n in state.facts.types)
 
     lowered = [a for n in group if isinstance(a := state.answers[id(n)][1], Lowering)]
+    packed = {n.label: found for n in group if (found := packed_weight(n, state.facts.types, graph)) is not None}
     return PartitionReport(
         index, sum(len(n.members) for n in group), sum(len(a.per_run) for a in lowered), tuple(inputs), tuple(outputs),
-        total(inputs), total(outputs), total(weights), exact)
+        total(inputs), total(outputs), total(weights), exact, sum(p.packed_nbytes for p in packed.values()),
+        sum(p.dense_nbytes for p in packed.values()), tuple(label for label, p in packed.items() if p.unpacked))

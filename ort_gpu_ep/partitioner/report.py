@@ -21,7 +21,11 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """One group of nodes that runs as a unit. Sizes in bytes, for the model's static shapes or their stand-ins (`exact`)."""
+    """One group of nodes that runs as a unit. Sizes in bytes, for the model's static shapes or their stand-ins (`exact`).
+
+    packed_nbytes: of weights that kernels read packed, of the weights; dense_nbytes: what these would take as float32. unpacked: nodes
+    whose packed weight no product reads: a kernel writes it out in each run.
+    """
 
     index: int
     nodes: int
@@ -32,6 +36,9 @@ class PartitionReport:
     output_nbytes: int
     weight_nbytes: int
     exact: bool
+    packed_nbytes: int = 0
+    dense_nbytes: int = 0
+    unpacked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 // y[c, n] = ALPHA * sum over k of weight[n, k] * x[c, k] + BETA * bias for COLS vectors c, the weights read as they are packed.
-// A workgroup sums ROWS rows; its invocations share K, VEC words of each row at a time.
+// A workgroup sums ROWS rows; its invocations share K, neighbours read neighbouring words, and each has VEC words of a row under way.
 // weight[n, k] = (code - zero) * scale, a scale (and zero) for BLOCK codes of a row, or with BLOCK 0 for the row; or CODEBOOK: table[code].
 // Expects: w (rows of WORDS words; codes of BITS, the first in the low bits), high? (a second plane: HIGH more bits of each code, in
-// HIGH / BITS as many words), x, table (scales, or a codebook of TABLE_SIZE <= ENTRIES = 2^bits), zp?, c?, y; N K COLS ROWS VEC, TABLE_ROW TABLE_BLOCK (strides of the scales),
+// HIGH / BITS as many words), x, table (scales, or a codebook of TABLE_SIZE <= ENTRIES = 2^bits), zp?, c?, y; N K COLS ROWS VEC,
+// TABLE_ROW TABLE_BLOCK (strides of the scales),
 // ZP_BITS (codes in bytes; 0: elements), ZP_ROW ZP_BLOCK, ZERO (added to each zero point), WHOLE (all zero points are whole numbers),
 // FLIP (bits of each word to turn), X4, X_COL X_K (strides), Y_COL Y_ROW, c_index, ALPHA BETA.
 const PER: u32 = 32u / BITS;
-const CHUNK: u32 = PER * VEC;
+const EXACT: bool = K == WORDS * PER && WORDS % (LANES * VEC) == 0u;
 const MAGIC: f32 = 8388608.0;   // 2^23: a float whose low bits are the whole numbers above it
 const COPIES: u32 = min(32u, 2048u / ENTRIES);
 var<workgroup> sums: array<f32, LANES * ROWS * COLS>;
@@ -17,7 +18,7 @@ var<workgroup> book: array<f32, BOOK>;   // a copy for each few invocations: har
 
 fn x_four(c: u32, k: u32) -> vec4<f32> {
 #if X4
-    if (K % CHUNK == 0u || k < K) { return x_at4((c * X_COL + k) / 4u); }
+    if (EXACT || k < K) { return x_at4((c * X_COL + k) / 4u); }
     return vec4<f32>();
 #else
     var found = vec4<f32>();
@@ -85,28 +86,28 @@ fn group_main(group: u32, lane: u32) {
     var sum$(r)_$c = 0.0;
 #end
 #end
-    for (var q = lane; q < WORDS / VEC; q += LANES) {
-        let k = q * CHUNK;
+    for (var q = lane; q < WORDS; q += LANES * VEC) {
+#for v in VEC
+        let at$v = min(q + $(v)u * LANES, WORDS - 1u);      // past the end x is 0
+#for r in ROWS
+        let word$(r)_$v = w_word(row$r * WORDS + at$v) ^ FLIP;
+#end
 #for c in COLS
-#for i in VEC * (32 // BITS) // 4
-        let x$(c)_$i = x_four($(c)u, k + $(4 * i)u);
+#for i in (32 // BITS) // 4
+        let x$(c)_$(v * (32 // BITS) // 4 + i) = x_four($(c)u, (q + $(v)u * LANES) * PER + $(4 * i)u);
+#end
 #end
 #end
 #for r in ROWS
         {
-#if VEC == 4
-            let words = w_word4(row$r * (WORDS / 4u) + q);
-#else
-            let words = array<u32, 1>(w_word(row$r * WORDS + q));
-#end
-#if HIGH
-            let high_at = (row$r * WORDS + q * VEC) * PER * HIGH;   // in bits
-#end
 #for v in VEC
             {
-                let word = words[$v] ^ FLIP;
+                let word = word$(r)_$v;
+#if HIGH
+                let high_at = (row$r * WORDS + at$v) * PER * HIGH;   // in bits
+#end
 #if BLOCK
-                let block = (k + $(v)u * PER) / BLOCK;
+                let block = at$v * PER / BLOCK;
                 let zero = zero_of(row$r, block);
                 let scale = table_at(row$r * TABLE_ROW + block * TABLE_BLOCK);
 #for c in COLS
@@ -116,7 +117,7 @@ fn group_main(group: u32, lane: u32) {
 #for i in (32 // BITS) // 4
 #if CODEBOOK
 #if HIGH
-                let codes$i = four(word, $(i)u) | (high_four(high_at + $(v)u * PER * HIGH, $(i)u) << vec4<u32>(BITS));
+                let codes$i = four(word, $(i)u) | (high_four(high_at, $(i)u) << vec4<u32>(BITS));
 #else
                 let codes$i = four(word, $(i)u);
 #end

@@ -1,7 +1,8 @@
 // y[c, n] = ALPHA * sum over the entries of row n of value * x[c, place] + BETA * bias, for COLS vectors c; the entries as formats.py has
-// them. A workgroup sums a row: each invocation takes a share of its entries, whose places follow from the distances of the shares before.
+// them. TEAM invocations sum a row: each takes a share of its entries, whose places follow from the distances of the shares before.
 // Expects: entries (uint8), starts ([N + 1]: first entry of a row), x, table (16 values), c?, y;
-// N K COLS X_COL X_K Y_COL Y_ROW ALPHA BETA, c_index.
+// N K COLS TEAM X_COL X_K Y_COL Y_ROW ALPHA BETA, c_index.
+const ROWS: u32 = LANES / TEAM;
 var<workgroup> lengths: array<u32, LANES>;
 var<workgroup> sums: array<f32, LANES * COLS>;
 var<workgroup> book: array<f32, 512>;   // a copy of the 16 values for each of 32 invocations: no two meet in a bank
@@ -14,19 +15,21 @@ fn distances(word: u32) -> u32 {
 
 fn group_main(group: u32, lane: u32) {
     for (var i = lane; i < 512u; i += LANES) { book[i] = table_at(i / 32u); }
-    let first = u32(starts_at(group));
-    let end = u32(starts_at(group + 1u));
+    let member = lane % TEAM;
+    let row = group * ROWS + lane / TEAM;
+    let first = u32(starts_at(min(row, N)));
+    let end = u32(starts_at(min(row + 1u, N)));
     let words = (end + 3u) / 4u - first / 4u;
-    let share = (words + LANES - 1u) / LANES;
-    let begin = first / 4u + min(lane * share, words);
-    let to = first / 4u + min(lane * share + share, words);
+    let share = (words + TEAM - 1u) / TEAM;
+    let begin = first / 4u + min(member * share, words);
+    let to = first / 4u + min(member * share + share, words);
     var length = 0u;
     for (var q = begin; q < to; q++) { length += distances(entries_word(q)); }
     lengths[lane] = length;
-    for (var reach = 1u; reach < LANES; reach *= 2u) {
+    for (var reach = 1u; reach < TEAM; reach *= 2u) {
         workgroupBarrier();
         var before = 0u;
-        if (lane >= reach) { before = lengths[lane - reach]; }
+        if (member >= reach) { before = lengths[lane - reach]; }
         workgroupBarrier();
         lengths[lane] += before;
     }
@@ -54,18 +57,18 @@ fn group_main(group: u32, lane: u32) {
 #for c in COLS
     sums[$(c)u * LANES + lane] = sum$c;
 #end
-    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+    for (var half = TEAM / 2u; half > 0u; half /= 2u) {
         workgroupBarrier();
-        if (lane < half) {
+        if (member < half) {
 #for c in COLS
             sums[$(c)u * LANES + lane] += sums[$(c)u * LANES + lane + half];
 #end
         }
     }
     workgroupBarrier();
-    if (lane < COLS) {
-        let i = lane * Y_COL + group * Y_ROW;
-        var v = ALPHA * sums[lane * LANES];
+    if (member < COLS && row < N) {
+        let i = member * Y_COL + row * Y_ROW;
+        var v = ALPHA * sums[member * LANES + lane - member];
         if (HAS_C) { v += BETA * c_at(c_index(i)); }
         y_set(i, v);
     }

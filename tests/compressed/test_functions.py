@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 from tests.compressed.test_sessions import TROUBLES, device_nbytes
 
 from ort_gpu_ep.errors import InternalError, ModelError
+from ort_gpu_ep.explain import explanation
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse, unpack_codes, unpack_sparse
 from ort_gpu_ep.weights.functions import BITS, DOMAIN, MIN_OPSET, function, functions
 from tests.compressed.test_packed_products import RNG, close
@@ -132,3 +133,20 @@ def test_unknown_functions_are_named() -> None:
         function("Codebook7", 17)
     with pytest.raises(ModelError, match=f"opset {MIN_OPSET}"):
         function("Sparse", MIN_OPSET - 1)
+
+
+def test_explain_tells_packed_bytes_and_what_is_written_out() -> None:
+    """A product absorbs its decoder; of a depthwise convolution the weight is written out."""
+    model, dense = model_of("Gemm", "Codebook4", (1, 1024), (130, 1024), (0, 1), transB=1)
+    opened = open_session(model.SerializeToString())
+    (part,) = opened.state.reports[-1].partitions
+    assert (part.packed_nbytes, part.dense_nbytes, part.unpacked) == (dense.size // 2 + 64, dense.nbytes, ())
+    assert "weights read packed: 65.1 KiB, as float32 520.0 KiB" in str(explanation(opened.state))
+    model, dense = model_of("Conv", "Codebook5", (1, 16, 9, 7), (16, 1, 3, 3), (0, 1, 2, 3), group=16)
+    opened = open_session(model.SerializeToString(), verify=1)
+    feeds = {"x": RNG.normal(size=(1, 16, 9, 7)).astype("f")}
+    close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
+    (part,) = opened.state.reports[-1].partitions
+    assert part.unpacked == ("Codebook5->w",)
+    assert "written out in each run, because no product reads them packed: Codebook5->w" in str(explanation(opened.state))
+    assert len(opened.state.reports) == 1       # asked twice, told once
