@@ -20,6 +20,7 @@ from ort_gpu_ep.compression.kmeans import centroids, nearest
 from ort_gpu_ep.compression.methods import Method, parse_method
 from ort_gpu_ep.compression.prune import by_magnitude, by_samples
 from ort_gpu_ep.errors import ConfigError, ModelError
+from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
 from tests.compressed.test_packed_products import close
 from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session

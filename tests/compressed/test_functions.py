@@ -14,6 +14,7 @@ from ort_gpu_ep.errors import InternalError, ModelError
 from ort_gpu_ep.explain import explanation
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse, unpack_codes, unpack_sparse
 from ort_gpu_ep.weights.functions import BITS, DOMAIN, MIN_OPSET, function, functions
+from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
 from tests.compressed.test_packed_products import RNG, close
 from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session
