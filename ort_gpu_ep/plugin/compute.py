@@ -107,7 +107,7 @@ class Partition(Table):
     def avoids_the_gpu(self) -> bool:
         """Whether anything is to be done or said before a run can try the GPU."""
         program = self.program
-        return program is None or bool(program.gpu.lost or program.problem) or not program.gpu.circuit.is_closed
+        return program is None or memory.forked or bool(program.gpu.lost or program.problem) or not program.gpu.circuit.is_closed
 
     def _answer_by_cpu(self, run: Performed, why: BaseException | str) -> None:
         if self.fallback is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -225,6 +227,34 @@ def test_the_memory_of_a_closed_session(mlp: bytes, x: np.ndarray[Any, Any]) -> 
     gc.collect()
     gpu.trim()
     assert gpu.stats.allocated_nbytes <= before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_leaves_the_gpu_alone(python: Callable[..., Any]) -> None:
+    done = python("""
+        import os
+        import numpy as np
+        import onnxruntime
+        import ort_gpu_ep as ort
+        from tests.unit.graphs import model_of
+
+        onnxruntime.set_default_logger_severity(4)
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = 1       # a child does not have a pool's threads
+        model = model_of("(float[4] x) => (float[4] y) { y = Tanh(x) }").SerializeToString()
+        session, x = ort.InferenceSession(model, settings, provider_options={"placement": "gpu"}), np.linspace(-1, 1, 4, dtype="f")
+        for _ in range(5):
+            session.run(None, {"x": x})
+        assert session.direct._known
+        child = os.fork()
+        if child == 0:
+            np.testing.assert_allclose(session.run(None, {"x": x})[0], np.tanh(x), rtol=1e-5)
+            os._exit(0 if session.stats()["fallbacks"] == 1 else 3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], np.tanh(x), rtol=1e-5)
+        assert session.stats()["fallbacks"] == 0
+    """)
+    assert done.returncode == 0, (done.stdout, done.stderr)
 
 
 def test_a_profile_is_of_onnxruntimes_runs(mlp: bytes, x: np.ndarray[Any, Any], tmp_path: Any, steady_runs: Counter[str]) -> None:
