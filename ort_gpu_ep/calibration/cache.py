@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ort_gpu_ep import store
-from ort_gpu_ep.calibration.measure import Progress, measure
+from ort_gpu_ep.calibration.measure import WAKE_S, Progress, measure
+from ort_gpu_ep.calibration.roofs import measure_roofs
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.profile import GUESSED, Profile
@@ -35,10 +38,32 @@ def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress
         if known is None and (gpu.lost or config.faults):
             return GUESSED
         if known is None:
-            path = Path(config.cache_path) / "profiles" / f"{key}.json"
+            path = _path(config, key)
             known = None if fresh else store.read(path, FORMAT, lambda data: Profile.from_dict(data["profile"]))
             _known[key] = known = known or _measured(gpu, path, progress)
         return known
+
+
+def with_roofs(gpu: Gpu, config: Config) -> Profile:
+    """The profile with its roofs: measured by the first who asks, since no placement needs them, and kept with it.
+
+    Without them where they can't be measured. Raises DeviceError, ShaderError.
+    """
+    profile = profile_of(gpu, config)
+    with _lock:
+        if profile is GUESSED or (profile.flops_per_s and profile.nbytes_per_s):
+            return profile
+        by_gpu = "timestamp-query" in gpu.limits.features and not gpu.info.is_software      # llvmpipe may take a timestamp late
+        timer, wake_s = Timer(gpu) if by_gpu else None, 0.0 if gpu.info.is_software else WAKE_S
+        flops_per_s, nbytes_per_s = uninterrupted(measure_roofs, gpu, timer, wake_s)
+        key = key_of(gpu.info)
+        found = _known[key] = replace(profile, flops_per_s=flops_per_s, nbytes_per_s=nbytes_per_s)
+        store.write(_path(config, key), FORMAT, {"profile": found.as_dict()})
+    return found
+
+
+def _path(config: Config, key: str) -> Path:
+    return Path(config.cache_path) / "profiles" / f"{key}.json"
 
 
 def _measured(gpu: Gpu, path: Path, progress: Progress | None) -> Profile:

@@ -10,7 +10,6 @@ from statistics import median
 import numpy as np
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
-from ort_gpu_ep.calibration.roofs import measure_roofs
 from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, chain, random
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
@@ -195,12 +194,10 @@ def _profile(bench: Bench) -> Profile:
         dispatch_s = max(bench.work_s(long) / (CHAIN - 1), 1e-7)
     finally:
         long.close()
-    bench.say("roofs")
-    roofs = measure_roofs(bench.gpu, None if bench.gpu.info.is_software else bench.timer)    # llvmpipe may take a timestamp late
     upload, download = _transfers(bench)
     families = _families(bench, dispatch_s)
     bench.say("done")
-    return Profile(bench.gpu.info.name, max(median(bench.empties_s) - dispatch_s, 1e-6), dispatch_s, upload, download, families, *roofs)
+    return Profile(bench.gpu.info.name, max(median(bench.empties_s) - dispatch_s, 1e-6), dispatch_s, upload, download, families)
 
 
 def _transfers(bench: Bench) -> tuple[Curve, Curve]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ort_gpu_ep.calibration import profile_of
+from ort_gpu_ep.calibration import profile_of, with_roofs
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
@@ -45,7 +45,9 @@ def calibrate(
 
 def _profile(gpu: Gpu, config: Config, fresh: bool) -> Profile:
     with shared.progress("measuring") as tell:
-        return profile_of(gpu, config, fresh, tell)
+        profile_of(gpu, config, fresh, tell)
+        tell("roofs", 1.0)
+        return with_roofs(gpu, config)
 
 
 def _print(profile: Profile, gpu: Gpu) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from ort_gpu_ep.calibration import profile_of
+from ort_gpu_ep.calibration import with_roofs
 from ort_gpu_ep.calibration.measure import WAKE_S
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
@@ -56,7 +56,7 @@ def profile_runs(
             "explain() says why a node is on the CPU.")
     say = progress or (lambda what, part: None)
     say("the adapter", 0.0)
-    roofs, order = profile_of(gpu, config), order_among_equals(gpu.info)
+    roofs, order = with_roofs(gpu, config), order_among_equals(gpu.info)
     say("warming up", 0.1)
     _warm(run, gpu)
     clocks = [_clocks(gpu, order)]

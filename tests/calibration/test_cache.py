@@ -151,6 +151,23 @@ def test_a_device_that_fails_on_purpose_is_not_measured(gpu: Gpu, tmp_path: Path
     assert measured.calls == 0
 
 
+def test_roofs_are_measured_once_and_kept(
+    gpu: Gpu, config: Config, measured: Measured, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: (calls.append(1), (2.0, 5.0))[1])
+    assert profile_of(gpu, config).flops_per_s == 0.0
+    assert cache.with_roofs(gpu, config).flops_per_s == 2.0
+    assert profile_of(gpu, config).nbytes_per_s == 5.0
+    forget()
+    assert cache.with_roofs(gpu, config).flops_per_s == 2.0
+    assert (len(calls), measured.calls) == (1, 1)
+
+
+def test_what_is_guessed_has_no_roofs(gpu: Gpu, tmp_path: Path, measured: Measured) -> None:
+    assert cache.with_roofs(gpu, resolve({"cache_dir": str(tmp_path), "faults": "lost@1"})) is GUESSED
+
+
 # ---- who asks
 
 
