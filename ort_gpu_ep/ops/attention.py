@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import KernelCall, case, ceil_div, normal, record
+from ort_gpu_ep.kernels import KernelCall, ceil_div, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Operand, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.target import Choice, Target
@@ -15,8 +15,8 @@ from ort_gpu_ep.types import BOOL, FLOAT32, Shape, TensorType
 MAX_HEAD = 128
 """Elements of a head: more do not fit into registers."""
 
-KEYS = 4
-"""That an invocation takes at a time."""
+IN_FLIGHT = 16
+"""Vectors of keys, and of values, that an invocation loads at a time: 4 or 8 keys of them."""
 
 
 def _loop_bound(k: KernelCall) -> int:
@@ -27,11 +27,7 @@ def _loop_bound(k: KernelCall) -> int:
 
 record(
     "attention.wgsl", "product", loop_bound=_loop_bound,
-    flops=lambda k: 8 * k["BATCH"] * k["HEADS"] * k["SQ"] * k["SK"] * k["PARTS"] * (k["DQ"] + k["DV"]),
-    cases=[
-        case("Attention", 23, normal(2, 3, 37, 8), normal(2, 3, 70, 8), normal(2, 3, 70, 12)),
-        case("Attention", 23, normal(1, 300, 64), normal(1, 300, 64), normal(1, 300, 64), q_num_heads=2, kv_num_heads=2, is_causal=1),
-        case("Attention", 23, normal(1, 4, 1, 64), normal(1, 2, 500, 64), normal(1, 2, 500, 64), normal(1, 500))])
+    flops=lambda k: 8 * k["BATCH"] * k["HEADS"] * k["SQ"] * k["SK"] * k["PARTS"] * (k["DQ"] + k["DV"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +62,18 @@ def heads_of(operand: Operand, source: int, perm: Sequence[int]) -> Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class Problem:
+    """What attention there is to compute. dq, dv: vectors of four elements of a head's queries and values."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    dq: int
+    dv: int
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """How a workgroup shares its queries and keys, see attention.wgsl."""
 
@@ -78,60 +86,57 @@ class Form:
     def lanes(self) -> int:
         return self.queries * self.parts * self.slices
 
+    def keys(self, problem: Problem) -> int:
+        """That an invocation takes at a time."""
+        return 8 if 8 * max(problem.dq, problem.dv) <= IN_FLIGHT * self.parts else 4
+
     @property
     def name(self) -> str:
         return f"{self.per_lane} x {self.queries} queries, {self.parts} parts, {self.slices} slices"
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What attention there is to compute. dq, dv: vectors of four elements of a head's queries and values."""
-
-    batch: int
-    heads: int
-    queries: int
-    keys: int
-    dq: int
-    dv: int
-
-
 def forms_of(problem: Problem, target: Target) -> Iterator[Form]:
-    """All that the adapter allows."""
+    """All that the adapter allows and that may be worth it: full workgroups, as far as there are keys and registers for them."""
     most = min(256, target.limits.max_invocations)
-    block = 1
-    while block < min(32, hint(problem.queries)):
-        block *= 2
     quads = target.limits.allow("attention.wgsl", "subgroup")
+    count = 1
+    while count < min(32, hint(problem.queries)):
+        count *= 2
     for parts in (1, 2, 4) if quads else (1,):
         if problem.dq % parts or problem.dv % parts:
             continue
-        for per_lane in (1, 2):
-            if per_lane > 1 and (16 * per_lane * (problem.dq + problem.dv) > 512 * parts or hint(problem.queries) <= block):
-                continue
-            slices = 1
-            while block * parts * slices <= most:
-                form = Form(block, per_lane, parts, slices)
-                if form.lanes >= 32 or block * parts * slices * 2 > most or 2 * KEYS * slices > hint(problem.keys):
-                    yield form
-                slices *= 2
-                if slices > 1 and KEYS * slices > 2 * hint(problem.keys):
-                    break
+        for queries in [q for q in (8, 16, 32) if q <= count] or [count]:
+            for per_lane in (1, 2, 4):
+                if per_lane > 1 and (4 * per_lane * (problem.dq + problem.dv) > 160 * parts or per_lane * queries > hint(problem.queries)):
+                    continue
+                yield from _sliced(queries, per_lane, parts, hint(problem.keys), most)
+
+
+def _sliced(queries: int, per_lane: int, parts: int, keys: int, most: int) -> Iterator[Form]:
+    """With the most slices that there are keys and invocations for, and with half of them."""
+    slices = 1
+    while 2 * slices * queries * parts <= most and 4 * slices < keys:
+        slices *= 2
+    yield Form(queries, per_lane, parts, slices)
+    if slices > 1 and slices * queries * parts > 64:
+        yield Form(queries, per_lane, parts, slices // 2)
 
 
 def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
-    """Loads of vectors that a unit does one after another, or its multiplications, or what one invocation waits for."""
-    units = target.figures.units
+    """In clocks at 1.98 GHz, what warps on one unit do adding up: a load of a vector by a warp takes 4, its multiplications 1 each of four
+    partitions. But a block of keys takes as long as its loads from the cache and what follows from them. (Figures of an H200.)
+    """
+    units, keys = target.figures.units, form.keys(problem)
     groups = hint(problem.batch) * hint(problem.heads) * -(-hint(problem.queries) // (form.queries * form.per_lane))
-    blocks = -(-hint(problem.keys) // (form.slices * KEYS))
+    blocks = -(-hint(problem.keys) // (form.slices * keys))
     vectors = (problem.dq + problem.dv) / form.parts
     warps = max(1.0, form.lanes / 32)
-    loads = KEYS * vectors * 2.0
-    sums = KEYS * form.per_lane * (4 * vectors + 14) / 4 / 1.98
-    waits = 300 + 2.0 * KEYS * form.per_lane * vectors
+    addresses = max(1, 32 // (form.queries * form.parts))     # keys that a warp reads at once
     spilled = 2.0 if 4 * form.per_lane * vectors > 190 else 1.0
-    work = max(-(-groups // units) * warps * max(loads, sums) * spilled, waits * max(1.0, groups * warps / (units * 32)))
-    joining = 0 if form.slices == 1 else form.per_lane * (300 + 6 * form.slices + 100 * vectors)
-    return float(target.figures.dispatch_ns + 500 + blocks * work + joining)
+    clocks = 1.1 * keys * (4 * vectors * addresses ** 0.5 + form.per_lane * (4 * vectors + 14) / 4) * spilled
+    work = max(-(-groups // units) * warps * clocks, 1000 + 110 * form.per_lane * keys)
+    joining = 0.0 if form.slices == 1 else form.per_lane * (200 + 10 * form.slices)
+    return float(target.figures.dispatch_ns + 300 + (blocks * work + joining) / 1.98)
 
 
 def choose(problem: Problem, target: Target) -> tuple[Form, Choice]:
@@ -174,7 +179,7 @@ def attend(
     consts: dict[str, Const] = {
         "BATCH": batch, "HEADS": heads, "SQ": queries, "SK": problem.keys, "DQ": dq, "DV": dv, "GROUP": heads // int(k.shape[1]),
         **q.consts("Q"), **k.consts("K"), **v.consts("V"), **Heads(-1, (0, 0, 0, 0), y_strides).consts("Y"),
-        "QL": form.queries, "RQ": form.per_lane, "RK": KEYS, "PARTS": form.parts, "SLICES": form.slices, "CHUNK": chunk,
+        "QL": form.queries, "RQ": form.per_lane, "RK": form.keys(problem), "PARTS": form.parts, "SLICES": form.slices, "CHUNK": chunk,
         "SCALE": float(options.scale), "CAUSAL": options.causal, "CAPPED": options.cap > 0, "CAP": float(options.cap),
         "EMPTY_IS_ZERO": options.empty_is_zero, **_mask_consts(mask, (batch, heads, queries, problem.keys))}
     blocks = -(-queries // (form.queries * form.per_lane))

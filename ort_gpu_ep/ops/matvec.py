@@ -17,7 +17,9 @@ SPLITS = 32
 LANES = 128
 """matvec.wgsl: invocations of a workgroup."""
 COLUMN_LANES = 8
-"""How many of them read neighbouring columns, where not K but the columns are contiguous: 32 bytes, a memory sector; in vectors, 128."""
+"""How many of them read neighbouring columns, where not K but the columns are contiguous: 32 bytes, a memory sector."""
+SIDES = (8, 32)
+"""matvec_columns.wgsl: likewise, in vectors of 16 bytes."""
 ITERATIONS = 8
 """K is split while an invocation keeps at least so many loads of it to add up."""
 
@@ -82,7 +84,8 @@ def lower(given: VectorProduct, out: TensorType) -> Kernel:
             for rows in ROWS:
                 makers[f"rows {rows}"] = _rows_ns(given, rows), lambda rows=rows: _rows(given, out, rows)     # type: ignore[misc]
     elif given.wide.outer == 1 and given.vectors(given.count, given.wide.k) and given.target.limits.allow("matvec_columns.wgsl"):
-        makers["columns"] = _columns_ns(given), lambda: _columns(given, out)
+        for side in SIDES:
+            makers[f"columns {side}"] = _columns_ns(given, side), lambda side=side: _columns(given, out, side)     # type: ignore[misc]
     estimates: Mapping[str, float] = {name: estimate for name, (estimate, _) in makers.items()}
     key = f"matvec {hint(given.batch)} x {hint(given.count)} x {hint(given.k)}, {'rows' if given.wide.k == 1 else 'columns'}"
     choice = choose(given.target, key, estimates)
@@ -134,20 +137,26 @@ def _rows_ns(given: VectorProduct, rows: int) -> float:
     return float(3000 + max(given.nbytes / 4000, waits) + uneven)
 
 
-def _columns(given: VectorProduct, out: TensorType) -> Kernel:
+def _columns(given: VectorProduct, out: TensorType, side: int) -> Kernel:
     lanes = min(256, given.target.limits.max_invocations)
-    blocks = -(-given.count // (4 * COLUMN_LANES))
-    split = given.split(blocks, 2 * lanes // COLUMN_LANES)
+    blocks, split = _columns_grid(given, side)
     return kernel(
         "matvec_columns.wgsl", [out],
-        consts={"COUNT4": given.count // 4, "K": given.k, "BATCH": given.batch, "BLOCKS": blocks, "SIDE": COLUMN_LANES, "SPLIT": split,
+        consts={"COUNT4": given.count // 4, "K": given.k, "BATCH": given.batch, "BLOCKS": blocks, "SIDE": side, "SPLIT": split,
                 "PART": -(-given.k // split), "W_K4": given.wide.k // 4, "V_K": given.vector.k},
         indices={"w_base": given.wide.base, "v_base": given.vector.base}, groups=given.batch * blocks * split, lanes=lanes,
         workgroup_nbytes=16 * lanes, reads={"w": given.wide.source, "v": given.vector.source}, vectors=("w", "y"))
 
 
-def _columns_ns(given: VectorProduct) -> float:
-    blocks = -(-given.count // (4 * COLUMN_LANES))
-    split = given.split(blocks, 64)
-    filled = min(1.0, hint(given.batch * blocks) * split / given.target.figures.units)
-    return float(3000 + given.nbytes / (3500 * filled) + (given.target.figures.dispatch_ns if split > 1 else 0))
+def _columns_grid(given: VectorProduct, side: int) -> tuple[int, int]:
+    """Blocks of columns, and parts of K such that each unit has two workgroups."""
+    blocks = -(-given.count // (4 * side))
+    wanted = -(-2 * given.target.figures.units // max(1, hint(given.batch * blocks)))
+    return blocks, int(max(1, min(SPLITS, wanted, hint(given.k) // (256 // side * ITERATIONS))))
+
+
+def _columns_ns(given: VectorProduct, side: int) -> float:
+    """Memory at 3.5 TB/s as far as the workgroups fill it; the narrow form needs fewer parts."""
+    blocks, split = _columns_grid(given, side)
+    filled = min(1.0, hint(given.batch * blocks) * split / (2 * given.target.figures.units))
+    return float(2900 + side + given.nbytes / (3500 * filled) + (given.target.figures.dispatch_ns if split > 1 else 0))

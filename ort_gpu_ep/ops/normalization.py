@@ -7,8 +7,9 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, integers, normal, record
-from ort_gpu_ep.ops.reduce import Rows, normal_axes, reduced_shape, rows_of
+from ort_gpu_ep.ops.reduce import Rows, normal_axes, reduced_shape, rows_of, team_of
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, broadcast_strides, kernel, op
+from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.types import FLOAT32, FLOATS, Shape, TensorType
 
 VARIANCE, DEVIATION, L2, L1 = range(4)
@@ -18,6 +19,11 @@ MVN_EPSILON = 1e-9
 """MeanVarianceNormalization adds it to the standard deviation. Source: function body in ONNX's schema."""
 
 record("normalize.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
+record(
+    "normalize_rows.wgsl", "reduction", loop_bound=lambda k: 3 * (k["N4"] + 8),
+    cases=[
+        case("LayerNormalization", 17, normal(*shape), normal(shape[-1]), normal(shape[-1])) for shape in ((3, 4), (7, 132), (37, 1028))
+    ] + [case("RMSNormalization", 23, normal(9, 260), normal(260))])
 record("row_moments.wgsl", "reduction", loop_bound=lambda k: k.rows(2))
 record(
     "batch_norm.wgsl", "elementwise",
@@ -37,6 +43,35 @@ def _normalize(node: BoundNode, rows: Rows, indices: dict[str, Strided], *, spre
     return kernel(
         "normalize.wgsl", [node.input(0).type], consts=consts, indices={**rows.indices, **indices}, groups=rows.groups, lanes=rows.lanes,
         workgroup_nbytes=4 * rows.lanes, writes={"y": 0})
+
+
+MOST_HELD = 8
+"""normalize_rows.wgsl: vectors of a row that an invocation keeps; longer rows are worth a workgroup."""
+
+
+def _by_fours(node: BoundNode, *, rms: bool, epsilon: float) -> Kernel | None:
+    """The kernel for rows that lie together, scale and bias along them; None where that can't be, or isn't estimated to be faster."""
+    x, operands, limits = node.input(0), [o for o in (node.input(1), node.optional(2)) if o], node.target.limits
+    shape = x.shape
+    n = 0 if is_symbolic(shape[-1]) else int(shape[-1])
+    if any(o.shape != (n,) or o.dtype is not FLOAT32 for o in operands) or x.dtype is not FLOAT32:
+        return None
+    if n == 0 or n % 4 or n > 128 * MOST_HELD or not limits.allow("normalize_rows.wgsl"):
+        return None
+    count, subgroups = prod(shape[:-1]), limits.allow("normalize_rows.wgsl", "subgroup")
+    held = -(-n // 128)
+    per_row = team_of(hint(count), n, False)
+    choice = node.target.choose(f"normalize {n}, about {1 << hint(count).bit_length()} rows", {
+        "fours": 2900.0 + 60 * held * -(-hint(count) // (48 * node.target.figures.units)),
+        "any": 4000.0 + 12 * n / per_row * -(-hint(count) * per_row // (2048 * node.target.figures.units))})
+    if choice.form == "any":
+        return None
+    names = {"x": 0, "scale": 1} | ({"bias": 2} if node.has(2) else {})
+    consts: dict[str, Const] = {
+        "COUNT": count, "N4": n // 4, "PER_GROUP": 4, "HELD": held, "EPSILON": epsilon, "RMS": rms, "SUBGROUPS": subgroups}
+    return kernel(
+        "normalize_rows.wgsl", [x.type], consts=consts, groups=-(-count // 4), lanes=128, workgroup_nbytes=0 if subgroups else 512,
+        reads=names, writes={"y": 0}, vectors=(*names, "y"), features=("subgroup",) if subgroups else (), choice=choice)
 
 
 def _broadcast(node: BoundNode, operand: Operand, shape: Shape) -> Strided:
@@ -71,7 +106,8 @@ def layer_normalization(node: BoundNode) -> Kernel | Lowering:
     named = {"scale_index": node.optional(1), "bias_index": node.optional(2)}
     indices = {name: _broadcast(node, operand, x.shape) for name, operand in named.items() if operand}
     rows = rows_of(x.shape, axes)
-    main = _normalize(node, rows, indices, spread=VARIANCE, center=True, epsilon=epsilon)
+    main = _by_fours(node, rms=False, epsilon=epsilon) if axes == (x.rank - 1,) and node.has(1) else None
+    main = main or _normalize(node, rows, indices, spread=VARIANCE, center=True, epsilon=epsilon)
     if not node.wants(1) and not node.wants(2):
         return main
     if node.attr("stash_type") != FLOAT32.onnx:
@@ -86,9 +122,10 @@ def layer_normalization(node: BoundNode) -> Kernel | Lowering:
 @op("RMSNormalization", since=23, dtypes={"T": FLOATS, "V": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)
 def rms_normalization(node: BoundNode) -> Kernel:
     """y = x / sqrt(mean x^2 + epsilon) * scale over the axes from `axis` on. x, y: any shape; scale: broadcasts to x."""
-    x = node.input(0)
+    x, axes = node.input(0), _trailing(node)
     indices = {"scale_index": _broadcast(node, node.input(1), x.shape)}
-    return _normalize(node, rows_of(x.shape, _trailing(node)), indices, spread=VARIANCE, center=False, epsilon=node.attr("epsilon"))
+    main = _by_fours(node, rms=True, epsilon=float(node.attr("epsilon"))) if axes == (x.rank - 1,) else None
+    return main or _normalize(node, rows_of(x.shape, axes), indices, spread=VARIANCE, center=False, epsilon=node.attr("epsilon"))
 
 
 @op("InstanceNormalization", since=6, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)

@@ -69,10 +69,10 @@ def rows_of(shape: Shape, axes: Sequence[int]) -> Rows:
     count, length = prod(start.shape), prod(step.shape)
     wide = [a for a in range(len(shape)) if shape[a] != 1]
     adjacent = bool(wide) and wide[-1] not in axes
-    return Rows(count, length, _team(count, length, adjacent), adjacent, start, step)
+    return Rows(count, length, team_of(count, length, adjacent), adjacent, start, step)
 
 
-def _team(count: int, length: int, adjacent: bool) -> int:
+def team_of(count: int, length: int, adjacent: bool) -> int:
     """Invocations a row, a power of two: an element or more for each, enough of them to fill the GPU."""
     count, length, team = hint(count), hint(length), 1
     while team < LANES and 4 * team < length and (not adjacent or count * team < BUSY):
@@ -159,7 +159,7 @@ def _folded(rows: Rows, fold: Fold, out: TensorType, p: int, source: int | str =
     piece = -(-rows.length // parts)
     parts = -(-rows.length // piece)
     pieces = TensorType(out.dtype, (rows.count * parts,))
-    cut = Rows(pieces.size, piece, _team(pieces.size, piece, rows.adjacent), False, rows.start, rows.step)
+    cut = Rows(pieces.size, piece, team_of(pieces.size, piece, rows.adjacent), False, rows.start, rows.step)
     first = _fold(cut, Fold("", fold.fold, fold.prepare), pieces, p, rows.length, source, "pieces")
     rest = rows_of((rows.count, parts), (1,))
     last = _fold(rest, Fold("", fold.fold, 0, fold.finish), out, p, parts, "pieces", target, mean_of=rows.length)

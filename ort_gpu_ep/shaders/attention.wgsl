@@ -1,6 +1,6 @@
 // y = softmax(SCALE q k^T + mask) v of each head, in one pass over the keys: each invocation keeps the largest score so far, the sum of
 // the powers relative to it, and their sum of values, and corrects the last two when a larger score comes (online softmax).
-// A query has PARTS neighbouring invocations, each for a PARTS-th of the head's elements, in each of SLICES slices of the keys; an
+// A query has PARTS neighbouring invocations, each for every PARTS-th vector of the head's elements, in each of SLICES slices of the keys; an
 // invocation has RQ queries, and takes RK keys at a time. At the end the slices are joined through workgroup memory, CHUNK vectors at a
 // time. Grid: blocks of QL * RQ queries, heads, batches.
 // Expects: q, k, v, mask?, y (all but mask as vectors of four elements); SQ, SK (queries, keys), DQ, DV (vectors that an invocation has of
@@ -47,13 +47,13 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let slot = lane / PARTS;
     let slice = slot / QL;
     let first = group.x * MOST + slot % QL;
-    let k_base = b * K_B + h / GROUP * K_H + part * DQ;
-    let v_base = b * V_B + h / GROUP * V_H + part * DV;
+    let k_base = b * K_B + h / GROUP * K_H + part;
+    let v_base = b * V_B + h / GROUP * V_H + part;
 #for r in RQ
     let i$r = first + $(r)u * QL;
-    let q_at$r = b * Q_B + h * Q_H + min(i$r, SQ - 1u) * Q_S + part * DQ;
+    let q_from$r = b * Q_B + h * Q_H + min(i$r, SQ - 1u) * Q_S + part;
 #for d in DQ
-    let q$(r)_$d = q_at4(q_at$r + $(d)u) * SCALE;
+    let q$(r)_$d = q_at4(q_from$r + $(d * PARTS)u) * SCALE;
 #end
 #for d in DV
     var o$(r)_$d = vec4<f32>();
@@ -68,18 +68,23 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     for (var j = slice * RK; j < end; j += SLICES * RK) {
 #for n in RK
-        let k_at$n = k_base + min(j + $(n)u, SK - 1u) * K_S;
-        let v_at$n = v_base + min(j + $(n)u, SK - 1u) * V_S;
+        let k_from$n = k_base + min(j + $(n)u, SK - 1u) * K_S;
+        let v_from$n = v_base + min(j + $(n)u, SK - 1u) * V_S;
 #for r in RQ
         var s$(r)_$n = 0.0;
 #end
 #end
 #for d in DQ
 #for n in RK
-        let k$(n)_$d = k_at4(k_at$n + $(d)u);
+        let k$(n)_$d = k_at4(k_from$n + $(d * PARTS)u);
 #for r in RQ
         s$(r)_$n = fma(q$(r)_$(d).w, k$(n)_$(d).w, fma(q$(r)_$(d).z, k$(n)_$(d).z, fma(q$(r)_$(d).y, k$(n)_$(d).y, fma(q$(r)_$(d).x, k$(n)_$(d).x, s$(r)_$n))));
 #end
+#end
+#end
+#for d in DV
+#for n in RK
+        let v$(n)_$d = v_at4(v_from$n + $(d * PARTS)u);      // under way while scores become powers
 #end
 #end
 #for r in RQ
@@ -108,7 +113,6 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #for d in DV
 #for n in RK
-        let v$(n)_$d = v_at4(v_at$n + $(d)u);
 #for r in RQ
         o$(r)_$d = fma(vec4<f32>(p$(r)_$n), v$(n)_$d, o$(r)_$d);
 #end
@@ -125,7 +129,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     if (i$r < SQ) {
 #for d in DV
-        y_set4(y_at$r + slot * Y_S + part * DV + $(d)u, o$(r)_$d * share$r);
+        y_set4(y_at$r + slot * Y_S + part + $(d * PARTS)u, o$(r)_$d * share$r);
 #end
     }
 #else
@@ -155,7 +159,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         for (var s = e + QL * PARTS * CHUNK; s < LANES * CHUNK; s += QL * PARTS * CHUNK) { sum += sums[s]; }
         let place = e / (PARTS * CHUNK);
         if (group.x * MOST + $(r)u * QL + place < SQ) {
-            y_set4(y_at$r + place * Y_S + e / CHUNK % PARTS * DV + $(c * CHUNK)u + e % CHUNK, sum);
+            y_set4(y_at$r + place * Y_S + e / CHUNK % PARTS + ($(c * CHUNK)u + e % CHUNK) * PARTS, sum);
         }
     }
 #end

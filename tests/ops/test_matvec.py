@@ -9,7 +9,7 @@ import pytest
 
 from ort_gpu_ep.graph import from_onnx
 from ort_gpu_ep.health.probes.products import vectors_in_form
-from ort_gpu_ep.ops.matvec import ROWS
+from ort_gpu_ep.ops.matvec import ROWS, SIDES
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.types import FLOAT32, TensorType
@@ -49,10 +49,11 @@ def test_rows(rows: int, limits: Limits, count: int, k: int, monkeypatch: pytest
         assert_agree(run_direct(*node_model("MatMul", [a, b], 13))[0], (a.astype(np.float64) @ b).astype("f"), 2e-6)
 
 
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("count", "k"), [(4, 1), (36, 257), (1000, 1030), (1004, 129), (8, 20_001)])
-def test_columns(count: int, k: int) -> None:
+def test_columns(count: int, k: int, side: int) -> None:
     x, w, c = normal(1, k), normal(k, count, seed=1), normal(count, seed=2)
-    with vectors_in_form("columns"):
+    with vectors_in_form(f"columns {side}"):
         (got,) = run_direct(*node_model("Gemm", [x, w, c], 13, (1,), alpha=0.5, beta=2.0))
         assert_agree(got, (0.5 * x.astype(np.float64) @ w + 2 * c).astype("f"), 2e-6)
         a, b = normal(3, 1, k, seed=3), normal(3, k, count, seed=4)

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import Code
-from tests.ops.single_node import Array, check_decline, check_node, normal, positive
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.questions import apart
+from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.scheduler.planner import make_plan
+from ort_gpu_ep.types import FLOAT32, TensorType
+from tests.ops.single_node import Array, check_decline, check_node, node_model, normal, positive
 
 SHAPES = [(2, 5, 131), (3, 7, 11, 13), (1, 3, 2, 5, 7), (1, 2, 101, 307), (66000, 2, 3)]
 
@@ -141,3 +146,30 @@ ONE = np.ones(1, np.float32)
 ])
 def test_declines(code: Code, op: str, inputs: Any, opset: int, attributes: dict[str, Any]) -> None:
     check_decline(code, op, inputs, opset, **attributes)
+
+
+def shader_of(rows: int, n: int, limits: Limits) -> str:
+    model, feeds = node_model("LayerNormalization", [np.empty((rows, n), "f"), np.empty(n, "f"), np.empty(n, "f")], 17)
+    plan = make_plan(from_onnx(model), {k: TensorType(FLOAT32, a.shape) for k, a in feeds.items()}, limits)
+    return str(plan.steps[0].kernel.shader)     # type: ignore[union-attr]
+
+
+def test_which_rows_go_by_fours() -> None:
+    subgroups = Limits(frozenset(("subgroup",)))
+    assert shader_of(128, 384, subgroups) == shader_of(128, 384, Limits()) == "normalize_rows.wgsl"
+    assert shader_of(128, 386, subgroups) == shader_of(2, 40_000, subgroups) == "normalize.wgsl"
+    assert shader_of(128, 384, Limits(disabled=(("normalize_rows.wgsl", "a probe failed"),))) == "normalize.wgsl"
+
+
+@pytest.mark.parametrize("subgroups", [True, False])
+@pytest.mark.parametrize("shape", [(1, 4), (5, 3, 8), (7, 132), (130, 384), (3, 1024)], ids=str)
+def test_rows_by_fours(shape: tuple[int, ...], subgroups: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not subgroups:
+        monkeypatch.setattr(Limits, "allow", lambda self, shader, *features: not features)
+    x, scale, bias = normal(*shape) * 3 + 5, normal(shape[-1], seed=1), normal(shape[-1], seed=2)
+    with apart():
+        check_node("LayerNormalization", [x, scale, bias], 17, tolerance=2e-6)
+        check_node("LayerNormalization", [x, scale], 17, epsilon=0.5, tolerance=2e-6)
+        wide = x.astype(np.float64)
+        want = (wide / np.sqrt((wide ** 2).mean(-1, keepdims=True) + 1e-5) * scale).astype("f")
+        check_node("RMSNormalization", [x, scale], 23, wanted=[want], tolerance=2e-6, epsilon=1e-5)

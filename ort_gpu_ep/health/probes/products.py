@@ -109,7 +109,7 @@ _matvec_probe(
     "matrix times vector, rows by fours", "matvec_rows.wgsl", [f"rows {rows}" for rows in matvec.ROWS], (2,),
     ((1, 2052, 1001), (1, 32, 7), (1001, 132, 1), (1, 5000, 3)))
 _matvec_probe(
-    "matrix times vector, columns by fours", "matvec_columns.wgsl", ("columns",), (0,),
+    "matrix times vector, columns by fours", "matvec_columns.wgsl", [f"columns {side}" for side in matvec.SIDES], (0,),
     ((1, 2051, 1000), (1, 33, 8), (1, 130, 1004), (1, 5001, 36)))
 
 

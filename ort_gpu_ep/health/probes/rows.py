@@ -88,3 +88,15 @@ def neighbours(trial: Trial) -> str:
         sums = squares[:, :-2] + squares[:, 1:-1] + squares[:, 2:]
         agree("LRN", trial.node("LRN", 13, [x], size=3, alpha=0.1, beta=0.75, bias=1.0)[0], x / (1 + 0.1 / 3 * sums) ** 0.75)
     return "1 window"
+
+
+@probe("attention", "kernels", disables=("attention.wgsl",), fault=(r"return j < SK;", "return j + 1u < SK;"))
+def attention(trial: Trial) -> str:
+    """Queries that fill a workgroup and one alone, keys in slices and in one, fewer heads of keys, causal, with a mask."""
+    for _ in range(trial.rounds):
+        compare(trial, "Attention", 23, [trial.normal(2, 3, 37, 8), trial.normal(2, 3, 70, 8), trial.normal(2, 3, 70, 12)])
+        x = [trial.normal(1, 300, 64) for _ in range(3)]
+        compare(trial, "Attention", 23, x, q_num_heads=2, kv_num_heads=2, is_causal=1)
+        few = [trial.normal(1, 4, 1, 64), trial.normal(1, 2, 500, 64), trial.normal(1, 2, 500, 64), trial.normal(1, 500)]
+        compare(trial, "Attention", 23, few)
+    return "3 shapes"
