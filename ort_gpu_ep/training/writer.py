@@ -49,8 +49,8 @@ class Value:
     def shape(self) -> Shape:
         """Raises TrainingError where the model does not fix it."""
         if self.shape_or_none is None:
-            raise TrainingError(f"value {self.name!r}: its shape is not known before the run, and a gradient needs it; "
-                                "train a model whose shapes follow from those of its inputs")
+            raise TrainingError(f"value {self.name!r}: its shape is not known before the run{self.writer.origin(self.name)}, and a gradient "
+                                "needs it; train a model whose shapes follow from its inputs', or an output before that (output=)")
         return self.shape_or_none
 
     @property
@@ -183,6 +183,16 @@ class Writer:
             known = content[i] if i < len(content) else None
             outputs.append(self._value(name, dtype, shape, known, tracked) if name else None)
         return outputs
+
+    def origin(self, name: str) -> str:
+        """For a message: the node because of which a value's shape is not known."""
+        makers = {out: node for node in self.nodes for out in node.output if out}
+        while (node := makers.get(name)) is not None:
+            unknown = [n for n in node.input if n and n in self.values and self.values[n].shape_or_none is None]
+            if not unknown:
+                return f" (because of node {node.name or node.output[0]!r}, {node.op_type})"
+            name = unknown[0]
+        return ""
 
     def add_output(self, node: onnx.NodeProto, index: int, dtype: Any, shape: Shape) -> Value:
         """Asks a node for an optional output that it was not asked for."""

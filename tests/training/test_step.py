@@ -284,6 +284,12 @@ def test_a_fixed_batch_is_said() -> None:
         make_training_step(conv_bn(), loss="cross_entropy", optimizer=SGD(0.1), shapes={"x": (5, 2, 3, 3)})
 
 
+@pytest.mark.parametrize(("name", "op"), [("detector", "NonMaxSuppression"), ("table_rows", "Loop")])
+def test_shapes_that_depend_on_data_are_said_with_the_node_that_makes_them(name: str, op: str) -> None:
+    with pytest.raises(TrainingError, match=rf"\(because of node '[^']*{op}', {op}\).*\(output=\)|node '{op}' \({op}\) has no gradient"):
+        make_training_step(models.build(name), loss="mse", optimizer=SGD(0.1), batch=1)
+
+
 @pytest.mark.parametrize("make", [lambda: SGD(-1), lambda: Adam(float("nan")), lambda: SGD(0.1, clip=0), lambda: cosine(1, 3, warmup=3)])
 def test_wrong_numbers_are_said(make: Any) -> None:
     with pytest.raises(TrainingError, match="expected"):
