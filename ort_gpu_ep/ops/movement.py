@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import record
 from ort_gpu_ep.ops.axes import axes_of, ints_of, strides_of
-from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN, ints, stored
+from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN, ints, own, stored
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, Strided, View, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.shaders.composer import merged
 from ort_gpu_ep.symbolic import hint, same
@@ -140,26 +140,33 @@ def _blocks(node: BoundNode, shape: Shape, channels: bool) -> tuple[int, int, in
     size = int(node.attr("blocksize"))
     if len(shape) != 4:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of rank {len(shape)}; ONNX defines rank 4")
-    n, c, h, w = shape
+    n, c, h, w = (shape[k] for k in TO_PLAIN) if node.node.channels_last else shape
     if size < 1 or (c % (size * size) if channels else h % size or w % size):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {shape} by blocks of {size}")
     return n, c, h, w, size
 
 
-@op("DepthToSpace", dtypes={"T": ANY}, bindings="x -> y", epilogue=True)
+@op("DepthToSpace", dtypes={"T": ANY}, bindings="x -> y", epilogue=True, channels_last=own(0))
 def depth_to_space(node: BoundNode) -> Kernel | View:
     """y[n, c, h * b + i, w * b + j] = x[n, (i, j, c), h, w]; mode CRD: x[n, (c, i, j), h, w]."""
     n, c, h, w, b = _blocks(node, node.input(0).shape, channels=True)
     depth = c // (b * b)
+    if node.node.channels_last:
+        shape, order = ((n, h, w, depth, b, b), (0, 1, 4, 2, 5, 3)) if node.attr("mode") == "CRD" else (
+            (n, h, w, b, b, depth), (0, 1, 3, 2, 4, 5))
+        return _transposed(node, shape, order, (n, h * b, w * b, depth))
     out = (n, depth, h * b, w * b)
     if node.attr("mode") == "CRD":
         return _transposed(node, (n, depth, b, b, h, w), (0, 1, 4, 2, 5, 3), out)
     return _transposed(node, (n, b, b, depth, h, w), (0, 3, 4, 1, 5, 2), out)
 
 
-@op("SpaceToDepth", dtypes={"T": ANY}, bindings="x -> y", epilogue=True)
+@op("SpaceToDepth", dtypes={"T": ANY}, bindings="x -> y", epilogue=True, channels_last=own(0))
 def space_to_depth(node: BoundNode) -> Kernel | View:
     """y[n, (i, j, c), h, w] = x[n, c, h * b + i, w * b + j]; mode CRD: y[n, (c, i, j), h, w]."""
     n, c, h, w, b = _blocks(node, node.input(0).shape, channels=False)
+    if node.node.channels_last:
+        order = (0, 1, 3, 5, 2, 4) if node.attr("mode") == "CRD" else (0, 1, 3, 2, 4, 5)
+        return _transposed(node, (n, h // b, b, w // b, b, c), order, (n, h // b, w // b, c * b * b))
     order = (0, 1, 3, 5, 2, 4) if node.attr("mode") == "CRD" else (0, 3, 5, 1, 2, 4)
     return _transposed(node, (n, c, h // b, b, w // b, b), order, (n, c * b * b, h // b, w // b))

@@ -7,6 +7,7 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, integers, normal, record
+from ort_gpu_ep.ops.channels_last import own
 from ort_gpu_ep.ops.reduce import Rows, normal_axes, reduced_shape, rows_of, team_of
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, broadcast_strides, kernel, op
 from ort_gpu_ep.symbolic import hint, is_symbolic
@@ -128,14 +129,16 @@ def rms_normalization(node: BoundNode) -> Kernel:
     return main or _normalize(node, rows_of(x.shape, axes), indices, spread=VARIANCE, center=False, epsilon=node.attr("epsilon"))
 
 
-@op("InstanceNormalization", since=6, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)
+@op("InstanceNormalization", since=6, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True,
+    channels_last=own(0))
 def instance_normalization(node: BoundNode) -> Kernel:
     """y = (x - mean) / sqrt(variance + epsilon) * scale + bias over the spatial axes. x, y: [N, C, spatial...]; scale, bias: [C]."""
     x = node.input(0)
     if x.rank < 3:
         raise UnsupportedNodeError(Code.RANK, f"InstanceNormalization of rank {x.rank}; taken: 3 and more")
-    indices = {"scale_index": _per_channel(node, node.input(1), x.shape), "bias_index": _per_channel(node, node.input(2), x.shape)}
-    return _normalize(node, rows_of(x.shape, range(2, x.rank)), indices, spread=VARIANCE, center=True, epsilon=node.attr("epsilon"))
+    channel, spatial = (3, range(1, 3)) if node.node.channels_last else (1, range(2, x.rank))
+    indices = {f"{name}_index": _per_channel(node, node.input(k), x.shape, channel) for k, name in ((1, "scale"), (2, "bias"))}
+    return _normalize(node, rows_of(x.shape, spatial), indices, spread=VARIANCE, center=True, epsilon=node.attr("epsilon"))
 
 
 @op("GroupNormalization", since=18, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)
@@ -191,13 +194,14 @@ def batch_normalization(node: BoundNode) -> Kernel:
     return kernel("batch_norm.wgsl", [x.type], consts=consts)
 
 
-@op("LRN", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True)
+@op("LRN", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
 def lrn(node: BoundNode) -> Kernel:
     """y = x / (bias + alpha / size * sum x^2 over `size` neighbouring channels)^beta. x, y: [N, C, spatial...]."""
-    x, size = node.input(0), int(node.attr("size"))
+    x, size, last = node.input(0), int(node.attr("size")), node.node.channels_last
     if x.rank < 2 or size < 1:
         raise UnsupportedNodeError(Code.RANK, f"LRN of {x.type} with size {size}; taken: rank 2 and more, size 1 and more")
     consts: dict[str, Const] = {
-        "CHANNELS": x.shape[1], "INNER": prod(x.shape[2:]), "BEFORE": (size - 1) // 2, "AFTER": size // 2,
+        "CHANNELS": x.shape[-1] if last else x.shape[1], "INNER": 1 if last else prod(x.shape[2:]),
+        "BEFORE": (size - 1) // 2, "AFTER": size // 2,
         "FACTOR": float(node.attr("alpha")) / size, "BIAS": float(node.attr("bias")), "BETA": float(node.attr("beta"))}
     return kernel("lrn.wgsl", [x.type], consts=consts)

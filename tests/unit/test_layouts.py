@@ -21,8 +21,8 @@ IMAGE = "(float[1, 8, 16, 16] x)"
 SAME = "kernel_shape=[3,3], pads=[1,1,1,1]"
 FORMS = {
     "MaxPool": f"MaxPool<{SAME}>({{0}})", "AveragePool": f"AveragePool<{SAME}>({{0}})", "Softmax": "Softmax<axis=1>({0})",
-    "LRN": "LRN<size=3>({0})", "Add": "Add({0}, {1})"}
-"""LRN is plain in any case."""
+    "LpNormalization": "LpNormalization<axis=1>({0})", "Add": "Add({0}, {1})"}
+"""LpNormalization is plain in any case."""
 
 
 def work_of(graph: Graph) -> Work:
@@ -68,7 +68,7 @@ def test_no_other_labelling_is_cheaper(seed: int) -> None:
 
 
 def test_a_value_is_converted_once_for_all_its_readers() -> None:
-    text = f"{IMAGE} => (y, z, w) {{ y = MaxPool<{SAME}>(x) z = MaxPool<kernel_shape=[2,2]>(x) w = LRN<size=3>(x) }}"
+    text = f"{IMAGE} => (y, z, w) {{ y = MaxPool<{SAME}>(x) z = MaxPool<kernel_shape=[2,2]>(x) w = LpNormalization<axis=1>(x) }}"
     work = work_of(graph_of(text, opset=13))
     with gaining("MaxPool"):
         graph, _ = choose_layouts(work.graph, work.facts, work.limits)
