@@ -49,7 +49,7 @@ class Value:
     def shape(self) -> Shape:
         """Raises TrainingError where the model does not fix it."""
         if self.shape_or_none is None:
-            raise TrainingError(f"value {self.name!r}: its shape is not known before the run{self.writer.origin(self.name)}, and a gradient "
+            raise TrainingError(f"value {self.name!r}: its shape is unknown before the run{self.writer.origin(self.name)}, and a gradient "
                                 "needs it; train a model whose shapes follow from its inputs', or an output before that (output=)")
         return self.shape_or_none
 
