@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from tests.compressed.test_sessions import TROUBLES, device_nbytes
 from typer.testing import CliRunner
 
 from ort_gpu_ep import cli

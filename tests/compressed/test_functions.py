@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from tests.compressed.test_sessions import TROUBLES, device_nbytes
 
 from ort_gpu_ep.errors import InternalError, ModelError
 from ort_gpu_ep.explain import explanation
