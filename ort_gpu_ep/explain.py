@@ -56,14 +56,15 @@ class Profiled(Protocol):
 class Memory:
     """Device memory of one partition for one set of input shapes, in bytes.
 
-    activations: what its intermediate values share. unshared: what they would take with a buffer each. weights: constants.
-    exact: the shapes are the model's own or those of a run; else they are stand-ins for dynamic dimensions.
-    channels_last: nodes whose images are stored so. conversions: dispatches for the sake of layouts.
+    barriers: dispatches that wait for all before them. activations: what its intermediate values share. unshared: what they would take with
+    a buffer each. weights: constants. exact: the shapes are the model's own or those of a run; else they are stand-ins for dynamic
+    dimensions. channels_last: nodes whose images are stored so. conversions: dispatches for the sake of layouts.
     """
 
     partition: str
     shapes: tuple[str, ...]
     dispatches: int
+    barriers: int
     activation_nbytes: int
     unshared_nbytes: int
     weight_nbytes: int
@@ -156,7 +157,7 @@ class Explanation:
             lines.append(
                 f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations "
                 f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights, "
-                f"{memory.dispatches} dispatches{_layout(memory)}")
+                f"{memory.dispatches} dispatches, {memory.barriers} barriers{_layout(memory)}")
         lines += [f"event: {e}" for e in self.events]
         lines += ["", str(self.profile)] if self.profile is not None else []
         return "\n".join(lines)
@@ -250,8 +251,8 @@ def explanation(state: SessionState | None) -> Explanation:
         for plan in made or ([expected] if expected else ()):
             plans.append(plan)
             memory.append(Memory(
-                partition.graph.name, tuple(map(str, plan.inputs)), plan.dispatches, plan.slot_nbytes, plan.intermediate_nbytes,
-                program.weight_nbytes, bool(made), plan.channels_last, plan.conversions))
+                partition.graph.name, tuple(map(str, plan.inputs)), plan.dispatches, len(plan.barriers), plan.slot_nbytes,
+                plan.intermediate_nbytes, program.weight_nbytes, bool(made), plan.channels_last, plan.conversions))
     return Explanation(adapter_of(state), tuple(state.reports), tuple(memory), events_of(state), tuple(plans))
 
 

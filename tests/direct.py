@@ -58,7 +58,7 @@ def run_program(program: Program, feeds: Mapping[str, Array]) -> list[Array]:
         gpu.upload(tensor.buffer, 0, array.ctypes.data, array.nbytes)
         inputs.append(tensor)
     plan = program.plan([t.type for t in inputs], read)
-    check(plan)
+    check(plan, gpu.limits)
     outputs: dict[int, Tensor] = {}
 
     def make_output(index: int, shape: tuple[int, ...]) -> Tensor:

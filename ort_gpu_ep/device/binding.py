@@ -18,6 +18,7 @@ class Bound:
     """What a step binds, whatever the run. outer: whether an input or an output is among it.
 
     pieces: (place, offset in it, bytes) of each binding; bytes is None for the whole buffer: the bind group serves every size that fits.
+    awaited: places bound behind all, by a word each: what is bound of a buffer does not matter to the barrier that serves it.
     """
 
     label: str
@@ -25,6 +26,7 @@ class Bound:
     pieces: tuple[tuple[Place, int, int | None], ...]
     parameter_nbytes: int
     layout: Any
+    awaited: tuple[Place, ...] = ()
 
 
 def bound_of(gpu: Gpu, step: Dispatch, parameter_nbytes: int = 0) -> Bound:
@@ -38,7 +40,7 @@ def bound_of(gpu: Gpu, step: Dispatch, parameter_nbytes: int = 0) -> Bound:
             written.append(tensor.written)
     return Bound(
         step.label, any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors), tuple(pieces), parameter_nbytes,
-        bind_group_layout(gpu, tuple(written), parameter_nbytes > 0))
+        bind_group_layout(gpu, tuple(written), parameter_nbytes > 0, len(step.awaited)), step.awaited)
 
 
 def bind_group(gpu: Gpu, bound: Bound, buffer_of: Callable[[Place], tuple[Buffer, int]], parameters: Buffer | None = None) -> Any:
@@ -51,6 +53,7 @@ def bind_group(gpu: Gpu, bound: Bound, buffer_of: Callable[[Place], tuple[Buffer
         bindings.append((buffer.native, offset + first, size))
     if bound.parameter_nbytes and parameters is not None:
         bindings.append((parameters.native, 0, bound.parameter_nbytes))
+    bindings += [(buffer.native, offset, 4) for buffer, offset in map(buffer_of, bound.awaited)]
     try:
         return gpu.device.create_bind_group(bound.label, bound.layout, bindings)
     except GPUError as error:

@@ -163,13 +163,14 @@ class Device(Object):
         del held
         return made
 
-    def create_bind_group_layout(self, written: Sequence[bool], uniform: bool = False) -> Any:
+    def create_bind_group_layout(self, written: Sequence[bool], uniform: bool = False, awaited: int = 0) -> Any:
         """A BindGroupLayout of storage buffers of compute shaders, in the order of their bindings: read-write or read-only.
 
-        uniform: behind them a uniform buffer with a dynamic offset.
+        uniform: behind them a uniform buffer with a dynamic offset. awaited: behind all, so many read-only ones that no shader names.
         """
         kinds = [lib.WGPUBufferBindingType_Storage if w else lib.WGPUBufferBindingType_ReadOnlyStorage for w in written]
         kinds += [lib.WGPUBufferBindingType_Uniform] if uniform else []
+        kinds += [lib.WGPUBufferBindingType_ReadOnlyStorage] * awaited
         entries = ffi.new("WGPUBindGroupLayoutEntry[]", len(kinds))
         for index, (entry, kind) in enumerate(zip(entries, kinds, strict=True)):
             entry.binding, entry.visibility, entry.buffer.type = index, lib.WGPUShaderStage_Compute, kind

@@ -46,15 +46,18 @@ def pipeline(gpu: Gpu, dispatch: Dispatch, option: str, composer: Composer = com
     source = composer(dispatch.kernel, dispatch.bindings, limit)
     written = tuple(t.written for t in dispatch.tensors for _ in parts(t.type, limit))
     varies = bool(parameters(dispatch.kernel, dispatch.bindings))
-    return gpu.pipeline((source, checked), lambda: _compile(gpu, dispatch, source, (written, varies), checked))
+    bound = (written, varies, len(dispatch.awaited))
+    return gpu.pipeline((source, checked, len(dispatch.awaited)), lambda: _compile(gpu, dispatch, source, bound, checked))
 
 
-def bind_group_layout(gpu: Gpu, written: tuple[bool, ...], varies: bool = False) -> Any:
-    """An explicit layout: read-only and writable storage buffers, in order. varies: then a uniform struct, at an offset of the run's."""
-    return gpu.layouts.get((written, varies), lambda: gpu.device.create_bind_group_layout(written, varies))
+def bind_group_layout(gpu: Gpu, written: tuple[bool, ...], varies: bool = False, awaited: int = 0) -> Any:
+    """An explicit layout: read-only and writable storage buffers, in order. varies: then a uniform struct, at an offset of the run's.
+    awaited: then so many buffers that the shader does not name.
+    """
+    return gpu.layouts.get((written, varies, awaited), lambda: gpu.device.create_bind_group_layout(written, varies, awaited))
 
 
-def _compile(gpu: Gpu, dispatch: Dispatch, source: str, bound: tuple[tuple[bool, ...], bool], checked: bool) -> Any:
+def _compile(gpu: Gpu, dispatch: Dispatch, source: str, bound: tuple[tuple[bool, ...], bool, int], checked: bool) -> Any:
     label = dispatch.label
     try:
         device = gpu.device

@@ -6,6 +6,7 @@ Where it was made for sizes that vary (scheduler/template.py), some of its numbe
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -64,6 +65,8 @@ class Dispatch:
     """One `dispatch_workgroups`. level: length of the longest chain of dispatches before it.
 
     groups: workgroups in x, y and z; of a number that varies (count, 1, 1), not yet folded into what an adapter allows.
+    awaited: places that it binds and does not read, behind all others: the barrier in front of it then serves the steps after it that
+    do read them (barriers.py).
     """
 
     label: str
@@ -71,11 +74,17 @@ class Dispatch:
     tensors: tuple[Bound, ...]
     groups: tuple[int, int, int]
     level: int
+    awaited: tuple[Place, ...] = ()
 
     @property
     def bindings(self) -> dict[str, tuple[TensorType, bool]]:
         """WGSL name -> (type, written) of every tensor, in binding order."""
         return {t.name: (t.type, t.written) for t in self.tensors}
+
+    @property
+    def uses(self) -> dict[Place, bool]:
+        """Every place that it binds -> whether it writes there."""
+        return {**dict.fromkeys(self.awaited, False), **{t.place: t.written for t in self.tensors}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +144,36 @@ class Plan:
         """Device memory that intermediate values take."""
         return sum(self.slots)
 
+    @property
+    def barriers(self) -> frozenset[int]:
+        """The steps that wait for all before them, see barriers.py. A copy does, and ends a pass; behind it a pass begins anew."""
+        found, state = set[int](), dict[Place, bool]()
+        for i, step in enumerate(self.steps):
+            if isinstance(step, Copy):
+                state.clear()
+                continue
+            if conflicts(state, step.uses):
+                found.add(i)
+            state.update(step.uses)
+        return frozenset(found)
+
     def __str__(self) -> str:
         lines = [f"inputs  {', '.join(map(str, self.inputs))}", f"outputs {', '.join(map(str, self.outputs))}",
                  f"slots   {', '.join(map(str, self.slots)) or 'none'} (bytes)"]
         lines += [f"once {_line(step)}" for step in self.prologue]
-        lines += [f"{i:4} {_line(step)}" for i, step in enumerate(self.steps)]
-        return "\n".join(lines)
+        barriers = self.barriers
+        lines += [f"{i:4}{'|' if i in barriers else ' '}{_line(step)}" for i, step in enumerate(self.steps)]
+        return "\n".join([*lines, f"{self.dispatches} dispatches, {len(barriers)} barriers (|)"])
+
+
+def conflicts(state: Mapping[Place, bool], uses: Mapping[Place, bool]) -> list[Place]:
+    """What needs a barrier. state: of each place that the pass has bound, whether it was written last. uses: of the next dispatch."""
+    return [place for place, written in uses.items() if place in state and (written or state[place])]
 
 
 def _line(step: Dispatch | Copy) -> str:
     if isinstance(step, Copy):
         return f"copy {step.label}: {step.source} -> {step.target} {step.nbytes} B"
     tensors = " ".join(f"{'>' if t.written else ''}{t.name}={t.place}:{t.type}{f' in {t.whole}' if t.whole else ''}" for t in step.tensors)
+    tensors += f" awaits {', '.join(map(str, step.awaited))}" if step.awaited else ""
     return f"{step.label}: {step.kernel.shader} {math.prod(step.groups)} groups, level {step.level}: {tensors}"

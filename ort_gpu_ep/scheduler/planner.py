@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from ort_gpu_ep.errors import InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import HostValues, facts_of, walk
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, UnknownValueError, parts, tensors_of
+from ort_gpu_ep.scheduler.barriers import share_barriers
 from ort_gpu_ep.scheduler.lifetime import assign_slots
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
@@ -175,14 +177,15 @@ def _place(draft: _Draft) -> Plan:
     written = {draft.root(n): t.bound.nbytes for d, names in draft.dispatches for t, n in zip(d.tensors, names, strict=True) if t.written}
     inner = {name: nbytes for name, nbytes in written.items() if name not in places}
     order, slot_of, slots = assign_slots(
-        [tuple(draft.root(n) for n in names) for _, names in draft.dispatches], levels, {n: hint(size) for n, size in inner.items()})
+        [tuple(draft.root(n) for n in names) for _, names in draft.dispatches], levels, {n: hint(size) for n, size in inner.items()},
+        _costs(draft, levels))
     places.update({name: Place(Kind.SLOT, slot) for name, slot in slot_of.items()})
     steps: list[Dispatch | Copy] = []
     for i in order:
         dispatch, names = draft.dispatches[i]
         tensors = tuple(replace(t, place=_place_of(draft, places, n)) for t, n in zip(dispatch.tensors, names, strict=True))
         steps.append(replace(dispatch, tensors=tensors, level=levels[i]))
-    steps += _output_copies(draft, places)
+    steps = share_barriers([*steps, *_output_copies(draft, places)], draft.limits)
     used = sorted({t.place for s in (*draft.prologue, *steps) if isinstance(s, Dispatch) for t in s.tensors}
                   | {s.source for s in steps if isinstance(s, Copy)})
     constants = tuple(_constant(draft, p.name) for p in used if p.kind is Kind.CONSTANT)
@@ -190,6 +193,21 @@ def _place(draft: _Draft) -> Plan:
         tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps),
         _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()),
         tuple(draft.prologue), tuple(draft.kept.items()), draft.channels_last, draft.conversions, tuple(draft.inverses))
+
+
+def _costs(draft: _Draft, levels: Sequence[int]) -> list[float]:
+    """Bytes that each dispatch writes. A barrier stands in front of what writes into a value that an earlier level wrote, so it comes
+    first in its level, before all others.
+    """
+    since: dict[str, int] = {}
+    for (dispatch, names), level in zip(draft.dispatches, levels, strict=True):
+        for t, name in zip(dispatch.tensors, names, strict=True):
+            if t.written:
+                since[draft.root(name)] = min(level, since.get(draft.root(name), level))
+    return [
+        inf if any(t.written and since[draft.root(n)] < level for t, n in zip(dispatch.tensors, names, strict=True))
+        else hint(sum(t.type.nbytes for t in dispatch.tensors if t.written))
+        for (dispatch, names), level in zip(draft.dispatches, levels, strict=True)]
 
 
 def _slot_sizes(slots: Sequence[int], slot_of: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.registry import Limits, part_count
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.shaders.composer import parameters
 from ort_gpu_ep.symbolic import is_symbolic
@@ -10,8 +11,8 @@ from ort_gpu_ep.symbolic import is_symbolic
 _READ_ONLY = (Kind.INPUT, Kind.WEIGHT, Kind.CONSTANT, Kind.PREPARED)
 
 
-def violations(plan: Plan) -> list[str]:
-    """What is wrong with a plan, one sentence each; empty for a legal one."""
+def violations(plan: Plan, limits: Limits | None = None) -> list[str]:
+    """What is wrong with a plan, one sentence each; empty for a legal one. limits: of the adapter, where bindings are to be counted."""
     found, prepared = _prologue_violations(plan)
     written = set(prepared)
     for i, step in enumerate(plan.steps):
@@ -26,12 +27,29 @@ def violations(plan: Plan) -> list[str]:
                 found.append(f"step {i} {step.label}: reads and writes {place}")
         if len(set(writes)) < len(writes):
             found.append(f"step {i} {step.label}: writes one place twice")
+        if isinstance(step, Dispatch):
+            found += [f"step {i} {step.label}: {problem}" for problem in _binding_violations(step, written, limits)]
         written.update(writes)
         found += [f"step {i} {step.label}: {n} B in {p} of {plan.slots[p.index]} B" for p, n in _slot_sizes(step)
                   if n > plan.slots[p.index]]
     for k, tensor in enumerate(plan.outputs):
         if tensor.nbytes and Place(Kind.OUTPUT, k) not in written:
             found.append(f"output {k} {tensor} is never written")
+    return found
+
+
+def _binding_violations(step: Dispatch, written: set[Place], limits: Limits | None) -> list[str]:
+    """What is wrong with what a dispatch awaits, and with the number of its bindings. written: before it."""
+    own = {t.place for t in step.tensors}
+    found = [f"awaits {place}, which is no slot" for place in step.awaited if place.kind is not Kind.SLOT]
+    found += [f"awaits {place} before anything wrote it" for place in step.awaited if place not in written]
+    found += [f"awaits {place}, which it binds anyway" for place in step.awaited if place in own]
+    if len(set(step.awaited)) < len(step.awaited):
+        found.append("awaits one place twice")
+    if limits is not None:
+        count = len(step.awaited) + sum(part_count(t.bound, limits.max_binding_nbytes) for t in step.tensors)
+        if count > limits.max_buffers_per_stage:
+            found.append(f"binds {count} buffers of {limits.max_buffers_per_stage}")
     return found
 
 
@@ -57,9 +75,9 @@ def _prologue_violations(plan: Plan) -> tuple[list[str], set[Place]]:
     return found, written
 
 
-def check(plan: Plan) -> None:
-    """Raises InternalError, naming every violation, for an illegal plan."""
-    found = violations(plan)
+def check(plan: Plan, limits: Limits | None = None) -> None:
+    """Raises InternalError, naming every violation, for an illegal plan. limits: as in `violations`."""
+    found = violations(plan, limits)
     if found:
         raise InternalError("illegal plan:\n" + "\n".join(found) + f"\n{plan}")
 

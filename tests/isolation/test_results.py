@@ -63,6 +63,13 @@ def types_that_kernels_ask_for() -> bytes:
     return make_model(nodes, inputs, outputs, constants)
 
 
+def branches() -> bytes:
+    """Dispatches that bind what others read."""
+    nodes = [node("Softmax", "x", "a"), node("Softmax", "x", "b", axis=0), node("Softmax", "a", "c"), node("Softmax", "b", "d"),
+             node("Softmax", "c", "e"), node("Softmax", "d", "f"), node("Sum", "e f", "y")]
+    return make_model(nodes, [info("x", ["N", 16])], ["y"])
+
+
 def big() -> bytes:
     return make_model([node("Relu", "x", "a"), node("Sqrt", "a", "y")], [info("x", ["N", 1024])], ["y"])
 
@@ -77,6 +84,7 @@ CASES: dict[str, tuple[bytes, dict[str, Any]]] = {
     "element types": (types_that_kernels_ask_for(), {"p": rng.random(37) < 0.5, "q": rng.random(37) < 0.5, "n": rng.integers(0, 5, 37),
                                                      "x": (30 * rng.normal(size=37)).round().astype("f")}),
     "16 MiB": (big(), {"x": rng.normal(size=(4096, 1024)).astype("f")}),
+    "branches": (branches(), {"x": rows(6)}),
     "no rows": (mlp(), {"x": rows(0)}),
 }
 

@@ -9,7 +9,7 @@ import pytest
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.partitioner import rewrite
+from ort_gpu_ep.partitioner import parts, rewrite
 from ort_gpu_ep.partitioner.invariants import PROPERTIES, violations
 from ort_gpu_ep.partitioner.passes import PARTS_PLACED, PASSES, Work, run
 from ort_gpu_ep.registry import Limits
@@ -45,6 +45,12 @@ HELD: dict[str, Array] = {
     "k": data(4, 8, 1, 1), "m": data(8, 5), "scale": data(8, 1, 1), "as": np.array([2, 8, 6, 5])}
 
 
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place wherever it can be: these tests are of how parts are written."""
+    monkeypatch.setattr(parts, "WAIT_NS", 0.0)
+
+
 def made(text: str) -> tuple[onnx.ModelProto, dict[str, Array]]:
     model = model_of(text, {n: a for n, a in HELD.items() if f" {n}" in text.split("=>")[1]}, opset=17 if "BitwiseNot" not in text else 18)
     feeds = {}
@@ -59,6 +65,7 @@ def shaders(model: onnx.ModelProto) -> list[str]:
     return [s.kernel.shader for s in plan_of(from_onnx(model)).steps if hasattr(s, "kernel")]
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_in_place(name: str) -> None:
     model, feeds = made(IN_PLACE[name])
@@ -68,6 +75,7 @@ def test_in_place(name: str) -> None:
             assert_agree(got, want, 2e-6)
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("name", COPIED)
 def test_what_can_not_be_written_in_place_is_copied(name: str) -> None:
     model, feeds = made(COPIED[name])
@@ -76,6 +84,7 @@ def test_what_can_not_be_written_in_place_is_copied(name: str) -> None:
         assert_agree(got, want, 2e-6)
 
 
+@pytest.mark.usefixtures("always")
 def test_one_plan_for_all_sizes() -> None:
     """Channels side by side in each pixel: the rows are of fixed size, whatever the image is."""
     text = "(float[N, 8, H, W] x) => (y) { a = Conv(x, k) b = Conv(x, k) c = Relu(b) g = Concat<axis=1>(a, c) y = GlobalMaxPool(g) }"
@@ -90,6 +99,18 @@ def test_one_plan_for_all_sizes() -> None:
         program.close()
 
 
+@pytest.mark.parametrize(("shape", "chain", "in_place"), [
+    ("2, 8, 6, 5", "a = Exp(x) b = Neg(z)", False),
+    ("2, 8, 6, 5", "a = Exp(x) r = Softmax(z) b = Softmax<axis=1>(r)", True),
+    ("200, 64, 32, 32", "a = Exp(x) b = Neg(z)", True),
+])
+def test_parts_that_could_be_made_side_by_side_are_copied_while_they_are_small(shape: str, chain: str, in_place: bool) -> None:
+    """A barrier would separate them; one after another they wait anyway."""
+    text = f"(float[{shape}] x, float[{shape}] z) => (y) {{ {chain} y = Concat<axis=1>(a, b) }}"
+    assert bool([s for s in shaders(model_of(text)) if s.startswith("concat")]) != in_place
+
+
+@pytest.mark.usefixtures("always")
 def test_the_rules_can_fail() -> None:
     graph = graph_of(IN_PLACE["steps and pools"])
     work = Work(graph, static_types(graph), Limits())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ort_gpu_ep.scheduler.lifetime import ALIGN_NBYTES, MEMORY_FOR_PARALLELISM, assign_slots
+from ort_gpu_ep.scheduler.lifetime import ALIGN_NBYTES, MEMORY_FOR_PARALLELISM, PARALLEL_NBYTES, UNUSED_NBYTES, assign_slots
 
 
 @st.composite
@@ -78,12 +78,38 @@ def test_best_fit() -> None:
 
 
 def test_independent_branches_stay_parallel_while_memory_allows() -> None:
-    """Two dispatches of one level may share no slot; if that took much more memory, the given order wins."""
+    """Two dispatches of one level may share no slot; if that took much more memory, the given order wins. Some memory is nothing."""
     small = [("x", "a"), ("a", "b"), ("x", "c"), ("c", "d"), ("b", "d", "y")]
-    levels = [0, 1, 0, 1, 2]
-    order, _, _ = assign_slots(small, levels, {"a": 256, "b": 4096, "c": 256, "d": 4096})
-    assert order == [0, 2, 1, 3, 4]
-    order, slot_of, slots = assign_slots(small, levels, {"a": 4096, "b": 256, "c": 4096, "d": 256})
+    levels, large = [0, 1, 0, 1, 2], 2 * PARALLEL_NBYTES
+    for most in (large, PARALLEL_NBYTES // 2):
+        order, _, _ = assign_slots(small, levels, {"a": 256, "b": most, "c": 256, "d": most})
+        assert order == [0, 2, 1, 3, 4]
+    order, slot_of, slots = assign_slots(small, levels, {"a": large, "b": 256, "c": large, "d": 256})
     assert order == [0, 1, 2, 3, 4]
     assert slot_of["a"] == slot_of["c"]
-    assert sum(slots) * MEMORY_FOR_PARALLELISM < 2 * 4096 + 2 * 256
+    assert sum(slots) * MEMORY_FOR_PARALLELISM < 2 * large + 2 * 256
+
+
+LEVELS = [0, 1, 1, 2, 2]
+BRANCHES = [("x", "a"), ("a", "b"), ("a", "c"), ("b", "d"), ("c", "e")]
+
+
+def test_what_branches_write_was_not_used_before() -> None:
+    """But for the first of a level: a barrier stands in front of it anyway."""
+    order, slot_of, slots = assign_slots(BRANCHES, LEVELS, dict.fromkeys("abcde", 1000), [0, 1, 2, 1, 2])
+    assert order == [0, 2, 1, 4, 3]
+    assert slot_of["e"] == slot_of["a"]
+    assert slot_of["d"] not in {slot_of[n] for n in "abc"}
+    assert slots == [1024] * 4
+
+
+def test_slots_that_were_not_used_are_limited() -> None:
+    """Where a value takes long to write itself, and where all of them take too much."""
+    _, slot_of, _ = assign_slots(BRANCHES, LEVELS, {**dict.fromkeys("abce", 256), "a": UNUSED_NBYTES + 1, "d": UNUSED_NBYTES + 1})
+    assert slot_of["d"] == slot_of["a"]
+    many = 40
+    uses = [("x", "a0"), ("a0", "b0")] + [(f"{kind}{k - 1}", f"{kind}{k}") for k in range(1, many) for kind in "ab"]
+    levels = [0, 0] + [k for k in range(1, many) for _ in "ab"]
+    uses[1] = ("x", "b0")
+    _, _, slots = assign_slots(uses, levels, {name: UNUSED_NBYTES for use in uses for name in use if name != "x"})
+    assert 2 * UNUSED_NBYTES + PARALLEL_NBYTES // 2 < sum(slots) <= 3 * UNUSED_NBYTES + PARALLEL_NBYTES

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.verify import check, violations
 from ort_gpu_ep.types import DTYPES, DType
@@ -31,7 +32,7 @@ def plan(rng: np.random.Generator) -> Plan:
 def test_plans_are_legal(model: onnx.ModelProto) -> None:
     graph = from_onnx(model)
     for with_fusion in (False, True):
-        assert violations(plan_of(graph, with_fusion)) == []
+        assert violations(plan_of(graph, with_fusion), Limits()) == []
 
 
 @settings(max_examples=60)
@@ -75,7 +76,8 @@ def test_element_types_stay_themselves(dtype: DType) -> None:
 def test_it_prints(plan: Plan) -> None:
     lines = str(plan).splitlines()
     assert lines[:3] == ["inputs  float32[3, 16]", "outputs float32[3, 8]", "slots   256, 256 (bytes)"]
-    assert len(lines) == 3 + len(plan.prologue) + len(plan.steps)
+    assert len(lines) == 3 + len(plan.prologue) + len(plan.steps) + 1
+    assert lines[-1] == "3 dispatches, 2 barriers (|)"
     assert any("weight:w:float32[16, 8]" in line for line in lines[3:])
 
 

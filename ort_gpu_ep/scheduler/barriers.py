@@ -1,0 +1,51 @@
+"""Where a plan causes barriers (`Plan.barriers` counts them), and how one serves several dispatches.
+
+Within a compute pass wgpu puts a barrier in front of each dispatch that binds a buffer which was written since the pass began, or that
+writes one which was read; the barrier waits for all work before it. A buffer that the pass has not bound before costs nothing, and a
+barrier serves all that its dispatch binds. So of k dispatches which do not depend on each other, each causes a barrier of its own by what
+it reads, unless the first of them binds that, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ort_gpu_ep.registry import Limits, part_count
+from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, conflicts
+
+
+def share_barriers(steps: Sequence[Dispatch | Copy], limits: Limits) -> list[Dispatch | Copy]:
+    """The same steps, where each that a barrier precedes also awaits what those after it read, as far as these then need none."""
+    state, shared = dict[Place, bool](), list[Dispatch | Copy]()
+    for i, step in enumerate(steps):
+        if isinstance(step, Copy):
+            state.clear()
+        else:
+            uses = step.uses
+            if conflicts(state, uses):
+                room = limits.max_buffers_per_stage - sum(part_count(t.bound, limits.max_binding_nbytes) for t in step.tensors)
+                step = replace(step, awaited=_awaited(steps[i + 1:], {**state, **uses}, set(uses), room))
+                uses = step.uses
+            state.update(uses)
+        shared.append(step)
+    return shared
+
+
+def _awaited(later: Sequence[Dispatch | Copy], state: dict[Place, bool], own: set[Place], room: int) -> tuple[Place, ...]:
+    """What a barrier can serve of what later steps read, up to the first step that needs one of its own.
+
+    state: behind the barrier's step. own: what that step binds. room: bindings that it has left.
+    """
+    found = list[Place]()
+    for step in later:
+        if isinstance(step, Copy):
+            break
+        uses = step.uses
+        wanted = conflicts(state, uses)
+        if any(uses[p] or p in own or p.kind is not Kind.SLOT for p in wanted) or len(found) + len(wanted) > room:
+            break
+        found += wanted
+        state.update(uses)
+        own |= {p for p, written in uses.items() if written}
+    return tuple(found)
