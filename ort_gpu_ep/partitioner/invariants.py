@@ -14,8 +14,18 @@ from ort_gpu_ep.ops.joining import IN_PLACE
 from ort_gpu_ep.partitioner.absorption import absorb
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
+from ort_gpu_ep.partitioner.integers import quantize_products
 from ort_gpu_ep.partitioner.layouts import CHANNELS_LAST, is_conversion
-from ort_gpu_ep.partitioner.passes import ASKED, CHAINS_FUSED, DECODERS_ABSORBED, LAYOUTS_CHOSEN, PARTS_PLACED, PATTERNS_FUSED, Work
+from ort_gpu_ep.partitioner.passes import (
+    ASKED,
+    CHAINS_FUSED,
+    DECODERS_ABSORBED,
+    LAYOUTS_CHOSEN,
+    PARTS_PLACED,
+    PATTERNS_FUSED,
+    PRODUCTS_QUANTIZED,
+    Work,
+)
 from ort_gpu_ep.registry import Decline
 from ort_gpu_ep.symbolic import hints
 from ort_gpu_ep.types import TensorType
@@ -75,6 +85,12 @@ def _asked(work: Work) -> Iterator[str]:
             yield f"{node.label} was not asked"
 
 
+def _no_float_product(work: Work) -> Iterator[str]:
+    again = quantize_products(work.graph, work.facts, work.limits)
+    if len(again.nodes) != len(work.graph.nodes):
+        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when products of bytes are fused once more"
+
+
 def _no_decoder(work: Work) -> Iterator[str]:
     again = absorb(work.graph, work.facts, work.limits)
     if len(again.nodes) != len(work.graph.nodes):
@@ -124,6 +140,6 @@ def _parts(work: Work) -> Iterator[str]:
 
 
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
-    ASKED: _asked, DECODERS_ABSORBED: _no_decoder, PATTERNS_FUSED: _no_pattern, CHAINS_FUSED: _no_chain, LAYOUTS_CHOSEN: _layouts,
-    PARTS_PLACED: _parts}
+    ASKED: _asked, PRODUCTS_QUANTIZED: _no_float_product, DECODERS_ABSORBED: _no_decoder, PATTERNS_FUSED: _no_pattern,
+    CHAINS_FUSED: _no_chain, LAYOUTS_CHOSEN: _layouts, PARTS_PLACED: _parts}
 """Each property that a pass requires or ensures, as a rule."""

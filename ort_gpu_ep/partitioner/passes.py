@@ -17,6 +17,7 @@ from ort_gpu_ep.lowering import Answer, Facts, facts_of, walk
 from ort_gpu_ep.partitioner.absorption import absorb
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
+from ort_gpu_ep.partitioner.integers import quantize_products
 from ort_gpu_ep.partitioner.layouts import choose_layouts
 from ort_gpu_ep.partitioner.parts import place_parts
 from ort_gpu_ep.registry import BoundNode, Limits
@@ -46,6 +47,10 @@ def _ask(work: Work) -> Graph:
     return work.graph
 
 
+def _integers(work: Work) -> Graph:
+    return quantize_products(work.graph, work.facts, work.limits)
+
+
 def _absorb(work: Work) -> Graph:
     return absorb(work.graph, work.facts, work.limits)
 
@@ -68,6 +73,7 @@ def _parts(work: Work) -> Graph:
 
 
 ASKED = "every row has been asked, and the types of values are known"
+PRODUCTS_QUANTIZED = "no product of dequantized bytes is left whose result becomes bytes again"
 DECODERS_ABSORBED = "no decoder of a constant is left that the one product behind it could read packed"
 PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
 CHAINS_FUSED = "no elementwise node is left that its producer could do"
@@ -87,7 +93,8 @@ class Pass:
 
 FUSION: Sequence[Pass] = (
     Pass("ask", _ask, ensures=frozenset({ASKED})),
-    Pass("absorb", _absorb, requires=frozenset({ASKED}), ensures=frozenset({DECODERS_ABSORBED})),
+    Pass("integers", _integers, requires=frozenset({ASKED}), ensures=frozenset({PRODUCTS_QUANTIZED})),
+    Pass("absorb", _absorb, requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({DECODERS_ABSORBED})),
     Pass("patterns", _patterns, requires=frozenset({ASKED}), ensures=frozenset({PATTERNS_FUSED})),
     Pass("chains", _chains, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({CHAINS_FUSED})),
 )

@@ -126,7 +126,8 @@ def test_int8_with_samples_quantizes_activations_too(model: Path, tmp_path: Path
     report = compress(model, tmp_path / "small.onnx", "int8", calibrate=tmp_path / "data.npz")
     made = onnx.load(tmp_path / "small.onnx")
     assert sum(n.op_type == "QuantizeLinear" for n in made.graph.node) >= 4
-    assert report.output_error < 0.1
+    assert report.agreement is not None
+    assert report.agreement > 0.9       # of random weights: what onnxruntime's quantizer leaves of them
     opened = open_session(str(tmp_path / "small.onnx"))
     feeds = {"x": RNG.normal(size=(4, 3, 12, 12)).astype("f")}
     wanted = run_plain(made, feeds)

@@ -1,0 +1,102 @@
+"""QuantizeLinear after a Conv or MatMul of dequantized bytes becomes one product of bytes: QLinearConv, QLinearMatMul.
+
+ONNX Runtime does the same for its CPU, but only after it has asked providers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ort_gpu_ep.claim import claim
+from ort_gpu_ep.graph import Graph, Node
+from ort_gpu_ep.lowering import Facts, bind
+from ort_gpu_ep.registry import Decline, Limits
+from ort_gpu_ep.types import INT8, INT32, UINT8
+
+PRODUCTS: Mapping[str, str] = {"Conv": "QLinearConv", "MatMul": "QLinearMatMul"}
+
+
+def quantize_products(graph: Graph, facts: Facts, limits: Limits) -> Graph:
+    """The graph with each such group of nodes as one node."""
+    found = _Finder(graph, facts)
+    replaced: dict[int, Node | None] = {}
+    for node in graph.nodes:
+        parts = found.parts(node)
+        if parts is None or any(id(p) in replaced for p in parts[1:]):
+            continue
+        fused = parts[0]
+        bound = bind(fused, facts)
+        if isinstance(bound, Decline) or isinstance(claim(bound, limits), Decline):
+            continue
+        replaced.update({id(p): None for p in parts[1:]})
+        replaced[id(node)] = fused
+    if not replaced:
+        return graph
+    return graph.with_nodes(tuple(n for node in graph.nodes if (n := replaced.get(id(node), node)) is not None))
+
+
+class _Finder:
+    """What stands before a QuantizeLinear."""
+
+    def __init__(self, graph: Graph, facts: Facts) -> None:
+        self.graph, self.facts = graph, facts
+        self.producers, self.consumers = graph.producers(), graph.consumers()
+
+    def parts(self, last: Node) -> list[Node] | None:
+        """The fused node, then the nodes that it stands for; None where it is not such a group."""
+        if last.op != "QuantizeLinear" or last.domain or len(last.inputs) < 3 or last.attributes.get("block_size"):
+            return None
+        inside, product = [last], self._only(last.inputs[0])
+        if product is not None and product.op == "Relu" and self._clamps_at_zero(last):
+            inside.append(product)
+            product = self._only(product.inputs[0])
+        if product is None or product.domain or product.op not in PRODUCTS or product.epilogue:
+            return None
+        decoders = [self.producers.get(name) for name in product.inputs if name]
+        if any(d is None or d.op != "DequantizeLinear" or d.domain or d.attributes.get("block_size") for d in decoders):
+            return None
+        read = [d for d in decoders if d is not None]
+        inputs = self._inputs(product, read, last)
+        if inputs is None:
+            return None
+        inside += [product, *(d for d in read if self._only(d.outputs[0]) is d)]
+        members = tuple(sorted({i for n in inside for i in n.members}))
+        fused = Node(
+            PRODUCTS[product.op], inputs, last.outputs, product.name, "", 10, product.attributes, id=last.id, sources=members)
+        return [fused, *inside]
+
+    def _only(self, name: str) -> Node | None:
+        """Who makes a value that one node alone reads."""
+        alone = len(self.consumers.get(name, ())) == 1 and name not in self.graph.outputs
+        return self.producers.get(name) if alone else None
+
+    def _clamps_at_zero(self, last: Node) -> bool:
+        """Whether the least number that it writes stands for 0: then a Relu before it changes nothing."""
+        zero = self.graph.constant(last.inputs[2])
+        return zero is not None and zero.size == 1 and int(zero.reshape(-1)[0]) == np.iinfo(zero.dtype).min
+
+    def _inputs(self, product: Node, read: Sequence[Node], last: Node) -> tuple[str, ...] | None:
+        """Of the fused node; None where types or scales are not those of a product of bytes."""
+        x, w = ((*d.inputs, "")[:3] for d in read[:2])
+        types = [self.facts.types.get(name) for name in (x[0], w[0], last.outputs[0])]
+        scales = [self.facts.types.get(name) for name in (x[1], w[1])]
+        if any(t is None or t.dtype not in (UINT8, INT8) for t in types) or scales[0] is None or scales[1] is None or scales[0].size != 1:
+            return None
+        axis = read[1].attributes.get("axis", 1)
+        rank = types[1].rank if types[1] is not None else 0
+        wanted = 0 if product.op == "Conv" else rank - 1
+        if scales[1].size != 1 and (not isinstance(axis, int) or axis % max(rank, 1) != wanted):
+            return None
+        bias = self._bias(read[2], x[1], w[1]) if len(read) > 2 else ""
+        return None if bias is None else (*x, *w, *last.inputs[1:3], *((bias,) if bias else ()))
+
+    def _bias(self, decoder: Node, x_scale: str, w_scale: str) -> str | None:
+        """The 32-bit bias, where it is in steps of the sums."""
+        kind = self.facts.types.get(decoder.inputs[0])
+        own, a, b = (self.graph.constant(name) for name in (decoder.inputs[1], x_scale, w_scale))
+        zero = self.graph.constant(decoder.inputs[2]) if len(decoder.inputs) > 2 and decoder.inputs[2] else np.zeros(1)
+        if kind is None or kind.dtype is not INT32 or own is None or a is None or b is None or zero is None or np.any(zero):
+            return None
+        return decoder.inputs[0] if np.allclose(own, a * b, rtol=1e-5, atol=0) else None
