@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.graph import Part
 from ort_gpu_ep.registry import Limits, part_count
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.shaders.composer import parameters
@@ -14,9 +17,10 @@ _READ_ONLY = (Kind.INPUT, Kind.WEIGHT, Kind.CONSTANT, Kind.PREPARED)
 def violations(plan: Plan, limits: Limits | None = None) -> list[str]:
     """What is wrong with a plan, one sentence each; empty for a legal one. limits: of the adapter, where bindings are to be counted."""
     found, prepared = _prologue_violations(plan)
-    written = set(prepared)
+    written, filling = set(prepared), dict[Place, list[Part]]()
     for i, step in enumerate(plan.steps):
         reads, writes = _uses(step)
+        found += [f"step {i} {step.label}: {problem}" for problem in _part_violations(step, filling)]
         for place in reads:
             if (place.kind not in _READ_ONLY or place.kind is Kind.PREPARED) and place not in written:
                 found.append(f"step {i} {step.label}: reads {place} before anything wrote it")
@@ -35,7 +39,33 @@ def violations(plan: Plan, limits: Limits | None = None) -> list[str]:
     for k, tensor in enumerate(plan.outputs):
         if tensor.nbytes and Place(Kind.OUTPUT, k) not in written:
             found.append(f"output {k} {tensor} is never written")
-    return found
+    return [*found, *(f"{place} is never whole: {missing} elements of a row are missing" for place in filling
+                      if (missing := _missing(filling[place])))]
+
+
+def _part_violations(step: Dispatch | Copy, filling: dict[Place, list[Part]]) -> Iterator[str]:
+    """What is wrong with parts of values: they are disjoint, and read only when all are there. filling: those in each place, by then."""
+    for place in _uses(step)[0]:
+        if missing := _missing(filling.get(place, [])):
+            yield f"reads {place} of which {missing} elements of a row are not written yet"
+    if isinstance(step, Copy):
+        return
+    for tensor in (t for t in step.tensors if t.written):
+        before, part = filling.pop(tensor.place, []), step.kernel.into if tensor.whole is not None else None
+        other = part is None or any(p.value != part.value for p in before)
+        if other and _missing(before):
+            yield f"writes {tensor.place} before {before[0].value!r} in it is whole"
+        if part is None:
+            continue
+        kept = before if not other and _missing(before) else []
+        filling[tensor.place] = [*kept, part]
+        if part.start + part.size > part.row or any(p.start < part.start + part.size and part.start < p.start + p.size for p in kept):
+            yield f"writes elements {part.start} to {part.start + part.size} of rows of {part.row} in {tensor.place}, where others are"
+
+
+def _missing(parts: Sequence[Part]) -> int:
+    """Elements of a row that none of its parts brings."""
+    return parts[0].row - sum(p.size for p in parts) if parts else 0
 
 
 def _binding_violations(step: Dispatch, written: set[Place], limits: Limits | None) -> list[str]:

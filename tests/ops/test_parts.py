@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -13,6 +15,8 @@ from ort_gpu_ep.partitioner import parts, rewrite
 from ort_gpu_ep.partitioner.invariants import PROPERTIES, violations
 from ort_gpu_ep.partitioner.passes import PARTS_PLACED, PASSES, Work, run
 from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.verify import violations as plan_violations
 from tests.direct import run_direct, run_program
 from tests.ops.single_node import Array, assert_agree, data, on_cpu
 from tests.unit.graphs import graph_of, model_of, plan_of, static_types
@@ -108,6 +112,25 @@ def test_parts_that_could_be_made_side_by_side_are_copied_while_they_are_small(s
     """A barrier would separate them; one after another they wait anyway."""
     text = f"(float[{shape}] x, float[{shape}] z) => (y) {{ {chain} y = Concat<axis=1>(a, b) }}"
     assert bool([s for s in shaders(model_of(text)) if s.startswith("concat")]) != in_place
+
+
+@pytest.mark.usefixtures("always")
+def test_rules_for_plans_can_fail() -> None:
+    plan = plan_of(graph_of(f"{HEAD} => (y) {{ a = Exp(x) b = Neg(z) c = Concat<axis=1>(a, b) y = Softmax(c) }}"))
+    assert plan_violations(plan) == []
+    first, second, softmax = (s for s in plan.steps if isinstance(s, Dispatch))
+    assert first.kernel.into is not None
+    assert second.kernel.into is not None
+
+    def wrong(*steps: Dispatch) -> list[str]:
+        return plan_violations(replace(plan, steps=steps))
+
+    assert any("of which 240 elements of a row are not written yet" in v for v in wrong(first, softmax))
+    assert any("is never whole: 240 elements of a row are missing" in v for v in wrong(first))
+    moved = replace(second, kernel=replace(second.kernel, into=replace(second.kernel.into, start=first.kernel.into.start + 4)))
+    assert any("where others are" in v for v in wrong(first, moved, softmax))
+    another = replace(second, kernel=replace(second.kernel, into=replace(second.kernel.into, value="other")))
+    assert any("before 'c' in it is whole" in v for v in wrong(first, another, softmax))
 
 
 @pytest.mark.usefixtures("always")
