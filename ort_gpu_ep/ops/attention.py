@@ -15,8 +15,8 @@ from ort_gpu_ep.types import BOOL, FLOAT32, Shape, TensorType
 MAX_HEAD = 128
 """Elements of a head: more do not fit into registers."""
 
-IN_FLIGHT = 16
-"""Vectors of keys, and of values, that an invocation loads at a time: 4 or 8 keys of them."""
+KEYS = 4
+"""That an invocation takes at a time: 8 were slower on an H200."""
 
 
 def _loop_bound(k: KernelCall) -> int:
@@ -86,10 +86,6 @@ class Form:
     def lanes(self) -> int:
         return self.queries * self.parts * self.slices
 
-    def keys(self, problem: Problem) -> int:
-        """That an invocation takes at a time."""
-        return 8 if 8 * max(problem.dq, problem.dv) <= IN_FLIGHT * self.parts else 4
-
     @property
     def name(self) -> str:
         return f"{self.per_lane} x {self.queries} queries, {self.parts} parts, {self.slices} slices"
@@ -123,19 +119,20 @@ def _sliced(queries: int, per_lane: int, parts: int, keys: int, most: int) -> It
 
 
 def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
-    """In clocks at 1.98 GHz, what warps on one unit do adding up: a load of a vector by a warp takes 4, its multiplications 1 each of four
-    partitions. But a block of keys takes as long as its loads from the cache and what follows from them. (Figures of an H200.)
+    """In clocks at 1.98 GHz, fitted to 80 forms on an H200: what the warps of a unit do adds up, but a block of keys takes as long as its
+    loads from the cache and what follows from them, more of it where units have several workgroups.
     """
-    units, keys = target.figures.units, form.keys(problem)
+    units = target.figures.units
     groups = hint(problem.batch) * hint(problem.heads) * -(-hint(problem.queries) // (form.queries * form.per_lane))
-    blocks = -(-hint(problem.keys) // (form.slices * keys))
+    blocks = -(-hint(problem.keys) // (form.slices * KEYS))
     vectors = (problem.dq + problem.dv) / form.parts
-    warps = max(1.0, form.lanes / 32)
-    addresses = max(1, 32 // (form.queries * form.parts))     # keys that a warp reads at once
-    spilled = 2.0 if 4 * form.per_lane * vectors > 190 else 1.0
-    clocks = 1.1 * keys * (4 * vectors * addresses ** 0.5 + form.per_lane * (4 * vectors + 14) / 4) * spilled
-    work = max(-(-groups // units) * warps * clocks, 1000 + 110 * form.per_lane * keys)
-    joining = 0.0 if form.slices == 1 else form.per_lane * (200 + 10 * form.slices)
+    addresses = max(1, 32 // (form.queries * form.parts))     # keys that a warp reads at once, each in a line of its own
+    apart = addresses ** 0.8 * (4 if form.parts == 4 and addresses > 1 else 1)
+    held = 4 * form.per_lane * vectors
+    clocks = KEYS * (2 * vectors * apart + form.per_lane * (2.2 * vectors + 6)) * (2.0 if held > 190 else 1.2 if held >= 128 else 1.0)
+    waits = (1000 + 300 * form.per_lane + (500 if form.parts == 4 else 0)) * (1.4 if groups > units else 1.0)
+    work = max(-(-groups // units) * max(1.0, form.lanes / 32) * clocks, waits)
+    joining = 0.0 if form.slices == 1 else form.per_lane * (1000 + 20 * form.slices)
     return float(target.figures.dispatch_ns + 300 + (blocks * work + joining) / 1.98)
 
 
@@ -179,7 +176,7 @@ def attend(
     consts: dict[str, Const] = {
         "BATCH": batch, "HEADS": heads, "SQ": queries, "SK": problem.keys, "DQ": dq, "DV": dv, "GROUP": heads // int(k.shape[1]),
         **q.consts("Q"), **k.consts("K"), **v.consts("V"), **Heads(-1, (0, 0, 0, 0), y_strides).consts("Y"),
-        "QL": form.queries, "RQ": form.per_lane, "RK": form.keys(problem), "PARTS": form.parts, "SLICES": form.slices, "CHUNK": chunk,
+        "QL": form.queries, "RQ": form.per_lane, "RK": KEYS, "PARTS": form.parts, "SLICES": form.slices, "CHUNK": chunk,
         "SCALE": float(options.scale), "CAUSAL": options.causal, "CAPPED": options.cap > 0, "CAP": float(options.cap),
         "EMPTY_IS_ZERO": options.empty_is_zero, **_mask_consts(mask, (batch, heads, queries, problem.keys))}
     blocks = -(-queries // (form.queries * form.per_lane))

@@ -82,9 +82,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #end
+#if RQ < 4
 #for d in DV
 #for n in RK
-        let v$(n)_$d = v_at4(v_from$n + $(d * PARTS)u);      // under way while scores become powers
+        let v$(n)_$d = v_at4(v_from$n + $(d * PARTS)u);      // under way while scores become powers, as far as there are registers
+#end
 #end
 #end
 #for r in RQ
@@ -113,6 +115,9 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #for d in DV
 #for n in RK
+#if RQ > 2
+        let v$(n)_$d = v_at4(v_from$n + $(d * PARTS)u);
+#end
 #for r in RQ
         o$(r)_$d = fma(vec4<f32>(p$(r)_$n), v$(n)_$d, o$(r)_$d);
 #end
