@@ -20,7 +20,7 @@ from ort_gpu_ep.errors import DeviceError, WrongResultError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
 from ort_gpu_ep.registry import ADAPTER, Kernel
 from ort_gpu_ep.shaders import compose
-from ort_gpu_ep.types import TensorType, dtype_of
+from ort_gpu_ep.types import UINT8, TensorType, dtype_of
 
 POISON = 0xFF
 """Every output buffer is filled with it first (NaN, -1), so that an element that is never written is seen."""
@@ -126,7 +126,24 @@ class Trial:
 
     def graph(self, graph: Graph, arrays: Sequence[Array]) -> list[Array]:
         """The outputs of a graph on the adapter. Sizes that it leaves open come with the arrays, which are its inputs."""
-        return self._run(Program(graph, Config(), self.gpu, composer=self._composed), arrays)
+        program = Program(graph, Config(), self.gpu, composer=self._composed)
+        try:
+            return self._run(program, arrays)
+        finally:
+            program.close()
+
+    def weight(self, graph: Graph, arrays: Sequence[Array], name: str) -> Array:
+        """A constant of a graph as the device gives it back after a run, which may have packed it."""
+        program, constant = Program(graph, Config(), self.gpu, composer=self._composed), graph.constant(name)
+        try:
+            self._run(program, arrays)
+            self.shaders |= {step.kernel.shader for plan in program.plans for step in plan.inverses}
+            found = np.full_like(constant, np.nan)
+            self.gpu.free(self._tensor(np.full(found.nbytes, POISON, np.uint8), TensorType(UINT8, (found.nbytes,))).buffer)
+            self.gpu.download(program.weight(name), 0, found.ctypes.data, found.nbytes)
+            return found
+        finally:
+            program.close()
 
     def _run(self, program: Program, arrays: Sequence[Array]) -> list[Array]:
         types = [TensorType(dtype_of(a), a.shape) for a in arrays]
@@ -140,7 +157,6 @@ class Trial:
             self.gpu.download(tensor.buffer, 0, array.ctypes.data, array.nbytes)
         for tensor in (*inputs, *outputs):
             self.gpu.free(tensor.buffer)
-        program.close()
         return got
 
     def _tensor(self, array: Array, kind: TensorType) -> Tensor:
