@@ -11,7 +11,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, normal, record
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
-from ort_gpu_ep.shaders.composer import merged
+from ort_gpu_ep.shaders.indices import merged
 from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
 
 ELLIPSIS = "0123456789"

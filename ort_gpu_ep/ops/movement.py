@@ -10,7 +10,7 @@ from ort_gpu_ep.kernels import record
 from ort_gpu_ep.ops.axes import axes_of, ints_of, strides_of
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN, ints, own, stored
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, Strided, View, broadcast, broadcast_strides, kernel, op
-from ort_gpu_ep.shaders.composer import merged
+from ort_gpu_ep.shaders.indices import merged
 from ort_gpu_ep.symbolic import hint, same
 from ort_gpu_ep.types import ANY, Shape, TensorType
 

@@ -17,7 +17,8 @@ from ort_gpu_ep.scheduler.barriers import share_barriers
 from ort_gpu_ep.scheduler.lifetime import assign_slots
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.scheduler.plan import Constant, Copy, Dispatch, Kind, Place, Plan
-from ort_gpu_ep.shaders.composer import folded, fused_reading, parameters, workgroup_count
+from ort_gpu_ep.shaders.composer import folded, parameters, workgroup_count
+from ort_gpu_ep.shaders.steps import fused_reading
 from ort_gpu_ep.symbolic import hint, is_symbolic, largest, plain
 from ort_gpu_ep.types import TensorType
 

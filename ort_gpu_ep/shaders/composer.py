@@ -31,18 +31,18 @@ from functools import cache
 from importlib.resources import files
 
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import Step
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.registry import Const, Kernel, Strided, parts
+from ort_gpu_ep.registry import Const, Kernel, parts
+from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, vector_writer, word_readers, writer
+from ort_gpu_ep.shaders.element_types import per_word, storage, value_type
+from ort_gpu_ep.shaders.indices import merged, strided
+from ort_gpu_ep.shaders.steps import first_written, fused_reading, steps, vector_bindings
 from ort_gpu_ep.shaders.unroll import expand
-from ort_gpu_ep.symbolic import Real, Size, is_symbolic, same
-from ort_gpu_ep.types import BOOL, FLOAT32, DType, Shape, TensorType
+from ort_gpu_ep.symbolic import Real, Size, is_symbolic
+from ort_gpu_ep.types import FLOAT32, TensorType
 
 MAP_LANES = 64
 """Workgroup size of an `element` body: two subgroups on most hardware."""
-
-_RAW_VALUE = {1: "u32", 2: "u32", 4: "u32", 8: "vec2<u32>"}
-
 
 @cache
 def body(shader: str) -> str:
@@ -103,10 +103,10 @@ def _composed(
     if not kernel.raw and any(t.dtype.storage == "f16" for t, _ in bindings.values()):
         out.insert(0, "enable f16;")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
-    vectors = _vectors(kernel, bindings)
+    vectors = vector_bindings(kernel, bindings)
     for i, (name, k) in enumerate(variables):
         tensor, written = bindings[name]
-        access, element = "read_write" if written else "read", _storage(tensor.dtype, kernel.raw)
+        access, element = "read_write" if written else "read", storage(tensor.dtype, kernel.raw)
         element = (f"vec4<{'u32' if element == 'u32' else 'f32'}>") if name in vectors else element
         element = "atomic<u32>" if name in kernel.atomics else element
         out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{element}>;")
@@ -114,28 +114,28 @@ def _composed(
     out += [_const(name, value) for name, value in kernel.consts if name not in symbols]
     out += [_optional(name, given) for name, given in kernel.optionals]
     first = first_written(bindings)
-    out += [_strided(name, index) for name, index in kernel.indices]
+    out += [strided(name, index) for name, index in kernel.indices]
     for name, (tensor, _) in bindings.items():
         if name in kernel.atomics:
             continue
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
-        out.append(f"alias {name}_t = {_value(plain, kernel.raw)};")
+        out.append(f"alias {name}_t = {value_type(plain, kernel.raw)};")
         if name in vectors and tensor.dtype is FLOAT32:
-            out += _vector_readers(name, pieces[name])
+            out += vector_readers(name, pieces[name])
         elif name not in vectors:
-            out.append(_in_parts(name, pieces[name], tensor.dtype, kernel.raw))
-        out += _word_readers(name, pieces[name], tensor.dtype, name in vectors, body(kernel.shader))
+            out.append(in_parts(name, pieces[name], tensor.dtype, kernel.raw))
+        out += word_readers(name, pieces[name], tensor.dtype, name in vectors, body(kernel.shader))
         if f"{name}_of(" in body(kernel.shader):
             words = "vec2<u32>(low, high)" if tensor.dtype.nbytes == 8 else "low"
             out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
     if kernel.epilogue:
-        out.append(_steps(kernel, bindings, first))
+        out.append(steps(kernel, bindings, first))
     is_map = is_elementwise(kernel.shader)
     for name, (tensor, written) in bindings.items():
         if written and name in vectors:
-            out.append(_vector_writer(name, kernel, first, bindings, pieces[name]))
-        elif written and name not in kernel.atomics and not (is_map and _per_word(tensor.dtype, kernel.raw) > 1):
-            out.append(_writer(name, tensor.dtype, kernel, first, pieces[name]))
+            out.append(vector_writer(name, kernel, first, bindings, pieces[name]))
+        elif written and name not in kernel.atomics and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
+            out.append(writer(name, tensor.dtype, kernel, first, pieces[name]))
     text = expand(body(kernel.shader), _numbers(kernel))
     out.append(_with_parameters(text, symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
     out.append(_map_main(kernel, bindings[first][0], first) if is_map else _group_main(kernel))
@@ -146,10 +146,6 @@ def _composed(
 def is_elementwise(shader: str) -> bool:
     """Whether a body is called once for each element of the first output."""
     return re.search(r"\bfn element\b", body(shader)) is not None
-
-
-def first_written(bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
-    return next((n for n, (_, written) in bindings.items() if written), "y")
 
 
 def parameters(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> list[tuple[str, Size | Real]]:
@@ -209,20 +205,6 @@ def _called(source: str) -> Iterable[str]:
     return texts.values()
 
 
-def _per_word(dtype: DType, raw: bool) -> int:
-    """Elements that share a 32-bit word in a binding: 1 unless packed."""
-    packed = dtype.bits < 32 and (raw or dtype.storage == "u32")
-    return 32 // dtype.bits if packed else 1
-
-
-def _storage(dtype: DType, raw: bool) -> str:
-    return ("vec2<u32>" if dtype.nbytes == 8 else "u32") if raw else dtype.storage
-
-
-def _value(dtype: DType, raw: bool) -> str:
-    return _RAW_VALUE[dtype.nbytes] if raw else dtype.value
-
-
 def _const(name: str, value: Const) -> str:
     if isinstance(value, bool):
         return f"const {name}: bool = {str(value).lower()};"
@@ -249,233 +231,30 @@ def _optional(name: str, given: bool) -> str:
     return flag if given else f"{flag}\nfn {name}_at(i: u32) -> f32 {{ return 0.0; }}"
 
 
-def _strided(name: str, index: Strided) -> str:
-    """The coordinates of i, innermost dimension last; dimensions of size 1 drop out and mergeable ones are merged."""
-    shape, strides = merged(index.shape, index.strides)
-    terms = [_signed(index.offset, f"{name}_offset")] if is_symbolic(index.offset) or index.offset else []
-    lines = [f"fn {name}(i: u32) -> u32 {{"]
-    coordinates = _rests(name, shape, strides, lines) if any(map(is_symbolic, shape[1:])) else _quotients(shape)
-    for k in range(len(shape) - 1, -1, -1):
-        if is_symbolic(strides[k]) or strides[k]:
-            unit = not is_symbolic(strides[k]) and strides[k] == 1
-            terms.append(f"i32({coordinates[k]})" + ("" if unit else f" * {_signed(strides[k], f'{name}_stride{k}')}"))
-    lines.append(f"    return u32({' + '.join(terms) or '0i'});")
-    return "\n".join([*lines, "}"])
-
-
-def _signed(value: int, name: str) -> str:
-    return f"i32(params.{name})" if is_symbolic(value) else f"{value}i"
-
-
-def _quotients(shape: Shape) -> list[str]:
-    """Coordinates by divisors that the compiler knows."""
-    found, divisor = [], 1
-    for k in range(len(shape) - 1, -1, -1):
-        coordinate = "i" if divisor == 1 else f"(i / {divisor}u)"
-        found.append(coordinate if k == 0 else f"({coordinate} % {shape[k]}u)")
-        divisor *= shape[k] if k else 1
-    return found[::-1]
-
-
-def _rests(name: str, shape: Shape, strides: tuple[int, ...], lines: list[str]) -> list[str]:
-    """Coordinates one after another, each from what the last division left: sizes of a run need no products of sizes."""
-    rest = "i"
-    for k in range(len(shape) - 1, 0, -1):
-        size = f"params.{name}_size{k}" if is_symbolic(shape[k]) else f"{shape[k]}u"
-        lines.append(f"    let q{k} = {rest} / {size};")
-        lines.append(f"    let c{k} = {rest} - q{k} * {size};")
-        rest = f"q{k}"
-    return [rest, *(f"c{k}" for k in range(1, len(shape)))]
-
-
-def merged(shape: Shape, strides: tuple[int, ...]) -> tuple[Shape, tuple[int, ...]]:
-    """The same index map over fewer dimensions: neighbours that advance together, whatever their sizes are, become one."""
-    kept: list[tuple[int, int]] = []
-    for size, stride in zip(shape, strides, strict=True):
-        if same(size, 1):
-            continue
-        if kept and same(kept[-1][1], stride * size):
-            kept[-1] = (kept[-1][0] * size, stride)
-        else:
-            kept.append((size, stride))
-    return tuple(s for s, _ in kept), tuple(s for _, s in kept)
-
-
-def part_name(name: str, part: int) -> str:
-    """The variable of a part of a tensor; the first has the tensor's own name."""
-    return f"{name}_part{part}" if part else name
-
-
-def _in_parts(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, raw: bool) -> str:
-    """`<name>_at(i)`: reads the part that holds element i."""
-    readers = [_reader(part_name(name, k), dtype, raw) for k in range(len(pieces))]
-    if len(pieces) == 1:
-        return readers[0]
-    readers[0] = readers[0].replace(f"fn {name}_at", f"fn {name}_part0_at")
-    cases = [f"    if (i >= {first}u) {{ return {name}_part{k}_at(i - {first}u); }}" for k, (first, _) in reversed(list(enumerate(pieces)))]
-    body_text = "\n".join([*cases[:-1], f"    return {name}_part0_at(i);"])
-    return "\n".join([*readers, f"fn {name}_at(i: u32) -> {_value(dtype, raw)} {{", body_text, "}"])
-
-
-def _reader(name: str, dtype: DType, raw: bool) -> str:
-    value, per_word = _value(dtype, raw), _per_word(dtype, raw)
-    if per_word > 1:
-        bits = 32 // per_word
-        word, shift = f"{name}[i / {per_word}u]", f"(i % {per_word}u) * {bits}u"
-        if dtype is BOOL and not raw:
-            got = f"extractBits({word}, {shift}, {bits}u) != 0u"
-        else:
-            got = f"extractBits({f'bitcast<i32>({word})' if value == 'i32' else word}, {shift}, {bits}u)"
-    else:
-        got = f"f32({name}[i])" if not raw and dtype.storage == "f16" else f"{name}[i]"
-    return f"fn {name}_at(i: u32) -> {value} {{ return {got}; }}"
-
-
-def _writer(name: str, dtype: DType, kernel: Kernel, first: str, pieces: Sequence[tuple[int, int]]) -> str:
-    steps = kernel.epilogue and name == first
-    value = "fused(v, i)" if steps else "v"
-    if not kernel.raw and dtype.storage == "f16":
-        value = f"f16({value})"
-    cases = [f"if (i >= {start}u) {{ {part_name(name, k)}[i - {start}u] = {value}; return; }} "
-             for k, (start, _) in reversed(list(enumerate(pieces))) if k]
-    return f"fn {name}_set(i: u32, v: {name}_t) {{ {''.join(cases)}{name}[{_stored_at(kernel, name == first)}] = {value}; }}"
-
-
-def _stored_at(kernel: Kernel, first: bool, unit: int = 1) -> str:
-    """Where element i (of so many numbers) of the first output is stored: elsewhere in a larger tensor that it is a part of."""
-    if kernel.into is None or not first:
-        return "i"
-    size, row, start = (n // unit for n in (kernel.into.size, kernel.into.row, kernel.into.start))
-    return f"i / {size}u * {row}u + {start}u + i % {size}u"
-
-
-def _steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first: str) -> str:
-    """Each fused step as a function of its own, and `fused(v, i)` that calls them in order."""
-    types, functions, lines = {"v": f"{first}_t"}, [], []
-    for operand in _fused_operands(kernel):
-        tensor = bindings[operand][0]
-        types[operand] = _value(tensor.dtype, kernel.raw)
-        lines.append(f"    let {operand}_value = {operand}_at({operand}_index(i));")
-    for k, step in enumerate(kernel.epilogue):
-        types[f"s{k}"] = step.dtype.value
-        functions.append(_step_function(k, step, types))
-        arguments = ", ".join("v" if a == "v" else f"{a}_value" for a in step.arguments)
-        lines.append(f"    let s{k}_value = step{k}({arguments});")
-    lines.append(f"    return s{len(kernel.epilogue) - 1}_value;")
-    return "\n".join([*functions, f"fn fused(v: {first}_t, i: u32) -> {kernel.epilogue[-1].dtype.value} {{", *lines, "}"])
-
-
-def _fused_operands(kernel: Kernel) -> list[str]:
-    """Those that the fused steps read, in order."""
-    return sorted({a for s in kernel.epilogue for a in s.arguments if a[0] == "e"}, key=lambda a: int(a[1:]))
-
-
-def _vectors(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> set[str]:
-    """Bindings of four elements at a time: the kernel's, and operands of the fused steps whose neighbours are the output's neighbours."""
-    return set(kernel.vectors) | {name for name, reading in fused_reading(kernel, bindings).items() if reading == "four"}
-
-
-def fused_reading(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> dict[str, str]:
-    """How four neighbours of a kernel that stores vectors read each operand of its fused steps: as `four`, as `one` for all, or `each`.
-
-    The planner asks, too: while a plan is made, the guards that follow from sizes of the run can be kept.
-    """
-    first = first_written(bindings)
-    if first not in kernel.vectors:
-        return {}
-    innermost = bindings[first][0].shape[-1]
-    in_one_row = same(innermost % 4, 0)     # else some four begin in one row of the output and end in the next
-    found: dict[str, str] = {}
-    for name in _fused_operands(kernel):
-        tensor = bindings[name][0]
-        if not tensor.shape or same(tensor.size, 1) or (in_one_row and same(tensor.shape[-1], 1)):
-            found[name] = "one"
-        else:
-            found[name] = "four" if in_one_row and tensor.dtype is FLOAT32 and same(tensor.shape[-1], innermost) else "each"
-    return found
-
-
-def _vector_readers(name: str, pieces: Sequence[tuple[int, int]]) -> list[str]:
-    """`<name>_at4(i)` and, of one element, `<name>_at(i)`."""
-    cases = "".join(f"if (i >= {first // 4}u) {{ return {part_name(name, k)}[i - {first // 4}u]; }} "
-                    for k, (first, _) in reversed(list(enumerate(pieces))) if k)
-    return [f"fn {name}_at4(i: u32) -> vec4<f32> {{ {cases}return {name}[i]; }}",
-            f"fn {name}_at(i: u32) -> f32 {{ return {name}_at4(i / 4u)[i % 4u]; }}"]
-
-
-def _word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vector: bool, text: str) -> list[str]:
-    """`<name>_word(i)` or `<name>_word4(i)`, where the body calls it."""
-    function, per, kind = (f"{name}_word4", 128 // dtype.bits, "vec4<u32>") if vector else (f"{name}_word", 32 // dtype.bits, "u32")
-    if dtype.storage != "u32" or not re.search(rf"\b{function}\(", text):
-        return []
-    cases = "".join(f"if (i >= {first // per}u) {{ return {part_name(name, k)}[i - {first // per}u]; }} "
-                    for k, (first, _) in reversed(list(enumerate(pieces))) if k)
-    return [f"fn {function}(i: u32) -> {kind} {{ {cases}return {name}[i]; }}"]
-
-
-def _vector_writer(
-    name: str, kernel: Kernel, first: str, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Sequence[tuple[int, int]],
-) -> str:
-    fused = bool(kernel.epilogue) and name == first
-    cases = "".join(f"if (i >= {start // 4}u) {{ {part_name(name, k)}[i - {start // 4}u] = v; return; }} "
-                    for k, (start, _) in reversed(list(enumerate(pieces))) if k)
-    lines = [_vector_steps(kernel, bindings)] if fused else []
-    value = "fused4(computed, i)" if fused else "computed"
-    at = _stored_at(kernel, name == first, 4)
-    return "\n".join([*lines, f"fn {name}_set4(i: u32, computed: vec4<f32>) {{ let v = {value}; {cases}{name}[{at}] = v; }}"])
-
-
-def _vector_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
-    """`fused4(v, i)`: the fused steps on elements 4 i .. 4 i + 3. Their functions stand there already (`_steps`)."""
-    reading, lines = fused_reading(kernel, bindings), ["    let at = 4u * i;"]
-    for name, way in reading.items():
-        if way == "four":
-            lines.append(f"    let {name}_four = {name}_at4({name}_index(at) / 4u);")
-        elif way == "one":
-            lines.append(f"    let {name}_one = {name}_at({name}_index(at));")
-    for k in range(4):
-        for name, way in reading.items():
-            value = {"four": f"{name}_four.{'xyzw'[k]}", "one": f"{name}_one", "each": f"{name}_at({name}_index(at + {k}u))"}[way]
-            lines.append(f"    let {name}_{k} = {value};")
-        for s, step in enumerate(kernel.epilogue):
-            arguments = ", ".join(f"v.{'xyzw'[k]}" if a == "v" else f"{a}_{k}" for a in step.arguments)
-            lines.append(f"    let s{s}_{k} = step{s}({arguments});")
-    last = len(kernel.epilogue) - 1
-    lines.append(f"    return vec4<f32>({', '.join(f's{last}_{k}' for k in range(4))});")
-    return "\n".join(["fn fused4(v: vec4<f32>, i: u32) -> vec4<f32> {", *lines, "}"])
-
-
 def _numbers(kernel: Kernel) -> dict[str, int]:
     """What the directives of a body may name: constants that are whole numbers and known, and which optional inputs there are."""
     numbers = {name: value for name, value in kernel.consts if isinstance(value, (int, bool)) and not is_symbolic(value)}
     return {**numbers, "LANES": kernel.lanes, **{f"HAS_{name.upper()}": given for name, given in kernel.optionals}}
 
 
-def _step_function(k: int, step: Step, types: Mapping[str, str]) -> str:
-    parameters = ", ".join(f"{p}: {types[a]}" for p, a in zip("xyzw", step.arguments, strict=False))
-    if len(step.arguments) > 4:
-        raise InternalError(f"step {step.op} has {len(step.arguments)} arguments; an expression has at most x, y, z, w")
-    return f"fn step{k}({parameters}) -> {step.dtype.value} {{ return {step.expression}; }}"
-
-
 _BITS = {"bool": "select(0u, 1u, {0})", "i32": "(bitcast<u32>({0}) & {1})", "u32": "({0} & {1})"}
 
 
 def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
-    per_word = _per_word(out.dtype, kernel.raw)
+    per = per_word(out.dtype, kernel.raw)
     if is_symbolic(out.size):
         size = "params.ELEMENTS"
-        words = size if per_word == 1 else f"({size} + {per_word - 1}u) / {per_word}u"
+        words = size if per == 1 else f"({size} + {per - 1}u) / {per}u"
     else:
-        size, words = f"{out.size}u", f"{-(-out.size // per_word)}u"
-    if per_word == 1:
+        size, words = f"{out.size}u", f"{-(-out.size // per)}u"
+    if per == 1:
         store = f"    {first}_set(i, element(i));"
     else:
         value = "fused(element(k), k)" if kernel.epilogue else "element(k)"
-        bits = _BITS[_value(out.dtype, kernel.raw)].format(value, f"{(1 << 32 // per_word) - 1}u")
+        bits = _BITS[value_type(out.dtype, kernel.raw)].format(value, f"{(1 << 32 // per) - 1}u")
         store = (
-            f"    var word = 0u;\n    for (var j = 0u; j < {per_word}u; j++) {{\n        let k = i * {per_word}u + j;\n"
-            f"        if (k < {size}) {{ word |= {bits} << (j * {32 // per_word}u); }}\n    }}\n    {first}[i] = word;")
+            f"    var word = 0u;\n    for (var j = 0u; j < {per}u; j++) {{\n        let k = i * {per}u + j;\n"
+            f"        if (k < {size}) {{ word |= {bits} << (j * {32 // per}u); }}\n    }}\n    {first}[i] = word;")
     return (
         f"@compute @workgroup_size({MAP_LANES})\n"
         "fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>) {\n"
@@ -515,7 +294,7 @@ def workgroup_count(kernel: Kernel, out: TensorType) -> int:
     """Workgroups of a dispatch without a grid. `out`: the first output."""
     if not is_elementwise(kernel.shader):
         return kernel.groups
-    return -(-out.size // (_per_word(out.dtype, kernel.raw) * MAP_LANES))
+    return -(-out.size // (per_word(out.dtype, kernel.raw) * MAP_LANES))
 
 
 def folded(count: int, max_groups: int = 65535) -> tuple[int, int, int]:

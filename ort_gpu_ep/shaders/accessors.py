@@ -1,0 +1,89 @@
+"""How a shader reads and stores elements of a binding: packed or not, by one or by four, in one part or several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.shaders.element_types import per_word, value_type
+from ort_gpu_ep.shaders.steps import vector_steps
+from ort_gpu_ep.types import BOOL, DType, TensorType
+
+
+def part_name(name: str, part: int) -> str:
+    """The variable of a part of a tensor; the first has the tensor's own name."""
+    return f"{name}_part{part}" if part else name
+
+
+def in_parts(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, raw: bool) -> str:
+    """`<name>_at(i)`: reads the part that holds element i."""
+    readers = [_reader(part_name(name, k), dtype, raw) for k in range(len(pieces))]
+    if len(pieces) == 1:
+        return readers[0]
+    readers[0] = readers[0].replace(f"fn {name}_at", f"fn {name}_part0_at")
+    cases = [f"    if (i >= {first}u) {{ return {name}_part{k}_at(i - {first}u); }}" for k, (first, _) in reversed(list(enumerate(pieces)))]
+    body_text = "\n".join([*cases[:-1], f"    return {name}_part0_at(i);"])
+    return "\n".join([*readers, f"fn {name}_at(i: u32) -> {value_type(dtype, raw)} {{", body_text, "}"])
+
+
+def _reader(name: str, dtype: DType, raw: bool) -> str:
+    value, per = value_type(dtype, raw), per_word(dtype, raw)
+    if per > 1:
+        bits = 32 // per
+        word, shift = f"{name}[i / {per}u]", f"(i % {per}u) * {bits}u"
+        if dtype is BOOL and not raw:
+            got = f"extractBits({word}, {shift}, {bits}u) != 0u"
+        else:
+            got = f"extractBits({f'bitcast<i32>({word})' if value == 'i32' else word}, {shift}, {bits}u)"
+    else:
+        got = f"f32({name}[i])" if not raw and dtype.storage == "f16" else f"{name}[i]"
+    return f"fn {name}_at(i: u32) -> {value} {{ return {got}; }}"
+
+
+def writer(name: str, dtype: DType, kernel: Kernel, first: str, pieces: Sequence[tuple[int, int]]) -> str:
+    fused = kernel.epilogue and name == first
+    value = "fused(v, i)" if fused else "v"
+    if not kernel.raw and dtype.storage == "f16":
+        value = f"f16({value})"
+    cases = [f"if (i >= {start}u) {{ {part_name(name, k)}[i - {start}u] = {value}; return; }} "
+             for k, (start, _) in reversed(list(enumerate(pieces))) if k]
+    return f"fn {name}_set(i: u32, v: {name}_t) {{ {''.join(cases)}{name}[{_stored_at(kernel, name == first)}] = {value}; }}"
+
+
+def _stored_at(kernel: Kernel, first: bool, unit: int = 1) -> str:
+    """Where element i (of so many numbers) of the first output is stored: elsewhere in a larger tensor that it is a part of."""
+    if kernel.into is None or not first:
+        return "i"
+    size, row, start = (n // unit for n in (kernel.into.size, kernel.into.row, kernel.into.start))
+    return f"i / {size}u * {row}u + {start}u + i % {size}u"
+
+
+def vector_readers(name: str, pieces: Sequence[tuple[int, int]]) -> list[str]:
+    """`<name>_at4(i)` and, of one element, `<name>_at(i)`."""
+    cases = "".join(f"if (i >= {first // 4}u) {{ return {part_name(name, k)}[i - {first // 4}u]; }} "
+                    for k, (first, _) in reversed(list(enumerate(pieces))) if k)
+    return [f"fn {name}_at4(i: u32) -> vec4<f32> {{ {cases}return {name}[i]; }}",
+            f"fn {name}_at(i: u32) -> f32 {{ return {name}_at4(i / 4u)[i % 4u]; }}"]
+
+
+def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vector: bool, text: str) -> list[str]:
+    """`<name>_word(i)` or `<name>_word4(i)`, where the body calls it."""
+    function, per, kind = (f"{name}_word4", 128 // dtype.bits, "vec4<u32>") if vector else (f"{name}_word", 32 // dtype.bits, "u32")
+    if dtype.storage != "u32" or not re.search(rf"\b{function}\(", text):
+        return []
+    cases = "".join(f"if (i >= {first // per}u) {{ return {part_name(name, k)}[i - {first // per}u]; }} "
+                    for k, (first, _) in reversed(list(enumerate(pieces))) if k)
+    return [f"fn {function}(i: u32) -> {kind} {{ {cases}return {name}[i]; }}"]
+
+
+def vector_writer(
+    name: str, kernel: Kernel, first: str, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Sequence[tuple[int, int]],
+) -> str:
+    fused = bool(kernel.epilogue) and name == first
+    cases = "".join(f"if (i >= {start // 4}u) {{ {part_name(name, k)}[i - {start // 4}u] = v; return; }} "
+                    for k, (start, _) in reversed(list(enumerate(pieces))) if k)
+    lines = [vector_steps(kernel, bindings)] if fused else []
+    value = "fused4(computed, i)" if fused else "computed"
+    at = _stored_at(kernel, name == first, 4)
+    return "\n".join([*lines, f"fn {name}_set4(i: u32, computed: vec4<f32>) {{ let v = {value}; {cases}{name}[{at}] = v; }}"])

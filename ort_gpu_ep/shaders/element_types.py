@@ -1,0 +1,21 @@
+"""WGSL types of a binding and of its elements."""
+
+from __future__ import annotations
+
+from ort_gpu_ep.types import DType
+
+_RAW_VALUE = {1: "u32", 2: "u32", 4: "u32", 8: "vec2<u32>"}
+
+
+def per_word(dtype: DType, raw: bool) -> int:
+    """Elements that share a 32-bit word in a binding: 1 unless packed."""
+    packed = dtype.bits < 32 and (raw or dtype.storage == "u32")
+    return 32 // dtype.bits if packed else 1
+
+
+def storage(dtype: DType, raw: bool) -> str:
+    return ("vec2<u32>" if dtype.nbytes == 8 else "u32") if raw else dtype.storage
+
+
+def value_type(dtype: DType, raw: bool) -> str:
+    return _RAW_VALUE[dtype.nbytes] if raw else dtype.value

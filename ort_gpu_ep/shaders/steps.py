@@ -1,0 +1,89 @@
+"""Elementwise steps that fusion put behind a kernel, as functions of its shader: of one element, or of four neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.graph import Step
+from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.shaders.element_types import value_type
+from ort_gpu_ep.symbolic import same
+from ort_gpu_ep.types import FLOAT32, TensorType
+
+
+def first_written(bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
+    return next((n for n, (_, written) in bindings.items() if written), "y")
+
+
+def steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first: str) -> str:
+    """Each fused step as a function of its own, and `fused(v, i)` that calls them in order."""
+    types, functions, lines = {"v": f"{first}_t"}, [], []
+    for operand in fused_operands(kernel):
+        tensor = bindings[operand][0]
+        types[operand] = value_type(tensor.dtype, kernel.raw)
+        lines.append(f"    let {operand}_value = {operand}_at({operand}_index(i));")
+    for k, step in enumerate(kernel.epilogue):
+        types[f"s{k}"] = step.dtype.value
+        functions.append(_step_function(k, step, types))
+        arguments = ", ".join("v" if a == "v" else f"{a}_value" for a in step.arguments)
+        lines.append(f"    let s{k}_value = step{k}({arguments});")
+    lines.append(f"    return s{len(kernel.epilogue) - 1}_value;")
+    return "\n".join([*functions, f"fn fused(v: {first}_t, i: u32) -> {kernel.epilogue[-1].dtype.value} {{", *lines, "}"])
+
+
+def fused_operands(kernel: Kernel) -> list[str]:
+    """Those that the fused steps read, in order."""
+    return sorted({a for s in kernel.epilogue for a in s.arguments if a[0] == "e"}, key=lambda a: int(a[1:]))
+
+
+def vector_bindings(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> set[str]:
+    """Bindings of four elements at a time: the kernel's, and operands of the fused steps whose neighbours are the output's neighbours."""
+    return set(kernel.vectors) | {name for name, reading in fused_reading(kernel, bindings).items() if reading == "four"}
+
+
+def fused_reading(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> dict[str, str]:
+    """How four neighbours of a kernel that stores vectors read each operand of its fused steps: as `four`, as `one` for all, or `each`.
+
+    The planner asks, too: while a plan is made, the guards that follow from sizes of the run can be kept.
+    """
+    first = first_written(bindings)
+    if first not in kernel.vectors:
+        return {}
+    innermost = bindings[first][0].shape[-1]
+    in_one_row = same(innermost % 4, 0)     # else some four begin in one row of the output and end in the next
+    found: dict[str, str] = {}
+    for name in fused_operands(kernel):
+        tensor = bindings[name][0]
+        if not tensor.shape or same(tensor.size, 1) or (in_one_row and same(tensor.shape[-1], 1)):
+            found[name] = "one"
+        else:
+            found[name] = "four" if in_one_row and tensor.dtype is FLOAT32 and same(tensor.shape[-1], innermost) else "each"
+    return found
+
+
+def vector_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
+    """`fused4(v, i)`: the fused steps on elements 4 i .. 4 i + 3. Their functions stand there already (`steps`)."""
+    reading, lines = fused_reading(kernel, bindings), ["    let at = 4u * i;"]
+    for name, way in reading.items():
+        if way == "four":
+            lines.append(f"    let {name}_four = {name}_at4({name}_index(at) / 4u);")
+        elif way == "one":
+            lines.append(f"    let {name}_one = {name}_at({name}_index(at));")
+    for k in range(4):
+        for name, way in reading.items():
+            value = {"four": f"{name}_four.{'xyzw'[k]}", "one": f"{name}_one", "each": f"{name}_at({name}_index(at + {k}u))"}[way]
+            lines.append(f"    let {name}_{k} = {value};")
+        for s, step in enumerate(kernel.epilogue):
+            arguments = ", ".join(f"v.{'xyzw'[k]}" if a == "v" else f"{a}_{k}" for a in step.arguments)
+            lines.append(f"    let s{s}_{k} = step{s}({arguments});")
+    last = len(kernel.epilogue) - 1
+    lines.append(f"    return vec4<f32>({', '.join(f's{last}_{k}' for k in range(4))});")
+    return "\n".join(["fn fused4(v: vec4<f32>, i: u32) -> vec4<f32> {", *lines, "}"])
+
+
+def _step_function(k: int, step: Step, types: Mapping[str, str]) -> str:
+    parameters = ", ".join(f"{p}: {types[a]}" for p, a in zip("xyzw", step.arguments, strict=False))
+    if len(step.arguments) > 4:
+        raise InternalError(f"step {step.op} has {len(step.arguments)} arguments; an expression has at most x, y, z, w")
+    return f"fn step{k}({parameters}) -> {step.dtype.value} {{ return {step.expression}; }}"
