@@ -156,8 +156,8 @@ class Explanation:
             about = "" if memory.exact else "about "
             lines.append(
                 f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations "
-                f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights, "
-                f"{memory.dispatches} dispatches, {memory.barriers} barriers{_layout(memory)}")
+                f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights")
+            lines.append(f"  {memory.dispatches} dispatches, {memory.barriers} barriers between them{_layout(memory)}")
         lines += [f"event: {e}" for e in self.events]
         lines += ["", str(self.profile)] if self.profile is not None else []
         return "\n".join(lines)
