@@ -26,7 +26,8 @@ record("requantize.wgsl", "elementwise", cases=[case(
     tolerance=0.005)])
 record(
     "integer_product.wgsl", "product", flops=lambda k: 2 * k.size("y") * k["K"],
-    loop_bound=lambda k: ceil_div(k["K"], k["STEP"]) * (2 + k["STEP"] // 4 + 2 * 16 * 128 // k.workgroup_size) + 16,
+    loop_bound=lambda k: 16 + ceil_div(k["K"], k["STEP"]) * (
+        1 + k["STEP"] // 4 + sum(ceil_div(k[tile] // 4 * (k["STEP"] // 4), k.workgroup_size) for tile in ("TM", "TN"))),
     cases=[
         case("MatMulInteger", 10, *(integers(0, 256, *shape, dtype="uint8") for shape in ((17, 67), (67, 19), (), ()))),
         case("MatMulInteger", 10, integers(0, 256, 3, 68, dtype="uint8"), integers(-128, 128, 68, 140, dtype="int8")),
