@@ -69,7 +69,7 @@ CONTENTS: dict[str, Callable[[Path], object]] = {
     "not readable": lambda p: (dump(p, "{}"), p.chmod(0))}
 
 WHOLE: dict[str, dict[str, Any]] = {
-    "verdict": {"format": 1, "disabled": [["softmax.wgsl", "why"]], "depth": "full", "strikes": 1, "probed": True},
+    "verdict": {"format": 2, "disabled": [["softmax.wgsl", "why"]], "depth": "full", "strikes": 1, "probed": True, "trusted": ["pool"]},
     "drivers": {"format": 2, "adapters": [{"index": 0, "name": "n", "type": "discrete", "backend": "Vulkan", "driver": "d", "vendor_id": 1,
                                            "device_id": 2}], "trouble": "", "failures": 0, "until_s": 0.0},
     "profile": {"format": 2, "profile": GUESSED.as_dict()},
