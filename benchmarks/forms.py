@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,18 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
+from benchmarks.gpu_time import Warmth, forced, microseconds
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, Tensor, native
-from ort_gpu_ep.device.timing import Timer
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.graph import Graph, Node, Value
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.scheduler.plan import Dispatch
-from ort_gpu_ep.scheduler.planner import Rewrite
-from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import FLOAT32, Shape, TensorType
-
-REPEATS = 20
-WAKE_S = 0.12
+from ort_gpu_ep.target import Choice
+from ort_gpu_ep.types import FLOAT32, Shape
 
 
 @dataclass(frozen=True)
@@ -83,23 +75,6 @@ CASES = (
 )
 
 
-@contextmanager
-def forced(form: str, seen: dict[str, Choice]) -> Iterator[None]:
-    """Kernels that are lowered meanwhile get this form, where it is one of theirs. seen: the choices that were made, by key."""
-    usual = Target.choose
-
-    def chosen(self: Target, key: str, forms: Mapping[str, float]) -> Choice:
-        choice = seen[key] = usual(self, key, forms)
-        return Choice(key, form if form in forms else choice.form, choice.forms)
-
-    Target.choose = chosen      # type: ignore[method-assign]
-    try:
-        with apart():
-            yield
-    finally:
-        Target.choose = usual   # type: ignore[method-assign]
-
-
 def graph_of(case: Case) -> Graph:
     rng = np.random.default_rng(0)
     values, names = {"y": Value("y", FLOAT32)}, []
@@ -111,51 +86,16 @@ def graph_of(case: Case) -> Graph:
     return Graph(case.name, tuple(names[:len(case.inputs)]), ("y",), (node,), values)
 
 
-def microseconds(gpu: Gpu, graph: Graph, config: Config, rewrite: Rewrite | None = None) -> tuple[float, list[str]]:
-    """Of one run of the graph's kernels, and which they are."""
-    rng, program = np.random.default_rng(1), Program(graph, config, gpu, rewrite)
-    tensors = []
-    for name in graph.inputs:
-        data = rng.standard_normal(graph.values[name].shape, np.float32)     # type: ignore[arg-type]
-        tensors.append(Tensor(gpu.allocate(data.nbytes), 0, TensorType(FLOAT32, data.shape)))
-        gpu.upload(tensors[-1].buffer, 0, data.ctypes.data, data.nbytes)
-    plan = program.plan([t.type for t in tensors])
-    outputs = [Tensor(gpu.allocate(t.nbytes), 0, t) for t in plan.outputs]
-    try:
-        program.run(tensors, lambda index, shape: outputs[index])
-        prepared, = program._plans
-        groups, timer = next(iter(prepared._bindings.values())), Timer(gpu)
-
-        def once() -> float:
-            encoder = gpu.device.create_command_encoder("forms")
-            compute = encoder.begin_compute_pass(timer.writes(0))
-            for _ in range(REPEATS):
-                for step, pipeline, group in zip(plan.steps, prepared._pipelines, groups, strict=True):
-                    assert isinstance(step, Dispatch)
-                    native.dispatch(compute, pipeline, group, step.groups)
-            compute.end()
-            timer.resolve(encoder)
-            gpu.execute([native.finish(encoder)], [])
-            return timer.read_s() / REPEATS * 1e6
-
-        until = time.perf_counter() + WAKE_S
-        while time.perf_counter() < until:      # compiling let the clock fall
-            once()
-        return float(np.median([once() for _ in range(5)])), [s.kernel.shader for s in plan.steps if isinstance(s, Dispatch)]
-    finally:
-        program.close()
-        for tensor in (*tensors, *outputs):
-            gpu.free(tensor.buffer)
-
-
-def measure(gpu: Gpu, case: Case, config: Config, top: int) -> dict[str, Any]:
+def measure(gpu: Gpu, case: Case, config: Config, top: int, warmth: Warmth) -> dict[str, Any]:
     """us of the forms of a case that are estimated the best, the chosen one first."""
     graph, seen = graph_of(case), dict[str, Choice]()
+    warmth.give()
     with forced("", seen):
         usual = microseconds(gpu, graph, config)
     forms = next(iter(seen.values())).forms[:top] if seen else ()
     times = {forms[0] if forms else "the only one": usual[0]}
     for form in forms[1:]:
+        warmth.give()
         with forced(form, {}):
             times[form] = microseconds(gpu, graph, config)[0]
     return {"case": case.name, "gflop": case.gflop, "gbyte": case.gbyte, "us": times, "kernels": usual[1]}
@@ -183,7 +123,8 @@ def main() -> None:
     options = parser.parse_args()
     config = Config(adapter=options.adapter, checked_shaders=options.checked)
     gpu = Gpu.open(config)
-    results = [measure(gpu, case, config, options.top) for case in CASES if re.search(options.pattern, case.name)]
+    warmth = Warmth(gpu, config)
+    results = [measure(gpu, case, config, options.top, warmth) for case in CASES if re.search(options.pattern, case.name)]
     Console(width=160).print(report(results, f"{gpu.info.name}, checked shaders: {options.checked}"))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))

@@ -2,9 +2,7 @@
 
 python -m benchmarks.tiles [PATTERN] [--top N] [--adapter A] [--checked 0|1] [--json FILE]
 
-Times are by timestamps around REPEATS runs of the node's kernels in one pass, weights on the device, median of five. The GPU works on
-a large product meanwhile and before, so that its clock does not fall while shaders are compiled. The launch of a dependent dispatch
-(2.2 us on an H200) is in each.
+The times are those of gpu_time.py.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
+from benchmarks.gpu_time import Warmth, forced, microseconds
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, Tensor, native
-from ort_gpu_ep.device.timing import Timer
+from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.graph import Graph, Node, Value
-from ort_gpu_ep.ops import tiles
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.target import LAST_ARRIVING
-from ort_gpu_ep.types import FLOAT32, Shape, TensorType
-
-REPEATS = 20
-WARM_S = 0.4
-"""How much work the GPU is given before each form: longer than it takes to compile one."""
+from ort_gpu_ep.types import FLOAT32, Shape
 
 
 @dataclass(frozen=True)
@@ -103,88 +94,26 @@ def graph_of(layer: Layer, weights: Any) -> Graph:
     return Graph(layer.name, ("x",), ("y",), (node,), values)
 
 
-def microseconds(gpu: Gpu, layer: Layer, config: Config) -> float:
-    """Of one run of the layer, in the form that it is lowered to."""
-    rng = np.random.default_rng(0)
-    program = Program(graph_of(layer, rng.standard_normal(layer.w, np.float32)), config, gpu)
-    data = rng.standard_normal(layer.x, np.float32)
-    x = Tensor(gpu.allocate(data.nbytes), 0, TensorType(FLOAT32, layer.x))
-    gpu.upload(x.buffer, 0, data.ctypes.data, data.nbytes)
-    plan = program.plan([x.type])
-    y = Tensor(gpu.allocate(plan.outputs[0].nbytes), 0, plan.outputs[0])
-    try:
-        program.run([x], lambda index, shape: y)
-        prepared, = program._plans
-        groups = next(iter(prepared._bindings.values()))
-        timer = Timer(gpu)
-
-        def once() -> float:
-            encoder = gpu.device.create_command_encoder("tiles")
-            compute = encoder.begin_compute_pass(timer.writes(0))
-            for _ in range(REPEATS):
-                for step, pipeline, group in zip(plan.steps, prepared._pipelines, groups, strict=True):
-                    assert isinstance(step, Dispatch)
-                    native.dispatch(compute, pipeline, group, step.groups)
-            compute.end()
-            timer.resolve(encoder)
-            gpu.execute([native.finish(encoder)], [])
-            return timer.read_s() / REPEATS * 1e6
-
-        return float(np.median([once() for _ in range(5)]))
-    finally:
-        program.close()
-        for tensor in (x, y):
-            gpu.free(tensor.buffer)
-
-
-class Warmth:
-    """Work that keeps a GPU's clock up."""
-
-    def __init__(self, gpu: Gpu, config: Config) -> None:
-        self._gpu, layer = gpu, Layer("sgemm", 0, 2048, 2048, rows=2048)
-        self._program = Program(graph_of(layer, np.ones(layer.w, np.float32)), config, gpu)
-        x = np.ones(layer.x, np.float32)
-        self._x, self._y = (Tensor(gpu.allocate(x.nbytes), 0, TensorType(FLOAT32, layer.x)) for _ in range(2))
-        gpu.upload(self._x.buffer, 0, x.ctypes.data, x.nbytes)
-        self._count = 1
-        gpu.finish()
-        start = time.perf_counter()
-        self.give()
-        gpu.finish()
-        self._count = max(1, int(WARM_S / (time.perf_counter() - start)))
-
-    def give(self) -> None:
-        """Enqueues work; returns at once."""
-        for _ in range(self._count):
-            self._program.run([self._x], lambda index, shape: self._y)
-        self._gpu.flush()
-
-
 def measure(gpu: Gpu, layer: Layer, config: Config, top: int, warmth: Warmth) -> dict[str, Any]:
     """us of the forms of a layer that are estimated the best, the chosen one first."""
-    seen: list[tiles.TiledProduct] = []
-    known = tiles.forms
-
-    def watched(product: tiles.TiledProduct) -> dict[str, tuple[tiles.Tile, int]]:
-        seen.append(product)
-        return known(product)
-
-    tiles.forms = watched
-    try:
-        with apart():
-            Program(graph_of(layer, np.zeros(layer.w, np.float32)), config, gpu).close()
-        product = seen[-1]
-        estimates = {name: tiles.estimate_ns(product, *form) / 1e3 for name, form in known(product).items()}
-        times: dict[str, float] = {}
-        for name in sorted(estimates, key=lambda n: estimates[n])[:top]:
-            tiles.forms = lambda _, name=name: {name: known(product)[name]}
-            warmth.give()
-            with apart():
-                times[name] = microseconds(gpu, layer, config)
-    finally:
-        tiles.forms = known
+    graph = graph_of(layer, np.random.default_rng(0).standard_normal(layer.w, np.float32))
+    estimates = _estimates(gpu, graph, config)
+    times: dict[str, float] = {}
+    for form in sorted(estimates, key=lambda name: estimates[name])[:top]:
+        warmth.give()
+        with forced(form, {}):
+            times[form] = microseconds(gpu, graph, config)[0]
     return {"layer": layer.name, "count": layer.count, "gflop": layer.flops / 1e9, "us": times,
-            "estimated_us": {n: estimates[n] for n in times}}
+            "estimated_us": {form: estimates[form] for form in times}}
+
+
+def _estimates(gpu: Gpu, graph: Graph, config: Config) -> dict[str, float]:
+    """us of each form that could be taken."""
+    seen: dict[str, Mapping[str, float]] = {}
+    with forced("", {}, seen):
+        Program(graph, config, gpu).close()
+    estimates, = seen.values()
+    return {form: ns / 1e3 for form, ns in estimates.items()}
 
 
 def report(results: list[dict[str, Any]], title: str) -> Table:
@@ -206,12 +135,11 @@ def main() -> None:
     parser.add_argument("--checked", choices=("0", "1"), default="0", help="bounds checks in the shaders")
     parser.add_argument("--json", type=Path, help="write the results there as well")
     options = parser.parse_args()
-    config = Config(adapter=options.adapter, checked_shaders=options.checked == "1")
+    config = Config(adapter=options.adapter, checked_shaders=options.checked)
     gpu = Gpu.open(config)
     gpu.limits = replace(gpu.limits, features=gpu.limits.features | {LAST_ARRIVING})
     layers = [layer for layer in LAYERS if re.search(options.pattern, layer.name)]
     warmth = Warmth(gpu, config)
-    warmth.give()
     results = [measure(gpu, layer, config, options.top, warmth) for layer in layers]
     Console(width=120).print(report(results, f"{gpu.info.name}, checked shaders: {options.checked}"))
     total = sum(r["count"] * next(iter(r["us"].values())) for r in results if r["layer"].startswith("resnet50") and " b" not in r["layer"])
