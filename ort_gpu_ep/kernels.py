@@ -20,7 +20,8 @@ FAMILIES: Mapping[str, str] = {
     "product": "a tile of a matrix product in workgroup memory; most convolutions, too",
     "matvec": "a matrix times a vector: bound by reading the matrix",
     "direct": "a sum of products by each invocation, nothing shared",
-    "recurrent": "one step after the other",
+    "recurrent": "one step after the other, which reads its weights from memory",
+    "recurrent_held": "one step after the other, with the weights in registers",
     "reduction": "rows that workgroups go along",
     "pool": "a window around each element",
     "sorting": "comparisons in workgroup memory, merges",
@@ -30,7 +31,7 @@ FAMILIES: Mapping[str, str] = {
 }
 """Kernels whose time grows alike: calibration measures one of each."""
 
-BY_FLOPS = frozenset({"product", "matvec", "direct", "recurrent"})
+BY_FLOPS = frozenset({"product", "matvec", "direct", "recurrent", "recurrent_held"})
 """Families that are measured over floating-point operations; the others are over the bytes they read and write."""
 
 

@@ -16,7 +16,7 @@ from ort_gpu_ep.kernels import BY_FLOPS, FAMILIES, Work, work_of
 from ort_gpu_ep.registry import BoundNode, Lowering, tensors_of
 
 SIBLING: Mapping[str, str] = {
-    "matvec": "product", "direct": "product", "recurrent": "matvec",
+    "matvec": "product", "direct": "product", "recurrent": "matvec", "recurrent_held": "recurrent",
     "movement": "elementwise", "gather": "movement", "reduction": "elementwise", "pool": "reduction", "sorting": "reduction",
 }
 """Family -> the one that stands in for it where it was not measured: the nearest that is counted in the same unit."""
@@ -108,7 +108,7 @@ class Profile:
         """Predicted seconds of a kernel without its dispatch: its operations or its bytes, whichever take longer.
 
         What its family is not measured over goes at the best rate of a plain one that is: `direct` for operations, `elementwise` for bytes.
-        Steps are those of `recurrent`, which is measured step by step; one of another family takes as long as a small dispatch at least.
+        Recurrent layers are measured step by step; a step of another family takes as long as a small dispatch at least.
         """
         own = self.curve(work.family)
         if work.family in BY_FLOPS:

@@ -251,7 +251,7 @@ def _families(bench: Bench, dispatch_s: float) -> dict[str, Curve]:
         bench.say(f"{workload.family}, size {size}")
         try:
             works, added_s = _measured(bench, workload, size)
-        except (UnsupportedNodeError, OutOfDeviceMemoryError):     # a kernel out of use, a small adapter: what there is does
+        except (UnsupportedNodeError, OutOfDeviceMemoryError):     # a kernel out of use or declined, a small adapter: what there is does
             continue
         spent_s = time.perf_counter() - start_s
         longest_s = max(longest_s, spent_s)     # a machine that is busy compiles slowly
@@ -275,6 +275,8 @@ def _measured(bench: Bench, workload: Workload, size: int) -> tuple[tuple[Work, 
     """The work of the kernels of one graph, and the seconds that it adds to an empty run."""
     graph = workload.graph(size)
     works = works_of(graph, bench.gpu.limits)
+    if all(work.family != workload.family for work in works):
+        raise UnsupportedNodeError(Code.LIMIT, f"{graph.name} of size {size} takes no kernel of the family {workload.family} here")
     job = Job(bench.gpu, graph)
     try:
         return works, bench.work_s(job)
@@ -283,9 +285,9 @@ def _measured(bench: Bench, workload: Workload, size: int) -> tuple[tuple[Work, 
 
 
 def works_of(graph: Graph, limits: Limits) -> tuple[Work, ...]:
-    """The work of each kernel of a graph of one node. Raises UnsupportedNodeError where it is not taken."""
+    """The work of each kernel that a run of a graph of one node dispatches. Raises UnsupportedNodeError where it is not taken."""
     inputs = {name: TensorType(graph.values[name].dtype, _shape(graph, name)) for name in graph.inputs}  # type: ignore[arg-type]
     _, answer, bound = next(walk(graph, facts_of(graph, inputs), limits))
     if not isinstance(answer, Lowering) or bound is None:
         raise UnsupportedNodeError(Code.OP, f"{graph.name} is not taken: {answer}")
-    return tuple(work_of(k, tensors_of(k, answer, bound)) for k in answer.kernels)
+    return tuple(work_of(k, tensors_of(k, answer, bound)) for k in answer.per_run)

@@ -55,7 +55,13 @@ def _elementwise(n: int) -> Graph:
 
 
 def _recurrent(units: int) -> Graph:
-    """A layer of so many units, 16 steps for one row of a batch."""
+    """A layer of so many units, 16 steps for one row of a batch; this cell has no other form."""
+    weights = [random((1, 3 * units, units)) / 8, random((1, 3 * units, units)) / 8]
+    return single("GRU", (16, 1, units), weights, version=14, hidden_size=units)
+
+
+def _recurrent_held(units: int) -> Graph:
+    """The same of a cell whose weights fit into registers, while the layer is small enough."""
     weights = [random((1, 4 * units, units)) / 8, random((1, 4 * units, units)) / 8, random((1, 8 * units))]
     return single("LSTM", (16, 1, units), weights, version=14, hidden_size=units)
 
@@ -97,6 +103,7 @@ WORKLOADS = (
     Workload("matvec", (256, 1024, 2048, 4096), 2, _matvec),
     Workload("direct", (28, 112, 224, 448), 2, _direct),
     Workload("recurrent", (32, 64, 128, 256), 2, _recurrent),
+    Workload("recurrent_held", (32, 64), 2, _recurrent_held),
     Workload("movement", (128, 512, 1024, 4096), 2, _movement),
     Workload("pool", (28, 56, 112, 448), 2, _pool),
     Workload("gather", (1024, 8192, 65536), 1, _gather),

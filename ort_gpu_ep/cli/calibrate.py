@@ -66,7 +66,7 @@ def _print(profile: Profile, gpu: Gpu) -> None:
     for family, curve in profile.families.items():
         unit = "flop" if family in BY_FLOPS else "B"
         for i, (amount, _) in enumerate(curve.points):
-            name = f"{family}, a step" if family == "recurrent" else family
+            name = f"{family}, a step" if family.startswith("recurrent") else family
             table.add_row("" if i else name, _amount(amount, unit), *_cells(curve, amount, f"{unit}/s"))
     shared.out.print(table)
 

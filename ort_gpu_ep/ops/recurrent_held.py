@@ -25,7 +25,7 @@ PER_LAYER = 5
 """Inputs of a stack for each layer, after x: W, R, B, initial h, initial c."""
 
 record(
-    SHADER, "recurrent", loop_bound=lambda k: 2 * k["T"] + k["LAYERS"],
+    SHADER, "recurrent_held", loop_bound=lambda k: 2 * k["T"] + k["LAYERS"],
     flops=lambda k: 2 * k["T"] * k["B"] * k["DIRECTIONS"] * k["GATES"] * k["H"] * (
         (2 * k["LAYERS"] - 1) * k["H"] + (0 if k["PRE"] else k["I"])),
     steps=lambda k: k["T"])

@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from ort_gpu_ep.calibration.measure import SIZES_NBYTES, Bench, Job, Sample, _time, curves, measure
+from ort_gpu_ep.calibration.measure import SIZES_NBYTES, Bench, Job, Sample, _time, curves, measure, works_of
 from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, random, single
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu
@@ -102,6 +102,8 @@ SINGLES = {
     "movement": (single("Transpose", (20, 60, 200), perm=(2, 1, 0)), (20, 60, 200)),
     "matvec": (single("MatMul", (1, 700), [random((700, 500))]), (1, 700)),
     "recurrent": (single("GRU", (90, 1, 48), [random((1, 144, 48)) / 8, random((1, 144, 48)) / 8], version=14, hidden_size=48), (90, 1, 48)),
+    "recurrent_held": (
+        single("LSTM", (90, 1, 48), [random((1, 192, 48)) / 8, random((1, 192, 48)) / 8], version=14, hidden_size=48), (90, 1, 48)),
 }
 
 
@@ -131,6 +133,19 @@ def test_a_workload_is_of_its_family_and_its_inputs_are_not_zero(workload: Workl
     assert workload.family in families
     assert np.isfinite(got).all()
     assert np.count_nonzero(got) > 0.9 * got.size
+
+
+def test_what_runs_once_is_no_work_of_a_run() -> None:
+    """The weights of this layer are packed before its first run."""
+    layer = next(w for w in WORKLOADS if w.family == "recurrent_held")
+    assert [work.family for work in works_of(layer.graph(32), Limits(max_invocations=1024))] == ["recurrent_held"]
+
+
+def test_a_family_without_a_kernel_here_is_left_out(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then its sibling answers, and no time of the sibling's kernels is taken for its own."""
+    layer = next(w for w in WORKLOADS if w.family == "recurrent_held")
+    monkeypatch.setitem(measure.__globals__, "WORKLOADS", (replace(layer, sizes=(512,)),))
+    assert "recurrent_held" not in measure(gpu).families
 
 
 def test_sizes_grow_and_every_family_has_a_workload() -> None:
