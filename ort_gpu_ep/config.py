@@ -46,8 +46,8 @@ OPTIONS = (
            "cut) side by side on the inputs of a session's first run, besides making and waking them, and as much again later; `0`: it "
            "goes by prediction."),
     Option("strict", "0", "`1`: raise instead of answering from the CPU when the GPU can't (no adapter, a failing partition).", ("0", "1")),
-    Option("adapter", "", "Which GPU: an index into `ort-gpu-ep doctor`'s list, a part of its name, or its type "
-           "(`discrete`, `integrated`, `software`). Empty: discrete before integrated before software."),
+    Option("adapter", "", "Which GPU: an index into `ort-gpu-ep doctor`'s list, a part of its name, its type (`discrete`, `integrated`, "
+           "`software`), its PCI address (`0000:65:00.0`) or its UUID. Empty: discrete before integrated before software."),
     Option("checked_shaders", "auto", "Shaders that check array bounds and loops: `auto`: those of families that no probe has passed "
            "without checks on this adapter and driver, and those whose indices come from data; `1`: all; `0`: none.", ("auto", "0", "1")),
     Option("tune", "0", "`1`: before a model's first session on this adapter, the forms of its kernels are measured, for the sizes that it "

@@ -111,10 +111,10 @@ def _versions() -> dict[str, str]:
 
 def _print_adapters(found: list[AdapterInfo]) -> None:
     shared.out.print(", ".join(f"{k} {v}" for k, v in _versions().items()), highlight=False)
-    table = Table("#", "adapter", "type", "backend", "driver")
+    table = Table("#", "adapter", "type", "backend", "driver", "PCI address or UUID")
     for info in found:
         kind = f"{info.type} (runs on the CPU)" if info.is_software else info.type
-        table.add_row(str(info.index), info.name, kind, info.backend, info.driver)
+        table.add_row(str(info.index), info.name, kind, info.backend, info.driver, info.pci or info.uuid)
     shared.out.print(table)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from ort_gpu_ep.device.info import FEATURES, AdapterInfo, pick
+from ort_gpu_ep.device.identity import identified, physical_devices
+from ort_gpu_ep.device.info import FEATURES, AdapterInfo, is_identity, pick
 from ort_gpu_ep.device.library import GPUError, lib
 from ort_gpu_ep.device.objects import Adapter, Device, enumerate_adapters
 from ort_gpu_ep.errors import AdapterError
@@ -17,11 +18,15 @@ _BACKENDS = {lib.WGPUBackendType_Vulkan: "Vulkan", lib.WGPUBackendType_Metal: "M
 
 _lock = threading.Lock()
 _found: list[tuple[AdapterInfo, Adapter]] | None = None
+_identified: tuple[AdapterInfo, ...] | None = None
 
 
 def adapters() -> tuple[AdapterInfo, ...]:
-    """Every adapter whose backend can run the kernels, in the order of preference."""
-    return tuple(info for info, _ in _enumerate())
+    """Every adapter whose backend can run the kernels, in the order of preference, with PCI address and UUID."""
+    global _identified
+    if _identified is None:     # asks the Vulkan loader once more, some 40 ms: only those who want to know pay for it
+        _identified = tuple(identified([info for info, _ in _enumerate()], physical_devices()))
+    return _identified
 
 
 def _enumerate() -> list[tuple[AdapterInfo, Adapter]]:
@@ -44,18 +49,20 @@ def _info(index: int, raw: Adapter) -> AdapterInfo:
 
 
 def choose(wanted: str) -> tuple[AdapterInfo, Adapter]:
-    """The adapter that `wanted` means: an index, a type, or a part of its name; "" for the best one.
+    """The adapter that `wanted` means: an index, a type, a PCI address, a UUID, or a part of its name; "" for the best one.
 
     Raises: AdapterError, naming what there is.
     """
     found = _enumerate()
-    return found[pick([info for info, _ in found], wanted).index]
+    known = adapters() if is_identity(wanted) else [info for info, _ in found]
+    chosen = pick(known, wanted)
+    return chosen, found[chosen.index][1]
 
 
 def order_among_equals(info: AdapterInfo) -> int:
     """How many adapters of the same kind and backend come before this one: what tells equal GPUs apart where only their order is known."""
     return sum((a.vendor_id, a.device_id, a.backend) == (info.vendor_id, info.device_id, info.backend) and a.index < info.index
-               for a in adapters())
+               for a, _ in _enumerate())
 
 
 def limits_of(raw: Adapter) -> Limits:

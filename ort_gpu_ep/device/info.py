@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from ort_gpu_ep.errors import AdapterError
 
@@ -13,7 +14,10 @@ FEATURES = ("shader-int64", "shader-f16", "subgroup", "timestamp-query", "timest
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """An adapter, for people and for caches. type: discrete, integrated, software or unknown."""
+    """An adapter, for people and for caches. type: discrete, integrated, software or unknown.
+
+    pci: its address on the bus, `0000:65:00.0`; uuid: of the device, for NVIDIA's that of nvidia-smi. Empty where the system does not tell.
+    """
 
     index: int
     name: str
@@ -22,6 +26,8 @@ class AdapterInfo:
     driver: str
     vendor_id: int
     device_id: int
+    pci: str = field(default="", compare=False)      # a session's adapter was not asked for them unless it was chosen by them
+    uuid: str = field(default="", compare=False)
 
     @property
     def is_software(self) -> bool:
@@ -31,8 +37,19 @@ class AdapterInfo:
         return asdict(self)
 
 
+_IDENTITY = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|(gpu-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+def is_identity(wanted: str) -> bool:
+    """Whether a text is a PCI address or a UUID, also as nvidia-smi writes them."""
+    return _IDENTITY.fullmatch(wanted) is not None
+
+
 def matches(wanted: str, info: AdapterInfo) -> bool:
-    """Whether an index, a type or a part of a name means this adapter."""
+    """Whether an index, a type, a PCI address, a UUID or a part of a name means this adapter."""
+    if is_identity(wanted):
+        domain, _, rest = wanted.lower().partition(":")
+        return f"{int(domain, 16):04x}:{rest}" == info.pci if rest else wanted.lower().removeprefix("gpu-") == info.uuid
     return wanted == str(info.index) or wanted.lower() == info.type or (not wanted.isdigit() and wanted.lower() in info.name.lower())
 
 
@@ -46,4 +63,6 @@ def pick(found: Sequence[AdapterInfo], wanted: str) -> AdapterInfo:
     for info in found:
         if not wanted or matches(wanted, info):
             return info
-    raise AdapterError(f"option adapter={wanted!r}: no such adapter; there are: {there}. Give an index, a type or a part of a name.")
+    known = ", ".join(i.pci or i.uuid for i in found if i.pci or i.uuid)
+    raise AdapterError(f"option adapter={wanted!r}: no such adapter; there are: {there}{f' ({known})' if known else ''}. "
+                       "Give an index, a type, a part of a name, a PCI address or a UUID.")

@@ -59,9 +59,9 @@ def _names() -> set[str]:
 
 
 def redacted(value: object) -> object:
-    """What JSON can hold, with each text `shortened`."""
+    """What JSON can hold, with each text `shortened`, without UUIDs: a device's names the machine."""
     if isinstance(value, Mapping):
-        return {str(key): redacted(found) for key, found in value.items()}
+        return {str(key): redacted(found) for key, found in value.items() if key != "uuid"}
     if isinstance(value, (list, tuple)):
         return [redacted(found) for found in value]
     return shortened(value) if isinstance(value, str) else value

@@ -24,7 +24,7 @@ from ort_gpu_ep.health.examination import HelperError, list_adapters
 
 log = logging.getLogger("ort_gpu_ep")
 
-FORMAT = 2
+FORMAT = 3
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 86400.0
 """For how long drivers that failed are not loaded; it doubles with each failure that follows, up to the longest."""

@@ -99,7 +99,7 @@ def test_the_report_is_about_the_driver_only(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("VK_DRIVER_FILES", "/home/somebody/drivers/icd.json:C:\\Users\\Somebody\\b.json")
     monkeypatch.setenv("VK_LAYER_PATH", "/home/somebody:/home/Some Body:/home/Some Body/layers of Somebody/l.json")
     monkeypatch.setenv("VK_LOADER_DEBUG", "all")
-    bundle.write(tmp_path / "r.zip", {"probes": [{"seen": "/home/somebody/x/shader.wgsl is wrong"}, {"seen": ["/home/Sömebody"]}]})
+    bundle.write(tmp_path / "r.zip", {"adapters": [{"uuid": "Body-5d1c"}], "probes": [{"seen": "/home/somebody/x/shader.wgsl is wrong"}, {"seen": ["/home/Sömebody"]}]})
     with zipfile.ZipFile(tmp_path / "r.zip") as file:
         text = "".join(file.read(n).decode() for n in file.namelist())
     for kept in ("icd.json", '"VK_LOADER_DEBUG": "all"', "shader.wgsl is wrong"):
