@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
 
 from ort_gpu_ep.device import native, objects
 from ort_gpu_ep.device.binding import Bound, bind_group, bound_of
@@ -41,14 +42,40 @@ that comes back then takes 20 ms for new memory."""
 _PARAMETERS = objects.UNIFORM | objects.COPY_DST
 
 
+_Run: TypeAlias = "tuple[tuple[Any, ...], list[Tensor], list[Tensor]]"
+"""(key: serial and offset of each buffer, inputs, outputs)."""
+
+
 @dataclass(eq=False)
 class _Shape:
-    """What a plan keeps of one set of sizes. key: the buffers of its last run. ahead: (timer, key, command buffers) of its next one."""
+    """What a plan keeps of one set of sizes. key: of its last run. ahead: (timer, key, command buffers) of its next one.
+
+    following: the run that came after one of each key: buffers that take turns come in the same order again.
+    """
 
     filled: Filled
     region: int
     key: tuple[Any, ...] | None = None
-    ahead: tuple[Any, tuple[Any, ...], list[Any]] | None = field(default=None)
+    ahead: tuple[Any, tuple[Any, ...], list[Any]] | None = None
+    following: OrderedDict[tuple[Any, ...], _Run] = field(default_factory=OrderedDict)
+
+    def next_after(self, run: _Run) -> _Run | None:
+        """Notes a run. Gives the one that comes next, if this one was the one to expect."""
+        before, self.key = self.key, run[0]
+        if before is None:
+            return None
+        expected = self.following.pop(before, None)
+        self.following[before] = run
+        if len(self.following) > MAX_BINDINGS:
+            self.following.popitem(last=False)
+        repeats = before == run[0] or (expected is not None and expected[0] == run[0])
+        following = self.following.get(run[0]) if repeats else None
+        return following if following is not None and _there(following) else None
+
+
+def _there(run: _Run) -> bool:
+    """Whether the memory of an earlier run has not gone back to the driver."""
+    return all(t.buffer.forgotten.alive for t in (*run[1], *run[2]))
 
 
 class Prepared:
@@ -70,7 +97,8 @@ class Prepared:
         self._regions = list(range(MAX_REGIONS))    # those that are free
         self._inner: dict[int, Any] = {}
         self._bindings: OrderedDict[tuple[Any, ...], list[Any]] = OrderedDict()
-        self._last: tuple[_Shape, tuple[Any, ...], list[Tensor], list[Tensor]] | None = None
+        self._groups: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()     # of steps that touch an input or output
+        self._next: tuple[_Shape, _Run] | None = None
         self.version, self.closed = 0, False
         self._steady: OrderedDict[tuple[int, ...], Steady] = OrderedDict()
         self._needed: list[int] = []                # of each slot, the most since its size was last looked at
@@ -108,7 +136,7 @@ class Prepared:
             self.gpu.destroy(self._parameters)
         self._constants, self._parameters = {}, None
         self._shapes.clear()
-        self._last = self._current = None
+        self._next = self._current = None
 
     def last_plan(self) -> Plan:
         """The plan with the numbers of the last run. Raises InternalError before the first."""
@@ -125,10 +153,10 @@ class Prepared:
         ahead, shape.ahead = shape.ahead, None
         command_buffers = ahead[2] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(shape, key, inputs, outputs)
         self.gpu.execute(command_buffers, [(t.buffer, t.offset_bytes, t.type.nbytes) for t in outputs])
-        self._last = (shape, key, inputs, outputs)
-        if shape.key == key:    # where sizes or buffers change with every run, the next one's are not these
+        following = shape.next_after((key, inputs, outputs))
+        self._next = None if following is None else (shape, following)
+        if following is not None:
             self.gpu.on_wait(self)
-        shape.key = key
 
     def steady(self, filled: Filled) -> Steady:
         """Runs of these sizes, all that they need prepared."""
@@ -189,9 +217,10 @@ class Prepared:
         self.version += 1
         self._inner.clear()
         self._bindings.clear()
+        self._groups.clear()
         for shape in self._shapes.values():
             shape.ahead = None
-        self._last = None
+        self._next = None
 
     def _shape(self, filled: Filled) -> _Shape:
         """What is kept of these sizes, their parameters and constants on the device."""
@@ -224,12 +253,12 @@ class Prepared:
             self.gpu.upload(buffer, 0, native.address_of(data), len(data))
 
     def record_ahead(self) -> None:
-        """Called while the host waits for the GPU: the next run most likely uses the same buffers."""
+        """Called while the host waits for the GPU: the next run most likely uses the buffers that came next before."""
         if self.program.lock.acquire(blocking=False):
             try:
-                if self._last and not self._last[0].ahead:
-                    shape, key, inputs, outputs = self._last
-                    shape.ahead = (self.gpu.timer, key, self._record(shape, key, inputs, outputs))
+                if self._next and not self._next[0].ahead:
+                    shape, run = self._next
+                    shape.ahead = (self.gpu.timer, run[0], self._record(shape, *run))
             finally:
                 self.program.lock.release()
 
@@ -288,9 +317,16 @@ class Prepared:
         return [self._bind_group(k, bound, inputs, outputs) if bound else None for k, bound in enumerate(self._bound)]
 
     def _bind_group(self, index: int, bound: Bound, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
-        if not bound.outer and index in self._inner:
-            return self._inner[index]
-        group = bind_group(self.gpu, bound, lambda place: self._buffer(place, inputs, outputs), self._parameters)
+        def buffer_of(place: Place) -> tuple[Buffer, int]:
+            return self._buffer(place, inputs, outputs)
+
         if not bound.outer:
-            self._inner[index] = group
+            if index not in self._inner:
+                self._inner[index] = bind_group(self.gpu, bound, buffer_of, self._parameters)
+            return self._inner[index]
+        places = [*(place for place, *_ in bound.pieces), *bound.awaited]
+        key = (index, *((buffer.serial, offset) for buffer, offset in map(buffer_of, places)))
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = bind_group(self.gpu, bound, buffer_of, self._parameters)
         return group

@@ -14,7 +14,7 @@ from ort_gpu_ep.errors import AdapterError, DeviceError, TrainingError, forget_f
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.training.diagnosis import first_bad_node
 from ort_gpu_ep.training.journal import Entry, Journal
-from ort_gpu_ep.training.resident import Resident, device_failure, state_of
+from ort_gpu_ep.training.resident import LOSSES, Resident, device_failure, state_of
 from ort_gpu_ep.training.step import TrainingStep
 
 log = logging.getLogger("ort_gpu_ep")
@@ -101,7 +101,12 @@ class Engine:
     # ---- steps
 
     def run(self, feeds: Mapping[str, Array]) -> Loss:
-        """One step. If it raises, the state is the one before it."""
+        """One step. If it raises, the state is the one before it. Losses that nobody has read since LOSSES steps are read: their places
+        are needed again.
+        """
+        held = self._held()
+        if held and held[0].step == self.at - LOSSES:
+            self.fetch(held[-1])
         loss = Loss(self, self.at)
         loss.value = self.surely(lambda: self.resident.run(feeds))
         self.journal.add(feeds, loss)
@@ -121,8 +126,8 @@ class Engine:
             loss.settle(number)
 
     def _held(self) -> list[Loss]:
-        """Losses since the snapshot that somebody holds and nobody has read."""
-        found = [entry.loss() for entry in self.journal.entries]
+        """Losses that somebody holds and nobody has read: all are of the last LOSSES steps, and later than the snapshot."""
+        found = [entry.loss() for entry in self.journal.entries[-LOSSES:]]
         return [loss for loss in found if loss is not None and loss.value is not None]
 
     def _numbers(self, losses: list[Loss]) -> list[float]:
@@ -212,17 +217,19 @@ class Engine:
 
     def _diverged(self, loss: Loss | None, number: float) -> None:
         """Finds the first step after which something is not finite, goes back to before it, and raises TrainingError."""
-        good, entries, done = dict(self.journal.carried), list(self.journal.entries), 0
+        good, entries, numbers = dict(self.journal.carried), list(self.journal.entries), list[float]()
         self.resident.write(good)
         for entry in entries:
             (value,) = self.resident.numbers([self.resident.run(entry.feeds)])
             state = self.resident.read()
             if not (math.isfinite(value) and all(np.isfinite(a).all() for a in state.values())):
                 break
-            good, done = state, done + 1
+            good = state
+            numbers.append(value)
+        done = len(numbers)
         at = self.journal.step + done
         for held in self._held():
-            held.settle(math.nan if held.step >= at else self.resident.numbers([held.value])[0])
+            held.settle(math.nan if held.step >= at else numbers[held.step - self.journal.step])
         self.resident.write(good)
         self.journal.renew(at, good, self.journal.taken_s)
         where = first_bad_node(self.step.model, {**entries[done].feeds, **good}) if done < len(entries) else ""

@@ -1,7 +1,8 @@
 """A step's session, with what it carries from step to step in the memory of the device that runs it.
 
 Two sets of values take turns: what a step reads is there until it has succeeded. Feeds have slots of their own, two of each, so that
-a batch can be on its way while the step before it runs.
+a batch can be on its way while the step before it runs. Losses go round through LOSSES places: steps then meet the same buffers again,
+so that no bind group is made and the next step is recorded while the host waits.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from ort_gpu_ep.session import InferenceSession
 from ort_gpu_ep.training.step import LOSS, TrainingStep
 
 NEW = ".new"
+
+LOSSES = 10
+"""Steps after which the place of a loss is written again: an even number, as two sets of values take turns."""
 
 
 def open_session(model: bytes, options: Mapping[str, Any]) -> InferenceSession:
@@ -60,8 +64,9 @@ class Resident:
         self._sets = [{n: self._value(a) for n, a in carried.items()}, {n: self._value(np.zeros_like(a)) for n, a in carried.items()}]
         self._slots = [{n: self._slot(d, s) for n, (d, s) in step.feeds.items()} for _ in range(2)]
         self._filled: list[dict[str, Array]] = [{}, {}]
-        self._bindings = [self._bind(now) for now in (0, 1)]
-        self.now = 0
+        self._losses = [self._slot(np.dtype(np.float32), ()) for _ in range(LOSSES)]
+        self._bindings = [self._bind(place) for place in range(LOSSES)]
+        self._place = 0
         self.run_s: list[float] = []
 
     def _value(self, array: Array) -> Any:
@@ -74,33 +79,33 @@ class Resident:
         made.update_inplace(np.zeros(shape, dtype))
         return made
 
-    def _bind(self, now: int) -> Any:
-        binding = self.session.io_binding()
+    @property
+    def now(self) -> int:
+        """The set of values, and of slots, that the next step reads."""
+        return self._place % 2
+
+    def _bind(self, place: int) -> Any:
+        binding, now = self.session.io_binding(), place % 2
         for name, value in {**self._slots[now], **self._sets[now]}.items():
             binding.bind_ortvalue_input(name, value)
         for name, value in self._sets[1 - now].items():
             binding.bind_ortvalue_output(name + NEW, value)
+        binding.bind_ortvalue_output(LOSS, self._losses[place])
         return binding
 
     def run(self, feeds: Mapping[str, Array]) -> Any:
-        """One step; returns the loss, where it is. If it raises, the state is the one before it."""
+        """One step; returns the loss, where it is until LOSSES steps later. If it raises, the state is the one before it."""
         start = time.perf_counter()
-        slots, binding = self._slots[self.now], self._bindings[self.now]
+        slots, place = self._slots[self.now], self._place
         for name, array in feeds.items():
             if self._filled[self.now].get(name) is not array:       # sample weights of full batches are always the same array
                 slots[name].update_inplace(array)
                 self._filled[self.now][name] = array
-        binding.bind_output(LOSS, *self.device)
-        self.session.run_with_iobinding(binding)
-        loss = binding.get_outputs()[self._loss_index()]
-        self.now = 1 - self.now
+        self.session.run_with_iobinding(self._bindings[place])
+        self._place = (place + 1) % LOSSES
         self.run_s.append(time.perf_counter() - start)
         del self.run_s[:-100]
-        return loss
-
-    def _loss_index(self) -> int:
-        """Outputs come in the order in which they were bound: the loss last."""
-        return len(self._sets[0])
+        return self._losses[place]
 
     @property
     def values(self) -> dict[str, Any]:

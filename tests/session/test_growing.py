@@ -100,7 +100,7 @@ def test_only_what_comes_again_is_recorded_ahead(monkeypatch: pytest.MonkeyPatch
         fixed.run(None, feeds)
     (partition,) = fixed._state.partitions
     (prepared,) = partition.program._plans
-    assert prepared._last[0].ahead is not None, "made while the host waited"
+    assert prepared._next[0].ahead is not None, "made while the host waited"
     for _ in range(2):      # from the third run on past onnxruntime, with buffers and recordings of their own
         fixed.run(None, feeds)
     before = len(recorded)

@@ -7,10 +7,16 @@ import pytest
 from ort_gpu_ep.training.gradient import RULES
 from tests.training.cases import CASES
 from tests.training.numeric import Case, check
+from tests.training.random_cases import RANDOM
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_gradient(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", RANDOM, ids=lambda c: c.id)
+def test_gradient_of_a_random_form(case: Case) -> None:
     check(case)
 
 

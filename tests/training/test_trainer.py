@@ -14,6 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import models
+from ort_gpu_ep.device import prepared
+from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.errors import DeviceLostError, TrainingError
 from ort_gpu_ep.training import SGD, Adam, Progress, Trainer, checkpoint, cosine
 from tests.training import references
@@ -76,6 +78,45 @@ def test_a_step_moves_the_batch_and_the_loss_and_nothing_else() -> None:
     assert t.stats()["device_to_host_nbytes"] - after["device_to_host_nbytes"] == 40
     assert t.stats()["fallbacks"] == 0
     assert len(t._engine.resident.session._state.partitions) == 1
+
+
+@pytest.mark.parametrize("hold", [1, 3, 25])
+def test_in_the_steady_state_a_step_makes_no_bind_group_and_one_recording(hold: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hold: after so many steps their losses are read. From then on the next step is recorded while the host waits."""
+    made, recorded, (x, y) = list[str](), list[bool](), points(8)
+    waiting = Prepared.record_ahead
+    bind_group, encode = prepared.bind_group, prepared.encode
+    monkeypatch.setattr(prepared, "bind_group", lambda *a, **k: made.append("group") or bind_group(*a, **k))
+    monkeypatch.setattr(prepared, "encode", lambda *a, **k: recorded.append(False) or encode(*a, **k))
+
+    def ahead(self: Prepared) -> None:
+        before = len(recorded)
+        waiting(self)
+        recorded[before:] = [True] * (len(recorded) - before)
+
+    monkeypatch.setattr(Prepared, "record_ahead", ahead)
+    t, held = trainer(), list[Any]()
+    for step in range(50):
+        if step == 25:
+            t._engine.journal.since = time.perf_counter() + 1e6     # no snapshot while we count
+            made.clear()
+            recorded.clear()
+        held.append(t.step(x, y))
+        if len(held) == hold:
+            float(held[-1])
+            held.clear()
+    assert not made
+    assert len(recorded) == 25
+    assert sum(recorded) == {1: 25, 3: 8, 25: 3}[hold]      # where the host waits: losses are read after 10 steps at the latest
+
+
+def test_losses_that_nobody_reads_are_read_before_their_places_are_needed() -> None:
+    data = batches(23)
+    t = trainer(model=references.mlp(), optimizer=SGD(0.1, 0.9))
+    losses = [t.step(x, y) for x, y in data]
+    assert [loss.value is None for loss in losses] == [True] * 20 + [False] * 3
+    want, _ = references.trajectory(references.mlp(), data, references.sgd(0.1, 0.9))
+    np.testing.assert_allclose([float(loss) for loss in losses], want, atol=2e-6)
 
 
 def test_short_batches_are_padded_not_compiled() -> None:
