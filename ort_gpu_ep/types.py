@@ -78,12 +78,11 @@ FLOAT4E2M1 = DType("float4_e2m1fn", 23, 4)
 UINT2 = DType("uint2", 25, 2, "u32", "u32")
 INT2 = DType("int2", 26, 2, "i32", "u32")
 
-DTYPES = (FLOAT32, UINT8, INT8, UINT16, INT16, INT32, INT64, BOOL, FLOAT16, FLOAT64, UINT32, UINT64, BFLOAT16, FLOAT8E4M3FN,
-          FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ)
-"""What kernels take and ONNX Runtime moves."""
-
 FLOAT8 = (FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ)
 """Moved as bytes; nothing computes with them."""
+
+DTYPES = (FLOAT32, UINT8, INT8, UINT16, INT16, INT32, INT64, BOOL, FLOAT16, FLOAT64, UINT32, UINT64, BFLOAT16, *FLOAT8)
+"""What kernels take and ONNX Runtime moves."""
 
 SUB_BYTE = (UINT4, INT4, FLOAT4E2M1, UINT2, INT2)
 """Several share a byte. Only constants have them: a row that takes one says so by name."""

@@ -45,7 +45,7 @@ def bench(
     json: shared.JsonOption = False,
 ) -> None:
     """Median and p95 of whole runs (numpy in, numpy out), split into host, upload, GPU and readback."""
-    given = shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed
+    given = inputs, dims, shapes, seed
     if load or plot:
         _under_load(model, given, shared.pairs(option, "--option"), load or [under_load.Level.ALL], runs, plot, json)
         return

@@ -34,7 +34,7 @@ def bisect(
     options = {"placement": "gpu", **shared.pairs(option, "--option")}
     session = shared.open_session(model, options)
     shared.check_gpu(session)
-    values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed)
+    values = shared.feeds(session, inputs, dims, shapes, seed)
     del session
     with tempfile.TemporaryDirectory() as scratch, shared.progress("bisecting", quiet=json) as tell:
         gpu, cpu = _runs(Path(scratch), options)

@@ -31,7 +31,7 @@ def compare(
     """Compare MODEL's outputs on the GPU with onnxruntime's CPU provider. Exit code 0 within tolerance, 1 beyond."""
     session = shared.open_session(model, {"placement": "gpu", **shared.pairs(option, "--option")})
     shared.check_gpu(session)
-    values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed)
+    values = shared.feeds(session, inputs, dims, shapes, seed)
     names = [o.name for o in session.get_outputs()]
     with shared.waiting("running on both"):
         plain = onnxruntime.InferenceSession(str(model), shared.quiet(), providers=["CPUExecutionProvider"])

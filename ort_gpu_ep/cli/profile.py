@@ -31,7 +31,7 @@ def profile(
         pyplot()              # before anything is measured
     session = shared.open_session(model, {"placement": "gpu", **shared.pairs(option, "--option")})
     shared.check_gpu(session)
-    values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed)
+    values = shared.feeds(session, inputs, dims, shapes, seed)
     with shared.progress("profiling", quiet=json) as tell:
         found = session.profile(values, runs, tell)
     if trace is not None:

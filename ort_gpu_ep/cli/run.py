@@ -29,7 +29,7 @@ def run(
     session = shared.open_session(model, shared.pairs(option, "--option"))
     shared.check_gpu(session)
     loaded = time.perf_counter()
-    values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed)
+    values = shared.feeds(session, inputs, dims, shapes, seed)
     with shared.waiting("first run"):
         outputs = session.run(None, values)
     done = time.perf_counter()

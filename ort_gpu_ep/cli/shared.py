@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec, TypeAlias
 
 import typer
 from rich.console import Console
@@ -18,6 +18,7 @@ from rich.markup import escape
 from ort_gpu_ep.errors import AdapterError, GpuEpError, ModelError
 
 P = ParamSpec("P")
+Texts: TypeAlias = Sequence[str] | None
 
 out = Console()
 err = Console(stderr=True)
@@ -56,7 +57,7 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     return wrapped
 
 
-def pairs(texts: Sequence[str] | None, what: str) -> dict[str, str]:
+def pairs(texts: Texts, what: str) -> dict[str, str]:
     """NAME=VALUE texts as a dict. Raises ModelError for a text without `=`."""
     found = {}
     for text in texts or ():
@@ -98,16 +99,17 @@ def quiet() -> Any:
 
 
 def feeds(
-    session: Any, given: Mapping[str, str], sizes: Mapping[str, str], shapes: Mapping[str, str], seed: int,
+    session: Any, inputs: Texts, dims: Texts, shape_texts: Texts, seed: int,
 ) -> dict[str, Any]:
-    """An array for each input: from its .npy file, else random, with these sizes of dimensions or these shapes ("1x576").
+    """An array for each input, by the options --input, --dim and --shape: from its .npy file, else random, with these sizes or shapes.
 
-    Raises ModelError for a name that the model does not have, and for a shape that does not fit.
+    Raises ModelError for a text without `=`, a name that the model does not have, and a shape that does not fit.
     """
     import numpy as np
 
     from ort_gpu_ep.feeds import random_value
 
+    given, sizes, shapes = pairs(inputs, "--input"), pairs(dims, "--dim"), pairs(shape_texts, "--shape")
     names = [i.name for i in session.get_inputs()]
     symbols = list(dict.fromkeys(d for i in session.get_inputs() for d in i.shape if isinstance(d, str)))
     _known(given, names, "--input", "input")

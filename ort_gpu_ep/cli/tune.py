@@ -41,7 +41,7 @@ def tune(
         raise ConfigError("tune needs a MODEL, --list or --forget")
     session = shared.open_session(model, {"placement": "gpu", **options})
     shared.check_gpu(session)
-    values = shared.feeds(session, shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shapes, "--shape"), seed)
+    values = shared.feeds(session, inputs, dims, shapes, seed)
     with shared.progress("tuning", quiet=json) as tell:
         found = session.tune(values, budget_s, fresh, tell)
     if json:

@@ -16,7 +16,6 @@ from ort_gpu_ep.plugin.declarations import ffi as ffi
 from ort_gpu_ep.plugin.slots import EP_API, NEWEST_API, OLDEST_API, ORT_API, Slot
 
 NULL: Any = ffi.NULL
-SLOTS_IN_TABLE = len(ffi.new("Table*").slot)
 
 _TYPES = {
     "v": "void", "p": "void*", "o": "void**", "c": "const char*", "z": "size_t", "n": "size_t*", "i": "int", "u": "uint32_t", "b": "bool",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -188,8 +188,3 @@ def _timed(dispatch: Dispatch, partition: int, begin_us: float, us: float) -> Ti
     return TimedDispatch(
         dispatch.label, dispatch.kernel.shader.removesuffix(".wgsl"), record_of(dispatch.kernel.shader).family,
         "x".join(map(str, written)), dispatch.groups, partition, begin_us, us, work.flops, work.nbytes)
-
-
-def feeds_text(feeds: Mapping[str, Any]) -> str:
-    """The shapes of inputs, for people."""
-    return ", ".join(f"{name} {'x'.join(map(str, getattr(value, 'shape', ())))}" for name, value in feeds.items())
