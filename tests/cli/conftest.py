@@ -4,4 +4,4 @@ import os
 
 os.environ.pop("COLUMNS", None)
 
-import ort_gpu_ep.cli.shared  # noqa: E402, F401
+import ort_gpu_ep.cli.shared  # noqa: F401
