@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Node
-from ort_gpu_ep.kernels import loop_bound
+from ort_gpu_ep.kernels import completed, loop_bound
 from ort_gpu_ep.questions import Question, question
 from ort_gpu_ep.registry import (
     ADAPTER,
+    INLINED,
     KNOWN_OPSET,
     PACKED,
     WORKGROUP,
@@ -23,7 +24,6 @@ from ort_gpu_ep.registry import (
     OpSpec,
     Strided,
     UnknownValueError,
-    View,
     broadcast,
     broadcast_strides,
     part_count,
@@ -93,7 +93,7 @@ def lower(spec: OpSpec, bound: BoundNode, asked: Question | None = None) -> Lowe
     """What the row's builder makes of a node, with its fused steps. Raises UnsupportedNodeError."""
     built = asked.built() if asked else None
     if built is None:
-        built = _build(spec, asked.watched() if asked else bound)
+        built = completed(spec, asked.watched() if asked else bound)
         if asked is not None:
             asked.keep_built(built)
     kernels, outputs = built.kernels, built.outputs
@@ -102,16 +102,6 @@ def lower(spec: OpSpec, bound: BoundNode, asked: Question | None = None) -> Lowe
     types = dict(built.temps)
     kernels = tuple(_with_operand_indices(k, lambda s: types[s] if isinstance(s, str) else bound.source(s).type) for k in kernels)
     return replace(built, outputs=outputs, kernels=kernels)
-
-
-def _build(spec: OpSpec, bound: BoundNode) -> Lowering:
-    """Runs the row's builder and completes what it returns."""
-    built = spec.build(bound)
-    if isinstance(built, View):
-        return Lowering((built.output,), views=((0, 0),))
-    if isinstance(built, Kernel):
-        built = _single(spec, bound, built)
-    return replace(built, kernels=tuple(_complete(spec, bound, k) for k in built.kernels))
 
 
 def _with_operand_indices(built: Kernel, type_of: Callable[[int | str], TensorType]) -> Kernel:
@@ -123,33 +113,6 @@ def _with_operand_indices(built: Kernel, type_of: Callable[[int | str], TensorTy
     indices = ((f"{name}_index", Strided(shape, broadcast_strides(type_of(source).shape, shape)))
                for name, source in built.reads or () if name in used)
     return replace(built, indices=(*built.indices, *indices))
-
-
-def _single(spec: OpSpec, bound: BoundNode, built: Kernel) -> Lowering:
-    """A lone kernel writes the node's outputs in order."""
-    outputs: list[TensorType | None] = [None] * len(bound.node.outputs)
-    targets = [t for _, t in built.writes] if built.writes is not None else list(range(len(built.outputs)))
-    for index, tensor in zip(targets, built.outputs, strict=True):
-        if isinstance(index, int) and index < len(outputs):
-            outputs[index] = tensor
-    return Lowering(tuple(outputs), (built,))
-
-
-def _complete(spec: OpSpec, bound: BoundNode, built: Kernel) -> Kernel:
-    """Fills in `reads` and `writes` from the row's bindings."""
-    reads, writes = built.reads, built.writes
-    if reads is None:
-        named: list[tuple[str, int | str]] = []
-        for i, operand in enumerate(bound.inputs):
-            binding = spec.inputs[min(i, len(spec.inputs) - 1)]
-            if operand is not None and binding.bound:
-                named.append((f"{binding.name}{i}" if binding.variadic else binding.name, i))
-        reads = tuple(named)
-    if writes is None:
-        writes = tuple((b.name, i) for i, b in enumerate(spec.outputs[: len(built.outputs)]))
-    present = {name for name, _ in reads}
-    optionals = tuple((b.name, b.name in present) for b in spec.inputs if b.optional and b.bound)
-    return replace(built, reads=reads, writes=writes, optionals=optionals)
 
 
 def _with_epilogue(
@@ -221,8 +184,9 @@ def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> No
     """Declines a kernel that uses what a probe or a quirk has put out of use on this adapter."""
     if not limits.disabled:
         return
-    used = {ADAPTER, built.shader, *built.features}
+    used = {ADAPTER, built.shader, *built.features, *(inner.shader for _, inner in built.inlined)}
     used |= {WORKGROUP} if built.workgroup_nbytes else set()
+    used |= {INLINED} if built.inlined else set()
     used |= {PACKED} if any(d.bits < 32 and (built.raw or d.storage == "u32") for d in dtypes) else set()
     used |= set() if built.raw else {d.feature for d in (*dtypes, *(step.dtype for step in built.epilogue)) if d.feature}
     for what, why in limits.disabled:

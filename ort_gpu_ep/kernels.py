@@ -2,17 +2,18 @@
 
 From it come what the kernel is predicted to take (profile.py), whether a driver would cut its loops short (claim.py), and the
 doctor's probe of it (health/probes/cases.py). The functions of a record are plain arithmetic over constants and sizes.
+`completed` fills in what a row's builder leaves open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Attribute
-from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, OpSpec, View
 from ort_gpu_ep.symbolic import hint, hints
 from ort_gpu_ep.types import Shape, TensorType
 
@@ -206,3 +207,40 @@ def work_of(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> 
     return Work(
         found.family, found.flops(call) if found.flops else 0, found.nbytes(call) if found.nbytes else call.nbytes(),
         found.steps(call) if found.steps else 1)
+
+
+def completed(spec: OpSpec, bound: BoundNode) -> Lowering:
+    """Runs the row's builder and completes what it returns. Raises UnsupportedNodeError."""
+    built = spec.build(bound)
+    if isinstance(built, View):
+        return Lowering((built.output,), views=((0, 0),))
+    if isinstance(built, Kernel):
+        built = _single(bound, built)
+    return replace(built, kernels=tuple(_complete(spec, bound, k) for k in built.kernels))
+
+
+def _single(bound: BoundNode, built: Kernel) -> Lowering:
+    """A lone kernel writes the node's outputs in order."""
+    outputs: list[TensorType | None] = [None] * len(bound.node.outputs)
+    targets = [t for _, t in built.writes] if built.writes is not None else list(range(len(built.outputs)))
+    for index, tensor in zip(targets, built.outputs, strict=True):
+        if isinstance(index, int) and index < len(outputs):
+            outputs[index] = tensor
+    return Lowering(tuple(outputs), (built,))
+
+
+def _complete(spec: OpSpec, bound: BoundNode, built: Kernel) -> Kernel:
+    """Fills in `reads` and `writes` from the row's bindings."""
+    reads, writes = built.reads, built.writes
+    if reads is None:
+        named: list[tuple[str, int | str]] = []
+        for i, operand in enumerate(bound.inputs):
+            binding = spec.inputs[min(i, len(spec.inputs) - 1)]
+            if operand is not None and binding.bound:
+                named.append((f"{binding.name}{i}" if binding.variadic else binding.name, i))
+        reads = tuple(named)
+    if writes is None:
+        writes = tuple((b.name, i) for i, b in enumerate(spec.outputs[: len(built.outputs)]))
+    present = {name for name, _ in reads}
+    optionals = built.optionals or tuple((b.name, b.name in present) for b in spec.inputs if b.optional and b.bound)
+    return replace(built, reads=reads, writes=writes, optionals=optionals)

@@ -19,6 +19,7 @@ from ort_gpu_ep.schemas import default_attribute
 from ort_gpu_ep.symbolic import Size, hints
 from ort_gpu_ep.target import ADAPTER as ADAPTER
 from ort_gpu_ep.target import DEFAULT_TARGET, Choice, Target
+from ort_gpu_ep.target import INLINED as INLINED
 from ort_gpu_ep.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
 from ort_gpu_ep.target import PACKED as PACKED
 from ort_gpu_ep.target import WORKGROUP as WORKGROUP
@@ -136,6 +137,8 @@ class Kernel:
     vectors: bindings of float32 that are bound four elements at a time; of packed elements, four words.
     choice: which form of the kernel this is, of those that were weighed.
     into: where what it stores of its first output lies in a larger tensor, filled in by the planner.
+    inlined: (name, kernel with an `element` body): what the body reads by that name is not bound but computed by that kernel, whose own
+        bindings `b` are bound as `<name>_in_<b>`.
     features: of the device, that its body uses (types bring their own). atomics: bindings of uint32 that are bound as atomics.
     """
 
@@ -158,6 +161,7 @@ class Kernel:
     features: tuple[str, ...] = ()
     atomics: tuple[str, ...] = ()
     into: Part | None = None
+    inlined: tuple[tuple[str, Kernel], ...] = ()
 
 
 def kernel(

@@ -29,4 +29,4 @@ def default_attribute(domain: str, name: str, version: int, attribute: str) -> A
     value = onnx.helper.get_attribute_value(entry.default_value)
     if isinstance(value, bytes):
         return value.decode()
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(v.decode() if isinstance(v, bytes) else v for v in value) if isinstance(value, list) else value

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 OFFSET_ALIGNMENT = 256
 """Where in a buffer a binding may begin: a multiple of what WebGPU lets every adapter ask for."""
 
-ADAPTER, PACKED, WORKGROUP = "adapter", "packed elements", "workgroup memory"
+ADAPTER, INLINED, PACKED, WORKGROUP = "adapter", "decoders in other kernels", "packed elements", "workgroup memory"
 """What Limits.disabled may name besides shader files and device features: everything, bindings of 8 and 16 bits, shared memory."""
 
 
@@ -58,7 +58,8 @@ class Limits:
     """What an adapter offers (WebGPU's guaranteed minimum by default). Sizes in bytes.
 
     max_loop_iterations: of all loops of an invocation together (kernels.py); the default is the least that any known driver does.
-    disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, PACKED, WORKGROUP.
+    disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, INLINED, PACKED,
+        WORKGROUP.
     tuned: which forms of kernels are the fastest on it, as far as that was measured.
     """
 

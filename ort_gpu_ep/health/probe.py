@@ -20,7 +20,7 @@ from ort_gpu_ep.errors import DeviceError, WrongResultError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
 from ort_gpu_ep.registry import ADAPTER, Kernel
 from ort_gpu_ep.shaders import compose
-from ort_gpu_ep.types import UINT8, TensorType, dtype_of
+from ort_gpu_ep.types import UINT8, TensorType, dtype_of, packed
 
 POISON = 0xFF
 """Every output buffer is filled with it first (NaN, -1), so that an element that is never written is seen."""
@@ -38,7 +38,7 @@ class Probe:
     """One row of the table.
 
     name, group: for people. check: the function. disables: what a failure puts out of use: shader files, device features,
-    registry.PACKED, WORKGROUP or ADAPTER. fault: (pattern, replacement) in the text of the shaders that the probe compiles, or
+    registry.PACKED, INLINED, WORKGROUP or ADAPTER. fault: (pattern, replacement) in the text of the shaders that the probe compiles, or
     the name of a fault that `Trial.planted` announces to the probe. quick: part of the first use of an adapter. trusts: likewise, where
     it is hardware: then a family of kernels needs no bounds checks. timeout_s: a probe that takes longer hangs.
     """
@@ -133,12 +133,12 @@ class Trial:
             program.close()
 
     def weight(self, graph: Graph, arrays: Sequence[Array], name: str) -> Array:
-        """A constant of a graph as the device gives it back after a run, which may have packed it."""
-        program, constant = Program(graph, Config(), self.gpu, composer=self._composed), graph.constant(name)
+        """A constant of a graph as the device gives it back after a run, which may have packed it; less than 8 bits as bytes of them."""
+        program, constant = Program(graph, Config(), self.gpu, composer=self._composed), packed(np.asarray(graph.constant(name)))
         try:
             self._run(program, arrays)
             self.shaders |= {step.kernel.shader for plan in program.plans for step in plan.inverses}
-            found = np.full_like(constant, np.nan)
+            found: Array = np.full(constant.nbytes, POISON, np.uint8).view(constant.dtype).reshape(constant.shape)
             self.gpu.free(self._tensor(np.full(found.nbytes, POISON, np.uint8), TensorType(UINT8, (found.nbytes,))).buffer)
             self.gpu.download(program.weight(name), 0, found.ctypes.data, found.nbytes)
             return found

@@ -6,7 +6,7 @@ A file is a JSON list; an entry is
      "disables": ["softmax.wgsl"], "workarounds": {"fusion": "0"}, "bug": "https://...", "probe": "softmax"}
 
 vendor, device, driver, backend are optional and all that are given must fit. driver: comparisons with the first dotted number
-in the driver's description. disables: shader files, device features, registry.PACKED, WORKGROUP or ADAPTER. workarounds: see
+in the driver's description. disables: shader files, device features, registry.PACKED, INLINED, WORKGROUP or ADAPTER. workarounds: see
 workarounds.py. An entry has at least one of the two.
 """
 
@@ -26,7 +26,7 @@ from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health import workarounds
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.kernels import RECORDS
-from ort_gpu_ep.registry import ADAPTER, PACKED, WORKGROUP
+from ort_gpu_ep.registry import ADAPTER, INLINED, PACKED, WORKGROUP
 from ort_gpu_ep.target import LAST_ARRIVING
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -126,7 +126,7 @@ def _quirk(entry: Any, where: str, text: str, at: int) -> Quirk:
     for target in entry.get("disables", ()):
         if target not in known:
             raise _wrong(where, text, text.find('"disables"', at), f"got {target!r} in disables", "a shader file, a feature, or one of "
-                         f"{ADAPTER!r}, {PACKED!r}, {WORKGROUP!r}")
+                         f"{ADAPTER!r}, {INLINED!r}, {PACKED!r}, {WORKGROUP!r}")
     if entry["probe"] not in probe_names():
         raise _wrong(where, text, text.find('"probe"', at), f"got probe {entry['probe']!r}", "a name that `ort-gpu-ep doctor` prints")
     vendor, device = (_number(entry, key, where, text, at) for key in ("vendor", "device"))
@@ -166,7 +166,7 @@ def _range(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[tuple
 
 def known_targets() -> frozenset[str]:
     """What may be disabled."""
-    return frozenset({*RECORDS, *FEATURES, LAST_ARRIVING, ADAPTER, PACKED, WORKGROUP})
+    return frozenset({*RECORDS, *FEATURES, LAST_ARRIVING, ADAPTER, INLINED, PACKED, WORKGROUP})
 
 
 def probe_names() -> frozenset[str]:

@@ -29,6 +29,7 @@ PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (
 """Bits of a code -> bits in the first and in the second plane, as the kernels read them."""
 
 record("repack.wgsl", "movement", loop_bound=lambda k: 32 // k["BITS"])
+record("restore_codes.wgsl", "movement", loop_bound=lambda k: 2 + k["ELEMENT"] // k["FROM"])
 record(
     "packed_matvec.wgsl", "matvec", flops=lambda k: 2 * k["N"] * k["K"] * k["COLS"],
     loop_bound=lambda k: ceil_div(k["WORDS"], k["VEC"] * k.workgroup_size) + 8 + ceil_div(2048, k.workgroup_size))
@@ -107,6 +108,7 @@ class _Rows:
     sources: Mapping[str, int | str]
     kernels: tuple[Kernel, ...] = ()
     temps: tuple[tuple[str, TensorType], ...] = ()
+    inverses: tuple[tuple[int, Kernel], ...] = ()
 
 
 def lower_packed(
@@ -115,7 +117,7 @@ def lower_packed(
 ) -> Lowering:
     """The kernels of a product with packed weights. bias: its input, and where an element of y finds it. Raises UnsupportedNodeError."""
     _check(node, weights)
-    rows = _rows(weights)
+    rows = _rows(weights, node.input(weights.source).type)
     is_vector = columns.batches * weights.groups == 1 and not columns.window and hint(columns.count) <= MAX_VECTORS
     built = _matvec(node, weights, columns, rows, out) if is_vector else _product(weights, columns, rows, out)
     reads: dict[str, int | str] = {**rows.sources, "x": columns.source, "table": weights.table}
@@ -125,7 +127,7 @@ def lower_packed(
         built, reads=tuple(reads.items()), writes=(("y", 0),),
         consts=(*built.consts, *_described(node, weights, rows).items(), ("ALPHA", float(alpha)), ("BETA", float(beta))),
         indices=(("c_index", bias[1] if bias else Strided((1,), (0,))),))
-    return Lowering((out,), (*rows.kernels, last), rows.temps, once=tuple(name for name, _ in rows.temps))
+    return Lowering((out,), (*rows.kernels, last), rows.temps, once=tuple(name for name, _ in rows.temps), inverses=rows.inverses)
 
 
 def lower_sparse(
@@ -157,8 +159,8 @@ def _check(node: BoundNode, weights: Weights) -> None:
             Code.ATTRIBUTE, f"{node.op}: a scale for {weights.block} codes of {weights.bits} bits; taken: multiples of {per}")
 
 
-def _rows(weights: Weights) -> _Rows:
-    """The codes where they are, if rows begin at words; else the planes that repack.wgsl makes of them."""
+def _rows(weights: Weights, stored: TensorType) -> _Rows:
+    """The codes where they are, if rows begin at words; else the planes that repack.wgsl makes of them, which then stand for them."""
     bits, high = PLANES[weights.bits]
     per = 32 // bits
     if weights.inner == 1 and bits == weights.bits and weights.outer * bits % 32 == 0:
@@ -178,7 +180,13 @@ def _rows(weights: Weights) -> _Rows:
                 "K": weights.k, "WORDS": count}, reads={"w": weights.source}, writes={"y": name}))
         temps.append((name, made))
     sources: dict[str, int | str] = {"w": "rows", "high": "upper"} if high else {"w": "rows"}
-    return _Rows(words, bits, high, 0, sources, tuple(kernels), tuple(temps))
+    inverse = kernel(
+        "restore_codes.wgsl", [stored], consts={
+            "FROM": weights.bits, "BITS": bits, "HIGH": high, "FLIP": weights.flip, "ROW": weights.outer, "STEP": weights.inner,
+            "K": weights.k, "ROWS": total, "WORDS": words, "ELEMENT": stored.dtype.bits},
+        reads={"rows": "rows", "upper": "upper"} if high else {"rows": "rows"}, writes={"y": weights.source})
+    inverses = ((weights.source, inverse),) if 1 in (weights.outer, weights.inner) else ()
+    return _Rows(words, bits, high, 0, sources, tuple(kernels), tuple(temps), inverses)
 
 
 def _described(node: BoundNode, weights: Weights, rows: _Rows) -> dict[str, Const]:

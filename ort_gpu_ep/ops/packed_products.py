@@ -7,6 +7,7 @@ import math
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div
 from ort_gpu_ep.ops.decoders import check_codebook, check_sparse, decoded_shape
+from ort_gpu_ep.ops.in_place import read_in_place
 from ort_gpu_ep.ops.packed import Columns, Weights, lower_packed, lower_sparse
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, conv_window
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, op
@@ -14,7 +15,7 @@ from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, 
 
 TAKEN = {"T": (FLOAT32, FLOAT16, UINT8, INT8, INT32, *PACKED_INTS)}
 MIN_ROWS = 8
-"""A group of a convolution with fewer filters has small weights and no use for a tile: its decoder runs before the convolution."""
+"""A group of a convolution with fewer filters has no use for a tile: each invocation decodes what it reads."""
 
 
 @op("MatMulNBits", domain="com.microsoft", dtypes=TAKEN, bindings="x w table zp? _g_idx? c? -> y", epilogue=True)
@@ -77,7 +78,7 @@ def packed_gemm(node: BoundNode) -> Lowering | Kernel:
 
 @op("PackedConv", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)
 def packed_conv(node: BoundNode) -> Lowering:
-    """Conv with packed filters, as a product of them and the windows, which are read in place. Groups of at least MIN_ROWS filters."""
+    """Conv with packed filters, as a product of them and the windows, which are read in place."""
     x, shape, groups, c = node.input(0), _dense(node), node.attr("group"), node.optional(4)
     if node.attr("weight_sparse"):
         raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: their zeros are written out")
@@ -86,7 +87,7 @@ def packed_conv(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type} and {list(shape)} with group {groups}: shapes do not fit")
     rows, channels = shape[0] // groups, shape[1]
     if groups > 1 and rows < MIN_ROWS:
-        raise UnsupportedNodeError(Code.COST, f"Conv of {groups} groups with {rows} filters each: their weights are small")
+        return read_in_place(node, "Conv")
     window = conv_window(node, x.shape[2:], shape[2:])
     pixels, plane = math.prod(window.small), channels * math.prod(window.large)
     sliding = {} if window.is_pointwise else window.consts(INPUT_AXES, OUTPUT_AXES)

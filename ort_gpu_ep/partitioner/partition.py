@@ -10,7 +10,7 @@ from ort_gpu_ep.errors import Code, InternalError
 from ort_gpu_ep.graph import Graph, Node
 from ort_gpu_ep.lowering import Answer, Facts, HostValues, facts_of, walk
 from ort_gpu_ep.partitioner import sizes
-from ort_gpu_ep.partitioner.absorption import packed_weight
+from ort_gpu_ep.partitioner.absorption import packed_weights
 from ort_gpu_ep.partitioner.costs import Costs, Prices, predict, price
 from ort_gpu_ep.partitioner.cut import cheapest_on_gpu
 from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
@@ -60,7 +60,7 @@ def partition(graph: Graph, config: Config, limits: Limits, software: bool, cost
     else:
         groups, predictions = _settle(state, config, limits), ()
     measured = sum((node.id, node.op) in costs.cpu_s for node in graph.nodes)
-    report = replace(_report(graph, state, groups, config), predictions=predictions, measured=measured)
+    report = replace(_report(graph, state, groups, config, limits), predictions=predictions, measured=measured)
     return Partitioning(tuple(tuple(i for node in g for i in node.members) for g in groups), report)
 
 
@@ -181,7 +181,7 @@ def _decline_all(state: _State, group: list[Node], code: Code, reason: str) -> N
         state.declined.setdefault(id(node), Decline(code, reason))
 
 
-def _report(graph: Graph, state: _State, groups: list[list[Node]], config: Config) -> Report:
+def _report(graph: Graph, state: _State, groups: list[list[Node]], config: Config, limits: Limits) -> Report:
     group_of = {id(node): k for k, group in enumerate(groups) for node in group}
     reports: dict[int, NodeReport] = {}
     originals = {n.id: n for n in graph.nodes}
@@ -189,7 +189,7 @@ def _report(graph: Graph, state: _State, groups: list[list[Node]], config: Confi
         for member in node.members:
             reports[member] = _node_report(originals[member], node, state, group_of)
     exact = sizes.is_static(graph, graph.inputs)
-    partitions = tuple(_partition_report(k, group, state, exact) for k, group in enumerate(groups))
+    partitions = tuple(_partition_report(k, group, state, exact, limits) for k, group in enumerate(groups))
     return Report(
         graph.name, graph.nested, tuple(reports[n.id] for n in graph.nodes if n.id in reports), partitions, config.placement,
         events=tuple(state.events))
@@ -205,7 +205,7 @@ def _node_report(node: Node, fused: Node, state: _State, group_of: Mapping[int, 
     return NodeReport(node.id, node.label, node.op, device, partition=group_of[id(fused)], fused_into=into)
 
 
-def _partition_report(index: int, group: list[Node], state: _State, exact: bool) -> PartitionReport:
+def _partition_report(index: int, group: list[Node], state: _State, exact: bool, limits: Limits) -> PartitionReport:
     graph = state.graph
     names, outputs = boundary(group, graph.nodes, graph.outputs)
     weights = [n for n in names if n in graph.values and graph.values[n].is_constant]
@@ -215,8 +215,8 @@ def _partition_report(index: int, group: list[Node], state: _State, exact: bool)
         return sum(state.facts.types[n].nbytes for n in values if n in state.facts.types)
 
     lowered = [a for n in group if isinstance(a := state.answers[id(n)][1], Lowering)]
-    packed = {n.label: found for n in group if (found := packed_weight(n, state.facts.types, graph)) is not None}
+    alone = Graph(graph.name, tuple(inputs), tuple(outputs), tuple(group), graph.values, graph.nested)
+    packed = packed_weights(alone, state.facts, limits)
     return PartitionReport(
         index, sum(len(n.members) for n in group), sum(len(a.per_run) for a in lowered), tuple(inputs), tuple(outputs),
-        total(inputs), total(outputs), total(weights), exact, sum(p.packed_nbytes for p in packed.values()),
-        sum(p.dense_nbytes for p in packed.values()), tuple(label for label, p in packed.items() if p.unpacked))
+        total(inputs), total(outputs), total(weights), exact, packed.packed_nbytes, packed.dense_nbytes, packed.unpacked)

@@ -29,7 +29,7 @@ class Work:
     """A graph on its way through the passes, and what is known of it.
 
     inputs, known, otherwise: as `facts_of` and `walk` take them. facts: of every value, by its name. answers: by id() of a node that has
-    not been changed since.
+    not been changed since. planned: the graph is a partition, whose plan is made.
     """
 
     graph: Graph
@@ -39,6 +39,7 @@ class Work:
     otherwise: Callable[[str], TensorType | None] = lambda name: None
     facts: Facts = field(default_factory=lambda: Facts({}, {}))
     answers: Mapping[int, tuple[Answer, BoundNode | None]] = field(default_factory=dict)
+    planned: bool = False
 
 
 def _ask(work: Work) -> Graph:
@@ -52,7 +53,7 @@ def _integers(work: Work) -> Graph:
 
 
 def _absorb(work: Work) -> Graph:
-    return absorb(work.graph, work.facts, work.limits)
+    return absorb(work.graph, work.facts, work.limits, shared=work.planned)
 
 
 def _patterns(work: Work) -> Graph:
@@ -126,4 +127,4 @@ def fuse(
 
 def rewrite(graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, *, known: Mapping[str, Array] | None = None) -> Graph:
     """The graph that a plan is made of: fused, each value in a layout."""
-    return run(PASSES, Work(graph, inputs, limits, known))
+    return run(PASSES, Work(graph, inputs, limits, known, planned=True))

@@ -24,7 +24,7 @@ class PartitionReport:
     """One group of nodes that runs as a unit. Sizes in bytes, for the model's static shapes or their stand-ins (`exact`).
 
     packed_nbytes: of weights that kernels read packed, of the weights; dense_nbytes: what these would take as float32. unpacked: nodes
-    whose packed weight no product reads: a kernel writes it out in each run.
+    whose packed weight no other kernel reads: one writes it out in each run.
     """
 
     index: int

@@ -150,11 +150,10 @@ def _inverses(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: Mappin
     """What gives the weights back that the prologue of this node packs."""
     found = []
     for index, kernel in lowering.inverses:
-        (read, source), = kernel.reads or ()
-        name = temps[str(source)]
+        names = {read: temps[str(source)] for read, source in kernel.reads or ()}
         place = _place_of(draft, {}, bound.input(index).name)
-        if name in draft.prepared and place.kind is Kind.WEIGHT:
-            tensors = (BoundTensor(read, draft.types[name], Place(Kind.PREPARED, name=name), False),
+        if set(names.values()) <= draft.prepared and place.kind is Kind.WEIGHT:
+            tensors = (*(BoundTensor(read, draft.types[n], Place(Kind.PREPARED, name=n), False) for read, n in names.items()),
                        BoundTensor("y", kernel.outputs[0], place, True))
             groups = _groups(workgroup_count(kernel, kernel.outputs[0]), draft.limits)
             found.append(Dispatch(f"{bound.node.label}/{kernel.shader.removesuffix('.wgsl')}", kernel, tensors, groups, 0))

@@ -36,6 +36,7 @@ from ort_gpu_ep.registry import Const, Kernel, parts
 from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, vector_writer, word_readers, writer
 from ort_gpu_ep.shaders.element_types import per_word, storage, value_type
 from ort_gpu_ep.shaders.indices import merged, strided
+from ort_gpu_ep.shaders.inlining import inlined, is_inner
 from ort_gpu_ep.shaders.steps import first_written, fused_reading, steps, vector_bindings
 from ort_gpu_ep.shaders.unroll import expand
 from ort_gpu_ep.symbolic import Real, Size, is_symbolic
@@ -86,6 +87,7 @@ def _signature(
         kernel.into and (kernel.into.size, kernel.into.row, kernel.into.start),
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
         is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
+        tuple((name, inner.shader, inner.consts, inner.indices, inner.optionals, inner.reads) for name, inner in kernel.inlined),
         tuple(fused_reading(kernel, bindings).items()))
 
 
@@ -104,9 +106,12 @@ def _composed(
         out.insert(0, "enable f16;")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
     vectors = vector_bindings(kernel, bindings)
+    raw = {name: kernel.raw and not is_inner(kernel, name) for name in bindings}
+    inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw)]
+    text = "\n".join([body(kernel.shader), *inner])
     for i, (name, k) in enumerate(variables):
         tensor, written = bindings[name]
-        access, element = "read_write" if written else "read", storage(tensor.dtype, kernel.raw)
+        access, element = "read_write" if written else "read", storage(tensor.dtype, raw[name])
         element = (f"vec4<{'u32' if element == 'u32' else 'f32'}>") if name in vectors else element
         element = "atomic<u32>" if name in kernel.atomics else element
         out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{element}>;")
@@ -119,15 +124,16 @@ def _composed(
         if name in kernel.atomics:
             continue
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
-        out.append(f"alias {name}_t = {value_type(plain, kernel.raw)};")
+        out.append(f"alias {name}_t = {value_type(plain, raw[name])};")
         if name in vectors and tensor.dtype is FLOAT32:
             out += vector_readers(name, pieces[name])
         elif name not in vectors:
-            out.append(in_parts(name, pieces[name], tensor.dtype, kernel.raw))
-        out += word_readers(name, pieces[name], tensor.dtype, name in vectors, body(kernel.shader))
+            out.append(in_parts(name, pieces[name], tensor.dtype, raw[name]))
+        out += word_readers(name, pieces[name], tensor.dtype, name in vectors, text)
         if f"{name}_of(" in body(kernel.shader):
             words = "vec2<u32>(low, high)" if tensor.dtype.nbytes == 8 else "low"
             out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
+    out += inner
     if kernel.epilogue:
         out.append(steps(kernel, bindings, first))
     is_map = is_elementwise(kernel.shader)
@@ -140,6 +146,14 @@ def _composed(
     out.append(_with_parameters(text, symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
     out.append(_map_main(kernel, bindings[first][0], first) if is_map else _group_main(kernel))
     return "\n".join([*out, *_called("\n".join(out))]) + "\n"
+
+
+def _texts(kernel: Kernel) -> Iterable[str]:
+    """Of a kernel that is inlined: no size in it is one of a run."""
+    yield from (_const(name, value) for name, value in kernel.consts)
+    yield from (_optional(name, given) for name, given in kernel.optionals)
+    yield from (strided(name, index) for name, index in kernel.indices)
+    yield expand(body(kernel.shader), _numbers(kernel))
 
 
 @cache

@@ -26,7 +26,7 @@ def compressed(kind: str, stored: tuple[int, ...], perm: tuple[int, ...], densit
         codes = RNG.integers(1, 16, stored) * (RNG.random(stored) < density)
         values = RNG.normal(size=16).astype("f")
         values[0] = 0
-        entries, starts = pack_sparse(codes)
+        entries, starts = pack_sparse(codes.reshape(stored[0], -1))
         held = {"entries": entries, "starts": starts, "values": values}
     else:
         bits = int(kind.removeprefix("Codebook"))
@@ -136,17 +136,17 @@ def test_unknown_functions_are_named() -> None:
 
 
 def test_explain_tells_packed_bytes_and_what_is_written_out() -> None:
-    """A product absorbs its decoder; of a depthwise convolution the weight is written out."""
+    """A product absorbs its decoder; of a convolution with sparse filters the weight is written out."""
     model, dense = model_of("Gemm", "Codebook4", (1, 1024), (130, 1024), (0, 1), transB=1)
     opened = open_session(model.SerializeToString())
     (part,) = opened.state.reports[-1].partitions
     assert (part.packed_nbytes, part.dense_nbytes, part.unpacked) == (dense.size // 2 + 64, dense.nbytes, ())
     assert "weights read packed: 65.1 KiB, as float32 520.0 KiB" in str(explanation(opened.state))
-    model, dense = model_of("Conv", "Codebook5", (1, 16, 9, 7), (16, 1, 3, 3), (0, 1, 2, 3), group=16)
+    model, dense = model_of("Conv", "Sparse", (1, 16, 9, 7), (16, 16, 3, 3), (0, 1, 2, 3))
     opened = open_session(model.SerializeToString(), verify=1)
     feeds = {"x": RNG.normal(size=(1, 16, 9, 7)).astype("f")}
     close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
     (part,) = opened.state.reports[-1].partitions
-    assert part.unpacked == ("Codebook5->w",)
-    assert "written out in each run, because no product reads them packed: Codebook5->w" in str(explanation(opened.state))
+    assert part.unpacked == ("Sparse->w",)
+    assert "written out in each run, because no kernel reads them packed: Sparse->w" in str(explanation(opened.state))
     assert len(opened.state.reports) == 1       # asked twice, told once

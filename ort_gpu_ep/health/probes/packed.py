@@ -6,13 +6,18 @@ import numpy as np
 
 from ort_gpu_ep.graph import Attribute, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe
-from ort_gpu_ep.types import BY_NAME, FLOAT32
+from ort_gpu_ep.registry import INLINED
+from ort_gpu_ep.types import BY_NAME, FLOAT32, INT64
+from ort_gpu_ep.types import packed as as_bytes
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
 
 
-def _product(trial: Trial, m: int, k: int, n: int, kind: str, transposed: bool) -> None:
-    """x [m, k] times a matrix of codes, stored as [k, n] or as n rows, with a scale and a zero point for each of n."""
+def _product(trial: Trial, m: int, k: int, n: int, kind: str, transposed: bool, back: bool = False) -> None:
+    """x [m, k] times a matrix of codes, stored as [k, n] or as n rows, with a scale and a zero point for each of n.
+
+    back: the codes are asked back, too.
+    """
     dtype = BY_NAME[kind]
     low = -(1 << dtype.bits - 1) if dtype.value == "i32" else 0
     shape = (n, k) if transposed else (k, n)
@@ -23,9 +28,11 @@ def _product(trial: Trial, m: int, k: int, n: int, kind: str, transposed: bool) 
     node = Node("PackedGemm", ("x", "w", "s", "z"), ("y",), domain="ort_gpu_ep", version=1, attributes={
         "transA": 0, "transB": int(transposed), "alpha": 1.0, "beta": 1.0, "weight_axis": 0 if transposed else 1, "weight_block": 0,
         "weight_bits": 0, "weight_shape": (), "weight_perm": (), "weight_sparse": 0})
-    got = trial.graph(Graph("probe", ("x",), ("y",), (node,), {**values, "x": Value("x", FLOAT32, x.shape)}), [x])[0]
+    graph = Graph("probe", ("x",), ("y",), (node,), {**values, "x": Value("x", FLOAT32, x.shape)})
     wide = codes.T if transposed else codes
-    agree(f"{kind} {m} x {k} x {n}", got, x.astype(np.float64) @ ((wide - zeros) * scale.astype(np.float64)))
+    agree(f"{kind} {m} x {k} x {n}", trial.graph(graph, [x])[0], x.astype(np.float64) @ ((wide - zeros) * scale.astype(np.float64)))
+    if back:
+        agree(f"{kind} {k} x {n} given back", trial.weight(graph, [x], "w"), as_bytes(held["w"]), 0.0)
 
 
 @probe("packed weights", "kernels", disables=("packed_matvec.wgsl", "packed_product.wgsl", "repack.wgsl"))
@@ -39,6 +46,30 @@ def packed(trial: Trial) -> str:
                 _product(trial, 3, 67, 5, kind, transposed)
                 _product(trial, 17, 131, 66, kind, transposed)
     return ", ".join(kinds)
+
+
+@probe("packed weights given back", "kernels", disables=("restore_codes.wgsl",))
+def given_back(trial: Trial) -> str:
+    """Codes that stand on the device only in the order of their product, in the model's own again, bit for bit."""
+    for _ in range(trial.rounds):
+        _product(trial, 1, 131, 136, "int8", False, back=True)
+        _product(trial, 1, 531, 67, "int4", True, back=True)
+        _given_back(trial, 5, (0, 1))
+        _given_back(trial, 3, (1, 0))
+    return "bytes, nibbles, two planes"
+
+
+def _given_back(trial: Trial, bits: int, perm: tuple[int, ...]) -> None:
+    """A codebook's codes, which are in two planes on the device."""
+    stored = (123, 331)
+    codes, values = trial.integers(0, 1 << bits, *stored), trial.normal(1 << bits)
+    held = {"w": pack_codes(codes, bits), "t": values}
+    x = trial.normal(1, stored[perm[0]])
+    known = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
+    node = Node("PackedMatMul", ("x", "w", "t"), ("y",), domain="ort_gpu_ep", version=1, attributes={
+        "weight_axis": 1, "weight_block": 0, "weight_bits": bits, "weight_shape": stored, "weight_perm": perm, "weight_sparse": 0})
+    graph = Graph("probe", ("x",), ("y",), (node,), {**known, "x": Value("x", FLOAT32, x.shape)})
+    agree(f"Codebook{bits} given back", trial.weight(graph, [x], "w"), held["w"], 0.0)
 
 
 def _decoded(trial: Trial, op: str, m: int, density: float = 0.2) -> None:
@@ -87,3 +118,34 @@ def sparse(trial: Trial) -> str:
         for density in densities:
             _decoded(trial, SPARSE, 3, density)
     return f"densities {densities}"
+
+
+@probe("weights read in place", "packed elements", disables=(INLINED,))
+def in_place(trial: Trial) -> str:
+    """Rows of a table of bytes and of one of a codebook, as a kernel reads them by whose shader the decoder stands."""
+    for _ in range(trial.rounds):
+        _picked(trial, "int8", ())
+        _picked(trial, "uint4", ())
+        for bits in (3, 8):
+            _picked(trial, f"Codebook{bits}", (1, 0))
+    return "int8, uint4, 3 and 8 bits of a codebook"
+
+
+def _picked(trial: Trial, kind: str, perm: tuple[int, ...]) -> None:
+    """Gather of rows that are dequantized with a scale each, or of values of a codebook, stored as columns."""
+    rows, width, bits = 37, 67, CODEBOOK.get(kind, 0)
+    if bits:
+        codes, values = trial.integers(0, 1 << bits, width, rows), trial.normal(1 << bits)
+        held, wanted = {"w": pack_codes(codes, bits), "t": values}, values[codes].T
+    else:
+        dtype = BY_NAME[kind]
+        low = -(1 << dtype.bits - 1) if dtype.value == "i32" else 0
+        codes, scale = trial.integers(low, low + (1 << dtype.bits), rows, width), abs(trial.normal(rows)) + np.float32(0.1)
+        held, wanted = {"w": codes.astype(dtype.numpy), "t": scale}, codes * scale[:, None]
+    indices = trial.integers(-rows, rows, 19)
+    values_of = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
+    node = Node("PackedGather", ("w", "t", "", "i"), ("y",), domain="ort_gpu_ep", version=1, attributes={
+        "axis": 0, "weight_input": 0, "op_version": 13, "weight_axis": 0, "weight_block": 0, "weight_bits": bits, "weight_sparse": 0,
+        "weight_shape": codes.shape if bits else (), "weight_perm": perm})
+    graph = Graph("probe", ("i",), ("y",), (node,), {**values_of, "i": Value("i", INT64, indices.shape)})
+    agree(f"{kind}, rows picked", trial.graph(graph, [indices])[0], wanted[indices])

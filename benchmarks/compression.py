@@ -1,0 +1,110 @@
+"""What compressing the builders' networks gives: size of the file, memory of the weights, errors, times beside the dense model's.
+
+    python -m benchmarks.compression [--models resnet50,tcn] [--methods codebook5,int8] [--runs 5] [--json FILE]
+
+`alexnet` has the published densities: products pruned to 9, 9 and 25 %, 15 values for what is left, convolutions by 5-bit codebooks
+(method `published`). Weights are random, so errors against the dense model say what rounding does to a layer's numbers, not to accuracy
+(that is benchmarks.digits). `static` is int8 with calibration data: random inputs here. "gpu - file": our results against ONNX Runtime's
+CPU of the same file, relative L2. Times: medians of runs in turn, with `placement=gpu`.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import onnx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import models
+from benchmarks import cases
+from models.inputs import make_inputs, model_inputs
+from ort_gpu_ep import InferenceSession
+from ort_gpu_ep.compression import compress
+
+console = Console(width=160)
+NETWORKS = "alexnet,squeezenet1_1,unet,shufflenet,googlenet,mobilenet_v1,mobilenet_v2,inception_v3,resnet50,tcn"
+METHODS = "codebook5,int8,int4,prune80,static"
+SAMPLES = 4
+
+
+def written(model: Path, out: Path, name: str, method: str, feeds: Mapping[str, Any]) -> None:
+    """Compresses a model."""
+    if method == "published":
+        first, second, last = (n.name for n in onnx.load(model, load_external_data=False).graph.node if n.op_type == "Gemm")
+        compress(model, out, "codebook5", layers=[(first, "prune91"), (second, "prune91"), (last, "prune75")])
+    elif method == "static":
+        rng = np.random.default_rng(1)
+        samples = {n: rng.standard_normal((SAMPLES * a.shape[0], *a.shape[1:])).astype(a.dtype) for n, a in feeds.items()}
+        compress(model, out, "int8", calibrate=samples)
+    else:
+        compress(model, out, method)
+
+
+def measured(model: Path, dense: Path, feeds: Mapping[str, Any], runs: int) -> dict[str, Any]:
+    """Errors and times of a file, and of the dense model where that is another."""
+    options = {"cpu": {"placement": "cpu"}, "gpu": {"placement": "gpu", "strict": 1}}
+    sides = {side: InferenceSession(str(model), cases.quiet(), provider_options=given) for side, given in options.items()}
+    by_side = {side: session.run(None, feeds) for side, session in sides.items()}
+    dense_cpu = InferenceSession(str(dense), cases.quiet(), provider_options={"placement": "cpu"}).run(None, feeds)
+    programs = [p.program for p in sides["gpu"]._state.partitions]
+    found = {
+        "file": model.stat().st_size, "weights": sum(p.weight_nbytes for p in programs),
+        "uploaded": sum(p.uploaded_nbytes for p in programs),
+        "dense_error": error(by_side["cpu"], dense_cpu), "gpu_error": error(by_side["gpu"], by_side["cpu"])}
+    if runs:
+        calls: Mapping[str, Callable[[], object]] = {side: partial(session.run, None, feeds) for side, session in sides.items()}
+        found |= {f"{side}_ms": float(np.median(times)) for side, times in cases.in_turn(calls, runs).items()}
+    return found
+
+
+def error(got: list[Any], wanted: list[Any]) -> float:
+    """The largest relative L2 error of an output."""
+    pairs = [(a.astype("d"), b.astype("d")) for a, b in zip(got, wanted, strict=True)]
+    return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30)) for a, b in pairs)
+
+
+def main(
+    names: Annotated[str, typer.Option("--models", help="Builders, by commas.")] = NETWORKS,
+    methods: Annotated[str, typer.Option(help="Methods, by commas; also `published` and `static`.")] = METHODS,
+    runs: Annotated[int, typer.Option(help="Timed runs of each side; 0: no times.")] = 5,
+    json: Annotated[Path | None, typer.Option(help="Write the figures here, too.")] = None,
+) -> None:
+    """Measure each model as it is, and by each method."""
+    table = Table("model", "method", "file MB", "weights MB", "uploaded MB", "file - dense", "gpu - file", "cpu ms", "gpu ms")
+    rows: list[dict[str, Any]] = []
+    for name in names.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            built, dense = models.build(name), Path(folder) / "dense.onnx"
+            onnx.save(built, dense)
+            feeds = make_inputs(model_inputs(built))
+            chosen = ["float32", *methods.split(","), *(["published"] if name == "alexnet" and "published" not in methods else [])]
+            for method in chosen:
+                file = dense
+                if method != "float32":
+                    file = Path(folder) / f"{method}.onnx"
+                    written(dense, file, name, method, feeds)
+                row = {"model": name, "method": method, **measured(file, dense, feeds, runs)}
+                rows.append(row)
+                console.print(_line(row), highlight=False)
+                table.add_row(name, method, *(f"{row[k] / 1e6:.2f}" for k in ("file", "weights", "uploaded")),
+                              *(f"{row[k]:.1e}" for k in ("dense_error", "gpu_error")),
+                              *(f"{row[k]:.1f}" for k in ("cpu_ms", "gpu_ms") if k in row))
+    console.print(table)
+    if json is not None:
+        json.write_text(json_module.dumps(rows, indent=1))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items())
+
+
+if __name__ == "__main__":
+    typer.run(main)

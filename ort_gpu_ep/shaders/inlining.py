@@ -1,0 +1,34 @@
+"""A kernel of one invocation an element as a function of another kernel's shader, for what would else be read from memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from ort_gpu_ep.registry import Kernel
+
+
+def inner_name(name: str, binding: str) -> str:
+    """How a binding of the kernel that is inlined as `name` is bound."""
+    return f"{name}_in_{binding}"
+
+
+def is_inner(kernel: Kernel, binding: str) -> bool:
+    """Whether a binding belongs to an inlined kernel."""
+    return any(binding.startswith(inner_name(name, "")) for name, _ in kernel.inlined)
+
+
+def inlined(name: str, kernel: Kernel, texts: Callable[[Kernel], Iterable[str]], raw: bool) -> Iterator[str]:
+    """`<name>_at(i)`: what the inlined kernel computes for element i, as bits where the other kernel is raw.
+
+    texts: gives the constants, index functions and body of a kernel. Their names begin with `<name>_in_` then, and meet no other.
+    """
+    source = "\n".join(texts(kernel))
+    own = set(re.findall(r"(?m)^(?:fn|const) (\w+)", source))
+    bound = "|".join(binding for binding, _ in kernel.reads or ())
+    source = re.sub(rf"\b({'|'.join(sorted(own, key=len, reverse=True))})\b", lambda m: inner_name(name, m[1]), source)
+    source = re.sub(rf"\b({bound})_(at|word)\(", lambda m: f"{inner_name(name, m[1])}_{m[2]}(", source)
+    yield re.sub(r"\by_t\b", "f32", source)
+    value = f"{inner_name(name, 'element')}(i)"
+    yield f"alias {name}_t = {'u32' if raw else 'f32'};"
+    yield f"fn {name}_at(i: u32) -> {name}_t {{ return {f'bitcast<u32>({value})' if raw else value}; }}"
