@@ -65,7 +65,8 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
             shim.build(Path(scratch) / shim.file_name(shim.current_platform()))]
         tag = "any" if everything else sysconfig.get_platform().replace("-", "_").replace(".", "_")
         name = plain.name.removesuffix("any.whl") + f"{tag}.whl"
-        _add(plain, Path(wheel_directory) / name, {f"ort_gpu_ep/plugin/{s.name}": s.read_bytes() for s in shims}, tag)
+        folder = shim.FOLDER.relative_to(ROOT).as_posix()
+        _add(plain, Path(wheel_directory) / name, {f"{folder}/{s.name}": s.read_bytes() for s in shims}, tag)
     return name
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,26 @@ def cases(pattern: str = "") -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")      # the generators provoke overflows on purpose
         found = load_model_tests(kind="node")
-    return sorted((c for c in found if re.search(pattern, c.name)), key=lambda c: c.name)
+    selected = sorted((c for c in found if re.search(pattern, c.name)), key=lambda c: c.name)
+    return [case if case.model is not None else _read(case) for case in selected]
+
+
+def _read(case: Any) -> Any:
+    """A case with its model and data from files, where onnx, before 1.23, has them there."""
+    folder = Path(case.model_dir)
+    model = onnx.load(folder / "model.onnx")
+    sets = [tuple([_value(value.type, Path(data, f"{kind}_{i}.pb").read_bytes()) for i, value in enumerate(values)]
+                  for kind, values in (("input", model.graph.input), ("output", model.graph.output)))
+            for data in sorted(folder.glob("test_data_set_*"))]
+    return replace(case, model=model, data_sets=sets)
+
+
+def _value(kind: onnx.TypeProto, data: bytes) -> Any:
+    if kind.HasField("sequence_type"):
+        return onnx.numpy_helper.to_list(onnx.SequenceProto.FromString(data))
+    if kind.HasField("optional_type"):
+        return onnx.numpy_helper.to_optional(onnx.OptionalProto.FromString(data))
+    return onnx.TensorProto.FromString(data)
 
 
 def run(selected: list[Any], session_class: Any, options: dict[str, str] | None = None) -> Iterator[Outcome]:

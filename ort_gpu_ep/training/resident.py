@@ -74,8 +74,9 @@ class Resident:
         return OrtValue.ortvalue_from_numpy(np.array(array, order="C"), *self.device)
 
     def _slot(self, dtype: Any, shape: Any) -> Any:
-        """A value of this session on the device: what is copied there counts in its stats."""
-        made = self.session.create_ortvalue_from_shape_and_type(shape, dtype.type, *self.device)
+        """A value on the device; since onnxruntime 1.30 of this session: what is copied there counts in its stats."""
+        make = getattr(self.session, "create_ortvalue_from_shape_and_type", OrtValue.ortvalue_from_shape_and_type)
+        made = make(shape, dtype.type, *self.device)
         made.update_inplace(np.zeros(shape, dtype))
         return made
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from ort_gpu_ep import cli
 
+ROOT = Path(__file__).parents[2]
 FOLDER = Path(cli.__file__).parent
 NOT_FOR_HELP = ("numpy", "onnx", "onnxruntime", "wgpu", "_cffi_backend", "cffi", "psutil", "networkx", "ml_dtypes", "platformdirs")
 
@@ -42,6 +43,12 @@ def test_the_help_imports_only_what_prints_it() -> None:
 
 def test_the_check_of_imports_sees_a_command() -> None:
     assert {"numpy", "ort_gpu_ep.cli.explain"} <= modules_after("explain", "--help")
+
+
+def test_the_smoke_test_of_an_installation() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "smoke.py"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("nodes on the GPU\n")
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep.cli.conformance import status_text
+from ort_gpu_ep.health import conformance
 from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
 from ort_gpu_ep.session import InferenceSession
 from tests.unit.graphs import model_of
@@ -73,6 +75,25 @@ def test_enough_pass(outcomes: list[Outcome]) -> None:
 def test_every_decline_has_a_reason(outcomes: list[Outcome]) -> None:
     assert [o.name for o in outcomes if o.status == "UNSUPPORTED" and not (o.code and o.reason)] == []
     assert [o.name for o in outcomes if o.status == "EXCLUDED" and not o.reason] == []
+
+
+@pytest.mark.parametrize("name", ["test_relu", "test_split_to_sequence_1"])
+def test_a_case_is_read_from_files(name: str, tmp_path: Path) -> None:
+    """As onnx before 1.23 has them."""
+    (case,) = cases(f"^{name}$")
+    (case_set,) = case.data_sets
+    onnx.save(case.model, tmp_path / "model.onnx")
+    (tmp_path / "test_data_set_0").mkdir()
+    for kind, values in zip(("input", "output"), case_set, strict=True):
+        for i, value in enumerate(values):
+            proto = (onnx.numpy_helper.from_list if isinstance(value, list) else onnx.numpy_helper.from_array)(value)
+            (tmp_path / "test_data_set_0" / f"{kind}_{i}.pb").write_bytes(proto.SerializeToString())
+    read = conformance._read(replace(case, model=None, data_sets=None, model_dir=str(tmp_path)))
+    assert read.model == case.model
+    (outcome,) = run([read], InferenceSession)
+    assert outcome == next(run([case], InferenceSession))
+    for got, wanted in zip(read.data_sets[0][1], case_set[1], strict=True):
+        np.testing.assert_array_equal(conformance._array(got), wanted)
 
 
 # ---- the runner itself: it must see what is wrong

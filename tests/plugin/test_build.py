@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import subprocess
 import sys
+import types
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,32 @@ def test_an_installation_needs_nothing_that_it_installs() -> None:
             "sys.path.insert(0, 'build_backend')\nimport shim_backend\nassert shim_backend._shim().FOLDER.is_dir()")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_wheel_has_the_shim_where_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a setuptools that packs nothing."""
+    backend, made = types.ModuleType("setuptools.build_meta"), tmp_path / "made"
+    made.mkdir()
+
+    def build_wheel(folder: str, *_: Any) -> str:
+        with zipfile.ZipFile(Path(folder, "p-1-py3-none-any.whl"), "w") as wheel:
+            wheel.writestr("p-1.dist-info/WHEEL", "Root-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr("p-1.dist-info/RECORD", "p-1.dist-info/WHEEL,,\n")
+        return "p-1-py3-none-any.whl"
+    vars(backend).update(dict.fromkeys((
+        "build_sdist", "get_requires_for_build_sdist", "prepare_metadata_for_build_editable", "prepare_metadata_for_build_wheel")))
+    vars(backend)["build_wheel"] = build_wheel
+    setuptools = types.ModuleType("setuptools")
+    vars(setuptools)["build_meta"] = backend
+    monkeypatch.setitem(sys.modules, "setuptools", setuptools)
+    monkeypatch.setitem(sys.modules, "setuptools.build_meta", backend)
+    monkeypatch.syspath_prepend(ROOT / "build_backend")
+    shim_backend = importlib.import_module("shim_backend")
+    monkeypatch.delitem(sys.modules, "shim_backend")
+    with zipfile.ZipFile(made / shim_backend.build_wheel(str(made))) as wheel:
+        names = wheel.namelist()
+        assert f"{build.FOLDER.relative_to(ROOT).as_posix()}/{build.file_name(build.current_platform())}" in names
+        assert all(name in wheel.read("p-1.dist-info/RECORD").decode() for name in names)
 
 
 def test_all_platforms(tmp_path: Path) -> None:

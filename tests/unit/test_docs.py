@@ -12,7 +12,7 @@ import pytest
 from ort_gpu_ep.cli import COMMANDS
 from ort_gpu_ep.config import OPTIONS
 from ort_gpu_ep.registry import KNOWN_OPSET
-from scripts import gen_operators
+from scripts import build_wheel, gen_operators
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -47,6 +47,12 @@ def test_the_operator_table_names_shaders_and_versions() -> None:
 
 def test_readme_counts_the_operators() -> None:
     assert len(re.findall(r"\*\*\d+ operators\*\*", README)) == 1
+    assert len(re.findall(r"Of ONNX's [\d,]+ node cases [\d,]+ pass with\nno node on the CPU", README)) == 1
+
+
+def test_readme_says_the_wheels_size() -> None:
+    """The most that the script which builds it lets through."""
+    assert f"- **One wheel of less than {build_wheel.MAX_NBYTES >> 20} MB**" in README
 
 
 def test_readme_options_are_the_options() -> None:
