@@ -12,6 +12,8 @@ import pytest
 
 from ort_gpu_ep.placement import proof
 from ort_gpu_ep.placement.learner import Learner
+from ort_gpu_ep.placement.policy import Policy, slowdown
+from ort_gpu_ep.utilization import Load
 from tests.session.conftest import assert_close, on_the_cpu
 
 Array = np.ndarray[Any, Any]
@@ -19,19 +21,26 @@ Open = Callable[..., Any]
 
 
 def tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the candidates take on an idle machine is told, and stays."""
-    monkeypatch.setattr(proof, "race", lambda *_: {"cpu": 15e-3, "gpu": 10e-3})
+    """What the candidates take is told, on an idle machine and under the told load: what they really take depends on who else is at work."""
+    idle_s, observe = {"cpu": 15e-3, "gpu": 10e-3}, Policy.observe
+
+    def told(self: Policy, candidate: str, seconds: float, load: Load) -> None:
+        observe(self, candidate, idle_s[candidate] * slowdown(candidate, load, self.threads, self.software), load)
+
+    monkeypatch.setattr(proof, "race", lambda *_: idle_s)
     monkeypatch.setattr(Learner, "_count", lambda *_: True)
+    monkeypatch.setattr(Policy, "observe", told)
 
 
-def until(session: Any, feeds: dict[str, Array], want: list[Any], candidate: str, seconds: float = 20.0) -> None:
-    """Runs until that candidate answers five times in a row; every answer is right."""
-    end, streak = time.monotonic() + seconds, 0
+def until(session: Any, feeds: dict[str, Array], want: list[Any], candidate: str, readings: int = 100) -> None:
+    """Runs until that candidate answers five times in a row, within so many readings of the load; every answer is right."""
+    sampler, streak = session._runner.sampler, 0
+    end = sampler.samples + readings
     while streak < 5:
         before = session.stats()["runs_by_candidate"].get(candidate, 0)
         assert_close(session.run(None, feeds), want)
         streak = streak + 1 if session.stats()["runs_by_candidate"].get(candidate, 0) > before else 0
-        assert time.monotonic() < end, session.stats()
+        assert sampler.samples < end, session.stats()
         time.sleep(0.02)
 
 
