@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from ort_gpu_ep.graph import Array, Graph, Node
@@ -41,8 +42,9 @@ class _Recorder:
         return call
 
 
+@cache
 def trace(pattern: Callable[..., Call]) -> tuple[Call, tuple[str, ...]]:
-    """The pattern's expression and the names of its variables."""
+    """The pattern's expression and the names of its variables. Once for a pattern: every rule is tried in every graph, twice."""
     names = tuple(inspect.signature(pattern).parameters)[1:]
     return pattern(_Recorder(), *(Variable(n) for n in names)), names
 

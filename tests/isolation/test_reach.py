@@ -19,7 +19,7 @@ from ort_gpu_ep.isolation.process import WorkerProcess
 from tests.isolation.conftest import gpu_of, isolated
 from tests.plugin.cases import Opened, assert_close, info, make_model, node, reference
 
-rng = np.random.default_rng()
+rng = np.random.default_rng(11)
 GRAIN, I8 = 1 << 20, TensorProto.INT8
 
 

@@ -29,7 +29,7 @@ def pipelines() -> int:
 def test_new_shapes_compile_nothing() -> None:
     session = ort_gpu_ep.InferenceSession(model(), provider_options={"placement": "gpu", "strict": "1"})
     cpu = ort_gpu_ep.InferenceSession(model(), providers=["CPUExecutionProvider"])
-    gpu, rng = session._state.gpu, np.random.default_rng()
+    gpu, rng = session._state.gpu, np.random.default_rng(12)
     made = []
     for n in rng.permutation(np.arange(1001, 1001 + SHAPES)):
         x = rng.normal(size=(int(n), 16)).astype("f")
@@ -40,7 +40,7 @@ def test_new_shapes_compile_nothing() -> None:
 
 def test_200_shapes_take_the_memory_of_ten() -> None:
     session = ort_gpu_ep.InferenceSession(model(), provider_options={"placement": "gpu", "strict": "1"})
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(13)
     sizes = rng.permutation(np.arange(100, 300))
     for k, n in enumerate([299, *sizes]):
         session.run(None, {"x": rng.normal(size=(int(n), 16)).astype("f")})
@@ -68,7 +68,7 @@ def test_sessions_share_the_pipelines_that_one_of_them_uses(monkeypatch: pytest.
     first = ort_gpu_ep.InferenceSession(model(), provider_options={"placement": "gpu"})
     gpu = first._state.gpu
     monkeypatch.setattr(gpu.pipelines, "kept", 0)
-    x = np.random.default_rng().normal(size=(2001, 16)).astype("f")
+    x = np.random.default_rng(14).normal(size=(2001, 16)).astype("f")
     first.run(None, {"x": x})
     made = gpu.compiled
     second = ort_gpu_ep.InferenceSession(model(), provider_options={"placement": "gpu"})

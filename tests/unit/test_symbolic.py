@@ -76,7 +76,8 @@ def test_sizes_that_happen_to_be_equal_are_not_the_same() -> None:
 
 
 @pytest.mark.parametrize("use", [int, range, float, hash, lambda n: [0] * n, lambda n: "abcdefgh"[n], lambda n: n.bit_length(), bool,
-                                 lambda n: np.zeros(n), lambda n: {n: 1}], ids=str)
+                                 lambda n: np.zeros(n), lambda n: {n: 1}],
+                         ids=["int", "range", "float", "hash", "repeated", "index", "attribute", "bool", "shape", "key"])
 def test_what_needs_a_number_guards_it(use: Callable[[Any], object]) -> None:
     trace, (n,) = sizes(3)
     use(n)
