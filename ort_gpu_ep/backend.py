@@ -20,6 +20,7 @@ from ort_gpu_ep.profile import Profile
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
+from ort_gpu_ep.scheduler.template import Specialization
 from ort_gpu_ep.types import Shape, TensorType
 from ort_gpu_ep.utilization import Uses
 
@@ -110,6 +111,10 @@ class Executable(Protocol):
     @property
     def plans(self) -> tuple[Plan, ...]:
         """With the numbers of the last sizes seen, the most recently used last."""
+
+    @property
+    def specialized(self) -> tuple[Specialization, ...]:
+        """Sizes that have a plan of their own, or could not get one."""
 
     @property
     def weight_nbytes(self) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.partitioner import NodeReport, Report, sizes
 from ort_gpu_ep.scheduler import Plan, make_plan
+from ort_gpu_ep.scheduler.template import Specialization
 
 if TYPE_CHECKING:
     from ort_gpu_ep.backend import Executable
@@ -97,6 +98,7 @@ class Explanation:
     """The decision of the partitioner and what came of it. `str()` gives a text that fits a terminal.
 
     decisions: with placement=auto, what was chosen for which input shapes, by what was measured. profile: where it was asked for.
+    specialized: of partitions, by name, the sizes that have a plan of their own, or could not get one.
     """
 
     adapter: str
@@ -106,6 +108,7 @@ class Explanation:
     plans: tuple[Plan, ...] = field(default=(), repr=False)
     decisions: tuple[tuple[str, Decision], ...] = ()
     profile: Profiled | None = None
+    specialized: tuple[tuple[str, Specialization], ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """For `--json`: plain lists, numbers and strings."""
@@ -114,6 +117,7 @@ class Explanation:
             "graphs": [r.as_dict() for r in self.reports],
             "memory": [{**asdict(m), "ratio": m.ratio} for m in self.memory],
             "events": list(self.events),
+            "specialized": [{"partition": partition, **asdict(found)} for partition, found in self.specialized],
             "decisions": [{"inputs": shapes, **decision.as_dict()} for shapes, decision in self.decisions],
             **({"profile": self.profile.as_dict()} if self.profile is not None else {}),
         }
@@ -158,6 +162,7 @@ class Explanation:
                 f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations "
                 f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights")
             lines.append(f"  {memory.dispatches} dispatches, {memory.barriers} barriers between them{_layout(memory)}")
+        lines += [f"{partition} for {found}" for partition, found in self.specialized if not found.why]
         lines += [f"event: {e}" for e in self.events]
         lines += ["", str(self.profile)] if self.profile is not None else []
         return "\n".join(lines)
@@ -233,8 +238,14 @@ def on_cpu(adapter: str, reports: Iterable[Report], reason: str, events: Iterabl
 
 
 def events_of(state: SessionState) -> tuple[str, ...]:
-    """A line for each."""
-    return tuple(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events))
+    """A line for each, those last that happened beside the runs."""
+    return (*(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events)),
+            *(f"warning in {partition}: {found}" for partition, found in specialized(state) if found.why))
+
+
+def specialized(state: SessionState) -> tuple[tuple[str, Specialization], ...]:
+    """Of each partition, by name, the sizes that have a plan of their own, or could not get one."""
+    return tuple((p.graph.name, found) for p in state.partitions if p.program is not None for found in p.program.specialized)
 
 
 def explanation(state: SessionState | None) -> Explanation:
@@ -253,7 +264,8 @@ def explanation(state: SessionState | None) -> Explanation:
             memory.append(Memory(
                 partition.graph.name, tuple(map(str, plan.inputs)), plan.dispatches, len(plan.barriers), plan.slot_nbytes,
                 plan.intermediate_nbytes, program.weight_nbytes, bool(made), plan.channels_last, plan.conversions))
-    return Explanation(adapter_of(state), tuple(state.reports), tuple(memory), events_of(state), tuple(plans))
+    return Explanation(
+        adapter_of(state), tuple(state.reports), tuple(memory), events_of(state), tuple(plans), specialized=specialized(state))
 
 
 def adapter_of(state: SessionState) -> str:

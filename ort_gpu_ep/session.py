@@ -311,8 +311,8 @@ class InferenceSession(plugin.PlainSession):
 
         runs; host_to_device, device_to_host, device_to_device and each with _nbytes: copies, weights apart; weights, weights_nbytes:
         constants that went to the device; fallbacks: runs answered by the CPU for the GPU; renewals: moves to a new device after one was
-        lost; last_run: bytes of each copy of the last run by kind. With placement=auto sums over the candidates, their runs in
-        `runs_by_candidate`, the load as it is read and the policy's view of it.
+        lost; specialized: sizes that have a plan of their own; last_run: bytes of each copy of the last run by kind. With placement=auto
+        sums over the candidates, their runs in `runs_by_candidate`, the load as it is read and the policy's view of it.
         """
         if self._runner is not None:
             return self._runner.stats()

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
-from ort_gpu_ep.device import native, objects
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import native, objects, steady
 from ort_gpu_ep.device.binding import Bound, bind_group, bound_of
-from ort_gpu_ep.device.gpu import Buffer
-from ort_gpu_ep.device.pipelines import pipelines
-from ort_gpu_ep.device.recording import Part, encode
-from ort_gpu_ep.device.steady import Steady
+from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.library import GPUError
+from ort_gpu_ep.device.pipelines import Composer, pipelines
+from ort_gpu_ep.device.prologue import Prologue
+from ort_gpu_ep.device.recording import Part, encode, lone_dispatch
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.graph import Graph
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
-
-if TYPE_CHECKING:
-    from ort_gpu_ep.device.program import Program
 
 MAX_BINDINGS = 16
 """Sets of input and output buffers whose bind groups a plan keeps."""
@@ -39,6 +39,10 @@ SHRINK_NBYTES = 64 << 20
 """After so many runs that needed less than half of the buffers, they are made smaller where that frees so much: on an H200 a larger size
 that comes back then takes 20 ms for new memory."""
 
+SPECIALIZE_AFTER = 256
+"""Runs of one set of sizes after which they get a plan of their own, see specialization.py: compiling one takes as long as some hundred
+runs (on lavapipe; less on a GPU)."""
+
 _PARAMETERS = objects.UNIFORM | objects.COPY_DST
 
 
@@ -46,15 +50,36 @@ _Run: TypeAlias = "tuple[tuple[Any, ...], list[Tensor], list[Tensor]]"
 """(key: serial and offset of each buffer, inputs, outputs)."""
 
 
+class Owner(steady.Owner, Protocol):
+    """The program of a plan, see program.py. Everything under its lock."""
+
+    gpu: Gpu
+    graph: Graph
+    config: Config
+    composer: Composer
+    prologue: Prologue
+
+    def weight(self, name: str) -> Buffer:
+        """A weight's buffer."""
+
+    def upload(self, buffer: Buffer, address: int, nbytes: int) -> None:
+        """Copies a constant to the device."""
+
+    def often(self, filled: Filled) -> None:
+        """There were SPECIALIZE_AFTER runs of these sizes, which the plan does not fix."""
+
+
 @dataclass(eq=False)
 class _Shape:
-    """What a plan keeps of one set of sizes. key: of its last run. ahead: (timer, key, command buffers) of its next one.
+    """What a plan keeps of one set of sizes. runs: how many there were, since this is kept. key: of the last one. ahead: (timer,
+    key, command buffers) of its next one.
 
     following: the run that came after one of each key: buffers that take turns come in the same order again.
     """
 
     filled: Filled
     region: int
+    runs: int = 0
     key: tuple[Any, ...] | None = None
     ahead: tuple[Any, tuple[Any, ...], list[Any]] | None = None
     following: OrderedDict[tuple[Any, ...], _Run] = field(default_factory=OrderedDict)
@@ -81,12 +106,14 @@ def _there(run: _Run) -> bool:
 class Prepared:
     """A template with its pipelines, buffers and bind groups. Not thread-safe: its program's lock is held.
 
+    compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then.
     version: counts up when recordings made so far can't be submitted any more. closed: there will be no further run.
     """
 
-    def __init__(self, template: Template, program: Program) -> None:
+    def __init__(self, template: Template, program: Owner, compiled: list[Any] | None = None) -> None:
         self.template, self.program, self.gpu = template, program, program.gpu
-        self._pipelines = pipelines(self.gpu, template.plan, program.config.checked_shaders, program.composer)
+        self.is_specialized = compiled is not None
+        self._pipelines = compiled or pipelines(self.gpu, template.plan, program.config.checked_shaders, program.composer)
         self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in enumerate(template.plan.steps)]
         self._once = program.prologue.buffers(template.plan.prologue)
         self._slots: list[Buffer] = []
@@ -100,7 +127,7 @@ class Prepared:
         self._groups: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()     # of steps that touch an input or output
         self._next: tuple[_Shape, _Run] | None = None
         self.version, self.closed = 0, False
-        self._steady: OrderedDict[tuple[int, ...], Steady] = OrderedDict()
+        self._steady: OrderedDict[tuple[int, ...], steady.Steady] = OrderedDict()
         self._needed: list[int] = []                # of each slot, the most since its size was last looked at
         self._until_look = SHRINK_RUNS
         try:
@@ -158,11 +185,11 @@ class Prepared:
         if following is not None:
             self.gpu.on_wait(self)
 
-    def steady(self, filled: Filled) -> Steady:
+    def steady(self, filled: Filled) -> steady.Steady:
         """Runs of these sizes, all that they need prepared."""
         found = self._steady.get(filled.numbers)
         if found is None:
-            found = self._steady[filled.numbers] = Steady(self, filled)
+            found = self._steady[filled.numbers] = steady.Steady(self, filled)
             if len(self._steady) > MAX_STEADY:
                 self._steady.popitem(last=False)[1].close()
         self._steady.move_to_end(filled.numbers)
@@ -171,7 +198,33 @@ class Prepared:
     def current(self, filled: Filled) -> _Shape:
         """Makes slots, parameters and constants those of a set of sizes, for the run that is enqueued next. Raises DeviceError."""
         self._fit_slots(filled.slots)
-        return self._shape(filled)
+        shape = self._shape(filled)
+        shape.runs += 1
+        if shape.runs == SPECIALIZE_AFTER and self.template.varies:
+            self.program.often(filled)
+        return shape
+
+    def leave(self, filled: Filled) -> None:
+        """Another plan has these sizes from now on: frees what is kept for them, and the slots until a run of others wants them."""
+        kept = self._steady.pop(filled.numbers, None)
+        if kept is not None:
+            kept.close()
+        self._free_slots()
+
+    def warm_up(self, step: int, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. The slots are there.
+
+        Raises DeviceError.
+        """
+        bound = self._bound[step]
+        if bound is None:
+            return
+        group = self._bind_group(step, bound, inputs, outputs)
+        try:
+            commands = lone_dispatch(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), None))
+        except GPUError as error:
+            raise self.gpu.failure(error, f"{bound.label}: a recording without workgroups") from error
+        self.gpu.enqueue(commands)
 
     def _fit_slots(self, wanted: tuple[int, ...]) -> None:
         """Slots large enough for a run, and after many small runs not much larger than they need to be. Raises DeviceError: then none."""

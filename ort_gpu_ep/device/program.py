@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ort_gpu_ep.device.gpu import Buffer, Gpu
 from ort_gpu_ep.device.pipelines import Composer
 from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.prologue import Prologue
+from ort_gpu_ep.device.specialization import Key, Specializer
 from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
@@ -23,7 +24,7 @@ from ort_gpu_ep.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
-from ort_gpu_ep.scheduler.template import Filled, Template, make_template, sources
+from ort_gpu_ep.scheduler.template import Filled, Specialization, Template, make_template, sources
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.types import Shape, TensorType, dtype_of, packed
 
@@ -60,14 +61,15 @@ class Program:
         self.config, self.gpu, self.rewrite = config, gpu, rewrite
         self.lock = threading.Lock()
         self._weights: dict[str, Buffer] = {}
-        self._replaced: dict[str, Dispatch] = {}    # weights that are only there as the prologue packed them -> what gives them back
+        self.replaced: dict[str, Dispatch] = {}     # weights that are only there as the prologue packed them -> what gives them back
         self.prologue = Prologue(gpu, config.checked_shaders, self.weight, composer)
-        self._plans: list[Prepared] = []    # the most recently used last
-        self._filled: OrderedDict[Hashable, tuple[Prepared, Filled]] = OrderedDict()
+        self._plans: list[Prepared] = []    # general ones, the most recently used last
+        self._specializer = Specializer(self)
+        self._filled: OrderedDict[Key, tuple[Prepared, Filled]] = OrderedDict()
         self.steering: tuple[int, ...] = ()     # positions of the inputs whose content decides on shapes: read before a run
         self.planned = 0        # plans ever made: a new size makes none where one holds for it
         self._new: deque[bool] = deque(maxlen=RECENT_RUNS)      # whether each of the last runs needed one
-        self._closed = False
+        self.closed = False
         self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
         self.graph = self._take_constants(graph)
         static = _static_types(graph)
@@ -123,6 +125,12 @@ class Program:
             return sum(b.nbytes for b in self._weights.values()) + self.prologue.nbytes
 
     @property
+    def specialized(self) -> tuple[Specialization, ...]:
+        """Sizes that have a plan of their own, or could not get one."""
+        with self.lock:
+            return tuple(self._specializer.records.values())
+
+    @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans with the numbers of the last sizes seen, the most recently used last."""
         with self.lock:
@@ -152,10 +160,10 @@ class Program:
         return {index: read(index, types[index]) for index in self.steering} if read is not None else {}
 
     def _prepared(self, types: tuple[TensorType, ...], read: Read | None) -> tuple[Prepared, Filled]:
-        if self._closed:
+        if self.closed:
             raise InternalError(f"program {self.graph.name} is closed")
         values: Mapping[int, Array] = self._content(types, read)
-        key: Hashable = (types, _key(values))
+        key: Key = (types, _key(values))
         found = self._filled.get(key)
         made = self.planned
         if found is None:
@@ -165,16 +173,19 @@ class Program:
                 key = (types, _key(values))     # more content may count than was known
             self._filled[key] = found
             while len(self._filled) > MAX_SHAPES:
-                self._filled.popitem(last=False)
+                _, (owner, _) = self._filled.popitem(last=False)
+                if owner.is_specialized:
+                    self.drop(owner)
         self._new.append(self.planned > made)
         self._filled.move_to_end(key)
         self._use(found[0])
         return found
 
     def _use(self, prepared: Prepared) -> None:
-        if self._plans[-1] is not prepared:
-            self._plans.remove(prepared)
-            self._plans.append(prepared)
+        plans = self._specializer.plans if prepared.is_specialized else self._plans
+        if plans[-1] is not prepared:
+            plans.remove(prepared)
+            plans.append(prepared)
 
     def used(self, prepared: Prepared) -> None:
         """Another run of a plan, by what `steady` gave. Under the lock."""
@@ -184,7 +195,7 @@ class Program:
     def steady(self, inputs: Sequence[TensorType]) -> Steady | None:
         """What further runs with these input types go by; None where each needs `run`, or there was none yet."""
         with self.lock:
-            found = None if self.steering or self._closed or self.gpu.submit_each else self._filled.get((tuple(inputs), ()))
+            found = None if self.steering or self.closed or self.gpu.submit_each else self._filled.get((tuple(inputs), ()))
             if found is None or not found[0].template.plan.steps or not Steady.fits(found[1]):
                 return None
             return found[0].steady(found[1])
@@ -211,16 +222,45 @@ class Program:
         filled = template.fill(types, values)
         if filled is None:
             raise InternalError(f"program {self.graph.name}: a plan does not hold for the sizes that it was made for: {types}")
-        for name in template.plan.weights:
-            if name not in self._weights and name not in self._replaced:
-                self._weights[name] = self._upload(self._small(name))
-        prepared = Prepared(template, self)
+        prepared = self.prepared(template)
         self.planned += 1
-        self._plans.append(prepared)
         while len(self._plans) > MAX_PLANS:
-            self._drop(self._plans[0])
-        self._release()
+            self.drop(self._plans[0])
         return (prepared, filled), values
+
+    def prepared(self, template: Template, compiled: list[Any] | None = None) -> Prepared:
+        """Makes a plan one of this program's. compiled: as Prepared has it. Under the lock. Raises ShaderError, DeviceError."""
+        for name in template.plan.weights:
+            if name not in self._weights and name not in self.replaced:
+                self._weights[name] = self._upload(self._small(name))
+        made = Prepared(template, self, compiled)
+        (self._specializer.plans if made.is_specialized else self._plans).append(made)
+        self._release()
+        return made
+
+    # ---- plans of their own for sizes that come again and again, see specialization.py. Under the lock.
+
+    def often(self, filled: Filled) -> None:
+        """There were many runs of these sizes by a general plan."""
+        found = next(((types, given) for (types, given), (_, known) in self._filled.items() if known is filled), None)
+        if found is not None and self.config.specialize == "auto":
+            types, given = found
+            values = {k: np.frombuffer(data, types[k].dtype.numpy).reshape(types[k].shape)
+                      for k, data in zip(self.steering, given, strict=True)}
+            self._specializer.want(found, types, values)
+
+    def missing_nbytes(self, plan: Plan) -> int:
+        """Device memory of weights that a plan wants in an order in which they are not there."""
+        restored = (self.replaced[name].tensors[-1].type.nbytes for name in plan.weights if name in self.replaced)
+        return self.prologue.missing_nbytes(plan.prologue) + sum(restored)
+
+    def switch(self, key: Key, prepared: Prepared, filled: Filled) -> None:
+        """Runs of these sizes have this plan from now on."""
+        if key in self._filled:
+            general, known = self._filled[key]
+            general.leave(known)
+        self._filled[key] = prepared, filled
+        self._use(prepared)
 
     def _template(
         self, types: tuple[TensorType, ...], values: Mapping[int, Array], read: Read | None,
@@ -236,32 +276,38 @@ class Program:
                 self.steering = tuple(wanted)
                 values = self._content(types, read)
 
-    def _drop(self, prepared: Prepared) -> None:
-        self._plans.remove(prepared)
+    def drop(self, prepared: Prepared) -> None:
+        """Frees a plan; its sizes get another one when they come again. Under the lock."""
+        (self._specializer.plans if prepared.is_specialized else self._plans).remove(prepared)
         for key in [k for k, (owner, _) in self._filled.items() if owner is prepared]:
             del self._filled[key]
+            self._specializer.records.pop(key, None)
         prepared.close()
-        inverses = {step for p in self._plans for step in p.template.plan.inverses}
-        for name in [name for name, step in self._replaced.items() if step not in inverses]:
+        plans = [p.template.plan for p in self._prepared_plans()]
+        inverses = {step for plan in plans for step in plan.inverses}
+        for name in [name for name, step in self.replaced.items() if step not in inverses]:
             self.weight(name)
-        self.prologue.keep(p.template.plan for p in self._plans)
+        self.prologue.keep(plans)
+
+    def _prepared_plans(self) -> list[Prepared]:
+        return [*self._plans, *self._specializer.plans]
 
     def _release(self) -> None:
         """Frees weights that no run reads and that could be had back from what the prologue made of them."""
-        plans = [p.template.plan for p in self._plans]
+        plans = [p.template.plan for p in self._prepared_plans()]
         places = {place for plan in plans for step in plan.steps
                   for place in ([t.place for t in step.tensors] if isinstance(step, Dispatch) else [step.source])}
         for inverse in [step for plan in plans for step in plan.inverses]:
             weight = inverse.tensors[-1].place
             if weight not in places and weight.name in self._weights:
                 self.gpu.free(self._weights.pop(weight.name))
-                self._replaced[weight.name] = inverse
+                self.replaced[weight.name] = inverse
 
     def weight(self, name: str) -> Buffer:
         """A weight's buffer; what was freed is made again of what it was packed into. Raises DeviceError, ShaderError."""
-        if name in self._replaced:
-            self._weights[name] = self.prologue.restored(self._replaced[name])
-            del self._replaced[name]
+        if name in self.replaced:
+            self._weights[name] = self.prologue.restored(self.replaced[name])
+            del self.replaced[name]
         return self._weights[name]
 
     def run(self, inputs: Sequence[Tensor], make_output: Callable[[int, Shape], Tensor], read: Read | None = None) -> None:
@@ -278,21 +324,22 @@ class Program:
     def close(self) -> None:
         """Frees the program's device memory."""
         with self.lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
-            for prepared in self._plans:
+            self.closed = True
+            for prepared in self._prepared_plans():
                 prepared.close()
             self.prologue.close()
             for buffer in self._weights.values():
                 self.gpu.free(buffer)
             self._plans.clear()
+            self._specializer.plans.clear()
             self._filled.clear()
             self._weights.clear()
         self.gpu.trim()
 
 
-def _key(values: Mapping[int, Array]) -> Hashable:
+def _key(values: Mapping[int, Array]) -> tuple[bytes, ...]:
     """Of the content of some inputs, whose types are known."""
     return tuple(array.tobytes() for array in values.values())
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ort_gpu_ep.device import native
 from ort_gpu_ep.device.binding import bind_group, bound_of
 from ort_gpu_ep.device.gpu import Buffer, Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import Composer, pipeline
+from ort_gpu_ep.device.recording import lone_dispatch
 from ort_gpu_ep.scheduler.plan import Dispatch, Kind, Place, Plan
 
 
@@ -26,6 +26,10 @@ class Prologue:
     def nbytes(self) -> int:
         """Device memory of what was computed."""
         return sum(buffer.nbytes for made in self._made.values() for buffer in made.values())
+
+    def missing_nbytes(self, steps: Sequence[Dispatch]) -> int:
+        """Device memory of what these dispatches write and is not there."""
+        return sum(t.type.nbytes for step in steps if step not in self._made for t in step.tensors if t.written)
 
     def buffer(self, place: Place) -> Buffer:
         """What was written there."""
@@ -55,11 +59,7 @@ class Prologue:
             group = bind_group(self.gpu, bound, lambda p: (
                 made[p] if p in made else self._weight(p.name) if p.kind is Kind.WEIGHT else self.buffer(p), 0))
             try:
-                encoder = self.gpu.device.create_command_encoder(step.label)
-                compute = encoder.begin_compute_pass(None)
-                native.dispatch(compute, pipe, group, step.groups, None)
-                compute.end()
-                commands = native.finish(encoder)
+                commands = lone_dispatch(self.gpu, step.label, (pipe, group, step.groups, None))
             except GPUError as error:
                 raise self.gpu.failure(error, f"{step.label}: a recording of the prologue") from error
             self.gpu.enqueue(commands)

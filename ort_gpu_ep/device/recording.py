@@ -15,6 +15,15 @@ BufferCopy: TypeAlias = tuple[Any, int, Any, int, int]
 Part: TypeAlias = native.Steps | BufferCopy
 
 
+def lone_dispatch(gpu: Gpu, label: str, step: native.Step) -> Any:
+    """A command buffer with one dispatch, which no timer notes. Raises wgpu's GPUError."""
+    encoder = gpu.device.create_command_encoder(label)
+    compute = encoder.begin_compute_pass(None)
+    native.Steps([step]).record(compute)
+    compute.end()
+    return native.finish(encoder)
+
+
 def encode(
     gpu: Gpu, owner: object, label: str, parts: Sequence[Part], copies: Sequence[Part], what: Callable[[], str],
 ) -> list[Any]:

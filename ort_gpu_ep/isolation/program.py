@@ -24,7 +24,7 @@ from ort_gpu_ep.isolation.wire import SharedPlace, with_constants, without_const
 from ort_gpu_ep.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
-from ort_gpu_ep.scheduler.template import Template, make_template
+from ort_gpu_ep.scheduler.template import Specialization, Template, make_template
 from ort_gpu_ep.types import Shape, TensorType
 
 INLINE_NBYTES = 4 << 10
@@ -56,6 +56,7 @@ class RemoteProgram:
         self._bare, self._constants = without_constants(graph), dict(constants)
         self.graph = with_constants(self._bare, constants)
         self.problem, self.ended_workers = "", 0
+        self.specialized: tuple[Specialization, ...] = ()
         self._timeout_s = config.hang_timeout_ms / 1e3 or RUN_S
         self._plans: OrderedDict[tuple[TensorType, ...], Plan | None] = OrderedDict()
         self._templates: list[Template] = []
@@ -78,7 +79,7 @@ class RemoteProgram:
         self.weight_nbytes = int(answer["weight_nbytes"])
         self.uploads += int(answer["uploads"])
         self.uploaded_nbytes += int(answer["uploaded_nbytes"])
-        self.problem, self.ended_workers = "", 0
+        self.problem, self.ended_workers, self.specialized = "", 0, ()
 
     def compile_again(self, memory: SharedMemory, request: Request) -> None:
         """In a new worker. What goes wrong is this program's own: its runs say so. Raises where the worker fails of it."""
@@ -133,6 +134,7 @@ class RemoteProgram:
             for (address, kind), (_, offset) in zip(targets, places, strict=True):
                 if offset is not None and kind.nbytes:
                     host.write(address, self.gpu.process.memory.address + offset, kind.nbytes)
+            self.specialized = self.gpu.specialized_of(answer)
             self.gpu.look_after(answer)
         self._remember(types)
         return targets

@@ -20,8 +20,9 @@ from ort_gpu_ep.isolation.channel import SharedMemory
 from ort_gpu_ep.isolation.growth import Growth, Held
 from ort_gpu_ep.isolation.process import WorkerProcess, check_system, garbage
 from ort_gpu_ep.isolation.reach import Trial
-from ort_gpu_ep.isolation.wire import GarbageError, device_of, outputs_of
+from ort_gpu_ep.isolation.wire import GarbageError, device_of, outputs_of, specialized_of
 from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.scheduler.template import Specialization
 from ort_gpu_ep.types import Shape
 from ort_gpu_ep.utilization import Uses
 
@@ -227,6 +228,13 @@ class RemoteGpu:
         """(shape, offset in the shared memory) of each output; no offset where it waits to be fetched. Raises DeviceLostError."""
         try:
             return outputs_of(answer, count)
+        except GarbageError as error:
+            raise self.senseless(str(error)) from error
+
+    def specialized_of(self, answer: Mapping[str, Any]) -> tuple[Specialization, ...]:
+        """The worker's plans with constant sizes, by the answer to a run. Raises DeviceLostError."""
+        try:
+            return specialized_of(answer)
         except GarbageError as error:
             raise self.senseless(str(error)) from error
 

@@ -19,6 +19,7 @@ from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import Code, DeviceError, GpuEpError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.scheduler.template import Specialization
 from ort_gpu_ep.target import Tuned
 
 
@@ -103,3 +104,11 @@ def outputs_of(answer: Mapping[str, Any], count: int) -> list[tuple[tuple[int, .
     if len(found) != count or any(min((offset or 0, *shape)) < 0 for shape, offset in found):
         raise GarbageError(f"got {str(found)[:80]}, expected {count} outputs")
     return found
+
+
+def specialized_of(answer: Mapping[str, Any]) -> tuple[Specialization, ...]:
+    """What a run's answer tells of plans with constant sizes. Raises GarbageError."""
+    try:
+        return tuple(Specialization(tuple(map(str, inputs)), float(seconds), str(why)) for inputs, seconds, why in answer["specialized"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise GarbageError(f"got {str(answer)[:80]}, expected which sizes have a plan of their own") from error

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 
@@ -155,7 +155,8 @@ class Worker:
         held.program.run(held.inputs, lambda i, shape: self._output(held, i, shape), content)
         late = [direct and tensor.type.nbytes >= NBYTES for tensor in held.outputs]
         offsets = iter(self._download([t for t, is_late in zip(held.outputs, late, strict=True) if not is_late], end))
-        return {"outputs": [(t.type.shape, None if is_late else next(offsets)) for t, is_late in zip(held.outputs, late, strict=True)]}
+        return {"outputs": [(t.type.shape, None if is_late else next(offsets)) for t, is_late in zip(held.outputs, late, strict=True)],
+                "specialized": list(map(astuple, held.program.specialized))}
 
     def _fetch(self, number: int, wanted: list[tuple[int, int]]) -> dict[str, object]:
         """Writes outputs of the last run to addresses of the parent's. wanted: (index, address)."""

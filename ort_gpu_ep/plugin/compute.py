@@ -61,7 +61,7 @@ class Partition(Table):
         self.program, self.fallback = program, fallback
         self.output_dtypes = tuple(graph.values[name].dtype for name in graph.outputs)
         self.runs = self.fallbacks = 0
-        self._runs_of: dict[tuple[TensorType, ...], itertools.count[int]] = {}
+        self._runs_of: dict[tuple[tuple[TensorType, ...], int], itertools.count[int]] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -160,13 +160,16 @@ class Partition(Table):
             unused.close()
 
     def verify_due(self, types: tuple[TensorType, ...]) -> bool:
-        """Whether this run is compared with the CPU: the first one of its input types, then one in `verify`."""
+        """Whether this run is compared with the CPU: the first one of its input types (and after some sizes got another plan), then one in
+        `verify`.
+        """
         every = self.state.config.verify if self.state.config is not None else 0
         if not every or self.fallback is None:
             return False
         if len(self._runs_of) > _MAX_COUNTED:
             self._runs_of.clear()
-        return next(self._runs_of.setdefault(types, itertools.count())) % every == 0
+        plans = len(self.program.specialized) if self.program is not None else 0
+        return next(self._runs_of.setdefault((types, plans), itertools.count())) % every == 0
 
     def close(self) -> None:
         """Frees what it holds on the device and on disk."""

@@ -176,7 +176,8 @@ class SessionState:
         """The numbers of `stats()`, which sum up over candidates."""
         programs = [p.program for p in self.partitions if p.program is not None]
         return {"runs": self.runs, **self.copies.as_dict(), "weights": sum(p.uploads for p in programs),
-                "weights_nbytes": sum(p.uploaded_nbytes for p in programs), "fallbacks": self.failures, "renewals": self.renewals}
+                "weights_nbytes": sum(p.uploaded_nbytes for p in programs), "fallbacks": self.failures, "renewals": self.renewals,
+                "specialized": sum(not s.why for p in programs for s in p.specialized)}
 
     @property
     def errors(self) -> list[BaseException]:

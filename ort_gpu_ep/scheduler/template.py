@@ -45,6 +45,22 @@ class Filled:
     constants: Mapping[str, bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Specialization:
+    """Sizes that have a plan of their own, or for which making one failed.
+
+    inputs: their types. seconds: what making it took. why: what failed; empty where the plan is in use.
+    """
+
+    inputs: tuple[str, ...]
+    seconds: float
+    why: str = ""
+
+    def __str__(self) -> str:
+        made = f"constants, compiled beside the runs in {self.seconds:.1f} s" if not self.why else f"numbers of each run: {self.why}"
+        return f"{', '.join(self.inputs)}: sizes are {made}"
+
+
 class Template:
     """A plan with symbols, and the function that fills them in.
 
@@ -181,32 +197,36 @@ def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def make_template(
     graph: Graph, types: Sequence[TensorType], limits: Limits, rewrite: Rewrite | None = None, values: Mapping[int, Array] | None = None,
+    *, constant: bool = False,
 ) -> Template:
     """A plan for these input types and for all that differ from them in sizes that the graph leaves open.
 
-    values: the content of some inputs, by position; their integers may differ from run to run as sizes may.
+    values: the content of some inputs, by position; their integers may differ from run to run as sizes may. constant: the plan is for these
+    sizes and contents alone, as if the model fixed them.
     Raises: UnsupportedNodeError, where a row declines a node with these types; UnknownValueError, where it needs the content of another
     value.
     """
     trace, values = Trace(), values or {}
     inputs, place = dict[str, TensorType](), 0
     for index, (name, tensor) in enumerate(zip(graph.inputs, types, strict=True)):
-        declared = tensor.shape if index in values else graph.values[name].shape if name in graph.values else None
+        declared = tensor.shape if constant or index in values else graph.values[name].shape if name in graph.values else None
         inputs[name] = TensorType(tensor.dtype, tuple(
             _dimension(trace, place + axis, size, declared, axis) for axis, size in enumerate(tensor.shape)))
         place += tensor.rank
     known: dict[str, Array] = {}
     for index in sorted(values):
-        known[graph.inputs[index]], place = _content(trace, place, values[index])
+        known[graph.inputs[index]], place = _content(trace, place, values[index], constant)
     return Template(make_plan(graph, inputs, limits, rewrite, known), trace, limits, values)
 
 
-def _content(trace: Trace, place: int, array: Array) -> tuple[Array, int]:
-    """An input's content as the plan sees it, integers as symbols, and the place of the next number."""
+def _content(trace: Trace, place: int, array: Array, constant: bool) -> tuple[Array, int]:
+    """An input's content as the plan sees it, integers as symbols unless they are guarded, and the place of the next number."""
     if array.dtype.kind not in "iu":
         return array, place
-    found = shape_arithmetic.objects([trace.symbol(place + k, int(v)) for k, v in enumerate(array.reshape(-1))])
-    return found.reshape(array.shape), place + array.size
+    symbols = [trace.symbol(place + k, int(v)) for k, v in enumerate(array.reshape(-1))]
+    if constant:
+        return np.array([int(s) for s in symbols], array.dtype).reshape(array.shape), place + array.size
+    return shape_arithmetic.objects(symbols).reshape(array.shape), place + array.size
 
 
 def _dimension(trace: Trace, place: int, size: int, declared: Sequence[Any] | None, axis: int) -> int:

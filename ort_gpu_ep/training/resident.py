@@ -29,10 +29,12 @@ LOSSES = 10
 
 
 def open_session(model: bytes, options: Mapping[str, Any]) -> InferenceSession:
-    """A session of a step. On the GPU it is strict: the state is there, so a failing step is run again from a snapshot, not on the CPU."""
+    """A session of a step. On the GPU it is strict: the state is there, so a failing step is run again from a snapshot, not on the CPU; and
+    no plan takes another's place after some steps: a step gives the same bits each time.
+    """
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
-    return InferenceSession(model, settings, provider_options={"strict": 1, **options})
+    return InferenceSession(model, settings, provider_options={"strict": 1, "specialize": "off", **options})
 
 
 def state_of(session: InferenceSession) -> SessionState | None:

@@ -129,7 +129,7 @@ def test_a_session_that_is_dropped_while_it_is_rebuilt(rng: np.random.Generator,
     del opened
     goes_on.append(1)
     wait_for(lambda: not state.renewing.locked())
-    assert all(p.program is None or p.program._closed for p in partitions)
+    assert all(p.program is None or p.program.closed for p in partitions)
 
 
 @pytest.mark.parametrize(("kind", "error"), [("lost", DeviceLostError), ("hang", DeviceHangError)])
