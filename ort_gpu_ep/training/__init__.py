@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
+from ort_gpu_ep.training.admm import Admm
 from ort_gpu_ep.training.engine import Loss
 from ort_gpu_ep.training.optimizers import SGD, Adam, AdamW, Optimizer
 from ort_gpu_ep.training.schedules import Schedule, constant, cosine, step_decay, with_warmup
 from ort_gpu_ep.training.step import TrainingStep, make_training_step
 from ort_gpu_ep.training.trainer import Progress, Trainer
 
-__all__ = ["SGD", "Adam", "AdamW", "Loss", "Optimizer", "Progress", "Schedule", "Trainer", "TrainingStep", "constant", "cosine",
+__all__ = ["SGD", "Adam", "AdamW", "Admm", "Loss", "Optimizer", "Progress", "Schedule", "Trainer", "TrainingStep", "constant", "cosine",
            "make_training_step", "step_decay", "with_warmup"]

@@ -18,12 +18,57 @@ from ort_gpu_ep.training.schedules import Rate, as_schedule
 from ort_gpu_ep.training.writer import Value, Writer
 
 
-@dataclass(frozen=True)
 class Optimizer:
-    """clip: gradients are scaled so that their norm over all parameters is at most this; None: they are not.
+    """What an update computes.
 
-    slots: names of the state that each parameter has. scalars: names of the numbers that a step brings.
+    scalars: names of the numbers that a step brings. clip: gradients are scaled so that their norm over all parameters is at most
+    this; None: they are not.
     """
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    @property
+    def clip(self) -> float | None:
+        raise NotImplementedError
+
+    def numbers(self, step: int) -> Array:
+        """The scalars of an update, counted from 0: float32 [len(scalars)]."""
+        raise NotImplementedError
+
+    def used_slots(self) -> tuple[str, ...]:
+        """Names of the state that each parameter has: zeros at first."""
+        return ()
+
+    def held(self, name: str) -> dict[str, float]:
+        """What a parameter has besides, which steps only read: names, and the number that all elements are at first."""
+        return {}
+
+    def chosen(self, names: Sequence[str]) -> Optimizer:
+        """The optimizer for these parameters. Raises TrainingError, if it is for others."""
+        return self
+
+    def split(self, hyper: Value) -> tuple[Value, ...]:
+        """The scalars [len(scalars)] in parts, as `update` takes them: made once for all parameters."""
+        return (hyper,)
+
+    def update(self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]) -> list[Value]:
+        """The new parameter, then its new state. hyper: as `split` gives it."""
+        raise NotImplementedError
+
+    def due(self, step: int) -> bool:
+        """Whether an update begins with what `renewed` gives."""
+        return False
+
+    def renewed(self, step: int, carried: Mapping[str, Array]) -> dict[str, Array]:
+        """What is carried, as an update is to begin with it."""
+        return dict(carried)
+
+
+@dataclass(frozen=True)
+class Rated(Optimizer):
+    """An optimizer with a learning rate. slots: names of the state that each parameter has."""
 
     rate: Rate
     clip: float | None = field(default=None, kw_only=True)
@@ -36,7 +81,6 @@ class Optimizer:
             raise TrainingError(f"clip: got {self.clip}, expected a norm above 0")
 
     def numbers(self, step: int) -> Array:
-        """The scalars of a step, counted from 0: float32 [len(scalars)]."""
         return np.array([self._number(name, step) for name in self.scalars], np.float64).astype(np.float32)
 
     def _number(self, name: str, step: int) -> float:
@@ -45,17 +89,13 @@ class Optimizer:
     def used_slots(self) -> tuple[str, ...]:
         return self.slots
 
-    def update(self, p: Value, grad: Value, state: Sequence[Value], hyper: Value) -> list[Value]:
-        """The new parameter, then its new state. hyper: the step's scalars, [len(scalars)]."""
-        raise NotImplementedError
-
     def __str__(self) -> str:
         rest = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in vars(self).items() if k != "rate"]
         return f"{type(self).__name__}({as_schedule(self.rate)}, {', '.join(rest)})"
 
 
 @dataclass(frozen=True)
-class SGD(Optimizer):
+class SGD(Rated):
     """v = momentum v + g, p = p - rate v; nesterov: p = p - rate (g + momentum v). weight_decay adds its part of p to g."""
 
     momentum: float = 0.0
@@ -66,8 +106,8 @@ class SGD(Optimizer):
     def used_slots(self) -> tuple[str, ...]:
         return self.slots if self.momentum else ()
 
-    def update(self, p: Value, grad: Value, state: Sequence[Value], hyper: Value) -> list[Value]:
-        rate = hyper if p.rank else p.writer.reshape(hyper, ())
+    def update(self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]) -> list[Value]:
+        rate = hyper[0] if p.rank else p.writer.reshape(hyper[0], ())
         grad = grad + p * self.weight_decay if self.weight_decay else grad
         if not self.momentum:
             return [p - grad * rate]
@@ -77,7 +117,7 @@ class SGD(Optimizer):
 
 
 @dataclass(frozen=True)
-class Adam(Optimizer):
+class Adam(Rated):
     """m and v are running means of g and g^2: p = p - rate m' / (sqrt(v') + epsilon), both corrected for their start at 0.
 
     Source: Kingma and Ba, Adam, 2014, arXiv:1412.6980, algorithm 1. weight_decay adds its part of p to g.
@@ -98,10 +138,10 @@ class Adam(Optimizer):
             return as_schedule(self.rate)(step) / (1.0 - b1 ** (step + 1))
         return float((1.0 - b2 ** (step + 1)) ** -0.5)
 
-    def update(self, p: Value, grad: Value, state: Sequence[Value], hyper: Value) -> list[Value]:
+    def update(self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]) -> list[Value]:
         b1, b2 = self.betas
         types = [(p.dtype, p.shape)] * 3
-        return p.writer.call(function("AdamUpdate", p.writer.opset), types, p, self._decayed(p, grad), *state, hyper, beta1=b1, beta2=b2,
+        return p.writer.call(function("AdamUpdate", p.writer.opset), types, p, self._decayed(p, grad), *state, *hyper, beta1=b1, beta2=b2,
                              rest1=1.0 - b1, rest2=1.0 - b2, epsilon=self.epsilon)
 
     def _decayed(self, p: Value, grad: Value) -> Value:

@@ -63,7 +63,9 @@ class Resident:
         self.on_gpu = state_of(self.session) is not None
         here = self.on_gpu and resolve(options).isolation == "none"      # what a worker's GPU holds, each step gets from the host
         self.device = ("gpu", 0, VENDOR_ID) if here else ("cpu", 0)
-        self._sets = [{n: self._value(a) for n, a in carried.items()}, {n: self._value(np.zeros_like(a)) for n, a in carried.items()}]
+        self._held = {n: self._value(carried[n]) for n in step.held}
+        changing = {n: a for n, a in carried.items() if n not in self._held}
+        self._sets = [{n: self._value(a) for n, a in changing.items()}, {n: self._value(np.zeros_like(a)) for n, a in changing.items()}]
         self._slots = [{n: self._slot(d, s) for n, (d, s) in step.feeds.items()} for _ in range(2)]
         self._filled: list[dict[str, Array]] = [{}, {}]
         self._losses = [self._slot(np.dtype(np.float32), ()) for _ in range(LOSSES)]
@@ -89,7 +91,7 @@ class Resident:
 
     def _bind(self, place: int) -> Any:
         binding, now = self.session.io_binding(), place % 2
-        for name, value in {**self._slots[now], **self._sets[now]}.items():
+        for name, value in {**self._slots[now], **self._sets[now], **self._held}.items():
             binding.bind_ortvalue_input(name, value)
         for name, value in self._sets[1 - now].items():
             binding.bind_ortvalue_output(name + NEW, value)
@@ -113,7 +115,7 @@ class Resident:
     @property
     def values(self) -> dict[str, Any]:
         """What is carried, on the device."""
-        return self._sets[self.now]
+        return {**self._sets[self.now], **self._held}
 
     @staticmethod
     def numbers(losses: Sequence[Any]) -> list[float]:
@@ -130,5 +132,6 @@ class Resident:
 
     def write(self, carried: Mapping[str, Array]) -> None:
         """Sets what is carried."""
+        values = self.values
         for name, array in carried.items():
-            self.values[name].update_inplace(np.ascontiguousarray(array).reshape(array.shape))
+            values[name].update_inplace(np.ascontiguousarray(array).reshape(array.shape))

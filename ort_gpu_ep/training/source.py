@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
@@ -60,29 +60,38 @@ def statistics(model: onnx.ModelProto) -> set[str]:
     return {name for node in model.graph.node if node.op_type == "BatchNormalization" for name in node.input[3:5]}
 
 
-def chosen(arrays: Mapping[str, Array], not_weights: set[str], patterns: Sequence[str] | None) -> list[str]:
-    """Initializers to train. None: all of float32 that have more than one element.
+def chosen(
+    arrays: Mapping[str, Array], not_weights: set[str], patterns: Sequence[str] | None, frozen: Sequence[str] = (),
+) -> list[str]:
+    """Initializers to train. None: all of float32 that have more than one element. frozen: patterns of those that stay as they are.
 
     Raises: TrainingError, for a pattern that matches nothing, and where nothing is left.
     """
-    if isinstance(patterns, str):
-        raise TrainingError(f"trainable: got the text {patterns!r}, expected a list of patterns: [{patterns!r}]")
     candidates = [n for n, a in arrays.items() if a.dtype == np.float32 and n not in not_weights]
     if not candidates:
         kinds = ", ".join(sorted({str(a.dtype) for a in arrays.values()})) or "none at all"
         raise TrainingError(f"the model has no float32 weights to train (its initializers are: {kinds}); quantized and float16 models are "
                             "trained before they are converted")
-    if patterns is None:
-        return [n for n in candidates if arrays[n].size > 1]
-    found = dict[str, None]()
-    for pattern in patterns:
-        matching = [n for n in candidates if fnmatchcase(n, pattern)]
-        if not matching:
-            raise TrainingError(f"trainable: {pattern!r} matches none of the model's {len(candidates)} float32 weights; "
-                                f"{_hint(pattern, candidates)}")
-        found.update(dict.fromkeys(matching))
+    kept = matching("frozen", frozen, candidates)
+    found = [n for n in candidates if arrays[n].size > 1] if patterns is None else matching("trainable", patterns, candidates)
     if not found:
         raise TrainingError("trainable: got no pattern; None trains all weights")
+    left = [n for n in found if n not in kept]
+    if not left:
+        raise TrainingError(f"frozen: {', '.join(map(repr, frozen))} leaves no weight to train; choose fewer")
+    return left
+
+
+def matching(what: str, patterns: Iterable[str], names: Sequence[str]) -> list[str]:
+    """The names that one of the patterns (fnmatch) matches. Raises TrainingError for a pattern that matches none."""
+    if isinstance(patterns, str):
+        raise TrainingError(f"{what}: got the text {patterns!r}, expected a list of patterns: [{patterns!r}]")
+    found = dict[str, None]()
+    for pattern in patterns:
+        some = [n for n in names if fnmatchcase(n, pattern)]
+        if not some:
+            raise TrainingError(f"{what}: {pattern!r} matches none of the model's {len(names)} float32 weights; {_hint(pattern, names)}")
+        found.update(dict.fromkeys(some))
     return list(found)
 
 

@@ -15,11 +15,12 @@ from ort_gpu_ep.training import source
 from ort_gpu_ep.training.differentiate import differentiate
 from ort_gpu_ep.training.forward import SEED, Forward, read
 from ort_gpu_ep.training.losses import Loss, loss_of
-from ort_gpu_ep.training.optimizers import Optimizer, clipped
+from ort_gpu_ep.training.optimizers import Optimizer
+from ort_gpu_ep.training.updates import HYPER, updates
 from ort_gpu_ep.training.writer import Shape, Value
 
-LABEL, WEIGHT, HYPER, LOSS = "training.label", "training.sample_weight", "training.hyper", "training.loss"
-"""Names of a step's own inputs and of its loss. SEED is another one, where the model has Dropout."""
+LABEL, WEIGHT, LOSS = "training.label", "training.sample_weight", "training.loss"
+"""Names of a step's own inputs and of its loss. HYPER is another one, and SEED, where the model has Dropout."""
 
 BATCH_NORM = ("frozen", "train")
 
@@ -30,7 +31,8 @@ class TrainingStep:
 
     feeds: element type and shape of what a step is given: the model's inputs, LABEL, WEIGHT (sums to 1), HYPER, SEED if there is one.
     carried: what one step hands to the next, by name, as it is at first: NAME comes in, NAME.new goes out. parameters: names of those
-    of them that are trained; buffers: running statistics. notes: what training does otherwise than the model says.
+    of them that are trained; buffers: running statistics; held: those that a step only reads, so that there is no NAME.new.
+    accumulate: steps that make one update. notes: what training does otherwise than the model says.
     output: the model's own, that the loss is of; classes: its dimension 1. metrics: what an evaluation gives besides the loss.
     """
 
@@ -43,6 +45,8 @@ class TrainingStep:
     metrics: tuple[str, ...] = ()
     output: str = ""
     classes: int = 0
+    held: tuple[str, ...] = ()
+    accumulate: int = 1
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,12 @@ class Request:
     dropout: bool = True
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     batch: int | None = None
+    frozen: Sequence[str] = ()
+    accumulate: int = 1
 
     def names(self) -> list[str]:
         """The initializers to train. Raises TrainingError, as source.chosen."""
-        return source.chosen(source.initializers(self.model), source.statistics(self.model), self.trainable)
+        return source.chosen(source.initializers(self.model), source.statistics(self.model), self.trainable, self.frozen)
 
     def forward(self, training: bool) -> tuple[Forward, Value]:
         """The forward pass in a writer, and the output that the loss is of."""
@@ -74,23 +80,28 @@ class Request:
 def make_training_step(
     model: source.Model, *, loss: str | Loss, optimizer: Optimizer, trainable: Sequence[str] | None = None, output: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None, batch: int | None = None, batch_norm: str = "frozen", dropout: bool = True,
+    frozen: Sequence[str] = (), accumulate: int = 1,
 ) -> TrainingStep:
     """A step of a model of float32 weights, for inputs of fixed sizes.
 
     trainable: patterns (fnmatch) of initializers, None for all with more than one element that the loss depends on. output: which
     of the model's outputs the loss is of, None for the first. shapes: of inputs whose sizes the model leaves open; `batch`: for those of
     which only the first one is open. batch_norm: "frozen" keeps the model's statistics, "train" takes the batch's and updates the
-    running ones. dropout: whether Dropout nodes drop.
+    running ones. dropout: whether Dropout nodes drop. frozen: patterns of initializers that are not trained, whatever `trainable` says.
+    accumulate: so many steps make one update, with the mean of their gradients; see Accumulation.
 
     Raises: TrainingError, with what was got, what is expected and what to try: an op without a gradient, a pattern that matches nothing,
     weights that the loss does not depend on, sizes that are open or contradict the model; ModelError for what is no model.
     """
     found = source.prepared(source.load(model))
-    return training_step(Request(found, loss_of(loss), trainable, output, batch_norm, dropout, shapes or {}, batch), optimizer)
+    request = Request(found, loss_of(loss), trainable, output, batch_norm, dropout, shapes or {}, batch, frozen, accumulate)
+    return training_step(request, optimizer)
 
 
 def training_step(request: Request, optimizer: Optimizer) -> TrainingStep:
     """The step of a request. Raises: as make_training_step."""
+    if request.accumulate < 1:
+        raise TrainingError(f"accumulate: got {request.accumulate}, expected the number of steps that make an update, at least 1")
     forward, output = request.forward(training=True)
     writer = forward.writer
     logits = _stripped(forward, output, request.loss)
@@ -98,13 +109,11 @@ def training_step(request: Request, optimizer: Optimizer) -> TrainingStep:
     written = request.loss.write(logits, label, weight)
     found = differentiate(writer, forward.tape, {logits.name: written.gradient})
     grads = _gradients(forward, found, request.trainable)
-    hyper = writer.input(HYPER, np.float32, (len(optimizer.scalars),))
-    if optimizer.clip is not None:
-        grads = clipped(writer, grads, optimizer.clip)
-    carried, outputs = _updates(forward, grads, optimizer, hyper)
-    model = writer.model("training_step", [writer.named(written.loss, LOSS), *outputs])
-    return TrainingStep(model, _feeds(model, carried, forward), carried, tuple(grads), tuple(forward.updated), tuple(forward.notes),
-                        output=output.name, classes=output.shape[1] if output.rank > 1 else 0)
+    end = updates(forward, grads, optimizer, request.accumulate)
+    model = writer.model("training_step", [writer.named(written.loss, LOSS), *end.outputs])
+    return TrainingStep(model, _feeds(model, end.carried, forward), end.carried, tuple(grads), tuple(forward.updated), tuple(forward.notes),
+                        output=output.name, classes=output.shape[1] if output.rank > 1 else 0, held=tuple(end.held),
+                        accumulate=request.accumulate)
 
 
 def evaluation_step(request: Request, parameters: Iterable[str]) -> TrainingStep:
@@ -180,24 +189,6 @@ def _gradients(forward: Forward, found: Mapping[str, Value], patterns: Sequence[
     if without:
         forward.notes.append(f"not trained, because the loss has no gradient there: {', '.join(without)}")
     return {name: found[name] for name in forward.parameters}
-
-
-def _updates(
-    forward: Forward, grads: Mapping[str, Value], optimizer: Optimizer, hyper: Value,
-) -> tuple[dict[str, Array], list[Value]]:
-    """What is carried from step to step, as it is at first, and the new values of all of it."""
-    writer, carried, outputs = forward.writer, dict[str, Array](), list[Value]()
-    for name, grad in grads.items():
-        parameter, first = writer.values[name], forward.parameters[name]
-        states = {f"{name}.{slot}": np.zeros_like(first) for slot in optimizer.used_slots()}
-        inputs = [writer.input(n, a.dtype, a.shape) for n, a in states.items()]
-        news = optimizer.update(parameter, grad, inputs, hyper)
-        carried |= {name: first, **states}
-        outputs += [writer.named(new, f"{n}.new") for n, new in zip((name, *states), news, strict=True)]
-    for name, new in forward.updated.items():
-        carried[name] = forward.buffers[name]
-        outputs.append(writer.named(new, f"{name}.new"))
-    return carried, outputs
 
 
 def _feeds(model: onnx.ModelProto, carried: Iterable[str], forward: Forward) -> dict[str, tuple[np.dtype[Any], Shape]]:

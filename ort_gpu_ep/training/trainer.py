@@ -22,7 +22,8 @@ from ort_gpu_ep.training.evaluator import Evaluator
 from ort_gpu_ep.training.losses import loss_of
 from ort_gpu_ep.training.optimizers import Optimizer
 from ort_gpu_ep.training.resident import device_failure
-from ort_gpu_ep.training.step import HYPER, LABEL, SEED, WEIGHT, Request, TrainingStep, evaluation_step, training_step
+from ort_gpu_ep.training.step import LABEL, SEED, WEIGHT, Request, TrainingStep, evaluation_step, training_step
+from ort_gpu_ep.training.updates import HYPER, numbers
 
 BATCH = 32
 """Samples of a batch, where nobody says how many."""
@@ -46,8 +47,8 @@ class Trainer:
     """Trains an ONNX model of float32 weights on the GPU, or where its steps are faster.
 
     model: a path, bytes or a ModelProto; it is not changed. loss: a name of losses.LOSSES. trainable: patterns of initializers' names; None
-    for all. output, batch_norm, dropout: as make_training_step. seed: of shuffling and of Dropout. options: of the provider
-    (config.OPTIONS); placement=auto, the default, times a step on both sides.
+    for all; frozen: patterns of those that are not. output, batch_norm, dropout, accumulate: as make_training_step. seed: of shuffling
+    and of Dropout. options: of the provider (config.OPTIONS); placement=auto, the default, times a step on both sides.
 
     The first batch fixes the sizes. Smaller ones are padded with samples that weigh nothing.
 
@@ -55,16 +56,19 @@ class Trainer:
     """
 
     def __init__(
-        self, model: source.Model, *, loss: str, optimizer: Optimizer, trainable: Sequence[str] | None = None, output: str | None = None,
-        batch_norm: str = "frozen", dropout: bool = True, seed: int = 0, options: Mapping[str, Any] | None = None,
+        self, model: source.Model, *, loss: str, optimizer: Optimizer, trainable: Sequence[str] | None = None, frozen: Sequence[str] = (),
+        output: str | None = None, batch_norm: str = "frozen", dropout: bool = True, accumulate: int = 1, seed: int = 0,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._model = source.load(model)
         self.optimizer, self.seed, self.options = optimizer, seed, dict(options or {})
-        self._request = Request(source.prepared(self._model), loss_of(loss), trainable, output, batch_norm, dropout)
+        self._request = Request(source.prepared(self._model), loss_of(loss), trainable, output, batch_norm, dropout,
+                                frozen=frozen, accumulate=accumulate)
         self._request.names()
         self._pending: tuple[dict[str, Array], int] | None = None       # a checkpoint that was loaded before there was a batch
         self._engine: Engine | None = None
         self._evaluator: Evaluator | None = None
+        self._renewed = -1          # the last step before which the optimizer changed what is carried
         self.epochs = 0
 
     # ---- training
@@ -81,10 +85,10 @@ class Trainer:
         data.samples(inputs, label)
         engine = self._opened(inputs)
         feeds = self._feeds(engine.step, inputs, label, sample_weight)
-        feeds[HYPER] = self.optimizer.numbers(engine.at)
+        feeds[HYPER] = numbers(self.optimizer, engine.step.accumulate, engine.at)
         if SEED in engine.step.feeds:
             feeds[SEED] = seed_of(self.seed, engine.at)
-        return uninterrupted(engine.run, feeds)
+        return uninterrupted(self._run, engine, feeds)
 
     def fit(
         self, x: data.Inputs, y: Array, *, epochs: int = 1, batch: int = BATCH, shuffle: bool = True, sample_weight: Array | None = None,
@@ -179,7 +183,7 @@ class Trainer:
             self._engine.write(tensors, step)
         else:
             self._pending = (tensors, step)
-        self.epochs, self.seed = epochs, seed
+        self.epochs, self.seed, self._renewed = epochs, seed, -1
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """The user's model with the weights as they are now."""
@@ -227,6 +231,14 @@ class Trainer:
         return {**engine.resident.session.stats(), "steps": self.steps, "renewals": engine.renewals, "placement": engine.placement}
 
     # ---- inside
+
+    def _run(self, engine: Engine, feeds: Mapping[str, Array]) -> Loss:
+        """A step, before which the optimizer may change what is carried."""
+        update, part = divmod(engine.at, engine.step.accumulate)
+        if not part and self.optimizer.due(update) and engine.at != self._renewed:
+            engine.write(self.optimizer.renewed(update, engine.read()), engine.at)
+            self._renewed = engine.at
+        return engine.run(feeds)
 
     def _input_names(self) -> list[str]:
         stored = {t.name for t in self._request.model.graph.initializer}
