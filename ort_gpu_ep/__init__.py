@@ -32,6 +32,71 @@ from ort_gpu_ep.errors import (
 )
 
 if TYPE_CHECKING:
+    from onnxruntime import (
+        AdapterFormat,
+        ExecutionMode,
+        ExecutionOrder,
+        GraphOptimizationLevel,
+        IOBinding,
+        LoraAdapter,
+        ModelCompiler,
+        ModelMetadata,
+        NodeArg,
+        OrtAllocatorType,
+        OrtArenaCfg,
+        OrtCompileApiFlags,
+        OrtDevice,
+        OrtDeviceMemoryType,
+        OrtDeviceVendorId,
+        OrtEpAssignedNode,
+        OrtEpAssignedSubgraph,
+        OrtEpDevice,
+        OrtExecutionProviderDevicePolicy,
+        OrtExternalInitializerInfo,
+        OrtHardwareDevice,
+        OrtHardwareDeviceType,
+        OrtMemoryInfo,
+        OrtMemoryInfoDeviceType,
+        OrtMemType,
+        OrtSparseFormat,
+        OrtSyncStream,
+        OrtValue,
+        RunOptions,
+        SessionIOBinding,
+        SessionOptions,
+        SparseTensor,
+        copy_tensors,
+        create_and_register_allocator,
+        create_and_register_allocator_v2,
+        cuda_version,
+        disable_telemetry_events,
+        enable_telemetry_events,
+        get_all_providers,
+        get_available_providers,
+        get_build_info,
+        get_device,
+        get_ep_devices,
+        get_version_string,
+        has_collective_ops,
+        import_capi_exception,
+        package_name,
+        preload_dlls,
+        print_debug_info,
+        register_execution_provider_library,
+        set_default_logger_severity,
+        set_default_logger_verbosity,
+        set_global_thread_pool_sizes,
+        set_seed,
+        unregister_execution_provider_library,
+        version,
+    )
+    from onnxruntime import (
+        OrtEpContextData as OrtEpContextData,
+    )
+    from onnxruntime import (
+        OrtEpContextDataBuffer as OrtEpContextDataBuffer,
+    )
+
     from ort_gpu_ep.explain import Explanation
     from ort_gpu_ep.health.enumeration import adapters
     from ort_gpu_ep.patching import Patch, patch
@@ -58,38 +123,114 @@ _LAZY = {
 __all__ = [
     "EP_NAME",
     "AdapterError",
+    "AdapterFormat",
     "ConfigError",
     "DeviceError",
     "DeviceHangError",
     "DeviceLostError",
+    "ExecutionMode",
+    "ExecutionOrder",
     "Explanation",
     "GpuEpError",
+    "GraphOptimizationLevel",
+    "IOBinding",
     "InferenceSession",
     "InternalError",
+    "LoraAdapter",
+    "ModelCompiler",
     "ModelError",
+    "ModelMetadata",
+    "NodeArg",
+    "OrtAllocatorType",
+    "OrtArenaCfg",
+    "OrtCompileApiFlags",
+    "OrtDevice",
+    "OrtDeviceMemoryType",
+    "OrtDeviceVendorId",
+    "OrtEpAssignedNode",
+    "OrtEpAssignedSubgraph",
+    "OrtEpDevice",
+    "OrtExecutionProviderDevicePolicy",
+    "OrtExternalInitializerInfo",
+    "OrtHardwareDevice",
+    "OrtHardwareDeviceType",
+    "OrtMemType",
+    "OrtMemoryInfo",
+    "OrtMemoryInfoDeviceType",
+    "OrtSparseFormat",
+    "OrtSyncStream",
+    "OrtValue",
     "OutOfDeviceMemoryError",
     "Patch",
+    "RunOptions",
+    "SessionIOBinding",
+    "SessionOptions",
     "ShaderError",
+    "SparseTensor",
     "TrainingError",
     "UnsupportedNodeError",
     "WrongResultError",
     "__version__",
     "adapters",
+    "copy_tensors",
+    "create_and_register_allocator",
+    "create_and_register_allocator_v2",
+    "cuda_version",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
+    "get_all_providers",
+    "get_available_providers",
+    "get_build_info",
+    "get_device",
+    "get_ep_devices",
     "get_ep_name",
     "get_ep_names",
     "get_library_path",
+    "get_version_string",
+    "has_collective_ops",
+    "import_capi_exception",
+    "package_name",
     "patch",
+    "preload_dlls",
+    "print_debug_info",
     "register",
+    "register_execution_provider_library",
+    "set_default_logger_severity",
+    "set_default_logger_verbosity",
+    "set_global_thread_pool_sizes",
+    "set_seed",
     "unregister",
+    "unregister_execution_provider_library",
+    "version",
 ]
+"""Ours, and what onnxruntime has in each release since the oldest that works."""
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        uninterrupted = import_module("ort_gpu_ep.interrupts").uninterrupted      # half an import is not made up for by the next
-        return getattr(uninterrupted(import_module, _LAZY[name]), name)
-    if not name.startswith("_"):
-        onnxruntime = import_module("onnxruntime")
-        if hasattr(onnxruntime, name):
-            return getattr(onnxruntime, name)
-    raise AttributeError(f"module 'ort_gpu_ep' has no attribute {name!r}")
+def _module(name: str) -> Any:
+    """A module, imported as a whole or not at all. Raises ModuleNotFoundError, with what to do where onnxruntime is not installed."""
+    from ort_gpu_ep.interrupts import uninterrupted  # half an import is not made up for by the next
+
+    try:
+        return uninterrupted(import_module, name)
+    except ModuleNotFoundError as error:
+        if error.name != "onnxruntime":
+            raise
+        raise ModuleNotFoundError(
+            "ort_gpu_ep needs ONNX Runtime, which is not installed. It brings none, since there are several builds: "
+            "pip install 'ort-gpu-ep[onnxruntime]', or onnxruntime-gpu or another build of 1.26 or newer.", name="onnxruntime") from None
+
+
+if not TYPE_CHECKING:       # for a type checker each name would be there then
+
+    def __getattr__(name):
+        if name in _LAZY:
+            return getattr(_module(_LAZY[name]), name)
+        if not name.startswith("_"):
+            onnxruntime = _module("onnxruntime")
+            if hasattr(onnxruntime, name):
+                return getattr(onnxruntime, name)
+        raise AttributeError(f"module 'ort_gpu_ep' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

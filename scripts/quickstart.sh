@@ -4,7 +4,7 @@
 # usage: sh scripts/quickstart.sh
 set -eu
 cd "$(dirname "$0")/.."
-extras=
+extras=onnxruntime,cli
 . scripts/setup.sh
 
 show() { echo; echo "\$ $*"; "$@"; }

@@ -104,9 +104,12 @@ def _data(
 
 
 def _versions() -> dict[str, str]:
+    """Of modules, not of packages: onnxruntime's has another name for each build of it."""
     from importlib.metadata import version
 
-    return {"python": sys.version.split()[0], **{p: version(p) for p in ("onnxruntime", "onnx", "wgpu", "numpy")}}
+    import onnxruntime
+
+    return {"python": sys.version.split()[0], "onnxruntime": onnxruntime.__version__, **{p: version(p) for p in ("onnx", "wgpu", "numpy")}}
 
 
 def _print_adapters(found: list[AdapterInfo]) -> None:

@@ -8,11 +8,16 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import onnxruntime
 import pytest
 
 import ort_gpu_ep
+from ort_gpu_ep.__main__ import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ort_gpu_ep"
@@ -134,8 +139,8 @@ def test_public_names_are_sorted_and_complete() -> None:
     assert names == sorted(names, key=lambda n: (kind[n], n))
     assert len(set(names)) == len(names)
     tree = ast.parse((PACKAGE / "__init__.py").read_text("utf-8"))
-    imported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("ort_gpu_ep")
-                for a in n.names}
+    imported = {a.name for n in tree.body for m in ast.walk(n) if isinstance(n, ast.If | ast.ImportFrom) and isinstance(m, ast.ImportFrom)
+                and (m.module or "").startswith(("ort_gpu_ep", "onnxruntime")) for a in m.names if a.asname is None}
     assert set(names) == imported | {"__version__"}
     errors = ast.parse((PACKAGE / "errors.py").read_text("utf-8"))
     assert {n.name for n in errors.body if isinstance(n, ast.ClassDef)} - {"Code"} <= set(names)
@@ -143,10 +148,84 @@ def test_public_names_are_sorted_and_complete() -> None:
 
 def test_public_names_can_be_imported() -> None:
     for name in ort_gpu_ep.__all__:
-        assert getattr(ort_gpu_ep, name) is not None, name
+        assert hasattr(ort_gpu_ep, name), name
     assert ort_gpu_ep.SessionOptions is not None      # onnxruntime's, passed through
     with pytest.raises(AttributeError, match="no attribute 'Sesion'"):
         _ = ort_gpu_ep.Sesion
+
+
+def test_what_onnxruntime_offers_is_declared() -> None:
+    """For type checkers, completion and `import *`. A later onnxruntime may have more, which can be reached all the same."""
+    source = (PACKAGE / "__init__.py").read_text("utf-8")
+    declared = {a.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom) and n.module == "onnxruntime" for a in n.names}
+    theirs = {n for n, value in vars(onnxruntime).items() if not n.startswith("_") and not isinstance(value, ModuleType)}
+    assert set(dir(ort_gpu_ep)) >= {*ort_gpu_ep.__all__, "SessionOptions", "InferenceSession"}
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) <= (1, 31):
+        assert theirs - {"InferenceSession"} <= declared
+
+
+def test_everything_can_be_imported_at_once() -> None:
+    names: dict[str, Any] = {}
+    exec("from ort_gpu_ep import *", names)
+    assert names["InferenceSession"] is ort_gpu_ep.InferenceSession
+    assert names["SessionOptions"] is onnxruntime.SessionOptions
+
+
+USER = """
+import ort_gpu_ep as ort
+
+def main(model: str) -> str:
+    options = ort.SessionOptions()
+    session = ort.InferenceSession(model, options, provider_options={"placement": "gpu"})
+    session.explain().count("gpu")
+    with ort.patch({"placement": "gpu"}):
+        pass
+    ort.nonsense
+    session.explain().nonsense
+    return str(ort.get_version_string())
+"""
+
+
+def test_a_type_checker_knows_the_names(tmp_path: Path) -> None:
+    """Strictly, with the settings of this project, whose cache it shares."""
+    (tmp_path / "user.py").write_text(USER)
+    done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--no-error-summary", tmp_path / "user.py"],
+                          cwd=ROOT, capture_output=True, text=True, timeout=500)
+    said = [line.split("error: ")[1] for line in done.stdout.splitlines()]
+    assert said == ['Module has no attribute "nonsense"  [attr-defined]', '"Explanation" has no attribute "nonsense"  [attr-defined]'], done.stdout
+
+
+def without(package: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What becomes of a program where a package is not installed."""
+    code = f"import sys\nsys.modules[{package!r}] = None\nsys.argv[1:] = {list(arguments)}\n{code}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_without_the_command_lines_packages(package: str) -> None:
+    done = without(package, "from ort_gpu_ep.__main__ import main; main()", "options")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"ort-gpu-ep: the package {package} is not installed. Try: pip install 'ort-gpu-ep[cli]'\n"
+    done = without(package, "import ort_gpu_ep; print(ort_gpu_ep.InferenceSession.__name__)")
+    assert done.stdout == "InferenceSession\n", done.stderr
+
+
+def test_without_onnxruntime() -> None:
+    for name in ("InferenceSession", "SessionOptions", "register"):
+        done = without("onnxruntime", f"import ort_gpu_ep; ort_gpu_ep.{name}")
+        assert done.returncode == 1
+        assert "ort_gpu_ep needs ONNX Runtime, which is not installed" in done.stderr.splitlines()[-1], done.stderr
+        assert "pip install 'ort-gpu-ep[onnxruntime]', or onnxruntime-gpu" in done.stderr.splitlines()[-1]
+    done = without("onnxruntime", "from ort_gpu_ep.__main__ import main; main()", "run", "model.onnx")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("pip install 'ort-gpu-ep[onnxruntime]', or another build of ONNX Runtime\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_plain_installation_brings_neither() -> None:
+    names = {re.split("[<>=]", d)[0] for d in PROJECT["dependencies"]}
+    assert not names & {"onnxruntime", *EXTRAS}
+    assert {re.split("[<>=]", d)[0]: extra for extra in EXTRAS.values() for d in PROJECT["optional-dependencies"][extra]} == EXTRAS
 
 
 def test_import_is_lazy() -> None:
@@ -160,5 +239,5 @@ def test_import_is_lazy() -> None:
 def test_the_command_exists() -> None:
     target = PROJECT["scripts"]["ort-gpu-ep"]
     module, _, name = target.partition(":")
-    assert name in (PACKAGE / Path(*module.split(".")[1:]) / "__init__.py").read_text("utf-8")
+    assert callable(getattr(import_module(module), name))
     assert "models" not in str(PROJECT.get("packages", ""))
