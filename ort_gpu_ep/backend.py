@@ -27,6 +27,7 @@ from ort_gpu_ep.utilization import Uses
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu, Tensor
     from ort_gpu_ep.device.steady import Steady
+    from ort_gpu_ep.device.trespass import Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,11 @@ class Host(Protocol):
     def content(self, index: int, tensor: TensorType) -> Array:
         """The content of a small input: shapes depend on it."""
 
-    def deliver(self) -> None:
-        """Waits for the outputs that are wanted on the host, and brings them there."""
+    def deliver(self, word: Word | None) -> None:
+        """Waits for the outputs that are wanted on the host, and brings them there. word: to be looked at with any of them, now or later.
+
+        Raises IndexOutOfRangeError, DeviceError.
+        """
 
 
 class Executable(Protocol):

@@ -12,6 +12,7 @@ GpuEpError
 │ ├ DeviceLostError
 │ ├ DeviceHangError
 │ └ WrongResultError
+├ IndexOutOfRangeError(IndexError)    data brought an index that lies outside of what it selects from
 └ InternalError                       a rule of ours is broken; always a bug of this package
 """
 
@@ -86,6 +87,10 @@ class DeviceHangError(DeviceError):
 
 class WrongResultError(DeviceError):
     """The GPU's result differs from the CPU's by more than the tolerance."""
+
+
+class IndexOutOfRangeError(GpuEpError, IndexError):
+    """An input of a run brought an index that lies outside of what it selects from."""
 
 
 class InternalError(GpuEpError):

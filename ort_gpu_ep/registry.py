@@ -24,12 +24,15 @@ from ort_gpu_ep.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
 from ort_gpu_ep.target import PACKED as PACKED
 from ort_gpu_ep.target import WORKGROUP as WORKGROUP
 from ort_gpu_ep.target import Limits as Limits
-from ort_gpu_ep.types import BY_ONNX, DTYPES, DType, Shape, TensorType
+from ort_gpu_ep.types import BY_ONNX, DTYPES, UINT32, DType, Shape, TensorType
 
 KNOWN_OPSET = 26
 """Newest ONNX opset whose changes were read; a later form of an op is declined until someone looks at it."""
 
 Const: TypeAlias = int | float | bool
+
+STRAY = "stray"
+"""What a kernel that reports calls the word that is not 0 once an index was out of range."""
 
 
 class UnknownValueError(UnsupportedNodeError):
@@ -139,6 +142,7 @@ class Kernel:
     into: where what it stores of its first output lies in a larger tensor, filled in by the planner.
     inlined: (name, kernel with an `element` body): what the body reads by that name is not bound but computed by that kernel, whose own
         bindings `b` are bound as `<name>_in_<b>`.
+    reports: its body calls `out_of_range()` where data brings such an index; it then binds the plan's word for that, as STRAY.
     features: of the device, that its body uses (types bring their own). atomics: bindings of uint32 that are bound as atomics.
     """
 
@@ -162,6 +166,7 @@ class Kernel:
     atomics: tuple[str, ...] = ()
     into: Part | None = None
     inlined: tuple[tuple[str, Kernel], ...] = ()
+    reports: bool = False
 
 
 def kernel(
@@ -182,12 +187,14 @@ def kernel(
     choice: Choice | None = None,
     features: Sequence[str] = (),
     atomics: Sequence[str] = (),
+    reports: bool = False,
 ) -> Kernel:
     """A Kernel from dicts and lists (a Kernel itself holds tuples, so that it hashes and compares)."""
     return Kernel(
         shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), math.prod(grid) if grid else groups, lanes,
         workgroup_nbytes, raw, None if reads is None else tuple(reads.items()), None if writes is None else tuple(writes.items()),
-        tuple(epilogue), grid=grid, vectors=tuple(vectors), choice=choice, features=tuple(features), atomics=tuple(atomics))
+        tuple(epilogue), grid=grid, vectors=tuple(vectors), choice=choice, features=tuple(features), atomics=tuple(atomics),
+        reports=reports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +433,8 @@ def tensors_of(built: Kernel, lowering: Lowering, bound: BoundNode) -> dict[str,
         bindings[name] = (temps[source] if isinstance(source, str) else bound.source(source).type, False)
     for (name, _), tensor in zip(built.writes or (), built.outputs, strict=True):
         bindings[name] = (tensor, True)
+    if built.reports:
+        bindings[STRAY] = (TensorType(UINT32, (1,)), True)
     return bindings
 
 

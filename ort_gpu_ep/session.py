@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import onnxruntime
 from onnxruntime import OrtValue
 
 from ort_gpu_ep import plugin
@@ -148,7 +149,11 @@ class InferenceSession(plugin.PlainSession):
         return state
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """As onnxruntime's: the session is made anew. Without providers it uses the GPU and the CPU."""
+        """As onnxruntime's: the session is made anew. Without providers it uses the GPU and the CPU. An unknown name is a RuntimeError."""
+        there = [EP_NAME, *onnxruntime.get_available_providers()]
+        for name in _providers(providers, None, None)[0] if providers else ():
+            if name not in there and name not in onnxruntime.get_all_providers():
+                raise RuntimeError(f"Unknown Provider Type: {name}. There are: {', '.join(dict.fromkeys(there))}.")
         if type(self) is _SessionOnCpu:
             self.__class__ = InferenceSession
         self._open_any(providers, provider_options)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import native, waiting
+from ort_gpu_ep.device import native, trespass, waiting
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from ort_gpu_ep.device.cache import Cache
 from ort_gpu_ep.device.circuit import Circuit
@@ -256,11 +256,16 @@ class Gpu:
         """
         self.download_all([((buffer, offset_bytes, nbytes), address)])
 
-    def download_all(self, wanted: Sequence[tuple[Piece, int]]) -> None:
-        """Like `download`, of (piece, address) pairs, with one wait."""
+    def download_all(self, wanted: Sequence[tuple[Piece, int]], words: Sequence[trespass.Word] = ()) -> None:
+        """Like `download`, of (piece, address) pairs, with one wait. Raises IndexOutOfRangeError where one of the words is set."""
+        seen = ffi.new("uint32_t[]", len(words))
+        places = [(piece, ffi.cast("char *", address)) for piece, address in wanted]
+        places += [((word.buffer, 0, trespass.NBYTES), seen + k) for k, word in enumerate(words)]
+
         def take(index: int, source: int) -> None:
-            ffi.memmove(ffi.cast("char *", wanted[index][1]), ffi.cast("char *", source), wanted[index][0][2])
-        self.lend([piece for piece, _ in wanted], take)
+            ffi.memmove(places[index][1], ffi.cast("char *", source), places[index][0][2])
+        self.lend([piece for piece, _ in places], take)
+        trespass.check(words, seen)
 
     def lend(self, pieces: Sequence[Piece], take: Callable[[int, int], object]) -> None:
         """Waits for earlier work and calls `take` with the index and the address of each piece's content, valid meanwhile.

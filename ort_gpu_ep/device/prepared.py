@@ -17,9 +17,10 @@ from ort_gpu_ep.device.pipelines import Composer, pipelines
 from ort_gpu_ep.device.prologue import Prologue
 from ort_gpu_ep.device.recording import Part, encode, lone_dispatch
 from ort_gpu_ep.device.tensor import Tensor
+from ort_gpu_ep.device.trespass import Word
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Graph
-from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
+from ort_gpu_ep.scheduler.plan import STRAY_WORD, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
 
 MAX_BINDINGS = 16
@@ -108,6 +109,7 @@ class Prepared:
 
     compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then.
     version: counts up when recordings made so far can't be submitted any more. closed: there will be no further run.
+    word: in which its kernels note an index out of range, None where none does.
     """
 
     def __init__(self, template: Template, program: Owner, compiled: list[Any] | None = None) -> None:
@@ -127,6 +129,7 @@ class Prepared:
         self._groups: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()     # of steps that touch an input or output
         self._next: tuple[_Shape, _Run] | None = None
         self.version, self.closed = 0, False
+        self.word: Word | None = None
         self._steady: OrderedDict[tuple[int, ...], steady.Steady] = OrderedDict()
         self._needed: list[int] = []                # of each slot, the most since its size was last looked at
         self._until_look = SHRINK_RUNS
@@ -136,6 +139,8 @@ class Prepared:
                     self._constants[constant.name] = self._filled_buffer(constant.data)
             for name, nbytes in template.plan.kept:
                 self._constants[name] = self._filled_buffer(bytes(nbytes))
+            if STRAY_WORD in self._constants:
+                self.word = Word(self._constants[STRAY_WORD], self.gpu.upload, program.graph.name, template.plan.reporting)
             if template.parameter_nbytes:
                 self._parameters = self.gpu.create(MAX_REGIONS * template.parameter_nbytes, _PARAMETERS)
         except Exception:
@@ -156,6 +161,7 @@ class Prepared:
         self._free_slots()
         while self._steady:
             self._steady.popitem()[1].close()
+        self._constants.pop(STRAY_WORD, None)       # results of runs may be read later, and the word with them
         for buffer in self._constants.values():
             self.gpu.free(buffer)
         if self._parameters is not None:

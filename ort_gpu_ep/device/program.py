@@ -18,6 +18,7 @@ from ort_gpu_ep.device.prologue import Prologue
 from ort_gpu_ep.device.specialization import Key, Specializer
 from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.device.tensor import Tensor
+from ort_gpu_ep.device.trespass import Word
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph, Value
 from ort_gpu_ep.registry import UnknownValueError
@@ -310,16 +311,17 @@ class Program:
             del self.replaced[name]
         return self._weights[name]
 
-    def run(self, inputs: Sequence[Tensor], make_output: Callable[[int, Shape], Tensor], read: Read | None = None) -> None:
+    def run(self, inputs: Sequence[Tensor], make_output: Callable[[int, Shape], Tensor], read: Read | None = None) -> Word | None:
         """Records the work of one run; it is submitted with the readback of its results. Does not wait.
 
         inputs: in the order of graph.inputs. make_output: gives the tensor for output `index` of that shape. read: gives the content of
-        an input, by position and type, for those few that decide on shapes.
+        an input, by position and type, for those few that decide on shapes. Returns the word to read with the results, if there is one.
         """
         with self.lock:
             prepared, filled = self._prepared(tuple(t.type for t in inputs), read)
             outputs = [make_output(i, t.shape) for i, t in enumerate(filled.outputs)]
             prepared.run(filled, [*inputs], outputs)
+            return prepared.word
 
     def close(self) -> None:
         """Frees the program's device memory."""

@@ -12,12 +12,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ort_gpu_ep.device import native
+from ort_gpu_ep.device import native, trespass
 from ort_gpu_ep.device.gpu import ALIGNMENT, STAGING, Buffer, Gpu, size_class
 from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
 from ort_gpu_ep.device.recording import Part
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError
+from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError, OutOfDeviceMemoryError
 from ort_gpu_ep.scheduler.template import Filled
 from ort_gpu_ep.types import TensorType
 
@@ -46,6 +46,7 @@ class Plan(Protocol):
     gpu: Gpu
     version: int
     closed: bool
+    word: trespass.Word | None
 
     @property
     def program(self) -> Owner: ...
@@ -77,7 +78,7 @@ class Lane:
         self.arrival = native.Arrival(lib.WGPUMapMode_Read)
         self.parts: tuple[Any, int, Any, list[Part]] | None = None
         self.ahead: tuple[Any, int, Any, list[Any]] | None = None
-        places, staging_nbytes = _places(filled.outputs)
+        places, staging_nbytes = _places(filled.outputs, prepared.word)
         self.staging: Buffer | None = None
         try:
             for tensors, types in ((self.inputs, filled.inputs), (self.outputs, filled.outputs)):
@@ -90,7 +91,9 @@ class Lane:
         self.written = [(t.buffer, 0, t.type.nbytes) for t in self.outputs]
         self.copies: list[Part] = [
             (t.buffer.native, 0, self.staging.native, place, (t.type.nbytes + 3) & ~3)
-            for t, place in zip(self.outputs, places, strict=True)]
+            for t, place in zip(self.outputs, places, strict=False)]
+        if prepared.word is not None:
+            self.copies.append((prepared.word.buffer.native, 0, self.staging.native, places[-1], trespass.NBYTES))
 
     def free(self, prepared: Plan, broken: bool = False) -> None:
         """Gives its memory back. broken: its readback may still be under way, so that the buffer goes when the driver is done with it."""
@@ -102,12 +105,12 @@ class Lane:
         self.inputs, self.outputs, self.staging = [], [], None
 
 
-def _places(types: Sequence[TensorType]) -> tuple[list[int], int]:
-    """Where in a readback each of these tensors is, and the bytes of all."""
+def _places(types: Sequence[TensorType], word: trespass.Word | None) -> tuple[list[int], int]:
+    """Where in a readback each of these tensors is, and behind them the word if there is one; and the bytes of all."""
     places, end = [], 0
-    for tensor in types:
+    for nbytes in (*(t.nbytes for t in types), *((trespass.NBYTES,) if word is not None else ())):
         places.append(end)
-        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        end += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return places, end
 
 
@@ -116,9 +119,10 @@ class Steady:
 
     def __init__(self, prepared: Plan, filled: Filled) -> None:
         self.prepared, self.filled, self.program, self._gpu = prepared, filled, prepared.program, prepared.gpu
-        places, staging_nbytes = _places(filled.outputs)
+        places, staging_nbytes = _places(filled.outputs, prepared.word)
         self._sizes = [(t.nbytes & ~3, t.nbytes) for t in filled.inputs]        # what is written as it is, and all
-        self._places = [(place, t.nbytes) for place, t in zip(places, filled.outputs, strict=True)]
+        self._places = [(place, t.nbytes) for place, t in zip(places, filled.outputs, strict=False)]
+        self._words, self._word_place = (() if prepared.word is None else (prepared.word,)), places[-1]
         self._input_nbytes, self._output_nbytes = sum(t.nbytes for t in filled.inputs), sum(t.nbytes for t in filled.outputs)
         self._lane_nbytes = self._input_nbytes + self._output_nbytes + staging_nbytes
         self._lanes, self._closed = 0, False
@@ -133,7 +137,7 @@ class Steady:
     def run(self, sources: Sequence[Any], targets: Sequence[Any]) -> bool:
         """One run. sources, targets: cffi pointers to the bytes of each input, and to memory for each output or None.
 
-        Returns False, and has done nothing, where all lanes are in use or the plan is gone. Raises DeviceError.
+        Returns False, and has done nothing, where all lanes are in use or the plan is gone. Raises DeviceError, IndexOutOfRangeError.
         """
         lane = self._take()
         if lane is None:
@@ -142,6 +146,9 @@ class Steady:
         try:
             done = self._run(lane, sources, targets)
             whole = True
+        except IndexOutOfRangeError:
+            whole = True
+            raise
         finally:
             self._give_back(lane, whole)
         return done
@@ -161,6 +168,8 @@ class Steady:
         handle = lane.staging.native
         try:
             mapped = lib.wgpuBufferGetConstMappedRange(handle, 0, lane.staging.nbytes)
+            if self._words:
+                trespass.check(self._words, ffi.cast("uint32_t *", ffi.cast("char *", mapped) + self._word_place)[0:1])
             for target, (place, nbytes) in zip(targets, self._places, strict=True):
                 if target is not None:
                     _copy(target, mapped, place, nbytes)

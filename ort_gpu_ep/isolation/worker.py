@@ -24,6 +24,7 @@ from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
 from ort_gpu_ep.device.gpu import Piece
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.staging import Staging
+from ort_gpu_ep.device.trespass import Word
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.health.admission import open_gpu
 from ort_gpu_ep.health.markers import remove_mine
@@ -152,9 +153,9 @@ class Worker:
                 self._upload(tensor, place, is_address)
         except OSError as error:
             return {"out_of_reach": str(error)}
-        held.program.run(held.inputs, lambda i, shape: self._output(held, i, shape), content)
+        word = held.program.run(held.inputs, lambda i, shape: self._output(held, i, shape), content)
         late = [direct and tensor.type.nbytes >= NBYTES for tensor in held.outputs]
-        offsets = iter(self._download([t for t, is_late in zip(held.outputs, late, strict=True) if not is_late], end))
+        offsets = iter(self._download([t for t, is_late in zip(held.outputs, late, strict=True) if not is_late], end, word))
         return {"outputs": [(t.type.shape, None if is_late else next(offsets)) for t, is_late in zip(held.outputs, late, strict=True)],
                 "specialized": list(map(astuple, held.program.specialized))}
 
@@ -189,14 +190,15 @@ class Worker:
         else:
             self.gpu.upload(tensor.buffer, 0, self._memory.address + place, nbytes)
 
-    def _download(self, tensors: list[Tensor], end: int) -> list[int]:
-        """Into the shared memory behind `end`; their offsets."""
+    def _download(self, tensors: list[Tensor], end: int, word: Word | None = None) -> list[int]:
+        """Into the shared memory behind `end`; their offsets. Raises IndexOutOfRangeError where the word is set."""
         offsets = []
         for tensor in tensors:
             offsets.append(end := aligned(end))
             end += tensor.type.nbytes
         self._memory.reserve(end)
-        self.gpu.download_all([(_piece(t), self._memory.address + offset) for t, offset in zip(tensors, offsets, strict=True)])
+        wanted = [(_piece(t), self._memory.address + offset) for t, offset in zip(tensors, offsets, strict=True)]
+        self.gpu.download_all(wanted, () if word is None else (word,))
         if any(tensor.type.nbytes for tensor in tensors):
             self.staging.recycle()
         return offsets

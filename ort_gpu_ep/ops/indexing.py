@@ -1,18 +1,21 @@
 """Ops that pick or replace elements named by a tensor of indices.
 
-Indices are read as words, so that int64 needs no device feature; negative ones count from the end. One that is out of range,
-which ONNX does not define, reads the nearest element (Gather...) or writes nothing (Scatter...).
+Indices are read as words, so that int64 needs no device feature; negative ones count from the end. One that is out of range reads the
+nearest element (Gather...) or writes nothing (Scatter...), and is noted: the run is then the CPU's, which says what is wrong.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import Known, case, integers, normal, record
 from ort_gpu_ep.ops.axes import around, axis_of, replaced, strides_of
-from ort_gpu_ep.registry import BoundNode, Kernel, Strided, kernel, op, result_dtype
-from ort_gpu_ep.types import ANY, BOOL, FLOAT32, INT32, INT64, INTS, UINT32, Shape, TensorType
+from ort_gpu_ep.registry import BoundNode, Kernel, Operand, Strided, kernel, op, result_dtype
+from ort_gpu_ep.symbolic import is_symbolic
+from ort_gpu_ep.types import ANY, BOOL, FLOAT32, INT32, INT64, INTS, UINT32, DType, Shape, TensorType
 
 MAX_TUPLE = 8
 """Length of the tables in gather.wgsl and scatter_places.wgsl."""
@@ -30,13 +33,14 @@ record(
     cases=[case("ReverseSequence", 10, normal(7, 5, 3), integers(1, 8, 5), time_axis=0, batch_axis=1)])
 
 
-def tuple_consts(node: BoundNode, shape: Shape, strides: tuple[int, ...]) -> dict[str, int]:
-    """Constants of a body that reads tuples of indices into dimensions of these sizes and strides."""
+def tuple_consts(node: BoundNode, dtype: DType, shape: Shape, strides: tuple[int, ...]) -> dict[str, int]:
+    """Constants of a body that reads tuples of indices of this type into dimensions of these sizes and strides."""
     if len(shape) > MAX_TUPLE:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} by tuples of {len(shape)} indices; taken: {MAX_TUPLE}")
     fill = MAX_TUPLE - len(shape)
     sizes = {f"SIZE{k}": d for k, d in enumerate((*shape, *(1,) * fill))}
-    return {"TUPLE": len(shape), **sizes, **{f"STEP{k}": s for k, s in enumerate((*strides, *(0,) * fill))}}
+    steps = {f"STEP{k}": s for k, s in enumerate((*strides, *(0,) * fill))}
+    return {"TUPLE": len(shape), "WIDE": dtype.nbytes == 8, **sizes, **steps}
 
 
 def _gathered(node: BoundNode, shape: Shape, base: Strided, first: Strided, dims: Shape, strides: tuple[int, ...]) -> Kernel:
@@ -46,7 +50,21 @@ def _gathered(node: BoundNode, shape: Shape, base: Strided, first: Strided, dims
     if out.size and not x.size:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} picks {out} from {x.type}, which has no elements")
     return kernel(
-        "gather.wgsl", [out], consts=tuple_consts(node, dims, strides), indices={"base": base, "first": first}, raw=True)
+        "gather.wgsl", [out], consts=tuple_consts(node, node.input(1).dtype, dims, strides), indices={"base": base, "first": first},
+        raw=True, reports=not in_range(node.input(1), dims))
+
+
+def in_range(indices: Operand, dims: Shape) -> bool:
+    """Whether these indices, one after another of each dimension, are known before the run and select something there.
+
+    0 and -1 do of every dimension that is not empty.
+    """
+    value = indices.value
+    if value is None or not value.size or value.dtype == object:
+        return False
+    columns = zip(value.reshape(-1, len(dims)).T, dims, strict=True) if len(dims) > 1 else [(value, dims[0])]
+    return all(bool(np.isin(column, (0, -1)).all()) or (not is_symbolic(size) and -size <= column.min() and column.max() < size)
+               for column, size in columns)
 
 
 @op("Gather", dtypes={"T": ANY, "Tind": INTS}, bindings="x indices -> y")

@@ -82,7 +82,7 @@ def top_k(node: BoundNode) -> Lowering:
     place = Strided(rows, (inner * k, 1, k))
     if node.wants(0):
         kernels.append(kernel(
-            "gather.wgsl", [values], consts=tuple_consts(node, (n,), (inner,)),
+            "gather.wgsl", [values], consts=tuple_consts(node, UINT32, (n,), (inner,)),
             indices={"base": Strided(rows, (n * inner, 0, 1)), "first": place}, raw=True, reads={"x": 0, "indices": last}, writes={"y": 0}))
     if node.wants(1):
         kernels.append(kernel("topk_indices.wgsl", [indices], indices={"place": place}, raw=True, reads={"order": last}, writes={"y": 1}))

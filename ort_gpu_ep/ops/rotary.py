@@ -91,4 +91,5 @@ def _turned(node: BoundNode, head: int, row: tuple[Strided, Strided]) -> Kernel:
     x, cos = node.input(0), node.input(1 if not node.node.domain else 2)
     half = cos.shape[-1]
     consts = {"HEAD": head, "HALF": half, "ROWS": cos.size // max(half, 1), "INTERLEAVED": bool(node.attr("interleaved"))}
-    return kernel("rotary_embedding.wgsl", [x.type], consts=consts, indices={"step": row[0], "place": row[1]})
+    positions = bool(node.node.domain) or node.has(3)
+    return kernel("rotary_embedding.wgsl", [x.type], consts=consts, indices={"step": row[0], "place": row[1]}, reports=positions)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, ceil_div, integers, normal, record
 from ort_gpu_ep.ops.axes import axis_of, replaced, strides_of
-from ort_gpu_ep.ops.indexing import check_rank, tuple_consts, tuple_length
+from ort_gpu_ep.ops.indexing import check_rank, in_range, tuple_consts, tuple_length
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.symbolic import is_symbolic
 from ort_gpu_ep.types import ANY, INTS, NUMBERS, UINT32, Shape, TensorType, names
@@ -92,8 +92,9 @@ def _scattered(node: BoundNode, scatter: _Scatter) -> Lowering:
     rows = x.size // max(scatter.row, 1)
     places = TensorType(UINT32, (scatter.updates,))
     find = kernel(
-        "scatter_places.wgsl", [places], consts=tuple_consts(node, scatter.dims, scatter.strides),
-        indices={"base": scatter.base, "first": scatter.first}, raw=True, reads={"indices": 1}, writes={"places": "places"})
+        "scatter_places.wgsl", [places], consts=tuple_consts(node, node.input(1).dtype, scatter.dims, scatter.strides),
+        indices={"base": scatter.base, "first": scatter.first}, raw=True, reads={"indices": 1}, writes={"places": "places"},
+        reports=not in_range(node.input(1), scatter.dims))
     if not scatter.updates or not x.size:
         return Lowering((x.type,), views=((0, 0),))
     if reduction == "none":

@@ -89,12 +89,14 @@ class Api:
         return call
 
     def status_of(self, error: BaseException) -> Any:
-        """An OrtStatus that says what was raised and where. Never raises."""
+        """An OrtStatus that says what was raised and where; an exception of onnxruntime's keeps its code and its words. Never raises."""
         try:
+            known = re.match(r"\[ONNXRuntimeError\] : (\d+) : ", str(error))
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             notes = " ".join(getattr(error, "__notes__", ()))
-            message = f"{type(error).__name__}: {error} {notes}\n{''.join(lines)}"
-            return self.CreateStatus(_FAIL, ffi.from_buffer(message.encode("utf-8", "replace")[:_MESSAGE_NBYTES] + b"\0"))
+            message = f"{error} {notes}" if known else f"{type(error).__name__}: {error} {notes}\n{''.join(lines)}"
+            text = ffi.from_buffer(message.encode("utf-8", "replace")[:_MESSAGE_NBYTES] + b"\0")
+            return self.CreateStatus(int(known[1]) if known else _FAIL, text)
         except BaseException:
             return self.CreateStatus(_FAIL, ffi.from_buffer(b"ort_gpu_ep: a Python callback failed\0"))
 

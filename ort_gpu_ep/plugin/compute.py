@@ -27,6 +27,7 @@ from ort_gpu_ep.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.device.trespass import Word
 
 _MAX_COUNTED = 1024
 """Sets of input types whose runs a partition counts for `verify`."""
@@ -190,6 +191,7 @@ class Run:
         self._gpu: Gpu | None = None
         self._types: tuple[TensorType, ...] = ()       # of the inputs
         self._inputs: list[tuple[Storage, int]] = []   # those read so far; they hold even where an output has taken their address
+        self._outputs: list[Storage] = []
         self._late: list[tuple[Storage, int, int]] = []   # outputs in host memory: (storage, address, nbytes)
 
     def on_gpu(self) -> None:
@@ -213,9 +215,13 @@ class Run:
         self._types = tuple(t.type for t in found)
         return found
 
-    def deliver(self) -> None:
+    def deliver(self, word: Word | None) -> None:
         assert self._gpu is not None
-        self._gpu.download_all([((storage.buffer, 0, nbytes), address) for storage, address, nbytes in self._late])   # type: ignore[misc]
+        words = tuple({*(word for storage, _ in self._inputs for word in storage.words), *((word,) if word is not None else ())})
+        for storage in self._outputs:
+            storage.words = words
+        if self._late:
+            self._gpu.download_all([((s.buffer, 0, nbytes), address) for s, address, nbytes in self._late], words)   # type: ignore[misc]
         for _, _, nbytes in self._late:
             self.count("device_to_host", nbytes)
 
@@ -317,6 +323,7 @@ class Run:
             self._late.append((storage, address, tensor.nbytes))
         else:
             storage, offset = memory.write(gpu, address, tensor.nbytes)
+        self._outputs.append(storage)
         return Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
 
 

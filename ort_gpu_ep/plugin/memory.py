@@ -24,6 +24,7 @@ from ort_gpu_ep.plugin.state import COPIES, SessionState
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Buffer, Gpu
+    from ort_gpu_ep.device.trespass import Word
 
 _ALIGNMENT = 256
 """Binding offsets are multiples of this (WebGPU's default minStorageBufferOffsetAlignment)."""
@@ -38,6 +39,7 @@ class Storage:
     """Bytes somewhere: in a GPU buffer, or on the host where the GPU could not take them. users: pieces and running calls.
 
     content: what is in the buffer, too, where little was uploaded: shapes may depend on it, and a readback would wait for the GPU.
+    words: of the runs that it comes from, which say whether an index was out of range; they are read when it is.
     """
 
     nbytes: int
@@ -46,6 +48,7 @@ class Storage:
     host: Array | None = None
     users: int = 1
     content: bytes | None = None
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -172,6 +175,7 @@ class Memory:
         if gpu is not None:
             try:
                 storage, _ = self.write(gpu, address, nbytes)
+                storage.words = ()
                 gpu.upload(storage.buffer, 0, host_address, nbytes)   # type: ignore[arg-type]
                 storage.content = _small(host_address, nbytes)
                 self.count("host_to_device", self.state_of(address), nbytes)
@@ -289,6 +293,7 @@ class Memory:
         if words and all(source.gpu is gpu for source, _, _, _ in parts):
             for source, at, to, n in parts:
                 gpu.copy(source.buffer, at, storage.buffer, to, n)   # type: ignore[arg-type]
+            storage.words = tuple({word for source, _, _, _ in parts for word in source.words})
             return
         data = np.zeros(nbytes, np.uint8)
         for source, at, to, n in parts:
@@ -329,21 +334,23 @@ class Memory:
         else:
             self.check_usable()
             assert storage.gpu is not None
-            storage.gpu.download(storage.buffer, offset, host_address, nbytes)   # type: ignore[arg-type]
+            storage.gpu.download_all([((storage.buffer, offset, nbytes), host_address)], storage.words)   # type: ignore[list-item]
 
     def _fetch_all(self, wanted: Iterable[tuple[Storage, int, int, int]]) -> None:
         """`fetch` of each, but those that need no more than a readback together."""
-        together: dict[Gpu, list[tuple[tuple[Buffer, int, int], int]]] = {}
+        together: dict[Gpu, tuple[list[tuple[tuple[Buffer, int, int], int]], set[Word]]] = {}
         for storage, offset, host_address, nbytes in wanted:
             if storage.host is not None or offset % 4:
                 self.fetch(storage, offset, host_address, nbytes)
             else:
                 assert storage.gpu is not None
                 assert storage.buffer is not None
-                together.setdefault(storage.gpu, []).append(((storage.buffer, offset, nbytes), host_address))
-        for gpu, pairs in together.items():
+                pairs, words = together.setdefault(storage.gpu, ([], set()))
+                pairs.append(((storage.buffer, offset, nbytes), host_address))
+                words.update(storage.words)
+        for gpu, (pairs, words) in together.items():
             self.check_usable()
-            gpu.download_all(pairs)
+            gpu.download_all(pairs, tuple(words))
 
     def check_usable(self) -> None:
         """Raises DeviceError in a forked child, OutOfDeviceMemoryError without address space."""

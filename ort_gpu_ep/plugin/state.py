@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ort_gpu_ep.backend import Backend, Executable
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.errors import DeviceError
+from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError
 from ort_gpu_ep.graph import Graph
 
 if TYPE_CHECKING:
@@ -223,9 +223,14 @@ class SessionState:
 
 
 def excuse(state: SessionState | None, error: Exception) -> None:
-    """Returns where the CPU may answer a run that failed, and records it; else raises what the user should see."""
+    """Returns where the CPU may answer a run that failed, and records it; else raises what the user should see.
+
+    That is onnxruntime's own exception, where a run on the CPU in place of the GPU ended in one.
+    """
     cause = state.cause_of(error) if state is not None else None
-    if state is None or not isinstance(cause, DeviceError):
+    if cause is not None and type(cause).__module__.startswith("onnxruntime."):
+        raise cause from None
+    if state is None or not isinstance(cause, (DeviceError, IndexOutOfRangeError)):
         raise error
     if state.strict:
         raise cause from error

@@ -14,6 +14,9 @@ from typing import Any
 from ort_gpu_ep.registry import Kernel
 from ort_gpu_ep.types import TensorType
 
+STRAY_WORD = "\0stray"
+"""Name of the KEPT place that holds the word of kernels that report; no value of a model has it, which come as C strings."""
+
 
 class Kind(StrEnum):
     """Where a value lives during a run."""
@@ -38,7 +41,7 @@ class Place:
     name: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.name or self.index}"
+        return f"{self.kind}:{self.name.strip(chr(0)) or self.index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,12 @@ class Plan:
     def dispatches(self) -> int:
         """Of every run: the prologue is not among them."""
         return sum(isinstance(s, Dispatch) for s in self.steps)
+
+    @property
+    def reporting(self) -> tuple[str, ...]:
+        """Labels of the nodes whose kernels note an index out of range."""
+        found = [s.label.rpartition("/")[0] for s in self.steps if isinstance(s, Dispatch) and s.kernel.reports]
+        return tuple(dict.fromkeys(found))
 
     @property
     def slot_nbytes(self) -> int:

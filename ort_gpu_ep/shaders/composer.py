@@ -9,6 +9,7 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>
     x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
     HAS_X          for an optional input: whether it is there
+    out_of_range() notes that data brought an index out of range, if the kernel reports that
     subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: invocations of a subgroup, and which one this is; subgroups,
                    subgroup_id      how many a workgroup has, and in which one this is
 
@@ -32,7 +33,7 @@ from importlib.resources import files
 
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.registry import Const, Kernel, parts
+from ort_gpu_ep.registry import STRAY, Const, Kernel, parts
 from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, vector_writer, word_readers, writer
 from ort_gpu_ep.shaders.element_types import per_word, storage, value_type
 from ort_gpu_ep.shaders.indices import merged, strided
@@ -83,7 +84,7 @@ def _signature(
                   for name, (tensor, written) in bindings.items())
     return (
         kernel.shader, kernel.raw, kernel.lanes, kernel.optionals, kernel.epilogue, kernel.plain and kernel.plain.dtype.name,
-        kernel.vectors, kernel.atomics, kernel.grid is not None, kernel.features,
+        kernel.vectors, kernel.atomics, kernel.reports, kernel.grid is not None, kernel.features,
         kernel.into and (kernel.into.size, kernel.into.row, kernel.into.start),
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
         is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
@@ -105,7 +106,7 @@ def _composed(
     if not kernel.raw and any(t.dtype.storage == "f16" for t, _ in bindings.values()):
         out.insert(0, "enable f16;")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
-    vectors = vector_bindings(kernel, bindings)
+    vectors, atomics = vector_bindings(kernel, bindings), (*kernel.atomics, STRAY)
     raw = {name: kernel.raw and not is_inner(kernel, name) for name in bindings}
     inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw)]
     text = "\n".join([body(kernel.shader), *inner])
@@ -113,7 +114,7 @@ def _composed(
         tensor, written = bindings[name]
         access, element = "read_write" if written else "read", storage(tensor.dtype, raw[name])
         element = (f"vec4<{'u32' if element == 'u32' else 'f32'}>") if name in vectors else element
-        element = "atomic<u32>" if name in kernel.atomics else element
+        element = "atomic<u32>" if name in atomics else element
         out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{element}>;")
     out += _parameter_struct(given, len(variables))
     out += [_const(name, value) for name, value in kernel.consts if name not in symbols]
@@ -121,7 +122,7 @@ def _composed(
     first = first_written(bindings)
     out += [strided(name, index) for name, index in kernel.indices]
     for name, (tensor, _) in bindings.items():
-        if name in kernel.atomics:
+        if name in atomics:
             continue
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         out.append(f"alias {name}_t = {value_type(plain, raw[name])};")
@@ -134,13 +135,15 @@ def _composed(
             words = "vec2<u32>(low, high)" if tensor.dtype.nbytes == 8 else "low"
             out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
     out += inner
+    if "out_of_range(" in text:
+        out.append(f"fn out_of_range() {{ {f'atomicStore(&{STRAY}[0], 1u); ' if kernel.reports else ''}}}")
     if kernel.epilogue:
         out.append(steps(kernel, bindings, first))
     is_map = is_elementwise(kernel.shader)
     for name, (tensor, written) in bindings.items():
         if written and name in vectors:
             out.append(vector_writer(name, kernel, first, bindings, pieces[name]))
-        elif written and name not in kernel.atomics and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
+        elif written and name not in atomics and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
             out.append(writer(name, tensor.dtype, kernel, first, pieces[name]))
     text = expand(body(kernel.shader), _numbers(kernel))
     out.append(_with_parameters(text, symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))

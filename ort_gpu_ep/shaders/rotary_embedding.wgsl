@@ -2,11 +2,12 @@
 // per element.
 // Expects: x, cosines and sines (ROWS x HALF), positions?, HEAD (elements of a head), INTERLEAVED (a pair is two neighbours, else HALF
 // apart), and for an element of x `step` and `place`: its row of cosines and sines is step + positions[place] (0 where left out), which
-// counts from the end where negative, and is clamped. Source: ONNX RotaryEmbedding.
+// counts from the end where negative, and is clamped; onnxruntime refuses both, so that they are noted. Source: ONNX RotaryEmbedding.
 fn element(i: u32) -> y_t {
     let d = i % HEAD;
     if (d >= 2u * HALF) { return x_at(i); }
     var row = i32(step(i)) + i32(positions_at(place(i)));
+    if (row < 0 || row >= i32(ROWS)) { out_of_range(); }
     row = clamp(select(row, row + i32(ROWS), row < 0), 0, i32(ROWS) - 1);
     let second = select(d >= HALF, (d & 1u) == 1u, INTERLEAVED);
     let apart = select(HALF, 1u, INTERLEAVED);

@@ -639,11 +639,11 @@ STEPS: dict[Step, int] = {unary: 4, positive: 2, rounding: 1, binary: 6, compare
                           product: 2, transposed: 1, recurrent: 2, einsum: 1, scatter: 1, quantized: 2, island: 2}
 
 
-def random_model(seed: int, dynamic: bool = False) -> tuple[bytes, dict[str, Array], dict[str, Value]]:
-    """A model, inputs for it, and its outputs. dynamic: some sizes of the inputs are names."""
+def random_model(seed: int, dynamic: bool = False, nodes: int | None = None) -> tuple[bytes, dict[str, Array], dict[str, Value]]:
+    """A model, inputs for it, and its outputs. dynamic: some sizes of the inputs are names. nodes: some more come of the last step."""
     m = Maker(seed, dynamic)
     steps, weights = list(STEPS), np.array(list(STEPS.values()), float)
-    wanted = m.int(2, 14)
+    wanted = m.int(2, 14) if nodes is None else nodes
     while len(m.nodes) < wanted:
         steps[int(m.rng.choice(len(steps), p=weights / weights.sum()))](m)
     read = {name for n in m.nodes for name in n.input}

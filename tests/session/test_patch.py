@@ -86,6 +86,16 @@ def test_set_providers(mlp: bytes) -> None:
         assert session.get_providers() == BOTH
 
 
+def test_a_provider_that_nobody_has(mlp: bytes) -> None:
+    """As in onnxruntime the constructor goes on without it, set_providers does not; the session stays what it was."""
+    with ort.patch(GPU):
+        with pytest.warns(UserWarning, match="NoProvider"):
+            session = HeldBefore(mlp, providers=["NoProvider", CPU])
+        with pytest.raises(RuntimeError, match="Unknown Provider Type: NoProvider"):
+            session.set_providers(["NoProvider"])
+        assert session.get_providers() == BOTH
+
+
 def test_no_cpu_fallback(mlp: bytes) -> None:
     settings = onnxruntime.SessionOptions()
     settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

@@ -1,0 +1,131 @@
+"""Indices out of range that a run brings: ONNX Runtime's own error, whichever way the run went, and the next run is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+import ort_gpu_ep
+from ort_gpu_ep.errors import IndexOutOfRangeError
+from ort_gpu_ep.plugin.direct import RUNS_BEFORE
+from tests.plugin.cases import info, make_model, node
+
+INT64 = 7
+Feeds = dict[str, np.ndarray]
+X = np.arange(15, dtype="f").reshape(5, 3)
+UPDATES = {"ScatterND": np.ones((2, 3), "f"), "ScatterElements": np.ones((2, 3), "f")}
+GOOD: dict[str, Any] = {
+    "Gather": [0, 4, -5], "GatherElements": [[0, 4, -5], [1, 2, 3]], "GatherND": [[0, 2], [-5, -3]],
+    "ScatterND": [[4], [-5]], "ScatterElements": [[0, 4, -5], [1, 2, 3]]}
+BAD = {name: np.where(np.array(good) == np.max(good), 5, good) for name, good in GOOD.items()}
+
+
+def quiet() -> Any:
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    return settings
+
+
+def model(op: str, *behind: Any, **constants: Any) -> bytes:
+    """The op along axis 0, with nodes behind it; its indices are an input unless they are given."""
+    attributes = {} if op.endswith("ND") else {"axis": 0}
+    inputs = [info("x", [5, 3]), *([] if "i" in constants else [info("i", ["N", *np.array(GOOD[op]).shape[1:]], INT64)])]
+    inputs += [info("u", ["M", 3])] if op in UPDATES else []
+    nodes = [node(op, "x i u" if op in UPDATES else "x i", "g", **attributes), *(behind or (node("Neg", "g", "y"),))]
+    return make_model(nodes, inputs, ["y"], {**constants})
+
+
+def feeds(op: str, indices: Any) -> Feeds:
+    return {"x": X, "i": np.array(indices, np.int64), **({"u": UPDATES[op]} if op in UPDATES else {})}
+
+
+def on_the_cpu(made: bytes) -> Any:
+    return onnxruntime.InferenceSession(made, quiet(), providers=["CPUExecutionProvider"])
+
+
+def opened(made: bytes, **options: str) -> Any:
+    return ort_gpu_ep.InferenceSession(made, quiet(), provider_options={"placement": "gpu", **options})
+
+
+def raised(session: Any, given: Feeds) -> Exception:
+    try:
+        answer = session.run(None, given)
+    except Exception as error:
+        return error
+    raise AssertionError(f"{answer} in place of an exception")
+
+
+@pytest.mark.parametrize("op", GOOD)
+@pytest.mark.parametrize("options", [{}, {"isolation": "process"}, {"checked_shaders": "0"}], ids=str)
+def test_a_run_raises_what_onnxruntime_raises(op: str, options: dict[str, str]) -> None:
+    """Through ONNX Runtime, and past it; below the range, above it, and where the low 32 bits are in it."""
+    made = model(op)
+    session, cpu = opened(made, **options), on_the_cpu(made)
+    assert session.explain().count("cpu") == 0
+    for _ in range(2):
+        for bad in (BAD[op], np.where(BAD[op] == 5, -6, BAD[op]), np.where(BAD[op] == 5, 1 << 32, BAD[op])):
+            want, got = raised(cpu, feeds(op, bad)), raised(session, feeds(op, bad))
+            assert type(got) is type(want)
+            assert str(got).partition("Status Message: ")[2] == str(want).partition("Status Message: ")[2]
+        for _ in range(RUNS_BEFORE + 1):
+            np.testing.assert_array_equal(session.run(None, feeds(op, GOOD[op]))[0], cpu.run(None, feeds(op, GOOD[op]))[0])
+    assert session.stats()["fallbacks"] == 6
+
+
+def test_with_strict_it_is_an_exception_that_names_the_node() -> None:
+    session = opened(model("Gather"), strict="1")
+    for _ in range(RUNS_BEFORE + 2):
+        with pytest.raises(IndexOutOfRangeError, match=r"out of range in Gather->g\. Expected"):
+            session.run(None, feeds("Gather", [5]))
+        np.testing.assert_array_equal(session.run(None, feeds("Gather", [4]))[0], -X[4:])
+    assert session._state.gpu.circuit.is_closed
+
+
+def test_what_stays_on_the_device_says_so_when_it_is_read() -> None:
+    """By a copy to the host behind a node of the CPU's, and of a value that is bound on the device."""
+    made = model("Gather", node("Neg", "g", "n"), node("QuickGelu", "n", "q", domain="com.microsoft"), node("Neg", "q", "y"))
+    session = opened(made)
+    assert {n.device for r in session.explain().reports for n in r.nodes} == {"gpu", "cpu"}
+    assert isinstance(raised(session, feeds("Gather", [5])), InvalidArgument)
+    np.testing.assert_allclose(session.run(None, feeds("Gather", [1]))[0], on_the_cpu(made).run(None, feeds("Gather", [1]))[0], rtol=1e-5)
+
+    session = opened(model("Gather"))
+    binding = session.io_binding()
+    for name, array in feeds("Gather", [5]).items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("y", "gpu", 0)
+    session.run_with_iobinding(binding)
+    with pytest.raises(Exception, match="out of range in Gather->g"):
+        binding.copy_outputs_to_cpu()
+
+
+def test_a_position_behind_the_caches() -> None:
+    made = make_model([node("RotaryEmbedding", "x c s i", "y")], [info("x", [1, 2, 3, 4]), info("i", [1, 3], INT64)], ["y"],
+                      {"c": np.ones((5, 2), "f"), "s": np.zeros((5, 2), "f")}, opset=23)
+    session, cpu, x = opened(made), on_the_cpu(made), np.ones((1, 2, 3, 4), "f")
+    for bad in (5, -1, 2**31 - 1):
+        given = {"x": x, "i": np.array([[0, 1, bad]])}
+        assert str(raised(session, given)).partition("Status")[2] == str(raised(cpu, given)).partition("Status")[2]
+    np.testing.assert_array_equal(session.run(None, {"x": x, "i": np.array([[0, 1, 4]])})[0], x)
+    assert session.stats()["fallbacks"] == 3
+
+
+def test_nothing_is_looked_at_where_the_indices_are_known() -> None:
+    def reporting(**constants: Any) -> tuple[str, ...]:
+        session = opened(model("Gather", **constants))
+        session.run(None, {n: a for n, a in feeds("Gather", [1]).items() if n not in constants})
+        plan, = session._state.partitions[0].program.plans
+        return tuple(plan.reporting)
+
+    assert reporting() == ("Gather->g",)
+    assert reporting(i=np.array([-5, 4])) == ()
+    assert reporting(i=np.array([-1, 0])) == ()
+
+
+def test_known_indices_out_of_range_raise_too() -> None:
+    made = model("Gather", i=np.array([1, 5]))
+    assert str(raised(opened(made), {"x": X})).partition("Status")[2] == str(raised(on_the_cpu(made), {"x": X})).partition("Status")[2]
