@@ -1,6 +1,6 @@
 """What an adapter takes: for a run at all, a dispatch, a transfer, and the work of each family of kernels. Plain data.
 
-`calibration/` measures it; the partitioner reads it.
+`calibration/` measures it; the partitioner reads it, and an adapter that is opened gets its figures of it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ import bisect
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ort_gpu_ep import store
+from ort_gpu_ep.figures import Figures, figures_of
 from ort_gpu_ep.kernels import BY_FLOPS, FAMILIES, Work, work_of
 from ort_gpu_ep.registry import BoundNode, Lowering, tensors_of
+
+FORMAT = 3
 
 SIBLING: Mapping[str, str] = {
     "matvec": "product", "direct": "product", "recurrent": "matvec", "recurrent_held": "recurrent",
@@ -121,6 +126,11 @@ class Profile:
             family = SIBLING[family]
         return self.families.get(family) or _GUESSED_FAMILIES[family]
 
+    @property
+    def figures(self) -> Figures | None:
+        """What kernels are chosen by; None without roofs."""
+        return figures_of(self.flops_per_s, self.nbytes_per_s, self.dispatch_s) if self.flops_per_s and self.nbytes_per_s else None
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; `from_dict` reads it."""
         return {
@@ -136,6 +146,20 @@ class Profile:
             str(data["adapter"]), float(data["run_s"]), float(data["dispatch_s"]), _curve(data["upload"]), _curve(data["download"]),
             {str(name): _curve(points) for name, points in data["families"].items()},
             float(data["flops_per_s"]), float(data["nbytes_per_s"]))
+
+
+def path_of(cache_path: str, key: str) -> Path:
+    """Where the profile of an adapter is kept. key: of the adapter and its driver, health.verdicts.key_of."""
+    return Path(cache_path) / "profiles" / f"{key}.json"
+
+
+def read(cache_path: str, key: str) -> Profile | None:
+    """The profile of an adapter as it was last measured; None where it was not."""
+    return store.read(path_of(cache_path, key), FORMAT, lambda data: Profile.from_dict(data["profile"]))
+
+
+def write(cache_path: str, key: str, profile: Profile) -> None:
+    store.write(path_of(cache_path, key), FORMAT, {"profile": profile.as_dict()})
 
 
 def _curve(points: Any) -> Curve:

@@ -1,9 +1,11 @@
-"""What a plan is made for: an adapter's limits, and figures by which kernels are chosen. Plain data."""
+"""What a plan is made for: an adapter's limits, and how a kernel's form is chosen. Plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from ort_gpu_ep.figures import DEFAULT_FIGURES, Figures
 
 OFFSET_ALIGNMENT = 256
 """Where in a buffer a binding may begin: a multiple of what WebGPU lets every adapter ask for."""
@@ -60,7 +62,7 @@ class Limits:
     max_loop_iterations: of all loops of an invocation together (kernels.py); the default is the least that any known driver does.
     disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, INLINED, PACKED,
         WORKGROUP.
-    tuned: which forms of kernels are the fastest on it, as far as that was measured.
+    tuned: which forms of kernels are the fastest on it, as far as that was measured. figures: what the choice goes by where it was not.
     """
 
     features: frozenset[str] = frozenset()
@@ -74,40 +76,11 @@ class Limits:
     max_loop_iterations: int = 65535
     disabled: tuple[tuple[str, str], ...] = ()
     tuned: Tuned = UNTUNED
+    figures: Figures = DEFAULT_FIGURES
 
     def allow(self, shader: str, *features: str) -> bool:
         """Whether a form of a kernel may be weighed: the adapter has these features, and nothing has put them or its shader out of use."""
         return set(features) <= self.features and not any(what in (shader, *features) for what, _ in self.disabled)
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What the choice between forms of one kernel goes by; of a large GPU (measured on an H200) where nothing else is known.
-
-    units: compute units that a choice aims to fill; a smaller GPU loses little by smaller tiles. step_ns: latency of one step of a tile
-    while few workgroups run (750 ns without the prefetch). fma_ns: a multiply-add of a tile on one unit of 128 lanes at 1.7 GHz, with a
-    third more for the reads of workgroup memory. load_ns: one element from memory into workgroup memory, about ten instructions over 128
-    lanes, and the L1. dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums, written or read back. launch_ns: a dispatch
-    of product.wgsl without its steps. arrival_ns, arrival_element_ns: what it adds that the last workgroup of several adds up their sums,
-    and each of these. tile_step_ns, window_step_ns: the least that a step takes, and one of a convolution with
-    a window. fma_per_ns: of one unit, 128 lanes at 1.98 GHz.
-    registers, lane_registers: of 32 bits, of a unit, of an invocation at most.
-    """
-
-    units: int = 132
-    step_ns: float = 500.0
-    fma_ns: float = 1.3 / 128 / 1.7
-    load_ns: float = 0.12 / 1.7
-    registers: int = 65536
-    lane_registers: int = 255
-    dispatch_ns: float = 2400.0
-    byte_ns: float = 1 / 2000
-    launch_ns: float = 2600.0
-    arrival_ns: float = 1800.0
-    arrival_element_ns: float = 118 / 4096
-    tile_step_ns: float = 310.0
-    window_step_ns: float = 570.0
-    fma_per_ns: float = 128 * 1.98
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +101,10 @@ class Target:
     """What a builder may know of the adapter that its node is to run on."""
 
     limits: Limits = Limits()
-    figures: Figures = Figures()
+
+    @property
+    def figures(self) -> Figures:
+        return self.limits.figures
 
     def choose(self, key: str, forms: Mapping[str, float]) -> Choice:
         """The form to take: the one that was measured to be the fastest on this adapter, else that of the smallest estimate.

@@ -18,7 +18,7 @@ FORMAT = 1
 MAX_CHOICES, MAX_MODELS = 2048, 256
 """What a file holds at most; the oldest goes first. A network has some 10 to 60 choices."""
 
-_KERNELS = ("shaders", "ops", "kernels.py", "target.py")
+_KERNELS = ("shaders", "ops", "kernels.py", "figures.py", "target.py")
 """Files and folders of this package that forms, and what they take, follow from."""
 
 

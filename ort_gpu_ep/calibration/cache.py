@@ -6,9 +6,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
-from ort_gpu_ep import store
 from ort_gpu_ep.calibration.measure import WAKE_S, Progress, measure
 from ort_gpu_ep.calibration.roofs import measure_roofs
 from ort_gpu_ep.config import Config
@@ -16,11 +14,9 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.interrupts import uninterrupted
-from ort_gpu_ep.profile import GUESSED, Profile
+from ort_gpu_ep.profile import GUESSED, Profile, read, write
 
 log = logging.getLogger("ort_gpu_ep")
-
-FORMAT = 3
 
 _known: dict[str, Profile] = {}
 _lock = threading.Lock()
@@ -38,9 +34,8 @@ def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress
         if known is None and (gpu.lost or config.faults):
             return GUESSED
         if known is None:
-            path = _path(config, key)
-            known = None if fresh else store.read(path, FORMAT, lambda data: Profile.from_dict(data["profile"]))
-            _known[key] = known = known or _measured(gpu, path, progress)
+            known = None if fresh else read(config.cache_path, key)
+            _known[key] = known = known or _measured(gpu, config.cache_path, key, progress)
         return known
 
 
@@ -58,15 +53,11 @@ def with_roofs(gpu: Gpu, config: Config) -> Profile:
         flops_per_s, nbytes_per_s = uninterrupted(measure_roofs, gpu, timer, wake_s)
         key = key_of(gpu.info)
         found = _known[key] = replace(profile, flops_per_s=flops_per_s, nbytes_per_s=nbytes_per_s)
-        store.write(_path(config, key), FORMAT, {"profile": found.as_dict()})
+        write(config.cache_path, key, found)
     return found
 
 
-def _path(config: Config, key: str) -> Path:
-    return Path(config.cache_path) / "profiles" / f"{key}.json"
-
-
-def _measured(gpu: Gpu, path: Path, progress: Progress | None) -> Profile:
+def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None) -> Profile:
     start = time.perf_counter()
     try:
         profile = uninterrupted(measure, gpu, progress=progress)   # 3 s: what is in flight uses its memory
@@ -74,5 +65,5 @@ def _measured(gpu: Gpu, path: Path, progress: Progress | None) -> Profile:
         log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
         return GUESSED
     log.info("calibration of %s took %.1f s", gpu.info.name, time.perf_counter() - start)
-    store.write(path, FORMAT, {"profile": profile.as_dict()})
+    write(cache_path, key, profile)
     return profile

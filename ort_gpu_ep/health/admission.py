@@ -7,10 +7,11 @@ import threading
 import time
 from dataclasses import replace
 
-from ort_gpu_ep import tuned
+from ort_gpu_ep import profile, tuned
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.device.adapter import choose
+from ort_gpu_ep.figures import DEFAULT_FIGURES, Figures
 from ort_gpu_ep.health import markers, verdicts
 from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.examination import examine
@@ -59,8 +60,15 @@ def open_gpu(config: Config) -> Gpu:
             for workaround in new:
                 log.warning("%s: workaround %s", info.name, workaround)
         if gpu.limits.tuned is UNTUNED:     # once for a device
-            gpu.limits = replace(gpu.limits, tuned=tuned.read(config.cache_path, tuning_key(info)).tuned)
+            gpu.limits = replace(
+                gpu.limits, tuned=tuned.read(config.cache_path, tuning_key(info)).tuned, figures=_figures(info, config.cache_path))
     return gpu
+
+
+def _figures(info: AdapterInfo, cache_path: str) -> Figures:
+    """By the adapter's profile, where that has its roofs (`ort-gpu-ep calibrate`). A driver that computes on the CPU is not like a GPU."""
+    known = None if info.is_software else profile.read(cache_path, verdicts.key_of(info))
+    return (known.figures if known is not None else None) or DEFAULT_FIGURES
 
 
 def tuning_key(info: AdapterInfo) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ort_gpu_ep import errors
 from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import Code, DeviceError, GpuEpError, UnsupportedNodeError
+from ort_gpu_ep.figures import Figures
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.template import Specialization
@@ -80,7 +81,7 @@ def limits_answer(limits: Limits) -> dict[str, object]:
     """Limits as JSON has them."""
     found = {f.name: getattr(limits, f.name) for f in fields(limits)}
     return {**found, "features": sorted(limits.features), "disabled": [list(pair) for pair in limits.disabled],
-            "tuned": dict(limits.tuned.items())}
+            "tuned": dict(limits.tuned.items()), "figures": asdict(limits.figures)}
 
 
 def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
@@ -89,6 +90,7 @@ def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
         given = dict(answer["limits"])
         given["features"] = frozenset(map(str, given["features"]))
         given["tuned"] = Tuned({str(key): str(form) for key, form in given["tuned"].items()})
+        given["figures"] = Figures(**given["figures"])
         given["disabled"] = tuple((str(what), str(why)) for what, why in given["disabled"])
         return AdapterInfo(**answer["info"]), Limits(**given)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

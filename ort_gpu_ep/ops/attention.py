@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.figures import Figures
 from ort_gpu_ep.kernels import KernelCall, ceil_div, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Operand, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.symbolic import hint
@@ -119,21 +120,31 @@ def _sliced(queries: int, per_lane: int, parts: int, keys: int, most: int) -> It
 
 
 def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
-    """In clocks at 1.98 GHz, fitted to 80 forms on an H200: what the warps of a unit do adds up, but a block of keys takes as long as its
-    loads from the cache and what follows from them, more of it where units have several workgroups.
+    """By the target's figures: what the subgroups of a unit do adds up, but a block of keys takes as long as its loads from the cache and
+    what follows from them, more of it where units have several workgroups.
     """
-    units = target.figures.units
+    by, units = target.figures, target.figures.units
     groups = hint(problem.batch) * hint(problem.heads) * -(-hint(problem.queries) // (form.queries * form.per_lane))
     blocks = -(-hint(problem.keys) // (form.slices * KEYS))
     vectors = (problem.dq + problem.dv) / form.parts
     addresses = max(1, 32 // (form.queries * form.parts))     # keys that a warp reads at once, each in a line of its own
-    apart = addresses ** 0.8 * (4 if form.parts == 4 and addresses > 1 else 1)
-    held = 4 * form.per_lane * vectors
-    clocks = KEYS * (2 * vectors * apart + form.per_lane * (2.2 * vectors + 6)) * (2.0 if held > 190 else 1.2 if held >= 128 else 1.0)
-    waits = (1000 + 300 * form.per_lane + (500 if form.parts == 4 else 0)) * (1.4 if groups > units else 1.0)
+    apart = addresses ** by.attention_apart_power * (by.attention_parts_factor if form.parts == 4 and addresses > 1 else 1)
+    arithmetic = by.attention_vector_clocks * vectors + by.attention_query_clocks
+    clocks = KEYS * (by.attention_load_clocks * vectors * apart + form.per_lane * arithmetic) * _registers_factor(by, form, vectors)
+    waits = by.attention_wait_clocks + by.attention_query_wait_clocks * form.per_lane
+    waits = waits + (by.attention_parts_wait_clocks if form.parts == 4 else 0)
+    waits *= by.attention_crowded_factor if groups > units else 1.0
     work = max(-(-groups // units) * max(1.0, form.lanes / 32) * clocks, waits)
-    joining = 0.0 if form.slices == 1 else form.per_lane * (1000 + 20 * form.slices)
-    return float(target.figures.dispatch_ns + 300 + (blocks * work + joining) / 1.98)
+    joining = form.per_lane * (by.attention_join_clocks + by.attention_join_slice_clocks * form.slices) if form.slices > 1 else 0.0
+    return float(by.dispatch_ns + by.attention_launch_ns + (blocks * work + joining) / by.clocks_per_ns)
+
+
+def _registers_factor(by: Figures, form: Form, vectors: float) -> float:
+    """What the registers that a lane's queries and sums take cost: fewer subgroups at once, then reads of memory."""
+    held = 4 * form.per_lane * vectors
+    if held > by.attention_spill_registers:
+        return by.attention_spill_factor
+    return by.attention_high_factor if held >= by.attention_high_registers else 1.0
 
 
 def choose(problem: Problem, target: Target) -> tuple[Form, Choice]:

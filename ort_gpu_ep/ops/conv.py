@@ -24,13 +24,6 @@ COLUMNS_MAX_NBYTES = 64 << 20
 DIRECT_LANES = 64
 DIRECT_OUTPUTS = 4
 """conv_direct.wgsl: invocations of a workgroup, and the most outputs of one invocation (they share each weight)."""
-PLAIN_OVER_ESTIMATE = 1.3
-"""What a product over planes takes beside its launch, over its estimate: 16 layers of ResNet-50 on an H200 took 228 us, with launches of
-3 us each, and were estimated at 139."""
-
-DEPTHWISE_GAIN_NS = 300.0
-"""Of a depthwise convolution whose channels lie together: 3.2 to 4.3 us instead of 3.0 to 4.9 on an H200."""
-
 
 def _transposed_flops(k: KernelCall) -> int:
     """Each position of x meets each tap of a filter once, for each channel unless these are summed already."""
@@ -104,11 +97,11 @@ def channels_last_gain_ns(node: BoundNode) -> float:
     if not conv_last.takes(node):
         return -math.inf
     if _few_filters(node):
-        return DEPTHWISE_GAIN_NS
+        return node.target.figures.depthwise_gain_ns
     node = at_hand(node)
     window = conv_window(node, node.input(0).shape[2:], node.input(1).shape[2:])
     product = _product(node, window, None)
-    plain_ns = node.target.figures.launch_ns + PLAIN_OVER_ESTIMATE * estimate_ns(product, *choose(product))
+    plain_ns = node.target.figures.launch_ns + node.target.figures.planes_factor * estimate_ns(product, *choose(product))
     return plain_ns - conv_last.estimate_ns(node, window)
 
 

@@ -110,10 +110,11 @@ def _any(given: VectorProduct, out: TensorType) -> Kernel:
 
 
 def _any_ns(given: VectorProduct) -> float:
-    """1.3 TB/s on an H200; where it is split, another dispatch adds up."""
+    """Memory as fast as single elements are read; where it is split, another dispatch adds up."""
+    by = given.target.figures
     side = 1 if given.wide.k == 1 else COLUMN_LANES
     split = given.split(-(-given.count // (4 * side)), LANES // side)
-    return float(3000 + given.nbytes / 1300 + (given.target.figures.dispatch_ns if split > 1 else 0))
+    return float(by.matvec_launch_ns + given.nbytes / by.matvec_bytes_per_ns + (by.dispatch_ns if split > 1 else 0))
 
 
 def _rows(given: VectorProduct, out: TensorType, rows: int) -> Kernel:
@@ -130,11 +131,11 @@ def _rows(given: VectorProduct, out: TensorType, rows: int) -> Kernel:
 
 
 def _rows_ns(given: VectorProduct, rows: int) -> float:
-    """Memory at 4 TB/s, or what a subgroup waits for: 128 vectors at a time, as many subgroups at once as a unit holds (48)."""
-    units = given.target.figures.units
-    waits = 700 * -(-hint(given.k) // 512) * -(-hint(given.batch * given.count) // (48 * units))
-    uneven = 150 * rows if hint(given.batch * given.count) < 8 * rows * units else 100
-    return float(3000 + max(given.nbytes / 4000, waits) + uneven)
+    """Memory, or what a subgroup waits for: 128 vectors at a time, as many subgroups at once as a unit holds."""
+    by = given.target.figures
+    waits = by.rows_wait_ns * -(-hint(given.k) // 512) * -(-hint(given.batch * given.count) // (by.unit_subgroups * by.units))
+    uneven = by.rows_uneven_ns * rows if hint(given.batch * given.count) < 8 * rows * by.units else by.rows_even_ns
+    return float(by.rows_launch_ns + max(given.nbytes / by.rows_bytes_per_ns, waits) + uneven)
 
 
 def _columns(given: VectorProduct, out: TensorType, side: int) -> Kernel:
@@ -156,7 +157,9 @@ def _columns_grid(given: VectorProduct, side: int) -> tuple[int, int]:
 
 
 def _columns_ns(given: VectorProduct, side: int) -> float:
-    """Memory at 3.5 TB/s as far as the workgroups fill it; the narrow form needs fewer parts."""
+    """Memory, as far as the workgroups fill it; the narrow form needs fewer parts."""
+    by = given.target.figures
     blocks, split = _columns_grid(given, side)
-    filled = min(1.0, hint(given.batch * blocks) * split / (2 * given.target.figures.units))
-    return float(2900 + side + given.nbytes / (3500 * filled) + (given.target.figures.dispatch_ns if split > 1 else 0))
+    filled = min(1.0, hint(given.batch * blocks) * split / (2 * by.units))
+    read_ns = given.nbytes / (by.columns_bytes_per_ns * filled)
+    return float(by.columns_launch_ns + side + read_ns + (by.dispatch_ns if split > 1 else 0))

@@ -62,9 +62,11 @@ def _by_fours(node: BoundNode, *, rms: bool, epsilon: float) -> Kernel | None:
     count, subgroups = prod(shape[:-1]), limits.allow("normalize_rows.wgsl", "subgroup")
     held = -(-n // 128)
     per_row = team_of(hint(count), n, False)
+    by = node.target.figures
+    rounds, waves = -(-hint(count) // (by.unit_subgroups * by.units)), -(-hint(count) * per_row // (by.unit_lanes * by.units))
     choice = node.target.choose(f"normalize {n}, about {1 << hint(count).bit_length()} rows", {
-        "fours": 2900.0 + 60 * held * -(-hint(count) // (48 * node.target.figures.units)),
-        "any": 4000.0 + 12 * n / per_row * -(-hint(count) * per_row // (2048 * node.target.figures.units))})
+        "fours": by.normalize_fours_ns + by.normalize_fours_round_ns * held * rounds,
+        "any": by.normalize_any_ns + by.normalize_any_element_ns * n / per_row * waves})
     if choice.form == "any":
         return None
     names = {"x": 0, "scale": 1} | ({"bias": 2} if node.has(2) else {})

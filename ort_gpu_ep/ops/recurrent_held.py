@@ -107,17 +107,18 @@ def _shares(sizes: Sizes, layers: int, form: str) -> Shares:
 
 
 def _estimate_ns(target: Target, sizes: Sizes, layers: int, form: str) -> float:
-    """A step: the exchange, the activations and the barrier, then the vectors that its warps read (3 ns each on an H200)."""
-    shares = _shares(sizes, layers, form)
-    step_ns = 170 + 3 * shares.vectors * shares.lanes / 32
-    product_ns = target.figures.dispatch_ns + 2000 if form == PRODUCT else 0
+    """A step: the exchange, the activations and the barrier, then the vectors that its subgroups read."""
+    by, shares = target.figures, _shares(sizes, layers, form)
+    step_ns = by.held_step_ns + by.held_vector_ns * shares.vectors * shares.lanes / 32
+    product_ns = by.dispatch_ns + by.input_ns if form == PRODUCT else 0
     return float(_rounds(target, sizes) * (hint(sizes.steps) + layers - 1) * step_ns + product_ns)
 
 
 def _general_ns(target: Target, sizes: Sizes) -> float:
-    """Two barriers a step, and the recurrent weights from the cache (100 bytes/ns); the input's product before."""
-    step_ns = 700 + 4 * sizes.gates * sizes.hidden * sizes.hidden / 100
-    return float(_rounds(target, sizes) * hint(sizes.steps) * step_ns + target.figures.dispatch_ns + 2000)
+    """Two barriers a step, and the recurrent weights from the cache; the input's product before."""
+    by = target.figures
+    step_ns = by.general_step_ns + 4 * sizes.gates * sizes.hidden * sizes.hidden / by.general_bytes_per_ns
+    return float(_rounds(target, sizes) * hint(sizes.steps) * step_ns + by.dispatch_ns + by.input_ns)
 
 
 def _rounds(target: Target, sizes: Sizes) -> int:

@@ -1,8 +1,8 @@
 """Products in register tiles (product.wgsl): matrices whose rows lie along K, and convolutions over channels that lie together.
 
-This module owns the tiles, what each is estimated to take, and the packing of constant weights. The formula's numbers are fitted to what
-benchmarks/tiles.py measures on an H200: what it picks takes 1 % longer than the best of eight forms over all layers there, and 8 % at
-most (fitted on one half of them, 2 to 4 % over the other, 36 % at most).
+This module owns the tiles, what each is estimated to take, and the packing of constant weights. The estimate's figures,
+and each tile's part of the full rate, are fitted to what benchmarks/tiles.py measures on an H200: what it picks takes 1 % longer than the
+best of eight forms over all layers there, and 8 % at most (fitted on one half of them, 2 to 4 % over the other, 36 % at most).
 """
 
 from __future__ import annotations
@@ -82,8 +82,6 @@ TILES = (
 
 SPLIT_TILES = ("64x64/4", "64x32/4", "32x32/4", "64x64")
 """Those that are offered with K cut over workgroups."""
-SPLIT_GROUPS = (140, 280)
-"""Workgroups that a cut of K aims at."""
 MIN_SPLIT_STEPS = 2
 
 record(
@@ -170,8 +168,8 @@ def _splits(product: TiledProduct, tile: Tile) -> Iterator[int]:
     yield 1
     if tile.name not in SPLIT_TILES:
         return
-    steps, tiles = ceil_div(product.fours, tile.fours), _tiles(product, tile)
-    for split in sorted({aim // tiles for aim in SPLIT_GROUPS}):
+    steps, tiles, by = ceil_div(product.fours, tile.fours), _tiles(product, tile), product.target.figures
+    for split in sorted({aim // tiles for aim in (by.few_groups, by.many_groups)}):
         if 1 < split <= steps // MIN_SPLIT_STEPS:
             yield split
 

@@ -14,13 +14,14 @@ import numpy as np
 
 from ort_gpu_ep.claim import claim
 from ort_gpu_ep.errors import UnsupportedNodeError
+from ort_gpu_ep.figures import Figures
 from ort_gpu_ep.graph import Array, Graph, Node, Value
 from ort_gpu_ep.lowering import Facts, bind
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN
 from ort_gpu_ep.partitioner.cut import Move, first_side
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Decline, Limits, spec_of
 from ort_gpu_ep.symbolic import hints, is_symbolic
-from ort_gpu_ep.target import Figures, Target
+from ort_gpu_ep.target import Target
 from ort_gpu_ep.types import BY_NAME, INT64, DType, TensorType
 
 CHANNELS_LAST = "@channels_last"
@@ -50,7 +51,7 @@ def choose_layouts(graph: Graph, facts: Facts, limits: Limits) -> tuple[Graph, F
     """The graph with its layouts, and facts of its values, those that are stored channel-last among them."""
     options = {id(node): option for node in graph.nodes if (option := _option(node, facts, limits)) is not None}
     while any(option.form.gain_ns > 0 for option in options.values()):
-        chosen = _cheapest(graph, facts, options, Target(limits).figures)
+        chosen = _cheapest(graph, facts, options, limits.figures)
         rewriter = _Rewriter(graph, facts, limits, {key: options[key] for key in chosen})
         rewritten = rewriter.run()
         if not rewriter.refused:

@@ -12,19 +12,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ort_gpu_ep.claim import claim
+from ort_gpu_ep.figures import Figures
 from ort_gpu_ep.graph import Graph, Node, Part
 from ort_gpu_ep.lowering import Facts, bind
 from ort_gpu_ep.ops.axes import around
 from ort_gpu_ep.ops.joining import IN_PLACE
 from ort_gpu_ep.registry import Decline, Limits, Lowering, part_count
 from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.target import Figures
 
-_FIGURES = Figures()
-
-WAIT_NS = 2 * _FIGURES.dispatch_ns
-"""What could run side by side and doesn't: a barrier, and the shorter of the two. On an H200, with everything in place (and with a
-Concat wherever two parts are of one depth): googlenet 625 us (517), inception_v3 1047 (1013), squeezenet1_1 169 (166)."""
+WAIT_DISPATCHES = 2.0
+"""What it costs that two who could run side by side don't: a barrier, and the shorter of the two. On an H200, with everything in place (and
+with a Concat wherever two parts are of one depth): googlenet 625 us (517), inception_v3 1047 (1013), squeezenet1_1 169 (166)."""
 
 
 def place_parts(graph: Graph, facts: Facts, limits: Limits) -> Graph:
@@ -38,7 +36,7 @@ def place_parts(graph: Graph, facts: Facts, limits: Limits) -> Graph:
         if node.op != "Concat" or node.domain or node.epilogue:
             continue
         parts = dict(_parts(node, facts, limits))
-        if parts and _pays(parts, depths) and all(
+        if parts and _pays(parts, depths, limits.figures) and all(
                 read[name] == 1 and name in producers and _writes_parts(producers[name], part, facts, limits)
                 for name, part in parts.items()):
             into.update({id(producers[name]): part for name, part in parts.items()})
@@ -48,11 +46,11 @@ def place_parts(graph: Graph, facts: Facts, limits: Limits) -> Graph:
     return graph.with_nodes(tuple(_marked(node, into, joined) for node in graph.nodes))
 
 
-def _pays(parts: Mapping[str, Part], depths: Mapping[str, int]) -> bool:
+def _pays(parts: Mapping[str, Part], depths: Mapping[str, int], figures: Figures) -> bool:
     """Whether a dispatch and its copying take longer than what makes parts of one depth waits for each other."""
     waits = len(parts) - len({depths.get(name) for name in parts})
     nbytes = hint(next(iter(parts.values())).type.nbytes)
-    return bool(waits * WAIT_NS <= _FIGURES.dispatch_ns + 2 * nbytes * _FIGURES.byte_ns)
+    return bool(waits * WAIT_DISPATCHES * figures.dispatch_ns <= figures.dispatch_ns + 2 * nbytes * figures.byte_ns)
 
 
 def _depths(graph: Graph) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ort_gpu_ep.target import Figures
+from ort_gpu_ep.figures import DEFAULT_FIGURES
 
 ALIGN_NBYTES = 256
 
@@ -14,18 +14,19 @@ PARALLEL_NBYTES = 64 << 20
 beyond it, if that is more: of the networks that are measured, the one with the most branches, inception_v3, takes 12 MB
 in its tightest order and 63 MB so."""
 
-UNUSED_NBYTES = int(Figures().dispatch_ns / Figures().byte_ns)
+UNUSED_NBYTES = DEFAULT_FIGURES.dispatch_nbytes
 """Of a larger value, writing alone takes longer than the barrier that a slot of its own saves."""
 
 
 def assign_slots(
     uses: Sequence[tuple[str, ...]], levels: Sequence[int], sizes: Mapping[str, int], costs: Sequence[float] = (),
+    largest_nbytes: int = UNUSED_NBYTES,
 ) -> tuple[list[int], dict[str, int], list[int]]:
     """Orders dispatches and gives each value in `sizes` a slot.
 
     uses: the values that each dispatch reads or writes. levels: depth of each dispatch. sizes: bytes of each slot value.
     costs: of each dispatch, bytes written; the largest of a level comes first: others then run beside it to the end, and it is the one
-    that may write to slots used before.
+    that may write to slots used before. largest_nbytes: of a value that gets a slot of its own for the sake of a barrier.
     Returns: order (indices of dispatches), slot of each value, bytes of each slot.
     Two ways are tried: by level, where a slot is reused only in a later level, so that dispatches of a level need no
     barrier between them; and in the given order with immediate reuse, which takes the least memory. Of the first way, what dispatches of a
@@ -38,15 +39,17 @@ def assign_slots(
     as_given = list(range(len(uses)))
     tight = (as_given, *_fit([uses[i] for i in as_given], as_given, sizes))
     allowed = max(MEMORY_FOR_PARALLELISM * sum(tight[2]), sum(tight[2]) + PARALLEL_NBYTES)
-    return tight if shared > allowed else (by_level, *_fit(in_order, times, sizes, allowed - shared))
+    return tight if shared > allowed else (by_level, *_fit(in_order, times, sizes, allowed - shared, largest_nbytes))
 
 
 def _fit(
     uses: Sequence[tuple[str, ...]], times: Sequence[int], sizes: Mapping[str, int], unused_nbytes: float = 0,
+    largest_nbytes: int = 0,
 ) -> tuple[dict[str, int], list[int]]:
     """Best fit: each value takes the free slot that wastes least, else the largest free one grows, else a new one is made.
 
-    unused_nbytes: at most so much for slots that are made for what others of the same time than the first write.
+    unused_nbytes: at most so much for slots that are made for what others of the same time than the first write, for one of them
+    largest_nbytes.
     """
     last = {name: time for names, time in zip(uses, times, strict=True) for name in names}
     slot_of: dict[str, int] = {}
@@ -61,7 +64,7 @@ def _fit(
             if name in slot_of or name not in sizes:
                 continue
             nbytes = -(-max(sizes[name], 4) // ALIGN_NBYTES) * ALIGN_NBYTES
-            unused = beside and nbytes <= min(UNUSED_NBYTES, unused_nbytes)
+            unused = beside and nbytes <= min(largest_nbytes, unused_nbytes)
             unused_nbytes -= nbytes * unused
             slot = _choose([] if unused else free, slots, nbytes)
             slots[slot] = max(slots[slot], nbytes)

@@ -181,7 +181,7 @@ def _place(draft: _Draft) -> Plan:
     inner = {name: nbytes for name, nbytes in written.items() if name not in places}
     order, slot_of, slots = assign_slots(
         [tuple(draft.root(n) for n in names) for _, names in draft.dispatches], levels, {n: hint(size) for n, size in inner.items()},
-        _costs(draft, levels))
+        _costs(draft, levels), draft.limits.figures.dispatch_nbytes)
     places.update({name: Place(Kind.SLOT, slot) for name, slot in slot_of.items()})
     steps: list[Dispatch | Copy] = []
     for i in order:

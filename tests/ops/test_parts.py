@@ -52,7 +52,7 @@ HELD: dict[str, Array] = {
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place wherever it can be: these tests are of how parts are written."""
-    monkeypatch.setattr(parts, "WAIT_NS", 0.0)
+    monkeypatch.setattr(parts, "WAIT_DISPATCHES", 0.0)
 
 
 def made(text: str) -> tuple[onnx.ModelProto, dict[str, Array]]:

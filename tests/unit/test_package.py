@@ -31,7 +31,7 @@ def block(name: str) -> list[str]:
     return found.group(1).splitlines()
 
 
-ALLOWED = {left.strip(): set(right.split()) for left, right in (line.split("<-") for line in block("imports"))}
+ALLOWED = {name: set(right.split()) for left, right in (line.split("<-") for line in block("imports")) for name in left.split()}
 ONLY = {line.split()[0]: set(line.split()[1:]) for line in block("only")}
 
 

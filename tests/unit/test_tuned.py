@@ -11,6 +11,7 @@ import pytest
 
 from ort_gpu_ep import tuned
 from ort_gpu_ep.device.info import AdapterInfo
+from ort_gpu_ep.figures import figures_of
 from ort_gpu_ep.isolation.wire import GarbageError, device_of, limits_answer
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.target import UNTUNED, Target, Tuned
@@ -44,7 +45,7 @@ def test_tables_compare_by_content() -> None:
 
 
 def test_a_worker_tells_what_is_tuned() -> None:
-    limits = Limits(tuned=Tuned({"k": "other"}), disabled=(("a", "b"),))
+    limits = Limits(tuned=Tuned({"k": "other"}), disabled=(("a", "b"),), figures=figures_of(1e12, 1e11, 1e-5))
     info = AdapterInfo(0, "a", "discrete", "Vulkan", "1", 1, 2)
     answer = json.loads(json.dumps({"info": info.as_dict(), "limits": limits_answer(limits)}))
     assert device_of(answer) == (info, limits)
@@ -100,7 +101,7 @@ def test_the_kernels_are_part_of_the_name(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name in ("shaders", "ops"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.wgsl").write_text("x")
-    for name in ("kernels.py", "target.py"):
+    for name in ("kernels.py", "figures.py", "target.py"):
         (tmp_path / name).write_text("x")
     monkeypatch.setattr(tuned, "__file__", str(tmp_path / "tuned.py"))
     tuned.kernel_hash.cache_clear()

@@ -1,0 +1,150 @@
+"""What the choice between forms of one kernel goes by: times and rates of an adapter, by name and unit. Plain data.
+
+The defaults are those of an H200, where the estimates of `ops/` were fitted to measurements. `scaled` makes them another adapter's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Names end in their unit: _ns nanoseconds, _clocks cycles, _per_ns per nanosecond; others are counts or factors.
+
+    units: compute units, each as fast as one of an H200, that a choice aims to fill; a smaller GPU loses little by smaller tiles.
+    registers, lane_registers: of 32 bits, of a unit, of an invocation at most. unit_lanes, unit_subgroups: that a unit has at once.
+    clocks_per_ns, fma_per_ns: of a unit at its full clock, with 128 lanes.
+    dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums, written or read back.
+
+    gemm.wgsl: step_ns: latency of one step of a tile while few workgroups run (750 ns without the prefetch). fma_ns: a multiply-add of a
+    tile on one unit, with a third more for the reads of workgroup memory. load_ns: one element from memory into workgroup memory, about
+    ten instructions over 128 lanes, and the L1. planes_factor: what a product over planes takes beside its launch, over its estimate (16
+    layers of ResNet-50 took 228 us, with launches of 3 us each, and were estimated at 139).
+
+    product.wgsl: launch_ns: a dispatch without its steps. arrival_ns, arrival_element_ns: what it adds that the last workgroup of several
+    adds up their sums, and each of these. tile_step_ns, window_step_ns: the least that a step takes, and one with a window.
+    few_groups, many_groups: workgroups that a cut of K aims at. depthwise_gain_ns: of a depthwise convolution whose channels lie together
+    (3.2 to 4.3 us instead of 3.0 to 4.9).
+
+    matvec*.wgsl: launch_ns: of each form, without its reads. bytes_per_ns: what it reads. rows_wait_ns: of a subgroup for 128 vectors.
+    rows_uneven_ns: for each row of a workgroup where few workgroups run, rows_even_ns: at all where many do.
+
+    attention.wgsl: launch_ns: beside the dispatch. A key's share of a subgroup: load_clocks a vector that lies apart, vector_clocks and
+    query_clocks of arithmetic. apart_power: of the lines that a subgroup reads at once. parts_factor: where four lanes share a key.
+    high_factor, spill_factor: with high_registers for vectors, with more than spill_registers. wait_clocks, query_wait_clocks,
+    parts_wait_clocks: of a block of keys, for each query of a lane, where four lanes share one. crowded_factor: with more workgroups than
+    units. join_clocks, join_slice_clocks: to put slices together, for each of them.
+
+    normalize*.wgsl: fours_ns, any_ns: the launch of each form. fours_round_ns: a round of vectors; any_element_ns: an element of a lane.
+
+    recurrent*.wgsl: held_step_ns: the exchange, the activations and the barrier of a step with weights in registers; held_vector_ns: a
+    vector that its subgroups read. general_step_ns: two barriers; general_bytes_per_ns: weights from the cache. input_ns: the input's
+    product before, without its dispatch.
+    """
+
+    units: int = 132
+    registers: int = 65536
+    lane_registers: int = 255
+    unit_lanes: int = 2048
+    unit_subgroups: int = 48
+    clocks_per_ns: float = 1.98
+    fma_per_ns: float = 128 * 1.98
+    dispatch_ns: float = 2400.0
+    byte_ns: float = 1 / 2000
+
+    step_ns: float = 500.0
+    fma_ns: float = 1.3 / 128 / 1.7
+    load_ns: float = 0.12 / 1.7
+    planes_factor: float = 1.3
+
+    launch_ns: float = 2600.0
+    arrival_ns: float = 1800.0
+    arrival_element_ns: float = 118 / 4096
+    tile_step_ns: float = 310.0
+    window_step_ns: float = 570.0
+    few_groups: int = 140
+    many_groups: int = 280
+    depthwise_gain_ns: float = 300.0
+
+    matvec_launch_ns: float = 3000.0
+    matvec_bytes_per_ns: float = 1300.0
+    rows_launch_ns: float = 3000.0
+    rows_bytes_per_ns: float = 4000.0
+    rows_wait_ns: float = 700.0
+    rows_uneven_ns: float = 150.0
+    rows_even_ns: float = 100.0
+    columns_launch_ns: float = 2900.0
+    columns_bytes_per_ns: float = 3500.0
+
+    attention_launch_ns: float = 300.0
+    attention_load_clocks: float = 2.0
+    attention_vector_clocks: float = 2.2
+    attention_query_clocks: float = 6.0
+    attention_apart_power: float = 0.8
+    attention_parts_factor: float = 4.0
+    attention_high_registers: int = 128
+    attention_high_factor: float = 1.2
+    attention_spill_registers: int = 190
+    attention_spill_factor: float = 2.0
+    attention_wait_clocks: float = 1000.0
+    attention_query_wait_clocks: float = 300.0
+    attention_parts_wait_clocks: float = 500.0
+    attention_crowded_factor: float = 1.4
+    attention_join_clocks: float = 1000.0
+    attention_join_slice_clocks: float = 20.0
+
+    normalize_fours_ns: float = 2900.0
+    normalize_fours_round_ns: float = 60.0
+    normalize_any_ns: float = 4000.0
+    normalize_any_element_ns: float = 12.0
+
+    held_step_ns: float = 170.0
+    held_vector_ns: float = 3.0
+    general_step_ns: float = 700.0
+    general_bytes_per_ns: float = 100.0
+    input_ns: float = 2000.0
+
+    def __hash__(self) -> int:
+        return hash((self.units, self.dispatch_ns, self.byte_ns))    # sessions ask for it at every node, and few figures differ
+
+    @property
+    def dispatch_nbytes(self) -> int:
+        """What is written in the time of a dispatch."""
+        return int(self.dispatch_ns / self.byte_ns)
+
+    def scaled(self, arithmetic: float, memory: float, dispatch: float) -> Figures:
+        """Those of an adapter with so many times the arithmetic and the bytes a second, and the time of a dispatch; all positive.
+
+        What a unit does, and how long it waits, stays: an adapter with less arithmetic counts as one with fewer units.
+        """
+        by = dict.fromkeys(_BANDWIDTHS, memory) | dict.fromkeys(_LAUNCHES, dispatch) | dict.fromkeys(_COUNTS, arithmetic)
+        found = {name: getattr(self, name) * factor for name, factor in by.items()}
+        return replace(self, byte_ns=self.byte_ns / memory, **found | {name: max(1, round(found[name])) for name in _COUNTS})
+
+
+DEFAULT_FIGURES = Figures()
+"""Of an adapter that was not measured."""
+
+_COUNTS = ("units", "few_groups", "many_groups")
+_BANDWIDTHS = tuple(f.name for f in fields(Figures) if f.name.endswith("bytes_per_ns"))
+_LAUNCHES = ("dispatch_ns", "launch_ns", "arrival_ns", "normalize_fours_ns", "normalize_any_ns", "input_ns",
+             *(f.name for f in fields(Figures) if f.name.endswith("_launch_ns")))
+
+MEASURED_FLOPS_PER_S, MEASURED_NBYTES_PER_S, MEASURED_DISPATCH_S = 2e9 * 132 * DEFAULT_FIGURES.fma_per_ns, 4e12, 2.4e-6
+"""What a profile says of the adapter that the defaults are of: its roofs, and a dispatch."""
+
+
+def figures_of(flops_per_s: float, nbytes_per_s: float, dispatch_s: float) -> Figures:
+    """The figures of an adapter by its profile: roofs of arithmetic and of memory, and a dispatch. All positive.
+
+    Ratios to the defaults' adapter go in steps of half a power of two: the estimates are no finer, and a profile that is measured again
+    leads to the same choices.
+    """
+    return DEFAULT_FIGURES.scaled(
+        _step(flops_per_s / MEASURED_FLOPS_PER_S), _step(nbytes_per_s / MEASURED_NBYTES_PER_S), _step(dispatch_s / MEASURED_DISPATCH_S))
+
+
+def _step(ratio: float) -> float:
+    return float(2 ** (round(2 * math.log2(ratio)) / 2))
