@@ -53,7 +53,7 @@ OPTIONS = (
     Option("tune", "0", "`1`: before a model's first session on this adapter, the forms of its kernels are measured, for the sizes that it "
            "states (some seconds; kept on disk, see docs/tuning.md); `0`: by what was measured before, else by estimates.", ("0", "1")),
     Option("specialize", "auto", "`auto`: sizes that a model leaves open get, after 256 runs with the same ones, a plan of their own in "
-           "which they are constants, compiled beside the runs; `off`: they don't.", ("auto", "off")),
+           "which they are constants, compiled beside the runs (its sums may round otherwise); `off`: they don't.", ("auto", "off")),
     Option("fusion", "1", "`0`: no node is fused with another (to find out whether fusion causes a difference).", ("0", "1")),
     Option("memory_limit_mb", "0", "Device memory that this process may hold, in MiB; `0`: the adapter's limit."),
     Option("health", "auto", "`auto`: drivers are first loaded, and an adapter is probed (2 s) before its first use and after an unclean "
