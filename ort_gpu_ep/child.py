@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 PACKAGES = (
@@ -65,6 +66,18 @@ def environment() -> dict[str, str]:
     own = {k: v for k, v in os.environ.items() if not k.startswith("ORT_GPU_EP_") or k == "ORT_GPU_EP_DRILL"}
     own.pop("PYTHONPATH", None)
     return own
+
+
+def starved_s(pid: int) -> dict[str, float]:
+    """Seconds that each thread of a process has waited for a core so far, by its number; empty where the system does not tell.
+
+    Source: the Linux kernel's Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat.
+    """
+    found = {}
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError, IndexError):        # the thread has ended meanwhile
+            found[file.parent.name] = int(file.read_text().split()[1]) * 1e-9
+    return found
 
 
 def ending(code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import secrets
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ort_gpu_ep.child import command, ending, environment
+from ort_gpu_ep.child import command, ending, environment, starved_s
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.health.probe import PROBES, Probe, Status
 from ort_gpu_ep.health.worker import DONE
@@ -23,6 +24,9 @@ START_S = 30.0
 
 BEGIN_S = 60.0
 """For Python to start and to import what it needs, before a worker touches a driver: 0.3 s on an idle machine."""
+
+STARVED = 0.02
+"""A worker that has waited for a core for less than this part of its limit had enough of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,21 @@ class Worker:
         self.touches = self.touches or (line is not None and "touches" in line)
         return line
 
+    def answer(self, limit_s: float, deadline: float = math.inf) -> dict[str, Any] | None:
+        """The next line, as `line` gives it. What the process waits for a core does not count: a machine that is busy is no hang.
+
+        deadline: of the monotonic clock; it holds in any case.
+        """
+        left_s = limit_s
+        while True:
+            before = starved_s(self._process.pid)
+            try:
+                return self.line(min(left_s, deadline - time.monotonic()))
+            except TimeoutError:
+                left_s = max((s - before.get(thread, 0.0) for thread, s in starved_s(self._process.pid).items()), default=0.0)
+                if left_s < STARVED * limit_s or time.monotonic() >= deadline:
+                    raise
+
     def end(self, kill: bool = False) -> int:
         """Waits for the process, or ends it; its exit code."""
         if kill:
@@ -122,9 +141,9 @@ def list_adapters(variables: Mapping[str, str] | None = None, timeout_s: float =
     """
     worker, timeout_s = Worker({"task": "list"}, variables), timeout_s or START_S
     try:
-        line = worker.line(BEGIN_S)
+        line = worker.answer(BEGIN_S)
         if worker.touches:
-            line = worker.line(timeout_s)
+            line = worker.answer(timeout_s)
     except TimeoutError:
         worker.end(kill=True)
         if not worker.touches:
@@ -147,7 +166,7 @@ _ADVICE = "Update or remove a GPU driver (VK_DRIVER_FILES chooses which ones Vul
 
 
 def examine(
-    adapter: int, names: Sequence[str], rounds: int, device: Device | None = None, budget_s: float = float("inf"),
+    adapter: int, names: Sequence[str], rounds: int, device: Device | None = None, budget_s: float = math.inf,
 ) -> Iterator[Outcome]:
     """Yields the outcome of each probe. adapter: index. rounds: repetitions with fresh inputs. budget_s: then the rest is NOT_RUN."""
     left, device, deadline = list(names), device or Device(), time.monotonic() + budget_s
@@ -171,7 +190,7 @@ def _one_worker(adapter: int, names: list[str], rounds: int, device: Device, dea
     running = False
     while True:
         try:
-            line = worker.line(min(limit_s, deadline - time.monotonic()))
+            line = worker.answer(limit_s, deadline)
         except TimeoutError:
             worker.end(kill=True)
             if time.monotonic() < deadline and worker.touches:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 import ort_gpu_ep.health.probes  # noqa: F401  fills the table
+from ort_gpu_ep.child import starved_s
 from ort_gpu_ep.cli import app
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.health import bundle, examination
@@ -48,6 +52,32 @@ def test_a_probe_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {n: o.status for n, o in outcomes.items()} == {"enumeration": "PASS", "softmax": "TIMEOUT", "strided reads": "PASS"}
     assert outcomes["softmax"].seen == "no answer after 1 s"
     assert outcomes["softmax"].disables == ("softmax.wgsl",)
+
+
+def test_waiting_for_a_core_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that got no core for a part of its limit is given that part again, until it has had the whole; a deadline holds anyway."""
+    worker, waited = examination.Worker.__new__(examination.Worker), list[float]()
+    told = iter([{"1": 5.0}, {"1": 35.0, "2": 3.0}, {"1": 35.0, "2": 3.0}, {"1": 38.0, "2": 9.0}, {"2": 9.0}, {"2": 9.1}, {}, {}, {}, {"1": 9.0}])
+
+    def line(timeout_s: float) -> None:
+        waited.append(timeout_s)
+        raise TimeoutError
+
+    worker._process = SimpleNamespace(pid=7)       # type: ignore[assignment]
+    worker.line = line                             # type: ignore[assignment,method-assign]
+    monkeypatch.setattr(examination, "starved_s", lambda pid: next(told))
+    for deadline in (math.inf, math.inf, time.monotonic()):
+        with pytest.raises(TimeoutError):
+            worker.answer(30.0, deadline)
+    assert waited[:-1] == pytest.approx([30.0, 30.0, 6.0, 30.0])
+    assert waited[-1] <= 0.0
+    assert next(told, None) is None
+
+
+def test_what_threads_waited_for_a_core() -> None:
+    """Where the system tells: threads that are gone are no error."""
+    assert all(s >= 0.0 for s in starved_s(os.getpid()).values())
+    assert starved_s(2**22 + 1) == {}
 
 
 def test_the_budget_ends_a_probe_without_condemning_it(monkeypatch: pytest.MonkeyPatch) -> None:
