@@ -12,6 +12,8 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, ShaderError
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def gpu() -> Gpu:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pytest
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, native
@@ -22,6 +23,7 @@ LOOP = """
 GROUPS, TIMES = 1024, 12
 
 
+@pytest.mark.alone
 def test_finish_waits_for_the_gpu() -> None:
     gpu = Gpu.open(Config())
     layout, device = bind_group_layout(gpu, (True,)), gpu.device

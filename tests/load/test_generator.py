@@ -38,6 +38,7 @@ def test_levels_lie_in_their_bands() -> None:
     assert [sum(duty > edge for edge in EDGES) for duty in DUTY.values()] == [1, 2, 3]
 
 
+@pytest.mark.alone
 def test_it_computes_as_long_as_told_and_ends() -> None:
     """On the software adapter its work is CPU time; other work on the machine makes it less, so the order is what counts."""
     info, shares = choose("software")[0], {}
@@ -72,6 +73,7 @@ def test_an_adapter_that_is_not_there() -> None:
         pass
 
 
+@pytest.mark.alone
 def test_pulses_take_longer_the_more_they_do() -> None:
     info = choose("")[0]
     short, long = Pulse(info), Pulse(info, iterations=1 << 22)

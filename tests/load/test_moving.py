@@ -45,6 +45,7 @@ def missing(seen: dict[str, Any]) -> list[str]:
     return wrong
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(800)
 def test_runs_move_to_the_cpu_under_load_and_back() -> None:
     tried = []

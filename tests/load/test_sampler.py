@@ -164,6 +164,7 @@ def test_on_a_software_adapter_the_load_is_the_cpus() -> None:
     sampler.close()
 
 
+@pytest.mark.alone
 def test_backs_off_when_nobody_looks() -> None:
     sampler = Sampler(Told())
     _ = sampler.latest
@@ -178,6 +179,7 @@ def test_backs_off_when_nobody_looks() -> None:
     sampler.close()
 
 
+@pytest.mark.alone
 def test_costs_less_than_a_thousandth_of_a_core() -> None:
     """Of the thread, as the system counts it: two seconds of looking all the time."""
     sampler = Sampler(None, software=True)
@@ -346,6 +348,7 @@ def test_another_format_is_an_error(tmp_path: Path) -> None:
         CpuLoad(tmp_path)
 
 
+@pytest.mark.alone
 def test_own_work_is_not_load() -> None:
     """For real, on a machine that may be busy with other things: half a second of computing makes that much of a difference."""
     without, with_own = CpuLoad(), CpuLoad(own_s=lambda: 0.0)

@@ -49,6 +49,7 @@ def test_every_dispatch_is_there_with_its_work(model: bytes, x: dict[str, Any], 
     assert any(d.shape == "48x32" for d in found.dispatches)
 
 
+@pytest.mark.alone
 def test_the_phases_are_the_run(found: RunProfile) -> None:
     assert list(found.phases_us) == list(PHASES)
     assert all(us >= 0 for us in found.phases_us.values())

@@ -46,7 +46,7 @@ def model(kind: int = 0) -> bytes:
 
 
 def session(data: bytes, **options: object) -> Any:
-    return ort_gpu_ep.InferenceSession(data, provider_options={"placement": "gpu", "verify": 1, "hang_timeout_ms": 300, **options})
+    return ort_gpu_ep.InferenceSession(data, provider_options={"placement": "gpu", "verify": 1, "hang_timeout_ms": 2000, **options})
 
 
 class Soak:

@@ -32,7 +32,7 @@ def model() -> bytes:
 
 def session(faults: str, **options: object) -> Any:
     return ort_gpu_ep.InferenceSession(model(), provider_options={
-        "placement": "gpu", "hang_timeout_ms": 300, "faults": faults, **options})
+        "placement": "gpu", "hang_timeout_ms": 2000, "faults": faults, **options})
 
 
 def run(opened: Any, rng: np.random.Generator) -> None:

@@ -201,7 +201,7 @@ def test_a_failing_device_loses_nothing(fault: str, caplog: pytest.LogCaptureFix
     """The final weights are those of an undisturbed run, bit for bit; losses that were not read yet are, too."""
     data = batches(6)
     runs = []
-    for options in ({}, {"faults": f"{fault};seed=1", "hang_timeout_ms": 300}):
+    for options in ({}, {"faults": f"{fault};seed=1", "hang_timeout_ms": 2000}):
         t = trainer(model=references.mlp(), options=options)
         losses = [t.step(x, y) for x, y in data]
         runs.append(([float(loss) for loss in losses], bits(t), t.stats()["renewals"]))
