@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ort_gpu_ep import contrib
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Node
 from ort_gpu_ep.kernels import completed, loop_bound
@@ -30,7 +31,7 @@ from ort_gpu_ep.registry import (
     spec_of,
     tensors_of,
 )
-from ort_gpu_ep.schemas import schema
+from ort_gpu_ep.schemas import fault, schema
 from ort_gpu_ep.target import Target
 from ort_gpu_ep.types import FLOAT32, DType, TensorType, names
 
@@ -40,6 +41,7 @@ def claim(bound: BoundNode, limits: Limits) -> Lowering | Decline:
     try:
         spec = _row(bound.node)
         _check_dtypes(spec, bound)
+        _check_contrib(bound)
     except UnsupportedNodeError as error:
         return Decline(error.code, error.reason)
     bound = replace(bound, target=Target(limits))
@@ -87,6 +89,14 @@ def _check_dtypes(spec: OpSpec, bound: BoundNode) -> None:
             raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}: no kernel takes that type")
         if allowed is not None and operand.dtype not in allowed:
             raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}; taken: {names(allowed)}")
+
+
+def _check_contrib(bound: BoundNode) -> None:
+    """Of an op that onnx.defs, and so onnx.checker, does not know."""
+    if bound.node.domain == contrib.DOMAIN:
+        problem = fault(bound.node, [None if operand is None else operand.dtype for operand in bound.inputs])
+        if problem:
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"{bound.op} is not as its schema has it: {problem}")
 
 
 def lower(spec: OpSpec, bound: BoundNode, asked: Question | None = None) -> Lowering:

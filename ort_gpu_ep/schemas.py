@@ -1,18 +1,23 @@
-"""What ONNX says of an op: its schema, and the defaults of its attributes."""
+"""What ONNX, or ONNX Runtime for its own domain, says of an op: its schema, the defaults of its attributes, whether a node keeps to it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import onnx.defs
 
-from ort_gpu_ep.graph import Attribute
+from ort_gpu_ep import contrib
+from ort_gpu_ep.graph import Attribute, Node
+from ort_gpu_ep.types import DType
 
 
 @cache
 def schema(domain: str, name: str, version: int) -> Any:
-    """onnx.defs' schema of an op at a since-version, None for an op of another domain."""
+    """The schema of an op at a since-version; None for an op that neither onnx.defs nor contrib.py knows."""
+    if domain == contrib.DOMAIN:
+        return contrib.schemas().get((domain, name))
     try:
         return onnx.defs.get_schema(name, version, domain)
     except onnx.defs.SchemaError:
@@ -30,3 +35,52 @@ def default_attribute(domain: str, name: str, version: int, attribute: str) -> A
     if isinstance(value, bytes):
         return value.decode()
     return tuple(v.decode() if isinstance(v, bytes) else v for v in value) if isinstance(value, list) else value
+
+
+def fault(node: Node, types: Sequence[DType | None]) -> str:
+    """In what a node does not keep to its schema; empty where it does, or there is none. types: of its inputs, None for one left out.
+
+    For ops that onnx.checker knows nothing of; ONNX Runtime checks the models that it loads, and files are read without it, too.
+    """
+    found = schema(node.domain, node.op, node.version)
+    if found is None:
+        return ""
+    given = len(types)
+    if not found.min_input <= given <= found.max_input:
+        return f"{given} inputs; {found.min_input} to {found.max_input} are expected"
+    for parameter, dtype in zip(found.inputs, types, strict=False):
+        if dtype is None and parameter.option != onnx.defs.OpSchema.FormalParameterOption.Optional:
+            return f"input {parameter.name} is left out"
+    return _attribute_fault(found, node) or _type_fault(found, types)
+
+
+def _attribute_fault(found: Any, node: Node) -> str:
+    for name, entry in found.attributes.items():
+        value = node.attributes.get(name)
+        if value is None and entry.required:
+            return f"attribute {name} is left out"
+        kind = (int, float) if entry.type == onnx.defs.OpSchema.AttrType.FLOAT else int
+        if value is not None and not isinstance(value, kind):
+            return f"attribute {name} is {value!r}; {entry.type.name} is expected"
+    unknown = sorted(set(node.attributes) - set(found.attributes))
+    return f"attribute {unknown[0]}, which is none of {', '.join(sorted(found.attributes))}" if unknown else ""
+
+
+def _type_fault(found: Any, types: Sequence[DType | None]) -> str:
+    """Types that a parameter does not allow, or different ones for the same."""
+    allowed = {c.type_param_str: c.allowed_type_strs for c in found.type_constraints}
+    of: dict[str, str] = {}
+    for parameter, dtype in zip(found.inputs, types, strict=False):
+        if dtype is None:
+            continue
+        name = f"tensor({onnx_name(dtype)})"
+        if name not in allowed[parameter.type_str]:
+            return f"input {parameter.name} is {name}; {', '.join(allowed[parameter.type_str])} are expected"
+        if of.setdefault(parameter.type_str, name) != name:
+            return f"input {parameter.name} is {name}, another one of the same type is {of[parameter.type_str]}"
+    return ""
+
+
+def onnx_name(dtype: DType) -> str:
+    """As schemas write it."""
+    return {"float32": "float", "float64": "double"}.get(dtype.name, dtype.name)

@@ -15,8 +15,10 @@ from types import CodeType, FunctionType
 import onnx.defs
 
 import ort_gpu_ep.health.probes  # noqa: F401  fills the table of probes, and the registry
+from ort_gpu_ep import contrib
 from ort_gpu_ep.health.probe import EDGE, PROBES
 from ort_gpu_ep.registry import KNOWN_OPSET, OPS, OpSpec
+from ort_gpu_ep.schemas import onnx_name
 from ort_gpu_ep.types import DTYPES, DType
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,7 +62,7 @@ def _row(spec: OpSpec) -> str:
 def _schemas() -> dict[tuple[str, str], list[onnx.defs.OpSchema]]:
     """(domain, name) -> its schemas, oldest first. Newer opsets than the rows know are left out: a newer onnx changes nothing."""
     found: dict[tuple[str, str], list[onnx.defs.OpSchema]] = {}
-    for schema in sorted(onnx.defs.get_all_schemas_with_history(), key=lambda s: s.since_version):
+    for schema in sorted([*onnx.defs.get_all_schemas_with_history(), *contrib.schemas().values()], key=lambda s: s.since_version):
         if schema.since_version <= KNOWN_OPSET:
             found.setdefault((schema.domain, schema.name), []).append(schema)
     return found
@@ -73,7 +75,7 @@ def _taken(spec: OpSpec) -> list[onnx.defs.OpSchema]:
 def _versions(spec: OpSpec) -> str:
     if spec.domain == FUSED_DOMAIN:
         return "made by fusion"
-    return ", ".join(str(s.since_version) for s in _taken(spec)) or str(spec.since)     # onnx.defs has no schema of another vendor's op
+    return ", ".join(str(s.since_version) for s in _taken(spec)) or str(spec.since)     # those of `weights` and `training` have no schema
 
 
 def _types(spec: OpSpec) -> str:
@@ -95,8 +97,7 @@ def _listed(taken: list[DType], known: list[DType]) -> str:
 
 
 def _onnx_name(dtype: DType) -> str:
-    names = {"float32": "float", "float64": "double"}
-    return f"tensor({names.get(dtype.name, dtype.name)})"
+    return f"tensor({onnx_name(dtype)})"
 
 
 def _shaders(function: object, seen: set[CodeType]) -> Iterator[str]:

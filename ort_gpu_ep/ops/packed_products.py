@@ -18,13 +18,16 @@ MIN_ROWS = 8
 """A group of a convolution with fewer filters has no use for a tile: each invocation decodes what it reads."""
 
 
-@op("MatMulNBits", domain="com.microsoft", dtypes=TAKEN, bindings="x w table zp? _g_idx? c? -> y", epilogue=True)
+NBITS = {"T1": (FLOAT32, FLOAT16), "T2": (UINT8,), "T3": (UINT8, FLOAT32, FLOAT16), "T4": (INT32,)}
+
+
+@op("MatMulNBits", domain="com.microsoft", dtypes=NBITS, bindings="x w table zp? _g_idx? c? -> y", epilogue=True)
 def matmul_nbits(node: BoundNode) -> Lowering:
     """y = x w' + bias, w' of [K, N] stored as N rows of blocks of 2-, 4- or 8-bit codes: (code - zero point) * scale.
 
     x: [..., K]; scales and zero points: one a block. `g_idx` is declined.
     """
-    x, bits, size = node.input(0), node.attr("bits") or 4, node.attr("block_size")
+    x, bits, size = node.input(0), node.attr("bits"), node.attr("block_size")
     k, n = node.attr("K"), node.attr("N")
     blocks = ceil_div(k, size)
     if node.has(4) and node.input(4).size:

@@ -33,19 +33,17 @@ def rotary_embedding(node: BoundNode) -> Kernel:
     return _turned(node, head, (nowhere, token) if positions else (token, nowhere))
 
 
-@op("RotaryEmbedding", domain="com.microsoft", dtypes={}, bindings="x positions cosines sines -> y", epilogue=True)
+@op("RotaryEmbedding", domain="com.microsoft", dtypes={"T": FLOATING, "M": (INT64,)}, bindings="x positions cosines sines -> y",
+    epilogue=True)
 def rotary_embedding_contrib(node: BoundNode) -> Kernel:
     """As ONNX's; positions: [N, L], or the first one's as [1].
 
     cosines, sines: [positions, pairs]. x of [N, L, hidden] without num_heads has heads of 2 * pairs elements.
     """
     x, positions, cos, sin = (node.input(k) for k in range(4))
-    if any(o.dtype not in FLOATING or o.dtype is not x.dtype for o in (x, cos, sin)) or positions.dtype is not INT64:
-        raise UnsupportedNodeError(
-            Code.DTYPE, f"{node.op} of {x.type} by {cos.type}, {sin.type} at {positions.type}; taken: float32 or float16, int64")
-    if node.attr("is_packed_batching") or node.attr("scale") not in (None, 1.0):
+    if node.attr("is_packed_batching") or node.attr("scale") != 1:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with packed batches, or a scale that is not 1")
-    width = int(node.attr("rotary_embedding_dim") or 0)
+    width = int(node.attr("rotary_embedding_dim"))
     batch, length, head = _layout(node, x, 0 if width or cos.rank != 2 else 2 * cos.shape[1])
     _check(node, (x, cos, sin), head, width or head, cos.shape[:1])
     if positions.shape not in ((1,), (batch, length)):
