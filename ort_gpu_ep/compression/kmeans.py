@@ -8,6 +8,8 @@ from ort_gpu_ep.compression.layers import Array
 from ort_gpu_ep.errors import ConfigError
 
 BINS = 4096
+SAMPLE = 1 << 10
+"""Of so many weights the first are looked at: whether there are few different ones at all."""
 
 
 def centroids(weights: Array, count: int) -> Array:
@@ -17,8 +19,7 @@ def centroids(weights: Array, count: int) -> Array:
     except ImportError as error:
         raise ConfigError("codebooks need scikit-learn: pip install 'ort-gpu-ep[compress]'") from error
     flat = weights.reshape(-1).astype(np.float64)
-    distinct = np.unique(flat) if flat.size <= 1 << 16 else flat
-    if flat.size <= 1 << 16 and len(distinct) <= count:
+    if len(np.unique(flat[:SAMPLE])) <= count and len(distinct := np.unique(flat)) <= count:
         return distinct.astype(np.float32)
     counts, edges = np.histogram(flat, BINS)
     sums, _ = np.histogram(flat, edges, weights=flat)

@@ -18,7 +18,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 MIN_WEIGHTS = 1024
 """Smaller tensors stay as they are: what describes a codebook or scales would be as large."""
 
-WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {"Conv": (1,), "Gemm": (1,), "MatMul": (1,), "LSTM": (1, 2), "GRU": (1, 2), "RNN": (1, 2)}
+RECURRENT = ("LSTM", "GRU", "RNN")
+WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {"Conv": (1,), "Gemm": (1,), "MatMul": (1,), **dict.fromkeys(RECURRENT, (1, 2))}
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,14 @@ class Layer:
     @property
     def is_matrix(self) -> bool:
         return self.node.op_type in ("MatMul", "Gemm")
+
+    @property
+    def blocks(self) -> tuple[int, int, int]:
+        """(b, n, k): what is stored, as matrices [n, k] that read inputs of their own: groups of a convolution, directions of a layer."""
+        count = int(attribute(self.node, "group", 1)) if self.node.op_type == "Conv" else 1
+        if self.node.op_type in RECURRENT:
+            return self.array.shape[0], self.array.shape[1], self.array.shape[2]
+        return count, self.stored[0] // count, self.array.size // max(self.stored[0], 1)
 
     def rows(self) -> Array:
         """What is stored, as a matrix: a row for each index of its first axis."""

@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from ort_gpu_ep.compression.kmeans import centroids, nearest
-from ort_gpu_ep.compression.layers import Array, Layer, attribute
+from ort_gpu_ep.compression.layers import RECURRENT, Array, Layer, attribute
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.weights.formats import VALUES, pack_codes, pack_sparse
 from ort_gpu_ep.weights.functions import BITS, DOMAIN, SPARSE
@@ -98,7 +98,7 @@ def encode(layer: Layer, method: Method, pruned: Array | None = None) -> Encoded
 
 def _int8(layer: Layer) -> Encoded:
     """DequantizeLinear with a scale for each output; of recurrent layers, one for all."""
-    recurrent = layer.node.op_type in ("LSTM", "GRU", "RNN")
+    recurrent = layer.node.op_type in RECURRENT
     rows = layer.rows()
     scale = np.abs(rows).max() if recurrent else np.abs(rows).max(axis=1)
     scale = np.maximum(np.asarray(scale, np.float32) / np.float32(127), np.float32(1e-30)).astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from onnx import helper, numpy_helper
 from ort_gpu_ep.compression.layers import Array, Layer, find_layers
 from ort_gpu_ep.compression.methods import Encoded, Method, encode, parse_method
 from ort_gpu_ep.compression.prune import by_magnitude, by_samples
+from ort_gpu_ep.compression.reading import read_by
 from ort_gpu_ep.compression.report import LayerReport, Report
-from ort_gpu_ep.compression.samples import differences, load_samples, random_samples, read_by, session_of
+from ort_gpu_ep.compression.samples import differences, load_samples, random_samples, session_of
 from ort_gpu_ep.compression.static import quantized
 from ort_gpu_ep.errors import ConfigError, ModelError
 from ort_gpu_ep.weights.functions import DOMAIN, MIN_OPSET, VERSION, functions
@@ -112,38 +114,42 @@ def _by_layers(
     notes: list[str], tell: Tell,
 ) -> tuple[onnx.ModelProto, list[LayerReport]]:
     """Each layer by its method, or a gentler one."""
-    matrices = [layer.node.input[0] for layer, _ in chosen if layer.is_matrix]
-    samples = read_by(model, matrices, feeds) if feeds is not None and matrices else {}
-    pruned = [layer.name for layer, method in chosen if method.kind == "prune" and layer.node.input[0] not in samples]
+    pruned = [layer.name for layer, method in chosen if method.kind == "prune"] if feeds is None else []
     if pruned:
         notes.append(f"pruned by magnitude alone, which costs accuracy: {', '.join(pruned)}"
-                     + ("; --calibrate lets the weights that are left make up for it" if feeds is None else "; samples count for products"))
+                     "; --calibrate lets the weights that are left make up for it")
     total, done = sum(layer.array.size for layer, _ in chosen), 0
-    encoded, reports = [], []
+    encoded: list[tuple[Layer, Encoded]] = []
+    reports: list[LayerReport] = []
+    now = onnx.ModelProto()     # with the weights that the layers before have become
+    now.CopyFrom(model)
     for layer, method in chosen:
         tell(f"{layer.name}: {method}", 0.1 + 0.8 * done / total)
-        read = samples.get(layer.node.input[0]) if layer.is_matrix else None
-        result, taken, report = _settled(layer, method, read, max_error)
+        samples = None
+        if feeds is not None and (method.kind == "prune" or layer.is_matrix):
+            wanted = read_by(model, layer, feeds)
+            samples = (read_by(now, layer, feeds) if method.kind == "prune" and encoded else wanted), wanted
+        result, taken, report = _settled(layer, method, samples, max_error)
         done += layer.array.size
         reports.append(report)
         if taken.kind != "float32":
             encoded.append((layer, result))
+            held = next(i for i in now.graph.initializer if i.name == layer.weight)
+            held.CopyFrom(numpy_helper.from_array(result.weight, layer.weight))
     if not encoded:
         raise ModelError("nothing to compress: every layer would keep its float weights; allow a larger --max-error")
     return _assembled(model, encoded), reports
 
 
-def _settled(layer: Layer, asked: Method, read: Array | None, max_error: float | None) -> tuple[Encoded, Method, LayerReport]:
-    """The gentlest change that is asked for within the error that is allowed."""
+def _settled(
+    layer: Layer, asked: Method, samples: tuple[Array, Array] | None, max_error: float | None,
+) -> tuple[Encoded, Method, LayerReport]:
+    """The gentlest change that is asked for within the error that is allowed. samples: what the layer reads now, and what it read."""
     method = asked
     while True:
-        pruned = None
-        if method.kind == "prune":
-            rows = layer.rows()
-            pruned = by_magnitude(rows, method.percent) if read is None else by_samples(rows, method.percent, read)
-        made = encode(layer, method, pruned)
+        made = encode(layer, method, _pruned(layer, method, samples) if method.kind == "prune" else None)
         weight_error = _relative(made.weight, layer.array)
-        output_error = _relative(*(read @ _matrix(layer, w) for w in (made.weight, layer.array))) if read is not None else None
+        output_error = _relative(_products(layer, made.weight, samples[0]), _products(layer, layer.array, samples[1])) if samples else None
         gentler = method.gentler()
         error = weight_error if output_error is None else output_error
         if max_error is None or error <= max_error or gentler is None:
@@ -155,9 +161,18 @@ def _settled(layer: Layer, asked: Method, read: Array | None, max_error: float |
         method = gentler
 
 
-def _matrix(layer: Layer, weight: Array) -> Array:
-    """The weight of a product as [k, n]."""
-    return weight if layer.perm == (1, 0) else weight.T
+def _pruned(layer: Layer, method: Method, samples: tuple[Array, Array] | None) -> Array:
+    """The layer's rows with zeros among them."""
+    if samples is None:
+        return by_magnitude(layer.rows(), method.percent)
+    blocks = zip(layer.rows().reshape(layer.blocks), *samples, strict=True)
+    return np.concatenate([by_samples(rows, method.percent, now, before) for rows, now, before in blocks]).reshape(layer.rows().shape)
+
+
+def _products(layer: Layer, weight: Array, samples: Array) -> Array:
+    """Of a weight of the layer and what its blocks read."""
+    found: Array = samples @ replace(layer, array=weight).rows().reshape(layer.blocks).swapaxes(1, 2)
+    return found
 
 
 def _relative(got: Array, wanted: Array) -> float:

@@ -11,7 +11,10 @@ import numpy as np
 
 from ort_gpu_ep.compression.layers import Array
 
-ROUNDS = 30
+STAGES = (0.1, 0.3, 1.0)
+"""How much the projection counts, by the mean of the inputs' squares: little while the weights find out which of them are needed."""
+ROUNDS = 15
+"""Of a stage."""
 REFITS = 60
 RIDGE = 0.01
 """Part of the mean of the inputs' squares: keeps the fit near the weights that there are where samples say nothing."""
@@ -25,30 +28,43 @@ def by_magnitude(rows: Array, percent: int) -> Array:
     return np.where(mask.reshape(rows.shape), rows, np.float32(0))
 
 
-def by_samples(rows: Array, percent: int, samples: Array) -> Array:
-    """The rows [n, k] with `percent` of the weights 0, so that products with samples [s, k] stay close."""
-    gram = (samples.T @ samples / np.float32(len(samples))).astype(np.float64)
-    gram[np.diag_indices_from(gram)] += RIDGE * np.trace(gram) / len(gram) + 1e-12
-    wide = rows.astype(np.float64)
-    rho = np.trace(gram) / len(gram)
-    inverse = np.linalg.inv(gram + rho * np.eye(len(gram)))
-    target, dual = wide @ gram, np.zeros_like(wide)
-    kept = by_magnitude(rows * np.sqrt(np.diag(gram)).astype(np.float32), percent) != 0
-    sparse = np.where(kept, wide, 0.0)
-    for _ in range(ROUNDS):
-        fitted = (target + rho * (sparse - dual)) @ inverse
-        sparse = by_magnitude(fitted + dual, percent)
-        dual += fitted - sparse
-    return _refitted(wide, sparse, gram).astype(np.float32)
+def by_samples(rows: Array, percent: int, samples: Array, wanted: Array | None = None) -> Array:
+    """The rows [n, k] with `percent` of the weights 0, so that their products with samples [s, k] stay close to those of `rows`.
+
+    wanted: what `rows` read where samples come from a model that is compressed already up to here; then its error is made up for.
+    """
+    before = samples if wanted is None else wanted
+    gram, cross = (np.asarray(a.T @ samples, np.float64) / len(samples) for a in (samples, before))
+    mean = max(float(np.trace(gram)) / len(gram), 1e-12)
+    for matrix in (gram, cross):
+        matrix[np.diag_indices_from(matrix)] += RIDGE * mean
+    target = rows.astype(np.float64) @ cross
+    sparse = np.where(by_magnitude(rows * np.sqrt(np.diag(gram)).astype(np.float32), percent) != 0, rows, 0.0)
+    for stage in STAGES:
+        rho = stage * mean
+        inverse = np.linalg.inv(gram + rho * np.eye(len(gram)))
+        dual = np.zeros(rows.shape)
+        for _ in range(ROUNDS):
+            fitted = (target + rho * (sparse - dual)) @ inverse
+            sparse = by_magnitude(fitted + dual, percent)
+            dual += fitted - sparse
+    return _refitted(target, sparse, gram).astype(np.float32)
 
 
-def _refitted(rows: Array, sparse: Array, gram: Array) -> Array:
-    """The entries that are left, by accelerated gradient steps on the squared error of the outputs."""
+def _refitted(target: Array, sparse: Array, gram: Array) -> Array:
+    """The entries that are left, by conjugate gradients on the squared error of each row's outputs."""
     mask = sparse != 0
-    step = 1.0 / np.linalg.norm(gram, 2)
-    now = before = sparse
-    for k in range(REFITS):
-        ahead = now + k / (k + 3.0) * (now - before)
-        before, now = now, mask * (ahead - step * (ahead - rows) @ gram)
+    scale = 1.0 / np.diag(gram)      # the preconditioner
+    now = sparse
+    rest = mask * (target - now @ gram)
+    step = along = rest * scale
+    size = (rest * along).sum(1, keepdims=True)
+    for _ in range(REFITS):
+        change = mask * (along @ gram)
+        length = size / np.maximum((along * change).sum(1, keepdims=True), 1e-300)
+        now, rest = now + length * along, rest - length * change
+        step = rest * scale
+        before, size = size, (rest * step).sum(1, keepdims=True)
+        along = step + size / np.maximum(before, 1e-300) * along
     found: Array = now
     return found

@@ -1,4 +1,4 @@
-"""Calibration data: arrays of samples for a model's inputs, what layers read from them, and what a model gives for them."""
+"""Calibration data: arrays of samples for a model's inputs, and what a model gives for them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ import onnxruntime
 from ort_gpu_ep.compression.layers import Array
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.feeds import random_feeds
-
-MAX_ROWS = 4096
-"""Of what a layer reads: more say little more, and take longer to fit."""
 
 
 def session_of(model: onnx.ModelProto) -> Any:
@@ -59,28 +56,6 @@ def load_samples(path: Path | str | Mapping[str, Array], session: Any) -> list[d
 
 def random_samples(session: Any) -> list[dict[str, Array]]:
     return [random_feeds(session)]
-
-
-def read_by(model: onnx.ModelProto, names: Sequence[str], feeds: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """What layers read: for each value, its last axis as rows [s, k], at most MAX_ROWS of them."""
-    watched = onnx.ModelProto()
-    watched.CopyFrom(model)
-    there = {v.name for v in (*watched.graph.output, *watched.graph.input)}
-    inputs = {i.name for i in watched.graph.input}
-    watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in dict.fromkeys(names) if n not in there)
-    session = session_of(watched)
-    wanted = [n for n in dict.fromkeys(names) if n not in inputs]
-    rows: dict[str, list[Array]] = {n: [] for n in dict.fromkeys(names)}
-    for feed in feeds:
-        found = {**feed, **dict(zip(wanted, session.run(wanted, feed) if wanted else (), strict=True))}
-        for name, parts in rows.items():
-            parts.append(np.asarray(found[name], np.float32).reshape(-1, found[name].shape[-1]))
-    rng = np.random.default_rng(0)
-    chosen = {}
-    for name, parts in rows.items():
-        joined = np.concatenate(parts)
-        chosen[name] = joined[np.sort(rng.permutation(len(joined))[:MAX_ROWS])]
-    return chosen
 
 
 def differences(before: Any, after: Any, feeds: Sequence[Mapping[str, Array]]) -> tuple[float, float | None]:
