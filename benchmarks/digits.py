@@ -31,7 +31,7 @@ LIMITS: Mapping[str, float] = {
 BLIND = ("prune80, blind",)
 SAMPLES = 400
 ALPHA: Mapping[str, float] = {"MLP": 60.0, "convolutional": 40.0, "LSTM": 60.0}
-"""Of the ridge regression that a head is, by the variance of the features: heads that generalise are those that small changes leave alone."""
+"""Of the ridge regression that a head is, by the variance of the features: what small changes leave alone generalises, too."""
 
 console = Console()
 
