@@ -40,6 +40,7 @@ class Doubling:
     """Of a graph of one Add of a value with itself."""
 
     plans: tuple[Plan, ...] = ()
+    specialized = ()
     problem, weight_nbytes, uploads, uploaded_nbytes, blamed = "", 0, 0, 0, True
 
     def __init__(self, graph: Graph, config: Config, gpu: Adapter, rewrite: Rewrite | None) -> None:
