@@ -51,7 +51,8 @@ record("sum_parts.wgsl", "elementwise", loop_bound=lambda k: k["SPLIT"])
 class Product:
     """y[batch, m, n] = alpha * sum_k a[m, k] b[k, n] + beta * c, c read through `bias` (input 2) where there is one.
 
-    window: constants of the implicit im2col of `b`; empty: `b` is stored as a matrix. target: what it is to run on.
+    window: constants of the implicit im2col of `b`; empty: `b` is stored as a matrix. images: elements between two images of a and of b
+    where k is (image, output pixel) and n (channel, tap): the gradient of a convolution's weights. target: what it is to run on.
     fours: both operands are float32 and may be read by fours.
     """
 
@@ -67,6 +68,7 @@ class Product:
     window: Mapping[str, Const] = field(default_factory=dict)
     target: Target = DEFAULT_TARGET
     fours: bool = False
+    images: tuple[int, int] | None = None
 
 
 def lower_product(product: Product, out: TensorType, target: int | str = 0) -> Lowering:
@@ -129,7 +131,7 @@ def estimate_ns(product: Product, tile: Tile, split: int) -> float:
 
 _NO_WINDOW = {
     f"{name}_{axis}": 1 for name in ("WINDOW", "STRIDE", "DILATION", "PAD") for axis in "ZYX"
-} | {"DEPTH": 1, "HEIGHT": 1, "WIDTH": 1, "OUT_HEIGHT": 1, "OUT_WIDTH": 1}
+} | {"DEPTH": 1, "HEIGHT": 1, "WIDTH": 1, "OUT_DEPTH": 1, "OUT_HEIGHT": 1, "OUT_WIDTH": 1}
 
 
 def _gemm(product: Product, out: TensorType, tile: Tile, split: int) -> Kernel:
@@ -140,7 +142,8 @@ def _gemm(product: Product, out: TensorType, tile: Tile, split: int) -> Kernel:
         "TILES_M": tiles_m, "TILES_N": tiles_n, "SPLIT": split, "STEPS": -(-product.k // (tile.k * split)),
         "A_ROW": product.a.outer, "A_K": product.a.k, "B_K": product.b.k, "B_COL": product.b.outer,
         "A_K_FAST": product.a.k == 1, "B_K_FAST": product.b.k == 1 and product.b.outer != 1 and not product.window,
-        "IM2COL": bool(product.window), **(product.window or _NO_WINDOW)}
+        "IM2COL": bool(product.window), "GRADIENT": product.images is not None, **(product.window or _NO_WINDOW)}
+    sizes |= dict(zip(("A_IMAGE", "B_IMAGE"), product.images or (1, 1), strict=True))
     return kernel(
         "gemm.wgsl", [out], consts=sizes, indices={"a_base": product.a.base, "b_base": product.b.base},
         groups=product.batch * tiles_m * tiles_n * split, lanes=tile.lanes, workgroup_nbytes=tile.nbytes,

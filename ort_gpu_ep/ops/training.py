@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import KernelCall, ceil_div, record
+from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.ops.reduce import rows_of
-from ort_gpu_ep.registry import BoundNode, Kernel, kernel, op
+from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.types import FLOAT32, INT32, Shape, TensorType
 
 DOMAIN = "ort_gpu_ep.training"
@@ -24,6 +28,7 @@ record(
     steps=lambda k: k["T"])
 record("lstm_cells.wgsl", "movement", loop_bound=lambda k: k["T"], steps=lambda k: k["T"])
 record("adam.wgsl", "elementwise")
+record("momentum.wgsl", "elementwise")
 record(
     "max_pool_gradient.wgsl", "pool", loop_bound=lambda k: _windows(k, 0) * (1 + _windows(k, 1) * (1 + _windows(k, 2))),
     flops=lambda k: 2 * k.size("dx") * _windows(k, 0) * _windows(k, 1) * _windows(k, 2))
@@ -118,6 +123,16 @@ def adam_update(node: BoundNode) -> Kernel:
     return kernel("adam.wgsl", [tensor] * 3, consts=consts, groups=ceil_div(tensor.size, 64))
 
 
+@op("MomentumUpdate", domain=DOMAIN, dtypes={}, bindings="p grad velocity hyper -> new_p new_velocity")
+def momentum_update(node: BoundNode) -> Kernel:
+    """p and its velocity after a step of gradient descent with momentum. All of one shape but hyper [1]: the rate."""
+    shape = node.input(0).shape
+    _check(node, [shape] * 3 + [(1,)], "float32 of one shape, none empty, and float32[1]")
+    tensor = node.input(0).type
+    consts = {name.upper(): float(node.attr(name)) for name in ("momentum", "decay", "direct", "along")}
+    return kernel("momentum.wgsl", [tensor] * 2, consts=consts | {"N": tensor.size}, groups=ceil_div(tensor.size, 64))
+
+
 @op("MaxPoolGradient", domain=DOMAIN, dtypes={}, bindings="dy indices -> dx")
 def max_pool_gradient(node: BoundNode) -> Kernel:
     """dx = dy, each window's where the window has its maximum. dy, indices (int32, flat over x): [N, C, out...], dx: [N, C, in...]."""
@@ -145,6 +160,29 @@ def depthwise_weight_gradient(node: BoundNode) -> Kernel:
     return kernel(
         "depthwise_weight_gradient.wgsl", [TensorType(FLOAT32, (channels, 1, *taps))], consts=consts, groups=channels * taps[0] * taps[1],
         lanes=LANES, workgroup_nbytes=4 * LANES)
+
+
+@op("ConvWeightGradient", domain=DOMAIN, dtypes={}, bindings="b a c? -> y")
+def conv_weight_gradient(node: BoundNode) -> Lowering:
+    """dw = the gradient of a convolution's weights. image: [N, g * C, in...], maps: [N, g * M, out...], dw: [g * M, C, taps...].
+
+    A matrix product for each group: maps times the windows of the image (read in place), summed over images and their pixels.
+    """
+    image, maps, groups = node.input(0), node.input(1), int(node.attr("group"))
+    fits = 3 <= image.rank <= 5 and image.rank == maps.rank and image.shape[0] == maps.shape[0] and (
+        image.shape[1] % groups == 0 and maps.shape[1] % groups == 0)
+    if not fits or any(o.dtype is not FLOAT32 or 0 in o.shape for o in (image, maps)):
+        raise _declined(node, "float32 [N, C, ...] of as many images with one to three spatial axes, none empty")
+    size, strides, dilations = (tuple(node.attr(name)) for name in ("kernel_shape", "strides", "dilations"))
+    window = Window(image.shape[2:], maps.shape[2:], size, strides, dilations, tuple(node.attr("pads"))[:len(size)])
+    channels, filters = image.shape[1] // groups, maps.shape[1] // groups
+    pixels, plane = math.prod(window.small), math.prod(window.large)
+    rows = Matrix(1, Strided((groups,), (filters * pixels,)), pixels, 1)
+    columns = Matrix(0, Strided((groups,), (channels * plane,)), 1, 1)
+    product = Product(
+        groups, filters, channels * window.taps, image.shape[0] * pixels, rows, columns, window=window.consts(INPUT_AXES, OUTPUT_AXES),
+        target=node.target, images=(maps.shape[1] * pixels, image.shape[1] * plane))
+    return lower_product(product, TensorType(FLOAT32, (groups * filters, channels, *size)))
 
 
 @op("SoftmaxCrossEntropy", domain=DOMAIN, dtypes={}, bindings="z label weight -> losses dz")

@@ -7,13 +7,15 @@
 // (of a part), A_ROW A_K B_K B_COL (strides), A_K_FAST B_K_FAST (neighbouring invocations read along k), ALPHA BETA.
 // Sums of more than 32 steps are added up in blocks of 16: rounding errors stay those of a block.
 // IM2COL: B is never stored: k is (channel, tap), n an output pixel; DEPTH.. of the input, OUT_.. of the output, the window and
-// its steps as conv.py's Window.consts writes them.
+// its steps as conv.py's Window.consts writes them. GRADIENT: k is (image, output pixel), n (channel, tap), in A, too: A_IMAGE, B_IMAGE
+// elements between two images.
 const AQ: u32 = TM / 4u;
 const BQ: u32 = TN / 4u;
 const A_CHUNKS: u32 = AQ * TK;
 const B_CHUNKS: u32 = BQ * TK;
 const A_SWIZZLE: u32 = select(0u, min(AQ, 8u) - 1u, A_K_FAST);   // spreads stores along k over the memory banks
 const B_SWIZZLE: u32 = select(0u, min(BQ, 8u) - 1u, B_K_FAST);
+const PIXELS: u32 = OUT_DEPTH * OUT_HEIGHT * OUT_WIDTH;
 const K_EXACT: bool = SPLIT * STEPS * TK == K;
 var<workgroup> a_tile: array<vec4<f32>, 2u * A_CHUNKS>;
 var<workgroup> b_tile: array<vec4<f32>, 2u * B_CHUNKS>;
@@ -22,12 +24,16 @@ var<private> b_start: u32;
 var<private> pixel_z: vec4<i32>;
 var<private> pixel_y: vec4<i32>;
 var<private> pixel_x: vec4<i32>;
+var<private> plane_start: vec4<i32>;   // GRADIENT: of the columns' channels
 var<private> next_a: array<vec4<f32>, 2>;
 var<private> next_b: array<vec4<f32>, 2>;
 var<private> acc: mat4x4<f32>;   // a column for each of the four rows
 
 fn a_or_zero(m: u32, k: u32) -> f32 {
-    if ((M % TM == 0u || m < M) && (K_EXACT || k < K)) { return a_at(a_start + m * A_ROW + k * A_K); }
+    if ((M % TM == 0u || m < M) && (K_EXACT || k < K)) {
+        if (GRADIENT) { return a_at(a_start + m * A_ROW + k / PIXELS * A_IMAGE + k % PIXELS); }
+        return a_at(a_start + m * A_ROW + k * A_K);
+    }
     return 0.0;
 }
 
@@ -51,7 +57,30 @@ fn place_window(n0: u32) {
     pixel_y = select(vec4<i32>(-0x40000000), pixel_y, n < vec4<u32>(N));   // a column past the end is outside of every row
 }
 
+// GRADIENT: where the tap of each of the four columns lies in a window.
+fn place_taps(n0: u32) {
+    let n = vec4<u32>(n0, n0 + BQ, n0 + 2u * BQ, n0 + 3u * BQ);
+    let tap = n % (WINDOW_Z * WINDOW_Y * WINDOW_X);
+    pixel_z = vec4<i32>(tap / (WINDOW_Y * WINDOW_X) * DILATION_Z) - i32(PAD_Z);
+    pixel_y = vec4<i32>(tap / WINDOW_X % WINDOW_Y * DILATION_Y) - i32(PAD_Y);
+    pixel_x = vec4<i32>(tap % WINDOW_X * DILATION_X) - i32(PAD_X);
+    pixel_y = select(vec4<i32>(-0x40000000), pixel_y, n < vec4<u32>(N));
+    plane_start = vec4<i32>(n / (WINDOW_Z * WINDOW_Y * WINDOW_X) * (DEPTH * HEIGHT * WIDTH));
+}
+
+fn gather_taps(k: u32) -> vec4<f32> {
+    let p = k % PIXELS;
+    let z = pixel_z + i32(p / (OUT_HEIGHT * OUT_WIDTH) * STRIDE_Z);
+    let y = pixel_y + i32(p / OUT_WIDTH % OUT_HEIGHT * STRIDE_Y);
+    let x = pixel_x + i32(p % OUT_WIDTH * STRIDE_X);
+    var inside = (vec4<u32>(y) < vec4<u32>(HEIGHT)) & (vec4<u32>(x) < vec4<u32>(WIDTH)) & (vec4<u32>(z) < vec4<u32>(DEPTH));
+    if (!K_EXACT) { inside = inside & vec4<bool>(k < K); }
+    let i = plane_start + (z * i32(HEIGHT) + y) * i32(WIDTH) + x + i32(b_start + k / PIXELS * B_IMAGE);
+    return vec4<f32>(pixel_or_zero(inside.x, i.x), pixel_or_zero(inside.y, i.y), pixel_or_zero(inside.z, i.z), pixel_or_zero(inside.w, i.w));
+}
+
 fn gather(k: u32) -> vec4<f32> {
+    if (GRADIENT) { return gather_taps(k); }
     let tap = k % (WINDOW_Z * WINDOW_Y * WINDOW_X);
     let z = pixel_z + i32(tap / (WINDOW_Y * WINDOW_X) * DILATION_Z);
     let y = pixel_y + i32(tap / WINDOW_X % WINDOW_Y * DILATION_Y);
@@ -111,7 +140,7 @@ fn group_main(group: u32, lane: u32) {
     let column = lane % BQ;
     a_start = a_base(outer % BATCH);
     b_start = b_base(outer % BATCH);
-    if (IM2COL) { place_window(n0 + column); }
+    if (GRADIENT) { place_taps(n0 + column); } else if (IM2COL) { place_window(n0 + column); }
     fetch(lane, m0, n0, k0);
     var total = mat4x4<f32>();
     for (var step = 0u; step < STEPS; step++) {

@@ -172,6 +172,26 @@ AdamUpdate <beta1, beta2, rest1, rest2, epsilon> (p, grad, mean, square, hyper) 
     new_p = Sub (old_p, change)
 }"""
 
+_MOMENTUM_UPDATE = """
+MomentumUpdate <momentum, decay, direct, along> (p, grad, velocity, hyper) => (new_p, new_velocity)
+{
+    at0 = Constant <value_int = 0> ()
+    rate = Gather <axis = 0> (hyper, at0)
+    m = Constant <value_float: float = @momentum> ()
+    d = Constant <value_float: float = @decay> ()
+    of_grad = Constant <value_float: float = @direct> ()
+    of_velocity = Constant <value_float: float = @along> ()
+    decayed = Mul (p, d)
+    g = Add (grad, decayed)
+    kept = Mul (velocity, m)
+    new_velocity = Add (kept, g)
+    one = Mul (g, of_grad)
+    other = Mul (new_velocity, of_velocity)
+    both = Add (one, other)
+    change = Mul (both, rate)
+    new_p = Sub (p, change)
+}"""
+
 _MAX_POOL_GRADIENT = """
 MaxPoolGradient <kernel_shape, strides, dilations, before, count, shape> (dy, indices) => (dx)
 {
@@ -200,6 +220,28 @@ DepthwiseWeightGradient <kernel_shape, strides, dilations, pads, group, planes> 
     dw = Transpose <perm = [1, 0, 2, 3]> (kept)
 }"""
 
+_CONV_WEIGHT_GRADIENT = """
+ConvWeightGradient <kernel_shape, strides, dilations, pads, group, image_split, maps_split, turn_image, turn_maps, image_flat, maps_flat,
+    axes, first, back> (image, maps) => (dw)
+{
+    parts_of_image = Constant <value_ints: ints = @image_split> ()
+    parts_of_maps = Constant <value_ints: ints = @maps_split> ()
+    flat_image = Constant <value_ints: ints = @image_flat> ()
+    flat_maps = Constant <value_ints: ints = @maps_flat> ()
+    size = Constant <value_ints: ints = @kernel_shape> ()
+    spatial = Constant <value_ints: ints = @axes> ()
+    none = Constant <value_ints: ints = @first> ()
+    image_parts = Reshape (image, parts_of_image)
+    maps_parts = Reshape (maps, parts_of_maps)
+    image_turned = Transpose <perm: ints = @turn_image> (image_parts)
+    maps_turned = Transpose <perm: ints = @turn_maps> (maps_parts)
+    images = Reshape (image_turned, flat_image)
+    taps = Reshape (maps_turned, flat_maps)
+    whole = Conv <strides: ints = @dilations, dilations: ints = @strides, pads: ints = @pads, group: int = @group> (images, taps)
+    kept = Slice (whole, none, size, spatial)
+    dw = Transpose <perm: ints = @back> (kept)
+}"""
+
 _SOFTMAX_CROSS_ENTROPY = """
 SoftmaxCrossEntropy <classes> (z, label, weight) => (losses, dz)
 {
@@ -220,8 +262,8 @@ SoftmaxCrossEntropy <classes> (z, label, weight) => (losses, dz)
 }"""
 
 TEXTS = {text.split()[0]: text for text in (
-    _LSTM_CELLS, _LSTM_BACKWARD, _GRU_BACKWARD, _GRU_BACKWARD_RESET_FIRST, _RNN_BACKWARD, _ADAM_UPDATE, _MAX_POOL_GRADIENT,
-    _DEPTHWISE_WEIGHT_GRADIENT, _SOFTMAX_CROSS_ENTROPY)}
+    _LSTM_CELLS, _LSTM_BACKWARD, _GRU_BACKWARD, _GRU_BACKWARD_RESET_FIRST, _RNN_BACKWARD, _ADAM_UPDATE, _MOMENTUM_UPDATE,
+    _MAX_POOL_GRADIENT, _DEPTHWISE_WEIGHT_GRADIENT, _CONV_WEIGHT_GRADIENT, _SOFTMAX_CROSS_ENTROPY)}
 """Name -> body, in ONNX's text form."""
 
 

@@ -107,13 +107,13 @@ class SGD(Rated):
         return self.slots if self.momentum else ()
 
     def update(self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]) -> list[Value]:
-        rate = hyper[0] if p.rank else p.writer.reshape(hyper[0], ())
-        grad = grad + p * self.weight_decay if self.weight_decay else grad
         if not self.momentum:
-            return [p - grad * rate]
-        velocity = state[0] * self.momentum + grad
-        along = grad + velocity * self.momentum if self.nesterov else velocity
-        return [p - along * rate, velocity]
+            grad = grad + p * self.weight_decay if self.weight_decay else grad
+            return [p - grad * (hyper[0] if p.rank else p.writer.reshape(hyper[0], ()))]
+        direct, along = (1.0, self.momentum) if self.nesterov else (0.0, 1.0)
+        types = [(p.dtype, p.shape)] * 2
+        return p.writer.call(function("MomentumUpdate", p.writer.opset), types, p, grad, *state, *hyper, momentum=float(self.momentum),
+                             decay=float(self.weight_decay), direct=direct, along=float(along))
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,12 @@ def test_cells(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (3, 67)])
+def test_momentum(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    inputs = {n: np.asarray(rng.normal(size=shape), "f") for n in ("p", "grad", "velocity")} | {"hyper": np.array([0.1], "f")}
+    check("MomentumUpdate", inputs, momentum=0.9, decay=0.01, direct=1.0, along=0.9)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 67)])
 def test_adam(shape: tuple[int, ...], rng: np.random.Generator) -> None:
     p, grad, mean, square = (rng.normal(size=shape).astype("f") for _ in range(4))
     inputs = {"p": np.asarray(p), "grad": np.asarray(grad), "mean": np.asarray(mean), "square": np.asarray(square**2, "f"),
@@ -113,6 +119,25 @@ def test_depthwise_weight_gradient(space: tuple[int, int], form: dict[str, list[
     out = [(space[a] + p[a] + p[a + 2] - (k[a] - 1) * d[a] - 1) // s[a] + 1 for a in (0, 1)]
     inputs = {"image": rng.normal(size=(3, 5, *space)).astype("f"), "maps": rng.normal(size=(3, 5, *out)).astype("f")}
     check("DepthwiseWeightGradient", inputs, group=5, planes=[1, -1, *space], **form)
+
+
+@pytest.mark.parametrize(("sizes", "space", "form"), [
+    ((2, 1, 3, 4), (9, 8), {"kernel_shape": [3, 3], "strides": [2, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1]}),
+    ((3, 1, 1, 6), (32, 32), {"kernel_shape": [5, 5], "strides": [1, 1], "dilations": [1, 1], "pads": [0, 0, 0, 0]}),
+    ((2, 2, 3, 5), (12, 9), {"kernel_shape": [2, 3], "strides": [1, 2], "dilations": [2, 1], "pads": [0, 1, 1, 0]}),
+    ((2, 3, 20, 9), (11,), {"kernel_shape": [4], "strides": [2], "dilations": [1], "pads": [2, 0]}),
+    ((1, 1, 2, 3), (4, 5, 6), {"kernel_shape": [2, 1, 3], "strides": [1, 2, 1], "dilations": [1, 1, 2], "pads": [1, 0, 0, 1, 0, 2]})])
+def test_conv_weight_gradient(sizes: tuple[int, int, int, int], space: tuple[int, ...], form: dict[str, list[int]], rng: np.random.Generator) -> None:
+    """Sums of one and of several parts; windows that leave the image, and end before it does."""
+    batch, group, channels, filters = sizes
+    rank = len(space)
+    k, s, d, p = (form[n] for n in ("kernel_shape", "strides", "dilations", "pads"))
+    out = [(space[a] + p[a] + p[a + rank] - (k[a] - 1) * d[a] - 1) // s[a] + 1 for a in range(rank)]
+    inputs = {"image": rng.normal(size=(batch, group * channels, *space)).astype("f"), "maps": rng.normal(size=(batch, group * filters, *out)).astype("f")}
+    axes, taps = [*range(3, 3 + rank)], [*range(2, 2 + rank)]
+    check("ConvWeightGradient", inputs, group=group, image_split=[batch, group, channels, *space], maps_split=[batch, group, filters, *out],
+          turn_image=[2, 1, 0, *axes], turn_maps=[1, 2, 0, *axes], image_flat=[channels, group * batch, *space],
+          maps_flat=[group * filters, batch, *out], axes=taps, first=[0] * rank, back=[1, 0, *taps], **form)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (33, 257), (3, 2000), (4096, 10)])

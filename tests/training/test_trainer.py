@@ -326,7 +326,7 @@ def test_timing_leaves_the_state_as_it_was() -> None:
         np.testing.assert_allclose(timed.parameters()[name], array, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["lenet5", "har_lstm"])
+@pytest.mark.parametrize("name", ["lenet5", "har_lstm", "mlp_16", "mlp_16x3", "mlp_256", "mlp_784"])
 def test_networks_on_the_gpu_follow_the_cpu(name: str, rng: np.random.Generator) -> None:
     model = models.build(name, batch=4, **({"steps": 3, "hidden": 6, "layers": 1} if name == "har_lstm" else {}))
     shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]

@@ -116,6 +116,21 @@ def adam(trial: Trial) -> str:
     return "1 shape"
 
 
+@probe("momentum", "kernels", disables=("momentum.wgsl",))
+def momentum(trial: Trial) -> str:
+    """An update of more elements than a workgroup has lanes."""
+    for _ in range(trial.rounds):
+        p, g, v = (trial.normal(7, 31) for _ in range(3))
+        wp, wg, wv = _wide([p, g, v])
+        slope = wg + 0.125 * wp
+        velocity = wv * 0.875 + slope
+        got = trial.node("MomentumUpdate", 1, [p, g, v, np.array([0.25], np.float32)], outputs=2, domain=DOMAIN, momentum=0.875,
+                         decay=0.125, direct=1.0, along=0.875)
+        for k, want in enumerate((wp - 0.25 * (slope + 0.875 * velocity), velocity)):
+            agree(f"MomentumUpdate, output {k}", got[k], want, 1e-5)
+    return "1 shape"
+
+
 @probe("max pool backward", "kernels", disables=("max_pool_gradient.wgsl",))
 def max_pool(trial: Trial) -> str:
     """Windows that overlap, with padding; one axis, with dilation."""

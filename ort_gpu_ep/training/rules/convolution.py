@@ -113,7 +113,7 @@ def weight_gradient(writer: Writer, image: Value, maps: Value, lay: Windows, gro
         return writer.call(function("DepthwiseWeightGradient", writer.opset), types, image, maps, kernel_shape=list(lay.kernel),
                            strides=list(lay.strides), dilations=list(lay.dilations), pads=lay.pads, group=group,
                            planes=[1, -1, *image.shape[2:]])[0]
-    return _by_convolution(writer, image, maps, lay, group)
+    return _dense(writer, image, maps, lay, group)
 
 
 def _channels_first(writer: Writer, x: Value) -> Value:
@@ -121,17 +121,17 @@ def _channels_first(writer: Writer, x: Value) -> Value:
     return writer.reshape(writer.transpose(x, [1, 0, *range(2, x.rank)]), [x.shape[1], x.shape[0] * math.prod(x.shape[2:])])
 
 
-def _by_convolution(writer: Writer, image: Value, maps: Value, lay: Windows, group: int) -> Value:
-    """Batch and channels change places, strides and dilations too; the kernel slides over the image as the taps did."""
-    batch, space, rest = image.shape[0], image.shape[2:], maps.shape[2:]
+def _dense(writer: Writer, image: Value, maps: Value, lay: Windows, group: int) -> Value:
+    """One product where a kernel takes the function. Its body: batch and channels change places, strides and dilations too; the kernel
+    slides over the image as the taps did, and where its windows end before the image does, there are taps too many.
+    """
+    batch, space, rest, rank = image.shape[0], image.shape[2:], maps.shape[2:], len(lay.kernel)
     channels, filters = image.shape[1] // group, maps.shape[1] // group
-    rank = len(lay.kernel)
-    axes = [*range(3, 3 + rank)]
-    images = writer.transpose(writer.reshape(image, [batch, group, channels, *space]), [2, 1, 0, *axes])
-    kernels = writer.transpose(writer.reshape(maps, [batch, group, filters, *rest]), [1, 2, 0, *axes])
-    found = writer.op("Conv", writer.reshape(images, [channels, group * batch, *space]),
-                      writer.reshape(kernels, [group * filters, batch, *rest]), strides=list(lay.dilations), dilations=list(lay.strides),
-                      pads=lay.pads, group=group)
-    for axis, size in enumerate(lay.kernel, start=2):
-        found = writer.slice(found, axis, 0, size)      # where the windows end before the image does, there are taps too many
-    return writer.transpose(found, [1, 0, *range(2, 2 + rank)])
+    axes, taps = range(3, 3 + rank), [*range(2, 2 + rank)]
+    types = [(image.dtype, (group * filters, channels, *lay.kernel))]
+    return writer.call(
+        function("ConvWeightGradient", writer.opset), types, image, maps, kernel_shape=list(lay.kernel), strides=list(lay.strides),
+        dilations=list(lay.dilations), pads=lay.pads, group=group, image_split=[batch, group, channels, *space],
+        maps_split=[batch, group, filters, *rest], turn_image=[2, 1, 0, *axes], turn_maps=[1, 2, 0, *axes],
+        image_flat=[channels, group * batch, *space], maps_flat=[group * filters, batch, *rest], axes=taps, first=[0] * rank,
+        back=[1, 0, *taps])[0]
