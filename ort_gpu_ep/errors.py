@@ -5,6 +5,7 @@ GpuEpError
 ├ AdapterError                        no usable GPU adapter, or the one asked for does not exist
 ├ ModelError(ValueError)              a model file is missing, broken or not what it claims to be
 ├ TrainingError(ValueError)           a model can't be trained as asked, or training went wrong
+├ ScoringError(ValueError)            a data set can't be scored as asked: what, where, and what to try
 ├ UnsupportedNodeError                an op builder declines a node; claim() turns it into a Decline
 ├ ShaderError                         a composed shader does not compile
 ├ DeviceError                         the GPU could not do what it was asked to
@@ -39,6 +40,10 @@ class ModelError(GpuEpError, ValueError):
 
 class TrainingError(GpuEpError, ValueError):
     """A model can't be trained as it was asked for, or its training went wrong: the message says where, and what to try."""
+
+
+class ScoringError(GpuEpError, ValueError):
+    """A data set can't be scored as it was asked for: the message says which file, row or column, and what to try."""
 
 
 class Code(StrEnum):

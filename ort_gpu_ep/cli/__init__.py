@@ -20,6 +20,7 @@ COMMANDS = {
     "bisect": "Find the node at which MODEL's values on the GPU leave the CPU's, and write a model that shows it. Exit code 1 if there is.",
     "doctor": "Examine the adapter a session would get, in processes of their own. Exit code 0 healthy, 1 degraded, 2 unusable or none.",
     "train": "Train the float32 weights of MODEL on the samples of a .npz file, and write the tuned model.",
+    "score": "Run MODEL over all rows of DATA on every adapter, and write the outputs in the same order. A killed run goes on.",
     "compress": "Write MODEL with smaller weights, as plain ONNX that stock ONNX Runtime runs with the same result.",
     "exec": "Run COMMAND with the GPU put before the providers that its onnxruntime sessions name, in its Python children too.",
     "profile": "Time each dispatch of MODEL on the GPU beside what the adapter could do, and what the host does around them.",

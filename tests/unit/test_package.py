@@ -230,8 +230,8 @@ def test_a_plain_installation_brings_neither() -> None:
 
 def test_import_is_lazy() -> None:
     """Tools that need no GPU don't load its driver."""
-    heavy = ("wgpu", "onnxruntime", "onnx", "typer")
-    code = f"import sys, ort_gpu_ep; print([m for m in {heavy} if m in sys.modules])"
+    heavy = ("wgpu", "onnxruntime", "onnx", "typer", "pyarrow", "ray")
+    code = f"import sys, ort_gpu_ep, ort_gpu_ep.scoring; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
 

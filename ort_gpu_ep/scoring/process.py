@@ -1,0 +1,75 @@
+"""A worker process as its parent has it: calls with a deadline, and its end in words."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from ort_gpu_ep.child import ending
+from ort_gpu_ep.scoring import worker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BEGIN_S = 120.0
+"""For a process to start and import its packages: 2 s, longer on a machine with much else to do."""
+
+_LAST_S = 10.0
+"""For a worker to end by itself."""
+
+
+class WorkerEndError(Exception):
+    """The process ended, or did not answer in time and was ended; the message says which."""
+
+
+class Process:
+    """One worker process in a pool of its own. Not thread-safe. Raises WorkerEndError where it does not start."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._process: Any = None
+        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), worker.begin)
+        try:
+            self.pid = self._call(BEGIN_S, worker.identify)
+        except WorkerEndError as error:
+            raise WorkerEndError(f"{error}; a script that scores needs `if __name__ == '__main__':` around it") from error
+        self._process = next((p for p in multiprocessing.active_children() if p.pid == self.pid), None)
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the function gives in the worker. Raises WorkerEndError, after which only `kill` makes sense."""
+        return self._call(self._timeout_s, function, *args, **kwargs)
+
+    def _call(self, timeout_s: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return self._pool.submit(function, *args, **kwargs).result(timeout_s)
+        except TimeoutError:
+            self.kill()
+            raise WorkerEndError(f"the worker process did not answer within {timeout_s:g} s and was ended") from None
+        except BrokenExecutor:
+            raise WorkerEndError(f"the worker process ended ({self._ending()})") from None
+
+    def _ending(self) -> str:
+        process = self._process
+        if process is None:
+            return "while it started"
+        process.join(_LAST_S)
+        return ending(process.exitcode) if process.exitcode is not None else "it closed its pipe"
+
+    def kill(self) -> None:
+        """Ends it at once, also where it is stopped or hangs."""
+        process = self._process
+        if process is None:      # it did not begin: all that this pool has started
+            process = next(iter((self._pool._processes or {}).values()), None)
+        if process is not None and process.exitcode is None:
+            process.kill()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def end(self) -> None:
+        """Lets it end by itself; kills it where it does not."""
+        try:
+            self._call(_LAST_S, worker.finish)
+        except WorkerEndError:
+            self.kill()
+        self._pool.shutdown(wait=True)

@@ -1,0 +1,211 @@
+"""What happens in a worker process: one session, two batches under way.
+
+Sessions allow several runs at a time: while one computes, the next one's inputs are uploaded and the last one's outputs read back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import connection, parent_process
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import numpy as np
+
+from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError, ScoringError
+from ort_gpu_ep.scoring import memory
+from ort_gpu_ep.scoring.columns import Array
+from ort_gpu_ep.scoring.model import Model
+from ort_gpu_ep.scoring.running import Busy, open_session, score_rows
+
+DEPTH = 2
+"""Batches under way."""
+
+_STALE = 3
+"""Doublings of the batch that bring nothing, after which no larger one is tried."""
+
+_MAPPED = 3
+"""Shards that stay mapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """adapter: as in the option, or `cpu`. options: of the provider."""
+
+    model: Model
+    adapter: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Rows start to stop of the arrays in a piece of shared memory. answer: the name of the one to make for the outputs."""
+
+    segment: str
+    layout: memory.Layout
+    start: int
+    stop: int
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """layout: of the outputs in the answer's memory, empty where the model refused all rows. busy_s: of this worker until now."""
+
+    layout: memory.Layout
+    errors: dict[int, str]
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """kind: `device`, whose process is replaced; `memory`, too little for so many rows; `fatal`, the same anywhere."""
+
+    kind: str
+    message: str
+
+
+@dataclass(slots=True)
+class _State:
+    model: Model
+    session: Any
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(DEPTH, "ort_gpu_ep-score"))
+    under_way: deque[Future[Done | Failed]] = field(default_factory=deque)
+    segments: dict[str, tuple[SharedMemory, dict[str, Array]]] = field(default_factory=dict)
+    retired: list[SharedMemory] = field(default_factory=list)
+    busy: Busy = field(default_factory=Busy)
+    lock: Any = field(default_factory=threading.Lock)
+
+
+_state: _State | None = None
+
+
+def begin() -> None:
+    """Ctrl-C is the parent's business, and without a parent there is nothing to do."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow, name="ort_gpu_ep-parent", daemon=True).start()
+
+
+def _follow() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def identify() -> int:
+    """The process id."""
+    return os.getpid()
+
+
+def open_worker(setup: Setup) -> Failed | None:
+    """Makes the session."""
+    global _state
+    try:
+        _state = _State(setup.model, open_session(setup.model.path, setup.adapter, setup.options))
+    except Exception as error:
+        return Failed("device" if isinstance(error, DeviceError) else "fatal", f"{type(error).__name__}: {error}")
+    return None
+
+
+def exchange(task: Task | None) -> Done | Failed | None:
+    """Takes a batch, and gives the oldest under way once there are DEPTH, or where none came; None: nothing yet."""
+    state = _opened()
+    if task is not None:
+        state.under_way.append(state.pool.submit(_work, state, task))
+    if state.under_way and (task is None or len(state.under_way) >= DEPTH):
+        return state.under_way.popleft().result()
+    return None
+
+
+def measure(task: Task, limit: int, budget_s: float) -> list[tuple[int, float]] | Failed:
+    """(rows, rows a second) for batches of 1, 2, 4, ... rows, until more rows bring nothing, or the time is over. limit: the most."""
+    state, found, until_s = _opened(), list[tuple[int, float]](), time.perf_counter() + budget_s
+    rows = {name: a[task.start:task.stop] for name, a in _arrays(state, task).items()}
+    size = 1
+    try:
+        while size <= limit:
+            feeds = {name: np.resize(a, (size, *a.shape[1:])) for name, a in rows.items()}
+            run = partial(score_rows, partial(_run, state), state.model, feeds)
+            start = time.perf_counter()
+            if run().errors:
+                return Failed("fatal", "the model refused rows of the measurement")
+            first_s = time.perf_counter() - start
+            times = [_timed(run) for _ in range(3 if first_s < 0.2 else 1)]
+            found.append((size, size / min(times)))
+            stale = len(found) > _STALE and max(r for _, r in found[-_STALE:]) < 1.03 * max(r for _, r in found[:-_STALE])
+            if stale or time.perf_counter() > until_s:
+                break
+            size *= 2
+    except OutOfDeviceMemoryError as error:
+        return found or Failed("memory", str(error))
+    except Exception as error:
+        return _failed(error)
+    return found
+
+
+def _timed(run: Any) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _opened() -> _State:
+    assert _state is not None, "open_worker comes first"
+    return _state
+
+
+def _run(state: _State, feeds: Mapping[str, Array]) -> list[Array]:
+    with state.busy.run():
+        return list(state.session.run([v.name for v in state.model.outputs], dict(feeds)))
+
+
+def _work(state: _State, task: Task) -> Done | Failed:
+    try:
+        arrays = _arrays(state, task)
+        scored = score_rows(partial(_run, state), state.model, {name: a[task.start:task.stop] for name, a in arrays.items()})
+        layout: memory.Layout = ()
+        if scored.arrays:
+            made, layout = memory.put(task.answer, scored.arrays)
+            memory.close(made)
+    except Exception as error:
+        return _failed(error)
+    return Done(layout, scored.errors, state.busy.total_s)
+
+
+def _failed(error: Exception) -> Failed:
+    kind = "memory" if isinstance(error, OutOfDeviceMemoryError) else "device" if isinstance(error, DeviceError) else "fatal"
+    return Failed(kind, str(error) if isinstance(error, ScoringError) else f"{type(error).__name__}: {error}")
+
+
+def _arrays(state: _State, task: Task) -> dict[str, Array]:
+    """The shard's arrays, mapped; those of shards before it are given back when no run reads them."""
+    with state.lock:
+        if task.segment not in state.segments:
+            while len(state.segments) >= _MAPPED:
+                oldest = next(iter(state.segments))
+                state.retired.append(state.segments.pop(oldest)[0])
+            state.retired = [m for m in state.retired if not memory.close(m)]
+            mapped = SharedMemory(task.segment)
+            state.segments[task.segment] = mapped, memory.get(mapped, task.layout)
+        return state.segments[task.segment][1]
+
+
+def finish() -> None:
+    """Lets the session and the shared memory go: the process ends cleanly then."""
+    global _state
+    state = _opened()
+    state.pool.shutdown()
+    mapped = [m for m, _ in state.segments.values()]
+    state.segments.clear()
+    for piece in (*state.retired, *mapped):
+        memory.close(piece)
+    _state = None

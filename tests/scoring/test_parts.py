@@ -1,0 +1,84 @@
+"""What is committed is there as a whole; what belongs to another run is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from ort_gpu_ep import ScoringError
+from ort_gpu_ep.scoring import parts
+from ort_gpu_ep.scoring.parts import Shard, claimed, commit, cut, is_done, merge
+
+MANIFEST: dict[str, Any] = {"model": "abc", "files": [{"path": "/a", "mtime_ns": 1}, {"path": "/b", "mtime_ns": 2}], "columns": {"x": ["x"]}}
+
+
+def table(shard: Shard) -> pa.Table:
+    return pa.table({"row": range(shard.first, shard.first + shard.rows)})
+
+
+def test_shards_cover_each_row_once_and_stay_in_files() -> None:
+    shards = list(cut([5, 4, 1], 4))
+    assert [(s.number, s.file, s.start, s.stop, s.first) for s in shards] == [
+        (0, 0, 0, 4, 0), (1, 0, 4, 5, 4), (2, 1, 0, 4, 5), (3, 2, 0, 1, 9)]
+
+
+def test_a_part_that_is_interrupted_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard, = cut([3], 4)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with claimed(tmp_path / "out", MANIFEST) as folder:
+        with monkeypatch.context() as patch:
+            patch.setattr(parts.os, "fsync", killed)
+            with pytest.raises(KeyboardInterrupt):
+                commit(folder, shard, table(shard))
+        assert not is_done(folder, shard)
+        assert list(folder.glob("*.tmp"))
+    with claimed(tmp_path / "out", MANIFEST) as folder:
+        assert not list(folder.glob("*.tmp"))
+        commit(folder, shard, table(shard))
+        assert is_done(folder, shard)
+        (folder / shard.name).write_bytes(b"PAR1")       # damaged afterwards
+        assert not is_done(folder, shard)
+
+
+def test_parts_become_one_file_in_order(tmp_path: Path) -> None:
+    shards = list(cut([5, 4], 2))
+    out = tmp_path / "out.parquet"
+    with claimed(out, MANIFEST) as folder:
+        for shard in reversed(shards):
+            commit(folder, shard, table(shard))
+        merge(folder, out, shards)
+    assert parquet.read_table(out).column("row").to_pylist() == list(range(9))
+    assert [p.name for p in tmp_path.iterdir()] == ["out.parquet"]
+    with pytest.raises(ScoringError, match=r"out.parquet exists: choose another output"), claimed(out, MANIFEST):
+        pass
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"model": "abd"}, "model was 'abc', is 'abd'"), ({"files": MANIFEST["files"][:1]}, "files: 2 then, 1 now"),
+    ({"files": [MANIFEST["files"][0], {"path": "/b", "mtime_ns": 3}]}, "files /b mtime_ns was 2, is 3"),
+    ({"columns": {"x": ["y"]}}, "columns x 0 was 'x', is 'y'")])
+def test_another_runs_output_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with claimed(tmp_path / "out", MANIFEST):
+        pass
+    with pytest.raises(ScoringError, match=f"holds the output of another run: {message}. Choose another"), claimed(tmp_path / "out", {**MANIFEST, **change}):
+        pass
+
+
+def test_somebody_elses_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ScoringError, match=r"holds something else"), claimed(tmp_path, MANIFEST):
+        pass
+    with pytest.raises(ScoringError, match=r"is no folder"), claimed(tmp_path / "thesis.tex", MANIFEST):
+        pass
+
+
+def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
+    with claimed(tmp_path / "out", MANIFEST), pytest.raises(ScoringError, match=r"another process is scoring"), claimed(tmp_path / "out", MANIFEST):
+        pass
