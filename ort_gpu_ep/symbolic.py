@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
 from ort_gpu_ep.errors import InternalError
@@ -40,7 +40,7 @@ class Trace:
         self._implied: dict[tuple[Terms, str], bool] = {}       # what guards say in terms of those
 
     def symbol(self, place: int, hint: int) -> int:
-        """The size at `place` of the tuple that `Formula` is called with. (A Size: typed as what it stands in for.)"""
+        """The size at `place` of the tuple that a formula (formula.py) is called with. (A Size: typed as what it stands in for.)"""
         return cast(int, Size(self, (((self._atom(("symbol", place), hint),), 1),), hint))
 
     def _atom(self, definition: tuple[Any, ...], hint: int | float) -> int:
@@ -64,7 +64,7 @@ class Trace:
         found = _RELATIONS[relation](hint, 0)
         if (terms, relation) not in self.guards and (terms, relation) not in self._implied:
             if self.closed:
-                raise InternalError(f"{_text(terms)} {relation} 0 is asked after planning, when no guard can be kept")
+                raise InternalError(f"{text_of(terms)} {relation} 0 is asked after planning, when no guard can be kept")
             self.guards[terms, relation] = found
             if found and relation == "==":
                 self._learn(terms)
@@ -109,7 +109,7 @@ def _normal(terms: Mapping[tuple[int, ...], int]) -> Terms:
     return tuple(sorted((atoms, factor) for atoms, factor in terms.items() if factor))
 
 
-def _text(terms: Terms) -> str:
+def text_of(terms: Terms) -> str:
     """`2*s0*s1 + 3`; s<k> is atom k."""
     parts = ["*".join([*([str(factor)] if factor != 1 or not atoms else []), *(f"s{a}" for a in atoms)]) for atoms, factor in terms]
     return " + ".join(parts) or "0"
@@ -243,7 +243,7 @@ class Size:
         return int(self).bit_length()
 
     def __repr__(self) -> str:
-        return f"({_text(self.terms)} = {self.hint})"
+        return f"({text_of(self.terms)} = {self.hint})"
 
     __str__ = __repr__
 
@@ -373,89 +373,3 @@ def derived(function: Callable[..., Any], *arguments: Any) -> Any:
     given = tuple(("terms", a.terms) if isinstance(a, Size) else ("real", a.atom) if isinstance(a, Real) else ("is", a) for a in arguments)
     definition = ("call", function, *given)
     return trace.size(definition, value) if isinstance(value, int) else trace.real(definition, value)
-
-
-class Formula:
-    """The values of some sizes as one compiled function of a run's numbers.
-
-    wanted: ints, floats, Sizes and Reals of one closed trace. Called with the numbers that the symbols stand for, it gives the
-    values in that order, or None where a guard answers otherwise than when the plan was made.
-    """
-
-    def __init__(self, trace: Trace | None, wanted: Sequence[Any]) -> None:
-        self._wanted = tuple(wanted)
-        self._names: dict[str, Any] = {}
-        body = self._lines(trace) if trace is not None else []
-        body.append(f"return ({''.join(f'{self._expression(v)}, ' for v in self._wanted)})")
-        source = "def formula(n):\n" + "\n".join(f"    {line}" for line in body)
-        exec(compile(source, "<sizes>", "exec"), self._names)
-        self._function = self._names["formula"]
-
-    def __call__(self, numbers: Sequence[int]) -> tuple[Any, ...] | None:
-        try:
-            return cast("tuple[Any, ...] | None", self._function(numbers))
-        except (ArithmeticError, ValueError):       # a derived value does not exist for these sizes: planning them says why
-            return None
-
-    def _lines(self, trace: Trace) -> list[str]:
-        """An assignment for each atom that is needed, and each guard as soon as its atoms are known: a guard keeps others from failing."""
-        trace.closed = True
-        needed = self._needed(trace)
-        guards: dict[int, list[str]] = {}
-        for (terms, relation), answer in trace.guards.items():
-            test = f"{_code(terms)} {relation} 0"
-            guards.setdefault(max((a for atoms, _ in terms for a in atoms), default=-1), []).append(test if answer else f"not ({test})")
-        lines = []
-        for k, definition in enumerate(trace.atoms):
-            if k in needed:
-                lines.append(f"s{k} = {self._definition(k, definition)}")
-            if k in guards:
-                lines.append(f"if not ({' and '.join(guards[k])}): return None")
-        return lines
-
-    def _needed(self, trace: Trace) -> set[int]:
-        wanted = [a for terms, _ in trace.guards for atoms, _ in terms for a in atoms]
-        for value in self._wanted:
-            wanted += [value.atom] if isinstance(value, Real) else [a for atoms, _ in value.terms for a in atoms] \
-                if isinstance(value, Size) else []
-        needed: set[int] = set()
-        while wanted:
-            atom = wanted.pop()
-            if atom not in needed:
-                needed.add(atom)
-                wanted += _atoms_in(trace.atoms[atom])
-        return needed
-
-    def _definition(self, k: int, definition: tuple[Any, ...]) -> str:
-        kind = definition[0]
-        if kind == "symbol":
-            return f"n[{definition[1]}]"
-        if kind in ("//", "%"):
-            return f"{_code(definition[1])} {kind} {_code(definition[2])}"
-        if kind == "max":
-            return f"max({', '.join(_code(t) for t in definition[1:])})"
-        self._names[f"call{k}"] = definition[1]
-        arguments = []
-        for i, (how, value) in enumerate(definition[2:]):
-            if how == "is":
-                self._names[f"given{k}_{i}"] = value
-            arguments.append(_code(value) if how == "terms" else f"s{value}" if how == "real" else f"given{k}_{i}")
-        return f"call{k}({', '.join(arguments)})"
-
-    @staticmethod
-    def _expression(value: Any) -> str:
-        return f"s{value.atom}" if isinstance(value, Real) else _code(value.terms) if isinstance(value, Size) else repr(value)
-
-
-def _code(terms: Terms) -> str:
-    return f"({_text(terms)})"
-
-
-def _atoms_in(definition: tuple[Any, ...]) -> list[int]:
-    kind = definition[0]
-    if kind == "symbol":
-        return []
-    if kind == "call":
-        return [a for how, value in definition[2:] for a in
-                ([value] if how == "real" else [x for atoms, _ in value for x in atoms] if how == "terms" else [])]
-    return [a for terms in definition[1:] for atoms, _ in terms for a in atoms]

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep import shape_arithmetic
+from ort_gpu_ep.formula import Formula
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import is_readable
 from ort_gpu_ep.registry import OFFSET_ALIGNMENT, Limits
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
 from ort_gpu_ep.scheduler.planner import Rewrite, make_plan
 from ort_gpu_ep.shaders.composer import folded, parameters
-from ort_gpu_ep.symbolic import Formula, Real, Size, Trace, is_symbolic
+from ort_gpu_ep.symbolic import Real, Size, Trace, is_symbolic
 from ort_gpu_ep.types import TensorType
 
 
