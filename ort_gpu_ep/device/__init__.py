@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device.adapter import adapters
-    from ort_gpu_ep.device.gpu import Buffer, Gpu
+    from ort_gpu_ep.device.buffers import Buffer
+    from ort_gpu_ep.device.gpu import Gpu
     from ort_gpu_ep.device.info import AdapterInfo
     from ort_gpu_ep.device.program import Program
     from ort_gpu_ep.device.scratch import run_wgsl
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "AdapterInfo": "info",
-    "Buffer": "gpu",
+    "Buffer": "buffers",
     "Gpu": "gpu",
     "Program": "program",
     "Tensor": "tensor",

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.buffers import Buffer
+from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.registry import parts

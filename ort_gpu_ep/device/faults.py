@@ -9,10 +9,13 @@ import signal
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native
-from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.buffers import Buffer
+from ort_gpu_ep.device.gpu import Gpu, Maker
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, ShaderError
 from ort_gpu_ep.registry import Limits
@@ -67,6 +70,16 @@ def refuse_deadly(faults: Faults, text: str) -> None:
                               "where it is the worker's.")
 
 
+def maker(config: Config) -> Maker | None:
+    """For `Gpu.open`: what makes a device with the faults that are asked for, None without any. Raises ConfigError."""
+    if not config.faults:
+        return None
+    wanted, in_worker = parse_faults(config.faults), config.isolation == "process"
+    if not in_worker:
+        refuse_deadly(wanted, config.faults)
+    return partial(FaultyGpu, faults=wanted, in_worker=in_worker)
+
+
 class FaultyGpu(Gpu):
     """A Gpu with faults. runs, compiles: how many there were. injected: how many faults of each kind there were."""
 
@@ -79,9 +92,11 @@ class FaultyGpu(Gpu):
         self._random = random.Random(faults.seed)
         self._hung, self._leaked = False, list[bytes]()
 
-    def go_on_from(self, before: FaultyGpu) -> None:
-        """Counts on where a lost device stopped, so that a fault at run k happens once."""
-        self.runs, self.compiles, self.injected, self._random = before.runs, before.compiles, before.injected, before._random
+    def successor(self, info: AdapterInfo, raw: Any, limits: Limits) -> FaultyGpu:
+        """Counts on where this one stopped, so that a fault at run k happens once."""
+        made = FaultyGpu(info, raw, limits, self.faults, self.in_worker)
+        made.runs, made.compiles, made.injected, made._random = self.runs, self.compiles, self.injected, self._random
+        return made
 
     def resume(self, runs: int, compiles: int) -> None:
         """Goes on where the device of a worker before this one ended."""

@@ -5,33 +5,25 @@ Commands are collected and submitted together with the readback that needs them:
 
 from __future__ import annotations
 
-import itertools
-import math
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native, trespass, waiting
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
+from ort_gpu_ep.device.buffers import STAGING, Buffer, Buffers, Piece, size_class
 from ort_gpu_ep.device.cache import Cache
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.library import GPUError, ffi
-from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, MAP_READ, STORAGE
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.timing import Stopwatch, Timer
-from ort_gpu_ep.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
+from ort_gpu_ep.errors import DeviceError, DeviceLostError, InternalError, OutOfDeviceMemoryError
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.utilization import Uses
-
-_USAGE = STORAGE | COPY_SRC | COPY_DST
-STAGING = MAP_READ | COPY_DST
-POOL_AGE_S = 10.0
-"""How long a freed buffer waits for its next use before it goes back to the driver."""
 
 KEPT_PIPELINES = 2048
 """Pipelines that wait for their next use, those in use among them: 64 input shapes of a model of 30 kernels (a guess)."""
@@ -48,51 +40,11 @@ ALIGNMENT = 64
 MAX_PENDING = 64
 """Command buffers that may wait for a readback before they are submitted anyway."""
 
-
-@dataclass(eq=False, slots=True, weakref_slot=True)
-class Buffer:
-    """Device memory.
-
-    nbytes: its size, a multiple of 4, at least what was asked for. serial: never reused, so that a cached bind group can't
-    meet another buffer than its own (submitting one of a destroyed buffer would abort the process). freed_s: when it came
-    into the pool (monotonic clock). forgotten: corrects the statistics if the buffer is dropped without `free`, as after an error.
-    """
-
-    raw: Any
-    nbytes: int
-    native: Any = field(repr=False)
-    serial: int = field(default_factory=itertools.count().__next__)
-    freed_s: float = 0.0
-    forgotten: Any = field(default=None, repr=False)
+Maker: TypeAlias = "Callable[[AdapterInfo, Any, Limits], Gpu]"
+"""Makes a Gpu of an adapter, its device and its limits."""
 
 
-Piece = tuple[Buffer, int, int]
-"""A part of a buffer: (buffer, offset_bytes, nbytes)."""
-
-
-@dataclass
-class Stats:
-    """What this process holds and has moved: bytes, counts, and the seconds that callers spent in transfers (waiting included).
-
-    submit_s, wait_s: in submissions, and waiting for a readback; what `download_s` has besides is copying.
-    """
-
-    allocated_nbytes: int = 0
-    pooled_nbytes: int = 0
-    peak_nbytes: int = 0
-    buffers: int = 0
-    submits: int = 0
-    uploads: int = 0
-    downloads: int = 0
-    uploaded_nbytes: int = 0
-    downloaded_nbytes: int = 0
-    upload_s: float = 0.0
-    download_s: float = 0.0
-    submit_s: float = 0.0
-    wait_s: float = 0.0
-
-
-class Gpu:
+class Gpu(Buffers):
     """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one.
 
     workarounds: of its driver (health/workarounds.py), in use since it was opened. submit_each: one submit for each dispatch.
@@ -107,9 +59,7 @@ class Gpu:
     _open_lock = threading.Lock()
 
     def __init__(self, info: AdapterInfo, raw: Any, limits: Limits) -> None:
-        self.info, self.limits, self.stats = info, limits, Stats()
-        self.device = raw
-        self.memory_limit_nbytes = 0
+        super().__init__(info, raw, limits)
         self.hang_timeout_s = self.last_wait_s = self.last_arrival_s = 0.0
         self.turns = waiting.Turns()
         self.circuit = Circuit(lambda: probe(info))
@@ -120,10 +70,6 @@ class Gpu:
         self.lost = ""
         self.reported = False       # whether the circuit knows of the loss
         self.timer: Timer | Stopwatch | None = None
-        self._lock = threading.RLock()
-        self._free: dict[int, list[Buffer]] = {}
-        self._staging: dict[int, list[Buffer]] = {}
-        self._swept_s = time.monotonic()
         self._pending: list[Any] = []
         self._idle: weakref.WeakSet[Any] = weakref.WeakSet()
         self.layouts = Cache()      # one for each number of bindings, and which of them are written: few
@@ -131,102 +77,29 @@ class Gpu:
         native.watch(self)
 
     @classmethod
-    def open(cls, config: Config) -> Gpu:
-        """The shared device of the adapter that the config asks for. Raises AdapterError."""
+    def open(cls, config: Config, make: Maker | None = None) -> Gpu:
+        """The shared device of the adapter that the config asks for. make: another kind of Gpu, where the option `faults` asks for that.
+
+        Raises AdapterError.
+        """
         info, raw = choose(config.adapter)
         with cls._open_lock:
             key = (info.index, config.faults)
             gpu = cls._open.get(key)
+            if gpu is None and config.faults and make is None:
+                raise InternalError(f"a device with faults={config.faults!r} is wanted, and nobody brings one (device/faults.py)")
             if gpu is None or gpu.lost:
-                gpu = cls._open[key] = cls._make(info, raw, config, gpu)
+                successor = gpu.successor if gpu is not None else make or Gpu
+                gpu = cls._open[key] = successor(info, request_device(info, raw), limits_of(raw))
                 gpu.circuit = cls._circuits.setdefault(key, gpu.circuit)
             gpu.hang_timeout_s = config.hang_timeout_ms / 1e3
             if config.memory_limit_mb:
                 gpu.memory_limit_nbytes = config.memory_limit_mb << 20
             return gpu
 
-    @staticmethod
-    def _make(info: AdapterInfo, raw: Any, config: Config, before: Gpu | None) -> Gpu:
-        if not config.faults:
-            return Gpu(info, request_device(info, raw), limits_of(raw))
-        from ort_gpu_ep.device.faults import FaultyGpu, parse_faults, refuse_deadly
-
-        wanted, in_worker = parse_faults(config.faults), config.isolation == "process"
-        if not in_worker:
-            refuse_deadly(wanted, config.faults)
-        made = FaultyGpu(info, request_device(info, raw), limits_of(raw), wanted, in_worker)
-        if isinstance(before, FaultyGpu):
-            made.go_on_from(before)
-        return made
-
-    # ---- memory
-
-    def allocate(self, nbytes: int) -> Buffer:
-        """A buffer of at least nbytes, from the pool where it has one. Content undefined. Never waits.
-
-        Raises: OutOfDeviceMemoryError, DeviceLostError.
-        """
-        size = size_class(nbytes)
-        with self._lock:
-            self.check_alive()
-            pool = self._free.get(size)
-            if pool:
-                self.stats.pooled_nbytes -= size
-                return pool.pop()
-            return self.create(size, _USAGE)
-
-    def create(self, size: int, usage: int) -> Buffer:
-        """A buffer for a pool of the caller's. Raises: OutOfDeviceMemoryError, DeviceLostError."""
-        limit = self.memory_limit_nbytes
-        if size > self.limits.max_buffer_nbytes:
-            raise OutOfDeviceMemoryError(
-                f"device memory: a buffer of {size} B is asked for, {self.info.name} allows {self.limits.max_buffer_nbytes} B in one. "
-                "Use a smaller batch, or placement=cpu.")
-        if limit and self.stats.allocated_nbytes + size > limit:
-            self.trim()
-        if limit and self.stats.allocated_nbytes + size > limit:
-            raise OutOfDeviceMemoryError(
-                f"device memory: {self.stats.allocated_nbytes} B are held and {size} B more asked for, memory_limit_mb allows {limit} B. "
-                "Close sessions, use a smaller batch, or raise memory_limit_mb.")
-        try:
-            raw = self.device.create_buffer(f"pool/{size}", size, usage)
-        except GPUError as error:
-            self.trim()
-            raise self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)") from error
-        self.stats.buffers += 1
-        self.stats.allocated_nbytes += size
-        self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
-        buffer = Buffer(raw, size, raw.handle)
-        buffer.forgotten = weakref.finalize(buffer, _uncount, self.stats, self._lock, size)   # a finalizer of `self` would keep it alive
-        buffer.forgotten.atexit = False
-        return buffer
-
-    def free(self, buffer: Buffer) -> None:
-        """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never waits."""
-        with self._lock:
-            buffer.freed_s = time.monotonic()
-            self._free.setdefault(buffer.nbytes, []).append(buffer)
-            self.stats.pooled_nbytes += buffer.nbytes
-            if buffer.freed_s - self._swept_s > POOL_AGE_S:
-                self.trim(buffer.freed_s - POOL_AGE_S)
-
-    def trim(self, before_s: float = math.inf) -> None:
-        """Returns pooled buffers to the driver: all, or those that nobody has wanted since `before_s` (monotonic clock)."""
-        with self._lock:
-            self.flush()        # pending work may name them
-            self._swept_s = time.monotonic()
-            for pools in (self._free, self._staging):
-                for size, buffers in list(pools.items()):
-                    pools[size] = [b for b in buffers if b.freed_s >= before_s]
-                    for buffer in buffers:
-                        if buffer.freed_s < before_s:
-                            self.stats.pooled_nbytes -= buffer.nbytes if pools is self._free else 0
-                            self.destroy(buffer)
-
-    def destroy(self, buffer: Buffer) -> None:
-        """Returns a buffer that no pending work names to the driver."""
-        buffer.raw.destroy()
-        buffer.forgotten()
+    def successor(self, info: AdapterInfo, raw: Any, limits: Limits) -> Gpu:
+        """The device that takes this one's place after it was lost."""
+        return Gpu(info, raw, limits)
 
     # ---- transfers and commands
 
@@ -469,19 +342,3 @@ class Gpu:
     def pipeline(self, source: Hashable, make: Callable[[], Any]) -> Any:
         """The pipeline of a source, which `make` compiles if there is none."""
         return self.pipelines.get(source, make)
-
-
-def _uncount(stats: Stats, lock: Any, nbytes: int) -> None:
-    with lock:
-        stats.allocated_nbytes -= nbytes
-        stats.buffers -= 1
-
-
-def size_class(nbytes: int) -> int:
-    """Sizes that buffers are pooled by: multiples of 256 B up to 4 KiB, then eight steps to each power of two.
-
-    A state that grows by a row a run so finds the buffer of the run before the last one, and its bind groups.
-    """
-    nbytes = max(nbytes, 4)
-    step = 256 if nbytes <= 4 << 10 else 1 << (nbytes - 1).bit_length() - 4
-    return -(-nbytes // step) * step

@@ -11,7 +11,8 @@ from weakref import WeakValueDictionary
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native, objects, steady
 from ort_gpu_ep.device.binding import Bound, bind_group, bound_of
-from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.buffers import Buffer
+from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import Composer, pipelines
 from ort_gpu_ep.device.prologue import Prologue

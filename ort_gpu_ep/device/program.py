@@ -11,7 +11,8 @@ import numpy as np
 
 from ort_gpu_ep import host
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.buffers import Buffer
+from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.pipelines import Composer
 from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.prologue import Prologue

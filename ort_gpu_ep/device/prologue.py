@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ort_gpu_ep.device.binding import bind_group, bound_of
-from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.buffers import Buffer
+from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import Composer, pipeline
 from ort_gpu_ep.device.recording import lone_dispatch

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ort_gpu_ep.device import native
-from ort_gpu_ep.device.gpu import Buffer, Gpu
+from ort_gpu_ep.device.buffers import Buffer
+from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.errors import ShaderError

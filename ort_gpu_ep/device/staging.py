@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from ort_gpu_ep.device import native
-from ort_gpu_ep.device.gpu import POOL_AGE_S, Buffer, Gpu, size_class
+from ort_gpu_ep.device.buffers import POOL_AGE_S, Buffer, size_class
+from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.objects import COPY_SRC, MAP_WRITE
 

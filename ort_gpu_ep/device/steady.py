@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ort_gpu_ep.device import native, trespass
-from ort_gpu_ep.device.gpu import ALIGNMENT, STAGING, Buffer, Gpu, size_class
+from ort_gpu_ep.device.buffers import STAGING, Buffer, size_class
+from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
 from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
 from ort_gpu_ep.device.recording import Part
 from ort_gpu_ep.device.tensor import Tensor

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.types import TensorType
-
-if TYPE_CHECKING:
-    from ort_gpu_ep.device.gpu import Buffer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from ort_gpu_ep import profile, tuned
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.device.adapter import choose
+from ort_gpu_ep.device.faults import maker
 from ort_gpu_ep.figures import DEFAULT_FIGURES, Figures
 from ort_gpu_ep.health import markers, verdicts
 from ort_gpu_ep.health.enumeration import look
@@ -44,7 +45,7 @@ def open_gpu(config: Config) -> Gpu:
     with _lock:
         verdict = Verdict(probed=False) if config.health == "off" else _verdict_once(info, config.cache_path)
         found = workarounds_for(quirks, info)
-        gpu = uninterrupted(Gpu.open, safer(config, found))
+        gpu = uninterrupted(Gpu.open, safer(config, found), maker(config))
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
         off = {what for what, _ in disabled}
         new = [w for w in found if w not in gpu.workarounds]

@@ -21,7 +21,7 @@ import numpy as np
 from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
-from ort_gpu_ep.device.gpu import Piece
+from ort_gpu_ep.device.buffers import Piece
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.staging import Staging
 from ort_gpu_ep.device.trespass import Word

@@ -16,7 +16,7 @@ import ort_gpu_ep as ort
 from ort_gpu_ep import host, plugin
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, objects, prepared
-from ort_gpu_ep.device.gpu import POOL_AGE_S
+from ort_gpu_ep.device.buffers import POOL_AGE_S
 from ort_gpu_ep.device.prepared import MAX_BINDINGS, SHRINK_RUNS
 from ort_gpu_ep.device.program import MAX_SHOWN
 from ort_gpu_ep.errors import OutOfDeviceMemoryError

@@ -88,10 +88,6 @@ def test_the_table_has_no_cycle_and_no_stranger() -> None:
     assert there == set(ALLOWED)
 
 
-CIRCLES = {("device.faults", "device.gpu", "device.timing")}
-"""Modules that import each other, in functions or for types: these are left, and there must not be more."""
-
-
 def circles(edges: dict[str, set[str]]) -> set[tuple[str, ...]]:
     """The groups of modules in which each reaches each other one."""
     def reach(start: str) -> set[str]:
@@ -110,14 +106,14 @@ def test_circles_see_a_circle() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {("b", "c")}
 
 
-def test_no_new_circle_of_modules() -> None:
+def test_no_circle_of_modules() -> None:
     """Not even for type checkers: what imports each other can't be read one after the other."""
     names = {".".join(p.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): p for p in MODULES}
     edges: dict[str, set[str]] = {}
     for name, path in names.items():
         wanted = [dotted.removeprefix("ort_gpu_ep.") for dotted, _ in imports(ast.parse(path.read_text("utf-8")))]
         edges[name] = {n for w in wanted if (n := w if w in names else w.rpartition(".")[0]) in names} - {name}
-    assert circles(edges) == CIRCLES
+    assert not circles(edges)
 
 
 def test_ops_take_no_device_text() -> None:

@@ -1,0 +1,176 @@
+"""Device memory: buffers, and the pool in which freed ones wait for their next use."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from ort_gpu_ep.device.info import AdapterInfo
+from ort_gpu_ep.device.library import GPUError
+from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, MAP_READ, STORAGE
+from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError
+from ort_gpu_ep.registry import Limits
+
+_USAGE = STORAGE | COPY_SRC | COPY_DST
+STAGING = MAP_READ | COPY_DST
+POOL_AGE_S = 10.0
+"""How long a freed buffer waits for its next use before it goes back to the driver."""
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Buffer:
+    """Device memory.
+
+    nbytes: its size, a multiple of 4, at least what was asked for. serial: never reused, so that a cached bind group can't
+    meet another buffer than its own (submitting one of a destroyed buffer would abort the process). freed_s: when it came
+    into the pool (monotonic clock). forgotten: corrects the statistics if the buffer is dropped without `free`, as after an error.
+    """
+
+    raw: Any
+    nbytes: int
+    native: Any = field(repr=False)
+    serial: int = field(default_factory=itertools.count().__next__)
+    freed_s: float = 0.0
+    forgotten: Any = field(default=None, repr=False)
+
+
+Piece = tuple[Buffer, int, int]
+"""A part of a buffer: (buffer, offset_bytes, nbytes)."""
+
+
+@dataclass
+class Stats:
+    """What this process holds and has moved: bytes, counts, and the seconds that callers spent in transfers (waiting included).
+
+    submit_s, wait_s: in submissions, and waiting for a readback; what `download_s` has besides is copying.
+    """
+
+    allocated_nbytes: int = 0
+    pooled_nbytes: int = 0
+    peak_nbytes: int = 0
+    buffers: int = 0
+    submits: int = 0
+    uploads: int = 0
+    downloads: int = 0
+    uploaded_nbytes: int = 0
+    downloaded_nbytes: int = 0
+    upload_s: float = 0.0
+    download_s: float = 0.0
+    submit_s: float = 0.0
+    wait_s: float = 0.0
+
+
+class Buffers(ABC):
+    """The memory of one device. Thread-safe.
+
+    memory_limit_nbytes: what may be held at most, 0 for what the adapter has.
+    """
+
+    def __init__(self, info: AdapterInfo, raw: Any, limits: Limits) -> None:
+        self.info, self.limits, self.stats = info, limits, Stats()
+        self.device = raw
+        self.memory_limit_nbytes = 0
+        self._lock = threading.RLock()
+        self._free: dict[int, list[Buffer]] = {}
+        self._staging: dict[int, list[Buffer]] = {}
+        self._swept_s = time.monotonic()
+
+    @abstractmethod
+    def check_alive(self) -> None:
+        """Raises DeviceLostError for a device that the driver has dropped."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Submits what is pending."""
+
+    @abstractmethod
+    def failure(self, error: Exception, what: str) -> DeviceError:
+        """The exception that an error of wgpu means."""
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """A buffer of at least nbytes, from the pool where it has one. Content undefined. Never waits.
+
+        Raises: OutOfDeviceMemoryError, DeviceLostError.
+        """
+        size = size_class(nbytes)
+        with self._lock:
+            self.check_alive()
+            pool = self._free.get(size)
+            if pool:
+                self.stats.pooled_nbytes -= size
+                return pool.pop()
+            return self.create(size, _USAGE)
+
+    def create(self, size: int, usage: int) -> Buffer:
+        """A buffer for a pool of the caller's. Raises: OutOfDeviceMemoryError, DeviceLostError."""
+        limit = self.memory_limit_nbytes
+        if size > self.limits.max_buffer_nbytes:
+            raise OutOfDeviceMemoryError(
+                f"device memory: a buffer of {size} B is asked for, {self.info.name} allows {self.limits.max_buffer_nbytes} B in one. "
+                "Use a smaller batch, or placement=cpu.")
+        if limit and self.stats.allocated_nbytes + size > limit:
+            self.trim()
+        if limit and self.stats.allocated_nbytes + size > limit:
+            raise OutOfDeviceMemoryError(
+                f"device memory: {self.stats.allocated_nbytes} B are held and {size} B more asked for, memory_limit_mb allows {limit} B. "
+                "Close sessions, use a smaller batch, or raise memory_limit_mb.")
+        try:
+            raw = self.device.create_buffer(f"pool/{size}", size, usage)
+        except GPUError as error:
+            self.trim()
+            raise self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)") from error
+        self.stats.buffers += 1
+        self.stats.allocated_nbytes += size
+        self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
+        buffer = Buffer(raw, size, raw.handle)
+        buffer.forgotten = weakref.finalize(buffer, _uncount, self.stats, self._lock, size)   # a finalizer of `self` would keep it alive
+        buffer.forgotten.atexit = False
+        return buffer
+
+    def free(self, buffer: Buffer) -> None:
+        """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never waits."""
+        with self._lock:
+            buffer.freed_s = time.monotonic()
+            self._free.setdefault(buffer.nbytes, []).append(buffer)
+            self.stats.pooled_nbytes += buffer.nbytes
+            if buffer.freed_s - self._swept_s > POOL_AGE_S:
+                self.trim(buffer.freed_s - POOL_AGE_S)
+
+    def trim(self, before_s: float = math.inf) -> None:
+        """Returns pooled buffers to the driver: all, or those that nobody has wanted since `before_s` (monotonic clock)."""
+        with self._lock:
+            self.flush()        # pending work may name them
+            self._swept_s = time.monotonic()
+            for pools in (self._free, self._staging):
+                for size, buffers in list(pools.items()):
+                    pools[size] = [b for b in buffers if b.freed_s >= before_s]
+                    for buffer in buffers:
+                        if buffer.freed_s < before_s:
+                            self.stats.pooled_nbytes -= buffer.nbytes if pools is self._free else 0
+                            self.destroy(buffer)
+
+    def destroy(self, buffer: Buffer) -> None:
+        """Returns a buffer that no pending work names to the driver."""
+        buffer.raw.destroy()
+        buffer.forgotten()
+
+
+def _uncount(stats: Stats, lock: Any, nbytes: int) -> None:
+    with lock:
+        stats.allocated_nbytes -= nbytes
+        stats.buffers -= 1
+
+
+def size_class(nbytes: int) -> int:
+    """Sizes that buffers are pooled by: multiples of 256 B up to 4 KiB, then eight steps to each power of two.
+
+    A state that grows by a row a run so finds the buffer of the run before the last one, and its bind groups.
+    """
+    nbytes = max(nbytes, 4)
+    step = 256 if nbytes <= 4 << 10 else 1 << (nbytes - 1).bit_length() - 4
+    return -(-nbytes // step) * step
