@@ -93,7 +93,7 @@ def in_front(providers: Any, options: Any, settings: Any) -> tuple[Any, Any]:
     if not providers:
         return None, options if isinstance(options, Mapping) else None     # a sequence means nothing without providers
     iter(providers)      # raises TypeError, as onnxruntime
-    plugin.register()
+    plugin.ensure_registered()
     there = onnxruntime.get_available_providers()
     try:
         names, found = collection.check_and_normalize_provider_args(providers, options, [*there, EP_NAME])

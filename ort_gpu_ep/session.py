@@ -105,7 +105,7 @@ class InferenceSession(plugin.PlainSession):
         trouble = ""
         self._options = None
         if names is not None and options is not None and EP_NAME in names:
-            plugin.register()
+            plugin.ensure_registered()
             self._options = dict(options[names.index(EP_NAME)])
             config = _checked(options[names.index(EP_NAME)])
             nothing_to_gain, lease, trouble = _look(config)

@@ -3,7 +3,15 @@
 from ort_gpu_ep.plugin.direct import Direct
 from ort_gpu_ep.plugin.factory import EP_NAME, VENDOR_ID
 from ort_gpu_ep.plugin.plain import OrtSession, PlainSession, exact_products, ort_session
-from ort_gpu_ep.plugin.registration import get_ep_name, get_ep_names, get_library_path, is_registered, register, unregister
+from ort_gpu_ep.plugin.registration import (
+    ensure_registered,
+    get_ep_name,
+    get_ep_names,
+    get_library_path,
+    is_registered,
+    register,
+    unregister,
+)
 from ort_gpu_ep.plugin.state import COPIES, Copies, Event, SessionState, capture, excuse
 from ort_gpu_ep.plugin.tables import live_tables
 
@@ -18,6 +26,7 @@ __all__ = [
     "PlainSession",
     "SessionState",
     "capture",
+    "ensure_registered",
     "exact_products",
     "excuse",
     "get_ep_name",

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ort_gpu_ep.config import resolve
+from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError, forget_frames
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
 from ort_gpu_ep.plugin.backends import open_backend
 from ort_gpu_ep.plugin.given import GivenInitializers
+from ort_gpu_ep.plugin.offers import Hardware, choice, key_value_pairs, metadata
 from ort_gpu_ep.plugin.provider import Provider
 from ort_gpu_ep.plugin.state import SessionState, announce
 from ort_gpu_ep.plugin.tables import Table, entry, owner_of
@@ -21,6 +23,9 @@ EP_NAME = "WgpuExecutionProvider"
 VENDOR_ID = 0
 """Of our device memory: "no vendor", so that `bind_output(name, "gpu")` and its like find it without being told one."""
 
+
+adapters: tuple[AdapterInfo, ...] = ()
+"""What is offered from the next registration on: set by registration.py, which knows whether anybody asked to see them."""
 
 _HARDWARE_VENDOR_ID = 0x57475055   # "WGPU"
 _DEVICE_MEMORY, _DEVICE_ALLOCATOR = 0, 0
@@ -37,7 +42,7 @@ class Factory(Table):
         self.registry: Any = NULL
         self._memory_info: Any = NULL
         self._host_info: Any = NULL
-        self._virtual_device: Any = NULL
+        self._hardware, self.offered = Hardware(), 0
 
     def get_name(self) -> Any:
         return self.c_name
@@ -55,40 +60,41 @@ class Factory(Table):
         return False
 
     def get_supported_devices(self, devices: Any, count: int, out: Any, room: int, offered: Any) -> None:
-        """Offers the provider once: on the first GPU that ONNX Runtime sees, else on a virtual one."""
-        offered[0] = 0
-        if room == 0:
-            return
-        device = next((d for d in (devices[i] for i in range(count)) if api.HardwareDevice_Type(d) == GPU_DEVICE), None)
-        if device is None:
-            device = self._virtual_device = self._virtual_device or self._make_virtual_device()
-        pointer = ffi.new("void**")
-        api.CreateEpDevice(self.pointer, device, NULL, NULL, pointer)
+        """Offers the provider on each known adapter; where none is known once, on the first GPU that ONNX Runtime sees or a virtual one."""
+        gpus = [devices[i] for i in range(count) if api.HardwareDevice_Type(devices[i]) == GPU_DEVICE]
+        self.offered = 0
+        if not adapters and room:
+            self._offer(gpus[0] if gpus else self._hardware.make(_HARDWARE_VENDOR_ID, 0, VENDOR), {}, out)
+        for info in adapters[:room]:
+            self._offer(self._hardware.find(info, gpus), metadata(info, adapters), out)
+        offered[0] = self.offered
+
+    def _offer(self, hardware: Any, described: Mapping[str, str], out: Any) -> None:
+        pointer, pairs = ffi.new("void**"), key_value_pairs(described)
+        api.CreateEpDevice(self.pointer, hardware, pairs, NULL, pointer)
+        api.ReleaseKeyValuePairs(pairs)
         if not self._memory_info:
             info = ffi.new("void**")
             api.CreateMemoryInfo_V2(c_text(EP_NAME), GPU_DEVICE, VENDOR_ID, 0, _DEVICE_MEMORY, 0, _DEVICE_ALLOCATOR, info)
             self._memory_info = info[0]
         api.EpDevice_AddAllocatorInfo(pointer[0], self._memory_info)
-        out[0] = pointer[0]
-        offered[0] = 1
+        out[self.offered] = pointer[0]
+        self.offered += 1
 
-    def _make_virtual_device(self) -> Any:
-        pointer = ffi.new("void**")
-        api.CreateHardwareDevice(GPU_DEVICE, _HARDWARE_VENDOR_ID, 0, self.c_vendor, NULL, pointer)
-        return pointer[0]
-
-    def create_ep(self, devices: Any, metadata: Any, count: int, options: Any, logger: Any, out: Any) -> None:
+    def create_ep(self, devices: Any, described: Any, count: int, options: Any, logger: Any, out: Any) -> None:
         """Raises ConfigError, and AdapterError in strict mode. ONNX Runtime's Python layer may then retry on the CPU: recorded."""
         state = SessionState()
         announce(state)
         with state.recording("CreateEp"):
-            state.options = read_options(options)
+            entries = read_entries(options)
+            state.options = {**choice(described, count), **own_options(entries)}
             state.config = resolve(state.options)
             if state.config.placement != "cpu":
                 self._open_gpu(state)
             if not self.registry:
                 self.registry = memcpy_registry(self.c_name, create_memcpy_kernel)
-            out[0] = Provider(self, state, GivenInitializers(options, self._host())).pointer
+            to_be_written = entries.get("ep.context_enable") == "1"
+            out[0] = Provider(self, state, GivenInitializers(options, self._host()), to_be_written).pointer
 
     @staticmethod
     def _open_gpu(state: SessionState) -> None:
@@ -145,20 +151,23 @@ class Factory(Table):
         for info in (self._memory_info, self._host_info):
             if info:
                 api.ReleaseMemoryInfo(info)
-        if self._virtual_device:
-            api.ReleaseHardwareDevice(self._virtual_device)
+        self._hardware.close()
 
 
-def read_options(session_options: Any) -> Mapping[str, str]:
-    """The provider options of a session, unknown ones too: ONNX Runtime stores them as `ep.<name in lower case>.<option>`."""
-    prefix = f"ep.{EP_NAME.lower()}."
+def read_entries(session_options: Any) -> Mapping[str, str]:
+    """The configuration of a session."""
     pairs = get(api.GetSessionOptionsConfigEntries, session_options)
     keys, values, count = ffi.new("char***"), ffi.new("char***"), ffi.new("size_t*")
     try:
         api.GetKeyValuePairs(pairs, keys, values, count)
-        entries = {text_of(keys[0][i]): text_of(values[0][i]) for i in range(count[0])}
+        return {text_of(keys[0][i]): text_of(values[0][i]) for i in range(count[0])}
     finally:
         api.ReleaseKeyValuePairs(pairs)
+
+
+def own_options(entries: Mapping[str, str]) -> Mapping[str, str]:
+    """Our provider options, unknown ones too: ONNX Runtime stores them as `ep.<name in lower case>.<option>`."""
+    prefix = f"ep.{EP_NAME.lower()}."
     return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
 
 

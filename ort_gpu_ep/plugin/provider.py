@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ort_gpu_ep.backend import Executable
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.errors import Code, InternalError, forget_frames
+from ort_gpu_ep.errors import Code, ConfigError, InternalError, forget_frames
 from ort_gpu_ep.graph import Graph
 from ort_gpu_ep.partitioner import Costs, Partitioning, nothing, partition, rewrite
 from ort_gpu_ep.plugin import slots
@@ -20,6 +20,11 @@ from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table, owner_of
 from ort_gpu_ep.plugin.transfer import Allocator
 from ort_gpu_ep.registry import Decline, Limits
+
+NOT_COMPILED = (
+    "WgpuExecutionProvider writes no compiled models (EPContext nodes): what it makes of a model depends on the adapter, and on the shapes "
+    "of runs; shaders and what was measured are kept in the cache folder (option cache_dir). Leave out ep.context_enable, or compile the "
+    "model without this provider (ModelCompiler with placement=cpu).")
 
 
 class Owner(Protocol):
@@ -35,13 +40,14 @@ class Owner(Protocol):
 class Provider(Table):
     """The EP of one session. given: initializers that its options bring: nodes that read them stay on the CPU, because
     ONNX Runtime passes the model's own values to a provider with memory of its own.
+    to_be_written: the session is to write a compiled model.
     """
 
     SLOTS = slots.EP
 
-    def __init__(self, factory: Owner, state: SessionState, given: GivenInitializers) -> None:
+    def __init__(self, factory: Owner, state: SessionState, given: GivenInitializers, to_be_written: bool = False) -> None:
         super().__init__()
-        self.factory, self.state, self.given = factory, state, given
+        self.factory, self.state, self.given, self.to_be_written = factory, state, given, to_be_written
         if state.backend is None or state.backend.device is not None:
             self.pointer.slot[slots.EP["GetDefaultMemoryDevice"].number] = NULL
 
@@ -96,6 +102,8 @@ class Provider(Table):
 
     def compile(self, graphs: Any, fused: Any, count: int, infos: Any, context_nodes: Any) -> None:
         with self.state.recording("Compile"):
+            if self.to_be_written:
+                raise ConfigError(NOT_COMPILED)
             for i in range(count):
                 made = self._compile(graphs[i], fused[i])
                 self.state.partitions.append(made)

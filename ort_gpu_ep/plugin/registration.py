@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import onnxruntime
@@ -12,10 +13,11 @@ import onnxruntime
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.isolation import remote
-from ort_gpu_ep.plugin import spill, state, tables
+from ort_gpu_ep.plugin import factory, spill, state, tables
 from ort_gpu_ep.plugin.abi import NULL, check_version, ffi
 from ort_gpu_ep.plugin.factory import EP_NAME, create_factories, release_factory
 from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.plugin.offers import known_adapters
 from ort_gpu_ep.shim.build import find_or_build
 
 _lock = threading.RLock()
@@ -26,13 +28,19 @@ _registered_as = ""
 def register(name: str = "ort_gpu_ep") -> None:
     """Registers the provider library with ONNX Runtime; does nothing if it is registered already, under whatever name.
 
+    onnxruntime.get_ep_devices() has a device for each adapter then, its metadata says which; `ensure_registered` looks for none.
     Raises: ConfigError, where ONNX Runtime is too old; BuildError, where the native shim is missing and can't be compiled.
     """
+    ensure_registered(name, get_library_path)
+
+
+def ensure_registered(name: str = "ort_gpu_ep", library: Callable[[], str] | None = None) -> None:
+    """As `register`, for sessions, which choose an adapter by themselves: it looks for none before they do."""
     global _registered_as
     with _lock:
         if _registered_as or any(device.ep_name == EP_NAME for device in onnxruntime.get_ep_devices()):
             return
-        onnxruntime.register_execution_provider_library(name, get_library_path())
+        onnxruntime.register_execution_provider_library(name, (library or _library_path)())
         _registered_as = name
 
 
@@ -41,6 +49,13 @@ def get_library_path() -> str:
 
     Raises: as `register`.
     """
+    with _lock:
+        path = _library_path()
+        factory.adapters = known_adapters()
+        return path
+
+
+def _library_path() -> str:
     global _shim
     with _lock:
         check_version(onnxruntime.__version__)
