@@ -1,4 +1,4 @@
-"""Scores a data set on every adapter of this machine,: [docs/scoring.md](../../docs/scoring.md).
+"""Scores a data set on every adapter of this machine, or batches that others bring: [docs/scoring.md](../../docs/scoring.md).
 
 Importing it loads neither pyarrow nor Ray.
 """
@@ -9,12 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.scoring.predictor import Predictor
     from ort_gpu_ep.scoring.report import Report
     from ort_gpu_ep.scoring.scorer import score
 
-_LAZY = {"Report": "report", "score": "scorer"}
+_LAZY = {"Predictor": "predictor", "Report": "report", "score": "scorer"}
 
-__all__ = ["Report", "score"]
+__all__ = ["Predictor", "Report", "score"]
 
 
 def __getattr__(name: str) -> Any:

@@ -93,11 +93,13 @@ def pack(model: Model, columns: Mapping[str, Sequence[str]], rows: Rows) -> Pack
 
 def _dense(column: Any, name: str, count: int, errors: dict[int, str]) -> tuple[Array, Array]:
     """(values [m, ...], the m rows that have a value)."""
-    if isinstance(column, np.ndarray):
+    if isinstance(column, np.ndarray) and column.dtype.kind in "fiub":
         return column, np.arange(count)
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if isinstance(column, np.ndarray):      # of lists of several lengths, or of texts
+        column = pa.chunked_array([pa.array(list(column))])
     column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     shape: tuple[int, ...] = ()
     if isinstance(column, pa.ExtensionArray):

@@ -54,15 +54,15 @@ class Model:
         return sum(prod(d or 1 for d in v.inner) * np.dtype(v.dtype).itemsize for v in self.inputs)
 
 
-def read_model(path: str | Path, outputs: Sequence[str] | None = None) -> Model:
-    """outputs: names of those that are wanted, all where it is None. Raises ModelError for what is no model, ScoringError for one
-    whose inputs have no rows or types that no table has.
+def read_model(model: str | Path | bytes, outputs: Sequence[str] | None = None) -> Model:
+    """model: a file, or what is in one. outputs: names of those that are wanted, all where it is None. Raises ModelError for what is no
+    model, ScoringError for one whose inputs have no rows or types that no table has.
     """
     import onnx
 
-    path = Path(path)
+    path = Path("(bytes)") if isinstance(model, bytes) else Path(model)
     try:
-        data = path.read_bytes()
+        data = model if isinstance(model, bytes) else path.read_bytes()
         found = onnx.load_model_from_string(data)
     except OSError as error:
         raise ModelError(f"model {path}: {error.strerror or error}") from error

@@ -63,7 +63,7 @@ def claimed(out: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MANIFEST).exists() and any(p.name not in (LOCK, MANIFEST + _TEMPORARY) for p in folder.iterdir()):
         raise ScoringError(f"{folder} exists and holds something else than parts of an earlier run: choose another output, or remove it")
-    lock = _locked(folder / LOCK)
+    lock = locked(folder / LOCK)
     try:
         known = _read(folder / MANIFEST)
         if known is None:
@@ -80,8 +80,12 @@ def claimed(out: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
 _TEMPORARY = ".tmp"
 
 
-def _locked(path: Path) -> IO[bytes]:
-    """A lock that ends with the process."""
+class LockedError(ScoringError):
+    """Another process has the lock."""
+
+
+def locked(path: Path) -> IO[bytes]:
+    """A lock that ends with the process. Raises LockedError."""
     file = path.open("ab")
     try:
         if os.name == "nt":
@@ -94,7 +98,7 @@ def _locked(path: Path) -> IO[bytes]:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise ScoringError(f"{path.parent}: another process is scoring into this output; wait for it, or choose another") from error
+        raise LockedError(f"{path.parent}: another process is scoring into this output; wait for it, or choose another") from error
     return file
 
 

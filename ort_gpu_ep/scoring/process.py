@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from typing import Any, ParamSpec, TypeVar
@@ -54,7 +55,9 @@ class Process:
         process = self._process
         if process is None:
             return "while it started"
-        process.join(_LAST_S)
+        until_s = time.monotonic() + _LAST_S
+        while process.exitcode is None and time.monotonic() < until_s:     # the pool waits for it, too: one of both hears how it ended
+            process.join(0.05)
         return ending(process.exitcode) if process.exitcode is not None else "it closed its pipe"
 
     def kill(self) -> None:

@@ -1,0 +1,127 @@
+"""Scoring many rows: rows a second and memory beside a plain loop over onnxruntime's CPU.
+
+    python -m benchmarks.scoring [--rows 2000000] [--adapters cpu --adapters 0,0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as parquet
+from onnx import TensorProto, helper, numpy_helper
+
+from ort_gpu_ep.scoring import score
+from ort_gpu_ep.scoring.job import SHARD_ROWS
+
+FEATURES, HIDDEN, CLASSES = 32, 64, 10
+
+
+def write_model(path: Path) -> None:
+    """A small MLP, [n, 32] -> [n, 10]."""
+    rng = np.random.default_rng(0)
+    weights = {"first": (FEATURES, HIDDEN), "second": (HIDDEN, CLASSES)}
+    nodes = [helper.make_node("MatMul", ["x", "first"], ["a"]), helper.make_node("Relu", ["a"], ["b"]),
+             helper.make_node("MatMul", ["b", "second"], ["y"])]
+    graph = helper.make_graph(
+        nodes, "mlp", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", FEATURES])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", CLASSES])],
+        [numpy_helper.from_array(rng.standard_normal(shape).astype("f"), name) for name, shape in weights.items()])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+
+
+def write_rows(path: Path, rows: int) -> None:
+    """In groups of 100,000 rows."""
+    rng = np.random.default_rng(1)
+    schema = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float32(), FEATURES))])
+    with parquet.ParquetWriter(path, schema) as file:
+        for start in range(0, rows, 100_000):
+            count = min(100_000, rows - start)
+            values = pa.array(rng.standard_normal(count * FEATURES).astype("f"))
+            lists = pa.FixedSizeListArray.from_arrays(values, FEATURES)
+            file.write_table(pa.table({"id": np.arange(start, start + count), "x": lists}, schema))
+
+
+def plain_loop(model: Path, data: Path, out: Path, batch: int) -> None:
+    """What one would write by hand: no restart, no errors by row, one session."""
+    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    writer = None
+    for rows in parquet.ParquetFile(data).iter_batches(SHARD_ROWS):
+        x = rows.column("x").flatten().to_numpy().reshape(-1, FEATURES)
+        y = np.concatenate([session.run(None, {"x": x[k:k + batch]})[0] for k in range(0, len(x), batch)])
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(y.reshape(-1)), CLASSES)
+        table = pa.table({"id": rows.column("id"), "y": lists})
+        writer = writer or parquet.ParquetWriter(out, table.schema, compression="zstd")
+        writer.write_table(table)
+    assert writer is not None
+    writer.close()
+
+
+@contextmanager
+def watched(samples: list[float]) -> Iterator[None]:
+    """Megabytes of this process and its children that they share with nobody, ten times a second."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.1):
+            total = 0
+            for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+                try:
+                    total += process.memory_full_info().uss
+                except (psutil.NoSuchProcess, psutil.AccessDenied):
+                    continue
+            samples.append(total / 2**20)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def timed(name: str, rows: int, work: Callable[[], Any]) -> None:
+    samples = list[float]()
+    start = time.perf_counter()
+    with watched(samples):
+        report = work()
+    whole_s = time.perf_counter() - start
+    seconds = report.seconds if report is not None else whole_s
+    third = len(samples) // 3
+    second, last = (max(part, default=0.0) for part in (samples[third:2 * third], samples[2 * third:]))
+    print(f"{name:16} {rows / seconds:12,.0f} rows/s {seconds / rows * 1e6:8.2f} us a row {whole_s:8.1f} s with preparation")
+    print(f"{'':16} memory at most {second:,.0f} MB in the second third, {last:,.0f} MB in the last",
+          f"; batch {report.batch}" if report is not None else "", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--adapters", action="append")
+    parser.add_argument("--batch", default="auto")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        model, data = folder / "mlp.onnx", folder / "rows.parquet"
+        write_model(model)
+        write_rows(data, given.rows)
+        timed("plain loop, CPU", given.rows, lambda: plain_loop(model, data, folder / "plain.parquet", 4096))
+        for place, adapters in enumerate(given.adapters or ["cpu"]):
+            out = folder / f"out{place}"
+            timed(adapters, given.rows, lambda a=adapters, o=out: score(model, data, o, adapters=a, key="id", batch=given.batch))  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    main()
