@@ -218,10 +218,14 @@ class Trainer:
                      f"{len(engine.step.model.graph.node)} nodes, for batches of {self._batch(engine)}")
         lines += [*engine.step.notes, f"on the {engine.placement.upper()}: {engine.why}"]
         if engine.resident.run_s:
-            lines.append(f"the host spends {np.median(engine.resident.run_s) * 1e3:.3g} ms a step")
+            lines.append(f"the host spends {self.host_ms():.3g} ms a step")
         if engine.renewals:
             lines.append(f"{engine.renewals} times on a new device after a failure")
         return "\n".join(lines)
+
+    def host_ms(self) -> float:
+        """What the host spends until a step is on its way, the median of the last ones; 0 before the first."""
+        return float(np.median(self._engine.resident.run_s)) * 1e3 if self._engine is not None and self._engine.resident.run_s else 0.0
 
     def stats(self) -> dict[str, Any]:
         """Counts of the step's session (see InferenceSession.stats), steps, renewals, where it runs."""

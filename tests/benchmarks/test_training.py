@@ -1,0 +1,24 @@
+"""The benchmark of training steps: its sides take the same steps, and it counts what they move."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks import training
+
+
+def test_all_sides_take_the_same_steps() -> None:
+    optimizer, rng = training.OPTIMIZERS["adam"], np.random.default_rng(0)
+    model = training.CASES["mlp_16"].build(4)
+    x, y = rng.normal(size=(4, 16)).astype("f"), rng.integers(0, 16, 4)
+    written = training.make_training_step(model, loss="cross_entropy", optimizer=optimizer)
+    one, _ = training.ours(model, optimizer, x, y, {"placement": "cpu"})
+    other = training.numpy_loop(written, optimizer, x, y, {"placement": "cpu"})
+    np.testing.assert_allclose([float(one()) for _ in range(5)], [float(other()) for _ in range(5)], rtol=1e-6)
+
+
+def test_a_row_counts_bytes() -> None:
+    row = training.measure("mlp_16", "sgd", 4, 10, 1, {})
+    assert {"gpu", "cpu", "numpy"} <= set(row.ms)
+    batch, loss, state = 4 * 16 * 4 + 4 * 8 + 4, 4 / 10, (16 * 16 + 16) * 4 / 10     # one loss of ten was read
+    assert round(row.nbytes - batch - loss, 6) in (0, state), "with a snapshot, if it fell into the ten steps"
