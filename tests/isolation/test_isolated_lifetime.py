@@ -108,7 +108,7 @@ def test_many_sessions_leave_nothing(own: dict[str, str]) -> None:
     one(1)
     gc.collect()
     files, threads, processes = open_files(), psutil.Process().num_threads(), len(workers())
-    for number in range(20):
+    for number in range(10):
         one(number)
     gc.collect()
     until(lambda: psutil.Process().num_threads() <= threads, "threads gone", 5)

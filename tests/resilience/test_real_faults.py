@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -61,23 +62,38 @@ class Done:
 Process = Callable[..., Done]
 
 
-@pytest.fixture
-def process(tmp_path: Path) -> Process:
-    """Runs a session in a new process, with a cache folder of its own unless told otherwise."""
+def starter(folder: Path) -> Process:
+    """Runs a session in a new process; its cache is in the folder unless told otherwise."""
     rng = np.random.default_rng(1)
     weights = {"w": rng.standard_normal((160, 160)).astype("f") / 8, "b": rng.standard_normal(160).astype("f")}
     text = "(float[N, 160] x) => (float[N, 160] y) { h = MatMul(x, w) a = Add(h, b) y = Softmax(a) }"
-    (tmp_path / "model.onnx").write_bytes(model_of(text, weights).SerializeToString())
+    (folder / "model.onnx").write_bytes(model_of(text, weights).SerializeToString())
 
     def run(before: str = "", after: str = "", runs: int = 2, start_s: float = 30.0, env: dict[str, str] | None = None, **options: Any) -> Done:
-        options = {"placement": "gpu", "cache_dir": str(tmp_path / "cache"), **options}
+        options = {"placement": "gpu", "cache_dir": str(folder / "cache"), **options}
         code = MAIN.format(before=before, after=after, runs=runs, start_s=start_s)
         done = subprocess.run(
-            [sys.executable, "-c", code, json.dumps(options)], cwd=tmp_path, text=True, capture_output=True, timeout=120,
+            [sys.executable, "-c", code, json.dumps(options)], cwd=folder, text=True, capture_output=True, timeout=120,
             env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})})
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-3000:]}"
         return Done(json.loads(done.stdout.splitlines()[-1]), done.stderr.splitlines())
     return run
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder as a session leaves it that has used the adapter for the first time."""
+    folder = tmp_path_factory.mktemp("probed")
+    assert starter(folder)().said["gpu"] > 0
+    assert len(list((folder / "cache" / "health").glob("*.json"))) == 2
+    return folder / "cache"
+
+
+@pytest.fixture
+def process(probed: Path, tmp_path: Path) -> Process:
+    """In a folder of the test's own, whose cache knows the adapter."""
+    shutil.copytree(probed, tmp_path / "cache")
+    return starter(tmp_path)
 
 
 # ---- drivers
@@ -164,7 +180,6 @@ def test_the_way_back_is_a_changed_file(process: Process, tmp_path: Path) -> Non
 
 def test_doctor_is_a_way_back(process: Process, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    assert process().said["gpu"] > 0
     (file,) = (cache / "health").glob("drivers-*.json")
     file.write_text(json.dumps({"format": enumeration.FORMAT, "adapters": [], "failures": 1, "until_s": time.time() + 50,
                                 "trouble": "looking for GPU adapters ends the process (on purpose)."}))
@@ -236,14 +251,15 @@ NO_ROOM = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, resour
 
 
 def test_a_full_disk(process: Process, tmp_path: Path) -> None:
-    done = process(NO_ROOM)
+    cache = tmp_path / "full"
+    done = process(NO_ROOM, cache_dir=str(cache))
     assert done.said["right"]
     assert done.said["gpu"] > 0
     assert done.said["fallbacks"] == 0
     assert len(done.lines("can't be written")) == 2        # what drivers and the adapter are like
     assert len(done.lines("no marker in")) == 1
     assert len(done.lines("weights for the CPU fallback stay in memory")) == 1
-    assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
+    assert not [p for p in cache.rglob("*") if p.is_file()]
 
 
 @pytest.mark.parametrize("place", ["a file", "/proc/nowhere"])
@@ -266,7 +282,6 @@ def test_no_home(home: str, process: Process) -> None:
 
 def test_broken_cache_files_are_made_anew(process: Process, tmp_path: Path) -> None:
     """Other ways to be broken: tests/health."""
-    assert process().said["gpu"] > 0
     files = sorted((tmp_path / "cache" / "health").glob("*.json"))
     assert len(files) == 2
     for file in files:
@@ -279,7 +294,6 @@ def test_broken_cache_files_are_made_anew(process: Process, tmp_path: Path) -> N
 
 
 def test_folders_where_cache_files_should_be(process: Process, tmp_path: Path) -> None:
-    process()
     for file in (tmp_path / "cache" / "health").glob("*.json"):
         file.unlink()
         file.mkdir()
@@ -290,7 +304,6 @@ def test_folders_where_cache_files_should_be(process: Process, tmp_path: Path) -
 
 
 def test_broken_markers_count_as_an_unclean_exit(process: Process, tmp_path: Path) -> None:
-    process()
     (verdict,) = (f for f in (tmp_path / "cache" / "health").glob("*.json") if not f.name.startswith("drivers-"))
     (verdict.parent / f"{verdict.stem}.1-abcd.open").write_bytes(b"\xff\0")
     done = process()
