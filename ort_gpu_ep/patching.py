@@ -15,8 +15,9 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_inference_collection as collection
 
 from ort_gpu_ep import children, plugin
+from ort_gpu_ep.opening import forbids_cpu
 from ort_gpu_ep.plugin import EP_NAME, OrtSession
-from ort_gpu_ep.session import InferenceSession, forbids_cpu
+from ort_gpu_ep.session import InferenceSession
 
 CPU_PROVIDER = "CPUExecutionProvider"
 _IDLE = "AzureExecutionProvider"

@@ -6,19 +6,25 @@ an op come from `onnx.defs`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import onnx
 
+from ort_gpu_ep.built import STRAY as STRAY
+from ort_gpu_ep.built import Const as Const
+from ort_gpu_ep.built import Kernel as Kernel
+from ort_gpu_ep.built import Lowering as Lowering
+from ort_gpu_ep.built import Strided as Strided
+from ort_gpu_ep.built import View as View
+from ort_gpu_ep.built import kernel as kernel
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import Array, Attribute, Node, Part, Step
+from ort_gpu_ep.graph import Array, Attribute, Node
 from ort_gpu_ep.schemas import default_attribute
 from ort_gpu_ep.symbolic import Size, hints
 from ort_gpu_ep.target import ADAPTER as ADAPTER
-from ort_gpu_ep.target import DEFAULT_TARGET, Choice, Target
+from ort_gpu_ep.target import DEFAULT_TARGET, Target
 from ort_gpu_ep.target import INLINED as INLINED
 from ort_gpu_ep.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
 from ort_gpu_ep.target import PACKED as PACKED
@@ -28,11 +34,6 @@ from ort_gpu_ep.types import BY_ONNX, DTYPES, UINT32, DType, Shape, TensorType
 
 KNOWN_OPSET = 26
 """Newest ONNX opset whose changes were read; a later form of an op is declined until someone looks at it."""
-
-Const: TypeAlias = int | float | bool
-
-STRAY = "stray"
-"""What a kernel that reports calls the word that is not 0 once an index was out of range."""
 
 
 class UnknownValueError(UnsupportedNodeError):
@@ -110,127 +111,6 @@ class Operand:
     def ints(self) -> tuple[int, ...]:
         """The value as a flat tuple of ints (or sizes of a run). Raises as `require` does."""
         return tuple(cast(int, v) if isinstance(v, Size) else int(v) for v in self.require().reshape(-1))
-
-
-@dataclass(frozen=True, slots=True)
-class Strided:
-    """A WGSL function `<name>(i: u32) -> u32`: splits i over `shape` (row-major) and returns offset + sum of coordinate * stride."""
-
-    shape: Shape
-    strides: tuple[int, ...]
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """A shader file, its constants and its grid: plain data.
-
-    shader: file in shaders/. outputs: types of what it writes, in the order of the row's outputs.
-    consts: WGSL `const`s. indices: functions made from Strided.
-    groups: number of workgroups of a body with `fn group_main(group: u32, lane: u32)`; 0 for a body with
-        `fn element(i: u32) -> T`, which is called once for each element of the first output.
-    lanes: invocations a workgroup. workgroup_nbytes: workgroup memory that the body declares.
-    raw: bind tensors as bits (u32, or vec2<u32> for 8 bytes), so that any element type can be moved.
-    reads: WGSL name -> index into the node's inputs + operands, or name of a temporary; default: the row's bindings.
-    writes: WGSL name -> index of a node output, or name of a temporary; default: the row's bindings.
-    epilogue: elementwise steps between what the body computes and what is stored; operand k is bound as `e<k>`.
-    plain: type of what the body computes, where the epilogue's result has another type.
-    optionals: WGSL name -> given or left out, of the row's optional inputs; filled by `claim.lower`.
-    grid: workgroups in x, y and z of a body with `fn grid_main(group: vec3<u32>, lane: u32)`; `groups` is then their product.
-    vectors: bindings of float32 that are bound four elements at a time; of packed elements, four words.
-    choice: which form of the kernel this is, of those that were weighed.
-    into: where what it stores of its first output lies in a larger tensor, filled in by the planner.
-    inlined: (name, kernel with an `element` body): what the body reads by that name is not bound but computed by that kernel, whose own
-        bindings `b` are bound as `<name>_in_<b>`.
-    reports: its body calls `out_of_range()` where data brings such an index; it then binds the plan's word for that, as STRAY.
-    features: of the device, that its body uses (types bring their own). atomics: bindings of uint32 that are bound as atomics.
-    """
-
-    shader: str
-    outputs: tuple[TensorType, ...]
-    consts: tuple[tuple[str, Const], ...] = ()
-    indices: tuple[tuple[str, Strided], ...] = ()
-    groups: int = 0
-    lanes: int = 64
-    workgroup_nbytes: int = 0
-    raw: bool = False
-    reads: tuple[tuple[str, int | str], ...] | None = None
-    writes: tuple[tuple[str, int | str], ...] | None = None
-    epilogue: tuple[Step, ...] = ()
-    plain: TensorType | None = None
-    optionals: tuple[tuple[str, bool], ...] = ()
-    grid: tuple[int, int, int] | None = None
-    vectors: tuple[str, ...] = ()
-    choice: Choice | None = None
-    features: tuple[str, ...] = ()
-    atomics: tuple[str, ...] = ()
-    into: Part | None = None
-    inlined: tuple[tuple[str, Kernel], ...] = ()
-    reports: bool = False
-
-
-def kernel(
-    shader: str,
-    outputs: Sequence[TensorType],
-    *,
-    consts: Mapping[str, Const] | None = None,
-    indices: Mapping[str, Strided] | None = None,
-    groups: int = 0,
-    lanes: int = 64,
-    workgroup_nbytes: int = 0,
-    raw: bool = False,
-    reads: Mapping[str, int | str] | None = None,
-    writes: Mapping[str, int | str] | None = None,
-    epilogue: Sequence[Step] = (),
-    grid: tuple[int, int, int] | None = None,
-    vectors: Sequence[str] = (),
-    choice: Choice | None = None,
-    features: Sequence[str] = (),
-    atomics: Sequence[str] = (),
-    reports: bool = False,
-) -> Kernel:
-    """A Kernel from dicts and lists (a Kernel itself holds tuples, so that it hashes and compares)."""
-    return Kernel(
-        shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), math.prod(grid) if grid else groups, lanes,
-        workgroup_nbytes, raw, None if reads is None else tuple(reads.items()), None if writes is None else tuple(writes.items()),
-        tuple(epilogue), grid=grid, vectors=tuple(vectors), choice=choice, features=tuple(features), atomics=tuple(atomics),
-        reports=reports)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Output 0 is input 0's bytes under another shape: nothing is dispatched."""
-
-    output: TensorType
-
-
-@dataclass(frozen=True, slots=True)
-class Lowering:
-    """What a node becomes. outputs: type of each output, None for one left out. views: output index -> input index.
-
-    deferred: a value that a run brings decides; until then only the types of the outputs are known, as shape inference tells them.
-    once: temporaries whose kernels read constants of the graph only: these run once for a program, not in every run.
-    kept: temporaries that are zero before the first run and that every run leaves as it found them.
-    inverses: (input index, kernel from a `once` temporary to that input): the input need not stay on the device beside the temporary.
-    """
-
-    outputs: tuple[TensorType | None, ...]
-    kernels: tuple[Kernel, ...] = ()
-    temps: tuple[tuple[str, TensorType], ...] = ()
-    views: tuple[tuple[int, int], ...] = ()
-    deferred: bool = False
-    once: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    inverses: tuple[tuple[int, Kernel], ...] = ()
-
-    def runs_once(self, kernel: Kernel) -> bool:
-        """Whether a kernel of it writes nothing but `once`."""
-        return bool(kernel.writes) and all(target in self.once for _, target in kernel.writes or ())
-
-    @property
-    def per_run(self) -> tuple[Kernel, ...]:
-        """The kernels that every run dispatches."""
-        return tuple(k for k in self.kernels if not self.runs_once(k))
 
 
 @dataclass(frozen=True, slots=True)

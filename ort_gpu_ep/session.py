@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import onnxruntime
@@ -16,16 +15,14 @@ from onnxruntime import OrtValue
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config, resolve
-from ort_gpu_ep.device.info import pick
-from ort_gpu_ep.errors import AdapterError, ConfigError
+from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.explain import Explanation, explanation
 from ort_gpu_ep.interrupts import uninterrupted
-from ort_gpu_ep.isolation.remote import Lease, open_remote
+from ort_gpu_ep.opening import asked_providers, checked, has_fixed_sizes, look_for_gpu, make_runner, may_choose
 from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
 from ort_gpu_ep.placement.source import Source, not_written, write_optimized
 from ort_gpu_ep.plugin import EP_NAME
 from ort_gpu_ep.plugin.fallback import NO_KERNEL
-from ort_gpu_ep.profile import GUESSED
 
 if TYPE_CHECKING:
     from ort_gpu_ep.partitioner import Costs
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
     from ort_gpu_ep.tuning.measure import TuneResult
 
 log = logging.getLogger("ort_gpu_ep")
-
-_said: set[str] = set()
 
 _OF_A_SESSION = frozenset((
     "_sess", "_sess_options", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
@@ -81,7 +76,7 @@ class InferenceSession(plugin.PlainSession):
         if providers is None and not provider_options and settings is not None and settings.has_providers():
             self._open(None, None)
             return
-        names, options = _providers(providers, provider_options, settings)
+        names, options = asked_providers(providers, provider_options, settings)
         if EP_NAME in names:
             self._arguments = (self._arguments[0], plugin.exact_products(settings), self._arguments[2])
         try:
@@ -107,8 +102,8 @@ class InferenceSession(plugin.PlainSession):
         if names is not None and options is not None and EP_NAME in names:
             plugin.ensure_registered()
             self._options = dict(options[names.index(EP_NAME)])
-            config = _checked(options[names.index(EP_NAME)])
-            nothing_to_gain, lease, trouble = _look(config)
+            config = checked(options[names.index(EP_NAME)])
+            nothing_to_gain, lease, trouble = look_for_gpu(config)
             if nothing_to_gain and CPU_PROVIDER in names:
                 asked, keep = (names, options), [i for i, name in enumerate(names) if name != EP_NAME]
                 names, options = [names[i] for i in keep], [options[i] for i in keep]
@@ -116,8 +111,8 @@ class InferenceSession(plugin.PlainSession):
                 write_optimized(model, settings, kwargs)
                 if config.tune and not trouble:
                     self._tune_once(config)
-                if config.placement == "auto" and names == [EP_NAME, CPU_PROVIDER] and _may_choose(model, settings):
-                    runner = _runner(model, settings, options[0], kwargs, config)
+                if config.placement == "auto" and names == [EP_NAME, CPU_PROVIDER] and may_choose(model, settings):
+                    runner = make_runner(model, settings, options[0], kwargs, config)
                     source = runner.candidates.model
                     names, options = runner.candidates.providers(runner.first)
         ours = names is None or EP_NAME in names or asked is not None
@@ -128,7 +123,7 @@ class InferenceSession(plugin.PlainSession):
         self._fronts = weakref.WeakSet((self._sess,))
         self.direct = plugin.Direct.of(self, state)
         if runner is not None:
-            runner.begin(self._front(runner.first), _is_fixed(self), _weakly(self._become))
+            runner.begin(self._front(runner.first), has_fixed_sizes(self), _weakly(self._become))
         elif type(self) is InferenceSession and (state is None or not state.partitions):
             self.__class__ = _SessionOnCpu
 
@@ -151,7 +146,7 @@ class InferenceSession(plugin.PlainSession):
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """As onnxruntime's: the session is made anew. Without providers it uses the GPU and the CPU. An unknown name is a RuntimeError."""
         there = [EP_NAME, *onnxruntime.get_available_providers()]
-        for name in _providers(providers, None, None)[0] if providers else ():
+        for name in asked_providers(providers, None, None)[0] if providers else ():
             if name not in there and name not in onnxruntime.get_all_providers():
                 raise RuntimeError(f"Unknown Provider Type: {name}. There are: {', '.join(dict.fromkeys(there))}.")
         if type(self) is _SessionOnCpu:
@@ -366,100 +361,6 @@ def _weakly(method: Any) -> Any:
             bound(*arguments)
 
     return call
-
-
-def _providers(providers: Sequence[Any] | None, options: Any, settings: Any) -> tuple[list[str], list[dict[str, Any]]]:
-    """Names and options of the providers, in step. Names may come as (name, options), as onnxruntime allows."""
-    if providers is None:
-        given = dict(options) if isinstance(options, Mapping) else dict(options[0]) if options else {}
-        return ([EP_NAME], [given]) if forbids_cpu(settings) else ([EP_NAME, CPU_PROVIDER], [given, {}])
-    names, found = [], []
-    extra = list(options or [{}] * len(providers)) if not isinstance(options, Mapping) else [options]
-    for i, provider in enumerate(providers):
-        name, own = provider if isinstance(provider, tuple) else (provider, extra[i] if i < len(extra) else {})
-        names.append(name)
-        found.append(dict(own))
-    return names, found
-
-
-def forbids_cpu(settings: Any) -> bool:
-    """Whether the session options say that no node may run on the CPU; onnxruntime then refuses the CPU provider in the list."""
-    try:
-        return bool(settings is not None and settings.get_session_config_entry("session.disable_cpu_ep_fallback") == "1")
-    except RuntimeError:   # the entry is not set
-        return False
-
-
-def _may_choose(model: Any, settings: Any) -> bool:
-    """Whether several sessions can be made of a model. Not with onnxruntime's profile: it is to be of the session that the user made."""
-    return isinstance(model, (str, bytes, os.PathLike)) and not (settings is not None and settings.enable_profiling)
-
-
-def _is_fixed(session: Any) -> bool:
-    """Whether all input shapes are known."""
-    return all(isinstance(d, int) and d >= 0 for i in session.get_inputs() for d in (i.shape or (None,)))
-
-
-def _checked(options: dict[str, Any]) -> Config:
-    """The config of provider options, which become texts. Raises: ConfigError (onnxruntime would print it and go on)."""
-    config = resolve(options)
-    for name, value in options.items():
-        options[name] = str(int(value)) if isinstance(value, bool) else str(value)
-    return config
-
-
-def _look(config: Config) -> tuple[bool, Lease | None, str]:
-    """(whether these options can only mean the CPU, a lease of the worker if one has the GPU, why placement=gpu has no adapter).
-
-    They can with placement=cpu, no adapter, or placement=auto on a software adapter nobody asked for.
-    The session then does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds.
-    Raises: AdapterError in strict mode and where an adapter was asked for, else it is said once.
-    """
-    if config.placement == "cpu":
-        return True, None, ""
-    unasked = config.placement == "auto" and not config.adapter
-    try:
-        if config.isolation == "process":
-            lease = Lease(open_remote(config))
-            if not (unasked and lease.gpu.info.is_software):
-                return False, lease, ""
-            lease.end()
-            return True, None, ""
-        uninterrupted(import_module, "ort_gpu_ep.health.admission")       # half an import is not made up for by the next
-        from ort_gpu_ep.health.admission import open_gpu
-        from ort_gpu_ep.health.enumeration import look
-
-        if unasked and pick(look(config), config.adapter).is_software:
-            return True, None, ""
-        open_gpu(config)
-        return False, None, ""
-    except AdapterError as error:
-        if config.strict or config.adapter:
-            raise
-        if str(error) not in _said:
-            _said.add(str(error))
-            log.warning("running on the CPU: %s", error)
-        return True, None, str(error) if config.placement == "gpu" else ""
-
-
-def _runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:
-    from ort_gpu_ep.load import open_sampler  # only here: a session that is not to choose loads neither
-    from ort_gpu_ep.placement.runner import Runner
-
-    path_or_bytes = model if isinstance(model, bytes) else os.fspath(model)
-    if config.isolation == "process":
-        remote = open_remote(config)
-        return Runner(path_or_bytes, settings, options, kwargs, config, f"{remote.key} isolated", lambda: GUESSED,
-                      remote.uses, open_sampler(remote.info, config.load), remote.info.is_software)
-    from ort_gpu_ep.calibration import profile_of
-    from ort_gpu_ep.device.adapter import order_among_equals
-    from ort_gpu_ep.device.pulse import LazyPulse
-    from ort_gpu_ep.health.admission import open_gpu
-    from ort_gpu_ep.health.verdicts import key_of
-
-    gpu = open_gpu(config)
-    return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config),
-                  gpu.uses, open_sampler(gpu.info, config.load, LazyPulse(gpu.info), order_among_equals(gpu.info)), gpu.info.is_software)
 
 
 def _raise_cause(error: Exception, states: list[plugin.SessionState]) -> None:
