@@ -35,6 +35,12 @@ from ort_gpu_ep.schemas import fault, schema
 from ort_gpu_ep.target import Target
 from ort_gpu_ep.types import FLOAT32, DType, TensorType, names
 
+FLAGS = frozenset((
+    "align_corners", "allowzero", "antialias", "ceil_mode", "count_include_pad", "exclude_outside", "exclusive", "fmod", "input_forget",
+    "interleaved", "inverse", "is_causal", "keepdims", "largest", "layout", "linear_before_reset", "noop_with_empty_axes", "onesided",
+    "reverse", "select_last_index", "sorted", "storage_order", "transA", "transB", "upper"))
+"""Attributes that are 0 or 1. Of another number onnxruntime's kernels make now this, now that, or refuse it."""
+
 
 def claim(bound: BoundNode, limits: Limits) -> Lowering | Decline:
     """Asks the row of a node: what it becomes, or why it is not taken. What was asked before is not asked again."""
@@ -42,6 +48,7 @@ def claim(bound: BoundNode, limits: Limits) -> Lowering | Decline:
         spec = _row(bound.node)
         _check_dtypes(spec, bound)
         _check_contrib(bound)
+        _check_flags(bound.node)
     except UnsupportedNodeError as error:
         return Decline(error.code, error.reason)
     bound = replace(bound, target=Target(limits))
@@ -73,6 +80,12 @@ def _row(node: Node) -> OpSpec:
     if node.version < spec.since or (not node.domain and node.version > KNOWN_OPSET):
         raise UnsupportedNodeError(Code.OPSET, f"{where} of opset {node.version}; taken from opset {spec.since} to {KNOWN_OPSET}")
     return spec
+
+
+def _check_flags(node: Node) -> None:
+    for name, value in node.attributes.items():
+        if name in FLAGS and value not in (0, 1, None):
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with {name} {value!r}; taken: 0 and 1")
 
 
 def _check_dtypes(spec: OpSpec, bound: BoundNode) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.registry import BoundNode
+from ort_gpu_ep.registry import BoundNode, Operand
 from ort_gpu_ep.types import Shape
 
 
@@ -25,13 +25,28 @@ def axes_of(node: BoundNode, axes: Sequence[int], rank: int) -> tuple[int, ...]:
     return found
 
 
-def ints_of(node: BoundNode, name: str, index: int) -> tuple[int, ...] | None:
+def ints_of(node: BoundNode, name: str, index: int, or_scalar: bool = False) -> tuple[int, ...] | None:
     """What older forms of an op take as attribute `name` and newer ones as input `index`; None where it is left out."""
     operand = node.optional(index)
     if operand is not None:
-        return operand.ints()
+        return operand.ints() if or_scalar and operand.rank == 0 else vector_of(node, operand)
     given = node.attr(name)
     return None if given is None else tuple(int(v) for v in given)
+
+
+def vector_of(node: BoundNode, operand: Operand) -> tuple[int, ...]:
+    """What a steering input of one dimension holds; of another rank onnxruntime refuses it."""
+    if operand.rank != 1:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} with {operand.name!r} of shape {list(operand.shape)}; taken: one dimension")
+    return operand.ints()
+
+
+def number_of(node: BoundNode, index: int) -> int:
+    """What a steering input of one element holds, a scalar or in one dimension; of another form onnxruntime refuses it."""
+    operand = node.input(index)
+    if operand.rank > 1 or operand.size != 1:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} with {operand.name!r} of shape {list(operand.shape)}; taken: one number")
+    return operand.ints()[0]
 
 
 def strides_of(shape: Shape) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import Known, case, ceil_div, normal, record
-from ort_gpu_ep.ops.axes import around, axis_of, replaced
+from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel, op, result_dtype
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INTS, TensorType
 
@@ -36,7 +36,7 @@ def dft(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(
             Code.RANK, f"DFT of {x.type} with onesided={int(onesided)}; taken: [..., 1], and [..., 2] unless it gives half a spectrum")
     half = inverse and onesided
-    n = node.input(1).ints()[0] if node.has(1) else 2 * (length - 1) if half else length
+    n = number_of(node, 1) if node.has(1) else 2 * (length - 1) if half else length
     if not 1 <= n <= MAX_LENGTH:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"DFT of {x.type} along axis {axis} with length {n}; taken: 1 to {MAX_LENGTH}")
     size = n // 2 + 1 if onesided and not inverse else n
@@ -55,7 +55,7 @@ def dft(node: BoundNode) -> Lowering:
 def _axis(node: BoundNode) -> int:
     """The axis, which is not the last: an attribute before opset 20, then an input."""
     x, operand = node.input(0), node.optional(2)
-    given = int(node.attr("axis")) if node.version < 20 else operand.ints()[0] if operand else -2
+    given = int(node.attr("axis")) if node.version < 20 else number_of(node, 2) if operand else -2
     axis = axis_of(node, given, x.rank)
     if axis == x.rank - 1:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"DFT of {x.type} along its last axis, which holds real and imaginary part")
@@ -65,7 +65,7 @@ def _axis(node: BoundNode) -> int:
 def _window(name: str) -> None:
     """Adds the row of a window."""
     def build(node: BoundNode) -> Kernel:
-        size, dtype = node.input(0).ints()[0], result_dtype(int(node.attr("output_datatype")))
+        size, dtype = number_of(node, 0), result_dtype(int(node.attr("output_datatype")))
         if dtype not in (FLOAT32, FLOAT16):
             raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of {dtype}; taken: float32, float16")
         period = size if node.attr("periodic") else size - 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import Known, case, integers, normal, record
-from ort_gpu_ep.ops.axes import around, axis_of, replaced, strides_of
+from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced, strides_of
 from ort_gpu_ep.registry import BoundNode, Kernel, Operand, Strided, kernel, op, result_dtype
 from ort_gpu_ep.symbolic import is_symbolic
 from ort_gpu_ep.types import ANY, BOOL, FLOAT32, INT32, INT64, INTS, UINT32, DType, Shape, TensorType
@@ -120,7 +120,7 @@ def tuple_length(node: BoundNode, shape: Shape, indices: Shape) -> int:
 @op("OneHot", since=9, dtypes={"T1": (FLOAT32, *INTS), "T3": ANY}, bindings="indices _depth values -> y")
 def one_hot(node: BoundNode) -> Kernel:
     """y[o, k, i] = values[1] where indices[o, i] is k (or k - depth), else values[0]; k runs along `axis` of y."""
-    indices, depth, values = node.input(0), node.input(1).ints()[0], node.input(2)
+    indices, depth, values = node.input(0), number_of(node, 1), node.input(2)
     axis = axis_of(node, int(node.attr("axis")), indices.rank + 1)
     if depth < 1:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"OneHot of depth {depth}")

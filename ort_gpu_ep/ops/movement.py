@@ -92,7 +92,7 @@ def slice_(node: BoundNode) -> Kernel | View:
     given = ints_of(node, "axes", 3)
     axes = axes_of(node, range(len(starts)) if given is None else given, x.rank)
     steps = node.input(4).ints() if node.has(4) else (1,) * len(axes)
-    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+    if not len(starts) == len(ends) == len(set(axes)) == len(axes) == len(steps) or 0 in steps:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Slice with starts {starts}, ends {ends}, axes {axes}, steps {steps}")
     shape, strides, offset = list(x.shape), list(strides_of(x.shape)), 0
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):

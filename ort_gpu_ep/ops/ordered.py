@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import KernelCall, Known, case, ceil_div, integers, normal, record
-from ort_gpu_ep.ops.axes import around, axis_of, replaced
+from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced, vector_of
 from ort_gpu_ep.ops.indexing import tuple_consts
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.symbolic import hint, is_symbolic
@@ -55,7 +55,7 @@ def cum_prod(node: BoundNode) -> Kernel:
 
 def _cumulative(node: BoundNode, product: bool) -> Kernel:
     x = node.input(0)
-    outer, n, inner = around(x.shape, axis_of(node, node.input(1).ints()[0], x.rank))
+    outer, n, inner = around(x.shape, axis_of(node, number_of(node, 1), x.rank))
     lanes = min(MAX_LANES, max(32, _power_of_two(hint(n))))
     return kernel(
         "cumulative.wgsl", [x.type], groups=outer * inner, lanes=lanes, workgroup_nbytes=lanes * x.dtype.nbytes,
@@ -70,7 +70,10 @@ def top_k(node: BoundNode) -> Lowering:
     Workgroups sort runs of each line; pairs of runs are merged, never keeping more than k, until one run is left.
     """
     x = node.input(0)
-    k = node.input(1).ints()[0] if node.has(1) else int(node.attr("k"))
+    given = vector_of(node, node.input(1)) if node.has(1) else (int(node.attr("k")),)
+    if len(given) != 1:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"TopK of {x.type} with k {given}; taken: one number")
+    k = given[0]
     axis = axis_of(node, int(node.attr("axis")), x.rank)
     outer, n, inner = around(x.shape, axis)
     if not 0 <= k <= n:

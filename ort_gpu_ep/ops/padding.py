@@ -8,7 +8,7 @@ import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import Known, case, normal, record
-from ort_gpu_ep.ops.axes import axes_of, ints_of
+from ort_gpu_ep.ops.axes import axes_of, ints_of, number_of
 from ort_gpu_ep.ops.channels_last import ints, permuted, stored
 from ort_gpu_ep.ops.movement import moves_bits
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, View, kernel, op
@@ -73,6 +73,8 @@ def _padded(node: BoundNode, begins: Sequence[int], ends: Sequence[int], mode: s
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Pad of {x.type} by {begins} and {ends}, mode {mode}")
     if mode != "constant" and any(min(b, e) < 0 < max(b, e) or (d == 0 and b + e > 0) for b, d, e in sides):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Pad in mode {mode} of {x.type} by {begins} and {ends}: crops what it should repeat")
+    if mode == "reflect" and any(d == 1 and max(b, e) > 0 for b, d, e in sides):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Pad in mode reflect of {x.type} by {begins} and {ends}: an edge has no neighbour")
     if not any(begins) and not any(ends):
         return View(out)
     dims = _merged(begins, x.shape, out.shape)
@@ -118,7 +120,7 @@ def trilu(node: BoundNode) -> Kernel:
     if x.rank < 2:
         raise UnsupportedNodeError(Code.RANK, f"Trilu of {x.type}")
     rows, columns = x.shape[-2:]
-    k = node.input(1).ints()[0] if node.has(1) else 0
+    k = number_of(node, 1) if node.has(1) else 0
     consts = {
         "ROWS": rows, "COLUMNS": columns, "UPPER": bool(node.attr("upper")),
         "DIAGONAL": min(max(k, -rows), columns)}         # all or nothing is kept beyond

@@ -8,6 +8,7 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, integers, record
+from ort_gpu_ep.ops.axes import vector_of
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, ints, own, stored
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
 from ort_gpu_ep.symbolic import hint
@@ -99,7 +100,7 @@ def _axes(node: BoundNode) -> tuple[int, ...]:
     if operand is not None and operand.value is None and operand.later:
         shape = node.input(0).shape if node.attr("keepdims") else node.input(0).shape[: max(rank - operand.size, 0)]
         raise UnknownValueError(operand.name, True, (TensorType(node.input(0).dtype, shape),))
-    axes = operand.ints() if operand else tuple(node.attr("axes") or ())
+    axes = vector_of(node, operand) if operand else tuple(node.attr("axes") or ())
     if not axes:
         return () if node.attr("noop_with_empty_axes") else tuple(range(rank))
     return normal_axes(node, axes, rank)

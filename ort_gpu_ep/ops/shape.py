@@ -8,7 +8,7 @@ import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import record
-from ort_gpu_ep.ops.axes import axes_of, ints_of
+from ort_gpu_ep.ops.axes import axes_of, ints_of, number_of
 from ort_gpu_ep.registry import BoundNode, Kernel, View, kernel, op
 from ort_gpu_ep.symbolic import derived
 from ort_gpu_ep.types import ANY, FLOAT32, INT32, INT64, Shape, TensorType, dtype_of
@@ -51,7 +51,7 @@ def flatten(node: BoundNode) -> View:
 @op("Squeeze", dtypes={"T": ANY}, bindings="x _axes? -> y")
 def squeeze(node: BoundNode) -> View:
     """y = x without the given dimensions of size 1, or without all such."""
-    x, given = node.input(0), ints_of(node, "axes", 1)
+    x, given = node.input(0), ints_of(node, "axes", 1, or_scalar=True)
     axes = axes_of(node, given, x.rank) if given else tuple(i for i, d in enumerate(x.shape) if d == 1)
     if any(x.shape[i] != 1 for i in axes):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Squeeze of {x.type} along {given}: a dimension is not 1")
@@ -61,7 +61,7 @@ def squeeze(node: BoundNode) -> View:
 @op("Unsqueeze", dtypes={"T": ANY}, bindings="x _axes? -> y")
 def unsqueeze(node: BoundNode) -> View:
     """y = x with dimensions of size 1 at `axes`, counted in y."""
-    x, given = node.input(0), ints_of(node, "axes", 1) or ()
+    x, given = node.input(0), ints_of(node, "axes", 1, or_scalar=True) or ()
     rank = x.rank + len(given)
     axes, sizes = axes_of(node, given, rank), iter(x.shape)
     return _view(node, tuple(1 if i in axes else next(sizes) for i in range(rank)))
@@ -90,7 +90,7 @@ def range_(node: BoundNode) -> Kernel:
     """y[i] = start + i * delta while that is before the limit. Before the run, the host computes a range of floats that it knows."""
     if node.input(0).dtype is FLOAT32:
         return _range_of_floats(node)
-    start, limit, delta = (node.input(k).ints()[0] for k in range(3))
+    start, limit, delta = (number_of(node, k) for k in range(3))
     if delta == 0:
         raise UnsupportedNodeError(Code.ATTRIBUTE, "Range with delta 0")
     count = max(-(-(limit - start) // delta), 0)

@@ -1,0 +1,57 @@
+"""Models that a checker lets pass and that nobody writes: the answer, or the refusal, is onnxruntime's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import helper
+
+import ort_gpu_ep
+from tests.plugin.cases import info, make_model, node
+from tests.session.random_graphs import quiet
+
+X = np.random.default_rng(3).standard_normal((3, 4, 4)).astype("f")
+MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "keepdims of 2": (node("ReduceSum", "x a", "y", keepdims=2), {"a": np.array([1])}),
+    "keepdims of -1": (node("ArgMax", "x", "y", axis=1, keepdims=-1), {}),
+    "noop_with_empty_axes of 7": (node("ReduceSum", "x a", "y", noop_with_empty_axes=7), {"a": np.empty(0, np.int64)}),
+    "exclusive of 2": (node("CumSum", "x a", "y", exclusive=2), {"a": np.array(1)}),
+    "interleaved of -2": (node("RotaryEmbedding", "x c c p", "y", interleaved=-2, num_heads=1),
+                          {"c": np.ones((4, 2), "f"), "p": np.zeros((3, 4), np.int64)}),
+    "k without a dimension": (node("TopK", "x k", "y i"), {"k": np.array(2)}),
+    "a diagonal of two dimensions": (node("Trilu", "x k", "y"), {"k": np.array([[1]])}),
+    "a diagonal of no element": (node("Trilu", "x k", "y"), {"k": np.empty(0, np.int64)}),
+    "axes without a dimension": (node("ReduceL1", "x a", "y"), {"a": np.array(1)}),
+    "starts of two dimensions": (node("Slice", "x s e", "y"), {"s": np.array([[1]]), "e": np.array([[2]])}),
+    "axes twice": (node("Slice", "x s e a", "y"), {"s": np.array([0, 1]), "e": np.array([2, 2]), "a": np.array([1, 1])}),
+    "a reflection of one element": (node("Pad", "x p", "y", mode="reflect"), {"p": np.array([1, 0, 0, 0, 0, 0])}),
+    "another hidden size": (node("RNN", "x w r", "y", hidden_size=8), {"w": np.ones((1, 5, 4), "f"), "r": np.ones((1, 5, 5), "f")}),
+}
+
+
+def answers(make: Any, feeds: dict[str, Any]) -> Any:
+    """The outputs of a session, or the exception's name; it may come when the session is made, or when it runs."""
+    try:
+        return make().run(None, feeds)
+    except Exception as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_what_onnxruntime_makes_of_it(name: str) -> None:
+    """What steers shapes comes with the run: constants of these forms ONNX's shape inference refuses."""
+    made, given = MODELS[name]
+    feeds = {"x": X[:1] if "reflection" in name else X, **given}
+    inputs = [info(n, list(a.shape), helper.np_dtype_to_tensor_dtype(a.dtype)) for n, a in feeds.items()]
+    model = make_model([made], inputs, [info(n, None, 7 if n == "i" or made.op_type == "ArgMax" else 1) for n in made.output], opset=23)
+    want = answers(lambda: onnxruntime.InferenceSession(model, quiet(), providers=["CPUExecutionProvider"]), feeds)
+    got = answers(lambda: ort_gpu_ep.InferenceSession(model, quiet(), provider_options={"placement": "gpu"}), feeds)
+    if isinstance(want, str):
+        assert got == want
+        return
+    for g, w in zip(got, want, strict=True):
+        assert g.shape == w.shape
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)
