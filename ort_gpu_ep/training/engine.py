@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ort_gpu_ep.errors import AdapterError, DeviceError, TrainingError, forget_frames
+from ort_gpu_ep.errors import AdapterError, DeviceError, OutOfDeviceMemoryError, TrainingError, forget_frames
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.training.diagnosis import first_bad_node
 from ort_gpu_ep.training.journal import Entry, Journal
 from ort_gpu_ep.training.resident import LOSSES, Resident, device_failure, state_of
-from ort_gpu_ep.training.step import TrainingStep
+from ort_gpu_ep.training.step import WEIGHT, TrainingStep
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -171,7 +171,16 @@ class Engine:
         try:
             return action()
         except Exception as error:
-            raise device_failure(self.resident.session, error) or error from error
+            raise self._explained(device_failure(self.resident.session, error) or error) from error
+
+    def _explained(self, error: Exception) -> Exception:
+        """With what to try, where the last device had no memory left. The state is that of the last step."""
+        if not isinstance(error, OutOfDeviceMemoryError):
+            return error
+        carried = sum(a.nbytes for a in self.step.carried.values())
+        return OutOfDeviceMemoryError(
+            f"{error} The steps are for batches of {self.step.feeds[WEIGHT][1][0]}; weights and state take {2 * carried / 2**20:.0f} MiB, "
+            "two sets: try a smaller batch, with accumulate= for the same update, or options={'placement': 'cpu'}")
 
     def _recover(self, error: Exception) -> None:
         """Goes on from the snapshot on a new device, with the batches since. Raises what is not a device's failure, or the last one."""

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import models
 from ort_gpu_ep.device import prepared
 from ort_gpu_ep.device.prepared import Prepared
-from ort_gpu_ep.errors import DeviceLostError, TrainingError
+from ort_gpu_ep.errors import DeviceLostError, OutOfDeviceMemoryError, TrainingError
 from ort_gpu_ep.training import SGD, Adam, Progress, Trainer, checkpoint, cosine
 from tests.training import references
 from tests.training.test_step import batches, conv_bn, dropout_model
@@ -225,6 +225,14 @@ def test_a_device_that_always_fails_is_said() -> None:
     t = trainer(options={"faults": "lost~1;seed=1"})
     with pytest.raises(DeviceLostError):
         t.step(*points(8))
+
+
+def test_a_batch_larger_than_memory_is_said_and_the_state_stays() -> None:
+    x, y = points(8)
+    t = trainer(options={"faults": "oom~1;seed=1"})
+    with pytest.raises(OutOfDeviceMemoryError, match=r"for batches of 8; weights and state take .* MiB, two sets: try a smaller batch, with accumulate="):
+        t.step(x, y)
+    assert t.steps == 0
 
 
 def test_a_snapshot_is_what_training_goes_on_from() -> None:
