@@ -39,6 +39,9 @@ class Figures:
 
     normalize*.wgsl: fours_ns, any_ns: the launch of each form. fours_round_ns: a round of vectors; any_element_ns: an element of a lane.
 
+    sparse_matvec.wgsl: sparse_entry_clocks: an entry of an invocation, which waits for the one before. sparse_halving_clocks: a halving of
+    a team, there and back, with its barriers.
+
     recurrent*.wgsl: held_step_ns: the exchange, the activations and the barrier of a step with weights in registers; held_vector_ns: a
     vector that its subgroups read. general_step_ns: two barriers; general_bytes_per_ns: weights from the cache. input_ns: the input's
     product before, without its dispatch.
@@ -106,6 +109,9 @@ class Figures:
     general_bytes_per_ns: float = 100.0
     input_ns: float = 2000.0
 
+    sparse_entry_clocks: float = 20.0
+    sparse_halving_clocks: float = 60.0
+
     def __hash__(self) -> int:
         return hash((self.units, self.dispatch_ns, self.byte_ns))    # sessions ask for it at every node, and few figures differ
 
@@ -126,6 +132,9 @@ class Figures:
 
 DEFAULT_FIGURES = Figures()
 """Of an adapter that was not measured."""
+
+SOFTWARE_FIGURES = replace(DEFAULT_FIGURES, sparse_halving_clocks=20000.0)
+"""Of one that computes on the CPU: a barrier makes it change from coroutine to coroutine, through the whole workgroup."""
 
 _COUNTS = ("units", "few_groups", "many_groups")
 _BANDWIDTHS = tuple(f.name for f in fields(Figures) if f.name.endswith("bytes_per_ns"))

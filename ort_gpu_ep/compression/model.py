@@ -138,7 +138,7 @@ def _by_layers(
             held.CopyFrom(numpy_helper.from_array(result.weight, layer.weight))
     if not encoded:
         raise ModelError("nothing to compress: every layer would keep its float weights; allow a larger --max-error")
-    return _assembled(model, encoded), reports
+    return assembled(model, encoded), reports
 
 
 def _settled(
@@ -179,7 +179,7 @@ def _relative(got: Array, wanted: Array) -> float:
     return float(np.linalg.norm(got - wanted) / max(float(np.linalg.norm(wanted)), 1e-30))
 
 
-def _assembled(model: onnx.ModelProto, encoded: Sequence[tuple[Layer, Encoded]]) -> onnx.ModelProto:
+def assembled(model: onnx.ModelProto, encoded: Sequence[tuple[Layer, Encoded]]) -> onnx.ModelProto:
     """The model with packed constants and their decoders in place of float weights."""
     made = onnx.ModelProto()
     made.CopyFrom(model)

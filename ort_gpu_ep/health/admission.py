@@ -12,7 +12,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.device.faults import maker
-from ort_gpu_ep.figures import DEFAULT_FIGURES, Figures
+from ort_gpu_ep.figures import DEFAULT_FIGURES, SOFTWARE_FIGURES, Figures
 from ort_gpu_ep.health import markers, verdicts
 from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.examination import examine
@@ -68,7 +68,9 @@ def open_gpu(config: Config) -> Gpu:
 
 def _figures(info: AdapterInfo, cache_path: str) -> Figures:
     """By the adapter's profile, where that has its roofs (`ort-gpu-ep calibrate`). A driver that computes on the CPU is not like a GPU."""
-    known = None if info.is_software else profile.read(cache_path, verdicts.key_of(info))
+    if info.is_software:
+        return SOFTWARE_FIGURES
+    known = profile.read(cache_path, verdicts.key_of(info))
     return (known.figures if known is not None else None) or DEFAULT_FIGURES
 
 

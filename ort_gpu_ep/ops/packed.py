@@ -14,6 +14,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint, is_symbolic
+from ort_gpu_ep.target import Choice, Target
 from ort_gpu_ep.types import FLOAT32, UINT32, TensorType
 
 MAX_VECTORS = 4
@@ -21,8 +22,8 @@ MAX_VECTORS = 4
 VECTOR_LANES = 64
 ROWS = 4
 """packed_matvec.wgsl: rows of a workgroup, which share each read of the activations."""
-SPARSE_LANES, SPARSE_TEAM = 128, 32
-"""sparse_matvec.wgsl: invocations of a workgroup, and of a row."""
+SPARSE_TEAMS = {32: 128, 8: 64, 1: 64}
+"""sparse_matvec.wgsl: invocations of a row -> of a workgroup. A row alone needs no barriers, but many rows to fill a GPU."""
 TILE_ROWS, TILE_COLUMNS = 64, (64, 16)
 """packed_product.wgsl: a workgroup's rows, its columns (many, few)."""
 PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
@@ -35,7 +36,7 @@ record(
     loop_bound=lambda k: ceil_div(k["WORDS"], k["VEC"] * k.workgroup_size) + 8 + ceil_div(2048, k.workgroup_size))
 record(
     "sparse_matvec.wgsl", "matvec", flops=lambda k: 2 * k.size("entries") * k["COLS"],
-    loop_bound=lambda k: 2 * ceil_div(k["K"], 4 * k["TEAM"]) + 32 + ceil_div(512, k.workgroup_size), data_indices=True)
+    loop_bound=lambda k: _sparse_loops(k["K"], k["TEAM"]), data_indices=True)
 record(
     "packed_product.wgsl", "product", flops=lambda k: 2 * k.size("y") * k["K"],
     loop_bound=lambda k: ceil_div(k["K"], k["STEP"]) * (1 + 3 * k["STEP"] * k["TN"] // k.workgroup_size) + 16 + 256)
@@ -138,14 +139,36 @@ def lower_sparse(
     if hint(columns.count) > MAX_VECTORS:
         raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(columns.count)} vectors the zeros of a sparse matrix are written out")
     count = int(columns.count)
+    teams = {f"team {team}": _sparse_ns(node, rows, team) for team in SPARSE_TEAMS
+             if team == max(SPARSE_TEAMS) or (team >= count and _sparse_loops(k, team) <= node.target.limits.max_loop_iterations)}
+    choice = choose(node.target, f"sparse {rows} x {k}, {node.input(1).size} entries", teams)
+    team = int(choice.form.split()[1])
+    lanes = SPARSE_TEAMS[team]
     reads: dict[str, int | str] = {"entries": 1, "starts": 3, "x": columns.source, "table": 2, **({"c": bias[0]} if bias else {})}
     return kernel(
         "sparse_matvec.wgsl", [out], consts={
-            "N": rows, "K": k, "COLS": count, "TEAM": SPARSE_TEAM, "X_COL": columns.column, "X_K": columns.k,
+            "N": rows, "K": k, "COLS": count, "TEAM": team, "X_COL": columns.column, "X_K": columns.k,
             "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
             "ALPHA": float(alpha), "BETA": float(beta)},
-        indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(rows, SPARSE_LANES // SPARSE_TEAM),
-        lanes=SPARSE_LANES, workgroup_nbytes=4 * SPARSE_LANES * (1 + count) + 2048, reads=reads, writes={"y": 0})
+        indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(rows, lanes // team), lanes=lanes,
+        workgroup_nbytes=4 * lanes * (1 + count) + 2048, reads=reads, writes={"y": 0}, choice=choice)
+
+
+def choose(target: Target, key: str, estimates: Mapping[str, float]) -> Choice:
+    return target.choose(key, estimates)
+
+
+def _sparse_ns(node: BoundNode, rows: int, team: int) -> float:
+    """Teams of all rows in turn, as many at a time as the units hold."""
+    figures, entries = node.target.figures, node.input(1).size / max(rows, 1)
+    turns = max(1.0, rows * team / (figures.units * figures.unit_lanes))
+    clocks = figures.sparse_entry_clocks * entries / team + figures.sparse_halving_clocks * (team.bit_length() - 1)
+    return float(turns * clocks / figures.clocks_per_ns)
+
+
+def _sparse_loops(k: int, team: int) -> int:
+    """Iterations of an invocation, at most."""
+    return 2 * ceil_div(k, 4 * team) + 64
 
 
 def _check(node: BoundNode, weights: Weights) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,15 @@ from onnx import helper, numpy_helper
 
 from ort_gpu_ep.errors import InternalError, ModelError
 from ort_gpu_ep.explain import explanation
+from ort_gpu_ep.figures import DEFAULT_FIGURES
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.health.probes.packed import in_teams
+from ort_gpu_ep.ops.packed import SPARSE_TEAMS
+from ort_gpu_ep.partitioner import rewrite
+from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.planner import make_plan
+from ort_gpu_ep.types import FLOAT32, TensorType
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse, unpack_codes, unpack_sparse
 from ort_gpu_ep.weights.functions import BITS, DOMAIN, MIN_OPSET, function, functions
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
@@ -150,3 +160,26 @@ def test_explain_tells_packed_bytes_and_what_is_written_out() -> None:
     assert part.unpacked == ("Sparse->w",)
     assert "written out in each run, because no kernel reads them packed: Sparse->w" in str(explanation(opened.state))
     assert len(opened.state.reports) == 1       # asked twice, told once
+
+
+@pytest.mark.parametrize("team", SPARSE_TEAMS)
+def test_any_team_sums_a_row(team: int) -> None:
+    for rows, k, density in ((1, 5, 1.0), (70, 1030, 0.1), (257, 67, 0.3)):
+        model, dense = model_of("Gemm", "Sparse", (min(3, team), k), (rows, k), (0, 1), density=density, transB=1)
+        feeds = {"x": RNG.normal(size=(min(3, team), k)).astype("f")}
+        with in_teams(team):
+            opened = open_session(model.SerializeToString())
+            close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
+
+
+def test_a_small_adapter_gives_each_row_to_one_invocation() -> None:
+    """Its units hold few rows at a time, and barriers only cost there; a large one is filled by teams."""
+    model, _ = model_of("Gemm", "Sparse", (1, 2048), (2048, 2048), (0, 1), transB=1)
+    forms = {}
+    for units in (1, 132):
+        limits = Limits(figures=replace(DEFAULT_FIGURES, units=units))
+        graph = from_onnx(model)
+        fused = rewrite(graph, {"x": TensorType(FLOAT32, (1, 2048))}, limits)
+        plan = make_plan(fused, {"x": TensorType(FLOAT32, (1, 2048))}, limits)
+        forms[units] = {dict(s.kernel.consts)["TEAM"] for s in plan.steps if isinstance(s, Dispatch) and s.kernel.shader == "sparse_matvec.wgsl"}
+    assert forms == {1: {1}, 132: {32}}

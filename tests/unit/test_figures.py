@@ -14,6 +14,7 @@ from ort_gpu_ep.figures import (
     MEASURED_DISPATCH_S,
     MEASURED_FLOPS_PER_S,
     MEASURED_NBYTES_PER_S,
+    SOFTWARE_FIGURES,
     Figures,
     figures_of,
 )
@@ -81,7 +82,7 @@ def test_an_opened_adapter_has_those_of_its_profile(tmp_path: Path) -> None:
     assert _figures(GPU, str(tmp_path)).units == 8
     software = replace(GPU, type="software")
     profile.write(str(tmp_path), verdicts.key_of(software), replace(GUESSED, flops_per_s=1e9, nbytes_per_s=1e9))
-    assert _figures(software, str(tmp_path)) is DEFAULT_FIGURES
+    assert _figures(software, str(tmp_path)) is SOFTWARE_FIGURES
 
 
 def test_they_are_plain_data() -> None:
