@@ -115,31 +115,9 @@ class Job:
         """An error of a row, with where the row is."""
         return f"{self.files[shard.file].path}, row {shard.start + row} (counted from 0): {text}"
 
-    def table(self, packed: Packed, keys: Mapping[str, Any], pieces: Sequence[tuple[Mapping[str, Any], Mapping[int, str]]]) -> Any:
-        """The part of a shard. pieces: (outputs, errors by row of those kept), in order."""
-        import numpy as np
-        import pyarrow as pa
-
-        refused = {int(packed.kept[row]): text for _, errors in pieces for row, text in errors.items()}
-        errors = {**packed.errors, **refused}
-        kept = np.setdiff1d(packed.kept, np.fromiter(refused, int, len(refused)))
-        found: dict[str, Any] = {name: _as_arrow(value) for name, value in keys.items()}
-        for value in self.model.outputs:
-            found |= outputs.columns(value, [arrays[value.name] for arrays, _ in pieces if arrays], kept, packed.count)
-        texts = [None] * packed.count if not errors else [errors.get(row) for row in range(packed.count)]
-        found[outputs.ERROR] = pa.array(texts, pa.string())
-        return pa.table(found)
-
     def close(self) -> None:
         for file in self.files:
             file.close()
-
-
-def _as_arrow(value: Any) -> Any:
-    import numpy as np
-    import pyarrow as pa
-
-    return pa.array(value) if isinstance(value, np.ndarray) else value
 
 
 def request_of(model: str | Path, data: str | Path | Sequence[str | Path], given: Mapping[str, Any]) -> Request:

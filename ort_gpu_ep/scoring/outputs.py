@@ -8,11 +8,29 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import ScoringError
-from ort_gpu_ep.scoring.columns import Array
+from ort_gpu_ep.scoring.columns import Array, Packed
 from ort_gpu_ep.scoring.model import Value
 
 ERROR = "error"
 """The column that says why a row has no result."""
+
+
+Piece = tuple[Mapping[str, Array], Mapping[int, str]]
+"""Of rows that went to the model together: outputs of those that it took, and why it refused others, by row of those that were kept."""
+
+
+def table(outputs: Sequence[Value], packed: Packed, others: Mapping[str, Any], pieces: Sequence[Piece]) -> Any:
+    """A pyarrow table with a row for each row that was packed. others: columns that go through. pieces: in order, of all rows kept."""
+    import pyarrow as pa
+
+    refused = {int(packed.kept[row]): text for _, errors in pieces for row, text in errors.items()}
+    errors = {**packed.errors, **refused}
+    kept = np.setdiff1d(packed.kept, np.fromiter(refused, int, len(refused)))
+    found = {name: pa.array(list(c) if c.ndim > 1 else c) if isinstance(c, np.ndarray) else c for name, c in others.items()}
+    for value in outputs:
+        found |= columns(value, [arrays[value.name] for arrays, _ in pieces if arrays], kept, packed.count)
+    found[ERROR] = pa.array([errors.get(row) for row in range(packed.count)] if errors else [None] * packed.count, pa.string())
+    return pa.table(found)
 
 
 def check(outputs: Sequence[Value], arrays: Mapping[str, Array], rows: int) -> None:

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError
 from ort_gpu_ep.scoring import columns as columns_of
@@ -25,7 +23,7 @@ AUTO = "auto"
 
 
 class Predictor:
-    """`ray.data.read_parquet(...).map_batches(Predictor, fn_constructor_kwargs={"model": "model.onnx"}, concurrency=2, num_gpus=1)`
+    """`ray.data.read_parquet(...).map_batches(Predictor, fn_constructor_kwargs={"model": "model.onnx"}, num_gpus=1, batch_size=64)`
 
     model: a path, the bytes of a model, or what `ray.put` made of these (once a node then). adapter: as in the option, `cpu`, or `auto`:
     the GPU that CUDA_VISIBLE_DEVICES gives this process, by its UUID or PCI address; else one that no other process on the machine has
@@ -51,8 +49,6 @@ class Predictor:
         self._given = {name: text if isinstance(text, str) else ",".join(text) for name, text in (columns or {}).items()}
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
-        import pyarrow as pa
-
         mapped = columns_of.mapping(self._model, list(batch), self._given, "the batch")
         used = {name for names in mapped.values() for name in names}
         packed = columns_of.pack(self._model, mapped, Rows(len(next(iter(batch.values()))), {name: batch[name] for name in used}))
@@ -64,15 +60,8 @@ class Predictor:
         except DeviceError as error:
             self._leave(error)
             raise
-        refused = {int(packed.kept[row]): text for row, text in found.errors.items()} if found is not None else {}
-        errors = {**packed.errors, **refused}
-        kept = np.setdiff1d(packed.kept, np.fromiter(refused, int, len(refused)))
-        table = {name: pa.array(list(v) if isinstance(v, np.ndarray) else v) for name, v in batch.items() if name not in used}
-        for value in self._model.outputs:
-            pieces = [found.arrays[value.name]] if found is not None and found.arrays else []
-            table |= outputs_of.columns(value, pieces, kept, packed.count)
-        table[outputs_of.ERROR] = pa.array([errors.get(row) for row in range(packed.count)], pa.string())
-        return pa.table(table)
+        pieces = [(found.arrays, found.errors)] if found is not None else []
+        return outputs_of.table(self._model.outputs, packed, {name: v for name, v in batch.items() if name not in used}, pieces)
 
     @staticmethod
     def _leave(error: DeviceError) -> None:

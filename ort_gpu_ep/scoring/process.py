@@ -67,6 +67,7 @@ class Process:
             process = next(iter((self._pool._processes or {}).values()), None)
         if process is not None and process.exitcode is None:
             process.kill()
+            process.join(_LAST_S)       # what it shares is cleaned up behind it
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def end(self) -> None:

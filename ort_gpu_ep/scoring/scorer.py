@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -13,6 +14,7 @@ from ort_gpu_ep.config import resolve
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError, ScoringError
 from ort_gpu_ep.scoring import batching, drive, memory, parts, worker
+from ort_gpu_ep.scoring import outputs as outputs_of
 from ort_gpu_ep.scoring.board import Board, Loaded
 from ort_gpu_ep.scoring.job import Job, request_of
 from ort_gpu_ep.scoring.parts import Shard
@@ -84,7 +86,7 @@ class _Local:
         slots = self._slots(adapters)
         window = 2 * len(slots) + 1
         board = Board(iter(self._left), self._read, self._commit, window, self._job.place if fail_fast else None)
-        why, clean = "", False
+        why, clean, threads = "", False, list[threading.Thread]()
         try:
             for slot in slots:
                 _open(slot)
@@ -92,13 +94,15 @@ class _Local:
             board.start()
             threads = drive.drive_all(slots, board)
             self._watch(board, slots, progress)
-            for thread in threads:
-                thread.join()
             clean = True
         except BaseException as error:
             board.fail(error)
             raise
         finally:
+            for slot in slots if not clean else ():
+                slot.close(kill=True)
+            for thread in threads:
+                thread.join()
             for slot in slots:
                 slot.close(kill=not clean)
             if why:
@@ -146,7 +150,7 @@ class _Local:
         refused = {int(loaded.packed.kept[row]): text for _, errors in pieces for row, text in errors.items()}
         if refused and not self._first_error:
             self._first_error = self._job.place(loaded.shard, *min(refused.items()))
-        parts.commit(self._folder, loaded.shard, self._job.table(loaded.packed, loaded.keys, pieces))
+        parts.commit(self._folder, loaded.shard, outputs_of.table(self._job.model.outputs, loaded.packed, loaded.keys, pieces))
 
     def _choose_batch(self, slots: list[drive.Slot]) -> str:
         """Sets the batch of each slot; gives why. Equal adapters are measured once, one after another."""
