@@ -98,6 +98,12 @@ class Engine:
         self.why = f"a step takes {times['cpu'] * 1e3:.3g} ms on the CPU, {times['gpu'] * 1e3:.3g} ms on the GPU"
         return gpu if times["gpu"] <= times["cpu"] else cpu
 
+    def place(self) -> None:
+        """With `auto`, times a step on both sides anew, as both are busy now, and goes on where it is faster, the state included."""
+        if self.asked == "auto":
+            self.snapshot()
+            self.resident = self._opened(self.journal.carried)
+
     # ---- steps
 
     def run(self, feeds: Mapping[str, Array]) -> Loss:

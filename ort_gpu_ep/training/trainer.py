@@ -119,6 +119,16 @@ class Trainer:
                 history[-1] |= {f"validation_{k}": v for k, v in self.evaluate(*validation).items()}
         return history
 
+    def place(self) -> str:
+        """With placement=auto, times a step on both sides again, after the load of either changed, and goes on where it is faster, with the
+        state. Returns where: "gpu" or "cpu". Takes some 15 steps. Raises TrainingError before the first step.
+        """
+        if self._engine is None:
+            raise TrainingError("place: the first step decides where steps run, and there was none yet")
+        uninterrupted(self._engine.place)
+        self._evaluator = None
+        return self._engine.placement
+
     # ---- evaluation
 
     def evaluate(self, x: data.Inputs, y: Array, sample_weight: Array | None = None) -> dict[str, float]:

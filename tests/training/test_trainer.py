@@ -324,6 +324,27 @@ def test_auto_runs_where_a_step_is_faster(monkeypatch: pytest.MonkeyPatch) -> No
         assert "ms on the CPU" in t.explain()
 
 
+def test_a_trainer_moves_between_steps_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, gpu_s = batches(9), [1.0]
+    monkeypatch.setattr("ort_gpu_ep.training.engine._timed", lambda resident, carried: gpu_s[0] if resident.on_gpu else 2.0)
+    t = trainer("auto", model=references.mlp(), optimizer=SGD(0.1, 0.9), options={"adapter": "software"})
+    with pytest.raises(TrainingError, match="there was none yet"):
+        t.place()
+    losses, where = [], []
+    for step, (x, y) in enumerate(data):
+        if step in (3, 6):
+            gpu_s[0] = 3.0 if step == 3 else 1.0       # somebody else's work comes, and goes
+            before = bits(t)
+            where.append(t.place())
+            assert bits(t) == before
+            assert t.evaluate(x, y)["loss"] > 0
+        losses.append(t.step(x, y))
+    assert where == ["cpu", "gpu"]
+    want, weights = references.trajectory(references.mlp(), data, references.sgd(0.1, 0.9))
+    np.testing.assert_allclose([float(loss) for loss in losses], want, atol=2e-6)
+    np.testing.assert_allclose(t.parameters()["w0"], weights["w0"], atol=1e-5)
+
+
 def test_timing_leaves_the_state_as_it_was() -> None:
     x, y = points(8)
     t, timed = trainer("gpu"), trainer("auto", options={"adapter": "software"})
