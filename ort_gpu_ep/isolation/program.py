@@ -18,7 +18,7 @@ from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.isolation.channel import SharedMemory, aligned
 from ort_gpu_ep.isolation.process import PREPARE_S
-from ort_gpu_ep.isolation.reach import NBYTES
+from ort_gpu_ep.isolation.process_memory import NBYTES
 from ort_gpu_ep.isolation.remote import RUN_S, BusyError, RemoteGpu, Request
 from ort_gpu_ep.isolation.wire import SharedPlace, with_constants, without_constants
 from ort_gpu_ep.registry import UnknownValueError

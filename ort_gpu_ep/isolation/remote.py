@@ -17,9 +17,9 @@ from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import AdapterError, DeviceError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.isolation.channel import SharedMemory
-from ort_gpu_ep.isolation.growth import Growth, Held
+from ort_gpu_ep.isolation.leak_watch import Held, LeakWatch
 from ort_gpu_ep.isolation.process import WorkerProcess, check_system, garbage
-from ort_gpu_ep.isolation.reach import Trial
+from ort_gpu_ep.isolation.process_memory import Trial
 from ort_gpu_ep.isolation.wire import GarbageError, device_of, outputs_of, specialized_of
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.template import Specialization
@@ -86,7 +86,7 @@ class RemoteGpu:
         self.circuit, self.uses = Circuit(self._replace), Uses()
         self._starting, self._lock = threading.RLock(), threading.RLock()      # taken in this order
         self._process: WorkerProcess | None = None
-        self._growth: Growth | None = None
+        self._leak_watch: LeakWatch | None = None
         self._programs: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
         self._users = self.generations = self.runs = self._compiles = 0
 
@@ -134,7 +134,7 @@ class RemoteGpu:
         with self._lock:
             (self.info, self.limits), self.key, self.reaches = device_of(answer), str(answer["key"]), reaches
             self.uses.sleeps = not self.info.is_software
-            self._process, self.generations, self._growth = process, self.generations + 1, Growth(process.pid)
+            self._process, self.generations, self._leak_watch = process, self.generations + 1, LeakWatch(process.pid)
             process.is_opened(self.info.name)
             for program in programs:
                 if program.number not in self._programs:       # its session has ended meanwhile
@@ -207,7 +207,7 @@ class RemoteGpu:
             held = Held(*map(int, answer["held"]))
         except (KeyError, TypeError, ValueError) as error:
             raise self.senseless(f"{str(answer)[:80]}, expected what it holds") from error
-        leak = self._growth.leak(held) if self._growth is not None else ""
+        leak = self._leak_watch.leak(held) if self._leak_watch is not None else ""
         if leak:
             self._discard()
             self.circuit.failed(f"{self.info.name}: {leak}", at_once=True)

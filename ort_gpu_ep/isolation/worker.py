@@ -30,7 +30,7 @@ from ort_gpu_ep.health.admission import open_gpu
 from ort_gpu_ep.health.markers import remove_mine
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.isolation.channel import Channel, SharedMemory, aligned
-from ort_gpu_ep.isolation.reach import NBYTES, Reach, answer_trial
+from ort_gpu_ep.isolation.process_memory import NBYTES, ProcessMemory, answer_trial
 from ort_gpu_ep.isolation.wire import SharedPlace, error_answer, limits_answer, with_constants
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.types import BY_ONNX, Shape, TensorType
@@ -61,7 +61,7 @@ class Worker:
         self._programs: dict[int, _Held] = {}
         self._gpu: Gpu | None = None
         self._staging: Staging | None = None
-        self._reach: Reach | None = None
+        self._parent_memory: ProcessMemory | None = None
 
     def serve(self) -> None:
         """Answers requests until the parent is gone."""
@@ -93,20 +93,20 @@ class Worker:
         return self._staging
 
     @property
-    def reach(self) -> Reach:
-        if self._reach is None:
+    def parent_memory(self) -> ProcessMemory:
+        if self._parent_memory is None:
             raise OSError("its memory can't be reached")
-        return self._reach
+        return self._parent_memory
 
     # ---- requests
 
     def _open(self, config: Config, runs: int, compiles: int, check: bool, trial: int) -> dict[str, object]:
         """runs, compiles: how many there were in workers before this one; faults on purpose go on counting. check: probes the adapter.
 
-        trial: address of the bytes that reach.Trial has in the parent.
+        trial: address of the bytes that process_memory.Trial has in the parent.
         """
         self._gpu = gpu = open_gpu(config)
-        self._staging, self._reach = Staging(gpu), answer_trial(os.getppid(), trial)
+        self._staging, self._parent_memory = Staging(gpu), answer_trial(os.getppid(), trial)
         if config.faults:
             gpu.resume(runs, compiles)   # type: ignore[attr-defined]
         if check:
@@ -163,7 +163,8 @@ class Worker:
         """Writes outputs of the last run to addresses of the parent's. wanted: (index, address)."""
         tensors = [self._programs[number].outputs[index] for index, _ in wanted]
         try:
-            self.gpu.lend([_piece(t) for t in tensors], lambda i, source: self.reach.write(wanted[i][1], source, tensors[i].type.nbytes))
+            memory = self.parent_memory
+            self.gpu.lend([_piece(t) for t in tensors], lambda i, source: memory.write(wanted[i][1], source, tensors[i].type.nbytes))
         except OSError as error:
             return {"out_of_reach": str(error)}
         self.staging.recycle()
@@ -186,7 +187,7 @@ class Worker:
     def _upload(self, tensor: Tensor, place: int, is_address: bool) -> None:
         nbytes = tensor.type.nbytes
         if is_address:
-            self.staging.upload(tensor.buffer, nbytes, lambda into: self.reach.read(place, into, nbytes))
+            self.staging.upload(tensor.buffer, nbytes, lambda into: self.parent_memory.read(place, into, nbytes))
         else:
             self.gpu.upload(tensor.buffer, 0, self._memory.address + place, nbytes)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import DeviceHangError, DeviceLostError
-from ort_gpu_ep.isolation import growth
+from ort_gpu_ep.isolation import leak_watch
 from ort_gpu_ep.isolation.channel import Channel
 from tests.isolation.conftest import gpu_of, isolated, mlp, rows, until
 from tests.plugin.cases import Opened, assert_close, reference
@@ -109,8 +109,8 @@ def test_garbage(answer: bytes, own: dict[str, str], monkeypatch: pytest.MonkeyP
 
 def test_a_leak(own: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A worker that only grows is replaced between two runs; the sizes of heaps, and new shapes with their buffers, are no leak."""
-    monkeypatch.setattr(growth, "PAUSE_S", 0.0)
-    monkeypatch.setattr(growth, "ALLOWED_NBYTES", 128 << 20)
+    monkeypatch.setattr(leak_watch, "PAUSE_S", 0.0)
+    monkeypatch.setattr(leak_watch, "ALLOWED_NBYTES", 128 << 20)
     opened = isolated(MODEL, faults="leak@8", **own)
     old = gpu_of(opened).pid
     for count in (4, 400_000, 4, 4, 4, 4, 4):

@@ -35,7 +35,7 @@ class _Piece(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
-class Reach:
+class ProcessMemory:
     """The memory of process `pid`. Raises OSError, where the system does not allow it or an address is not the process's."""
 
     def __init__(self, pid: int) -> None:
@@ -98,14 +98,14 @@ class Trial:
         return self._bytes.raw == self._want[::-1]
 
 
-def answer_trial(parent: int, address: int) -> Reach | None:
+def answer_trial(parent: int, address: int) -> ProcessMemory | None:
     """The worker's part. None where the parent can't be reached."""
     try:
-        reach = Reach(parent)
+        memory = ProcessMemory(parent)
         found = ctypes.create_string_buffer(_PROBE_NBYTES)
-        reach.read(address, ctypes.addressof(found), _PROBE_NBYTES)
+        memory.read(address, ctypes.addressof(found), _PROBE_NBYTES)
         turned = ctypes.create_string_buffer(found.raw[::-1], _PROBE_NBYTES)
-        reach.write(address, ctypes.addressof(turned), _PROBE_NBYTES)
+        memory.write(address, ctypes.addressof(turned), _PROBE_NBYTES)
     except OSError:
         return None
-    return reach
+    return memory

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from ort_gpu_ep.isolation import reach, remote
+from ort_gpu_ep.isolation import process_memory, remote
 from ort_gpu_ep.isolation.process import WorkerProcess
 from tests.isolation.conftest import gpu_of, isolated
 from tests.plugin.cases import Opened, assert_close, info, make_model, node, reference
@@ -42,7 +42,7 @@ print(found.raw.hex())
 """
     with subprocess.Popen(
             [sys.executable, "-c", code, str(ctypes.addressof(word))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        reach.Trial(child.pid)
+        process_memory.Trial(child.pid)
         told, _ = child.communicate("!", timeout=60)
     return bytes.fromhex(told) == word.raw
 
@@ -116,7 +116,7 @@ def test_outputs_that_can_not_be_reached(own: dict[str, str], monkeypatch: pytes
     assert not opened.state.failures
 
 
-class NoTrial(reach.Trial):
+class NoTrial(process_memory.Trial):
     """Shows the worker an address that nobody has, and believes it all the same."""
 
     passed = True
@@ -159,13 +159,13 @@ def test_an_output_that_takes_its_inputs_place(allowed: bool, own: dict[str, str
     assert asked == ["run", "share"][:1 + allowed]
 
 
-@pytest.mark.parametrize("shares", [1, reach.THREADS])
-@pytest.mark.parametrize("nbytes", [1, 100_001, reach.THREAD_NBYTES + 1, 5_000_003])
+@pytest.mark.parametrize("shares", [1, process_memory.THREADS])
+@pytest.mark.parametrize("nbytes", [1, 100_001, process_memory.THREAD_NBYTES + 1, 5_000_003])
 def test_reach(nbytes: int, shares: int, allowed: bool) -> None:
     """Its own process will do, by one thread and by several; an address that nobody has will not."""
     if not allowed:
         pytest.skip("this system lets no process be reached")
-    mine = reach.Reach(os.getpid())
+    mine = process_memory.ProcessMemory(os.getpid())
     mine._shares = shares
     source, target = rng.integers(0, 256, nbytes, dtype=np.uint8), np.zeros(nbytes + 1, np.uint8)
     mine.read(source.ctypes.data, target.ctypes.data, nbytes)

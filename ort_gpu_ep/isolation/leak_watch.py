@@ -22,7 +22,7 @@ class Held:
     pipelines: int
 
 
-class Growth:
+class LeakWatch:
     """Watches one worker. Not thread-safe."""
 
     def __init__(self, pid: int) -> None:
