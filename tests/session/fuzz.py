@@ -30,15 +30,15 @@ import onnxruntime
 
 import ort_gpu_ep
 from tests.session.fuzz_allowed import allowed
-from tests.session.fuzz_models import FuzzModel, fuzz_model
+from tests.session.fuzz_models import FuzzModel, fuzz_model, node_tests
 from tests.session.random_graphs import Array, quiet
 
 OPTIONS: tuple[dict[str, str], ...] = ({}, {"fusion": "0"}, {"checked_shaders": "0"}, {"checked_shaders": "1"})
 MEMORY_NBYTES = 6 << 30
 """What a child may allocate: a model that asks for more gets an exception, in place of the machine's other processes."""
 
-HANG_S = 120.0
-"""Without a line from a child it is taken for hanging."""
+HANG_S, START_S = 120.0, 600.0
+"""Without a line from a child for so long it is taken for hanging; the first one comes when the models are made that all start as."""
 
 ROUNDING = {"float32": 3e-4, "float16": 2e-2, "float64": 3e-4}
 """Of the largest element."""
@@ -131,6 +131,8 @@ def child(seeds: Sequence[int]) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_NBYTES, MEMORY_NBYTES))
     faulthandler.enable()
     warnings.simplefilter("ignore")
+    node_tests()
+    _say(seed=seeds[0], at="onnxruntime")
     for seed in seeds:
         model = fuzz_model(seed)
         _say(seed=seed, at="onnxruntime")
@@ -222,11 +224,13 @@ def _lines(seeds: Sequence[int], hang_s: float) -> Iterator[dict[str, Any] | str
     for reader in readers:
         reader.start()
     try:
-        while (line := said.get(timeout=hang_s)) is not None:
+        timeout_s = START_S
+        while (line := said.get(timeout=timeout_s)) is not None:
+            timeout_s = hang_s
             if line.startswith("{"):
                 yield json.loads(line)
     except queue.Empty:
-        yield f"hangs: no line for {hang_s:.0f} s"
+        yield f"hangs: no line for {timeout_s:.0f} s"
         return
     finally:
         if not _ends(process):

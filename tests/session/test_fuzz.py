@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.session.fuzz import Answer, defects, different, run
+from tests.session.fuzz import START_S, Answer, defects, different, run
 from tests.session.fuzz_allowed import DIFFERENCES
 from tests.session.fuzz_models import FuzzModel
 
@@ -15,7 +15,7 @@ SEEDS = range(100)
 
 
 def test_fuzzed_models_end_as_on_the_cpu() -> None:
-    tally = run(SEEDS)
+    tally = run(SEEDS, START_S)       # however busy the machine is
     assert not tally.wrong
     assert tally.models == len(SEEDS)
     assert tally.counts["on_gpu"] > len(SEEDS) / 3
