@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from scripts import build_wheel, gen_operators
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")), *(ROOT / "docs").rglob("*.md")])
 
 
 @pytest.mark.skipif(onnx.defs.onnx_opset_version() < KNOWN_OPSET, reason="this onnx is older than the opsets that the rows know")
@@ -68,6 +69,16 @@ def test_readme_commands_are_the_commands() -> None:
     assert listed == there
     for document in DOCUMENTS:
         assert set(re.findall(r"ort-gpu-ep ([a-z]+)", document.read_text("utf-8"))) <= there, document.name
+
+
+def test_the_reference_names_what_there_is() -> None:
+    for dotted in re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text("utf-8"), re.M):
+        assert pkgutil.resolve_name(dotted).__doc__, dotted
+
+
+def test_issues_ask_for_the_report() -> None:
+    for template in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        assert "ort-gpu-ep doctor --report report.zip" in template.read_text("utf-8")
 
 
 def test_readme_shows_two_scripts_that_exist() -> None:

@@ -1,0 +1,28 @@
+"""The examples are programs that run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRINTED = {"classify_image": "nodes on the GPU", "io_binding": "farthest from numpy", "sequence": "31 steps: class", "own_quirk": "Softmax  cpu"}
+
+
+def test_every_example_is_listed() -> None:
+    listing = (ROOT / "examples" / "README.md").read_text("utf-8")
+    assert {p.stem for p in (ROOT / "examples").glob("*.py")} == set(PRINTED)
+    assert all(f"[{name}.py]({name}.py)" in listing for name in PRINTED)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert PRINTED[name] in done.stdout
