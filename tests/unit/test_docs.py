@@ -13,7 +13,7 @@ import pytest
 from ort_gpu_ep.cli import COMMANDS
 from ort_gpu_ep.config import OPTIONS
 from ort_gpu_ep.registry import KNOWN_OPSET
-from scripts import build_wheel, gen_operators
+from scripts import build_wheel, gen_operators, record_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -69,6 +69,16 @@ def test_readme_commands_are_the_commands() -> None:
     assert listed == there
     for document in DOCUMENTS:
         assert set(re.findall(r"ort-gpu-ep ([a-z]+)", document.read_text("utf-8"))) <= there, document.name
+
+
+def test_each_command_is_recorded_at_80_columns() -> None:
+    """That they are there: what they print changes with the machine."""
+    text = record_commands.DOCUMENT.read_text("utf-8")
+    assert list(record_commands.RECORDED) == re.findall(r"^## (\S+)$", text, re.M)
+    assert set(record_commands.RECORDED) == set(COMMANDS)
+    for name, arguments in record_commands.RECORDED.items():
+        assert arguments.split()[0] == name
+        assert f"\n```console\n$ ort-gpu-ep {arguments}\n" in text, "run `python scripts/record_commands.py`"
 
 
 def test_the_reference_names_what_there_is() -> None:
