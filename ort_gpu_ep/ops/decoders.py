@@ -70,5 +70,6 @@ def sparse(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {list(stored)} permuted by {list(perm)}")
     strides = (1, rows[0]) if perm == (1, 0) else (rows[1], 1)
     return kernel(
-        "unpack_sparse.wgsl", [TensorType(FLOAT32, out)], consts={"K": rows[1], "OUT_ROW": strides[0], "OUT_K": strides[1]},
+        "unpack_sparse.wgsl", [TensorType(FLOAT32, out)],
+        consts={"K": rows[1], "ENTRIES": node.input(0).size, "OUT_ROW": strides[0], "OUT_K": strides[1]},
         groups=rows[0], lanes=LANES, workgroup_nbytes=4 * LANES)

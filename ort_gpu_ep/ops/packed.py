@@ -147,7 +147,7 @@ def lower_sparse(
     reads: dict[str, int | str] = {"entries": 1, "starts": 3, "x": columns.source, "table": 2, **({"c": bias[0]} if bias else {})}
     return kernel(
         "sparse_matvec.wgsl", [out], consts={
-            "N": rows, "K": k, "COLS": count, "TEAM": team, "X_COL": columns.column, "X_K": columns.k,
+            "N": rows, "K": k, "ENTRIES": node.input(1).size, "COLS": count, "TEAM": team, "X_COL": columns.column, "X_K": columns.k,
             "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
             "ALPHA": float(alpha), "BETA": float(beta)},
         indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(rows, lanes // team), lanes=lanes,

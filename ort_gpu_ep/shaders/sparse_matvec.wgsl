@@ -1,7 +1,7 @@
 // y[c, n] = ALPHA * sum over the entries of row n of value * x[c, place] + BETA * bias, for COLS vectors c; the entries as formats.py has
 // them. TEAM invocations sum a row: each takes a share of its entries, whose places follow from the distances of the shares before.
 // Expects: entries (uint8), starts ([N + 1]: first entry of a row), x, table (16 values), c?, y;
-// N K COLS TEAM X_COL X_K Y_COL Y_ROW ALPHA BETA, c_index.
+// N K ENTRIES COLS TEAM X_COL X_K Y_COL Y_ROW ALPHA BETA, c_index.
 const ROWS: u32 = LANES / TEAM;
 var<workgroup> lengths: array<u32, LANES>;
 var<workgroup> sums: array<f32, LANES * COLS>;
@@ -17,8 +17,8 @@ fn group_main(group: u32, lane: u32) {
     for (var i = lane; i < 512u; i += LANES) { book[i] = table_at(i / 32u); }
     let member = lane % TEAM;
     let row = group * ROWS + lane / TEAM;
-    let first = u32(starts_at(min(row, N)));
-    let end = u32(starts_at(min(row + 1u, N)));
+    let first = min(u32(starts_at(min(row, N))), ENTRIES);      // whatever a broken file says, no row has more entries than elements
+    let end = clamp(u32(starts_at(min(row + 1u, N))), first, min(first + K, ENTRIES));
     let words = (end + 3u) / 4u - first / 4u;
     let share = (words + TEAM - 1u) / TEAM;
     let begin = first / 4u + min(member * share, words);

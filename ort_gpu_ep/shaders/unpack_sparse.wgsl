@@ -1,12 +1,12 @@
 // A row of y = the weight that sparse entries stand for (formats.py). A workgroup writes the zeros of a row, then its values: each
 // invocation a share of the row's entries, whose places follow from the distances of the shares before it.
 // Expects: entries (uint8), starts ([rows + 1]: first entry of a row), table (16 values), y; K
-// (elements of a row), OUT_ROW OUT_K (strides in y).
+// (elements of a row), ENTRIES, OUT_ROW OUT_K (strides in y).
 var<workgroup> lengths: array<u32, LANES>;
 
 fn group_main(group: u32, lane: u32) {
-    let first = u32(starts_at(group));
-    let count = u32(starts_at(group + 1u)) - first;
+    let first = min(u32(starts_at(group)), ENTRIES);    // whatever a broken file says, no row has more entries than elements
+    let count = clamp(u32(starts_at(group + 1u)), first, min(first + K, ENTRIES)) - first;
     let share = (count + LANES - 1u) / LANES;
     let begin = first + min(lane * share, count);
     let end = first + min(lane * share + share, count);

@@ -183,3 +183,16 @@ def test_a_small_adapter_gives_each_row_to_one_invocation() -> None:
         plan = make_plan(fused, {"x": TensorType(FLOAT32, (1, 2048))}, limits)
         forms[units] = {dict(s.kernel.consts)["TEAM"] for s in plan.steps if isinstance(s, Dispatch) and s.kernel.shader == "sparse_matvec.wgsl"}
     assert forms == {1: {1}, 132: {32}}
+
+
+@pytest.mark.parametrize("vectors", [1, 9])
+@pytest.mark.parametrize("starts", [[0, 2**31 - 1, 0, -5], [900, 3, -1, 10**6]])
+def test_a_broken_file_reads_nothing_outside(vectors: int, starts: list[int]) -> None:
+    """Rows that begin and end anywhere: sums of something, in bounded time; entries that lead past a row count for nothing."""
+    model, _ = model_of("Gemm", "Sparse", (vectors, 515), (3, 515), (0, 1), transB=1)
+    held = {i.name: i for i in model.graph.initializer}
+    held["starts"].CopyFrom(numpy_helper.from_array(np.array(starts, np.int32), "starts"))
+    opened = open_session(model.SerializeToString())
+    (got,) = opened.session.run(None, {"x": RNG.normal(size=(vectors, 515)).astype("f")})
+    assert np.isfinite(got).all()
+    assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events
