@@ -237,3 +237,9 @@ def test_the_command_exists() -> None:
     module, _, name = target.partition(":")
     assert callable(getattr(import_module(module), name))
     assert "models" not in str(PROJECT.get("packages", ""))
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports them by their names alone: of two that are equal it collects one, and the other is an error."""
+    names = [f.name for f in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
