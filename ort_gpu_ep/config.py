@@ -125,14 +125,23 @@ def resolve(options: Mapping[str, object] | None = None, environment: Mapping[st
     return Config(**values)  # type: ignore[arg-type]
 
 
-def _warn_of_unknown(environment: Mapping[str, str]) -> None:
-    """Says once of each variable that looks like an option's and is none."""
-    known = {o.variable for o in OPTIONS} | OTHER_VARIABLES
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Each variable that looks like an option's and is none -> what to say of it."""
+    known = sorted({o.variable for o in OPTIONS} | OTHER_VARIABLES)
+    found = {}
     for name in environment:
-        if name.startswith("ORT_GPU_EP_") and name not in known and name not in _warned:
-            _warned.add(name)
+        if name.startswith("ORT_GPU_EP_") and name not in known:
             near = get_close_matches(name, known, 1)
-            log.warning("environment variable %s is no option and has no effect%s", name, f"; did you mean {near[0]}?" if near else "")
+            found[name] = f"environment variable {name} is no option and has no effect" + (f"; did you mean {near[0]}?" if near else "")
+    return found
+
+
+def _warn_of_unknown(environment: Mapping[str, str]) -> None:
+    """Says it once of each: a program that uses this package goes on."""
+    for name, text in unknown_variables(environment).items():
+        if name not in _warned:
+            _warned.add(name)
+            log.warning("%s", text)
 
 
 def variables(options: Mapping[str, object]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -69,4 +70,10 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(help="ONNX models on any GPU: run, explain and measure them, and check the driver.")
 def _app(version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version.")) -> None:
-    pass
+    from ort_gpu_ep.config import unknown_variables  # not for the help
+
+    unknown = list(unknown_variables(os.environ).values())
+    for text in unknown:
+        typer.echo(f"ConfigError: {text}", err=True)
+    if unknown:
+        raise typer.Exit(2)

@@ -22,7 +22,7 @@ from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, safer
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.kernels import unchecked
-from ort_gpu_ep.target import LAST_ARRIVING, UNTUNED
+from ort_gpu_ep.target import UNTUNED
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -50,8 +50,7 @@ def open_gpu(config: Config) -> Gpu:
         off = {what for what, _ in disabled}
         new = [w for w in found if w not in gpu.workarounds]
         gpu.trusted |= unchecked(verdict.trusted) if not info.is_software else frozenset()
-        shown = {LAST_ARRIVING} if verdict.probed else set()
-        features = (gpu.limits.features | shown) - off
+        features = (gpu.limits.features | {*verdict.shown}) - off
         if disabled != gpu.limits.disabled or new or features != gpu.limits.features:
             gpu.limits = replace(lowered(gpu.limits, new), disabled=disabled, features=features)
             gpu.workarounds = (*gpu.workarounds, *new)

@@ -23,7 +23,7 @@ from ort_gpu_ep.kernels import FAMILIES, RECORDS
 from ort_gpu_ep.registry import ADAPTER
 from ort_gpu_ep.target import LAST_ARRIVING
 
-FORMAT = 2
+FORMAT = 3
 HEALTHY, DEGRADED, UNUSABLE = "healthy", "degraded", "unusable"
 
 
@@ -33,6 +33,7 @@ class Verdict:
 
     strikes: processes that had the adapter open and ended without closing it, since the last full examination.
     probed: whether it holds findings at all. trusted: families of kernels whose probes have passed without bounds checks, all that ran.
+    shown: what no adapter promises and a probe has seen hold (LAST_ARRIVING).
     """
 
     disabled: tuple[tuple[str, str], ...] = ()
@@ -40,6 +41,7 @@ class Verdict:
     strikes: int = 0
     probed: bool = True
     trusted: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
 
     @property
     def health(self) -> str:
@@ -47,25 +49,28 @@ class Verdict:
 
 
 def verdict_of(outcomes: Iterable[Outcome], depth: str) -> Verdict:
-    """What failed outcomes put out of use; the first probe that says so is the reason. NOT_RUN condemns nothing but LAST_ARRIVING, which
-    is there only where it was shown.
-    """
+    """What failed outcomes put out of use; the first probe that says so is the reason. NOT_RUN condemns nothing, and shows nothing."""
     disabled: dict[str, str] = {}
-    trusted, doubtful = set[str](), set[str]()
+    trusted, doubtful, shown = set[str](), set[str](), set[str]()
     for outcome in outcomes:
-        if LAST_ARRIVING in outcome.disables and outcome.status != "PASS":
-            disabled.setdefault(LAST_ARRIVING, f"probe {outcome.name!r}: {outcome.status} ({outcome.seen})")
         if outcome.status in ("NOT_RUN", "UNSUPPORTED"):
             continue
         (trusted if outcome.unchecked else doubtful).update(_families(outcome))
+        if outcome.passed and LAST_ARRIVING in _covered(outcome):
+            shown.add(LAST_ARRIVING)
         for what in () if outcome.passed else outcome.disables:
             disabled.setdefault(what, f"probe {outcome.name!r}: {outcome.status} ({outcome.seen})")
-    return Verdict(tuple(disabled.items()), depth, trusted=tuple(sorted(trusted - doubtful)))
+    return Verdict(tuple(disabled.items()), depth, trusted=tuple(sorted(trusted - doubtful)), shown=tuple(shown))
+
+
+def _covered(outcome: Outcome) -> Sequence[str]:
+    """What a probe tells about, also where it took nothing out of use."""
+    return PROBES[outcome.name].disables if outcome.name in PROBES else outcome.disables
 
 
 def _families(outcome: Outcome) -> set[str]:
     """The families of kernels that a probe tells about: all of them, where it is about the adapter."""
-    what = PROBES[outcome.name].disables if outcome.name in PROBES else outcome.disables
+    what = _covered(outcome)
     if not outcome.passed and ADAPTER in what:
         return {*FAMILIES}
     return {RECORDS[name].family for name in what if name in RECORDS}
@@ -103,7 +108,8 @@ def _parsed(data: dict[str, Any]) -> Verdict:
     disabled = tuple((str(what), str(why)) for what, why in data["disabled"])
     if data["depth"] not in ("quick", "full") or type(data["strikes"]) is not int or type(data["probed"]) is not bool:
         raise TypeError(f"depth {data['depth']!r}, strikes {data['strikes']!r}, probed {data['probed']!r}")
-    return Verdict(disabled, data["depth"], max(data["strikes"], 0), data["probed"], tuple(str(family) for family in data["trusted"]))
+    trusted, shown = (tuple(str(item) for item in data[name]) for name in ("trusted", "shown"))
+    return Verdict(disabled, data["depth"], max(data["strikes"], 0), data["probed"], trusted, shown)
 
 
 def write(cache_path: str, key: str, verdict: Verdict) -> None:

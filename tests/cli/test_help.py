@@ -82,3 +82,12 @@ def test_a_shell_completes_commands_and_their_options(words: str, wanted: set[st
     code = "import sys; sys.argv = ['ort-gpu-ep']; from ort_gpu_ep.cli import app; app(prog_name='ort-gpu-ep')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **asked}, check=False)
     assert set(done.stdout.split()) == wanted, done.stderr
+
+
+def test_a_misspelled_variable_is_an_error_of_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that uses the package is only warned; at the command line somebody looks."""
+    monkeypatch.setenv("ORT_GPU_EP_PLACMENT", "gpu")
+    done = CliRunner().invoke(cli.app, ["options"])
+    assert done.exit_code == 2
+    assert done.stderr == "ConfigError: environment variable ORT_GPU_EP_PLACMENT is no option and has no effect; did you mean ORT_GPU_EP_PLACEMENT?\n"
+    assert not done.stdout

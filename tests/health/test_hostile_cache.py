@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep import register, store
+from ort_gpu_ep import profile, register, store
 from ort_gpu_ep.calibration import cache as calibration
 from ort_gpu_ep.health import admission, drivers, enumeration, markers, quirks, verdicts
 from ort_gpu_ep.health.examination import list_adapters
@@ -26,7 +26,7 @@ from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.placement.decisions import Decisions, Learnt
 from ort_gpu_ep.placement.names import NAMES
 from ort_gpu_ep.plugin import spill
-from ort_gpu_ep.profile import GUESSED, Profile
+from ort_gpu_ep.profile import GUESSED
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, reference
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="FIFOs and symbolic links as POSIX has them")
@@ -69,10 +69,10 @@ CONTENTS: dict[str, Callable[[Path], object]] = {
     "not readable": lambda p: (dump(p, "{}"), p.chmod(0))}
 
 WHOLE: dict[str, dict[str, Any]] = {
-    "verdict": {"format": 2, "disabled": [["softmax.wgsl", "why"]], "depth": "full", "strikes": 1, "probed": True, "trusted": ["pool"]},
-    "drivers": {"format": 2, "adapters": [{"index": 0, "name": "n", "type": "discrete", "backend": "Vulkan", "driver": "d", "vendor_id": 1,
-                                           "device_id": 2}], "trouble": "", "failures": 0, "until_s": 0.0},
-    "profile": {"format": 2, "profile": GUESSED.as_dict()},
+    "verdict": {"format": verdicts.FORMAT, "disabled": [["softmax.wgsl", "why"]], "depth": "full", "strikes": 1, "probed": True, "trusted": ["pool"], "shown": []},
+    "drivers": {"format": enumeration.FORMAT, "adapters": [{"index": 0, "name": "n", "type": "discrete", "backend": "Vulkan", "driver": "d", "vendor_id": 1,
+                                           "device_id": 2, "pci": "0000:01:00.0", "uuid": ""}], "trouble": "", "failures": 0, "until_s": 0.0},
+    "profile": {"format": profile.FORMAT, "profile": GUESSED.as_dict()},
     "decisions": {"format": 3, "candidate": "gpu", "sizes": [[[["x", [4, 4]]], 16.0]], "runs": {"gpu": {"busy": [[0, 1e-3, 5]]}}, "floors": [0],
                   "grows": {"gpu": 0.5}, "times": {"cpu_s": [[0, "Relu", 1e-3]], "shapes": {"x": [4, 4]}}},
     "marker": {"pid": 4_000_000, "left": 0.0}}
@@ -96,7 +96,7 @@ def load(kind: str, cache: Path) -> object:
         case "drivers":
             return enumeration._cached(str(cache))
         case "profile":
-            return store.read(file_of(kind, cache), 2, lambda data: Profile.from_dict(data["profile"]))
+            return profile.read(str(cache), "k")
         case "decisions":
             return Decisions(str(cache), "k").found
         case _:

@@ -22,6 +22,7 @@ from ort_gpu_ep.health.verdicts import Verdict, verdict_of
 from ort_gpu_ep.health.worker import _both_ways
 from ort_gpu_ep.kernels import FAMILIES, RECORDS, unchecked
 from ort_gpu_ep.plugin import local
+from ort_gpu_ep.target import LAST_ARRIVING
 from tests.session.conftest import gpu_session
 from tests.unit.graphs import model_of
 
@@ -43,8 +44,24 @@ def test_a_family_is_trusted_by_all_of_its_probes_that_ran() -> None:
     assert verdict_of([outcome(SOFTMAX), outcome("f32 arithmetic", "FAIL")], "full").trusted == (), "an adapter that can't add"
 
 
+def test_what_no_adapter_promises_is_there_only_where_it_was_shown() -> None:
+    """A first use that runs out of time says nothing of it, and the adapter is no worse for that."""
+    for status, shown in (("PASS", (LAST_ARRIVING,)), ("NOT_RUN", ()), ("UNSUPPORTED", ()), ("FAIL", ())):
+        verdict = verdict_of([Outcome("last arriving workgroup", "kernels", status)], "quick")
+        assert verdict.shown == shown
+        assert verdict.health == "healthy"
+
+
+@pytest.mark.parametrize("shown", [(LAST_ARRIVING,), ()])
+def test_an_adapter_has_what_was_shown(shown: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu.open(Config())
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=gpu.limits.features - {LAST_ARRIVING}))
+    monkeypatch.setattr(admission, "_verdict_once", lambda info, cache: Verdict(shown=shown))
+    assert (LAST_ARRIVING in admission.open_gpu(Config()).limits.features) == bool(shown)
+
+
 def test_trust_is_remembered(tmp_path: Path) -> None:
-    verdict = Verdict((), "quick", trusted=("product", "reduction"))
+    verdict = Verdict((), "quick", trusted=("product", "reduction"), shown=(LAST_ARRIVING,))
     verdicts.write(str(tmp_path), "k", verdict)
     assert verdicts.read(str(tmp_path), "k") == verdict
 
@@ -97,7 +114,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[str]]:
         gpu.pipelines._recent.clear()       # of sessions before this one
         del session
         session = gpu_session(model.SerializeToString(), **options)
-        session.run(None, {"x": np.zeros((7, 9), "f"), "i": np.array([0, 6, 99])})
+        session.run(None, {"x": np.zeros((7, 9), "f"), "i": np.array([0, 6, 3])})
         return set(labels)
     return open_it
 
