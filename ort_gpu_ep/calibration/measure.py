@@ -18,7 +18,7 @@ from ort_gpu_ep.errors import Code, OutOfDeviceMemoryError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.kernels import BY_FLOPS, Work, work_of
 from ort_gpu_ep.lowering import facts_of, walk
-from ort_gpu_ep.profile import GUESSED, Curve, Profile
+from ort_gpu_ep.profile import GUESSED, SIBLING, Curve, Profile
 from ort_gpu_ep.registry import Limits, Lowering, tensors_of
 from ort_gpu_ep.types import TensorType, dtype_of
 
@@ -168,7 +168,7 @@ def _time(action: Callable[[], object]) -> float:
 
 
 def measure(gpu: Gpu, budget_s: float = 3.0, progress: Progress | None = None) -> Profile:
-    """The profile of an adapter. Takes budget_s at most, but for a shader that compiles slowly; what is left out then has a sibling.
+    """The profile of an adapter. Takes budget_s at most, but for shaders that compile slowly; what is left out then has a sibling.
 
     progress: is called with what comes next and the part of the budget that is spent. Raises: DeviceError, ShaderError;
     UnsupportedNodeError where even elementwise kernels are out of use.
@@ -238,14 +238,17 @@ class Sample:
 
 
 def _families(bench: Bench, dispatch_s: float) -> dict[str, Curve]:
-    """Every family at its smallest size, then all that are still quick at the next one, and so on while there is time."""
+    """Every family at its smallest size, then all that are still quick at the next one, and so on while there is time.
+
+    Those that no sibling can stand in for are measured however long the first kernels took to compile.
+    """
     samples: list[Sample] = []
     longest_s = RESERVE * bench.budget_s
     growing = [(workload, 0, 0.0) for workload in WORKLOADS]
     while growing:
         workload, index, expected_s = growing.pop(0)
         left_s = bench.budget_s * (1 - bench.spent)
-        if left_s < (expected_s or longest_s):
+        if left_s < (expected_s or longest_s) and (index or workload.family in SIBLING):
             continue
         size, start_s = workload.sizes[index], time.perf_counter()
         bench.say(f"{workload.family}, size {size}")

@@ -166,10 +166,10 @@ def test_a_family_is_charged_for_its_own_kernels_only() -> None:
 
 
 def test_a_small_budget_leaves_families_to_their_siblings(gpu: Gpu) -> None:
-    """Transfers and dispatches are measured in any case."""
-    hurried = measure(gpu, budget_s=0.05)
-    assert not hurried.families
-    assert hurried.curve("gather") is GUESSED.families["elementwise"]
+    """Transfers, dispatches, and what no sibling can stand in for are measured in any case: a guess would be about another adapter."""
+    hurried = measure(gpu, budget_s=1e-3)
+    assert set(hurried.families) == {"product", "elementwise"}
+    assert hurried.curve("gather") is hurried.families["elementwise"]
     assert hurried.upload != GUESSED.upload
 
 
