@@ -27,7 +27,7 @@ PACKAGES = {"numpy": "import numpy", "onnxruntime": "import onnxruntime", "onnx"
 MODULES = {"ort_gpu_ep.device.library": "load wgpu-native"}
 
 FUNCTIONS = {
-    ("ort_gpu_ep.plugin", "register"): "register the provider",
+    ("ort_gpu_ep.plugin", "ensure_registered"): "register the provider",
     ("ort_gpu_ep.device.adapter", "enumerate_adapters"): "driver: instance, adapters",
     ("ort_gpu_ep.device.objects", "Adapter.request_device"): "device",
     ("ort_gpu_ep.health.enumeration", "look"): "verdicts from the cache",

@@ -20,7 +20,7 @@ from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.health import drivers
-from ort_gpu_ep.health.examination import HelperError, list_adapters
+from ort_gpu_ep.health.helper import HelperError, list_adapters
 
 log = logging.getLogger("ort_gpu_ep")
 

@@ -1,6 +1,6 @@
 """The process that runs probes, so that a driver may crash, hang or exit without taking anybody along.
 
-health/examination.py starts it, with a job as JSON on its standard input.
+health/helper.py starts it, with a job as JSON on its standard input.
 
 A job names an adapter and the probes to run; it prints a line of JSON before it touches a driver, before and after each probe, and ends
 with exit code DONE: a driver that calls exit(0) has not succeeded. Source: TFLite's mini-benchmark, which uses the same code for the

@@ -9,7 +9,6 @@ from typing import Any
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import AdapterError
-from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, text_of
 from ort_gpu_ep.plugin.transfer import GPU_DEVICE
 
@@ -31,6 +30,8 @@ def known_adapters() -> tuple[AdapterInfo, ...]:
     config = resolve()
     if config.health == "off":
         return ()
+    from ort_gpu_ep.health.enumeration import look  # sessions register without it
+
     try:
         return look(config)
     except AdapterError as error:       # a session says so, if it comes to that

@@ -24,14 +24,14 @@ KINDS = """
 import json, os, subprocess, sys
 import numpy, onnx, onnxruntime, platformdirs, psutil, ml_dtypes, cffi
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.health import examination
+from ort_gpu_ep.health import examination, helper
 import ort_gpu_ep.health.probes
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.isolation import remote
 from ort_gpu_ep.load.generator import LoadGenerator
 from ort_gpu_ep.shim import build
 os.chdir({hostile!r})
-(info,) = [AdapterInfo(**a) for a in examination.list_adapters()][:1]
+(info,) = [AdapterInfo(**a) for a in helper.list_adapters()][:1]
 said = {{"list": info.name}}
 said["probe"] = [o.status for o in examination.examine(info.index, ["atomics"], 1)]
 with LoadGenerator(info, 0.1) as load:

@@ -18,8 +18,9 @@ import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 from ort_gpu_ep.child import starved_s
 from ort_gpu_ep.cli import app
 from ort_gpu_ep.errors import AdapterError
-from ort_gpu_ep.health import bundle, examination
-from ort_gpu_ep.health.examination import examine, list_adapters
+from ort_gpu_ep.health import bundle, helper
+from ort_gpu_ep.health.examination import examine
+from ort_gpu_ep.health.helper import list_adapters
 from ort_gpu_ep.health.probe import PROBES
 
 NAMES = ["enumeration", "softmax", "strided reads"]
@@ -56,7 +57,7 @@ def test_a_probe_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_waiting_for_a_core_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that got no core for a part of its limit is given that part again, until it has had the whole; a deadline holds anyway."""
-    worker, waited = examination.Worker.__new__(examination.Worker), list[float]()
+    worker, waited = helper.Worker.__new__(helper.Worker), list[float]()
     told = iter([{"1": 5.0}, {"1": 35.0, "2": 3.0}, {"1": 35.0, "2": 3.0}, {"1": 38.0, "2": 9.0}, {"2": 9.0}, {"2": 9.1}, {}, {}, {}, {"1": 9.0}])
 
     def line(timeout_s: float) -> None:
@@ -65,7 +66,7 @@ def test_waiting_for_a_core_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
 
     worker._process = SimpleNamespace(pid=7)       # type: ignore[assignment]
     worker.line = line                             # type: ignore[assignment,method-assign]
-    monkeypatch.setattr(examination, "starved_s", lambda pid: next(told))
+    monkeypatch.setattr(helper, "starved_s", lambda pid: next(told))
     for deadline in (math.inf, math.inf, time.monotonic()):
         with pytest.raises(TimeoutError):
             worker.answer(30.0, deadline)
@@ -93,7 +94,7 @@ def test_a_driver_that_ends_the_process_when_loaded(monkeypatch: pytest.MonkeyPa
         with pytest.raises(AdapterError, match=how):
             list_adapters()
     monkeypatch.setenv("ORT_GPU_EP_DRILL", "hang@enumerate")
-    monkeypatch.setattr(examination, "START_S", 1.0)
+    monkeypatch.setattr(helper, "START_S", 1.0)
     with pytest.raises(AdapterError, match="hangs"):
         list_adapters()
 

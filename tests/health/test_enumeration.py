@@ -16,8 +16,9 @@ import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 from ort_gpu_ep import child
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import AdapterError
-from ort_gpu_ep.health import enumeration, examination
-from ort_gpu_ep.health.examination import HelperError, examine, list_adapters
+from ort_gpu_ep.health import enumeration, helper
+from ort_gpu_ep.health.examination import examine
+from ort_gpu_ep.health.helper import HelperError, list_adapters
 
 DRILL = "ORT_GPU_EP_DRILL"
 
@@ -34,7 +35,7 @@ def kept(cache: Path) -> list[dict[str, object]]:
 
 
 def starts(monkeypatch: pytest.MonkeyPatch, *command: str) -> None:
-    monkeypatch.setattr(examination, "command", lambda module: list(command))
+    monkeypatch.setattr(helper, "command", lambda module: list(command))
 
 
 OWN = {"exits": [sys.executable, "-c", "raise SystemExit(1)"], "is none": [sys.executable, "/no/such/script.py"],
@@ -44,14 +45,14 @@ OWN = {"exits": [sys.executable, "-c", "raise SystemExit(1)"], "is none": [sys.e
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_failure_of_our_own_is_named_and_not_kept(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, real = Config(cache_dir=str(tmp_path)), examination.command
+    config, real = Config(cache_dir=str(tmp_path)), helper.command
     starts(monkeypatch, *OWN[name])
     with pytest.raises(AdapterError, match="the process that looks for GPU adapters") as raised:
         enumeration.look(config)
     assert "no fault of a driver" in str(raised.value)
     assert "Update or remove a GPU driver" not in str(raised.value)
     assert kept(tmp_path) == []
-    monkeypatch.setattr(examination, "command", real)
+    monkeypatch.setattr(helper, "command", real)
     with pytest.raises(AdapterError):       # of this process, for some seconds
         enumeration.look(config)
     later = time.time() + enumeration.OWN_PAUSE_S + 1
@@ -103,6 +104,6 @@ def test_the_pause_has_an_end() -> None:
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     """What a helper was started in is no reason to fail."""
     code = ("import os, tempfile; d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d)\n"
-            "from ort_gpu_ep.health.examination import list_adapters; print(len(list_adapters()))")
+            "from ort_gpu_ep.health.helper import list_adapters; print(len(list_adapters()))")
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=dict(os.environ))
     assert int(done.stdout) >= 1, done.stderr

@@ -21,7 +21,7 @@ import ort_gpu_ep
 from ort_gpu_ep import profile, register, store
 from ort_gpu_ep.calibration import cache as calibration
 from ort_gpu_ep.health import admission, drivers, enumeration, markers, quirks, verdicts
-from ort_gpu_ep.health.examination import list_adapters
+from ort_gpu_ep.health.helper import list_adapters
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.placement.decisions import Decisions, Learnt
 from ort_gpu_ep.placement.names import NAMES

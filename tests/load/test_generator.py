@@ -97,5 +97,5 @@ def test_order_among_equals(monkeypatch: pytest.MonkeyPatch) -> None:
     first = choose("")[0]
     others = [dataclasses.replace(first, index=i, device_id=d, backend=b) for i, (d, b) in
               enumerate([(7, "Vulkan"), (8, "Vulkan"), (7, "D3D12"), (7, "Vulkan")])]
-    monkeypatch.setattr("ort_gpu_ep.device.adapter.adapters", lambda: tuple(others))
+    monkeypatch.setattr("ort_gpu_ep.device.adapter._enumerate", lambda: [(info, None) for info in others])
     assert [order_among_equals(info) for info in others] == [0, 0, 0, 1]

@@ -27,8 +27,8 @@ MAIN = """
 import json, logging, sys
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
 import numpy as np, onnxruntime, ort_gpu_ep
-from ort_gpu_ep.health import enumeration, examination
-examination.START_S, enumeration.ALONE_S = {start_s}, 10.0
+from ort_gpu_ep.health import enumeration, helper
+helper.START_S, enumeration.ALONE_S = {start_s}, 10.0
 onnxruntime.set_default_logger_severity(4)
 x = np.random.default_rng(3).standard_normal((4, 160)).astype("f")
 want = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"]).run(None, {{"x": x}})[0]

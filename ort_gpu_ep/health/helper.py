@@ -1,0 +1,131 @@
+"""A process that touches drivers in place of this one: its job, the lines it prints, how it ends. Nothing of a device is imported here."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ort_gpu_ep.child import command, ending, environment, starved_s
+from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.health.worker import DONE
+
+START_S = 30.0
+"""A worker that has not begun its first probe by then hangs while it opens the device."""
+
+BEGIN_S = 60.0
+"""For Python to start and to import what it needs, before a worker touches a driver: 0.3 s on an idle machine."""
+
+STARVED = 0.02
+"""A worker that has waited for a core for less than this part of its limit had enough of the machine."""
+
+
+class Worker:
+    """One process and the lines that it prints. touches: whether it has said that it goes to the drivers now."""
+
+    def __init__(self, job: dict[str, object], variables: Mapping[str, str] | None = None) -> None:
+        """variables: of the environment, besides this process's. Raises OSError, if no process can be started."""
+        self._process = subprocess.Popen(
+            command("ort_gpu_ep.health.worker"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, env={**environment(), **(variables or {})}, start_new_session=True)     # a terminal's Ctrl-C is for the parent
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self.touches = False
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(job))
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass           # it ended before it read its job; how, the exit code says
+        self._reader = threading.Thread(target=self._read, name="ort_gpu_ep-probe", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                if line.endswith("\n"):       # not what a crash has cut short
+                    self._lines.put(line)
+        self._lines.put(None)
+
+    def line(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next line; None at the end. Raises TimeoutError."""
+        try:
+            text = self._lines.get(timeout=max(timeout_s, 0.0))
+        except queue.Empty:
+            raise TimeoutError from None
+        line: dict[str, Any] | None = json.loads(text) if text else None
+        self.touches = self.touches or (line is not None and "touches" in line)
+        return line
+
+    def answer(self, limit_s: float, deadline: float = math.inf) -> dict[str, Any] | None:
+        """The next line, as `line` gives it. What the process waits for a core does not count: a machine that is busy is no hang.
+
+        deadline: of the monotonic clock; it holds in any case.
+        """
+        left_s = limit_s
+        while True:
+            before = starved_s(self._process.pid)
+            try:
+                return self.line(min(left_s, deadline - time.monotonic()))
+            except TimeoutError:
+                left_s = max((s - before.get(thread, 0.0) for thread, s in starved_s(self._process.pid).items()), default=0.0)
+                if left_s < STARVED * limit_s or time.monotonic() >= deadline:
+                    raise
+
+    def end(self, kill: bool = False) -> int:
+        """Waits for the process, or ends it; its exit code."""
+        if kill:
+            self._process.kill()
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:     # a driver that hangs while it is unloaded
+            self._process.kill()
+            code = self._process.wait()
+        self._reader.join()
+        return code
+
+
+class HelperError(AdapterError):
+    """The process that was to look failed by itself, or was ended from outside: that says nothing about a driver."""
+
+
+FROM_OUTSIDE = frozenset(getattr(signal, name, 0) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU"))
+"""Signals that people, service managers and the kernel (out of memory, limits) send; drivers don't."""
+
+
+def list_adapters(variables: Mapping[str, str] | None = None, timeout_s: float = 0.0) -> list[dict[str, Any]]:
+    """The adapters as a worker sees them. timeout_s: START_S by default.
+
+    Raises: AdapterError where a driver kills or hangs the process that looks; HelperError where that process fails by itself; OSError
+    where no process can be started.
+    """
+    worker, timeout_s = Worker({"task": "list"}, variables), timeout_s or START_S
+    try:
+        line = worker.answer(BEGIN_S)
+        if worker.touches:
+            line = worker.answer(timeout_s)
+    except TimeoutError:
+        worker.end(kill=True)
+        if not worker.touches:
+            raise HelperError(f"the process that looks for GPU adapters does not begin: no answer after {BEGIN_S:.0f} s.") from None
+        raise AdapterError(f"looking for GPU adapters hangs: no answer after {timeout_s:.0f} s. {_ADVICE}") from None
+    except BaseException:       # Ctrl-C, which it does not get itself
+        worker.end(kill=True)
+        raise
+    code = worker.end()
+    if line is not None and "failed" in line:
+        raise HelperError(f"the process that looks for GPU adapters failed ({line['failed']}).")
+    if not worker.touches or -code in FROM_OUTSIDE:
+        raise HelperError(f"the process that looks for GPU adapters ended before it did ({ending(code)}).")
+    if line is None or code != DONE:
+        raise AdapterError(f"looking for GPU adapters ends the process ({ending(code)}). {_ADVICE}")
+    return list(line["adapters"])
+
+
+_ADVICE = "Update or remove a GPU driver (VK_DRIVER_FILES chooses which ones Vulkan loads)."
