@@ -34,7 +34,7 @@ class Kernel:
     consts: WGSL `const`s. indices: functions made from Strided.
     groups: number of workgroups of a body with `fn group_main(group: u32, lane: u32)`; 0 for a body with
         `fn element(i: u32) -> T`, which is called once for each element of the first output.
-    lanes: invocations a workgroup. workgroup_nbytes: workgroup memory that the body declares.
+    workgroup_size: invocations of each. workgroup_nbytes: workgroup memory that the body declares.
     raw: bind tensors as bits (u32, or vec2<u32> for 8 bytes), so that any element type can be moved.
     reads: WGSL name -> index into the node's inputs + operands, or name of a temporary; default: the row's bindings.
     writes: WGSL name -> index of a node output, or name of a temporary; default: the row's bindings.
@@ -56,7 +56,7 @@ class Kernel:
     consts: tuple[tuple[str, Const], ...] = ()
     indices: tuple[tuple[str, Strided], ...] = ()
     groups: int = 0
-    lanes: int = 64
+    workgroup_size: int = 64
     workgroup_nbytes: int = 0
     raw: bool = False
     reads: tuple[tuple[str, int | str], ...] | None = None
@@ -81,7 +81,7 @@ def kernel(
     consts: Mapping[str, Const] | None = None,
     indices: Mapping[str, Strided] | None = None,
     groups: int = 0,
-    lanes: int = 64,
+    workgroup_size: int = 64,
     workgroup_nbytes: int = 0,
     raw: bool = False,
     reads: Mapping[str, int | str] | None = None,
@@ -96,10 +96,10 @@ def kernel(
 ) -> Kernel:
     """A Kernel from dicts and lists (a Kernel itself holds tuples, so that it hashes and compares)."""
     return Kernel(
-        shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), math.prod(grid) if grid else groups, lanes,
-        workgroup_nbytes, raw, None if reads is None else tuple(reads.items()), None if writes is None else tuple(writes.items()),
-        tuple(epilogue), grid=grid, vectors=tuple(vectors), choice=choice, features=tuple(features), atomics=tuple(atomics),
-        reports=reports)
+        shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), math.prod(grid) if grid else groups,
+        workgroup_size, workgroup_nbytes, raw, None if reads is None else tuple(reads.items()),
+        None if writes is None else tuple(writes.items()), tuple(epilogue), grid=grid, vectors=tuple(vectors), choice=choice,
+        features=tuple(features), atomics=tuple(atomics), reports=reports)
 
 
 @dataclass(frozen=True, slots=True)

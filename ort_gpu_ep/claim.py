@@ -179,8 +179,8 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
         infinite = [name for name, value in built.consts if isinstance(value, float) and not math.isfinite(value)]
         if infinite:       # WGSL has no such constants
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"{spec.name}: {', '.join(infinite).lower()} is infinite or NaN")
-        if built.lanes > limits.max_invocations:
-            raise UnsupportedNodeError(Code.LIMIT, f"workgroup of {built.lanes}; this adapter allows {limits.max_invocations}")
+        if built.workgroup_size > limits.max_invocations:
+            raise UnsupportedNodeError(Code.LIMIT, f"workgroup of {built.workgroup_size}; this adapter allows {limits.max_invocations}")
         if built.workgroup_nbytes > limits.max_workgroup_nbytes:
             raise UnsupportedNodeError(
                 Code.LIMIT, f"{built.workgroup_nbytes} B of workgroup memory; this adapter allows {limits.max_workgroup_nbytes}")

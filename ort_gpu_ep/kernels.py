@@ -56,7 +56,7 @@ class KernelCall:
 
     @property
     def workgroup_size(self) -> int:
-        return self.kernel.lanes
+        return self.kernel.workgroup_size
 
     def size(self, name: str) -> int:
         """Elements of a tensor that the kernel binds."""

@@ -19,15 +19,15 @@ LONG_S = 2e-3
 
 REPEATS = 5
 
-_LANES, _CHAINS, _UNROLLED = 64, 8, 4
+_WORKGROUP_SIZE, _CHAINS, _UNROLLED = 64, 8, 4
 _FMA_GROUPS = 4096
 _STEPS = tuple(8 << 2 * k for k in range(7))
-_FLOPS_PER_STEP = _FMA_GROUPS * _LANES * _CHAINS * _UNROLLED * 4 * 2
+_FLOPS_PER_STEP = _FMA_GROUPS * _WORKGROUP_SIZE * _CHAINS * _UNROLLED * 4 * 2
 
 _FMA = f"""
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read_write> y: array<vec4<f32>>;
-@compute @workgroup_size({_LANES}) fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
+@compute @workgroup_size({_WORKGROUP_SIZE}) fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
     let a = x[0];
     let b = x[1];
     let steps = u32(x[2].x);
@@ -40,21 +40,21 @@ _FMA = f"""
 """
 """Chains of multiply-adds that don't wait for each other: 32 registers an invocation."""
 
-_PIECES, _COPY_LANES = 4, 256
+_PIECES, _COPY_WORKGROUP_SIZE = 4, 256
 _COPIES = 16
 """In a row: the largest takes 0.1 ms on a large GPU, as long as the host needs to notice."""
 
 _COPY = f"""
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read_write> y: array<vec4<f32>>;
-@compute @workgroup_size({_COPY_LANES})
+@compute @workgroup_size({_COPY_WORKGROUP_SIZE})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
-    let i = group.x * {_PIECES * _COPY_LANES}u + lane;
-    {" ".join(f"y[i + {k * _COPY_LANES}u] = x[i + {k * _COPY_LANES}u];" for k in range(_PIECES))}
+    let i = group.x * {_PIECES * _COPY_WORKGROUP_SIZE}u + lane;
+    {" ".join(f"y[i + {k * _COPY_WORKGROUP_SIZE}u] = x[i + {k * _COPY_WORKGROUP_SIZE}u];" for k in range(_PIECES))}
 }}
 """
 _COPIED_NBYTES = (16 << 20, 64 << 20, 256 << 20)
-_GROUP_NBYTES = 16 * _PIECES * _COPY_LANES
+_GROUP_NBYTES = 16 * _PIECES * _COPY_WORKGROUP_SIZE
 
 
 def measure_roofs(gpu: Gpu, timer: Timer | None, wake_s: float = 0.0) -> tuple[float, float]:
@@ -68,7 +68,7 @@ def measure_roofs(gpu: Gpu, timer: Timer | None, wake_s: float = 0.0) -> tuple[f
 
 def _flops_per_s(gpu: Gpu, timer: Timer | None, wake_s: float = 0.0) -> float:
     """The chains end at 0.25 / (1 - 0.5), eight of them."""
-    nbytes, want = 16 * _LANES * _FMA_GROUPS, np.full(4, 0.5 * _CHAINS, np.float32)
+    nbytes, want = 16 * _WORKGROUP_SIZE * _FMA_GROUPS, np.full(4, 0.5 * _CHAINS, np.float32)
     x, y = gpu.allocate(48), gpu.allocate(nbytes)
     try:
         job = _Job(gpu, timer, "fma", _FMA, (x, 48), (y, nbytes), _FMA_GROUPS, 1, want)

@@ -84,7 +84,7 @@ class Form:
     slices: int
 
     @property
-    def lanes(self) -> int:
+    def workgroup_size(self) -> int:
         return self.queries * self.parts * self.slices
 
     @property
@@ -134,7 +134,7 @@ def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
     waits = by.attention_wait_clocks + by.attention_query_wait_clocks * form.per_lane
     waits = waits + (by.attention_parts_wait_clocks if form.parts == 4 else 0)
     waits *= by.attention_crowded_factor if groups > units else 1.0
-    work = max(-(-groups // units) * max(1.0, form.lanes / 32) * clocks, waits)
+    work = max(-(-groups // units) * max(1.0, form.workgroup_size / 32) * clocks, waits)
     joining = form.per_lane * (by.attention_join_clocks + by.attention_join_slice_clocks * form.slices) if form.slices > 1 else 0.0
     return float(by.dispatch_ns + by.attention_launch_ns + (blocks * work + joining) / by.clocks_per_ns)
 
@@ -192,7 +192,7 @@ def attend(
         "EMPTY_IS_ZERO": options.empty_is_zero, **_mask_consts(mask, (batch, heads, queries, problem.keys))}
     blocks = -(-queries // (form.queries * form.per_lane))
     return kernel(
-        "attention.wgsl", [out], consts=consts, grid=(blocks, heads, batch), lanes=form.lanes, workgroup_nbytes=memory,
+        "attention.wgsl", [out], consts=consts, grid=(blocks, heads, batch), workgroup_size=form.workgroup_size, workgroup_nbytes=memory,
         reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {})}, writes={"y": 0},
         vectors=("q", "k", "v", "y"), features=("subgroup",) if form.parts > 1 else (), choice=choice)
 
@@ -201,7 +201,7 @@ def _chunk(form: Form, dv: int, most: int) -> tuple[int, int]:
     """Vectors of a result that slices join at a time, and the bytes of workgroup memory."""
     if form.slices == 1:
         return 1, 0
-    fixed, vector = 8 * form.queries * form.slices, 16 * form.lanes
+    fixed, vector = 8 * form.queries * form.slices, 16 * form.workgroup_size
     chunk = max(c for c in (1, 2, 3, 4) if dv % c == 0 and (c == 1 or fixed + c * vector <= min(most, 24576)))
     return chunk, fixed + chunk * vector
 

@@ -27,7 +27,7 @@ class Tile:
     k: int
 
     @property
-    def lanes(self) -> int:
+    def workgroup_size(self) -> int:
         return self.m * self.n // 16
 
     @property
@@ -111,7 +111,7 @@ def choose(product: Product) -> tuple[Tile, int]:
     Of the tiles that the adapter's limits allow; where they allow none, the claim says so of the smallest.
     """
     limits = product.target.limits
-    tiles = [t for t in TILES if t.lanes <= limits.max_invocations and t.nbytes <= limits.max_workgroup_nbytes]
+    tiles = [t for t in TILES if t.workgroup_size <= limits.max_invocations and t.nbytes <= limits.max_workgroup_nbytes]
     tiles = tiles or [min(TILES, key=lambda t: t.nbytes)]
     product = replace(product, **{name: hint(getattr(product, name)) for name in ("batch", "m", "n", "k")})
     return min(((t, s) for t in tiles for s in SPLITS if s == 1 or s * t.k * 2 <= product.k), key=lambda c: estimate_ns(product, *c))
@@ -146,5 +146,5 @@ def _gemm(product: Product, out: TensorType, tile: Tile, split: int) -> Kernel:
     sizes |= dict(zip(("A_IMAGE", "B_IMAGE"), product.images or (1, 1), strict=True))
     return kernel(
         "gemm.wgsl", [out], consts=sizes, indices={"a_base": product.a.base, "b_base": product.b.base},
-        groups=product.batch * tiles_m * tiles_n * split, lanes=tile.lanes, workgroup_nbytes=tile.nbytes,
+        groups=product.batch * tiles_m * tiles_n * split, workgroup_size=tile.workgroup_size, workgroup_nbytes=tile.nbytes,
         reads={"a": product.a.source, "b": product.b.source})

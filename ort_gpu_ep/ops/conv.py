@@ -21,7 +21,7 @@ GEMM_MIN_CHANNELS = 8
 COLUMNS_MAX_NBYTES = 64 << 20
 """ConvTranspose's product is stored: half of what WebGPU lets every adapter bind."""
 
-DIRECT_LANES = 64
+DIRECT_WORKGROUP_SIZE = 64
 DIRECT_OUTPUTS = 4
 """conv_direct.wgsl: invocations of a workgroup, and the most outputs of one invocation (they share each weight)."""
 
@@ -108,14 +108,14 @@ def channels_last_gain_ns(node: BoundNode) -> float:
 def _direct(node: BoundNode, window: Window, out: TensorType, bias: Strided | None) -> Kernel:
     """Workgroups of one filter each; an invocation sums a few outputs."""
     pixels = math.prod(window.small)
-    outputs = max(1, min(DIRECT_OUTPUTS, hint(pixels) // DIRECT_LANES))
-    blocks = -(-pixels // (DIRECT_LANES * outputs))
+    outputs = max(1, min(DIRECT_OUTPUTS, hint(pixels) // DIRECT_WORKGROUP_SIZE))
+    blocks = -(-pixels // (DIRECT_WORKGROUP_SIZE * outputs))
     groups, (filters, channels) = node.attr("group"), node.input(1).shape[:2]
     return kernel(
         "conv_direct.wgsl", [out],
         consts={"PIXELS": pixels, "BLOCKS": blocks, "OUTPUTS": outputs, "FILTERS": filters, "GROUP_FILTERS": filters // groups,
                 "CHANNELS": channels, "GROUP_COUNT": groups, **window.consts(INPUT_AXES, OUTPUT_AXES)},
-        groups=out.shape[0] * filters * blocks, lanes=DIRECT_LANES)
+        groups=out.shape[0] * filters * blocks, workgroup_size=DIRECT_WORKGROUP_SIZE)
 
 
 @op("ConvTranspose", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True)

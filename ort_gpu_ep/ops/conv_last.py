@@ -15,7 +15,7 @@ from ort_gpu_ep.types import FLOAT32, TensorType
 MAX_PLANES = 4
 """A convolution of so few channels reads them from planes, [N, C, H, W]: to reorder an image first would only cost."""
 
-DEPTHWISE_LANES = 128
+DEPTHWISE_WORKGROUP_SIZE = 128
 
 record("depthwise_last.wgsl", "direct", loop_bound=lambda k: k.nested("WINDOW_Y", "WINDOW_X"),
        flops=lambda k: 2 * k["ROWS"] * k["C4"] * 4 * k["WINDOW_Y"] * k["WINDOW_X"])
@@ -78,7 +78,7 @@ def _depthwise(node: BoundNode, window: Window, out: TensorType) -> Lowering:
     bias = {"c": 2} if node.has(2) else {}
     built: Kernel = kernel(
         "depthwise_last.wgsl", [out], consts={"ROWS": rows, "C4": channels // 4, **window.consts(INPUT_AXES, OUTPUT_AXES)},
-        grid=(ceil_div(rows * (channels // 4), DEPTHWISE_LANES), 1, 1), lanes=DEPTHWISE_LANES, vectors=("x", "w", "y", *bias),
-        reads={"x": 0, "w": "packed", **bias}, writes={"y": 0})
+        grid=(ceil_div(rows * (channels // 4), DEPTHWISE_WORKGROUP_SIZE), 1, 1), workgroup_size=DEPTHWISE_WORKGROUP_SIZE,
+        vectors=("x", "w", "y", *bias), reads={"x": 0, "w": "packed", **bias}, writes={"y": 0})
     once: dict[str, Any] = {"once": ("packed",), "inverses": ((1, tiles.unpacking(weights, channels)),)} if weights.constant else {}
     return Lowering((out,), (tiles.packing(weights, packed), built), (("packed", packed),), **once)

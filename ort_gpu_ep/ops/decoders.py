@@ -11,7 +11,7 @@ from ort_gpu_ep.types import FLOAT32, INT32, UINT8, Shape, TensorType
 from ort_gpu_ep.weights.formats import VALUES
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
 
-LANES = 64
+WORKGROUP_SIZE = 64
 TAKEN = {"T": (UINT8, FLOAT32, INT32)}
 
 record("unpack_codebook.wgsl", "gather")
@@ -72,4 +72,4 @@ def sparse(node: BoundNode) -> Kernel:
     return kernel(
         "unpack_sparse.wgsl", [TensorType(FLOAT32, out)],
         consts={"K": rows[1], "ENTRIES": node.input(0).size, "OUT_ROW": strides[0], "OUT_K": strides[1]},
-        groups=rows[0], lanes=LANES, workgroup_nbytes=4 * LANES)
+        groups=rows[0], workgroup_size=WORKGROUP_SIZE, workgroup_nbytes=4 * WORKGROUP_SIZE)

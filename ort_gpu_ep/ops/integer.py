@@ -82,7 +82,8 @@ def integer_product(node: BoundNode, product: IntegerProduct, out: TensorType) -
     reads |= {name: i for name, i in (("a_zp", a.zp), ("b_zp", b.zp), ("c", product.bias)) if i is not None and node.has(i)}
     return kernel(
         "integer_product.wgsl", [out], consts=consts, indices={"a_base": a.base, "b_base": b.base},
-        groups=tiles_m * tiles_n * product.batch, lanes=tile_m * tile_n // 16, workgroup_nbytes=step * (tile_m + tile_n), reads=reads)
+        groups=tiles_m * tiles_n * product.batch, workgroup_size=tile_m * tile_n // 16, workgroup_nbytes=step * (tile_m + tile_n),
+        reads=reads)
 
 
 def _shift(node: BoundNode, side: Side) -> int:

@@ -14,7 +14,7 @@ from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, ker
 from ort_gpu_ep.symbolic import same
 from ort_gpu_ep.types import ANY, FLOAT32, TensorType
 
-LANES = 128
+WORKGROUP_SIZE = 128
 
 MOST = 15
 """Tensors that one dispatch joins or splits, where the adapter binds as many: each element looks for its own among them."""
@@ -81,8 +81,8 @@ def concat(node: BoundNode) -> Lowering:
         vectors = [*(f"x{k}" for k in range(last - first)), "y"] if consts["VECTORS"] else []
         reads = {f"x{k}": part.source for k, part in enumerate(parts[first:last])}
         kernels.append(kernel(
-            "concat.wgsl", [out], consts={**consts, "OUT_ROW": consts.pop("WHOLE_ROW")}, groups=groups, lanes=LANES, vectors=vectors,
-            raw=moves_bits(node) and not vectors, reads=reads, writes={"y": 0}))
+            "concat.wgsl", [out], consts={**consts, "OUT_ROW": consts.pop("WHOLE_ROW")}, groups=groups, workgroup_size=WORKGROUP_SIZE,
+            vectors=vectors, raw=moves_bits(node) and not vectors, reads=reads, writes={"y": 0}))
     return Lowering((out,), tuple(kernels))
 
 
@@ -115,7 +115,7 @@ def _rows(whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last
     for k, n in enumerate(sizes[first:last]):
         end += n
         consts |= {f"SIZE{k}": n // unit, f"END{k}": end // unit}
-    return consts, -(-total // LANES)
+    return consts, -(-total // WORKGROUP_SIZE)
 
 
 def _joined(node: BoundNode, out: TensorType, axis: int, parts: list[_Part]) -> Lowering:
@@ -153,8 +153,9 @@ def split(node: BoundNode) -> Lowering:
         names = [f"y{k}" for k in range(last - first)]
         vectors = ["x", *names] if consts["VECTORS"] else []
         kernels.append(kernel(
-            "split.wgsl", outputs[first:last], consts={**consts, "IN_ROW": consts.pop("WHOLE_ROW")}, groups=groups, lanes=LANES,
-            raw=not vectors, vectors=vectors, reads={"x": 0}, writes={name: first + k for k, name in enumerate(names)}))
+            "split.wgsl", outputs[first:last], consts={**consts, "IN_ROW": consts.pop("WHOLE_ROW")}, groups=groups,
+            workgroup_size=WORKGROUP_SIZE, raw=not vectors, vectors=vectors, reads={"x": 0},
+            writes={name: first + k for k, name in enumerate(names)}))
     return Lowering(outputs, tuple(kernels))
 
 

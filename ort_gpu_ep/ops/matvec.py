@@ -14,9 +14,9 @@ from ort_gpu_ep.types import TensorType
 SPLITS = 32
 """Parts of K, at most."""
 
-LANES = 128
+WORKGROUP_SIZE = 128
 """matvec.wgsl: invocations of a workgroup."""
-COLUMN_LANES = 8
+COLUMN_THREADS = 8
 """How many of them read neighbouring columns, where not K but the columns are contiguous: 32 bytes, a memory sector."""
 SIDES = (8, 32)
 """matvec_columns.wgsl: likewise, in vectors of 16 bytes."""
@@ -97,37 +97,37 @@ def choose(target: Target, key: str, estimates: Mapping[str, float]) -> Choice:
 
 
 def _any(given: VectorProduct, out: TensorType) -> Kernel:
-    side = 1 if given.wide.k == 1 else COLUMN_LANES
+    side = 1 if given.wide.k == 1 else COLUMN_THREADS
     blocks = -(-given.count // (4 * side))
-    split = given.split(blocks, LANES // side)
+    split = given.split(blocks, WORKGROUP_SIZE // side)
     return kernel(
         "matvec.wgsl", [out],
         consts={"COUNT": given.count, "K": given.k, "BATCH": given.batch, "BLOCKS": blocks, "SIDE": side, "SPLIT": split,
                 "PART": -(-given.k // split), "W_OUTER": given.wide.outer, "W_K": given.wide.k, "V_K": given.vector.k},
         indices={"w_base": given.wide.base, "v_base": given.vector.base},
-        groups=given.batch * blocks * split, lanes=LANES, workgroup_nbytes=16 * LANES,
+        groups=given.batch * blocks * split, workgroup_size=WORKGROUP_SIZE, workgroup_nbytes=16 * WORKGROUP_SIZE,
         reads={"w": given.wide.source, "v": given.vector.source})
 
 
 def _any_ns(given: VectorProduct) -> float:
     """Memory as fast as single elements are read; where it is split, another dispatch adds up."""
     by = given.target.figures
-    side = 1 if given.wide.k == 1 else COLUMN_LANES
-    split = given.split(-(-given.count // (4 * side)), LANES // side)
+    side = 1 if given.wide.k == 1 else COLUMN_THREADS
+    split = given.split(-(-given.count // (4 * side)), WORKGROUP_SIZE // side)
     return float(by.matvec_launch_ns + given.nbytes / by.matvec_bytes_per_ns + (by.dispatch_ns if split > 1 else 0))
 
 
 def _rows(given: VectorProduct, out: TensorType, rows: int) -> Kernel:
     blocks = -(-given.count // rows)
     subgroups = given.target.limits.allow("matvec_rows.wgsl", "subgroup")
-    lanes = 32 * rows
+    workgroup_size = 32 * rows
     return kernel(
         "matvec_rows.wgsl", [out],
         consts={"COUNT": given.count, "K4": given.k // 4, "BATCH": given.batch, "BLOCKS": blocks, "ROWS": rows, "SPLIT": 1,
                 "W_OUTER4": given.wide.outer // 4, "SUBGROUPS": subgroups},
-        indices={"w_base": given.wide.base, "v_base": given.vector.base}, groups=given.batch * blocks, lanes=lanes,
-        workgroup_nbytes=0 if subgroups else 4 * lanes, reads={"w": given.wide.source, "v": given.vector.source}, vectors=("w", "v"),
-        features=("subgroup",) if subgroups else ())
+        indices={"w_base": given.wide.base, "v_base": given.vector.base}, groups=given.batch * blocks, workgroup_size=workgroup_size,
+        workgroup_nbytes=0 if subgroups else 4 * workgroup_size, reads={"w": given.wide.source, "v": given.vector.source},
+        vectors=("w", "v"), features=("subgroup",) if subgroups else ())
 
 
 def _rows_ns(given: VectorProduct, rows: int) -> float:
@@ -139,14 +139,15 @@ def _rows_ns(given: VectorProduct, rows: int) -> float:
 
 
 def _columns(given: VectorProduct, out: TensorType, side: int) -> Kernel:
-    lanes = min(256, given.target.limits.max_invocations)
+    workgroup_size = min(256, given.target.limits.max_invocations)
     blocks, split = _columns_grid(given, side)
     return kernel(
         "matvec_columns.wgsl", [out],
         consts={"COUNT4": given.count // 4, "K": given.k, "BATCH": given.batch, "BLOCKS": blocks, "SIDE": side, "SPLIT": split,
                 "PART": -(-given.k // split), "W_K4": given.wide.k // 4, "V_K": given.vector.k},
-        indices={"w_base": given.wide.base, "v_base": given.vector.base}, groups=given.batch * blocks * split, lanes=lanes,
-        workgroup_nbytes=16 * lanes, reads={"w": given.wide.source, "v": given.vector.source}, vectors=("w", "y"))
+        indices={"w_base": given.wide.base, "v_base": given.vector.base}, groups=given.batch * blocks * split,
+        workgroup_size=workgroup_size, workgroup_nbytes=16 * workgroup_size, reads={"w": given.wide.source, "v": given.vector.source},
+        vectors=("w", "y"))
 
 
 def _columns_grid(given: VectorProduct, side: int) -> tuple[int, int]:

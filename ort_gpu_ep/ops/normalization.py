@@ -42,8 +42,8 @@ def _normalize(node: BoundNode, rows: Rows, indices: dict[str, Strided], *, spre
         if f"{name}_index" not in indices:
             indices = {**indices, f"{name}_index": nowhere}
     return kernel(
-        "normalize.wgsl", [node.input(0).type], consts=consts, indices={**rows.indices, **indices}, groups=rows.groups, lanes=rows.lanes,
-        workgroup_nbytes=4 * rows.lanes, writes={"y": 0})
+        "normalize.wgsl", [node.input(0).type], consts=consts, indices={**rows.indices, **indices}, groups=rows.groups,
+        workgroup_size=rows.workgroup_size, workgroup_nbytes=4 * rows.workgroup_size, writes={"y": 0})
 
 
 MOST_HELD = 8
@@ -73,7 +73,7 @@ def _by_fours(node: BoundNode, *, rms: bool, epsilon: float) -> Kernel | None:
     consts: dict[str, Const] = {
         "COUNT": count, "N4": n // 4, "PER_GROUP": 4, "HELD": held, "EPSILON": epsilon, "RMS": rms, "SUBGROUPS": subgroups}
     return kernel(
-        "normalize_rows.wgsl", [x.type], consts=consts, groups=-(-count // 4), lanes=128, workgroup_nbytes=0 if subgroups else 512,
+        "normalize_rows.wgsl", [x.type], consts=consts, groups=-(-count // 4), workgroup_size=128, workgroup_nbytes=0 if subgroups else 512,
         reads=names, writes={"y": 0}, vectors=(*names, "y"), features=("subgroup",) if subgroups else (), choice=choice)
 
 
@@ -117,8 +117,8 @@ def layer_normalization(node: BoundNode) -> Kernel | Lowering:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"LayerNormalization with stash_type {node.attr('stash_type')}; taken: 1")
     stats = TensorType(FLOAT32, reduced_shape(x.shape, axes, True))
     moments = kernel(
-        "row_moments.wgsl", [stats, stats], consts={**rows.consts, "EPSILON": epsilon}, groups=rows.groups, lanes=rows.lanes,
-        workgroup_nbytes=4 * rows.lanes, reads={"x": 0}, writes={"mean": 1, "inv_std": 2})
+        "row_moments.wgsl", [stats, stats], consts={**rows.consts, "EPSILON": epsilon}, groups=rows.groups,
+        workgroup_size=rows.workgroup_size, workgroup_nbytes=4 * rows.workgroup_size, reads={"x": 0}, writes={"mean": 1, "inv_std": 2})
     return Lowering((x.type, stats, stats), (main, moments))
 
 

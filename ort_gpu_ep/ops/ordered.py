@@ -10,7 +10,7 @@ from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.types import ANY, BOOL, INT64, NUMBERS, UINT32, UINT64, DType, TensorType
 
-MAX_LANES = 256
+MAX_WORKGROUP_SIZE = 256
 SUMMED = (*NUMBERS, UINT32, UINT64)
 
 RUN = 1024
@@ -56,9 +56,9 @@ def cum_prod(node: BoundNode) -> Kernel:
 def _cumulative(node: BoundNode, product: bool) -> Kernel:
     x = node.input(0)
     outer, n, inner = around(x.shape, axis_of(node, number_of(node, 1), x.rank))
-    lanes = min(MAX_LANES, max(32, _power_of_two(hint(n))))
+    workgroup_size = min(MAX_WORKGROUP_SIZE, max(32, _power_of_two(hint(n))))
     return kernel(
-        "cumulative.wgsl", [x.type], groups=outer * inner, lanes=lanes, workgroup_nbytes=lanes * x.dtype.nbytes,
+        "cumulative.wgsl", [x.type], groups=outer * inner, workgroup_size=workgroup_size, workgroup_nbytes=workgroup_size * x.dtype.nbytes,
         consts={"N": n, "INNER": inner, "EXCLUSIVE": bool(node.attr("exclusive")), "REVERSE": bool(node.attr("reverse")),
                 "PRODUCT": product})
 
@@ -104,7 +104,8 @@ def _ordered(node: BoundNode, shape: tuple[int, int, int], k: int) -> tuple[list
         kernel("topk_keys.wgsl", [keys], indices={"place": Strided((outer, inner, n), (n * inner, 1, inner))}, raw=True,
                consts={"LARGEST": largest, **_key_consts(node.input(0).dtype)}, reads={"x": 0}, writes={"keys": "keys"}),
         kernel("topk_sort.wgsl", [order], consts={"N": n, "RUN": run, "RUNS": runs, "KEEP": length}, groups=lines * runs,
-               lanes=min(MAX_LANES, run), workgroup_nbytes=12 * run, raw=True, reads={"keys": "keys"}, writes={"order": "order0"})]
+               workgroup_size=min(MAX_WORKGROUP_SIZE, run), workgroup_nbytes=12 * run, raw=True, reads={"keys": "keys"},
+               writes={"order": "order0"})]
     while runs > 1:
         keep, source, name = min(k, 2 * length), temps[-1][0], f"order{len(temps) - 1}"
         order = TensorType(UINT32, (lines, -(-runs // 2), keep))

@@ -19,7 +19,7 @@ from ort_gpu_ep.types import FLOAT32, UINT32, TensorType
 
 MAX_VECTORS = 4
 """Columns of activations that packed_matvec.wgsl takes: more are worth a tile."""
-VECTOR_LANES = 64
+VECTOR_WORKGROUP_SIZE = 64
 ROWS = 4
 """packed_matvec.wgsl: rows of a workgroup, which share each read of the activations."""
 SPARSE_TEAMS = {32: 128, 8: 64, 1: 64}
@@ -143,15 +143,16 @@ def lower_sparse(
              if team == max(SPARSE_TEAMS) or (team >= count and _sparse_loops(k, team) <= node.target.limits.max_loop_iterations)}
     choice = choose(node.target, f"sparse {rows} x {k}, {node.input(1).size} entries", teams)
     team = int(choice.form.split()[1])
-    lanes = SPARSE_TEAMS[team]
+    workgroup_size = SPARSE_TEAMS[team]
     reads: dict[str, int | str] = {"entries": 1, "starts": 3, "x": columns.source, "table": 2, **({"c": bias[0]} if bias else {})}
     return kernel(
         "sparse_matvec.wgsl", [out], consts={
             "N": rows, "K": k, "ENTRIES": node.input(1).size, "COLS": count, "TEAM": team, "X_COL": columns.column, "X_K": columns.k,
             "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
             "ALPHA": float(alpha), "BETA": float(beta)},
-        indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(rows, lanes // team), lanes=lanes,
-        workgroup_nbytes=4 * lanes * (1 + count) + 2048, reads=reads, writes={"y": 0}, choice=choice)
+        indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(rows, workgroup_size // team),
+        workgroup_size=workgroup_size, workgroup_nbytes=4 * workgroup_size * (1 + count) + 2048, reads=reads, writes={"y": 0},
+        choice=choice)
 
 
 def choose(target: Target, key: str, estimates: Mapping[str, float]) -> Choice:
@@ -233,10 +234,10 @@ def _matvec(node: BoundNode, weights: Weights, columns: Columns, rows: _Rows, ou
     share = 1 << share.bit_length() - 1
     return kernel(
         "packed_matvec.wgsl", [out],
-        consts={"COLS": count, "ROWS": share, "VEC": max(1, min(rows.bits // 2, rows.words // VECTOR_LANES)), "X4": x4,
+        consts={"COLS": count, "ROWS": share, "VEC": max(1, min(rows.bits // 2, rows.words // VECTOR_WORKGROUP_SIZE)), "X4": x4,
                 "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column, "Y_ROW": columns.y_row},
-        groups=ceil_div(weights.rows, share), lanes=VECTOR_LANES,
-        workgroup_nbytes=4 * VECTOR_LANES * share * count + (8192 if weights.codebook else 4), vectors=["x"] if x4 else [])
+        groups=ceil_div(weights.rows, share), workgroup_size=VECTOR_WORKGROUP_SIZE,
+        workgroup_nbytes=4 * VECTOR_WORKGROUP_SIZE * share * count + (8192 if weights.codebook else 4), vectors=["x"] if x4 else [])
 
 
 def _product(weights: Weights, columns: Columns, rows: _Rows, out: TensorType) -> Kernel:
@@ -249,5 +250,5 @@ def _product(weights: Weights, columns: Columns, rows: _Rows, out: TensorType) -
                 "GROUPS_X": weights.groups, "X_BATCH": columns.batch, "X_GROUP": columns.group, "X_COL": columns.column, "X_K": columns.k,
                 "X_K_FAST": not is_symbolic(columns.k) and columns.k == 1 and not columns.window, "Y_COL": columns.y_column,
                 "Y_ROW": columns.y_row, "Y_OUTER": columns.y_outer, "IM2COL": bool(columns.window), **(columns.window or NO_WINDOW)},
-        groups=tiles_n * tiles_j * columns.batches * weights.groups, lanes=TILE_ROWS * tile // 16,
+        groups=tiles_n * tiles_j * columns.batches * weights.groups, workgroup_size=TILE_ROWS * tile // 16,
         workgroup_nbytes=4 * step * (TILE_ROWS + tile) + (4 << weights.bits if weights.codebook else 0))

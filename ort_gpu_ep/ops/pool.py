@@ -12,7 +12,7 @@ from ort_gpu_ep.symbolic import same
 from ort_gpu_ep.types import FLOAT32, FLOATS, INT8, INT64, UINT8, TensorType
 
 MAX_SPATIAL = 3
-LANES = 128
+WORKGROUP_SIZE = 128
 
 record(
     "pool.wgsl", "pool", loop_bound=lambda k: k.nested("K0", "K1", "K2") * k["P"],
@@ -99,8 +99,8 @@ def _fours(node: BoundNode, *, highest: bool, count_pad: bool) -> Kernel:
     consts: dict[str, Const] = {
         "TOTAL": out.size // 4, "INNER": out.shape[-1] // 4, "MAX": highest, "COUNT_PAD": count_pad, **_consts(axes)}
     return kernel(
-        "pool_last.wgsl", [out], consts=consts, groups=ceil_div(out.size, 4 * LANES), lanes=LANES, vectors=("x", "y"), reads={"x": 0},
-        writes={"y": 0})
+        "pool_last.wgsl", [out], consts=consts, groups=ceil_div(out.size, 4 * WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE,
+        vectors=("x", "y"), reads={"x": 0}, writes={"y": 0})
 
 
 def _pool(node: BoundNode, *, highest: bool = False, mean: bool = False, count_pad: bool = False, p: int = 1) -> Kernel:

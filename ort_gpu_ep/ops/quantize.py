@@ -13,7 +13,7 @@ from ort_gpu_ep.types import FLOAT32, INT8, INT32, PACKED_INTS, UINT8, DType, Te
 BYTES = (UINT8, INT8)
 CODES = (*BYTES, INT32, *PACKED_INTS)
 NO_BLOCKS: dict[str, Const] = {"BLOCK": 0, "SIZE": 1, "BLOCKS": 1, "INNER": 1}
-LANES = 256
+WORKGROUP_SIZE = 256
 """WebGPU's guaranteed workgroup size."""
 MAX_PARTS = 128
 """Parts of a tensor whose ranges are found at the same time: enough to fill a large GPU."""
@@ -100,12 +100,12 @@ def _blocks(node: BoundNode) -> dict[str, Const]:
 def dynamic_quantize_linear(node: BoundNode) -> Lowering:
     """y = saturate(round(x / scale) + zero point), with the scale (max - min) / 255 of x and zero."""
     x = node.input(0)
-    parts = max(1, min(MAX_PARTS, -(-hint(x.size) // LANES)))
+    parts = max(1, min(MAX_PARTS, -(-hint(x.size) // WORKGROUP_SIZE)))
     ranges = TensorType(FLOAT32, (parts, 2))
     types = (TensorType(UINT8, x.shape), TensorType(FLOAT32, ()), TensorType(UINT8, ()))
     kernels = [kernel(
-        "quantize_range.wgsl", [ranges], consts={"SIZE": x.size}, groups=parts, lanes=LANES, workgroup_nbytes=8 * LANES,
-        reads={"x": 0}, writes={"range": "range"})]
+        "quantize_range.wgsl", [ranges], consts={"SIZE": x.size}, groups=parts, workgroup_size=WORKGROUP_SIZE,
+        workgroup_nbytes=8 * WORKGROUP_SIZE, reads={"x": 0}, writes={"range": "range"})]
     targets = [("scale", types[1]), ("zp", types[2]), *((i, types[i]) for i in (1, 2) if node.wants(i))]
     for target, tensor in targets:   # the temporaries again as outputs: a kernel can't read an output
         kernels.append(kernel(

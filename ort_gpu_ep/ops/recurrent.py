@@ -13,7 +13,7 @@ from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, RNN, Cell, Sizes, output_t
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INT32, TensorType
 
-LANES = 256
+WORKGROUP_SIZE = 256
 """WebGPU's guaranteed workgroup size."""
 MAX_SLICES = 8
 """More parts of one sum cost more in adding them up than they save."""
@@ -117,15 +117,15 @@ def steps_of(node: BoundNode, cell: Cell, sizes: Sizes) -> tuple[Kernel, tuple[t
         **activations_of(node, cell, sizes),
         **{f"WANT_{name.upper()}": w for name, w in wanted.items()}}
     steps = kernel(
-        "recurrent.wgsl", types, consts=consts, groups=sizes.directions * sizes.batch, lanes=int(work["WIDTH"]) * int(work["SLICES"]),
-        workgroup_nbytes=4 * state_size + 16 * parts, reads=reads, writes=writes)
+        "recurrent.wgsl", types, consts=consts, groups=sizes.directions * sizes.batch,
+        workgroup_size=int(work["WIDTH"]) * int(work["SLICES"]), workgroup_nbytes=4 * state_size + 16 * parts, reads=reads, writes=writes)
     return steps, tuple((f"no_{name}", nothing) for name, w in wanted.items() if not w)
 
 
 def work_of(node: BoundNode, cell: Cell, hidden: int) -> dict[str, Const]:
     """How a workgroup shares the hidden units, and each unit's sum, among its lanes; sizes of its memory in elements."""
-    width = min(hidden, LANES)
-    span = -(-hidden // max(1, min(LANES // width, MAX_SLICES, hidden // 4)))
+    width = min(hidden, WORKGROUP_SIZE)
+    span = -(-hidden // max(1, min(WORKGROUP_SIZE // width, MAX_SLICES, hidden // 4)))
     slices = -(-hidden // span)
     vectors = 3 if cell is GRU and not node.attr("linear_before_reset") else 2
     return {"WIDTH": width, "SLICES": slices, "STATE_SIZE": vectors * hidden, "PARTS": width * slices if slices > 1 else 1}

@@ -58,12 +58,12 @@ class Shares:
         return -(-(max(self.inputs, self.state if self.layers > 1 else 0) + self.state) // 4)
 
     @property
-    def lanes(self) -> int:
+    def workgroup_size(self) -> int:
         return 4 * self.hidden * self.layers
 
     def nbytes(self, quads: bool) -> int:
         """Of workgroup memory."""
-        return 16 * (2 * (self.inputs + self.layers * self.state) + (0 if quads else self.lanes))
+        return 16 * (2 * (self.inputs + self.layers * self.state) + (0 if quads else self.workgroup_size))
 
 
 def form_of(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1) -> Choice:
@@ -83,8 +83,9 @@ def _fits(node: BoundNode, cell: Cell, sizes: Sizes, layers: int, form: str) -> 
     registers = 16 * shares.vectors + OTHER_REGISTERS
     return (
         limits.allow(SHADER) and limits.allow(PACKING) and _is_plain(node, cell)
-        and registers <= figures.lane_registers and registers * shares.lanes <= figures.registers
-        and shares.inputs <= shares.lanes <= limits.max_invocations and shares.nbytes(_quads(node.target)) <= limits.max_workgroup_nbytes)
+        and registers <= figures.lane_registers and registers * shares.workgroup_size <= figures.registers
+        and shares.inputs <= shares.workgroup_size <= limits.max_invocations
+        and shares.nbytes(_quads(node.target)) <= limits.max_workgroup_nbytes)
 
 
 def _is_plain(node: BoundNode, cell: Cell) -> bool:
@@ -109,7 +110,7 @@ def _shares(sizes: Sizes, layers: int, form: str) -> Shares:
 def _estimate_ns(target: Target, sizes: Sizes, layers: int, form: str) -> float:
     """A step: the exchange, the activations and the barrier, then the vectors that its subgroups read."""
     by, shares = target.figures, _shares(sizes, layers, form)
-    step_ns = by.held_step_ns + by.held_vector_ns * shares.vectors * shares.lanes / 32
+    step_ns = by.held_step_ns + by.held_vector_ns * shares.vectors * shares.workgroup_size / 32
     product_ns = by.dispatch_ns + by.input_ns if form == PRODUCT else 0
     return float(_rounds(target, sizes) * (hint(sizes.steps) + layers - 1) * step_ns + product_ns)
 
@@ -176,7 +177,7 @@ def _steps(node: BoundNode, cell: Cell, sizes: Sizes, shares: Shares, layers: tu
     types = output_types(node, sizes)
     return kernel(
         "recurrent_held.wgsl", [types[i] for i in wanted.values()], consts=consts, groups=sizes.directions * sizes.batch,
-        lanes=shares.lanes, workgroup_nbytes=shares.nbytes(quads), reads=reads, writes=wanted,
+        workgroup_size=shares.workgroup_size, workgroup_nbytes=shares.nbytes(quads), reads=reads, writes=wanted,
         vectors=[f"packed{k}" for k in range(len(layers))], features=["subgroup"] if quads else [])
 
 

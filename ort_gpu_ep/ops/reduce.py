@@ -14,7 +14,7 @@ from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering
 from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.types import BOOL, FLOATS, INT8, INT32, INT64, NUMBERS, UINT8, UINT32, DType, Shape, TensorType
 
-LANES = 256
+WORKGROUP_SIZE = 256
 """Invocations a workgroup: WebGPU's guaranteed maximum."""
 
 BUSY = 1 << 16
@@ -46,11 +46,11 @@ class Rows:
     adjacent: bool
     start: Strided
     step: Strided
-    lanes: int = LANES
+    workgroup_size: int = WORKGROUP_SIZE
 
     @property
     def groups(self) -> int:
-        return -(-self.count * self.team // self.lanes)
+        return -(-self.count * self.team // self.workgroup_size)
 
     @property
     def consts(self) -> dict[str, Const]:
@@ -76,7 +76,7 @@ def rows_of(shape: Shape, axes: Sequence[int]) -> Rows:
 def team_of(count: int, length: int, adjacent: bool) -> int:
     """Invocations a row, a power of two: an element or more for each, enough of them to fill the GPU."""
     count, length, team = hint(count), hint(length), 1
-    while team < LANES and 4 * team < length and (not adjacent or count * team < BUSY):
+    while team < WORKGROUP_SIZE and 4 * team < length and (not adjacent or count * team < BUSY):
         team *= 2
     return team
 
@@ -156,7 +156,7 @@ def _folded(rows: Rows, fold: Fold, out: TensorType, p: int, source: int | str =
     """Few long rows in two steps, the first over pieces of them."""
     if rows.count == 0 or hint(rows.length) < LONG or hint(rows.count) * rows.team >= BUSY:
         return Lowering((out,), (_fold(rows, fold, out, p, rows.length, source, target),))
-    parts = min(-(-hint(rows.length) // (LONG // 8)), max(1, BUSY // (hint(rows.count) * LANES)) * 2)
+    parts = min(-(-hint(rows.length) // (LONG // 8)), max(1, BUSY // (hint(rows.count) * WORKGROUP_SIZE)) * 2)
     piece = -(-rows.length // parts)
     parts = -(-rows.length // piece)
     pieces = TensorType(out.dtype, (rows.count * parts,))
@@ -174,8 +174,8 @@ def _fold(
         **rows.consts, "PARTS": max(1, -(-length // rows.length)), "LENGTH": length, "COUNT": mean_of or length, "P": p,
         "FOLD": fold.fold, "PREPARE": fold.prepare, "FINISH": fold.finish, "FLOAT": out.dtype in FLOATS}
     return kernel(
-        "reduce.wgsl", [out], consts=consts, indices=rows.indices, groups=rows.groups, lanes=rows.lanes,
-        workgroup_nbytes=rows.lanes * 8, reads={"x": source}, writes={"y": target})
+        "reduce.wgsl", [out], consts=consts, indices=rows.indices, groups=rows.groups, workgroup_size=rows.workgroup_size,
+        workgroup_nbytes=rows.workgroup_size * 8, reads={"x": source}, writes={"y": target})
 
 
 def _empty(node: BoundNode, fold: Fold, out: TensorType) -> Kernel:
@@ -226,8 +226,8 @@ def reduce_log_sum_exp(node: BoundNode) -> Kernel:
     if rows.length == 0:
         return kernel("reduce_empty.wgsl", [out], consts={"KIND": 2}, reads={})
     return kernel(
-        "softmax.wgsl", [out], consts={"KIND": 2, **rows.consts}, indices=rows.indices, groups=rows.groups, lanes=rows.lanes,
-        workgroup_nbytes=4 * rows.lanes)
+        "softmax.wgsl", [out], consts={"KIND": 2, **rows.consts}, indices=rows.indices, groups=rows.groups,
+        workgroup_size=rows.workgroup_size, workgroup_nbytes=4 * rows.workgroup_size)
 
 
 def _global(node: BoundNode, fold: Fold, p: int = 1) -> Kernel | Lowering:
@@ -269,8 +269,8 @@ def _arg(node: BoundNode, largest: bool) -> Kernel:
     out = TensorType(INT64, reduced_shape(x.shape, (axis,), bool(node.attr("keepdims"))))
     consts: dict[str, Const] = {**rows.consts, "LARGEST": largest, "LAST": bool(node.attr("select_last_index"))}
     return kernel(
-        "arg_reduce.wgsl", [out], consts=consts, indices=rows.indices, groups=rows.groups, lanes=rows.lanes,
-        workgroup_nbytes=12 * rows.lanes)
+        "arg_reduce.wgsl", [out], consts=consts, indices=rows.indices, groups=rows.groups, workgroup_size=rows.workgroup_size,
+        workgroup_nbytes=12 * rows.workgroup_size)
 
 
 @op("ArgMax", dtypes={"T": (*NUMBERS, INT8, UINT8)}, bindings="x -> y")

@@ -16,7 +16,7 @@ from ort_gpu_ep.types import ANY, INTS, NUMBERS, UINT32, Shape, TensorType, name
 TILE = 4096
 """Places that a workgroup of scatter_owner.wgsl looks after: 4 bytes each, in WebGPU's 16 KiB of workgroup memory."""
 
-LANES = 256
+WORKGROUP_SIZE = 256
 
 MAX_COMPARISONS = 1 << 31
 """Of an update's place with others; more would run for seconds on a slow adapter."""
@@ -115,7 +115,8 @@ def _replacing(out: TensorType, owners: TensorType, scatter: _Scatter) -> tuple[
     tile = TILE if is_symbolic(owners.size) else min(TILE, owners.size)
     own = kernel(
         "scatter_owner.wgsl", [owners], consts={"ROWS": owners.size, "UPDATES": scatter.updates, "TILE": tile},
-        groups=-(-owners.size // tile), lanes=LANES, workgroup_nbytes=4 * tile, reads={"places": "places"}, writes={"owners": "owners"})
+        groups=-(-owners.size // tile), workgroup_size=WORKGROUP_SIZE, workgroup_nbytes=4 * tile, reads={"places": "places"},
+        writes={"owners": "owners"})
     take = kernel("scatter_replace.wgsl", [out], consts={"ROW": scatter.row}, raw=True, reads={"x": 0, "updates": 2, "owners": "owners"})
     return own, take
 

@@ -35,7 +35,7 @@ def _softmax(node: BoundNode, kind: int) -> Kernel:
     rows: Rows = rows_of(shape, (axis,))
     return kernel(
         "softmax.wgsl", [node.input(0).type], consts={"KIND": kind, **rows.consts}, indices=rows.indices, groups=rows.groups,
-        lanes=rows.lanes, workgroup_nbytes=4 * rows.lanes)
+        workgroup_size=rows.workgroup_size, workgroup_nbytes=4 * rows.workgroup_size)
 
 
 def _layout(node: BoundNode) -> ChannelsLast | None:

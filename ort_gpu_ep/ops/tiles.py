@@ -40,7 +40,7 @@ class Tile:
         return self.m // self.own_m * (self.n // self.own_n)
 
     @property
-    def lanes(self) -> int:
+    def workgroup_size(self) -> int:
         return self.team * self.slices
 
     @property
@@ -63,7 +63,7 @@ class Tile:
         return max(2 * self.fours * (self.m + self.row), sums)
 
     def fits(self, limits: Limits) -> bool:
-        return self.lanes <= limits.max_invocations and 16 * self.shared <= limits.max_workgroup_nbytes
+        return self.workgroup_size <= limits.max_invocations and 16 * self.shared <= limits.max_workgroup_nbytes
 
 
 TILES = (
@@ -291,14 +291,14 @@ def _kernel(product: TiledProduct, tile: Tile, split: int, per: int, weights: in
         "ROWS": product.rows, "M": product.m, "M4": product.m // 4, "C4": fours, "KQ": product.fours,
         "STEPS": ceil_div(product.fours, tile.fours), "PER": per, "SPLIT": split, "LAST": False, "ALPHA": product.alpha,
         "TM": tile.m, "TN": tile.n, "TQ": tile.fours, "MM": tile.own_m, "NN": tile.own_n, "SLICES": tile.slices, "TEAM": tile.team,
-        "TX": tile.n // tile.own_n, "TY": tile.m // tile.own_m, "A_LOADS": tile.fours * tile.m // tile.lanes,
-        "B_LOADS": tile.fours * tile.n // tile.lanes, "A_SIZE": tile.fours * tile.m, "B_ROW": tile.row, "BUFFER": pack,
+        "TX": tile.n // tile.own_n, "TY": tile.m // tile.own_m, "A_LOADS": tile.fours * tile.m // tile.workgroup_size,
+        "B_LOADS": tile.fours * tile.n // tile.workgroup_size, "A_SIZE": tile.fours * tile.m, "B_ROW": tile.row, "BUFFER": pack,
         "SHARED": tile.shared, "ROUNDS": tile.rounds, "EACH": outputs // tile.rounds,
         "OUTPUTS": outputs // tile.slices if tile.slices > 1 else outputs, "AT_ONCE": max(1, 24 // outputs * tile.slices),
         "POINTWISE": product.pointwise, "STRIDED": product.strided, "PLANES": product.planes > 0, "CHANNELS": product.planes,
         "TAPS": not product.pointwise and not product.planes and fours % tile.fours == 0, **product.window}
     vectors = ("w", "y", *(() if product.planes else ("x",)), *(() if product.bias is None or split > 1 else ("c",)))
     return kernel(
-        "product.wgsl", [], consts=consts, lanes=tile.lanes, workgroup_nbytes=16 * tile.shared,
+        "product.wgsl", [], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=16 * tile.shared,
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split), reads={"x": 0, "w": weights}, vectors=vectors,
         choice=choice)

@@ -13,7 +13,7 @@ from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.types import FLOAT32, INT32, Shape, TensorType
 
 DOMAIN = "ort_gpu_ep.training"
-LANES, MAX_SLICES = 256, 8
+WORKGROUP_SIZE, MAX_SLICES = 256, 8
 
 
 def _loop_bound(k: KernelCall) -> int:
@@ -33,7 +33,7 @@ record(
     "max_pool_gradient.wgsl", "pool", loop_bound=lambda k: _windows(k, 0) * (1 + _windows(k, 1) * (1 + _windows(k, 2))),
     flops=lambda k: 2 * k.size("dx") * _windows(k, 0) * _windows(k, 1) * _windows(k, 2))
 record(
-    "depthwise_weight_gradient.wgsl", "direct", loop_bound=lambda k: ceil_div(k["N"] * k["OUT0"] * k["OUT1"], LANES) + 9,
+    "depthwise_weight_gradient.wgsl", "direct", loop_bound=lambda k: ceil_div(k["N"] * k["OUT0"] * k["OUT1"], WORKGROUP_SIZE) + 9,
     flops=lambda k: 2 * k["N"] * k["OUT0"] * k["OUT1"] * k.size("dw"))
 record("cross_entropy.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
 
@@ -67,13 +67,13 @@ def _backward(node: BoundNode, cell: int, gates: int, states: int) -> Kernel:
         3: [sequence, state, wide, sequence, (2 * hidden, hidden), (hidden, hidden)]}
     _check(node, shapes[cell], "float32, shapes as the function's body has them, none empty")
     count = (2 if cell == 3 else gates) * hidden
-    width = min(-(-hidden // 32) * 32, LANES)
-    slices = max(1, min(LANES // width, MAX_SLICES, count // 4))
+    width = min(-(-hidden // 32) * 32, WORKGROUP_SIZE)
+    slices = max(1, min(WORKGROUP_SIZE // width, MAX_SLICES, count // 4))
     consts = {"CELL": cell, "T": steps, "B": batch, "H": hidden, "GATES": gates, "COUNT": count, "WIDTH": width, "SLICES": slices}
-    lanes = width * slices
+    workgroup_size = width * slices
     return kernel(
         "recurrent_backward.wgsl", [TensorType(FLOAT32, wide), *[TensorType(FLOAT32, state)] * states], consts=consts, groups=batch,
-        lanes=lanes, workgroup_nbytes=4 * (gates * hidden + (lanes if slices > 1 else 0)))
+        workgroup_size=workgroup_size, workgroup_nbytes=4 * (gates * hidden + (workgroup_size if slices > 1 else 0)))
 
 
 @op("LSTMBackward", domain=DOMAIN, dtypes={}, bindings="dy dht dct gates cells before r -> da dh0 dc0")
@@ -159,7 +159,7 @@ def depthwise_weight_gradient(node: BoundNode) -> Kernel:
     taps = (consts["K0"], consts["K1"])
     return kernel(
         "depthwise_weight_gradient.wgsl", [TensorType(FLOAT32, (channels, 1, *taps))], consts=consts, groups=channels * taps[0] * taps[1],
-        lanes=LANES, workgroup_nbytes=4 * LANES)
+        workgroup_size=WORKGROUP_SIZE, workgroup_nbytes=4 * WORKGROUP_SIZE)
 
 
 @op("ConvWeightGradient", domain=DOMAIN, dtypes={}, bindings="b a c? -> y")
@@ -195,5 +195,5 @@ def softmax_cross_entropy(node: BoundNode) -> Kernel:
     team = rows_of(z.shape, (1,))
     consts = {"ROWS": rows[0], "N": z.shape[1], "TEAM": team.consts["TEAM"]}
     return kernel(
-        "cross_entropy.wgsl", [TensorType(FLOAT32, rows), z.type], consts=consts, groups=team.groups, lanes=team.lanes,
-        workgroup_nbytes=4 * team.lanes)
+        "cross_entropy.wgsl", [TensorType(FLOAT32, rows), z.type], consts=consts, groups=team.groups, workgroup_size=team.workgroup_size,
+        workgroup_nbytes=4 * team.workgroup_size)

@@ -2,7 +2,7 @@
 // Expects: p, grad, mean, square [N], hyper [3] (rate, root, kept); BETA1, BETA2, REST1, REST2 (1 - beta), EPSILON, N.
 // Writes new_p, new_mean, new_square [N]. Source: the body of AdamUpdate in training/functions.py.
 fn group_main(group: u32, lane: u32) {
-    let i = group * LANES + lane;
+    let i = group * WORKGROUP_SIZE + lane;
     if (i >= N) { return; }
     let g = grad_at(i);
     let m = mean_at(i) * BETA1 + g * REST1;

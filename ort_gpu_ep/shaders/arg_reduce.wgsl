@@ -1,11 +1,11 @@
-// y[row] = position of the row's maximum (or minimum). TEAM invocations of a workgroup share a row; it has LANES / TEAM rows.
+// y[row] = position of the row's maximum (or minimum). TEAM invocations of a workgroup share a row; it has WORKGROUP_SIZE / TEAM rows.
 // Expects: ROWS, N (row length, at least 1), TEAM (a power of two), ADJACENT (neighbouring invocations take neighbouring rows,
 // not elements), the position in x of a row (row_start) and of an element within it (row_step), LARGEST, and LAST (of equals, take
 // the last).
 // Source: ONNX ArgMax, ArgMin.
-const PER_GROUP: u32 = LANES / TEAM;
-var<workgroup> values: array<x_t, LANES>;
-var<workgroup> places: array<u32, LANES>;
+const PER_GROUP: u32 = WORKGROUP_SIZE / TEAM;
+var<workgroup> values: array<x_t, WORKGROUP_SIZE>;
+var<workgroup> places: array<u32, WORKGROUP_SIZE>;
 
 fn better(v: x_t, k: u32, best: x_t, at: u32) -> bool {
     if (v == best) { return (k > at) == LAST; }

@@ -159,9 +159,9 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     sums[lane * CHUNK + $(d)u] = o$(r)_$(c * CHUNK + d) * share$r;
 #end
     workgroupBarrier();
-    for (var e = lane; e < QL * PARTS * CHUNK; e += LANES) {
+    for (var e = lane; e < QL * PARTS * CHUNK; e += WORKGROUP_SIZE) {
         var sum = sums[e];
-        for (var s = e + QL * PARTS * CHUNK; s < LANES * CHUNK; s += QL * PARTS * CHUNK) { sum += sums[s]; }
+        for (var s = e + QL * PARTS * CHUNK; s < WORKGROUP_SIZE * CHUNK; s += QL * PARTS * CHUNK) { sum += sums[s]; }
         let place = e / (PARTS * CHUNK);
         if (group.x * MOST + $(r)u * QL + place < SQ) {
             y_set4(y_at$r + place * Y_S + e / CHUNK % PARTS + ($(c * CHUNK)u + e % CHUNK) * PARTS, sum);

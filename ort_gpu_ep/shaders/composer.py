@@ -18,8 +18,8 @@ struct instead, and a body can't tell: `NAME` becomes `params.NAME`, also in the
 source is the same for every such size; what a run must put into the struct is `parameters(...)`. A body is one of three forms:
 
     fn element(i: u32) -> y_t                called once for each element of the first output
-    fn group_main(group: u32, lane: u32)     called by each invocation of each workgroup; GROUPS and LANES are constants
-    fn grid_main(group: vec3<u32>, lane: u32) likewise, of a grid of up to three dimensions; LANES is a constant
+    fn group_main(group: u32, lane: u32)     called by each invocation of each workgroup; GROUPS and WORKGROUP_SIZE are constants
+    fn grid_main(group: vec3<u32>, lane: u32) likewise, of a grid of up to three dimensions; WORKGROUP_SIZE is a constant
 
 Lines that begin with # repeat or choose others (unroll.py).
 """
@@ -43,7 +43,7 @@ from ort_gpu_ep.shaders.unroll import expand
 from ort_gpu_ep.symbolic import Real, Size, is_symbolic
 from ort_gpu_ep.types import FLOAT32, TensorType
 
-MAP_LANES = 64
+MAP_WORKGROUP_SIZE = 64
 """Workgroup size of an `element` body: two subgroups on most hardware."""
 
 @cache
@@ -83,7 +83,7 @@ def _signature(
     bound = tuple((name, tensor.dtype.name, written, tuple(start for start, _ in pieces[name]))
                   for name, (tensor, written) in bindings.items())
     return (
-        kernel.shader, kernel.raw, kernel.lanes, kernel.optionals, kernel.epilogue, kernel.plain and kernel.plain.dtype.name,
+        kernel.shader, kernel.raw, kernel.workgroup_size, kernel.optionals, kernel.epilogue, kernel.plain and kernel.plain.dtype.name,
         kernel.vectors, kernel.atomics, kernel.reports, kernel.grid is not None, kernel.features,
         kernel.into and (kernel.into.size, kernel.into.row, kernel.into.start),
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
@@ -251,7 +251,7 @@ def _optional(name: str, given: bool) -> str:
 def _numbers(kernel: Kernel) -> dict[str, int]:
     """What the directives of a body may name: constants that are whole numbers and known, and which optional inputs there are."""
     numbers = {name: value for name, value in kernel.consts if isinstance(value, (int, bool)) and not is_symbolic(value)}
-    return {**numbers, "LANES": kernel.lanes, **{f"HAS_{name.upper()}": given for name, given in kernel.optionals}}
+    return {**numbers, "WORKGROUP_SIZE": kernel.workgroup_size, **{f"HAS_{name.upper()}": given for name, given in kernel.optionals}}
 
 
 _BITS = {"bool": "select(0u, 1u, {0})", "i32": "(bitcast<u32>({0}) & {1})", "u32": "({0} & {1})"}
@@ -273,9 +273,9 @@ def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
             f"    var word = 0u;\n    for (var j = 0u; j < {per}u; j++) {{\n        let k = i * {per}u + j;\n"
             f"        if (k < {size}) {{ word |= {bits} << (j * {32 // per}u); }}\n    }}\n    {first}[i] = word;")
     return (
-        f"@compute @workgroup_size({MAP_LANES})\n"
+        f"@compute @workgroup_size({MAP_WORKGROUP_SIZE})\n"
         "fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>) {\n"
-        f"    let i = id.x + id.y * n.x * {MAP_LANES}u;\n    if (i >= {words}) {{ return; }}\n{store}\n}}")
+        f"    let i = id.x + id.y * n.x * {MAP_WORKGROUP_SIZE}u;\n    if (i >= {words}) {{ return; }}\n{store}\n}}")
 
 
 _SUBGROUP = {"subgroup_size": "subgroup_size", "subgroup_lane": "subgroup_invocation_id", "subgroups": "num_subgroups",
@@ -294,13 +294,13 @@ def _subgroup(kernel: Kernel) -> tuple[str, str, str]:
 def _group_main(kernel: Kernel) -> str:
     variables, given, assigned = _subgroup(kernel)
     if kernel.grid is not None:
-        return (f"{variables}const LANES: u32 = {kernel.lanes}u;\n@compute @workgroup_size({kernel.lanes})\n"
+        return (f"{variables}const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;\n@compute @workgroup_size({kernel.workgroup_size})\n"
                 f"fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32{given}) "
                 f"{{ {assigned}grid_main(id, lane); }}")
     varies = is_symbolic(kernel.groups)
     constants = [] if varies else [f"const GROUPS: u32 = {kernel.groups}u;"]
     return variables + "\n".join([
-        *constants, f"const LANES: u32 = {kernel.lanes}u;", f"@compute @workgroup_size({kernel.lanes})",
+        *constants, f"const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;", f"@compute @workgroup_size({kernel.workgroup_size})",
         "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, "
         f"@builtin(local_invocation_index) lane: u32{given}) {{",
         f"    {assigned}let group = id.x + id.y * n.x;", f"    if (group >= {'params.' if varies else ''}GROUPS) {{ return; }}",
@@ -311,7 +311,7 @@ def workgroup_count(kernel: Kernel, out: TensorType) -> int:
     """Workgroups of a dispatch without a grid. `out`: the first output."""
     if not is_elementwise(kernel.shader):
         return kernel.groups
-    return -(-out.size // (per_word(out.dtype, kernel.raw) * MAP_LANES))
+    return -(-out.size // (per_word(out.dtype, kernel.raw) * MAP_WORKGROUP_SIZE))
 
 
 def folded(count: int, max_groups: int = 65535) -> tuple[int, int, int]:

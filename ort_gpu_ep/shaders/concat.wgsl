@@ -3,7 +3,7 @@
 // OUT_ROW (in a row of y), START, and of each input k SIZE<k> (in its row) and END<k> (of it and those before it).
 // Not for packed y: words may be shared.
 fn group_main(group: u32, lane: u32) {
-    let i = group * LANES + lane;
+    let i = group * WORKGROUP_SIZE + lane;
     if (i >= TOTAL) { return; }
     let row = i / ROW;
     let at = i - row * ROW;

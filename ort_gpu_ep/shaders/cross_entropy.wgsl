@@ -1,9 +1,9 @@
 // Cross-entropy of rows and its gradient: losses[r] = -log softmax(z[r])[label] weight[r], dz = (softmax(z) - onehot(label)) weight.
-// TEAM invocations of a workgroup share a row; a workgroup has LANES / TEAM rows.
+// TEAM invocations of a workgroup share a row; a workgroup has WORKGROUP_SIZE / TEAM rows.
 // Expects: z [ROWS, N], label (i32) [ROWS], weight [ROWS], TEAM (a power of two). Source: the body of SoftmaxCrossEntropy in
 // training/functions.py.
-const PER_GROUP: u32 = LANES / TEAM;
-var<workgroup> parts: array<f32, LANES>;
+const PER_GROUP: u32 = WORKGROUP_SIZE / TEAM;
+var<workgroup> parts: array<f32, WORKGROUP_SIZE>;
 
 fn group_main(group: u32, lane: u32) {
     let slot = lane / TEAM;

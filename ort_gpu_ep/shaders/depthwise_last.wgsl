@@ -2,7 +2,7 @@
 // A lane makes four channels of one row (an output pixel of an image).
 // Expects: x [image, HEIGHT, WIDTH, C4], w [tap, C4], c? [C4], y [ROWS, C4] as vectors; ROWS C4, and what Window.consts writes.
 fn grid_main(group: vec3<u32>, lane: u32) {
-    let i = group.x * LANES + lane;
+    let i = group.x * WORKGROUP_SIZE + lane;
     if (i >= ROWS * C4) { return; }
     let channel = i % C4;
     let row = i / C4;

@@ -90,12 +90,12 @@ fn group_main(group: u32, lane: u32) {
     var column_sums = vec4<i32>();
     let ones = 0x01010101u;
     for (var k0 = 0u; k0 < K; k0 += STEP) {
-        for (var t = lane; t < RQ * KQ; t += LANES) {
+        for (var t = lane; t < RQ * KQ; t += WORKGROUP_SIZE) {
             let m = m0 + t / KQ * 4u;
             let k = k0 + t % KQ * 4u;
             a_tile[t % KQ * RQ + t / KQ] = vec4<u32>(a_word_at(m, k), a_word_at(m + 1u, k), a_word_at(m + 2u, k), a_word_at(m + 3u, k));
         }
-        for (var t = lane; t < CQ * KQ; t += LANES) { b_tile[t] = b_words(k0 + t / CQ * 4u, n0 + t % CQ * 4u); }
+        for (var t = lane; t < CQ * KQ; t += WORKGROUP_SIZE) { b_tile[t] = b_words(k0 + t / CQ * 4u, n0 + t % CQ * 4u); }
         workgroupBarrier();
         for (var k = 0u; k < KQ; k++) {
             let a = a_tile[k * RQ + row / 4u];

@@ -1,12 +1,12 @@
 // y[batch, j] = ALPHA * sum over k of w[j, k] * v[k] + BETA * c: four outputs for each of SIDE columns of a workgroup's invocations;
-// the LANES / SIDE invocations of a column share K, and add up in two rounds (a barrier costs more than a few additions).
+// the WORKGROUP_SIZE / SIDE invocations of a column share K, and add up in two rounds (a barrier costs more than a few additions).
 // SIDE is 1 where k is contiguous in w.
 // SPLIT > 1: K is cut into parts of PART, each summed into its own [BATCH, COUNT] of y; sum_parts.wgsl adds them.
 // Expects: w, v, c?, y; w_base, v_base (offset of a batch), c_index (over y); COUNT K BATCH BLOCKS SIDE SPLIT PART,
 // W_OUTER W_K V_K (strides), ALPHA BETA.
-const SHARES: u32 = LANES / SIDE;
+const SHARES: u32 = WORKGROUP_SIZE / SIDE;
 const FEW: u32 = min(SHARES, 16u);
-var<workgroup> sums: array<vec4<f32>, LANES>;
+var<workgroup> sums: array<vec4<f32>, WORKGROUP_SIZE>;
 
 fn w_or_zero(start: u32, j: u32, k: u32) -> f32 {
     if (COUNT % (4u * SIDE) == 0u || j < COUNT) { return w_at(start + j * W_OUTER + k * W_K); }

@@ -1,11 +1,11 @@
 // y[batch, j] = ALPHA * sum over k of w[k, j] * v[k] + BETA * c, where four neighbouring columns of w lie together: an invocation sums
-// four outputs over its share of K, with eight loads under way; the LANES / SIDE invocations of a column add up in two rounds.
+// four outputs over its share of K, with eight loads under way; the WORKGROUP_SIZE / SIDE invocations of a column add up in two rounds.
 // SPLIT > 1: K is cut into parts of PART, each summed into its own [BATCH, COUNT] of y; sum_parts.wgsl adds them.
 // Expects: w, y (as vectors of four elements), v, c?; w_base, v_base (offset of a batch), c_index (over y); COUNT4 (vectors of a row),
 // W_K4 (vectors from one k to the next), V_K, K, BATCH, BLOCKS, SIDE, PART, ALPHA, BETA.
-const SHARES: u32 = LANES / SIDE;
+const SHARES: u32 = WORKGROUP_SIZE / SIDE;
 const FEW: u32 = min(SHARES, 8u);
-var<workgroup> sums: array<vec4<f32>, LANES>;
+var<workgroup> sums: array<vec4<f32>, WORKGROUP_SIZE>;
 
 fn group_main(group: u32, lane: u32) {
     let outer = group / BLOCKS;   // part * BATCH + batch

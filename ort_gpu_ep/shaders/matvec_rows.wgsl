@@ -1,10 +1,10 @@
 // y[batch, j] = ALPHA * sum over k of w[j, k] * v[k] + BETA * c, where rows of w lie together: ROWS outputs a workgroup, each summed by
-// a subgroup (SUBGROUPS) or by LANES / ROWS invocations, with four loads of four elements under way.
+// a subgroup (SUBGROUPS) or by WORKGROUP_SIZE / ROWS invocations, with four loads of four elements under way.
 // Expects: w, v (as vectors of four elements), c?, y; w_base, v_base (offset of a batch), c_index (over y); COUNT, K4 and W_OUTER4
 // (vectors of a row, and from one to the next), BLOCKS, ALPHA, BETA.
-const TEAM: u32 = LANES / ROWS;
+const TEAM: u32 = WORKGROUP_SIZE / ROWS;
 #if not SUBGROUPS
-var<workgroup> sums: array<f32, LANES>;
+var<workgroup> sums: array<f32, WORKGROUP_SIZE>;
 #end
 
 // The share of one of `team` invocations in the sum.

@@ -2,7 +2,7 @@
 // Expects: p, grad, velocity [N], hyper [1] (rate); MOMENTUM, DECAY, DIRECT, ALONG (what of the gradient and of the velocity p follows), N.
 // Writes new_p, new_velocity [N]. Source: the body of MomentumUpdate in training/functions.py.
 fn group_main(group: u32, lane: u32) {
-    let i = group * LANES + lane;
+    let i = group * WORKGROUP_SIZE + lane;
     if (i >= N) { return; }
     let p = p_at(i);
     let g = grad_at(i) + p * DECAY;

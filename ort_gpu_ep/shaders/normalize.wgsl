@@ -1,13 +1,13 @@
 // y = (x - mean) / spread * scale + bias, with mean and spread of each row of x (two passes: the mean first). TEAM invocations of
-// a workgroup share a row; a workgroup has LANES / TEAM rows.
+// a workgroup share a row; a workgroup has WORKGROUP_SIZE / TEAM rows.
 // Expects: ROWS, N (row length), TEAM (a power of two), ADJACENT (neighbouring invocations take neighbouring rows, not elements),
 // the position in x of a row (row_start) and of an element within it (row_step), CENTER (false: mean = 0), EPSILON,
 // SPREAD (0 sqrt(mean d^2 + EPSILON), 1 sqrt(mean d^2) + EPSILON, 2 sqrt(sum d^2), 3 sum |d|, for d = x - mean), and where
 // element i of x finds its scale and bias (scale_index, bias_index). Sums go through partial sums of 32.
 // Source: ONNX LayerNormalization, InstanceNormalization, GroupNormalization, RMSNormalization, MeanVarianceNormalization,
 // LpNormalization.
-const PER_GROUP: u32 = LANES / TEAM;
-var<workgroup> parts: array<f32, LANES>;
+const PER_GROUP: u32 = WORKGROUP_SIZE / TEAM;
+var<workgroup> parts: array<f32, WORKGROUP_SIZE>;
 
 fn team_sum(v: f32, first: u32, member: u32) -> f32 {
     workgroupBarrier();

@@ -3,9 +3,9 @@
 // registers between the passes. RMS: mean = 0.
 // Expects: x, scale?, bias?, y (as vectors of four elements), COUNT (rows), N4 (vectors of a row), PER_GROUP (rows of a workgroup), HELD,
 //   EPSILON, RMS. Source: ONNX LayerNormalization, RMSNormalization.
-const TEAM: u32 = LANES / PER_GROUP;
+const TEAM: u32 = WORKGROUP_SIZE / PER_GROUP;
 #if not SUBGROUPS
-var<workgroup> parts: array<f32, LANES>;
+var<workgroup> parts: array<f32, WORKGROUP_SIZE>;
 #end
 
 fn whole(v: f32, lane: u32) -> f32 {

@@ -7,10 +7,10 @@
 // ZP_BITS (codes in bytes; 0: elements), ZP_ROW ZP_BLOCK, ZERO (added to each zero point), WHOLE (all zero points are whole numbers),
 // FLIP (bits of each word to turn), X4, X_COL X_K (strides), Y_COL Y_ROW, c_index, ALPHA BETA.
 const PER: u32 = 32u / BITS;
-const EXACT: bool = K == WORDS * PER && WORDS % (LANES * VEC) == 0u;
+const EXACT: bool = K == WORDS * PER && WORDS % (WORKGROUP_SIZE * VEC) == 0u;
 const MAGIC: f32 = 8388608.0;   // 2^23: a float whose low bits are the whole numbers above it
 const COPIES: u32 = min(32u, 2048u / ENTRIES);
-var<workgroup> sums: array<f32, LANES * ROWS * COLS>;
+var<workgroup> sums: array<f32, WORKGROUP_SIZE * ROWS * COLS>;
 #if CODEBOOK
 const BOOK: u32 = ENTRIES * COPIES;
 var<workgroup> book: array<f32, BOOK>;   // a copy for each few invocations: hardly two meet in a bank
@@ -74,7 +74,7 @@ fn looked_up(codes: vec4<u32>, copy: u32) -> vec4<f32> {
 fn group_main(group: u32, lane: u32) {
     let copy = lane % COPIES;
 #if CODEBOOK
-    for (var i = lane; i < ENTRIES * COPIES; i += LANES) { book[i] = table_at(min(i / COPIES, TABLE_SIZE - 1u)); }
+    for (var i = lane; i < ENTRIES * COPIES; i += WORKGROUP_SIZE) { book[i] = table_at(min(i / COPIES, TABLE_SIZE - 1u)); }
     workgroupBarrier();
 #end
 #for r in ROWS
@@ -86,15 +86,15 @@ fn group_main(group: u32, lane: u32) {
     var sum$(r)_$c = 0.0;
 #end
 #end
-    for (var q = lane; q < WORDS; q += LANES * VEC) {
+    for (var q = lane; q < WORDS; q += WORKGROUP_SIZE * VEC) {
 #for v in VEC
-        let at$v = min(q + $(v)u * LANES, WORDS - 1u);      // past the end x is 0
+        let at$v = min(q + $(v)u * WORKGROUP_SIZE, WORDS - 1u);      // past the end x is 0
 #for r in ROWS
         let word$(r)_$v = w_word(row$r * WORDS + at$v) ^ FLIP;
 #end
 #for c in COLS
 #for i in (32 // BITS) // 4
-        let x$(c)_$(v * (32 // BITS) // 4 + i) = x_four($(c)u, (q + $(v)u * LANES) * PER + $(4 * i)u);
+        let x$(c)_$(v * (32 // BITS) // 4 + i) = x_four($(c)u, (q + $(v)u * WORKGROUP_SIZE) * PER + $(4 * i)u);
 #end
 #end
 #end
@@ -149,14 +149,14 @@ fn group_main(group: u32, lane: u32) {
     }
 #for r in ROWS
 #for c in COLS
-    sums[$(r * COLS + c)u * LANES + lane] = sum$(r)_$c;
+    sums[$(r * COLS + c)u * WORKGROUP_SIZE + lane] = sum$(r)_$c;
 #end
 #end
-    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+    for (var half = WORKGROUP_SIZE / 2u; half > 0u; half /= 2u) {
         workgroupBarrier();
         if (lane < half) {
 #for o in ROWS * COLS
-            sums[$(o)u * LANES + lane] += sums[$(o)u * LANES + lane + half];
+            sums[$(o)u * WORKGROUP_SIZE + lane] += sums[$(o)u * WORKGROUP_SIZE + lane + half];
 #end
         }
     }
@@ -164,7 +164,7 @@ fn group_main(group: u32, lane: u32) {
     let row = group * ROWS + lane / COLS;
     if (lane < ROWS * COLS && row < N) {
         let i = lane % COLS * Y_COL + row * Y_ROW;
-        var v = ALPHA * sums[lane * LANES];
+        var v = ALPHA * sums[lane * WORKGROUP_SIZE];
 #if BLOCK == 0 and not CODEBOOK
         v *= table_at(row * TABLE_ROW);
 #end

@@ -112,13 +112,13 @@ fn group_main(group: u32, lane: u32) {
     let column = lane % CQ;
     x_start = outer / GROUPS_X * X_BATCH + outer % GROUPS_X * X_GROUP;
 #if CODEBOOK
-    for (var i = lane; i < ENTRIES; i += LANES) { book[i] = table_at(min(i, TABLE_SIZE - 1u)); }
+    for (var i = lane; i < ENTRIES; i += WORKGROUP_SIZE) { book[i] = table_at(min(i, TABLE_SIZE - 1u)); }
     workgroupBarrier();
 #end
     var total = mat4x4<f32>();
     for (var k0 = 0u; k0 < K; k0 += STEP) {
-        for (var t = lane; t < RQ * STEP / PER; t += LANES) { unpack(first, n0, k0, t); }
-        for (var t = lane; t < CQ * STEP; t += LANES) {
+        for (var t = lane; t < RQ * STEP / PER; t += WORKGROUP_SIZE) { unpack(first, n0, k0, t); }
+        for (var t = lane; t < CQ * STEP; t += WORKGROUP_SIZE) {
             let k = select(t / CQ, t % STEP, X_K_FAST);
             let q = select(t % CQ, t / STEP, X_K_FAST);
             let j = j0 + q;

@@ -3,7 +3,7 @@
 // padding), and for the spatial axes a = 1 and 2: IN, OUT, K (taps), S (stride), D (dilation), H and T (padding before and after).
 // Source: ONNX MaxPool, AveragePool.
 fn group_main(group: u32, lane: u32) {
-    let i = group * LANES + lane;
+    let i = group * WORKGROUP_SIZE + lane;
     if (i >= TOTAL) { return; }
     let place = i / INNER;
     let channel = i - place * INNER;

@@ -59,12 +59,12 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let ty = t / TX;
 #end
 #for i in A_LOADS
-    let a_to$i = lane + $(i * LANES)u;
+    let a_to$i = lane + $(i * WORKGROUP_SIZE)u;
     var a_from$i = (first * $(TQ * 4)u + a_to$i / $(TM // 4)u) * M4 + min(m_first + a_to$i % $(TM // 4)u, M4 - 1u);
 #end
     let kq = lane % TQ;
 #for i in B_LOADS
-    let row$i = (lane + $(i * LANES)u) / TQ;
+    let row$i = (lane + $(i * WORKGROUP_SIZE)u) / TQ;
     let b_to$i = A_SIZE + kq * B_ROW + row$i;
     let n$i = min(n_first + row$i, ROWS - 1u);
 #if POINTWISE and not STRIDED
@@ -203,9 +203,9 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #if LAST
     let counter = group.y * $((M4 * 4 + TM - 1) // TM)u + group.x;
-    let own = counter * $(SPLIT * OUTPUTS * LANES)u + lane;
+    let own = counter * $(SPLIT * OUTPUTS * WORKGROUP_SIZE)u + lane;
 #for e in OUTPUTS
-    parts[own + (part * OUTPUTS + $(e)u) * LANES] = r$e;
+    parts[own + (part * OUTPUTS + $(e)u) * WORKGROUP_SIZE] = r$e;
 #end
     storageBarrier();
     if (lane == 0u) { place = atomicAdd(&arrived[counter], 1u); }
@@ -220,7 +220,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     for (var s = 0u; s < $(whole * once)u; s += $(once)u) {
 #for p in once
 #for e in OUTPUTS
-        let p$(p)_$e = parts[own + ((s + $(p)u) * OUTPUTS + $(e)u) * LANES];
+        let p$(p)_$e = parts[own + ((s + $(p)u) * OUTPUTS + $(e)u) * WORKGROUP_SIZE];
 #end
 #end
 #for p in once
@@ -231,7 +231,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     }
 #for p in SPLIT - whole * once
 #for e in OUTPUTS
-    r$e += parts[own + ($(whole * once + p)u * OUTPUTS + $(e)u) * LANES];
+    r$e += parts[own + ($(whole * once + p)u * OUTPUTS + $(e)u) * WORKGROUP_SIZE];
 #end
 #end
 #end

@@ -72,7 +72,7 @@ fn recur(d: u32, j: u32, old: u32, mask: u32, lane: u32) -> vec4<f32> {
     if (SLICES > 1u) {
         parts[lane] = total;
         workgroupBarrier();
-        if (lane < WIDTH) { for (var i = lane + WIDTH; i < LANES; i += WIDTH) { total += parts[i]; } }
+        if (lane < WIDTH) { for (var i = lane + WIDTH; i < WORKGROUP_SIZE; i += WIDTH) { total += parts[i]; } }
     }
     return total;
 }

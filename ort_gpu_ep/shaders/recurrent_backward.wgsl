@@ -8,7 +8,7 @@
 const UNITS: u32 = (H + WIDTH - 1u) / WIDTH;
 var<workgroup> da_of: array<f32, GATES * H>;
 #if SLICES > 1
-var<workgroup> parts: array<f32, LANES>;
+var<workgroup> parts: array<f32, WORKGROUP_SIZE>;
 #end
 
 fn own(u: u32, lane: u32) -> u32 {
@@ -37,7 +37,7 @@ fn back$m(first: u32, count: u32, j: u32, lane: u32) -> f32 {
 #if SLICES > 1
     parts[lane] = total;
     workgroupBarrier();
-    if (lane < WIDTH) { for (var i = lane + WIDTH; i < LANES; i += WIDTH) { total += parts[i]; } }
+    if (lane < WIDTH) { for (var i = lane + WIDTH; i < WORKGROUP_SIZE; i += WIDTH) { total += parts[i]; } }
     workgroupBarrier();
 #end
     return total;

@@ -12,7 +12,7 @@ const ROW: u32 = IV + LAYERS * HV;      // vectors that a step reads: its row of
 const WEIGHTS: u32 = 4u * VECS * 4u * H;        // vectors of a direction's weights
 var<workgroup> seen: array<vec4<f32>, 2u * (IV + LAYERS * HV)>;
 #if not QUADS
-var<workgroup> parts: array<vec4<f32>, LANES>;
+var<workgroup> parts: array<vec4<f32>, WORKGROUP_SIZE>;
 #end
 
 // exp(-x) once: the logistic function, or tanh. What WGSL's exp is off by, 3 + 2 |x| units, moves either by 1e-7 at most.
@@ -74,7 +74,7 @@ fn group_main(group: u32, lane: u32) {
 #end
     }
 #end
-    for (var i = lane; i < 2u * ROW; i += LANES) { seen[i] = vec4<f32>(); }      // a vector's rest meets weights of zero: no NaN may be there
+    for (var i = lane; i < 2u * ROW; i += WORKGROUP_SIZE) { seen[i] = vec4<f32>(); }      // a vector's rest meets weights of zero: no NaN may be there
     workgroupBarrier();
     let first = select(IV + (layer - 1u) * HV, 0u, layer == 0u);
     let last = IV + layer * HV + HV - 1u;

@@ -1,7 +1,7 @@
 // mean[row], and inv_std[row] = 1 / sqrt(variance + EPSILON), of each contiguous row of x. TEAM invocations of a workgroup share a
-// row; a workgroup has LANES / TEAM rows.
+// row; a workgroup has WORKGROUP_SIZE / TEAM rows.
 // Expects: ROWS, N (row length), TEAM (a power of two), EPSILON. Source: ONNX LayerNormalization, outputs Mean and InvStdDev.
-var<workgroup> parts: array<f32, LANES>;
+var<workgroup> parts: array<f32, WORKGROUP_SIZE>;
 
 fn team_sum(v: f32, lane: u32) -> f32 {
     workgroupBarrier();
@@ -15,7 +15,7 @@ fn team_sum(v: f32, lane: u32) -> f32 {
 }
 
 fn group_main(group: u32, lane: u32) {
-    let row = group * (LANES / TEAM) + lane / TEAM;
+    let row = group * (WORKGROUP_SIZE / TEAM) + lane / TEAM;
     let n = select(0u, N, row < ROWS);
     var sum = 0.0;
     for (var k = lane % TEAM; k < n; k += TEAM) { sum += x_at(row * N + k); }

@@ -5,14 +5,14 @@ var<workgroup> last: array<atomic<u32>, TILE>;
 
 fn group_main(group: u32, lane: u32) {
     let start = group * TILE;
-    for (var t = lane; t < TILE; t += LANES) { atomicStore(&last[t], 0u); }
+    for (var t = lane; t < TILE; t += WORKGROUP_SIZE) { atomicStore(&last[t], 0u); }
     workgroupBarrier();
-    for (var n = lane; n < UPDATES; n += LANES) {
+    for (var n = lane; n < UPDATES; n += WORKGROUP_SIZE) {
         let t = places_at(n) - start;                  // places before the tile wrap around to large ones
         if (t < TILE) { atomicMax(&last[t], n + 1u); }
     }
     workgroupBarrier();
-    for (var t = lane; t < TILE; t += LANES) {
+    for (var t = lane; t < TILE; t += WORKGROUP_SIZE) {
         if (start + t < ROWS) { owners_set(start + t, atomicLoad(&last[t])); }
     }
 }

@@ -1,9 +1,9 @@
-// Softmax, its logarithm, or logsumexp of rows. TEAM invocations of a workgroup share a row; a workgroup has LANES / TEAM rows.
+// Softmax, its logarithm, or logsumexp of rows. TEAM invocations of a workgroup share a row; a workgroup has WORKGROUP_SIZE / TEAM rows.
 // Expects: ROWS, N (row length), TEAM (a power of two), ADJACENT (neighbouring invocations take neighbouring rows, not elements),
 // KIND (0 softmax, 1 logsoftmax, 2 logsumexp), and the position in x of a row (row_start) and of an element within it (row_step).
 // Source: ONNX Softmax, LogSoftmax, ReduceLogSumExp.
-const PER_GROUP: u32 = LANES / TEAM;
-var<workgroup> parts: array<f32, LANES>;
+const PER_GROUP: u32 = WORKGROUP_SIZE / TEAM;
+var<workgroup> parts: array<f32, WORKGROUP_SIZE>;
 
 fn team_max(v: f32, first: u32, member: u32) -> f32 {
     parts[first + member] = v;

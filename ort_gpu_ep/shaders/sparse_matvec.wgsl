@@ -2,9 +2,9 @@
 // them. TEAM invocations sum a row: each takes a share of its entries, whose places follow from the distances of the shares before.
 // Expects: entries (uint8), starts ([N + 1]: first entry of a row), x, table (16 values), c?, y;
 // N K ENTRIES COLS TEAM X_COL X_K Y_COL Y_ROW ALPHA BETA, c_index.
-const ROWS: u32 = LANES / TEAM;
-var<workgroup> lengths: array<u32, LANES>;
-var<workgroup> sums: array<f32, LANES * COLS>;
+const ROWS: u32 = WORKGROUP_SIZE / TEAM;
+var<workgroup> lengths: array<u32, WORKGROUP_SIZE>;
+var<workgroup> sums: array<f32, WORKGROUP_SIZE * COLS>;
 var<workgroup> book: array<f32, 512>;   // a copy of the 16 values for each of 32 invocations: no two meet in a bank
 
 // The distances of a word's entries, whose low bits they are, added up.
@@ -14,7 +14,7 @@ fn distances(word: u32) -> u32 {
 }
 
 fn group_main(group: u32, lane: u32) {
-    for (var i = lane; i < 512u; i += LANES) { book[i] = table_at(i / 32u); }
+    for (var i = lane; i < 512u; i += WORKGROUP_SIZE) { book[i] = table_at(i / 32u); }
     let member = lane % TEAM;
     let row = group * ROWS + lane / TEAM;
     let first = min(u32(starts_at(min(row, N))), ENTRIES);      // whatever a broken file says, no row has more entries than elements
@@ -55,20 +55,20 @@ fn group_main(group: u32, lane: u32) {
 #end
     }
 #for c in COLS
-    sums[$(c)u * LANES + lane] = sum$c;
+    sums[$(c)u * WORKGROUP_SIZE + lane] = sum$c;
 #end
     for (var half = TEAM / 2u; half > 0u; half /= 2u) {
         workgroupBarrier();
         if (member < half) {
 #for c in COLS
-            sums[$(c)u * LANES + lane] += sums[$(c)u * LANES + lane + half];
+            sums[$(c)u * WORKGROUP_SIZE + lane] += sums[$(c)u * WORKGROUP_SIZE + lane + half];
 #end
         }
     }
     workgroupBarrier();
     if (member < COLS && row < N) {
         let i = member * Y_COL + row * Y_ROW;
-        var v = ALPHA * sums[member * LANES + lane - member];
+        var v = ALPHA * sums[member * WORKGROUP_SIZE + lane - member];
         if (HAS_C) { v += BETA * c_at(c_index(i)); }
         y_set(i, v);
     }

@@ -24,7 +24,7 @@ fn swap(a: u32, b: u32) {
 
 fn group_main(group: u32, lane: u32) {
     let start = (group % RUNS) * RUN;
-    for (var t = lane; t < RUN; t += LANES) {
+    for (var t = lane; t < RUN; t += WORKGROUP_SIZE) {
         var key = vec2<u32>(NOTHING);
         let inside = start + t < N;
         if (inside) { key = keys_at(group / RUNS * N + start + t); }
@@ -35,7 +35,7 @@ fn group_main(group: u32, lane: u32) {
     workgroupBarrier();
     for (var size = 2u; size <= RUN; size *= 2u) {
         for (var stride = size / 2u; stride > 0u; stride /= 2u) {
-            for (var t = lane; t < RUN / 2u; t += LANES) {
+            for (var t = lane; t < RUN / 2u; t += WORKGROUP_SIZE) {
                 let a = t / stride * stride * 2u + t % stride;
                 let b = a + stride;
                 if (before(b, a) == ((a & size) == 0u)) { swap(a, b); }
@@ -43,5 +43,5 @@ fn group_main(group: u32, lane: u32) {
             workgroupBarrier();
         }
     }
-    for (var t = lane; t < KEEP; t += LANES) { order_set(group * KEEP + t, index[t]); }
+    for (var t = lane; t < KEEP; t += WORKGROUP_SIZE) { order_set(group * KEEP + t, index[t]); }
 }

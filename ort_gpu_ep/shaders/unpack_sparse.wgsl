@@ -2,20 +2,20 @@
 // invocation a share of the row's entries, whose places follow from the distances of the shares before it.
 // Expects: entries (uint8), starts ([rows + 1]: first entry of a row), table (16 values), y; K
 // (elements of a row), ENTRIES, OUT_ROW OUT_K (strides in y).
-var<workgroup> lengths: array<u32, LANES>;
+var<workgroup> lengths: array<u32, WORKGROUP_SIZE>;
 
 fn group_main(group: u32, lane: u32) {
     let first = min(u32(starts_at(group)), ENTRIES);    // whatever a broken file says, no row has more entries than elements
     let count = clamp(u32(starts_at(group + 1u)), first, min(first + K, ENTRIES)) - first;
-    let share = (count + LANES - 1u) / LANES;
+    let share = (count + WORKGROUP_SIZE - 1u) / WORKGROUP_SIZE;
     let begin = first + min(lane * share, count);
     let end = first + min(lane * share + share, count);
-    for (var k = lane; k < K; k += LANES) { y_set(group * OUT_ROW + k * OUT_K, 0.0); }
+    for (var k = lane; k < K; k += WORKGROUP_SIZE) { y_set(group * OUT_ROW + k * OUT_K, 0.0); }
     var length = 0u;
     for (var e = begin; e < end; e++) { length += (entries_at(e) & 15u) + 1u; }
     lengths[lane] = length;
     storageBarrier();
-    for (var reach = 1u; reach < LANES; reach *= 2u) {
+    for (var reach = 1u; reach < WORKGROUP_SIZE; reach *= 2u) {
         workgroupBarrier();
         var before = 0u;
         if (lane >= reach) { before = lengths[lane - reach]; }

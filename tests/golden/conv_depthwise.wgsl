@@ -38,7 +38,7 @@ alias y_t = f32;
 fn y_at(i: u32) -> f32 { return y[i]; }
 fn y_set(i: u32, v: y_t) { y[i] = v; }
 // y[n, m, p] = sum over the channels of m's group and the taps of w * x + c[m], for few channels in a group (depthwise: one).
-// A workgroup has one filter m and LANES * OUTPUTS pixels p; an invocation sums OUTPUTS (at most 4) of them, LANES apart, so a
+// A workgroup has one filter m and WORKGROUP_SIZE * OUTPUTS pixels p; an invocation sums OUTPUTS (at most 4) of them, WORKGROUP_SIZE apart, so a
 // weight is read once for all of them and from an address that the whole workgroup shares.
 // Expects: x, w, c?, y; PIXELS BLOCKS OUTPUTS FILTERS GROUP_FILTERS CHANNELS (in a group) GROUP_COUNT; DEPTH.. of x, OUT_.. of y and the
 // window as conv.py's Window.consts writes them.
@@ -50,8 +50,8 @@ fn pixel(inside: bool, i: i32) -> f32 {
 fn group_main(group: u32, lane: u32) {
     let image = group / BLOCKS / FILTERS;
     let filter_index = group / BLOCKS % FILTERS;
-    let p0 = group % BLOCKS * LANES * OUTPUTS + lane;
-    let p = vec4<u32>(p0, p0 + LANES, p0 + 2u * LANES, p0 + 3u * LANES);
+    let p0 = group % BLOCKS * WORKGROUP_SIZE * OUTPUTS + lane;
+    let p = vec4<u32>(p0, p0 + WORKGROUP_SIZE, p0 + 2u * WORKGROUP_SIZE, p0 + 3u * WORKGROUP_SIZE);
     let z0 = vec4<i32>(p / (OUT_HEIGHT * OUT_WIDTH)) * i32(STRIDE_Z) - i32(PAD_Z);
     let y0 = vec4<i32>(p % (OUT_HEIGHT * OUT_WIDTH) / OUT_WIDTH) * i32(STRIDE_Y) - i32(PAD_Y);
     let x0 = vec4<i32>(p % OUT_WIDTH) * i32(STRIDE_X) - i32(PAD_X);
@@ -87,7 +87,7 @@ fn group_main(group: u32, lane: u32) {
 }
 
 const GROUPS: u32 = 8u;
-const LANES: u32 = 64u;
+const WORKGROUP_SIZE: u32 = 64u;
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let group = id.x + id.y * n.x;

@@ -172,14 +172,14 @@ fn gather(k: u32) -> vec4<f32> {
 }
 
 fn load_a(q: u32, m0: u32, k0: u32) -> vec4<f32> {
-    if (A_CHUNKS % LANES != 0u && q >= A_CHUNKS) { return vec4<f32>(); }
+    if (A_CHUNKS % WORKGROUP_SIZE != 0u && q >= A_CHUNKS) { return vec4<f32>(); }
     let m = m0 + select(q % AQ, q / TK, A_K_FAST);
     let k = k0 + select(q / AQ, q % TK, A_K_FAST);
     return vec4<f32>(a_or_zero(m, k), a_or_zero(m + AQ, k), a_or_zero(m + 2u * AQ, k), a_or_zero(m + 3u * AQ, k));
 }
 
 fn load_b(q: u32, n0: u32, k0: u32) -> vec4<f32> {
-    if (B_CHUNKS % LANES != 0u && q >= B_CHUNKS) { return vec4<f32>(); }
+    if (B_CHUNKS % WORKGROUP_SIZE != 0u && q >= B_CHUNKS) { return vec4<f32>(); }
     let n = n0 + select(q % BQ, q / TK, B_K_FAST);
     let k = k0 + select(q / BQ, q % TK, B_K_FAST);
     if (IM2COL) { return gather(k); }
@@ -189,8 +189,8 @@ fn load_b(q: u32, n0: u32, k0: u32) -> vec4<f32> {
 fn fetch(lane: u32, m0: u32, n0: u32, k0: u32) {
     next_a[0] = load_a(lane, m0, k0);
     next_b[0] = load_b(lane, n0, k0);
-    if (A_CHUNKS > LANES) { next_a[1] = load_a(lane + LANES, m0, k0); }
-    if (B_CHUNKS > LANES) { next_b[1] = load_b(lane + LANES, n0, k0); }
+    if (A_CHUNKS > WORKGROUP_SIZE) { next_a[1] = load_a(lane + WORKGROUP_SIZE, m0, k0); }
+    if (B_CHUNKS > WORKGROUP_SIZE) { next_b[1] = load_b(lane + WORKGROUP_SIZE, n0, k0); }
 }
 
 fn keep(q: u32, buffer: u32, a: vec4<f32>, b: vec4<f32>) {
@@ -224,7 +224,7 @@ fn group_main(group: u32, lane: u32) {
     for (var step = 0u; step < STEPS; step++) {
         let buffer = step & 1u;
         keep(lane, buffer, next_a[0], next_b[0]);
-        if (A_CHUNKS > LANES || B_CHUNKS > LANES) { keep(lane + LANES, buffer, next_a[1], next_b[1]); }
+        if (A_CHUNKS > WORKGROUP_SIZE || B_CHUNKS > WORKGROUP_SIZE) { keep(lane + WORKGROUP_SIZE, buffer, next_a[1], next_b[1]); }
         workgroupBarrier();
         if (step + 1u < STEPS) { fetch(lane, m0, n0, k0 + (step + 1u) * TK); }
         for (var k = 0u; k < TK; k += 4u) {
@@ -256,7 +256,7 @@ fn group_main(group: u32, lane: u32) {
 }
 
 const GROUPS: u32 = 2u;
-const LANES: u32 = 128u;
+const WORKGROUP_SIZE: u32 = 128u;
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let group = id.x + id.y * n.x;

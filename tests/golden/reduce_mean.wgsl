@@ -25,14 +25,14 @@ fn x_at(i: u32) -> f32 { return x[i]; }
 alias y_t = f32;
 fn y_at(i: u32) -> f32 { return y[i]; }
 fn y_set(i: u32, v: y_t) { y[i] = v; }
-// y[row] = finish(fold of prepare(x) over the row). TEAM invocations of a workgroup share a row; a workgroup has LANES / TEAM rows.
+// y[row] = finish(fold of prepare(x) over the row). TEAM invocations of a workgroup share a row; a workgroup has WORKGROUP_SIZE / TEAM rows.
 // Expects: ROWS, N (row length, at least 1), TEAM (a power of two), ADJACENT (neighbouring invocations take neighbouring rows,
 // not elements), the position in x of a row (row_start) and of an element within it (row_step), and what the fold is: FOLD (0 sum,
 // 1 product, 2 maximum, 3 minimum), PREPARE (0 x, 1 |x|, 2 x^2, 3 |x|^P), FINISH (0 a, 1 a / COUNT, 2 sqrt a, 3 log a, 4 a^(1/P)).
 // PARTS > 1: a row of y is one of PARTS pieces of a longer row, LENGTH elements in all. Sums go through partial sums of 32.
 // Source: ONNX Reduce*, Global*Pool.
-const PER_GROUP: u32 = LANES / TEAM;
-var<workgroup> parts: array<x_t, LANES>;
+const PER_GROUP: u32 = WORKGROUP_SIZE / TEAM;
+var<workgroup> parts: array<x_t, WORKGROUP_SIZE>;
 
 fn prepare(v: x_t) -> x_t {
     if (PREPARE == 1u) { return abs(v); }
@@ -92,7 +92,7 @@ fn group_main(group: u32, lane: u32) {
 }
 
 const GROUPS: u32 = 1u;
-const LANES: u32 = 256u;
+const WORKGROUP_SIZE: u32 = 256u;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let group = id.x + id.y * n.x;

@@ -18,12 +18,12 @@ fn x_at(i: u32) -> f32 { return x[i]; }
 alias y_t = f32;
 fn y_at(i: u32) -> f32 { return y[i]; }
 fn y_set(i: u32, v: y_t) { y[i] = v; }
-// Softmax, its logarithm, or logsumexp of rows. TEAM invocations of a workgroup share a row; a workgroup has LANES / TEAM rows.
+// Softmax, its logarithm, or logsumexp of rows. TEAM invocations of a workgroup share a row; a workgroup has WORKGROUP_SIZE / TEAM rows.
 // Expects: ROWS, N (row length), TEAM (a power of two), ADJACENT (neighbouring invocations take neighbouring rows, not elements),
 // KIND (0 softmax, 1 logsoftmax, 2 logsumexp), and the position in x of a row (row_start) and of an element within it (row_step).
 // Source: ONNX Softmax, LogSoftmax, ReduceLogSumExp.
-const PER_GROUP: u32 = LANES / TEAM;
-var<workgroup> parts: array<f32, LANES>;
+const PER_GROUP: u32 = WORKGROUP_SIZE / TEAM;
+var<workgroup> parts: array<f32, WORKGROUP_SIZE>;
 
 fn team_max(v: f32, first: u32, member: u32) -> f32 {
     parts[first + member] = v;
@@ -81,7 +81,7 @@ fn group_main(group: u32, lane: u32) {
 }
 
 const GROUPS: u32 = 10u;
-const LANES: u32 = 256u;
+const WORKGROUP_SIZE: u32 = 256u;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let group = id.x + id.y * n.x;

@@ -199,7 +199,7 @@ def test_the_choice_fills_a_large_gpu() -> None:
     tile, split = choose(product(512, 49, 4608))
     assert split in SPLITS[4:]
     assert 100 <= split * -(-512 // tile.m) * -(-49 // tile.n) <= 400
-    assert all(t.nbytes <= 16384 and t.lanes <= 256 for t in TILES)
+    assert all(t.nbytes <= 16384 and t.workgroup_size <= 256 for t in TILES)
 
 
 DECLINES = [

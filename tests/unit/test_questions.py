@@ -177,9 +177,9 @@ def test_a_product_takes_a_tile_that_the_adapter_allows(limits: Limits) -> None:
     usual, fitting = answers(text), answers(text, limits)
     assert isinstance(usual[0], Lowering)
     assert isinstance(fitting[0], Lowering)
-    assert usual[0].kernels[0].workgroup_nbytes > min(8192, limits.max_workgroup_nbytes) or usual[0].kernels[0].lanes > limits.max_invocations
+    assert usual[0].kernels[0].workgroup_nbytes > min(8192, limits.max_workgroup_nbytes) or usual[0].kernels[0].workgroup_size > limits.max_invocations
     assert fitting[0].kernels[0].workgroup_nbytes <= limits.max_workgroup_nbytes
-    assert fitting[0].kernels[0].lanes <= limits.max_invocations
+    assert fitting[0].kernels[0].workgroup_size <= limits.max_invocations
     (none,) = answers(text, Limits(max_workgroup_nbytes=64))
     assert isinstance(none, Decline)
     assert "workgroup memory" in none.reason

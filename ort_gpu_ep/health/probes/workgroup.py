@@ -15,19 +15,19 @@ _HEAD = """
 """
 
 _SCAN = _HEAD + """
-var<workgroup> shared_sum: array<u32, {lanes}>;
-@compute @workgroup_size({lanes})
+var<workgroup> shared_sum: array<u32, {size}>;
+@compute @workgroup_size({size})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
-    shared_sum[lane] = xs[group.x * {lanes}u + lane];
+    shared_sum[lane] = xs[group.x * {size}u + lane];
     workgroupBarrier();
-    for (var step = 1u; step < {lanes}u; step *= 2u) {{
+    for (var step = 1u; step < {size}u; step *= 2u) {{
         var add = 0u;
         if (lane >= step) {{ add = shared_sum[lane - step]; }}
         workgroupBarrier();
         shared_sum[lane] += add;
         workgroupBarrier();
     }}
-    out[group.x * {lanes}u + lane] = shared_sum[{lanes}u - 1u - lane];
+    out[group.x * {size}u + lane] = shared_sum[{size}u - 1u - lane];
 }}
 """
 
@@ -38,10 +38,10 @@ def barriers(trial: Trial) -> str:
     """Prefix sums by neighbours, read back in reverse: each step needs its two barriers. 1 to 256 invocations."""
     sizes = (256,) if trial.rounds == 1 else (1, 3, 31, 32, 33, 64, 65, 128, 255, 256)
     for _ in range(trial.rounds):
-        for lanes in sizes:
-            x = trial.integers(0, 2**20, GROUPS, lanes, dtype="uint32")
-            got = trial.wgsl("scan", _SCAN.format(element="u32", lanes=lanes), [x.reshape(-1)], ("uint32", x.size), GROUPS)
-            agree(f"prefix sums of {lanes}", got.reshape(x.shape), np.cumsum(x, 1, dtype=np.uint32)[:, ::-1])
+        for size in sizes:
+            x = trial.integers(0, 2**20, GROUPS, size, dtype="uint32")
+            got = trial.wgsl("scan", _SCAN.format(element="u32", size=size), [x.reshape(-1)], ("uint32", x.size), GROUPS)
+            agree(f"prefix sums of {size}", got.reshape(x.shape), np.cumsum(x, 1, dtype=np.uint32)[:, ::-1])
     return f"{trial.rounds * len(sizes) * GROUPS} workgroups of {sizes[0]} to {sizes[-1]}"
 
 
