@@ -1,7 +1,7 @@
 """Runs of one set of sizes that come again and again: whatever can be there before a run begins is there.
 
 Such a run writes its inputs into buffers of its own, submits once what was recorded during an earlier run, readback included, and copies
-its outputs from the memory that the driver maps. Several may be under way at a time: each has a Lane.
+its outputs from the memory that the driver maps. Several may be under way at a time: each has an InFlight.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError, OutOfDeviceMemo
 from ort_gpu_ep.scheduler.template import Filled
 from ort_gpu_ep.types import TensorType
 
-MAX_LANES = 8
+MAX_IN_FLIGHT = 8
 """Runs of one set of sizes that are under way at the same time: two keep a GPU busy, more wait behind each other."""
 
-MAX_LANES_NBYTES = 256 << 20
-"""What the inputs, outputs and readbacks of all lanes of one set of sizes take at most; there is one in any case."""
+MAX_IN_FLIGHT_NBYTES = 256 << 20
+"""What the inputs, outputs and readbacks of all runs of one set of sizes take at most; there is one in any case."""
 
 _BY_INTERPRETER_NBYTES = 64 << 10
 """Up to here a copy on the host takes less than giving the GIL away and getting it back."""
@@ -65,7 +65,7 @@ class Plan(Protocol):
         """The command buffers of a run."""
 
 
-class Lane:
+class InFlight:
     """What one run under way has to itself. Raises DeviceError where the device has no room for it.
 
     parts, ahead: what it records, and the recording for its next run, each with what it holds for.
@@ -125,9 +125,9 @@ class Steady:
         self._places = [(place, t.nbytes) for place, t in zip(places, filled.outputs, strict=False)]
         self._words, self._word_place = (() if prepared.word is None else (prepared.word,)), places[-1]
         self._input_nbytes, self._output_nbytes = sum(t.nbytes for t in filled.inputs), sum(t.nbytes for t in filled.outputs)
-        self._lane_nbytes = self._input_nbytes + self._output_nbytes + staging_nbytes
-        self._lanes, self._closed = 0, False
-        self._idle: list[Lane] = []
+        self._run_nbytes = self._input_nbytes + self._output_nbytes + staging_nbytes
+        self._made, self._closed = 0, False
+        self._idle: list[InFlight] = []
         self._lock = threading.Lock()
 
     @staticmethod
@@ -138,37 +138,37 @@ class Steady:
     def run(self, sources: Sequence[Any], targets: Sequence[Any]) -> bool:
         """One run. sources, targets: cffi pointers to the bytes of each input, and to memory for each output or None.
 
-        Returns False, and has done nothing, where all lanes are in use or the plan is gone. Raises DeviceError, IndexOutOfRangeError.
+        Returns False, and has done nothing, where so many runs are under way or the plan is gone. Raises DeviceError, IndexOutOfRangeError.
         """
-        lane = self._take()
-        if lane is None:
+        own = self._take()
+        if own is None:
             return False
         whole = False
         try:
-            done = self._run(lane, sources, targets)
+            done = self._run(own, sources, targets)
             whole = True
         except IndexOutOfRangeError:
             whole = True
             raise
         finally:
-            self._give_back(lane, whole)
+            self._give_back(own, whole)
         return done
 
-    def _run(self, lane: Lane, sources: Sequence[Any], targets: Sequence[Any]) -> bool:
+    def _run(self, own: InFlight, sources: Sequence[Any], targets: Sequence[Any]) -> bool:
         gpu, begin_s = self._gpu, time.perf_counter()
-        self._upload(lane, sources)
+        self._upload(own, sources)
         sent_s = time.perf_counter()
-        submission = self._submit(lane)
+        submission = self._submit(own)
         if submission is None:
             return False
         submitted_s = time.perf_counter()
-        self._record_ahead(lane)
-        native.wait(gpu, submission, lane.arrival)
+        self._record_ahead(own)
+        native.wait(gpu, submission, own.arrival)
         waited_s = time.perf_counter() - submitted_s
-        assert lane.staging is not None, "a lane in use has its readback"
-        handle = lane.staging.native
+        assert own.staging is not None, "a run has its readback"
+        handle = own.staging.native
         try:
-            mapped = lib.wgpuBufferGetConstMappedRange(handle, 0, lane.staging.nbytes)
+            mapped = lib.wgpuBufferGetConstMappedRange(handle, 0, own.staging.nbytes)
             if self._words:
                 trespass.check(self._words, ffi.cast("uint32_t *", ffi.cast("char *", mapped) + self._word_place)[0:1])
             for target, (place, nbytes) in zip(targets, self._places, strict=True):
@@ -180,13 +180,13 @@ class Steady:
             (len(sources), self._input_nbytes, sent_s - begin_s), (len(targets), self._output_nbytes, sent_s, waited_s))
         return True
 
-    def _upload(self, lane: Lane, sources: Sequence[Any]) -> None:
-        """Into the lane's own buffers: in the queue before whatever is submitted next, by whomever."""
+    def _upload(self, own: InFlight, sources: Sequence[Any]) -> None:
+        """Into buffers of its own: in the queue before whatever is submitted next, by whomever."""
         gpu = self._gpu
         gpu.check_alive()
         queue = gpu.device.queue
         try:
-            for source, tensor, (whole, nbytes) in zip(sources, lane.inputs, self._sizes, strict=True):
+            for source, tensor, (whole, nbytes) in zip(sources, own.inputs, self._sizes, strict=True):
                 if whole:
                     checked.wgpuQueueWriteBuffer(queue, tensor.buffer.native, 0, source, whole)
                 if whole != nbytes:
@@ -195,73 +195,73 @@ class Steady:
         except GPUError as error:       # the driver found no memory to stage them in
             raise gpu.failure(error, f"an upload of {self._input_nbytes} B") from error
 
-    def _submit(self, lane: Lane) -> int | None:
+    def _submit(self, own: InFlight) -> int | None:
         """Submits a run and asks for its outputs. None where the plan is gone meanwhile."""
         prepared, gpu = self.prepared, self._gpu
-        assert lane.staging is not None, "a lane in use has its readback"
+        assert own.staging is not None, "a run has its readback"
         with self.program.lock:
             if prepared.closed or self._closed:
                 return None
             self.program.used(prepared)
-            commands = self._commands(lane, prepared.current(self.filled))
-            return gpu.run(commands, lane.written, lane.copies if gpu.readback_apart else (), lane.staging, lane.arrival)
+            commands = self._commands(own, prepared.current(self.filled))
+            return gpu.run(commands, own.written, own.copies if gpu.readback_apart else (), own.staging, own.arrival)
 
-    def _commands(self, lane: Lane, shape: Any) -> list[Any]:
+    def _commands(self, own: InFlight, shape: Any) -> list[Any]:
         """The recording that was made ahead, if it still holds, else a new one. Under the program's lock. Raises DeviceError."""
         prepared = self.prepared
-        ahead, lane.ahead = lane.ahead, None
+        ahead, own.ahead = own.ahead, None
         if ahead is not None and ahead[2] is shape and ahead[1] == prepared.version and ahead[0] is prepared.gpu.timer:
             return ahead[3]
-        known, timer = lane.parts, prepared.gpu.timer
+        known, timer = own.parts, prepared.gpu.timer
         if known is None or known[2] is not shape or known[1] != prepared.version or known[0] is not timer:
-            groups = prepared.bind(lane.inputs, lane.outputs)
-            known = lane.parts = timer, prepared.version, shape, prepared.parts(shape, groups, lane.inputs, lane.outputs)
-        return self._encode(lane, known[3])
+            groups = prepared.bind(own.inputs, own.outputs)
+            known = own.parts = timer, prepared.version, shape, prepared.parts(shape, groups, own.inputs, own.outputs)
+        return self._encode(own, known[3])
 
-    def _encode(self, lane: Lane, parts: list[Part]) -> list[Any]:
+    def _encode(self, own: InFlight, parts: list[Part]) -> list[Any]:
         prepared = self.prepared
-        return prepared.encode(parts, () if prepared.gpu.readback_apart else lane.copies)
+        return prepared.encode(parts, () if prepared.gpu.readback_apart else own.copies)
 
-    def _record_ahead(self, lane: Lane) -> None:
+    def _record_ahead(self, own: InFlight) -> None:
         """While the GPU is at work. What is recorded is looked at again before it is submitted, so this needs no lock."""
-        if lane.parts is not None and lane.parts[0] is self._gpu.timer:
-            timer, version, shape, parts = lane.parts
-            lane.ahead = timer, version, shape, self._encode(lane, parts)
+        if own.parts is not None and own.parts[0] is self._gpu.timer:
+            timer, version, shape, parts = own.parts
+            own.ahead = timer, version, shape, self._encode(own, parts)
 
-    def _take(self) -> Lane | None:
+    def _take(self) -> InFlight | None:
         try:
             return self._idle.pop()
         except IndexError:
             pass
         with self._lock:
-            few = self._lanes < MAX_LANES and (self._lanes + 1) * self._lane_nbytes <= MAX_LANES_NBYTES
-            if self._closed or self.prepared.closed or (self._lanes and not few):
+            few = self._made < MAX_IN_FLIGHT and (self._made + 1) * self._run_nbytes <= MAX_IN_FLIGHT_NBYTES
+            if self._closed or self.prepared.closed or (self._made and not few):
                 return None
-            self._lanes += 1
+            self._made += 1
         try:
-            return Lane(self.prepared, self.filled)
+            return InFlight(self.prepared, self.filled)
         except OutOfDeviceMemoryError:
             with self._lock:
-                self._lanes -= 1
+                self._made -= 1
             return None
 
-    def _give_back(self, lane: Lane, whole: bool) -> None:
+    def _give_back(self, own: InFlight, whole: bool) -> None:
         """whole: its run came to an end, so that it can have another one."""
         with self._lock:
             if whole and not self._closed:
-                self._idle.append(lane)
+                self._idle.append(own)
                 return
-            self._lanes -= 1
-        lane.free(self.prepared, not whole)
+            self._made -= 1
+        own.free(self.prepared, not whole)
 
     def close(self) -> None:
-        """Frees the lanes, those of runs under way when they end."""
+        """Frees what runs have, those under way when they end."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-            self._lanes -= len(idle)
-        for lane in idle:
-            lane.free(self.prepared)
+            self._made -= len(idle)
+        for own in idle:
+            own.free(self.prepared)
 
 
 def _copy(target: Any, source: Any, offset: int, nbytes: int) -> None:

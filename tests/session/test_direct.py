@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep.device import native, objects
-from ort_gpu_ep.device.steady import MAX_LANES, Steady
+from ort_gpu_ep.device.steady import MAX_IN_FLIGHT, Steady
 from ort_gpu_ep.errors import DeviceLostError, OutOfDeviceMemoryError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
@@ -154,7 +154,7 @@ def test_counts_are_those_of_other_runs(many: bytes, rng: np.random.Generator) -
     assert all(one == seen[0] for one in seen), seen
 
 
-def test_threads_have_lanes_of_their_own(mlp: bytes, rng: np.random.Generator, steady_runs: Counter[str]) -> None:
+def test_threads_have_buffers_of_their_own(mlp: bytes, rng: np.random.Generator, steady_runs: Counter[str]) -> None:
     session = gpu_session(mlp)
     xs = [rng.standard_normal((5, 16)).astype("f") for _ in range(12)]
     wants = [on_the_cpu(mlp, {"x": x}) for x in xs]
@@ -171,7 +171,7 @@ def test_threads_have_lanes_of_their_own(mlp: bytes, rng: np.random.Generator, s
         list(pool.map(some, range(12)))
     (forms,) = session.direct._known.values()
     steady = forms[()].steady
-    assert len(steady._idle) == steady._lanes <= MAX_LANES
+    assert len(steady._idle) == steady._made <= MAX_IN_FLIGHT
     assert steady_runs["done"] > 100
 
 
