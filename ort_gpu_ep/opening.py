@@ -110,10 +110,10 @@ def make_runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: M
                       remote.uses, open_sampler(remote.info, config.load), remote.info.is_software)
     from ort_gpu_ep.calibration import profile_of
     from ort_gpu_ep.device.adapter import order_among_equals
-    from ort_gpu_ep.device.pulse import LazyPulse
+    from ort_gpu_ep.device.timed_dispatch import LazyTimedDispatch
     from ort_gpu_ep.health.admission import open_gpu
     from ort_gpu_ep.health.verdicts import key_of
 
     gpu = open_gpu(config)
     return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config),
-                  gpu.uses, open_sampler(gpu.info, config.load, LazyPulse(gpu.info), order_among_equals(gpu.info)), gpu.info.is_software)
+                  gpu.uses, open_sampler(gpu.info, config.load, LazyTimedDispatch(gpu.info), order_among_equals(gpu.info)), gpu.info.is_software)

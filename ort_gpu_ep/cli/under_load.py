@@ -16,7 +16,7 @@ from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.device.adapter import choose, order_among_equals
 from ort_gpu_ep.device.info import AdapterInfo
-from ort_gpu_ep.device.pulse import LazyPulse
+from ort_gpu_ep.device.timed_dispatch import LazyTimedDispatch
 from ort_gpu_ep.load import Sampler, open_sampler
 from ort_gpu_ep.load.generator import DUTY, LoadGenerator
 from ort_gpu_ep.session import InferenceSession
@@ -77,7 +77,7 @@ def sampler_of(options: Mapping[str, str]) -> tuple[AdapterInfo, Sampler]:
     config = resolve(options)
     info = choose(config.adapter)[0]
     wanted = "auto" if config.load == "off" else config.load
-    sampler = open_sampler(info, wanted, LazyPulse(info), order_among_equals(info))
+    sampler = open_sampler(info, wanted, LazyTimedDispatch(info), order_among_equals(info))
     assert sampler is not None
     return info, sampler
 

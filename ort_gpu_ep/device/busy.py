@@ -13,7 +13,7 @@ import time
 
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.device.info import AdapterInfo
-from ort_gpu_ep.device.pulse import Pulse
+from ort_gpu_ep.device.timed_dispatch import TimedDispatch
 
 PERIOD_S = 0.05
 """Of the duty cycle: shorter than the sample periods of all sources, so that they see its mean."""
@@ -46,11 +46,11 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _calibrated(info: AdapterInfo) -> Pulse:
+def _calibrated(info: AdapterInfo) -> TimedDispatch:
     """Dispatches that take about DISPATCH_S."""
     groups, iterations = GROUPS.get(info.type, 8192), 256
     while True:
-        work = Pulse(info, groups, iterations)
+        work = TimedDispatch(info, groups, iterations)
         work()
         took_s = min(work(TOGETHER) for _ in range(3)) / TOGETHER
         if took_s > DISPATCH_S / 2 or iterations > 1 << 22:

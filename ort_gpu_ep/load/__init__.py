@@ -1,6 +1,6 @@
 """How busy is the adapter with other people's work? Sources, one a file, and the thread that reads one.
 
-    sampler = open_sampler(info, config.load, LazyPulse(info), order_among_equals(info))     # None with load=off
+    sampler = open_sampler(info, config.load, LazyTimedDispatch(info), order_among_equals(info))     # None with load=off
     policy = Policy(idle_s, threads, info.is_software, config.deadline_ms / 1e3)
 
     load = sampler.latest if sampler else UNKNOWN           # for each run

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ort_gpu_ep.device.adapter import choose, order_among_equals
-from ort_gpu_ep.device.pulse import LazyPulse, Pulse
+from ort_gpu_ep.device.timed_dispatch import LazyTimedDispatch, TimedDispatch
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.load.generator import DUTY, LoadGenerator
 from ort_gpu_ep.load.probe import DispatchProbe
@@ -76,7 +76,7 @@ def test_an_adapter_that_is_not_there() -> None:
 @pytest.mark.alone
 def test_pulses_take_longer_the_more_they_do() -> None:
     info = choose("")[0]
-    short, long = Pulse(info), Pulse(info, iterations=1 << 22)
+    short, long = TimedDispatch(info), TimedDispatch(info, iterations=1 << 22)
     short(), long()
     assert min(long() for _ in range(3)) > 2.0 * min(short() for _ in range(5))
     assert min(long(4) for _ in range(5)) > 2.0 * min(long() for _ in range(5))
@@ -84,13 +84,13 @@ def test_pulses_take_longer_the_more_they_do() -> None:
 
 
 def test_the_probe_works_on_a_real_adapter() -> None:
-    lazy = LazyPulse(choose("")[0])
-    assert lazy._pulse is None
+    lazy = LazyTimedDispatch(choose("")[0])
+    assert lazy._dispatch is None
     source = DispatchProbe(lazy)
-    assert lazy._pulse is not None
+    assert lazy._dispatch is not None
     assert 0.0 < source.idle_s < 0.1
     assert 0.0 <= (source.read() or 0.0) <= 1.0
-    lazy._pulse.close()
+    lazy._dispatch.close()
 
 
 def test_order_among_equals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ TINY = 256
 """Loop iterations of a probe's one workgroup, some microseconds: too little to slow anybody, enough to be queued behind others."""
 
 
-class Pulse:
+class TimedDispatch:
     """Calling it submits dispatches to a device of its own, so that it waits for others' work and for no lock of ours.
 
     groups, iterations: workgroups of 64 of each dispatch, and the length of each invocation's loop.
@@ -31,7 +31,7 @@ class Pulse:
 
     def __init__(self, info: AdapterInfo, groups: int = 1, iterations: int = TINY) -> None:
         self._groups = groups
-        self._single = Single(info, "pulse", _SOURCE.replace("ITERATIONS", f"{iterations}u"), np.zeros(64 * groups, np.uint32))
+        self._single = Single(info, "timed dispatch", _SOURCE.replace("ITERATIONS", f"{iterations}u"), np.zeros(64 * groups, np.uint32))
 
     def __call__(self, dispatches: int = 1) -> float:
         """Seconds from submission to the result on the host."""
@@ -42,14 +42,14 @@ class Pulse:
         self._single.close()
 
 
-class LazyPulse:
+class LazyTimedDispatch:
     """The same, whose device is made by the first call: an adapter with a better source needs none."""
 
     def __init__(self, info: AdapterInfo) -> None:
         self._info = info
-        self._pulse: Pulse | None = None
+        self._dispatch: TimedDispatch | None = None
 
     def __call__(self) -> float:
-        if self._pulse is None:
-            self._pulse = Pulse(self._info)
-        return self._pulse()
+        if self._dispatch is None:
+            self._dispatch = TimedDispatch(self._info)
+        return self._dispatch()
