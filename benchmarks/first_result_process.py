@@ -31,7 +31,7 @@ FUNCTIONS = {
     ("ort_gpu_ep.device.adapter", "enumerate_adapters"): "driver: instance, adapters",
     ("ort_gpu_ep.device.objects", "Adapter.request_device"): "device",
     ("ort_gpu_ep.health.enumeration", "look"): "verdicts from the cache",
-    ("ort_gpu_ep.health.admission", "open_gpu"): "verdicts from the cache",
+    ("ort_gpu_ep.health.open_adapter", "open_gpu"): "verdicts from the cache",
     ("ort_gpu_ep.plugin.provider", "Provider.get_capability"): "read, fuse, claim, place",
     ("ort_gpu_ep.plugin.provider", "Provider.compile"): "read the partitions",
     ("ort_gpu_ep.device.program", "make_template"): "plan",

@@ -82,9 +82,9 @@ def look_for_gpu(config: Config) -> tuple[bool, Lease | None, str]:
                 return False, lease, ""
             lease.end()
             return True, None, ""
-        uninterrupted(import_module, "ort_gpu_ep.health.admission")       # half an import is not made up for by the next
-        from ort_gpu_ep.health.admission import open_gpu
+        uninterrupted(import_module, "ort_gpu_ep.health.open_adapter")       # half an import is not made up for by the next
         from ort_gpu_ep.health.enumeration import look
+        from ort_gpu_ep.health.open_adapter import open_gpu
 
         if unasked and pick(look(config), config.adapter).is_software:
             return True, None, ""
@@ -111,7 +111,7 @@ def make_runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: M
     from ort_gpu_ep.calibration import profile_of
     from ort_gpu_ep.device.adapter import order_among_equals
     from ort_gpu_ep.device.timed_dispatch import LazyTimedDispatch
-    from ort_gpu_ep.health.admission import open_gpu
+    from ort_gpu_ep.health.open_adapter import open_gpu
     from ort_gpu_ep.health.verdicts import key_of
 
     gpu = open_gpu(config)

@@ -249,7 +249,7 @@ class InferenceSession(plugin.PlainSession):
         Raises ConfigError where nothing runs on a GPU of this process, or its adapter has no timestamps.
         """
         from ort_gpu_ep.feeds import random_feeds
-        from ort_gpu_ep.health.admission import open_gpu
+        from ort_gpu_ep.health.open_adapter import open_gpu
         from ort_gpu_ep.tuning.measure import BUDGET_S, tune
 
         config = resolve(self._options)
@@ -269,7 +269,7 @@ class InferenceSession(plugin.PlainSession):
         """For the option `tune`: measures a model that was not tuned on this adapter yet; a failure of that is a warning."""
         from ort_gpu_ep import tuned
         from ort_gpu_ep.feeds import random_feeds
-        from ort_gpu_ep.health.admission import open_gpu, tuning_key
+        from ort_gpu_ep.health.open_adapter import open_gpu, tuning_key
         from ort_gpu_ep.placement.decisions import key_of
         from ort_gpu_ep.tuning.measure import tune
 

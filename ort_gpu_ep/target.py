@@ -16,7 +16,7 @@ ADAPTER, INLINED, PACKED, WORKGROUP = "adapter", "decoders in other kernels", "p
 
 LAST_ARRIVING = "last-arriving-workgroup"
 """Among Limits.features: the workgroup that an atomic counter tells to be the last sees what the others stored before they counted. WGSL
-does not promise it, so an adapter has this feature only where a probe has seen it hold (health/admission.py)."""
+does not promise it, so an adapter has this feature only where a probe has seen it hold (health/open_adapter.py)."""
 
 
 class Tuned:

@@ -16,9 +16,9 @@ from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.health import bundle, verdicts
-from ort_gpu_ep.health.admission import reasons, workarounds_for
 from ort_gpu_ep.health.enumeration import look_again
 from ort_gpu_ep.health.examination import Device, Outcome, examine
+from ort_gpu_ep.health.open_adapter import reasons, workarounds_for
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.quirks import load, shipped
 from ort_gpu_ep.health.verdicts import DEGRADED, HEALTHY, UNUSABLE, Verdict

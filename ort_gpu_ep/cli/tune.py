@@ -12,8 +12,8 @@ from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.health.admission import tuning_key
 from ort_gpu_ep.health.enumeration import look
+from ort_gpu_ep.health.open_adapter import tuning_key
 from ort_gpu_ep.tuned import Measured
 from ort_gpu_ep.tuning.measure import BUDGET_S, TuneResult
 

@@ -48,7 +48,7 @@ class Gpu(Buffers):
     """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one.
 
     workarounds: of its driver (health/workarounds.py), in use since it was opened. submit_each: one submit for each dispatch.
-    trusted: shader files that need no bounds checks here (health/admission.py).
+    trusted: shader files that need no bounds checks here (health/open_adapter.py).
     """
 
     readback_apart = False

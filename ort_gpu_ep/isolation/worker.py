@@ -26,8 +26,8 @@ from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.staging import Staging
 from ort_gpu_ep.device.trespass import Word
 from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.health.admission import open_gpu
 from ort_gpu_ep.health.markers import remove_mine
+from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.isolation.channel import Channel, SharedMemory, aligned
 from ort_gpu_ep.isolation.process_memory import NBYTES, ProcessMemory, answer_trial

@@ -10,7 +10,7 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.program import Program
 from ort_gpu_ep.errors import DeviceLostError
 from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.health.admission import open_gpu
+from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.workarounds import safer
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.profile import Profile

@@ -130,7 +130,7 @@ def gpu_for(address: int) -> Gpu | None:
         config = resolve()
         if config.isolation == "process":
             return None
-        from ort_gpu_ep.health.admission import open_gpu
+        from ort_gpu_ep.health.open_adapter import open_gpu
 
         return open_gpu(config)
     except GpuEpError as error:

@@ -20,7 +20,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.timing import Stopwatch
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, WrongResultError
-from ort_gpu_ep.health.admission import tuning_key
+from ort_gpu_ep.health.open_adapter import tuning_key
 from ort_gpu_ep.plugin.verification import compare
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.target import Choice, Tuned

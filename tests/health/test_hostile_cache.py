@@ -20,7 +20,7 @@ import pytest
 import ort_gpu_ep
 from ort_gpu_ep import profile, register, store
 from ort_gpu_ep.calibration import cache as calibration
-from ort_gpu_ep.health import admission, drivers, enumeration, markers, quirks, verdicts
+from ort_gpu_ep.health import drivers, enumeration, markers, open_adapter, quirks, verdicts
 from ort_gpu_ep.health.helper import list_adapters
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.placement.decisions import Decisions, Learnt
@@ -240,8 +240,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a new process: nothing is known."""
     register()
     monkeypatch.setattr(enumeration, "_seen", None)
-    monkeypatch.setattr(admission, "_known", {})
-    monkeypatch.setattr(admission, "QUICK_S", 0.1)
+    monkeypatch.setattr(open_adapter, "_known", {})
+    monkeypatch.setattr(open_adapter, "QUICK_S", 0.1)
     monkeypatch.setattr(spill, "_folders", {})
     yield
     markers.remove_mine()
@@ -258,7 +258,7 @@ def test_sessions_answer(content: str, tmp_path: Path, fresh: None) -> None:
         path.unlink()
         CONTENTS[content](path)
     os.mkfifo(cache / "spill" / "77-ff.lock")
-    for module, name, value in ((enumeration, "_seen", None), (admission, "_known", {}), (spill, "_folders", {})):
+    for module, name, value in ((enumeration, "_seen", None), (open_adapter, "_known", {}), (spill, "_folders", {})):
         setattr(module, name, value)
     start = time.monotonic()
     opened = open_session(MODEL, cache_dir=str(cache))
@@ -275,13 +275,13 @@ def quick_looks(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], No
     """Forgets what this process knows; what other processes would find out again, and what is measured, is known at once."""
     found = [dict(a) for a in list_adapters()]
     monkeypatch.setattr(enumeration, "list_adapters", lambda: found)
-    monkeypatch.setattr(admission, "quick", lambda info: Verdict())
+    monkeypatch.setattr(open_adapter, "quick", lambda info: Verdict())
     monkeypatch.setattr(calibration, "measure", lambda gpu, progress=None: replace(GUESSED, adapter=gpu.info.name))
 
     def forget() -> None:
         markers.remove_mine()
         enumeration._seen = None
-        for known in (admission._known, calibration._known, spill._folders):
+        for known in (open_adapter._known, calibration._known, spill._folders):
             known.clear()
     return forget
 

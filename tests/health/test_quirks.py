@@ -11,7 +11,7 @@ import pytest
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.health import admission
+from ort_gpu_ep.health import open_adapter
 from ort_gpu_ep.health.quirks import load, parse, shipped, version_of
 
 INFO = AdapterInfo(0, "Graphics 630", "integrated", "Vulkan", "Mesa 23.1.9 (LLVM 15.0.6)", 0x8086, 0x5912)
@@ -65,7 +65,7 @@ def test_a_file_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.json: can't be read"):
         load("nowhere.json")
     with pytest.raises(ConfigError, match=r"nowhere\.json"):
-        admission.open_gpu(Config(quirks="nowhere.json", health="off"))
+        open_adapter.open_gpu(Config(quirks="nowhere.json", health="off"))
 
 
 def test_the_shipped_file_is_sound() -> None:
@@ -74,4 +74,4 @@ def test_the_shipped_file_is_sound() -> None:
 
 def test_reasons_name_the_bug() -> None:
     quirks = parse(json.dumps([ENTRY, {**ENTRY, "vendor": "0x1"}]), "f")
-    assert admission.reasons(quirks, INFO) == [("softmax.wgsl", "known fault: rows come out wrong (https://example.org/1)")]
+    assert open_adapter.reasons(quirks, INFO) == [("softmax.wgsl", "known fault: rows come out wrong (https://example.org/1)")]

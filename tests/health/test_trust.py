@@ -15,7 +15,7 @@ import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu, native
 from ort_gpu_ep.errors import WrongResultError
-from ort_gpu_ep.health import admission, verdicts
+from ort_gpu_ep.health import open_adapter, verdicts
 from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.verdicts import Verdict, verdict_of
@@ -56,8 +56,8 @@ def test_what_no_adapter_promises_is_there_only_where_it_was_shown() -> None:
 def test_an_adapter_has_what_was_shown(shown: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu.open(Config())
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=gpu.limits.features - {LAST_ARRIVING}))
-    monkeypatch.setattr(admission, "_verdict_once", lambda info, cache: Verdict(shown=shown))
-    assert (LAST_ARRIVING in admission.open_gpu(Config()).limits.features) == bool(shown)
+    monkeypatch.setattr(open_adapter, "_verdict_once", lambda info, cache: Verdict(shown=shown))
+    assert (LAST_ARRIVING in open_adapter.open_gpu(Config()).limits.features) == bool(shown)
 
 
 def test_trust_is_remembered(tmp_path: Path) -> None:
@@ -133,9 +133,9 @@ def test_the_option(opened: Callable[..., set[str]], monkeypatch: pytest.MonkeyP
 def test_a_verdict_gives_trust_to_hardware(software: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu.open(Config())
     monkeypatch.setattr(gpu, "trusted", frozenset())
-    monkeypatch.setattr(admission, "_verdict_once", lambda info, cache: Verdict(trusted=("product",)))
+    monkeypatch.setattr(open_adapter, "_verdict_once", lambda info, cache: Verdict(trusted=("product",)))
     monkeypatch.setattr(AdapterInfo, "is_software", software)
-    assert admission.open_gpu(Config()).trusted == (frozenset() if software else unchecked(["product"]))
+    assert open_adapter.open_gpu(Config()).trusted == (frozenset() if software else unchecked(["product"]))
 
 
 @pytest.mark.parametrize(("option", "trusted", "software", "said"), [

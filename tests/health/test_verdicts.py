@@ -17,7 +17,7 @@ import pytest
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.health import admission, drivers, enumeration, markers, verdicts
+from ort_gpu_ep.health import drivers, enumeration, markers, open_adapter, verdicts
 from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.health.verdicts import Verdict, verdict_of
 from ort_gpu_ep.partitioner import partition
@@ -109,12 +109,12 @@ def test_the_key_depends_on_driver_and_code(monkeypatch: pytest.MonkeyPatch) -> 
 def forget() -> Iterator[None]:
     """As in a new process: no verdict known, no mask on the shared device."""
     gpu = Gpu.open(Config())
-    limits, known = gpu.limits, dict(admission._known)
-    admission._known.clear()
+    limits, known = gpu.limits, dict(open_adapter._known)
+    open_adapter._known.clear()
     yield
     gpu.limits = limits
-    admission._known.clear()
-    admission._known.update(known)
+    open_adapter._known.clear()
+    open_adapter._known.update(known)
     markers.remove_mine()
 
 
@@ -152,12 +152,12 @@ def test_markers_of_live_processes_stay(tmp_path: Path) -> None:
 def test_first_use_probes_once_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, forget: None) -> None:
     config = Config(cache_dir=str(tmp_path))
     with caplog.at_level(logging.INFO, "ort_gpu_ep"):
-        gpu = admission.open_gpu(config)
+        gpu = open_adapter.open_gpu(config)
         assert gpu.limits.disabled == ()
         assert "first use, probed in" in caplog.text
         caplog.clear()
-        admission._known.clear()
-        assert admission.open_gpu(config) is gpu
+        open_adapter._known.clear()
+        assert open_adapter.open_gpu(config) is gpu
         assert caplog.text == ""
 
 
@@ -182,7 +182,7 @@ def test_probes_again_after_an_unclean_exit(tmp_path: Path, caplog: pytest.LogCa
     verdicts.write(str(tmp_path), key, Verdict((("softmax.wgsl", "probe 'softmax': FAIL"),), "full"))
     (tmp_path / "health" / f"{key}.1-0.open").write_text(json.dumps({"pid": 2**22 + 1, "left": 0}))
     with caplog.at_level(logging.INFO, "ort_gpu_ep"):
-        gpu = admission.open_gpu(Config(cache_dir=str(tmp_path)))
+        gpu = open_adapter.open_gpu(Config(cache_dir=str(tmp_path)))
     assert "did not end cleanly (1 so far)" in caplog.text
     assert [what for what, _ in gpu.limits.disabled] == ["softmax.wgsl"]     # what the doctor found stays
     stored = verdicts.read(str(tmp_path), key)
@@ -194,13 +194,13 @@ def test_a_fault_found_at_first_use_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, forget: None,
 ) -> None:
     monkeypatch.setenv("ORT_GPU_EP_DRILL", "abort@softmax")
-    gpu = admission.open_gpu(Config(cache_dir=str(tmp_path)))
+    gpu = open_adapter.open_gpu(Config(cache_dir=str(tmp_path)))
     assert gpu.limits.disabled == (("softmax.wgsl", "probe 'softmax': CRASH (signal SIGABRT)"),)
     assert "softmax.wgsl is not used" in caplog.text
 
 
 def test_health_off_probes_nothing(tmp_path: Path, forget: None) -> None:
-    admission.open_gpu(Config(cache_dir=str(tmp_path), health="off"))
+    open_adapter.open_gpu(Config(cache_dir=str(tmp_path), health="off"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -209,7 +209,7 @@ def test_where_no_process_can_be_started_nothing_is_disabled(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     with caplog.at_level(logging.INFO, "ort_gpu_ep"):
-        assert admission.open_gpu(Config(cache_dir=str(tmp_path))).limits.disabled == ()
+        assert open_adapter.open_gpu(Config(cache_dir=str(tmp_path))).limits.disabled == ()
     assert "no process can be started" in caplog.text
     assert verdicts.read(str(tmp_path), verdicts.key_of(Gpu.open(Config()).info)) is None
 

@@ -16,7 +16,7 @@ from ort_gpu_ep import InferenceSession, tuned
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, WrongResultError
-from ort_gpu_ep.health.admission import open_gpu, tuning_key
+from ort_gpu_ep.health.open_adapter import open_gpu, tuning_key
 from ort_gpu_ep.target import UNTUNED, Tuned
 from ort_gpu_ep.tuned import Measured
 from ort_gpu_ep.tuning import measure

@@ -19,7 +19,7 @@ from ort_gpu_ep.figures import (
     figures_of,
 )
 from ort_gpu_ep.health import verdicts
-from ort_gpu_ep.health.admission import _figures
+from ort_gpu_ep.health.open_adapter import _figures
 from ort_gpu_ep.ops import matvec
 from ort_gpu_ep.ops.contraction import Matrix
 from ort_gpu_ep.ops.tiles import TiledProduct, Weights, forms
