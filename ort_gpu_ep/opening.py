@@ -115,5 +115,6 @@ def make_runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: M
     from ort_gpu_ep.health.verdicts import key_of
 
     gpu = open_gpu(config)
+    sampler = open_sampler(gpu.info, config.load, LazyTimedDispatch(gpu.info), order_among_equals(gpu.info))
     return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config),
-                  gpu.uses, open_sampler(gpu.info, config.load, LazyTimedDispatch(gpu.info), order_among_equals(gpu.info)), gpu.info.is_software)
+                  gpu.uses, sampler, gpu.info.is_software)

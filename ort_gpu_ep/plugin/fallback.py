@@ -21,7 +21,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node
 from ort_gpu_ep.plugin.plain import exact_products, ort_session
-from ort_gpu_ep.plugin.spill import MIN_SPILL_NBYTES, SpillFile
+from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES, WeightFile
 from ort_gpu_ep.types import SUB_BYTE, TensorType, packed
 from ort_gpu_ep.weights.functions import DOMAIN, functions
 
@@ -43,7 +43,7 @@ class Fallback:
         self._graph, self._opsets = graph, dict(opsets)
         self._kept: dict[str, Array] = {}
         self._large: tuple[str, ...] = ()
-        self._spill: SpillFile | None = None
+        self._file: WeightFile | None = None
         self._session: Any = None
         self._missing: str | None = None
         self._lock = threading.Lock()
@@ -70,8 +70,8 @@ class Fallback:
     def graph_with_constants(self) -> Graph:
         """The partition's graph, with the constants that it reads: a program can be made of it. Raises ValueError, once closed."""
         values = dict(self._graph.values)
-        spilled = {name: self._spill.load(name) for name in self._large} if self._spill is not None else {}
-        for name, array in (self._kept | spilled).items():
+        stored = {name: self._file.load(name) for name in self._large} if self._file is not None else {}
+        for name, array in (self._kept | stored).items():
             values[name] = replace(values[name], load=partial(_given, array))
         return self._graph.with_nodes(self._graph.nodes, values)
 
@@ -79,34 +79,34 @@ class Fallback:
         """Deletes the constants on disk."""
         with self._lock:
             self._session = None
-            if self._spill is not None:
-                self._spill.remove()
+            if self._file is not None:
+                self._file.remove()
 
     def constants(self) -> dict[str, Array | FilePlace]:
         """What the partition's nodes read: small ones, and where on disk the large ones are until `close`."""
-        places = {name: self._spill.places[name] for name in self._large} if self._spill is not None else {}
+        places = {name: self._file.places[name] for name in self._large} if self._file is not None else {}
         return {**self._kept, **places}
 
     def _take_constants(self, cache_path: str, notify: Callable[[str], object]) -> None:
         read = {name for node in self._graph.nodes for name in node.reads} | set(self._graph.outputs)
         constants = {n: v.load for n, v in self._graph.values.items() if v.load is not None and n in read}
         arrays = {name: load() for name, load in constants.items()}
-        large = {n: a for n, a in arrays.items() if a.nbytes > MIN_SPILL_NBYTES}
+        large = {n: a for n, a in arrays.items() if a.nbytes > MIN_FILE_NBYTES}
         self._kept = {n: np.array(a) for n, a in arrays.items() if n not in large}
         if not large:
             return
         try:
-            self._spill = SpillFile(cache_path, sum(a.nbytes for a in large.values()))
+            self._file = WeightFile(cache_path, sum(a.nbytes for a in large.values()))
             for name, array in large.items():
-                self._spill.add(name, array)
-            self._spill.close_writing()
+                self._file.add(name, array)
+            self._file.close_writing()
         except OSError as error:
             notify(f"weights for the CPU fallback stay in memory: {error}")
-            if self._spill is not None:
-                self._spill.remove()
-            self._spill = None
+            if self._file is not None:
+                self._file.remove()
+            self._file = None
             self._kept |= {n: np.array(a) for n, a in large.items()}
-        self._large = tuple(large) if self._spill is not None else ()
+        self._large = tuple(large) if self._file is not None else ()
 
     def _built(self) -> Any:
         with self._lock:
@@ -115,12 +115,12 @@ class Fallback:
                 options.log_severity_level = 3
                 exact_products(options)
                 options.enable_cpu_mem_arena = False    # an arena keeps the largest run's tensors, twice over
-                spilled = {name: self._spill.load(name) for name in self._large} if self._spill is not None else {}
-                external = {n: a for n, a in spilled.items() if a.dtype.name not in _SUB_BYTE}      # no OrtValue is made of the others
+                stored = {name: self._file.load(name) for name in self._large} if self._file is not None else {}
+                external = {n: a for n, a in stored.items() if a.dtype.name not in _SUB_BYTE}      # no OrtValue is made of the others
                 if external:
                     values = [_ort_value(a, self._onnx_type(n)) for n, a in external.items()]
                     options.add_external_initializers(list(external), values)
-                model = self._model(external, {**self._kept, **{n: a for n, a in spilled.items() if n not in external}})
+                model = self._model(external, {**self._kept, **{n: a for n, a in stored.items() if n not in external}})
                 self._session = ort_session(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
             return self._session
 

@@ -13,7 +13,7 @@ import onnxruntime
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.isolation import remote
-from ort_gpu_ep.plugin import factory, spill, state, tables
+from ort_gpu_ep.plugin import factory, state, tables, weight_file
 from ort_gpu_ep.plugin.abi import NULL, check_version, ffi
 from ort_gpu_ep.plugin.factory import EP_NAME, create_factories, release_factory
 from ort_gpu_ep.plugin.memory import memory
@@ -108,5 +108,5 @@ def _exit() -> None:
 def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
-    for part in (memory, spill, state, tables, remote):
+    for part in (memory, state, tables, weight_file, remote):
         part.after_fork()

@@ -1,6 +1,6 @@
 """A session's way back to the GPU after its device was lost: its programs, rebuilt on a new device in the background.
 
-Weights come from the CPU fallback, which keeps them on disk (spill.py). The lost device is not used again.
+Weights come from the CPU fallback, which keeps them on disk (weight_file.py). The lost device is not used again.
 """
 
 from __future__ import annotations

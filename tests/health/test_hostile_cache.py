@@ -25,7 +25,7 @@ from ort_gpu_ep.health.helper import list_adapters
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.placement.decisions import Decisions, Learnt
 from ort_gpu_ep.placement.names import NAMES
-from ort_gpu_ep.plugin import spill
+from ort_gpu_ep.plugin import weight_file
 from ort_gpu_ep.profile import GUESSED
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, reference
 
@@ -175,7 +175,7 @@ def test_what_is_written_is_private(tmp_path: Path) -> None:
         cache = tmp_path / "a" / "b"
         verdicts.write(str(cache), "k", Verdict())
         markers.leave(str(cache), "k")
-        file = spill.SpillFile(str(cache), 1000)
+        file = weight_file.WeightFile(str(cache), 1000)
         file.add("w", np.zeros(1000, "f"))
         file.close_writing()
         found = {p: stat.S_IMODE(p.lstat().st_mode) for p in [tmp_path / "a", *(tmp_path / "a").rglob("*")]}
@@ -194,24 +194,24 @@ def test_numbers_that_json_lacks_are_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, bound, lambda p: link(p, p.parent / "victim"), lambda p: link(p, Path("/dev/null"))])
 def test_hostile_locks(make: Callable[[Path], object], tmp_path: Path) -> None:
-    root = tmp_path / "spill"
+    root = tmp_path / "weights"
     root.mkdir()
     make(root / "12-abcd.lock")
     start = time.monotonic()
-    folder = spill.SpillFolder(root)
+    folder = weight_file.WeightFolder(root)
     assert time.monotonic() - start < LIMIT_S
     assert not (root / "victim").exists()
     folder.remove()
 
 
 def test_a_lock_names_no_other_folder(tmp_path: Path) -> None:
-    root = tmp_path / "spill"
+    root = tmp_path / "weights"
     root.mkdir()
     (tmp_path / "kept").write_text("")
     for name in ("...lock", ".lock", "..lock", "x.lock"):
         (root / name).write_text("")
     (root / "x").mkdir()
-    spill.SpillFolder(root).remove()
+    weight_file.WeightFolder(root).remove()
     assert (tmp_path / "kept").exists()
     assert (root / "x").exists()
 
@@ -242,7 +242,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(enumeration, "_seen", None)
     monkeypatch.setattr(open_adapter, "_known", {})
     monkeypatch.setattr(open_adapter, "QUICK_S", 0.1)
-    monkeypatch.setattr(spill, "_folders", {})
+    monkeypatch.setattr(weight_file, "_folders", {})
     yield
     markers.remove_mine()
 
@@ -257,8 +257,8 @@ def test_sessions_answer(content: str, tmp_path: Path, fresh: None) -> None:
     for path in files:
         path.unlink()
         CONTENTS[content](path)
-    os.mkfifo(cache / "spill" / "77-ff.lock")
-    for module, name, value in ((enumeration, "_seen", None), (open_adapter, "_known", {}), (spill, "_folders", {})):
+    os.mkfifo(cache / "weights" / "77-ff.lock")
+    for module, name, value in ((enumeration, "_seen", None), (open_adapter, "_known", {}), (weight_file, "_folders", {})):
         setattr(module, name, value)
     start = time.monotonic()
     opened = open_session(MODEL, cache_dir=str(cache))
@@ -281,7 +281,7 @@ def quick_looks(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], No
     def forget() -> None:
         markers.remove_mine()
         enumeration._seen = None
-        for known in (open_adapter._known, calibration._known, spill._folders):
+        for known in (open_adapter._known, calibration._known, weight_file._folders):
             known.clear()
     return forget
 
@@ -313,8 +313,8 @@ def test_a_hundred_states_and_a_hundred_right_answers(tmp_path: Path, quick_look
                 path.write_text(_spoilt(text, rng))
             else:
                 hostile[state % len(hostile) if state % 3 else int(rng.integers(len(hostile)))](path)
-        store.make_folder(cache / "spill")
-        hostile[int(rng.integers(len(hostile)))](cache / "spill" / "12-ab.lock")
+        store.make_folder(cache / "weights")
+        hostile[int(rng.integers(len(hostile)))](cache / "weights" / "12-ab.lock")
         answer("gpu" if state % 2 else "auto")
 
 

@@ -128,7 +128,7 @@ def test_weights_larger_than_a_message_but_not_on_disk(monkeypatch: pytest.Monke
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(fallback, "SpillFile", full)
+    monkeypatch.setattr(fallback, "WeightFile", full)
     weights = {"W": rng.normal(size=(16, 4096)).astype("f"), "V": rng.normal(size=(16, 3)).astype("f")}
     model = make_model([node("MatMul", "x W", "a"), node("MatMul", "x V", "b")], [info("x", ["N", 16])], ["a", "b"], weights)
     opened = isolated(model)

@@ -74,7 +74,7 @@ def test_an_adapter_that_is_not_there() -> None:
 
 
 @pytest.mark.alone
-def test_pulses_take_longer_the_more_they_do() -> None:
+def test_timed_dispatches_take_longer_the_more_they_do() -> None:
     info = choose("")[0]
     short, long = TimedDispatch(info), TimedDispatch(info, iterations=1 << 22)
     short(), long()

@@ -273,18 +273,18 @@ def test_fallback_has_the_weights(nbytes: int, rng: np.random.Generator, monkeyp
         [node("MatMul", "x W", "h"), node("Add", "h b", "y")], [info("x", ["N", 64])], ["y"],
         {"W": rng.normal(size=(64, n)).astype("f"), "b": rng.normal(size=n).astype("f")})
     opened = open_session(model, cache_dir=str(tmp_path))
-    spilled = list(tmp_path.glob("spill/*/*.bin"))
-    assert len(spilled) == (nbytes > 64 << 10)
+    stored = list(tmp_path.glob("weights/*/*.bin"))
+    assert len(stored) == (nbytes > 64 << 10)
     monkeypatch.setattr(Program, "run", raises(DeviceError("x")))
     x = rng.normal(size=(2, 64)).astype("f")
     assert_close(opened.run(x=x), reference(model, x=x))
     opened.session = None
-    assert not list(tmp_path.glob("spill/*/*.bin"))
+    assert not list(tmp_path.glob("weights/*/*.bin"))
 
 
 def test_fallback_without_a_disk(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     model = make_model([node("MatMul", "x W", "y")], [info("x", ["N", 256])], ["y"], {"W": rng.normal(size=(256, 256)).astype("f")})
-    (tmp_path / "spill").write_text("in the way")
+    (tmp_path / "weights").write_text("in the way")
     opened = open_session(model, cache_dir=str(tmp_path))
     assert any("stay in memory" in e.message for e in opened.state.events)
     monkeypatch.setattr(Program, "run", raises(DeviceError("x")))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError
-from ort_gpu_ep.plugin import spill
+from ort_gpu_ep.plugin import weight_file
 from ort_gpu_ep.plugin.memory import Memory
 from ort_gpu_ep.plugin.reservation import Reservation
 
@@ -161,8 +161,8 @@ def test_address_space_runs_out_with_an_error(monkeypatch: pytest.MonkeyPatch) -
     assert space.take(1 << 32) == first
 
 
-def test_spilled_arrays_come_back(tmp_path: Path) -> None:
-    file = spill.SpillFile(str(tmp_path), 10_000)
+def test_arrays_come_back_from_the_file(tmp_path: Path) -> None:
+    file = weight_file.WeightFile(str(tmp_path), 10_000)
     arrays = {"a": np.arange(100, dtype=np.int64), "b": np.ones((3, 5, 7), np.float16), "c": np.arange(12.0).reshape(3, 4).T}
     for name, array in arrays.items():
         file.add(name, array)
@@ -170,26 +170,26 @@ def test_spilled_arrays_come_back(tmp_path: Path) -> None:
     for name, array in arrays.items():
         np.testing.assert_array_equal(file.load(name), array)
     file.remove()
-    assert not list(tmp_path.glob("spill/*/*"))
+    assert not list(tmp_path.glob("weights/*/*"))
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="are free"):
-        spill.SpillFile(str(tmp_path), 1 << 60)
+        weight_file.WeightFile(str(tmp_path), 1 << 60)
 
 
 def test_folders_of_dead_processes_go_and_those_of_live_ones_stay(tmp_path: Path, python: Callable[..., Any]) -> None:
     code = f"""
-from ort_gpu_ep.plugin import spill
-file = spill.SpillFile({str(tmp_path)!r}, 10)
+from ort_gpu_ep.plugin import weight_file
+file = weight_file.WeightFile({str(tmp_path)!r}, 10)
 file.add("a", np.ones(3))
 file.close_writing()
 """
     python(code + "os._exit(1)")
-    assert len(list(tmp_path.glob("spill/*/*.bin"))) == 1
-    mine = spill.SpillFile(str(tmp_path), 10)
-    assert list(tmp_path.glob("spill/*/*.bin")) == [mine.path]
+    assert len(list(tmp_path.glob("weights/*/*.bin"))) == 1
+    mine = weight_file.WeightFile(str(tmp_path), 10)
+    assert list(tmp_path.glob("weights/*/*.bin")) == [mine.path]
     python(code)
-    assert list(tmp_path.glob("spill/*/*.bin")) == [mine.path]
-    assert len(list(tmp_path.glob("spill/*"))) == 2
+    assert list(tmp_path.glob("weights/*/*.bin")) == [mine.path]
+    assert len(list(tmp_path.glob("weights/*"))) == 2
     mine.remove()

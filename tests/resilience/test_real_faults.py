@@ -312,12 +312,12 @@ def test_broken_markers_count_as_an_unclean_exit(process: Process, tmp_path: Pat
     assert not process().lines("did not end cleanly")
 
 
-def test_strangers_in_the_spill_folder(process: Process, tmp_path: Path) -> None:
-    spill = tmp_path / "cache" / "spill"
-    (spill / "1-dead").mkdir(parents=True)
-    (spill / "1-dead" / "left.bin").write_bytes(b"x" * 100)
-    (spill / "1-dead.lock").write_text("")
-    (spill / "2-odd.lock").mkdir()
+def test_strangers_in_the_weights_folder(process: Process, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "weights"
+    (folder / "1-dead").mkdir(parents=True)
+    (folder / "1-dead" / "left.bin").write_bytes(b"x" * 100)
+    (folder / "1-dead.lock").write_text("")
+    (folder / "2-odd.lock").mkdir()
     done = process()
     assert done.said["right"]
-    assert not (spill / "1-dead").exists()
+    assert not (folder / "1-dead").exists()

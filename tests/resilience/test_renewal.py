@@ -14,15 +14,15 @@ from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.faults import FaultyGpu
 from ort_gpu_ep.errors import AdapterError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.plugin import renewal
-from ort_gpu_ep.plugin.spill import MIN_SPILL_NBYTES
+from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES
 from tests.plugin.cases import assert_close, info, island, make_model, node, reference
 
 SIDE = 160
-assert SIDE * SIDE * 4 > MIN_SPILL_NBYTES
+assert SIDE * SIDE * 4 > MIN_FILE_NBYTES
 
 
 def model() -> bytes:
-    """Two partitions around a CPU node; one weight large enough for the spill file, one small."""
+    """Two partitions around a CPU node; one weight large enough for the weight file, one small."""
     rng = np.random.default_rng(5)
     weights = {"W": rng.normal(size=(SIDE, SIDE)).astype("f") / 8, "b": rng.normal(size=(SIDE,)).astype("f"),
                "E": 100 * np.eye(SIDE, dtype="f")}

@@ -22,7 +22,7 @@ from ort_gpu_ep import store
 from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.graph import Array
 
-MIN_SPILL_NBYTES = 64 << 10
+MIN_FILE_NBYTES = 64 << 10
 """Smaller constants stay in memory."""
 
 _RESERVE_NBYTES = 256 << 20
@@ -33,11 +33,11 @@ _ALIGNMENT = 4096
 _OURS = re.compile(r"\d+-\w+\.lock")
 """Names of locks: process and random digits. Nothing else is removed (`...lock` would be the lock of the folder above)."""
 
-_folders: dict[str, SpillFolder] = {}
+_folders: dict[str, WeightFolder] = {}
 _lock = threading.Lock()
 
 
-class SpillFolder:
+class WeightFolder:
     """This process's folder below `root`."""
 
     def __init__(self, root: Path) -> None:
@@ -60,12 +60,12 @@ class SpillFolder:
                 self._lock_path.unlink()
 
 
-class SpillFile:
+class WeightFile:
     """The large constants of one partition: `add` each, `close_writing`, then `load` any number of times."""
 
     def __init__(self, cache_path: str, nbytes: int) -> None:
         """nbytes: what will be written. Raises OSError, if the disk does not take it."""
-        folder = _folder(Path(cache_path) / "spill")
+        folder = _folder(Path(cache_path) / "weights")
         if shutil.disk_usage(folder.path).free < nbytes + _RESERVE_NBYTES:
             raise OSError(f"less than {nbytes + _RESERVE_NBYTES} B are free for {folder.path}")
         self.path = folder.path / f"{secrets.token_hex(8)}.bin"
@@ -102,11 +102,11 @@ class SpillFile:
             self.path.unlink(missing_ok=True)
 
 
-def _folder(root: Path) -> SpillFolder:
+def _folder(root: Path) -> WeightFolder:
     with _lock:
         found = _folders.get(str(root))
         if found is None or not found.path.is_dir():
-            found = _folders[str(root)] = SpillFolder(root)
+            found = _folders[str(root)] = WeightFolder(root)
         return found
 
 
