@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -86,3 +87,44 @@ def batches(count: int, size: int, order: Array) -> Iterator[Array]:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return f"[N, {', '.join(map(str, shape[1:]))}]" if len(shape) > 1 else "[N]"
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """Samples that batches are taken from, by feed: [count, ...] in the step's element types. They are the trainer's own: a user may
+    change theirs, and a step may be repeated later.
+    """
+
+    arrays: dict[str, Array]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.arrays.values())
+
+    def holds(self, arrays: Mapping[str, Array]) -> bool:
+        """Whether these are the same samples."""
+        return set(arrays) == set(self.arrays) and all(np.array_equal(a, self.arrays[n]) for n, a in arrays.items())
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The samples that a step takes of a data set: those numbered batches[at], int32 [B]. Those behind it are most likely the next."""
+
+    source: DataSet
+    batches: Sequence[Array]
+    at: int
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What a step is fed: arrays by name, and rows of a data set."""
+
+    feeds: dict[str, Array]
+    rows: Rows | None = None
+
+    def whole(self) -> dict[str, Array]:
+        """All of it as arrays."""
+        if self.rows is None:
+            return self.feeds
+        numbers = self.rows.batches[self.rows.at]
+        return {**{n: a[numbers] for n, a in self.rows.source.arrays.items()}, **self.feeds}

@@ -12,6 +12,7 @@ import numpy as np
 
 from ort_gpu_ep.errors import AdapterError, DeviceError, OutOfDeviceMemoryError, TrainingError, forget_frames
 from ort_gpu_ep.graph import Array
+from ort_gpu_ep.training.data import Batch, DataSet
 from ort_gpu_ep.training.diagnosis import first_bad_node
 from ort_gpu_ep.training.journal import Entry, Journal
 from ort_gpu_ep.training.resident import LOSSES, Resident, device_failure, state_of
@@ -66,6 +67,8 @@ class Engine:
         self.asked = str(self.options.setdefault("placement", "auto"))
         self.why = "as asked"
         self.renewals = 0
+        self._why_not = ""
+        self._source: DataSet | None = None
         self.resident = self._opened(dict(carried))
         self.journal = Journal(at, dict(carried))
 
@@ -103,10 +106,40 @@ class Engine:
         if self.asked == "auto":
             self.snapshot()
             self.resident = self._opened(self.journal.carried)
+            self.surely(self._hold)
 
     # ---- steps
 
-    def run(self, feeds: Mapping[str, Array]) -> Loss:
+    def has_room(self, sizes: Mapping[str, int]) -> bool:
+        """Whether a data set of arrays of these bytes is to be kept where the steps are."""
+        self._keep(self._source, self.resident.no_room(sizes))
+        return not self._why_not
+
+    def hold(self, arrays: Mapping[str, Array]) -> DataSet | None:
+        """Keeps a data set where the steps are, in the place of the one before, if it is another; None, where that fails."""
+        if self._source is None or not self._source.holds(arrays):
+            self._source = DataSet({n: np.array(a) for n, a in arrays.items()})
+        self.surely(self._hold)
+        return self._source
+
+    def _hold(self) -> None:
+        """On this device, what is to be held; on the CPU the steps take it from where it is."""
+        if self._source is not None and self.resident.on_gpu:
+            self._keep(self._source, self.resident.hold(self._source))
+
+    def _keep(self, source: DataSet | None, why_not: str) -> None:
+        self._source, self._why_not = None if why_not else source, why_not
+
+    @property
+    def data(self) -> str:
+        """Where the samples of fit() are; "" before it was called."""
+        if self._why_not:
+            return f"each step's batch comes from the host: {self._why_not}"
+        if self._source is None:
+            return ""
+        return f"the device holds the data set, {self._source.nbytes / 2**20:,.1f} MiB: of a batch only the samples' numbers go there"
+
+    def run(self, batch: Batch) -> Loss:
         """One step. If it raises, the state is the one before it. Losses that nobody has read since LOSSES steps are read: their places
         are needed again.
         """
@@ -114,8 +147,8 @@ class Engine:
         if held and held[0].step == self.at - LOSSES:
             self.fetch(held[-1])
         loss = Loss(self, self.at)
-        loss.value = self.surely(lambda: self.resident.run(feeds))
-        self.journal.add(feeds, loss)
+        loss.value = self.surely(lambda: self.resident.run(batch))
+        self.journal.add(batch, loss)
         if self.journal.due:
             self.snapshot()
         return loss
@@ -193,6 +226,8 @@ class Engine:
         failure: Exception | None = device_failure(self.resident.session, error)
         if failure is None:
             raise error
+        if isinstance(failure, OutOfDeviceMemoryError) and self._source is not None:
+            self._keep(None, f"with the data set there was no memory left ({failure})")
         for _ in range(ATTEMPTS):
             log.warning("training: going on from step %d on a new device, after %s: %s", self.journal.step, type(failure).__name__, failure)
             self.renewals += 1
@@ -219,11 +254,12 @@ class Engine:
 
     def _replay(self, resident: Resident) -> None:
         self.resident = resident
+        self._hold()
         for entry in self.journal.entries:
             self._repeat(entry)
 
     def _repeat(self, entry: Entry) -> Any:
-        value, loss = self.resident.run(entry.feeds), entry.loss()
+        value, loss = self.resident.run(entry.batch), entry.loss()
         if loss is not None and loss.value is not None:
             loss.value = value
         return value
@@ -235,7 +271,7 @@ class Engine:
         good, entries, numbers = dict(self.journal.carried), list(self.journal.entries), list[float]()
         self.resident.write(good)
         for entry in entries:
-            (value,) = self.resident.numbers([self.resident.run(entry.feeds)])
+            (value,) = self.resident.numbers([self.resident.run(entry.batch)])
             state = self.resident.read()
             if not (math.isfinite(value) and all(np.isfinite(a).all() for a in state.values())):
                 break
@@ -247,7 +283,7 @@ class Engine:
             held.settle(math.nan if held.step >= at else numbers[held.step - self.journal.step])
         self.resident.write(good)
         self.journal.renew(at, good, self.journal.taken_s)
-        where = first_bad_node(self.step.model, {**entries[done].feeds, **good}) if done < len(entries) else ""
+        where = first_bad_node(self.step.model, {**entries[done].batch.whole(), **good}) if done < len(entries) else ""
         what = f"the loss of step {loss.step} is {number:g}" if loss is not None else "a parameter is not finite"
         first = f" (first in step {at})" if loss is None or loss.step != at else ""
         raise TrainingError(f"{what}{first}; {f'the first value that is not finite comes from {where}; ' if where else ''}"
@@ -257,7 +293,7 @@ class Engine:
 def _timed(resident: Resident, carried: Mapping[str, Array]) -> float:
     """Seconds of a step, the fastest of a few, on zeros; the state is afterwards what it was."""
     rng = np.random.default_rng(0)
-    feeds = {n: rng.random(s).astype(d) if d.kind == "f" else np.zeros(s, d) for n, (d, s) in resident.step.feeds.items()}
+    feeds = Batch({n: rng.random(s).astype(d) if d.kind == "f" else np.zeros(s, d) for n, (d, s) in resident.step.feeds.items()})
     found = []
     for _ in range(TIMED_STEPS + 2):
         start = time.perf_counter()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ort_gpu_ep.graph import Array
+from ort_gpu_ep.training.data import Batch
 
 SHARE = 0.02
 """Of the time that snapshots may take."""
@@ -21,7 +21,7 @@ MAX_NBYTES = 256 << 20
 class Entry:
     """A step that was taken: what it was fed, and whoever may still read its loss."""
 
-    feeds: dict[str, Array]
+    batch: Batch
     loss: weakref.ReferenceType[Any]
 
 
@@ -36,9 +36,9 @@ class Journal:
     taken_s: float = 0.0
     since: float = field(default_factory=time.perf_counter)
 
-    def add(self, feeds: Mapping[str, Array], loss: Any) -> None:
-        self.entries.append(Entry(dict(feeds), weakref.ref(loss)))
-        self.nbytes += sum(a.nbytes for a in feeds.values())
+    def add(self, batch: Batch, loss: Any) -> None:
+        self.entries.append(Entry(batch, weakref.ref(loss)))
+        self.nbytes += sum(a.nbytes for a in batch.feeds.values())
 
     @property
     def due(self) -> bool:

@@ -2,12 +2,14 @@
 
 Two sets of values take turns: what a step reads is there until it has succeeded. Feeds have slots of their own, two of each, so that
 a batch can be on its way while the step before it runs. Losses go round through LOSSES places: steps then meet the same buffers again,
-so that no bind group is made and the next step is recorded while the host waits.
+so that no bind group is made and the next step is recorded while the host waits. Batches of a data set that is on the device have a slot
+for each of these places (gathered.py).
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +22,9 @@ from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.plugin import VENDOR_ID, SessionState
 from ort_gpu_ep.session import InferenceSession
-from ort_gpu_ep.training.step import LOSS, TrainingStep
+from ort_gpu_ep.training.data import Batch, DataSet
+from ort_gpu_ep.training.gathered import Gathered, gathering, too_large
+from ort_gpu_ep.training.step import LOSS, WEIGHT, TrainingStep
 
 NEW = ".new"
 
@@ -42,6 +46,12 @@ def state_of(session: InferenceSession) -> SessionState | None:
     return session._state if session._state is not None and session._state.partitions else None
 
 
+def runs_whole(session: InferenceSession) -> bool:
+    """Whether every node is on the GPU, in one partition."""
+    state = state_of(session)
+    return state is not None and len(state.partitions) == 1 and all(n.device == "gpu" for n in state.reports[-1].nodes)
+
+
 def device_failure(session: InferenceSession, error: Exception) -> DeviceError | None:
     """What a device did, if that is why onnxruntime, or a copy, raised this."""
     if isinstance(error, DeviceError):
@@ -58,7 +68,7 @@ class Resident:
     """A step on a device. Its state is `carried` at first, and changes with each run."""
 
     def __init__(self, step: TrainingStep, options: Mapping[str, Any], carried: Mapping[str, Array]) -> None:
-        self.step = step
+        self.step, self._options = step, options
         self.session = open_session(step.model.SerializeToString(), options)
         self.on_gpu = state_of(self.session) is not None
         here = self.on_gpu and resolve(options).isolation == "none"      # what a worker's GPU holds, each step gets from the host
@@ -69,7 +79,10 @@ class Resident:
         self._slots = [{n: self._slot(d, s) for n, (d, s) in step.feeds.items()} for _ in range(2)]
         self._filled: list[dict[str, Array]] = [{}, {}]
         self._losses = [self._slot(np.dtype(np.float32), ()) for _ in range(LOSSES)]
-        self._bindings = [self._bind(place) for place in range(LOSSES)]
+        self._bindings = [self._bind(place, {}) for place in range(LOSSES)]
+        self._gathered: Gathered | None = None
+        self._gathering: list[Any] = []
+        self._copied: Counter[str] = Counter()
         self._place = 0
         self.run_s: list[float] = []
 
@@ -78,10 +91,13 @@ class Resident:
         return OrtValue.ortvalue_from_numpy(np.array(array, order="C"), *self.device)
 
     def _slot(self, dtype: Any, shape: Any) -> Any:
+        return self._own(self.session, np.zeros(shape, dtype))
+
+    def _own(self, session: InferenceSession, array: Array) -> Any:
         """A value on the device; since onnxruntime 1.30 of this session: what is copied there counts in its stats."""
-        make = getattr(self.session, "create_ortvalue_from_shape_and_type", OrtValue.ortvalue_from_shape_and_type)
-        made = make(shape, dtype.type, *self.device)
-        made.update_inplace(np.zeros(shape, dtype))
+        make = getattr(session, "create_ortvalue_from_shape_and_type", OrtValue.ortvalue_from_shape_and_type)
+        made = make(array.shape, array.dtype.type, *self.device)
+        made.update_inplace(array)
         return made
 
     @property
@@ -89,28 +105,67 @@ class Resident:
         """The set of values, and of slots, that the next step reads."""
         return self._place % 2
 
-    def _bind(self, place: int) -> Any:
+    def _bind(self, place: int, gathered: Mapping[str, Any]) -> Any:
+        """What a step reads and writes. gathered: feeds that have other slots than the rest."""
         binding, now = self.session.io_binding(), place % 2
-        for name, value in {**self._slots[now], **self._sets[now], **self._held}.items():
+        for name, value in {**self._slots[now], **gathered, **self._sets[now], **self._held}.items():
             binding.bind_ortvalue_input(name, value)
         for name, value in self._sets[1 - now].items():
             binding.bind_ortvalue_output(name + NEW, value)
         binding.bind_ortvalue_output(LOSS, self._losses[place])
         return binding
 
-    def run(self, feeds: Mapping[str, Array]) -> Any:
+    def no_room(self, sizes: Mapping[str, int]) -> str:
+        """Why a data set of arrays of these bytes can't be kept here; "" if it can."""
+        state = state_of(self.session)
+        if state is None or state.gpu is None:
+            return "the GPU is in a worker process" if self.on_gpu else "the steps are on the CPU"
+        return too_large(sizes, resolve(self._options).memory_limit_mb << 20, state.gpu.limits.max_binding_nbytes)
+
+    def hold(self, source: DataSet) -> str:
+        """Keeps a data set on the device, in the place of the one before. Returns why that fails, "" if it does not."""
+        if self._gathered is not None and self._gathered.source is source:
+            return ""
+        self._copied, self._gathered = self._copied + self._copies(), None
+        batch = self.step.feeds[WEIGHT][1][0]
+        session = open_session(gathering(source, batch, LOSSES).SerializeToString(), self._options)
+        if not runs_whole(session):
+            return "the adapter does not take the nodes that gather a batch"
+        made = Gathered(source, batch, LOSSES, session, self._value, self._own)
+        self._gathered, self._gathering = made, [self._bind(place, made.slots[place]) for place in range(LOSSES)]
+        return ""
+
+    def run(self, batch: Batch) -> Any:
         """One step; returns the loss, where it is until LOSSES steps later. If it raises, the state is the one before it."""
         start = time.perf_counter()
         slots, place = self._slots[self.now], self._place
+        feeds, bindings = self._brought(batch)
         for name, array in feeds.items():
             if self._filled[self.now].get(name) is not array:       # sample weights of full batches are always the same array
                 slots[name].update_inplace(array)
                 self._filled[self.now][name] = array
-        self.session.run_with_iobinding(self._bindings[place])
+        self.session.run_with_iobinding(bindings[place])
         self._place = (place + 1) % LOSSES
         self.run_s.append(time.perf_counter() - start)
         del self.run_s[:-100]
         return self._losses[place]
+
+    def _brought(self, batch: Batch) -> tuple[dict[str, Array], list[Any]]:
+        """What the host has to bring for a step, and the bindings that take the rest from where it is."""
+        if batch.rows is None or self._gathered is None or batch.rows.source is not self._gathered.source:
+            return batch.whole(), self._bindings
+        self._gathered.fetch(self._place, batch.rows)
+        return batch.feeds, self._gathering
+
+    def stats(self) -> dict[str, Any]:
+        """The counts of the step's session, with the copies of those that gathered batches."""
+        found = self.session.stats()
+        return {**found, **{n: found[n] + count for n, count in (self._copied + self._copies()).items()}}
+
+    def _copies(self) -> Counter[str]:
+        """Of the session that gathers batches now."""
+        counts = self._gathered.session.stats() if self._gathered is not None else {}
+        return Counter({n: count for n, count in counts.items() if "_to_" in n})
 
     @property
     def values(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,11 +84,7 @@ class Trainer:
         inputs, label = data.as_inputs(x, self._input_names()), np.asarray(y)
         data.samples(inputs, label)
         engine = self._opened(inputs)
-        feeds = self._feeds(engine.step, inputs, label, sample_weight)
-        feeds[HYPER] = numbers(self.optimizer, engine.step.accumulate, engine.at)
-        if SEED in engine.step.feeds:
-            feeds[SEED] = seed_of(self.seed, engine.at)
-        return uninterrupted(self._run, engine, feeds)
+        return self._stepped(engine, data.Batch(self._feeds(engine.step, inputs, label, sample_weight)))
 
     def fit(
         self, x: data.Inputs, y: Array, *, epochs: int = 1, batch: int = BATCH, shuffle: bool = True, sample_weight: Array | None = None,
@@ -97,17 +93,22 @@ class Trainer:
         """Epochs over all samples, in another order each, in batches. Returns for each epoch the mean loss of its samples, and with
         `validation` what evaluate() gives for it.
 
-        A Ctrl-C is raised between two steps: the trainer is then at the state after the last one.
+        Samples that fit there (gathered.py) are kept in the memory of the device that takes the steps, until others come; explain() says
+        whether they are. A Ctrl-C is raised between two steps: the trainer is then at the state after the last one.
         """
         inputs, label = data.as_inputs(x, self._input_names()), np.asarray(y)
         count = data.samples(inputs, label)
         size, history = min(batch, count), list[dict[str, float]]()
+        weight = None if sample_weight is None else np.asarray(sample_weight)
+        engine = self._opened({n: a[:size] for n, a in inputs.items()})
+        held, where = None, ""
         for epoch in range(1, epochs + 1):
+            if where != engine.placement:
+                held, where = self._held(engine, inputs, label, size), engine.placement
             order = np.random.default_rng([self.seed, self.epochs]).permutation(count) if shuffle else np.arange(count)
             parts, waiting, read = list(data.batches(count, size, order)), list[Loss](), list[float]()
-            for k, part in enumerate(parts, start=1):
-                weight = None if sample_weight is None else np.asarray(sample_weight)[part]
-                waiting.append(self.step({n: a[part] for n, a in inputs.items()}, label[part], weight))
+            for k, fed in enumerate(self._batches(engine, inputs, label, held, parts, weight), start=1):
+                waiting.append(self._stepped(engine, fed))
                 if k % READ_EVERY == 0 or k == len(parts):
                     float(waiting[-1])
                     read, waiting = read + [float(loss) for loss in waiting], []
@@ -227,6 +228,8 @@ class Trainer:
         lines.append(f"{len(engine.step.parameters)} weights of {size:,} elements are trained; a step has "
                      f"{len(engine.step.model.graph.node)} nodes, for batches of {self._batch(engine)}")
         lines += [*engine.step.notes, f"on the {engine.placement.upper()}: {engine.why}"]
+        if engine.data:
+            lines.append(engine.data)
         if engine.resident.run_s:
             lines.append(f"the host spends {self.host_ms():.3g} ms a step")
         if engine.renewals:
@@ -242,17 +245,45 @@ class Trainer:
         engine = self._engine
         if engine is None:
             return {"steps": self.steps}
-        return {**engine.resident.session.stats(), "steps": self.steps, "renewals": engine.renewals, "placement": engine.placement}
+        return {**engine.resident.stats(), "steps": self.steps, "renewals": engine.renewals, "placement": engine.placement}
 
     # ---- inside
 
-    def _run(self, engine: Engine, feeds: Mapping[str, Array]) -> Loss:
+    def _batches(
+        self, engine: Engine, inputs: Mapping[str, Array], label: Array, held: data.DataSet | None, parts: Sequence[Array], weight: Any,
+    ) -> Iterator[data.Batch]:
+        """What the steps of an epoch are fed: rows of a data set that is held where they run, or the samples themselves."""
+        size = self._batch(engine)
+        rows = [] if held is None else [data.padded(part, size).astype(np.int32) for part in parts]
+        for at, part in enumerate(parts):
+            share = None if weight is None else weight[part]
+            if held is None:
+                yield data.Batch(self._feeds(engine.step, {n: a[part] for n, a in inputs.items()}, label[part], share))
+            else:
+                yield data.Batch({WEIGHT: data.normalized(share, len(part), size)}, data.Rows(held, rows, at))
+
+    def _held(self, engine: Engine, inputs: Mapping[str, Array], label: Array, size: int) -> data.DataSet | None:
+        """These samples as a data set where the steps run, if there is room. Raises TrainingError for samples that do not fit the step."""
+        types = {n: dtype for n, (dtype, _) in engine.step.feeds.items()}
+        if not engine.has_room({n: a.size * types[n].itemsize for n, a in {**inputs, LABEL: label}.items() if n in types}):
+            return None
+        self._check_count(engine.step, size)
+        return engine.hold(self._checked(engine.step, inputs, label))
+
+    def _stepped(self, engine: Engine, batch: data.Batch) -> Loss:
+        """A step on a batch, to which the optimizer's numbers come."""
+        batch.feeds[HYPER] = numbers(self.optimizer, engine.step.accumulate, engine.at)
+        if SEED in engine.step.feeds:
+            batch.feeds[SEED] = seed_of(self.seed, engine.at)
+        return uninterrupted(self._run, engine, batch)
+
+    def _run(self, engine: Engine, batch: data.Batch) -> Loss:
         """A step, before which the optimizer may change what is carried."""
         update, part = divmod(engine.at, engine.step.accumulate)
         if not part and self.optimizer.due(update) and engine.at != self._renewed:
             engine.write(self.optimizer.renewed(update, engine.read()), engine.at)
             self._renewed = engine.at
-        return engine.run(feeds)
+        return engine.run(batch)
 
     def _input_names(self) -> list[str]:
         stored = {t.name for t in self._request.model.graph.initializer}
@@ -276,15 +307,24 @@ class Trainer:
     def _feeds(self, step: TrainingStep, inputs: Mapping[str, Array], label: Array, weight: Array | None) -> dict[str, Array]:
         """Checked, in the step's sizes and types, copied: the caller may change the arrays. Raises TrainingError."""
         given, size = data.samples(inputs, label), step.feeds[WEIGHT][1][0]
+        self._check_count(step, given)
+        feeds = {n: np.array(data.padded(a, size)) for n, a in self._checked(step, inputs, label).items()}
+        return {**feeds, WEIGHT: data.normalized(weight, given, size)}
+
+    def _check_count(self, step: TrainingStep, given: int) -> None:
+        """Raises TrainingError for more samples than a step takes."""
+        size = step.feeds[WEIGHT][1][0]
         if given > size:
             raise TrainingError(f"got {given} samples, but the steps of this trainer are for {size}: the first batch decides; make another "
                                 "Trainer")
+
+    def _checked(self, step: TrainingStep, inputs: Mapping[str, Array], label: Array) -> dict[str, Array]:
+        """Samples as feeds of a step, in its types. Raises TrainingError."""
         arrays = {**{n: a for n, a in inputs.items() if n in step.feeds}, LABEL: label}
         feeds = {n: data.checked("labels" if n == LABEL else f"input {n!r}", a, *step.feeds[n]) for n, a in arrays.items()}
         if self._request.loss.name == "cross_entropy":
             data.check_classes(feeds[LABEL], step.classes)
-        feeds = {n: np.array(data.padded(a, size)) for n, a in feeds.items()}
-        return {**feeds, WEIGHT: data.normalized(weight, given, size)}
+        return feeds
 
     def _evaluated(self, engine: Engine, inputs: Mapping[str, Array], label: Array, weight: Any, output: bool = False) -> dict[str, Array]:
         feeds = self._feeds(engine.step, inputs, label, weight)
