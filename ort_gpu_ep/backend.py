@@ -26,8 +26,8 @@ from ort_gpu_ep.utilization import Uses
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu, Tensor
+    from ort_gpu_ep.device.index_check import Word
     from ort_gpu_ep.device.steady import Steady
-    from ort_gpu_ep.device.trespass import Word
 
 
 @dataclass(frozen=True, slots=True)

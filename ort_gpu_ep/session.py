@@ -164,7 +164,7 @@ class InferenceSession(plugin.PlainSession):
         try:
             return super().run(output_names, input_feed, run_options)
         except Exception as error:
-            plugin.excuse(self._state, error)
+            plugin.fall_back_or_raise(self._state, error)
             return self._cpu_session().run(output_names, input_feed, run_options)
 
     def run_async(self, output_names: Any, input_feed: Any, callback: Any, user_data: Any, run_options: Any = None) -> None:

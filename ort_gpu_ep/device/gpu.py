@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import native, trespass, waiting
+from ort_gpu_ep.device import index_check, native, waiting
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from ort_gpu_ep.device.buffers import STAGING, Buffer, Buffers, Piece, size_class
 from ort_gpu_ep.device.cache import Cache
@@ -129,16 +129,16 @@ class Gpu(Buffers):
         """
         self.download_all([((buffer, offset_bytes, nbytes), address)])
 
-    def download_all(self, wanted: Sequence[tuple[Piece, int]], words: Sequence[trespass.Word] = ()) -> None:
+    def download_all(self, wanted: Sequence[tuple[Piece, int]], words: Sequence[index_check.Word] = ()) -> None:
         """Like `download`, of (piece, address) pairs, with one wait. Raises IndexOutOfRangeError where one of the words is set."""
         seen = ffi.new("uint32_t[]", len(words))
         places = [(piece, ffi.cast("char *", address)) for piece, address in wanted]
-        places += [((word.buffer, 0, trespass.NBYTES), seen + k) for k, word in enumerate(words)]
+        places += [((word.buffer, 0, index_check.NBYTES), seen + k) for k, word in enumerate(words)]
 
         def take(index: int, source: int) -> None:
             ffi.memmove(places[index][1], ffi.cast("char *", source), places[index][0][2])
         self.lend([piece for piece, _ in places], take)
-        trespass.check(words, seen)
+        index_check.check(words, seen)
 
     def lend(self, pieces: Sequence[Piece], take: Callable[[int, int], object]) -> None:
         """Waits for earlier work and calls `take` with the index and the address of each piece's content, valid meanwhile.

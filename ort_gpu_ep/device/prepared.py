@@ -13,12 +13,12 @@ from ort_gpu_ep.device import native, objects, steady
 from ort_gpu_ep.device.binding import Bound, bind_group, bound_of
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
+from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import Composer, pipelines
 from ort_gpu_ep.device.prologue import Prologue
 from ort_gpu_ep.device.recording import Part, encode, lone_dispatch
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.device.trespass import Word
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Graph
 from ort_gpu_ep.scheduler.plan import STRAY_WORD, Copy, Dispatch, Kind, Place, Plan

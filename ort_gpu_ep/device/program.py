@@ -13,13 +13,13 @@ from ort_gpu_ep import host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
+from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.pipelines import Composer
 from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.prologue import Prologue
 from ort_gpu_ep.device.specialization import Key, Specializer
 from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.device.trespass import Word
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph, Value
 from ort_gpu_ep.registry import UnknownValueError

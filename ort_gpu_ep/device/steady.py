@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ort_gpu_ep.device import native, trespass
+from ort_gpu_ep.device import index_check, native
 from ort_gpu_ep.device.buffers import STAGING, Buffer, size_class
 from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
 from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
@@ -47,7 +47,7 @@ class Plan(Protocol):
     gpu: Gpu
     version: int
     closed: bool
-    word: trespass.Word | None
+    word: index_check.Word | None
 
     @property
     def program(self) -> Owner: ...
@@ -94,7 +94,7 @@ class InFlight:
             (t.buffer.native, 0, self.staging.native, place, (t.type.nbytes + 3) & ~3)
             for t, place in zip(self.outputs, places, strict=False)]
         if prepared.word is not None:
-            self.copies.append((prepared.word.buffer.native, 0, self.staging.native, places[-1], trespass.NBYTES))
+            self.copies.append((prepared.word.buffer.native, 0, self.staging.native, places[-1], index_check.NBYTES))
 
     def free(self, prepared: Plan, broken: bool = False) -> None:
         """Gives its memory back. broken: its readback may still be under way, so that the buffer goes when the driver is done with it."""
@@ -106,10 +106,10 @@ class InFlight:
         self.inputs, self.outputs, self.staging = [], [], None
 
 
-def _places(types: Sequence[TensorType], word: trespass.Word | None) -> tuple[list[int], int]:
+def _places(types: Sequence[TensorType], word: index_check.Word | None) -> tuple[list[int], int]:
     """Where in a readback each of these tensors is, and behind them the word if there is one; and the bytes of all."""
     places, end = [], 0
-    for nbytes in (*(t.nbytes for t in types), *((trespass.NBYTES,) if word is not None else ())):
+    for nbytes in (*(t.nbytes for t in types), *((index_check.NBYTES,) if word is not None else ())):
         places.append(end)
         end += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return places, end
@@ -170,7 +170,7 @@ class Steady:
         try:
             mapped = lib.wgpuBufferGetConstMappedRange(handle, 0, own.staging.nbytes)
             if self._words:
-                trespass.check(self._words, ffi.cast("uint32_t *", ffi.cast("char *", mapped) + self._word_place)[0:1])
+                index_check.check(self._words, ffi.cast("uint32_t *", ffi.cast("char *", mapped) + self._word_place)[0:1])
             for target, (place, nbytes) in zip(targets, self._places, strict=True):
                 if target is not None:
                     _copy(target, mapped, place, nbytes)

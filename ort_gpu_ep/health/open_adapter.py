@@ -19,7 +19,7 @@ from ort_gpu_ep.health.examination import examine
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.quirks import Quirk, load, shipped
 from ort_gpu_ep.health.verdicts import Verdict
-from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, safer
+from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, with_workarounds
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.kernels import unchecked
 from ort_gpu_ep.target import UNTUNED
@@ -45,7 +45,7 @@ def open_gpu(config: Config) -> Gpu:
     with _lock:
         verdict = Verdict(probed=False) if config.health == "off" else _verdict_once(info, config.cache_path)
         found = workarounds_for(quirks, info)
-        gpu = uninterrupted(Gpu.open, safer(config, found), maker(config))
+        gpu = uninterrupted(Gpu.open, with_workarounds(config, found), maker(config))
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
         off = {what for what, _ in disabled}
         new = [w for w in found if w not in gpu.workarounds]

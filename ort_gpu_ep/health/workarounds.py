@@ -56,7 +56,7 @@ def is_value(name: str, value: object) -> bool:
     return value == VALUES[name] if name in VALUES else value.isdecimal() and int(value) > 0
 
 
-def safer(config: Config, found: Iterable[Workaround]) -> Config:
+def with_workarounds(config: Config, found: Iterable[Workaround]) -> Config:
     """The options with the workarounds in them."""
     changes: dict[str, Any] = {}
     for w in found:

@@ -83,7 +83,7 @@ def _function(libc: Any, name: str) -> Any:
     return function
 
 
-class Trial:
+class AccessCheck:
     """Shows whether a worker reaches this process: it turns round the bytes at `address`."""
 
     def __init__(self, worker: int) -> None:

@@ -165,7 +165,7 @@ class RemoteProgram:
             nbytes = TensorType(value.dtype, shape).nbytes if value.dtype is not None else math.prod(shape)
             fits = nbytes <= self.gpu.limits.max_buffer_nbytes if offset is None else offset + nbytes <= memory.nbytes
             if not fits or (value.shape is not None and len(value.shape) != len(shape)):
-                raise self.gpu.senseless(f"output {name!r} of shape {shape} at {offset}, with {memory.nbytes} B shared")
+                raise self.gpu.protocol_error(f"output {name!r} of shape {shape} at {offset}, with {memory.nbytes} B shared")
         return places
 
     def _fetch(

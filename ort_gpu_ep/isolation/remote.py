@@ -19,7 +19,7 @@ from ort_gpu_ep.errors import AdapterError, DeviceError, DeviceHangError, Device
 from ort_gpu_ep.isolation.channel import SharedMemory
 from ort_gpu_ep.isolation.leak_watch import Held, LeakWatch
 from ort_gpu_ep.isolation.process import WorkerProcess, check_system, garbage
-from ort_gpu_ep.isolation.process_memory import Trial
+from ort_gpu_ep.isolation.process_memory import AccessCheck
 from ort_gpu_ep.isolation.wire import GarbageError, device_of, outputs_of, specialized_of
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.template import Specialization
@@ -145,7 +145,7 @@ class RemoteGpu:
         process: WorkerProcess | None = None
         try:
             process = WorkerProcess()
-            trial = Trial(process.pid)
+            trial = AccessCheck(process.pid)
             request = ("open", self._config, self.runs, self._compiles, self.generations > 0, trial.address)
             answer = process.request(request, START_S)
             device_of(answer)
@@ -206,7 +206,7 @@ class RemoteGpu:
         try:
             held = Held(*map(int, answer["held"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise self.senseless(f"{str(answer)[:80]}, expected what it holds") from error
+            raise self.protocol_error(f"{str(answer)[:80]}, expected what it holds") from error
         leak = self._leak_watch.leak(held) if self._leak_watch is not None else ""
         if leak:
             self._discard()
@@ -229,14 +229,14 @@ class RemoteGpu:
         try:
             return outputs_of(answer, count)
         except GarbageError as error:
-            raise self.senseless(str(error)) from error
+            raise self.protocol_error(str(error)) from error
 
     def specialized_of(self, answer: Mapping[str, Any]) -> tuple[Specialization, ...]:
         """The worker's plans with constant sizes, by the answer to a run. Raises DeviceLostError."""
         try:
             return specialized_of(answer)
         except GarbageError as error:
-            raise self.senseless(str(error)) from error
+            raise self.protocol_error(str(error)) from error
 
     def is_out_of_reach(self, answer: Mapping[str, Any]) -> bool:
         """Whether the worker could not reach memory of this process; from then on, all tensors go through the shared memory."""
@@ -246,7 +246,7 @@ class RemoteGpu:
         self.reaches = False
         return True
 
-    def senseless(self, what: str) -> DeviceLostError:
+    def protocol_error(self, what: str) -> DeviceLostError:
         """Ends a worker that answers so; gives what to raise."""
         self._discard()
         return garbage(self.info.name, what)

@@ -22,9 +22,9 @@ from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
 from ort_gpu_ep.device.buffers import Piece
+from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.staging import Staging
-from ort_gpu_ep.device.trespass import Word
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.health.markers import remove_mine
 from ort_gpu_ep.health.open_adapter import open_gpu
@@ -103,7 +103,7 @@ class Worker:
     def _open(self, config: Config, runs: int, compiles: int, check: bool, trial: int) -> dict[str, object]:
         """runs, compiles: how many there were in workers before this one; faults on purpose go on counting. check: probes the adapter.
 
-        trial: address of the bytes that process_memory.Trial has in the parent.
+        trial: address of the bytes that process_memory.AccessCheck has in the parent.
         """
         self._gpu = gpu = open_gpu(config)
         self._staging, self._parent_memory = Staging(gpu), answer_trial(os.getppid(), trial)

@@ -19,7 +19,7 @@ from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.cpu_costs import cpu_costs
 from ort_gpu_ep.placement.names import CPU, CUT, GPU
 from ort_gpu_ep.placement.trial import WAKE_S, race
-from ort_gpu_ep.plugin import excuse
+from ort_gpu_ep.plugin import fall_back_or_raise
 from ort_gpu_ep.profile import Profile
 
 log = logging.getLogger("ort_gpu_ep")
@@ -144,7 +144,7 @@ def rejected(candidate: Candidate | None, name: str, error: Exception, strict: b
     """Says that a candidate is left out, and why. Raises the cause in strict mode."""
     state = candidate.state if candidate is not None else None
     if strict:
-        excuse(state, error)
+        fall_back_or_raise(state, error)
     if state is not None and state.backend is not None and isinstance(error, WrongResultError):
         state.backend.adapter.circuit.failed(f"WrongResultError: {error}", at_once=True)
     log.warning("placement: the candidate %r is left out, it fails: %s: %s", name, type(error).__name__, error)

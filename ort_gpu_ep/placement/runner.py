@@ -29,7 +29,7 @@ from ort_gpu_ep.placement.names import CPU, CUT
 from ort_gpu_ep.placement.policy import Policy, slowdown
 from ort_gpu_ep.placement.proof import rejected
 from ort_gpu_ep.placement.streak import Streak
-from ort_gpu_ep.plugin import SessionState, excuse
+from ort_gpu_ep.plugin import SessionState, fall_back_or_raise
 from ort_gpu_ep.profile import Profile
 from ort_gpu_ep.utilization import UNKNOWN, Load, Uses
 
@@ -215,7 +215,7 @@ class Runner:
         try:
             answer = candidate.session.run(outputs, feeds, options)
         except Exception as error:
-            excuse(state, error)
+            fall_back_or_raise(state, error)
             answer = self.candidates.get(CPU).session.run(outputs, feeds, options)
         well = state.troubles == before
         self._judge(candidate.name, well)

@@ -12,7 +12,7 @@ from ort_gpu_ep.plugin.registration import (
     register,
     unregister,
 )
-from ort_gpu_ep.plugin.state import COPIES, Copies, Event, SessionState, capture, excuse
+from ort_gpu_ep.plugin.state import COPIES, Copies, Event, SessionState, capture, fall_back_or_raise
 from ort_gpu_ep.plugin.tables import live_tables
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "capture",
     "ensure_registered",
     "exact_products",
-    "excuse",
+    "fall_back_or_raise",
     "get_ep_name",
     "get_ep_names",
     "get_library_path",

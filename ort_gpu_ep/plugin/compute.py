@@ -27,7 +27,7 @@ from ort_gpu_ep.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu
-    from ort_gpu_ep.device.trespass import Word
+    from ort_gpu_ep.device.index_check import Word
 
 _MAX_COUNTED = 1024
 """Sets of input types whose runs a partition counts for `verify`."""

@@ -11,7 +11,7 @@ from ort_gpu_ep.device.program import Program
 from ort_gpu_ep.errors import DeviceLostError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.health.open_adapter import open_gpu
-from ort_gpu_ep.health.workarounds import safer
+from ort_gpu_ep.health.workarounds import with_workarounds
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.profile import Profile
 from ort_gpu_ep.scheduler.planner import Rewrite
@@ -44,7 +44,7 @@ class LocalBackend:
         self.notices: Sequence[str] = [f"workaround {workaround}" for workaround in gpu.workarounds]
 
     def settled(self, config: Config) -> Config:
-        return safer(config, self.device.workarounds)
+        return with_workarounds(config, self.device.workarounds)
 
     def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> LocalProgram:
         return LocalProgram(graph, config, self.device, rewrite)

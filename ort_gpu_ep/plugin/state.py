@@ -222,7 +222,7 @@ class SessionState:
         return next((e.error for e in list(self.events) if e.number == number), None)
 
 
-def excuse(state: SessionState | None, error: Exception) -> None:
+def fall_back_or_raise(state: SessionState | None, error: Exception) -> None:
     """Returns where the CPU may answer a run that failed, and records it; else raises what the user should see.
 
     That is onnxruntime's own exception, where a run on the CPU in place of the GPU ended in one.

@@ -19,7 +19,7 @@ from ort_gpu_ep.device import native
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health import workarounds
 from ort_gpu_ep.health.quirks import parse
-from ort_gpu_ep.health.workarounds import NAMES, Workaround, lowered, safer
+from ort_gpu_ep.health.workarounds import NAMES, Workaround, lowered, with_workarounds
 from ort_gpu_ep.registry import Limits
 from tests.unit.graphs import model_of
 
@@ -121,7 +121,7 @@ def test_never_less_safe() -> None:
         value = 1 if name not in ("fusion",) else 0
         found = [Workaround(name, value, "why"), Workaround(name, max(value, 5) if name not in workarounds.VALUES else value, "why")]
         safe = Config(checked_shaders="1", fusion=False, verify=1, hang_timeout_ms=1, memory_limit_mb=1)
-        assert safer(safe, found) == safe
+        assert with_workarounds(safe, found) == safe
         assert all(getattr(lowered(Limits(), found), cap) <= getattr(Limits(), cap) for cap in workarounds.CAPS)
 
 
