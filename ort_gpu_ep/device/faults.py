@@ -6,17 +6,18 @@ import os
 import random
 import re
 import signal
+import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native
-from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu, Maker
 from ort_gpu_ep.device.info import AdapterInfo
+from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, ShaderError
 from ort_gpu_ep.registry import Limits
 
@@ -39,6 +40,10 @@ class Faults:
     chance: dict[str, float] = field(default_factory=dict)
     slow: int = 1
     seed: int = 0
+
+    def has(self, kind: str) -> bool:
+        """Whether there may be one of this kind."""
+        return kind in self.chance or any(kind == planned for planned, _ in self.at)
 
 
 def parse_faults(text: str) -> Faults:
@@ -80,10 +85,13 @@ def maker(config: Config) -> Maker | None:
     return partial(FaultyGpu, faults=wanted, in_worker=in_worker)
 
 
+def after_run(gpu: Gpu) -> Callable[[Sequence[Tensor]], None] | None:
+    """For a Program on this device: what corrupts its outputs on purpose; None where nothing is to."""
+    return gpu.corrupt if isinstance(gpu, FaultyGpu) and gpu.faults.has("corrupt") else None
+
+
 class FaultyGpu(Gpu):
     """A Gpu with faults. runs, compiles: how many there were. injected: how many faults of each kind there were."""
-
-    readback_apart = True       # what is corrupted on purpose is an output that was written, before it is read back
 
     def __init__(self, info: AdapterInfo, raw: Any, limits: Limits, faults: Faults, in_worker: bool = False) -> None:
         super().__init__(info, raw, limits)
@@ -91,6 +99,7 @@ class FaultyGpu(Gpu):
         self.injected = dict.fromkeys(KINDS, 0)
         self._random = random.Random(faults.seed)
         self._hung, self._leaked = False, list[bytes]()
+        self._thread = threading.local()        # number of its latest run
 
     def successor(self, info: AdapterInfo, raw: Any, limits: Limits) -> FaultyGpu:
         """Counts on where this one stopped, so that a fault at run k happens once."""
@@ -108,7 +117,7 @@ class FaultyGpu(Gpu):
         self.injected[kind] += due
         return due
 
-    def execute(self, command_buffers: list[Any], outputs: list[tuple[Buffer, int, int]]) -> None:
+    def execute(self, command_buffers: list[Any]) -> None:
         with self._lock:
             self.runs += 1
             if self.in_worker:
@@ -118,12 +127,18 @@ class FaultyGpu(Gpu):
             self.check_alive()
             if self._due("oom", self.runs):
                 raise OutOfDeviceMemoryError(f"{self.info.name}: no memory left (fault on purpose at run {self.runs}).")
-            super().execute(command_buffers, outputs)
+            super().execute(command_buffers)
             self._hung = self._hung or self._due("hang", self.runs)
             while self._hung and self.in_worker:
                 time.sleep(1.0)         # the parent's deadline ends it
-            words = [(b, offset, nbytes // 4) for b, offset, nbytes in outputs if nbytes >= 4]
-            if words and self._due("corrupt", self.runs):
+            self._thread.run = self.runs
+
+    def corrupt(self, outputs: Sequence[Tensor]) -> None:
+        """Overwrites a word of what this thread's latest run gives, where that is due."""
+        words = [(t.buffer, t.offset_bytes, t.type.nbytes // 4) for t in outputs if t.type.nbytes >= 4]
+        with self._lock:
+            run, self._thread.run = getattr(self._thread, "run", 0), 0      # a plan without steps is no run
+            if run and words and self._due("corrupt", run):
                 buffer, offset, count = self._random.choice(words)
                 self.flush()
                 native.write(self.device, buffer.native, offset + 4 * self._random.randrange(count), native.address_of(_WRONG), 4)

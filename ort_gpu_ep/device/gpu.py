@@ -51,9 +51,6 @@ class Gpu(Buffers):
     trusted: shader files that need no bounds checks here (health/open_adapter.py).
     """
 
-    readback_apart = False
-    """Whether a readback is recorded apart from the run before it."""
-
     _open: ClassVar[dict[tuple[int, str], Gpu]] = {}
     _circuits: ClassVar[dict[tuple[int, str], Circuit]] = {}
     _open_lock = threading.Lock()
@@ -217,30 +214,21 @@ class Gpu(Buffers):
             except GPUError as error:
                 raise self.failure(error, f"a copy of {nbytes} B") from error
 
-    def execute(self, command_buffers: list[Any], outputs: list[tuple[Buffer, int, int]]) -> None:
-        """Adds one run of a partition. outputs: (buffer, offset_bytes, nbytes) of what it writes."""
+    def execute(self, command_buffers: list[Any]) -> None:
+        """Adds one run of a partition."""
         for command_buffer in command_buffers:
             self.enqueue(command_buffer)
 
-    def run(
-        self, command_buffers: list[Any], outputs: list[tuple[Buffer, int, int]], readback: Sequence[Any], staging: Buffer,
-        arrival: native.Arrival,
-    ) -> int:
-        """Submits a run of a partition, and asks for what it has copied into a staging buffer. Returns the submission's index.
+    def run(self, command_buffers: list[Any], staging: Buffer, arrival: native.Arrival) -> int:
+        """Submits a run of a partition, and asks for what it copies into a staging buffer. Returns the submission's index.
 
-        readback: copies into that buffer, recorded here; none where the run has recorded them. Raises DeviceError.
+        Raises DeviceError.
         """
         with self._lock:
             self.check_alive()
-            self.execute(command_buffers, outputs)
+            self.execute(command_buffers)
             try:
-                more = []
-                if readback:
-                    encoder = self.device.create_command_encoder("readback")
-                    for copy in readback:
-                        native.copy_buffer(encoder, *copy)
-                    more.append(native.finish(encoder))
-                submission = self._submit(more)
+                submission = self._submit([])
                 native.map_read(staging.native, staging.nbytes, arrival)
             except GPUError as error:
                 raise self.failure(error, "a run and its readback") from error

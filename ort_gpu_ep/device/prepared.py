@@ -186,7 +186,7 @@ class Prepared:
         key = tuple((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs))
         ahead, shape.ahead = shape.ahead, None
         command_buffers = ahead[2] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(shape, key, inputs, outputs)
-        self.gpu.execute(command_buffers, [(t.buffer, t.offset_bytes, t.type.nbytes) for t in outputs])
+        self.gpu.execute(command_buffers)
         following = shape.next_after((key, inputs, outputs))
         self._next = None if following is None else (shape, following)
         if following is not None:

@@ -53,13 +53,15 @@ class Program:
     """A partition, ready to run. Thread-safe. lock: held while a run is made ready and enqueued, not while it is waited for.
 
     graph: constants are read now (their views may die with the caller). rewrite: fusion, run for each plan. composer: of its shaders.
+    ran: called with the outputs of each run behind its commands; there are no steady runs then, whose readback is one with the run.
     Raises what `make_plan` raises for static shapes.
     """
 
     def __init__(
         self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None = None, composer: Composer = compose,
+        ran: Callable[[Sequence[Tensor]], object] | None = None,
     ) -> None:
-        self.composer = composer
+        self.composer, self._ran = composer, ran
         self.config, self.gpu, self.rewrite = config, gpu, rewrite
         self.lock = threading.Lock()
         self._weights: dict[str, Buffer] = {}
@@ -197,7 +199,8 @@ class Program:
     def steady(self, inputs: Sequence[TensorType]) -> Steady | None:
         """What further runs with these input types go by; None where each needs `run`, or there was none yet."""
         with self.lock:
-            found = None if self.steering or self.closed or self.gpu.submit_each else self._filled.get((tuple(inputs), ()))
+            never = self.steering or self.closed or self.gpu.submit_each or self._ran is not None
+            found = None if never else self._filled.get((tuple(inputs), ()))
             if found is None or not found[0].template.plan.steps or not Steady.fits(found[1]):
                 return None
             return found[0].steady(found[1])
@@ -322,6 +325,8 @@ class Program:
             prepared, filled = self._prepared(tuple(t.type for t in inputs), read)
             outputs = [make_output(i, t.shape) for i, t in enumerate(filled.outputs)]
             prepared.run(filled, [*inputs], outputs)
+            if self._ran is not None:
+                self._ran(outputs)
             return prepared.word
 
     def close(self) -> None:

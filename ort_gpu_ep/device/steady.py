@@ -71,7 +71,7 @@ class InFlight:
     parts, ahead: what it records, and the recording for its next run, each with what it holds for.
     """
 
-    __slots__ = ("ahead", "arrival", "copies", "inputs", "outputs", "parts", "staging", "written")
+    __slots__ = ("ahead", "arrival", "copies", "inputs", "outputs", "parts", "staging")
 
     def __init__(self, prepared: Plan, filled: Filled) -> None:
         gpu = prepared.gpu
@@ -89,7 +89,6 @@ class InFlight:
         except DeviceError:
             self.free(prepared)
             raise
-        self.written = [(t.buffer, 0, t.type.nbytes) for t in self.outputs]
         self.copies: list[Part] = [
             (t.buffer.native, 0, self.staging.native, place, (t.type.nbytes + 3) & ~3)
             for t, place in zip(self.outputs, places, strict=False)]
@@ -204,7 +203,7 @@ class Steady:
                 return None
             self.program.used(prepared)
             commands = self._commands(own, prepared.current(self.filled))
-            return gpu.run(commands, own.written, own.copies if gpu.readback_apart else (), own.staging, own.arrival)
+            return gpu.run(commands, own.staging, own.arrival)
 
     def _commands(self, own: InFlight, shape: Any) -> list[Any]:
         """The recording that was made ahead, if it still holds, else a new one. Under the program's lock. Raises DeviceError."""
@@ -216,17 +215,13 @@ class Steady:
         if known is None or known[2] is not shape or known[1] != prepared.version or known[0] is not timer:
             groups = prepared.bind(own.inputs, own.outputs)
             known = own.parts = timer, prepared.version, shape, prepared.parts(shape, groups, own.inputs, own.outputs)
-        return self._encode(own, known[3])
-
-    def _encode(self, own: InFlight, parts: list[Part]) -> list[Any]:
-        prepared = self.prepared
-        return prepared.encode(parts, () if prepared.gpu.readback_apart else own.copies)
+        return prepared.encode(known[3], own.copies)
 
     def _record_ahead(self, own: InFlight) -> None:
         """While the GPU is at work. What is recorded is looked at again before it is submitted, so this needs no lock."""
         if own.parts is not None and own.parts[0] is self._gpu.timer:
             timer, version, shape, parts = own.parts
-            own.ahead = timer, version, shape, self._encode(own, parts)
+            own.ahead = timer, version, shape, self.prepared.encode(parts, own.copies)
 
     def _take(self) -> InFlight | None:
         try:

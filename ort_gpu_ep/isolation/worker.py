@@ -22,6 +22,7 @@ from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
 from ort_gpu_ep.device.buffers import Piece
+from ort_gpu_ep.device.faults import FaultyGpu, after_run
 from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.staging import Staging
@@ -107,8 +108,8 @@ class Worker:
         """
         self._gpu = gpu = open_gpu(config)
         self._staging, self._parent_memory = Staging(gpu), answer_trial(os.getppid(), trial)
-        if config.faults:
-            gpu.resume(runs, compiles)   # type: ignore[attr-defined]
+        if isinstance(gpu, FaultyGpu):
+            gpu.resume(runs, compiles)
         if check:
             probe(gpu.info)
         return {"info": gpu.info.as_dict(), "limits": limits_answer(gpu.limits), "key": key_of(gpu.info)}
@@ -117,7 +118,8 @@ class Worker:
         self, number: int, graph: Graph, constants: dict[str, Array | FilePlace | SharedPlace], config: Config
     ) -> dict[str, object]:
         arrays = {name: self._shared(c) if isinstance(c, SharedPlace) else c for name, c in constants.items()}
-        program = Program(with_constants(graph, arrays), config, self.gpu, rewrite if config.fusion else None)
+        program = Program(
+            with_constants(graph, arrays), config, self.gpu, rewrite if config.fusion else None, ran=after_run(self.gpu))
         self._programs[number] = _Held(program)
         return {"weight_nbytes": program.weight_nbytes, "uploads": program.uploads, "uploaded_nbytes": program.uploaded_nbytes}
 

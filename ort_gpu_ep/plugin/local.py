@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ort_gpu_ep.backend import Backend, FilePlace, Host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device.faults import after_run
 from ort_gpu_ep.device.program import Program
 from ort_gpu_ep.errors import DeviceLostError
 from ort_gpu_ep.graph import Array, Graph
@@ -47,7 +48,7 @@ class LocalBackend:
         return with_workarounds(config, self.device.workarounds)
 
     def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> LocalProgram:
-        return LocalProgram(graph, config, self.device, rewrite)
+        return LocalProgram(graph, config, self.device, rewrite, ran=after_run(self.device))
 
     def profile(self, config: Config) -> Profile:
         from ort_gpu_ep.calibration import profile_of  # a session that is told where to run loads none of it

@@ -205,6 +205,13 @@ def test_a_fault_is_answered_by_the_cpu(kind: str, error: type[Exception], mlp: 
         strict.run(None, {"x": x})
 
 
+def test_a_corrupt_value_comes_in_the_run_it_was_asked_for(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
+    """Also where the runs before would have been steady ones."""
+    session, want = gpu_session(mlp, faults=f"corrupt@{WARM + 2};seed=14"), on_the_cpu(mlp, {"x": x})
+    right = [all(np.allclose(g, w, 1e-3, 1e-3) for g, w in zip(session.run(None, {"x": x}), want, strict=True)) for _ in range(WARM + 4)]
+    assert right == [number != WARM + 1 for number in range(WARM + 4)]
+
+
 def test_a_run_that_hangs_frees_nothing_too_early(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
     session = gpu_session(mlp, faults=f"hang@{WARM};seed=13", hang_timeout_ms=2000)
     for _ in range(WARM + 1):
