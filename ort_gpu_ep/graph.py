@@ -8,14 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.types import BY_ONNX, DType, SymbolicShape, TensorType
+from ort_gpu_ep.types import BY_ONNX, FLOAT32, DType, SymbolicShape, TensorType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Attribute: TypeAlias = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Array | None
+
+
+MIN_COUNTED = 1 << 16
+"""Elements of a matrix whose zeros are counted: a smaller one is read in the time of a dispatch, whatever it holds."""
+COUNTED_SAMPLE = 4096
+"""A matrix with fewer than half zeros among so many of its elements has no count of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nonzeros:
+    """How many elements of a matrix are not zero: all, and the most that one row and one column have."""
+
+    total: int
+    row: int
+    column: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +41,45 @@ class Value:
     dtype: None for what is not a tensor or has an element type that this package does not know.
     shape: None if even the rank is unknown; a dimension is an int, a symbol's name, or None.
     load: for a constant, gives its array (a view that may be valid only while ONNX Runtime's callback lasts).
+    nonzeros: what `nonzeros_of` says of a constant that can't be loaded any more.
     """
 
     name: str
     dtype: DType | None = None
     shape: SymbolicShape | None = None
     load: Callable[[], Array] | None = field(default=None, compare=False, repr=False)
+    nonzeros: Nonzeros | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_constant(self) -> bool:
         return self.load is not None
+
+
+_counted: WeakKeyDictionary[Callable[[], Array], Nonzeros] = WeakKeyDictionary()
+
+
+def nonzeros_of(value: Value) -> Nonzeros | None:
+    """Of a constant float32 matrix of at least MIN_COUNTED elements, None for any other value; counted once."""
+    if value.nonzeros is not None or value.load is None or not _is_counted(value):
+        return value.nonzeros
+    found = _counted.get(value.load)
+    if found is None:
+        found = _counted[value.load] = count_nonzeros(value.load())
+    return found
+
+
+def _is_counted(value: Value) -> bool:
+    sizes = [d for d in value.shape or () if isinstance(d, int)]
+    return value.dtype is FLOAT32 and len(sizes) == 2 == len(value.shape or ()) and sizes[0] * sizes[1] >= MIN_COUNTED
+
+
+def count_nonzeros(matrix: Array) -> Nonzeros:
+    """NaN is none. A matrix that is not sparse by a sample counts as full: to look at all of each weight takes long."""
+    sample = matrix.reshape(-1)[::max(1, matrix.size // COUNTED_SAMPLE)]
+    if 2 * np.count_nonzero(sample) > sample.size:
+        return Nonzeros(matrix.size, matrix.shape[1], matrix.shape[0])
+    there = matrix != 0
+    return Nonzeros(int(there.sum()), int(there.sum(axis=1).max()), int(there.sum(axis=0).max()))
 
 
 @dataclass(frozen=True, slots=True)

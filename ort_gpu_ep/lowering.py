@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from ort_gpu_ep import host, shape_arithmetic
 from ort_gpu_ep.claim import claim
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.graph import Array, Graph, Node
+from ort_gpu_ep.graph import Array, Graph, Node, Nonzeros, nonzeros_of
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand
 from ort_gpu_ep.symbolic import is_symbolic
 from ort_gpu_ep.types import BOOL, FLOAT32, INT32, INT64, DType, TensorType
@@ -33,8 +34,8 @@ Answer: TypeAlias = Lowering | HostValues | Decline
 class Facts:
     """What is known of each value: its concrete type, and its content where the host knows it.
 
-    constants: values that the graph holds. later: values whose content the host will know when a run begins. computed: values that the GPU
-    computes in this graph.
+    constants: values that the graph holds. counts: for each, what counts its zeros. later: values whose content the host will know when a
+    run begins. computed: values that the GPU computes in this graph.
     breaks: by id() of a node, the computed value whose content it needs: they can't be in one group, because the host reads the value in
     between.
     """
@@ -42,13 +43,16 @@ class Facts:
     types: dict[str, TensorType]
     known: dict[str, Array]
     constants: set[str] = field(default_factory=set)
+    counts: dict[str, Callable[[], Nonzeros | None]] = field(default_factory=dict)
     later: set[str] = field(default_factory=set)
     computed: set[str] = field(default_factory=set)
     breaks: dict[int, str] = field(default_factory=dict)
 
     def operand(self, name: str) -> Operand | None:
         tensor = self.types.get(name)
-        return Operand(name, tensor, self.known.get(name), name in self.later, name in self.constants) if tensor else None
+        if tensor is None:
+            return None
+        return Operand(name, tensor, self.known.get(name), name in self.later, name in self.constants, self.counts.get(name))
 
 
 def facts_of(graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str, Array] | None = None) -> Facts:
@@ -64,6 +68,7 @@ def facts_of(graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str,
             tensor = TensorType(value.dtype, tuple(int(d) for d in value.shape if d is not None and not isinstance(d, str)))
             facts.types[name] = tensor
             facts.constants.add(name)
+            facts.counts[name] = partial(nonzeros_of, value)
             if tensor.nbytes <= host.MAX_CONSTANT_NBYTES:
                 facts.known[name] = value.load()
     return facts

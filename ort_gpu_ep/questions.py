@@ -122,7 +122,8 @@ def _attribute(value: Attribute) -> Hashable:
 def _content(operand: Operand | None) -> Hashable:
     if operand is None:
         return None
-    return operand.constant, operand.expected if operand.content is None else _array(operand.content)
+    nonzeros = operand.count() if operand.count is not None else None
+    return operand.constant, nonzeros, operand.expected if operand.content is None else _array(operand.content)
 
 
 def _array(array: Array) -> Hashable:

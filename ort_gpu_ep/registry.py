@@ -20,7 +20,7 @@ from ort_gpu_ep.built import Strided as Strided
 from ort_gpu_ep.built import View as View
 from ort_gpu_ep.built import kernel as kernel
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import Array, Attribute, Node
+from ort_gpu_ep.graph import Array, Attribute, Node, Nonzeros
 from ort_gpu_ep.schemas import default_attribute
 from ort_gpu_ep.symbolic import Size, hints
 from ort_gpu_ep.target import ADAPTER as ADAPTER
@@ -53,8 +53,8 @@ class Operand:
     """An input of a node: its concrete type, and its value where the host knows it (constants, shape arithmetic).
 
     content: the value, as `value` gives it. expected: the host will know the value when a run begins, but does not now, when nodes are
-    claimed. constant: the graph holds it, also where it is too large for `value`. asked: called when a builder looks at more than the type
-    (claim.py remembers what an answer follows from).
+    claimed. constant: the graph holds it, also where it is too large for `value`. count: gives how many of a constant's elements are not
+    zero. asked: called when a builder looks at more than the type (claim.py remembers what an answer follows from).
     """
 
     name: str
@@ -62,6 +62,7 @@ class Operand:
     content: Array | None = field(default=None, compare=False)
     expected: bool = False
     constant: bool = False
+    count: Callable[[], Nonzeros | None] | None = field(default=None, compare=False, repr=False)
     asked: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -84,6 +85,13 @@ class Operand:
         if self.asked is not None:
             self.asked()
         return self.constant
+
+    @property
+    def nonzeros(self) -> Nonzeros | None:
+        """Of a large constant matrix, None for anything else."""
+        if self.asked is not None:
+            self.asked()
+        return self.count() if self.count is not None else None
 
     @property
     def shape(self) -> Shape:

@@ -21,7 +21,7 @@ from ort_gpu_ep.device.specialization import Key, Specializer
 from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import Array, Graph, Value
+from ort_gpu_ep.graph import Array, Graph, Value, nonzeros_of
 from ort_gpu_ep.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Dispatch
@@ -100,7 +100,7 @@ class Program:
             else:
                 if name in read:
                     self._weights[name] = self._upload(array)
-                values[name] = Value(name, value.dtype, value.shape, _refuser(name))
+                values[name] = Value(name, value.dtype, value.shape, _refuser(name), nonzeros_of(value))
         return graph.with_nodes(graph.nodes, values)
 
     def _upload(self, array: Array) -> Buffer:

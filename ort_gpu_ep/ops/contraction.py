@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.kernels import record
 from ort_gpu_ep.ops.matvec import Matrix as Matrix
-from ort_gpu_ep.ops.matvec import VectorProduct
+from ort_gpu_ep.ops.matvec import VectorProduct, estimates
 from ort_gpu_ep.ops.matvec import lower as matvec
 from ort_gpu_ep.registry import Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint
@@ -85,6 +85,11 @@ def lower_product(product: Product, out: TensorType, target: int | str = 0) -> L
         writes=(("y", "parts"),))
     total = kernel("sum_parts.wgsl", [out], consts={"SPLIT": split, "SIZE": out.size}, reads={"part": "parts"})
     return Lowering((out,), (first, _finished(product, total, target)), (*temps, ("parts", parts)))
+
+
+def best_ns(product: Product) -> float:
+    """What `lower_product` makes of it is estimated to take, for a product without a window."""
+    return min(estimates(_by_vector(product)).values()) if 1 in (product.m, product.n) else estimate_ns(product, *choose(product))
 
 
 _NO_BIAS = ("c_index", Strided((1,), (0,)))

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ops import tiles
-from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
+from ort_gpu_ep.ops import pruned, tiles
+from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns, lower_product
 from ort_gpu_ep.registry import BoundNode, Lowering, Strided, broadcast, broadcast_strides, op
 from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
 
@@ -30,13 +30,22 @@ def matmul(node: BoundNode) -> Lowering:
     shape = batches + ((m,) if a.rank > 1 else ()) + ((n,) if b.rank > 1 else ())
     if math.prod(right[:-2]) == 1:
         batches, left, right, m = (), (math.prod(left[:-1]), k), (k, n), math.prod(left[:-1])
-        tiled = tiles.of_matrices(node, m, n, k)
-        if tiled is not None:
-            return tiles.lower_tiled(tiled, TensorType(a.dtype, shape))
     product = Product(
         math.prod(batches), m, n, k, Matrix(0, _batches(left, batches), k, 1), Matrix(1, _batches(right, batches), 1, n),
         target=node.target, fours=a.dtype is FLOAT32)
-    return lower_product(product, TensorType(a.dtype, shape))
+    if batches:
+        return lower_product(product, TensorType(a.dtype, shape))
+    return _by_zeros(
+        pruned.of_matrices(node, m, n, k, (k, 1)), tiles.of_matrices(node, m, n, k), product, TensorType(a.dtype, shape))
+
+
+def _by_zeros(sparse: pruned.PrunedProduct | None, tiled: tiles.TiledProduct | None, product: Product, out: TensorType) -> Lowering:
+    """One product of two matrices, in the ways that are open to it: without its zeros where that is faster than the dense one."""
+    if sparse is not None:
+        choice = pruned.choose(sparse, tiles.best_ns(tiled) if tiled is not None else best_ns(product))
+        if choice.form != pruned.DENSE:
+            return pruned.lower(sparse, choice, out)
+    return tiles.lower_tiled(tiled, out) if tiled is not None else lower_product(product, out)
 
 
 def _batches(shape: Shape, batches: Shape) -> Strided:
@@ -62,12 +71,13 @@ def gemm(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(Code.RANK, f"Gemm of {a.type}, {b.type} and {c and c.type}: shapes do not fit")
     if c:
         bias = Strided((m, n), broadcast_strides(c.shape, (m, n)))
+    out, factors, transposed = TensorType(a.dtype, node.attr("output_shape") or (m, n)), (node.attr("alpha"), node.attr("beta")), bool(
+        node.attr("transB"))
+    tiled: tiles.TiledProduct | None = None
     if not node.attr("transA") and (c is None or (c.shape in ((n,), (1, n)) and node.attr("beta") == 1 and c.dtype is FLOAT32)):
-        tiled = tiles.of_matrices(node, m, n, k, bool(node.attr("transB")), 2 if c else None, node.attr("alpha"))
-        if tiled is not None:
-            return tiles.lower_tiled(tiled, TensorType(a.dtype, node.attr("output_shape") or (m, n)))
+        tiled = tiles.of_matrices(node, m, n, k, transposed, 2 if c else None, node.attr("alpha"))
     left = Matrix(0, Strided((1,), (0,)), *((1, m) if node.attr("transA") else (k, 1)))
-    right = Matrix(1, Strided((1,), (0,)), *((k, 1) if node.attr("transB") else (1, n)))
-    product = Product(
-        1, m, n, k, left, right, bias, node.attr("alpha"), node.attr("beta"), target=node.target, fours=a.dtype is FLOAT32)
-    return lower_product(product, TensorType(a.dtype, node.attr("output_shape") or (m, n)))
+    right = Matrix(1, Strided((1,), (0,)), *((k, 1) if transposed else (1, n)))
+    product = Product(1, m, n, k, left, right, bias, *factors, target=node.target, fours=a.dtype is FLOAT32)
+    return _by_zeros(
+        pruned.of_matrices(node, m, n, k, (left.outer, left.k), transposed, bias, *factors), tiled, product, out)

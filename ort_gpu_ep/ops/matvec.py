@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.registry import Kernel, Strided, kernel
@@ -78,18 +80,29 @@ class VectorProduct:
 
 def lower(given: VectorProduct, out: TensorType) -> Kernel:
     """The kernel, without what happens to its sums; a part of K for each of SPLIT."""
-    makers: dict[str, tuple[float, Callable[[], Kernel]]] = {"any": (_any_ns(given), lambda: _any(given, out))}
+    key = f"matvec {hint(given.batch)} x {hint(given.count)} x {hint(given.k)}, {'rows' if given.wide.k == 1 else 'columns'}"
+    forms = _forms(given)
+    choice = choose(given.target, key, estimates(given))
+    return replace(forms[choice.form][1](given, out), choice=choice)
+
+
+def estimates(given: VectorProduct) -> dict[str, float]:
+    """Nanoseconds of each form."""
+    return {name: estimate(given) for name, (estimate, _) in _forms(given).items()}
+
+
+_Form: TypeAlias = tuple[Callable[[VectorProduct], float], Callable[[VectorProduct, TensorType], Kernel]]
+
+
+def _forms(given: VectorProduct) -> dict[str, _Form]:
+    """Name -> what estimates it, what makes it."""
+    forms: dict[str, _Form] = {"any": (_any_ns, _any)}
     if given.wide.k == 1 and given.vector.k == 1 and given.vectors(given.k, given.wide.outer):
         if given.target.limits.allow("matvec_rows.wgsl"):
-            for rows in ROWS:
-                makers[f"rows {rows}"] = _rows_ns(given, rows), lambda rows=rows: _rows(given, out, rows)     # type: ignore[misc]
+            forms |= {f"rows {rows}": (partial(_rows_ns, rows=rows), partial(_rows, rows=rows)) for rows in ROWS}
     elif given.wide.outer == 1 and given.vectors(given.count, given.wide.k) and given.target.limits.allow("matvec_columns.wgsl"):
-        for side in SIDES:
-            makers[f"columns {side}"] = _columns_ns(given, side), lambda side=side: _columns(given, out, side)     # type: ignore[misc]
-    estimates: Mapping[str, float] = {name: estimate for name, (estimate, _) in makers.items()}
-    key = f"matvec {hint(given.batch)} x {hint(given.count)} x {hint(given.k)}, {'rows' if given.wide.k == 1 else 'columns'}"
-    choice = choose(given.target, key, estimates)
-    return replace(makers[choice.form][1](), choice=choice)
+        forms |= {f"columns {side}": (partial(_columns_ns, side=side), partial(_columns, side=side)) for side in SIDES}
+    return forms
 
 
 def choose(target: Target, key: str, estimates: Mapping[str, float]) -> Choice:

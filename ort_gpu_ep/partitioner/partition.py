@@ -9,6 +9,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, InternalError
 from ort_gpu_ep.graph import Graph, Node
 from ort_gpu_ep.lowering import Answer, Facts, HostValues, facts_of, walk
+from ort_gpu_ep.ops.pruned import packed_nbytes
 from ort_gpu_ep.partitioner import sizes
 from ort_gpu_ep.partitioner.absorption import packed_weights
 from ort_gpu_ep.partitioner.costs import Costs, Prices, predict, price
@@ -217,6 +218,8 @@ def _partition_report(index: int, group: list[Node], state: _State, exact: bool,
     lowered = [a for n in group if isinstance(a := state.answers[id(n)][1], Lowering)]
     alone = Graph(graph.name, tuple(inputs), tuple(outputs), tuple(group), graph.values, graph.nested)
     packed = packed_weights(alone, state.facts, limits)
+    pruned = [packed_nbytes(a) for a in lowered]
     return PartitionReport(
         index, sum(len(n.members) for n in group), sum(len(a.per_run) for a in lowered), tuple(inputs), tuple(outputs),
-        total(inputs), total(outputs), total(weights), exact, packed.packed_nbytes, packed.dense_nbytes, packed.unpacked)
+        total(inputs), total(outputs), total(weights), exact, packed.packed_nbytes + sum(to for to, _ in pruned),
+        packed.dense_nbytes + sum(of for _, of in pruned), packed.unpacked)

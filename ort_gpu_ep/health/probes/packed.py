@@ -10,6 +10,7 @@ import numpy as np
 from ort_gpu_ep.graph import Attribute, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe
 from ort_gpu_ep.ops import packed as packed_ops
+from ort_gpu_ep.ops import pruned as pruned_ops
 from ort_gpu_ep.ops.packed import SPARSE_TEAMS
 from ort_gpu_ep.questions import apart
 from ort_gpu_ep.registry import INLINED
@@ -131,14 +132,40 @@ def sparse(trial: Trial) -> str:
 
 @contextmanager
 def in_teams(team: int) -> Iterator[None]:
-    """Sparse products that are lowered meanwhile sum a row by so many invocations."""
-    usual = packed_ops.choose
+    """Sparse products that are lowered meanwhile sum a row by so many invocations, and pruned matrices are taken for sparse."""
+    usual = packed_ops.choose, pruned_ops.choose
     packed_ops.choose = lambda target, key, estimates: Choice(key, f"team {team}", tuple(estimates))
+    pruned_ops.choose = lambda product, dense_ns: Choice("", f"team {team}", ())
     try:
         with apart():
             yield
     finally:
-        packed_ops.choose = usual
+        packed_ops.choose, pruned_ops.choose = usual
+
+
+@probe("pruned weights", "kernels", disables=(pruned_ops.SHADER, pruned_ops.PACKING, pruned_ops.RESTORING))
+def pruned(trial: Trial) -> str:
+    """Rows and columns of none, few and many values; the matrix back again."""
+    for _ in range(trial.rounds):
+        for team in SPARSE_TEAMS:
+            with in_teams(team):
+                _pruned(trial, min(3, team), (257, 259), True)
+                _pruned(trial, 1, (262, 251), False)
+    return f"teams of {', '.join(map(str, SPARSE_TEAMS))}"
+
+
+def _pruned(trial: Trial, m: int, shape: tuple[int, int], transposed: bool) -> None:
+    """x times a matrix with nothing but zeros in its first row and column."""
+    w = trial.normal(*shape) * (trial.rng.random(shape) < trial.rng.uniform(0.01, 0.2))
+    w[0] = w[:, 0] = 0
+    w[1, 1] = 1
+    x = trial.normal(m, shape[1] if transposed else shape[0])
+    values = {"w": Value("w", FLOAT32, w.shape, lambda: w), "x": Value("x", FLOAT32, x.shape)}
+    node = Node("Gemm", ("x", "w"), ("y",), version=13, attributes={"transB": int(transposed)})
+    graph = Graph("probe", ("x",), ("y",), (node,), values)
+    what = f"{m} x {shape[0]} x {shape[1]}"
+    agree(what, trial.graph(graph, [x])[0], x.astype(np.float64) @ (w.T if transposed else w))
+    agree(f"{what} given back", trial.weight(graph, [x], "w"), w, 0.0)
 
 
 @probe("weights read in place", "packed elements", disables=(INLINED,))

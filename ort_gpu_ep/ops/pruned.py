@@ -1,0 +1,126 @@
+"""Products of few vectors with a matrix that is mostly zeros, as a pruned model stores it: only the others are read.
+
+The matrix is packed once (pack_pruned.wgsl): for each output the columns and values of what is not zero, as many places as the fullest one
+needs. Values stay what they are. It is taken where it is estimated to be faster than the dense product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.registry import BoundNode, Lowering, Strided, kernel
+from ort_gpu_ep.symbolic import is_symbolic
+from ort_gpu_ep.target import Choice, Target
+from ort_gpu_ep.types import FLOAT32, UINT32, TensorType
+
+SHADER, PACKING, RESTORING = "pruned_matvec.wgsl", "pack_pruned.wgsl", "restore_pruned.wgsl"
+MAX_VECTORS = 4
+"""More are worth the tile of a dense product."""
+MAX_DENSITY = 0.25
+"""A value with its column takes 6 bytes instead of 4, and is read at a place that the data names."""
+NOWHERE = 0xffff
+"""Column of a place without a value: K is at most that."""
+TEAMS = {32: 128, 8: 64, 1: 64}
+"""Invocations of an output -> of a workgroup."""
+PACKING_SIZE = 64
+DENSE = "dense"
+
+record(PACKING, "movement", loop_bound=lambda k: 2 * ceil_div(k["K"], PACKING_SIZE) + k["K"] + k["WIDTH"] + 8, data_indices=True)
+record(RESTORING, "movement", loop_bound=lambda k: k["WIDTH"].bit_length() + 1)
+record(
+    SHADER, "matvec", flops=lambda k: 2 * k["N"] * k["WIDTH"] * k["COLS"],
+    loop_bound=lambda k: ceil_div(k["WIDTH"], 4 * k["TEAM"]) + k["TEAM"].bit_length(), data_indices=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedProduct:
+    """y[c, n] = alpha * sum_k x[c, k] w[n, k] + beta * bias, where output n has `width` weights at most that are not zero.
+
+    Strides: of x in vectors and k, of w (input 1) in outputs and k. bias: the place of an element of y in input 2.
+    """
+
+    vectors: int
+    n: int
+    k: int
+    width: int
+    x_strides: tuple[int, int]
+    w_strides: tuple[int, int]
+    bias: Strided | None
+    alpha: float
+    beta: float
+    target: Target
+
+    @property
+    def nbytes(self) -> int:
+        return self.n * self.width * 6
+
+
+def of_matrices(
+    node: BoundNode, vectors: int, n: int, k: int, x_strides: tuple[int, int], transposed: bool = False, bias: Strided | None = None,
+    alpha: float = 1.0, beta: float = 1.0,
+) -> PrunedProduct | None:
+    """The product of input 0 and the matrix in input 1, [k, n] (transposed: [n, k]); None where it has too few zeros or can't be packed."""
+    w, limits = node.input(1), node.target.limits
+    if any(map(is_symbolic, (vectors, n, k))) or not 0 < vectors <= MAX_VECTORS or not 0 < k <= NOWHERE or not w.is_constant:
+        return None
+    found = w.nonzeros
+    if found is None or found.total > MAX_DENSITY * n * k or not node.input(0).dtype is w.dtype is FLOAT32:
+        return None
+    width = max(4, ceil_div(found.row if transposed else found.column, 4) * 4)
+    product = PrunedProduct(vectors, n, k, width, x_strides, (k, 1) if transposed else (1, n), bias, float(alpha), float(beta), node.target)
+    packs = all(limits.allow(shader) for shader in (SHADER, PACKING, RESTORING))
+    return product if packs and 2 * k + width + 8 <= limits.max_loop_iterations else None
+
+
+def choose(product: PrunedProduct, dense_ns: float) -> Choice:
+    """One of its own forms, or DENSE."""
+    teams = {f"team {team}": _estimate_ns(product, team) for team in TEAMS if team == max(TEAMS) or (
+        team >= product.vectors and product.width // 4 // team <= product.target.limits.max_loop_iterations)}
+    key = f"pruned {product.vectors} x {product.n} x {product.k}, {product.width} of an output"
+    return product.target.choose(key, {**teams, DENSE: dense_ns})
+
+
+def _estimate_ns(product: PrunedProduct, team: int) -> float:
+    """Memory as fast as single elements are read, and a team's shares, four places at once, and halvings. Before, a column and what it
+    names are waited for.
+    """
+    by = product.target.figures
+    turns = max(1.0, product.n * team / (by.units * by.unit_lanes))
+    clocks = by.sparse_entry_clocks * product.width / (4 * team) + by.sparse_halving_clocks * (team.bit_length() - 1)
+    begun_ns = by.matvec_launch_ns + 2 * by.rows_wait_ns
+    return float(begun_ns + product.nbytes / by.matvec_bytes_per_ns + turns * clocks / by.clocks_per_ns)
+
+
+def lower(product: PrunedProduct, choice: Choice, out: TensorType) -> Lowering:
+    """The packing, once, and the product in the form that was chosen."""
+    team = int(choice.form.split()[1])
+    workgroup_size, columns = TEAMS[team], ("columns", TensorType(UINT32, (product.n, product.width // 2)))
+    values = ("values", TensorType(FLOAT32, (product.n, product.width)))
+    sizes = {"N": product.n, "K": product.k, "WIDTH": product.width}
+    places = {"W_N": product.w_strides[0], "W_K": product.w_strides[1]}
+    packing = kernel(
+        PACKING, [columns[1], values[1]], consts={**sizes, **places}, groups=product.n, workgroup_size=PACKING_SIZE,
+        workgroup_nbytes=4 * PACKING_SIZE, reads={"w": 1}, writes={"columns": "columns", "values": "values"})
+    stored = (product.n, product.k) if product.w_strides[1] == 1 else (product.k, product.n)
+    inverse = kernel(
+        RESTORING, [TensorType(FLOAT32, stored)], consts={**sizes, **places}, reads={"columns": "columns", "values": "values"},
+        writes={"y": "restored"})
+    built = kernel(
+        SHADER, [out], consts={
+            **sizes, "COLS": product.vectors, "TEAM": team, "X_COL": product.x_strides[0], "X_K": product.x_strides[1],
+            "ALPHA": product.alpha, "BETA": product.beta},
+        indices={"c_index": product.bias or Strided((1,), (0,))}, groups=ceil_div(product.n, workgroup_size // team),
+        workgroup_size=workgroup_size, workgroup_nbytes=4 * workgroup_size * product.vectors, choice=choice, vectors=["values"],
+        reads={"columns": "columns", "values": "values", "x": 0, **({"c": 2} if product.bias else {})}, writes={"y": 0})
+    return Lowering((out,), (packing, built), (columns, values), once=("columns", "values"), inverses=((1, inverse),))
+
+
+def packed_nbytes(lowering: Lowering) -> tuple[int, int]:
+    """Of the pruned matrix that a lowering packs, and as it was; zeros for any other lowering."""
+    packing = next((k for k in lowering.kernels if k.shader == PACKING), None)
+    if packing is None:
+        return 0, 0
+    sizes: Mapping[str, int] = {name: int(value) for name, value in packing.consts}
+    return sum(t.nbytes for t in packing.outputs), 4 * sizes["N"] * sizes["K"]
