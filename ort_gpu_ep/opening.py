@@ -18,6 +18,7 @@ from ort_gpu_ep.plugin import EP_NAME
 from ort_gpu_ep.profile import GUESSED
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.load import Sampler
     from ort_gpu_ep.placement.runner import Runner
 
 log = logging.getLogger("ort_gpu_ep")
@@ -99,22 +100,34 @@ def look_for_gpu(config: Config) -> tuple[bool, Lease | None, str]:
         return True, None, str(error) if config.placement == "gpu" else ""
 
 
+def sampler_for(config: Config) -> tuple[Sampler | None, bool]:
+    """What tells the load of the adapter that these options mean, None with load=off; whether it is a software one."""
+    from ort_gpu_ep.load import open_sampler  # only here: a session that is not to choose does not load it
+
+    if config.isolation == "process":
+        remote = open_remote(config)
+        return open_sampler(remote.info, config.load), remote.info.is_software
+    from ort_gpu_ep.device.adapter import order_among_equals
+    from ort_gpu_ep.device.timed_dispatch import LazyTimedDispatch
+    from ort_gpu_ep.health.open_adapter import open_gpu
+
+    info = open_gpu(config).info
+    return open_sampler(info, config.load, LazyTimedDispatch(info), order_among_equals(info)), info.is_software
+
+
 def make_runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:
-    from ort_gpu_ep.load import open_sampler  # only here: a session that is not to choose loads neither
     from ort_gpu_ep.placement.runner import Runner
 
     path_or_bytes = model if isinstance(model, bytes) else os.fspath(model)
+    sampler, software = sampler_for(config)
     if config.isolation == "process":
         remote = open_remote(config)
-        return Runner(path_or_bytes, settings, options, kwargs, config, f"{remote.key} isolated", lambda: GUESSED,
-                      remote.uses, open_sampler(remote.info, config.load), remote.info.is_software)
+        return Runner(path_or_bytes, settings, options, kwargs, config, f"{remote.key} isolated", lambda: GUESSED, remote.uses, sampler,
+                      software)
     from ort_gpu_ep.calibration import profile_of
-    from ort_gpu_ep.device.adapter import order_among_equals
-    from ort_gpu_ep.device.timed_dispatch import LazyTimedDispatch
     from ort_gpu_ep.health.open_adapter import open_gpu
     from ort_gpu_ep.health.verdicts import key_of
 
     gpu = open_gpu(config)
-    sampler = open_sampler(gpu.info, config.load, LazyTimedDispatch(gpu.info), order_among_equals(gpu.info))
-    return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config),
-                  gpu.uses, sampler, gpu.info.is_software)
+    return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config), gpu.uses, sampler,
+                  software)

@@ -80,12 +80,17 @@ class Policy:
         if load.gpu is None or len(self.idle_s) < 2:
             return self.current
         self._calls += 1
-        if self._seen is None or load.when_s != self._seen.when_s:
-            with self._lock:
-                self._decide(load)
+        self.follow(load)
         if self._calls >= self._explore_at:
             with self._lock:
                 return self._explore(load)
+        return self.current
+
+    def follow(self, load: Load) -> str:
+        """As `choose`, without a try of what might be better: for those to whom another candidate costs more than a run on it."""
+        if load.gpu is not None and (self._seen is None or load.when_s != self._seen.when_s):
+            with self._lock:
+                self._decide(load)
         return self.current
 
     def went_on(self, runs: int) -> None:

@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import AdapterError, DeviceError, OutOfDeviceMemoryError, TrainingError, forget_frames
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.training.data import Batch, DataSet
 from ort_gpu_ep.training.diagnosis import first_bad_node
 from ort_gpu_ep.training.journal import Entry, Journal
+from ort_gpu_ep.training.moving import Mover, comparable
 from ort_gpu_ep.training.resident import LOSSES, Resident, device_failure, state_of
 from ort_gpu_ep.training.step import WEIGHT, TrainingStep
 
@@ -26,6 +28,8 @@ ATTEMPTS = 3
 """Devices that are tried, one after the other, before a failure is the user's."""
 
 TIMED_STEPS = 5
+
+clock = time.perf_counter
 
 
 class Loss:
@@ -59,14 +63,16 @@ class Loss:
 class Engine:
     """A step that is run again and again. at: the number of the next step. renewals: devices that were given up.
 
-    placement: where it runs, "gpu" or "cpu"; `why` says how that was decided.
+    placement: where it runs, "gpu" or "cpu"; `why` says how that was decided. moves: how often it changed under other people's load.
     """
 
     def __init__(self, step: TrainingStep, options: Mapping[str, Any], carried: Mapping[str, Array], at: int) -> None:
         self.step, self.options = step, dict(options)
         self.asked = str(self.options.setdefault("placement", "auto"))
         self.why = "as asked"
-        self.renewals = 0
+        self.renewals = self.moves = 0
+        self._mover: Mover | None = None
+        self._other: Resident | None = None
         self._why_not = ""
         self._source: DataSet | None = None
         self.resident = self._opened(dict(carried))
@@ -97,16 +103,43 @@ class Engine:
         if state is None or (software and not self.options.get("adapter")):
             self.why = "no node of the step has a kernel" if state is None else "the adapter is a software one that nobody asked for"
             return cpu
-        times = {"cpu": _timed(cpu, carried), "gpu": _timed(gpu, carried)}
+        return self._faster({"cpu": cpu, "gpu": gpu}, carried)
+
+    def _faster(self, sides: Mapping[str, Resident], carried: Mapping[str, Array]) -> Resident:
+        """The one of both whose steps are faster now; the other one is kept, if it may be the faster one under another load."""
+        times = {side: _timed(resident, carried) for side, resident in sides.items()}
         self.why = f"a step takes {times['cpu'] * 1e3:.3g} ms on the CPU, {times['gpu'] * 1e3:.3g} ms on the GPU"
-        return gpu if times["gpu"] <= times["cpu"] else cpu
+        faster, slower = ("gpu", "cpu") if times["gpu"] <= times["cpu"] else ("cpu", "gpu")
+        if comparable(times):
+            self._mover, self._other = Mover(times, resolve(self.options)), sides[slower]
+        return sides[faster]
 
     def place(self) -> None:
         """With `auto`, times a step on both sides anew, as both are busy now, and goes on where it is faster, the state included."""
-        if self.asked == "auto":
-            self.snapshot()
-            self.resident = self._opened(self.journal.carried)
-            self.surely(self._hold)
+        if self.asked != "auto":
+            return
+        self.snapshot()
+        carried, other, self._mover, self._other = self.journal.carried, self._other, None, None
+        sides = {self.placement: self.resident, **({} if other is None else {"gpu" if other.on_gpu else "cpu": other})}
+        self.resident = self._faster(sides, carried) if len(sides) == 2 else self._opened(carried)
+        self.surely(self._arrive)
+
+    def _follow(self) -> None:
+        """Between two steps, goes to the other side with the state, if the load asks for it."""
+        if self._mover is None or self._other is None:
+            return
+        side = self._mover.side()
+        if side == self.placement:
+            return
+        self.snapshot()
+        self.resident, self._other = self._other, self.resident
+        self.moves, self.why = self.moves + 1, self._mover.why
+        self.surely(self._arrive)
+
+    def _arrive(self) -> None:
+        """On another side: it has an older state, and may not have the data set."""
+        self.resident.write(self.journal.carried)
+        self._hold()
 
     # ---- steps
 
@@ -146,8 +179,11 @@ class Engine:
         held = self._held()
         if held and held[0].step == self.at - LOSSES:
             self.fetch(held[-1])
-        loss = Loss(self, self.at)
+        self._follow()
+        loss, start = Loss(self, self.at), clock()
         loss.value = self.surely(lambda: self.resident.run(batch))
+        if self._mover is not None:
+            self._mover.stepped(self.placement, clock() - start)
         self.journal.add(batch, loss)
         if self.journal.due:
             self.snapshot()
@@ -158,8 +194,11 @@ class Engine:
 
         Raises: TrainingError, if one is not finite: the state is then the last good one.
         """
-        held = [*(loss for loss in self._held() if loss.step < last.step), last]
-        for loss, number in zip(held, self._numbers(held), strict=True):
+        held, start = [*(loss for loss in self._held() if loss.step < last.step), last], clock()
+        numbers = self._numbers(held)
+        if self._mover is not None:
+            self._mover.waited(self.placement, clock() - start)
+        for loss, number in zip(held, numbers, strict=True):
             if not math.isfinite(number):
                 self._diverged(loss, number)
             loss.settle(number)
@@ -174,6 +213,8 @@ class Engine:
 
     def read(self) -> dict[str, Array]:
         """The state on the host."""
+        if self._mover is not None:
+            self._mover.forget()        # the steps on their way are waited for here, and reading is no step
         return self.surely(lambda: self.resident.read())
 
     def write(self, carried: Mapping[str, Array], at: int) -> None:
@@ -249,7 +290,7 @@ class Engine:
         except (AdapterError, DeviceError) as error:
             if self.asked != "auto":
                 raise
-            self.why = f"the GPU failed, and there is no other: {error}"
+            self.why, self._mover = f"the GPU failed, and there is no other: {error}", None
             return Resident(self.step, {"placement": "cpu"}, self.journal.carried)
 
     def _replay(self, resident: Resident) -> None:

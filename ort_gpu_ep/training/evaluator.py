@@ -15,9 +15,9 @@ from ort_gpu_ep.training.step import LOSS, TrainingStep
 class Evaluator:
     """A session of an evaluation step, which reads the parameters where the trainer has them."""
 
-    def __init__(self, step: TrainingStep, options: Mapping[str, Any]) -> None:
-        self.step = step
-        self.session = open_session(step.model.SerializeToString(), options)
+    def __init__(self, step: TrainingStep, options: Mapping[str, Any], placement: str) -> None:
+        self.step, self.placement = step, placement
+        self.session = open_session(step.model.SerializeToString(), {**options, "placement": placement})
         self._binding = self.session.io_binding()
 
     def run(self, resident: Resident, feeds: Mapping[str, Array], fixed: Mapping[str, Array], output: bool = False) -> dict[str, Array]:

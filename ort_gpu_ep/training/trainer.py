@@ -127,7 +127,6 @@ class Trainer:
         if self._engine is None:
             raise TrainingError("place: the first step decides where steps run, and there was none yet")
         uninterrupted(self._engine.place)
-        self._evaluator = None
         return self._engine.placement
 
     # ---- evaluation
@@ -241,11 +240,12 @@ class Trainer:
         return float(np.median(self._engine.resident.run_s)) * 1e3 if self._engine is not None and self._engine.resident.run_s else 0.0
 
     def stats(self) -> dict[str, Any]:
-        """Counts of the step's session (see InferenceSession.stats), steps, renewals, where it runs."""
+        """Counts of the step's session (see InferenceSession.stats), steps, renewals, where it runs and how often that changed."""
         engine = self._engine
         if engine is None:
             return {"steps": self.steps}
-        return {**engine.resident.stats(), "steps": self.steps, "renewals": engine.renewals, "placement": engine.placement}
+        return {**engine.resident.stats(), "steps": self.steps, "renewals": engine.renewals, "moves": engine.moves,
+                "placement": engine.placement}
 
     # ---- inside
 
@@ -329,10 +329,10 @@ class Trainer:
     def _evaluated(self, engine: Engine, inputs: Mapping[str, Array], label: Array, weight: Any, output: bool = False) -> dict[str, Array]:
         feeds = self._feeds(engine.step, inputs, label, weight)
         def run() -> dict[str, Array]:
-            if self._evaluator is None:
+            if self._evaluator is None or self._evaluator.placement != engine.placement:
                 shapes = {n: feeds[n].shape for n in inputs if n in feeds}
                 step = evaluation_step(replace(self._request, shapes=shapes), engine.step.parameters)
-                self._evaluator = Evaluator(step, {**engine.options, "placement": engine.placement})
+                self._evaluator = Evaluator(step, engine.options, engine.placement)
             try:
                 return self._evaluator.run(engine.resident, feeds, engine.step.carried, output)
             except Exception as error:

@@ -318,7 +318,7 @@ def test_auto_runs_where_a_step_is_faster(monkeypatch: pytest.MonkeyPatch) -> No
     assert "software" in t.explain()
     for gpu, side in ((1.0, "gpu"), (3.0, "cpu")):
         monkeypatch.setattr("ort_gpu_ep.training.engine._timed", lambda resident, carried, gpu=gpu: gpu if resident.on_gpu else 2.0)
-        t = trainer("auto", options={"adapter": "software"})
+        t = trainer("auto", options={"adapter": "software", "load": "off"})
         t.step(x, y)
         assert t.stats()["placement"] == side
         assert "ms on the CPU" in t.explain()
@@ -327,7 +327,7 @@ def test_auto_runs_where_a_step_is_faster(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_trainer_moves_between_steps_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     data, gpu_s = batches(9), [1.0]
     monkeypatch.setattr("ort_gpu_ep.training.engine._timed", lambda resident, carried: gpu_s[0] if resident.on_gpu else 2.0)
-    t = trainer("auto", model=references.mlp(), optimizer=SGD(0.1, 0.9), options={"adapter": "software"})
+    t = trainer("auto", model=references.mlp(), optimizer=SGD(0.1, 0.9), options={"adapter": "software", "load": "off"})
     with pytest.raises(TrainingError, match="there was none yet"):
         t.place()
     losses, where = [], []
@@ -347,7 +347,7 @@ def test_a_trainer_moves_between_steps_with_its_state(monkeypatch: pytest.Monkey
 
 def test_timing_leaves_the_state_as_it_was() -> None:
     x, y = points(8)
-    t, timed = trainer("gpu"), trainer("auto", options={"adapter": "software"})
+    t, timed = trainer("gpu"), trainer("auto", options={"adapter": "software", "load": "off"})
     for made in (t, timed):
         made.step(x, y)
     assert timed.steps == 1

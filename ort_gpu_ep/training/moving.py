@@ -1,0 +1,62 @@
+"""On which side the next step runs while others use the machine: by the policy that inference has, with steps in the place of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import psutil
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.opening import sampler_for
+from ort_gpu_ep.placement.names import GPU
+from ort_gpu_ep.placement.policy import WORST, Policy, slowdown
+from ort_gpu_ep.utilization import UNKNOWN, Load
+
+
+class Mover:
+    """Follows the load between steps.
+
+    A step's seconds are those that the user's thread spends on it, the wait for its loss included: what the GPU does meanwhile costs nobody
+    time. They are known once losses are read.
+    """
+
+    def __init__(self, timed_s: Mapping[str, float], config: Config) -> None:
+        """timed_s: of a step on each side, under the load of just now."""
+        self.sampler, software = sampler_for(config)
+        threads, self._load = psutil.cpu_count(logical=False) or 1, self._latest()
+        self._policy = Policy({side: s / slowdown(side, self._load, threads, software) for side, s in timed_s.items()}, threads, software)
+        self._policy.current = min(timed_s, key=lambda side: timed_s[side])
+        self._spent_s, self._steps = 0.0, 0
+
+    def _latest(self) -> Load:
+        return self.sampler.latest if self.sampler is not None else UNKNOWN
+
+    @property
+    def why(self) -> str:
+        return self._policy.why
+
+    def side(self) -> str:
+        """Where the next step is to run."""
+        self._load = self._latest()
+        return self._policy.follow(self._load)
+
+    def stepped(self, side: str, seconds: float) -> None:
+        """A step is on its way after so long."""
+        self._spent_s, self._steps = self._spent_s + seconds, self._steps + 1
+        if self.sampler is not None and side == GPU:
+            self.sampler.used(self._policy.idle_s[GPU])
+
+    def waited(self, side: str, seconds: float) -> None:
+        """The steps so far are done, after so long."""
+        if self._steps:
+            self._policy.observe(side, (self._spent_s + seconds) / self._steps, self._load)
+        self.forget()
+
+    def forget(self) -> None:
+        """What was spent so far is no step's."""
+        self._spent_s, self._steps = 0.0, 0
+
+
+def comparable(timed_s: Mapping[str, float]) -> bool:
+    """Whether the slower side may be the faster one under some load."""
+    return max(timed_s.values()) < WORST * min(timed_s.values())
