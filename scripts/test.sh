@@ -1,6 +1,6 @@
 #!/bin/sh
 # Sets this checkout up and runs every check: ruff, mypy, pytest. Arguments go to pytest, which runs twice: the tests marked `alone`
-# one by one, then the others in as many processes as there are cores, four at most.
+# one by one, then the others in as many processes as there are cores, four at most; those marked `ray` are scripts/ray.sh's.
 # usage: sh scripts/test.sh [PYTEST_ARGUMENT...]
 set -eu
 cd "$(dirname "$0")/.."
@@ -14,5 +14,5 @@ echo "== ruff"; "$python" -m ruff check . || failed="$failed ruff"
 echo "== mypy"; "$python" -m mypy || failed="$failed mypy"
 echo "== pytest, one by one"; selected -m alone "$@" || failed="$failed pytest-alone"
 echo "== pytest, in parallel"
-selected -m "not alone" -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@" || failed="$failed pytest"
+selected -m "not alone and not ray" -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@" || failed="$failed pytest"
 [ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }

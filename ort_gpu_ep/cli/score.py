@@ -34,6 +34,7 @@ def score(
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first row that can't be scored.")] = False,
     shard_rows: Annotated[int, typer.Option("--shard-rows", min=0, help="Rows that are written together (0: by their size).")] = 0,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for a batch, after which its worker is replaced.")] = 300.0,
+    ray: Annotated[str | None, typer.Option("--ray", help="HOST:PORT of a Ray cluster, auto, or local: its adapters instead.")] = None,
     option: Annotated[list[str] | None, typer.Option("--option", help="NAME=VALUE, an option of `ort-gpu-ep options`.")] = None,
     json: shared.JsonOption = False,
 ) -> None:
@@ -42,7 +43,7 @@ def score(
         report = score_rows(
             model, data, out, adapters=adapters, batch=batch, columns=shared.pairs(columns, "--columns"), key=key, outputs=outputs,
             preprocess=preprocess, fail_fast=fail_fast, options=shared.pairs(option, "--option"), shard_rows=shard_rows, timeout_s=timeout,
-            progress=show)
+            ray=ray, progress=show)
     if json:
         shared.print_json(report.as_dict())
     else:

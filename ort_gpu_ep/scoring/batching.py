@@ -35,18 +35,18 @@ def limit(model: Model, rows: int) -> int:
 def measured(slots: list[Slot], loaded: Loaded, most: int) -> str:
     """Sets each slot's batch; equal adapters are measured once. Gives why, for people. Raises AdapterError, ScoringError."""
     known: dict[str, tuple[int, str]] = {}
-    assert loaded.segment is not None
+    assert loaded.held is not None
     for slot in slots:
-        if slot.name not in known:
-            task = worker.Task(loaded.segment.name, loaded.layout, 0, min(loaded.rows, most), "")
+        if slot.kind not in known:
+            task = worker.Task(loaded.held.source, 0, min(loaded.rows, most))
             found = slot.measure(task, most, BUDGET_S)
             if isinstance(found, worker.Failed) and found.kind == "device":
                 raise AdapterError(f"{slot.name}: {found.message}")
             if isinstance(found, worker.Failed) and found.kind == "memory":
                 raise ScoringError(f"{slot.name}: not even one row fits: {found.message}")
-            known[slot.name] = (min(UNKNOWN, most), f"not measured: {found.message}") if isinstance(found, worker.Failed) else chosen(found)
-        slot.batch = known[slot.name][0]
-    return "; ".join(f"{name}: {rows} ({why})" for name, (rows, why) in known.items())
+            known[slot.kind] = (min(UNKNOWN, most), f"not measured: {found.message}") if isinstance(found, worker.Failed) else chosen(found)
+        slot.batch = known[slot.kind][0]
+    return "; ".join(f"{kind}: {rows} ({why})" for kind, (rows, why) in known.items())
 
 
 def chosen(found: list[tuple[int, float]]) -> tuple[int, str]:

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 from ort_gpu_ep.errors import ScoringError
@@ -23,13 +22,13 @@ REFUSED = 1000
 
 @dataclass(slots=True)
 class Loaded:
-    """A shard in memory. keys: the columns that go through. pieces: outputs by the first row (of those kept) of their batch."""
+    """A shard in memory. keys: the columns that go through. held: the inputs, None where no row is kept. pieces: outputs by the first
+    row (of those kept) of their batch."""
 
     shard: Shard
     packed: Packed
     keys: dict[str, Any]
-    segment: SharedMemory | None
-    layout: memory.Layout
+    held: memory.Held | None
     taken: int = 0
     finished: int = 0
     pieces: dict[int, tuple[dict[str, Array], dict[int, str], int]] = field(default_factory=dict)
@@ -195,7 +194,6 @@ class Board:
 
 
 def _release(loaded: Loaded) -> None:
-    if loaded.segment is not None:
-        segment, loaded.segment = loaded.segment, None
-        memory.close(segment)
-        segment.unlink()
+    if loaded.held is not None:
+        held, loaded.held = loaded.held, None
+        held.release()

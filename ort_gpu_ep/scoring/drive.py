@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ort_gpu_ep.errors import AdapterError, ScoringError
 from ort_gpu_ep.scoring import memory, worker
 from ort_gpu_ep.scoring.board import ATTEMPTS, Batch, Board
-from ort_gpu_ep.scoring.process import Process, WorkerEndError
+from ort_gpu_ep.scoring.process import GoneError, WorkerEndError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ENDS = 5
 """How often in a row an adapter's workers may end without a batch in between."""
@@ -43,20 +46,46 @@ class Counts:
         return min(self.busy_s / self.seconds, 1.0) if self.seconds else 0.0
 
 
-class Slot:
-    """One place for a worker. name: of its adapter. setup: as a new worker needs it. batch: rows, less after the memory was too small."""
+class Worker(Protocol):
+    """A worker elsewhere. Its calls raise WorkerEndError, after which only `kill` makes sense.
 
-    def __init__(self, number: int, name: str, setup: worker.Setup, timeout_s: float) -> None:
-        self.number, self.name, self.setup, self.batch = number, name, setup, 1
+    name, kind: of the adapter that it found itself, known when it is open; empty where the slot knew it before.
+    """
+
+    pid: int
+    name: str
+    kind: str
+
+    def open(self, setup: worker.Setup) -> worker.Failed | None:
+        """Makes the session."""
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What a function of `worker` gives there."""
+
+    def kill(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Slot:
+    """One place for a worker. start: makes one. setup: as a new worker needs it. name: of its adapter; kind: the same for equal ones.
+
+    answers: beginning of the names of shared memory for outputs; empty: they come with the answers. batch: rows, less after the memory
+    was too small.
+    """
+
+    def __init__(self, number: int, name: str, setup: worker.Setup, start: Callable[[], Worker], kind: str = "", answers: str = "") -> None:
+        self.number, self.name, self.kind, self.setup, self.batch = number, name, kind or name, setup, 1
         self.counts = Counts()
-        self._timeout_s, self._answers, self._ends, self._busy_before_s = timeout_s, 0, 0, 0.0
-        self._process: Process | None = None
+        self._start, self._answers, self._given, self._ends, self._busy_before_s = start, answers, 0, 0, 0.0
+        self._process: Worker | None = None
         self._under_way = deque[tuple[Batch, worker.Task]]()
 
     def open(self) -> None:
         """Starts the worker. Raises WorkerEndError; ScoringError where a session can't be made at all."""
-        self._process = Process(self._timeout_s)
-        failed = self._process.call(worker.open_worker, self.setup)
+        self._process = self._start()
+        failed = self._process.open(self.setup)
+        self.name, self.kind = self._process.name or self.name, self._process.kind or self.kind
         if failed is not None and failed.kind == "fatal":
             raise ScoringError(f"{self.name}: no session of {self.setup.model.path}: {failed.message}")
         if failed is not None:
@@ -74,7 +103,7 @@ class Slot:
         if self._process is not None:
             (self._process.kill if kill else self._process.end)()
             self._process = None
-        for _, task in self._under_way:
+        for _, task in self._under_way if self._answers else ():
             memory.remove(task.answer)
 
     def drive(self, board: Board) -> None:
@@ -101,50 +130,51 @@ class Slot:
         try:
             answer = self._worker().call(worker.exchange, self._under_way[-1][1] if batch is not None else None)
         except WorkerEndError as error:
-            self._replace(board, str(error))
+            self._replace(board, str(error), isinstance(error, GoneError))
             return True
         if answer is not None:
             self._answered(board, answer)
         return True
 
-    def _worker(self) -> Process:
+    def _worker(self) -> Worker:
         if self._process is None:
             self.open()
         assert self._process is not None
         return self._process
 
     def _task(self, batch: Batch) -> worker.Task:
-        segment = batch.loaded.segment
-        assert segment is not None
-        self._answers += 1
-        answer = f"ortgpuep-{os.getpid()}-{self.number}-{self._answers}"
-        return worker.Task(segment.name, batch.loaded.layout, batch.start, batch.stop, answer)
+        assert batch.loaded.held is not None
+        self._given += 1
+        answer = f"{self._answers}-{self.number}-{self._given}" if self._answers else ""
+        return worker.Task(batch.loaded.held.source, batch.start, batch.stop, answer)
 
     def _answered(self, board: Board, answer: worker.Done | worker.Failed) -> None:
         if isinstance(answer, worker.Failed) and answer.kind == "device":
             self._replace(board, answer.message)
             return
-        batch, task = self._under_way.popleft()
+        batch, _ = self._under_way.popleft()
         if isinstance(answer, worker.Failed):
             if answer.kind == "fatal" or batch.stop - batch.start == 1:
                 raise ScoringError(f"{self.name}: {answer.message}")
             self.batch = max(1, min(self.batch, (batch.stop - batch.start) // 2))
             board.halve(batch)
             return
-        arrays = memory.take(task.answer, answer.layout) if answer.layout else {}
+        arrays = answer.outputs.take() if isinstance(answer.outputs, memory.Segment) else answer.outputs
         board.finish(batch, arrays, answer.errors)
         self._ends, self.counts.busy_s = 0, self._busy_before_s + answer.busy_s
         self.counts.rows, self.counts.batches = self.counts.rows + batch.stop - batch.start, self.counts.batches + 1
 
-    def _replace(self, board: Board, why: str) -> None:
-        """A new worker takes the place of this one, and its batches are done again."""
+    def _replace(self, board: Board, why: str, is_last: bool = False) -> None:
+        """A new worker takes the place of this one unless it was the last, and its batches are done again."""
         batches = [batch for batch, _ in self._under_way]
         self.close(kill=True)
         self._under_way.clear()
         self._ends, self._busy_before_s = self._ends + 1, self.counts.busy_s
         self.counts.replaced.append(why)
         board.give_back(batches)
-        if self._ends >= ENDS:
+        if is_last:
+            self.counts.given_up = why
+        elif self._ends >= ENDS:
             self.counts.given_up = f"its workers ended {self._ends} times in a row without a batch in between; the last time: {why}"
 
 
@@ -153,13 +183,21 @@ def _blame(batch: Batch, ends: list[str]) -> str:
     return f"{ends[-1] if ends else 'the worker ended'}, {batch.ends} times with nothing else under way than these {rows} rows"
 
 
+def check_left(slots: list[Slot]) -> None:
+    """Raises AdapterError where all adapters are given up."""
+    if all(slot.counts.given_up for slot in slots):
+        texts = "; ".join(f"{s.name}: {s.counts.given_up}" for s in slots)
+        raise AdapterError(f"no adapter is left: {texts}. What was scored stays; the same command goes on with it")
+
+
 def drive_all(slots: list[Slot], board: Board) -> list[threading.Thread]:
     """A thread a slot. When the last adapter is given up, the run fails."""
     def one(slot: Slot) -> None:
         slot.drive(board)
-        if slot.counts.given_up and all(s.counts.given_up for s in slots):
-            texts = "; ".join(f"{s.name}: {s.counts.given_up}" for s in slots)
-            board.fail(AdapterError(f"no adapter is left: {texts}. What was scored stays; the same command goes on with it"))
+        try:
+            check_left(slots)
+        except AdapterError as error:
+            board.fail(error)
 
     threads = [threading.Thread(target=one, args=(slot,), name=f"ort_gpu_ep-score-{slot.number}", daemon=True) for slot in slots]
     for thread in threads:

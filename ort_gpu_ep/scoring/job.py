@@ -25,7 +25,7 @@ SHARD_ROWS = 65536
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for; plain data, which Ray's actors make the same job of. See `score` for each of them."""
+    """What a user asks for; plain data. See `score` for each of them."""
 
     model: str
     data: tuple[str, ...]
@@ -130,5 +130,5 @@ def request_of(model: str | Path, data: str | Path | Sequence[str | Path], given
         raise ScoringError(f"shard_rows: got {shard_rows}, expected at least 1, or nothing")
     if isinstance(preprocess, (str, Path)):
         preprocess = os.path.abspath(preprocess)
-    return Request(os.path.abspath(model), tuple(map(os.path.abspath, paths)), tuple(mapped.items()),       # actors run in other folders
+    return Request(os.path.abspath(model), tuple(map(os.path.abspath, paths)), tuple(mapped.items()),
                    (key,) if isinstance(key, str) else tuple(key), tuple(wanted) if wanted is not None else None, preprocess, shard_rows)

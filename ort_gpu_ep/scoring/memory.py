@@ -1,4 +1,4 @@
-"""Arrays in shared memory, as Arrow's IPC tensors: what is there is read where it lies."""
+"""Arrays that processes share: in shared memory, as Arrow's IPC tensors. What is there is read where it lies."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.shared_memory import SharedMemory
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,7 +21,88 @@ Layout = tuple[tuple[str, str], ...]
 """(name, type) of the arrays in the order in which they lie there."""
 
 
-def put(name: str, arrays: Mapping[str, Array]) -> tuple[SharedMemory, Layout]:
+class Opened(Protocol):
+    """Arrays that a worker reads."""
+
+    @property
+    def arrays(self) -> Mapping[str, Array]: ...
+
+    def close(self) -> bool:
+        """Whether they could be given back: as long as there are other views of them, they can't."""
+
+
+class Source(Protocol):
+    """Where a worker finds the arrays of a shard; plain data. name: another one for other arrays."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self) -> Opened: ...
+
+
+class Held(Protocol):
+    """Arrays that workers can have, until they are released."""
+
+    @property
+    def source(self) -> Source: ...
+
+    def release(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Shared memory of this name with arrays of this layout."""
+
+    name: str
+    layout: Layout
+
+    def open(self) -> Mapped:
+        memory = SharedMemory(self.name)
+        return Mapped(memory, _views(memory, self.layout))
+
+    def take(self) -> dict[str, Array]:
+        """Copies of the arrays that another process has put there; the memory is gone afterwards."""
+        opened = self.open()
+        try:
+            return {key: array.copy() for key, array in opened.arrays.items()}
+        finally:
+            opened.unlink()
+
+
+class Mapped:
+    """A piece of shared memory in this process, and views of its arrays."""
+
+    def __init__(self, memory: SharedMemory, arrays: Mapping[str, Array]) -> None:
+        self.arrays, self._memory = arrays, memory
+
+    def close(self) -> bool:
+        self.arrays = {}
+        try:
+            self._memory.close()
+        except BufferError:
+            return False
+        return True
+
+    def unlink(self) -> None:
+        self._memory.unlink()
+        self.close()
+
+
+class Owned:
+    """Shared memory that this process has made."""
+
+    def __init__(self, memory: SharedMemory, layout: Layout) -> None:
+        self.source, self._mapped = Segment(memory.name, layout), Mapped(memory, {})
+
+    def close(self) -> None:
+        """Leaves it to whoever knows its name."""
+        self._mapped.close()
+
+    def release(self) -> None:
+        self._mapped.unlink()
+
+
+def put(name: str, arrays: Mapping[str, Array]) -> Owned:
     """New shared memory with these arrays. Raises ScoringError where the system has not got so much."""
     import pyarrow as pa
 
@@ -36,11 +118,10 @@ def put(name: str, arrays: Mapping[str, Array]) -> tuple[SharedMemory, Layout]:
     for tensor in tensors:
         pa.ipc.write_tensor(tensor, stream)
     stream.close()
-    return memory, tuple((key, array.dtype.name) for key, array in arrays.items())
+    return Owned(memory, tuple((key, array.dtype.name) for key, array in arrays.items()))
 
 
-def get(memory: SharedMemory, layout: Layout) -> dict[str, Array]:
-    """Views of the arrays. They must be gone before the memory is closed."""
+def _views(memory: SharedMemory, layout: Layout) -> dict[str, Array]:
     import pyarrow as pa
 
     stream = pa.BufferReader(pa.py_buffer(memory.buf))
@@ -51,28 +132,7 @@ def get(memory: SharedMemory, layout: Layout) -> dict[str, Array]:
     return found
 
 
-def take(name: str, layout: Layout) -> dict[str, Array]:
-    """Copies of the arrays in memory that another process has made, which is gone afterwards."""
-    memory = SharedMemory(name)
-    try:
-        return {key: array.copy() for key, array in get(memory, layout).items()}
-    finally:
-        memory.unlink()
-        close(memory)
-
-
-def close(memory: SharedMemory) -> bool:
-    """Whether it could be closed: as long as there are views of it, it can't."""
-    try:
-        memory.close()
-    except BufferError:
-        return False
-    return True
-
-
 def remove(name: str) -> None:
     """What a process that is gone may have left."""
     with suppress(FileNotFoundError):
-        memory = SharedMemory(name)
-        memory.unlink()
-        memory.close()
+        Mapped(SharedMemory(name), {}).unlink()

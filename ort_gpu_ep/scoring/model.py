@@ -38,12 +38,16 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model file. batch: rows in each run where the model fixes them, else None. sha256: of the file and its external data."""
+    """A model file. batch: rows in each run where the model fixes them, else None. sha256: of the file and its external data.
+
+    weights: the files of its external data, relative to its folder.
+    """
 
     path: str
     sha256: str
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    weights: tuple[str, ...] = ()
 
     @property
     def batch(self) -> int | None:
@@ -77,14 +81,14 @@ def read_model(model: str | Path | bytes, outputs: Sequence[str] | None = None) 
     if not inputs:
         raise ScoringError(f"model {path} has no inputs: there is nothing to score rows with")
     chosen = tuple(_value(given[name], path) for name in outputs or given)
-    return Model(str(path), _hash(path, data, found), inputs, chosen)
+    weights = tuple(sorted({entry.value for t in found.graph.initializer for entry in t.external_data if entry.key == "location"}))
+    return Model(str(path), _hash(path, data, weights), inputs, chosen, weights)
 
 
-def _hash(path: Path, data: bytes, model: Any) -> str:
+def _hash(path: Path, data: bytes, weights: Sequence[str]) -> str:
     """Of the file, and of the files that hold its weights."""
     digest = hashlib.sha256(data)
-    places = {entry.value for t in model.graph.initializer for entry in t.external_data if entry.key == "location"}
-    for place in sorted(places):
+    for place in weights:
         try:
             with open(path.parent / place, "rb") as file:
                 while part := file.read(1 << 22):

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError
 from ort_gpu_ep.scoring import columns as columns_of
 from ort_gpu_ep.scoring import outputs as outputs_of
@@ -17,9 +16,7 @@ from ort_gpu_ep.scoring.columns import Rows
 from ort_gpu_ep.scoring.model import read_model
 from ort_gpu_ep.scoring.require import require
 from ort_gpu_ep.scoring.running import open_session, score_rows
-from ort_gpu_ep.scoring.visible import own_adapter
-
-AUTO = "auto"
+from ort_gpu_ep.scoring.visible import AUTO, chosen
 
 
 class Predictor:
@@ -38,12 +35,10 @@ class Predictor:
         self, model: str | Path | bytes | Any, *, adapter: str = AUTO, columns: Mapping[str, str | Sequence[str]] | None = None,
         outputs: Sequence[str] | None = None, options: Mapping[str, Any] | None = None,
     ) -> None:
-        from ort_gpu_ep.health.enumeration import look
-
         require("pyarrow", "Predictor")
         if not isinstance(model, (str, Path, bytes)):
             model = require("ray", "a model by reference").get(model)
-        self.adapter = own_adapter(look(resolve(options))) if adapter == AUTO else adapter
+        self.adapter = chosen(adapter, options or {})[0] if adapter == AUTO else adapter
         self._model = read_model(model, outputs)
         self._session = open_session(model if isinstance(model, bytes) else str(model), self.adapter, options or {})
         self._given = {name: text if isinstance(text, str) else ",".join(text) for name, text in (columns or {}).items()}

@@ -25,8 +25,14 @@ class WorkerEndError(Exception):
     """The process ended, or did not answer in time and was ended; the message says which."""
 
 
+class GoneError(WorkerEndError):
+    """There will be no other worker in its place."""
+
+
 class Process:
-    """One worker process in a pool of its own. Not thread-safe. Raises WorkerEndError where it does not start."""
+    """One worker process in a pool of its own: a drive.Worker. Not thread-safe. Raises WorkerEndError where it does not start."""
+
+    name = kind = ""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -38,8 +44,10 @@ class Process:
             raise WorkerEndError(f"{error}; a script that scores needs `if __name__ == '__main__':` around it") from error
         self._process = next((p for p in multiprocessing.active_children() if p.pid == self.pid), None)
 
+    def open(self, setup: worker.Setup) -> worker.Failed | None:
+        return self.call(worker.open_worker, setup)
+
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What the function gives in the worker. Raises WorkerEndError, after which only `kill` makes sense."""
         return self._call(self._timeout_s, function, *args, **kwargs)
 
     def _call(self, timeout_s: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,21 +1,21 @@
-"""Scores a data set on the adapters of this machine: a worker process each, shards committed one by one."""
+"""Scores a data set on adapters of this machine or of a Ray cluster: a worker process each, shards committed one by one."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ort_gpu_ep.config import resolve
-from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError, ScoringError
-from ort_gpu_ep.scoring import batching, drive, memory, parts, worker
+from ort_gpu_ep.scoring import batching, drive, parts
 from ort_gpu_ep.scoring import outputs as outputs_of
 from ort_gpu_ep.scoring.board import Board, Loaded
+from ort_gpu_ep.scoring.host import Host, Machine
 from ort_gpu_ep.scoring.job import Job, request_of
 from ort_gpu_ep.scoring.parts import Shard
 from ort_gpu_ep.scoring.process import WorkerEndError
@@ -27,16 +27,12 @@ TIMEOUT_S = 300.0
 _EVERY_S = 0.2
 """Between two looks at the progress, and so the longest that Ctrl-C has to wait."""
 
-CPU = "cpu"
-
-_names = count()
-
 
 def score(
     model: str | Path, data: str | Path | Sequence[str | Path], out: str | Path, *, adapters: str | Sequence[str | int] = "all",
     batch: int | str = "auto", columns: Mapping[str, str | Sequence[str]] | None = None, key: str | Sequence[str] | None = None,
     outputs: Sequence[str] | None = None, preprocess: str | Path | Mapping[str, Any] | None = None, fail_fast: bool = False,
-    options: Mapping[str, Any] | None = None, shard_rows: int | None = None, timeout_s: float = TIMEOUT_S,
+    options: Mapping[str, Any] | None = None, shard_rows: int | None = None, timeout_s: float = TIMEOUT_S, ray: str | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Report:
     """Scores each row of DATA once and writes the outputs in the same order: see docs/scoring.md.
@@ -45,8 +41,8 @@ def score(
     where there is none), or indices, names, PCI addresses and `cpu`; one that is named twice has two workers. batch: rows in a run, or
     `auto`. columns: input -> column, columns, or a pattern. key: columns that go to the output as they are. outputs: which of the model's.
     preprocess: of images, a mapping or a JSON file. fail_fast: the first row that can't be scored ends the run. options: of the provider.
-    shard_rows: rows that are committed together. timeout_s: for a batch. progress: called about five times a
-    second, in this thread.
+    shard_rows: rows that are committed together. timeout_s: for a batch. ray: the address of a Ray cluster, whose adapters it is then, or
+    `local` for one on this machine. progress: called about five times a second, in this thread.
 
     A run that was killed goes on when the same call is made again. Raises ScoringError, ModelError, AdapterError, ConfigError; what was
     scored until then stays.
@@ -54,43 +50,53 @@ def score(
     given = {"columns": columns, "key": key, "outputs": outputs, "preprocess": preprocess, "shard_rows": shard_rows}
     resolve(options)
     batching.check(batch)
+    wanted = adapters.split(",") if isinstance(adapters, str) else [str(a) for a in adapters]
     job = Job(request_of(model, data, given))
     try:
-        with parts.claimed(Path(out), job.manifest()) as folder:
-            left = [shard for shard in job.shards if not parts.is_done(folder, shard)]
-            report = _Local(job, left, folder, str(out), batch, dict(options or {}), timeout_s).run(adapters, fail_fast, progress)
-            if Path(out).suffix == ".parquet":
-                parts.merge(folder, Path(out), job.shards)
-            return report
+        host = _host(job, dict(options or {}), timeout_s, ray)
+        try:
+            with parts.claimed(Path(out), job.manifest()) as folder:
+                left = [shard for shard in job.shards if not parts.is_done(folder, shard)]
+                report = _Run(job, left, folder, str(out), batch, host).run(wanted, fail_fast, progress)
+                if Path(out).suffix == ".parquet":
+                    parts.merge(folder, Path(out), job.shards)
+                return report
+        finally:
+            host.close()
     finally:
         job.close()
 
 
-class _Local:
-    """One run on this machine."""
+def _host(job: Job, options: dict[str, Any], timeout_s: float, ray: str | None) -> Host:
+    if ray is None:
+        return Machine(job.model, options, timeout_s)
+    from ort_gpu_ep.scoring.cluster import Cluster
 
-    def __init__(
-        self, job: Job, left: list[Shard], folder: Path, out: str, batch: int | str, options: dict[str, Any], timeout_s: float,
-    ) -> None:
-        self._job, self._left, self._folder, self._out, self._batch = job, left, folder, out, batch
-        self._options, self._timeout_s, self._begun_s = options, timeout_s, time.perf_counter()
+    return Cluster(job.model, options, timeout_s, ray)
+
+
+class _Run:
+    """One run, from what is left to its report."""
+
+    def __init__(self, job: Job, left: list[Shard], folder: Path, out: str, batch: int | str, host: Host) -> None:
+        self._job, self._left, self._folder, self._out, self._batch, self._host = job, left, folder, out, batch, host
+        self._begun_s = time.perf_counter()
         self._before = job.rows - sum(shard.rows for shard in left)
         self._notes = [f"{self._before:,} rows were there from an earlier run"] if self._before else []
         if job.unused():
             self._notes.append(f"columns that nobody asked for: {', '.join(job.unused()[:12])}")
         self._first_error = ""
 
-    def run(self, adapters: str | Sequence[str | int], fail_fast: bool, progress: Callable[[Progress], None] | None) -> Report:
+    def run(self, wanted: Sequence[str], fail_fast: bool, progress: Callable[[Progress], None] | None) -> Report:
         if not self._left:
             return self._report([], None, "nothing is left to score")
-        slots = self._slots(adapters)
+        slots = self._host.slots(wanted)
         window = 2 * len(slots) + 1
         board = Board(iter(self._left), self._read, self._commit, window, self._job.place if fail_fast else None)
         why, clean, threads = "", False, list[threading.Thread]()
         try:
-            for slot in slots:
-                _open(slot)
-            why = self._choose_batch(slots)
+            _open(slots)
+            why = self._choose_batch([slot for slot in slots if not slot.counts.given_up])
             board.start()
             threads = drive.drive_all(slots, board)
             self._watch(board, slots, progress)
@@ -109,41 +115,12 @@ class _Local:
                 board.join()
         return self._report(slots, board, why)
 
-    def _slots(self, adapters: str | Sequence[str | int]) -> list[drive.Slot]:
-        found = []
-        for number, (adapter, name) in enumerate(self._named(adapters)):
-            found.append(drive.Slot(number, name, worker.Setup(self._job.model, adapter, dict(self._options)), self._timeout_s))
-        return found
-
-    def _named(self, adapters: str | Sequence[str | int]) -> list[tuple[str, str]]:
-        """(what to open it by, its name) of each adapter that is asked for."""
-        from ort_gpu_ep.health.enumeration import look
-
-        wanted = adapters.split(",") if isinstance(adapters, str) else [str(a) for a in adapters]
-        there = look(resolve(self._options)) if wanted != [CPU] else ()
-        if wanted == ["all"]:
-            hardware = [info for info in there if not info.is_software]
-            if not hardware:
-                self._notes.append("no hardware adapter: the CPU has scored" +
-                                   (f" (--adapters {there[0].index} takes {there[0].name})" if there else ""))
-                return [(CPU, "CPU")]
-            return [(str(info.index), f"{info.name} {info.pci}".strip()) for info in hardware]
-        found = []
-        for text in wanted:
-            if text == CPU:
-                found.append((CPU, "CPU"))
-            else:
-                info = pick(there, text)
-                found.append((str(info.index), f"{info.name} {info.pci}".strip()))
-        return found
-
     def _read(self, shard: Shard) -> Loaded:
         packed, keys = self._job.read(shard)
         if packed.errors and not self._first_error:
             self._first_error = self._job.place(shard, *min(packed.errors.items()))
-        segment, layout = memory.put(f"ortgpuep-{os.getpid()}-s{next(_names)}", packed.arrays) if len(packed.kept) else (None, ())
-        kept = type(packed)(packed.count, {}, packed.kept, packed.errors)
-        return Loaded(shard, kept, keys, segment, layout)
+        held = self._host.hold(packed.arrays) if len(packed.kept) else None
+        return Loaded(shard, replace(packed, arrays={}), keys, held)
 
     def _commit(self, loaded: Loaded) -> None:
         pieces = [loaded.pieces[start][:2] for start in sorted(loaded.pieces)]
@@ -161,15 +138,14 @@ class _Local:
                 slot.batch = rows
             return f"{rows}, as asked" if self._batch != "auto" else f"{rows}: the model fixes it"
         loaded = self._read(self._left[0])
-        if loaded.segment is None:
+        if loaded.held is None:
             raise ScoringError(self._first_error or "no row of the first shard can be scored")
         try:
             return batching.measured(slots, loaded, batching.limit(self._job.model, self._left[0].rows))
         except WorkerEndError as error:
             raise AdapterError(f"measuring the batch: {error}") from error
         finally:
-            memory.close(loaded.segment)
-            loaded.segment.unlink()
+            loaded.held.release()
 
     def _watch(self, board: Board, slots: list[drive.Slot], progress: Callable[[Progress], None] | None) -> None:
         """Waits for the end of the run. Raises what has failed."""
@@ -187,6 +163,7 @@ class _Local:
 
     def _report(self, slots: list[drive.Slot], board: Board | None, why: str) -> Report:
         adapters = drive.summary(slots)
+        self._notes += self._host.notes
         for entry in adapters:
             self._notes += [f"{entry['name']}: given up, {entry['given_up']}"] if entry["given_up"] else []
         since_s = min((s.counts.since_s for s in slots if s.counts.since_s), default=time.perf_counter())
@@ -195,8 +172,16 @@ class _Local:
                       round(seconds, 3), round(since_s - self._begun_s, 3), why, adapters, self._first_error, self._notes)
 
 
-def _open(slot: drive.Slot) -> None:
-    try:
-        slot.open()
-    except WorkerEndError as error:
-        raise AdapterError(f"{slot.name}: {error}") from error
+def _open(slots: list[drive.Slot]) -> None:
+    """All at a time. One that does not start is given up. Raises AdapterError where none does."""
+    def one(slot: drive.Slot) -> None:
+        try:
+            slot.open()
+        except WorkerEndError as error:
+            slot.close(kill=True)
+            slot.counts.given_up = f"its worker did not start: {error}"
+
+    with ThreadPoolExecutor(len(slots), "ort_gpu_ep-open") as pool:
+        for found in [pool.submit(one, slot) for slot in slots]:
+            found.result()
+    drive.check_left(slots)

@@ -13,16 +13,20 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from ort_gpu_ep.device.info import AdapterInfo
+from ort_gpu_ep.config import resolve
+from ort_gpu_ep.device.info import AdapterInfo, pick
 from ort_gpu_ep.errors import AdapterError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 NVIDIA = 0x10DE
 
-CPU = "cpu"
+CPU, AUTO = "cpu", "auto"
+"""Instead of an adapter: none, and the one that this process is to find for itself."""
+
+CPU_NAME = "CPU"
 
 _ADVICE = "Name the adapter (adapter=PCI address or UUID, as `ort-gpu-ep doctor` lists them)"
 
@@ -93,6 +97,23 @@ def _adapter(adapters: Sequence[AdapterInfo], wanted: Gpu, entry: str) -> Adapte
             return info
     there = ", ".join(f"{a.name} {a.pci or a.uuid or '(unknown place)'}" for a in adapters) or "none"
     raise AdapterError(f"{VARIABLE} has {entry}, the GPU at {wanted.pci}: no adapter is known to be it; there are: {there}. {_ADVICE}")
+
+
+def chosen(adapter: str, options: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What the option `adapter` is to be for this process, its name and where it is. adapter: as in the option, `cpu`, or `auto`.
+
+    Raises AdapterError where it can't be told, or is not there.
+    """
+    from ort_gpu_ep.health.enumeration import look
+
+    if adapter == CPU:
+        return CPU, CPU_NAME, ""
+    there = look(resolve(options))
+    adapter = own_adapter(there) if adapter == AUTO else adapter
+    if adapter == CPU:
+        return CPU, CPU_NAME, ""
+    info = pick(there, adapter)
+    return str(info.index), info.name, info.pci
 
 
 _claimed: list[IO[bytes]] = []

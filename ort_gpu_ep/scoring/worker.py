@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection, parent_process
-from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import numpy as np
@@ -38,29 +37,29 @@ _MAPPED = 3
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """adapter: as in the option, or `cpu`. options: of the provider."""
+    """adapter: as in the option, or `cpu`. options: of the provider. content: what the session is made of; None: the model's file."""
 
     model: Model
     adapter: str
     options: dict[str, Any]
+    content: str | bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Rows start to stop of the arrays in a piece of shared memory. answer: the name of the one to make for the outputs."""
+    """Rows start to stop of some arrays. answer: the name of the shared memory to make for the outputs; empty: they come as they are."""
 
-    segment: str
-    layout: memory.Layout
+    source: memory.Source
     start: int
     stop: int
-    answer: str
+    answer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """layout: of the outputs in the answer's memory, empty where the model refused all rows. busy_s: of this worker until now."""
+    """outputs: none where the model refused all rows. busy_s: of this worker until now."""
 
-    layout: memory.Layout
+    outputs: memory.Segment | dict[str, Array]
     errors: dict[int, str]
     busy_s: float
 
@@ -79,8 +78,8 @@ class _State:
     session: Any
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(DEPTH, "ort_gpu_ep-score"))
     under_way: deque[Future[Done | Failed]] = field(default_factory=deque)
-    segments: dict[str, tuple[SharedMemory, dict[str, Array]]] = field(default_factory=dict)
-    retired: list[SharedMemory] = field(default_factory=list)
+    shards: dict[str, memory.Opened] = field(default_factory=dict)
+    retired: list[memory.Opened] = field(default_factory=list)
     busy: Busy = field(default_factory=Busy)
     lock: Any = field(default_factory=threading.Lock)
 
@@ -110,7 +109,7 @@ def open_worker(setup: Setup) -> Failed | None:
     """Makes the session."""
     global _state
     try:
-        _state = _State(setup.model, open_session(setup.model.path, setup.adapter, setup.options))
+        _state = _State(setup.model, open_session(setup.content or setup.model.path, setup.adapter, setup.options))
     except Exception as error:
         return Failed("device" if isinstance(error, DeviceError) else "fatal", f"{type(error).__name__}: {error}")
     return None
@@ -172,13 +171,14 @@ def _work(state: _State, task: Task) -> Done | Failed:
     try:
         arrays = _arrays(state, task)
         scored = score_rows(partial(_run, state), state.model, {name: a[task.start:task.stop] for name, a in arrays.items()})
-        layout: memory.Layout = ()
-        if scored.arrays:
-            made, layout = memory.put(task.answer, scored.arrays)
-            memory.close(made)
+        outputs: memory.Segment | dict[str, Array] = scored.arrays
+        if scored.arrays and task.answer:
+            made = memory.put(task.answer, scored.arrays)
+            outputs = made.source
+            made.close()
     except Exception as error:
         return _failed(error)
-    return Done(layout, scored.errors, state.busy.total_s)
+    return Done(outputs, scored.errors, state.busy.total_s)
 
 
 def _failed(error: Exception) -> Failed:
@@ -186,17 +186,15 @@ def _failed(error: Exception) -> Failed:
     return Failed(kind, str(error) if isinstance(error, ScoringError) else f"{type(error).__name__}: {error}")
 
 
-def _arrays(state: _State, task: Task) -> dict[str, Array]:
-    """The shard's arrays, mapped; those of shards before it are given back when no run reads them."""
+def _arrays(state: _State, task: Task) -> Mapping[str, Array]:
+    """The shard's arrays; those of shards before it are given back when no run reads them."""
     with state.lock:
-        if task.segment not in state.segments:
-            while len(state.segments) >= _MAPPED:
-                oldest = next(iter(state.segments))
-                state.retired.append(state.segments.pop(oldest)[0])
-            state.retired = [m for m in state.retired if not memory.close(m)]
-            mapped = SharedMemory(task.segment)
-            state.segments[task.segment] = mapped, memory.get(mapped, task.layout)
-        return state.segments[task.segment][1]
+        if task.source.name not in state.shards:
+            while len(state.shards) >= _MAPPED:
+                state.retired.append(state.shards.pop(next(iter(state.shards))))
+            state.retired = [shard for shard in state.retired if not shard.close()]
+            state.shards[task.source.name] = task.source.open()
+        return state.shards[task.source.name].arrays
 
 
 def finish() -> None:
@@ -204,8 +202,6 @@ def finish() -> None:
     global _state
     state = _opened()
     state.pool.shutdown()
-    mapped = [m for m, _ in state.segments.values()]
-    state.segments.clear()
-    for piece in (*state.retired, *mapped):
-        memory.close(piece)
+    for shard in (*state.retired, *state.shards.values()):
+        shard.close()
     _state = None

@@ -19,8 +19,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from ort_gpu_ep import AdapterError, ModelError, ScoringError
-from ort_gpu_ep.scoring import parts, score, scorer
+from ort_gpu_ep.scoring import parts, score
 from ort_gpu_ep.scoring.drive import Slot
+from ort_gpu_ep.scoring.host import Machine
 from ort_gpu_ep.scoring.report import Progress
 from tests.scoring.conftest import ROWS, Data, check_rows, lists, write_mlp, write_model
 
@@ -127,14 +128,14 @@ def test_a_run_that_is_killed_goes_on(data: Data, tmp_path: Path) -> None:
 
 
 def test_the_faster_adapter_does_more(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = scorer._Local._slots
+    real = Machine.slots
 
-    def unequal(self: Any, adapters: Any) -> list[Slot]:
-        slots = real(self, adapters)
+    def unequal(self: Machine, wanted: Any) -> list[Slot]:
+        slots = real(self, wanted)
         slots[1].setup.options["faults"] = "slow@20x"
         return slots
 
-    monkeypatch.setattr(scorer._Local, "_slots", unequal)
+    monkeypatch.setattr(Machine, "slots", unequal)
     report = score(data.model, data.file, tmp_path / "out", adapters="0,0", batch=50, key="id", shard_rows=1000)
     check_rows(tmp_path / "out", data)
     fast, slow = (a["rows"] for a in report.adapters)

@@ -1,0 +1,218 @@
+"""Runs on a cluster as this process sees them, without Ray: a stand-in with its interface. test_scoring_ray.py has a real one."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ort_gpu_ep import ModelError, ScoringError
+from ort_gpu_ep.scoring import remote, score, worker
+from ort_gpu_ep.scoring.cluster import Cluster
+from ort_gpu_ep.scoring.model import Model, read_model
+from ort_gpu_ep.scoring.process import GoneError, WorkerEndError
+from ort_gpu_ep.scoring.remote import Broadcast, Put, Remote, reason
+from tests.scoring.conftest import ROWS, Data, check_rows, write_mlp
+
+_numbers = count()
+
+MODEL = Model("m.onnx", "", (), ())
+
+
+class RayError(Exception):
+    pass
+
+
+class GetTimeoutError(RayError):
+    pass
+
+
+class ActorUnschedulableError(RayError):
+    pass
+
+
+class RayTaskError(RayError):
+    def as_instanceof_cause(self) -> Exception:
+        return ValueError("in the actor")
+
+
+class Reference:
+    def __init__(self, value: Any) -> None:
+        self.value, self._number = value, next(_numbers)
+
+    def hex(self) -> str:
+        return str(self._number)
+
+
+class Ray(ModuleType):
+    """One process that has it all. raises: what the next call of an actor ends with."""
+
+    def __init__(self, *nodes: dict[str, float]) -> None:
+        super().__init__("ray")
+        self.exceptions = SimpleNamespace(RayError=RayError, GetTimeoutError=GetTimeoutError, RayTaskError=RayTaskError,
+                                          ActorUnschedulableError=ActorUnschedulableError)
+        self.is_up, self.killed, self.raises, self.is_full = False, 0, list[Exception](), False
+        self._nodes = [{"NodeID": f"n{k}", "NodeManagerAddress": f"10.0.0.{k}", "Resources": has, "Alive": True} for k, has in enumerate(nodes)]
+        self._nodes.append({"NodeID": "dead", "NodeManagerAddress": "10.0.0.99", "Resources": {"CPU": 4}, "Alive": False})
+
+    def init(self, **settings: Any) -> None:
+        self.is_up = True
+
+    def shutdown(self) -> None:
+        self.is_up = False
+
+    def is_initialized(self) -> bool:
+        return self.is_up
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._nodes
+
+    def put(self, value: Any) -> Reference:
+        if self.is_full:
+            raise RayError("the store is full")
+        return Reference(value)
+
+    def get(self, reference: Reference, timeout: float | None = None) -> Any:
+        if timeout is not None and self.raises:
+            raise self.raises.pop()
+        return reference.value
+
+    def remote(self, kind: Any) -> Any:
+        made = kind()
+
+        def call(function: Any, *given: Any) -> Reference:
+            return Reference(None if self.raises else made.call(function, *given))
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: SimpleNamespace(call=SimpleNamespace(remote=call))))
+
+    def kill(self, actor: Any) -> None:
+        self.killed += 1
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ray]:
+    """A cluster of nodes with these resources."""
+    def make(*nodes: dict[str, float]) -> Ray:
+        ray, strategies = Ray(*nodes), ModuleType("ray.util.scheduling_strategies")
+        strategies.NodeAffinitySchedulingStrategy = lambda number, soft: number  # type: ignore[attr-defined]
+        for name, module in (("ray", ray), ("ray.util", ModuleType("ray.util")), ("ray.util.scheduling_strategies", strategies)):
+            monkeypatch.setitem(sys.modules, name, module)
+        return ray
+    return make
+
+
+def test_a_run_on_a_cluster(data: Data, tmp_path: Path, stand_in: Callable[..., Ray]) -> None:
+    ray = stand_in({"CPU": 2})
+    report = score(data.model, data.file, tmp_path / "out", batch=100, key="id", shard_rows=800, ray="auto")
+    check_rows(tmp_path / "out", data)
+    assert (report.scored, [a["name"] for a in report.adapters]) == (ROWS, ["10.0.0.0: CPU"])
+    assert any("no node has a GPU, or the resource 'adapter'" in note for note in report.notes)
+    assert (ray.is_up, ray.killed) == (False, 1)
+
+
+def test_a_cluster_that_is_there_already_stays(data: Data, tmp_path: Path, stand_in: Callable[..., Ray]) -> None:
+    ray = stand_in({"CPU": 2})
+    ray.init()
+    np.save(tmp_path / "x.npy", data.x[:10])
+    assert score(data.model, tmp_path / "x.npy", tmp_path / "out", adapters="cpu", ray="local").batch.startswith("CPU: ")
+    assert ray.is_up
+
+
+@pytest.mark.parametrize(("nodes", "wanted", "found"), [
+    ([{"CPU": 8, "GPU": 2}, {"CPU": 8}], ["all"], [("n0", "auto", "num_gpus")] * 2),
+    ([{"CPU": 8, "adapter": 1}, {"CPU": 8, "GPU": 1}], ["all"], [("n0", "auto", "resources"), ("n1", "auto", "num_gpus")]),
+    ([{"CPU": 8}, {}, {"CPU": 1}], ["all"], [("n0", "cpu", "num_cpus"), ("n2", "cpu", "num_cpus")]),
+    ([{"CPU": 8, "GPU": 1}, {"CPU": 1}], ["all", "cpu"], [("n0", "auto", "num_gpus"), ("n0", "cpu", "num_cpus"), ("n1", "cpu", "num_cpus")]),
+    ([{"CPU": 8}, {"CPU": 1}], ["0", "0"], [("n0", "0", "num_cpus")] * 2 + [("n1", "0", "num_cpus")] * 2)])
+def test_where_workers_are(nodes: Any, wanted: Any, found: Any, stand_in: Callable[..., Ray]) -> None:
+    stand_in(*nodes)
+    places = Cluster(MODEL, {}, 1.0, "auto")._places(wanted)
+    assert [(node.number, adapter, next(iter(needs))) for node, adapter, needs in places] == found
+
+
+def test_no_node_can_have_a_worker(stand_in: Callable[..., Ray]) -> None:
+    stand_in({"memory": 5})
+    with pytest.raises(ScoringError, match=r"no node of the cluster has a CPU for an actor: 10.0.0.0 has neither; start Ray with --num-cpus"):
+        Cluster(MODEL, {}, 1.0, "auto")._places(["all"])
+
+
+def test_what_an_actor_does_not_do_is_told(stand_in: Callable[..., Ray]) -> None:
+    ray = stand_in({"CPU": 1})
+    actor = Remote("10.0.0.0", {}, Broadcast.__new__(Broadcast), 300.0)
+    for raised, expected, message in [
+            (GetTimeoutError(), WorkerEndError, "the actor on 10.0.0.0 did not start within 300 s and was ended: what it needs of that node"),
+            (RayError("The actor died unexpectedly.\nip: 10.0.0.0\nThe actor is dead because its worker process has died. Worker exit"),
+             WorkerEndError, r"the actor on 10.0.0.0 ended \(The actor is dead because its worker process has died"),
+            (ActorUnschedulableError("The actor is not schedulable"), GoneError, "the node 10.0.0.0 is gone"), (RayTaskError(), ValueError, "in the actor")]:
+        ray.raises = [raised]
+        with pytest.raises(expected, match=message):
+            actor.call(worker.identify)
+    assert ray.killed == 1      # it may hang only where it did not answer
+
+
+def test_the_line_of_a_message_that_tells() -> None:
+    assert reason(RayError("The actor died because of an error raised in its creation task\n  File x\nModuleNotFoundError: No module named 'ort_gpu_ep'")) \
+        == "ModuleNotFoundError: No module named 'ort_gpu_ep'"
+    assert reason(RayError("")) == "RayError"
+
+
+def test_an_adapter_that_another_process_still_has_is_asked_for_again(data: Data, stand_in: Callable[..., Ray], monkeypatch: pytest.MonkeyPatch) -> None:
+    def claimed(adapter: str, options: Any) -> Any:
+        from ort_gpu_ep import AdapterError
+        raise AdapterError("all 1 adapters of this machine are claimed")
+
+    stand_in({"CPU": 1})
+    model = read_model(data.model)
+    actor = Remote("10.0.0.0", {}, Broadcast(model), 300.0)
+    monkeypatch.setattr("ort_gpu_ep.scoring.visible.chosen", claimed)
+    for adapter, kind in (("auto", "device"), ("1", "fatal")):
+        failed = actor.open(worker.Setup(model, adapter, {}))
+        assert failed is not None
+        assert (failed.kind, "are claimed" in failed.message) == (kind, True)
+
+
+def test_a_model_whose_weights_lie_beside_it_is_whole_on_each_node(tmp_path: Path, stand_in: Callable[..., Ray]) -> None:
+    stand_in()
+    write_mlp(tmp_path / "mlp.onnx")
+    onnx.save(onnx.load(tmp_path / "mlp.onnx"), tmp_path / "apart.onnx", save_as_external_data=True, location="apart.bin", size_threshold=0)
+    model = read_model(tmp_path / "apart.onnx")
+    assert model.weights == ("apart.bin",)
+    actor = Remote("10.0.0.0", {}, Broadcast(model), 300.0)
+    (tmp_path / "apart.bin").unlink()
+    assert actor.open(worker.Setup(model, "cpu", {})) is None
+    assert remote._folder is not None
+    folder = Path(remote._folder.name)
+    assert sorted(p.name for p in folder.iterdir()) == ["apart.bin", "apart.onnx"]
+    remote.finish_here()
+    assert not folder.exists()
+    with pytest.raises(ModelError, match=r"apart.onnx: .*apart.bin"):
+        Broadcast(model)
+
+
+def test_a_store_without_room(stand_in: Callable[..., Ray]) -> None:
+    stand_in().is_full = True
+    with pytest.raises(ScoringError, match=r"Ray's object store takes no more \(the store is full\): start Ray with more"):
+        Put({"x": np.zeros(3)})
+
+
+def test_no_ray_and_no_cluster(data: Data, tmp_path: Path, stand_in: Callable[..., Ray], monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in({"CPU": 1})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))         # nobody listens
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(ScoringError, match=rf"no Ray cluster answers at '{address}' .*\. Start one \(ray start --head"):
+            score(data.model, data.file, tmp_path / "out", ray=address)
+    for wrong in ("nonsense", ":80", "host:", "ray://x"):
+        with pytest.raises(ScoringError, match=f"ray: got '{wrong}', expected HOST:PORT of a Ray cluster, auto"):
+            score(data.model, data.file, tmp_path / "out", ray=wrong)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ScoringError, match=r"needs ray, which can't be imported .*pip install 'ort-gpu-ep\[ray\]'"):
+        score(data.model, data.file, tmp_path / "out", ray="auto")
+    assert not (tmp_path / "out").exists()
