@@ -1,10 +1,12 @@
 """What a run takes besides the GPU: whole runs beside the same upload, submission, wait and copy with nothing around them, and threads.
 
-    python -m benchmarks.host [NAME ...] [--runs 100] [--threads 1,2,4,8] [--adapter A] [--json FILE]
+    python -m benchmarks.host [NAME ...] [--runs 100] [--threads 1,2,4,8] [--join] [--group-size 4] [--groups 2] [--adapter A]
+        [--json FILE]
 
 floor: of the model's own recording, made beforehand: inputs written, one submission, the mapping polled for, the outputs copied out.
 over: placement=gpu above that. auto: a session that chooses for itself, and what it chose. Threads: runs per second of one session that
-all of them use, and of a session each.
+all of them use, and of a session each; with --join also of one whose runs are submitted together (join_runs=1, so many groups of so many
+runs), and how many submissions a run that took.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from rich.table import Table
 
 from benchmarks import cases
 from ort_gpu_ep import InferenceSession
-from ort_gpu_ep.device import native
+from ort_gpu_ep.device import coalescing, native
+from ort_gpu_ep.device.coalescing import CONTENDED
 from ort_gpu_ep.device.library import ffi, lib
 from ort_gpu_ep.device.objects import COPY_DST, MAP_READ
 from ort_gpu_ep.device.tensor import Tensor
@@ -33,6 +36,8 @@ console = Console()
 DEFAULT = ("resnet50", "inception_v3", "mobilenet_v2", "squeezenet1_1", "alexnet", "encoder", "har_lstm")
 THREADS_S = 1.0
 THREADS_MODEL = "resnet50"
+MAKING_S = 20.0
+"""What it may take until runs are submitted together."""
 
 _arrived: list[int] = [0]
 
@@ -155,15 +160,43 @@ def rate(sessions: list[Any], feeds: dict[str, Any], threads: int) -> float:
     return done / taken
 
 
-def threads_of(name: str, counts: list[int], adapter: str) -> dict[str, dict[int, float]]:
+def joined(model: str, feeds: dict[str, Any], counts: list[int], options: dict[str, str]) -> tuple[dict[int, float], dict[int, float]]:
+    """Runs per second by threads where they are submitted together, and submissions a run."""
+    session = InferenceSession(model, cases.quiet(), provider_options={**options, "join_runs": "1"})
+    for _ in range(4):
+        session.run(None, feeds)
+    rate([session], feeds, CONTENDED + 1)       # they notice that there are several, and make what they need beside them
+    until = time.perf_counter() + MAKING_S
+    while time.perf_counter() < until and not any(_joint(session)):
+        rate([session], feeds, CONTENDED + 1)
+    stats, rates, submits = session._state.gpu.stats, dict[int, float](), dict[int, float]()
+    for count in counts:
+        rate([session], feeds, count)
+        before, session_before = stats.submits, session.stats()["runs"]
+        rates[count] = rate([session], feeds, count)
+        submits[count] = (stats.submits - before) / max(1, session.stats()["runs"] - session_before)
+    return rates, submits
+
+
+def _joint(session: Any) -> list[bool]:
+    """Of each set of inputs, whether its runs are submitted together."""
+    forms = session.direct._known.values() if session.direct is not None else []
+    found = [form.steady.contention for known in forms for form in known.values()]
+    return [contention is not None and contention.coalescer is not None for contention in found]
+
+
+def threads_of(name: str, counts: list[int], adapter: str, join: bool) -> dict[str, dict[int, float]]:
     model, feeds = cases.load(name)
-    options = {"placement": "gpu", **({"adapter": adapter} if adapter else {})}
+    options = {"placement": "gpu", "join_runs": "0", **({"adapter": adapter} if adapter else {})}
     sessions = [InferenceSession(model, cases.quiet(), provider_options=options) for _ in range(max(counts))]
     for session in sessions:
         for _ in range(4):
             session.run(None, feeds)
     ways = {"one session": sessions[:1], "a session each": sessions}
-    return {way: {n: rate(used, feeds, n) for n in counts} for way, used in ways.items()}
+    found = {way: {n: rate(used, feeds, n) for n in counts} for way, used in ways.items()}
+    if join:
+        found["one session, joined"], found["submissions a run"] = joined(model, feeds, counts, options)
+    return found
 
 
 def main(
@@ -171,20 +204,25 @@ def main(
     runs: Annotated[int, typer.Option()] = 99,
     threads: Annotated[str, typer.Option(help="How many at a time, for the rates; empty: none.")] = "1,2,4,8",
     threads_model: Annotated[str, typer.Option()] = THREADS_MODEL,
+    join: Annotated[bool, typer.Option(help="Also with runs of several threads submitted together.")] = False,
+    group_size: Annotated[int, typer.Option(help="Runs in one submission at most.")] = coalescing.MAX_RUNS,
+    groups: Annotated[int, typer.Option(help="Submissions under way.")] = coalescing.MAX_GROUPS,
+    models: Annotated[bool, typer.Option(help="No: threads only.")] = True,
     adapter: Annotated[str, typer.Option()] = "",
     json: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
+    coalescing.MAX_RUNS, coalescing.MAX_GROUPS = group_size, groups
     results: dict[str, Any] = {}
     table = Table("ms", "dispatches", "floor", "gpu", "over", "auto", "auto chose", "difference")
-    for name in names or DEFAULT:
+    for name in (names or DEFAULT) if models else ():
         row = results[name] = measure(name, runs, adapter)
         table.add_row(name, str(row["dispatches"]), *(f"{row[k]:.3f}" for k in ("floor", "gpu", "over", "auto")), row["chose"],
                       f"{row['error']:.1e}")
     console.print(table)
     if threads:
-        rates = results["threads"] = threads_of(threads_model, [int(n) for n in threads.split(",")], adapter)
+        rates = results["threads"] = threads_of(threads_model, [int(n) for n in threads.split(",")], adapter, join)
         for way, found in rates.items():
-            console.print(f"{threads_model}, {way}: " + ", ".join(f"{n} threads {r:.0f}/s" for n, r in found.items()))
+            console.print(f"{threads_model}, {way}: " + ", ".join(f"{n} threads {r:.4g}" for n, r in found.items()))
     if json is not None:
         json.write_text(json_module.dumps(results, indent=1))
 

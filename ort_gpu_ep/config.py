@@ -54,6 +54,8 @@ OPTIONS = (
            "states (some seconds; kept on disk, see docs/tuning.md); `0`: by what was measured before, else by estimates.", ("0", "1")),
     Option("specialize", "auto", "`auto`: sizes that a model leaves open get, after 256 runs with the same ones, a plan of their own in "
            "which they are constants, compiled beside the runs (its sums may round otherwise); `off`: they don't.", ("auto", "off")),
+    Option("join_runs", "auto", "`auto`: runs of a session that three or more threads have under way are submitted together, several at a "
+           "time, where that was measured to be faster (not on software adapters); `1`: unmeasured; `0`: never.", ("auto", "0", "1")),
     Option("fusion", "1", "`0`: no node is fused with another (to find out whether fusion causes a difference).", ("0", "1")),
     Option("memory_limit_mb", "0", "Device memory that this process may hold, in MiB; `0`: the adapter's limit."),
     Option("health", "auto", "`auto`: drivers are first loaded, and an adapter is probed (2 s) before its first use and after an unclean "
@@ -83,6 +85,7 @@ class Config:
     checked_shaders: str = "auto"
     tune: bool = False
     specialize: str = "auto"
+    join_runs: str = "auto"
     fusion: bool = True
     memory_limit_mb: int = 0
     health: str = "auto"

@@ -17,7 +17,7 @@ from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import Composer, pipelines
 from ort_gpu_ep.device.prologue import Prologue
-from ort_gpu_ep.device.recording import Part, encode, lone_dispatch
+from ort_gpu_ep.device.recording import BufferCopy, Command, Part, encode, in_rows, lone_dispatch
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Graph
@@ -332,22 +332,25 @@ class Prepared:
 
     def parts(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Part]:
         """What a run records: dispatches in a row as one, copies between them. groups: the bind group of each step."""
-        found, row = list[Part](), list[native.Step]()
-        start, timer = shape.region * self.template.parameter_nbytes, self.gpu.timer
+        timer = self.gpu.timer
         each = self.gpu.submit_each or (timer is not None and timer.each)
+        return in_rows([[command] for command in self.commands(shape, groups, inputs, outputs)], each)
+
+    def commands(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Command]:
+        """Of each step, what it records."""
+        start, found = shape.region * self.template.parameter_nbytes, list[Command]()
         for index, step in enumerate(self.template.plan.steps):
             workgroups, offset = shape.filled.groups[index], self.template.offsets[index]
-            if workgroups is not None:
-                row.append((self._pipelines[index], groups[index], workgroups, None if offset is None else start + offset))
-            if row and (workgroups is None or each):
-                found.append(native.Steps(row, index + (workgroups is not None) - len(row)))
-                row = []
             if isinstance(step, Copy):
-                (source, at), (target, to) = (self._buffer(p, inputs, outputs) for p in (step.source, step.target))
-                found.append((source.native, at, target.native, to, ((shape.filled.nbytes[index] or 0) + 3) & ~3))
-        return [*found, native.Steps(row, len(self.template.plan.steps) - len(row))] if row else found
+                (source, at), (target, to) = (self.place(p, inputs, outputs) for p in (step.source, step.target))
+                found.append(BufferCopy(source.native, at, target.native, to, ((shape.filled.nbytes[index] or 0) + 3) & ~3))
+            else:
+                assert workgroups is not None, "a dispatch has workgroups"
+                found.append((self._pipelines[index], groups[index], workgroups, None if offset is None else start + offset))
+        return found
 
-    def _buffer(self, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[Buffer, int]:
+    def place(self, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[Buffer, int]:
+        """The buffer of a place, and the offset in it."""
         match place.kind:
             case Kind.INPUT:
                 return inputs[place.index].buffer, inputs[place.index].offset_bytes
@@ -378,7 +381,7 @@ class Prepared:
 
     def _bind_group(self, index: int, bound: Bound, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
         def buffer_of(place: Place) -> tuple[Buffer, int]:
-            return self._buffer(place, inputs, outputs)
+            return self.place(place, inputs, outputs)
 
         if not bound.outer:
             if index not in self._inner:

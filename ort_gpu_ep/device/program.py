@@ -14,7 +14,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.index_check import Word
-from ort_gpu_ep.device.pipelines import Composer
+from ort_gpu_ep.device.pipelines import Composer, pipeline
 from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.prologue import Prologue
 from ort_gpu_ep.device.specialization import Key, Specializer
@@ -258,6 +258,21 @@ class Program:
         """Device memory of weights that a plan wants in an order in which they are not there."""
         restored = (self.replaced[name].tensors[-1].type.nbytes for name in plan.weights if name in self.replaced)
         return self.prologue.missing_nbytes(plan.prologue) + sum(restored)
+
+    def apart(self, base: Template, filled: Filled) -> tuple[Template, list[Any]]:
+        """A plan of the same sizes, each value with memory of its own, and its pipelines. Without the lock.
+
+        It reads what `base` reads, which keeps that on the device. Raises UnsupportedNodeError, ShaderError, InternalError.
+        """
+        template = make_template(self.graph, filled.inputs, self.gpu.limits, self.rewrite, constant=True, apart=True)
+        if not (set(template.plan.prologue) <= set(base.plan.prologue) and set(template.plan.weights) <= set(base.plan.weights)):
+            raise InternalError(f"program {self.graph.name}: another plan of the same sizes reads other weights")
+        return template, [pipeline(self.gpu, step, self.config.checked_shaders, self.composer) if isinstance(step, Dispatch) else None
+                          for step in template.plan.steps]
+
+    def placed(self, template: Template, compiled: list[Any]) -> Prepared:
+        """What `apart` gave on the device; the caller closes it. Under the lock. Raises DeviceError."""
+        return Prepared(template, self, compiled)
 
     def switch(self, key: Key, prepared: Prepared, filled: Filled) -> None:
         """Runs of these sizes have this plan from now on."""

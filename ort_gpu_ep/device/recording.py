@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 
-BufferCopy: TypeAlias = tuple[Any, int, Any, int, int]
-"""(source handle, offset in bytes, target handle, offset in bytes, bytes: a multiple of 4)."""
+
+class BufferCopy(NamedTuple):
+    """Handles, offsets in bytes; nbytes is a multiple of 4."""
+
+    source: Any
+    source_offset: int
+    target: Any
+    target_offset: int
+    nbytes: int
+
+
+Command: TypeAlias = native.Step | BufferCopy
+"""What one step of a plan records."""
 
 Part: TypeAlias = native.Steps | BufferCopy
+
+
+def in_rows(commands: Sequence[Sequence[Command]], each: bool) -> list[Part]:
+    """Dispatches in a row as one part, copies between them. commands: of each step. each: every dispatch is a part of its own."""
+    found, row, first = list[Part](), list[native.Step](), 0
+    for index, some in enumerate(commands):
+        for command in some:
+            if row and (each or isinstance(command, BufferCopy)):
+                found.append(native.Steps(row, first))
+                row = []
+            if isinstance(command, BufferCopy):
+                found.append(command)
+            else:
+                first = first if row else index
+                row.append(command)
+    return [*found, native.Steps(row, first)] if row else found
 
 
 def lone_dispatch(gpu: Gpu, label: str, step: native.Step) -> Any:

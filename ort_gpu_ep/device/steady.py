@@ -1,7 +1,8 @@
 """Runs of one set of sizes that come again and again: whatever can be there before a run begins is there.
 
 Such a run writes its inputs into buffers of its own, submits once what was recorded during an earlier run, readback included, and copies
-its outputs from the memory that the driver maps. Several may be under way at a time: each has an InFlight.
+its outputs from the memory that the driver maps. Several may be under way at a time: each has an InFlight. Those of
+three threads and more may be submitted together, see contention.py.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import index_check, native
-from ort_gpu_ep.device.buffers import STAGING, Buffer, size_class
-from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
+from ort_gpu_ep.device.coalescing import CONTENDED
+from ort_gpu_ep.device.contention import Contention
+from ort_gpu_ep.device.gpu import Gpu
+from ort_gpu_ep.device.in_flight import InFlight, places_of
 from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
 from ort_gpu_ep.device.recording import Part
+from ort_gpu_ep.device.run_group import Apart, GroupedRun, RunGroup
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError, OutOfDeviceMemoryError
-from ort_gpu_ep.scheduler.template import Filled
-from ort_gpu_ep.types import TensorType
+from ort_gpu_ep.errors import IndexOutOfRangeError, OutOfDeviceMemoryError
+from ort_gpu_ep.graph import Graph
+from ort_gpu_ep.scheduler.template import Filled, Template
 
 MAX_IN_FLIGHT = 8
 """Runs of one set of sizes that are under way at the same time: two keep a GPU busy, more wait behind each other."""
@@ -36,15 +41,24 @@ class Owner(Protocol):
     """The program of a plan, see program.py."""
 
     lock: threading.Lock
+    config: Config
+    graph: Graph
 
     def used(self, prepared: Any) -> None:
         """Another run of a plan. Under the lock."""
+
+    def apart(self, base: Template, filled: Filled) -> tuple[Template, list[Any]]:
+        """A plan of the same sizes, each value with memory of its own, and its pipelines. Without the lock."""
+
+    def placed(self, template: Template, compiled: list[Any]) -> Apart:
+        """Such a plan on the device. Under the lock."""
 
 
 class Plan(Protocol):
     """A plan on the device, see prepared.py."""
 
     gpu: Gpu
+    template: Template
     version: int
     closed: bool
     word: index_check.Word | None
@@ -65,68 +79,20 @@ class Plan(Protocol):
         """The command buffers of a run."""
 
 
-class InFlight:
-    """What one run under way has to itself. Raises DeviceError where the device has no room for it.
-
-    parts, ahead: what it records, and the recording for its next run, each with what it holds for.
-    """
-
-    __slots__ = ("ahead", "arrival", "copies", "inputs", "outputs", "parts", "staging")
-
-    def __init__(self, prepared: Plan, filled: Filled) -> None:
-        gpu = prepared.gpu
-        self.inputs, self.outputs = list[Tensor](), list[Tensor]()
-        self.arrival = native.Arrival(lib.WGPUMapMode_Read)
-        self.parts: tuple[Any, int, Any, list[Part]] | None = None
-        self.ahead: tuple[Any, int, Any, list[Any]] | None = None
-        places, staging_nbytes = _places(filled.outputs, prepared.word)
-        self.staging: Buffer | None = None
-        try:
-            for tensors, types in ((self.inputs, filled.inputs), (self.outputs, filled.outputs)):
-                for tensor in types:
-                    tensors.append(Tensor(gpu.allocate(tensor.nbytes), 0, tensor))
-            self.staging = gpu.create(size_class(staging_nbytes), STAGING)
-        except DeviceError:
-            self.free(prepared)
-            raise
-        self.copies: list[Part] = [
-            (t.buffer.native, 0, self.staging.native, place, (t.type.nbytes + 3) & ~3)
-            for t, place in zip(self.outputs, places, strict=False)]
-        if prepared.word is not None:
-            self.copies.append((prepared.word.buffer.native, 0, self.staging.native, places[-1], index_check.NBYTES))
-
-    def free(self, prepared: Plan, broken: bool = False) -> None:
-        """Gives its memory back. broken: its readback may still be under way, so that the buffer goes when the driver is done with it."""
-        gpu, self.ahead, self.parts = prepared.gpu, None, None
-        for tensor in (*self.inputs, *self.outputs):
-            gpu.free(tensor.buffer)
-        if self.staging is not None and not broken:
-            gpu.destroy(self.staging)
-        self.inputs, self.outputs, self.staging = [], [], None
-
-
-def _places(types: Sequence[TensorType], word: index_check.Word | None) -> tuple[list[int], int]:
-    """Where in a readback each of these tensors is, and behind them the word if there is one; and the bytes of all."""
-    places, end = [], 0
-    for nbytes in (*(t.nbytes for t in types), *((index_check.NBYTES,) if word is not None else ())):
-        places.append(end)
-        end += -(-nbytes // ALIGNMENT) * ALIGNMENT
-    return places, end
-
-
 class Steady:
     """Runs of a plan with one set of sizes. Thread-safe."""
 
     def __init__(self, prepared: Plan, filled: Filled) -> None:
         self.prepared, self.filled, self.program, self._gpu = prepared, filled, prepared.program, prepared.gpu
-        places, staging_nbytes = _places(filled.outputs, prepared.word)
+        places, staging_nbytes = places_of(filled.outputs, prepared.word)
         self._sizes = [(t.nbytes & ~3, t.nbytes) for t in filled.inputs]        # what is written as it is, and all
         self._places = [(place, t.nbytes) for place, t in zip(places, filled.outputs, strict=False)]
-        self._words, self._word_place = (() if prepared.word is None else (prepared.word,)), places[-1]
+        self._word_place = places[-1]
         self._input_nbytes, self._output_nbytes = sum(t.nbytes for t in filled.inputs), sum(t.nbytes for t in filled.outputs)
         self._run_nbytes = self._input_nbytes + self._output_nbytes + staging_nbytes
         self._made, self._closed = 0, False
         self._idle: list[InFlight] = []
+        self.contention: Contention | None = None       # since so many runs were under way
         self._lock = threading.Lock()
 
     @staticmethod
@@ -164,12 +130,14 @@ class Steady:
         self._record_ahead(own)
         native.wait(gpu, submission, own.arrival)
         waited_s = time.perf_counter() - submitted_s
+        if isinstance(own, GroupedRun):
+            own.done()
         assert own.staging is not None, "a run has its readback"
         handle = own.staging.native
         try:
             mapped = lib.wgpuBufferGetConstMappedRange(handle, 0, own.staging.nbytes)
-            if self._words:
-                index_check.check(self._words, ffi.cast("uint32_t *", ffi.cast("char *", mapped) + self._word_place)[0:1])
+            if own.words:
+                index_check.check(own.words, ffi.cast("uint32_t *", ffi.cast("char *", mapped) + self._word_place)[0:1])
             for target, (place, nbytes) in zip(targets, self._places, strict=True):
                 if target is not None:
                     _copy(target, mapped, place, nbytes)
@@ -196,14 +164,15 @@ class Steady:
 
     def _submit(self, own: InFlight) -> int | None:
         """Submits a run and asks for its outputs. None where the plan is gone meanwhile."""
+        if isinstance(own, GroupedRun):
+            return own.submitted()
         prepared, gpu = self.prepared, self._gpu
-        assert own.staging is not None, "a run has its readback"
         with self.program.lock:
             if prepared.closed or self._closed:
                 return None
             self.program.used(prepared)
             commands = self._commands(own, prepared.current(self.filled))
-            return gpu.run(commands, own.staging, own.arrival)
+            return gpu.run(commands, own.readbacks)
 
     def _commands(self, own: InFlight, shape: Any) -> list[Any]:
         """The recording that was made ahead, if it still holds, else a new one. Under the program's lock. Raises DeviceError."""
@@ -224,6 +193,11 @@ class Steady:
             own.ahead = timer, version, shape, self.prepared.encode(parts, own.copies)
 
     def _take(self) -> InFlight | None:
+        contention = self.contention
+        if contention is not None:
+            grouped = contention.run(self._made - len(self._idle))
+            if grouped is not None:
+                return grouped
         try:
             return self._idle.pop()
         except IndexError:
@@ -233,6 +207,8 @@ class Steady:
             if self._closed or self.prepared.closed or (self._made and not few):
                 return None
             self._made += 1
+            if self._made == CONTENDED and self.contention is None:
+                self.contention = Contention.of(self)
         try:
             return InFlight(self.prepared, self.filled)
         except OutOfDeviceMemoryError:
@@ -242,12 +218,15 @@ class Steady:
 
     def _give_back(self, own: InFlight, whole: bool) -> None:
         """whole: its run came to an end, so that it can have another one."""
+        if isinstance(own, GroupedRun):
+            own.leave(whole)
+            return
         with self._lock:
             if whole and not self._closed:
                 self._idle.append(own)
                 return
             self._made -= 1
-        own.free(self.prepared, not whole)
+        own.free(self._gpu, not whole)
 
     def close(self) -> None:
         """Frees what runs have, those under way when they end."""
@@ -255,8 +234,19 @@ class Steady:
             self._closed = True
             idle, self._idle = self._idle, []
             self._made -= len(idle)
+            contention, self.contention = self.contention, None
+        if contention is not None:
+            contention.close()
         for own in idle:
-            own.free(self.prepared)
+            own.free(self._gpu)
+
+    def submit(self, group: RunGroup) -> int | None:
+        """Submits runs together. None where the plan is gone. Raises DeviceError."""
+        with self.program.lock:
+            if self.prepared.closed or self._closed:
+                return None
+            self.program.used(self.prepared)
+            return group.submit()
 
 
 def _copy(target: Any, source: Any, offset: int, nbytes: int) -> None:

@@ -32,6 +32,20 @@ def share_barriers(steps: Sequence[Dispatch | Copy], limits: Limits) -> list[Dis
     return shared
 
 
+def unsettled(steps: Sequence[Dispatch | Copy]) -> list[tuple[Place, ...]]:
+    """What each step reads that was written, and not read, since the pass began: what the barrier in front of it is for. Where steps of
+    several runs take turns, one dispatch that binds this of all runs has the barrier that serves the step in each.
+    """
+    state, found = dict[Place, bool](), list[tuple[Place, ...]]()
+    for step in steps:
+        uses = step.uses if isinstance(step, Dispatch) else {}
+        found.append(tuple(place for place, written in uses.items() if not written and state.get(place)))
+        if isinstance(step, Copy):
+            state.clear()
+        state.update(uses)
+    return found
+
+
 def _awaited(later: Sequence[Dispatch | Copy], state: dict[Place, bool], own: set[Place], room: int) -> tuple[Place, ...]:
     """What a barrier can serve of what later steps read, up to the first step that needs one of its own.
 

@@ -33,13 +33,30 @@ def assign_slots(
     level write (but for its first, which has a barrier in front of it anyway) goes to slots that were not used before, as far as memory
     allows: to write again what was read or written needs a barrier.
     """
-    by_level = sorted(range(len(uses)), key=lambda i: (levels[i], -costs[i] if costs else 0, i))
+    by_level = _by_level(levels, costs)
     in_order, times = [uses[i] for i in by_level], [levels[i] for i in by_level]
     shared = sum(_fit(in_order, times, sizes)[1])
     as_given = list(range(len(uses)))
     tight = (as_given, *_fit([uses[i] for i in as_given], as_given, sizes))
     allowed = max(MEMORY_FOR_PARALLELISM * sum(tight[2]), sum(tight[2]) + PARALLEL_NBYTES)
     return tight if shared > allowed else (by_level, *_fit(in_order, times, sizes, allowed - shared, largest_nbytes))
+
+
+def slots_apart(
+    uses: Sequence[tuple[str, ...]], levels: Sequence[int], sizes: Mapping[str, int], costs: Sequence[float] = (),
+) -> tuple[list[int], dict[str, int], list[int]]:
+    """As `assign_slots`, by level, with a slot for each value: nothing is ever written again."""
+    order = _by_level(levels, costs)
+    names = dict.fromkeys(name for i in order for name in uses[i] if name in sizes)
+    return order, {name: slot for slot, name in enumerate(names)}, [_aligned(sizes[name]) for name in names]
+
+
+def _by_level(levels: Sequence[int], costs: Sequence[float]) -> list[int]:
+    return sorted(range(len(levels)), key=lambda i: (levels[i], -costs[i] if costs else 0, i))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-max(nbytes, 4) // ALIGN_NBYTES) * ALIGN_NBYTES
 
 
 def _fit(
@@ -63,7 +80,7 @@ def _fit(
         for name in names:
             if name in slot_of or name not in sizes:
                 continue
-            nbytes = -(-max(sizes[name], 4) // ALIGN_NBYTES) * ALIGN_NBYTES
+            nbytes = _aligned(sizes[name])
             unused = beside and nbytes <= min(largest_nbytes, unused_nbytes)
             unused_nbytes -= nbytes * unused
             slot = _choose([] if unused else free, slots, nbytes)

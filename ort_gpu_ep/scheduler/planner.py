@@ -14,7 +14,7 @@ from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import HostValues, facts_of, walk
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, UnknownValueError, parts, tensors_of
 from ort_gpu_ep.scheduler.barriers import share_barriers
-from ort_gpu_ep.scheduler.lifetime import assign_slots
+from ort_gpu_ep.scheduler.lifetime import assign_slots, slots_apart
 from ort_gpu_ep.scheduler.plan import STRAY_WORD, Constant, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.shaders.composer import folded, parameters, workgroup_count
@@ -56,11 +56,11 @@ class Rewrite(Protocol):
 
 def make_plan(
     graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, rewrite: Rewrite | None = None,
-    known: Mapping[str, Array] | None = None,
+    known: Mapping[str, Array] | None = None, *, apart: bool = False,
 ) -> Plan:
     """A plan for these input types.
 
-    inputs: type of each of graph.inputs. known: the content of some of them.
+    inputs: type of each of graph.inputs. known: the content of some of them. apart: each value has a slot of its own.
     Raises: UnsupportedNodeError, where a row declines a node with these types; UnknownValueError, where it needs more content.
     """
     draft = _Draft(graph, limits, dict(inputs), known=dict(known or {}))
@@ -84,7 +84,7 @@ def make_plan(
             _lower(draft, bound, answer)
             draft.channels_last += node.channels_last
             draft.conversions += node.id < 0 and node.op == "Transpose" and bool(answer.kernels)    # placed by the layout pass
-    return _place(draft)
+    return _place(draft, apart)
 
 
 def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
@@ -172,16 +172,17 @@ def _output_name(draft: _Draft, bound: BoundNode, index: int) -> str:
     return f"{bound.node.label}#{bound.node.id}.unused{index}"
 
 
-def _place(draft: _Draft) -> Plan:
+def _place(draft: _Draft, apart: bool) -> Plan:
     graph = draft.graph
     _unwanted_types(draft)
     places = _fixed_places(draft)
     levels = _levels(draft)
     written = {draft.root(n): t.bound.nbytes for d, names in draft.dispatches for t, n in zip(d.tensors, names, strict=True) if t.written}
     inner = {name: nbytes for name, nbytes in written.items() if name not in places}
-    order, slot_of, slots = assign_slots(
-        [tuple(draft.root(n) for n in names) for _, names in draft.dispatches], levels, {n: hint(size) for n, size in inner.items()},
-        _costs(draft, levels), draft.limits.figures.dispatch_nbytes)
+    uses, sizes = [tuple(draft.root(n) for n in names) for _, names in draft.dispatches], {n: hint(size) for n, size in inner.items()}
+    costs = _costs(draft, levels)
+    order, slot_of, slots = (slots_apart(uses, levels, sizes, costs) if apart
+                             else assign_slots(uses, levels, sizes, costs, draft.limits.figures.dispatch_nbytes))
     places.update({name: Place(Kind.SLOT, slot) for name, slot in slot_of.items()})
     steps: list[Dispatch | Copy] = []
     for i in order:

@@ -198,12 +198,12 @@ def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def make_template(
     graph: Graph, types: Sequence[TensorType], limits: Limits, rewrite: Rewrite | None = None, values: Mapping[int, Array] | None = None,
-    *, constant: bool = False,
+    *, constant: bool = False, apart: bool = False,
 ) -> Template:
     """A plan for these input types and for all that differ from them in sizes that the graph leaves open.
 
     values: the content of some inputs, by position; their integers may differ from run to run as sizes may. constant: the plan is for these
-    sizes and contents alone, as if the model fixed them.
+    sizes and contents alone, as if the model fixed them. apart: each value has a slot of its own.
     Raises: UnsupportedNodeError, where a row declines a node with these types; UnknownValueError, where it needs the content of another
     value.
     """
@@ -217,7 +217,7 @@ def make_template(
     known: dict[str, Array] = {}
     for index in sorted(values):
         known[graph.inputs[index]], place = _content(trace, place, values[index], constant)
-    return Template(make_plan(graph, inputs, limits, rewrite, known), trace, limits, values)
+    return Template(make_plan(graph, inputs, limits, rewrite, known, apart=apart), trace, limits, values)
 
 
 def _content(trace: Trace, place: int, array: Array, constant: bool) -> tuple[Array, int]:

@@ -1,0 +1,75 @@
+"""What one run under way has to itself: inputs, outputs, and the memory that they are read back through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ort_gpu_ep.device import index_check, native
+from ort_gpu_ep.device.buffers import STAGING, Buffer, size_class
+from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
+from ort_gpu_ep.device.library import lib
+from ort_gpu_ep.device.recording import BufferCopy, Part
+from ort_gpu_ep.device.tensor import Tensor
+from ort_gpu_ep.errors import DeviceError
+from ort_gpu_ep.scheduler.template import Filled
+from ort_gpu_ep.types import TensorType
+
+
+class Plan(Protocol):
+    """A plan on the device, see prepared.py."""
+
+    gpu: Gpu
+    word: index_check.Word | None
+
+
+class InFlight:
+    """What one run under way has to itself. Raises DeviceError where the device has no room for it.
+
+    parts, ahead: what it records, and the recording for its next run, each with what it holds for. words: in which its kernels note an
+    index out of range; read back behind its outputs. readbacks: its staging buffer, and what the mapping reports to.
+    """
+
+    __slots__ = ("ahead", "arrival", "copies", "inputs", "outputs", "parts", "readbacks", "staging", "words")
+
+    def __init__(self, prepared: Plan, filled: Filled) -> None:
+        gpu = prepared.gpu
+        self.inputs, self.outputs = list[Tensor](), list[Tensor]()
+        self.arrival = native.Arrival(lib.WGPUMapMode_Read)
+        self.parts: tuple[Any, int, Any, list[Part]] | None = None
+        self.ahead: tuple[Any, int, Any, list[Any]] | None = None
+        self.words = (prepared.word,) if prepared.word is not None else ()
+        places, staging_nbytes = places_of(filled.outputs, prepared.word)
+        self.staging: Buffer | None = None
+        try:
+            for tensors, types in ((self.inputs, filled.inputs), (self.outputs, filled.outputs)):
+                for tensor in types:
+                    tensors.append(Tensor(gpu.allocate(tensor.nbytes), 0, tensor))
+            self.staging = gpu.create(size_class(staging_nbytes), STAGING)
+        except DeviceError:
+            self.free(gpu)
+            raise
+        self.readbacks: tuple[tuple[Buffer, native.Arrival], ...] = ((self.staging, self.arrival),)
+        self.copies = [
+            BufferCopy(t.buffer.native, 0, self.staging.native, place, (t.type.nbytes + 3) & ~3)
+            for t, place in zip(self.outputs, places, strict=False)]
+        if prepared.word is not None:
+            self.copies.append(BufferCopy(prepared.word.buffer.native, 0, self.staging.native, places[-1], index_check.NBYTES))
+
+    def free(self, gpu: Gpu, broken: bool = False) -> None:
+        """Gives its memory back. broken: its readback may still be under way, so that the buffer goes when the driver is done with it."""
+        self.ahead = self.parts = None
+        for tensor in (*self.inputs, *self.outputs):
+            gpu.free(tensor.buffer)
+        if self.staging is not None and not broken:
+            gpu.destroy(self.staging)
+        self.inputs, self.outputs, self.staging, self.readbacks = [], [], None, ()
+
+
+def places_of(types: Sequence[TensorType], word: index_check.Word | None) -> tuple[list[int], int]:
+    """Where in a readback each of these tensors is, and behind them the word if there is one; and the bytes of all."""
+    places, end = [], 0
+    for nbytes in (*(t.nbytes for t in types), *((index_check.NBYTES,) if word is not None else ())):
+        places.append(end)
+        end += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return places, end
