@@ -22,7 +22,12 @@ _NAMES = {np.dtype(v).str: k for k, v in _TYPES.items()}
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
-    """Writes a file beside its place and then moves it there: what was there before stays whole until then."""
+    """Writes a file beside its place and then moves it there: what was there before stays whole until then. Raises TrainingError where
+    there is no folder for it.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise TrainingError(f"checkpoint {os.fspath(path)}: there is no folder {os.fspath(target.parent)!r}; make it first")
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     place = 0
     for name, array in tensors.items():
@@ -31,7 +36,6 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Array], metadata: 
         place += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    target = Path(path)
     beside = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         with beside.open("wb") as file:
@@ -53,8 +57,18 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]
         return {name: _tensor(data, 8 + size, entry) for name, entry in header.items()}, metadata
     except FileNotFoundError as error:
         raise TrainingError(f"checkpoint {os.fspath(path)}: no such file") from error
+    except IsADirectoryError as error:
+        raise TrainingError(f"checkpoint {os.fspath(path)}: it is a folder, expected a file") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TrainingError(f"checkpoint {os.fspath(path)}: not a whole safetensors file ({type(error).__name__}: {error})") from error
+
+
+def number(path: str | os.PathLike[str], metadata: Mapping[str, str], key: str) -> int:
+    """A count that the metadata has; 0 where it has none. Raises TrainingError for a text that is no such number."""
+    text = metadata.get(key, "0")
+    if not text.removeprefix("-").isdecimal():
+        raise TrainingError(f"checkpoint {os.fspath(path)}: its {key} is {text!r}, expected a number")
+    return int(text)
 
 
 def _tensor(data: bytes, start: int, entry: Mapping[str, Any]) -> Array:

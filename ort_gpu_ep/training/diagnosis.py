@@ -14,10 +14,12 @@ from ort_gpu_ep.training.gradient import label_of
 
 
 def first_bad_node(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> str:
-    """The first node of a step whose result is not finite although what it reads is; "" if there is none on the CPU."""
+    """The input that is not finite, or the first node of a step whose result is not although what it reads is; "" if there is none on the
+    CPU.
+    """
     for name, array in feeds.items():
         if not _finite(array):
-            return f"the input {name!r} is not finite already"
+            return f"the input {name!r}"
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
     known = {o.name for o in shown.graph.output}

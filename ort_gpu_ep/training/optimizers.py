@@ -173,3 +173,10 @@ def clipped(writer: Writer, grads: Mapping[str, Value], norm: float) -> dict[str
 
 OPTIMIZERS = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 """By the names that the command takes."""
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raises TrainingError for what is none."""
+    if not isinstance(optimizer, Optimizer):
+        names = ", ".join(kind.__name__ for kind in OPTIMIZERS.values())
+        raise TrainingError(f"optimizer: got {optimizer!r}, expected one as Adam(1e-3), of {names}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeAlias
 
 from ort_gpu_ep.errors import TrainingError
@@ -34,8 +35,8 @@ def as_schedule(rate: Rate) -> Schedule:
 
 def constant(rate: float) -> Schedule:
     """Always the same."""
-    if not rate >= 0 or math.isinf(rate):
-        raise TrainingError(f"learning rate: got {rate}, expected a finite number of at least 0")
+    if not isinstance(rate, Real) or not rate >= 0 or math.isinf(rate):
+        raise TrainingError(f"learning rate: got {rate!r}, expected a finite number of at least 0, or a schedule as cosine(...)")
     return Schedule(f"{rate:g}", lambda step: float(rate))
 
 

@@ -116,6 +116,14 @@ def input_shapes(
     return {i.name: (helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type), _shape(i, given.get(i.name), batch)) for i in infos}
 
 
+def fixed_batch(model: onnx.ModelProto) -> int | None:
+    """The number of samples that the model's inputs fix; None where they leave it open, or differ."""
+    stored = {t.name for t in model.graph.initializer}
+    dims = [i.type.tensor_type.shape.dim for i in model.graph.input if i.name not in stored]
+    found = {d[0].dim_value if d and d[0].HasField("dim_value") else None for d in dims}
+    return found.pop() if len(found) == 1 else None
+
+
 def _shape(info: onnx.ValueInfoProto, given: Sequence[int] | None, batch: int | None) -> tuple[int, ...]:
     dims = info.type.tensor_type.shape.dim
     own = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims]

@@ -15,7 +15,7 @@ from ort_gpu_ep.training import source
 from ort_gpu_ep.training.differentiate import differentiate
 from ort_gpu_ep.training.forward import SEED, Forward, read
 from ort_gpu_ep.training.losses import Loss, loss_of
-from ort_gpu_ep.training.optimizers import Optimizer
+from ort_gpu_ep.training.optimizers import Optimizer, check_optimizer
 from ort_gpu_ep.training.updates import HYPER, updates
 from ort_gpu_ep.training.writer import Shape, Value
 
@@ -100,6 +100,7 @@ def make_training_step(
 
 def training_step(request: Request, optimizer: Optimizer) -> TrainingStep:
     """The step of a request. Raises: as make_training_step."""
+    check_optimizer(optimizer)
     if request.accumulate < 1:
         raise TrainingError(f"accumulate: got {request.accumulate}, expected the number of steps that make an update, at least 1")
     forward, output = request.forward(training=True)

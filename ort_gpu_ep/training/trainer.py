@@ -20,7 +20,7 @@ from ort_gpu_ep.training.dropout import seed_of
 from ort_gpu_ep.training.engine import Engine, Loss
 from ort_gpu_ep.training.evaluator import Evaluator
 from ort_gpu_ep.training.losses import loss_of
-from ort_gpu_ep.training.optimizers import Optimizer
+from ort_gpu_ep.training.optimizers import Optimizer, check_optimizer
 from ort_gpu_ep.training.resident import device_failure
 from ort_gpu_ep.training.step import LABEL, SEED, WEIGHT, Request, TrainingStep, evaluation_step, training_step
 from ort_gpu_ep.training.updates import HYPER, numbers
@@ -60,11 +60,13 @@ class Trainer:
         output: str | None = None, batch_norm: str = "frozen", dropout: bool = True, accumulate: int = 1, seed: int = 0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        check_optimizer(optimizer)
         self._model = source.load(model)
         self.optimizer, self.seed, self.options = optimizer, seed, dict(options or {})
         self._request = Request(source.prepared(self._model), loss_of(loss), trainable, output, batch_norm, dropout,
                                 frozen=frozen, accumulate=accumulate)
         self._request.names()
+        self._fixed = source.fixed_batch(self._request.model)
         self._pending: tuple[dict[str, Array], int] | None = None       # a checkpoint that was loaded before there was a batch
         self._engine: Engine | None = None
         self._evaluator: Evaluator | None = None
@@ -94,19 +96,25 @@ class Trainer:
         `validation` what evaluate() gives for it.
 
         Samples that fit there (gathered.py) are kept in the memory of the device that takes the steps, until others come; explain() says
-        whether they are. A Ctrl-C is raised between two steps: the trainer is then at the state after the last one.
+        whether they are. Samples of weight 0 are left out. A Ctrl-C is raised between two steps: the trainer is then at the state after
+        the last one.
         """
+        for name, got, least in (("batch", batch, 1), ("epochs", epochs, 0)):
+            if got < least:
+                raise TrainingError(f"{name}: got {got}, expected at least {least}")
         inputs, label = data.as_inputs(x, self._input_names()), np.asarray(y)
         count = data.samples(inputs, label)
         size, history = min(batch, count), list[dict[str, float]]()
         weight = None if sample_weight is None else np.asarray(sample_weight)
+        data.normalized(weight, count, count)
+        kept = np.arange(count) if weight is None else np.flatnonzero(weight)
         engine = self._opened({n: a[:size] for n, a in inputs.items()})
         held, where = None, ""
         for epoch in range(1, epochs + 1):
             if where != engine.placement:
                 held, where = self._held(engine, inputs, label, size), engine.placement
-            order = np.random.default_rng([self.seed, self.epochs]).permutation(count) if shuffle else np.arange(count)
-            parts, waiting, read = list(data.batches(count, size, order)), list[Loss](), list[float]()
+            order = np.random.default_rng([self.seed, self.epochs]).permutation(kept) if shuffle else kept
+            parts, waiting, read = list(data.batches(len(kept), size, order)), list[Loss](), list[float]()
             for k, fed in enumerate(self._batches(engine, inputs, label, held, parts, weight), start=1):
                 waiting.append(self._stepped(engine, fed))
                 if k % READ_EVERY == 0 or k == len(parts):
@@ -135,7 +143,7 @@ class Trainer:
         """Loss and, for classes, accuracy over samples, with Dropout off and stored statistics."""
         inputs, label = data.as_inputs(x, self._input_names()), np.asarray(y)
         count = data.samples(inputs, label)
-        engine = self._opened({n: a[:BATCH] for n, a in inputs.items()})
+        engine = self._opened({n: a[:self._fixed or BATCH] for n, a in inputs.items()})
         share = data.normalized(sample_weight, count, count).astype(np.float64)
         total: dict[str, float] = {}
         for part in data.batches(count, self._batch(engine), np.arange(count)):
@@ -150,7 +158,7 @@ class Trainer:
         inputs = data.as_inputs(x, self._input_names())
         first = next(iter(inputs.values()))
         count = data.samples(inputs, first)
-        engine = self._opened({n: a[:BATCH] for n, a in inputs.items()})
+        engine = self._opened({n: a[:self._fixed or BATCH] for n, a in inputs.items()})
         dtype, shape = engine.step.feeds[LABEL]
         found = []
         for part in data.batches(count, self._batch(engine), np.arange(count)):
@@ -187,7 +195,7 @@ class Trainer:
         for what, own in (("model", self._digest()), ("loss", self._request.loss.name)):
             if metadata.get(what) != own:
                 raise TrainingError(f"checkpoint {os.fspath(path)}: it is of another {what} ({metadata.get(what)}, expected {own})")
-        step, epochs, seed = (int(metadata.get(key, "0")) for key in ("step", "epochs", "seed"))
+        step, epochs, seed = (checkpoint.number(path, metadata, key) for key in ("step", "epochs", "seed"))
         if self._engine is not None:
             _check_same(path, tensors, self._engine.step.carried)
             self._engine.write(tensors, step)
@@ -290,10 +298,11 @@ class Trainer:
         return [i.name for i in self._request.model.graph.input if i.name not in stored]
 
     def _opened(self, inputs: Mapping[str, Array]) -> Engine:
-        """The engine, made for these sizes if there is none yet."""
+        """The engine, made for these sizes if there is none yet; for batches of a size that the model fixes, if these are smaller."""
         if self._engine is not None:
             return self._engine
-        step = training_step(replace(self._request, shapes={n: a.shape for n, a in inputs.items()}), self.optimizer)
+        shapes = {n: (max(len(a), self._fixed or 0), *a.shape[1:]) for n, a in inputs.items()}
+        step = training_step(replace(self._request, shapes=shapes), self.optimizer)
         carried, at = step.carried, 0
         if self._pending is not None:
             carried, at = self._pending

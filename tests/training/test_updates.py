@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.training import SGD, Adam, Admm, make_training_step
+from ort_gpu_ep.training import SGD, Adam, Admm, cosine, make_training_step
 from ort_gpu_ep.training.admm import kept
 from tests.training import references
 from tests.training.test_step import batches
@@ -47,6 +47,29 @@ def test_between_updates_only_the_gradient_changes_and_resuming_there_is_exact(t
     for x, y in data[:2]:
         third.step(x, y)
     np.testing.assert_array_equal(third.parameters()["w0"], before["w0"])
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_accumulation_goes_on_over_epochs_checkpoints_and_failures(side: str, tmp_path: Path) -> None:
+    """Four steps an epoch, three an update: epochs end in the middle of one, and with a short batch."""
+    x, y = points(30)
+
+    def made(**options: Any) -> Any:
+        return trainer(side, model=references.mlp(), accumulate=3, optimizer=Adam(cosine(0.05, 4)), options=options)
+
+    one, two, three = made(), made(), made()
+    one.fit(x, y, epochs=3, batch=8)
+    two.fit(x, y, epochs=1, batch=8)
+    two.save(tmp_path / "t.safetensors")
+    three.load(tmp_path / "t.safetensors")
+    three.fit(x, y, epochs=2, batch=8)
+    assert three.steps == one.steps == 12
+    assert bits(three) == bits(one)
+    if side == "gpu":
+        failing = made(faults="lost@8;seed=1")
+        failing.fit(x, y, epochs=3, batch=8)
+        assert failing.stats()["renewals"] == 1
+        assert bits(failing) == bits(one)
 
 
 def test_frozen_weights_stay() -> None:
