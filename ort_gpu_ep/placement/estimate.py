@@ -23,6 +23,9 @@ AGE_S, AGEING = 30.0, 0.02
 BETWEEN, BEYOND, ALONE = 0.05, 0.2, 0.35
 """Uncertainty of a prediction for each doubling of the distance to the nearest known size: between two of them, beyond, and from one."""
 
+BENDS = 0.08
+"""Standard deviation of the logarithm of what one size takes around what its neighbours promise: tiles fit one better than the next."""
+
 PRIOR = 0.005
 """Weight of the assumed growth, in runs, at a quarter and at four times the nearest size: two sizes that differ by half outweigh it."""
 
@@ -45,7 +48,7 @@ class Size:
 class Estimate:
     """seconds of a run. spread: standard deviation of its logarithm. runs: of this very size that it rests on; 0: predicted from others.
 
-    sizes: how many others it rests on. loaded: the runs are those of an earlier session.
+    sizes: how many others it rests on. loaded: the runs are those of an earlier session. least_s: the quickest of few runs.
     """
 
     seconds: float
@@ -53,15 +56,16 @@ class Estimate:
     runs: int = 0
     sizes: int = 0
     loaded: bool = False
+    least_s: float = math.inf
 
     @property
     def low_s(self) -> float:
-        """What a run hardly ever falls below: two standard deviations."""
-        return self.seconds * math.exp(-2.0 * self.spread)
+        """What a run hardly ever falls below: two standard deviations, or the quickest of few runs: disturbances only make them longer."""
+        return min(self.seconds * math.exp(-2.0 * self.spread), self.least_s)
 
     def slower(self, factor: float, spread: float) -> Estimate:
         """The same under circumstances that make a run slower by about this factor; never faster than it is without them."""
-        return replace(self, seconds=self.seconds * factor, spread=math.hypot(self.spread, spread), runs=0)
+        return replace(self, seconds=self.seconds * factor, spread=math.hypot(self.spread, spread), runs=0, least_s=math.inf)
 
 
 class _Cell:
@@ -75,6 +79,10 @@ class _Cell:
     @property
     def seconds(self) -> float:
         return median_low(self.recent)
+
+    @property
+    def least_s(self) -> float:
+        return min(self.recent) if len(self.recent) < RECENT else math.inf
 
     def spread(self, now_s: float) -> float:
         n, middle = len(self.recent), self.seconds
@@ -121,7 +129,7 @@ class Times:
     def at(self, size: Size, now_s: float) -> Estimate | None:
         """What a run of this size takes; None where nothing is known."""
         own = self._cells.get(size.key)
-        mine = Estimate(own.seconds, own.spread(now_s), len(own.recent), 0, own.loaded) if own is not None else None
+        mine = Estimate(own.seconds, own.spread(now_s), len(own.recent), 0, own.loaded, own.least_s) if own is not None else None
         if own is not None and mine is not None and (len(own.recent) >= ENOUGH or len(self._cells) == 1):
             return mine
         others = self._fit(size, now_s) if len(self._cells) > (own is not None) else None
@@ -145,7 +153,7 @@ class Times:
             least, most = min(_grown(c, size, min) for c in cells), max(_grown(c, size, max) for c in cells)
             seconds = min(max(base + slope * size.work, least), most)
         each = BETWEEN if inside else BEYOND if max(works) >= SPAN * min(works) else ALONE
-        return Estimate(seconds, math.hypot(near.spread(now_s), each * octaves, off), 0, len(cells), all(c.loaded for c in cells))
+        return Estimate(seconds, math.hypot(near.spread(now_s), each * octaves, off, BENDS), 0, len(cells), all(c.loaded for c in cells))
 
 
 def _grown(cell: _Cell, size: Size, bound: Callable[[float, float], float]) -> float:
@@ -158,10 +166,14 @@ def _octaves(a: float, b: float) -> float:
 
 
 def _joined(mine: Estimate, others: Estimate) -> Estimate:
-    """Two opinions, each by its certainty."""
+    """Two opinions, each by its certainty. Where they contradict each other, the result is less certain by as much: the ratio of Birge.
+
+    A run that something disturbed is so no reason to leave a candidate alone.
+    """
     a, b = mine.spread ** -2, others.spread ** -2
     middle = (a * math.log(mine.seconds) + b * math.log(others.seconds)) / (a + b)
-    return replace(mine, seconds=math.exp(middle), spread=(a + b) ** -0.5, sizes=others.sizes)
+    apart = abs(math.log(mine.seconds / others.seconds)) / math.hypot(mine.spread, others.spread)
+    return replace(mine, seconds=math.exp(middle), spread=max(apart, 1.0) * (a + b) ** -0.5, sizes=others.sizes)
 
 
 def _line(points: Sequence[tuple[float, float, float, float]]) -> tuple[float, float, float]:

@@ -37,6 +37,10 @@ SHARE = 0.02
 TRIES = 3
 """Trials of one candidate in one size for each run of it that counted: first runs and those in another rhythm do not."""
 
+UNTRIED, UNTRIED_RUNS = 2.0, 9
+"""A size with so many runs tries each candidate that has not run there, unless it is predicted to be slower by this factor: other sizes,
+and what disturbed their runs, are all that a prediction knows."""
+
 SLEPT = 1.3
 """A run of a GPU that has slept counts as one awake if it takes no longer than predicted by this factor, or wins as it is."""
 
@@ -332,11 +336,14 @@ class Learner:
         best_s = found[entry.choice].seconds
         able = []
         for name, estimate in found.items():
-            if name == entry.choice or LAW * estimate.low_s + LAW_S >= best_s:
+            sleeping = asleep and name != CPU and best_s < AWAKE_S / 4
+            rouses = sleeping and before != name        # which costs more than a run: one standard deviation has to do
+            low_s = math.sqrt(estimate.low_s * estimate.seconds) if rouses else estimate.low_s
+            unknown = not asleep and not estimate.runs and entry.runs > UNTRIED_RUNS and estimate.seconds <= UNTRIED * best_s
+            if name == entry.choice or (LAW * low_s + LAW_S >= best_s and not unknown):
                 continue
             counted, tried = estimate.runs, entry.tried.get((name, entry.rest), 0)
-            sleeping = asleep and name != CPU and best_s < AWAKE_S / 4
-            cost_s = AWAKE_S / 2 if sleeping and before != name else 0.0
+            cost_s = AWAKE_S / 2 if rouses else 0.0
             if tried < TRIES * (counted + 1) + sleeping * AWAKE_S / best_s and cost_s + max(estimate.seconds - best_s, 0.0) <= self.left_s:
                 able.append(name)
         if not able:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ort_gpu_ep.placement.estimate import Size
@@ -19,14 +20,22 @@ def line(base_ms: float, each_us: float) -> Truth:
     return lambda work: base_ms * 1e-3 + each_us * 1e-6 * work
 
 
+def uneven(truth: Truth, works: Sequence[float], spread: float, rng: random.Random) -> Truth:
+    """The same, but that each size is faster or slower than its neighbours promise. spread: of the logarithm."""
+    factors = {work: math.exp(rng.gauss(0.0, spread)) for work in works}
+    return lambda work: truth(work) * factors[work]
+
+
 @dataclass
 class Machine:
     """truth: steady seconds of each candidate over the work. first_s: what a size's first run takes besides. asleep: how many times as
-    long the GPU takes after a pause of 0.1 s, until it has worked for wakes_s. fails: candidates whose runs don't count."""
+    long the GPU takes after a pause of 0.1 s, until it has worked for wakes_s. disturbed: part of the runs that take up to 2.5 times as long. fails: candidates
+    whose runs don't count."""
 
     truth: dict[str, Truth]
     budget_s: float = 0.5
     noise: float = 0.02
+    disturbed: float = 0.0
     asleep: float = 1.0
     wakes_s: float = 0.4
     first_s: dict[str, float] = field(default_factory=lambda: {"cpu": 0.0, "gpu": 5e-3})
@@ -54,6 +63,8 @@ class Machine:
             self.worked_s = 0.0 if self.now_s - self.used_s > 0.1 else self.worked_s
         slow = self.asleep if name == "gpu" and self.worked_s < self.wakes_s else 1.0
         took_s = self.truth[name](work) * slow * (1.0 + abs(self.rng.gauss(0.0, self.noise)))
+        if self.rng.random() < self.disturbed:
+            took_s *= 1.0 + 1.5 * self.rng.random()
         if (name, work) not in self.compiled:
             self.compiled.add((name, work))
             took_s += self.first_s[name]
