@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.health import open_adapter
 
-settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.register_profile(      # too_slow: data that is made slowly says that the machine is busy
+    "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient() -> Iterator[None]:
+    """A first use waits until all its probes are done: on a busy machine it would go on without some of them, which is another test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(open_adapter, "QUICK_S", 300.0)
+        yield
 
 
 @pytest.fixture(autouse=True)

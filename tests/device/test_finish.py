@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import pytest
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, native
@@ -20,11 +19,11 @@ LOOP = """
     y[id.x] = sum;
 }
 """
-GROUPS, TIMES = 1024, 12
+GROUPS, TIMES = 1024, 5
 
 
-@pytest.mark.alone
 def test_finish_waits_for_the_gpu() -> None:
+    """From before the work is handed in to behind `finish`, the host's clock passes at least what the GPU's has counted of it."""
     gpu = Gpu.open(Config())
     layout, device = bind_group_layout(gpu, (True,)), gpu.device
     pipe = device.create_compute_pipeline("loop", device.create_pipeline_layout(layout), device.create_shader_module("loop", LOOP))
@@ -38,9 +37,9 @@ def test_finish_waits_for_the_gpu() -> None:
         native.dispatch(compute, pipe, group, (GROUPS, 1, 1))
         compute.end()
         timer.resolve(encoder)
-        gpu.enqueue(native.finish(encoder))
         start = time.perf_counter()
+        gpu.enqueue(native.finish(encoder))
         gpu.finish()
         waited_s = time.perf_counter() - start
-        assert waited_s > 0.5 * timer.read_s()
+        assert waited_s > 0.9 * timer.read_s()
     gpu.free(buffer)

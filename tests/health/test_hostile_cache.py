@@ -8,7 +8,6 @@ import re
 import shutil
 import socket
 import stat
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +26,12 @@ from ort_gpu_ep.placement.decisions import Decisions, Learnt
 from ort_gpu_ep.placement.names import NAMES
 from ort_gpu_ep.plugin import weight_file
 from ort_gpu_ep.profile import GUESSED
+from tests.patience import at_once
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, reference
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="FIFOs and symbolic links as POSIX has them")
 
 HUGE = "9" * 400
-LIMIT_S = 2.0
 
 
 def dump(path: Path, text: str) -> None:
@@ -104,10 +103,7 @@ def load(kind: str, cache: Path) -> object:
 
 
 def check(kind: str, cache: Path) -> object:
-    start = time.monotonic()
-    found = load(kind, cache)
-    assert time.monotonic() - start < LIMIT_S
-    return found
+    return at_once(lambda: load(kind, cache))
 
 
 def variants(kind: str) -> Iterator[str]:
@@ -197,9 +193,7 @@ def test_hostile_locks(make: Callable[[Path], object], tmp_path: Path) -> None:
     root = tmp_path / "weights"
     root.mkdir()
     make(root / "12-abcd.lock")
-    start = time.monotonic()
-    folder = weight_file.WeightFolder(root)
-    assert time.monotonic() - start < LIMIT_S
+    folder = at_once(lambda: weight_file.WeightFolder(root))
     assert not (root / "victim").exists()
     folder.remove()
 
@@ -219,9 +213,7 @@ def test_a_lock_names_no_other_folder(tmp_path: Path) -> None:
 def test_a_manifest_that_is_a_fifo(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "icd.json")
     dump(tmp_path / "deep.json", "[" * 100_000)
-    start = time.monotonic()
-    drivers.fingerprint({"VK_DRIVER_FILES": os.pathsep.join(str(tmp_path / n) for n in ("icd.json", "deep.json"))})
-    assert time.monotonic() - start < LIMIT_S
+    at_once(lambda: drivers.fingerprint({"VK_DRIVER_FILES": os.pathsep.join(str(tmp_path / n) for n in ("icd.json", "deep.json"))}))
 
 
 @pytest.mark.parametrize("text", ["[" + "[" * 100_000, "[" + "1" * 5000 + "]", '[{"what": ' + "{" * 100_000])
@@ -260,11 +252,9 @@ def test_sessions_answer(content: str, tmp_path: Path, fresh: None) -> None:
     os.mkfifo(cache / "weights" / "77-ff.lock")
     for module, name, value in ((enumeration, "_seen", None), (open_adapter, "_known", {}), (weight_file, "_folders", {})):
         setattr(module, name, value)
-    start = time.monotonic()
-    opened = open_session(MODEL, cache_dir=str(cache))
+    opened = at_once(lambda: open_session(MODEL, cache_dir=str(cache)), 30.0)
     assert_close(opened.run(x=X), reference(MODEL, x=X))
     assert opened.state.gpu is not None
-    assert time.monotonic() - start < 60
 
 
 STATES = 100

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +45,6 @@ def mlp(seed: int = 0) -> bytes:
 
 def rows(count: int, seed: int = 1) -> Any:
     return np.random.default_rng(seed).normal(size=(count, 16)).astype("f")
-
-
-def until(condition: Callable[[], object], what: str, limit_s: float = 30.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"not in {limit_s:g} s: {what}"
-        time.sleep(0.02)
 
 
 def workers(process: psutil.Process | None = None) -> list[psutil.Process]:

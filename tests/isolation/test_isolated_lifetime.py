@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +19,8 @@ import pytest
 
 import ort_gpu_ep
 from ort_gpu_ep.processes import own_pids
-from tests.isolation.conftest import end_of, gpu_of, isolated, mlp, rows, until, workers
+from tests.isolation.conftest import end_of, gpu_of, isolated, mlp, rows, workers
+from tests.patience import until
 from tests.plugin.cases import assert_close, reference
 
 ROOT = Path(__file__).parents[2]
@@ -41,22 +44,27 @@ def parent(then: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def shm_files() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+def abandoned() -> set[str]:
+    """Files of shared memory that no process has any more: there may be others' in use."""
+    held = set[str]()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):      # it has ended
+            held |= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
+    return set(os.listdir("/dev/shm")) - held if os.path.isdir("/dev/shm") else set()
 
 
 @pytest.mark.parametrize("then", [
     "pass", "sys.exit(3)", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)", "os.abort()",
     "opened.session = None; time.sleep(0.1); os.kill(os.getpid(), signal.SIGTERM)"])
 def test_the_parent_ends(then: str) -> None:
-    files = shm_files()
+    files = abandoned()
     process = parent(then)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
-    process.wait(30)
-    until(lambda: end_of(pid), "the end of the worker", 10)
+    process.wait(120)
+    until(lambda: end_of(pid), "the end of the worker")
     process.stdout.close()
-    assert shm_files() <= files
+    until(lambda: abandoned() <= files, "the files gone")
 
 
 def test_the_parent_is_killed_while_the_worker_hangs() -> None:
@@ -67,8 +75,8 @@ def test_the_parent_is_killed_while_the_worker_hangs() -> None:
     pids = [int(process.stdout.readline()) for _ in range(2)]
     time.sleep(1)
     process.kill()
-    process.wait(30)
-    until(lambda: all(map(end_of, pids)), "the end of the workers", 10)
+    process.wait(120)
+    until(lambda: all(map(end_of, pids)), "the end of the workers")
     process.stdout.close()
 
 
@@ -111,7 +119,7 @@ def test_many_sessions_leave_nothing(own: dict[str, str]) -> None:
     for number in range(10):
         one(number)
     gc.collect()
-    until(lambda: psutil.Process().num_threads() <= threads, "threads gone", 5)
+    until(lambda: psutil.Process().num_threads() <= threads, "threads gone")
     assert open_files() <= files
     assert len(workers()) == processes == 1
 
@@ -173,12 +181,12 @@ def test_a_forked_child_gets_a_worker_of_its_own(own: dict[str, str]) -> None:
     assert_close(opened.run(x=X), WANT)
     assert gpu_of(opened).pid == mine
     assert not opened.state.failures
-    until(lambda: end_of(int(told)), "the end of the child's worker", 10)
+    until(lambda: end_of(int(told)), "the end of the child's worker")
 
 
 def in_the_child(opened: Any, parents: int | None, pipe: int) -> int:
     """0 if runs are right at once, and come from another worker later."""
-    end = time.monotonic() + 40
+    end = time.monotonic() + 120
     while gpu_of(opened).pid is None or gpu_of(opened).circuit.state != "closed":
         assert_close(opened.run(x=X), WANT)
         if time.monotonic() > end:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +12,9 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import AdapterError, DeviceLostError
 from ort_gpu_ep.isolation.process import WorkerProcess
 from ort_gpu_ep.isolation.remote import open_remote
-from tests.isolation.conftest import gpu_of, isolated, mlp, rows, until
+from tests.isolation.conftest import gpu_of, isolated, mlp, rows
 from tests.isolation.test_worker_ends import back_on_the_gpu, runs_of
+from tests.patience import until
 from tests.plugin.cases import assert_close, reference
 
 MODEL = mlp()
@@ -37,12 +37,27 @@ def before(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
     return install
 
 
+class Gate:
+    """What a start waits for. reached: it has come here. passed: it has gone on."""
+
+    def __init__(self) -> None:
+        self.reached, self.passed, self._open = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(self) -> None:
+        self.reached.set()
+        self._open.wait(60)
+        self.passed.set()
+
+    def open(self) -> None:
+        self._open.set()
+
+
 @pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """What a start waits for; open at the end, whatever happens."""
-    event = threading.Event()
-    yield event
-    event.set()
+def gate() -> Iterator[Gate]:
+    """Open at the end, whatever happens."""
+    made = Gate()
+    yield made
+    made.open()
 
 
 def die(worker: WorkerProcess) -> None:
@@ -50,39 +65,36 @@ def die(worker: WorkerProcess) -> None:
     worker._process.wait()
 
 
-def test_a_run_does_not_wait_for_the_worker_of_a_new_session(own: dict[str, str], before: Callable[[Before], None], gate: threading.Event) -> None:
-    first = isolated(MODEL, hang_timeout_ms=2000, **own)
+def test_a_run_does_not_wait_for_the_worker_of_a_new_session(own: dict[str, str], before: Callable[[Before], None], gate: Gate) -> None:
+    patient = {"hang_timeout_ms": 120_000, **own}      # longer than the gate is closed
+    first = isolated(MODEL, **patient)
     assert back_on_the_gpu(first)
     process = gpu_of(first).process
     die(process)
-    starts = threading.Event()
-    before(lambda worker, what: (starts.set(), gate.wait(60)) if what[0] == "open" else None)
+    before(lambda worker, what: gate.hold() if what[0] == "open" else None)
     made: list[Any] = []
-    creation = threading.Thread(target=lambda: made.append(isolated(MODEL, hang_timeout_ms=2000, **own)))
+    creation = threading.Thread(target=lambda: made.append(isolated(MODEL, **patient)))
     creation.start()
-    assert starts.wait(10)
-    start = time.monotonic()
+    assert gate.reached.wait(60)
     for _ in range(3):
         assert_close(first.run(x=X), WANT)
-    assert time.monotonic() - start < 4.0
+    assert not gate.passed.is_set()
     assert runs_of(first)[1] == 3
-    gate.set()
-    creation.join(60)
+    gate.open()
+    creation.join(120)
     until(lambda: back_on_the_gpu(first) and back_on_the_gpu(made[0]), "the GPU")
 
 
-def test_other_options_do_not_wait_for_a_worker(own: dict[str, str], before: Callable[[Before], None], gate: threading.Event) -> None:
-    starts = threading.Event()
-    before(lambda worker, what: (starts.set(), gate.wait(60)) if what[0] == "open" and what[1].memory_limit_mb == 77 else None)
+def test_other_options_do_not_wait_for_a_worker(own: dict[str, str], before: Callable[[Before], None], gate: Gate) -> None:
+    before(lambda worker, what: gate.hold() if what[0] == "open" and what[1].memory_limit_mb == 77 else None)
     waiting = threading.Thread(target=lambda: open_remote(Config(isolation="process", memory_limit_mb=77, **own)).end())  # type: ignore[arg-type]
     waiting.start()
-    assert starts.wait(10)
-    start = time.monotonic()
+    assert gate.reached.wait(60)
     other = isolated(MODEL, **own)
-    assert time.monotonic() - start < 50       # the gate closes for 60
     assert back_on_the_gpu(other)
-    gate.set()
-    waiting.join(60)
+    assert not gate.passed.is_set()
+    gate.open()
+    waiting.join(120)
 
 
 def test_the_worker_ends_while_a_session_is_made(own: dict[str, str], before: Callable[[Before], None]) -> None:
@@ -129,14 +141,15 @@ def test_what_is_said_where_no_worker_opens_the_adapter(own: dict[str, str], bef
 def test_a_run_does_not_wait_for_others_longer_than_for_a_hang(own: dict[str, str]) -> None:
     opened = isolated(MODEL, hang_timeout_ms=1000, **own)
     assert back_on_the_gpu(opened)
-    gpu, done = gpu_of(opened), threading.Event()
+    gpu, held, done = gpu_of(opened), threading.Event(), threading.Event()
 
     def hold() -> None:
         with gpu._lock:
-            done.wait(30)
+            held.set()
+            done.wait(120)
     other = threading.Thread(target=hold)
     other.start()
-    time.sleep(0.1)
+    assert held.wait(60)
     for _ in range(4):
         assert_close(opened.run(x=X), WANT)
     assert "busy with other sessions for 1 s" in opened.state.events[-1].message

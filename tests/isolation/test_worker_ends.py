@@ -14,7 +14,8 @@ import pytest
 from ort_gpu_ep.errors import DeviceHangError, DeviceLostError
 from ort_gpu_ep.isolation import leak_watch
 from ort_gpu_ep.isolation.channel import Channel
-from tests.isolation.conftest import gpu_of, isolated, mlp, rows, until
+from tests.isolation.conftest import gpu_of, isolated, mlp, rows
+from tests.patience import until
 from tests.plugin.cases import Opened, assert_close, reference
 
 MODEL = mlp()
@@ -56,14 +57,14 @@ def test_killed_between_runs(name: str, own: dict[str, str]) -> None:
 
 
 def test_killed_during_a_run(own: dict[str, str]) -> None:
-    opened = isolated(MODEL, faults="hang@2", hang_timeout_ms=20000, **own)
+    opened = isolated(MODEL, faults="hang@2", hang_timeout_ms=200_000, **own)
     assert back_on_the_gpu(opened)
     old = gpu_of(opened).pid
     assert old is not None
     threading.Timer(0.5, os.kill, (old, signal.SIGKILL)).start()
     start = time.monotonic()
     check_replaced(opened, old, "SIGKILL")
-    assert time.monotonic() - start < 19
+    assert time.monotonic() - start < 100
 
 
 def test_stopped(own: dict[str, str]) -> None:
@@ -74,7 +75,7 @@ def test_stopped(own: dict[str, str]) -> None:
     os.kill(old, signal.SIGSTOP)
     start = time.monotonic()
     assert_close(opened.run(x=X), WANT)
-    assert 2 <= time.monotonic() - start < 10
+    assert 2 <= time.monotonic() - start < 60
     check_replaced(opened, old, "did not answer within 2 s")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -22,6 +23,7 @@ from ort_gpu_ep.types import BY_ONNX, TensorType
 from tests.plugin.cases import info, make_model, node, open_session, reference
 from tests.unit.graphs import graph_of
 
+ROOT = Path(__file__).parents[2]
 NBYTES = 64 << 20
 FLOAT = BY_ONNX[1]
 
@@ -34,9 +36,7 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-@pytest.mark.alone
-def test_the_fallback_keeps_no_tensors(tmp_path: Path) -> None:
-    """One run of 64 MiB left 132 MiB in onnxruntime's arena, for as long as the session lived."""
+def keeps_no_tensors(tmp_path: Path) -> None:
     graph = graph_of("(float[N, 1024] x) => (float[N, 1024] y) { h = Relu(x) y = Softmax(h) }")
     fallback = Fallback(graph, {"": 20}, Config(cache_dir=str(tmp_path)), print)
 
@@ -50,9 +50,7 @@ def test_the_fallback_keeps_no_tensors(tmp_path: Path) -> None:
     assert resident() - before < NBYTES // 4
 
 
-@pytest.mark.alone
-def test_a_session_after_a_fallback_takes_what_it_takes_without(tmp_path: Path) -> None:
-    """With the GPU in a worker, so that its buffers don't count here; the session's own output stays in onnxruntime's arena either way."""
+def takes_what_it_takes_without(tmp_path: Path) -> None:
     register()
     model = make_model([node("Relu", "x", "h"), node("Softmax", "h", "y")], [info("x", ["N", 1024])], ["y"], {})
     x, grown = np.ones((NBYTES // 4096, 1024), "f"), []
@@ -64,6 +62,23 @@ def test_a_session_after_a_fallback_takes_what_it_takes_without(tmp_path: Path) 
         assert [p.fallbacks for p in opened.state.partitions] == [int(faults == "oom@1")]
         del opened
     assert grown[1] - grown[0] < NBYTES // 4, grown
+
+
+def in_a_process(check: str, tmp_path: Path) -> None:
+    """Of its own, whose memory nobody has used before."""
+    code = f"from pathlib import Path; from tests.leaks import test_fallback; test_fallback.{check}(Path({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_fallback_keeps_no_tensors(tmp_path: Path) -> None:
+    """One run of 64 MiB left 132 MiB in onnxruntime's arena, for as long as the session lived."""
+    in_a_process("keeps_no_tensors", tmp_path)
+
+
+def test_a_session_after_a_fallback_takes_what_it_takes_without(tmp_path: Path) -> None:
+    """With the GPU in a worker, so that its buffers don't count here; the session's own output stays in onnxruntime's arena either way."""
+    in_a_process("takes_what_it_takes_without", tmp_path)
 
 
 def test_a_session_for_one_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

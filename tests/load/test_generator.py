@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ort_gpu_ep.device import busy
 from ort_gpu_ep.device.adapter import choose, order_among_equals
 from ort_gpu_ep.device.timed_dispatch import LazyTimedDispatch, TimedDispatch
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.load.generator import DUTY, LoadGenerator
 from ort_gpu_ep.load.probe import DispatchProbe
 from ort_gpu_ep.utilization import EDGES
+from tests.patience import Clock, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,30 +29,50 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def cpu_share(pid: int, seconds: float) -> float:
-    process = psutil.Process(pid)
-    before, start = sum(process.cpu_times()[:2]), time.monotonic()
-    time.sleep(seconds)
-    return (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - start)
+class Machine:
+    """In place of the adapter: it takes EACH_S for one dispatch, by a clock that only work and rest move, and ends after a second."""
+
+    EACH_S = 0.7e-3
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock, self.worked_s = Clock(monkeypatch, busy), 0.0
+        self.began_s = self.clock.now_s
+        monkeypatch.setattr(busy, "choose", lambda name: [None])
+        monkeypatch.setattr(busy, "_calibrated", lambda info: self.work)
+        monkeypatch.setattr(busy, "_end_with_parent", lambda: None)
+
+    def work(self, dispatches: int) -> None:
+        if self.clock.now_s - self.began_s >= 1.0:
+            raise StopIteration
+        self.clock.rest(dispatches * self.EACH_S)
+        self.worked_s += dispatches * self.EACH_S
+
+
+@pytest.mark.parametrize("level", DUTY)
+def test_it_computes_as_long_as_told(level: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A submission is begun while there is time for a part of it."""
+    machine = Machine(monkeypatch)
+    with pytest.raises(StopIteration):
+        busy.main("software", DUTY[level])
+    assert capsys.readouterr().out == "ready\n"
+    longer = busy.TOGETHER * machine.EACH_S / busy.PERIOD_S
+    assert DUTY[level] <= machine.worked_s <= min(DUTY[level] + longer, 1.0) + 1e-9
 
 
 def test_levels_lie_in_their_bands() -> None:
     assert [sum(duty > edge for edge in EDGES) for duty in DUTY.values()] == [1, 2, 3]
 
 
-@pytest.mark.alone
-def test_it_computes_as_long_as_told_and_ends() -> None:
-    """On the software adapter its work is CPU time; other work on the machine makes it less, so the order is what counts."""
-    info, shares = choose("software")[0], {}
-    for level in ("low", "high"):
-        with LoadGenerator(info, level, threads=1) as load:
-            pid = load.pid
-            assert psutil.Process(pid).environ()["LP_NUM_THREADS"] == "1"
-            shares[level] = max(cpu_share(pid, 1.0) for _ in range(2))
-        assert load.pid == 0
-        assert gone(pid)
-    assert 0.15 <= shares["low"] <= 0.6
-    assert 1.3 * shares["low"] < shares["high"] < 1.2        # of one core
+def test_it_computes_and_ends() -> None:
+    """On the software adapter its work is CPU time."""
+    with LoadGenerator(choose("software")[0], "low", threads=1) as load:
+        process = psutil.Process(load.pid)
+        assert process.environ()["LP_NUM_THREADS"] == "1"
+        assert process.cmdline()[-1] == str(DUTY["low"])
+        before_s = sum(process.cpu_times()[:2])
+        until(lambda: sum(process.cpu_times()[:2]) > before_s + 0.2, "work")
+    assert load.pid == 0
+    assert gone(process.pid)
 
 
 def test_it_ends_with_who_started_it() -> None:
@@ -61,10 +83,7 @@ def test_it_ends_with_who_started_it() -> None:
         pid = int(parent.stdout.readline())
         assert not gone(pid)
         parent.send_signal(signal.SIGKILL)
-    end = time.monotonic() + 10
-    while not gone(pid):
-        assert time.monotonic() < end, "it outlives its parent"
-        time.sleep(0.05)
+    until(lambda: gone(pid), "its end: it outlives its parent")
 
 
 def test_an_adapter_that_is_not_there() -> None:
@@ -73,13 +92,17 @@ def test_an_adapter_that_is_not_there() -> None:
         pass
 
 
-@pytest.mark.alone
 def test_timed_dispatches_take_longer_the_more_they_do() -> None:
+    """The least of more and more of each: others make some of them longer."""
     info = choose("")[0]
     short, long = TimedDispatch(info), TimedDispatch(info, iterations=1 << 22)
-    short(), long()
-    assert min(long() for _ in range(3)) > 2.0 * min(short() for _ in range(5))
-    assert min(long(4) for _ in range(5)) > 2.0 * min(long() for _ in range(5))
+    took_s = dict.fromkeys(("short", "long", "four"), math.inf)
+
+    def more(what: str, dispatch: TimedDispatch, dispatches: int = 1) -> float:
+        took_s[what] = min(took_s[what], dispatch(dispatches))
+        return took_s[what]
+
+    until(lambda: 4.0 * more("short", short) < 2.0 * more("long", long) < more("four", long, 4), f"{took_s}", 30.0)
     short.close(), long.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import plistlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import pytest
 from ort_gpu_ep import processes
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.load import choose
+from ort_gpu_ep.load import choose, fdinfo
 from ort_gpu_ep.load.amdgpu import AmdgpuLoad
 from ort_gpu_ep.load.cpu import CpuLoad
 from ort_gpu_ep.load.drm import find_card
@@ -28,8 +27,15 @@ from ort_gpu_ep.load.nvml import NvmlLoad
 from ort_gpu_ep.load.probe import DispatchProbe
 from ort_gpu_ep.load.source import SourceError
 from ort_gpu_ep.load.xe import open_xe
+from tests.patience import Clock
 
 SLOT = "0000:03:00.0"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time between two readings."""
+    return Clock(monkeypatch, fdinfo)
 
 
 def adapter(vendor: int, device: int = 0x73BF, name: str = "a GPU", kind: str = "discrete", index: int = 0) -> AdapterInfo:
@@ -79,7 +85,7 @@ def test_equal_cards_are_told_apart_by_their_order(tmp_path: Path) -> None:
 # ---- amdgpu
 
 
-def test_amdgpu_less_our_own(tmp_path: Path) -> None:
+def test_amdgpu_less_our_own(tmp_path: Path, clock: Clock) -> None:
     folder = card(tmp_path, 0, 0x1002, 0x73BF, SLOT, "amdgpu")
     write(folder / "gpu_busy_percent", "80\n")
     source = AmdgpuLoad(adapter(0x1002), tmp_path)
@@ -88,11 +94,11 @@ def test_amdgpu_less_our_own(tmp_path: Path) -> None:
     client(tmp_path, os.getpid(), 7, **lines, engine_gfx="1000 ns", engine_dec="0 ns")
     source = AmdgpuLoad(adapter(0x1002), tmp_path)
     source.read()
-    time.sleep(0.2)
+    clock.rest(0.2)
     client(tmp_path, os.getpid(), 7, **lines, engine_gfx=f"{1000 + 60_000_000} ns", engine_dec="900000000 ns")
     found = source.read()
     assert found is not None
-    assert found == pytest.approx(0.8 - 0.06 / 0.2, abs=0.12)     # video is not counted
+    assert found == pytest.approx(0.8 - 0.06 / 0.2)     # video is not counted
     assert source.includes_own is False
 
 
@@ -128,9 +134,9 @@ def test_the_parts_of_a_client() -> None:
     assert busy(before, now, 1000) == 0.6
 
 
-def intel(root: Path, driver: str, mine: int, others: int) -> None:
+def intel(root: Path, driver: str, mine: int, others: int, clock: Clock) -> None:
     """Milliseconds of work of this process and of another one, whose descriptor is duplicated."""
-    total = time.monotonic_ns()
+    total = round(clock.now_s * 1e9)
     for pid, descriptor, number, work in ((os.getpid(), 3, 1, mine), (4242, 5, 2, others), (4242, 6, 2, others)):
         if driver == "i915":
             engines = {"engine_render": f"{work * 1_000_000} ns"}
@@ -140,16 +146,15 @@ def intel(root: Path, driver: str, mine: int, others: int) -> None:
 
 
 @pytest.mark.parametrize(("driver", "opener"), [("i915", open_i915), ("xe", open_xe)])
-def test_intel_without_our_own(driver: str, opener: Callable[..., FdinfoLoad], tmp_path: Path) -> None:
+def test_intel_without_our_own(driver: str, opener: Callable[..., FdinfoLoad], tmp_path: Path, clock: Clock) -> None:
     card(tmp_path, 0, 0x8086, 0x56A0, SLOT, driver)
-    intel(tmp_path, driver, 0, 0)
-    source, start = opener(adapter(0x8086, 0x56A0), tmp_path), time.monotonic()
-    time.sleep(0.2)
-    intel(tmp_path, driver, 150, 100)
-    passed_s = time.monotonic() - start
+    intel(tmp_path, driver, 0, 0, clock)
+    source = opener(adapter(0x8086, 0x56A0), tmp_path)
+    clock.rest(0.2)
+    intel(tmp_path, driver, 150, 100, clock)
     found = source.read()
     assert found is not None
-    assert found == pytest.approx(0.1 / passed_s, abs=0.1)
+    assert found == pytest.approx(0.1 / 0.2)
     assert source.includes_own is False
     client(tmp_path, 77, 4, driver=driver, pdev="0000:99:00.0", client_id="9", engine_render="0 ns")       # another card's
     (tmp_path / "proc/4242/fdinfo/5").unlink()
@@ -157,12 +162,12 @@ def test_intel_without_our_own(driver: str, opener: Callable[..., FdinfoLoad], t
     assert source.read() == 0.0
 
 
-def test_a_new_process_is_found(tmp_path: Path) -> None:
+def test_a_new_process_is_found(tmp_path: Path, clock: Clock) -> None:
     card(tmp_path, 0, 0x8086, 0x56A0, SLOT, "i915")
-    intel(tmp_path, "i915", 0, 0)
+    intel(tmp_path, "i915", 0, 0, clock)
     source = open_i915(adapter(0x8086, 0x56A0), tmp_path)
     for step in range(1, 30):
-        time.sleep(0.01)
+        clock.rest(0.01)
         client(tmp_path, 555, 3, driver="i915", pdev=SLOT, client_id="7", engine_render=f"{step * 1_000_000_000} ns")
         if source.read() == 1.0:
             break
@@ -170,20 +175,20 @@ def test_a_new_process_is_found(tmp_path: Path) -> None:
         pytest.fail("not found in 30 readings")
 
 
-def test_workers_are_ours(tmp_path: Path) -> None:
+def test_workers_are_ours(tmp_path: Path, clock: Clock) -> None:
     card(tmp_path, 0, 0x8086, 0x56A0, SLOT, "i915")
-    intel(tmp_path, "i915", 0, 0)
+    intel(tmp_path, "i915", 0, 0, clock)
     source = open_i915(adapter(0x8086, 0x56A0), tmp_path)
     processes.count_as_own(4242)
     try:
-        time.sleep(0.05)
-        intel(tmp_path, "i915", 0, 100)
+        clock.rest(0.2)
+        intel(tmp_path, "i915", 0, 100, clock)
         assert source.read() == 0.0
     finally:
         processes.forget(4242)
-    time.sleep(0.05)
-    intel(tmp_path, "i915", 0, 200)
-    assert (source.read() or 0.0) > 0.5
+    clock.rest(0.2)
+    intel(tmp_path, "i915", 0, 200, clock)
+    assert source.read() == pytest.approx(0.5)
 
 
 def test_a_driver_that_does_not_count(tmp_path: Path) -> None:

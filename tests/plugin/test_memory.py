@@ -54,7 +54,7 @@ kinds = st.sampled_from(["put", "host", "copy", "read", "fetch"])
 actions = st.lists(st.tuples(kinds, ranges, st.integers(0, 30)), min_size=1, max_size=12)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(actions)
 def test_it_behaves_like_memory(space: Memory, gpu: Gpu, actions: list[Any]) -> None:
     """Writes, copies and reads of overlapping ranges, on the GPU and on the host, give what plain memory gives."""

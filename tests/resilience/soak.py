@@ -10,15 +10,18 @@ import gc
 import os
 import sys
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu, objects, waiting
+from ort_gpu_ep.device import Gpu, faults, objects, waiting
 from ort_gpu_ep.device.faults import DEADLY
 from ort_gpu_ep.device.faults import KINDS as ALL_KINDS
+from tests.patience import until
 from tests.plugin.cases import info, island, make_model, node
 
 GROWTH_NBYTES = 16 << 20
@@ -27,6 +30,7 @@ GROWTH_NBYTES = 16 << 20
 KINDS = tuple(kind for kind in ALL_KINDS if kind not in DEADLY)
 """The others need a worker: test_isolated_soak.py."""
 
+HANG_S = 0.1
 THREADS = 3
 RUNS = int(os.environ.get("ORT_GPU_EP_SOAK_RUNS", "300"))
 
@@ -65,16 +69,16 @@ class Soak:
         rng = np.random.default_rng([self.seed, number])
         for first in range(0, runs, 10):
             kind = int(rng.integers(3))
-            faults = f"{self.FAULTS};seed={self.seed + 1000 * number + first}"
-            opened = session(self._models[kind], faults=faults, hang_timeout_ms=100)
+            drill = f"{self.FAULTS};seed={self.seed + 1000 * number + first}"
+            opened = session(self._models[kind], faults=drill, hang_timeout_ms=300_000)
             for _ in range(min(10, runs - first)):
                 self.run(opened, kind, rng)
             opened._state.renewing.acquire()      # the last one is over: it would open the device again
             with self._lock:
                 for name, count in opened._state.gpu.injected.items():
                     self.injected[name] += count
-            Gpu._open.pop((opened._state.gpu.info.index, faults), None)
-            Gpu._circuits.pop((opened._state.gpu.info.index, faults), None)
+            Gpu._open.pop((opened._state.gpu.info.index, drill), None)
+            Gpu._circuits.pop((opened._state.gpu.info.index, drill), None)
 
     def run(self, opened: Any, kind: int, rng: np.random.Generator) -> None:
         opened._state.gpu.circuit.reset()   # otherwise most runs would go to the CPU at once
@@ -115,9 +119,12 @@ def held() -> tuple[int, int, int]:
 
 def main() -> None:
     """Prints what happened. Raises AssertionError for a result that is lost or wrong, and for what is still held at the end."""
+    # a run that hangs on purpose is waited for HANG_S, but a real one on a busy machine for as long as it takes
+    faults.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda seconds: time.sleep(min(seconds, HANG_S)))  # type: ignore
     soak(1, max(90, RUNS // 3))      # the C library's heap reaches its size over the first thousands
     before, threads, devices = held()
     done = soak(2, RUNS)
+    until(lambda: held()[1:] <= (threads, devices), "threads and devices gone")
     after, threads_after, devices_after = held()
     print(f"{done.right} right, {len(done.wrong)} wrong, injected {done.injected}, {before >> 20} -> {after >> 20} MiB, "
           f"{threads} -> {threads_after} threads, {devices} -> {devices_after} devices")

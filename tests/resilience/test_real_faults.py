@@ -27,8 +27,8 @@ MAIN = """
 import json, logging, sys
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
 import numpy as np, onnxruntime, ort_gpu_ep
-from ort_gpu_ep.health import enumeration, helper
-helper.START_S, enumeration.ALONE_S = {start_s}, 10.0
+from ort_gpu_ep.health import enumeration, helper, open_adapter
+helper.START_S, enumeration.ALONE_S, open_adapter.QUICK_S = {start_s}, 10.0, 300.0
 onnxruntime.set_default_logger_severity(4)
 x = np.random.default_rng(3).standard_normal((4, 160)).astype("f")
 want = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"]).run(None, {{"x": x}})[0]
@@ -69,11 +69,11 @@ def starter(folder: Path) -> Process:
     text = "(float[N, 160] x) => (float[N, 160] y) { h = MatMul(x, w) a = Add(h, b) y = Softmax(a) }"
     (folder / "model.onnx").write_bytes(model_of(text, weights).SerializeToString())
 
-    def run(before: str = "", after: str = "", runs: int = 2, start_s: float = 30.0, env: dict[str, str] | None = None, **options: Any) -> Done:
+    def run(before: str = "", after: str = "", runs: int = 2, start_s: float = 90.0, env: dict[str, str] | None = None, **options: Any) -> Done:
         options = {"placement": "gpu", "cache_dir": str(folder / "cache"), **options}
         code = MAIN.format(before=before, after=after, runs=runs, start_s=start_s)
         done = subprocess.run(
-            [sys.executable, "-c", code, json.dumps(options)], cwd=folder, text=True, capture_output=True, timeout=120,
+            [sys.executable, "-c", code, json.dumps(options)], cwd=folder, text=True, capture_output=True, timeout=400,
             env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})})
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-3000:]}"
         return Done(json.loads(done.stdout.splitlines()[-1]), done.stderr.splitlines())
@@ -132,7 +132,7 @@ def only(*manifests: Path) -> dict[str, str]:
 def test_a_driver_that_fails_when_loaded(name: str, process: Process, tmp_path: Path) -> None:
     statement, how = BAD[name]
     env = only(manifest(tmp_path, name, library(tmp_path, name.replace(" ", "_"), statement)))
-    start_s = 3.0 if name in ("sleeps", "exits in order") else 30.0       # a busy machine takes seconds to start Python
+    start_s = 3.0 if name in ("sleeps", "exits in order") else 90.0       # a busy machine takes seconds to start Python
     first, second = (process(env=env, start_s=start_s) for _ in range(2))
     for done in (first, second):
         assert done.said == {"right": True, "gpu": 0, "fallbacks": 0, "renewals": 0}
@@ -185,7 +185,7 @@ def test_doctor_is_a_way_back(process: Process, tmp_path: Path) -> None:
                                 "trouble": "looking for GPU adapters ends the process (on purpose)."}))
     assert len(process().lines("running on the CPU: looking for GPU adapters ends the process (on purpose)")) == 1
     subprocess.run([sys.executable, "-m", "ort_gpu_ep.cli", "doctor", "--quick", "--option", f"cache_dir={cache}"],
-                   env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True, timeout=120)
+                   env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True, timeout=400)
     assert process().said["gpu"] > 0
 
 

@@ -15,6 +15,7 @@ from ort_gpu_ep.device.faults import FaultyGpu
 from ort_gpu_ep.errors import AdapterError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.plugin import renewal
 from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES
+from tests.patience import until
 from tests.plugin.cases import assert_close, info, island, make_model, node, reference
 
 SIDE = 160
@@ -44,13 +45,6 @@ def pause_is_over(circuit: Circuit) -> None:
     circuit._clock = lambda: time.monotonic() + 1e6
 
 
-def wait_for(what: Any, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not what() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert what()
-
-
 @pytest.mark.parametrize("kind", ["lost", "hang"])
 def test_a_session_comes_back(kind: str, rng: np.random.Generator) -> None:
     opened = session(f"{kind}@3;seed=11")
@@ -63,10 +57,10 @@ def test_a_session_comes_back(kind: str, rng: np.random.Generator) -> None:
     assert opened.stats()["fallbacks"] >= 1
     pause_is_over(lost.circuit)
     run(opened, rng)                # starts the probe
-    wait_for(lambda: lost.circuit.state == "closed")
+    until(lambda: lost.circuit.state == "closed")
     submits = lost.stats.submits
     run(opened, rng)                # starts the renewal
-    wait_for(lambda: opened.stats()["renewals"] == 1)
+    until(lambda: opened.stats()["renewals"] == 1)
     new, fallbacks = opened._state.gpu, opened.stats()["fallbacks"]
     assert new is not lost
     for _ in range(3):
@@ -84,7 +78,7 @@ def test_a_second_loss_and_a_second_return(rng: np.random.Generator) -> None:
             run(opened, rng)
         opened._state.gpu.circuit.reset()
         run(opened, rng)
-        wait_for(lambda n=number: opened.stats()["renewals"] == n)
+        until(lambda n=number: opened.stats()["renewals"] == n)
         run(opened, rng)
     assert not opened._state.gpu.lost
 
@@ -100,14 +94,14 @@ def test_an_adapter_that_gives_no_device_is_left_alone_longer(rng: np.random.Gen
 
     monkeypatch.setattr(renewal, "open_backend", refuse)
     run(opened, rng)
-    wait_for(lambda: lost.circuit.state == "open")
+    until(lambda: lost.circuit.state == "open")
     run(opened, rng)
     assert opened.stats()["renewals"] == 0
     assert any("no device for this test" in event for event in opened.explain().events)
     monkeypatch.undo()
     lost.circuit.reset()
     run(opened, rng)
-    wait_for(lambda: opened.stats()["renewals"] == 1)
+    until(lambda: opened.stats()["renewals"] == 1)
     run(opened, rng)
 
 
@@ -119,16 +113,16 @@ def test_a_session_that_is_dropped_while_it_is_rebuilt(rng: np.random.Generator,
 
     def slowly(*arguments: Any) -> Any:
         begun.append(1)
-        wait_for(lambda: goes_on)
+        until(lambda: goes_on)
         return rebuilt(*arguments)
 
     monkeypatch.setattr(renewal, "_rebuilt", slowly)
     run(opened, rng)
-    wait_for(lambda: begun)
+    until(lambda: begun)
     state, partitions = opened._state, list(opened._state.partitions)
     del opened
     goes_on.append(1)
-    wait_for(lambda: not state.renewing.locked())
+    until(lambda: not state.renewing.locked())
     assert all(p.program is None or p.program.closed for p in partitions)
 
 
@@ -140,7 +134,7 @@ def test_strict_raises_and_comes_back_where_the_weights_are_at_hand(kind: str, e
     opened._state.gpu.circuit.reset()
     with pytest.raises(DeviceLostError):
         run(opened, rng)
-    wait_for(lambda: opened.stats()["renewals"] == 1)
+    until(lambda: opened.stats()["renewals"] == 1)
     run(opened, rng)
 
 
@@ -154,7 +148,7 @@ def test_a_value_on_the_lost_device_does_not_condemn_the_new_one(rng: np.random.
     run(opened, rng)
     opened._state.gpu.circuit.reset()
     run(opened, rng)
-    wait_for(lambda: opened.stats()["renewals"] == 1)
+    until(lambda: opened.stats()["renewals"] == 1)
     binding.bind_ortvalue_input("x", held)
     with pytest.raises(Exception, match="DeviceLostError"):
         opened.run_with_iobinding(binding)
@@ -173,5 +167,5 @@ def test_a_cleared_cache_folder_does_not_matter(rng: np.random.Generator, tmp_pa
     run(opened, rng)
     opened._state.gpu.circuit.reset()
     run(opened, rng)
-    wait_for(lambda: opened.stats()["renewals"] == 1)
+    until(lambda: opened.stats()["renewals"] == 1)
     run(opened, rng)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import onnxruntime
 import pytest
 
 import ort_gpu_ep as ort
+from ort_gpu_ep.calibration import cache as calibration
+from ort_gpu_ep.profile import GUESSED
 from tests.unit.graphs import model_of
 
 ROOT = Path(__file__).parents[2]
@@ -81,8 +84,11 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture
-def auto(tmp_path: Path) -> Callable[..., Any]:
-    """Sessions on the adapter that is there, software or not, with a cache of their own."""
+def auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Sessions on the adapter that is there, software or not, with a cache of their own; what the adapter takes is guessed, not measured."""
+    monkeypatch.setattr(calibration, "measure", lambda gpu, progress=None: replace(GUESSED, adapter=gpu.info.name))
+    monkeypatch.setattr(calibration, "_known", {})
+
     def opened(model: Any, settings: Any = None, **options: object) -> Any:
         given = {"adapter": "0", "cache_dir": str(tmp_path / "cache"), "load": "off", **options}
         return ort.InferenceSession(model, settings, provider_options=given)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -257,15 +256,14 @@ def test_exit_codes(code: int, folder: Path) -> None:
 
 
 def test_signals(folder: Path) -> None:
-    code = "import signal, time; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True); time.sleep(60)"
+    code = "import signal, time; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True); time.sleep(600)"
     for number in (signal.SIGTERM, signal.SIGINT):
         process = started(folder, "--", sys.executable, "-c", code)
         assert process.stdout is not None
         assert process.stdout.readline() == "True\n"
-        before = time.monotonic()
         process.send_signal(number)
-        process.communicate(timeout=30)
-        assert (process.returncode, time.monotonic() - before < 10) == (-number, True)
+        process.communicate(timeout=120)
+        assert process.returncode == -number
 
 
 def test_ignored_signals_are_not_inherited(folder: Path) -> None:

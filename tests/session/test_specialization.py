@@ -277,7 +277,7 @@ def test_memory_comes_back(mlp: bytes, x: np.ndarray, hand: ByHand) -> None:
 
 def test_on_its_own_thread(mlp: bytes, x: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "SPECIALIZE_AFTER", AFTER)
-    session, until = opened(mlp), time.monotonic() + 60
+    session, until = opened(mlp), time.monotonic() + 300
     while not session.stats()["specialized"]:
         assert time.monotonic() < until, program_of(session).specialized
         run(session, mlp, {"x": x}, 1)
@@ -285,7 +285,7 @@ def test_on_its_own_thread(mlp: bytes, x: np.ndarray, monkeypatch: pytest.Monkey
 
 
 def test_in_a_worker(mlp: bytes, x: np.ndarray) -> None:
-    session, until = opened(mlp, isolation="process"), time.monotonic() + 60
+    session, until = opened(mlp, isolation="process"), time.monotonic() + 300
     want = on_the_cpu(mlp, {"x": x})
     while not session.stats()["specialized"]:
         assert time.monotonic() < until, session.explain().specialized
