@@ -202,7 +202,7 @@ def _report_lines(report: Report) -> list[str]:
         if part.packed_nbytes:
             lines.append(f"    weights read packed: {_size(part.packed_nbytes)}, as float32 {_size(part.dense_nbytes)}")
         if part.unpacked:
-            lines.append(f"    written out in each run, because no kernel reads them packed: {', '.join(part.unpacked)}")
+            lines.append(f"    written out in each run, because no kernel reads them packed, or not as fast: {', '.join(part.unpacked)}")
     if report.predictions:
         what = f"{report.measured} of {len(report.nodes)} nodes measured on the CPU" if report.measured else "the CPU's costs assumed"
         lines.append(f"  predicted ({what}):")

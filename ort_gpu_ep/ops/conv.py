@@ -99,10 +99,26 @@ def channels_last_gain_ns(node: BoundNode) -> float:
     if _few_filters(node):
         return node.target.figures.depthwise_gain_ns
     node = at_hand(node)
-    window = conv_window(node, node.input(0).shape[2:], node.input(1).shape[2:])
-    product = _product(node, window, None)
-    plain_ns = node.target.figures.launch_ns + node.target.figures.planes_factor * estimate_ns(product, *choose(product))
-    return plain_ns - conv_last.estimate_ns(node, window)
+    return _plain_ns(node) - conv_last.estimate_ns(node, _window(node))
+
+
+def _window(node: BoundNode) -> Window:
+    return conv_window(node, node.input(0).shape[2:], node.input(1).shape[2:])
+
+
+def _plain_ns(node: BoundNode) -> float:
+    """Of a product over planes."""
+    product, by = _product(node, _window(node), None), node.target.figures
+    return by.launch_ns + by.planes_factor * estimate_ns(product, *choose(product))
+
+
+def written_out_ns(node: BoundNode) -> float:
+    """What a Conv of many filters is estimated to take with filters that are written out in each run, in the better of its layouts."""
+    node, by = at_hand(node), node.target.figures
+    if not conv_last.takes(node) or node.attr("group") > 1:
+        return _plain_ns(node)
+    reordered_ns = by.dispatch_ns + 2 * node.input(1).type.nbytes * by.byte_ns
+    return min(_plain_ns(node), conv_last.estimate_ns(node, _window(node)) + reordered_ns)
 
 
 def _direct(node: BoundNode, window: Window, out: TensorType, bias: Strided | None) -> Kernel:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Node
 from ort_gpu_ep.kernels import completed, record_of
-from ort_gpu_ep.registry import OPS, BoundNode, Kernel, Lowering, Operand, op, spec_of
+from ort_gpu_ep.registry import OPS, BoundNode, Kernel, Lowering, op, spec_of
 from ort_gpu_ep.shaders.inlining import inner_name
-from ort_gpu_ep.types import FLOAT32, INT8, INT32, INT64, PACKED_INTS, UINT8, TensorType
+from ort_gpu_ep.types import FLOAT32, INT8, INT32, INT64, PACKED_INTS, UINT8, Shape, TensorType
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN
 
 TAKEN = {"T": (FLOAT32, UINT8, INT8, INT32, INT64, *PACKED_INTS)}
@@ -27,8 +27,7 @@ def read_in_place(node: BoundNode, name: str) -> Lowering:
     """The lowering of op `name` with the decoder in place of input `weight_input`. Raises UnsupportedNodeError where it can't be there."""
     at = node.attr("weight_input")
     decoder = _decoder(node, at)
-    dense = replace(node.input(at), type=TensorType(FLOAT32, decoder.outputs[0].shape), content=None, expected=False, constant=False)
-    inner = _plain(node, name, at, dense)
+    inner = plain(node, name, decoder.outputs[0].shape)
     spec = spec_of(inner.node)
     if spec is None or node.attr("weight_sparse"):
         raise UnsupportedNodeError(Code.OP, f"{name} with a packed weight that is not read element by element")
@@ -36,11 +35,12 @@ def read_in_place(node: BoundNode, name: str) -> Lowering:
     return replace(built, kernels=tuple(_with_decoder(k, at, decoder) for k in built.kernels))
 
 
-def _plain(node: BoundNode, name: str, at: int, dense: Operand) -> BoundNode:
-    """The node as if its weight were dense."""
-    names, operands = node.node.inputs, node.inputs
-    plain = replace(node.node, op=name, domain="", version=node.attr("op_version"), inputs=(*names[:at + 1], *names[at + PARTS:]))
-    return replace(node, node=plain, inputs=(*operands[:at], dense, *operands[at + PARTS:]))
+def plain(node: BoundNode, name: str, shape: Shape) -> BoundNode:
+    """The node as if its weight, of that shape, were dense, but computed in each run."""
+    at, names, operands = node.attr("weight_input"), node.node.inputs, node.inputs
+    dense = replace(node.input(at), type=TensorType(FLOAT32, shape), content=None, expected=False, constant=False)
+    found = replace(node.node, op=name, domain="", version=node.attr("op_version"), inputs=(*names[:at + 1], *names[at + PARTS:]))
+    return replace(node, node=found, inputs=(*operands[:at], dense, *operands[at + PARTS:]))
 
 
 def _decoder(node: BoundNode, at: int) -> Kernel:

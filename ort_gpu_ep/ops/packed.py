@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.target import Choice, Target
@@ -26,6 +27,11 @@ SPARSE_TEAMS = {32: 128, 8: 64, 1: 64}
 """sparse_matvec.wgsl: invocations of a row -> of a workgroup. A row alone needs no barriers, but many rows to fill a GPU."""
 TILE_ROWS, TILE_COLUMNS = 64, (64, 16)
 """packed_product.wgsl: a workgroup's rows, its columns (many, few)."""
+UNPACKED_GAIN = 0.8
+"""A weight is written out for a run, into a slot of its dense size, where that takes so much less by estimate."""
+IN_TILES, BEFORE = "unpacked in tiles", "unpacked before"
+"""Forms of a product of many vectors: packed_product.wgsl; unpack_product.wgsl and a dense product."""
+UNPACK_WORKGROUP_SIZE = 64
 PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
 """Bits of a code -> bits in the first and in the second plane, as the kernels read them."""
 
@@ -37,6 +43,7 @@ record(
 record(
     "sparse_matvec.wgsl", "matvec", flops=lambda k: 2 * k.size("entries") * k["COLS"],
     loop_bound=lambda k: _sparse_loops(k["K"], k["TEAM"]), data_indices=True)
+record("unpack_product.wgsl", "movement", loop_bound=lambda k: 32 // k["BITS"])
 record(
     "packed_product.wgsl", "product", flops=lambda k: 2 * k.size("y") * k["K"],
     loop_bound=lambda k: ceil_div(k["K"], k["STEP"]) * (1 + 3 * k["STEP"] * k["TN"] // k.workgroup_size) + 16 + 256)
@@ -120,7 +127,14 @@ def lower_packed(
     _check(node, weights)
     rows = _rows(weights, node.input(weights.source).type)
     is_vector = columns.batches * weights.groups == 1 and not columns.window and hint(columns.count) <= MAX_VECTORS
-    built = _matvec(node, weights, columns, rows, out) if is_vector else _product(weights, columns, rows, out)
+    choice: Choice | None = None
+    if not is_vector and (dense := _dense(node, weights, columns, bias, alpha, beta)) is not None:
+        choice = choose(node.target, f"{dense.key}, {weights.bits} bits", {
+            IN_TILES: UNPACKED_GAIN * product_ns(node.target, weights, columns),
+            BEFORE: unpack_ns(node.target, weights) + tiles.best_ns(dense)})
+        if choice.form == BEFORE:
+            return _unpacked(node, weights, rows, dense, out, choice)
+    built = _matvec(node, weights, columns, rows, out) if is_vector else replace(_product(weights, columns, rows, out), choice=choice)
     reads: dict[str, int | str] = {**rows.sources, "x": columns.source, "table": weights.table}
     reads |= {"zp": weights.zp} if weights.zp is not None else {}
     reads |= {"c": bias[0]} if bias else {}
@@ -129,6 +143,50 @@ def lower_packed(
         consts=(*built.consts, *_described(node, weights, rows).items(), ("ALPHA", float(alpha)), ("BETA", float(beta))),
         indices=(("c_index", bias[1] if bias else Strided((1,), (0,))),))
     return Lowering((out,), (*rows.kernels, last), rows.temps, once=tuple(name for name, _ in rows.temps), inverses=rows.inverses)
+
+
+def _dense(
+    node: BoundNode, weights: Weights, columns: Columns, bias: tuple[int, Strided] | None, alpha: float, beta: float,
+) -> tiles.TiledProduct | None:
+    """The same product, once its weights are written out as rows along K; None where product.wgsl does not take it."""
+    count, n, k = columns.count, weights.rows, weights.k
+    x, c = node.input(columns.source), node.optional(bias[0]) if bias else None
+    is_plain = not columns.window and columns.batches == weights.groups == columns.k == columns.y_row == 1
+    lies_right = k > 0 and n > 0 and k % tiles.PACKED_ROWS == n % 4 == 0 and columns.column == k and columns.y_column == n
+    takes_bias = bias is None or (bias[1] == Strided((count, n), (0, 1)) and beta == 1 and c is not None and c.dtype is FLOAT32)
+    allowed = node.target.limits.allow("unpack_product.wgsl") and tiles.fits(node.target)
+    if not (is_plain and lies_right and takes_bias and allowed and x.dtype is FLOAT32) or 4 * n * k > node.target.limits.max_binding_nbytes:
+        return None
+    rows = tiles.Weights("unpacked", k, 1, 1, n, 0, False)
+    return tiles.TiledProduct(count, n, rows, bias[0] if bias else None, alpha, target=node.target)
+
+
+def _unpacked(node: BoundNode, weights: Weights, rows: _Rows, dense: tiles.TiledProduct, out: TensorType, choice: Choice) -> Lowering:
+    """The weights written out for this run, and the dense product."""
+    written = ("unpacked", TensorType(FLOAT32, (weights.k, weights.rows)))
+    unpack = kernel(
+        "unpack_product.wgsl", [written[1]], consts=_described(node, weights, rows),
+        groups=ceil_div(rows.words * weights.rows, UNPACK_WORKGROUP_SIZE), workgroup_size=UNPACK_WORKGROUP_SIZE, choice=choice,
+        reads={**rows.sources, "table": weights.table, **({"zp": weights.zp} if weights.zp is not None else {})},
+        writes={"y": "unpacked"})
+    product = tiles.lower_tiled(dense, out)
+    return replace(
+        product, kernels=(*rows.kernels, unpack, *product.kernels), temps=(*rows.temps, written, *product.temps),
+        once=tuple(name for name, _ in rows.temps), inverses=rows.inverses)
+
+
+def product_ns(target: Target, weights: Weights, columns: Columns) -> float:
+    """Of packed_product.wgsl, by the figures of gemm.wgsl, whose tiles are alike; a code takes two loads."""
+    by, (tile, step) = target.figures, _tile(weights, columns)
+    groups = ceil_div(weights.rows, TILE_ROWS) * ceil_div(hint(columns.count), tile) * hint(columns.batches) * weights.groups
+    work = TILE_ROWS * tile * step * by.fma_ns + (2 * TILE_ROWS + tile) * step * by.load_ns
+    return float(by.launch_ns + ceil_div(weights.k, step) * max(by.step_ns, ceil_div(groups, by.units) * work))
+
+
+def unpack_ns(target: Target, weights: Weights) -> float:
+    """Of writing a weight out: a dispatch, 4 bytes an element, and a memory sector of 32 for each word of codes."""
+    by, size = target.figures, weights.rows * weights.groups * weights.k
+    return float(by.dispatch_ns + (4 * size + 32 * (size * weights.bits / 32)) * by.byte_ns)
 
 
 def lower_sparse(
@@ -240,9 +298,13 @@ def _matvec(node: BoundNode, weights: Weights, columns: Columns, rows: _Rows, ou
         workgroup_nbytes=4 * VECTOR_WORKGROUP_SIZE * share * count + (8192 if weights.codebook else 4), vectors=["x"] if x4 else [])
 
 
+def _tile(weights: Weights, columns: Columns) -> tuple[int, int]:
+    """Columns of a workgroup, and codes of a step: all within the 16 KB that every adapter has."""
+    return TILE_COLUMNS[0] if hint(columns.count) > 2 * TILE_COLUMNS[1] else TILE_COLUMNS[1], 16 if weights.codebook else 32
+
+
 def _product(weights: Weights, columns: Columns, rows: _Rows, out: TensorType) -> Kernel:
-    tile = TILE_COLUMNS[0] if hint(columns.count) > 2 * TILE_COLUMNS[1] else TILE_COLUMNS[1]
-    step = 16 if weights.codebook else 32       # all within the 16 KB that every adapter has
+    tile, step = _tile(weights, columns)
     tiles_n, tiles_j = ceil_div(weights.rows, TILE_ROWS), ceil_div(columns.count, tile)
     return kernel(
         "packed_product.wgsl", [out],

@@ -6,9 +6,10 @@ import math
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div
+from ort_gpu_ep.ops.conv import written_out_ns
 from ort_gpu_ep.ops.decoders import check_codebook, check_sparse, decoded_shape
-from ort_gpu_ep.ops.in_place import read_in_place
-from ort_gpu_ep.ops.packed import Columns, Weights, lower_packed, lower_sparse
+from ort_gpu_ep.ops.in_place import plain, read_in_place
+from ort_gpu_ep.ops.packed import UNPACKED_GAIN, Columns, Weights, lower_packed, lower_sparse, product_ns, unpack_ns
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, conv_window
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, op
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, Shape, TensorType
@@ -98,7 +99,13 @@ def packed_conv(node: BoundNode) -> Lowering:
         0, pixels, 1, pixels, 1, pixels, x.shape[0], groups * plane, plane, rows * pixels, window=sliding)
     out = TensorType(x.dtype, (x.shape[0], shape[0], *window.small))
     bias = (4, Strided((x.shape[0], shape[0], pixels), (0, 1, 0))) if c else None
-    return lower_packed(node, _weights(node, shape, row_axis=0, groups=groups), columns, out, bias)
+    weights = _weights(node, shape, row_axis=0, groups=groups)
+    packed_ns = product_ns(node.target, weights, columns)
+    dense_ns = unpack_ns(node.target, weights) + written_out_ns(plain(node, "Conv", shape))
+    if dense_ns < UNPACKED_GAIN * packed_ns and node.input(1).value is None:     # what the host knows it would write out once for all
+        raise UnsupportedNodeError(
+            Code.COST, f"Conv: with its filters written out before, {dense_ns / 1e3:.0f} us are estimated instead of {packed_ns / 1e3:.0f}")
+    return lower_packed(node, weights, columns, out, bias)
 
 
 def _dense(node: BoundNode, rank: int | None = None) -> Shape:

@@ -95,12 +95,12 @@ PACKED_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """[K, M] of a product, k = (tap, channel), somewhere in an input: where each index leads.
+    """[K, M] of a product, k = (tap, channel), somewhere in an input (or a temporary, by its name): where each index leads.
 
     constant: the graph holds them, so that they can be packed once.
     """
 
-    source: int
+    source: int | str
     channels: int
     taps: int
     m_stride: int
@@ -231,7 +231,7 @@ def lower_tiled(product: TiledProduct, out: TensorType) -> Lowering:
     if rows != product.weights.taps * product.weights.channels or not product.weights.are_rows(product.m):
         temps.append(("packed", TensorType(FLOAT32, (rows, product.m))))
         kernels.append(packing(product.weights, temps[0][1]))
-        if product.weights.constant:
+        if product.weights.constant and isinstance(product.weights.source, int):
             once, inverses = ["packed"], ((product.weights.source, unpacking(product.weights, product.m)),)
         weights = "packed"
     built = _kernel(product, tile, split, per, weights, choice)

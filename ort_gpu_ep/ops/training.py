@@ -30,7 +30,7 @@ record("lstm_cells.wgsl", "movement", loop_bound=lambda k: k["T"], steps=lambda 
 record("adam.wgsl", "elementwise")
 record("momentum.wgsl", "elementwise")
 record(
-    "max_pool_gradient.wgsl", "pool", loop_bound=lambda k: _windows(k, 0) * (1 + _windows(k, 1) * (1 + _windows(k, 2))),
+    "pool_gradient.wgsl", "pool", loop_bound=lambda k: _windows(k, 0) * (1 + _windows(k, 1) * (1 + _windows(k, 2))),
     flops=lambda k: 2 * k.size("dx") * _windows(k, 0) * _windows(k, 1) * _windows(k, 2))
 record(
     "depthwise_weight_gradient.wgsl", "direct", loop_bound=lambda k: ceil_div(k["N"] * k["OUT0"] * k["OUT1"], WORKGROUP_SIZE) + 9,
@@ -139,10 +139,27 @@ def max_pool_gradient(node: BoundNode) -> Kernel:
     dy, indices, shape = node.input(0), node.input(1), tuple(node.attr("shape"))
     if dy.dtype is not FLOAT32 or indices.dtype is not INT32 or dy.shape != indices.shape or not 3 <= dy.rank <= 5 or 0 in dy.shape:
         raise _declined(node, "float32 and int32 of one shape [N, C, ...] with one to three spatial axes")
-    consts = {"IN": shape[2:], "OUT": dy.shape[2:], "K": node.attr("kernel_shape"), "S": node.attr("strides"), "D": node.attr("dilations")}
-    axes = {f"{name}{a}": size for name, sizes in consts.items() for a, size in enumerate((1,) * (5 - dy.rank) + tuple(sizes))}
-    before = (0,) * (5 - dy.rank) + tuple(node.attr("before"))
-    return kernel("max_pool_gradient.wgsl", [TensorType(FLOAT32, shape)], consts=axes | {f"H{a}": h for a, h in enumerate(before)})
+    return _pool_gradient(node, shape, True)
+
+
+@op("AveragePoolGradient", domain=DOMAIN, dtypes={}, bindings="dy share -> dx")
+def average_pool_gradient(node: BoundNode) -> Kernel:
+    """dx = dy times each window's share, summed over the windows that hold a place. dy: [N, C, out...], share: [1, 1, out...]."""
+    dy, share, shape = node.input(0), node.input(1), tuple(node.attr("shape"))
+    floats = dy.dtype is share.dtype is FLOAT32
+    if not floats or not 3 <= dy.rank <= 5 or share.shape != (1, 1, *dy.shape[2:]) or 0 in dy.shape:
+        raise _declined(node, "float32 [N, C, ...] and [1, 1, ...] with one to three spatial axes, none empty")
+    return _pool_gradient(node, shape, False)
+
+
+def _pool_gradient(node: BoundNode, shape: Shape, of_max: bool) -> Kernel:
+    """Of an x of this shape. Axes that are not there have one place."""
+    out = node.input(0).shape[2:]
+    sizes = {"IN": shape[2:], "OUT": out, "K": node.attr("kernel_shape"), "S": node.attr("strides"), "D": node.attr("dilations")}
+    absent = 3 - len(out)
+    axes = {f"{name}{a}": size for name, given in sizes.items() for a, size in enumerate((1,) * absent + tuple(given))}
+    before = {f"H{a}": h for a, h in enumerate((0,) * absent + tuple(node.attr("before")))}
+    return kernel("pool_gradient.wgsl", [TensorType(FLOAT32, shape)], consts=axes | before | {"MAX": of_max})
 
 
 @op("DepthwiseWeightGradient", domain=DOMAIN, dtypes={}, bindings="image maps -> dw")

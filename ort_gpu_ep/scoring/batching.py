@@ -1,6 +1,9 @@
-"""How many rows go into a run: by a short measurement of what they take."""
+"""How many rows go into a run, and whether the CPU helps: by short measurements of what they take."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from ort_gpu_ep.errors import AdapterError, ScoringError
 from ort_gpu_ep.scoring import worker
@@ -20,6 +23,12 @@ NEAR = 0.95
 UNKNOWN = 64
 """Where nothing could be measured."""
 
+ROUND_S, ROUNDS = 0.7, 2
+"""Of measuring whether the CPU helps: with it and without, in turn."""
+
+HELPS = 1.05
+"""By how much more is done with the CPU, for it to take a share."""
+
 
 def check(batch: int | str) -> None:
     """Raises ScoringError for what is neither a number of rows nor `auto`."""
@@ -32,21 +41,66 @@ def limit(model: Model, rows: int) -> int:
     return max(1, min(MOST_ROWS, rows, MOST_NBYTES // max(model.row_nbytes(), 1)))
 
 
-def measured(slots: list[Slot], loaded: Loaded, most: int) -> str:
-    """Sets each slot's batch; equal adapters are measured once. Gives why, for people. Raises AdapterError, ScoringError."""
+def choose(slots: list[Slot], batch: int | str, model: Model, before: Mapping[str, int], sample: Callable[[], Loaded], most: int) -> str:
+    """Sets each slot's batch: as asked, as the model fixes it, as an earlier run had it (`before`, by kind), or as measured on the rows
+    of `sample`, at most that many. Gives why, for people. Raises AdapterError, ScoringError, WorkerEndError.
+    """
+    fixed = int(batch) if batch != "auto" else model.batch
+    for slot in slots:
+        slot.batch = fixed or before.get(slot.kind, 0)
+    if fixed is not None:
+        return f"{fixed}, as asked" if batch != "auto" else f"{fixed}: the model fixes it"
+    texts = [f"{kind}: {rows} (as this output was begun with)" for kind, rows in {s.kind: s.batch for s in slots}.items() if rows]
+    unknown = [slot for slot in slots if not slot.batch]
+    return "; ".join([*texts, *(_measured(unknown, sample(), most) if unknown else [])])
+
+
+def _measured(slots: list[Slot], loaded: Loaded, most: int) -> list[str]:
+    """Equal adapters are measured once."""
     known: dict[str, tuple[int, str]] = {}
     assert loaded.held is not None
     for slot in slots:
         if slot.kind not in known:
-            task = worker.Task(loaded.held.source, 0, min(loaded.rows, most))
-            found = slot.measure(task, most, BUDGET_S)
-            if isinstance(found, worker.Failed) and found.kind == "device":
-                raise AdapterError(f"{slot.name}: {found.message}")
-            if isinstance(found, worker.Failed) and found.kind == "memory":
-                raise ScoringError(f"{slot.name}: not even one row fits: {found.message}")
-            known[slot.kind] = (min(UNKNOWN, most), f"not measured: {found.message}") if isinstance(found, worker.Failed) else chosen(found)
+            found = slot.measure(worker.Task(loaded.held.source, 0, min(loaded.rows, most)), most, BUDGET_S)
+            if isinstance(found, worker.Failed):
+                _raise(slot, found)
+                known[slot.kind] = min(UNKNOWN, most), f"not measured: {found.message}"
+            else:
+                known[slot.kind] = chosen(found)
         slot.batch = known[slot.kind][0]
-    return "; ".join(f"{kind}: {rows} ({why})" for kind, (rows, why) in known.items())
+    return [f"{kind}: {rows} ({why})" for kind, (rows, why) in known.items()]
+
+
+def _raise(slot: Slot, failed: worker.Failed) -> None:
+    """What no run could do either."""
+    if failed.kind == "device":
+        raise AdapterError(f"{slot.name}: {failed.message}")
+    if failed.kind == "memory":
+        raise ScoringError(f"{slot.name}: not even one row fits: {failed.message}")
+
+
+def declined(slots: list[Slot], loaded: Loaded) -> str:
+    """Why the optional slots are of no help to the others; empty where they are. Raises AdapterError, ScoringError, WorkerEndError."""
+    needed, best = [slot for slot in slots if not slot.is_optional], {True: 0.0, False: 0.0}
+    for is_with in (False, True) * ROUNDS:
+        best[is_with] = max(best[is_with], _together(slots if is_with else needed, loaded))
+    if best[True] >= HELPS * best[False]:
+        return ""
+    return f"the CPU has no share: {best[True]:,.0f} rows/s with it, {best[False]:,.0f} without"
+
+
+def _together(slots: list[Slot], loaded: Loaded) -> float:
+    """Rows a second of all of these at the same time."""
+    def one(slot: Slot) -> float:
+        assert loaded.held is not None
+        found = slot.rate(loaded.held.source, loaded.rows, ROUND_S)
+        if isinstance(found, worker.Failed):
+            _raise(slot, found)
+            return 0.0
+        return found
+
+    with ThreadPoolExecutor(len(slots), "ort_gpu_ep-rate") as pool:
+        return sum(pool.map(one, slots))
 
 
 def chosen(found: list[tuple[int, float]]) -> tuple[int, str]:

@@ -79,7 +79,7 @@ class Board:
         for thread in self._threads:
             thread.join()
         for loaded in self._held.values():
-            _release(loaded)
+            release(loaded)
 
     @property
     def is_over(self) -> bool:
@@ -187,13 +187,14 @@ class Board:
                     return
                 loaded = self._whole.popleft()
             self._commit(loaded)
-            _release(loaded)
+            release(loaded)
             with self._changed:
                 del self._held[loaded.shard.number]
                 self._changed.notify_all()
 
 
-def _release(loaded: Loaded) -> None:
+def release(loaded: Loaded) -> None:
+    """Lets the inputs go."""
     if loaded.held is not None:
         held, loaded.held = loaded.held, None
         held.release()

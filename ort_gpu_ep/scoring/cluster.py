@@ -14,7 +14,7 @@ from ort_gpu_ep.errors import ScoringError
 from ort_gpu_ep.scoring import memory, worker
 from ort_gpu_ep.scoring.columns import Array
 from ort_gpu_ep.scoring.drive import Slot
-from ort_gpu_ep.scoring.host import ALL
+from ort_gpu_ep.scoring.host import ALL, AUTO_CPU
 from ort_gpu_ep.scoring.model import Model
 from ort_gpu_ep.scoring.remote import Broadcast, Put, Remote, ray_module, reason
 from ort_gpu_ep.scoring.visible import AUTO, CPU, CPU_NAME, NVIDIA
@@ -54,12 +54,16 @@ class Cluster:
 
     def slots(self, wanted: Sequence[str]) -> list[Slot]:
         model = Broadcast(self._model)
-        found = []
-        for number, (node, adapter, needs) in enumerate(self._places(wanted)):
+        places, found = self._places([text for text in wanted if text != AUTO_CPU]), list[Slot]()
+        needed = len(places)
+        if AUTO_CPU in wanted and not any(adapter == CPU for _, adapter, _ in places):
+            places += self._places([CPU])
+        for number, (node, adapter, needs) in enumerate(places):
             options = {"num_cpus": 0, **needs, "max_restarts": 0, "scheduling_strategy": self._only(node)}
             start = partial(Remote, node.address, options, model, self._timeout_s)
-            name = f"{node.address}: {CPU_NAME if adapter == CPU else f'adapter {adapter}'}"
-            found.append(Slot(number, name, worker.Setup(self._model, adapter, dict(self._options)), start))
+            name, kind = (CPU_NAME, CPU_NAME) if adapter == CPU else (f"adapter {adapter}", "")
+            setup = worker.Setup(self._model, adapter, dict(self._options))
+            found.append(Slot(number, f"{node.address}: {name}", setup, start, kind, is_optional=number >= needed))
         return found
 
     def hold(self, arrays: Mapping[str, Array]) -> memory.Held:

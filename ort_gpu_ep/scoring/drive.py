@@ -70,12 +70,15 @@ class Worker(Protocol):
 class Slot:
     """One place for a worker. start: makes one. setup: as a new worker needs it. name: of its adapter; kind: the same for equal ones.
 
-    answers: beginning of the names of shared memory for outputs; empty: they come with the answers. batch: rows, less after the memory
-    was too small.
+    answers: beginning of the names of shared memory for outputs; empty: they come with the answers. is_optional: only where it helps.
+    batch: rows, less after the memory was too small.
     """
 
-    def __init__(self, number: int, name: str, setup: worker.Setup, start: Callable[[], Worker], kind: str = "", answers: str = "") -> None:
-        self.number, self.name, self.kind, self.setup, self.batch = number, name, kind or name, setup, 1
+    def __init__(
+        self, number: int, name: str, setup: worker.Setup, start: Callable[[], Worker], kind: str = "", answers: str = "",
+        is_optional: bool = False,
+    ) -> None:
+        self.number, self.name, self.kind, self.setup, self.batch, self.is_optional = number, name, kind or name, setup, 1, is_optional
         self.counts = Counts()
         self._start, self._answers, self._given, self._ends, self._busy_before_s = start, answers, 0, 0, 0.0
         self._process: Worker | None = None
@@ -98,6 +101,10 @@ class Slot:
     def measure(self, task: worker.Task, limit: int, budget_s: float) -> list[tuple[int, float]] | worker.Failed:
         assert self._process is not None
         return self._process.call(worker.measure, task, limit, budget_s)
+
+    def rate(self, source: memory.Source, rows: int, budget_s: float) -> float | worker.Failed:
+        assert self._process is not None
+        return self._process.call(worker.rate, worker.Task(source, 0, rows), self.batch, budget_s)
 
     def close(self, kill: bool = False) -> None:
         if self._process is not None:

@@ -17,7 +17,8 @@ from ort_gpu_ep.scoring.model import Model
 from ort_gpu_ep.scoring.process import Process
 from ort_gpu_ep.scoring.visible import CPU, CPU_NAME
 
-ALL = "all"
+ALL, AUTO_CPU = "all", "auto"
+"""In a list of adapters: those that are hardware, and the CPU if it helps them."""
 
 _names = count()
 
@@ -45,9 +46,11 @@ class Machine:
         self._prefix = f"ortgpuep-{os.getpid()}"
 
     def slots(self, wanted: Sequence[str]) -> list[Slot]:
+        found = self._named([text for text in wanted if text != AUTO_CPU])
+        optional = [(CPU, CPU_NAME, "")] if AUTO_CPU in wanted and not any(adapter == CPU for adapter, _, _ in found) else []
         return [Slot(number, f"{name} {place}".strip(), worker.Setup(self._model, adapter, dict(self._options)),
-                     partial(Process, self._timeout_s), name, self._prefix)
-                for number, (adapter, name, place) in enumerate(self._named(wanted))]
+                     partial(Process, self._timeout_s), name, self._prefix, number >= len(found))
+                for number, (adapter, name, place) in enumerate(found + optional)]
 
     def hold(self, arrays: Mapping[str, Array]) -> memory.Held:
         return memory.put(f"{self._prefix}-s{next(_names)}", arrays)
@@ -72,3 +75,9 @@ class Machine:
             self.notes.append("no hardware adapter: the CPU has scored" +
                               (f" (--adapters {there[0].index} takes {there[0].name})" if there else ""))
         return found or [(CPU, CPU_NAME, "")]
+
+
+def wanted(adapters: str | Sequence[str | int]) -> list[str]:
+    """The list that `adapters` means."""
+    found = [text.strip() for text in adapters.split(",")] if isinstance(adapters, str) else [str(a) for a in adapters]
+    return [ALL, AUTO_CPU] if found == [AUTO_CPU] else found

@@ -77,6 +77,19 @@ def claimed(out: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
         lock.close()
 
 
+def noted(folder: Path) -> dict[str, int]:
+    """The batch of each kind of adapter that an earlier run into this output has chosen; 0: it was found to be of no help."""
+    return dict((_read(folder / MANIFEST) or {}).get(_BATCHES, {}))
+
+
+def note(folder: Path, batches: Mapping[str, int]) -> None:
+    """Adds to the manifest what a later run is to do likewise. No other run would be refused for it."""
+    known = _read(folder / MANIFEST) or {}
+    write_whole(folder / MANIFEST, json.dumps({**known, _BATCHES: {**known.get(_BATCHES, {}), **batches}}, indent=1).encode())
+
+
+_BATCHES = "batches"
+
 _TEMPORARY = ".tmp"
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import AdapterError, ScoringError
 from ort_gpu_ep.scoring import batching, drive, parts
 from ort_gpu_ep.scoring import outputs as outputs_of
-from ort_gpu_ep.scoring.board import Board, Loaded
-from ort_gpu_ep.scoring.host import Host, Machine
+from ort_gpu_ep.scoring.board import Board, Loaded, release
+from ort_gpu_ep.scoring.host import Host, Machine, wanted
 from ort_gpu_ep.scoring.job import Job, request_of
 from ort_gpu_ep.scoring.parts import Shard
 from ort_gpu_ep.scoring.process import WorkerEndError
@@ -38,11 +39,12 @@ def score(
     """Scores each row of DATA once and writes the outputs in the same order: see docs/scoring.md.
 
     data: files, patterns or folders. out: a folder of parts, or one file where it ends with .parquet. adapters: `all` (hardware; the CPU
-    where there is none), or indices, names, PCI addresses and `cpu`; one that is named twice has two workers. batch: rows in a run, or
-    `auto`. columns: input -> column, columns, or a pattern. key: columns that go to the output as they are. outputs: which of the model's.
-    preprocess: of images, a mapping or a JSON file. fail_fast: the first row that can't be scored ends the run. options: of the provider.
-    shard_rows: rows that are committed together. timeout_s: for a batch. ray: the address of a Ray cluster, whose adapters it is then, or
-    `local` for one on this machine. progress: called about five times a second, in this thread.
+    where there is none), or indices, names, PCI addresses and `cpu`; one that is named twice has two workers; `auto`: the CPU, too, if that
+    is measured to help. batch: rows in a run, or `auto`. columns: input -> column, columns, or a pattern. key: columns that go to the
+    output as they are. outputs: which of the model's. preprocess: of images, a mapping or a JSON file. fail_fast: the first row that can't
+    be scored ends the run. options: of the provider. shard_rows: rows that are committed together. timeout_s: for a batch. ray: the address
+    of a Ray cluster, whose adapters it is then, or `local` for one on this machine. progress: called about five times a second, in this
+    thread.
 
     A run that was killed goes on when the same call is made again. Raises ScoringError, ModelError, AdapterError, ConfigError; what was
     scored until then stays.
@@ -50,14 +52,13 @@ def score(
     given = {"columns": columns, "key": key, "outputs": outputs, "preprocess": preprocess, "shard_rows": shard_rows}
     resolve(options)
     batching.check(batch)
-    wanted = adapters.split(",") if isinstance(adapters, str) else [str(a) for a in adapters]
     job = Job(request_of(model, data, given))
     try:
         host = _host(job, dict(options or {}), timeout_s, ray)
         try:
             with parts.claimed(Path(out), job.manifest()) as folder:
                 left = [shard for shard in job.shards if not parts.is_done(folder, shard)]
-                report = _Run(job, left, folder, str(out), batch, host).run(wanted, fail_fast, progress)
+                report = _Run(job, left, folder, str(out), batch, host).run(wanted(adapters), fail_fast, progress)
                 if Path(out).suffix == ".parquet":
                     parts.merge(folder, Path(out), job.shards)
                 return report
@@ -87,16 +88,19 @@ class _Run:
             self._notes.append(f"columns that nobody asked for: {', '.join(job.unused()[:12])}")
         self._first_error = ""
 
-    def run(self, wanted: Sequence[str], fail_fast: bool, progress: Callable[[Progress], None] | None) -> Report:
+    def run(self, adapters: Sequence[str], fail_fast: bool, progress: Callable[[Progress], None] | None) -> Report:
         if not self._left:
             return self._report([], None, "nothing is left to score")
-        slots = self._host.slots(wanted)
+        before = parts.noted(self._folder)
+        offered = self._host.slots(adapters)
+        slots = [slot for slot in offered if not slot.is_optional or before.get(slot.kind) != 0]
+        self._notes += ["the CPU has no share, as when this output was begun"] if len(slots) < len(offered) else []
         window = 2 * len(slots) + 1
         board = Board(iter(self._left), self._read, self._commit, window, self._job.place if fail_fast else None)
         why, clean, threads = "", False, list[threading.Thread]()
         try:
             _open(slots)
-            why = self._choose_batch([slot for slot in slots if not slot.counts.given_up])
+            why = self._prepare(slots, before)
             board.start()
             threads = drive.drive_all(slots, board)
             self._watch(board, slots, progress)
@@ -129,23 +133,41 @@ class _Run:
             self._first_error = self._job.place(loaded.shard, *min(refused.items()))
         parts.commit(self._folder, loaded.shard, outputs_of.table(self._job.model.outputs, loaded.packed, loaded.keys, pieces))
 
-    def _choose_batch(self, slots: list[drive.Slot]) -> str:
-        """Sets the batch of each slot; gives why. Equal adapters are measured once, one after another."""
-        fixed = self._job.model.batch
-        if fixed is not None or self._batch != "auto":
-            rows = int(self._batch) if self._batch != "auto" else fixed or 1
-            for slot in slots:
-                slot.batch = rows
-            return f"{rows}, as asked" if self._batch != "auto" else f"{rows}: the model fixes it"
-        loaded = self._read(self._left[0])
-        if loaded.held is None:
-            raise ScoringError(self._first_error or "no row of the first shard can be scored")
+    def _prepare(self, slots: list[drive.Slot], before: Mapping[str, int]) -> str:
+        """Chooses the batch of each slot, closes those that are of no help, and notes both for a run that goes on. Gives why."""
+        open_slots = [slot for slot in slots if not slot.counts.given_up]
+        most = batching.limit(self._job.model, self._left[0].rows)
+        with self._sample() as sample:
+            try:
+                why = batching.choose(open_slots, self._batch, self._job.model, before, sample, most)
+                trial = any(s.is_optional and s.kind not in before for s in open_slots) and any(not s.is_optional for s in open_slots)
+                declined = batching.declined(open_slots, sample()) if trial else ""
+            except WorkerEndError as error:
+                raise AdapterError(f"measuring the batch: {error}") from error
+        for slot in [slot for slot in slots if declined and slot.is_optional]:
+            slot.close()
+            slots.remove(slot)
+        self._notes += [declined] if declined else []
+        parts.note(self._folder, {slot.kind: slot.batch if slot in slots else 0 for slot in open_slots})
+        return why
+
+    @contextmanager
+    def _sample(self) -> Iterator[Callable[[], Loaded]]:
+        """The first shard that is left, for measurements: read when it is asked for."""
+        found = list[Loaded]()
+
+        def sample() -> Loaded:
+            if not found:
+                found.append(self._read(self._left[0]))
+            if found[0].held is None:
+                raise ScoringError(self._first_error or "no row of the first shard can be scored")
+            return found[0]
+
         try:
-            return batching.measured(slots, loaded, batching.limit(self._job.model, self._left[0].rows))
-        except WorkerEndError as error:
-            raise AdapterError(f"measuring the batch: {error}") from error
+            yield sample
         finally:
-            loaded.held.release()
+            for loaded in found:
+                release(loaded)
 
     def _watch(self, board: Board, slots: list[drive.Slot], progress: Callable[[Progress], None] | None) -> None:
         """Waits for the end of the run. Raises what has failed."""

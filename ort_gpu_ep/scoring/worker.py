@@ -151,6 +151,28 @@ def measure(task: Task, limit: int, budget_s: float) -> list[tuple[int, float]] 
     return found
 
 
+def rate(task: Task, size: int, budget_s: float) -> float | Failed:
+    """Rows a second in batches of this size, as many under way as in a run. The first ones, which compile, do not count."""
+    state = _opened()
+    feeds = {name: np.resize(a[task.start:task.stop], (size, *a.shape[1:])) for name, a in _arrays(state, task).items()}
+    run = partial(score_rows, partial(_run, state), state.model, feeds)
+
+    def several(until_s: float) -> int:
+        runs = 0
+        while not runs or time.perf_counter() < until_s:
+            run()
+            runs += 1
+        return runs
+
+    try:
+        run()
+        start = time.perf_counter()
+        runs = [state.pool.submit(several, start + budget_s) for _ in range(DEPTH)]
+        return sum(r.result() for r in runs) * size / (time.perf_counter() - start)
+    except Exception as error:
+        return _failed(error)
+
+
 def _timed(run: Any) -> float:
     start = time.perf_counter()
     run()

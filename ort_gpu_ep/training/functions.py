@@ -205,6 +205,20 @@ MaxPoolGradient <kernel_shape, strides, dilations, before, count, shape> (dy, in
     dx = Reshape (added, full)
 }"""
 
+_AVERAGE_POOL_GRADIENT = """
+AveragePoolGradient <kernel_shape, strides, dilations, before, planes, taps, pads, beyond, shape> (dy, share) => (dx)
+{
+    rows = Constant <value_ints: ints = @planes> ()
+    window = Constant <value_ints: ints = @taps> ()
+    full = Constant <value_ints: ints = @shape> ()
+    one = ConstantOfShape <value = float[1] {1.0}> (window)
+    shared = Mul (dy, share)
+    maps = Reshape (shared, rows)
+    spread = ConvTranspose <strides: ints = @strides, dilations: ints = @dilations, pads: ints = @pads, output_padding: ints = @beyond>
+        (maps, one)
+    dx = Reshape (spread, full)
+}"""
+
 _DEPTHWISE_WEIGHT_GRADIENT = """
 DepthwiseWeightGradient <kernel_shape, strides, dilations, pads, group, planes> (image, maps) => (dw)
 {
@@ -263,7 +277,7 @@ SoftmaxCrossEntropy <classes> (z, label, weight) => (losses, dz)
 
 TEXTS = {text.split()[0]: text for text in (
     _LSTM_CELLS, _LSTM_BACKWARD, _GRU_BACKWARD, _GRU_BACKWARD_RESET_FIRST, _RNN_BACKWARD, _ADAM_UPDATE, _MOMENTUM_UPDATE,
-    _MAX_POOL_GRADIENT, _DEPTHWISE_WEIGHT_GRADIENT, _CONV_WEIGHT_GRADIENT, _SOFTMAX_CROSS_ENTROPY)}
+    _MAX_POOL_GRADIENT, _AVERAGE_POOL_GRADIENT, _DEPTHWISE_WEIGHT_GRADIENT, _CONV_WEIGHT_GRADIENT, _SOFTMAX_CROSS_ENTROPY)}
 """Name -> body, in ONNX's text form."""
 
 

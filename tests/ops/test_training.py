@@ -110,6 +110,20 @@ def test_max_pool_gradient(name: str, rng: np.random.Generator) -> None:
           strides=form["strides"], dilations=form["dilations"], before=form["pads"][:x.ndim - 2], count=[x.size], shape=list(shape))
 
 
+@pytest.mark.parametrize("name", POOLS)
+def test_average_pool_gradient(name: str, rng: np.random.Generator) -> None:
+    """Also where windows end before the image does, and where the last ones reach beyond it."""
+    shape, form = POOLS[name]
+    k, s, d, pads = (form[n] for n in ("kernel_shape", "strides", "dilations", "pads"))
+    before, rank = pads[:len(k)], len(k)
+    out = [(shape[2 + a] + before[a] + pads[a + rank] - (k[a] - 1) * d[a] - 1) // s[a] + 1 + a % 2 for a in range(rank)]
+    end = [(out[a] - 1) * s[a] + (k[a] - 1) * d[a] + 1 - before[a] - shape[2 + a] for a in range(rank)]
+    beyond = [max(-e, 0) for e in end]
+    inputs = {"dy": rng.normal(size=(*shape[:2], *out)).astype("f"), "share": rng.random((1, 1, *out)).astype("f")}
+    check("AveragePoolGradient", inputs, kernel_shape=k, strides=s, dilations=d, before=before, planes=[-1, 1, *out], taps=[1, 1, *k],
+          pads=[*before, *(max(e, 0) for e in end)], beyond=beyond, shape=list(shape))
+
+
 @pytest.mark.parametrize(("space", "form"), [
     ((9, 8), {"kernel_shape": [3, 3], "strides": [2, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1]}),
     ((12, 9), {"kernel_shape": [2, 3], "strides": [1, 2], "dilations": [2, 1], "pads": [0, 1, 1, 0]}),

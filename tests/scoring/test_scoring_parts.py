@@ -82,3 +82,12 @@ def test_somebody_elses_folder_is_refused(tmp_path: Path) -> None:
 def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
     with claimed(tmp_path / "out", MANIFEST), pytest.raises(ScoringError, match=r"another process is scoring"), claimed(tmp_path / "out", MANIFEST):
         pass
+
+
+def test_what_a_later_run_is_to_do_likewise_is_noted_and_refuses_nobody(tmp_path: Path) -> None:
+    with claimed(tmp_path / "out", MANIFEST) as folder:
+        assert parts.noted(folder) == {}
+        parts.note(folder, {"CPU": 64})
+        parts.note(folder, {"H200": 256})
+    with claimed(tmp_path / "out", MANIFEST) as folder:
+        assert parts.noted(folder) == {"CPU": 64, "H200": 256}

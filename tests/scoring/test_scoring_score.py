@@ -149,6 +149,23 @@ def test_the_faster_adapter_does_more(data: Data, tmp_path: Path, monkeypatch: p
     assert fast + slow == ROWS
 
 
+def test_whether_the_cpu_has_a_share_is_measured_noted_and_kept_to(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are this machine's cores here, so which does more is no constant: what is said, done and noted agrees."""
+    monkeypatch.setattr("ort_gpu_ep.scoring.batching.ROUND_S", 0.05)
+    given = {"adapters": "0,auto", "batch": 50, "key": "id", "shard_rows": 2000}
+    report = score(data.model, data.file, tmp_path / "out", **given)
+    check_rows(tmp_path / "out", data)
+    declined = any(note.startswith("the CPU has no share: ") for note in report.notes)
+    assert [a["adapter"] for a in report.adapters] == ["0"] + ["cpu"] * (not declined)
+    assert parts.noted(tmp_path / "out")["CPU"] == (0 if declined else 50)
+    for say in (lambda *_: "of no help", None):     # the second time it is not measured
+        monkeypatch.setattr("ort_gpu_ep.scoring.batching.declined", say)
+        report = score(data.model, data.file, tmp_path / "told", **given)
+        assert [a["adapter"] for a in report.adapters] == ["0"]
+        (tmp_path / "told" / "part-0000003.parquet").unlink()
+    assert "the CPU has no share, as when this output was begun" in report.notes
+
+
 def test_rows_that_the_model_refuses_get_an_error(tmp_path: Path) -> None:
     write_model(tmp_path / "gather.onnx", [helper.make_node("Gather", ["table", "x"], ["y"])], [("x", ["n"])], [("y", ["n", 2])],
                 {"table": np.arange(20, dtype="f").reshape(10, 2)}, TensorProto.INT64)
@@ -179,6 +196,10 @@ def test_a_fixed_batch_is_filled_up_and_a_batch_is_measured(data: Data, tmp_path
     report = score(data.model, tmp_path / "x.npz", tmp_path / "out2", adapters="cpu")
     assert report.batch.startswith("CPU: ")
     assert 1 <= report.adapters[0]["batch"] <= 50
+    (tmp_path / "out2" / "part-0000000.parquet").unlink()
+    again = score(data.model, tmp_path / "x.npz", tmp_path / "out2", adapters="cpu")
+    assert again.batch == f"CPU: {report.adapters[0]['batch']} (as this output was begun with)"
+    assert again.adapters[0]["batch"] == report.adapters[0]["batch"]
 
 
 def test_without_hardware_the_cpu_scores_and_that_is_said(data: Data, tmp_path: Path) -> None:

@@ -56,6 +56,19 @@ def packed(trial: Trial) -> str:
     return ", ".join(kinds)
 
 
+@probe("packed weights written out", "kernels", disables=("unpack_product.wgsl",))
+def written_out(trial: Trial) -> str:
+    """Before a dense product: rows of codes and columns of codes, words that are full and others, two planes."""
+    for _ in range(trial.rounds):
+        with chosen(packed_ops.BEFORE):
+            for kind in ("int8", "uint4"):
+                _product(trial, 17, 96, 68, kind, True)
+                _product(trial, 5, 160, 36, kind, False)
+            for bits in (3, 5):
+                _decoded(trial, f"Codebook{bits}", 9, stored=(36, 96))
+    return "bytes, nibbles, two planes"
+
+
 @probe("packed weights given back", "kernels", disables=("restore_codes.wgsl",))
 def given_back(trial: Trial) -> str:
     """Codes that stand on the device only in the order of their product, in the model's own again, bit for bit."""
@@ -80,9 +93,8 @@ def _given_back(trial: Trial, bits: int, perm: tuple[int, ...]) -> None:
     agree(f"Codebook{bits} given back", trial.weight(graph, [x], "w"), held["w"], 0.0)
 
 
-def _decoded(trial: Trial, op: str, m: int, density: float = 0.2) -> None:
-    """x [m, 67] times the transpose of what a function of the model decodes; by itself, and absorbed by the product."""
-    stored = (37, 67)
+def _decoded(trial: Trial, op: str, m: int, density: float = 0.2, stored: tuple[int, int] = (37, 67)) -> None:
+    """x [m, k] times the transpose of what a function of the model decodes; by itself, and absorbed by the product."""
     values = trial.normal(16 if op == SPARSE else 1 << CODEBOOK[op])
     if op == SPARSE:
         values[0] = 0
@@ -133,9 +145,16 @@ def sparse(trial: Trial) -> str:
 @contextmanager
 def in_teams(team: int) -> Iterator[None]:
     """Sparse products that are lowered meanwhile sum a row by so many invocations, and pruned matrices are taken for sparse."""
+    with chosen(f"team {team}"):
+        yield
+
+
+@contextmanager
+def chosen(form: str) -> Iterator[None]:
+    """Products that are lowered meanwhile have that form."""
     usual = packed_ops.choose, pruned_ops.choose
-    packed_ops.choose = lambda target, key, estimates: Choice(key, f"team {team}", tuple(estimates))
-    pruned_ops.choose = lambda product, dense_ns: Choice("", f"team {team}", ())
+    packed_ops.choose = lambda target, key, estimates: Choice(key, form, tuple(estimates))
+    pruned_ops.choose = lambda product, dense_ns: Choice("", form, ())
     try:
         with apart():
             yield

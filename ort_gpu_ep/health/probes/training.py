@@ -131,12 +131,15 @@ def momentum(trial: Trial) -> str:
     return "1 shape"
 
 
-@probe("max pool backward", "kernels", disables=("max_pool_gradient.wgsl",))
+POOLS = [((2, 3, 7, 9), (3, 2), (2, 1), (1, 1), (1, 0)), ((2, 3, 21), (3,), (2,), (2,), (2,))]
+"""Windows that overlap, with padding; one axis, with dilation. Shape, window, strides, dilations, padding."""
+
+
+@probe("max pool backward", "kernels", disables=("pool_gradient.wgsl",))
 def max_pool(trial: Trial) -> str:
     """Windows that overlap, with padding; one axis, with dilation."""
-    forms = [((2, 3, 7, 9), (3, 2), (2, 1), (1, 1), (1, 0)), ((2, 3, 21), (3,), (2,), (2,), (2,))]
     for _ in range(trial.rounds):
-        for shape, size, strides, dilations, before in forms:
+        for shape, size, strides, dilations, before in POOLS:
             x = trial.normal(*shape)
             y, at = reference("MaxPool", 12, [x], 2, kernel_shape=size, strides=strides, dilations=dilations, pads=(*before, *before))
             dy = trial.normal(*y.shape)
@@ -145,7 +148,26 @@ def max_pool(trial: Trial) -> str:
             (got,) = trial.node("MaxPoolGradient", 1, [dy, at.astype(np.int32)], domain=DOMAIN, kernel_shape=size, strides=strides,
                                 dilations=dilations, before=before, count=(x.size,), shape=shape)
             agree(f"MaxPoolGradient of {list(shape)}", got, want.reshape(shape))
-    return f"{len(forms)} shapes"
+    return f"{len(POOLS)} shapes"
+
+
+@probe("average pool backward", "kernels", disables=("pool_gradient.wgsl",))
+def average_pool(trial: Trial) -> str:
+    """The same windows; each with a share of its own."""
+    for _ in range(trial.rounds):
+        for shape, size, strides, dilations, before in POOLS:
+            out = [(n + 2 * h - (k - 1) * d - 1) // s + 1
+                   for n, k, s, d, h in zip(shape[2:], size, strides, dilations, before, strict=True)]
+            dy, share, want = trial.normal(*shape[:2], *out), trial.normal(1, 1, *out), np.zeros(shape)
+            for at in np.ndindex(*out):
+                for tap in np.ndindex(*size):
+                    place = tuple(a * s + t * d - h for a, s, t, d, h in zip(at, strides, tap, dilations, before, strict=True))
+                    if all(0 <= p < n for p, n in zip(place, shape[2:], strict=True)):
+                        want[(..., *place)] += dy[(..., *at)].astype(np.float64) * share[(0, 0, *at)]
+            (got,) = trial.node("AveragePoolGradient", 1, [dy, share], domain=DOMAIN, kernel_shape=size, strides=strides,
+                                dilations=dilations, before=before, shape=shape)
+            agree(f"AveragePoolGradient of {list(shape)}", got, want, 1e-5)
+    return f"{len(POOLS)} shapes"
 
 
 @probe("depthwise convolution backward", "kernels", disables=("depthwise_weight_gradient.wgsl",))

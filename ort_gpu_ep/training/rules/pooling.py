@@ -1,4 +1,4 @@
-"""Pools, without a scatter: averages are products along each axis, maxima gather from the windows that hold a place."""
+"""Pools, without a scatter: what a place gets is read from the windows that hold it."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def global_max_pool(n: Site) -> Gradients:
 
 @gradient("AveragePool")
 def average_pool(n: Site) -> Gradients:
-    """Each place's share of each window, axis by axis: what an average divides by is a product over the axes, too."""
-    lay, grad = _windows(n), n.dy
-    for axis in range(len(lay.kernel)):
-        shares = _shares(lay, axis, n.x.shape[2 + axis], n.y.shape[2 + axis], bool(n.attr("count_include_pad")))
-        grad = n.writer.along(grad, 2 + axis, shares)
-    return [grad]
+    """Each place's share of the windows that hold it. The body is a transposed convolution, map by map, by windows of ones."""
+    lay, x, rank = _windows(n), n.x.shape, n.x.rank - 2
+    share = np.ones(())
+    for axis in range(rank):
+        share = share[..., None] * _share(lay, axis, x[2 + axis], n.y.shape[2 + axis], bool(n.attr("count_include_pad")))
+    end = [(n.y.shape[2 + a] - 1) * lay.strides[a] + lay.reach(a) - lay.before[a] - x[2 + a] for a in range(rank)]
+    return n.writer.call(
+        function("AveragePoolGradient", n.writer.opset), [(n.x.dtype, x)], n.dy, n.writer.constant(share[None, None].astype(n.x.dtype)),
+        kernel_shape=list(lay.kernel), strides=list(lay.strides), dilations=list(lay.dilations), before=list(lay.before),
+        planes=[-1, 1, *n.y.shape[2:]], taps=[1, 1, *lay.kernel], pads=[*lay.before, *(max(e, 0) for e in end)],
+        beyond=[max(-e, 0) for e in end], shape=list(x))
 
 
-def _shares(lay: Windows, axis: int, size: int, count: int, padding_counts: bool) -> Array:
-    """[count, size]: what each place of the axis has of each window's average."""
-    shares = np.zeros((count, size))
-    for p in range(count):
-        start = p * lay.strides[axis] - lay.before[axis]
-        taps = start + np.arange(lay.kernel[axis]) * lay.dilations[axis]
-        inside = taps[(taps >= 0) & (taps < size)]
-        there = (taps < size + lay.after[axis]).sum() if padding_counts else len(inside)
-        shares[p, inside] = 1.0 / there
-    return shares
+def _share(lay: Windows, axis: int, size: int, count: int, padding_counts: bool) -> Array:
+    """[count]: what a place has of each window's average along an axis: they divide by a product over the axes, too."""
+    taps = np.arange(count)[:, None] * lay.strides[axis] - lay.before[axis] + np.arange(lay.kernel[axis]) * lay.dilations[axis]
+    there = taps < size + lay.after[axis] if padding_counts else (taps >= 0) & (taps < size)
+    return np.asarray(1.0 / there.sum(1))
 
 
 @gradient("MaxPool")

@@ -1,6 +1,8 @@
-// dx[i] = the sum of dy over the windows that hold place i and have their maximum there. One invocation per element of dx.
-// Expects: dy [N, C, OUT...], indices (i32, where in x each window's maximum is, flat over all of x) and, for each of three spatial axes:
-//   IN, OUT, K (taps), S (stride), D (dilation), H (padding before). Source: the body of MaxPoolGradient in training/functions.py.
+// dx[i] = the sum over the windows that hold place i: of dy where the window has its maximum there (MAX), or of dy times what each place has
+// of the window's average. One invocation per element of dx.
+// Expects: dy [N, C, OUT...]; with MAX indices (i32, where in x each window's maximum is, flat over all of x), else share [OUT...]; for each
+//   of three spatial axes: IN, OUT, K (taps), S (stride), D (dilation), H (padding before).
+// Source: the bodies of MaxPoolGradient and AveragePoolGradient in training/functions.py.
 fn first_window(p: i32, k: i32, s: i32, d: i32, h: i32) -> i32 {
     return max((p + h - (k - 1) * d + s - 1) / s, 0);
 }
@@ -16,7 +18,12 @@ fn element(i: u32) -> dx_t {
         for (var b = b0; b <= min((p.y + i32(H1)) / i32(S1), i32(OUT1) - 1); b++) {
             for (var c = c0; c <= min((p.z + i32(H2)) / i32(S2), i32(OUT2) - 1); c++) {
                 let o = plane + u32((a * i32(OUT1) + b) * i32(OUT2) + c);
+                #if MAX
                 if (indices_at(o) == i32(i)) { total += dy_at(o); }
+                #else
+                let off = p + vec3(i32(H0), i32(H1), i32(H2)) - vec3(a, b, c) * vec3(i32(S0), i32(S1), i32(S2));
+                if (all(off % vec3(i32(D0), i32(D1), i32(D2)) == vec3(0))) { total += dy_at(o) * share_at(o - plane); }
+                #end
             }
         }
     }

@@ -1,0 +1,46 @@
+// y[k, n] = weight[n, k]: packed rows as product.wgsl reads dense weights. An invocation unpacks a word of a row; neighbours have
+// neighbouring rows, so that they write neighbouring elements.
+// Expects: w high? table zp? and what describes them as packed_matvec.wgsl has it (ENTRIES and WHOLE are not used), y; N K.
+const PER: u32 = 32u / BITS;
+
+fn zero_of(row: u32, block: u32) -> f32 {
+    var zero = ZERO;
+#if HAS_ZP
+    let at = row * ZP_ROW + block * ZP_BLOCK;
+#if ZP_BITS
+    zero += f32(extractBits(zp_word(at * ZP_BITS / 32u), at * ZP_BITS % 32u, ZP_BITS));
+#else
+    zero += f32(zp_at(at));
+#end
+#end
+    return zero;
+}
+
+fn group_main(group: u32, lane: u32) {
+    let i = group * WORKGROUP_SIZE + lane;
+    let row = i % N;
+    let index = i / N;
+    if (index >= WORDS) { return; }
+    let word = w_word(row * WORDS + index) ^ FLIP;
+#if not CODEBOOK
+#if BLOCK
+    let block = min(index * PER, K - 1u) / BLOCK;
+#else
+    let block = 0u;
+#end
+    let scale = table_at(row * TABLE_ROW + block * TABLE_BLOCK);
+    let zero = zero_of(row, block);
+#end
+    for (var j = 0u; j < min(PER, max(K, index * PER) - index * PER); j++) {
+        var code = extractBits(word, j * BITS, BITS);
+#if HIGH
+        let bit = ((row * WORDS + index) * PER + j) * HIGH;
+        code |= extractBits(high_word(bit / 32u), bit % 32u, HIGH) << BITS;
+#end
+#if CODEBOOK
+        y_set((index * PER + j) * N + row, table_at(min(code, TABLE_SIZE - 1u)));
+#else
+        y_set((index * PER + j) * N + row, (f32(code) - zero) * scale);
+#end
+    }
+}
