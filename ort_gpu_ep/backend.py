@@ -92,7 +92,7 @@ class Host(Protocol):
     def deliver(self, word: Word | None) -> None:
         """Waits for the outputs that are wanted on the host, and brings them there. word: to be looked at with any of them, now or later.
 
-        Raises IndexOutOfRangeError, DeviceError.
+        Raises InputError, DeviceError.
         """
 
 

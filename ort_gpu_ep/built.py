@@ -14,7 +14,10 @@ from ort_gpu_ep.types import Shape, TensorType
 Const: TypeAlias = int | float | bool
 
 STRAY = "stray"
-"""What a kernel that reports calls the word that is not 0 once an index was out of range."""
+"""What a kernel calls the word that is not 0 once data brought an index out of range, or an integer divisor of 0."""
+
+INDEX, DIVISOR = 1, 2
+"""The bits of that word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Kernel:
     into: where what it stores of its first output lies in a larger tensor, filled in by the planner.
     inlined: (name, kernel with an `element` body): what the body reads by that name is not bound but computed by that kernel, whose own
         bindings `b` are bound as `<name>_in_<b>`.
-    reports: its body calls `out_of_range()` where data brings such an index; it then binds the plan's word for that, as STRAY.
+    reports: its body calls `out_of_range()` where data brings such an index, see `looks`.
     features: of the device, that its body uses (types bring their own). atomics: bindings of uint32 that are bound as atomics.
     """
 
@@ -72,6 +75,11 @@ class Kernel:
     into: Part | None = None
     inlined: tuple[tuple[str, Kernel], ...] = ()
     reports: bool = False
+
+    @property
+    def looks(self) -> bool:
+        """Whether its body, or a step, looks at what data brings; it then binds the plan's word for that, as STRAY."""
+        return self.reports or any(step.divides for step in self.epilogue)
 
 
 def kernel(

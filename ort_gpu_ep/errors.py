@@ -13,7 +13,10 @@ GpuEpError
 │ ├ DeviceLostError
 │ ├ DeviceHangError
 │ └ WrongResultError
-├ IndexOutOfRangeError(IndexError)    data brought an index that lies outside of what it selects from
+├ InputError                          what a run brought has no answer; ONNX Runtime's CPU raises then, too
+│ ├ IndexOutOfRangeError(IndexError)            an index lies outside of what it selects from
+│ ├ IntegerDivisionError(ZeroDivisionError)     an integer is divided by 0
+│ └ MissingInputError(ValueError)               an input has no value
 └ InternalError                       a rule of ours is broken; always a bug of this package
 """
 
@@ -94,8 +97,20 @@ class WrongResultError(DeviceError):
     """The GPU's result differs from the CPU's by more than the tolerance."""
 
 
-class IndexOutOfRangeError(GpuEpError, IndexError):
+class InputError(GpuEpError):
+    """What a run brought has no answer; ONNX Runtime's CPU raises then, too."""
+
+
+class IndexOutOfRangeError(InputError, IndexError):
     """An input of a run brought an index that lies outside of what it selects from."""
+
+
+class IntegerDivisionError(InputError, ZeroDivisionError):
+    """An input of a run made an integer divisor 0."""
+
+
+class MissingInputError(InputError, ValueError):
+    """An input of a run has no value."""
 
 
 class InternalError(GpuEpError):

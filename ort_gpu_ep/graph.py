@@ -88,13 +88,14 @@ class Step:
 
     expression: WGSL over x, y, z, ... (the arguments in order).
     arguments: "v" is what the kernel computed, "s<k>" the result of step k, "e<k>" operand k of the node.
-    dtype: of the result. op: the ONNX op it stands for.
+    dtype: of the result. op: the ONNX op it stands for. divides: its expression calls `divided_by_zero()` where an integer is.
     """
 
     op: str
     expression: str
     arguments: tuple[str, ...]
     dtype: DType
+    divides: bool = False
 
 
 @dataclass(frozen=True, slots=True)

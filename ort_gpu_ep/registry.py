@@ -12,6 +12,8 @@ from typing import Any, TypeAlias, cast
 
 import onnx
 
+from ort_gpu_ep.built import DIVISOR as DIVISOR
+from ort_gpu_ep.built import INDEX as INDEX
 from ort_gpu_ep.built import STRAY as STRAY
 from ort_gpu_ep.built import Const as Const
 from ort_gpu_ep.built import Kernel as Kernel
@@ -321,7 +323,7 @@ def tensors_of(built: Kernel, lowering: Lowering, bound: BoundNode) -> dict[str,
         bindings[name] = (temps[source] if isinstance(source, str) else bound.source(source).type, False)
     for (name, _), tensor in zip(built.writes or (), built.outputs, strict=True):
         bindings[name] = (tensor, True)
-    if built.reports:
+    if built.looks:
         bindings[STRAY] = (TensorType(UINT32, (1,)), True)
     return bindings
 

@@ -67,6 +67,8 @@ class InferenceSession(plugin.PlainSession):
         self._theirs: frozenset[str] = frozenset()        # names of the attributes that onnxruntime sets
         self._arguments = (path_or_bytes, sess_options, kwargs)
         self._before = frozenset((*vars(self), "_before"))
+        if sess_options is not None and not isinstance(sess_options, onnxruntime.SessionOptions):
+            super().__init__(path_or_bytes, sess_options)      # raises what onnxruntime raises for it
         self._open_any(providers, provider_options)
 
     def _open_any(self, providers: Any, provider_options: Any) -> None:

@@ -34,6 +34,7 @@ def closed_circuits() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="Write the golden files anew instead of comparing with them.")
+    parser.addoption("--clients", action="store_true", help="Collect tests/clients, too: they need the extra `clients` (scripts/clients.sh).")
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ class Gpu(Buffers):
         self.download_all([((buffer, offset_bytes, nbytes), address)])
 
     def download_all(self, wanted: Sequence[tuple[Piece, int]], words: Sequence[index_check.Word] = ()) -> None:
-        """Like `download`, of (piece, address) pairs, with one wait. Raises IndexOutOfRangeError where one of the words is set."""
+        """Like `download`, of (piece, address) pairs, with one wait. Raises InputError where one of the words is set."""
         seen = ffi.new("uint32_t[]", len(words))
         places = [(piece, ffi.cast("char *", address)) for piece, address in wanted]
         places += [((word.buffer, 0, index_check.NBYTES), seen + k) for k, word in enumerate(words)]

@@ -23,7 +23,7 @@ from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
 from ort_gpu_ep.device.recording import Part
 from ort_gpu_ep.device.run_group import Apart, GroupedRun, RunGroup
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.errors import IndexOutOfRangeError, OutOfDeviceMemoryError
+from ort_gpu_ep.errors import InputError, OutOfDeviceMemoryError
 from ort_gpu_ep.graph import Graph
 from ort_gpu_ep.scheduler.template import Filled, Template
 
@@ -103,7 +103,7 @@ class Steady:
     def run(self, sources: Sequence[Any], targets: Sequence[Any]) -> bool:
         """One run. sources, targets: cffi pointers to the bytes of each input, and to memory for each output or None.
 
-        Returns False, and has done nothing, where so many runs are under way or the plan is gone. Raises DeviceError, IndexOutOfRangeError.
+        Returns False, and has done nothing, where so many runs are under way or the plan is gone. Raises DeviceError, InputError.
         """
         own = self._take()
         if own is None:
@@ -112,7 +112,7 @@ class Steady:
         try:
             done = self._run(own, sources, targets)
             whole = True
-        except IndexOutOfRangeError:
+        except InputError:
             whole = True
             raise
         finally:

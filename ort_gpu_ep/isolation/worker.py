@@ -194,7 +194,7 @@ class Worker:
             self.gpu.upload(tensor.buffer, 0, self._memory.address + place, nbytes)
 
     def _download(self, tensors: list[Tensor], end: int, word: Word | None = None) -> list[int]:
-        """Into the shared memory behind `end`; their offsets. Raises IndexOutOfRangeError where the word is set."""
+        """Into the shared memory behind `end`; their offsets. Raises InputError where the word is set."""
         offsets = []
         for tensor in tensors:
             offsets.append(end := aligned(end))

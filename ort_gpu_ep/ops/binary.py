@@ -23,8 +23,6 @@ PAIR = "x y -> z"
 
 for _name, _text in {"Add": "x + y", "Sub": "x - y", "Mul": "x * y"}.items():
     elementwise(_name, _text, types=NUMERIC, bindings=PAIR, since=7)
-# A driver may divide with an error of 2.5 ULP: enough to turn a half the other way in exported quantisation (seen on NVIDIA).
-elementwise("Div", by_type("divide_f32(x, y).x", "x / y"), types=NUMERIC, bindings=PAIR, since=7)
 for _name, _text in {"Less": "x < y", "Greater": "x > y", "LessOrEqual": "x <= y", "GreaterOrEqual": "x >= y"}.items():
     elementwise(_name, _text, types=NUMERIC, result=BOOL, bindings=PAIR, since=7)
 for _name, _text in {"And": "x && y", "Or": "x || y", "Xor": "x != y"}.items():
@@ -52,16 +50,33 @@ def bit_shift(node: BoundNode) -> str:
     return f"x >> select(u32(y), {width - 1}u, {outside})"
 
 
-def mod(node: BoundNode) -> str:
+def divisor(node: BoundNode) -> str:
+    """`y`; where a run may bring an integer y of 0, that is noted."""
+    dtype, known = node.input(1).dtype, node.input(1).value
+    return "y" if dtype in FLOATING or (known is not None and known.all()) else f"divisor_{dtype.value}(y)"
+
+
+def divide(node: BoundNode) -> Expression:
+    """`x / y`, of integers towards zero."""
+    dtype, y = node.input(0).dtype, divisor(node)
+    return Expression("divide_f32(x, y).x" if dtype in FLOATING else f"x / {y}", dtype, (0, 1), divides=y != "y")
+
+
+def mod(node: BoundNode) -> Expression:
     """`x mod y` with the sign of y, or of x where fmod is set."""
+    y = divisor(node)
+    return Expression(_mod_text(node, y), node.input(0).dtype, (0, 1), divides=y != "y")
+
+
+def _mod_text(node: BoundNode, y: str) -> str:
     dtype, fmod = node.input(0).dtype, node.attr("fmod")
     if dtype in FLOATING:
         if not fmod and node.version < 28:
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"Mod of {dtype} with fmod=0; ONNX defines it from opset 28 on")
         return "fmod_f32(x, y)" if fmod else "mod_f32(x, y)"
     if dtype in UNSIGNED:
-        return "x % y"
-    rest = "(x - x / y * y)"    # not %: Vulkan leaves its result open where an operand is negative
+        return f"x % {y}"
+    rest = f"(x - x / {y} * y)"    # not %: Vulkan leaves its result open where an operand is negative
     zero = constant(0, dtype)
     return rest if fmod else f"{rest} + select({zero}, y, {rest} != {zero} && ({rest} ^ y) < {zero})"
 
@@ -108,5 +123,7 @@ def _power_text(exponent: DType) -> str:
 
 
 elementwise("BitShift", bit_shift, types=INTEGERS, bindings=PAIR)
+# A driver may divide with an error of 2.5 ULP: enough to turn a half the other way in exported quantisation (seen on NVIDIA).
+elementwise("Div", divide, types=NUMERIC, bindings=PAIR, since=7)
 elementwise("Mod", mod, types=NUMERIC, bindings=PAIR)
 elementwise("Pow", power, types={"T": (*FLOATING, INT32, INT64), "T1": NUMERIC}, bindings=PAIR, since=7)

@@ -41,11 +41,13 @@ class Expression(NamedTuple):
     """An elementwise op as WGSL. text: over x, y, z, w; dtype: of the result; inputs: the node's input that each of x, y, z, w is.
 
     Inputs that are not listed are part of the text (Clip's constant bounds) or don't matter (CastLike's second).
+    divides: as graph.Step has it.
     """
 
     text: str
     dtype: DType
     inputs: tuple[int, ...]
+    divides: bool = False
 
 
 Formula: TypeAlias = str | Callable[[BoundNode], str | Expression]
@@ -76,7 +78,7 @@ def elementwise(
         if keeps_shape and out.shape != node.input(0).shape:
             raise UnsupportedNodeError(Code.RANK, f"{name} of {node.input(0).type}: another input makes it {list(out.shape)}")
         operands = {f"e{k}": i for k, i in enumerate(made.inputs)}
-        step = Step(name, wrapped(made.text, made.dtype), tuple(operands), made.dtype)
+        step = Step(name, wrapped(made.text, made.dtype), tuple(operands), made.dtype, made.divides)
         return kernel("elementwise.wgsl", [out], reads=operands, writes={"y": 0}, epilogue=[step])
 
     build.__doc__ = f"`{formula}`" if isinstance(formula, str) else formula.__doc__

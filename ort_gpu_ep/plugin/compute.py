@@ -12,7 +12,16 @@ import numpy as np
 
 from ort_gpu_ep.backend import Executable
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError, InternalError, ShaderError, WrongResultError, forget_frames
+from ort_gpu_ep.errors import (
+    DeviceError,
+    DeviceHangError,
+    DeviceLostError,
+    InternalError,
+    MissingInputError,
+    ShaderError,
+    WrongResultError,
+    forget_frames,
+)
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
@@ -272,7 +281,12 @@ class Run:
                 ctypes.memmove(address, value.data_ptr(), tensor.nbytes)
 
     def _input_address(self, index: int) -> tuple[int, TensorType]:
-        address, shape, kind = tensor_of(input_of(self.context, self.partition.positions[index]))
+        try:
+            address, shape, kind = tensor_of(input_of(self.context, self.partition.positions[index]))
+        except InternalError as error:
+            graph = self.partition.graph
+            why = f"{graph.name}: input {graph.inputs[index]!r} has no value. Expected a tensor: feed or bind one"
+            raise MissingInputError(why) from error
         return address, _checked(address, tensor_type(kind, shape))
 
     def _input(self, gpu: Gpu, index: int) -> Tensor:

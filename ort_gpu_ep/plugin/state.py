@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ort_gpu_ep.backend import Backend, Executable
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError
+from ort_gpu_ep.errors import DeviceError, InputError
 from ort_gpu_ep.graph import Graph
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def fall_back_or_raise(state: SessionState | None, error: Exception) -> None:
     cause = state.cause_of(error) if state is not None else None
     if cause is not None and type(cause).__module__.startswith("onnxruntime."):
         raise cause from None
-    if state is None or not isinstance(cause, (DeviceError, IndexOutOfRangeError)):
+    if state is None or not isinstance(cause, (DeviceError, InputError)):
         raise error
     if state.strict:
         raise cause from error

@@ -144,8 +144,8 @@ class Plan:
 
     @property
     def reporting(self) -> tuple[str, ...]:
-        """Labels of the nodes whose kernels note an index out of range."""
-        found = [s.label.rpartition("/")[0] for s in self.steps if isinstance(s, Dispatch) and s.kernel.reports]
+        """Labels of the nodes whose kernels note an index out of range, or an integer divisor of 0."""
+        found = [s.label.rpartition("/")[0] for s in self.steps if isinstance(s, Dispatch) and s.kernel.looks]
         return tuple(dict.fromkeys(found))
 
     @property

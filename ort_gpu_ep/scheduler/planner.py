@@ -106,7 +106,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
             continue
         names = [temps[s] if isinstance(s, str) else bound.source(s).name for _, s in kernel.reads or ()]
         names += [temps[t] if isinstance(t, str) else _output_name(draft, bound, t) for _, t in kernel.writes or ()]
-        if kernel.reports:
+        if kernel.looks:
             names.append(STRAY_WORD)
             draft.kept[STRAY_WORD] = 4
         part = node.into if any(target == 0 for _, target in kernel.writes or ()) else None

@@ -9,7 +9,7 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>
     x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
     HAS_X          for an optional input: whether it is there
-    out_of_range() notes that data brought an index out of range, if the kernel reports that
+    out_of_range() notes that data brought an index out of range, if the kernel reports that; divided_by_zero() that a step divides by 0
     subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: invocations of a subgroup, and which one this is; subgroups,
                    subgroup_id      how many a workgroup has, and in which one this is
 
@@ -33,7 +33,7 @@ from importlib.resources import files
 
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.registry import STRAY, Const, Kernel, parts
+from ort_gpu_ep.registry import DIVISOR, INDEX, STRAY, Const, Kernel, parts
 from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, vector_writer, word_readers, writer
 from ort_gpu_ep.shaders.element_types import per_word, storage, value_type
 from ort_gpu_ep.shaders.indices import merged, strided
@@ -136,7 +136,9 @@ def _composed(
             out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
     out += inner
     if "out_of_range(" in text:
-        out.append(f"fn out_of_range() {{ {f'atomicStore(&{STRAY}[0], 1u); ' if kernel.reports else ''}}}")
+        out.append(f"fn out_of_range() {{ {f'atomicOr(&{STRAY}[0], {INDEX}u); ' if kernel.reports else ''}}}")
+    if any(step.divides for step in kernel.epilogue):
+        out.append(f"fn divided_by_zero() {{ atomicOr(&{STRAY}[0], {DIVISOR}u); }}")
     if kernel.epilogue:
         out.append(steps(kernel, bindings, first))
     is_map = is_elementwise(kernel.shader)

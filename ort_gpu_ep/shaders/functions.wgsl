@@ -230,6 +230,24 @@ fn pow_f32(x: f32, y: f32) -> f32 {
     return pow_parity_f32(x, y, floor(y) == y, abs(y) < 16777216.0 && (i32(y) & 1) == 1 && floor(y) == y);
 }
 
+// y, an integer to divide by; that it is 0 is noted.
+fn divisor_i32(y: i32) -> i32 {
+    if (y == 0i) { divided_by_zero(); }
+    return y;
+}
+fn divisor_u32(y: u32) -> u32 {
+    if (y == 0u) { divided_by_zero(); }
+    return y;
+}
+fn divisor_i64(y: i64) -> i64 {
+    if (y == 0li) { divided_by_zero(); }
+    return y;
+}
+fn divisor_u64(y: u64) -> u64 {
+    if (y == 0lu) { divided_by_zero(); }
+    return y;
+}
+
 // x^n or x^-n, modulo 2^bits.
 fn ipow_i32(x: i32, n: u32, inverse: bool) -> i32 {
     var y = 1i;

@@ -34,7 +34,7 @@ alias indices_t = vec2<u32>;
 fn indices_at(i: u32) -> vec2<u32> { return indices[i]; }
 alias y_t = u32;
 fn y_at(i: u32) -> u32 { return y[i]; }
-fn out_of_range() { atomicStore(&stray[0], 1u); }
+fn out_of_range() { atomicOr(&stray[0], 1u); }
 fn y_set(i: u32, v: y_t) { y[i] = v; }
 // y[i] = x[base(i) + sum over k < TUPLE of indices[first(i) + k] * STEPk], an invocation per element of y: Gather,
 // GatherElements and GatherND, which differ in `base` and `first`.

@@ -24,10 +24,6 @@ def _more(model: FuzzModel, defect: str) -> bool:
         "instead of RuntimeException" in defect and "not currently supported" in defect)
 
 
-def _division(model: FuzzModel, defect: str) -> bool:
-    return bool(re.search(r"[Dd]ivision by zero|b_data\[i\] != T", defect))
-
-
 def _order(model: FuzzModel, defect: str) -> bool:
     wanted = r"Reduce(Max|Min)|ArgM(ax|in)|.*MaxPool|TopK|Max|Min|Clip|Hardmax|Relu|LeakyRelu|PRelu|Sign|Resize"
     return bool(_ELEMENTS.search(defect)) and model.content in ("nan", "infinite", "any", "large") and _has(model, wanted)
@@ -59,7 +55,6 @@ def _empty(model: FuzzModel, defect: str) -> bool:
 
 DIFFERENCES: Mapping[str, Callable[[FuzzModel, str], bool]] = {
     "forms that the CPU has no kernel for": _more,
-    "integers divided by zero": _division,
     "NaN among numbers that are compared": _order,
     "NaN and infinity in recurrent layers": _recurrent,
     "sums and products that leave the range": _overflow,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,12 @@ def test_each_command_is_recorded_at_80_columns() -> None:
     for name, arguments in record_commands.RECORDED.items():
         assert arguments.split()[0] == name
         assert f"\n```console\n$ ort-gpu-ep {arguments}\n" in text, "run `python scripts/record_commands.py`"
+
+
+def test_the_clients_are_those_of_the_extra() -> None:
+    shown = re.findall(r"^\| (\S+) (\S+) \| .* of [\d, ]+ \|$", (ROOT / "docs" / "drop-in.md").read_text("utf-8"), re.M)
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]["clients"]
+    assert [f"{package}=={version}" for package, version in shown] == extra
 
 
 def test_the_reference_names_what_there_is() -> None:

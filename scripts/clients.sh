@@ -1,0 +1,9 @@
+#!/bin/sh
+# Runs packages that carry their own ONNX models below `ort-gpu-ep exec`, and compares their answers: tests/clients. Arguments go to
+# pytest. Sets .venv up with the extra `clients`; one of the packages brings torch (over 2 GB where pip finds no build for the CPU).
+# usage: sh scripts/clients.sh [PYTEST_ARGUMENT...]
+set -eu
+cd "$(dirname "$0")/.."
+extras="test,clients"
+. scripts/setup.sh
+"$python" -m pytest --clients tests/clients "$@"
