@@ -133,6 +133,7 @@ class Prepared:
         self.word: Word | None = None
         self._steady: OrderedDict[tuple[int, ...], steady.Steady] = OrderedDict()
         self._needed: list[int] = []                # of each slot, the most since its size was last looked at
+        self._wanted: tuple[int, ...] = ()          # by the latest run
         self._until_look = SHRINK_RUNS
         try:
             for constant in template.plan.constants:
@@ -245,15 +246,17 @@ class Prepared:
         if not self._slots:
             for nbytes in wanted:
                 self._slots.append(self.gpu.allocate(nbytes))
-            self._needed = list(wanted)
+            self._needed, self._wanted = list(wanted), wanted
             return
         if not self.template.varies:
             return
         self._until_look -= 1
-        self._needed = [max(pair) for pair in zip(self._needed, wanted, strict=True)]
-        for k, nbytes in enumerate(wanted):
-            if nbytes > self._slots[k].nbytes:
-                self._resize(k, max(nbytes, min(int(nbytes * GROWTH), self.gpu.limits.max_buffer_nbytes)))
+        if wanted is not self._wanted:
+            self._needed = [max(pair) for pair in zip(self._needed, wanted, strict=True)]
+            for k, nbytes in enumerate(wanted):
+                if nbytes > self._slots[k].nbytes:
+                    self._resize(k, max(nbytes, min(int(nbytes * GROWTH), self.gpu.limits.max_buffer_nbytes)))
+            self._wanted = wanted
         if not self._until_look:
             needed, held = sum(self._needed), sum(b.nbytes for b in self._slots)
             if held > 2 * needed and held - needed >= SHRINK_NBYTES:
