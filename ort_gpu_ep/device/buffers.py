@@ -22,6 +22,11 @@ STAGING = MAP_READ | COPY_DST
 POOL_AGE_S = 10.0
 """How long a freed buffer waits for its next use before it goes back to the driver."""
 
+POOL_FACTOR, POOL_NBYTES = 2.0, 8 << 20
+"""What waits at most: so many times what was in use at once lately, so that values of two sizes can take turns, and as much besides. A
+state that grows would leave each size that it had: of 1 GiB some 12."""
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Buffer:
     """Device memory.
@@ -79,6 +84,7 @@ class Buffers(ABC):
         self._free: dict[int, list[Buffer]] = {}
         self._staging: dict[int, list[Buffer]] = {}
         self._swept_s = time.monotonic()
+        self._most_nbytes = self._most_before_nbytes = 0    # in use at once, since the last sweep and before it
 
     @abstractmethod
     def check_alive(self) -> None:
@@ -103,8 +109,11 @@ class Buffers(ABC):
             pool = self._free.get(size)
             if pool:
                 self.stats.pooled_nbytes -= size
-                return pool.pop()
-            return self.create(size, _USAGE)
+                buffer = pool.pop()
+            else:
+                buffer = self.create(size, _USAGE)
+            self._most_nbytes = max(self._most_nbytes, self.stats.allocated_nbytes - self.stats.pooled_nbytes)
+            return buffer
 
     def create(self, size: int, usage: int) -> Buffer:
         """A buffer for a pool of the caller's. Raises: OutOfDeviceMemoryError, DeviceLostError."""
@@ -119,11 +128,7 @@ class Buffers(ABC):
             raise OutOfDeviceMemoryError(
                 f"device memory: {self.stats.allocated_nbytes} B are held and {size} B more asked for, memory_limit_mb allows {limit} B. "
                 "Close sessions, use a smaller batch, or raise memory_limit_mb.")
-        try:
-            raw = self.device.create_buffer(f"pool/{size}", size, usage)
-        except GPUError as error:
-            self.trim()
-            raise self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)") from error
+        raw = self._created(size, usage)
         self.stats.buffers += 1
         self.stats.allocated_nbytes += size
         self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
@@ -131,6 +136,21 @@ class Buffers(ABC):
         buffer.forgotten = weakref.finalize(buffer, _uncount, self.stats, self._lock, size)   # a finalizer of `self` would keep it alive
         buffer.forgotten.atexit = False
         return buffer
+
+    def _created(self, size: int, usage: int) -> Any:
+        """From the driver; once more without what waits in the pools, where it has no memory left."""
+        label = f"pool/{size}"
+        try:
+            return self.device.create_buffer(label, size, usage)
+        except GPUError as error:
+            self.trim()
+            failure = self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)")
+            if not isinstance(failure, OutOfDeviceMemoryError):
+                raise failure from error
+        try:
+            return self.device.create_buffer(label, size, usage)
+        except GPUError as error:
+            raise self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)") from error
 
     def free(self, buffer: Buffer) -> None:
         """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never waits."""
@@ -140,12 +160,16 @@ class Buffers(ABC):
             self.stats.pooled_nbytes += buffer.nbytes
             if buffer.freed_s - self._swept_s > POOL_AGE_S:
                 self.trim(buffer.freed_s - POOL_AGE_S)
+            most = POOL_FACTOR * max(self._most_nbytes, self._most_before_nbytes) + POOL_NBYTES
+            if self.stats.pooled_nbytes > most:
+                self._shrink(most / 2)
 
     def trim(self, before_s: float = math.inf) -> None:
         """Returns pooled buffers to the driver: all, or those that nobody has wanted since `before_s` (monotonic clock)."""
         with self._lock:
             self.flush()        # pending work may name them
             self._swept_s = time.monotonic()
+            self._most_before_nbytes, self._most_nbytes = self._most_nbytes, self.stats.allocated_nbytes - self.stats.pooled_nbytes
             for pools in (self._free, self._staging):
                 for size, buffers in list(pools.items()):
                     pools[size] = [b for b in buffers if b.freed_s >= before_s]
@@ -153,6 +177,16 @@ class Buffers(ABC):
                         if buffer.freed_s < before_s:
                             self.stats.pooled_nbytes -= buffer.nbytes if pools is self._free else 0
                             self.destroy(buffer)
+
+    def _shrink(self, nbytes: float) -> None:
+        """Returns the pooled buffers to the driver that have waited the longest, until no more than nbytes are left."""
+        self.flush()        # pending work may name them
+        for buffer in sorted((b for pool in self._free.values() for b in pool), key=lambda b: b.freed_s):
+            if self.stats.pooled_nbytes <= nbytes:
+                return
+            self._free[buffer.nbytes].remove(buffer)
+            self.stats.pooled_nbytes -= buffer.nbytes
+            self.destroy(buffer)
 
     def destroy(self, buffer: Buffer) -> None:
         """Returns a buffer that no pending work names to the driver."""
