@@ -1,11 +1,12 @@
-"""Scoring many rows: rows a second and memory beside a plain loop over onnxruntime's CPU.
+"""Scoring many rows: rows a second and memory beside a plain loop over onnxruntime's CPU, and beside Ray Data's `map_batches` with it.
 
-    python -m benchmarks.scoring [--rows 2000000] [--adapters cpu --adapters 0,0]
+    python -m benchmarks.scoring [--rows 2000000] [--adapters cpu --adapters 0,0] [--ray]
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import tempfile
 import threading
 import time
@@ -26,6 +27,11 @@ from ort_gpu_ep.scoring import score
 from ort_gpu_ep.scoring.job import SHARD_ROWS
 
 FEATURES, HIDDEN, CLASSES = 32, 64, 10
+
+BATCH = 4096
+"""Of what is written by hand."""
+
+FIFTHS = 5
 
 
 def write_model(path: Path) -> None:
@@ -68,6 +74,28 @@ def plain_loop(model: Path, data: Path, out: Path, batch: int) -> None:
     writer.close()
 
 
+class Plain:
+    """What one would write by hand for `map_batches`."""
+
+    def __init__(self, model: bytes) -> None:
+        self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+
+    def __call__(self, batch: Any) -> Any:
+        x = batch.column("x").combine_chunks().flatten().to_numpy().reshape(-1, FEATURES)
+        y = self._session.run(None, {"x": x})[0]
+        return pa.table({"id": batch.column("id"), "y": pa.FixedSizeListArray.from_arrays(pa.array(y.reshape(-1)), CLASSES)})
+
+
+def map_batches(model: Path, data: Path, out: Path) -> None:
+    """One actor, as the loop is one session."""
+    import ray
+
+    actors, given = ray.data.ActorPoolStrategy(size=1), {"model": model.read_bytes()}
+    scored = ray.data.read_parquet(str(data)).map_batches(
+        Plain, fn_constructor_kwargs=given, compute=actors, batch_size=BATCH, batch_format="pyarrow")
+    scored.write_parquet(str(out))
+
+
 @contextmanager
 def watched(samples: list[float]) -> Iterator[None]:
     """Megabytes of this process and its children that they share with nobody, ten times a second."""
@@ -99,10 +127,9 @@ def timed(name: str, rows: int, work: Callable[[], Any]) -> None:
         report = work()
     whole_s = time.perf_counter() - start
     seconds = report.seconds if report is not None else whole_s
-    third = len(samples) // 3
-    second, last = (max(part, default=0.0) for part in (samples[third:2 * third], samples[2 * third:]))
-    print(f"{name:16} {rows / seconds:12,.0f} rows/s {seconds / rows * 1e6:8.2f} us a row {whole_s:8.1f} s with preparation")
-    print(f"{'':16} memory at most {second:,.0f} MB in the second third, {last:,.0f} MB in the last",
+    parts = [max(part, default=0.0) for part in np.array_split(samples, FIFTHS)]
+    print(f"{name:24} {rows / seconds:12,.0f} rows/s {seconds / rows * 1e6:8.2f} us a row {whole_s:8.1f} s with preparation")
+    print(f"{'':24} MB at most in each fifth of the time: {', '.join(f'{part:,.0f}' for part in parts)}",
           f"; batch {report.batch}" if report is not None else "", flush=True)
 
 
@@ -111,16 +138,30 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--adapters", action="append")
     parser.add_argument("--batch", default="auto")
+    parser.add_argument("--ray", action="store_true", help="on a Ray cluster of this machine, too")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         model, data = folder / "mlp.onnx", folder / "rows.parquet"
         write_model(model)
         write_rows(data, given.rows)
-        timed("plain loop, CPU", given.rows, lambda: plain_loop(model, data, folder / "plain.parquet", 4096))
+        timed("plain loop, CPU", given.rows, lambda: plain_loop(model, data, folder / "plain.parquet", BATCH))
         for place, adapters in enumerate(given.adapters or ["cpu"]):
             out = folder / f"out{place}"
             timed(adapters, given.rows, lambda a=adapters, o=out: score(model, data, o, adapters=a, key="id", batch=given.batch))  # type: ignore[misc]
+        if given.ray:
+            with_ray(model, data, folder, given.rows)
+
+
+def with_ray(model: Path, data: Path, folder: Path, rows: int) -> None:
+    """Ray's own processes count as memory, its object store does not."""
+    import ray
+
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    timed("score, --ray, cpu", rows, lambda: score(model, data, folder / "ray", adapters="cpu", key="id", ray="local"))
+    timed("map_batches, CPU", rows, lambda: map_batches(model, data, folder / "mapped"))
+    ray.shutdown()
 
 
 if __name__ == "__main__":

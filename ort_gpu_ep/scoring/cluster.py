@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ort_gpu_ep.config import resolve
@@ -107,7 +109,7 @@ def _connect(ray: Any, address: str, options: Mapping[str, Any]) -> None:
     if address == LOCAL:
         settings |= {"include_dashboard": False, "resources": _own(options)}
     else:
-        _reach(address)
+        _reach(address if address != AUTO else _running())
     try:
         ray.init(**settings)
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
@@ -122,11 +124,18 @@ def _own(options: Mapping[str, Any]) -> dict[str, float]:
     return {RESOURCE: float(count)} if count else {}
 
 
+def _running() -> str:
+    """Where Ray's `auto` looks for a cluster. Raises ScoringError where none was started."""
+    note = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    try:
+        return os.environ.get("RAY_ADDRESS") or note.read_text().strip()
+    except OSError as error:
+        raise _unreachable(AUTO, "none was started on this machine, and RAY_ADDRESS is not set") from error
+
+
 def _reach(address: str) -> None:
     """Whether somebody listens there: Ray itself would try for minutes. Raises ScoringError."""
     host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
-    if address == "auto":
-        return
     if not port.isdecimal() or not host:
         raise ScoringError(f"ray: got {address!r}, expected HOST:PORT of a Ray cluster, auto for one that runs on this machine, or local")
     try:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PRINTED = {"classify_image": "nodes on the GPU", "io_binding": "farthest from numpy", "sequence": "31 steps: class", "own_quirk": "Softmax  cpu"}
+PRINTED = {"classify_image": "nodes on the GPU", "io_binding": "farthest from numpy", "sequence": "31 steps: class", "own_quirk": "Softmax  cpu",
+           "serve_with_ray": "32 requests in batches of"}
 
 
 def test_every_example_is_listed() -> None:
@@ -19,7 +20,7 @@ def test_every_example_is_listed() -> None:
     assert all(f"[{name}.py]({name}.py)" in listing for name in PRINTED)
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.ray] if name.endswith("_ray") else []) for name in PRINTED])
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300,

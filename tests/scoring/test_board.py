@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +50,41 @@ class Worker:
 def first(task: Task) -> int:
     """The row's number in the data."""
     return int(task.source.name) + task.start
+
+
+class Clock:
+    """Time that passes only while everybody waits for it: the one whose turn is first goes on."""
+
+    def __init__(self, users: int) -> None:
+        self._changed, self._users, self._until, self.now = threading.Condition(), users, dict[object, float](), 0.0
+
+    def wait(self, user: object, until: float) -> None:
+        with self._changed:
+            self._until[user] = until
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self._until) == self._users and min(self._until.values()) == until)
+            self.now = max(self.now, self._until.pop(user))
+
+    def leave(self) -> None:
+        with self._changed:
+            self._users -= 1
+            self._changed.notify_all()
+
+
+class TimedWorker(Worker):
+    """Takes `each` for a batch, one after another."""
+
+    def __init__(self, clock: Clock, each: float) -> None:
+        super().__init__(well)
+        self._clock, self._each, self._ends = clock, each, deque[float]()
+
+    def call(self, function: Any, *given: Any) -> Any:
+        if given[0] is not None:
+            self._ends.append(max(self._clock.now, self._ends[-1] if self._ends else 0.0) + self._each)
+        found = super().call(function, *given)
+        if found is not None:
+            self._clock.wait(self, self._ends.popleft())
+        return found
 
 
 def score(answers: list[Callable[[int, int], Any]], fail_fast: bool = False, window: int = 3) -> Any:
@@ -175,3 +212,33 @@ def test_an_adapter_that_is_gone_is_given_up_at_once() -> None:
     assert each_row_once(facts) == {}
     assert {s.counts.given_up for s in facts.slots} == {"", "the node 10.0.0.1 is gone"}
     assert facts.processes == 2
+
+
+@pytest.mark.parametrize(("fast", "slow"), [(1.0, 1.0), (1.0, 1.7), (1.0, 5.0), (1.0, 20.0)])
+def test_unequal_adapters_do_together_what_they_do_each(fast: float, slow: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of its own: within 10 % of the sum of their rates, whatever this machine does meanwhile."""
+    clock, rows = Clock(2), 4000
+    shards = list(cut([rows], 500))
+    held: Any = SimpleNamespace(source=SimpleNamespace(name="0"), release=lambda: None)
+    board = Board(iter(shards), lambda s: Loaded(s, Packed(s.rows, {}, np.arange(s.rows), {}), {}, held), lambda _: None, len(shards), None)
+    slots = [Slot(k, str(k), worker.Setup(Model("m", "", (), ()), "", {}), lambda each=each: TimedWorker(clock, each))
+             for k, each in enumerate((fast, slow))]
+    real = Board.take
+
+    def take(self: Board, batch: int, under_way: int, suspect: bool) -> Any:
+        if not under_way and not self._loaded:      # it waits for the others' last ones
+            clock.leave()
+        return real(self, batch, under_way, suspect)
+
+    monkeypatch.setattr(Board, "take", take)
+    for slot in slots:
+        slot.batch = 8
+        slot.open()
+    board.start()
+    board._threads[0].join(30)      # all is read: nobody waits for rows
+    for thread in drive_all(slots, board):
+        thread.join(30)
+    board.join()
+    assert sum(slot.counts.rows for slot in slots) == rows
+    assert slots[0].counts.rows > slots[1].counts.rows or fast == slow
+    assert rows / clock.now >= 0.9 * (8 / fast + 8 / slow)

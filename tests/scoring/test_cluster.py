@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -97,15 +97,19 @@ class Ray(ModuleType):
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ray]:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ray]]:
     """A cluster of nodes with these resources."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listening.getsockname()[1]}")
+
     def make(*nodes: dict[str, float]) -> Ray:
         ray, strategies = Ray(*nodes), ModuleType("ray.util.scheduling_strategies")
         strategies.NodeAffinitySchedulingStrategy = lambda number, soft: number  # type: ignore[attr-defined]
         for name, module in (("ray", ray), ("ray.util", ModuleType("ray.util")), ("ray.util.scheduling_strategies", strategies)):
             monkeypatch.setitem(sys.modules, name, module)
         return ray
-    return make
+    with listening:
+        yield make
 
 
 def test_a_run_on_a_cluster(data: Data, tmp_path: Path, stand_in: Callable[..., Ray]) -> None:
@@ -209,6 +213,14 @@ def test_no_ray_and_no_cluster(data: Data, tmp_path: Path, stand_in: Callable[..
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(ScoringError, match=rf"no Ray cluster answers at '{address}' .*\. Start one \(ray start --head"):
             score(data.model, data.file, tmp_path / "out", ray=address)
+        monkeypatch.delenv("RAY_ADDRESS")
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        with pytest.raises(ScoringError, match=r"no Ray cluster answers at 'auto' \(none was started on this machine"):
+            score(data.model, data.file, tmp_path / "out", ray="auto")
+        (tmp_path / "ray").mkdir()      # one that was killed leaves its address
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        with pytest.raises(ScoringError, match=f"no Ray cluster answers at '{address}'"):
+            score(data.model, data.file, tmp_path / "out", ray="auto")
     for wrong in ("nonsense", ":80", "host:", "ray://x"):
         with pytest.raises(ScoringError, match=f"ray: got '{wrong}', expected HOST:PORT of a Ray cluster, auto"):
             score(data.model, data.file, tmp_path / "out", ray=wrong)

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -37,9 +39,15 @@ def killed_as_a_whole(data: Data, out: Path, environment: dict[str, str]) -> Non
     assert psutil.wait_procs(everything[:-1], timeout=60)[1] == []
 
 
-def test_every_row_comes_out_once_whatever_ends(data: Data, tmp_path: Path) -> None:
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """With a folder for Ray's sockets, whose paths may not be long, and for the address that a killed cluster leaves."""
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        yield {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
+
+
+def test_every_row_comes_out_once_whatever_ends(data: Data, tmp_path: Path, environment: dict[str, str]) -> None:
     out = tmp_path / "out.parquet"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     killed_as_a_whole(data, out, environment)
     assert not out.exists()
     done = subprocess.run(command(data, out, "with-ends"), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
