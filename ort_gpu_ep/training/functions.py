@@ -64,14 +64,7 @@ LSTMBackward (dY, dhT, dcT, gates, C, before, R) => (dA, dh0, dc0)
     }> (dhT, dcT, dY, gates, C, before)
 }"""
 
-_GRU_BACKWARD = """
-GRUBackward (dY, dhT, gates, before, hidden, R) => (dA, dh0)
-{
-    dh0, dA = Scan <num_scan_inputs = 4, scan_input_directions = [1, 1, 1, 1], scan_output_directions = [1],
-        body = step (float[B,H] dh_in, float[B,H] dy, float[B,G] gate, float[B,H] h_before, float[B,H] q)
-            => (float[B,H] dh_out, float[B,G] da_out)
-    {
-        one = Constant <value = float {1.0}> ()
+_GRU_GATES = """one = Constant <value = float {1.0}> ()
         z, r, n = Split <SPLIT3> (gate)
         dh = Add (dy, dh_in)
         z_rest = Sub (one, z)
@@ -84,8 +77,18 @@ GRUBackward (dY, dhT, gates, before, hidden, R) => (dA, dh0)
         dz = Mul (dh, difference)
         z_slope = Mul (z, z_rest)
         az = Mul (dz, z_slope)
+        r_slope = Mul (r, r_rest)"""
+"""What both forms of a GRU have in common: the gradients of z's and n's pre-activations."""
+
+_GRU_BACKWARD = """
+GRUBackward (dY, dhT, gates, before, hidden, R) => (dA, dh0)
+{
+    dh0, dA = Scan <num_scan_inputs = 4, scan_input_directions = [1, 1, 1, 1], scan_output_directions = [1],
+        body = step (float[B,H] dh_in, float[B,H] dy, float[B,G] gate, float[B,H] h_before, float[B,H] q)
+            => (float[B,H] dh_out, float[B,G] da_out)
+    {
+        GRU_GATES
         dr = Mul (an, q)
-        r_slope = Mul (r, r_rest)
         ar = Mul (dr, r_slope)
         dq = Mul (an, r)
         recurrent = Concat <axis = 1> (az, ar, dq)
@@ -102,22 +105,9 @@ GRUBackwardResetFirst (dY, dhT, gates, before, R, Rh) => (dA, dh0)
     dh0, dA = Scan <num_scan_inputs = 3, scan_input_directions = [1, 1, 1], scan_output_directions = [1],
         body = step (float[B,H] dh_in, float[B,H] dy, float[B,G] gate, float[B,H] h_before) => (float[B,H] dh_out, float[B,G] da_out)
     {
-        one = Constant <value = float {1.0}> ()
-        z, r, n = Split <SPLIT3> (gate)
-        dh = Add (dy, dh_in)
-        z_rest = Sub (one, z)
-        r_rest = Sub (one, r)
-        nn = Mul (n, n)
-        n_slope = Sub (one, nn)
-        dn = Mul (dh, z_rest)
-        an = Mul (dn, n_slope)
-        difference = Sub (h_before, n)
-        dz = Mul (dh, difference)
-        z_slope = Mul (z, z_rest)
-        az = Mul (dz, z_slope)
+        GRU_GATES
         d_reset = MatMul (an, Rh)
         dr = Mul (d_reset, h_before)
-        r_slope = Mul (r, r_rest)
         ar = Mul (dr, r_slope)
         recurrent = Concat <axis = 1> (az, ar)
         dh_weights = MatMul (recurrent, R)
@@ -284,7 +274,7 @@ TEXTS = {text.split()[0]: text for text in (
 @cache
 def function(name: str, opset: int) -> onnx.FunctionProto:
     """A function for a model of this opset."""
-    text = TEXTS[name]
+    text = TEXTS[name].replace("GRU_GATES", _GRU_GATES)
     for parts in (3, 4):
         text = text.replace(f"SPLIT{parts}", "axis = 1" + (f", num_outputs = {parts}" if opset >= 18 else ""))
     found: onnx.FunctionProto = onnx.parser.parse_function(f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n{text}')
