@@ -144,7 +144,9 @@ class Engine:
     # ---- steps
 
     def has_room(self, sizes: Mapping[str, int]) -> bool:
-        """Whether a data set of arrays of these bytes is to be kept where the steps are."""
+        """Whether a data set of arrays of these bytes is to be kept where the steps are. On the CPU they take it from where it is."""
+        if not self.resident.on_gpu:
+            return False
         self._keep(self._source, self.resident.no_room(sizes))
         return not self._why_not
 
@@ -156,7 +158,7 @@ class Engine:
         return self._source
 
     def _hold(self) -> None:
-        """On this device, what is to be held; on the CPU the steps take it from where it is."""
+        """On this device, what is to be held."""
         if self._source is not None and self.resident.on_gpu:
             self._keep(self._source, self.resident.hold(self._source))
 
@@ -165,7 +167,9 @@ class Engine:
 
     @property
     def data(self) -> str:
-        """Where the samples of fit() are; "" before it was called."""
+        """Where the samples of fit() are; "" before it was called, and on the CPU."""
+        if not self.resident.on_gpu:
+            return ""
         if self._why_not:
             return f"each step's batch comes from the host: {self._why_not}"
         if self._source is None:

@@ -20,18 +20,19 @@ from ort_gpu_ep.training.writer import Shape, Writer
 ROWS = "training.rows"
 
 SHARE = 4
-"""A data set may take one part in so many of memory_limit_mb."""
+"""A data set and the next batches of it may take one part in so many of memory_limit_mb."""
 
 NBYTES = 1 << 30
-"""What it may take where no limit is given: a quarter of the 4 GiB that nearly every GPU has. WebGPU does not tell how much there is."""
+"""What they may take where no limit is given: a quarter of the 4 GiB that nearly every GPU has. WebGPU does not tell how much there is."""
 
 
-def too_large(sizes: Mapping[str, int], memory_limit_nbytes: int, max_binding_nbytes: int) -> str:
-    """Why arrays of these sizes in bytes are not kept on a device; "" if they are."""
-    total, most = sum(sizes.values()), memory_limit_nbytes // SHARE if memory_limit_nbytes else NBYTES
+def too_large(sizes: Mapping[str, int], batches: int, memory_limit_nbytes: int, max_binding_nbytes: int) -> str:
+    """Why arrays of these sizes in bytes are not kept on a device, beside batches of so many bytes; "" if they are."""
+    total, most = sum(sizes.values()) + batches, memory_limit_nbytes // SHARE if memory_limit_nbytes else NBYTES
     if total > most:
         of = "a quarter of memory_limit_mb" if memory_limit_nbytes else "of a device whose memory_limit_mb is not given"
-        return f"the data set has {total / 2**20:,.1f} MiB, it may take {most / 2**20:,.1f} MiB ({of})"
+        return (f"the data set and the next batches of it have {total / 2**20:,.1f} MiB, they may take {most / 2**20:,.1f} MiB "
+                f"({of})")
     name = max(sizes, key=lambda n: sizes[n])
     if sizes[name] > max_binding_nbytes:
         return f"{name!r} has {sizes[name] / 2**20:,.1f} MiB, a kernel of this adapter reads {max_binding_nbytes / 2**20:,.1f} MiB"

@@ -8,6 +8,7 @@ for each of these places (gathered.py).
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -119,8 +120,9 @@ class Resident:
         """Why a data set of arrays of these bytes can't be kept here; "" if it can."""
         state = state_of(self.session)
         if state is None or state.gpu is None:
-            return "the GPU is in a worker process" if self.on_gpu else "the steps are on the CPU"
-        return too_large(sizes, resolve(self._options).memory_limit_mb << 20, state.gpu.limits.max_binding_nbytes)
+            return "the GPU is in a worker process"
+        batch = sum(math.prod(shape) * dtype.itemsize for n, (dtype, shape) in self.step.feeds.items() if n in sizes)
+        return too_large(sizes, LOSSES * batch, resolve(self._options).memory_limit_mb << 20, state.gpu.limits.max_binding_nbytes)
 
     def hold(self, source: DataSet) -> str:
         """Keeps a data set on the device, in the place of the one before. Returns why that fails, "" if it does not."""

@@ -106,24 +106,18 @@ class Trainer:
         count = data.samples(inputs, label)
         size, history = min(batch, count), list[dict[str, float]]()
         weight = None if sample_weight is None else np.asarray(sample_weight)
-        data.normalized(weight, count, count)
-        kept = np.arange(count) if weight is None else np.flatnonzero(weight)
+        kept = np.arange(count) if weight is None else np.flatnonzero(data.weights(weight, count))
         engine = self._opened({n: a[:size] for n, a in inputs.items()})
         held, where = None, ""
         for epoch in range(1, epochs + 1):
             if where != engine.placement:
                 held, where = self._held(engine, inputs, label, size), engine.placement
             order = np.random.default_rng([self.seed, self.epochs]).permutation(kept) if shuffle else kept
-            parts, waiting, read = list(data.batches(len(kept), size, order)), list[Loss](), list[float]()
-            for k, fed in enumerate(self._batches(engine, inputs, label, held, parts, weight), start=1):
-                waiting.append(self._stepped(engine, fed))
-                if k % READ_EVERY == 0 or k == len(parts):
-                    float(waiting[-1])
-                    read, waiting = read + [float(loss) for loss in waiting], []
-                if on_step is not None:
-                    on_step(Progress((epoch - 1) * len(parts) + k, epochs * len(parts), epoch, epochs, read[-1] if read else np.nan))
+            parts = list(data.batches(len(kept), size, order))
+            at = Progress((epoch - 1) * len(parts), epochs * len(parts), epoch, epochs, np.nan)
+            losses = self._epoch(engine, self._batches(engine, inputs, label, held, parts, weight), at, on_step)
             self.epochs += 1
-            history.append({"loss": float(np.average(read, weights=[len(part) for part in parts]))})
+            history.append({"loss": float(np.average(losses, weights=[len(part) for part in parts]))})
             if validation is not None:
                 history[-1] |= {f"validation_{k}": v for k, v in self.evaluate(*validation).items()}
         return history
@@ -257,6 +251,21 @@ class Trainer:
 
     # ---- inside
 
+    def _epoch(
+        self, engine: Engine, batches: Iterator[data.Batch], at: Progress, on_step: Callable[[Progress], object] | None,
+    ) -> list[float]:
+        """Takes a step on each batch; returns their losses. at: before the first one."""
+        waiting, read = list[Loss](), list[float]()
+        last = at.step + at.steps // at.epochs
+        for number, batch in enumerate(batches, start=at.step + 1):
+            waiting.append(self._stepped(engine, batch))
+            if len(waiting) == READ_EVERY or number == last:
+                float(waiting[-1])
+                read, waiting = read + [float(loss) for loss in waiting], []
+            if on_step is not None:
+                on_step(replace(at, step=number, loss=read[-1] if read else np.nan))
+        return read
+
     def _batches(
         self, engine: Engine, inputs: Mapping[str, Array], label: Array, held: data.DataSet | None, parts: Sequence[Array], weight: Any,
     ) -> Iterator[data.Batch]:
@@ -276,7 +285,7 @@ class Trainer:
         if not engine.has_room({n: a.size * types[n].itemsize for n, a in {**inputs, LABEL: label}.items() if n in types}):
             return None
         self._check_count(engine.step, size)
-        return engine.hold(self._checked(engine.step, inputs, label))
+        return uninterrupted(engine.hold, self._checked(engine.step, inputs, label))
 
     def _stepped(self, engine: Engine, batch: data.Batch) -> Loss:
         """A step on a batch, to which the optimizer's numbers come."""

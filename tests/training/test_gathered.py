@@ -138,9 +138,20 @@ def test_a_wrong_class_anywhere_is_said_before_the_first_step() -> None:
 
 
 def test_how_much_it_may_take() -> None:
-    sizes, mib = {"x": 6 << 20, "y": 3 << 20}, 1 << 20
-    assert gathered.too_large(sizes, 0, 1 << 30) == ""
-    assert gathered.too_large(sizes, 36 * mib, 1 << 30) == ""
-    assert gathered.too_large(sizes, 35 * mib, 1 << 30) == "the data set has 9.0 MiB, it may take 8.8 MiB (a quarter of memory_limit_mb)"
-    assert gathered.too_large(sizes, 0, 5 * mib) == "'x' has 6.0 MiB, a kernel of this adapter reads 5.0 MiB"
-    assert "(of a device whose memory_limit_mb is not given)" in gathered.too_large({"x": gathered.NBYTES + 1}, 0, 1 << 40)
+    sizes, mib = {"x": 6 << 20, "y": 2 << 20}, 1 << 20
+    assert gathered.too_large(sizes, mib, 0, 1 << 30) == ""
+    assert gathered.too_large(sizes, mib, 36 * mib, 1 << 30) == ""
+    assert gathered.too_large(sizes, mib, 35 * mib, 1 << 30) == (
+        "the data set and the next batches of it have 9.0 MiB, they may take 8.8 MiB (a quarter of memory_limit_mb)")
+    assert gathered.too_large(sizes, mib, 0, 5 * mib) == "'x' has 6.0 MiB, a kernel of this adapter reads 5.0 MiB"
+    assert "(of a device whose memory_limit_mb is not given)" in gathered.too_large({"x": gathered.NBYTES}, 1, 0, 1 << 40)
+
+
+def test_batches_that_would_take_more_than_the_data_set_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = points(40)
+    nbytes = x.nbytes + y.nbytes
+    t = trainer()
+    for batches, why in ((9, "each step's batch comes from the host"), (10, "the device holds the data set")):
+        monkeypatch.setattr(gathered, "NBYTES", nbytes * (1 + batches))
+        t.fit(x, y, batch=40)
+        assert why in t.explain()
