@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device import circuit as circuit_module
 from ort_gpu_ep.health import open_adapter
 
 settings.register_profile(      # too_slow: data that is made slowly says that the machine is busy
@@ -30,6 +31,12 @@ def closed_circuits() -> None:
     """A test that makes the GPU fail does not send the next test to the CPU."""
     for circuit in Gpu._circuits.values():
         circuit.reset()
+
+
+@pytest.fixture
+def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that failed is left alone until the test says otherwise, however long its next runs take."""
+    monkeypatch.setattr(circuit_module, "FIRST_PAUSE_S", 300.0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,6 +14,8 @@ from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.plugin.memory import memory
 from tests.plugin.cases import assert_close, device_value, info, island, make_model, node, open_session, reference
 
+pytestmark = pytest.mark.usefixtures("long_pauses")
+
 
 def copies(opened: Any) -> tuple[int, int, int]:
     """(host to device, device to host, device to device) since the last call."""

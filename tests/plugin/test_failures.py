@@ -30,6 +30,8 @@ from ort_gpu_ep.partitioner import costs
 from ort_gpu_ep.plugin import local, provider
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, raises, reference
 
+pytestmark = pytest.mark.usefixtures("long_pauses")
+
 
 class Boom(Exception):
     """Stands for a bug."""

@@ -18,6 +18,8 @@ from ort_gpu_ep.plugin.verification import compare
 from tests.plugin.cases import assert_close, batches, reference
 from tests.resilience.soak import KINDS, model, session
 
+pytestmark = pytest.mark.usefixtures("long_pauses")
+
 ERRORS = {
     "lost": DeviceLostError, "hang": DeviceHangError, "oom": OutOfDeviceMemoryError, "corrupt": WrongResultError,
     "compile": ShaderError}

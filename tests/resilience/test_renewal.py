@@ -18,6 +18,8 @@ from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES
 from tests.patience import until
 from tests.plugin.cases import assert_close, info, island, make_model, node, reference
 
+pytestmark = pytest.mark.usefixtures("long_pauses")
+
 SIDE = 160
 assert SIDE * SIDE * 4 > MIN_FILE_NBYTES
 

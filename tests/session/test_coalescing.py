@@ -21,6 +21,8 @@ from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.session.test_direct import WARM
 from tests.unit.graphs import model_of
 
+pytestmark = pytest.mark.usefixtures("long_pauses")
+
 THREADS, RUNS = 8, 6
 
 

@@ -11,6 +11,8 @@ import pytest
 import ort_gpu_ep
 from tests.plugin.cases import info, make_model, node
 
+pytestmark = pytest.mark.usefixtures("long_pauses")
+
 INT64 = 7
 
 rng = np.random.default_rng(3)

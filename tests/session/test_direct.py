@@ -21,6 +21,8 @@ from ort_gpu_ep.plugin.direct import RUNS_BEFORE
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.unit.graphs import model_of
 
+pytestmark = pytest.mark.usefixtures("long_pauses")
+
 WARM = RUNS_BEFORE + 2
 """Runs after which one of the same sizes has its buffers and its recording."""
 

@@ -14,6 +14,8 @@ from ort_gpu_ep.errors import IndexOutOfRangeError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
 from tests.plugin.cases import info, make_model, node
 
+pytestmark = pytest.mark.usefixtures("long_pauses")
+
 INT64 = 7
 Feeds = dict[str, np.ndarray]
 X = np.arange(15, dtype="f").reshape(5, 3)

@@ -18,6 +18,8 @@ from tests.session.conftest import NODES, assert_close, gpu_session, on_the_cpu
 from tests.unit.graphs import model_of, random_models
 from tests.unit.rule_models import EXAMPLES, RULE_IDS, model_of_rule
 
+pytestmark = pytest.mark.usefixtures("long_pauses")
+
 Array = np.ndarray[Any, Any]
 
 
