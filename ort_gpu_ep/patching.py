@@ -81,7 +81,7 @@ def patch(options: Mapping[str, object] | None = None, say: bool = True) -> Patc
     made = Patch(options or {})
     if say and not _said:
         _said = True
-        print(f"ort_gpu_ep: {EP_NAME} comes first in the sessions of this process and of its Python children", file=sys.stderr)
+        print(f"ort_gpu_ep: {EP_NAME} comes first here and in Python children", file=sys.stderr)
     return made
 
 

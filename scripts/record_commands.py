@@ -39,7 +39,7 @@ RECORDED = {
     "bisect": "bisect model.onnx --dim N=3 -o placement=gpu",
     "doctor": "doctor --quick",
     "train": "train model.onnx --data data.npz --epochs 2 --out tuned.onnx",
-    "score": "score model.onnx rows.npz --adapters 0 --batch 16 --out scores.parquet",
+    "score": "score model.onnx rows.npz --adapters 0 --batch 16 --out y.parquet",
     "compress": "compress wide.onnx --method int8 --out small.onnx",
     "exec": "exec -o placement=gpu -- python app.py",
     "profile": "profile model.onnx --dim N=3 --runs 5",

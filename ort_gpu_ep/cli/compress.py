@@ -29,5 +29,5 @@ def compress(
         shared.print_json(report.as_dict())
         return
     for line in report.lines():
-        shared.out.print(line, highlight=False, markup=False, soft_wrap=True)
+        shared.out.print(line, highlight=False, markup=False)
     shared.out.print(f"written: {out}", highlight=False, markup=False, soft_wrap=True)

@@ -28,7 +28,7 @@ def exec(
     environment = {**os.environ, **variables}
     placement = resolve({}, environment).placement
     program = command[0]
-    print(f"ort-gpu-ep: WgpuExecutionProvider comes first in onnxruntime's sessions (placement={placement})", file=sys.stderr, flush=True)
+    print(f"ort-gpu-ep: WgpuExecutionProvider comes first in all sessions (placement={placement})", file=sys.stderr, flush=True)
     try:
         if os.name == "nt":       # there a program that replaces another one does not keep its process id
             raise typer.Exit(subprocess.run(command, env=environment).returncode)

@@ -149,6 +149,9 @@ def test_the_command(model: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert {layer["method"] for layer in found["layers"]} == {"int4", "int8", "codebook6"}
+    printed = CliRunner().invoke(cli.app, ["compress", str(model), "--method", "int4", "-o", str(model.with_name("other.onnx"))], env={"COLUMNS": "60"})
+    assert "largest output agrees" in " ".join(printed.output.split())
+    assert [line for line in printed.output.splitlines() if len(line) > 60 and not line.startswith("written: ")] == []
     again = CliRunner().invoke(cli.app, ["compress", str(model), "--method", "int4", "-o", str(out)])
     assert again.exit_code == 1
     assert "exists" in again.output

@@ -153,7 +153,7 @@ def test_it_is_said_once(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.setattr(patching, "_said", False)
     for _ in range(2):
         ort.patch().undo()
-    assert capfd.readouterr().err == f"ort_gpu_ep: {ort.EP_NAME} comes first in the sessions of this process and of its Python children\n"
+    assert capfd.readouterr().err == f"ort_gpu_ep: {ort.EP_NAME} comes first here and in Python children\n"
 
 
 def test_pythonpath_keeps_its_other_entries() -> None:
@@ -197,7 +197,7 @@ def executed(folder: Path, *arguments: object, **environment: str) -> tuple[int,
     return process.returncode, out, err
 
 
-SAID = "ort-gpu-ep: WgpuExecutionProvider comes first in onnxruntime's sessions (placement=gpu)\n"
+SAID = "ort-gpu-ep: WgpuExecutionProvider comes first in all sessions (placement=gpu)\n"
 
 
 def test_an_app_that_names_the_cpu(folder: Path, mlp: bytes, x: Array) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx.defs
 import pytest
+from rich.cells import cell_len
 
 from ort_gpu_ep.cli import COMMANDS
 from ort_gpu_ep.config import OPTIONS
@@ -80,6 +81,12 @@ def test_each_command_is_recorded_at_80_columns() -> None:
     for name, arguments in record_commands.RECORDED.items():
         assert arguments.split()[0] == name
         assert f"\n```console\n$ ort-gpu-ep {arguments}\n" in text, "run `python scripts/record_commands.py`"
+
+
+def test_no_recorded_line_is_longer_than_80_columns() -> None:
+    blocks = re.findall(r"```console\n(.*?)```", record_commands.DOCUMENT.read_text("utf-8"), re.S)
+    assert len(blocks) == len(COMMANDS)
+    assert [line for block in blocks for line in block.splitlines() if cell_len(line) > 80] == []
 
 
 def test_the_clients_are_those_of_the_extra() -> None:
