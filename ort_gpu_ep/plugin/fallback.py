@@ -70,8 +70,7 @@ class Fallback:
     def graph_with_constants(self) -> Graph:
         """The partition's graph, with the constants that it reads: a program can be made of it. Raises ValueError, once closed."""
         values = dict(self._graph.values)
-        stored = {name: self._file.load(name) for name in self._large} if self._file is not None else {}
-        for name, array in (self._kept | stored).items():
+        for name, array in (self._kept | self._stored()).items():
             values[name] = replace(values[name], load=partial(_given, array))
         return self._graph.with_nodes(self._graph.nodes, values)
 
@@ -86,6 +85,10 @@ class Fallback:
         """What the partition's nodes read: small ones, and where on disk the large ones are until `close`."""
         places = {name: self._file.places[name] for name in self._large} if self._file is not None else {}
         return {**self._kept, **places}
+
+    def _stored(self) -> dict[str, Array]:
+        """The large constants. Raises ValueError, once closed."""
+        return {name: self._file.load(name) for name in self._large} if self._file is not None else {}
 
     def _take_constants(self, cache_path: str, notify: Callable[[str], object]) -> None:
         read = {name for node in self._graph.nodes for name in node.reads} | set(self._graph.outputs)
@@ -115,7 +118,7 @@ class Fallback:
                 options.log_severity_level = 3
                 exact_products(options)
                 options.enable_cpu_mem_arena = False    # an arena keeps the largest run's tensors, twice over
-                stored = {name: self._file.load(name) for name in self._large} if self._file is not None else {}
+                stored = self._stored()
                 external = {n: a for n, a in stored.items() if a.dtype.name not in _SUB_BYTE}      # no OrtValue is made of the others
                 if external:
                     values = [_ort_value(a, self._onnx_type(n)) for n, a in external.items()]
