@@ -58,7 +58,7 @@ class Gpu(Buffers):
     def __init__(self, info: AdapterInfo, raw: Any, limits: Limits) -> None:
         super().__init__(info, raw, limits)
         self.hang_timeout_s = self.last_wait_s = self.last_arrival_s = 0.0
-        self.turns = waiting.Turns()
+        self.pollers = waiting.Pollers()
         self.circuit = Circuit(lambda: probe(info))
         self.uses = Uses(not info.is_software)
         self.workarounds: tuple[Any, ...] = ()

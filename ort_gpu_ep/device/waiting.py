@@ -92,7 +92,7 @@ def _note(gpu: Any, start: float) -> None:
 def _polled(gpu: Any, arrival: Any, start: float) -> bool:
     """Whether what is waited for came while it was polled for. One thread polls at a time, for others would share its core."""
     most_s = min(SPIN_S if gpu.info.is_software else SPIN_ON_HARDWARE_S, gpu.hang_timeout_s)
-    return bool(gpu.last_wait_s < most_s and gpu.turns.wait(gpu, arrival, most_s, start))
+    return bool(gpu.last_wait_s < most_s and gpu.pollers.wait(gpu, arrival, most_s, start))
 
 
 class _Waiting:
@@ -105,10 +105,9 @@ class _Waiting:
         self.wake.acquire()
 
 
-class Turns:
-    """Which of the threads that wait for results of one device polls for them: the first, then the next whose result is not there yet.
-
-    The others sleep: a poll takes what has arrived for all, and the queue runs in order.
+class Pollers:
+    """Which of the threads that wait for results of one device polls for them: the first, then the next whose result is not there yet
+    (leader and followers). The others sleep: a poll takes what has arrived for all, and the queue runs in order.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ MAX_LENGTH = (1 << 27) - 1
 WINDOWS = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0), "BlackmanWindow": (0.42, 0.5, 0.08)}
 """Factors of 1, -cos(2 pi t), cos(4 pi t)."""
 
-record("dft_turns.wgsl", "elementwise", cases=[case("DFT", 20, normal(2, 31, 2))])
+record("dft_twiddles.wgsl", "elementwise", cases=[case("DFT", 20, normal(2, 31, 2))])
 record("window.wgsl", "elementwise")
 record(
     "dft.wgsl", "direct", loop_bound=lambda k: k["N"] + ceil_div(k["N"], 32), flops=lambda k: 4 * k.size("y") * k["N"],
@@ -43,13 +43,14 @@ def dft(node: BoundNode) -> Lowering:
     out = TensorType(x.dtype, (*replaced(x.shape, axis, size)[:-1], 1 if half else 2))
     if out.size and not x.size:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"DFT of {x.type}, which has no elements, to {out}")
-    turns = TensorType(FLOAT32, (n, 2))
+    twiddles = TensorType(FLOAT32, (n, 2))
     consts = {
         "N": n, "LENGTH": length, "OUT": size, "INNER": around(x.shape[:-1], axis)[2], "PARTS": parts, "OUT_PARTS": out.shape[-1],
         "INVERSE": inverse, "HALF": half}
     return Lowering(
-        (out,), (kernel("dft_turns.wgsl", [turns], consts={"N": n}, reads={}, writes={"turns": "turns"}),
-                 kernel("dft.wgsl", [out], consts=consts, reads={"x": 0, "turns": "turns"}, writes={"y": 0})), (("turns", turns),))
+        (out,), (kernel("dft_twiddles.wgsl", [twiddles], consts={"N": n}, reads={}, writes={"twiddles": "twiddles"}),
+                 kernel("dft.wgsl", [out], consts=consts, reads={"x": 0, "twiddles": "twiddles"}, writes={"y": 0})),
+        (("twiddles", twiddles),))
 
 
 def _axis(node: BoundNode) -> int:

@@ -1,6 +1,6 @@
 // y[o, k, j] = sum over n of x[o, n, j] e^(-2 pi i k n / N), or with e^(+...) / N (INVERSE): one part, real or imaginary, of a complex
 // number by an invocation. Sums go through partial sums of 32.
-// Expects: x, turns (cosine and sine of each n / N of a turn), N, LENGTH (size of the axis in x: what lies beyond counts as zeros, what
+// Expects: x, twiddles (cosine and sine of each n / N of a turn), N, LENGTH (size of the axis in x: what lies beyond counts as zeros, what
 // is beyond N is left out), OUT (its size in y), INNER (numbers between two along it), PARTS and OUT_PARTS (of a number in x and in y: 1,
 // real, or 2), INVERSE, HALF (x is the first half of a spectrum whose second half mirrors it). Source: ONNX DFT.
 fn element(i: u32) -> y_t {
@@ -16,8 +16,8 @@ fn element(i: u32) -> y_t {
         var sum = 0.0;
         for (var j = 0u; j < 32u && n < terms; j++) {
             let at = (first + n * INNER) * PARTS;
-            let c = turns_at(2u * turn);
-            let s = select(turns_at(2u * turn + 1u), -turns_at(2u * turn + 1u), INVERSE);
+            let c = twiddles_at(2u * turn);
+            let s = select(twiddles_at(2u * turn + 1u), -twiddles_at(2u * turn + 1u), INVERSE);
             let real = x_at(at);
             var v = select(real * c, -(real * s), part == 1u);
             if (PARTS == 2u) {

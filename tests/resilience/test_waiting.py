@@ -95,7 +95,7 @@ class Queue:
     POLL_S = 1e-3
 
     def __init__(self, clock: Clock, each_s: float, software: bool = False) -> None:
-        self.info, self.turns, self.clock = SimpleNamespace(is_software=software), waiting.Turns(), clock
+        self.info, self.pollers, self.clock = SimpleNamespace(is_software=software), waiting.Pollers(), clock
         self.last_wait_s = self.last_arrival_s = 0.0
         self.each_s, self.next_s = each_s, clock.now_s + each_s
         self.arrivals = [SimpleNamespace(status=0) for _ in range(8)]
@@ -130,8 +130,8 @@ def test_those_that_wait_in_line_sleep_until_it_is_their_turn(clock: Clock, monk
         assert all(pool.map(lambda i: waiting.wait_until(gpu, i, gpu.arrivals[i]), range(8)))
     assert gpu.blocked == 0
     assert gpu.last_wait_s <= 0.05 + gpu.POLL_S, "since the one before"
-    assert not gpu.turns._waiting
-    assert not gpu.turns._led
+    assert not gpu.pollers._waiting
+    assert not gpu.pollers._led
 
 
 def test_a_long_wait_is_not_polled_for_by_anybody(clock: Clock) -> None:
@@ -140,4 +140,4 @@ def test_a_long_wait_is_not_polled_for_by_anybody(clock: Clock) -> None:
         assert all(pool.map(lambda i: waiting.wait_until(gpu, i, gpu.arrivals[i]), range(3)))
     assert gpu.blocked == 3
     assert gpu.last_wait_s > waiting.SPIN_S
-    assert not gpu.turns._led
+    assert not gpu.pollers._led

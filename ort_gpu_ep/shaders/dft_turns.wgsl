@@ -1,2 +1,0 @@
-// turns[2 r] = cos(2 pi r / N), turns[2 r + 1] = sin(2 pi r / N). One invocation per element. Expects: N.
-fn element(i: u32) -> turns_t { return sin_of_turn_f32(i / 2u, N, 1u - i % 2u); }
