@@ -53,11 +53,18 @@ def in_blocks(sides: Mapping[str, Callable[[], object]], runs: int, blocks: int 
 
 
 def in_turn(
-    sides: Mapping[str, Callable[[], object]], runs: int, clock: Callable[[], float] = time.perf_counter,
+    sides: Mapping[str, Callable[[], object]], runs: int, clock: Callable[[], float] = time.perf_counter, warm_s: float = 0.0,
 ) -> dict[str, np.ndarray]:
-    """Milliseconds of each run of each side, by a clock. The sides take turns, every other round backwards: a drift hits all of them."""
+    """Milliseconds of each run of each side, by a clock. The sides take turns, every other round backwards: a drift hits all of them.
+
+    warm_s: seconds of runs before those that count, besides five of each side.
+    """
     for call in sides.values():
         for _ in range(5):
+            call()
+    until = time.perf_counter() + warm_s
+    while time.perf_counter() < until:
+        for call in sides.values():
             call()
     times: dict[str, list[float]] = {side: [] for side in sides}
     for i in range(runs):

@@ -218,13 +218,19 @@ def main(
         row = results[name] = measure(name, runs, adapter)
         table.add_row(name, str(row["dispatches"]), *(f"{row[k]:.3f}" for k in ("floor", "gpu", "over", "auto")), row["chose"],
                       f"{row['error']:.1e}")
+        _write(json, results)
     console.print(table)
     if threads:
         rates = results["threads"] = threads_of(threads_model, [int(n) for n in threads.split(",")], adapter, join)
         for way, found in rates.items():
             console.print(f"{threads_model}, {way}: " + ", ".join(f"{n} threads {r:.4g}" for n, r in found.items()))
-    if json is not None:
-        json.write_text(json_module.dumps(results, indent=1))
+    _write(json, results)
+
+
+def _write(path: Path | None, results: dict[str, Any]) -> None:
+    """After each model: nothing is lost where the time is over."""
+    if path is not None:
+        path.write_text(json_module.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

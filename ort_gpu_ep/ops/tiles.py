@@ -77,8 +77,14 @@ TILES = (
     Tile("32x32", 32, 32, 4, 4, 4, 1, 4, 0.40),
     Tile("16x32/4", 16, 32, 8, 4, 4, 4, 4, 0.29),
     Tile("16x16", 16, 16, 4, 4, 4, 1, 4, 0.15),
+    Tile("128x64", 128, 64, 4, 8, 8, 1, 4, 0.58),
+    Tile("64x128", 64, 128, 4, 8, 8, 1, 4, 0.58),
 )
-"""The last ones are for few columns, and for adapters with little workgroup memory."""
+"""Those of 16 are for few columns, and for adapters with little workgroup memory."""
+
+UNMEASURED = ("128x64", "64x128")
+"""For large products: 8 x 8 sums a lane, in half the workgroup of 128x128, so that fewer rows or columns are computed in vain. Their part
+of the full rate is a guess, so an estimate never chooses them; `ort-gpu-ep tune` and benchmarks.tiles weigh them."""
 
 SPLIT_TILES = ("64x64/4", "64x32/4", "32x32/4", "64x64")
 """Those that are offered with K cut over workgroups."""
@@ -194,8 +200,16 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
     return time
 
 
+def estimates_ns(product: TiledProduct, known: Mapping[str, tuple[Tile, int]]) -> dict[str, float]:
+    """Of each form; a tile that was never measured is no better than the best of those that were."""
+    found = {name: estimate_ns(product, *form) for name, form in known.items()}
+    sure = [found[name] for name, (tile, _) in known.items() if tile.name not in UNMEASURED]
+    return {name: ns if tile.name not in UNMEASURED or not sure else max(ns, 1.001 * min(sure))
+            for (name, ns), (tile, _) in zip(found.items(), known.values(), strict=True)}
+
+
 def best_ns(product: TiledProduct) -> float:
-    return min(estimate_ns(product, *form) for form in forms(product).values())
+    return min(estimates_ns(product, forms(product)).values())
 
 
 def of_matrices(
@@ -221,7 +235,7 @@ def lower_tiled(product: TiledProduct, out: TensorType) -> Lowering:
     K is cut and the parts are not added up by the product itself, their sum.
     """
     known = forms(product)
-    choice = product.target.choose(product.key, {name: estimate_ns(product, *form) for name, form in known.items()})
+    choice = product.target.choose(product.key, estimates_ns(product, known))
     tile, split = known[choice.form]
     per = ceil_div(ceil_div(product.fours, tile.fours), split)
     rows = ceil_div(product.fours * 4, PACKED_ROWS) * PACKED_ROWS      # the same for every tile: forms share what was packed
