@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.training import Progress, Schedule, Trainer, constant, cosine
+from ort_gpu_ep.training import Progress, Schedule, Trainer, checkpoint, constant, cosine
 from ort_gpu_ep.training.optimizers import OPTIMIZERS
 
 LABELS = ("y", "labels")
@@ -30,13 +30,13 @@ def train(
     loss: Annotated[str, typer.Option("--loss", help="cross_entropy, mse, l1 or bce_with_logits.")] = "cross_entropy",
     optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, adam or adamw.")] = "adam",
     rate: Annotated[float, typer.Option("--rate", help="Learning rate.")] = 1e-3,
-    schedule: Annotated[str, typer.Option("--schedule", help="constant, or cosine: down to 0 over all steps.")] = "constant",
+    schedule: Annotated[str, typer.Option("--schedule", help="constant, or cosine: to 0 over all steps, resumed ones too.")] = "constant",
     epochs: Annotated[int, typer.Option("--epochs", min=1)] = 5,
     batch: Annotated[int, typer.Option("--batch", min=1)] = 32,
     trainable: Annotated[list[str] | None, typer.Option("--trainable", help="Pattern of weights to train (default all); repeat.")] = None,
     clip: Annotated[float | None, typer.Option("--clip", help="Largest norm of the gradient.")] = None,
     validate: Annotated[float, typer.Option("--validate", help="Part of the samples, the last ones, kept for validation.", max=0.9)] = 0.0,
-    resume: Annotated[Path | None, typer.Option("--resume", help="Go on from this checkpoint, if it is there, and write it.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", help="Go on from this checkpoint, if it is there; write it.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of shuffling and Dropout.")] = 0,
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
@@ -44,7 +44,7 @@ def train(
     """Train the float32 weights of MODEL on the samples of a .npz file, and write the tuned model."""
     inputs, labels = _samples(data)
     kept = len(labels) - round(len(labels) * validate)
-    steps = epochs * -(-kept // min(batch, kept))
+    steps = _steps(resume) + epochs * -(-kept // min(batch, kept))
     chosen = _optimizer(optimizer, _schedule(schedule, rate, steps), clip)
     options = shared.pairs(option, "--option")
     trainer = Trainer(str(model), loss=loss, optimizer=chosen, trainable=trainable or None, seed=seed, options=options)
@@ -54,7 +54,13 @@ def train(
     first, last = ({n: a[part] for n, a in inputs.items()} for part in (slice(None, kept), slice(kept, None)))
     validation = (last, labels[kept:]) if kept < len(labels) else None
     start = time.perf_counter()
-    history = _fitted(trainer, first, labels[:kept], epochs, batch, validation, quiet=json)
+    try:
+        history = _fitted(trainer, first, labels[:kept], epochs, batch, validation, quiet=json)
+    except KeyboardInterrupt:
+        if resume is not None and trainer.steps:
+            trainer.save(resume)
+            shared.err.print(f"after {trainer.steps} steps; {resume} has them: the same command goes on from there", highlight=False)
+        raise
     seconds = time.perf_counter() - start
     if resume is not None:
         trainer.save(resume)
@@ -68,6 +74,11 @@ def train(
     for path, what in ((out, "tuned model"), (resume, "checkpoint")):
         if path is not None:
             shared.out.print(f"{what} written to {path}", highlight=False)
+
+
+def _steps(resume: Path | None) -> int:
+    """That a checkpoint has behind it: a schedule over all steps counts them. 0 where there is none."""
+    return checkpoint.number(resume, checkpoint.read(resume)[1], "step") if resume is not None and resume.exists() else 0
 
 
 def _samples(path: Path) -> tuple[dict[str, Any], Any]:

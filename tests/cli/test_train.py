@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,7 +12,8 @@ import onnxruntime
 import pytest
 from typer.testing import CliRunner, Result
 
-from ort_gpu_ep.cli import app
+from ort_gpu_ep.cli import app, shared
+from ort_gpu_ep.training import Trainer
 from tests.training import references
 
 
@@ -48,6 +50,30 @@ def test_json_and_resume(files: Path) -> None:
     assert len(first["history"]) == 2
     assert second["history"][-1]["loss"] < first["history"][0]["loss"]
     assert first["schema"] == 1
+
+
+def test_a_resumed_cosine_goes_on_falling(files: Path) -> None:
+    """Over the steps of both: at the end of those of one alone nothing would be learnt any more."""
+    arguments = ("--json", "--epochs", 5, "--rate", 0.05, "--schedule", "cosine", "--resume", files / "c.safetensors")
+    first, second = (json.loads(call(files, *arguments).stdout)["history"] for _ in range(2))
+    assert second[-1]["loss"] < 0.9 * first[-1]["loss"]
+
+
+def test_an_interrupted_training_goes_on(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, step = files / "c.safetensors", Trainer._stepped
+
+    def interrupted(self: Trainer, *arguments: Any) -> Any:
+        if self.steps == 3:
+            raise KeyboardInterrupt
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_stepped", interrupted)
+    done = call(files, "--epochs", 3, "--resume", path)
+    assert done.exit_code == shared.INTERRUPTED
+    assert "after 3 steps;" in done.stderr
+    assert "goes on from there" in " ".join(done.stderr.split())
+    monkeypatch.undo()
+    assert json.loads(call(files, "--epochs", 1, "--resume", path, "--json").stdout)["steps"] == 5
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
