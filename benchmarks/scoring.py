@@ -97,8 +97,8 @@ def map_batches(model: Path, data: Path, out: Path) -> None:
 
 
 @contextmanager
-def watched(samples: list[float]) -> Iterator[None]:
-    """Megabytes of this process and its children that they share with nobody, ten times a second."""
+def watched(samples: list[float], cpu_s: dict[int, list[float]]) -> Iterator[None]:
+    """Ten times a second, of this process and its children: megabytes that they share with nobody, and seconds of a core by process."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -107,6 +107,8 @@ def watched(samples: list[float]) -> Iterator[None]:
             for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
                 try:
                     total += process.memory_full_info().uss
+                    times = process.cpu_times()
+                    cpu_s.setdefault(process.pid, []).append(times.user + times.system)
                 except (psutil.NoSuchProcess, psutil.AccessDenied):
                     continue
             samples.append(total / 2**20)
@@ -121,14 +123,16 @@ def watched(samples: list[float]) -> Iterator[None]:
 
 
 def timed(name: str, rows: int, work: Callable[[], Any]) -> None:
-    samples = list[float]()
+    samples, cpu_s = list[float](), dict[int, list[float]]()
     start = time.perf_counter()
-    with watched(samples):
+    with watched(samples, cpu_s):
         report = work()
     whole_s = time.perf_counter() - start
     seconds = report.seconds if report is not None else whole_s
     parts = [max(part, default=0.0) for part in np.array_split(samples, FIFTHS)]
     print(f"{name:24} {rows / seconds:12,.0f} rows/s {seconds / rows * 1e6:8.2f} us a row {whole_s:8.1f} s with preparation")
+    spent_s = sum(found[-1] - found[0] for found in cpu_s.values())
+    print(f"{'':24} {spent_s / rows * 1e6:.2f} us of a core a row, preparation included")
     print(f"{'':24} MB at most in each fifth of the time: {', '.join(f'{part:,.0f}' for part in parts)}",
           f"; batch {report.batch}" if report is not None else "", flush=True)
 

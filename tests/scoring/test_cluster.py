@@ -119,6 +119,10 @@ def test_a_run_on_a_cluster(data: Data, tmp_path: Path, stand_in: Callable[..., 
     assert (report.scored, [a["name"] for a in report.adapters]) == (ROWS, ["10.0.0.0: CPU"])
     assert any("no node has a GPU, or the resource 'adapter'" in note for note in report.notes)
     assert (ray.is_up, ray.killed) == (False, 1)
+    (tmp_path / "out" / "part-0000003.parquet").unlink()
+    report = score(data.model, data.file, tmp_path / "out", batch=100, key="id", shard_rows=800, adapters="cpu")        # without it, the same
+    check_rows(tmp_path / "out", data)
+    assert (report.before, report.scored) == (ROWS - 800, 800)
 
 
 def test_a_cluster_that_is_there_already_stays(data: Data, tmp_path: Path, stand_in: Callable[..., Ray]) -> None:
