@@ -22,6 +22,12 @@ def schemas() -> Mapping[tuple[str, str], OpSchema]:
     """By domain and name; all since version 1."""
     found = (
         _schema(
+            "GatherBlockQuantized", "data:T1 indices:Tind scales:T2 zero_points:T1?", "output:T2",
+            {"T1": ("tensor(int4)", "tensor(uint4)", "tensor(uint8)", "tensor(float8e4m3fn)", "tensor(float8e4m3fnuz)",
+                    "tensor(float8e5m2)", "tensor(float8e5m2fnuz)", "tensor(float4e2m1)"), "T2": FLOATS,
+             "Tind": ("tensor(int32)", "tensor(int64)")},
+            {"gather_axis": 0, "quantize_axis": 1, "block_size": 128, "bits": 4}),
+        _schema(
             "MatMulNBits", "A:T1 B:T2 scales:T1 zero_points:T3? g_idx:T4? bias:T1?", "Y:T1",
             {"T1": FLOATS, "T2": ("tensor(uint8)",), "T3": ("tensor(uint8)", *FLOATS), "T4": ("tensor(int32)",)},
             {"K": int, "N": int, "block_size": int, "bits": 4, "accuracy_level": 0, "weight_prepacked": 0}),

@@ -19,7 +19,8 @@ MIN_WEIGHTS = 1024
 """Smaller tensors stay as they are: what describes a codebook or scales would be as large."""
 
 RECURRENT = ("LSTM", "GRU", "RNN")
-WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {"Conv": (1,), "Gemm": (1,), "MatMul": (1,), **dict.fromkeys(RECURRENT, (1, 2))}
+WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {
+    "Conv": (1,), "Gemm": (1,), "MatMul": (1,), "Gather": (0,), **dict.fromkeys(RECURRENT, (1, 2))}
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Layer:
         return self.node.op_type in ("MatMul", "Gemm")
 
     @property
+    def is_table(self) -> bool:
+        """Whether rows of it are picked, one at a time: there is no product."""
+        return self.node.op_type == "Gather"
+
+    @property
     def blocks(self) -> tuple[int, int, int]:
         """(b, n, k): what is stored, as matrices [n, k] that read inputs of their own: groups of a convolution, directions of a layer."""
         count = int(attribute(self.node, "group", 1)) if self.node.op_type == "Conv" else 1
@@ -68,7 +74,8 @@ def find_layers(model: onnx.ModelProto) -> list[Layer]:
 
     Raises ModelError for NaN or infinite weights, and for a model that is compressed already.
     """
-    if any(f.domain == DOMAIN for f in model.functions) or any(n.op_type == "MatMulNBits" for n in model.graph.node):
+    if any(f.domain == DOMAIN for f in model.functions) or any(
+            n.op_type in ("MatMulNBits", "GatherBlockQuantized") for n in model.graph.node):
         raise ModelError("the model is compressed already: start from the one with float weights")
     held = {i.name: i for i in model.graph.initializer}
     readers: dict[str, int] = {}
@@ -91,6 +98,8 @@ def _layer(node: onnx.NodeProto, name: str, tensor: onnx.TensorProto, shared: bo
     if not np.isfinite(array).all():
         raise ModelError(f"weight {name!r} of {node.name or node.op_type}: {int((~np.isfinite(array)).sum())} elements are NaN or infinite")
     identity = tuple(range(array.ndim))
+    if node.op_type == "Gather" and (array.ndim != 2 or attribute(node, "axis", 0) not in (0, -2)):
+        return None
     if node.op_type == "Gemm" or node.op_type == "MatMul":
         if array.ndim != 2:
             return None

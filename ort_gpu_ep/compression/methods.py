@@ -62,6 +62,11 @@ def parse_method(text: str) -> Method:
     raise ConfigError(f"method {text!r}: expected one of {KNOWN}")
 
 
+def fitting(layer: Layer, method: Method) -> Method:
+    """What a layer gets for a method: rows of a table are picked whole, so that zeros among them save nothing in a run."""
+    return Method("codebook", 5) if layer.is_table and method.kind == "prune" else method
+
+
 @dataclass(frozen=True)
 class Encoded:
     """held: constants by name. nodes: what makes the weight (or, `instead`, what takes the layer's place). weight: the dense weight, which
@@ -82,9 +87,11 @@ class Encoded:
 def encode(layer: Layer, method: Method, pruned: Array | None = None) -> Encoded:
     """The layer by a method. pruned: its rows with zeros where nothing is to be stored (for `prune`).
 
-    int4 is for products; another layer gets int8.
+    int4 is for products and tables; another layer gets int8.
     """
     match method.kind:
+        case "int8" | "int4" if layer.is_table and not layer.shared and (method.kind == "int8" or layer.stored[1] % 2 == 0):
+            return _blocks(layer, method.kind == "int4")
         case "int4" if layer.is_matrix and not layer.shared and not attribute(layer.node, "transA", 0):
             return _int4(layer)
         case "int4" | "int8":
@@ -137,6 +144,25 @@ def _int4(layer: Layer) -> Encoded:
             bias = f"{node.output[0]}.bias"
         nodes.append(helper.make_node("Add", [target, bias], [node.output[0]], f"{node.name}.bias"))
     return Encoded(np.ascontiguousarray(layer.dense(dense)), held, nodes, instead=True)
+
+
+def _blocks(layer: Layer, halves: bool) -> Encoded:
+    """GatherBlockQuantized: a scale for each row, or with 4 bits for BLOCK of it."""
+    rows, (n, k) = layer.rows(), layer.stored
+    block, top = (BLOCK, 8) if halves else (max(16, 1 << (k - 1).bit_length()), 128)
+    blocks = -(-k // block)
+    padded = np.pad(rows, ((0, 0), (0, blocks * block - k))).reshape(n, blocks, block)
+    scale = np.maximum(np.abs(padded).max(axis=2) / np.float32(top - 1), np.float32(1e-30)).astype(np.float32)
+    codes = np.clip(np.rint(padded / scale[..., None]), -top, top - 1)
+    dense = (codes * scale[..., None]).astype(np.float32).reshape(n, -1)[:, :k]
+    stored = (codes + top).astype(np.uint8).reshape(n, -1)[:, :k]
+    held = {f"{layer.weight}.{'int4' if halves else 'int8'}": stored[:, 0::2] | stored[:, 1::2] << 4 if halves else stored,
+            f"{layer.weight}.scale": scale}
+    codes_name, scale_name = held
+    node = helper.make_node(
+        "GatherBlockQuantized", [codes_name, layer.node.input[1], scale_name], list(layer.node.output), layer.node.name,
+        domain="com.microsoft", bits=4 if halves else 8, block_size=block, gather_axis=0, quantize_axis=1)
+    return Encoded(np.ascontiguousarray(dense), held, [node], instead=True)
 
 
 def _codebook(layer: Layer, bits: int) -> Encoded:

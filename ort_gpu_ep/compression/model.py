@@ -14,7 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ort_gpu_ep.compression.layers import Array, Layer, find_layers
-from ort_gpu_ep.compression.methods import Encoded, Method, encode, parse_method
+from ort_gpu_ep.compression.methods import Encoded, Method, encode, fitting, parse_method
 from ort_gpu_ep.compression.prune import by_magnitude, by_samples
 from ort_gpu_ep.compression.reading import read_by
 from ort_gpu_ep.compression.report import LayerReport, Report
@@ -52,13 +52,13 @@ def compress(
     feeds = load_samples(calibrate, before) if calibrate is not None else None
     found = find_layers(loaded)
     if not found:
-        raise ModelError(f"{source}: nothing to compress; expected float32 constants in Conv, Gemm, MatMul, LSTM, GRU or RNN")
+        raise ModelError(f"{source}: nothing to compress; expected float32 constants in Conv, Gemm, MatMul, Gather, LSTM, GRU or RNN")
     notes: list[str] = []
     if wanted.kind == "int8" and feeds is not None:
         if patterns or max_error is not None:
             raise ConfigError("int8 with calibration data quantizes the whole model: --layers and --max-error don't go with it")
         tell("quantizing activations and weights", 0.1)
-        made, reports = quantized(loaded, found, feeds)
+        made, reports = quantized(loaded, [layer for layer in found if not layer.is_table], feeds)
     else:
         chosen = _chosen(found, wanted, patterns)
         made, reports = _by_layers(loaded, chosen, feeds, max_error, notes, tell)
@@ -114,7 +114,7 @@ def _by_layers(
     notes: list[str], tell: Tell,
 ) -> tuple[onnx.ModelProto, list[LayerReport]]:
     """Each layer by its method, or a gentler one."""
-    pruned = [layer.name for layer, method in chosen if method.kind == "prune"] if feeds is None else []
+    pruned = [layer.name for layer, method in chosen if fitting(layer, method).kind == "prune"] if feeds is None else []
     if pruned:
         notes.append(f"pruned by magnitude alone, which costs accuracy: {', '.join(pruned)}"
                      "; --calibrate lets the weights that are left make up for it")
@@ -126,7 +126,7 @@ def _by_layers(
     for layer, method in chosen:
         tell(f"{layer.name}: {method}", 0.1 + 0.8 * done / total)
         samples = None
-        if feeds is not None and (method.kind == "prune" or layer.is_matrix):
+        if feeds is not None and (fitting(layer, method).kind == "prune" or layer.is_matrix):
             wanted = read_by(model, layer, feeds)
             samples = (read_by(now, layer, feeds) if method.kind == "prune" and encoded else wanted), wanted
         result, taken, report = _settled(layer, method, samples, max_error)
@@ -145,7 +145,7 @@ def _settled(
     layer: Layer, asked: Method, samples: tuple[Array, Array] | None, max_error: float | None,
 ) -> tuple[Encoded, Method, LayerReport]:
     """The gentlest change that is asked for within the error that is allowed. samples: what the layer reads now, and what it read."""
-    method = asked
+    method = fitting(layer, asked)
     while True:
         made = encode(layer, method, _pruned(layer, method, samples) if method.kind == "prune" else None)
         weight_error = _relative(made.weight, layer.array)

@@ -7,7 +7,7 @@ where the adapter does not offer what it tests. `disables` says what can't be tr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from ort_gpu_ep.device import Gpu, Program, Tensor, run_wgsl
 from ort_gpu_ep.errors import DeviceError, WrongResultError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
 from ort_gpu_ep.registry import ADAPTER, Kernel
+from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.types import UINT8, TensorType, dtype_of, packed
 
@@ -106,8 +107,8 @@ class Trial:
         poisoned = np.full(output[1] * dtype.itemsize, POISON, np.uint8).view(dtype)
         return run_wgsl(self.gpu, name, self._drilled(source), inputs, poisoned, groups)
 
-    def _drilled(self, source: str) -> str:
-        meant = not self.only or f"// {self.only}\n" in source
+    def _drilled(self, source: str, inlined: Collection[str] = ()) -> str:
+        meant = not self.only or self.only in inlined or f"// {self.only}\n" in source
         return re.sub(*self.planted, source) if isinstance(self.planted, tuple) and meant else source
 
     def node(
@@ -148,7 +149,8 @@ class Trial:
     def _run(self, program: Program, arrays: Sequence[Array]) -> list[Array]:
         types = [TensorType(dtype_of(a), a.shape) for a in arrays]
         plan = program.plan(types)
-        self.shaders |= {step.kernel.shader for step in (*plan.prologue, *plan.steps) if hasattr(step, "kernel")}
+        kernels = [step.kernel for step in (*plan.prologue, *plan.steps) if isinstance(step, Dispatch)]
+        self.shaders |= {k.shader for k in kernels} | {inner.shader for k in kernels for _, inner in k.inlined}
         inputs = [self._tensor(a, t) for a, t in zip(arrays, types, strict=True)]
         outputs = [self._tensor(np.full(t.nbytes + 3 & ~3, POISON, np.uint8), t) for t in plan.outputs]
         program.run(inputs, lambda index, shape: outputs[index])
@@ -167,7 +169,7 @@ class Trial:
 
     def _composed(self, kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], limit: int) -> str:
         """In a drill, the fault is in the composed text of every kernel."""
-        return self._drilled(compose(kernel, bindings, limit))
+        return self._drilled(compose(kernel, bindings, limit), [inner.shader for _, inner in kernel.inlined])
 
 
 def _giver(array: Array) -> Callable[[], Array]:

@@ -32,7 +32,7 @@ def read_in_place(node: BoundNode, name: str) -> Lowering:
     if spec is None or node.attr("weight_sparse"):
         raise UnsupportedNodeError(Code.OP, f"{name} with a packed weight that is not read element by element")
     built = completed(spec, inner)
-    return replace(built, kernels=tuple(_with_decoder(k, at, decoder) for k in built.kernels))
+    return replace(built, kernels=tuple(with_decoder(k, at, decoder, PARTS) for k in built.kernels))
 
 
 def plain(node: BoundNode, name: str, shape: Shape) -> BoundNode:
@@ -57,13 +57,13 @@ def _decoder(node: BoundNode, at: int) -> Kernel:
     return replace(made, reads=tuple((name, int(source) + at) for name, source in made.reads or ()))
 
 
-def _with_decoder(built: Kernel, at: int, decoder: Kernel) -> Kernel:
-    """The kernel with the decoder for what it reads of the weight; other inputs have moved."""
+def with_decoder(built: Kernel, at: int, decoder: Kernel, parts: int) -> Kernel:
+    """The kernel with the decoder for what it reads of input `at`, in whose place there are so many; others behind have moved."""
     reads: list[tuple[str, int | str]] = []
     inlined: list[tuple[str, Kernel]] = []
     for name, source in built.reads or ():
         if source != at:
-            reads.append((name, source + PARTS - 1 if isinstance(source, int) and source > at else source))
+            reads.append((name, source + parts - 1 if isinstance(source, int) and source > at else source))
             continue
         if name in built.vectors or record_of(built.shader).family == "movement":
             raise UnsupportedNodeError(Code.COST, f"{built.shader} brings its weight into another order: it is written out before")

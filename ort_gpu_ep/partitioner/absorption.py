@@ -109,6 +109,10 @@ def _packed_weight(node: Node, types: Mapping[str, TensorType], graph: Graph) ->
     if (node.domain, node.op) == ("com.microsoft", "MatMulNBits"):
         k, n = node.attributes.get("K"), node.attributes.get("N")
         return node.inputs[1:4], 4 * k * n if isinstance(k, int) and isinstance(n, int) else 0
+    if (node.domain, node.op) == ("com.microsoft", "GatherBlockQuantized"):
+        codes = types[node.inputs[0]]
+        bits = node.attributes.get("bits", 4) if codes.dtype.bits == 8 else codes.dtype.bits
+        return (node.inputs[0], *node.inputs[2:4]), 32 * codes.nbytes // bits if isinstance(bits, int) else 0
     if node.domain == "ort_gpu_ep" and isinstance(at := node.attributes.get("weight_input"), int):
         stored = node.attributes.get("weight_shape")
         size = math.prod(stored) if isinstance(stored, tuple) and stored else types[node.inputs[at]].size

@@ -57,7 +57,8 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         answer = real(bound, limits)
         if isinstance(answer, Lowering) and answer.kernels:
             assert GUESSED.dispatch_s <= GUESSED.node_s(answer, bound) < 1.0
-            found.update(k.shader for k in (*answer.kernels, *(inverse for _, inverse in answer.inverses)))
+            kernels = (*answer.kernels, *(inverse for _, inverse in answer.inverses))
+            found.update(inner.shader for k in kernels for inner in (k, *(i for _, i in k.inlined)))
         return answer
 
     real = lowering.claim

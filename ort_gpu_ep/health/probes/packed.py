@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ort_gpu_ep.graph import Attribute, Graph, Node, Value
+from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe
 from ort_gpu_ep.ops import packed as packed_ops
 from ort_gpu_ep.ops import pruned as pruned_ops
@@ -196,6 +196,36 @@ def in_place(trial: Trial) -> str:
         for bits in (3, 8):
             _picked(trial, f"Codebook{bits}", (1, 0))
     return "int8, uint4, 3 and 8 bits of a codebook"
+
+
+@probe("blocks of codes", "kernels", disables=("dequantize_blocks.wgsl",))
+def blocks(trial: Trial) -> str:
+    """Rows picked from a table, with and without zero points that do not fill their bytes."""
+    for _ in range(trial.rounds):
+        for bits in (2, 4, 8):
+            _rows_of_blocks(trial, bits, trial.rng.random() < 0.5)
+            _rows_of_blocks(trial, bits, True)
+    return "2, 4 and 8 bits"
+
+
+def _rows_of_blocks(trial: Trial, bits: int, has_zeros: bool) -> None:
+    rows, width, block, per = 29, 80, 16, 8 // bits
+    codes, zeros = trial.integers(0, 1 << bits, rows, width), trial.integers(0, 1 << bits, rows, width // block)
+    scale, indices = abs(trial.normal(rows, width // block)) + np.float32(0.1), trial.integers(-rows, rows, 17)
+
+    def in_bytes(numbers: Array) -> Array:
+        padded = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % per))).reshape(rows, -1, per)
+        found: Array = np.bitwise_or.reduce(padded << np.arange(0, 8, bits), axis=2).astype(np.uint8)
+        return found
+
+    held = {"w": in_bytes(codes), "s": scale, **({"z": in_bytes(zeros)} if has_zeros else {})}
+    values = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
+    node = Node("GatherBlockQuantized", ("w", "i", *list(held)[1:]), ("y",), domain="com.microsoft", version=1, attributes={
+        "gather_axis": 0, "quantize_axis": 1, "block_size": block, "bits": bits})
+    graph = Graph("probe", ("i",), ("y",), (node,), {**values, "i": Value("i", INT64, indices.shape)})
+    zero = zeros if has_zeros else np.full_like(zeros, 1 << bits - 1)
+    wanted = (codes - np.repeat(zero, block, axis=1)) * np.repeat(scale, block, axis=1)
+    agree(f"{bits} bits", trial.graph(graph, [indices])[0], wanted[indices])
 
 
 def _picked(trial: Trial, kind: str, perm: tuple[int, ...]) -> None:
