@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.session.fuzz import START_S, Answer, defects, different, run
 from tests.session.fuzz_allowed import DIFFERENCES
 from tests.session.fuzz_models import FuzzModel
 
-SEEDS = range(100)
-"""Twenty seconds of CPU time, and ten to make the models they start as."""
+SEEDS = range(500)
+"""A tenth of a second of CPU time each, and ten seconds to make the models they start as."""
 
 
+@pytest.mark.timeout(3600)
 def test_fuzzed_models_end_as_on_the_cpu() -> None:
     tally = run(SEEDS, START_S)       # however busy the machine is
     assert not tally.wrong
