@@ -119,7 +119,7 @@ def forget() -> Iterator[None]:
 
 
 def alone(code: str) -> None:
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60, check=False)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300, check=False)
 
 
 def test_a_clean_exit_leaves_no_marker_and_a_kill_does(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ print(found.raw.hex())
     with subprocess.Popen(
             [sys.executable, "-c", code, str(ctypes.addressof(word))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         process_memory.Trial(child.pid)
-        told, _ = child.communicate("!", timeout=60)
+        told, _ = child.communicate("!", timeout=300)
     return bytes.fromhex(told) == word.raw
 
 

@@ -50,7 +50,7 @@ def mlp(rng: np.random.Generator) -> bytes:
 def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs code in an interpreter of its own, with the names of cases.py in scope."""
 
-    def run(code: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(code: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "script.py"
         script.write_text(HEAD + textwrap.dedent(code))
         path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"

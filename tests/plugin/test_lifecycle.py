@@ -140,7 +140,7 @@ _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0, status
 np.testing.assert_allclose(opened.run(x=x)[0], expected, rtol=1e-5)
 assert opened.state.partitions[0].fallbacks == 0
-""", timeout=60)
+""", timeout=300)
     assert done.returncode == 0, (done.stdout, done.stderr)
 
 
@@ -155,7 +155,7 @@ if child == 0:
     assert "forked" in str(other.state.errors[-1]), other.state.errors
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-""", timeout=60)
+""", timeout=300)
     assert done.returncode == 0, (done.stdout, done.stderr)
 
 
@@ -168,7 +168,7 @@ if child == 0:
     try: value.numpy(); os._exit(1)
     except Exception as error: os._exit(0 if "forked child" in str(error) else 2)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-""", timeout=60)
+""", timeout=300)
     assert done.returncode == 0, (done.stdout, done.stderr)
 
 

@@ -36,7 +36,7 @@ def killed_as_a_whole(data: Data, out: Path, environment: dict[str, str]) -> Non
             one.kill()
         process.communicate()
     assert len(everything) > 5      # two of Ray's nodes have several processes each
-    assert psutil.wait_procs(everything[:-1], timeout=60)[1] == []
+    assert psutil.wait_procs(everything[:-1], timeout=300)[1] == []
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(code))
-        return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+        return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, cwd=tmp_path,
                               env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
 
     return run

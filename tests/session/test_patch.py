@@ -193,7 +193,7 @@ def started(folder: Path, *arguments: object, **environment: str) -> subprocess.
 
 def executed(folder: Path, *arguments: object, **environment: str) -> tuple[int, str, str]:
     process = started(folder, *arguments, **environment)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -223,7 +223,7 @@ def test_children(how: str, folder: Path) -> None:
 def test_children_of_a_patched_process(folder: Path) -> None:
     with ort.patch(GPU):
         env = {**os.environ, "MODEL": str(folder / "model.onnx"), "X": str(folder / "x.npy")}
-        done = subprocess.run([sys.executable, "app.py", "y.npy"], cwd=folder, capture_output=True, text=True, timeout=120, env=env)
+        done = subprocess.run([sys.executable, "app.py", "y.npy"], cwd=folder, capture_output=True, text=True, timeout=300, env=env)
     assert (done.stdout, done.stderr) == (f"{' '.join(BOTH)} {NODES} False\n", "")
 
 
@@ -262,7 +262,7 @@ def test_signals(folder: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "True\n"
         process.send_signal(number)
-        process.communicate(timeout=120)
+        process.communicate(timeout=300)
         assert process.returncode == -number
 
 

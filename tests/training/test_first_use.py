@@ -118,7 +118,7 @@ def test_a_checkpoint_of_another_process(tmp_path: Path) -> None:
     x, y = points(30)
     path = tmp_path / "t.safetensors"
     np.savez(f"{path}.npz", x=x, y=y)
-    subprocess.run([sys.executable, "-c", ELSEWHERE, str(path)], check=True, timeout=120, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", ELSEWHERE, str(path)], check=True, timeout=300, cwd=Path(__file__).parents[2])
     one, two = (trainer("cpu", model=references.mlp(), seed=seed) for seed in (5, 0))
     one.fit(x, y, batch=8, epochs=3)
     two.load(path)

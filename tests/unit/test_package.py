@@ -194,7 +194,7 @@ def test_a_type_checker_knows_the_names(tmp_path: Path) -> None:
 def without(package: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """What becomes of a program where a package is not installed."""
     code = f"import sys\nsys.modules[{package!r}] = None\nsys.argv[1:] = {list(arguments)}\n{code}"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
 
 
 @pytest.mark.parametrize("package", ["typer", "rich"])
