@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections import Counter
@@ -345,3 +346,62 @@ def test_values_apart_are_written_once(branches: bytes, rng: np.random.Generator
         assert set(waits) <= written
         written |= {t.place for t in step.tensors if t.written} if isinstance(step, Dispatch) else set()
     assert session.stats()["fallbacks"] == 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no Ctrl-C of one's own here")
+def test_ctrl_c_in_one_of_them(python: Callable[..., Any]) -> None:
+    done = python("""
+        import os, signal, threading
+        import numpy as np
+        import onnxruntime
+        import ort_gpu_ep as ort
+        from ort_gpu_ep.device.contention import Contention
+        from tests.unit.graphs import model_of
+
+        onnxruntime.set_default_logger_severity(4)
+        text = "(float[8, 8] x) => (float[8, 8] y) { a = Tanh(x) m = MatMul(a, w) y = Neg(m) }"
+        model = model_of(text, {"w": np.eye(8, dtype="f")}).SerializeToString()
+        session = ort.InferenceSession(model, provider_options={"placement": "gpu", "join_runs": "1", "health": "off"})
+        x = {"x": np.linspace(-1, 1, 64, dtype="f").reshape(8, 8)}
+        for _ in range(4):
+            session.run(None, x)
+        steady = next(iter(session.direct._known.values()))[()].steady
+        steady.contention = Contention.of(steady)
+        steady.contention._make()
+        over, counts, wrong = threading.Event(), [0, 0, 0, 0], []
+
+        def beside(k):
+            while not over.is_set():
+                if not np.allclose(session.run(None, x)[0], -np.tanh(x["x"]), rtol=1e-4):
+                    wrong.append(k)
+                counts[k] += 1
+                if k == 0 and counts[0] % 3 == 0:
+                    pressed.release()
+
+        def press():
+            while pressed.acquire() and not over.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+
+        pressed, hits = threading.Semaphore(0), 0
+        threads = [threading.Thread(target=beside, args=(k,)) for k in range(4)]
+        presser = threading.Thread(target=press, daemon=True)
+        try:
+            [t.start() for t in (*threads, presser)]
+            while True:
+                session.run(None, x)
+        except KeyboardInterrupt:
+            pass
+        while hits < 5:
+            try:
+                while True:
+                    session.run(None, x)
+            except KeyboardInterrupt:
+                hits += 1
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        over.set()
+        [t.join() for t in threads]
+        group = steady.contention.coalescer
+        assert not wrong and min(counts) and (group.inside, group._under_way, len(group._free)) == (0, 0, 2), (wrong, counts)
+        assert session.stats()["fallbacks"] == 0
+    """)
+    assert done.returncode == 0, (done.stdout, done.stderr)
