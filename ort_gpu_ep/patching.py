@@ -86,7 +86,7 @@ def patch(options: Mapping[str, object] | None = None, say: bool = True) -> Patc
 
 
 def in_front(providers: Any, options: Any, settings: Any) -> tuple[Any, Any]:
-    """A session's providers and their options, with ours first where the program does not name it.
+    """A session's providers and their options, with ours first where the program does not name it, or names it behind the CPU's.
 
     Those that this onnxruntime does not have go, with onnxruntime's own warning. Malformed ones are none, as for onnxruntime, which prints
     why and goes on with the CPU.
@@ -101,12 +101,13 @@ def in_front(providers: Any, options: Any, settings: Any) -> tuple[Any, Any]:
     except ValueError as error:
         warnings.warn(f"{error} Going on with {EP_NAME} and {CPU_PROVIDER}.", stacklevel=2)
         names, found = [], []
-    if EP_NAME in names:
+    if EP_NAME in names and CPU_PROVIDER not in names[:names.index(EP_NAME)]:
         return providers, options
     given = {name: own for name, own in zip(names, found, strict=True) if name in there and name != _IDLE}
+    ours = given.pop(EP_NAME, {})       # behind the CPU it would have no node: so a program passes what get_available_providers() gives
     if not forbids_cpu(settings):
         given.setdefault(CPU_PROVIDER, {})
-    return [EP_NAME, *given], [{}, *given.values()]
+    return [EP_NAME, *given], [ours, *given.values()]
 
 
 @functools.wraps(_init)

@@ -64,6 +64,19 @@ def test_one_that_names_ours_is_left_as_it_is(mlp: bytes) -> None:
         assert HeldBefore(mlp, providers=[(ort.EP_NAME, {"placement": "cpu"}), CPU]).get_providers() == [CPU]
 
 
+@pytest.mark.parametrize("providers", [onnxruntime.get_available_providers, lambda: [CPU, (ort.EP_NAME, {"fusion": "0"})]])
+def test_ours_is_first_where_a_program_names_whatever_is_there(providers: Any, mlp: bytes, x: Array) -> None:
+    """Once it is registered, onnxruntime lists it behind the CPU, which would have all nodes."""
+    want = on_the_cpu(mlp, {"x": x})
+    ort.register()
+    with ort.patch(GPU):
+        session = HeldBefore(mlp, providers=providers())
+    assert session.get_providers() == BOTH
+    assert_close(session.run(None, {"x": x}), want)
+    assert session.stats()["runs"] == 1
+    assert session.get_provider_options()[ort.EP_NAME].get("fusion", "1") == ("1" if providers is onnxruntime.get_available_providers else "0")
+
+
 @pytest.mark.parametrize("providers", [[7], [(CPU,)]])
 def test_malformed_ones_are_none_as_for_onnxruntime(providers: Any, mlp: bytes) -> None:
     assert HeldBefore(mlp, providers=providers).get_providers() == [CPU]
