@@ -5,4 +5,4 @@ set -eu
 cd "$(dirname "$0")/.."
 extras="test,ray"
 . scripts/setup.sh
-exec "$python" -m pytest -m ray "$@"
+exec "$python" -m pytest -m ray tests/scoring tests/cli/test_examples.py "$@"
