@@ -42,7 +42,7 @@ print(found.raw.hex())
 """
     with subprocess.Popen(
             [sys.executable, "-c", code, str(ctypes.addressof(word))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        process_memory.Trial(child.pid)
+        process_memory.AccessCheck(child.pid)
         told, _ = child.communicate("!", timeout=300)
     return bytes.fromhex(told) == word.raw
 
@@ -96,7 +96,7 @@ def test_sizes_and_places(reaches: bool, allowed: bool, own: dict[str, str]) -> 
 @pytest.mark.parametrize("name", ["chain", "mixed"])
 def test_a_worker_that_can_not_reach_what_it_should(name: str, own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It failed the trial, but is asked to reach: as when the system forbids later what it allowed, or memory is a device's."""
-    monkeypatch.setattr(remote, "Trial", NoTrial)
+    monkeypatch.setattr(remote, "AccessCheck", NoAccessCheck)
     model, feeds = (chain(), {"x": rng.normal(size=(700, 1024)).astype("f")}) if name == "chain" else (mixed(), mixed_feeds())
     opened = isolated(model, **own)
     assert gpu_of(opened).reaches
@@ -107,7 +107,7 @@ def test_a_worker_that_can_not_reach_what_it_should(name: str, own: dict[str, st
 
 
 def test_outputs_that_can_not_be_reached(own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "Trial", NoTrial)
+    monkeypatch.setattr(remote, "AccessCheck", NoAccessCheck)
     model, x = tile(), rng.normal(size=(3, 5)).astype("f")
     opened = isolated(model, **own)
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_outputs_that_can_not_be_reached(own: dict[str, str], monkeypatch: pytes
     assert not opened.state.failures
 
 
-class NoTrial(process_memory.Trial):
+class NoAccessCheck(process_memory.AccessCheck):
     """Shows the worker an address that nobody has, and believes it all the same."""
 
     passed = True
@@ -127,7 +127,7 @@ class NoTrial(process_memory.Trial):
 
 
 def test_the_worker_ends_while_it_writes_outputs(own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "Trial", NoTrial)       # so that there is something to fetch wherever this runs
+    monkeypatch.setattr(remote, "AccessCheck", NoAccessCheck)       # so that there is something to fetch wherever this runs
     model, opened, x = tile(), isolated(tile(), **own), rng.normal(size=(3, 5)).astype("f")
     request = WorkerProcess.request
 
