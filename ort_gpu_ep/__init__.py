@@ -77,7 +77,6 @@ if TYPE_CHECKING:
         disable_telemetry_events,
         enable_telemetry_events,
         get_all_providers,
-        get_available_providers,
         get_build_info,
         get_device,
         get_ep_devices,
@@ -105,7 +104,15 @@ if TYPE_CHECKING:
     from ort_gpu_ep.explain import Explanation
     from ort_gpu_ep.health.enumeration import adapters
     from ort_gpu_ep.patching import Patch, patch
-    from ort_gpu_ep.plugin import EP_NAME, get_ep_name, get_ep_names, get_library_path, register, unregister
+    from ort_gpu_ep.plugin import (
+        EP_NAME,
+        get_available_providers,
+        get_ep_name,
+        get_ep_names,
+        get_library_path,
+        register,
+        unregister,
+    )
     from ort_gpu_ep.session import InferenceSession
 
 __version__ = "0.1.0"
@@ -116,6 +123,7 @@ _LAZY = {
     "InferenceSession": "ort_gpu_ep.session",
     "Patch": "ort_gpu_ep.patching",
     "adapters": "ort_gpu_ep.health.enumeration",
+    "get_available_providers": "ort_gpu_ep.plugin",
     "get_ep_name": "ort_gpu_ep.plugin",
     "get_ep_names": "ort_gpu_ep.plugin",
     "get_library_path": "ort_gpu_ep.plugin",

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ort_gpu_ep")
 
+IDLE_PROVIDER = "AzureExecutionProvider"
+"""It runs its own operators only; a list with it leaves the same choice as one without."""
+
 _said: set[str] = set()
 
 
@@ -48,9 +51,13 @@ def forbids_cpu(settings: Any) -> bool:
         return False
 
 
-def may_choose(model: Any, settings: Any) -> bool:
-    """Whether several sessions can be made of a model. Not with onnxruntime's profile: it is to be of the session that the user made."""
-    return isinstance(model, (str, bytes, os.PathLike)) and not (settings is not None and settings.enable_profiling)
+def may_choose(names: Sequence[str], model: Any, settings: Any) -> bool:
+    """Whether placement=auto has a choice: between ours and the CPU's provider, in this order, and several sessions can be made of a model.
+
+    Not with onnxruntime's profile: it is to be of the session that the user made.
+    """
+    between = [name for name in names if name != IDLE_PROVIDER] == [EP_NAME, CPU_PROVIDER]
+    return between and isinstance(model, (str, bytes, os.PathLike)) and not (settings is not None and settings.enable_profiling)
 
 
 def has_fixed_sizes(session: Any) -> bool:

@@ -15,13 +15,11 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_inference_collection as collection
 
 from ort_gpu_ep import children, plugin
-from ort_gpu_ep.opening import forbids_cpu
+from ort_gpu_ep.opening import IDLE_PROVIDER, forbids_cpu
 from ort_gpu_ep.plugin import EP_NAME, OrtSession
 from ort_gpu_ep.session import InferenceSession
 
 CPU_PROVIDER = "CPUExecutionProvider"
-_IDLE = "AzureExecutionProvider"
-"""It runs its own operators only; between the GPU, the CPU and it, placement=auto could not choose."""
 
 _lock = threading.RLock()
 _patches: list[Patch] = []
@@ -103,7 +101,7 @@ def in_front(providers: Any, options: Any, settings: Any) -> tuple[Any, Any]:
         names, found = [], []
     if EP_NAME in names and CPU_PROVIDER not in names[:names.index(EP_NAME)]:
         return providers, options
-    given = {name: own for name, own in zip(names, found, strict=True) if name in there and name != _IDLE}
+    given = {name: own for name, own in zip(names, found, strict=True) if name in there and name != IDLE_PROVIDER}
     ours = given.pop(EP_NAME, {})       # behind the CPU it would have no node: so a program passes what get_available_providers() gives
     if not forbids_cpu(settings):
         given.setdefault(CPU_PROVIDER, {})

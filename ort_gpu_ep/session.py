@@ -113,7 +113,7 @@ class InferenceSession(plugin.PlainSession):
                 write_optimized(model, settings, kwargs)
                 if config.tune and not trouble:
                     self._tune_once(config)
-                if config.placement == "auto" and names == [EP_NAME, CPU_PROVIDER] and may_choose(model, settings):
+                if config.placement == "auto" and may_choose(names, model, settings):
                     runner = make_runner(model, settings, options[0], kwargs, config)
                     source = runner.candidates.model
                     names, options = runner.candidates.providers(runner.first)

@@ -5,6 +5,7 @@ from ort_gpu_ep.plugin.factory import EP_NAME, VENDOR_ID
 from ort_gpu_ep.plugin.plain import OrtSession, PlainSession, exact_products, ort_session
 from ort_gpu_ep.plugin.registration import (
     ensure_registered,
+    get_available_providers,
     get_ep_name,
     get_ep_names,
     get_library_path,
@@ -29,6 +30,7 @@ __all__ = [
     "ensure_registered",
     "exact_products",
     "fall_back_or_raise",
+    "get_available_providers",
     "get_ep_name",
     "get_ep_names",
     "get_library_path",

@@ -110,3 +110,15 @@ def test_a_notebook_makes_it_anew(wanted: list[Any], patched: str, mlp: bytes, x
         assert repr(session)
         assert {session: 1}[session] == 1
         assert_close(session.run(None, {"x": x[:1]}), wanted[0])
+
+
+@pytest.mark.parametrize("options", [{"placement": "gpu"}, {"placement": "auto", "adapter": "software"}], ids=["gpu", "auto"])
+def test_all_available_providers_are_asked_in_their_order(options: dict[str, str], wanted: list[Any], mlp: bytes, x: Array) -> None:
+    """onnxruntime has ours behind the CPU's, where no node is left for it."""
+    names = ort.get_available_providers()
+    assert names[0] == ort.EP_NAME
+    assert sorted(names[1:]) == sorted(n for n in onnxruntime.get_available_providers() if n != ort.EP_NAME)
+    session = ort.InferenceSession(mlp, providers=names, provider_options=[options, *[{}] * len(names[1:])])
+    assert_close(session.run(None, {"x": x[:3]}), wanted[2])
+    assert (session._runner is not None) == (options["placement"] == "auto")
+    assert session.get_providers()[0] == ort.EP_NAME or session._runner is not None
