@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,11 @@ from hypothesis import HealthCheck, settings
 
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device import circuit as circuit_module
+from ort_gpu_ep.device.faults import FaultyGpu
 from ort_gpu_ep.health import open_adapter
+
+os.environ.pop("COLUMNS", None)       # rich keeps a width that it says when a console is made, and tests ask for several: they are made here
+import_module("ort_gpu_ep.cli.shared")
 
 settings.register_profile(      # too_slow: data that is made slowly says that the machine is busy
     "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,6 +37,14 @@ def closed_circuits() -> None:
     """A test that makes the GPU fail does not send the next test to the CPU."""
     for circuit in Gpu._circuits.values():
         circuit.reset()
+
+
+@pytest.fixture(autouse=True)
+def faults_from_the_first_run_on() -> None:
+    """A test's faults on purpose count its own runs, whatever test of its process asked for the same ones before."""
+    with Gpu._open_lock:
+        for key in [key for key, gpu in Gpu._open.items() if isinstance(gpu, FaultyGpu)]:
+            del Gpu._open[key]
 
 
 @pytest.fixture

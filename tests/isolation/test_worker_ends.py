@@ -14,7 +14,7 @@ import pytest
 from ort_gpu_ep.errors import DeviceHangError, DeviceLostError
 from ort_gpu_ep.isolation import leak_watch
 from ort_gpu_ep.isolation.channel import Channel
-from tests.isolation.conftest import end_of, gpu_of, isolated, mlp, rows
+from tests.isolation.conftest import gpu_of, isolated, mlp, rows
 from tests.patience import until
 from tests.plugin.cases import Opened, assert_close, reference
 
@@ -170,10 +170,10 @@ def test_all_sessions_go_on_with_the_new_worker(own: dict[str, str]) -> None:
 
 def test_a_new_session_does_not_wait_for_the_circuit(own: dict[str, str]) -> None:
     first = isolated(MODEL, **own)
-    pid = gpu_of(first).pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: end_of(pid), "its end")
+    process = gpu_of(first)._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    until(lambda: not process.is_alive, "its end")
     second = isolated(MODEL, **own)
     assert back_on_the_gpu(second)
     assert back_on_the_gpu(first)
