@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.test_examples import WITH_CLIENTS, check
 from tests.clients.programs import CLIENTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,3 +83,8 @@ def test_where_the_session_chooses(client: str, plain: Any, tmp_path: Path) -> N
     for session in found["sessions"]:
         assert sum(session["stats"]["runs_by_candidate"].values()) == session["stats"]["runs"]
         assert session["stats"]["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("name", WITH_CLIENTS)
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path, WITH_CLIENTS[name])
