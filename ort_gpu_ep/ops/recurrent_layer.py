@@ -46,10 +46,13 @@ def sizes_of(node: BoundNode, cell: Cell) -> Sizes:
     sizes = Sizes(steps, batch, x[2], int(r[0]), int(r[2]), cell.gates)     # the shader has arrays of the hidden size
     if 0 in (steps, batch, x[2], sizes.hidden):
         raise UnsupportedNodeError(Code.LIMIT, f"{node.op} of an empty tensor: {sizes}")
-    if int(node.attr("hidden_size") or r[2]) != r[2]:
+    if node.attr("hidden_size") != sizes.hidden:        # ONNX lets it be left out, onnxruntime's CPU does not
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with hidden_size {node.attr('hidden_size')} and R {list(r)}")
     if w != (r[0], cell.gates * sizes.hidden, x[2]) or r[1] != cell.gates * r[2] or r[0] != 1 + (node.attr("direction") == "bidirectional"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')} of W {list(w)} and R {list(r)} with {x[2]} inputs")
+    bias = (r[0], 2 * cell.gates * r[2])
+    if node.has(3) and node.input(3).shape != bias:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with B {list(node.input(3).shape)}, not {list(bias)}")
     return sizes
 
 

@@ -81,6 +81,7 @@ def transpose_window(node: BoundNode, spatial: Shape, size: Shape) -> Window:
     full = tuple((n - 1) * s + (k - 1) * d + 1 + e for n, s, k, d, e in zip(spatial, strides, size, dilations, extra, strict=True))
     if wanted:
         out = tuple(wanted[-rank:])
+        _check_reached(node, out, full, strides)
     elif auto in ("SAME_UPPER", "SAME_LOWER"):
         out = tuple(n * s for n, s in zip(spatial, strides, strict=True))
     else:
@@ -90,6 +91,12 @@ def transpose_window(node: BoundNode, spatial: Shape, size: Shape) -> Window:
     total = tuple(max(f - o, 0) for f, o in zip(full, out, strict=True))
     before = tuple(t // 2 if auto == "SAME_UPPER" else t - t // 2 for t in total)
     return Window(out, spatial, size, strides, dilations, before)
+
+
+def _check_reached(node: BoundNode, wanted: Shape, full: Shape, strides: Shape) -> None:
+    """onnxruntime refuses an output_shape that is so large that its last positions belong to inputs which are not there."""
+    if any(o - f >= s for o, f, s in zip(wanted, full, strides, strict=True)):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with output_shape {list(wanted)}, where all of the input gives {list(full)}")
 
 
 def _pads(node: BoundNode, rank: int) -> Shape:

@@ -29,6 +29,12 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "axes twice": (node("Slice", "x s e a", "y"), {"s": np.array([0, 1]), "e": np.array([2, 2]), "a": np.array([1, 1])}),
     "a reflection of one element": (node("Pad", "x p", "y", mode="reflect"), {"p": np.array([1, 0, 0, 0, 0, 0])}),
     "another hidden size": (node("RNN", "x w r", "y", hidden_size=8), {"w": np.ones((1, 5, 4), "f"), "r": np.ones((1, 5, 5), "f")}),
+    "no hidden size": (node("LSTM", "x w r", "y"), {"w": np.ones((1, 20, 4), "f"), "r": np.ones((1, 20, 5), "f")}),
+    "a short bias": (node("GRU", "x w r b", "y", hidden_size=5), {
+        "w": np.ones((1, 15, 4), "f"), "r": np.ones((1, 15, 5), "f"), "b": np.ones((1, 2), "f")}),
+    "an output_shape out of reach": (node("ConvTranspose", "x w", "y", strides=[3], output_shape=[13]), {"w": np.ones((4, 2, 1), "f")}),
+    "an output_shape just in reach": (node("ConvTranspose", "x w", "y", strides=[3], output_shape=[12]), {"w": np.ones((4, 2, 1), "f")}),
+    "more parts than there are": (node("Split", "x", "y y2 y3 y4 y5", axis=1, num_outputs=5), {}),
 }
 
 
