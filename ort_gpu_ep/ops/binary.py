@@ -76,9 +76,9 @@ def _mod_text(node: BoundNode, y: str) -> str:
         return "fmod_f32(x, y)" if fmod else "mod_f32(x, y)"
     if dtype in UNSIGNED:
         return f"x % {y}"
-    rest = f"(x - x / {y} * y)"    # not %: Vulkan leaves its result open where an operand is negative
+    noted, rest = (f"(x - x / {by} * y)" for by in (y, "y"))    # not %: Vulkan leaves its result open where an operand is negative
     zero = constant(0, dtype)
-    return rest if fmod else f"{rest} + select({zero}, y, {rest} != {zero} && ({rest} ^ y) < {zero})"
+    return noted if fmod else f"{noted} + select({zero}, y, {rest} != {zero} && ({rest} ^ y) < {zero})"
 
 
 def power(node: BoundNode) -> str | Expression:
