@@ -15,6 +15,7 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device import circuit as circuit_module
 from ort_gpu_ep.device.faults import FaultyGpu
 from ort_gpu_ep.health import open_adapter
+from tests import patience
 
 os.environ.pop("COLUMNS", None)       # rich keeps a width that it says when a console is made, and tests ask for several: they are made here
 import_module("ort_gpu_ep.cli.shared")
@@ -51,6 +52,12 @@ def faults_from_the_first_run_on() -> None:
 def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that failed is left alone until the test says otherwise, however long its next runs take."""
     monkeypatch.setattr(circuit_module, "FIRST_PAUSE_S", 300.0)
+
+
+@pytest.fixture
+def brief_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See patience.py: instead of a short `hang_timeout_ms`, which a run on a busy machine takes, too."""
+    patience.brief_hangs(monkeypatch)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import pytest
 
+from ort_gpu_ep.device import faults
+
 PATIENCE_S = 120.0
 """As many seconds as nobody waits for where the code is right, on a machine with many times the load that it can take."""
 
@@ -21,10 +23,14 @@ def until(condition: Callable[[], object], what: str = "", seconds: float = PATI
         time.sleep(0.01)
 
 
-def least_s(action: Callable[[], object], enough_s: float, times: int = 1, seconds: float = 10.0) -> float:
-    """Seconds of an action, the least of as many attempts as it takes to get below `enough_s`. times: it is done so often in each."""
-    end_s, best_s = time.monotonic() + seconds, float("inf")
-    while best_s >= enough_s and time.monotonic() < end_s:
+def least_s(action: Callable[[], object], enough_s: float, times: int = 1, seconds: float = 10.0, attempts: int = 20) -> float:
+    """Seconds of an action, the least of as many attempts as it takes to get below `enough_s`. times: it is done so often in each.
+
+    It gives up after so many seconds, but not before so many attempts: a process that is stopped lets time pass without any.
+    """
+    end_s, best_s, tried = time.monotonic() + seconds, float("inf"), 0
+    while best_s >= enough_s and (tried < attempts or time.monotonic() < end_s):
+        tried += 1
         start_s = time.perf_counter()
         for _ in range(times):
             action()
@@ -49,6 +55,14 @@ def at_once(action: Callable[[], T], most_s: float = 2.0) -> T:
     assert time.process_time() - worked_s < most_s
     assert time.monotonic() - start_s < PATIENCE_S
     return found
+
+
+HANG_S = 0.1
+
+
+def brief_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hangs on purpose in this process is waited for HANG_S; what really runs, on a busy machine, for as long as the session says."""
+    monkeypatch.setattr(faults, "time", SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda seconds: time.sleep(min(seconds, HANG_S))))
 
 
 class Clock:

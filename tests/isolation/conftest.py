@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,18 @@ def end_of(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+@contextmanager
+def patient_for(opened: Opened, seconds: float) -> Iterator[None]:
+    """A worker that does not answer for so long counts as hung: around runs that it can't answer, for on a busy machine others take as long."""
+    programs: list[Any] = [p.program for p in opened.state.partitions]
+    usual_s = [program._timeout_s for program in programs]
+    for program in programs:
+        program._timeout_s = seconds
+    yield
+    for program, limit_s in zip(programs, usual_s, strict=True):
+        program._timeout_s = limit_s
 
 
 def gpu_of(opened: Opened) -> remote.RemoteGpu:

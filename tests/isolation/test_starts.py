@@ -12,7 +12,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import AdapterError, DeviceLostError
 from ort_gpu_ep.isolation.process import WorkerProcess
 from ort_gpu_ep.isolation.remote import open_remote
-from tests.isolation.conftest import gpu_of, isolated, mlp, rows
+from tests.isolation.conftest import gpu_of, isolated, mlp, patient_for, rows
 from tests.isolation.test_worker_ends import back_on_the_gpu, runs_of
 from tests.patience import until
 from tests.plugin.cases import assert_close, reference
@@ -66,14 +66,13 @@ def die(worker: WorkerProcess) -> None:
 
 
 def test_a_run_does_not_wait_for_the_worker_of_a_new_session(own: dict[str, str], before: Callable[[Before], None], gate: Gate) -> None:
-    patient = {"hang_timeout_ms": 120_000, **own}      # longer than the gate is closed
-    first = isolated(MODEL, **patient)
+    first = isolated(MODEL, **own)
     assert back_on_the_gpu(first)
     process = gpu_of(first).process
     die(process)
     before(lambda worker, what: gate.hold() if what[0] == "open" else None)
     made: list[Any] = []
-    creation = threading.Thread(target=lambda: made.append(isolated(MODEL, **patient)))
+    creation = threading.Thread(target=lambda: made.append(isolated(MODEL, **own)))
     creation.start()
     assert gate.reached.wait(60)
     for _ in range(3):
@@ -139,7 +138,7 @@ def test_what_is_said_where_no_worker_opens_the_adapter(own: dict[str, str], bef
 
 
 def test_a_run_does_not_wait_for_others_longer_than_for_a_hang(own: dict[str, str]) -> None:
-    opened = isolated(MODEL, hang_timeout_ms=1000, **own)
+    opened = isolated(MODEL, **own)
     assert back_on_the_gpu(opened)
     gpu, held, done = gpu_of(opened), threading.Event(), threading.Event()
 
@@ -150,8 +149,9 @@ def test_a_run_does_not_wait_for_others_longer_than_for_a_hang(own: dict[str, st
     other = threading.Thread(target=hold)
     other.start()
     assert held.wait(60)
-    for _ in range(4):
-        assert_close(opened.run(x=X), WANT)
+    with patient_for(opened, 1.0):
+        for _ in range(4):
+            assert_close(opened.run(x=X), WANT)
     assert "busy with other sessions for 1 s" in opened.state.events[-1].message
     done.set()
     other.join()

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from ort_gpu_ep.errors import DeviceHangError, DeviceLostError
 from ort_gpu_ep.isolation import leak_watch
 from ort_gpu_ep.isolation.channel import Channel
-from tests.isolation.conftest import gpu_of, isolated, mlp, rows
+from tests.isolation.conftest import gpu_of, isolated, mlp, patient_for, rows
 from tests.patience import until
 from tests.plugin.cases import Opened, assert_close, reference
 
@@ -68,13 +69,14 @@ def test_killed_during_a_run(own: dict[str, str]) -> None:
 
 
 def test_stopped(own: dict[str, str]) -> None:
-    opened = isolated(MODEL, hang_timeout_ms=2000, **own)
+    opened = isolated(MODEL, **own)
     assert back_on_the_gpu(opened)
     old = gpu_of(opened).pid
     assert old is not None
     os.kill(old, signal.SIGSTOP)
     start = time.monotonic()
-    assert_close(opened.run(x=X), WANT)
+    with patient_for(opened, 2.0):
+        assert_close(opened.run(x=X), WANT)
     assert 2 <= time.monotonic() - start < 60
     check_replaced(opened, old, "did not answer within 2 s")
 
@@ -82,11 +84,12 @@ def test_stopped(own: dict[str, str]) -> None:
 @pytest.mark.parametrize(("kind", "says"), [
     ("abort", "SIGABRT"), ("segfault", "SIGSEGV"), ("hang", "did not answer within 2 s"), ("lost", "the driver dropped the device")])
 def test_faults_during_a_run(kind: str, says: str, own: dict[str, str]) -> None:
-    opened = isolated(MODEL, faults=f"{kind}@3", hang_timeout_ms=2000, **own)
+    opened = isolated(MODEL, faults=f"{kind}@3", **own)
     assert back_on_the_gpu(opened)
     assert back_on_the_gpu(opened)
     old = gpu_of(opened).pid
-    assert_close(opened.run(x=X), WANT)
+    with patient_for(opened, 2.0) if kind == "hang" else nullcontext():
+        assert_close(opened.run(x=X), WANT)
     until(lambda: back_on_the_gpu(opened), "a new worker")
     assert [e.kind for e in opened.state.events if says in e.message] == ["fallback"]
     assert gpu_of(opened).pid != old
@@ -130,11 +133,12 @@ def test_a_leak(own: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: py
 
 
 def test_strict_raises_and_recovers(own: dict[str, str]) -> None:
-    opened = isolated(MODEL, strict=1, hang_timeout_ms=2000, **own)
+    opened = isolated(MODEL, strict=1, **own)
     assert_close(opened.run(x=X), WANT)
     for number, kind in ((signal.SIGKILL, DeviceLostError), (signal.SIGSTOP, DeviceHangError)):
         os.kill(gpu_of(opened).pid or 0, number)
-        with pytest.raises(Exception, match=kind.__name__) as raised:
+        patience = patient_for(opened, 2.0) if number == signal.SIGSTOP else nullcontext()
+        with patience, pytest.raises(Exception, match=kind.__name__) as raised:
             opened.run(x=X)
         assert isinstance(opened.state.cause_of(raised.value), kind)
         with pytest.raises(Exception, match="being replaced"):

@@ -102,7 +102,7 @@ def test_timed_dispatches_take_longer_the_more_they_do() -> None:
         took_s[what] = min(took_s[what], dispatch(dispatches))
         return took_s[what]
 
-    until(lambda: 4.0 * more("short", short) < 2.0 * more("long", long) < more("four", long, 4), f"{took_s}", 30.0)
+    until(lambda: 4.0 * more("short", short) < 2.0 * more("long", long) < more("four", long, 4), f"{took_s}")
     short.close(), long.close()
 
 
@@ -111,7 +111,7 @@ def test_the_probe_works_on_a_real_adapter() -> None:
     assert lazy._dispatch is None
     source = DispatchProbe(lazy)
     assert lazy._dispatch is not None
-    assert 0.0 < source.idle_s < 0.1
+    assert 0.0 < source.idle_s < 1.0
     assert 0.0 <= (source.read() or 0.0) <= 1.0
     lazy._dispatch.close()
 

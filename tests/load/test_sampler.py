@@ -86,7 +86,7 @@ def waits_s(sampler: Sampler, clock: Clock, times: int) -> list[float]:
 def test_publishes_readings() -> None:
     sampler, begin_s = Sampler(Told(0.7)), time.monotonic()
     try:
-        assert (sampler.latest.gpu, sampler.latest.source) == (None, "no reading yet")
+        assert (sampler._latest.gpu, sampler._latest.source) == (None, "no reading yet")
         until(lambda: sampler.latest.gpu is not None)
         load = sampler.latest
         assert load.gpu == pytest.approx(0.7)
@@ -244,7 +244,7 @@ def test_costs_less_than_a_thousandth_of_a_core() -> None:
             return (time.clock_gettime(clock) - before_s) / (time.monotonic() - start_s)
 
         shares: list[float] = []
-        until(lambda: shares.append(share()) or shares[-1] < 0.001, f"of a core: {shares}", 30.0)       # type: ignore[func-returns-value]
+        until(lambda: shares.append(share()) or shares[-1] < 0.001, f"of a core: {shares}")       # type: ignore[func-returns-value]
     finally:
         sampler.close()
 
@@ -413,7 +413,9 @@ def test_workers_that_are_ours_are_not_load(tmp_path: Path) -> None:
     """Fields 14 and 15 of their stat, counted from the end of the name, which may hold spaces and brackets."""
     (tmp_path / "proc/77").mkdir(parents=True)
     (tmp_path / "proc/77/stat").write_text("77 (a (b) c) S 1 1 1 0 -1 4 10 0 0 0 150 50 0 0 20 0 1 0 100 0 0")
-    own = OwnTime(tmp_path, lambda: [77, 78])
-    assert own() - time.process_time() == pytest.approx(200 / os.sysconf("SC_CLK_TCK"), abs=0.01)
+    own, workers_s = OwnTime(tmp_path, lambda: [77, 78]), 200 / os.sysconf("SC_CLK_TCK")
+    before_s = time.process_time()
+    assert before_s <= own() - workers_s <= time.process_time()
     (tmp_path / "proc/77/stat").unlink()          # it has ended: what it took was ours all the same
-    assert own() - time.process_time() == pytest.approx(200 / os.sysconf("SC_CLK_TCK"), abs=0.01)
+    before_s = time.process_time()
+    assert before_s <= own() - workers_s <= time.process_time()

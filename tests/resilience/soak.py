@@ -10,18 +10,17 @@ import gc
 import os
 import sys
 import threading
-import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu, faults, objects, waiting
+from ort_gpu_ep.device import Gpu, objects, waiting
 from ort_gpu_ep.device.faults import DEADLY
 from ort_gpu_ep.device.faults import KINDS as ALL_KINDS
-from tests.patience import until
+from tests.patience import brief_hangs, until
 from tests.plugin.cases import info, island, make_model, node
 
 GROWTH_NBYTES = 16 << 20
@@ -30,7 +29,6 @@ GROWTH_NBYTES = 16 << 20
 KINDS = tuple(kind for kind in ALL_KINDS if kind not in DEADLY)
 """The others need a worker: test_isolated_soak.py."""
 
-HANG_S = 0.1
 THREADS = 3
 RUNS = int(os.environ.get("ORT_GPU_EP_SOAK_RUNS", "300"))
 
@@ -50,7 +48,7 @@ def model(kind: int = 0) -> bytes:
 
 
 def session(data: bytes, **options: object) -> Any:
-    return ort_gpu_ep.InferenceSession(data, provider_options={"placement": "gpu", "verify": 1, "hang_timeout_ms": 2000, **options})
+    return ort_gpu_ep.InferenceSession(data, provider_options={"placement": "gpu", "verify": 1, **options})
 
 
 class Soak:
@@ -70,7 +68,7 @@ class Soak:
         for first in range(0, runs, 10):
             kind = int(rng.integers(3))
             drill = f"{self.FAULTS};seed={self.seed + 1000 * number + first}"
-            opened = session(self._models[kind], faults=drill, hang_timeout_ms=300_000)
+            opened = session(self._models[kind], faults=drill)
             for _ in range(min(10, runs - first)):
                 self.run(opened, kind, rng)
             opened._state.renewing.acquire()      # the last one is over: it would open the device again
@@ -119,8 +117,7 @@ def held() -> tuple[int, int, int]:
 
 def main() -> None:
     """Prints what happened. Raises AssertionError for a result that is lost or wrong, and for what is still held at the end."""
-    # a run that hangs on purpose is waited for HANG_S, but a real one on a busy machine for as long as it takes
-    faults.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda seconds: time.sleep(min(seconds, HANG_S)))  # type: ignore
+    brief_hangs(pytest.MonkeyPatch())
     soak(1, max(90, RUNS // 3))      # the C library's heap reaches its size over the first thousands
     before, threads, devices = held()
     done = soak(2, RUNS)

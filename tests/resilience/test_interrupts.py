@@ -93,7 +93,7 @@ def run_script(script: str, *arguments: object, timeout_s: float = 300.0) -> sub
 @pytest.mark.parametrize("isolation", ["none", "process"])
 @pytest.mark.parametrize("way", ["gpu", "auto", "plain"])
 def test_each_is_a_keyboard_interrupt_and_the_next_run_is_right(way: str, isolation: str) -> None:
-    done = run_script(SCRIPT, way, isolation, COUNT, timeout_s=60 + 5 * COUNT)
+    done = run_script(SCRIPT, way, isolation, COUNT, timeout_s=300 + 5 * COUNT)
     assert (done.returncode, done.stderr[-3000:]) == (0, "")
     assert done.stdout.strip() == f"{COUNT} interrupts, 0 fallbacks"
 
@@ -114,8 +114,8 @@ def test_while_sessions_are_created(isolation: str) -> None:
         x = {"x": np.linspace(-2, 2, 64, dtype="f")}
         hits = 0
         for i in range(int(sys.argv[2])):
-            threading.Timer(0.05 + 0.02 * i, os.killpg, (0, signal.SIGINT)).start()
             try:
+                threading.Timer(0.05 + 0.02 * i, os.killpg, (0, signal.SIGINT)).start()
                 while True:
                     session = ort.InferenceSession(model, provider_options=options)
                     del session

@@ -51,7 +51,7 @@ class Soak:
 
     def round(self, number: int, runs: int) -> None:
         faults = drill(random.Random(f"{self.seed}/{number}"))
-        opened = [session(m, isolation="process", faults=faults, hang_timeout_ms=1500, health="off") for m in self._models]
+        opened = [session(m, isolation="process", faults=faults, hang_timeout_ms=4000, health="off") for m in self._models]
         gpu = opened[0]._state.backend.adapter
         threads = [threading.Thread(target=self._thread, args=(opened, [self.seed, number, t], runs // THREADS)) for t in range(THREADS)]
         for thread in threads:

@@ -18,7 +18,7 @@ from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES
 from tests.patience import until
 from tests.plugin.cases import assert_close, info, island, make_model, node, reference
 
-pytestmark = pytest.mark.usefixtures("long_pauses")
+pytestmark = pytest.mark.usefixtures("long_pauses", "brief_hangs")
 
 SIDE = 160
 assert SIDE * SIDE * 4 > MIN_FILE_NBYTES
@@ -34,8 +34,7 @@ def model() -> bytes:
 
 
 def session(faults: str, **options: object) -> Any:
-    return ort_gpu_ep.InferenceSession(model(), provider_options={
-        "placement": "gpu", "hang_timeout_ms": 2000, "faults": faults, **options})
+    return ort_gpu_ep.InferenceSession(model(), provider_options={"placement": "gpu", "faults": faults, **options})
 
 
 def run(opened: Any, rng: np.random.Generator) -> None:

@@ -21,7 +21,7 @@ from ort_gpu_ep.plugin.direct import RUNS_BEFORE
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.unit.graphs import model_of
 
-pytestmark = pytest.mark.usefixtures("long_pauses")
+pytestmark = pytest.mark.usefixtures("long_pauses", "brief_hangs")
 
 WARM = RUNS_BEFORE + 2
 """Runs after which one of the same sizes has its buffers and its recording."""
@@ -215,7 +215,7 @@ def test_a_corrupt_value_comes_in_the_run_it_was_asked_for(mlp: bytes, x: np.nda
 
 
 def test_a_run_that_hangs_frees_nothing_too_early(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
-    session = gpu_session(mlp, faults=f"hang@{WARM};seed=13", hang_timeout_ms=2000)
+    session = gpu_session(mlp, faults=f"hang@{WARM};seed=13")
     for _ in range(WARM + 1):
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     assert any("DeviceHangError" in event for event in session.explain().events)

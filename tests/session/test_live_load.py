@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.placement import proof
+from ort_gpu_ep.placement import chooser, proof, runner
 from ort_gpu_ep.placement.learner import Learner
 from ort_gpu_ep.placement.policy import Policy, slowdown
 from ort_gpu_ep.utilization import Load
+from tests.patience import Clock
 from tests.session.conftest import assert_close, on_the_cpu
 
 Array = np.ndarray[Any, Any]
@@ -21,12 +22,17 @@ Open = Callable[..., Any]
 
 
 def tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the candidates take is told, on an idle machine and under the told load: what they really take depends on who else is at work."""
+    """What the candidates take is told, on an idle machine and under the told load, and one run follows the other at once.
+
+    What they really take depends on who else is at work, and so do pauses: a session tries the other candidate in another rhythm.
+    """
+    Clock(monkeypatch, runner, chooser, tick_s=1e-6)
     idle_s, observe = {"cpu": 15e-3, "gpu": 10e-3}, Policy.observe
 
     def told(self: Policy, candidate: str, seconds: float, load: Load) -> None:
         observe(self, candidate, idle_s[candidate] * slowdown(candidate, load, self.threads, self.software), load)
 
+    monkeypatch.setattr(chooser, "FLOOR", 0.0)
     monkeypatch.setattr(proof, "race", lambda *_: idle_s)
     monkeypatch.setattr(Learner, "_count", lambda *_: True)
     monkeypatch.setattr(Policy, "observe", told)
@@ -71,7 +77,10 @@ def test_an_unknown_load_moves_nothing(auto: Open, slow_on_one_thread: Any, tmp_
     told = tmp_path / "load"
     told.write_text("unknown 0.9")
     session = auto(model, settings, load=f"file:{told}")
-    for _ in range(20):
+    runs, sampler = 0, session._runner.sampler
+    while sampler.samples < 8:      # twice what a known load takes to move runs
         session.run(None, feeds)
+        runs += 1
         time.sleep(0.02)
-    assert session.stats()["runs_by_candidate"] == {"gpu": 20}
+    assert sampler.latest.gpu is None
+    assert session.stats()["runs_by_candidate"] == {"gpu": runs}

@@ -196,12 +196,13 @@ def test_running_statistics_are_exported_and_used(tmp_path: Path, rng: np.random
     assert abs(t.parameters()["mean"]).max() > 0.1
 
 
+@pytest.mark.usefixtures("brief_hangs")
 @pytest.mark.parametrize("fault", ["lost@4", "lost@2,lost@5", "hang@4", "oom@3"])
 def test_a_failing_device_loses_nothing(fault: str, caplog: pytest.LogCaptureFixture) -> None:
     """The final weights are those of an undisturbed run, bit for bit; losses that were not read yet are, too."""
     data = batches(6)
     runs = []
-    for options in ({}, {"faults": f"{fault};seed=1", "hang_timeout_ms": 2000}):
+    for options in ({}, {"faults": f"{fault};seed=1"}):
         t = trainer(model=references.mlp(), options=options)
         losses = [t.step(x, y) for x, y in data]
         runs.append(([float(loss) for loss in losses], bits(t), t.stats()["renewals"]))
