@@ -74,7 +74,7 @@ def microseconds(gpu: Gpu, graph: Graph, config: Config, rewrite: Rewrite | None
                     native.dispatch(compute, pipeline, group, step.groups)
             compute.end()
             timer.resolve(encoder)
-            gpu.execute([native.finish(encoder)], [])
+            gpu.execute([native.finish(encoder)])
             return timer.read_s() / REPEATS * 1e6
 
         return float(np.median([once() for _ in range(5)])), [s.kernel.shader for s in plan.steps if isinstance(s, Dispatch)]

@@ -82,7 +82,11 @@ LAYERS = (
     Layer("mobilenet", 14, 96, 576), Layer("mobilenet", 7, 960, 160),
     Layer("mobilenet", 7, 320, 1280), Layer("encoder", 0, 384, 384, rows=128), Layer("encoder", 0, 384, 1536, rows=128),
     Layer("encoder", 0, 1536, 384, rows=128), Layer("sgemm", 0, 1024, 1024, rows=1024), Layer("sgemm", 0, 4096, 4096, rows=4096),
-    Layer("resnet50", 56, 64, 64, 3, batch=32), Layer("resnet50", 14, 256, 256, 3, batch=32), Layer("resnet50", 14, 1024, 256, batch=32),
+    Layer("resnet50", 56, 64, 64, 3, batch=32), Layer("resnet50", 56, 64, 256, batch=32), Layer("resnet50", 28, 128, 512, batch=32),
+    Layer("resnet50", 14, 256, 256, 3, batch=32), Layer("resnet50", 14, 256, 1024, batch=32), Layer("resnet50", 14, 1024, 256, batch=32),
+    Layer("resnet50", 7, 512, 512, 3, batch=32), Layer("resnet50", 7, 512, 2048, batch=32), Layer("resnet50", 7, 2048, 512, batch=32),
+    Layer("mobilenet", 112, 16, 96, batch=32), Layer("mobilenet", 56, 24, 144, batch=32), Layer("mobilenet", 28, 32, 192, batch=32),
+    Layer("mobilenet", 14, 64, 384, batch=32), Layer("mobilenet", 14, 96, 576, batch=32), Layer("mobilenet", 7, 960, 160, batch=32),
 )
 
 
