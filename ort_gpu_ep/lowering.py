@@ -147,12 +147,14 @@ def _answer(bound: BoundNode, limits: Limits) -> Answer:
     known = shape_arithmetic.evaluate(bound)
     if known is not None:
         return HostValues(tuple(found if name else None for name, found in zip(bound.node.outputs, known, strict=True)))
-    if host.has_sizes(bound) and isinstance(answer := claim(bound, limits), Lowering) and _varies(answer):
+    answer = claim(bound, limits)
+    if isinstance(answer, Decline) and answer.code == Code.ATTRIBUTE:
+        return answer       # its row says where onnxruntime differs from ONNX, which is what the host goes by
+    if host.has_sizes(bound) and isinstance(answer, Lowering) and _varies(answer):
         return answer       # for every size, where the host would need numbers
     try:
         return HostValues(host.evaluate(bound))
     except Exception as error:   # the reference implementation lacks some forms; a kernel may still take the node
-        answer = claim(bound, limits)
         if isinstance(answer, Decline):
             return Decline(answer.code, f"{answer.reason}; nor can the host compute it ({type(error).__name__}: {error})")
         return answer

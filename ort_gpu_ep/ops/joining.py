@@ -174,6 +174,8 @@ def _sizes(node: BoundNode, size: int) -> tuple[int, ...]:
     if sizes is None:
         chunk = -(-size // count)
         sizes = tuple(max(0, min(chunk, size - k * chunk)) for k in range(count))
+        if node.attr("num_outputs") not in (None, count):
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split with {count} outputs and num_outputs {node.attr('num_outputs')}")
         if node.attr("num_outputs") is not None and count > size:
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {count} parts, more than there are")
         if node.attr("num_outputs") is None and any(s != sizes[0] for s in sizes):

@@ -198,10 +198,10 @@ def batch_normalization(node: BoundNode) -> Kernel:
 
 @op("LRN", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
 def lrn(node: BoundNode) -> Kernel:
-    """y = x / (bias + alpha / size * sum x^2 over `size` neighbouring channels)^beta. x, y: [N, C, spatial...]."""
+    """y = x / (bias + alpha / size * sum x^2 over `size` neighbouring channels)^beta. x, y: [N, C, H, W]."""
     x, size, last = node.input(0), int(node.attr("size")), node.node.channels_last
-    if x.rank < 2 or size < 1:
-        raise UnsupportedNodeError(Code.RANK, f"LRN of {x.type} with size {size}; taken: rank 2 and more, size 1 and more")
+    if x.rank != 4 or size < 1:
+        raise UnsupportedNodeError(Code.RANK, f"LRN of {x.type} with size {size}; taken, as by ONNX Runtime's CPU: rank 4, size 1 and more")
     consts: dict[str, Const] = {
         "CHANNELS": x.shape[-1] if last else x.shape[1], "INNER": 1 if last else prod(x.shape[2:]),
         "BEFORE": (size - 1) // 2, "AFTER": size // 2,

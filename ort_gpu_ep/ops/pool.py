@@ -51,6 +51,9 @@ def window_axes(node: BoundNode) -> list[Axis]:
     ones, n = (1,) * len(sizes), len(sizes)
     strides, dilations = node.attr("strides") or ones, node.attr("dilations") or ones
     pads = node.attr("pads") or (0,) * (2 * n)
+    if any(p >= k for p, k in zip(pads, (*taps, *taps), strict=True)):
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op} with pads {tuple(pads)} and kernel_shape {tuple(taps)}: ONNX Runtime refuses windows of padding")
     mode, up = node.attr("auto_pad") or "NOTSET", bool(node.attr("ceil_mode"))
     if mode.startswith("SAME") and any(d != 1 for d in dilations):
         raise UnsupportedNodeError(

@@ -141,7 +141,7 @@ ONE = np.ones(1, np.float32)
     (Code.ATTRIBUTE, "GroupNormalization", [normal(2, 5, 3), normal(5), normal(5)], 21, {"num_groups": 2}),
     (Code.ATTRIBUTE, "LpNormalization", [normal(2, 3)], 1, {"p": 3}),
     (Code.DTYPE, "LRN", [np.ones((1, 2, 3))], 13, {"size": 3}),
-    *((Code.ATTRIBUTE, "LRN", [normal(1, 2, 3)], 13, {"size": 3, "bias": value}) for value in (np.inf, -np.inf, np.nan)),
+    *((Code.ATTRIBUTE, "LRN", [normal(1, 2, 3, 1)], 13, {"size": 3, "bias": value}) for value in (np.inf, -np.inf, np.nan)),
     (Code.ATTRIBUTE, "LayerNormalization", [normal(2, 3), normal(3)], 17, {"epsilon": np.inf}),
 ])
 def test_declines(code: Code, op: str, inputs: Any, opset: int, attributes: dict[str, Any]) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
 
 from tests.session.fuzz_models import FuzzModel
+from tests.session.random_graphs import Array
 
 _OUTSIDE = ("nan", "infinite", "large", "any")
 _ELEMENTS = re.compile(r"of \d+ \w+ differ")
@@ -17,6 +23,13 @@ def _has(model: FuzzModel, pattern: str) -> bool:
 
 def _is_empty(model: FuzzModel) -> bool:
     return any(a.size == 0 for feeds in model.runs for a in feeds.values()) or "size 0" in " ".join(model.changes)
+
+
+def _read(model: FuzzModel, defect: str, ops: str) -> Iterator[tuple[Any, Array]]:
+    """Nodes of these operators whose first input is the model's, and what it holds in the run of a defect."""
+    found, graph = re.match(r"run (\d+): ", defect), onnx.load_from_string(model.model).graph
+    known = {t.name: numpy_helper.to_array(t) for t in graph.initializer} | (model.runs[int(found[1])] if found else {})
+    yield from ((n, known[n.input[0]]) for n in graph.node if re.fullmatch(ops, n.op_type) and n.input and n.input[0] in known)
 
 
 def _more(model: FuzzModel, defect: str) -> bool:
@@ -40,7 +53,28 @@ def _overflow(model: FuzzModel, defect: str) -> bool:
 
 
 def _range(model: FuzzModel, defect: str) -> bool:
-    return bool(_ELEMENTS.search(defect)) and model.content in _OUTSIDE and _has(model, r"Cast|CastLike|Pow|QuantizeLinear|DynamicQuantizeLinear|Mod")
+    if not _ELEMENTS.search(defect):
+        return False
+    if model.content in _OUTSIDE and _has(model, r"Cast|CastLike|Pow|QuantizeLinear|DynamicQuantizeLinear|Mod"):
+        return True
+    kind = re.search(r"of \d+ (u?)int(\d+) differ", defect)
+    return kind is not None and any(_outside(values, not kind[1], int(kind[2])) for _, values in _read(model, defect, "Cast|CastLike"))
+
+
+def _outside(values: Array, signed: bool, bits: int) -> bool:
+    """Whether one of these floats, without its fraction, is not in the range of an integer type."""
+    low, high = (-2.0 ** (bits - 1), 2.0 ** (bits - 1)) if signed else (0.0, 2.0 ** bits)
+    whole = np.trunc(values.astype("f8")) if values.dtype.kind == "f" else np.zeros(0)
+    return not ((whole >= low) & (whole < high)).all()
+
+
+def _equal(model: FuzzModel, defect: str) -> bool:
+    """All elements that MeanVarianceNormalization takes together are the same, in one place at least."""
+    for node, values in _read(model, defect, "MeanVarianceNormalization") if _ELEMENTS.search(defect) else ():
+        axes = next((tuple(a.ints) for a in node.attribute if a.name == "axes"), (0, 2, 3))
+        if not np.ptp(values.astype("f8"), axis=axes).all():
+            return True
+    return False
 
 
 def _tiny(model: FuzzModel, defect: str) -> bool:
@@ -59,6 +93,7 @@ DIFFERENCES: Mapping[str, Callable[[FuzzModel, str], bool]] = {
     "NaN and infinity in recurrent layers": _recurrent,
     "sums and products that leave the range": _overflow,
     "floats that no integer holds": _range,
+    "equal elements in MeanVarianceNormalization": _equal,
     "denormal floats": _tiny,
     "tensors without elements": _empty,
 }

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.session.fuzz import START_S, Answer, defects, different, run
-from tests.session.fuzz_allowed import DIFFERENCES
+from tests.plugin.cases import info, make_model, node
+from tests.session.fuzz import START_S, Answer, defects, different, patience_s, run
+from tests.session.fuzz_allowed import DIFFERENCES, allowed
 from tests.session.fuzz_models import FuzzModel
 
 SEEDS = range(500)
@@ -35,6 +36,27 @@ def test_differences_are_seen() -> None:
     assert defects(model, [answered], [raised]) == ["run 0: Fail: no instead of [('float32', (2, 3))]"]
     assert defects(model, [raised], [answered])
     assert not defects(model, [raised], [raised, raised])
+
+
+def test_a_model_that_takes_onnxruntime_long_may_take_ours_long() -> None:
+    assert patience_s({"seed": 1, "at": "onnxruntime"}, 100) == 100
+    assert patience_s({"seed": 1, "at": "ours", "took_s": 20.0}, 100) == 200
+
+
+def test_values_decide_what_is_allowed() -> None:
+    """Of normal content: infinity in another input, a number that the type holds, elements that are not the same are no excuse."""
+    cast = make_model([node("Cast", "x", "y", to=3)], [info("x", [3])], [info("y", [3], 3)])
+    wrong = "1 of 3 int8 differ, 127 instead of 0 at (0,)"
+    runs = [{"x": np.array(values, "f")} for values in ([1, -128.9, 127.5], [1, 2, np.inf], [1, 2, 128], [1, 2, np.nan])]
+    models = FuzzModel(cast, runs, "", (), "normal")
+    assert [allowed(models, f"run {n}: {wrong}") for n in range(4)] == ["", *["floats that no integer holds"] * 3]
+    assert not allowed(models, "run 1: Fail: no instead of [('int8', (3,))]")
+
+    mean = make_model([node("MeanVarianceNormalization", "x", "y")], [info("x", [2, 2, 1, 1])], ["y"])
+    runs = [{"x": np.array(values, "f").reshape(2, 2, 1, 1)} for values in ([1, 2, 3, 4], [1, 2, 1, 4], [1, 1, 2, 2])]
+    models = FuzzModel(mean, runs, "", (), "normal")
+    wrong = "1 of 4 float32 differ, 0.0 instead of nan at (0, 0, 0, 0)"
+    assert [allowed(models, f"run {n}: {wrong}") for n in range(3)] == ["", "equal elements in MeanVarianceNormalization", ""]
 
 
 def test_users_are_told_of_each_difference() -> None:
