@@ -45,7 +45,8 @@ OWN = {"exits": [sys.executable, "-c", "raise SystemExit(1)"], "is none": [sys.e
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_failure_of_our_own_is_named_and_not_kept(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, real = Config(cache_dir=str(tmp_path)), helper.command
+    config, real, now = Config(cache_dir=str(tmp_path)), helper.command, time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     starts(monkeypatch, *OWN[name])
     with pytest.raises(AdapterError, match="the process that looks for GPU adapters") as raised:
         enumeration.look(config)
@@ -55,7 +56,7 @@ def test_a_failure_of_our_own_is_named_and_not_kept(name: str, tmp_path: Path, m
     monkeypatch.setattr(helper, "command", real)
     with pytest.raises(AdapterError):       # of this process, for some seconds
         enumeration.look(config)
-    later = time.time() + enumeration.OWN_PAUSE_S + 1
+    later = now + enumeration.OWN_PAUSE_S + 1
     monkeypatch.setattr(time, "time", lambda: later)
     assert enumeration.look(config)
 

@@ -10,16 +10,17 @@ import psutil
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu, native, objects
+from ort_gpu_ep.device import Gpu, native, objects, waiting
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
+from tests.patience import until
 from tests.unit.graphs import model_of
 
 
 def counts() -> dict[str, int]:
-    """What wgpu-native holds, by type, and the threads of the process."""
+    """What wgpu-native holds, by type, and the threads of the process; those that have waited for a device are kept, as many as it took."""
     gc.collect()
     gc.collect()        # what the first one freed was the last reference to a device, which is a cycle
-    return objects.live() | {"threads": psutil.Process().num_threads()}
+    return objects.live() | {"threads": psutil.Process().num_threads() - waiting.idle_count()}
 
 
 def new_gpu() -> Gpu:
@@ -57,7 +58,6 @@ def use(faults: str) -> None:
     session = ort_gpu_ep.InferenceSession(model_of(text).SerializeToString(), provider_options={
         "placement": "gpu", "faults": faults, "verify": 1})
     assert session._state.gpu is not None
-    session._state.gpu.hang_timeout_s = 0.2 if "hang" in faults else 300.0      # no real run is to be taken for one that hangs
     for rows in (2, 2, 0, 2):
         session.run(None, {"x": np.ones((rows, 4), "f")})
     for table in (Gpu._open, Gpu._circuits):
@@ -77,6 +77,7 @@ def drop_a_session_whose_device_hung() -> None:
     use("hang@3;seed=77")
 
 
+@pytest.mark.usefixtures("long_pauses", "brief_hangs")
 @pytest.mark.parametrize("act", [
     drop_a_command_buffer_that_was_never_submitted, drop_a_device_with_pooled_buffers, drop_a_lost_device_with_pending_work,
     drop_a_session, drop_a_session_whose_device_was_lost, drop_a_session_whose_device_hung], ids=lambda act: act.__name__)
@@ -85,4 +86,4 @@ def test_nothing_of_a_dropped_device_stays(act: Callable[[], None]) -> None:
     before = counts()
     for _ in range(2):
         act()
-    assert counts() == before
+    until(lambda: all(count <= before[kind] for kind, count in counts().items()), f"no more than {before}")

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep import plugin
+from tests.patience import PATIENCE_S
 from tests.plugin.cases import ORT, assert_close, info, island, make_model, node, open_session, reference
 
 
@@ -177,7 +178,7 @@ def test_run_async(mlp: bytes, rng: np.random.Generator) -> None:
         done.set()
 
     opened.session.run_async(None, {"x": x}, callback, None)
-    assert done.wait(30)
+    assert done.wait(PATIENCE_S)
     assert answers[0][1] == ""
     assert_close(answers[0][0], reference(mlp, x=x))
 

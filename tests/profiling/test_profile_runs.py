@@ -66,7 +66,7 @@ def test_the_phases_are_the_run(found: RunProfile, model: bytes, x: dict[str, An
             tried.append(session.profile(x, 6))
         return whole
 
-    until(is_whole, f"{tried}", 60.0)
+    until(is_whole, f"{tried}")
 
 
 def test_nothing_is_left_behind(model: bytes, x: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from ort_gpu_ep.scoring.model import Model
 from ort_gpu_ep.scoring.parts import Shard, cut
 from ort_gpu_ep.scoring.process import GoneError, WorkerEndError
 from ort_gpu_ep.scoring.worker import Done, Failed, Task
+from tests.patience import PATIENCE_S
 
 ROWS, SHARD = 100, 30
 
@@ -114,7 +115,7 @@ def score(answers: list[Callable[[int, int], Any]], fail_fast: bool = False, win
         slot.open()
     facts.board.start()
     for thread in drive_all(facts.slots, facts.board):
-        thread.join(30)
+        thread.join(PATIENCE_S)
     facts.board.join()
     return facts
 
@@ -235,9 +236,9 @@ def test_unequal_adapters_do_together_what_they_do_each(fast: float, slow: float
         slot.batch = 8
         slot.open()
     board.start()
-    board._threads[0].join(30)      # all is read: nobody waits for rows
+    board._threads[0].join(PATIENCE_S)      # all is read: nobody waits for rows
     for thread in drive_all(slots, board):
-        thread.join(30)
+        thread.join(PATIENCE_S)
     board.join()
     assert sum(slot.counts.rows for slot in slots) == rows
     assert slots[0].counts.rows > slots[1].counts.rows or fast == slow

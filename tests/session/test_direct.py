@@ -18,6 +18,7 @@ from ort_gpu_ep.device import native, objects
 from ort_gpu_ep.device.steady import MAX_IN_FLIGHT, Steady
 from ort_gpu_ep.errors import DeviceLostError, OutOfDeviceMemoryError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
+from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.unit.graphs import model_of
 
@@ -184,7 +185,7 @@ def test_runs_of_two_threads_are_under_way_together(mlp: bytes, x: np.ndarray[An
     both, wait = threading.Barrier(2), native.wait
 
     def meet(*arguments: Any) -> None:
-        both.wait(20)       # breaks where one run waits for the other's end
+        both.wait(PATIENCE_S)       # breaks where one run waits for the other's end
         wait(*arguments)
 
     monkeypatch.setattr(native, "wait", meet)

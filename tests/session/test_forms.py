@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from onnxruntime.capi import _pybind_state as C
 
 import ort_gpu_ep as ort
+from tests.patience import PATIENCE_S
 from tests.unit.graphs import model_of
 
 CPU = "CPUExecutionProvider"
@@ -183,7 +184,7 @@ def partitions(kind: Any) -> list[Any]:
 def in_the_background(kind: Any) -> list[Any]:
     session, done, found = kind(MLP), threading.Event(), list[Any]()
     session.run_async(["y"], {"x": X}, lambda *a: (found.extend(a), done.set()), "mine")
-    assert done.wait(60)
+    assert done.wait(PATIENCE_S)
     return found
 
 

@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 
 import ort_gpu_ep as ort
+from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 
 Array = np.ndarray[Any, Any]
@@ -191,14 +192,14 @@ def test_run_async(opened: Callable[..., Any], mlp: bytes, x: Array) -> None:
     for feeds in ({"x": x}, {"x": x[:2]}):
         done, got = threading.Event(), list[Any]()
         session.run_async(["z", "y"], feeds, lambda *a, got=got, done=done: (got.extend(a), done.set()), "mine")
-        assert done.wait(30)
+        assert done.wait(PATIENCE_S)
         results, mine, error = got
         assert (mine, error) == ("mine", "")
         assert_close(results, on_the_cpu(mlp, feeds, ["z", "y"]))
     assert session._runner is None or decided(session)
     done, got = threading.Event(), []
     session.run_async(None, {"x": x[:, :3]}, lambda *a: (got.extend(a), done.set()), None)
-    assert done.wait(30)
+    assert done.wait(PATIENCE_S)
     assert got[0] == []
     assert "invalid dimensions" in got[2]
     with pytest.raises(ValueError, match="Required inputs"):

@@ -14,6 +14,7 @@ import pytest
 from ort_gpu_ep.device import background, pipelines, prepared, specialization
 from ort_gpu_ep.device.specialization import MAX_SPECIALIZED
 from ort_gpu_ep.errors import ShaderError
+from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.session.test_content import feeds as content_feeds
 from tests.session.test_content import sliced
@@ -298,15 +299,15 @@ def test_the_thread_ends_when_there_is_nothing_to_do() -> None:
     for _ in range(3):
         made.add(lambda: threads.add(threading.current_thread()))
     made.add(done.set)
-    assert done.wait(60)
+    assert done.wait(PATIENCE_S)
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert not thread.daemon
     assert threads
     again = threading.Event()
     made.add(again.set)
-    assert again.wait(60)
+    assert again.wait(PATIENCE_S)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="only where there is fork")
@@ -317,6 +318,6 @@ def test_a_forked_child_has_one_of_its_own() -> None:
     if not pid:
         done = threading.Event()
         background.background.add(done.set)
-        os._exit(0 if background.background is not inherited and done.wait(30) else 1)
+        os._exit(0 if background.background is not inherited and done.wait(PATIENCE_S) else 1)
     inherited._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

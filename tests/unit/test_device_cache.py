@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from ort_gpu_ep.device.cache import Cache
+from tests.patience import PATIENCE_S
 
 
 class Thing:
@@ -40,7 +41,7 @@ def test_two_keys_are_made_at_the_same_time() -> None:
     cache, both = Cache(2), threading.Barrier(2)
 
     def ask(key: str) -> None:
-        cache.get(key, lambda: both.wait(5) is not None and Thing())
+        cache.get(key, lambda: both.wait(PATIENCE_S) is not None and Thing())
 
     other = threading.Thread(target=ask, args=("a",))
     other.start()
@@ -115,7 +116,7 @@ def test_a_failure_reaches_those_who_wait() -> None:
 
     first = threading.Thread(target=ask)
     first.start()
-    begun.wait(5)
+    begun.wait(PATIENCE_S)
     ask()
     first.join()
     assert errors == ["no", "no"]
