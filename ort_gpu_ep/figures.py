@@ -23,8 +23,12 @@ class Figures:
     ten instructions over 128 lanes, and the L1. planes_factor: what a product over planes takes beside its launch, over its estimate (16
     layers of ResNet-50 took 228 us, with launches of 3 us each, and were estimated at 139).
 
-    product.wgsl: launch_ns: a dispatch without its steps. arrival_ns, arrival_element_ns: what it adds that the last workgroup of several
-    adds up their sums, and each of these. tile_step_ns, window_step_ns: the least that a step takes, and one with a window.
+    Packed products: launch_ns: a dispatch without its steps.
+
+    product.wgsl: tile_launch_ns: a dispatch without its steps and stores. arrival_ns, arrival_element_ns: what it adds that the last
+    workgroup of several adds up their sums, and each of these. tile_step_ns, window_step_ns: the least that a step takes, and one with a
+    window. window_factor: of a step's arithmetic with a window. alone_power: of how much longer it takes where a unit has fewer workgroups
+    than it could.
     few_groups, many_groups: workgroups that a cut of K aims at. depthwise_gain_ns: of a depthwise convolution whose channels lie together
     (3.2 to 4.3 us instead of 3.0 to 4.9).
 
@@ -63,10 +67,13 @@ class Figures:
     planes_factor: float = 1.3
 
     launch_ns: float = 2600.0
-    arrival_ns: float = 1800.0
-    arrival_element_ns: float = 118 / 4096
-    tile_step_ns: float = 310.0
-    window_step_ns: float = 570.0
+    tile_launch_ns: float = 1713.0
+    arrival_ns: float = 1958.0
+    arrival_element_ns: float = 0.0372
+    tile_step_ns: float = 229.0
+    window_step_ns: float = 500.0
+    window_factor: float = 1.284
+    alone_power: float = 0.0465
     few_groups: int = 140
     many_groups: int = 280
     depthwise_gain_ns: float = 300.0

@@ -80,10 +80,13 @@ def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vec
 def vector_writer(
     name: str, kernel: Kernel, first: str, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Sequence[tuple[int, int]],
 ) -> str:
+    """`<name>_final4(i, v)`, the fused steps; `<name>_store4(i, v)`; and `<name>_set4(i, v)`, one after the other."""
     fused = bool(kernel.epilogue) and name == first
     cases = "".join(f"if (i >= {start // 4}u) {{ {part_name(name, k)}[i - {start // 4}u] = v; return; }} "
                     for k, (start, _) in reversed(list(enumerate(pieces))) if k)
     lines = [vector_steps(kernel, bindings)] if fused else []
-    value = "fused4(computed, i)" if fused else "computed"
     at = _stored_at(kernel, name == first, 4)
-    return "\n".join([*lines, f"fn {name}_set4(i: u32, computed: vec4<f32>) {{ let v = {value}; {cases}{name}[{at}] = v; }}"])
+    return "\n".join([
+        *lines, f"fn {name}_final4(i: u32, v: vec4<f32>) -> vec4<f32> {{ return {'fused4(v, i)' if fused else 'v'}; }}",
+        f"fn {name}_store4(i: u32, v: vec4<f32>) {{ {cases}{name}[{at}] = v; }}",
+        f"fn {name}_set4(i: u32, v: vec4<f32>) {{ {name}_store4(i, {name}_final4(i, v)); }}"])

@@ -7,6 +7,7 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     y_of(low, high) an element from its bits, in a raw kernel
     y_set(i, v)    stores element i, after the fused steps (unpacked types only; an `element` body never calls it)
     x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>
+    y_final4(i, v), y_store4(i, v)    the two halves of y_set4: the fused steps, and the store of what they gave
     x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
     HAS_X          for an optional input: whether it is there
     out_of_range() notes that data brought an index out of range, if the kernel reports that; divided_by_zero() that a step divides by 0

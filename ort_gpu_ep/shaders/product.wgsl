@@ -8,8 +8,8 @@
 // Of a convolution k is (tap, channel), and what is not POINTWISE has a window. TAPS: a step lies within one tap. STRIDED: one tap, steps
 // over pixels. PLANES: x is stored [image, channel, y, x] with CHANNELS <= 4 of them, which count as four.
 // Expects: x, w [K or more rows, M], c? [M], y as vectors; with LAST parts (vectors) and arrived (atomics, zero); ROWS M M4 C4 KQ (k in
-// fours) STEPS PER SPLIT ALPHA; TM TN TQ MM NN SLICES and what follows from them: TEAM TX TY A_LOADS B_LOADS A_SIZE B_ROW SHARED ROUNDS;
-// HEIGHT.. as Window.consts writes them.
+// fours) STEPS PER SPLIT ALPHA LOADED (outputs at a time); TM TN TQ MM NN SLICES and what follows from them: TEAM TX TY A_LOADS B_LOADS
+// A_SIZE B_ROW SHARED ROUNDS; HEIGHT.. as Window.consts writes them.
 var<workgroup> tile: array<vec4<f32>, SHARED>;
 #if LAST
 var<workgroup> place: u32;
@@ -235,17 +235,27 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #end
-#for e in OUTPUTS
-    if (m$e < M4 && o$e < ROWS) {
 #if SPLIT > 1 and not LAST
-        y_set4((part * ROWS + o$e) * M4 + m$e, r$e);
+#for e in OUTPUTS
+    if (m$e < M4 && o$e < ROWS) { y_set4((part * ROWS + o$e) * M4 + m$e, r$e); }
+#end
 #else
-        var v$e = ALPHA * r$e;
+    // what the fused steps read is under way for several outputs at a time: a store in between would keep the next load waiting
+#let together = LOADED if LOADED < OUTPUTS else OUTPUTS
+#for round in OUTPUTS // together
+#for f in together
+#let e = round * together + f
+    let i$e = min(o$e, ROWS - 1u) * M4 + min(m$e, M4 - 1u);
+    var v$e = ALPHA * r$e;
 #if HAS_C
-        v$e += c_at4(m$e);
+    v$e += c_at4(min(m$e, M4 - 1u));
 #end
-        y_set4(o$e * M4 + m$e, v$e);
+    let y$e = y_final4(i$e, v$e);
 #end
-    }
+#for f in together
+#let e = round * together + f
+    if (m$e < M4 && o$e < ROWS) { y_store4(i$e, y$e); }
+#end
+#end
 #end
 }

@@ -22,10 +22,10 @@ from ort_gpu_ep.health import verdicts
 from ort_gpu_ep.health.open_adapter import _figures
 from ort_gpu_ep.ops import matvec
 from ort_gpu_ep.ops.contraction import Matrix
-from ort_gpu_ep.ops.tiles import UNMEASURED, TiledProduct, Weights, estimates_ns, forms
+from ort_gpu_ep.ops.tiles import TiledProduct, Weights, forms
 from ort_gpu_ep.profile import GUESSED
 from ort_gpu_ep.registry import Strided
-from ort_gpu_ep.target import Limits, Target, Tuned
+from ort_gpu_ep.target import Limits, Target
 
 SMALL = figures_of(MEASURED_FLOPS_PER_S / 16, MEASURED_NBYTES_PER_S / 16, MEASURED_DISPATCH_S * 4)
 GPU = AdapterInfo(0, "a GPU", "discrete", "Vulkan", "driver 1", 1, 2)
@@ -88,17 +88,3 @@ def test_an_opened_adapter_has_those_of_its_profile(tmp_path: Path) -> None:
 def test_they_are_plain_data() -> None:
     assert Figures(**asdict(SMALL)) == SMALL
     assert len({DEFAULT_FIGURES, SMALL, Figures()}) == 2
-
-
-@pytest.mark.parametrize("rows", [49, 1024, 32 * 3136])
-def test_a_tile_that_was_never_measured_is_the_tuners(rows: int) -> None:
-    """An estimate does not choose it, a measurement does."""
-    limits = Limits(frozenset(), max_workgroup_nbytes=49152, max_invocations=1024)
-    product = TiledProduct(rows, 256, Weights(1, 1024, 1, 1, 256, 0, True), target=Target(limits))
-    found = estimates_ns(product, forms(product))
-    ranked = sorted(found, key=lambda form: found[form])
-    names = {form: tile.name for form, (tile, _) in forms(product).items()}
-    assert set(UNMEASURED) <= set(names.values())
-    assert names[ranked[0]] not in UNMEASURED
-    tuned = Target(replace(limits, tuned=Tuned({product.key: "128x64*1"})))
-    assert tuned.choose(product.key, found).form == "128x64*1"
