@@ -56,7 +56,8 @@ class Operand:
 
     content: the value, as `value` gives it. expected: the host will know the value when a run begins, but does not now, when nodes are
     claimed. constant: the graph holds it, also where it is too large for `value`. count: gives how many of a constant's elements are not
-    zero. asked: called when a builder looks at more than the type (claim.py remembers what an answer follows from).
+    zero. decoded: bits of the code that a decoder makes an element of, in the kernel that reads it (ops/in_place.py); 0: it is stored.
+    asked: called when a builder looks at more than the type (claim.py remembers what an answer follows from).
     """
 
     name: str
@@ -65,6 +66,7 @@ class Operand:
     expected: bool = False
     constant: bool = False
     count: Callable[[], Nonzeros | None] | None = field(default=None, compare=False, repr=False)
+    decoded: int = 0
     asked: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 
     @property

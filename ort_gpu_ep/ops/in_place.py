@@ -5,10 +5,11 @@ Fusion makes them of a decoder and the node behind it (partitioner/absorption.py
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Node
+from ort_gpu_ep.graph import Attribute, Node
 from ort_gpu_ep.kernels import completed, record_of
 from ort_gpu_ep.registry import OPS, BoundNode, Kernel, Lowering, op, spec_of
 from ort_gpu_ep.shaders.inlining import inner_name
@@ -18,39 +19,60 @@ from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN
 TAKEN = {"T": (FLOAT32, UINT8, INT8, INT32, INT64, *PACKED_INTS)}
 DECODER_VERSION = 25
 """Of DequantizeLinear: the newest takes what older ones do."""
-RECURRENT = "x w table zp? r b? seq? h0? c0? p? -> y yh yc"
+RECURRENT = "x weights... -> y yh yc"
 PARTS = 3
-"""Inputs that stand for the weight: codes, scales or values, zero points or nothing."""
+"""Inputs that stand for a weight: codes, scales or values, zero points or nothing."""
 
 
-def read_in_place(node: BoundNode, name: str) -> Lowering:
-    """The lowering of op `name` with the decoder in place of input `weight_input`. Raises UnsupportedNodeError where it can't be there."""
-    at = node.attr("weight_input")
-    decoder = _decoder(node, at)
-    inner = plain(node, name, decoder.outputs[0].shape)
-    spec = spec_of(inner.node)
-    if spec is None or node.attr("weight_sparse"):
+def prefix(count: int) -> str:
+    """What the attributes begin with that describe a node's next packed weight, behind so many."""
+    return f"weight{count + 1}" if count else "weight"
+
+
+def packed_inputs(attributes: Mapping[str, Attribute]) -> list[tuple[str, int]]:
+    """Prefix and first input of each packed weight of a fused node, in the order in which they were absorbed."""
+    found: list[tuple[str, int]] = []
+    while isinstance(at := attributes.get(f"{prefix(len(found))}_input"), int):
+        found.append((prefix(len(found)), at))
+    return found
+
+
+def read_in_place(node: BoundNode, name: str, domain: str = "") -> Lowering:
+    """The lowering of op `name` with decoders in place of its packed inputs. Raises UnsupportedNodeError where one can't be there."""
+    return _peeled(node, packed_inputs(node.node.attributes), name, domain)
+
+
+def _peeled(node: BoundNode, packed: Sequence[tuple[str, int]], name: str, domain: str) -> Lowering:
+    """The lowering of the node as if the last of its packed weights were dense; then the decoder of that one in its kernels."""
+    if not packed:
+        spec = spec_of(node.node)
+        if spec is None:
+            raise UnsupportedNodeError(Code.OP, f"no kernel for {name}, whose weights are packed")
+        return completed(spec, node)
+    weight, at = packed[-1]
+    if node.attr(f"{weight}_sparse"):
         raise UnsupportedNodeError(Code.OP, f"{name} with a packed weight that is not read element by element")
-    built = completed(spec, inner)
+    decoder, bits = _decoder(node, weight, at), node.attr(f"{weight}_bits") or node.input(at).dtype.bits
+    built = _peeled(plain(node, name, decoder.outputs[0].shape, at, domain, bits), packed[:-1], name, domain)
     return replace(built, kernels=tuple(with_decoder(k, at, decoder, PARTS) for k in built.kernels))
 
 
-def plain(node: BoundNode, name: str, shape: Shape) -> BoundNode:
-    """The node as if its weight, of that shape, were dense, but computed in each run."""
-    at, names, operands = node.attr("weight_input"), node.node.inputs, node.inputs
-    dense = replace(node.input(at), type=TensorType(FLOAT32, shape), content=None, expected=False, constant=False)
-    found = replace(node.node, op=name, domain="", version=node.attr("op_version"), inputs=(*names[:at + 1], *names[at + PARTS:]))
+def plain(node: BoundNode, name: str, shape: Shape, at: int, domain: str = "", bits: int = 0) -> BoundNode:
+    """The node as if its weight at input `at`, of that shape, were dense, but computed in each run. bits: as Operand.decoded."""
+    names, operands = node.node.inputs, node.inputs
+    dense = replace(node.input(at), type=TensorType(FLOAT32, shape), content=None, expected=False, constant=False, decoded=bits)
+    found = replace(node.node, op=name, domain=domain, version=node.attr("op_version"), inputs=(*names[:at + 1], *names[at + PARTS:]))
     return replace(node, node=found, inputs=(*operands[:at], dense, *operands[at + PARTS:]))
 
 
-def _decoder(node: BoundNode, at: int) -> Kernel:
-    """The kernel that writes the weight. Its reads are inputs of the node."""
+def _decoder(node: BoundNode, weight: str, at: int) -> Kernel:
+    """The kernel that writes a weight. Its reads are inputs of the node."""
     parts = (*node.inputs[at:at + PARTS], None, None)[:PARTS]
-    attributes = {"axis": node.attr("weight_axis"), "block_size": node.attr("weight_block"), "shape": node.attr("weight_shape"),
-                  "perm": node.attr("weight_perm")}
+    attributes = {"axis": node.attr(f"{weight}_axis"), "block_size": node.attr(f"{weight}_block"), "shape": node.attr(f"{weight}_shape"),
+                  "perm": node.attr(f"{weight}_perm")}
     names = {bits: op_name for op_name, bits in CODEBOOK.items()}
-    if node.attr("weight_bits"):
-        call = Node(names[node.attr("weight_bits")], (), ("w",), domain=DOMAIN, version=1, attributes=attributes)
+    if (bits := node.attr(f"{weight}_bits")):
+        call = Node(names[bits], (), ("w",), domain=DOMAIN, version=1, attributes=attributes)
     else:
         call = Node("DequantizeLinear", (), ("w",), version=DECODER_VERSION, attributes=attributes)
     made, = completed(OPS[(call.domain, call.op)], BoundNode(call, parts)).kernels
@@ -69,7 +91,7 @@ def with_decoder(built: Kernel, at: int, decoder: Kernel, parts: int) -> Kernel:
             raise UnsupportedNodeError(Code.COST, f"{built.shader} brings its weight into another order: it is written out before")
         inlined.append((name, decoder))
         reads += [(inner_name(name, part), where) for part, where in decoder.reads or ()]
-    return replace(built, reads=tuple(reads), inlined=tuple(inlined))
+    return replace(built, reads=tuple(reads), inlined=(*built.inlined, *inlined))
 
 
 @op("PackedGather", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x table zp? indices -> y")
@@ -86,23 +108,29 @@ def packed_conv_transpose(node: BoundNode) -> Lowering:
 
 @op("PackedEinsum", domain="ort_gpu_ep", dtypes=TAKEN, bindings="operands... -> y", epilogue=True)
 def packed_einsum(node: BoundNode) -> Lowering:
-    """Einsum with one packed operand."""
+    """Einsum with packed operands."""
     return read_in_place(node, "Einsum")
 
 
 @op("PackedLSTM", domain="ort_gpu_ep", dtypes=TAKEN, bindings=RECURRENT)
 def packed_lstm(node: BoundNode) -> Lowering:
-    """LSTM with packed weights of its input."""
+    """LSTM with packed weights."""
     return read_in_place(node, "LSTM")
 
 
 @op("PackedGRU", domain="ort_gpu_ep", dtypes=TAKEN, bindings=RECURRENT)
 def packed_gru(node: BoundNode) -> Lowering:
-    """GRU with packed weights of its input."""
+    """GRU with packed weights."""
     return read_in_place(node, "GRU")
 
 
 @op("PackedRNN", domain="ort_gpu_ep", dtypes=TAKEN, bindings=RECURRENT)
 def packed_rnn(node: BoundNode) -> Lowering:
-    """RNN with packed weights of its input."""
+    """RNN with packed weights."""
     return read_in_place(node, "RNN")
+
+
+@op("PackedRecurrentStack", domain="ort_gpu_ep", dtypes=TAKEN, bindings=RECURRENT)
+def packed_recurrent_stack(node: BoundNode) -> Lowering:
+    """RecurrentStack with packed weights."""
+    return read_in_place(node, "RecurrentStack", "ort_gpu_ep")

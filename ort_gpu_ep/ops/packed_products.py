@@ -101,7 +101,7 @@ def packed_conv(node: BoundNode) -> Lowering:
     bias = (4, Strided((x.shape[0], shape[0], pixels), (0, 1, 0))) if c else None
     weights = _weights(node, shape, row_axis=0, groups=groups)
     packed_ns = product_ns(node.target, weights, columns)
-    dense_ns = unpack_ns(node.target, weights) + written_out_ns(plain(node, "Conv", shape))
+    dense_ns = unpack_ns(node.target, weights) + written_out_ns(plain(node, "Conv", shape, 1))
     if dense_ns < UNPACKED_GAIN * packed_ns and node.input(1).value is None:     # what the host knows it would write out once for all
         raise UnsupportedNodeError(
             Code.COST, f"Conv: with its filters written out before, {dense_ns / 1e3:.0f} us are estimated instead of {packed_ns / 1e3:.0f}")

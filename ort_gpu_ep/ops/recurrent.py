@@ -68,7 +68,10 @@ def lstm(node: BoundNode) -> Lowering:
 
 
 def layer(node: BoundNode, cell: Cell) -> Lowering:
-    """In the form that is estimated to be the fastest. The general one: R with the hidden unit innermost, the input product, the steps."""
+    """In the form that is estimated to be the fastest. The general one: R with the hidden unit innermost, the input product, the steps.
+
+    R that a decoder makes is read where it is, in each step.
+    """
     sizes = sizes_of(node, cell)
     activations_of(node, cell, sizes)       # may decline
     choice = recurrent_held.form_of(node, cell, sizes)
@@ -80,33 +83,39 @@ def layer(node: BoundNode, cell: Cell) -> Lowering:
     steps, unwanted = steps_of(node, cell, sizes)
     steps = replace(steps, choice=choice)
     outputs = tuple(t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)]))
-    temps = (("packed", weights.outputs[0]), *product.temps, *unwanted)
-    constant = all(node.input(i).is_constant for i in (2, 3, 7) if node.has(i))
-    return Lowering(outputs, (weights, *product.kernels, steps), temps, once=("packed",) if constant else ())
+    temps = (*((("packed", weights.outputs[0]),) if weights.reads else ()), *product.temps, *unwanted)
+    constant = all(node.input(int(i)).is_constant for _, i in weights.reads or ())
+    kernels = (*((weights,) if weights.reads else ()), *product.kernels, steps)
+    return Lowering(outputs, kernels, temps, once=("packed",) if constant else ())
 
 
 def layout_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
-    """Sizes of a layer, and what lies where in `packed`."""
+    """Sizes of a layer, and what lies where in `packed`. R is not there if it is decoded."""
     linear = bool(cell is GRU and node.attr("linear_before_reset"))
-    planes, r_size = sizes.gates + linear, node.input(2).size
+    planes, r_size = sizes.gates + linear, 0 if node.input(2).decoded else node.input(2).size
     p_at = r_size + (sizes.directions * planes * sizes.hidden if node.has(3) else 0)
     return {"H": sizes.hidden, "GATES": sizes.gates, "LINEAR": linear, "PLANES": planes, "R_SIZE": r_size, "P_AT": p_at}
 
 
 def weights_of(node: BoundNode, cell: Cell, sizes: Sizes) -> Kernel:
-    """packed: R as [directions, gates, k, unit], biases, peepholes: neighbouring lanes read neighbouring units, one buffer holds all."""
+    """packed: R as [directions, gates, k, unit], biases, peepholes: neighbouring lanes read neighbouring units, one buffer holds all.
+
+    Reads nothing where there is nothing of these, for R is decoded.
+    """
     h, layout = sizes.hidden, layout_of(node, cell, sizes)
-    reads = {name: i for name, i in (("r", 2), ("b", 3), ("p", 7)) if node.has(i)}
+    reads = {name: i for name, i in (("r", 2), ("b", 3), ("p", 7)) if node.has(i) and not node.input(i).decoded}
     packed = TensorType(FLOAT32, (int(layout["P_AT"]) + (node.input(7).size if node.has(7) else 0),))
     index = Strided((sizes.directions * sizes.gates, h, h), (h * h, 1, h))
-    return kernel("recurrent_weights.wgsl", [packed], consts=layout, indices={"r_index": index}, reads=reads, writes={"packed": "packed"})
+    made = kernel("recurrent_weights.wgsl", [packed], consts=layout, indices={"r_index": index}, reads=reads, writes={"packed": "packed"})
+    return replace(made, optionals=tuple((name, name in reads) for name in "rbp"))
 
 
 def steps_of(node: BoundNode, cell: Cell, sizes: Sizes) -> tuple[Kernel, tuple[tuple[str, TensorType], ...]]:
     """The kernel that runs the steps, and a one-element temporary for each output that nobody wants."""
     wanted = {name: node.wants(i) for i, name in enumerate(OUTPUTS)}
     nothing = TensorType(FLOAT32, (1,))
-    reads: dict[str, int | str] = {"pre": "pre", "r": "packed"}
+    decoded, has_rest = bool(node.input(2).decoded), node.has(3) or node.has(7)
+    reads: dict[str, int | str] = {"pre": "pre", "r": 2 if decoded else "packed", **({"rest": "packed"} if decoded and has_rest else {})}
     reads.update({name: i for name, i in (("seq", 4), ("h0", 5), ("c", 6)) if node.has(i)})
     writes: dict[str, int | str] = {name: i if wanted[name] else f"no_{name}" for i, name in enumerate(OUTPUTS)}
     types = [t if w else nothing for t, w in zip(output_types(node, sizes), wanted.values(), strict=True)]
@@ -114,7 +123,8 @@ def steps_of(node: BoundNode, cell: Cell, sizes: Sizes) -> tuple[Kernel, tuple[t
     parts, state_size = int(work["PARTS"]), int(work["STATE_SIZE"])
     consts: dict[str, Const] = {
         **work, **layout_of(node, cell, sizes), **options_of(node, cell, sizes), **strides_of(node, sizes),
-        **activations_of(node, cell, sizes),
+        **activations_of(node, cell, sizes), "R_UNIT": sizes.hidden if decoded else 1, "R_K": 1 if decoded else sizes.hidden,
+        "HAS_REST": "rest" in reads,
         **{f"WANT_{name.upper()}": w for name, w in wanted.items()}}
     steps = kernel(
         "recurrent.wgsl", types, consts=consts, groups=sizes.directions * sizes.batch,

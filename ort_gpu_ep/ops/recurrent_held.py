@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import record
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
+from ort_gpu_ep.ops.packed import UNPACKED_GAIN
 from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, Cell, Sizes, output_types, sizes_of, strides_of
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.shaders.inlining import inner_name
 from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.target import Choice, Target
 from ort_gpu_ep.types import FLOAT32, TensorType
@@ -20,6 +23,9 @@ OTHER_REGISTERS = 56
 
 WHOLE, PRODUCT, GENERAL = "held", "held, after a product", "general"
 """Forms of a layer: weights in registers, with the input's or beside a matrix product of it; recurrent.wgsl, which takes any."""
+
+DECODING_OPS = 16
+"""Instructions of a lane for a weight that it decodes: its place, its word, its scale."""
 
 PER_LAYER = 5
 """Inputs of a stack for each layer, after x: W, R, B, initial h, initial c."""
@@ -69,13 +75,17 @@ class Shares:
 def form_of(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1) -> Choice:
     """The form of a layer, or of a stack of them, with the smallest estimated time."""
     times = {form: _estimate_ns(node.target, sizes, layers, form) for form in (WHOLE, PRODUCT) if _fits(node, cell, sizes, layers, form)}
+    bits = node.input(2).decoded if layers == 1 else 0
     if layers == 1:
-        times[GENERAL] = _general_ns(node.target, sizes)
+        times[GENERAL] = _general_ns(node.target, sizes, bits)
     if not times:
         raise UnsupportedNodeError(Code.LIMIT, f"{layers} layers of {sizes} do not fit into a workgroup together")
-    steps = 1 << hint(sizes.steps).bit_length()
-    return node.target.choose(
-        f"recurrent {cell.code} {sizes.inputs} {sizes.hidden} x {layers}, {sizes.directions} directions, {steps} steps", times)
+    steps, packed = 1 << hint(sizes.steps).bit_length(), f", {bits} bits" if bits else ""
+    choice = node.target.choose(
+        f"recurrent {cell.code} {sizes.inputs} {sizes.hidden} x {layers}, {sizes.directions} directions, {steps} steps{packed}", times)
+    if bits and choice.form == GENERAL and _written_out_ns(node.target, sizes, bits) < UNPACKED_GAIN * times[GENERAL]:
+        raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(sizes.steps)} steps, weights of {bits} bits are written out")
+    return choice
 
 
 def _fits(node: BoundNode, cell: Cell, sizes: Sizes, layers: int, form: str) -> bool:
@@ -115,11 +125,19 @@ def _estimate_ns(target: Target, sizes: Sizes, layers: int, form: str) -> float:
     return float(_rounds(target, sizes) * (hint(sizes.steps) + layers - 1) * step_ns + product_ns)
 
 
-def _general_ns(target: Target, sizes: Sizes) -> float:
-    """Two barriers a step, and the recurrent weights from the cache; the input's product before."""
-    by = target.figures
-    step_ns = by.general_step_ns + 4 * sizes.gates * sizes.hidden * sizes.hidden / by.general_bytes_per_ns
-    return float(_rounds(target, sizes) * hint(sizes.steps) * step_ns + by.dispatch_ns + by.input_ns)
+def _general_ns(target: Target, sizes: Sizes, bits: int = 0) -> float:
+    """Two barriers a step, and the recurrent weights from the cache, or decoded; the input's product before."""
+    by, weights = target.figures, sizes.gates * sizes.hidden * sizes.hidden
+    weights_ns = weights * (bits or 32) / 8 / by.general_bytes_per_ns
+    if bits:
+        weights_ns = max(weights_ns, weights * DECODING_OPS / by.fma_per_ns)
+    return float(_rounds(target, sizes) * hint(sizes.steps) * (by.general_step_ns + weights_ns) + by.dispatch_ns + by.input_ns)
+
+
+def _written_out_ns(target: Target, sizes: Sizes, bits: int) -> float:
+    """A dispatch that decodes the recurrent weights, one that brings them into the order of the steps, and the steps."""
+    by, weights = target.figures, sizes.directions * sizes.gates * sizes.hidden * sizes.hidden
+    return _general_ns(target, sizes) + 2 * by.dispatch_ns + weights * (bits / 8 + 3 * 4) * by.byte_ns
 
 
 def _rounds(target: Target, sizes: Sizes) -> int:
@@ -127,17 +145,21 @@ def _rounds(target: Target, sizes: Sizes) -> int:
 
 
 def held(node: BoundNode, cell: Cell, sizes: Sizes, layers: tuple[Layer, ...], choice: Choice) -> Lowering:
-    """The weights of each layer as lanes read them, the product of the first layer's input if it is asked for, all steps."""
+    """The weights of each layer as lanes read them, the product of the first layer's input if it is asked for, all steps.
+
+    Lanes read each of their weights once: what a decoder makes of codes goes from there into registers, without a kernel between.
+    """
     form = choice.form
     shares = _shares(sizes, len(layers), form)
     product = product_of(node, sizes) if form == PRODUCT else Lowering(())
-    packing = tuple(_packed(node, cell, sizes, shares, layer, k) for k, layer in enumerate(layers))
-    temps = tuple((f"packed{k}", packed.outputs[0]) for k, packed in enumerate(packing))
-    held_in = [i for layer in layers for i in (layer.w, layer.r, layer.b) if i is not None]
-    once = tuple(name for name, _ in temps) if all(node.input(i).is_constant for i in held_in) else ()
-    steps = replace(_steps(node, cell, sizes, shares, layers), choice=choice)
+    packing = {f"packed{k}": _packed(node, cell, sizes, shares, layer, k) for k, layer in enumerate(layers)}
+    inlined = tuple((name, packing.pop(name)) for k, layer in enumerate(layers)
+                    if any(node.input(i).decoded for i in (layer.w, layer.r)) and (name := f"packed{k}"))
+    temps = tuple((name, packed.outputs[0]) for name, packed in packing.items())
+    once = tuple(name for name, packed in packing.items() if all(node.input(int(i)).is_constant for _, i in packed.reads or ()))
+    steps = replace(_steps(node, cell, sizes, shares, layers, dict(inlined)), choice=choice, inlined=inlined)
     outputs = tuple(t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)]))
-    return Lowering(outputs, (*packing, *product.kernels, steps), (*temps, *product.temps), once=once)
+    return Lowering(outputs, (*packing.values(), *product.kernels, steps), (*temps, *product.temps), once=once)
 
 
 def product_of(node: BoundNode, sizes: Sizes) -> Lowering:
@@ -149,20 +171,25 @@ def product_of(node: BoundNode, sizes: Sizes) -> Lowering:
 
 
 def _packed(node: BoundNode, cell: Cell, sizes: Sizes, shares: Shares, layer: Layer, index: int) -> Kernel:
-    inputs = int(node.input(layer.w).shape[2])
+    inputs, vectors = int(node.input(layer.w).shape[2]), shares.state if index else shares.inputs
     consts: dict[str, Const] = {
         "H": sizes.hidden, "HV": shares.state, "VECS": shares.vectors, "GATES": sizes.gates, "CELL": cell.code, "INPUTS": inputs,
-        "IN_VECS": shares.state if index else shares.inputs, "DIRECTIONS": sizes.directions}
-    reads = {"w": layer.w, "r": layer.r, **({"b": layer.b} if layer.b is not None else {})}
+        "IN_VECS": vectors, "DIRECTIONS": sizes.directions}
+    reads = {name: i for name, i in (("w", layer.w if vectors else None), ("r", layer.r), ("b", layer.b)) if i is not None}
     packed = TensorType(FLOAT32, (sizes.directions * sizes.hidden * (64 * shares.vectors + 4),))
-    return kernel("recurrent_held_weights.wgsl", [packed], consts=consts, reads=reads, writes={"packed": f"packed{index}"})
+    made = kernel(PACKING, [packed], consts=consts, reads=reads, writes={"packed": f"packed{index}"})
+    return replace(made, optionals=(("w", "w" in reads), ("b", "b" in reads)))
 
 
-def _steps(node: BoundNode, cell: Cell, sizes: Sizes, shares: Shares, layers: tuple[Layer, ...]) -> Kernel:
+def _steps(
+    node: BoundNode, cell: Cell, sizes: Sizes, shares: Shares, layers: tuple[Layer, ...], inlined: Mapping[str, Kernel],
+) -> Kernel:
     quads, wanted = _quads(node.target), {name: i for i, name in enumerate(("y", "yh", "yc")) if node.wants(i)}
     reads: dict[str, int | str] = {"x": 0} if shares.inputs else {"pre": "pre"}
     for k, layer in enumerate(layers):
-        reads |= {f"packed{k}": f"packed{k}"}
+        name = f"packed{k}"
+        own = inlined[name].reads or () if name in inlined else None
+        reads |= {name: name} if own is None else {inner_name(name, binding): source for binding, source in own}
         reads |= {f"{name}{k}": i for name, i in (("h", layer.h), ("c", layer.c)) if i is not None}
     is_single = node.node.domain == ""
     if is_single and node.has(4):
@@ -176,7 +203,7 @@ def _steps(node: BoundNode, cell: Cell, sizes: Sizes, shares: Shares, layers: tu
         **strides_of(node, sizes)}
     types = output_types(node, sizes)
     return kernel(
-        "recurrent_held.wgsl", [types[i] for i in wanted.values()], consts=consts, groups=sizes.directions * sizes.batch,
+        SHADER, [types[i] for i in wanted.values()], consts=consts, groups=sizes.directions * sizes.batch,
         workgroup_size=shares.workgroup_size, workgroup_nbytes=shares.nbytes(quads), reads=reads, writes=wanted,
         vectors=[f"packed{k}" for k in range(len(layers))], features=["subgroup"] if quads else [])
 

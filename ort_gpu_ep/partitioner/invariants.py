@@ -11,7 +11,7 @@ from ort_gpu_ep.graph import Node
 from ort_gpu_ep.lowering import Facts, facts_of, walk
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST
 from ort_gpu_ep.ops.joining import IN_PLACE
-from ort_gpu_ep.partitioner.absorption import absorb
+from ort_gpu_ep.partitioner.absorption import LAYERS, PRODUCTS, Consumers, absorb
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.integers import quantize_products
@@ -20,6 +20,7 @@ from ort_gpu_ep.partitioner.passes import (
     ASKED,
     CHAINS_FUSED,
     DECODERS_ABSORBED,
+    LAYERS_ABSORBED,
     LAYOUTS_CHOSEN,
     PARTS_PLACED,
     PATTERNS_FUSED,
@@ -92,7 +93,15 @@ def _no_float_product(work: Work) -> Iterator[str]:
 
 
 def _no_decoder(work: Work) -> Iterator[str]:
-    again = absorb(work.graph, work.facts, work.limits)
+    yield from _absorbed(work, PRODUCTS)
+
+
+def _no_decoder_of_layers(work: Work) -> Iterator[str]:
+    yield from _absorbed(work, LAYERS)
+
+
+def _absorbed(work: Work, consumers: Consumers) -> Iterator[str]:
+    again = absorb(work.graph, work.facts, work.limits, consumers)
     if len(again.nodes) != len(work.graph.nodes):
         yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when decoders are absorbed once more"
 
@@ -141,5 +150,6 @@ def _parts(work: Work) -> Iterator[str]:
 
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
     ASKED: _asked, PRODUCTS_QUANTIZED: _no_float_product, DECODERS_ABSORBED: _no_decoder, PATTERNS_FUSED: _no_pattern,
+    LAYERS_ABSORBED: _no_decoder_of_layers,
     CHAINS_FUSED: _no_chain, LAYOUTS_CHOSEN: _layouts, PARTS_PLACED: _parts}
 """Each property that a pass requires or ensures, as a rule."""

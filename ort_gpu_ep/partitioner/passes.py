@@ -14,7 +14,7 @@ import ort_gpu_ep.partitioner.product_rules
 import ort_gpu_ep.partitioner.recurrent_rules  # noqa: F401  adds its rules
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import Answer, Facts, facts_of, walk
-from ort_gpu_ep.partitioner.absorption import absorb
+from ort_gpu_ep.partitioner.absorption import LAYERS, PRODUCTS, absorb
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.integers import quantize_products
@@ -53,7 +53,11 @@ def _integers(work: Work) -> Graph:
 
 
 def _absorb(work: Work) -> Graph:
-    return absorb(work.graph, work.facts, work.limits, shared=work.planned)
+    return absorb(work.graph, work.facts, work.limits, PRODUCTS, shared=work.planned)
+
+
+def _absorb_in_layers(work: Work) -> Graph:
+    return absorb(work.graph, work.facts, work.limits, LAYERS, shared=work.planned)
 
 
 def _patterns(work: Work) -> Graph:
@@ -76,6 +80,7 @@ def _parts(work: Work) -> Graph:
 ASKED = "every row has been asked, and the types of values are known"
 PRODUCTS_QUANTIZED = "no product of dequantized bytes is left whose result becomes bytes again"
 DECODERS_ABSORBED = "no decoder of a constant is left that the one product behind it could read packed"
+LAYERS_ABSORBED = "no decoder of a constant is left that the recurrent layers behind it could read packed"
 PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
 CHAINS_FUSED = "no elementwise node is left that its producer could do"
 LAYOUTS_CHOSEN = "every value is stored as its readers read it"
@@ -97,6 +102,7 @@ FUSION: Sequence[Pass] = (
     Pass("integers", _integers, requires=frozenset({ASKED}), ensures=frozenset({PRODUCTS_QUANTIZED})),
     Pass("absorb", _absorb, requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({DECODERS_ABSORBED})),
     Pass("patterns", _patterns, requires=frozenset({ASKED}), ensures=frozenset({PATTERNS_FUSED})),
+    Pass("layers", _absorb_in_layers, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({LAYERS_ABSORBED})),
     Pass("chains", _chains, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({CHAINS_FUSED})),
 )
 

@@ -109,7 +109,7 @@ def _composed(
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
     vectors, atomics = vector_bindings(kernel, bindings), (*kernel.atomics, STRAY)
     raw = {name: kernel.raw and not is_inner(kernel, name) for name in bindings}
-    inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw)]
+    inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw, name in kernel.vectors)]
     text = "\n".join([body(kernel.shader), *inner])
     for i, (name, k) in enumerate(variables):
         tensor, written = bindings[name]

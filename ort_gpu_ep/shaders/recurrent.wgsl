@@ -1,7 +1,8 @@
 // A whole recurrent layer: a workgroup runs all steps of one direction of one batch row, its state h in workgroup memory.
 // A lane owns hidden unit j (and j + WIDTH, ...) with all its gates, for one of SLICES parts of the sum over the old state.
 // Expects: pre [rows, directions * GATES * H] (x * W^T), r (what recurrent_weights.wgsl packs: R [directions, GATES, k, j],
-//   biases [directions, PLANES, H] if HAS_BIAS, peepholes [directions, 3, H] of i, o, f), seq? [B], h0?, c?, y, yh, yc, and
+//   biases [directions, PLANES, H] if HAS_BIAS, peepholes [directions, 3, H] of i, o, f), or r and rest (R by itself as its decoder
+//   gives it, [directions, GATES, j, k], and what else is packed), R_UNIT and R_K (strides of j and k), seq? [B], h0?, c?, y, yh, yc, and
 //   of ops/recurrent.py CELL (0 RNN, 1 GRU, 2 LSTM), LINEAR, strides ROW_*, Y_*, STATE_*, activations F, G, A.
 // Source: ONNX operators LSTM, GRU, RNN; gates in ONNX's order (LSTM i o f c, GRU z r h).
 const SPAN: u32 = (H + SLICES - 1u) / SLICES;
@@ -41,6 +42,13 @@ fn act_a(d: u32, x: f32) -> f32 {
     return activate(select(A_CODE_0, A_CODE_1, d == 1u), select(A_ALPHA_0, A_ALPHA_1, d == 1u), select(A_BETA_0, A_BETA_1, d == 1u), x);
 }
 
+// Biases and peepholes.
+#if HAS_REST
+fn extra(i: u32) -> f32 { return rest_at(i); }
+#else
+fn extra(i: u32) -> f32 { return r_at(i); }
+#end
+
 // R[gate, j, k] of the gates in `mask`, zero for the others; i: of gate 0.
 fn r_four(i: u32, mask: u32) -> vec4<f32> {
     var four = vec4<f32>();
@@ -55,19 +63,19 @@ fn r_four(i: u32, mask: u32) -> vec4<f32> {
 fn recur(d: u32, j: u32, old: u32, mask: u32, lane: u32) -> vec4<f32> {
     let first = (lane / WIDTH) * SPAN;
     let end = min(first + SPAN, H);
-    let base = d * GATES * H * H + j;
+    let base = d * GATES * H * H + j * R_UNIT;
     var total = vec4<f32>();
     var second = vec4<f32>();            // chains: loads overlap, rounding errors stay small
     var third = vec4<f32>();
     var fourth = vec4<f32>();
     var k = first;
     for (; k + 4u <= end; k += 4u) {
-        total += state[old + k] * r_four(base + k * H, mask);
-        second += state[old + k + 1u] * r_four(base + (k + 1u) * H, mask);
-        third += state[old + k + 2u] * r_four(base + (k + 2u) * H, mask);
-        fourth += state[old + k + 3u] * r_four(base + (k + 3u) * H, mask);
+        total += state[old + k] * r_four(base + k * R_K, mask);
+        second += state[old + k + 1u] * r_four(base + (k + 1u) * R_K, mask);
+        third += state[old + k + 2u] * r_four(base + (k + 2u) * R_K, mask);
+        fourth += state[old + k + 3u] * r_four(base + (k + 3u) * R_K, mask);
     }
-    for (; k < end; k++) { total += state[old + k] * r_four(base + k * H, mask); }
+    for (; k < end; k++) { total += state[old + k] * r_four(base + k * R_K, mask); }
     total = (total + second) + (third + fourth);
     if (SLICES > 1u) {
         parts[lane] = total;
@@ -83,17 +91,17 @@ fn cell(d: u32, j: u32, x: vec4<f32>, s: vec4<f32>, h: f32, c: f32) -> vec2<f32>
     if (CELL == 1u) {
         let z = act_f(d, x.x + s.x);
         var share = s.z;
-        if (LINEAR && HAS_BIAS) { share += r_at(R_SIZE + (d * PLANES + GATES) * H + j); }
+        if (LINEAR && HAS_BIAS) { share += extra(R_SIZE + (d * PLANES + GATES) * H + j); }
         if (LINEAR) { share *= act_f(d, x.y + s.y); }
         return vec2<f32>((1.0 - z) * act_g(d, x.z + share) + z * h, 0.0);
     }
     var a = x + s;
     let p = P_AT + d * 3u * H + j;
-    if (PEEPHOLES) { a += c * vec4<f32>(r_at(p), 0.0, r_at(p + 2u * H), 0.0); }
+    if (PEEPHOLES) { a += c * vec4<f32>(extra(p), 0.0, extra(p + 2u * H), 0.0); }
     let i = act_f(d, a.x);
     let forget = select(act_f(d, a.z), 1.0 - i, COUPLED);
     let new_c = forget * c + i * act_g(d, a.w);
-    if (PEEPHOLES) { a.y += new_c * r_at(p + H); }
+    if (PEEPHOLES) { a.y += new_c * extra(p + H); }
     return vec2<f32>(act_f(d, a.y) * act_a(d, new_c), new_c);
 }
 
@@ -119,7 +127,7 @@ fn group_main(group: u32, lane: u32) {
         if (owner && j < H) {
             state[j] = h0_at(at + j);
             c[u] = c_at(at + j);
-            if (HAS_BIAS) { for (var q = 0u; q < GATES; q++) { bias[u][q] = r_at(R_SIZE + (d * PLANES + q) * H + j); } }
+            if (HAS_BIAS) { for (var q = 0u; q < GATES; q++) { bias[u][q] = extra(R_SIZE + (d * PLANES + q) * H + j); } }
         }
     }
     workgroupBarrier();

@@ -118,15 +118,6 @@ def test_a_table_that_embeds_and_classifies(kind: str, isolation: str) -> None:
     assert part.packed_nbytes < rows * width * bits / 8 + 5 * rows + 300
 
 
-def test_what_reorders_its_weight_gets_it_written_out() -> None:
-    """The registers of a small LSTM are filled in an order of their own; claimed all the same."""
-    feeds = {"x": normal(4, 1, 16)}
-    model = model_of(helper.make_node("LSTM", ["x", "w", "r"], ["", "y"], hidden_size=16), "int8", (1, 64, 16), 1, feeds, {"r": normal(1, 64, 16)})
-    opened = open_session(model.SerializeToString(), verify=1)
-    close(opened.session.run(None, feeds)[0], wanted(model, feeds)[0])
-    assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events
-
-
 def test_a_node_that_its_row_declines_stays_one() -> None:
     """Fusing a decoder makes no node claimable that is not so by itself."""
     feeds = {"x": normal(1, 3, 6, 5)}

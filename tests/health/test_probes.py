@@ -84,7 +84,7 @@ def test_probes_disable_what_exists() -> None:
     assert {d for p in PROBES.values() for d in p.disables} <= known_targets()
 
 
-@pytest.mark.parametrize("name", [p.name for p in PROBES.values() if p.group == "kernels"])
+@pytest.mark.parametrize("name", [p.name for p in PROBES.values() if p.group in ("kernels", "packed elements")])
 def test_a_healthy_adapter_passes_and_every_named_shader_runs(name: str, priced: set[str]) -> None:
     """And each of them has a price: a record that asks for a constant or a tensor that its kernel lacks is found here."""
     healthy = trial(name, planted=False)

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
-from ort_gpu_ep.graph import Attribute
-from ort_gpu_ep.health.probe import Trial, compare, probe
+import numpy as np
+
+from ort_gpu_ep.graph import Attribute, Graph, Node, Value
+from ort_gpu_ep.health.probe import Trial, agree, compare, probe, reference
 from ort_gpu_ep.ops import recurrent_held
+from ort_gpu_ep.ops.in_place import PARTS, prefix
 from ort_gpu_ep.ops.recurrent_held import GENERAL, PACKING, PRODUCT, SHADER, WHOLE
 from ort_gpu_ep.ops.recurrent_layer import Cell, Sizes
 from ort_gpu_ep.questions import apart
-from ort_gpu_ep.registry import BoundNode
+from ort_gpu_ep.registry import INLINED, BoundNode
 from ort_gpu_ep.target import Choice
+from ort_gpu_ep.types import FLOAT32, dtype_of
 
 
 @contextmanager
@@ -62,3 +67,33 @@ def held(trial: Trial) -> str:
                     _layer(trial, "LSTM", 4, hidden)
                     _layer(trial, "GRU", 3, hidden, linear_before_reset=1)
     return f"2 ops, 2 forms, {len(sizes)} sizes"
+
+
+@probe(
+    "recurrent layers of packed weights", "packed elements", disables=(INLINED,), fault=(r"_in_scale_at\(at\);", "_in_scale_at(at) * 1.1;"))
+def packed(trial: Trial) -> str:
+    """Bytes of the input's weights and of the state's, decoded into registers, and in each step."""
+    for form in (WHOLE, PRODUCT, GENERAL):
+        with in_form(form):
+            for _ in range(trial.rounds):
+                _packed_layer(trial, "LSTM", 4, 12)
+                _packed_layer(trial, "GRU", 3, 21, linear_before_reset=1)
+    return "2 ops, 3 forms"
+
+
+def _packed_layer(trial: Trial, op: str, gates: int, hidden: int, **attributes: Any) -> None:
+    """W and R as int8, with a scale and a zero point for all."""
+    x, b = trial.normal(5, 2, 3), trial.normal(1, 2 * gates * hidden)
+    values, dense = {"x": Value("x", FLOAT32, x.shape), "b": Value("b", FLOAT32, b.shape, lambda: b)}, []
+    described: dict[str, Any] = {"hidden_size": hidden, "direction": "forward", "layout": 0, "op_version": 14, **attributes}
+    for k, width in enumerate((3, hidden)):
+        codes, zero = trial.integers(-128, 128, 1, gates * hidden, width, dtype="int8"), trial.integers(-9, 9, 1, dtype="int8")
+        scale = abs(trial.normal(1)) / np.float32(300) + np.float32(0.001)
+        for name, held in (("c", codes), ("s", scale), ("z", zero)):
+            values[f"{name}{k}"] = Value(f"{name}{k}", dtype_of(held), held.shape, lambda held=held: held)     # type: ignore[misc]
+        dense.append((codes.astype(np.float32) - zero) * scale)
+        described |= {f"{prefix(k)}_{name}": value for name, value in {
+            "input": 1 + PARTS * k, "axis": 1, "block": 0, "bits": 0, "sparse": 0, "shape": (), "perm": ()}.items()}
+    node = Node(f"Packed{op}", ("x", "c0", "s0", "z0", "c1", "s1", "z1", "b"), ("y",), domain="ort_gpu_ep", version=1, attributes=described)
+    got, = trial.graph(Graph("probe", ("x",), ("y",), (node,), values), [x])
+    agree(f"{op} of {hidden} packed", got, reference(op, 14, [x, *dense, b], 2, hidden_size=hidden, **attributes)[0], 1e-4)
