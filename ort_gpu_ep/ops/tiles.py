@@ -198,7 +198,7 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
         time += by.arrival_ns + by.arrival_element_ns * split * tile.m * tile.n
     elif split > 1:
         time += by.dispatch_ns + 8 * split * hint(product.rows) * product.m * by.byte_ns
-    return time
+    return float(time)
 
 
 def estimates_ns(product: TiledProduct, known: Mapping[str, tuple[Tile, int]]) -> dict[str, float]:
