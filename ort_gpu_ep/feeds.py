@@ -1,9 +1,12 @@
-"""Inputs for a model where nobody gives any: random, of sizes that are given or 1."""
+"""Inputs for a model: from numpy's files, or, where nobody gives any, random, of sizes that are given or 1."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -33,3 +36,35 @@ def random_value(value: Any, shape: list[int], rng: np.random.Generator) -> np.n
         raise ModelError(f"input {value.name!r} is a {value.type}: no random values for that; give --input {value.name}=FILE.npy")
     dtype = np.dtype(_NUMPY[value.type])
     return rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else rng.integers(0, 2, shape).astype(dtype)
+
+
+def array_in(path: Path | str, what: str) -> np.ndarray[Any, Any]:
+    """The array of a .npy file. what: who names the file, for messages. Raises ModelError for no such file or another one."""
+    expected = f"{what}: expected a .npy file, as numpy.save(FILE, array) writes it"
+    with _opened(path, expected) as found:
+        if isinstance(found, np.ndarray):
+            return found
+        raise ModelError(f"{expected}; got a .npz file of {', '.join(found.files) or 'nothing'}")
+
+
+def arrays_in(path: Path | str, what: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a .npz file, by their names. Raises ModelError like `array_in`."""
+    expected = f"{what}: expected a .npz file, as numpy.savez(FILE, NAME=array) writes it"
+    with _opened(path, expected) as found:
+        if isinstance(found, np.ndarray):
+            raise ModelError(f"{expected}; got a .npy file of one array without a name")
+        return {name: found[name] for name in found.files}
+
+
+@contextmanager
+def _opened(path: Path | str, expected: str) -> Iterator[Any]:
+    """What numpy makes of a file. Its own messages advise to trust files that hold objects."""
+    try:
+        with open(path, "rb") as file:
+            yield np.load(file, allow_pickle=False)
+    except ModelError:
+        raise
+    except OSError as error:
+        raise ModelError(f"{expected}; {error.strerror or error}: {path}") from error
+    except (ValueError, EOFError, BadZipFile) as error:
+        raise ModelError(f"{expected}; {path} holds something else, or not all of it") from error

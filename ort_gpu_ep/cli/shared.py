@@ -103,11 +103,11 @@ def feeds(
 ) -> dict[str, Any]:
     """An array for each input, by the options --input, --dim and --shape: from its .npy file, else random, with these sizes or shapes.
 
-    Raises ModelError for a text without `=`, a name that the model does not have, and a shape that does not fit.
+    Raises ModelError for a text without `=`, a name that the model does not have, a shape that does not fit, and another file.
     """
     import numpy as np
 
-    from ort_gpu_ep.feeds import random_value
+    from ort_gpu_ep.feeds import array_in, random_value
 
     given, sizes, shapes = pairs(inputs, "--input"), pairs(dims, "--dim"), pairs(shape_texts, "--shape")
     names = [i.name for i in session.get_inputs()]
@@ -120,7 +120,7 @@ def feeds(
     found = {}
     for value in session.get_inputs():
         if value.name in given:
-            found[value.name] = np.load(given[value.name], allow_pickle=False)
+            found[value.name] = array_in(given[value.name], f"--input {value.name}")
         else:
             found[value.name] = random_value(value, _shape(value, numbers, shapes.get(value.name, "")), rng)
     return found

@@ -12,7 +12,7 @@ import onnxruntime
 
 from ort_gpu_ep.compression.layers import Array
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.feeds import random_feeds
+from ort_gpu_ep.feeds import arrays_in, random_feeds
 
 
 def session_of(model: onnx.ModelProto) -> Any:
@@ -26,13 +26,9 @@ def session_of(model: onnx.ModelProto) -> Any:
 def load_samples(path: Path | str | Mapping[str, Array], session: Any) -> list[dict[str, Array]]:
     """Feeds of the model, each a batch. path: a .npz file (or its arrays) with an array for each input, samples along the first axis.
 
-    Raises ModelError for names, types or shapes that are not the model's.
+    Raises ModelError for another file, and names, types or shapes that are not the model's.
     """
-    if isinstance(path, Mapping):
-        given = dict(path)
-    else:
-        with np.load(path, allow_pickle=False) as file:
-            given = {name: file[name] for name in file.files}
+    given = dict(path) if isinstance(path, Mapping) else arrays_in(path, "calibration data")
     inputs = {i.name: i for i in session.get_inputs()}
     if set(given) != set(inputs):
         raise ModelError(f"calibration data has arrays {sorted(given)}; expected one for each input: {sorted(inputs)}")

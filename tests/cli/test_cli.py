@@ -278,6 +278,14 @@ def test_wrong_arguments(arguments: tuple[str, ...], message: str, model: Path) 
     assert message in " ".join(rejected("run", model, *arguments).split())
 
 
+def test_inputs_of_other_files(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.npy").touch()
+    np.savez(tmp_path / "several.npz", x=np.ones((3, 16), "f"))
+    for name in ("empty.npy", "several.npz"):
+        said = rejected("run", model, "--input", f"x={tmp_path / name}")
+        assert said.startswith("ModelError: --input x: expected a .npy file")
+
+
 def test_inputs_of_a_wrong_shape(model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((3, 17), "f"))
     assert "InvalidArgument" in rejected("run", model, "--input", f"x={tmp_path / 'x.npy'}")

@@ -191,6 +191,7 @@ class Tally:
         self.models += 1
         if at == "onnxruntime":
             self.own.append(seed)
+            print(f"{seed}: onnxruntime itself {how}", flush=True)
         else:
             self.wrong.append(seed)
             print(f"{seed}: {how}", flush=True)

@@ -25,10 +25,16 @@ def _is_empty(model: FuzzModel) -> bool:
     return any(a.size == 0 for feeds in model.runs for a in feeds.values()) or "size 0" in " ".join(model.changes)
 
 
+def _fed(model: FuzzModel, defect: str) -> dict[str, Array]:
+    """What the model's inputs were in the run of a defect."""
+    found = re.match(r"run (\d+): ", defect)
+    return model.runs[int(found[1])] if found else {}
+
+
 def _read(model: FuzzModel, defect: str, ops: str) -> Iterator[tuple[Any, Array]]:
     """Nodes of these operators whose first input is the model's, and what it holds in the run of a defect."""
-    found, graph = re.match(r"run (\d+): ", defect), onnx.load_from_string(model.model).graph
-    known = {t.name: numpy_helper.to_array(t) for t in graph.initializer} | (model.runs[int(found[1])] if found else {})
+    graph = onnx.load_from_string(model.model).graph
+    known = {t.name: numpy_helper.to_array(t) for t in graph.initializer} | _fed(model, defect)
     yield from ((n, known[n.input[0]]) for n in graph.node if re.fullmatch(ops, n.op_type) and n.input and n.input[0] in known)
 
 
@@ -84,7 +90,8 @@ def _tiny(model: FuzzModel, defect: str) -> bool:
 def _empty(model: FuzzModel, defect: str) -> bool:
     reduced = _has(model, r"Reduce.*|ArgM.*|.*Loss|.*Pool") and ("differ" in defect or re.search(r"\)? instead of \w+\(", defect) is not None)
     refused = re.search(r"instead of (Fail|InvalidArgument)", defect) is not None
-    return _is_empty(model) and (bool(reduced) or refused)
+    unset = " float32 differ, 0.0 instead of " in defect and _has(model, "MatMul") and any(a.size == 0 for a in _fed(model, defect).values())
+    return _is_empty(model) and (bool(reduced) or refused or unset)
 
 
 DIFFERENCES: Mapping[str, Callable[[FuzzModel, str], bool]] = {

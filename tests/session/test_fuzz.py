@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.plugin.cases import info, make_model, node
-from tests.session.fuzz import START_S, Answer, defects, different, patience_s, run
+from tests.session.fuzz import START_S, Answer, Tally, defects, different, patience_s, run
 from tests.session.fuzz_allowed import DIFFERENCES, allowed
 from tests.session.fuzz_models import FuzzModel
 
@@ -57,6 +57,19 @@ def test_values_decide_what_is_allowed() -> None:
     models = FuzzModel(mean, runs, "", (), "normal")
     wrong = "1 of 4 float32 differ, 0.0 instead of nan at (0, 0, 0, 0)"
     assert [allowed(models, f"run {n}: {wrong}") for n in range(3)] == ["", "equal elements in MeanVarianceNormalization", ""]
+
+    product = make_model([node("MatMul", "x", "y")], [info("x", [2, None])], ["y"])
+    models = FuzzModel(product, [{"x": np.ones((2, size), "f")} for size in (1, 0)], "", (), "normal")
+    assert [allowed(models, f"run {n}: 4 of 8 float32 differ, 0.0 instead of 1.25 at (1, 0)") for n in range(2)] == ["", "tensors without elements"]
+    assert not allowed(models, "run 1: 4 of 8 float32 differ, 1.25 instead of 0.0 at (1, 0)")
+
+
+def test_what_onnxruntime_does_not_survive_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally()
+    tally.ended(7, "onnxruntime", "hangs: no line for 120 s")
+    tally.ended(8, "ours", "crashed: SIGSEGV: ")
+    assert (tally.models, tally.own, tally.wrong) == (2, [7], [8])
+    assert capsys.readouterr().out.splitlines() == ["7: onnxruntime itself hangs: no line for 120 s", "8: crashed: SIGSEGV: "]
 
 
 def test_users_are_told_of_each_difference() -> None:
