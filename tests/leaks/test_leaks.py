@@ -41,14 +41,18 @@ def gpu() -> Iterator[Gpu]:
     opened.memory_limit_nbytes = limit
 
 
-@pytest.fixture
-def model(rng: np.random.Generator) -> bytes:
+def layers(rng: np.random.Generator) -> bytes:
     """Weights, intermediate values of two shapes, shape arithmetic, a constant of the plan."""
     text = """(float[N, 160] x) => (float[N, 160] y, float[A, B] z, int64[2] s) {
         a = MatMul(x, w) b = Softmax(a) c = MatMul(b, v) y = Softmax(c)
         s = Shape(x) t = Transpose(c) u = Softmax(t) z = Reshape(u, s) }"""
     constants = {n: rng.standard_normal((SIDE, SIDE)).astype("f") for n in "wv"}
     return bytes(model_of(text, constants).SerializeToString())
+
+
+@pytest.fixture
+def model(rng: np.random.Generator) -> bytes:
+    return layers(rng)
 
 
 def open_session(model: bytes, **options: object) -> Any:
@@ -91,9 +95,11 @@ def test_every_type_of_object_is_looked_at(gpu: Gpu) -> None:
     assert types == {*GROWS_WITH_SESSIONS, *CACHED, *CONSTANT, *NEVER, *PASSING}
 
 
-@pytest.fixture
-def counts(gpu: Gpu, model: bytes, rng: np.random.Generator) -> dict[str, tuple[int, int, int]]:
+@pytest.fixture(scope="module")
+def counts() -> dict[str, tuple[int, int, int]]:
     """Type -> its count after a first session, with a session open, and after twenty more sessions."""
+    gpu, rng = Gpu.open(Config()), np.random.default_rng(4)
+    model = layers(rng)
     use(model, rng)
     first = live(gpu)
     session = use(model, rng)
@@ -207,7 +213,9 @@ def test_bindings_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) 
         session.run_with_iobinding(binding)
         binding.copy_outputs_to_cpu()
         kept.append(binding)
-        counts.append(live(gpu)["native BindGroup"])
+        gc.collect()
+        gpu.finish()
+        counts.append(objects.live()["BindGroup"])
     assert counts[MAX_BINDINGS - 1] > counts[1]
     assert max(counts) == max(counts[:MAX_BINDINGS + 2])
     assert len(kept) == 3 * MAX_BINDINGS
