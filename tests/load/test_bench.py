@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from ort_gpu_ep.cli import under_load
 from ort_gpu_ep.cli.plot import plot_load
 from ort_gpu_ep.cli.under_load import Row
+from ort_gpu_ep.device.info import AdapterInfo
+from ort_gpu_ep.load import Sampler
 from tests.cli.test_cli import parsed, printed, rejected
 from tests.unit.graphs import model_of
 
@@ -36,6 +39,15 @@ def load_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler_of = under_load.sampler_of
+
+    def that_has_read(options: Mapping[str, str]) -> tuple[AdapterInfo, Sampler]:
+        """However late its thread comes."""
+        info, sampler = sampler_of(options)
+        sampler.sample()
+        return info, sampler
+
+    monkeypatch.setattr(under_load, "sampler_of", that_has_read)
     monkeypatch.setattr(under_load, "SHORTEST_S", 0.3)
     monkeypatch.setattr(under_load.measure, "__defaults__", (0.5, *(under_load.measure.__defaults__ or ())[1:]))
 

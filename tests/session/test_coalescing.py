@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -174,11 +175,14 @@ def calls_of(run: Callable[[], Any]) -> Counter[str]:
         elif event == "c_call" and str(getattr(argument, "__name__", "")).startswith("wgpu"):
             made[argument.__name__] += 1
 
+    gc.collect()        # what it would free meanwhile is not the call's
+    gc.disable()
     sys.setprofile(note)
     try:
         run()
     finally:
         sys.setprofile(None)
+        gc.enable()
     for waits in ("finished", "status", "ends_in_time", "wgpuDevicePoll"):
         made.pop(waits, None)       # as often as it takes
     return made
