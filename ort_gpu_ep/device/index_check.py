@@ -31,7 +31,7 @@ class Word:
     nodes: tuple[str, ...]
 
     def clear(self) -> None:
-        """For the runs that follow. Those under way may be taken for bad ones: they are then done again on the CPU, and right."""
+        """For the runs that follow. Those under way may be taken for bad ones: they are then done again, and right."""
         self.upload(self.buffer, 0, native.address_of(_ZERO), NBYTES)
 
 

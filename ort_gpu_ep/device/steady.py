@@ -132,6 +132,20 @@ class Steady:
         waited_s = time.perf_counter() - submitted_s
         if isinstance(own, GroupedRun):
             own.done()
+        try:
+            self._read(own, targets)
+        except InputError:
+            again = self._submit(own, afresh=True) if not isinstance(own, GroupedRun) else None
+            if again is None:
+                raise
+            native.wait(gpu, again, own.arrival)
+            self._read(own, targets)
+        gpu.exchanged(
+            (len(sources), self._input_nbytes, sent_s - begin_s), (len(targets), self._output_nbytes, sent_s, waited_s))
+        return True
+
+    def _read(self, own: InFlight, targets: Sequence[Any]) -> None:
+        """Copies the results to their targets. Raises InputError where the word is set."""
         assert own.staging is not None, "a run has its readback"
         handle = own.staging.native
         try:
@@ -143,9 +157,6 @@ class Steady:
                     _copy(target, mapped, place, nbytes)
         finally:
             lib.wgpuBufferUnmap(handle)
-        gpu.exchanged(
-            (len(sources), self._input_nbytes, sent_s - begin_s), (len(targets), self._output_nbytes, sent_s, waited_s))
-        return True
 
     def _upload(self, own: InFlight, sources: Sequence[Any]) -> None:
         """Into buffers of its own: in the queue before whatever is submitted next, by whomever."""
@@ -162,8 +173,11 @@ class Steady:
         except GPUError as error:       # the driver found no memory to stage them in
             raise gpu.failure(error, f"an upload of {self._input_nbytes} B") from error
 
-    def _submit(self, own: InFlight) -> int | None:
-        """Submits a run and asks for its outputs. None where the plan is gone meanwhile."""
+    def _submit(self, own: InFlight, afresh: bool = False) -> int | None:
+        """Submits a run and asks for its outputs. None where the plan is gone meanwhile.
+
+        afresh: with the word cleared and no other run of the plan in between: what is noted in it then is this run's own.
+        """
         if isinstance(own, GroupedRun):
             return own.submitted()
         prepared, gpu = self.prepared, self._gpu
@@ -172,6 +186,8 @@ class Steady:
                 return None
             self.program.used(prepared)
             commands = self._commands(own, prepared.current(self.filled))
+            for word in own.words if afresh else ():
+                word.clear()
             return gpu.run(commands, own.readbacks)
 
     def _commands(self, own: InFlight, shape: Any) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,10 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 import ort_gpu_ep
+from ort_gpu_ep.device import native
 from ort_gpu_ep.errors import IndexOutOfRangeError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
+from tests.patience import PATIENCE_S
 from tests.plugin.cases import info, make_model, node
 
 pytestmark = pytest.mark.usefixtures("long_pauses")
@@ -85,6 +89,30 @@ def test_with_strict_it_is_an_exception_that_names_the_node() -> None:
             session.run(None, feeds("Gather", [5]))
         np.testing.assert_array_equal(session.run(None, feeds("Gather", [4]))[0], -X[4:])
     assert session._state.gpu.circuit.is_closed
+
+
+def test_a_bad_run_beside_it_is_not_a_good_runs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The good one is submitted behind the bad one, before that has read what it noted: in the same word."""
+    session, wait, submitted, both = opened(model("Gather"), strict="1"), native.wait, list[threading.Event](), threading.Barrier(2)
+    for _ in range(RUNS_BEFORE + 2):
+        session.run(None, feeds("Gather", [4]))
+
+    def meet(*arguments: Any) -> None:
+        if submitted:
+            submitted.pop().set()
+            both.wait(PATIENCE_S)
+        wait(*arguments)
+
+    monkeypatch.setattr(native, "wait", meet)
+    behind, before = submitted[:] = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        bad = pool.submit(session.run, None, feeds("Gather", [5]))
+        assert before.wait(PATIENCE_S)
+        good = pool.submit(session.run, None, feeds("Gather", [4]))
+        np.testing.assert_array_equal(good.result()[0], -X[4:])
+        with pytest.raises(IndexOutOfRangeError):
+            bad.result()
+    assert behind.is_set()
 
 
 def test_what_stays_on_the_device_says_so_when_it_is_read() -> None:
