@@ -73,7 +73,7 @@ def plot(times: Mapping[str, float], path: Path) -> None:
     for k, method in enumerate(OTHERS):
         axes.axhline(times[method], color=f"C{k + 1}", linestyle="--", label=method)
     axes.set(xlabel="density, %", ylabel="ms", ylim=(0, None))
-    axes.legend()
+    axes.legend(loc="best")
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 

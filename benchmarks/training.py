@@ -206,7 +206,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axes.grid(visible=True, which="both", alpha=0.3)
     panels[0][0].set_ylabel("LSTM, 128 time steps: ms a training step")
     panels[0][0].yaxis.set_major_formatter("{x:g}")
-    panels[0][-1].legend(fontsize="small")
+    panels[0][-1].legend(loc="best", fontsize="small")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     drawing.close(figure)

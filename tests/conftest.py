@@ -60,6 +60,12 @@ def brief_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     patience.brief_hangs(monkeypatch)
 
 
+@pytest.fixture
+def slow_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds to place a legend, of which matplotlib warns where nobody has said how."""
+    patience.Clock(monkeypatch, pytest.importorskip("matplotlib.legend"), tick_s=2.0)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="Write the golden files anew instead of comparing with them.")
     parser.addoption("--clients", action="store_true", help="Collect tests/clients, too: they need the extra `clients` (scripts/clients.sh).")

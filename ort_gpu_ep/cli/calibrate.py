@@ -109,5 +109,5 @@ def draw(profile: Profile, path: Path) -> None:
     axes.axhline(profile.run_s * 1e3, color="gray", linestyle="--", label="an empty run")
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms in addition to an empty run", title=f"Transfers: {profile.adapter}")
     axes.grid(True, which="major", alpha=0.3)
-    axes.legend()
+    axes.legend(loc="best")
     figure.savefig(path, dpi=150)

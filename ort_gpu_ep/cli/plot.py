@@ -51,7 +51,7 @@ def plot_load(path: Path, title: str, rows: Sequence[Row]) -> None:
     axes.set_ylabel("latency of a run, ms: median, bar to p95")
     axes.set_title(title)
     axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend()
+    axes.legend(loc="best")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     drawing.close(figure)
@@ -79,7 +79,7 @@ def plot_profile(path: Path, profile: RunProfile) -> None:
              title=f"{profile.model} on {profile.adapter}")
     axes.grid(visible=True, which="major", alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="small")
+        axes.legend(loc="best", fontsize="small")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     drawing.close(figure)

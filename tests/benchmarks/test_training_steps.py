@@ -29,6 +29,7 @@ def test_a_row_counts_bytes() -> None:
     assert round(snapshots) >= 0
 
 
+@pytest.mark.usefixtures("slow_drawing")
 def test_lstms_of_several_sizes_are_drawn(tmp_path: Path) -> None:
     """From told times: a panel for each number of layers, in it a curve for each side, optimizer and batch."""
     def row(name: str, optimizer: str) -> training.Row:

@@ -61,6 +61,7 @@ def test_the_plot(suffix: str, magic: bytes, measured: list[int], tmp_path: Path
     assert path.read_bytes().startswith(magic)
 
 
+@pytest.mark.usefixtures("slow_drawing")
 def test_the_plot_shows_both_directions(tmp_path: Path) -> None:
     draw(MADE, tmp_path / "a.svg")
     draw(GUESSED, tmp_path / "b.svg")

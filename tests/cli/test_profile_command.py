@@ -29,6 +29,7 @@ def test_the_table_fits_80_columns(model: Path) -> None:
         assert wanted in done.stdout
 
 
+@pytest.mark.usefixtures("slow_drawing")
 def test_files_and_data(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     trace, plot = tmp_path / "trace.json", tmp_path / "roofline.png"

@@ -80,6 +80,7 @@ def test_without_matplotlib(model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert "pip install 'ort-gpu-ep[plot]'" in " ".join(rejected("bench", model, "--plot", tmp_path / "x.png").split())
 
 
+@pytest.mark.usefixtures("slow_drawing")
 def test_the_picture_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     import matplotlib.axes
