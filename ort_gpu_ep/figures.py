@@ -27,8 +27,7 @@ class Figures:
 
     product.wgsl: tile_launch_ns: a dispatch without its steps and stores. arrival_ns, arrival_element_ns: what it adds that the last
     workgroup of several adds up their sums, and each of these. tile_step_ns, window_step_ns: the least that a step takes, and one with a
-    window. window_factor: of a step's arithmetic with a window. alone_power: of how much longer it takes where a unit has fewer workgroups
-    than it could.
+    window. enough_lanes, idle_power: how many lanes of a unit hide what its steps wait for, and how a step takes longer with fewer.
     few_groups, many_groups: workgroups that a cut of K aims at. depthwise_gain_ns: of a depthwise convolution whose channels lie together
     (3.2 to 4.3 us instead of 3.0 to 4.9).
 
@@ -67,13 +66,13 @@ class Figures:
     planes_factor: float = 1.3
 
     launch_ns: float = 2600.0
-    tile_launch_ns: float = 1713.0
-    arrival_ns: float = 1958.0
-    arrival_element_ns: float = 0.0372
-    tile_step_ns: float = 229.0
-    window_step_ns: float = 500.0
-    window_factor: float = 1.284
-    alone_power: float = 0.0465
+    tile_launch_ns: float = 1193.0
+    arrival_ns: float = 3156.0
+    arrival_element_ns: float = 0.0751
+    tile_step_ns: float = 365.0
+    window_step_ns: float = 585.0
+    enough_lanes: int = 512
+    idle_power: float = 0.0355
     few_groups: int = 140
     many_groups: int = 280
     depthwise_gain_ns: float = 300.0
