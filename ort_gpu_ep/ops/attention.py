@@ -263,6 +263,8 @@ def attention(node: BoundNode) -> Kernel:
     shape = (batch, queries, heads * width) if three else (batch, heads, queries, width)
     strides = (queries * heads * width, width, heads * width) if three else (heads * queries * width, queries * width, width)
     scale = node.attr("scale")
+    if scale is not None and scale <= 0:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Attention with scale {scale:g}, which ONNX Runtime's CPU refuses")
     options = Options(
         q.shape[3] ** -0.5 if scale is None else float(scale), bool(node.attr("is_causal")), float(node.attr("softcap") or 0.0), True)
     mask = (3, node.input(3)) if node.has(3) else None

@@ -58,6 +58,11 @@ def test_values_decide_what_is_allowed() -> None:
     wrong = "1 of 4 float32 differ, 0.0 instead of nan at (0, 0, 0, 0)"
     assert [allowed(models, f"run {n}: {wrong}") for n in range(3)] == ["", "equal elements in MeanVarianceNormalization", ""]
 
+    least = make_model([node("ReduceMin", "x", "y")], [info("x", [4], 12)], [info("y", [1], 12)])
+    models = FuzzModel(least, [{"x": np.array([0, 1, 2, last], np.uint32)} for last in (2**31 - 1, 2**31)], "", (), "normal")
+    wrong = "1 of 1 int64 differ, 0 instead of 2 at (0,)"
+    assert [allowed(models, f"run {n}: {wrong}") for n in range(2)] == ["", "large int64 in ReduceMax and ReduceMin"]
+
     product = make_model([node("MatMul", "x", "y")], [info("x", [2, None])], ["y"])
     models = FuzzModel(product, [{"x": np.ones((2, size), "f")} for size in (1, 0)], "", (), "normal")
     assert [allowed(models, f"run {n}: 4 of 8 float32 differ, 0.0 instead of 1.25 at (1, 0)") for n in range(2)] == ["", "tensors without elements"]
