@@ -15,9 +15,10 @@ import onnxruntime
 import pytest
 
 import ort_gpu_ep as ort
+from ort_gpu_ep.compression import compress
 from ort_gpu_ep.errors import DeviceError, WrongResultError
 from ort_gpu_ep.placement import chooser, learner, proof, runner
-from ort_gpu_ep.placement.learner import STAY, STAY_S
+from ort_gpu_ep.placement.learner import LAW, LAW_S, STAY, STAY_S
 from ort_gpu_ep.placement.runner import KEEP_S
 from ort_gpu_ep.profile import GUESSED
 from tests.patience import Clock
@@ -424,3 +425,31 @@ def test_many_sizes_are_shown_in_few_lines(auto: Open, timed: Callable[..., Any]
     assert len(lines) <= 4
     assert any("sizes from x[3, 16] to x[" in line and ": cpu, predicted, " in line for line in lines)
     assert lines[-1].startswith("placement for x[32, 16]: cpu, predicted")
+
+
+@pytest.mark.parametrize("method", ["int8", "int4", "codebook5"])
+@pytest.mark.parametrize(("cpu_ms", "gpu_ms"), [(4.0, 2.0), (2.0, 4.0), (2.0, 2.3)])
+def test_a_compressed_file_is_on_the_better_side(
+        cpu_ms: float, gpu_ms: float, method: str, auto: Open, timed: Callable[..., Any], rng: np.random.Generator, tmp_path: Path) -> None:
+    """The runs behind the first keep to the law of the better side, of which only the told times say which it is; sizes met later, too."""
+    text = "(float[N, 64] x) => (float[N, 32] y) { h = MatMul(x, w) r = Relu(h) y = MatMul(r, v) }"
+    held = {"w": rng.standard_normal((64, 96)).astype("f") / 8, "v": rng.standard_normal((96, 32)).astype("f") / 8}
+    dense, packed = tmp_path / "dense.onnx", tmp_path / "packed.onnx"
+    onnx.save(model_of(text, held), dense)
+    compress(dense, packed, method)
+    took_s = {"cpu": cpu_ms * 1e-3, "gpu": gpu_ms * 1e-3}
+    timed(**took_s)
+    session = auto(str(packed))
+    for rows in (5, 9):
+        feeds = {"x": rng.standard_normal((rows, 64)).astype("f")}
+        want = gpu_session(str(packed)).run(None, feeds)
+        session.run(None, feeds)
+        before = dict(session.stats()["runs_by_candidate"])
+        for _ in range(40):
+            assert_close(session.run(None, feeds), want)
+        ran = {name: count - before.get(name, 0) for name, count in session.stats()["runs_by_candidate"].items()}
+        assert sum(ran.values()) == 40
+        assert sum(count * took_s[name] for name, count in ran.items()) <= 40 * (LAW * min(took_s.values()) + LAW_S), ran
+    better = min(took_s, key=took_s.__getitem__)
+    assert {decision.candidate for _, decision in session.explain().decisions} == {better}
+    assert ("weights read packed" in str(session.explain())) == (better == "gpu")
