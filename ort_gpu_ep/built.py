@@ -13,7 +13,7 @@ from ort_gpu_ep.types import Shape, TensorType
 
 Const: TypeAlias = int | float | bool
 
-STRAY = "stray"
+ERROR_FLAGS = "error_flags"
 """What a kernel calls the word that is not 0 once data brought an index out of range, or an integer divisor of 0."""
 
 INDEX, DIVISOR = 1, 2
@@ -78,7 +78,7 @@ class Kernel:
 
     @property
     def looks(self) -> bool:
-        """Whether its body, or a step, looks at what data brings; it then binds the plan's word for that, as STRAY."""
+        """Whether its body, or a step, looks at what data brings; it then binds the plan's word for that, as ERROR_FLAGS."""
         return self.reports or any(step.divides for step in self.epilogue)
 
 

@@ -13,8 +13,7 @@ from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.isolation.remote import Lease, open_remote
-from ort_gpu_ep.placement.candidates import CPU_PROVIDER
-from ort_gpu_ep.plugin import EP_NAME
+from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME
 from ort_gpu_ep.profile import GUESSED
 
 if TYPE_CHECKING:

@@ -16,10 +16,8 @@ from onnxruntime.capi import onnxruntime_inference_collection as collection
 
 from ort_gpu_ep import children, plugin
 from ort_gpu_ep.opening import IDLE_PROVIDER, forbids_cpu
-from ort_gpu_ep.plugin import EP_NAME, OrtSession
+from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, OrtSession
 from ort_gpu_ep.session import InferenceSession
-
-CPU_PROVIDER = "CPUExecutionProvider"
 
 _lock = threading.RLock()
 _patches: list[Patch] = []

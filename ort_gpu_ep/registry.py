@@ -13,8 +13,8 @@ from typing import Any, TypeAlias, cast
 import onnx
 
 from ort_gpu_ep.built import DIVISOR as DIVISOR
+from ort_gpu_ep.built import ERROR_FLAGS as ERROR_FLAGS
 from ort_gpu_ep.built import INDEX as INDEX
-from ort_gpu_ep.built import STRAY as STRAY
 from ort_gpu_ep.built import Const as Const
 from ort_gpu_ep.built import Kernel as Kernel
 from ort_gpu_ep.built import Lowering as Lowering
@@ -326,7 +326,7 @@ def tensors_of(built: Kernel, lowering: Lowering, bound: BoundNode) -> dict[str,
     for (name, _), tensor in zip(built.writes or (), built.outputs, strict=True):
         bindings[name] = (tensor, True)
     if built.looks:
-        bindings[STRAY] = (TensorType(UINT32, (1,)), True)
+        bindings[ERROR_FLAGS] = (TensorType(UINT32, (1,)), True)
     return bindings
 
 

@@ -19,9 +19,9 @@ from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.explain import Explanation, explanation
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.opening import asked_providers, checked, has_fixed_sizes, look_for_gpu, make_runner, may_choose
-from ort_gpu_ep.placement.candidates import CPU_PROVIDER, Candidate
+from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.source import Source, not_written, write_optimized
-from ort_gpu_ep.plugin import EP_NAME
+from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME
 from ort_gpu_ep.plugin.fallback import NO_KERNEL
 
 if TYPE_CHECKING:

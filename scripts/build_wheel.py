@@ -43,7 +43,7 @@ def check(wheel: Path) -> None:
         names = archive.namelist()
     shims = [n for n in names if n.startswith("ort_gpu_ep/shim/shim-")]
     shaders = {n for n in names if n.endswith(".wgsl")}
-    missing = {f"ort_gpu_ep/shaders/{p.name}" for p in (ROOT / "ort_gpu_ep" / "shaders").glob("*.wgsl")} - shaders
+    missing = {p.relative_to(ROOT).as_posix() for p in (ROOT / "ort_gpu_ep" / "shaders").rglob("*.wgsl")} - shaders
     strangers = [n for n in names if not n.startswith(("ort_gpu_ep/", "ort_gpu_ep-"))]
     problems = [
         *([f"{len(shims)} shims, expected {SHIMS}: {shims}"] if len(shims) != SHIMS else []),

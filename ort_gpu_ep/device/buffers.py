@@ -144,13 +144,16 @@ class Buffers(ABC):
             return self.device.create_buffer(label, size, usage)
         except GPUError as error:
             self.trim()
-            failure = self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)")
+            failure = self._failed(error, size)
             if not isinstance(failure, OutOfDeviceMemoryError):
                 raise failure from error
         try:
             return self.device.create_buffer(label, size, usage)
         except GPUError as error:
-            raise self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)") from error
+            raise self._failed(error, size) from error
+
+    def _failed(self, error: GPUError, size: int) -> DeviceError:
+        return self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)")
 
     def free(self, buffer: Buffer) -> None:
         """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never waits."""

@@ -104,9 +104,6 @@ class CommandEncoder(Object):
             descriptor = ffi.new("WGPUComputePassDescriptor *", {"timestampWrites": writes})
         return ComputePass(checked.wgpuCommandEncoderBeginComputePass(self.handle, descriptor), self.device)
 
-    def clear_buffer(self, buffer: Buffer) -> None:
-        checked.wgpuCommandEncoderClearBuffer(self.handle, buffer.handle, 0, buffer.size)
-
     def resolve_query_set(self, queries: Any, count: int, target: Buffer) -> None:
         """Records the copy of the first `count` queries to the start of a buffer."""
         checked.wgpuCommandEncoderResolveQuerySet(self.handle, queries.handle, 0, count, target.handle, 0)

@@ -21,7 +21,7 @@ from ort_gpu_ep.device.recording import BufferCopy, Command, Part, encode, in_ro
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Graph
-from ort_gpu_ep.scheduler.plan import STRAY_WORD, Copy, Dispatch, Kind, Place, Plan
+from ort_gpu_ep.scheduler.plan import ERROR_WORD, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
 
 MAX_BINDINGS = 16
@@ -141,8 +141,8 @@ class Prepared:
                     self._constants[constant.name] = self._filled_buffer(constant.data)
             for name, nbytes in template.plan.kept:
                 self._constants[name] = self._filled_buffer(bytes(nbytes))
-            if STRAY_WORD in self._constants:
-                self.word = Word(self._constants[STRAY_WORD], self.gpu.upload, program.graph.name, template.plan.reporting)
+            if ERROR_WORD in self._constants:
+                self.word = Word(self._constants[ERROR_WORD], self.gpu.upload, program.graph.name, template.plan.reporting)
             if template.parameter_nbytes:
                 self._parameters = self.gpu.create(MAX_REGIONS * template.parameter_nbytes, _PARAMETERS)
         except Exception:
@@ -163,7 +163,7 @@ class Prepared:
         self._free_slots()
         while self._steady:
             self._steady.popitem()[1].close()
-        self._constants.pop(STRAY_WORD, None)       # results of runs may be read later, and the word with them
+        self._constants.pop(ERROR_WORD, None)       # results of runs may be read later, and the word with them
         for buffer in self._constants.values():
             self.gpu.free(buffer)
         if self._parameters is not None:

@@ -56,11 +56,6 @@ def block(device: Any, index: int) -> None:
     lib.wgpuDevicePoll(device.handle, True, ffi.new("WGPUSubmissionIndex *", index))
 
 
-def idle_count() -> int:
-    """Number of threads that have waited and are kept for the next caller."""
-    return len(_idle)
-
-
 def ends_in_time(device: Any, index: int, timeout_s: float) -> bool:
     """Whether a submission is done within the time. A thread is left behind with it where it is not."""
     try:

@@ -110,7 +110,7 @@ def lower(product: PrunedProduct, choice: Choice, out: TensorType) -> Lowering:
     built = kernel(
         SHADER, [out], consts={
             **sizes, "COLS": product.vectors, "TEAM": team, "X_COL": product.x_strides[0], "X_K": product.x_strides[1],
-            "ALPHA": product.alpha, "BETA": product.beta},
+            "Y_COL": product.n, "Y_ROW": 1, "ALPHA": product.alpha, "BETA": product.beta},
         indices={"c_index": product.bias or Strided((1,), (0,))}, groups=ceil_div(product.n, workgroup_size // team),
         workgroup_size=workgroup_size, workgroup_nbytes=4 * workgroup_size * product.vectors, choice=choice, vectors=["values"],
         reads={"columns": "columns", "values": "values", "x": 0, **({"c": 2} if product.bias else {})}, writes={"y": 0})

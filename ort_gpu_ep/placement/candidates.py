@@ -11,11 +11,10 @@ from typing import Any
 from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement.names import CPU, CUT, GPU, NAMES
 from ort_gpu_ep.placement.source import Source
-from ort_gpu_ep.plugin import EP_NAME, Direct, SessionState, capture
+from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, Direct, SessionState, capture
 
 log = logging.getLogger("ort_gpu_ep")
 
-CPU_PROVIDER = "CPUExecutionProvider"
 _PLACEMENT = {GPU: "gpu", CUT: "auto"}
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import onnxruntime
 
-from ort_gpu_ep.placement.candidates import CPU_PROVIDER
 from ort_gpu_ep.placement.source import Source
+from ort_gpu_ep.plugin import CPU_PROVIDER
 
 RUNS = 3
 """Profiled runs; the first one pays for memory and threads and does not count."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.plugin import EP_NAME, PlainSession, ort_session
+from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, PlainSession, ort_session
 
 if TYPE_CHECKING:
     import onnx
@@ -103,7 +103,7 @@ def not_written(settings: Any) -> Iterator[None]:
 def write_optimized(model: str | bytes, settings: Any, kwargs: Mapping[str, Any]) -> None:
     """Writes `optimized_model_filepath`, if the settings ask for it: the model as it is for the CPU."""
     if settings is not None and settings.optimized_model_filepath:
-        PlainSession(model, settings, ["CPUExecutionProvider"], [{}], **kwargs)
+        PlainSession(model, settings, [CPU_PROVIDER], [{}], **kwargs)
 
 
 def external_files(data: bytes) -> list[str]:

@@ -2,7 +2,7 @@
 
 from ort_gpu_ep.plugin.direct import Direct
 from ort_gpu_ep.plugin.factory import EP_NAME, VENDOR_ID
-from ort_gpu_ep.plugin.plain import OrtSession, PlainSession, exact_products, ort_session
+from ort_gpu_ep.plugin.plain import CPU_PROVIDER, OrtSession, PlainSession, exact_products, ort_session
 from ort_gpu_ep.plugin.registration import (
     ensure_registered,
     get_available_providers,
@@ -18,6 +18,7 @@ from ort_gpu_ep.plugin.tables import live_tables
 
 __all__ = [
     "COPIES",
+    "CPU_PROVIDER",
     "EP_NAME",
     "VENDOR_ID",
     "Copies",

@@ -20,7 +20,7 @@ from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node
-from ort_gpu_ep.plugin.plain import exact_products, ort_session
+from ort_gpu_ep.plugin.plain import CPU_PROVIDER, exact_products, ort_session
 from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES, WeightFile
 from ort_gpu_ep.types import SUB_BYTE, TensorType, packed
 from ort_gpu_ep.weights.functions import DOMAIN, functions
@@ -124,7 +124,7 @@ class Fallback:
                     values = [_ort_value(a, self._onnx_type(n)) for n, a in external.items()]
                     options.add_external_initializers(list(external), values)
                 model = self._model(external, {**self._kept, **{n: a for n, a in stored.items() if n not in external}})
-                self._session = ort_session(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+                self._session = ort_session(model.SerializeToString(), options, providers=[CPU_PROVIDER])
             return self._session
 
     def _onnx_type(self, name: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from ort_gpu_ep.registry import Kernel
 from ort_gpu_ep.types import TensorType
 
-STRAY_WORD = "\0stray"
+ERROR_WORD = "\0error_flags"
 """Name of the KEPT place that holds the word of kernels that report; no value of a model has it, which come as C strings."""
 
 

@@ -15,7 +15,7 @@ from ort_gpu_ep.lowering import HostValues, facts_of, walk
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, UnknownValueError, parts, tensors_of
 from ort_gpu_ep.scheduler.barriers import share_barriers
 from ort_gpu_ep.scheduler.lifetime import assign_slots, slots_apart
-from ort_gpu_ep.scheduler.plan import STRAY_WORD, Constant, Copy, Dispatch, Kind, Place, Plan
+from ort_gpu_ep.scheduler.plan import ERROR_WORD, Constant, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.shaders.composer import folded, parameters, workgroup_count
 from ort_gpu_ep.shaders.steps import fused_reading
@@ -107,8 +107,8 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         names = [temps[s] if isinstance(s, str) else bound.source(s).name for _, s in kernel.reads or ()]
         names += [temps[t] if isinstance(t, str) else _output_name(draft, bound, t) for _, t in kernel.writes or ()]
         if kernel.looks:
-            names.append(STRAY_WORD)
-            draft.kept[STRAY_WORD] = 4
+            names.append(ERROR_WORD)
+            draft.kept[ERROR_WORD] = 4
         part = node.into if any(target == 0 for _, target in kernel.writes or ()) else None
         kernel = replace(kernel, into=part)
         bindings = tensors_of(kernel, lowering, bound)

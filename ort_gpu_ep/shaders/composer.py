@@ -34,13 +34,13 @@ from importlib.resources import files
 
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.registry import DIVISOR, INDEX, STRAY, Const, Kernel, parts
+from ort_gpu_ep.registry import DIVISOR, ERROR_FLAGS, INDEX, Const, Kernel, parts
 from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, vector_writer, word_readers, writer
 from ort_gpu_ep.shaders.element_types import per_word, storage, value_type
 from ort_gpu_ep.shaders.indices import merged, strided
 from ort_gpu_ep.shaders.inlining import inlined, is_inner
 from ort_gpu_ep.shaders.steps import first_written, fused_reading, steps, vector_bindings
-from ort_gpu_ep.shaders.unroll import expand
+from ort_gpu_ep.shaders.unroll import expand, resolved
 from ort_gpu_ep.symbolic import Real, Size, is_symbolic
 from ort_gpu_ep.types import FLOAT32, TensorType
 
@@ -49,7 +49,11 @@ MAP_WORKGROUP_SIZE = 64
 
 @cache
 def body(shader: str) -> str:
-    """The text of a shader file. Raises InternalError where it does not exist."""
+    """The text of a shader file, with what it includes. Raises InternalError where a file does not exist or includes itself."""
+    return resolved(shader, _text)
+
+
+def _text(shader: str) -> str:
     path = files("ort_gpu_ep.shaders") / shader
     if not path.is_file():
         raise InternalError(f"no shader file {shader!r} in ort_gpu_ep/shaders")
@@ -107,7 +111,7 @@ def _composed(
     if not kernel.raw and any(t.dtype.storage == "f16" for t, _ in bindings.values()):
         out.insert(0, "enable f16;")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
-    vectors, atomics = vector_bindings(kernel, bindings), (*kernel.atomics, STRAY)
+    vectors, atomics = vector_bindings(kernel, bindings), (*kernel.atomics, ERROR_FLAGS)
     raw = {name: kernel.raw and not is_inner(kernel, name) for name in bindings}
     inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw, name in kernel.vectors)]
     text = "\n".join([body(kernel.shader), *inner])
@@ -137,9 +141,9 @@ def _composed(
             out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
     out += inner
     if "out_of_range(" in text:
-        out.append(f"fn out_of_range() {{ {f'atomicOr(&{STRAY}[0], {INDEX}u); ' if kernel.reports else ''}}}")
+        out.append(f"fn out_of_range() {{ {f'atomicOr(&{ERROR_FLAGS}[0], {INDEX}u); ' if kernel.reports else ''}}}")
     if any(step.divides for step in kernel.epilogue):
-        out.append(f"fn divided_by_zero() {{ atomicOr(&{STRAY}[0], {DIVISOR}u); }}")
+        out.append(f"fn divided_by_zero() {{ atomicOr(&{ERROR_FLAGS}[0], {DIVISOR}u); }}")
     if kernel.epilogue:
         out.append(steps(kernel, bindings, first))
     is_map = is_elementwise(kernel.shader)

@@ -45,18 +45,9 @@ fn high_four(bit: u32, i: u32) -> vec4<u32> {
 }
 #end
 
-fn zero_of(row: u32, block: u32) -> f32 {
-    var zero = ZERO;
-#if HAS_ZP
-    let at = row * ZP_ROW + block * ZP_BLOCK;
-#if ZP_BITS
-    zero += f32(extractBits(zp_word(at * ZP_BITS / 32u), at * ZP_BITS % 32u, ZP_BITS));
-#else
-    zero += f32(zp_at(at));
-#end
-#end
-    return select(zero, zero + MAGIC, WHOLE);
-}
+#include zero_point.wgsl
+
+fn base_of(row: u32, block: u32) -> f32 { return zero_of(row, block) + select(0.0, MAGIC, WHOLE); }
 
 fn number(codes: vec4<u32>, zero: f32) -> vec4<f32> {
     let above = bitcast<vec4<f32>>(codes | vec4<u32>(0x4b000000u));
@@ -80,7 +71,7 @@ fn group_main(group: u32, lane: u32) {
 #for r in ROWS
     let row$r = min(group * ROWS + $(r)u, N - 1u);
 #if BLOCK == 0 and not CODEBOOK
-    let zero$r = zero_of(row$r, 0u);
+    let zero$r = base_of(row$r, 0u);
 #end
 #for c in COLS
     var sum$(r)_$c = 0.0;
@@ -108,7 +99,7 @@ fn group_main(group: u32, lane: u32) {
 #end
 #if BLOCK
                 let block = at$v * PER / BLOCK;
-                let zero = zero_of(row$r, block);
+                let zero = base_of(row$r, block);
                 let scale = table_at(row$r * TABLE_ROW + block * TABLE_BLOCK);
 #for c in COLS
                 var part$c = 0.0;

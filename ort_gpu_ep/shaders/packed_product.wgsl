@@ -16,18 +16,7 @@ var<workgroup> book: array<f32, ENTRIES>;
 var<private> acc: mat4x4<f32>;   // a column for each of the four rows
 var<private> x_start: u32;
 
-fn zero_of(row: u32, block: u32) -> f32 {
-    var zero = ZERO;
-#if HAS_ZP
-    let at = row * ZP_ROW + block * ZP_BLOCK;
-#if ZP_BITS
-    zero += f32(extractBits(zp_word(at * ZP_BITS / 32u), at * ZP_BITS % 32u, ZP_BITS));
-#else
-    zero += f32(zp_at(at));
-#end
-#end
-    return zero;
-}
+#include zero_point.wgsl
 
 // Codes 4 i ... 4 i + 3 of a word of a row, as weights.
 fn weights(row: u32, index: u32, word: u32, i: u32, scale: f32, zero: f32) -> vec4<f32> {

@@ -1,6 +1,6 @@
 // y[c, n] = ALPHA * sum over what is not zero in row n of value * x[c, column] + BETA * bias, for COLS vectors c. TEAM invocations sum a
 // row, each four places at a time, so that neighbours read neighbouring words.
-// Expects: columns, values (pack_pruned.wgsl; as vectors of four), x, c?, y; N K WIDTH COLS TEAM X_COL X_K ALPHA BETA, c_index.
+// Expects: columns, values (pack_pruned.wgsl; as vectors of four), x, c?, y; N K WIDTH COLS TEAM X_COL X_K Y_COL Y_ROW ALPHA BETA, c_index.
 const ROWS: u32 = WORKGROUP_SIZE / TEAM;
 const FOURS: u32 = WIDTH / 4u;
 var<workgroup> sums: array<f32, WORKGROUP_SIZE * COLS>;
@@ -25,22 +25,5 @@ fn group_main(group: u32, lane: u32) {
         }
 #end
     }
-#for c in COLS
-    sums[$(c)u * WORKGROUP_SIZE + lane] = sum$c;
-#end
-    for (var half = TEAM / 2u; half > 0u; half /= 2u) {
-        workgroupBarrier();
-        if (member < half) {
-#for c in COLS
-            sums[$(c)u * WORKGROUP_SIZE + lane] += sums[$(c)u * WORKGROUP_SIZE + lane + half];
-#end
-        }
-    }
-    workgroupBarrier();
-    if (member < COLS && row < N) {
-        let i = member * N + row;
-        var v = ALPHA * sums[member * WORKGROUP_SIZE + lane - member];
-        if (HAS_C) { v += BETA * c_at(c_index(i)); }
-        y_set(i, v);
-    }
+#include team_sums.wgsl
 }

@@ -54,22 +54,5 @@ fn group_main(group: u32, lane: u32) {
         }
 #end
     }
-#for c in COLS
-    sums[$(c)u * WORKGROUP_SIZE + lane] = sum$c;
-#end
-    for (var half = TEAM / 2u; half > 0u; half /= 2u) {
-        workgroupBarrier();
-        if (member < half) {
-#for c in COLS
-            sums[$(c)u * WORKGROUP_SIZE + lane] += sums[$(c)u * WORKGROUP_SIZE + lane + half];
-#end
-        }
-    }
-    workgroupBarrier();
-    if (member < COLS && row < N) {
-        let i = member * Y_COL + row * Y_ROW;
-        var v = ALPHA * sums[member * WORKGROUP_SIZE + lane - member];
-        if (HAS_C) { v += BETA * c_at(c_index(i)); }
-        y_set(i, v);
-    }
+#include team_sums.wgsl
 }

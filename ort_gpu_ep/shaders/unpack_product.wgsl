@@ -3,18 +3,7 @@
 // Expects: w high? table zp? and what describes them as packed_matvec.wgsl has it (ENTRIES and WHOLE are not used), y; N K.
 const PER: u32 = 32u / BITS;
 
-fn zero_of(row: u32, block: u32) -> f32 {
-    var zero = ZERO;
-#if HAS_ZP
-    let at = row * ZP_ROW + block * ZP_BLOCK;
-#if ZP_BITS
-    zero += f32(extractBits(zp_word(at * ZP_BITS / 32u), at * ZP_BITS % 32u, ZP_BITS));
-#else
-    zero += f32(zp_at(at));
-#end
-#end
-    return zero;
-}
+#include zero_point.wgsl
 
 fn group_main(group: u32, lane: u32) {
     let i = group * WORKGROUP_SIZE + lane;

@@ -5,6 +5,7 @@
     #else
     #end
     #let name = EXPRESSION    a name for the rest of its block
+    #include FILE             the text of a file of shaders/include, before anything else is done
 
 An expression is Python's arithmetic over the integer and boolean constants of the kernel, and the loops around it. What it is for:
 an array that a loop indexes is kept in registers only by those drivers that unroll that loop; variables with names are everywhere.
@@ -26,6 +27,7 @@ _OPERATORS: Mapping[type, Callable[..., Any]] = {
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.Eq: operator.eq, ast.NotEq: operator.ne,
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.USub: operator.neg, ast.Not: operator.not_}
 
+_INCLUDE = re.compile(r"(?m)^[ ]*#include[ ]+(\S+)[ ]*\n?")
 _DIRECTIVE = re.compile(r"\s*#(for|if|else|end|let)\b(.*)")
 _LOOP = re.compile(r"(\w+) in (.+)")
 _NAME = re.compile(r"(\w+) = (.+)")
@@ -45,6 +47,21 @@ class _Block:
     @property
     def open(self) -> list[str | _Block]:
         return self.lines if self.otherwise is None else self.otherwise
+
+
+def resolved(name: str, text_of: Callable[[str], str], within: tuple[str, ...] = ()) -> str:
+    """The text of a file, with the files of the folder `include` in place of the lines that name them.
+
+    text_of: gives a file's text, and raises where there is none. within: the files that are being included. Raises InternalError for a
+    file that includes itself, directly or by others.
+    """
+    if name in within:
+        raise InternalError(f"shader file {name!r} includes itself: {' -> '.join((*within, name))}")
+    try:
+        text = text_of(name)
+    except InternalError as error:
+        raise InternalError(f"{error}{f', which {within[-1]!r} includes' if within else ''}") from None
+    return _INCLUDE.sub(lambda found: resolved(f"include/{found[1]}", text_of, (*within, name)), text)
 
 
 def expand(text: str, constants: Mapping[str, int]) -> str:

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 
 from ort_gpu_ep.graph import Array
-from ort_gpu_ep.plugin import ort_session
+from ort_gpu_ep.plugin import CPU_PROVIDER, ort_session
 from ort_gpu_ep.training.gradient import label_of
 
 
@@ -27,7 +27,7 @@ def first_bad_node(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> str:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort_session(shown.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    session = ort_session(shown.SerializeToString(), settings, providers=[CPU_PROVIDER])
     names = [o.name for o in session.get_outputs()]
     values = dict(zip(names, session.run(names, {i.name: feeds[i.name] for i in session.get_inputs()}), strict=True))
     for node in shown.graph.node:

@@ -30,15 +30,6 @@ def pack_codes(codes: Array, bits: int) -> Array:
     return packed
 
 
-def unpack_codes(packed: Array, count: int) -> Array:
-    """The first `count` codes."""
-    bits = packed.shape[1]
-    words = np.bitwise_or.reduce(packed.astype(np.uint64) << (np.arange(bits, dtype=np.uint64) * np.uint64(8)), axis=1)
-    codes = (words[:, None] >> (np.arange(8, dtype=np.uint64) * np.uint64(bits))) & np.uint64((1 << bits) - 1)
-    found: Array = codes.reshape(-1)[:count].astype(np.int64)
-    return found
-
-
 def pack_sparse(codes: Array) -> tuple[Array, Array]:
     """(entries, starts) of a matrix of codes below VALUES, 0 where there is nothing. Raises InternalError for others."""
     if codes.ndim != 2 or (codes.size and int(codes.max()) >= VALUES):

@@ -21,12 +21,21 @@ from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.types import FLOAT32, TensorType
-from ort_gpu_ep.weights.formats import pack_codes, pack_sparse, unpack_codes, unpack_sparse
+from ort_gpu_ep.weights.formats import pack_codes, pack_sparse, unpack_sparse
 from ort_gpu_ep.weights.functions import BITS, DOMAIN, MIN_OPSET, function, functions
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
 from tests.compressed.test_packed_products import RNG, close
 from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session
+
+
+def unpack_codes(packed: Any, count: int) -> Any:
+    """The first `count` codes."""
+    bits = packed.shape[1]
+    words = np.bitwise_or.reduce(packed.astype(np.uint64) << (np.arange(bits, dtype=np.uint64) * np.uint64(8)), axis=1)
+    codes = (words[:, None] >> (np.arange(8, dtype=np.uint64) * np.uint64(bits))) & np.uint64((1 << bits) - 1)
+    found: Any = codes.reshape(-1)[:count].astype(np.int64)
+    return found
 
 
 def compressed(kind: str, stored: tuple[int, ...], perm: tuple[int, ...], density: float = 0.1) -> tuple[onnx.NodeProto, dict[str, Any], Any]:

@@ -3,7 +3,7 @@
 @group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read> indices: array<vec2<u32>>;
 @group(0) @binding(2) var<storage, read_write> y: array<u32>;
-@group(0) @binding(3) var<storage, read_write> stray: array<atomic<u32>>;
+@group(0) @binding(3) var<storage, read_write> error_flags: array<atomic<u32>>;
 const TUPLE: u32 = 1u;
 const WIDE: bool = true;
 const SIZE0: u32 = 101u;
@@ -34,7 +34,7 @@ alias indices_t = vec2<u32>;
 fn indices_at(i: u32) -> vec2<u32> { return indices[i]; }
 alias y_t = u32;
 fn y_at(i: u32) -> u32 { return y[i]; }
-fn out_of_range() { atomicOr(&stray[0], 1u); }
+fn out_of_range() { atomicOr(&error_flags[0], 1u); }
 fn y_set(i: u32, v: y_t) { y[i] = v; }
 // y[i] = x[base(i) + sum over k < TUPLE of indices[first(i) + k] * STEPk], an invocation per element of y: Gather,
 // GatherElements and GatherND, which differ in `base` and `first`.

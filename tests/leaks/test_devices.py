@@ -20,7 +20,7 @@ def counts() -> dict[str, int]:
     """What wgpu-native holds, by type, and the threads of the process; those that have waited for a device are kept, as many as it took."""
     gc.collect()
     gc.collect()        # what the first one freed was the last reference to a device, which is a cycle
-    return objects.live() | {"threads": psutil.Process().num_threads() - waiting.idle_count()}
+    return objects.live() | {"threads": psutil.Process().num_threads() - len(waiting._idle)}
 
 
 def new_gpu() -> Gpu:
@@ -32,7 +32,7 @@ def drop_a_command_buffer_that_was_never_submitted() -> None:
     gpu = new_gpu()
     buffer = gpu.allocate(256)
     encoder = gpu.device.create_command_encoder()
-    encoder.clear_buffer(buffer.raw)
+    objects.checked.wgpuCommandEncoderClearBuffer(encoder.handle, buffer.raw.handle, 0, buffer.nbytes)
     native.finish(encoder)
 
 

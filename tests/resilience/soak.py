@@ -110,7 +110,7 @@ def held() -> tuple[int, int, int]:
     gc.collect()
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).malloc_trim(0)
-    process, idle = psutil.Process(), waiting.idle_count()
+    process, idle = psutil.Process(), len(waiting._idle)
     assert idle <= THREADS, idle
     return process.memory_info().rss, process.num_threads() - idle, objects.live()["Device"]
 

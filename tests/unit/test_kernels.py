@@ -20,12 +20,13 @@ from ort_gpu_ep.partitioner.costs import products_of
 from ort_gpu_ep.profile import GUESSED
 from ort_gpu_ep.questions import apart
 from ort_gpu_ep.registry import Decline, Limits, Lowering, kernel
+from ort_gpu_ep.shaders.composer import body
 from ort_gpu_ep.types import FLOAT32, TensorType, dtype_of
 from tests.unit.graphs import graph_of
 from tests.unit.shader_flow import indices_from_data
 
 SHADERS = Path(kernels.__file__).parent / "shaders"
-KERNELS = {p.name: p.read_text("utf-8") for p in SHADERS.glob("*.wgsl") if re.search(r"^fn (element|group_main|grid_main)\(", p.read_text("utf-8"), re.M)}
+KERNELS = {p.name: body(p.name) for p in SHADERS.glob("*.wgsl") if re.search(r"^fn (element|group_main|grid_main)\(", body(p.name), re.M)}
 LIMITS = Limits(features=frozenset({"shader-int64", "shader-f16"}))
 N = 2048
 

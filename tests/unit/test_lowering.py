@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from ort_gpu_ep import host
+from ort_gpu_ep.claim import FLAGS
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.graph import Graph
 from ort_gpu_ep.lowering import Answer, HostValues, bind, facts_of, walk
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering
+from ort_gpu_ep.registry import OPS, BoundNode, Decline, Limits, Lowering
 from ort_gpu_ep.types import TensorType
 from tests.unit.graphs import graph_of, plan_of, static_types, tensor
 
@@ -132,3 +134,19 @@ def test_what_the_reference_rejects_is_a_decline_with_both_reasons() -> None:
     declined = answers(graph)["y"]
     assert isinstance(declined, Decline)
     assert "nor can the host compute it" in declined.reason
+
+
+NO_FLAGS = frozenset((
+    "axis", "batch_axis", "batch_dims", "block_size", "blocksize", "broadcast", "detect_negative", "detect_positive", "dtype", "group",
+    "hidden_size", "is_test", "k", "kv_num_heads", "left_window_size", "num_groups", "num_heads", "num_outputs", "output_datatype",
+    "output_dtype", "output_sequence", "p", "periodic", "precision", "q_num_heads", "qk_matmul_output_mode", "right_window_size",
+    "rotary_embedding_dim", "saturate", "seed", "size", "softmax_precision", "spatial", "stash_type", "time_axis", "to", "training_mode"))
+"""Numbers; what rows themselves read as 0 or other than 0; what only old versions of an op have."""
+
+
+def test_each_whole_number_of_an_op_is_a_flag_or_none() -> None:
+    """An attribute that a newer onnx brings, or a new row, is put on one side."""
+    whole = onnx.defs.OpSchema.AttrType.INT
+    named = {a.name for s in onnx.defs.get_all_schemas_with_history() if ("", s.name) in OPS and not s.domain
+             for a in s.attributes.values() if a.type == whole}
+    assert named - NO_FLAGS == FLAGS

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.shaders.unroll import expand
+from ort_gpu_ep.shaders import composer
+from ort_gpu_ep.shaders.unroll import expand, resolved
 
 
 def test_text_without_directives_is_left_alone() -> None:
@@ -32,3 +35,35 @@ def test_conditions_choose(a: int, kept: str) -> None:
 def test_what_is_malformed_is_named(text: str) -> None:
     with pytest.raises(InternalError, match=r"line|'"):
         expand(text, {"N": 2})
+
+
+FILES = {
+    "a.wgsl": "fn a() {\n    #include b.wgsl\n}\n// #include in a comment\n", "include/b.wgsl": "x;\n#include c.wgsl\n", "include/c.wgsl": "y;\n",
+    "lost.wgsl": "#include nowhere.wgsl", "loop.wgsl": "#include d.wgsl\n", "include/d.wgsl": "#include e.wgsl\n",
+    "include/e.wgsl": "#include d.wgsl\n"}
+
+
+def text_of(name: str) -> str:
+    if name not in FILES:
+        raise InternalError(f"no shader file {name!r}")
+    return FILES[name]
+
+
+def test_files_are_included_where_they_are_named_and_what_they_include() -> None:
+    assert resolved("a.wgsl", text_of) == "fn a() {\nx;\ny;\n}\n// #include in a comment\n"
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("lost.wgsl", "no shader file 'include/nowhere.wgsl', which 'lost.wgsl' includes"), ("gone.wgsl", "no shader file 'gone.wgsl'$"),
+    ("loop.wgsl", "'include/d.wgsl' includes itself: loop.wgsl -> include/d.wgsl -> include/e.wgsl -> include/d.wgsl")])
+def test_what_cannot_be_included(name: str, message: str) -> None:
+    with pytest.raises(InternalError, match=message):
+        resolved(name, text_of)
+
+
+def test_every_file_to_include_is_included_by_two() -> None:
+    folder = Path(composer.__file__).parent
+    texts = [path.read_text("utf-8") for path in folder.rglob("*.wgsl")]
+    for path in (folder / "include").glob("*.wgsl"):
+        assert sum(f"#include {path.name}\n" in text for text in texts) > 1, path.name
+        assert "#include" not in composer.body(next(p.name for p in folder.glob("*.wgsl") if f"#include {path.name}" in p.read_text("utf-8")))
