@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu, native, objects, waiting
+from ort_gpu_ep.device import Gpu, native, objects, recorder, waiting
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from tests.patience import until
 from tests.unit.graphs import model_of
@@ -52,13 +52,13 @@ def drop_a_lost_device_with_pending_work() -> None:
     gpu.flush()
 
 
-def use(faults: str) -> None:
+def use(faults: str, verify: int = 1, runs: int = 4) -> None:
     """A session on a device of its own; runs with and without elements."""
     text = "(float[N, 4] x) => (float[N, 4] y) { s = Softmax(x) y = Tanh(s) }"
     session = ort_gpu_ep.InferenceSession(model_of(text).SerializeToString(), provider_options={
-        "placement": "gpu", "faults": faults, "verify": 1})
+        "placement": "gpu", "faults": faults, "verify": verify})
     assert session._state.gpu is not None
-    for rows in (2, 2, 0, 2):
+    for rows in (2, 2, 0, *[2] * (runs - 3)):
         session.run(None, {"x": np.ones((rows, 4), "f")})
     for table in (Gpu._open, Gpu._circuits):
         for key in [k for k in table if k[1] == faults]:
@@ -77,10 +77,20 @@ def drop_a_session_whose_device_hung() -> None:
     use("hang@3;seed=77")
 
 
+def drop_a_session_recorded_by_another_thread() -> None:
+    recorder.FORCED = True
+    try:
+        use("slow@1x;seed=77", verify=0, runs=7)
+    finally:
+        recorder.FORCED = None
+    recorder.recorder.settle()
+
+
 @pytest.mark.usefixtures("long_pauses", "brief_hangs")
 @pytest.mark.parametrize("act", [
     drop_a_command_buffer_that_was_never_submitted, drop_a_device_with_pooled_buffers, drop_a_lost_device_with_pending_work,
-    drop_a_session, drop_a_session_whose_device_was_lost, drop_a_session_whose_device_hung], ids=lambda act: act.__name__)
+    drop_a_session, drop_a_session_recorded_by_another_thread, drop_a_session_whose_device_was_lost,
+    drop_a_session_whose_device_hung], ids=lambda act: act.__name__)
 def test_nothing_of_a_dropped_device_stays(act: Callable[[], None]) -> None:
     act()
     before = counts()
