@@ -63,14 +63,6 @@ def test_runs_that_differ_decide_nothing() -> None:
         assert all(rule.elsewhere and notes(rule, 1, record_s, 0.3e-3)[0] for record_s in (0.1e-3, 0.3e-3))
 
 
-def test_most_of_the_runs_decide() -> None:
-    rule = Rule(True)
-    for _ in range(RUNS):
-        notes(rule, 2, 0.3e-3, 0.3e-3)
-        notes(rule, 1, 0.1e-3, 0.3e-3)
-    assert rule.elsewhere
-
-
 def test_what_is_short_is_not_handed_over() -> None:
     assert not any(notes(Rule(True), 50, 0.9 * WORTH_S, WORTH_S))
 
@@ -346,12 +338,10 @@ SCRIPT = """
 
 def test_the_process_ends_after_a_recording_under_way(python: Callable[..., Any]) -> None:
     done = python(SCRIPT + """
-    def late():         # before the thread ends, and after
-        go.set()
     held = True
     right()
     begun.wait(60)
-    atexit.register(late)
+    atexit.register(go.set)     # called before what waits for the thread
     """)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "at exit: ort_gpu_ep-record", "")
 
