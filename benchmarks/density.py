@@ -1,9 +1,10 @@
 """Density against time: a vector times a matrix, pruned more and more, beside the dense one and other packed forms.
 
-    python -m benchmarks.density [--rows 2048] [--columns 4608] [--runs 20] [--cpu] [--plot density.png] [--json FILE]
+    python -m benchmarks.density [--rows 2048] [--columns 4608] [--runs 20] [--cpu|--gpu] [--plot density.png] [--json FILE]
 
 Milliseconds of whole runs with `placement=gpu`, medians of runs in turn; 15 values for what is not zero. `--plot` needs matplotlib.
-`--cpu`: CPU time of the process instead, which is what a software adapter uses, whatever else the machine does.
+`--cpu`: CPU time of the process instead, which is what a software adapter uses, whatever else the machine does. `--gpu`: the GPU's own
+time, by its clock.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ def by(model: onnx.ModelProto, method: str) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def measured(rows: int, columns: int, runs: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Method -> milliseconds of a clock."""
+def measured(rows: int, columns: int, runs: int, clock: Callable[[], float] | None) -> dict[str, float]:
+    """Method -> milliseconds of a clock; without one, of the GPU's."""
     model, feeds = product(rows, columns), {"x": np.random.default_rng(1).standard_normal((1, columns), np.float32)}
     methods = [*OTHERS, *(f"prune{100 - density}" for density in DENSITIES)]
     sessions = {m: InferenceSession(by(model, m), cases.quiet(), provider_options={"placement": "gpu", "strict": 1}) for m in methods}
+    if clock is None:
+        return {m: session.profile(feeds, runs).gpu_us * 1e-3 for m, session in sessions.items()}
     calls: Mapping[str, Callable[[], object]] = {m: partial(session.run, None, feeds) for m, session in sessions.items()}
     return {method: float(np.median(times)) for method, times in cases.in_turn(calls, runs, clock).items()}
 
@@ -81,13 +84,14 @@ def main(
     rows: int = 2048, columns: int = 4608, runs: int = 20,
     picture: Annotated[Path | None, typer.Option("--plot", help="Draw the times here (PNG, SVG, ...).")] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="CPU time of the process instead of the clock's.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="The GPU's time instead.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the figures here, too.")] = None,
 ) -> None:
     """Measure each density and each other form."""
-    times: dict[str, Any] = measured(rows, columns, runs, time.process_time if cpu else time.perf_counter)
+    times: dict[str, Any] = measured(rows, columns, runs, None if gpu else time.process_time if cpu else time.perf_counter)
     table = Table("method", "ms", "dense / it")
     for method, ms in times.items():
-        table.add_row(method, f"{ms:.2f}", f"{times['float32'] / ms:.2f}")
+        table.add_row(method, f"{ms:.3f}", f"{times['float32'] / ms:.2f}")
     console.print(table)
     if picture is not None:
         plot(times, picture)
