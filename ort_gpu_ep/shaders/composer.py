@@ -22,7 +22,7 @@ source is the same for every such size; what a run must put into the struct is `
     fn group_main(group: u32, lane: u32)     called by each invocation of each workgroup; GROUPS and WORKGROUP_SIZE are constants
     fn grid_main(group: vec3<u32>, lane: u32) likewise, of a grid of up to three dimensions; WORKGROUP_SIZE is a constant
 
-Lines that begin with # repeat or choose others (unroll.py).
+Lines that begin with # repeat, choose or include others (unroll.py).
 """
 
 from __future__ import annotations
