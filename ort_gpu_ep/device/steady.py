@@ -229,7 +229,8 @@ class Steady:
         job, own.job = own.job, None
         if job is not None:
             own.ahead = job.result()
-            self._rule.note(job.seconds, job.arrival_s)
+            if own.ahead is not None:
+                self._rule.note(job.seconds, job.arrival_s)
 
     def _take(self) -> InFlight | None:
         contention = self.contention
