@@ -55,6 +55,8 @@ def window_axes(node: BoundNode) -> list[Axis]:
         raise UnsupportedNodeError(
             Code.ATTRIBUTE, f"{node.op} with pads {tuple(pads)} and kernel_shape {tuple(taps)}: ONNX Runtime refuses windows of padding")
     mode, up = node.attr("auto_pad") or "NOTSET", bool(node.attr("ceil_mode"))
+    if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with auto_pad {mode!r}")
     if mode.startswith("SAME") and any(d != 1 for d in dilations):
         raise UnsupportedNodeError(
             Code.ATTRIBUTE, f"{node.op}: {mode} with dilations {tuple(dilations)}, where ONNX and ONNX Runtime give different sizes")

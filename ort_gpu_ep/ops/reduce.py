@@ -232,8 +232,8 @@ def reduce_log_sum_exp(node: BoundNode) -> Kernel:
 
 def _global(node: BoundNode, fold: Fold, p: int = 1) -> Kernel | Lowering:
     x = node.input(0)
-    if x.rank < 3:
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} of rank {x.rank}; taken: 3 and more")
+    if not 3 <= x.rank <= 5:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of rank {x.rank}; taken, as by ONNX Runtime's CPU: 3 to 5")
     axes = (1, 2) if node.node.channels_last else range(2, x.rank)
     return reduction(node, fold, axes, TensorType(x.dtype, reduced_shape(x.shape, axes, True)), p)
 

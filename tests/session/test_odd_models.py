@@ -44,6 +44,9 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "scores times 0": (node("Attention", "x x x", "y", scale=0.0, q_num_heads=1, kv_num_heads=1), {}),
     "scores times less than 0": (node("Attention", "x x x", "y", scale=-1.0, q_num_heads=1, kv_num_heads=1), {}),
     "scores below a negative cap": (node("Attention", "x x x", "y", softcap=-1.0, q_num_heads=1, kv_num_heads=1), {}),
+    "an unknown auto_pad": (node("AveragePool", "x", "y", kernel_shape=[2], auto_pad="add"), {}),
+    "means over four axes": (node("GlobalAveragePool", "x6", "y"), {"x6": X.reshape(3, 4, 2, 2, 1, 1)}),
+    "maxima over four axes": (node("GlobalMaxPool", "x6", "y"), {"x6": X.reshape(3, 4, 2, 2, 1, 1)}),
     "more parts than there are": (node("Split", "x", "y y2 y3 y4 y5", axis=1, num_outputs=5), {}),
 }
 
