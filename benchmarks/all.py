@@ -72,6 +72,7 @@ STEPS = (
     Step("shapes", 90, ("benchmarks.shapes", "--model", "ppocr4_rec", "--json", FILE),
          ("benchmarks.shapes", "--help")),
     Step("decoder", 60, ("benchmarks.decoder", "--json", FILE), ("benchmarks.decoder", "--help")),
+    Step("upload", 60, ("benchmarks.upload", "--json", FILE), ("benchmarks.upload", "--mb", "1", "--runs", "3", "--json", FILE)),
     Step("isolation", 60, ("benchmarks.isolation", "--json", FILE),
          ("benchmarks.isolation", "--runs", "2", "--seconds", "0.1", "--json", FILE)),
 )

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import background, coalescing
 from ort_gpu_ep.device.gpu import Gpu
+from ort_gpu_ep.device.in_flight import nbytes_of
 from ort_gpu_ep.device.run_group import Apart, GroupedRun, RunGroup
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, forget_frames
 from ort_gpu_ep.graph import Graph
@@ -178,7 +179,7 @@ class Contention:
                 with program.lock:
                     if owner.prepared.closed or self._closed or background.ending():
                         raise _GoneError
-                    groups.append(_group(program, template, compiled, found))
+                    groups.append(_group(program, owner.prepared.gpu, template, compiled, found))
         except BaseException as error:
             for group in groups:
                 group.free()
@@ -205,9 +206,9 @@ class _GoneError(Exception):
     """The plan is gone."""
 
 
-def _group(program: Program, template: Template, compiled: list[Any], filled: Filled) -> RunGroup:
+def _group(program: Program, gpu: Gpu, template: Template, compiled: list[Any], filled: Filled) -> RunGroup:
     """Under the program's lock. Raises DeviceError."""
-    nbytes = template.plan.slot_nbytes + sum(t.nbytes for t in (*filled.inputs, *filled.outputs, *filled.outputs))
+    nbytes = template.plan.slot_nbytes + nbytes_of(gpu, filled)
     runs = min(coalescing.MAX_RUNS, coalescing.MAX_NBYTES // (coalescing.MAX_GROUPS * nbytes))
     if runs < 2:
         raise OutOfDeviceMemoryError(

@@ -219,18 +219,18 @@ class Gpu(Buffers):
         for command_buffer in command_buffers:
             self.enqueue(command_buffer)
 
-    def run(self, command_buffers: list[Any], readbacks: Sequence[tuple[Buffer, native.Arrival]]) -> int:
-        """Submits runs of a partition, and asks for what each copies into a staging buffer. Returns the submission's index.
+    def run(self, command_buffers: list[Any], mappings: Sequence[tuple[Buffer, native.Arrival]]) -> int:
+        """Submits runs of a partition, and maps their staging buffers once they are done. Returns the submission's index.
 
-        readbacks: of each run, its staging buffer, and what the mapping reports to. Raises DeviceError.
+        mappings: of each run, a staging buffer, and what its mapping reports to. Raises DeviceError.
         """
         with self._lock:
             self.check_alive()
             self.execute(command_buffers)
             try:
                 submission = self._submit([])
-                for staging, arrival in readbacks:
-                    native.map_read(staging.native, staging.nbytes, arrival)
+                for staging, arrival in mappings:
+                    native.start_mapping(staging.native, staging.nbytes, arrival)
             except GPUError as error:
                 raise self.failure(error, "a run and its readback") from error
         return submission

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
-from ort_gpu_ep.device import index_check, native
+from ort_gpu_ep.device import index_check, native, staging
 from ort_gpu_ep.device.buffers import STAGING, Buffer, size_class
 from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
 from ort_gpu_ep.device.library import lib
@@ -31,12 +31,13 @@ class Plan(Protocol):
 class InFlight:
     """What one run under way has to itself. Raises DeviceError where the device has no room for it.
 
-    parts, ahead: what it records, and the recording for its next run. job: in place of `ahead`, a recording by another thread.
-    words: in which its kernels note an index out of range; read back behind its outputs. readbacks: its staging buffer, and what the
-    mapping reports to.
+    parts, ahead: what it records, and the recording for its next run. job: in place of `ahead`, a recording by another thread. uploads,
+    copies: those that begin and end it. words: in which its kernels note an index out of range; read back behind its outputs. large: what
+    its inputs come through where they are large. mappings: its staging buffers, which its submission maps, and what that reports to.
     """
 
-    __slots__ = ("ahead", "arrival", "copies", "inputs", "job", "outputs", "parts", "readbacks", "staging", "words")
+    __slots__ = (
+        "ahead", "arrival", "copies", "inputs", "job", "large", "mappings", "outputs", "parts", "staging", "uploads", "words")
 
     def __init__(self, prepared: Plan, filled: Filled) -> None:
         gpu = prepared.gpu
@@ -48,15 +49,21 @@ class InFlight:
         self.words = (prepared.word,) if prepared.word is not None else ()
         places, staging_nbytes = places_of(filled.outputs, prepared.word)
         self.staging: Buffer | None = None
+        self.large: staging.LargeInputs | None = None
         try:
             for tensors, types in ((self.inputs, filled.inputs), (self.outputs, filled.outputs)):
                 for tensor in types:
                     tensors.append(Tensor(gpu.allocate(tensor.nbytes), 0, tensor))
             self.staging = gpu.create(size_class(staging_nbytes), STAGING)
+            self.large = staging.LargeInputs.of(gpu, self.inputs, *places_of(filled.inputs))
         except DeviceError:
             self.free(gpu)
             raise
-        self.readbacks: tuple[tuple[Buffer, native.Arrival], ...] = ((self.staging, self.arrival),)
+        self.mappings: tuple[tuple[Buffer, native.Arrival], ...] = ((self.staging, self.arrival),)
+        self.uploads = list[BufferCopy]()
+        if self.large is not None:
+            self.mappings += ((self.large.buffer, self.large.arrival),)
+            self.uploads = self.large.copies
         self.copies = [
             BufferCopy(t.buffer.raw, 0, self.staging.raw, place, (t.type.nbytes + 3) & ~3)
             for t, place in zip(self.outputs, places, strict=False)]
@@ -64,17 +71,25 @@ class InFlight:
             self.copies.append(BufferCopy(prepared.word.buffer.raw, 0, self.staging.raw, places[-1], index_check.NBYTES))
 
     def free(self, gpu: Gpu, broken: bool = False) -> None:
-        """Gives its memory back. broken: its readback may still be under way, so that the buffer goes when the driver is done with it."""
+        """Gives its memory back. broken: its run may still be under way, so that staging buffers go when the driver is done with them."""
         self.ahead = self.job = self.parts = None
         for tensor in (*self.inputs, *self.outputs):
             gpu.free(tensor.buffer)
         if self.staging is not None and not broken:
             gpu.destroy(self.staging)
-        self.inputs, self.outputs, self.staging, self.readbacks = [], [], None, ()
+        if self.large is not None:
+            self.large.free(broken)
+        self.inputs, self.outputs, self.staging, self.large, self.mappings = [], [], None, None, ()
 
 
-def places_of(types: Sequence[TensorType], word: index_check.Word | None) -> tuple[list[int], int]:
-    """Where in a readback each of these tensors is, and behind them the word if there is one; and the bytes of all."""
+def nbytes_of(gpu: Gpu, filled: Filled) -> int:
+    """What a run under way takes, but for the word."""
+    (_, inputs), (_, outputs) = places_of(filled.inputs), places_of(filled.outputs)
+    return inputs + staging.large_nbytes(gpu, inputs) + 2 * outputs
+
+
+def places_of(types: Sequence[TensorType], word: index_check.Word | None = None) -> tuple[list[int], int]:
+    """Where in a staging buffer each of these tensors is, and behind them the word if there is one; and the bytes of all."""
     places, end = [], 0
     for nbytes in (*(t.nbytes for t in types), *((index_check.NBYTES,) if word is not None else ())):
         places.append(end)

@@ -118,12 +118,13 @@ def submit(device: Any, command_buffers: list[Any]) -> int:
     return int(checked.wgpuQueueSubmitForIndex(device.queue, len(command_buffers), array))
 
 
-def map_read(buffer: Any, nbytes: int, arrival: Arrival | None = None) -> Arrival:
-    """Starts mapping a staging buffer. Returns what to `wait` for: `arrival`, which is of no other mapping now, or a new one."""
-    return _map(buffer, nbytes, arrival or Arrival(lib.WGPUMapMode_Read))
+def map_read(buffer: Any, nbytes: int) -> Arrival:
+    """Starts mapping a staging buffer for reading. Returns what to `wait` for."""
+    return start_mapping(buffer, nbytes, Arrival(lib.WGPUMapMode_Read))
 
 
-def _map(buffer: Any, nbytes: int, arrival: Arrival) -> Arrival:
+def start_mapping(buffer: Any, nbytes: int, arrival: Arrival) -> Arrival:
+    """Starts mapping a staging buffer as `arrival` says, which is of no other mapping now. Returns it."""
     arrival.word[0] = 0
     _expected.add(arrival)
     try:
@@ -135,10 +136,15 @@ def _map(buffer: Any, nbytes: int, arrival: Arrival) -> Arrival:
     return arrival
 
 
-def map_write(gpu: Any, buffer: Any, nbytes: int) -> int:
-    """Address of a staging buffer's content, to be overwritten; the GPU is done with the buffer. Raises: DeviceLostError, DeviceError."""
-    arrival = _map(buffer, nbytes, Arrival(lib.WGPUMapMode_Write))
-    lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
+def map_write(gpu: Any, buffer: Any, nbytes: int, arrival: Arrival | None = None) -> int:
+    """Address of a staging buffer's content, to be overwritten; the GPU is done with the buffer. Raises: DeviceLostError, DeviceError.
+
+    arrival: what the mapping reports to, where it may have been started already.
+    """
+    if arrival is None or arrival not in _expected:
+        arrival = start_mapping(buffer, nbytes, arrival or Arrival(lib.WGPUMapMode_Write))
+    if not arrival.status:
+        lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
     _await(gpu, arrival)
     return int(ffi.cast("uintptr_t", lib.wgpuBufferGetMappedRange(buffer, 0, nbytes)))
 
@@ -150,6 +156,19 @@ def mapped(buffer: Any, nbytes: int) -> int:
 
 def unmap(buffer: Any) -> None:
     lib.wgpuBufferUnmap(buffer)
+
+
+def give_up(buffer: Any, arrival: Arrival) -> None:
+    """Ends a mapping that was started and nobody has waited for, whether it is there or not; nothing where there is none."""
+    if arrival in _expected:
+        unmap(buffer)
+        forget(arrival)
+
+
+def forget(arrival: Arrival) -> None:
+    """Nobody waits for this mapping any more. One whose buffer was unmapped or destroyed has been reported."""
+    if arrival.status:
+        _expected.discard(arrival)
 
 
 _pause = threading.Event()

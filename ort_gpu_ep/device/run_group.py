@@ -74,6 +74,8 @@ class GroupedRun(InFlight):
 
     def leave(self, whole: bool) -> None:
         """Its run is over. whole: it came to an end."""
+        if self.large is not None and not whole:
+            self.large.give_up()        # the others may submit what names it
         self.group.coalescer.leave(self, whole)
 
 
@@ -127,9 +129,10 @@ class RunGroup:
     def submit(self) -> int:
         """Submits those that are taken. Returns the submission's index. Under the program's lock. Raises DeviceError."""
         gpu, runs = self._gpu, self.runs[:self.taken]
-        commands = encode(gpu, self, self._label, self._parts(self.taken), [copy for run in runs for copy in run.copies],
+        parts = [*(upload for run in runs for upload in run.uploads), *self._parts(self.taken)]
+        commands = encode(gpu, self, self._label, parts, [copy for run in runs for copy in run.copies],
                           lambda: f"{self.taken} runs together of\n{runs[0].prepared.template.plan}\n")
-        return gpu.run(commands, [readback for run in runs for readback in run.readbacks])
+        return gpu.run(commands, [mapping for run in runs for mapping in run.mappings])
 
     def _parts(self, count: int) -> list[Part]:
         """What so many runs record, step by step in turn."""

@@ -7,7 +7,6 @@ three threads and more may be submitted together, see contention.py.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Sequence
@@ -18,8 +17,9 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import index_check, native, recorder
 from ort_gpu_ep.device.coalescing import CONTENDED
 from ort_gpu_ep.device.contention import Contention
+from ort_gpu_ep.device.copying import copy
 from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.in_flight import Ahead, InFlight, Known, places_of
+from ort_gpu_ep.device.in_flight import Ahead, InFlight, Known, nbytes_of, places_of
 from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
 from ort_gpu_ep.device.recording import Part
 from ort_gpu_ep.device.run_group import Apart, GroupedRun, RunGroup
@@ -32,10 +32,7 @@ MAX_IN_FLIGHT = 8
 """Runs of one set of sizes that are under way at the same time: two keep a GPU busy, more wait behind each other."""
 
 MAX_IN_FLIGHT_NBYTES = 256 << 20
-"""What the inputs, outputs and readbacks of all runs of one set of sizes take at most; there is one in any case."""
-
-_BY_INTERPRETER_NBYTES = 64 << 10
-"""Up to here a copy on the host takes less than giving the GIL away and getting it back."""
+"""What the inputs, outputs and staging buffers of all runs of one set of sizes take at most; there is one in any case."""
 
 
 class Owner(Protocol):
@@ -85,12 +82,12 @@ class Steady:
 
     def __init__(self, prepared: Plan, filled: Filled) -> None:
         self.prepared, self.filled, self.program, self._gpu = prepared, filled, prepared.program, prepared.gpu
-        places, staging_nbytes = places_of(filled.outputs, prepared.word)
+        places, _ = places_of(filled.outputs, prepared.word)
         self._sizes = [(t.nbytes & ~3, t.nbytes) for t in filled.inputs]        # what is written as it is, and all
         self._places = [(place, t.nbytes) for place, t in zip(places, filled.outputs, strict=False)]
         self._word_place = places[-1]
         self._input_nbytes, self._output_nbytes = sum(t.nbytes for t in filled.inputs), sum(t.nbytes for t in filled.outputs)
-        self._run_nbytes = self._input_nbytes + self._output_nbytes + staging_nbytes
+        self._run_nbytes = nbytes_of(prepared.gpu, filled)
         self._made, self._closed = 0, False
         self._idle: list[InFlight] = []
         self._rule = recorder.Rule(recorder.possible(self._gpu))
@@ -156,21 +153,24 @@ class Steady:
         assert own.staging is not None, "a run has its readback"
         handle = own.staging.native
         try:
-            mapped = lib.wgpuBufferGetConstMappedRange(handle, 0, own.staging.nbytes)
+            mapped = ffi.cast("char *", lib.wgpuBufferGetConstMappedRange(handle, 0, own.staging.nbytes))
             if own.words:
-                index_check.check(own.words, ffi.cast("uint32_t *", ffi.cast("char *", mapped) + self._word_place)[0:1])
+                index_check.check(own.words, ffi.cast("uint32_t *", mapped + self._word_place)[0:1])
             for target, (place, nbytes) in zip(targets, self._places, strict=True):
                 if target is not None:
-                    _copy(target, mapped, place, nbytes)
+                    copy(target, mapped + place, nbytes)
         finally:
             lib.wgpuBufferUnmap(handle)
 
     def _upload(self, own: InFlight, sources: Sequence[Any]) -> None:
-        """Into buffers of its own: in the queue before whatever is submitted next, by whomever."""
+        """Into buffers of its own: in the queue before whatever is submitted next, by whomever; large ones by what the run records."""
         gpu = self._gpu
         gpu.check_alive()
         queue = gpu.device.queue
         try:
+            if own.large is not None:
+                own.large.fill(sources)
+                return
             for source, tensor, (whole, nbytes) in zip(sources, own.inputs, self._sizes, strict=True):
                 if whole:
                     checked.wgpuQueueWriteBuffer(queue, tensor.buffer.native, 0, source, whole)
@@ -196,7 +196,9 @@ class Steady:
             commands = self._commands(own, prepared.current(self.filled))
             for word in own.words if afresh else ():
                 word.clear()
-            return gpu.run(commands, own.readbacks)
+            if afresh and own.large is not None:
+                own.large.keep()
+            return gpu.run(commands, own.mappings)
 
     def _commands(self, own: InFlight, shape: Any) -> list[Any]:
         """The recording that was made ahead, if it still holds, else a new one. Under the program's lock. Raises DeviceError."""
@@ -207,7 +209,8 @@ class Steady:
         known, timer = own.parts, prepared.gpu.timer
         if known is None or known[2] is not shape or known[1] != prepared.version or known[0] is not timer:
             groups = prepared.bind(own.inputs, own.outputs)
-            known = own.parts = timer, prepared.version, shape, prepared.parts(shape, groups, own.inputs, own.outputs)
+            parts = [*own.uploads, *prepared.parts(shape, groups, own.inputs, own.outputs)]
+            known = own.parts = timer, prepared.version, shape, parts
         return prepared.encode(known[3], own.copies)
 
     def _record_ahead(self, own: InFlight) -> None:
@@ -287,10 +290,3 @@ class Steady:
                 return None
             self.program.used(self.prepared)
             return group.submit()
-
-
-def _copy(target: Any, source: Any, offset: int, nbytes: int) -> None:
-    if nbytes <= _BY_INTERPRETER_NBYTES:
-        ffi.memmove(target, ffi.cast("char *", source) + offset, nbytes)
-    else:
-        ctypes.memmove(int(ffi.cast("uintptr_t", target)), int(ffi.cast("uintptr_t", source)) + offset, nbytes)

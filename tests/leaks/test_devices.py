@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu, native, objects, recorder, waiting
+from ort_gpu_ep.device import Gpu, native, objects, recorder, staging, waiting
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from tests.patience import until
 from tests.unit.graphs import model_of
@@ -65,6 +65,15 @@ def use(faults: str, verify: int = 1, runs: int = 4) -> None:
             del table[key]
 
 
+def drop_a_session_with_large_inputs() -> None:
+    made = list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "large_nbytes", lambda gpu, nbytes: (made.append(nbytes), nbytes)[1])
+        for faults in ("slow@1x", "lost@5", "hang@5"):
+            use(f"{faults};seed=78", verify=0, runs=7)
+    assert made
+
+
 def drop_a_session() -> None:
     use("slow@1x;seed=77")
 
@@ -89,7 +98,7 @@ def drop_a_session_recorded_by_another_thread() -> None:
 @pytest.mark.usefixtures("long_pauses", "brief_hangs")
 @pytest.mark.parametrize("act", [
     drop_a_command_buffer_that_was_never_submitted, drop_a_device_with_pooled_buffers, drop_a_lost_device_with_pending_work,
-    drop_a_session, drop_a_session_recorded_by_another_thread, drop_a_session_whose_device_was_lost,
+    drop_a_session, drop_a_session_recorded_by_another_thread, drop_a_session_with_large_inputs, drop_a_session_whose_device_was_lost,
     drop_a_session_whose_device_hung], ids=lambda act: act.__name__)
 def test_nothing_of_a_dropped_device_stays(act: Callable[[], None]) -> None:
     act()
