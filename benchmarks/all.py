@@ -51,7 +51,6 @@ STEPS = (
           "--json", FILE)),
     Step("host", 120, ("benchmarks.host", "--threads", "", "--json", FILE),
          ("benchmarks.host", "har_lstm", "--threads", "", "--runs", "6", "--json", FILE)),
-    Step("between", 60, ("benchmarks.between", "--json", FILE), ("benchmarks.between", "lenet5", "--runs", "6", "--json", FILE)),
     Step("peers", 240, ("benchmarks.peers", "--json", FILE), ("benchmarks.peers", "lenet5", "--runs", "3", "--json", FILE)),
     Step("batch", 150, ("benchmarks.batch", "--json", FILE),
          ("benchmarks.batch", "mobilenet_v2", "--batch", "2", "--size", "32", "--runs", "4", "--tune", "0", "--json", FILE)),

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from ort_gpu_ep.device import index_check, native, staging
 from ort_gpu_ep.device.buffers import STAGING, Buffer, size_class
 from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
 from ort_gpu_ep.device.library import lib
-from ort_gpu_ep.device.recorder import Job
 from ort_gpu_ep.device.recording import BufferCopy, Part
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.scheduler.template import Filled
 from ort_gpu_ep.types import TensorType
-
-Known: TypeAlias = tuple[Any, int, Any, list[Part]]
-Ahead: TypeAlias = tuple[Any, int, Any, list[Any]]
-"""What a run records, and its command buffers; in front of both the timer, the plan's version and the shape that they hold for."""
 
 
 class Plan(Protocol):
@@ -31,21 +26,19 @@ class Plan(Protocol):
 class InFlight:
     """What one run under way has to itself. Raises DeviceError where the device has no room for it.
 
-    parts, ahead: what it records, and the recording for its next run. job: in place of `ahead`, a recording by another thread. uploads,
-    copies: those that begin and end it. words: in which its kernels note an index out of range; read back behind its outputs. large: what
-    its inputs come through where they are large. mappings: its staging buffers, which its submission maps, and what that reports to.
+    parts, ahead: what it records, and the recording for its next run, each with what it holds for. uploads, copies: those that begin and
+    end it. words: in which its kernels note an index out of range; read back behind its outputs. large: what its inputs come through where
+    they are large. mappings: its staging buffers, which its submission maps, and what that reports to.
     """
 
-    __slots__ = (
-        "ahead", "arrival", "copies", "inputs", "job", "large", "mappings", "outputs", "parts", "staging", "uploads", "words")
+    __slots__ = ("ahead", "arrival", "copies", "inputs", "large", "mappings", "outputs", "parts", "staging", "uploads", "words")
 
     def __init__(self, prepared: Plan, filled: Filled) -> None:
         gpu = prepared.gpu
         self.inputs, self.outputs = list[Tensor](), list[Tensor]()
         self.arrival = native.Arrival(lib.WGPUMapMode_Read)
-        self.parts: Known | None = None
-        self.ahead: Ahead | None = None
-        self.job: Job[Ahead] | None = None
+        self.parts: tuple[Any, int, Any, list[Part]] | None = None
+        self.ahead: tuple[Any, int, Any, list[Any]] | None = None
         self.words = (prepared.word,) if prepared.word is not None else ()
         places, staging_nbytes = places_of(filled.outputs, prepared.word)
         self.staging: Buffer | None = None
@@ -65,14 +58,14 @@ class InFlight:
             self.mappings += ((self.large.buffer, self.large.arrival),)
             self.uploads = self.large.copies
         self.copies = [
-            BufferCopy(t.buffer.raw, 0, self.staging.raw, place, (t.type.nbytes + 3) & ~3)
+            BufferCopy(t.buffer.native, 0, self.staging.native, place, (t.type.nbytes + 3) & ~3)
             for t, place in zip(self.outputs, places, strict=False)]
         if prepared.word is not None:
-            self.copies.append(BufferCopy(prepared.word.buffer.raw, 0, self.staging.raw, places[-1], index_check.NBYTES))
+            self.copies.append(BufferCopy(prepared.word.buffer.native, 0, self.staging.native, places[-1], index_check.NBYTES))
 
     def free(self, gpu: Gpu, broken: bool = False) -> None:
         """Gives its memory back. broken: its run may still be under way, so that staging buffers go when the driver is done with them."""
-        self.ahead = self.job = self.parts = None
+        self.ahead = self.parts = None
         for tensor in (*self.inputs, *self.outputs):
             gpu.free(tensor.buffer)
         if self.staging is not None and not broken:

@@ -346,7 +346,7 @@ class Prepared:
             workgroups, offset = shape.filled.groups[index], self.template.offsets[index]
             if isinstance(step, Copy):
                 (source, at), (target, to) = (self.place(p, inputs, outputs) for p in (step.source, step.target))
-                found.append(BufferCopy(source.raw, at, target.raw, to, ((shape.filled.nbytes[index] or 0) + 3) & ~3))
+                found.append(BufferCopy(source.native, at, target.native, to, ((shape.filled.nbytes[index] or 0) + 3) & ~3))
             else:
                 assert workgroups is not None, "a dispatch has workgroups"
                 found.append((self._pipelines[index], groups[index], workgroups, None if offset is None else start + offset))

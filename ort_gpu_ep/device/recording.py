@@ -11,7 +11,7 @@ from ort_gpu_ep.device.library import GPUError
 
 
 class BufferCopy(NamedTuple):
-    """Of wgpu's buffers, which live as long as this; offsets in bytes; nbytes is a multiple of 4."""
+    """Handles, offsets in bytes; nbytes is a multiple of 4."""
 
     source: Any
     source_offset: int
@@ -77,7 +77,7 @@ def _encode(gpu: Gpu, owner: object, label: str, parts: Sequence[Part]) -> Any:
             part.record(compute)
             compute.end()
         else:
-            native.copy_buffer(encoder, part.source.handle, part.source_offset, part.target.handle, part.target_offset, part.nbytes)
+            native.copy_buffer(encoder, *part)
     if timing:
         timing.resolve(encoder)
     return native.finish(encoder)

@@ -89,7 +89,7 @@ class LargeInputs:
         self._threads = 1 if gpu.info.is_software else copying.usable_threads()     # the driver's threads have the cores
         self.arrival = native.Arrival(lib.WGPUMapMode_Write)
         self.buffer = gpu.create(size_class(nbytes), _USAGE)
-        self.copies = [BufferCopy(self.buffer.raw, place, t.buffer.raw, t.offset_bytes, (t.type.nbytes + 3) & ~3)
+        self.copies = [BufferCopy(self.buffer.native, place, t.buffer.native, t.offset_bytes, (t.type.nbytes + 3) & ~3)
                        for place, t in zip(places, inputs, strict=True)]
 
     @staticmethod

@@ -10,16 +10,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Protocol
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import index_check, native, recorder
+from ort_gpu_ep.device import index_check, native
 from ort_gpu_ep.device.coalescing import CONTENDED
 from ort_gpu_ep.device.contention import Contention
 from ort_gpu_ep.device.copying import copy
 from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.in_flight import Ahead, InFlight, Known, nbytes_of, places_of
+from ort_gpu_ep.device.in_flight import InFlight, nbytes_of, places_of
 from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
 from ort_gpu_ep.device.recording import Part
 from ort_gpu_ep.device.run_group import Apart, GroupedRun, RunGroup
@@ -90,7 +89,6 @@ class Steady:
         self._run_nbytes = nbytes_of(prepared.gpu, filled)
         self._made, self._closed = 0, False
         self._idle: list[InFlight] = []
-        self._rule = recorder.Rule(recorder.possible(self._gpu))
         self.contention: Contention | None = None       # since so many runs were under way
         self._lock = threading.Lock()
 
@@ -127,13 +125,8 @@ class Steady:
             return False
         submitted_s = time.perf_counter()
         self._record_ahead(own)
-        recorded_s = time.perf_counter()
         native.wait(gpu, submission, own.arrival)
         waited_s = time.perf_counter() - submitted_s
-        if own.job is not None:
-            own.job.arrival_s = waited_s
-        elif own.ahead is not None and own.ahead[0] is None:
-            self._rule.note(recorded_s - submitted_s, waited_s)
         if isinstance(own, GroupedRun):
             own.done()
         try:
@@ -187,7 +180,6 @@ class Steady:
         """
         if isinstance(own, GroupedRun):
             return own.submitted()
-        self._collect(own)
         prepared, gpu = self.prepared, self._gpu
         with self.program.lock:
             if prepared.closed or self._closed:
@@ -215,25 +207,9 @@ class Steady:
 
     def _record_ahead(self, own: InFlight) -> None:
         """While the GPU is at work. What is recorded is looked at again before it is submitted, so this needs no lock."""
-        known = own.parts
-        if known is None or known[0] is not self._gpu.timer:
-            return
-        if self._rule.elsewhere and known[0] is None:
-            own.job = recorder.recorder.begin(partial(self._recorded, known, own.copies))
-        if own.job is None:
-            own.ahead = self._recorded(known, own.copies)
-
-    def _recorded(self, known: Known, copies: Sequence[Part]) -> Ahead:
-        timer, version, shape, parts = known
-        return timer, version, shape, self.prepared.encode(parts, copies)
-
-    def _collect(self, own: InFlight) -> None:
-        """Takes over what another thread recorded, and waits for it. Without the program's lock."""
-        job, own.job = own.job, None
-        if job is not None:
-            own.ahead = job.result()
-            if own.ahead is not None:
-                self._rule.note(job.seconds, job.arrival_s)
+        if own.parts is not None and own.parts[0] is self._gpu.timer:
+            timer, version, shape, parts = own.parts
+            own.ahead = timer, version, shape, self.prepared.encode(parts, own.copies)
 
     def _take(self) -> InFlight | None:
         contention = self.contention

@@ -6,7 +6,8 @@
 fn element(i: u32) -> y_t {
     let d = i % HEAD;
     if (d >= 2u * HALF) { return x_at(i); }
-    var row = i32(step(i)) + i32(positions_at(place(i)));
+    let position = i32(clamp(positions_at(place(i)), -1073741824, 1073741824));     // of 64 bits, far beyond any row
+    var row = i32(step(i)) + position;
     if (row < 0 || row >= i32(ROWS)) { out_of_range(); }
     row = clamp(select(row, row + i32(ROWS), row < 0), 0, i32(ROWS) - 1);
     let second = select(d >= HALF, (d & 1u) == 1u, INTERLEAVED);

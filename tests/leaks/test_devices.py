@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu, native, objects, recorder, staging, waiting
+from ort_gpu_ep.device import Gpu, native, objects, staging, waiting
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from tests.patience import until
 from tests.unit.graphs import model_of
@@ -86,19 +86,10 @@ def drop_a_session_whose_device_hung() -> None:
     use("hang@3;seed=77")
 
 
-def drop_a_session_recorded_by_another_thread() -> None:
-    recorder.FORCED = True
-    try:
-        use("slow@1x;seed=77", verify=0, runs=7)
-    finally:
-        recorder.FORCED = None
-    recorder.recorder.settle()
-
-
 @pytest.mark.usefixtures("long_pauses", "brief_hangs")
 @pytest.mark.parametrize("act", [
     drop_a_command_buffer_that_was_never_submitted, drop_a_device_with_pooled_buffers, drop_a_lost_device_with_pending_work,
-    drop_a_session, drop_a_session_recorded_by_another_thread, drop_a_session_with_large_inputs, drop_a_session_whose_device_was_lost,
+    drop_a_session, drop_a_session_with_large_inputs, drop_a_session_whose_device_was_lost,
     drop_a_session_whose_device_hung], ids=lambda act: act.__name__)
 def test_nothing_of_a_dropped_device_stays(act: Callable[[], None]) -> None:
     act()
