@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ort_gpu_ep.compression.folding import without_batch_normalization
 from ort_gpu_ep.compression.layers import Array, Layer, find_layers
 from ort_gpu_ep.compression.methods import Encoded, Method, encode, fitting, parse_method
 from ort_gpu_ep.compression.prune import by_magnitude, by_samples
@@ -58,7 +59,8 @@ def compress(
         if patterns or max_error is not None:
             raise ConfigError("int8 with calibration data quantizes the whole model: --layers and --max-error don't go with it")
         tell("quantizing activations and weights", 0.1)
-        made, reports = quantized(loaded, [layer for layer in found if not layer.is_table], feeds)
+        folded = without_batch_normalization(loaded)
+        made, reports = quantized(folded, [layer for layer in find_layers(folded) if not layer.is_table], feeds)
     else:
         chosen = _chosen(found, wanted, patterns)
         made, reports = _by_layers(loaded, chosen, feeds, max_error, notes, tell)
