@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +21,10 @@ from tests import patience
 
 os.environ.pop("COLUMNS", None)       # rich keeps a width that it says when a console is made, and tests ask for several: they are made here
 import_module("ort_gpu_ep.cli.shared")
+
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a job in the background of a shell without job control: what tests start would ignore the Ctrl-C that they send, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(      # too_slow: data that is made slowly says that the machine is busy
     "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
