@@ -6,9 +6,9 @@
 fn element(i: u32) -> y_t {
     let d = i % HEAD;
     if (d >= 2u * HALF) { return x_at(i); }
-    let position = i32(clamp(positions_at(place(i)), -1073741824, 1073741824));     // of 64 bits, far beyond any row
-    var row = i32(step(i)) + position;
-    if (row < 0 || row >= i32(ROWS)) { out_of_range(); }
+    let position = positions_at(place(i));      // of 64 bits, of which a row takes the low ones
+    var row = i32(step(i)) + i32(position);
+    if (row < 0 || row >= i32(ROWS) || position > 1073741824 || position < -1073741824) { out_of_range(); }
     row = clamp(select(row, row + i32(ROWS), row < 0), 0, i32(ROWS) - 1);
     let second = select(d >= HALF, (d & 1u) == 1u, INTERLEAVED);
     let apart = select(HALF, 1u, INTERLEAVED);

@@ -78,9 +78,13 @@ def test_what_passed_still_passes(outcomes: list[Outcome]) -> None:
 
 
 def test_the_record_is_up_to_date(outcomes: list[Outcome]) -> None:
-    """Also where more passes than before: then the record is to be written again."""
-    changed = set(status_text(outcomes).splitlines()) ^ set(RECORD.read_text("utf-8").splitlines())
-    assert sorted(changed) == [], f"write it again: ort-gpu-ep conformance --status {RECORD}"
+    """Also where more passes than before: then the record is to be written again. What this version of onnxruntime refuses, or the one that
+    the record was written with did, is not compared: each takes opsets that the one before did not.
+    """
+    now, then = (dict(line.split(" ", 1) for line in text.splitlines()) for text in (status_text(outcomes), RECORD.read_text("utf-8")))
+    changed = {name: (then.get(name), now.get(name)) for name in sorted(now.keys() | then.keys())
+               if now.get(name) != then.get(name) and "EXCLUDED" not in (now.get(name), then.get(name))}
+    assert changed == {}, f"write it again: ort-gpu-ep conformance --status {RECORD}"
 
 
 def test_enough_pass(outcomes: list[Outcome]) -> None:
