@@ -163,9 +163,11 @@ def fits(target: Target) -> bool:
 
 
 def forms(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
-    """Every tile and number of parts of K that could be taken, by name."""
-    return {f"{tile.name}*{split}": (tile, split) for tile in TILES if tile.fits(product.target.limits)
-            for split in _splits(product, tile)}
+    """Every tile and number of parts of K that could be taken, by name. Small tiles of large products are more than a grid may have."""
+    most, fitting = product.target.limits.max_groups_per_dimension, [t for t in TILES if t.fits(product.target.limits)]
+    rows, columns = int(hint(product.rows)), int(hint(product.m))
+    tiles = [t for t in fitting if max(ceil_div(rows, t.n), ceil_div(columns, t.m)) <= most] or fitting
+    return {f"{tile.name}*{split}": (tile, split) for tile in tiles for split in _splits(product, tile)}
 
 
 def _splits(product: TiledProduct, tile: Tile) -> Iterator[int]:
