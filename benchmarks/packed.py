@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import typer
 from onnx import helper, numpy_helper
 from rich.console import Console
@@ -26,7 +25,7 @@ from rich.console import Console
 import models
 from benchmarks import cases
 from benchmarks.compression import error, written
-from benchmarks.peers import webgpu
+from benchmarks.peers import providers
 from benchmarks.shapes import fed
 from models.inputs import make_inputs, model_inputs
 from ort_gpu_ep import InferenceSession
@@ -52,26 +51,16 @@ def mlp(size: int, blocks: int = 8) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def ours(model: Any) -> Any:
-    return InferenceSession(model, cases.quiet(), provider_options={"placement": "gpu"})
-
-
-def on_the_cpu(model: Any) -> Any:
-    return onnxruntime.InferenceSession(model, cases.quiet(), providers=["CPUExecutionProvider"])
-
-
 def measure(name: str, model: onnx.ModelProto, method: str, feeds: dict[str, Any], runs: int) -> dict[str, Any]:
     """By side: block_ms, error (relative L2 of what the CPU gives for the same file), activations."""
     with tempfile.TemporaryDirectory() as folder:
         dense, packed = Path(folder) / "dense.onnx", Path(folder) / "packed.onnx"
         onnx.save(model, dense)
         written(dense, packed, name, method, feeds)
-        sides: dict[str, tuple[Callable[[Any], Any], Path]] = {"float32": (ours, dense), method: (ours, packed),
-                                                               f"{method}, ORT CPU": (on_the_cpu, packed)}
-        peer = webgpu()
-        if peer is not None:
-            sides[f"{method}, ORT WebGPU"] = (peer, packed)
-        return timed({side: make(str(file)) for side, (make, file) in sides.items()}, feeds, runs, f"{method}, ORT CPU")
+        files = {"float32": ("ours_gpu", dense), method: ("ours_gpu", packed), f"{method}, ORT CPU": ("ort_cpu", packed),
+                 f"{method}, ORT WebGPU": ("ort_webgpu", packed)}
+        make = dict(providers())
+        return timed({side: make[by](str(file)) for side, (by, file) in files.items() if by in make}, feeds, runs, f"{method}, ORT CPU")
 
 
 def timed(sessions: dict[str, Any], feeds: dict[str, Any], runs: int, reference: str) -> dict[str, Any]:
@@ -87,7 +76,8 @@ def timed(sessions: dict[str, Any], feeds: dict[str, Any], runs: int, reference:
 
 def published(runs: int) -> dict[str, Any]:
     model, feeds = cases.load("minilm_int8")
-    return timed({"int8": ours(model), "int8, ORT CPU": on_the_cpu(model)}, fed(feeds, TOKENS), runs, "int8, ORT CPU")
+    make = dict(providers())
+    return timed({"int8": make["ours_gpu"](model), "int8, ORT CPU": make["ort_cpu"](model)}, fed(feeds, TOKENS), runs, "int8, ORT CPU")
 
 
 def main(

@@ -41,15 +41,15 @@ def providers() -> Iterator[tuple[str, Make]]:
     yield "ort_cpu", plain("CPUExecutionProvider")
     for placement in ("auto", "gpu"):
         yield f"ours_{placement}", lambda model, p=placement: InferenceSession(model, cases.quiet(), provider_options={"placement": p})
-    peer = webgpu()
-    if peer is not None:
-        yield "ort_webgpu", peer
+    webgpu = _webgpu()
+    if webgpu is not None:
+        yield "ort_webgpu", webgpu
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         yield "cuda_fp32", plain(("CUDAExecutionProvider", {"use_tf32": "0"}))
         yield "cuda_tf32", plain(("CUDAExecutionProvider", {"use_tf32": "1"}))
 
 
-def webgpu() -> Make | None:
+def _webgpu() -> Make | None:
     """ONNX Runtime's WebGPU plugin, if its package is installed and it finds a device."""
     try:
         import onnxruntime_ep_webgpu as package
