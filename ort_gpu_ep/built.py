@@ -46,6 +46,7 @@ class Kernel:
     optionals: WGSL name -> given or left out, of the row's optional inputs; filled by `claim.lower`.
     grid: workgroups in x, y and z of a body with `fn grid_main(group: vec3<u32>, lane: u32)`; `groups` is then their product.
     vectors: bindings of float32 that are bound four elements at a time; of packed elements, four words.
+    words: bindings of packed elements that the body stores by whole words.
     choice: which form of the kernel this is, of those that were weighed.
     into: where what it stores of its first output lies in a larger tensor, filled in by the planner.
     inlined: (name, kernel with an `element` body): what the body reads by that name is not bound but computed by that kernel, whose own
@@ -69,6 +70,7 @@ class Kernel:
     optionals: tuple[tuple[str, bool], ...] = ()
     grid: tuple[int, int, int] | None = None
     vectors: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     choice: Choice | None = None
     features: tuple[str, ...] = ()
     atomics: tuple[str, ...] = ()
@@ -97,6 +99,7 @@ def kernel(
     epilogue: Sequence[Step] = (),
     grid: tuple[int, int, int] | None = None,
     vectors: Sequence[str] = (),
+    words: Sequence[str] = (),
     choice: Choice | None = None,
     features: Sequence[str] = (),
     atomics: Sequence[str] = (),
@@ -106,8 +109,8 @@ def kernel(
     return Kernel(
         shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), math.prod(grid) if grid else groups,
         workgroup_size, workgroup_nbytes, raw, None if reads is None else tuple(reads.items()),
-        None if writes is None else tuple(writes.items()), tuple(epilogue), grid=grid, vectors=tuple(vectors), choice=choice,
-        features=tuple(features), atomics=tuple(atomics), reports=reports)
+        None if writes is None else tuple(writes.items()), tuple(epilogue), grid=grid, vectors=tuple(vectors), words=tuple(words),
+        choice=choice, features=tuple(features), atomics=tuple(atomics), reports=reports)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
                     Code.LIMIT, f"tensor {name} of {spec.name} has {tensor.nbytes} B; this adapter allows {limits.max_buffer_nbytes}")
             if written and tensor.dtype.bits < 32 and tensor.nbytes > limits.max_binding_nbytes:
                 raise UnsupportedNodeError(Code.LIMIT, f"output {name} of {spec.name} has {tensor.nbytes} B of packed elements")
-            _check_type(tensor.dtype, built.raw, written, built.groups, limits)
+            _check_type(tensor.dtype, built.raw, written and name not in built.words, built.groups, limits)
         for step in built.epilogue:
             _check_type(step.dtype, False, False, 0, limits)
 

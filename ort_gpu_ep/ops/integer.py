@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import Known, case, ceil_div, integers, record
+from ort_gpu_ep.kernels import Case, Known, case, ceil_div, integers, record
 from ort_gpu_ep.ops.packed import NO_WINDOW
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, conv_window
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, broadcast, broadcast_strides, kernel, op
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, Shape, TensorType
+from ort_gpu_ep.symbolic import hint, same
+from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, UINT32, DType, Shape, TensorType
 
 BYTES = (UINT8, INT8)
 TILES = ((64, 64), (16, 64), (4, 128))
@@ -20,10 +20,16 @@ TILES = ((64, 64), (16, 64), (4, 128))
 STEPS = (64, 16)
 """Elements of a row in a step, where there are many and few."""
 
-record("requantize.wgsl", "elementwise", cases=[case(
-    "QLinearMatMul", 21, integers(0, 255, 17, 33, dtype="uint8"), Known(0.02, "float32"), Known(113, "uint8"),
-    integers(0, 255, 33, 19, dtype="uint8"), Known(0.03, "float32"), Known(120, "uint8"), Known(0.5, "float32"), Known(118, "uint8"),
-    tolerance=0.005)])
+
+def _requantized_case(columns: int) -> Case:
+    return case(
+        "QLinearMatMul", 21, integers(0, 255, 17, 33, dtype="uint8"), Known(0.02, "float32"), Known(113, "uint8"),
+        integers(0, 255, 33, columns, dtype="uint8"), Known(0.03, "float32"), Known(120, "uint8"), Known(0.5, "float32"),
+        Known(118, "uint8"), tolerance=0.005)
+
+
+record("requantize.wgsl", "elementwise", cases=[_requantized_case(19)])
+record("quantized_outputs.wgsl", "elementwise", cases=[_requantized_case(20)])
 record(
     "integer_product.wgsl", "product", flops=lambda k: 2 * k.size("y") * k["K"],
     loop_bound=lambda k: 16 + ceil_div(k["K"], k["STEP"]) * (
@@ -77,7 +83,7 @@ def integer_product(node: BoundNode, product: IntegerProduct, out: TensorType) -
         "B_WORDS": not product.window and _in_words(b, along_k=False), "A_ZP_ROW": a.zp_stride, "B_ZP_COL": b.zp_stride,
         "ZP_ROWS": product.groups > 1 and a.zp_stride > 0, "GROUP_COUNT": product.groups,
         "A_SHIFT": _shift(node, a), "B_SHIFT": _shift(node, b), "USE_A_ZP": _zero_counts(node, a), "USE_B_ZP": _zero_counts(node, b),
-        "C_ROW": 1, "IM2COL": bool(product.window), **(product.window or NO_WINDOW)}
+        "C_ROW": 1, "REQUANTIZED": False, "IM2COL": bool(product.window), **(product.window or NO_WINDOW)}
     reads: dict[str, int | str] = {"a": a.source, "b": b.source}
     reads |= {name: i for name, i in (("a_zp", a.zp), ("b_zp", b.zp), ("c", product.bias)) if i is not None and node.has(i)}
     return kernel(
@@ -123,7 +129,7 @@ def qlinear_matmul(node: BoundNode) -> Lowering:
     """
     product = _matrices(node, 0, 3, 2, 5)
     sums = product.outputs[0]
-    return _requantized(node, product, (_along(node, 1, sums.shape, -2), _along(node, 4, sums.shape, -1)))
+    return _requantized(node, product, (_along(node, 1, sums.shape, -2), _along(node, 4, sums.shape, -1)), sums.shape[-1], by_column=True)
 
 
 @op("ConvInteger", since=10, dtypes={"T1": BYTES, "T2": BYTES}, bindings="x w b_zp? a_zp? c? -> y")
@@ -146,21 +152,46 @@ def qlinear_conv(node: BoundNode) -> Lowering:
     of_filters = Strided(sums.shape, tuple(int(k == 1 and node.input(4).size != 1) for k in range(len(sums.shape))))
     if node.input(4).size not in (1, sums.shape[1]):
         raise UnsupportedNodeError(Code.RANK, f"QLinearConv with w_scale {node.input(4).type}; taken: a scalar, or [{sums.shape[1]}]")
-    return _requantized(node, product, (_along(node, 1, sums.shape, -1), of_filters))
+    return _requantized(node, product, (_along(node, 1, sums.shape, -1), of_filters), sums.shape[1], by_column=False)
 
 
-def _requantized(node: BoundNode, product: Kernel, indices: tuple[Strided, Strided]) -> Lowering:
-    """The sums as bytes. indices: of a's and of b's scale, which are inputs 1 and 4; inputs 6 and 7 are y's scale and zero point."""
+def _requantized(node: BoundNode, product: Kernel, indices: tuple[Strided, Strided], outputs: int, by_column: bool) -> Lowering:
+    """The sums as bytes: where four of a row fill a word, by the product itself.
+
+    indices: of a's and of b's scale, which are inputs 1 and 4; inputs 6 and 7 are y's scale and zero point. outputs: columns, or filters.
+    """
     if node.input(6).size != 1 or node.input(7).size != 1:
         raise UnsupportedNodeError(
             Code.RANK, f"{node.op} with y_scale {node.input(6).type}, y_zero_point {node.input(7).type}; taken: scalars")
     sums = product.outputs[0]
     out = TensorType(node.input(7).dtype, sums.shape)
-    low = -128.0 if out.dtype is INT8 else 0.0
+    consts = range_of(out.dtype)
+    if node.input(1).size == 1 and same(dict(product.consts)["N"] % 4, 0):
+        numbers = outputs_numbers(node, outputs)
+        given = {name: source for name, source in product.reads or () if name != "c"}
+        own = dict(product.consts) | {"REQUANTIZED": True, "OUTPUTS": outputs, "BY_COLUMN": by_column, **consts}
+        done = replace(
+            product, outputs=(out,), consts=tuple(own.items()), reads=(*given.items(), ("numbers", "numbers")), writes=(("y", 0),),
+            words=("y",))
+        constant = all(node.input(i).is_constant for i in (1, 4, 6, 7, 8) if node.has(i))
+        return Lowering((out,), (numbers, done), (("numbers", numbers.outputs[0]),), once=("numbers",) if constant else ())
     last = kernel(
-        "requantize.wgsl", [out], consts={"LOW": low, "HIGH": low + 255.0}, indices=dict(zip(("a_index", "b_index"), indices, strict=True)),
+        "requantize.wgsl", [out], consts=consts, indices=dict(zip(("a_index", "b_index"), indices, strict=True)),
         reads={"x": "sums", "a_scale": 1, "b_scale": 4, "y_scale": 6, "zp": 7}, writes={"y": 0})
     return Lowering((out,), (replace(product, writes=(("y", "sums"),)), last), (("sums", sums),))
+
+
+def range_of(dtype: DType) -> dict[str, Const]:
+    low = -128.0 if dtype is INT8 else 0.0
+    return {"LOW": low, "HIGH": low + 255.0}
+
+
+def outputs_numbers(node: BoundNode, outputs: int) -> Kernel:
+    """What makes bytes of the sums of a QLinearConv or QLinearMatMul with one scale of a: written to the temporary `numbers`."""
+    reads = {"a_scale": 1, "b_scale": 4, "y_scale": 6, "y_zp": 7, **({"c": 8} if node.has(8) else {})}
+    return kernel(
+        "quantized_outputs.wgsl", [TensorType(UINT32, (2 * outputs + 1,))],
+        consts={"OUTPUTS": outputs, "B_STRIDE": int(node.input(4).size != 1)}, reads=reads, writes={"y": "numbers"})
 
 
 def _matrices(node: BoundNode, left: int, right: int, left_zp: int, right_zp: int) -> Kernel:

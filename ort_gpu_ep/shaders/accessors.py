@@ -77,6 +77,11 @@ def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vec
     return [f"fn {function}(i: u32) -> {kind} {{ {cases}return {name}[i]; }}"]
 
 
+def word_writer(name: str) -> str:
+    """`<name>_store_word(i, word)`: a tensor of packed elements that is written has one part (claim.py)."""
+    return f"fn {name}_store_word(i: u32, word: u32) {{ {name}[i] = word; }}"
+
+
 def vector_writer(
     name: str, kernel: Kernel, first: str, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Sequence[tuple[int, int]],
 ) -> str:

@@ -9,6 +9,7 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>
     y_final4(i, v), y_store4(i, v)    the two halves of y_set4: the fused steps, and the store of what they gave
     x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
+    x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
     HAS_X          for an optional input: whether it is there
     out_of_range() notes that data brought an index out of range, if the kernel reports that; divided_by_zero() that a step divides by 0
     subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: invocations of a subgroup, and which one this is; subgroups,
@@ -35,7 +36,7 @@ from importlib.resources import files
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.registry import DIVISOR, ERROR_FLAGS, INDEX, Const, Kernel, parts
-from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, vector_writer, word_readers, writer
+from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, vector_writer, word_readers, word_writer, writer
 from ort_gpu_ep.shaders.element_types import per_word, storage, value_type
 from ort_gpu_ep.shaders.indices import merged, strided
 from ort_gpu_ep.shaders.inlining import inlined, is_inner
@@ -89,7 +90,7 @@ def _signature(
                   for name, (tensor, written) in bindings.items())
     return (
         kernel.shader, kernel.raw, kernel.workgroup_size, kernel.optionals, kernel.epilogue, kernel.plain and kernel.plain.dtype.name,
-        kernel.vectors, kernel.atomics, kernel.reports, kernel.grid is not None, kernel.features,
+        kernel.vectors, kernel.words, kernel.atomics, kernel.reports, kernel.grid is not None, kernel.features,
         kernel.into and (kernel.into.size, kernel.into.row, kernel.into.start),
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
         is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
@@ -150,6 +151,8 @@ def _composed(
     for name, (tensor, written) in bindings.items():
         if written and name in vectors:
             out.append(vector_writer(name, kernel, first, bindings, pieces[name]))
+        elif written and name in kernel.words:
+            out.append(word_writer(name))
         elif written and name not in atomics and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
             out.append(writer(name, tensor.dtype, kernel, first, pieces[name]))
     text = expand(body(kernel.shader), _numbers(kernel))

@@ -6,7 +6,12 @@
 // BATCH, A_ROW A_K B_K B_COL (strides), A_WORDS (rows of a begin at words and go along k), B_WORDS (those of b go along n), A_ZP_ROW
 // B_ZP_COL (strides of the zero points, 0: one for all), ZP_ROWS (zero points of a belong to the rows of all groups), GROUP_COUNT,
 // A_SHIFT B_SHIFT (128 for unsigned ones), USE_A_ZP USE_B_ZP (whether these can differ from 0 after the shift), C_ROW.
+// REQUANTIZED: y is bytes, four of a row in a word (N divides by 4), by the numbers of requantized.wgsl; of the columns where BY_COLUMN,
+// else of the rows of all groups.
 // IM2COL: k is (channel, tap), n an output pixel; the window as window.py's consts writes it, and padding holds b_zp.
+#if REQUANTIZED
+#include requantized.wgsl
+#end
 const RQ: u32 = TM / 4u;
 const CQ: u32 = TN / 4u;
 const KQ: u32 = STEP / 4u;
@@ -117,16 +122,29 @@ fn group_main(group: u32, lane: u32) {
         let m = m0 + row + $(e)u;
         if (m < M) {
             let a_zero = i32(a_zp_at((first + m) * A_ZP_ROW)) - i32(A_SHIFT);
-            for (var f = 0u; f < 4u; f++) {
-                let n = n0 + column + f;
-                if (n < N) {
-                    let b_zero = i32(b_zp_at(n * B_ZP_COL)) - i32(B_SHIFT);
-                    let i = (batch * M + m) * N + n;
-                    var v = acc$e[f] - a_zero * column_sums[f] - b_zero * row_sums[$e] + i32(K) * a_zero * b_zero;
-                    if (HAS_C) { v += i32(c_at((batch % GROUP_COUNT * M + m) * C_ROW)); }
-                    y_set(i, v);
-                }
+            let its = batch % GROUP_COUNT * M + m;
+            let n = n0 + column;
+            let i = (batch * M + m) * N + n;
+#if REQUANTIZED
+            if (n < N) {
+                var word = 0u;
+#for f in 4
+                let b_zero$f = i32(b_zp_at((n + $(f)u) * B_ZP_COL)) - i32(B_SHIFT);
+                let v$f = acc$e[$f] - a_zero * column_sums[$f] - b_zero$f * row_sums[$e] + i32(K) * a_zero * b_zero$f;
+                word |= requantized(v$f, select(its, n + $(f)u, BY_COLUMN)) << $(8 * f)u;
+#end
+                y_store_word(i / 4u, word);
             }
+#else
+#for f in 4
+            if (n + $(f)u < N) {
+                let b_zero = i32(b_zp_at((n + $(f)u) * B_ZP_COL)) - i32(B_SHIFT);
+                var v = acc$e[$f] - a_zero * column_sums[$f] - b_zero * row_sums[$e] + i32(K) * a_zero * b_zero;
+                if (HAS_C) { v += i32(c_at(its * C_ROW)); }
+                y_set(i + $(f)u, v);
+            }
+#end
+#end
         }
     }
 #end

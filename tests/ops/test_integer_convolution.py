@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import Code
+from ort_gpu_ep.scheduler.plan import Dispatch
 from tests.ops.single_node import check_decline, check_node, node_model, onnx_cases, run_direct
+from tests.unit.graphs import graph_of, plan_of
 
 RNG = np.random.default_rng(5)
 SHAPES = [
@@ -48,6 +50,15 @@ def test_qlinear_conv(kind: str, weights: str, out: str, per_filter: bool, x: An
               RNG.integers(-5000, 5000, w[0]).astype("int32")]
     check_node("QLinearConv", inputs, 10, **attributes)
     check_node("QLinearConv", inputs[:8], 10, known=[3, 4, 5], **attributes)
+
+
+@pytest.mark.parametrize("size", [6, 5])
+def test_the_product_itself_writes_bytes_where_four_of_a_row_share_a_word(size: int) -> None:
+    constants = {"s": np.float32(0.02), "z": np.uint8(7), "w": integers("int8", 6, 4, 1, 1), "v": np.int8(0)}
+    text = f"(uint8[1, 4, {size}, {size}] x) => (y) {{ y = QLinearConv(x, s, z, w, s, v, s, z) }}"
+    plan = plan_of(graph_of(text, constants))
+    assert [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)] == (
+        ["integer_product.wgsl"] if size == 6 else ["integer_product.wgsl", "requantize.wgsl"])
 
 
 @pytest.mark.parametrize("op", ["ConvInteger", "QLinearConv"])
