@@ -41,7 +41,7 @@ def bench(
     seed: shared.SeedOption = 0,
     load: Annotated[list[under_load.Level] | None, typer.Option(
         "--load", help="Measure CPU, GPU and auto while another process keeps the GPU busy for 25, 60 or 95 % of the time.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="With --load: a picture, latency against GPU load.")] = None,
+    plot: Annotated[Path | None, shared.file_to_write("--plot", "With --load: a picture, latency against GPU load.")] = None,
     json: shared.JsonOption = False,
 ) -> None:
     """Median and p95 of whole runs (numpy in, numpy out), split into host, upload, GPU and readback."""

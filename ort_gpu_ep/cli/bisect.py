@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import onnx
-import onnxruntime
 import typer
 
 from ort_gpu_ep.cli import shared
@@ -22,7 +21,7 @@ from ort_gpu_ep.comparison.models import save, save_case
 def bisect(
     model: shared.ModelArgument,
     tolerance: ToleranceOption = None,
-    save_to: Annotated[Path, typer.Option("--save", help="Folder for the small models that show a difference.")] = Path("bisect"),
+    save_to: Annotated[Path, shared.folder_to_write("--save", "Folder for the small models that show a difference.")] = Path("bisect"),
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -60,7 +59,7 @@ def _runs(scratch: Path, options: Mapping[str, str]) -> tuple[Run, Run]:
 
     def cpu(part: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
         save(part, path)
-        return list(onnxruntime.InferenceSession(str(path), shared.quiet(), providers=["CPUExecutionProvider"]).run(None, dict(feeds)))
+        return list(shared.cpu_session(path).run(None, dict(feeds)))
 
     return gpu, cpu
 

@@ -23,7 +23,7 @@ PLOT_SUFFIXES = (".png", ".svg")
 @shared.reports_errors
 def calibrate(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, whatever is stored.")] = False,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw transfer time over size into a .png or .svg file.")] = None,
+    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw transfer time over size into a .png or .svg file.")] = None,
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import onnxruntime
 import typer
 
 from ort_gpu_ep.cli import shared
@@ -34,7 +33,7 @@ def compare(
     values = shared.feeds(session, inputs, dims, shapes, seed)
     names = [o.name for o in session.get_outputs()]
     with shared.waiting("running on both"):
-        plain = onnxruntime.InferenceSession(str(model), shared.quiet(), providers=["CPUExecutionProvider"])
+        plain = shared.cpu_session(model)
         found = differences(names, session.run(None, values), plain.run(None, values))
     within = all(d.within(tolerance) for d in found)
     counts = {device: session.explain().count(device) for device in ("gpu", "host", "cpu")}

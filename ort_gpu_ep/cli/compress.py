@@ -15,7 +15,7 @@ from ort_gpu_ep.compression import compress as compressed
 def compress(
     model: shared.ModelArgument,
     method: Annotated[str, typer.Option("--method", "-m", help="int8, int4, codebookN, pruneNN or pruneNN+codebook4.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.", show_default=False)],
+    out: Annotated[Path, shared.file_to_write("--out", "The file to write.", "-o", show_default=False)],
     calibrate: Annotated[Path | None, typer.Option("--calibrate", help="A .npz file: samples for each input, by its name.")] = None,
     layers: Annotated[list[str] | None, typer.Option("--layers", help="PATTERN=METHOD for layers of such names; may be repeated.")] = None,
     max_error: Annotated[float | None, typer.Option("--max-error", min=0, help="A layer with more takes a gentler method.")] = None,

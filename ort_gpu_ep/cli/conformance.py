@@ -18,9 +18,9 @@ from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
 @shared.reports_errors
 def conformance(
     select: Annotated[str, typer.Option("--select", help="Regular expression; only cases whose name matches.")] = "",
-    json: Annotated[Path | None, typer.Option("--json", help="Write every outcome to this file.")] = None,
-    status: Annotated[Path | None, typer.Option(
-        "--status", help="Write one line a case (name, status, code) to this file; with --select, the other cases' lines stay.")] = None,
+    json: Annotated[Path | None, shared.file_to_write("--json", "Write every outcome to this file.")] = None,
+    status: Annotated[Path | None, shared.file_to_write(
+        "--status", "Write one line a case (name, status, code) to this file; with --select, the other cases' lines stay.")] = None,
     option: shared.OptionOption = None,
 ) -> None:
     """Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails."""

@@ -32,7 +32,7 @@ COLORS = {"PASS": "green", "UNSUPPORTED": "yellow", "NOT_RUN": "yellow"}
 def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Only the probes of a first use, about 2 s.")] = False,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often each probe repeats with fresh inputs.")] = 2,
-    report: Annotated[Path | None, typer.Option("--report", help="Write a .zip for a bug report: no names, no folders.")] = None,
+    report: Annotated[Path | None, shared.file_to_write("--report", "Write a .zip for a bug report: no names, no folders.")] = None,
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:

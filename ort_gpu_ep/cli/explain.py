@@ -53,7 +53,7 @@ def explain(
     group: Annotated[By | None, typer.Option("--group", help="One line for each group of nodes instead.")] = None,
     only: Annotated[Device | None, typer.Option("--only", help="Nodes of this device only.")] = None,
     sort: Annotated[Order, typer.Option("--sort", help="Order of the nodes.")] = Order.MODEL,
-    html: Annotated[Path | None, typer.Option("--html", help="Write all of it as a page.")] = None,
+    html: Annotated[Path | None, shared.file_to_write("--html", "Write all of it as a page.")] = None,
     json: shared.JsonOption = False,
 ) -> None:
     """Show for each node of MODEL where it goes and why, the partitions, the bytes that cross, and the memory. Runs nothing."""

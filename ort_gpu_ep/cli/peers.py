@@ -11,6 +11,7 @@ import onnxruntime
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.providers import CPU_PROVIDER
 
 WEBGPU, CUDA = "onnxruntime_ep_webgpu", "CUDAExecutionProvider"
 
@@ -18,11 +19,11 @@ WEBGPU, CUDA = "onnxruntime_ep_webgpu", "CUDAExecutionProvider"
 def peer(name: str, model: str) -> Any:
     """A plain session of onnxruntime's with that provider: cpu, webgpu or cuda. Raises ConfigError where it is not installed."""
     if name == "cpu":
-        return onnxruntime.InferenceSession(model, shared.quiet(), providers=["CPUExecutionProvider"])
+        return shared.cpu_session(model)
     if name == "cuda":
         if CUDA not in onnxruntime.get_available_providers():
             raise ConfigError("--against cuda: this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu and CUDA")
-        return onnxruntime.InferenceSession(model, shared.quiet(), providers=[CUDA, "CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(model, shared.quiet(), providers=[CUDA, CPU_PROVIDER])
     return _webgpu(model)
 
 

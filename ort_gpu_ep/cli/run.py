@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 from rich.table import Table
 
 from ort_gpu_ep.cli import shared
@@ -17,7 +16,7 @@ from ort_gpu_ep.cli import shared
 def run(
     model: shared.ModelArgument,
     inputs: shared.InputOption = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Write each output as DIR/NAME.npy.")] = None,
+    save: Annotated[Path | None, shared.folder_to_write("--save", "Write each output as DIR/NAME.npy.")] = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
     option: shared.OptionOption = None,

@@ -24,7 +24,7 @@ from ort_gpu_ep.scoring.report import Progress
 def score(
     model: shared.ModelArgument,
     data: Annotated[list[str], typer.Argument(help="Parquet, Arrow, CSV, .npy or .npz files, patterns, or folders.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A folder for the parts, or FILE.parquet.", show_default=False)],
+    out: Annotated[Path, shared.folder_to_write("--out", "A folder for the parts, or FILE.parquet.", "-o", show_default=False)],
     adapters: Annotated[str, typer.Option("--adapters", help="all, or 0,1 (0,0: two workers), all,cpu, auto (CPU if it helps).")] = "all",
     batch: Annotated[str, typer.Option("--batch", help="auto, or rows in a run.")] = "auto",
     columns: Annotated[list[str] | None, typer.Option("--columns", help="INPUT=COLUMN, INPUT=C1,C2 or INPUT=PATTERN*; repeat.")] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ort_gpu_ep.errors import AdapterError, GpuEpError, ModelError
+from ort_gpu_ep.providers import CPU_PROVIDER
 
 P = ParamSpec("P")
 Texts: TypeAlias = Sequence[str] | None
@@ -36,6 +38,41 @@ SizeOption = Annotated[list[str] | None, typer.Option("--dim", help="SYMBOL=SIZE
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ShapeOption = Annotated[list[str] | None, typer.Option("--shape", help="INPUT=SIZExSIZE..., for sizes without a name (default 1).")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the random inputs.")]
+
+
+def file_to_write(flag: str, help: str, *more: str, **settings: Any) -> Any:
+    """The option of a file that a command writes, in a folder that is there: looked at before any work. more: other names of the flag."""
+    return typer.Option(flag, *more, help=help, callback=_writable_file, **settings)
+
+
+def folder_to_write(flag: str, help: str, *more: str, **settings: Any) -> Any:
+    """The option of what a command makes together with the folders above it."""
+    return typer.Option(flag, *more, help=help, callback=_writable_folder, **settings)
+
+
+def _writable_file(path: Path | None) -> Path | None:
+    if path is not None:
+        if path.is_dir():
+            raise typer.BadParameter(f"{path} is a folder; expected a file")
+        if not path.parent.is_dir():
+            raise typer.BadParameter(f"the folder {path.parent} does not exist: make it first, or choose another one")
+        _check_writable(path if path.exists() else path.parent)
+    return path
+
+
+def _writable_folder(path: Path | None) -> Path | None:
+    if path is not None:
+        there = next(p for p in (path, *path.absolute().parents) if p.exists())
+        if there != path and not there.is_dir():
+            raise typer.BadParameter(f"{there} is no folder, so that nothing can be made in it")
+        _check_writable(there)
+    return path
+
+
+def _check_writable(path: Path) -> None:
+    if not os.access(path, os.W_OK):
+        raise typer.BadParameter(f"{path} may not be written to: choose another place, or change its permissions")
+
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Prints what this package or onnxruntime rejects as one message and exits with 1; bugs keep their traceback. Ctrl-C: INTERRUPTED."""
@@ -96,6 +133,13 @@ def quiet() -> Any:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     return settings
+
+
+def cpu_session(model: Path | str) -> Any:
+    """A plain session of onnxruntime's on its CPU provider."""
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(str(model), quiet(), providers=[CPU_PROVIDER])
 
 
 def feeds(

@@ -26,7 +26,7 @@ SCHEDULES = ("constant", "cosine")
 def train(
     model: shared.ModelArgument,
     data: Annotated[Path, typer.Option("--data", help="A .npz file: inputs by their names (or x), labels as y.", show_default=False)],
-    out: Annotated[Path | None, typer.Option("--out", help="Write the tuned model there.")] = None,
+    out: Annotated[Path | None, shared.file_to_write("--out", "Write the tuned model there.")] = None,
     loss: Annotated[str, typer.Option("--loss", help="cross_entropy, mse, l1 or bce_with_logits.")] = "cross_entropy",
     optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, adam or adamw.")] = "adam",
     rate: Annotated[float, typer.Option("--rate", help="Learning rate.")] = 1e-3,
@@ -36,7 +36,7 @@ def train(
     trainable: Annotated[list[str] | None, typer.Option("--trainable", help="Pattern of weights to train (default all); repeat.")] = None,
     clip: Annotated[float | None, typer.Option("--clip", help="Largest norm of the gradient.")] = None,
     validate: Annotated[float, typer.Option("--validate", help="Part of the samples, the last ones, kept for validation.", max=0.9)] = 0.0,
-    resume: Annotated[Path | None, typer.Option("--resume", help="Go on from this checkpoint, if it is there; write it.")] = None,
+    resume: Annotated[Path | None, shared.file_to_write("--resume", "Go on from this checkpoint, if it is there; write it.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of shuffling and Dropout.")] = 0,
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,

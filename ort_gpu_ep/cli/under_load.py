@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import resolve
@@ -66,7 +65,7 @@ class Row:
 def sessions(model: Any, options: Mapping[str, str]) -> dict[str, Any]:
     """candidate -> session: onnxruntime's own on the CPU, all on the GPU, and what the options say (placement=auto by default)."""
     return {
-        "cpu": onnxruntime.InferenceSession(model, shared.quiet(), providers=["CPUExecutionProvider"]),
+        "cpu": shared.cpu_session(model),
         "gpu": InferenceSession(model, shared.quiet(), provider_options={**options, "placement": "gpu"}),
         "auto": InferenceSession(model, shared.quiet(), provider_options=dict(options)),
     }

@@ -13,6 +13,7 @@ import onnxruntime
 from ort_gpu_ep.compression.layers import Array
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.feeds import arrays_in, random_feeds
+from ort_gpu_ep.providers import CPU_PROVIDER
 
 
 def session_of(model: onnx.ModelProto) -> Any:
@@ -20,7 +21,7 @@ def session_of(model: onnx.ModelProto) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[CPU_PROVIDER])
 
 
 def load_samples(path: Path | str | Mapping[str, Array], session: Any) -> list[dict[str, Array]]:

@@ -1,8 +1,8 @@
 """The ONNX Runtime plugin: registration, and what is known of each session. The only package that touches the C ABI."""
 
 from ort_gpu_ep.plugin.direct import Direct
-from ort_gpu_ep.plugin.factory import EP_NAME, VENDOR_ID
-from ort_gpu_ep.plugin.plain import CPU_PROVIDER, OrtSession, PlainSession, exact_products, ort_session
+from ort_gpu_ep.plugin.factory import VENDOR_ID
+from ort_gpu_ep.plugin.plain import OrtSession, PlainSession, exact_products, ort_session
 from ort_gpu_ep.plugin.registration import (
     ensure_registered,
     get_available_providers,
@@ -15,6 +15,7 @@ from ort_gpu_ep.plugin.registration import (
 )
 from ort_gpu_ep.plugin.state import COPIES, Copies, Event, SessionState, capture, fall_back_or_raise
 from ort_gpu_ep.plugin.tables import live_tables
+from ort_gpu_ep.providers import CPU_PROVIDER, EP_NAME
 
 __all__ = [
     "COPIES",

@@ -18,8 +18,8 @@ from ort_gpu_ep.plugin.provider import Provider
 from ort_gpu_ep.plugin.state import SessionState, announce
 from ort_gpu_ep.plugin.tables import Table, entry, owner_of
 from ort_gpu_ep.plugin.transfer import CPU_DEVICE, GPU_DEVICE, VENDOR, Allocator, DataTransfer, MemcpyKernel, memcpy_registry
+from ort_gpu_ep.providers import EP_NAME
 
-EP_NAME = "WgpuExecutionProvider"
 VENDOR_ID = 0
 """Of our device memory: "no vendor", so that `bind_output(name, "gpu")` and its like find it without being told one."""
 

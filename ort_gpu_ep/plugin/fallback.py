@@ -20,8 +20,9 @@ from ort_gpu_ep.backend import FilePlace
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node
-from ort_gpu_ep.plugin.plain import CPU_PROVIDER, exact_products, ort_session
+from ort_gpu_ep.plugin.plain import exact_products, ort_session
 from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES, WeightFile
+from ort_gpu_ep.providers import CPU_PROVIDER
 from ort_gpu_ep.types import SUB_BYTE, TensorType, packed
 from ort_gpu_ep.weights.functions import DOMAIN, functions
 

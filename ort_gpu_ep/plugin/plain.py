@@ -10,8 +10,6 @@ from ort_gpu_ep.interrupts import uninterrupted
 
 OrtSession: Any = onnxruntime_inference_collection.InferenceSession
 
-CPU_PROVIDER = "CPUExecutionProvider"
-
 _ACCURACY = "session.qdq_matmulnbits_accuracy_level"
 
 _init = OrtSession.__init__

@@ -15,9 +15,10 @@ from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.isolation import remote
 from ort_gpu_ep.plugin import factory, state, tables, weight_file
 from ort_gpu_ep.plugin.abi import NULL, check_version, ffi
-from ort_gpu_ep.plugin.factory import EP_NAME, create_factories, release_factory
+from ort_gpu_ep.plugin.factory import create_factories, release_factory
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.offers import known_adapters
+from ort_gpu_ep.providers import EP_NAME
 from ort_gpu_ep.shim.build import find_or_build
 
 _lock = threading.RLock()

@@ -1,6 +1,6 @@
 """Threads that run mixed models on devices that fail at random; `python -m tests.resilience.soak` runs it in this process.
 
-ORT_GPU_EP_SOAK_RUNS makes it longer. test_isolated_soak.py is the same with workers.
+SOAK_RUNS makes it longer. test_isolated_soak.py is the same with workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS = tuple(kind for kind in ALL_KINDS if kind not in DEADLY)
 """The others need a worker: test_isolated_soak.py."""
 
 THREADS = 3
-RUNS = int(os.environ.get("ORT_GPU_EP_SOAK_RUNS", "300"))
+RUNS = int(os.environ.get("SOAK_RUNS", "300"))
 
 
 def model(kind: int = 0) -> bytes:

@@ -1,6 +1,6 @@
 """Ctrl-C while runs are in flight, as a terminal sends it: to every process of the group.
 
-ORT_GPU_EP_INTERRUPTS says how many there are for each way to run.
+TEST_INTERRUPTS says how many there are for each way to run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from ort_gpu_ep import interrupts
 
 ROOT = Path(__file__).parents[2]
-COUNT = int(os.environ.get("ORT_GPU_EP_INTERRUPTS", "12"))
+COUNT = int(os.environ.get("TEST_INTERRUPTS", "12"))
 
 SCRIPT = """
     import gc, os, random, signal, sys, threading, time

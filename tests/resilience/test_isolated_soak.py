@@ -1,6 +1,6 @@
 """The soak with a worker: threads, mixed models, random faults of every kind, those that end a process too.
 
-ORT_GPU_EP_SOAK_RUNS makes it longer, ORT_GPU_EP_SOAK_SEED another one; `python -m tests.resilience.test_isolated_soak` runs it alone.
+SOAK_RUNS makes it longer, SOAK_SEED another one; `python -m tests.resilience.test_isolated_soak` runs it alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.resilience.soak import RUNS, model, session
 KINDS = tuple(kind for kind in ALL_KINDS if kind != "leak")
 """A leak is seen after a while only: tests/isolation/test_worker_ends.py."""
 
-SEED = int(os.environ.get("ORT_GPU_EP_SOAK_SEED", "5"))
+SEED = int(os.environ.get("SOAK_SEED", "5"))
 ROUND, THREADS = 240, 3
 """Runs of one worker's drill, in which each kind of fault comes once, and threads that share it."""
 SEEN = {"abort": "SIGABRT", "segfault": "SIGSEGV", "hang": "DeviceHangError", "lost": "fault on purpose: lost", "oom": "OutOfDeviceMemoryError",

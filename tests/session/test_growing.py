@@ -16,7 +16,7 @@ from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.device import Program
 from ort_gpu_ep.device.prepared import Prepared
 
-STEPS = int(os.environ.get("ORT_GPU_EP_TEST_STEPS", "40"))
+STEPS = int(os.environ.get("TEST_STEPS", "40"))
 """Of the decoder; 200 take half a minute on two cores."""
 
 TOLERANCE = 3e-5

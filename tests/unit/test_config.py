@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 
 import pytest
 
-from ort_gpu_ep.config import OPTIONS, Config, resolve
+from ort_gpu_ep.config import OPTIONS, Config, resolve, unknown_variables
 from ort_gpu_ep.errors import ConfigError
 
 
@@ -83,3 +85,12 @@ def test_a_variable_that_is_no_option_is_said_once(caplog: pytest.LogCaptureFixt
         resolve({}, {"ORT_GPU_EP_PLACMENT": "gpu", "ORT_GPU_EP_DRILL": "1"})
     assert caplog.messages == [
         "environment variable ORT_GPU_EP_PLACMENT is no option and has no effect; did you mean ORT_GPU_EP_PLACEMENT?"]
+
+
+def test_variables_of_the_tests_are_not_taken_for_options() -> None:
+    """What tests and benchmarks read by themselves begins otherwise."""
+    root = Path(__file__).parents[2]
+    read = {name for folder in ("tests", "benchmarks", "models", "scripts") for path in (root / folder).rglob("*.py")
+            for name in re.findall(r"environ(?:\.get\(|\[)\"(\w+)\"", path.read_text("utf-8"))}
+    assert "SOAK_RUNS" in read
+    assert unknown_variables(dict.fromkeys(read, "1")) == {}

@@ -18,6 +18,7 @@ import pytest
 
 import ort_gpu_ep
 from ort_gpu_ep.__main__ import EXTRAS
+from ort_gpu_ep.providers import CPU_PROVIDER, EP_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ort_gpu_ep"
@@ -114,6 +115,14 @@ def test_no_circle_of_modules() -> None:
         wanted = [dotted.removeprefix("ort_gpu_ep.") for dotted, _ in imports(ast.parse(path.read_text("utf-8")))]
         edges[name] = {n for w in wanted if (n := w if w in names else w.rpartition(".")[0]) in names} - {name}
     assert not circles(edges)
+
+
+@pytest.mark.parametrize("name", [EP_NAME, CPU_PROVIDER])
+def test_a_provider_is_named_once(name: str) -> None:
+    """Messages may speak of it."""
+    named = [path.name for path in MODULES for each in ast.walk(ast.parse(path.read_text("utf-8")))
+             if isinstance(each, ast.Constant) and each.value == name]
+    assert named == ["providers.py"]
 
 
 def test_ops_take_no_device_text() -> None:

@@ -1,0 +1,74 @@
+"""What a command is to write is looked at before it does anything else: after minutes of work there would be nowhere to put the result."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from typer.testing import CliRunner
+
+from ort_gpu_ep import cli
+from ort_gpu_ep.cli import shared
+
+READ = {"compress --calibrate", "score --preprocess", "train --data"}
+FOLDERS = {"bisect --save", "run --save", "score --out"}
+NEEDED: dict[str, list[str]] = {"compress": ["--method", "int8"], "train": ["--data", "none.npz"], "score": ["rows.npy"]}
+"""What a command asks for besides a model and what it writes."""
+
+
+def options() -> dict[str, Any]:
+    """`command --option` of all that name a path -> what typer knows of it."""
+    found = {}
+    for command in cli.COMMANDS:
+        function = getattr(import_module(f"ort_gpu_ep.cli.{command}"), command)
+        for hint in get_type_hints(function, include_extras=True).values():
+            kind, *known = get_args(hint) or (hint,)
+            if known and Path in (kind, *get_args(kind)) and isinstance(known[0].default, str):     # its flag: it stands first
+                found[f"{command} {known[0].default}"] = known[0]
+    return found
+
+
+OPTIONS = options()
+WRITTEN = sorted(set(OPTIONS) - READ)
+
+
+def refused(option: str, path: Path) -> str:
+    """What the command says of that path; it has not come to the model, which does not exist."""
+    command, flag = option.split()
+    model = ["none.onnx"] if "model" in inspect.signature(getattr(import_module(f"ort_gpu_ep.cli.{command}"), command)).parameters else []
+    done = CliRunner().invoke(cli.app, [command, *model, *NEEDED.get(command, []), flag, str(path)], env={"COLUMNS": "400"}, catch_exceptions=False)
+    assert done.exit_code == 2, done.output
+    assert flag in done.stderr
+    return done.stderr
+
+
+def test_all_that_write_are_looked_at() -> None:
+    assert {option for option, known in OPTIONS.items() if known.callback is shared._writable_folder} == FOLDERS
+    assert {option for option, known in OPTIONS.items() if known.callback is shared._writable_file} == set(WRITTEN) - FOLDERS
+    assert len(WRITTEN) > 10
+
+
+@pytest.mark.parametrize("option", sorted(set(WRITTEN) - FOLDERS))
+def test_a_file_needs_a_folder(option: str, tmp_path: Path) -> None:
+    assert f"the folder {tmp_path / 'none'} does not exist: make it first" in refused(option, tmp_path / "none" / "file.png")
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    assert f"{tmp_path} is a folder; expected a file" in refused("explain --html", tmp_path)
+
+
+@pytest.mark.parametrize("option", sorted(FOLDERS))
+def test_a_folder_can_be_made(option: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert f"{tmp_path / 'file'} is no folder" in refused(option, tmp_path / "file" / "folder" / "results")
+
+
+@pytest.mark.parametrize("option", ["explain --html", "run --save"])
+def test_what_may_not_be_written_to(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told, since nothing is forbidden to root."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    assert f"{tmp_path} may not be written to: choose another place" in refused(option, tmp_path / "results")
