@@ -128,14 +128,17 @@ class Gpu(Buffers):
 
     def download_all(self, wanted: Sequence[tuple[Piece, int]], words: Sequence[index_check.Word] = ()) -> None:
         """Like `download`, of (piece, address) pairs, with one wait. Raises InputError where one of the words is set."""
+        words = [word for word in words if not word.clean]
         seen = ffi.new("uint32_t[]", len(words))
         places = [(piece, ffi.cast("char *", address)) for piece, address in wanted]
-        places += [((word.buffer, 0, index_check.NBYTES), seen + k) for k, word in enumerate(words)]
+        places += [(word.piece, seen + k) for k, word in enumerate(words)]
 
         def take(index: int, source: int) -> None:
             ffi.memmove(places[index][1], ffi.cast("char *", source), places[index][0][2])
         self.lend([piece for piece, _ in places], take)
         index_check.check(words, seen)
+        for word in words:
+            word.clean = True
 
     def lend(self, pieces: Sequence[Piece], take: Callable[[int, int], object]) -> None:
         """Waits for earlier work and calls `take` with the index and the address of each piece's content, valid meanwhile.

@@ -20,15 +20,15 @@ class Plan(Protocol):
     """A plan on the device, see prepared.py."""
 
     gpu: Gpu
-    word: index_check.Word | None
+    words: index_check.Words | None
 
 
 class InFlight:
     """What one run under way has to itself. Raises DeviceError where the device has no room for it.
 
     parts, ahead: what it records, and the recording for its next run, each with what it holds for. uploads, copies: those that begin and
-    end it. words: in which its kernels note an index out of range; read back behind its outputs. large: what its inputs come through where
-    they are large. mappings: its staging buffers, which its submission maps, and what that reports to.
+    end it. words: in which its kernels note an index out of range; the plan's is read back behind its outputs. large: what its inputs come
+    through where they are large. mappings: its staging buffers, which its submission maps, and what that reports to.
     """
 
     __slots__ = ("ahead", "arrival", "copies", "inputs", "large", "mappings", "outputs", "parts", "staging", "uploads", "words")
@@ -39,8 +39,8 @@ class InFlight:
         self.arrival = native.Arrival(lib.WGPUMapMode_Read)
         self.parts: tuple[Any, int, Any, list[Part]] | None = None
         self.ahead: tuple[Any, int, Any, list[Any]] | None = None
-        self.words = (prepared.word,) if prepared.word is not None else ()
-        places, staging_nbytes = places_of(filled.outputs, prepared.word)
+        self.words = prepared.words
+        places, staging_nbytes = places_of(filled.outputs, prepared.words)
         self.staging: Buffer | None = None
         self.large: staging.LargeInputs | None = None
         try:
@@ -60,8 +60,8 @@ class InFlight:
         self.copies = [
             BufferCopy(t.buffer.native, 0, self.staging.native, place, (t.type.nbytes + 3) & ~3)
             for t, place in zip(self.outputs, places, strict=False)]
-        if prepared.word is not None:
-            self.copies.append(BufferCopy(prepared.word.buffer.native, 0, self.staging.native, places[-1], index_check.NBYTES))
+        if prepared.words is not None:
+            self.copies.append(BufferCopy(prepared.words.shared.buffer.native, 0, self.staging.native, places[-1], index_check.NBYTES))
 
     def free(self, gpu: Gpu, broken: bool = False) -> None:
         """Gives its memory back. broken: its run may still be under way, so that staging buffers go when the driver is done with them."""
@@ -81,10 +81,10 @@ def nbytes_of(gpu: Gpu, filled: Filled) -> int:
     return inputs + staging.large_nbytes(gpu, inputs) + 2 * outputs
 
 
-def places_of(types: Sequence[TensorType], word: index_check.Word | None = None) -> tuple[list[int], int]:
-    """Where in a staging buffer each of these tensors is, and behind them the word if there is one; and the bytes of all."""
+def places_of(types: Sequence[TensorType], words: index_check.Words | None = None) -> tuple[list[int], int]:
+    """Where in a staging buffer each of these tensors is, and behind them the plan's word if there is one; and the bytes of all."""
     places, end = [], 0
-    for nbytes in (*(t.nbytes for t in types), *((index_check.NBYTES,) if word is not None else ())):
+    for nbytes in (*(t.nbytes for t in types), *((index_check.NBYTES,) if words is not None else ())):
         places.append(end)
         end += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return places, end

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ort_gpu_ep.device import native
 from ort_gpu_ep.errors import IndexOutOfRangeError, InputError, IntegerDivisionError
@@ -21,25 +21,61 @@ _WHAT: dict[int, tuple[type[InputError], str]] = {
 """Bit of a word -> the exception, and its text with the nodes left open."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+class Memory(Protocol):
+    """A device's, see gpu.py."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """A buffer."""
+
+    def upload(self, buffer: Any, offset_bytes: int, address: int, nbytes: int) -> None:
+        """Copies host memory into a buffer."""
+
+
+@dataclass(eq=False, slots=True)
 class Word:
-    """0 in its buffer as long as all was in range. upload: as a Gpu's. nodes: labels of those that look at indices or divisors."""
+    """0 in its buffer as long as all was in range. nodes: labels of those that look at indices or divisors. clean: read as 0."""
 
     buffer: Any
-    upload: Callable[[Any, int, int, int], object]
+    offset_bytes: int
     graph: str
     nodes: tuple[str, ...]
+    clean: bool = False
+
+    @property
+    def piece(self) -> tuple[Any, int, int]:
+        """What is read of its buffer."""
+        return self.buffer, self.offset_bytes, NBYTES
+
+
+class Words:
+    """The word that a plan's kernels write to, and words of single runs: what it is copied to where others may run before it is read.
+
+    Those lie behind a zero, as many as a buffer holds. Not thread-safe.
+    """
+
+    def __init__(self, gpu: Memory, shared: Any, graph: str, nodes: tuple[str, ...]) -> None:
+        self.shared = Word(shared, 0, graph, nodes)
+        self._gpu = gpu
+        self._buffer: Any = None
+        self._end = 0
+
+    def own(self) -> Word:
+        """Of a run that is recorded now; its buffer begins with 0, and goes with it. Raises DeviceError."""
+        if self._buffer is None or self._end + NBYTES > self._buffer.nbytes:
+            buffer = self._gpu.allocate(NBYTES)         # as much as the pool's smallest
+            self._gpu.upload(buffer, 0, native.address_of(_ZERO), NBYTES)
+            self._buffer, self._end = buffer, NBYTES
+        self._end += NBYTES
+        return Word(self._buffer, self._end - NBYTES, self.shared.graph, self.shared.nodes)
 
     def clear(self) -> None:
-        """For the runs that follow. Those under way may be taken for bad ones: they are then done again, and right."""
-        self.upload(self.buffer, 0, native.address_of(_ZERO), NBYTES)
+        """Of the plan's word, for the runs that follow. Those under way may be taken for bad ones: they are then done again, and right."""
+        self._gpu.upload(self.shared.buffer, 0, native.address_of(_ZERO), NBYTES)
 
 
 def check(words: Iterable[Word], values: Iterable[int]) -> None:
-    """Raises IndexOutOfRangeError or IntegerDivisionError where one of the words, as they were read, is set; it is cleared."""
+    """Raises IndexOutOfRangeError or IntegerDivisionError where one of the words, as they were read, is set."""
     found = [(word, value) for word, value in zip(words, values, strict=True) if value]
-    for word, _ in found:
-        word.clear()
     for bit, (kind, what) in _WHAT.items():
         nodes = [f"{word.graph}: {what.format(' or '.join(word.nodes))}" for word, value in found if value & bit]
         if nodes:

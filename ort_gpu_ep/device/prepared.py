@@ -13,7 +13,7 @@ from ort_gpu_ep.device import native, objects, steady
 from ort_gpu_ep.device.binding import Bound, bind_group, bound_of
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.index_check import Word
+from ort_gpu_ep.device.index_check import NBYTES, Word, Words
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import Composer, pipelines
 from ort_gpu_ep.device.prologue import Prologue
@@ -42,11 +42,9 @@ SHRINK_NBYTES = 64 << 20
 that comes back then takes 20 ms for new memory."""
 
 SPECIALIZE_AFTER = 256
-"""Runs of one set of sizes after which they get a plan of their own, see specialization.py: compiling one takes as long as some hundred
-runs (on lavapipe; less on a GPU)."""
+"""Runs of one set of sizes after which they get a plan of their own (specialization.py), which takes some hundred runs on lavapipe."""
 
 _PARAMETERS = objects.UNIFORM | objects.COPY_DST
-
 
 _Run: TypeAlias = "tuple[tuple[Any, ...], list[Tensor], list[Tensor]]"
 """(key: serial and offset of each buffer, inputs, outputs)."""
@@ -74,7 +72,7 @@ class Owner(steady.Owner, Protocol):
 @dataclass(eq=False)
 class _Shape:
     """What a plan keeps of one set of sizes. runs: how many there were, since this is kept. key: of the last one. ahead: (timer,
-    key, command buffers) of its next one.
+    key, command buffers, word) of its next one.
 
     following: the run that came after one of each key: buffers that take turns come in the same order again.
     """
@@ -83,7 +81,7 @@ class _Shape:
     region: int
     runs: int = 0
     key: tuple[Any, ...] | None = None
-    ahead: tuple[Any, tuple[Any, ...], list[Any]] | None = None
+    ahead: tuple[Any, tuple[Any, ...], list[Any], Word | None] | None = None
     following: OrderedDict[tuple[Any, ...], _Run] = field(default_factory=OrderedDict)
 
     def next_after(self, run: _Run) -> _Run | None:
@@ -110,7 +108,7 @@ class Prepared:
 
     compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then.
     version: counts up when recordings made so far can't be submitted any more. closed: there will be no further run.
-    word: in which its kernels note an index out of range, None where none does.
+    words: in which its kernels note an index out of range, None where none does.
     """
 
     def __init__(self, template: Template, program: Owner, compiled: list[Any] | None = None) -> None:
@@ -130,7 +128,7 @@ class Prepared:
         self._groups: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()     # of steps that touch an input or output
         self._next: tuple[_Shape, _Run] | None = None
         self.version, self.closed = 0, False
-        self.word: Word | None = None
+        self.words: Words | None = None
         self._steady: OrderedDict[tuple[int, ...], steady.Steady] = OrderedDict()
         self._needed: list[int] = []                # of each slot, the most since its size was last looked at
         self._wanted: tuple[int, ...] = ()          # by the latest run
@@ -142,7 +140,7 @@ class Prepared:
             for name, nbytes in template.plan.kept:
                 self._constants[name] = self._filled_buffer(bytes(nbytes))
             if ERROR_WORD in self._constants:
-                self.word = Word(self._constants[ERROR_WORD], self.gpu.upload, program.graph.name, template.plan.reporting)
+                self.words = Words(self.gpu, self._constants[ERROR_WORD], program.graph.name, template.plan.reporting)
             if template.parameter_nbytes:
                 self._parameters = self.gpu.create(MAX_REGIONS * template.parameter_nbytes, _PARAMETERS)
         except Exception:
@@ -163,15 +161,13 @@ class Prepared:
         self._free_slots()
         while self._steady:
             self._steady.popitem()[1].close()
-        self._constants.pop(ERROR_WORD, None)       # results of runs may be read later, and the word with them
         for buffer in self._constants.values():
             self.gpu.free(buffer)
         if self._parameters is not None:
             self.gpu.flush()        # pending work may name it
             self.gpu.destroy(self._parameters)
-        self._constants, self._parameters = {}, None
         self._shapes.clear()
-        self._next = self._current = None
+        self._constants, self._parameters, self._next, self._current = {}, None, None, None
 
     def last_plan(self) -> Plan:
         """The plan with the numbers of the last run. Raises InternalError before the first."""
@@ -179,19 +175,20 @@ class Prepared:
             raise InternalError(f"program {self.program.graph.name}: no run of this plan is known")
         return self.template.at(self._current.filled)
 
-    def run(self, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Enqueues one run. Raises DeviceError."""
+    def run(self, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> Word | None:
+        """Enqueues one run. Returns the word to read with its results, if there is one. Raises DeviceError."""
         if not self.template.plan.steps:
-            return
+            return None
         shape = self.current(filled)
         key = tuple((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs))
         ahead, shape.ahead = shape.ahead, None
-        command_buffers = ahead[2] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(shape, key, inputs, outputs)
+        command_buffers, word = ahead[2:] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(shape, key, inputs, outputs)
         self.gpu.execute(command_buffers)
         following = shape.next_after((key, inputs, outputs))
         self._next = None if following is None else (shape, following)
         if following is not None:
             self.gpu.on_wait(self)
+        return word
 
     def steady(self, filled: Filled) -> steady.Steady:
         """Runs of these sizes, all that they need prepared."""
@@ -321,13 +318,18 @@ class Prepared:
             try:
                 if self._next and not self._next[0].ahead:
                     shape, run = self._next
-                    shape.ahead = (self.gpu.timer, run[0], self._record(shape, *run))
+                    shape.ahead = (self.gpu.timer, run[0], *self._record(shape, *run))
             finally:
                 self.program.lock.release()
 
-    def _record(self, shape: _Shape, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
-        """The command buffers of a run: one, or with `submit_each` one a step."""
-        return self.encode(self.parts(shape, self._bind_groups(key, inputs, outputs), inputs, outputs))
+    def _record(self, shape: _Shape, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> tuple[list[Any], Word | None]:
+        """The command buffers of a run: one, or with `submit_each` one a step. And its own word."""
+        parts = self.parts(shape, self._bind_groups(key, inputs, outputs), inputs, outputs)
+        if self.words is None:
+            return self.encode(parts), None
+        word, shared = self.words.own(), self.words.shared.buffer.native
+        own = word.buffer.native
+        return self.encode([BufferCopy(own, 0, shared, 0, NBYTES), *parts], [BufferCopy(shared, 0, own, word.offset_bytes, NBYTES)]), word
 
     def encode(self, parts: list[Part], copies: Sequence[Part] = ()) -> list[Any]:
         """The command buffers of a run, of what `parts` gave. copies: the last one makes these, too. Needs no lock. Raises DeviceError."""

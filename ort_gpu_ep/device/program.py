@@ -339,10 +339,10 @@ class Program:
         with self.lock:
             prepared, filled = self._prepared(tuple(t.type for t in inputs), read)
             outputs = [make_output(i, t.shape) for i, t in enumerate(filled.outputs)]
-            prepared.run(filled, [*inputs], outputs)
+            word = prepared.run(filled, [*inputs], outputs)
             if self._ran is not None:
                 self._ran(outputs)
-            return prepared.word
+            return word
 
     def close(self) -> None:
         """Frees the program's device memory."""

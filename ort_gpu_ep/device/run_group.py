@@ -15,7 +15,7 @@ from ort_gpu_ep.device import native
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.in_flight import InFlight
-from ort_gpu_ep.device.index_check import Word
+from ort_gpu_ep.device.index_check import Words
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.device.recording import Command, Part, encode, in_rows
@@ -31,7 +31,7 @@ class Apart(Protocol):
     """A plan on the device in which each value has a buffer of its own, see prepared.py."""
 
     gpu: Gpu
-    word: Word | None
+    words: Words | None
     template: Template
 
     def current(self, filled: Filled) -> Any:

@@ -58,7 +58,7 @@ class Plan(Protocol):
     template: Template
     version: int
     closed: bool
-    word: index_check.Word | None
+    words: index_check.Words | None
 
     @property
     def program(self) -> Owner: ...
@@ -81,7 +81,7 @@ class Steady:
 
     def __init__(self, prepared: Plan, filled: Filled) -> None:
         self.prepared, self.filled, self.program, self._gpu = prepared, filled, prepared.program, prepared.gpu
-        places, _ = places_of(filled.outputs, prepared.word)
+        places, _ = places_of(filled.outputs, prepared.words)
         self._sizes = [(t.nbytes & ~3, t.nbytes) for t in filled.inputs]        # what is written as it is, and all
         self._places = [(place, t.nbytes) for place, t in zip(places, filled.outputs, strict=False)]
         self._word_place = places[-1]
@@ -147,8 +147,10 @@ class Steady:
         handle = own.staging.native
         try:
             mapped = ffi.cast("char *", lib.wgpuBufferGetConstMappedRange(handle, 0, own.staging.nbytes))
-            if own.words:
-                index_check.check(own.words, ffi.cast("uint32_t *", mapped + self._word_place)[0:1])
+            noted = ffi.cast("uint32_t *", mapped + self._word_place)[0] if own.words is not None else 0
+            if own.words is not None and noted:
+                own.words.clear()
+                index_check.check((own.words.shared,), (noted,))
             for target, (place, nbytes) in zip(targets, self._places, strict=True):
                 if target is not None:
                     copy(target, mapped + place, nbytes)
@@ -186,8 +188,8 @@ class Steady:
                 return None
             self.program.used(prepared)
             commands = self._commands(own, prepared.current(self.filled))
-            for word in own.words if afresh else ():
-                word.clear()
+            if afresh and own.words is not None:
+                own.words.clear()
             if afresh and own.large is not None:
                 own.large.keep()
             return gpu.run(commands, own.mappings)

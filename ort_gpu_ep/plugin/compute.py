@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu
     from ort_gpu_ep.device.index_check import Word
 
+_MAX_WORDS = 64
+"""Runs whose words are carried along: values that stay on the device depend on all runs that they come from. Then they are read."""
+
 _MAX_COUNTED = 1024
 """Sets of input types whose runs a partition counts for `verify`."""
 
@@ -226,10 +229,11 @@ class Run:
 
     def deliver(self, word: Word | None) -> None:
         assert self._gpu is not None
-        words = tuple({*(word for storage, _ in self._inputs for word in storage.words), *((word,) if word is not None else ())})
+        before = {word for storage, _ in self._inputs for word in storage.words if not word.clean}
+        words = (*before, *((word,) if word is not None else ()))
         for storage in self._outputs:
             storage.words = words
-        if self._late:
+        if self._late or len(words) > _MAX_WORDS:
             self._gpu.download_all([((s.buffer, 0, nbytes), address) for s, address, nbytes in self._late], words)   # type: ignore[misc]
         for _, _, nbytes in self._late:
             self.count("device_to_host", nbytes)

@@ -12,8 +12,9 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 import ort_gpu_ep
-from ort_gpu_ep.device import native
+from ort_gpu_ep.device import index_check, native
 from ort_gpu_ep.errors import IndexOutOfRangeError
+from ort_gpu_ep.plugin import compute
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
 from tests.patience import PATIENCE_S
 from tests.plugin.cases import info, make_model, node
@@ -91,10 +92,11 @@ def test_with_strict_it_is_an_exception_that_names_the_node() -> None:
     assert session._state.gpu.circuit.is_closed
 
 
-def test_a_bad_run_beside_it_is_not_a_good_runs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("runs_before", [RUNS_BEFORE + 2, 1], ids=["past onnxruntime", "through onnxruntime"])
+def test_a_bad_run_beside_it_is_not_a_good_runs_fault(runs_before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The good one is submitted behind the bad one, before that has read what it noted: in the same word."""
     session, wait, submitted, both = opened(model("Gather"), strict="1"), native.wait, list[threading.Event](), threading.Barrier(2)
-    for _ in range(RUNS_BEFORE + 2):
+    for _ in range(runs_before):
         session.run(None, feeds("Gather", [4]))
 
     def meet(*arguments: Any) -> None:
@@ -115,6 +117,64 @@ def test_a_bad_run_beside_it_is_not_a_good_runs_fault(monkeypatch: pytest.Monkey
     assert behind.is_set()
 
 
+def bound(session: Any, given: Feeds) -> Any:
+    """A run whose output stays on the device."""
+    binding = session.io_binding()
+    for name, array in given.items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("y", "gpu", 0)
+    session.run_with_iobinding(binding)
+    return binding
+
+
+@pytest.mark.parametrize("runs_before", [RUNS_BEFORE + 2, 0], ids=["past onnxruntime", "through onnxruntime"])
+def test_what_stays_on_the_device_is_judged_by_its_own_run(runs_before: int) -> None:
+    """However late it is read, however often, and whatever runs noted and read before."""
+    session = opened(model("Gather"), strict="1")
+    for _ in range(runs_before):
+        session.run(None, feeds("Gather", [4]))
+    good, bad = bound(session, feeds("Gather", [4])), bound(session, feeds("Gather", [5]))
+    with pytest.raises(IndexOutOfRangeError):
+        session.run(None, feeds("Gather", [5]))
+    after = bound(session, feeds("Gather", [3]))
+    for _ in range(2):
+        with pytest.raises(Exception, match="out of range in Gather->g"):
+            bad.copy_outputs_to_cpu()
+        np.testing.assert_array_equal(good.copy_outputs_to_cpu()[0], -X[4:])
+        np.testing.assert_array_equal(after.copy_outputs_to_cpu()[0], -X[3:4])
+    np.testing.assert_array_equal(session.run(None, feeds("Gather", [4]))[0], -X[4:])
+
+
+@pytest.mark.parametrize("bad_at", [0, 3, None])
+def test_a_state_on_the_device_remembers_a_bad_run(bad_at: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through any number of runs; the words of those known to be good are not carried along."""
+    monkeypatch.setattr(compute, "_MAX_WORDS", 4)
+    made = make_model([node("Gather", "x i", "g", axis=0), node("Add", "g s", "y")], [info("x", [5, 3]), info("i", [1], INT64), info("s", [1, 3])], ["y"])
+    session, words = opened(made, strict="1"), list[int]()
+    check = index_check.check
+    monkeypatch.setattr(index_check, "check", lambda some, values: (words.append(len(some)), check(some, values))[1])
+    state = ort_gpu_ep.OrtValue.ortvalue_from_numpy(np.zeros((1, 3), "f"))
+
+    def step(at: int) -> Any:
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", X)
+        binding.bind_cpu_input("i", np.array([5 if at == bad_at else 1]))
+        binding.bind_ortvalue_input("s", state)
+        binding.bind_output("y", "gpu", 0)
+        session.run_with_iobinding(binding)
+        return binding.get_outputs()[0]
+
+    if bad_at is None:
+        for at in range(20):
+            state = step(at)
+        np.testing.assert_array_equal(state.numpy(), 20 * X[1:2])
+        assert words == [5, 5, 5, 5, 0]
+    else:
+        with pytest.raises(Exception, match="out of range in Gather->g"):       # noqa: PT012  whichever step reads it
+            for at in range(20):
+                state = step(at)
+
+
 def test_what_stays_on_the_device_says_so_when_it_is_read() -> None:
     """By a copy to the host behind a node of the CPU's, and of a value that is bound on the device."""
     made = model("Gather", node("Neg", "g", "n"), node("QuickGelu", "n", "q", domain="com.microsoft"), node("Neg", "q", "y"))
@@ -124,11 +184,7 @@ def test_what_stays_on_the_device_says_so_when_it_is_read() -> None:
     np.testing.assert_allclose(session.run(None, feeds("Gather", [1]))[0], on_the_cpu(made).run(None, feeds("Gather", [1]))[0], rtol=1e-5)
 
     session = opened(model("Gather"))
-    binding = session.io_binding()
-    for name, array in feeds("Gather", [5]).items():
-        binding.bind_cpu_input(name, array)
-    binding.bind_output("y", "gpu", 0)
-    session.run_with_iobinding(binding)
+    binding = bound(session, feeds("Gather", [5]))
     with pytest.raises(Exception, match="out of range in Gather->g"):
         binding.copy_outputs_to_cpu()
 
