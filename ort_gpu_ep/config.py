@@ -56,6 +56,8 @@ OPTIONS = (
            "which they are constants, compiled beside the runs (its sums may round otherwise); `off`: they don't.", ("auto", "off")),
     Option("join_runs", "auto", "`auto`: runs of a session that three or more threads have under way are submitted together, several at a "
            "time, where that was measured to be faster (not on software adapters); `1`: unmeasured; `0`: never.", ("auto", "0", "1")),
+    Option("winograd", "1", "`0`: convolutions are summed tap by tap also where Winograd's algorithm is estimated to be faster (3 x 3, in "
+           "large batches on a GPU): an infinity or NaN then reaches those outputs only whose window has it.", ("0", "1")),
     Option("fusion", "1", "`0`: no node is fused with another (to find out whether fusion causes a difference).", ("0", "1")),
     Option("memory_limit_mb", "0", "Device memory that this process may hold, in MiB; `0`: the adapter's limit."),
     Option("health", "auto", "`auto`: drivers are first loaded, and an adapter is probed (2 s) before its first use and after an unclean "
@@ -86,6 +88,7 @@ class Config:
     tune: bool = False
     specialize: str = "auto"
     join_runs: str = "auto"
+    winograd: bool = True
     fusion: bool = True
     memory_limit_mb: int = 0
     health: str = "auto"
@@ -97,6 +100,11 @@ class Config:
     deadline_ms: int = 0
     isolation: str = "none"
     cache_dir: str = ""
+
+    @property
+    def disabled(self) -> tuple[tuple[str, str], ...]:
+        """(shader file, why) of the kernels that these options put out of use, as Limits.disabled has them."""
+        return () if self.winograd else (("winograd_input.wgsl", "option winograd=0"),)
 
     @property
     def cache_path(self) -> str:

@@ -284,7 +284,7 @@ def _expected_plan(program: Executable) -> Plan | None:
         if len(inputs) < len(graph.inputs):
             return None
         try:
-            return make_plan(graph, inputs, program.gpu.limits, program.rewrite)
+            return make_plan(graph, inputs, program.gpu.limits.without(program.config.disabled), program.rewrite)
         except UnsupportedNodeError:    # another size may fit
             continue
     return None

@@ -29,7 +29,8 @@ class Figures:
     workgroup of several adds up their sums, and each of these. tile_step_ns, window_step_ns: the least that a step takes, and one with a
     window. enough_lanes, idle_power: how many lanes of a unit hide what its steps wait for, and how a step takes longer with fewer.
     few_groups, many_groups: workgroups that a cut of K aims at. depthwise_gain_ns: of a depthwise convolution whose channels lie together
-    (3.2 to 4.3 us instead of 3.0 to 4.9).
+    (3.2 to 4.3 us instead of 3.0 to 4.9). winograd_factor: what a convolution by winograd*.wgsl counts for, over its estimate: it is taken
+    where it wins clearly.
 
     matvec*.wgsl: launch_ns: of each form, without its reads. bytes_per_ns: what it reads. rows_wait_ns: of a subgroup for 128 vectors.
     rows_uneven_ns: for each row of a workgroup where few workgroups run, rows_even_ns: at all where many do.
@@ -76,6 +77,7 @@ class Figures:
     few_groups: int = 140
     many_groups: int = 280
     depthwise_gain_ns: float = 300.0
+    winograd_factor: float = 1.3
 
     matvec_launch_ns: float = 3000.0
     matvec_bytes_per_ns: float = 1300.0
@@ -139,8 +141,9 @@ class Figures:
 DEFAULT_FIGURES = Figures()
 """Of an adapter that was not measured."""
 
-SOFTWARE_FIGURES = replace(DEFAULT_FIGURES, sparse_halving_clocks=20000.0)
-"""Of one that computes on the CPU: a barrier makes it change from coroutine to coroutine, through the whole workgroup."""
+SOFTWARE_FIGURES = replace(DEFAULT_FIGURES, sparse_halving_clocks=20000.0, winograd_factor=1e9)
+"""Of one that computes on the CPU: a barrier makes it change from coroutine to coroutine, through the whole workgroup. What Winograd's
+transforms move there costs more than the products that they save."""
 
 _COUNTS = ("units", "few_groups", "many_groups")
 _BANDWIDTHS = tuple(f.name for f in fields(Figures) if f.name.endswith("bytes_per_ns"))

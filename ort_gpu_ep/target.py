@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ort_gpu_ep.figures import DEFAULT_FIGURES, Figures
 
@@ -77,6 +77,10 @@ class Limits:
     disabled: tuple[tuple[str, str], ...] = ()
     tuned: Tuned = UNTUNED
     figures: Figures = DEFAULT_FIGURES
+
+    def without(self, disabled: tuple[tuple[str, str], ...]) -> Limits:
+        """With this out of use, too: (what, why) as in `disabled`."""
+        return replace(self, disabled=(*self.disabled, *disabled)) if disabled else self
 
     def allow(self, shader: str, *features: str) -> bool:
         """Whether a form of a kernel may be weighed: the adapter has these features, and nothing has put them or its shader out of use."""

@@ -22,7 +22,7 @@ from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph, Value, nonzeros_of
-from ort_gpu_ep.registry import UnknownValueError
+from ort_gpu_ep.registry import Limits, UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
@@ -85,6 +85,11 @@ class Program:
             except Exception:
                 self.close()
                 raise
+
+    @property
+    def limits(self) -> Limits:
+        """What its plans are made for: the adapter, without what an option puts out of use."""
+        return self.gpu.limits.without(self.config.disabled)
 
     def _take_constants(self, graph: Graph) -> Graph:
         """Large constants go to the device, small ones are copied; the graph that remains refers to neither ONNX Runtime nor a file."""
@@ -264,7 +269,7 @@ class Program:
 
         It reads what `base` reads, which keeps that on the device. Raises UnsupportedNodeError, ShaderError, InternalError.
         """
-        template = make_template(self.graph, filled.inputs, self.gpu.limits, self.rewrite, constant=True, apart=True)
+        template = make_template(self.graph, filled.inputs, self.limits, self.rewrite, constant=True, apart=True)
         if not (set(template.plan.prologue) <= set(base.plan.prologue) and set(template.plan.weights) <= set(base.plan.weights)):
             raise InternalError(f"program {self.graph.name}: another plan of the same sizes reads other weights")
         return template, [pipeline(self.gpu, step, self.config.checked_shaders, self.composer) if isinstance(step, Dispatch) else None
@@ -288,7 +293,7 @@ class Program:
         """Finds out on the way which inputs' content it takes: those that a value comes from which a builder asks for."""
         while True:
             try:
-                return make_template(self.graph, types, self.gpu.limits, self.rewrite, values), values
+                return make_template(self.graph, types, self.limits, self.rewrite, values), values
             except UnknownValueError as error:
                 wanted = sorted({*self.steering, *sources(self.graph, error.operand, types)})
                 if wanted == list(self.steering) or read is None:

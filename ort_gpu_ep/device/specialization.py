@@ -18,6 +18,7 @@ from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, forget_frames
 from ort_gpu_ep.graph import Array
+from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Filled, Specialization, Template, make_template
@@ -44,6 +45,10 @@ class Owner(PlanOwner, Protocol):
     closed: bool
     rewrite: Rewrite | None
     replaced: dict[str, Dispatch]
+
+    @property
+    def limits(self) -> Limits:
+        """What its plans are made for."""
 
     def missing_nbytes(self, plan: Plan) -> int:
         """Device memory of weights that a plan wants in an order in which they are not there."""
@@ -105,7 +110,7 @@ class Specializer:
         with program.lock:
             self._go_on()
             replaced = dict(program.replaced)
-        template = make_template(program.graph, types, self._gpu.limits, program.rewrite, values, constant=True)
+        template = make_template(program.graph, types, program.limits, program.rewrite, values, constant=True)
         filled = template.fill(types, values)
         assert filled is not None, "a template holds for the sizes that it was made for"
         more = [*template.plan.prologue, *(replaced[name] for name in template.plan.weights if name in replaced)]

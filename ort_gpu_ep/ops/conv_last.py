@@ -7,7 +7,7 @@ from typing import Any
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div, record
-from ort_gpu_ep.ops import tiles
+from ort_gpu_ep.ops import tiles, winograd
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, kernel
 from ort_gpu_ep.types import FLOAT32, TensorType
@@ -53,12 +53,25 @@ def build(node: BoundNode) -> Lowering:
     out = TensorType(FLOAT32, (x.shape[0], *window.small, w.shape[0]))
     if node.attr("group") > 1:
         return _depthwise(node, window, out)
-    return tiles.lower_tiled(_product(node, window), out)
+    product = _product(node, window)
+    tiled = winograd.of(node, window, product)
+    if tiled is None:
+        return tiles.lower_tiled(product, out)
+    choice = node.target.choose(product.key + tiled.key, {**_direct_ns(product), **winograd.estimates_ns(tiled)})
+    if choice.form in winograd.forms(tiled.product):
+        return winograd.lower(tiled, product.bias, out, choice)
+    return tiles.lower_tiled(product, out, choice)
 
 
 def estimate_ns(node: BoundNode, window: Window) -> float:
     """Of a Conv that is no depthwise one; whatever its x is stored like."""
-    return tiles.best_ns(_product(node, window))
+    product = _product(node, window)
+    tiled = winograd.of(node, window, product)
+    return min({**_direct_ns(product), **(winograd.estimates_ns(tiled) if tiled else {})}.values())
+
+
+def _direct_ns(product: tiles.TiledProduct) -> dict[str, float]:
+    return tiles.estimates_ns(product, tiles.forms(product))
 
 
 def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:

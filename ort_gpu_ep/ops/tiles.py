@@ -89,7 +89,8 @@ LOADED = 8
 """Vectors that a lane loads for the steps fused behind a product before it stores the first: half of what its largest tile makes."""
 
 record(
-    "product.wgsl", "product", loop_bound=lambda k: k["PER"] + k["SPLIT"], flops=lambda k: 8 * k["ROWS"] * k["M"] * k["KQ"])
+    "product.wgsl", "product", loop_bound=lambda k: k["PER"] + k["SPLIT"],
+    flops=lambda k: 8 * k["ROWS"] * k["M"] * k["KQ"] * k["BATCH"])
 record("pack_rows.wgsl", "movement")
 record("unpack_rows.wgsl", "movement")
 
@@ -129,7 +130,8 @@ class TiledProduct:
     """y[row, m] = alpha * sum_k x[row, k] w[k, m] + bias[m]. x: input 0.
 
     window: what Window.consts writes, of a convolution; empty for a matrix. pointwise: one tap without padding. strided: with steps.
-    planes: channels of an x that is stored in planes, else 0. bias: the input that has it.
+    planes: channels of an x that is stored in planes, else 0. bias: the input that has it. batch: of so many matrices, one after another
+    in x, in y, and in packed weights.
     """
 
     rows: int
@@ -142,11 +144,17 @@ class TiledProduct:
     strided: bool = False
     planes: int = 0
     target: Target = DEFAULT_TARGET
+    batch: int = 1
 
     @property
     def fours(self) -> int:
         """Of K."""
         return self.weights.taps * self.weights.padded // 4
+
+    @property
+    def packed_rows(self) -> int:
+        """Of packed weights: the same for every tile, so that forms share what was packed."""
+        return ceil_div(self.fours * 4, PACKED_ROWS) * PACKED_ROWS
 
     @property
     def key(self) -> str:
@@ -181,7 +189,7 @@ def _splits(product: TiledProduct, tile: Tile) -> Iterator[int]:
 
 
 def _tiles(product: TiledProduct, tile: Tile) -> int:
-    return max(1, int(hint(_tiles_of(product, tile))))
+    return max(1, int(hint(_tiles_of(product, tile)))) * product.batch
 
 
 def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
@@ -229,15 +237,17 @@ def of_matrices(
     return product if weights.constant or lies_right else None
 
 
-def lower_tiled(product: TiledProduct, out: TensorType) -> Lowering:
+def lower_tiled(product: TiledProduct, out: TensorType, choice: Choice | None = None) -> Lowering:
     """The kernels of a product: its weights packed, once where they are constant, and if they don't lie right already; the product; where
     K is cut and the parts are not added up by the product itself, their sum.
+
+    choice: one of its forms, where others than these were weighed, too.
     """
     known = forms(product)
-    choice = product.target.choose(product.key, estimates_ns(product, known))
+    choice = choice or product.target.choose(product.key, estimates_ns(product, known))
     tile, split = known[choice.form]
     per = ceil_div(ceil_div(product.fours, tile.fours), split)
-    rows = ceil_div(product.fours * 4, PACKED_ROWS) * PACKED_ROWS      # the same for every tile: forms share what was packed
+    rows = product.packed_rows
     kernels, temps, once = list[Kernel](), list[tuple[str, TensorType]](), list[str]()
     weights: int | str = product.weights.source
     inverses: tuple[tuple[int, Kernel], ...] = ()
@@ -247,7 +257,7 @@ def lower_tiled(product: TiledProduct, out: TensorType) -> Lowering:
         if product.weights.constant and isinstance(product.weights.source, int):
             once, inverses = ["packed"], ((product.weights.source, unpacking(product.weights, product.m)),)
         weights = "packed"
-    built = _kernel(product, tile, split, per, weights, choice)
+    built = tiled_kernel(product, tile, split, per, weights, choice)
     bias = {} if product.bias is None else {"c": product.bias}
     if split == 1:
         kernels.append(replace(built, outputs=(out,), reads=(*(built.reads or ()), *bias.items()), writes=(("y", 0),)))
@@ -296,7 +306,7 @@ def unpacking(weights: Weights, m: int) -> Kernel:
         reads={"packed": "packed"}, writes={"y": "restored"})
 
 
-def _kernel(product: TiledProduct, tile: Tile, split: int, per: int, weights: int | str, choice: Choice) -> Kernel:
+def tiled_kernel(product: TiledProduct, tile: Tile, split: int, per: int, weights: int | str, choice: Choice) -> Kernel:
     """product.wgsl without its bias and output."""
     fours, outputs = product.weights.padded // 4, tile.own_m // 4 * tile.own_n
     pack = tile.fours * (tile.m + tile.row)
@@ -309,10 +319,11 @@ def _kernel(product: TiledProduct, tile: Tile, split: int, per: int, weights: in
         "B_LOADS": tile.fours * tile.n // tile.workgroup_size, "A_SIZE": tile.fours * tile.m, "B_ROW": tile.row, "BUFFER": pack,
         "SHARED": tile.shared, "ROUNDS": tile.rounds, "EACH": outputs // tile.rounds,
         "OUTPUTS": outputs // tile.slices if tile.slices > 1 else outputs, "AT_ONCE": max(1, 24 // outputs * tile.slices),
+        "BATCH": product.batch, "W_ROWS": product.packed_rows,
         "POINTWISE": product.pointwise, "STRIDED": product.strided, "PLANES": product.planes > 0, "CHANNELS": product.planes,
         "TAPS": not product.pointwise and not product.planes and fours % tile.fours == 0, **product.window}
     vectors = ("w", "y", *(() if product.planes else ("x",)), *(() if product.bias is None or split > 1 else ("c",)))
     return kernel(
         "product.wgsl", [], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=16 * tile.shared,
-        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split), reads={"x": 0, "w": weights}, vectors=vectors,
-        choice=choice)
+        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split * product.batch), reads={"x": 0, "w": weights},
+        vectors=vectors, choice=choice)

@@ -3,13 +3,14 @@
 // of every step's k. A step brings TQ fours of k into workgroup memory (two buffers in turn, one barrier a step), while the loads of the
 // two steps after it are under way in registers. A lane owns MM x NN sums. Lanes are laid out so that those which differ in their lowest
 // two bits read the same address of one operand: that halves what reading workgroup memory takes on NVIDIA.
+// BATCH > 1: of so many matrices, one after another in x, w (W_ROWS each) and y; with POINTWISE only, not STRIDED, and SPLIT 1.
 // SPLIT > 1: k is cut into parts of PER steps, too, each of another workgroup. LAST: the workgroup of a tile that arrives last adds the
 // parts up, in their order; else y is parts[s, n, m], and sum_parts.wgsl adds.
 // Of a convolution k is (tap, channel), and what is not POINTWISE has a window. TAPS: a step lies within one tap. STRIDED: one tap, steps
 // over pixels. PLANES: x is stored [image, channel, y, x] with CHANNELS <= 4 of them, which count as four.
 // Expects: x, w [K or more rows, M], c? [M], y as vectors; with LAST parts (vectors) and arrived (atomics, zero); ROWS M M4 C4 KQ (k in
-// fours) STEPS PER SPLIT ALPHA LOADED (outputs at a time); TM TN TQ MM NN SLICES and what follows from them: TEAM TX TY A_LOADS B_LOADS
-// A_SIZE B_ROW SHARED ROUNDS; HEIGHT.. as Window.consts writes them.
+// fours) STEPS PER SPLIT BATCH W_ROWS ALPHA LOADED (outputs at a time); TM TN TQ MM NN SLICES and what follows from them: TEAM TX TY
+// A_LOADS B_LOADS A_SIZE B_ROW SHARED ROUNDS; HEIGHT.. as Window.consts writes them.
 var<workgroup> tile: array<vec4<f32>, SHARED>;
 #if LAST
 var<workgroup> place: u32;
@@ -46,7 +47,13 @@ fn pixel_or_zero(step: u32, kq: u32, top: i32, left: i32, base: i32) -> vec4<f32
 fn grid_main(group: vec3<u32>, lane: u32) {
     let m_first = group.x * $(TM // 4)u;
     let n_first = group.y * TN;
+#if BATCH > 1
+    let part = 0u;
+    let batch = group.z;
+#else
     let part = group.z;
+    let batch = 0u;
+#end
     let first = part * PER;
     let end = min(first + PER, STEPS);
     let team = lane / TEAM;
@@ -60,7 +67,8 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #for i in A_LOADS
     let a_to$i = lane + $(i * WORKGROUP_SIZE)u;
-    var a_from$i = (first * $(TQ * 4)u + a_to$i / $(TM // 4)u) * M4 + min(m_first + a_to$i % $(TM // 4)u, M4 - 1u);
+    let k$i = batch * W_ROWS + first * $(TQ * 4)u + a_to$i / $(TM // 4)u;
+    var a_from$i = k$i * M4 + min(m_first + a_to$i % $(TM // 4)u, M4 - 1u);
 #end
     let kq = lane % TQ;
 #for i in B_LOADS
@@ -68,7 +76,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let b_to$i = A_SIZE + kq * B_ROW + row$i;
     let n$i = min(n_first + row$i, ROWS - 1u);
 #if POINTWISE and not STRIDED
-    var b_from$i = n$i * C4 + first * TQ + kq;
+    var b_from$i = (batch * ROWS + n$i) * C4 + first * TQ + kq;
 #else
     let image$i = n$i / (OUT_HEIGHT * OUT_WIDTH);
     let pixel$i = n$i - image$i * (OUT_HEIGHT * OUT_WIDTH);
@@ -245,7 +253,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for round in OUTPUTS // together
 #for f in together
 #let e = round * together + f
-    let i$e = min(o$e, ROWS - 1u) * M4 + min(m$e, M4 - 1u);
+    let i$e = (batch * ROWS + min(o$e, ROWS - 1u)) * M4 + min(m$e, M4 - 1u);
     var v$e = ALPHA * r$e;
 #if HAS_C
     v$e += c_at4(min(m$e, M4 - 1u));

@@ -1,4 +1,4 @@
-"""product.wgsl with each of its tiles, and depthwise_last.wgsl: convolutions whose channels lie together."""
+"""product.wgsl with each of its tiles, depthwise_last.wgsl and winograd*.wgsl: convolutions whose channels lie together."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.graph import Graph, Node, Value
+from ort_gpu_ep.graph import Array, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, Unsupported, agree, probe, reference
-from ort_gpu_ep.ops import tiles
+from ort_gpu_ep.ops import tiles, winograd
 from ort_gpu_ep.ops.tiles import SPLIT_TILES, TILES, Tile, TiledProduct
 from ort_gpu_ep.questions import apart
 from ort_gpu_ep.target import LAST_ARRIVING
@@ -44,7 +44,7 @@ def _convolution(trial: Trial, x: Shape, w: Shape, **attributes: Any) -> None:
     """With bias; against the reference over planes."""
     image, weights, bias = trial.normal(*x), trial.normal(*w), trial.normal(w[0])
     reads_planes = w[1] <= 4 and attributes.get("group", 1) == 1
-    stored = image if reads_planes else np.ascontiguousarray(image.transpose(0, 2, 3, 1))
+    stored = image if reads_planes else _stored(image)
     values = {"x": Value("x", FLOAT32, stored.shape), "w": Value("w", FLOAT32, w), "c": Value("c", FLOAT32, bias.shape)}
     node = Node("Conv", ("x", "w", "c"), ("y",), "", "", 11, attributes, channels_last=True)
     got, = trial.graph(Graph("probe", ("x", "w", "c"), ("y",), (node,), values), [stored, weights, bias])
@@ -100,19 +100,44 @@ def depthwise(trial: Trial) -> str:
     return "3 windows"
 
 
+def _stored(image: Array) -> Array:
+    return np.ascontiguousarray(image.transpose(0, 2, 3, 1))
+
+
+def _packed_convolution(trial: Trial, image: Array, weights: Array, bias: Array, **attributes: Any) -> Graph:
+    """Of an image [N, C, H, W], with weights that are constants; against the reference over planes."""
+    values = {"x": Value("x", FLOAT32, _stored(image).shape), "w": Value("w", FLOAT32, weights.shape, lambda: weights),
+              "c": Value("c", FLOAT32, bias.shape)}
+    node = Node("Conv", ("x", "w", "c"), ("y",), "", "", 11, attributes, channels_last=True)
+    graph = Graph("probe", ("x", "c"), ("y",), (node,), values)
+    got, = trial.graph(graph, [_stored(image), bias])
+    want, = reference("Conv", 11, [image, weights, bias], **attributes)
+    agree(f"Conv {list(image.shape)} with packed weights {list(weights.shape)}", got, want.transpose(0, 2, 3, 1))
+    return graph
+
+
 @probe("rows of weights", "kernels", disables=("pack_rows.wgsl", "unpack_rows.wgsl"), trusts=True)
 def packed(trial: Trial) -> str:
     """Weights of windows, of planes and of a transposed matrix: packed once, used, and given back bit for bit."""
     for _ in range(trial.rounds):
-        image, bias = trial.normal(1, 9, 7, 32), trial.normal(16)
+        image, bias = trial.normal(1, 32, 9, 7), trial.normal(16)
         for shape in ((16, 32, 3, 3), (16, 32, 1, 1)):
             weights = trial.normal(*shape)
-            values = {"x": Value("x", FLOAT32, image.shape), "w": Value("w", FLOAT32, shape, lambda w=weights: w),  # type: ignore[misc]
-                      "c": Value("c", FLOAT32, bias.shape)}
-            node = Node("Conv", ("x", "w", "c"), ("y",), "", "", 11, {}, channels_last=True)
-            graph = Graph("probe", ("x", "c"), ("y",), (node,), values)
-            got, = trial.graph(graph, [image, bias])
-            want, = reference("Conv", 11, [image.transpose(0, 3, 1, 2), weights, bias])
-            agree(f"Conv with packed weights {list(shape)}", got, want.transpose(0, 2, 3, 1))
-            agree(f"weights {list(shape)} given back", trial.weight(graph, [image, bias], "w"), weights, 0.0)
+            graph = _packed_convolution(trial, image, weights, bias)
+            agree(f"weights {list(shape)} given back", trial.weight(graph, [_stored(image), bias], "w"), weights, 0.0)
+    return "2 shapes"
+
+
+@probe("Winograd's convolution", "kernels", disables=winograd.SHADERS, trusts=True)
+def winograd_convolution(trial: Trial) -> str:
+    """Tiles that reach over the edges of images, channels that fill no step, a bias; against the reference."""
+    usual = trial.gpu.limits
+    trial.gpu.limits = replace(usual, figures=replace(usual.figures, winograd_factor=1e-9))
+    try:
+        for _ in range(trial.rounds):
+            for shape, filters, pads in (((2, 12, 9, 6), 20, (1, 1, 1, 1)), ((1, 64, 8, 11), 32, (0, 1, 2, 0))):
+                image, weights, bias = trial.normal(*shape), trial.normal(filters, shape[1], 3, 3), trial.normal(filters)
+                _packed_convolution(trial, image, weights, bias, pads=pads)
+    finally:
+        trial.gpu.limits = usual
     return "2 shapes"
