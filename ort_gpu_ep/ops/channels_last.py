@@ -35,6 +35,11 @@ def elementwise(node: BoundNode) -> ChannelsLast | None:
     return None if node.wants(1) else ChannelsLast(seen(node))
 
 
+def one_scale(node: BoundNode) -> ChannelsLast | None:
+    """Of rows whose inputs are x, a scale and a zero point: elementwise where one scale is that of all elements."""
+    return ChannelsLast((0,)) if node.input(1).size == 1 and not node.attr("block_size") else None
+
+
 def own(*inputs: int) -> LayoutRule:
     """The builder itself looks at `node.channels_last`; inputs: the positions that it reads channel-last then."""
     return lambda node: None if node.wants(1) else ChannelsLast(inputs)

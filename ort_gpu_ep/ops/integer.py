@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import Case, Known, case, ceil_div, integers, record
+from ort_gpu_ep.kernels import case, ceil_div, integers, record
+from ort_gpu_ep.ops import byte_tiles, requantized
 from ort_gpu_ep.ops.packed import NO_WINDOW
+from ort_gpu_ep.ops.requantized import shift, zero_counts
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, conv_window
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, broadcast, broadcast_strides, kernel, op
+from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, at_hand, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.symbolic import hint, same
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, Shape, TensorType
 
 BYTES = (UINT8, INT8)
 TILES = ((64, 64), (16, 64), (4, 128))
@@ -20,16 +22,7 @@ TILES = ((64, 64), (16, 64), (4, 128))
 STEPS = (64, 16)
 """Elements of a row in a step, where there are many and few."""
 
-
-def _requantized_case(columns: int) -> Case:
-    return case(
-        "QLinearMatMul", 21, integers(0, 255, 17, 33, dtype="uint8"), Known(0.02, "float32"), Known(113, "uint8"),
-        integers(0, 255, 33, columns, dtype="uint8"), Known(0.03, "float32"), Known(120, "uint8"), Known(0.5, "float32"),
-        Known(118, "uint8"), tolerance=0.005)
-
-
-record("requantize.wgsl", "elementwise", cases=[_requantized_case(19)])
-record("quantized_outputs.wgsl", "elementwise", cases=[_requantized_case(20)])
+record("requantize.wgsl", "elementwise", cases=[requantized.probe_case(19)])
 record(
     "integer_product.wgsl", "product", flops=lambda k: 2 * k.size("y") * k["K"],
     loop_bound=lambda k: 16 + ceil_div(k["K"], k["STEP"]) * (
@@ -82,7 +75,8 @@ def integer_product(node: BoundNode, product: IntegerProduct, out: TensorType) -
         "A_ROW": a.outer, "A_K": a.k, "B_K": b.k, "B_COL": b.outer, "A_WORDS": _in_words(a, along_k=True),
         "B_WORDS": not product.window and _in_words(b, along_k=False), "A_ZP_ROW": a.zp_stride, "B_ZP_COL": b.zp_stride,
         "ZP_ROWS": product.groups > 1 and a.zp_stride > 0, "GROUP_COUNT": product.groups,
-        "A_SHIFT": _shift(node, a), "B_SHIFT": _shift(node, b), "USE_A_ZP": _zero_counts(node, a), "USE_B_ZP": _zero_counts(node, b),
+        "A_SHIFT": shift(node.input(a.source).dtype), "B_SHIFT": shift(node.input(b.source).dtype),
+        "USE_A_ZP": zero_counts(node, a.source, a.zp), "USE_B_ZP": zero_counts(node, b.source, b.zp),
         "C_ROW": 1, "REQUANTIZED": False, "IM2COL": bool(product.window), **(product.window or NO_WINDOW)}
     reads: dict[str, int | str] = {"a": a.source, "b": b.source}
     reads |= {name: i for name, i in (("a_zp", a.zp), ("b_zp", b.zp), ("c", product.bias)) if i is not None and node.has(i)}
@@ -90,19 +84,6 @@ def integer_product(node: BoundNode, product: IntegerProduct, out: TensorType) -
         "integer_product.wgsl", [out], consts=consts, indices={"a_base": a.base, "b_base": b.base},
         groups=tiles_m * tiles_n * product.batch, workgroup_size=tile_m * tile_n // 16, workgroup_nbytes=step * (tile_m + tile_n),
         reads=reads)
-
-
-def _shift(node: BoundNode, side: Side) -> int:
-    return 128 if node.input(side.source).dtype is UINT8 else 0
-
-
-def _zero_counts(node: BoundNode, side: Side) -> bool:
-    """Whether a zero point of the shifted elements may differ from 0."""
-    zp = node.optional(side.zp) if side.zp is not None else None
-    shift = _shift(node, side)
-    if zp is None:
-        return shift != 0
-    return zp.value is None or any(int(v) != shift for v in zp.value.reshape(-1))
 
 
 def _in_words(side: Side, along_k: bool) -> bool:
@@ -127,6 +108,8 @@ def qlinear_matmul(node: BoundNode) -> Lowering:
 
     Scales and zero points as MatMulInteger's, of y scalars.
     """
+    if byte_tiles.takes_matrices(node):
+        return byte_tiles.matrices(node)
     product = _matrices(node, 0, 3, 2, 5)
     sums = product.outputs[0]
     return _requantized(node, product, (_along(node, 1, sums.shape, -2), _along(node, 4, sums.shape, -1)), sums.shape[-1], by_column=True)
@@ -138,13 +121,28 @@ def conv_integer(node: BoundNode) -> Kernel:
     return _convolution(node, 0, 1, 2, 3, None)
 
 
+def _layout(node: BoundNode) -> ChannelsLast | None:
+    if not byte_tiles.takes_image(node):
+        return None
+    node = at_hand(node)
+    w, group = node.input(3), node.attr("group")
+    window = conv_window(node, node.input(0).shape[2:], w.shape[2:])
+    if group > 1:
+        return ChannelsLast((0,), gain_ns=node.target.figures.depthwise_gain_ns)
+    pixels = node.input(0).shape[0] * math.prod(window.small)
+    gain_ns = byte_tiles.plain_ns(node, w.shape[0], pixels, w.shape[1] * window.taps) - byte_tiles.image_ns(node, window)
+    return ChannelsLast(() if byte_tiles.reads_planes(node) else (0,), gain_ns=gain_ns)
+
+
 @op("QLinearConv", since=10, dtypes={"T1": BYTES, "T2": BYTES, "T3": BYTES},
-    bindings="x a_scale b_zp? w b_scale a_zp? y_scale y_zp c? -> y")
+    bindings="x a_scale b_zp? w b_scale a_zp? y_scale y_zp c? -> y", channels_last=_layout)
 def qlinear_conv(node: BoundNode) -> Lowering:
     """y = saturate(round((ConvInteger + bias) x_scale w_scale / y_scale) + y's zero point), halves to even.
 
     x, y: one scale each; w: one, or one a filter. bias: int32.
     """
+    if node.node.channels_last:
+        return byte_tiles.image(node)
     product = _convolution(node, 0, 3, 2, 5, 8)
     sums = product.outputs[0]
     if node.input(1).size != 1:
@@ -165,33 +163,20 @@ def _requantized(node: BoundNode, product: Kernel, indices: tuple[Strided, Strid
             Code.RANK, f"{node.op} with y_scale {node.input(6).type}, y_zero_point {node.input(7).type}; taken: scalars")
     sums = product.outputs[0]
     out = TensorType(node.input(7).dtype, sums.shape)
-    consts = range_of(out.dtype)
+    consts = requantized.range_of(out.dtype)
     if node.input(1).size == 1 and same(dict(product.consts)["N"] % 4, 0):
-        numbers = outputs_numbers(node, outputs)
+        numbers = requantized.numbers(node, outputs)
         given = {name: source for name, source in product.reads or () if name != "c"}
         own = dict(product.consts) | {"REQUANTIZED": True, "OUTPUTS": outputs, "BY_COLUMN": by_column, **consts}
         done = replace(
             product, outputs=(out,), consts=tuple(own.items()), reads=(*given.items(), ("numbers", "numbers")), writes=(("y", 0),),
             words=("y",))
-        constant = all(node.input(i).is_constant for i in (1, 4, 6, 7, 8) if node.has(i))
-        return Lowering((out,), (numbers, done), (("numbers", numbers.outputs[0]),), once=("numbers",) if constant else ())
+        once = ("numbers",) if requantized.are_constant(node) else ()
+        return Lowering((out,), (numbers, done), (("numbers", numbers.outputs[0]),), once=once)
     last = kernel(
         "requantize.wgsl", [out], consts=consts, indices=dict(zip(("a_index", "b_index"), indices, strict=True)),
         reads={"x": "sums", "a_scale": 1, "b_scale": 4, "y_scale": 6, "zp": 7}, writes={"y": 0})
     return Lowering((out,), (replace(product, writes=(("y", "sums"),)), last), (("sums", sums),))
-
-
-def range_of(dtype: DType) -> dict[str, Const]:
-    low = -128.0 if dtype is INT8 else 0.0
-    return {"LOW": low, "HIGH": low + 255.0}
-
-
-def outputs_numbers(node: BoundNode, outputs: int) -> Kernel:
-    """What makes bytes of the sums of a QLinearConv or QLinearMatMul with one scale of a: written to the temporary `numbers`."""
-    reads = {"a_scale": 1, "b_scale": 4, "y_scale": 6, "y_zp": 7, **({"c": 8} if node.has(8) else {})}
-    return kernel(
-        "quantized_outputs.wgsl", [TensorType(UINT32, (2 * outputs + 1,))],
-        consts={"OUTPUTS": outputs, "B_STRIDE": int(node.input(4).size != 1)}, reads=reads, writes={"y": "numbers"})
 
 
 def _matrices(node: BoundNode, left: int, right: int, left_zp: int, right_zp: int) -> Kernel:

@@ -6,6 +6,7 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ops.channels_last import one_scale
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, result_dtype
 from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.types import FLOAT32, INT8, INT32, PACKED_INTS, UINT8, DType, TensorType, names
@@ -26,7 +27,7 @@ record(
 record("quantize_parameter.wgsl", "elementwise", loop_bound=lambda k: k["PARTS"])
 
 
-@op("QuantizeLinear", since=10, dtypes={"T1": (FLOAT32,)}, bindings="x scale zp? -> y")
+@op("QuantizeLinear", since=10, dtypes={"T1": (FLOAT32,)}, bindings="x scale zp? -> y", channels_last=one_scale)
 def quantize_linear(node: BoundNode) -> Kernel:
     """y = saturate(round(x / scale) + zero point), halves to even.
 
@@ -45,7 +46,7 @@ def quantize_linear(node: BoundNode) -> Kernel:
         indices={"scale_index": _scale_index(node)})
 
 
-@op("DequantizeLinear", since=10, dtypes={"T": CODES, "T1": CODES}, bindings="x scale zp? -> y", epilogue=True)
+@op("DequantizeLinear", since=10, dtypes={"T": CODES, "T1": CODES}, bindings="x scale zp? -> y", epilogue=True, channels_last=one_scale)
 def dequantize_linear(node: BoundNode) -> Kernel:
     """y = (x - zero point) * scale; scale and zero point as QuantizeLinear.
 

@@ -131,7 +131,7 @@ class TiledProduct:
 
     window: what Window.consts writes, of a convolution; empty for a matrix. pointwise: one tap without padding. strided: with steps.
     planes: channels of an x that is stored in planes, else 0. bias: the input that has it. batch: of so many matrices, one after another
-    in x, in y, and in packed weights.
+    in x, in y, and in packed weights. kind: begins its key. clocks: of a lane for a multiply-add.
     """
 
     rows: int
@@ -143,6 +143,8 @@ class TiledProduct:
     pointwise: bool = True
     strided: bool = False
     planes: int = 0
+    kind: str = "product"
+    clocks: float = 1.0
     target: Target = DEFAULT_TARGET
     batch: int = 1
 
@@ -162,7 +164,7 @@ class TiledProduct:
         size = f"{hint(self.rows)}x{self.m}x{self.weights.taps}*{self.weights.channels}"
         varying = "+" if is_symbolic(self.rows) or any(is_symbolic(v) for v in self.window.values()) else ""
         steps = "".join(f" {name.lower()} {self.window[name]}" for name in ("STRIDE_Y", "STRIDE_X") if self.window.get(name, 1) != 1)
-        return f"product {size}{varying}{' planes' if self.planes else ''}{steps}"
+        return f"{self.kind} {size}{varying}{' planes' if self.planes else ''}{steps}"
 
 
 def fits(target: Target) -> bool:
@@ -189,7 +191,7 @@ def _splits(product: TiledProduct, tile: Tile) -> Iterator[int]:
 
 
 def _tiles(product: TiledProduct, tile: Tile) -> int:
-    return max(1, int(hint(_tiles_of(product, tile)))) * product.batch
+    return max(1, int(hint(tiles_of(product, tile)))) * product.batch
 
 
 def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
@@ -200,7 +202,7 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
     resident = min(waves, tile.resident)
     steps = ceil_div(ceil_div(product.fours, tile.fours), split)
     idle = max(1.0, by.enough_lanes / (resident * tile.workgroup_size)) ** by.idle_power
-    work = tile.m * tile.n * tile.fours * 4 * resident / (by.fma_per_ns * tile.efficiency) * idle
+    work = tile.m * tile.n * tile.fours * 4 * resident * product.clocks / (by.fma_per_ns * tile.efficiency) * idle
     time = by.tile_launch_ns + steps * waves / resident * max(by.tile_step_ns if product.pointwise else by.window_step_ns, work)
     time += 4 * (groups // split) * tile.m * tile.n * by.byte_ns
     if split > 1 and _may_arrive(product.target):
@@ -262,7 +264,7 @@ def lower_tiled(product: TiledProduct, out: TensorType, choice: Choice | None = 
     if split == 1:
         kernels.append(replace(built, outputs=(out,), reads=(*(built.reads or ()), *bias.items()), writes=(("y", 0),)))
         return Lowering((out,), tuple(kernels), tuple(temps), once=tuple(once), inverses=inverses)
-    groups = _tiles_of(product, tile)
+    groups = tiles_of(product, tile)
     parts = TensorType(FLOAT32, (groups * split * tile.m * tile.n,))
     if _may_arrive(product.target) and not is_symbolic(groups) and parts.nbytes <= product.target.limits.max_binding_nbytes:
         arrived = TensorType(UINT32, (groups,))
@@ -284,7 +286,8 @@ def _may_arrive(target: Target) -> bool:
     return target.limits.allow("product.wgsl", LAST_ARRIVING)
 
 
-def _tiles_of(product: TiledProduct, tile: Tile) -> int:
+def tiles_of(product: TiledProduct, tile: Tile) -> int:
+    """Workgroups that a product has in tiles of that size, with K whole."""
     return ceil_div(product.m, tile.m) * ceil_div(product.rows, tile.n)
 
 
@@ -306,20 +309,25 @@ def unpacking(weights: Weights, m: int) -> Kernel:
         reads={"packed": "packed"}, writes={"y": "restored"})
 
 
+def consts_of(tile: Tile) -> dict[str, Const]:
+    """What a shader of products in tiles has of its tile."""
+    outputs = tile.own_m // 4 * tile.own_n
+    return {
+        "TM": tile.m, "TN": tile.n, "TQ": tile.fours, "MM": tile.own_m, "NN": tile.own_n, "SLICES": tile.slices, "TEAM": tile.team,
+        "TX": tile.n // tile.own_n, "TY": tile.m // tile.own_m, "A_LOADS": tile.fours * tile.m // tile.workgroup_size,
+        "B_LOADS": tile.fours * tile.n // tile.workgroup_size, "A_SIZE": tile.fours * tile.m, "B_ROW": tile.row,
+        "BUFFER": tile.fours * (tile.m + tile.row), "SHARED": tile.shared, "ROUNDS": tile.rounds, "EACH": outputs // tile.rounds,
+        "OUTPUTS": outputs // tile.slices if tile.slices > 1 else outputs}
+
+
 def tiled_kernel(product: TiledProduct, tile: Tile, split: int, per: int, weights: int | str, choice: Choice) -> Kernel:
     """product.wgsl without its bias and output."""
     fours, outputs = product.weights.padded // 4, tile.own_m // 4 * tile.own_n
-    pack = tile.fours * (tile.m + tile.row)
     consts: dict[str, Const] = {
         "ROWS": product.rows, "M": product.m, "M4": product.m // 4, "C4": fours, "KQ": product.fours,
         "STEPS": ceil_div(product.fours, tile.fours), "PER": per, "SPLIT": split, "LAST": False, "ALPHA": product.alpha,
-        "LOADED": LOADED, "TM": tile.m, "TN": tile.n, "TQ": tile.fours, "MM": tile.own_m, "NN": tile.own_n, "SLICES": tile.slices,
-        "TEAM": tile.team,
-        "TX": tile.n // tile.own_n, "TY": tile.m // tile.own_m, "A_LOADS": tile.fours * tile.m // tile.workgroup_size,
-        "B_LOADS": tile.fours * tile.n // tile.workgroup_size, "A_SIZE": tile.fours * tile.m, "B_ROW": tile.row, "BUFFER": pack,
-        "SHARED": tile.shared, "ROUNDS": tile.rounds, "EACH": outputs // tile.rounds,
-        "OUTPUTS": outputs // tile.slices if tile.slices > 1 else outputs, "AT_ONCE": max(1, 24 // outputs * tile.slices),
-        "BATCH": product.batch, "W_ROWS": product.packed_rows,
+        "LOADED": LOADED, "AT_ONCE": max(1, 24 // outputs * tile.slices), "BATCH": product.batch, "W_ROWS": product.packed_rows,
+        **consts_of(tile),
         "POINTWISE": product.pointwise, "STRIDED": product.strided, "PLANES": product.planes > 0, "CHANNELS": product.planes,
         "TAPS": not product.pointwise and not product.planes and fours % tile.fours == 0, **product.window}
     vectors = ("w", "y", *(() if product.planes else ("x",)), *(() if product.bias is None or split > 1 else ("c",)))

@@ -149,11 +149,11 @@ def _composed(
         out.append(steps(kernel, bindings, first))
     is_map = is_elementwise(kernel.shader)
     for name, (tensor, written) in bindings.items():
-        if written and name in vectors:
+        if written and name in vectors and tensor.dtype is FLOAT32:
             out.append(vector_writer(name, kernel, first, bindings, pieces[name]))
         elif written and name in kernel.words:
             out.append(word_writer(name))
-        elif written and name not in atomics and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
+        elif written and name not in (*vectors, *atomics) and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
             out.append(writer(name, tensor.dtype, kernel, first, pieces[name]))
     text = expand(body(kernel.shader), _numbers(kernel))
     out.append(_with_parameters(text, symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
@@ -225,9 +225,8 @@ def _called(source: str) -> Iterable[str]:
     """The library functions that the source calls, and those that these call."""
     known, wanted, texts = library(), [source], dict[str, str]()
     while wanted:
-        caller = wanted.pop()
-        for name in known:      # most are not even a part of a word: looking for all words took longer than the rest of composing
-            if name not in texts and f"{name}(" in caller and re.search(rf"\b{name}\(", caller):
+        for name in re.findall(r"\b(\w+)\(", wanted.pop()):
+            if name in known and name not in texts:
                 texts[name] = known[name]
                 wanted.append(known[name])
     return texts.values()

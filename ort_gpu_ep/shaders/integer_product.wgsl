@@ -6,7 +6,7 @@
 // BATCH, A_ROW A_K B_K B_COL (strides), A_WORDS (rows of a begin at words and go along k), B_WORDS (those of b go along n), A_ZP_ROW
 // B_ZP_COL (strides of the zero points, 0: one for all), ZP_ROWS (zero points of a belong to the rows of all groups), GROUP_COUNT,
 // A_SHIFT B_SHIFT (128 for unsigned ones), USE_A_ZP USE_B_ZP (whether these can differ from 0 after the shift), C_ROW.
-// REQUANTIZED: y is bytes, four of a row in a word (N divides by 4), by the numbers of requantized.wgsl; of the columns where BY_COLUMN,
+// REQUANTIZED: y is bytes, four of a row in a word (N divides by 4), by the numbers of quantized_outputs.wgsl; of the columns where BY_COLUMN,
 // else of the rows of all groups.
 // IM2COL: k is (channel, tap), n an output pixel; the window as window.py's consts writes it, and padding holds b_zp.
 #if REQUANTIZED
@@ -94,6 +94,9 @@ fn group_main(group: u32, lane: u32) {
     var row_sums = vec4<i32>();
     var column_sums = vec4<i32>();
     let ones = 0x01010101u;
+#if REQUANTIZED
+    let y_zero = bitcast<f32>(numbers_at(2u * OUTPUTS));
+#end
     for (var k0 = 0u; k0 < K; k0 += STEP) {
         for (var t = lane; t < RQ * KQ; t += WORKGROUP_SIZE) {
             let m = m0 + t / KQ * 4u;
@@ -131,7 +134,8 @@ fn group_main(group: u32, lane: u32) {
 #for f in 4
                 let b_zero$f = i32(b_zp_at((n + $(f)u) * B_ZP_COL)) - i32(B_SHIFT);
                 let v$f = acc$e[$f] - a_zero * column_sums[$f] - b_zero$f * row_sums[$e] + i32(K) * a_zero * b_zero$f;
-                word |= requantized(v$f, select(its, n + $(f)u, BY_COLUMN)) << $(8 * f)u;
+                let c$f = select(its, n + $(f)u, BY_COLUMN);
+                word |= requantized(v$f + bitcast<i32>(numbers_at(c$f)), bitcast<f32>(numbers_at(OUTPUTS + c$f)), y_zero) << $(8 * f)u;
 #end
                 y_store_word(i / 4u, word);
             }

@@ -35,6 +35,12 @@ CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "max pool, ceil": ("MaxPool", (data(1, 3, 10, 11),), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
     "max pool, dilated": ("MaxPool", (data(1, 5, 12, 11),), {"kernel_shape": [2, 3], "dilations": [2, 2], "auto_pad": "VALID"}),
     "max pool of bytes": ("MaxPool", (data(1, 5, 6, 8, dtype="uint8"),), {"kernel_shape": [2, 2]}),
+    "bytes to bytes": ("QLinearConv", (
+        data(2, 12, 7, 9, dtype="uint8"), Host(np.array(0.02, "f"), F32), Host(np.array(99), "uint8"), Host(data(8, 12, 3, 3, dtype="int8"), "int8"),
+        Host(np.linspace(0.01, 0.02, 8), F32), Host(np.zeros(8), "int8"), Host(np.array(0.9, "f"), F32), Host(np.array(7), "uint8")),
+        {"pads": [1, 0, 1, 2], "strides": [2, 1]}),
+    "to bytes": ("QuantizeLinear", (X, Host(np.array(0.1, "f"), F32), Host(np.array(99), "uint8")), {}),
+    "from bytes": ("DequantizeLinear", (data(2, 12, 7, 9, dtype="uint8"), Host(np.array(0.1, "f"), F32), Host(np.array(99), "uint8")), {}),
     "mean pool": ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
     "mean pool, padding counts": ("AveragePool", (data(*S),), {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1}),
     "norm pool": ("LpPool", (X,), {"kernel_shape": [3, 3], "p": 2}),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, compare, probe
+from ort_gpu_ep.graph import Array, Graph, Node, Value
+from ort_gpu_ep.health.probe import Trial, agree, compare, probe, reference
+from ort_gpu_ep.health.probes.tiles import LAST_ROW, chosen
+from ort_gpu_ep.ops.tiles import TILES
+from ort_gpu_ep.types import Shape, dtype_of
 
 
 @probe("quantization", "kernels", disables=("quantize.wgsl", "dequantize.wgsl"))
@@ -35,3 +41,58 @@ def dynamic(trial: Trial) -> str:
         back = (y.astype(np.float64) - float(zero)) * float(scale)
         agree(f"values of {n}", back / abs(x).max(), x.astype(np.float64) / abs(x).max(), 1.01 * float(scale) / float(abs(x).max()))
     return "3 sizes"
+
+
+def _convolution(trial: Trial, kind: type[np.uint8 | np.int8], x: Shape, w: Shape, **attributes: Any) -> tuple[Graph, Array, Array]:
+    """QLinearConv with bias, channels last; against the sums in 64 bits. Values on a tie may differ by one. Gives graph, x and weights."""
+    image = trial.integers(0, 127, *x).astype(kind)
+    weights, bias = trial.integers(-127, 128, *w).astype(np.int8), trial.integers(-3000, 3000, w[0]).astype(np.int32)
+    zero, scales = kind(57), (abs(trial.normal(w[0])) + np.float32(0.5)) / np.float32(100)
+    planes = w[1] <= 4 and attributes.get("group", 1) == 1
+    stored = image if planes else np.ascontiguousarray(image.transpose(0, 2, 3, 1))
+    given: dict[str, Array] = {name: np.asarray(array) for name, array in (
+        ("x", stored), ("xs", np.float32(0.02)), ("xz", zero), ("w", weights), ("ws", scales), ("wz", np.int8(0)), ("ys", np.float32(0.3)),
+        ("yz", kind(31)), ("c", bias))}
+    values = {name: Value(name, dtype_of(array), array.shape, None if name == "x" else (lambda a=array: a))  # type: ignore[misc]
+              for name, array in given.items()}
+    node = Node("QLinearConv", tuple(given), ("y",), "", "", 10, attributes, channels_last=True)
+    graph = Graph("probe", ("x",), ("y",), (node,), values)
+    got, = trial.graph(graph, [stored])
+    sums, = reference("Conv", 11, [(a.astype(np.float64)) for a in (image.astype(np.int64) - int(zero), weights, bias)], **attributes)
+    exact = sums.transpose(0, 2, 3, 1) * (0.02 * scales.astype(np.float64) / 0.3)
+    limits, tie = np.iinfo(kind), abs(abs(exact - np.floor(exact)) - 0.5) < 1e-3
+    want = np.clip(np.rint(exact) + 31, limits.min, limits.max)
+    agree(f"QLinearConv {list(x)} {list(w)} {attributes or ''}, channels last", np.where(tie, want, got), want)
+    return graph, stored, weights
+
+
+@probe("product of bytes in tiles", "kernels", disables=("byte_product.wgsl",), fault=LAST_ROW)
+def byte_tiles(trial: Trial) -> str:
+    """A window in every tile that the adapter can run, around its edges; planes; the depth of K no multiple of 16."""
+    ran = [tile for tile in TILES if tile.fits(trial.gpu.limits)]
+    for _ in range(trial.rounds):
+        for tile in ran:
+            with chosen(tile, 1):
+                _convolution(trial, np.uint8, (1, 20, 5, 13), (min(tile.m, 32) + 4, 20, 3, 3), pads=(1, 1, 1, 1))
+        _convolution(trial, np.int8, (1, 3, 17, 15), (12, 3, 5, 5), pads=(2, 2, 2, 2), strides=(2, 2))
+    return f"{len(ran)} tiles"
+
+
+@probe("depthwise of bytes", "kernels", disables=("byte_depthwise.wgsl",),
+       fault=(r"if \(i >= ROWS \* C4\)", "if (i + 1u >= ROWS * C4)"))
+def byte_depthwise(trial: Trial) -> str:
+    """With strides, dilations, a batch."""
+    for _ in range(trial.rounds):
+        _convolution(trial, np.uint8, (2, 12, 9, 7), (12, 1, 3, 3), group=12, pads=(1, 1, 1, 1), strides=(2, 2))
+        _convolution(trial, np.int8, (1, 8, 13, 9), (8, 1, 3, 2), group=8, dilations=(2, 3))
+    return "2 windows"
+
+
+@probe("words of weights", "kernels", disables=("pack_bytes.wgsl", "unpack_bytes.wgsl"))
+def words(trial: Trial) -> str:
+    """Bytes of windows and of points: packed once, used, and given back bit for bit."""
+    for _ in range(trial.rounds):
+        for shape in ((16, 128, 1, 1), (8, 36, 3, 3)):
+            graph, image, weights = _convolution(trial, np.uint8, (1, shape[1], 6, 7), shape)
+            agree(f"weights {list(shape)} given back", trial.weight(graph, [image], "w"), weights, 0.0)
+    return "2 shapes"

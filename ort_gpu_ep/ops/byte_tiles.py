@@ -1,0 +1,186 @@
+"""Products of bytes in register tiles (byte_product.wgsl): QLinearMatMul, and QLinearConv over channels that lie together.
+
+Tiles and estimates are those of `tiles.py`, over words of four bytes: a word is an element of K, and takes twice the time of a float.
+Weights are packed once; what the zero point of x adds to their sums is folded into the bias, so that it costs nothing in a run.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ops import requantized, tiles
+from ort_gpu_ep.ops.conv_last import DEPTHWISE_WORKGROUP_SIZE, MAX_PLANES
+from ort_gpu_ep.ops.requantized import W_SCALE, W_ZERO, X_SCALE, X_ZERO, Y_SCALE, Y_ZERO, Folded, W, X, shift
+from ort_gpu_ep.ops.tiles import Tile, TiledProduct, Weights
+from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel
+from ort_gpu_ep.symbolic import hint, is_symbolic
+from ort_gpu_ep.target import LAST_ARRIVING, Choice
+from ort_gpu_ep.types import UINT32, TensorType
+
+DOT_CLOCKS = 2.0
+"""Of a lane for four multiply-adds of bytes, where one of floats takes one: NVIDIA's rate."""
+
+GATHERING_NS = 3500.0
+"""A step of integer_product.wgsl, 64 bytes of K: each byte of a window is loaded by itself. On an H200 ResNet-50 took 3 ms for 860."""
+
+record("byte_product.wgsl", "product", loop_bound=lambda k: k["PER"] + k["SPLIT"], flops=lambda k: 64 * k["ROWS"] * k["M4"] * k["KQ"])
+record("byte_depthwise.wgsl", "direct", loop_bound=lambda k: k.nested("WINDOW_Y", "WINDOW_X"),
+       flops=lambda k: 2 * k["ROWS"] * k["C4"] * 4 * k["WINDOW_Y"] * k["WINDOW_X"])
+record("pack_bytes.wgsl", "movement", loop_bound=lambda k: 4)
+record("unpack_bytes.wgsl", "movement")
+
+
+def reads_planes(node: BoundNode) -> bool:
+    """Whether the x of a channels-last QLinearConv is stored [N, C, H, W] all the same."""
+    return node.attr("group") == 1 and bool(node.input(W).shape[1] <= MAX_PLANES)
+
+
+def _is_static(node: BoundNode, outputs: int) -> bool:
+    """Whether all but x is constant, with one scale of x, and zero points that can be folded away."""
+    if outputs % 4 or node.input(W_SCALE).size not in (1, outputs):
+        return False
+    ones = all(node.input(i).size == 1 for i in (X_SCALE, X_ZERO, Y_SCALE, Y_ZERO) if node.has(i))
+    return ones and requantized.are_constant(node) and not requantized.zero_counts(node, W, W_ZERO) and tiles.fits(node.target)
+
+
+def takes_image(node: BoundNode) -> bool:
+    """Whether a QLinearConv can work channels-last on this adapter."""
+    x, w = node.input(X), node.input(W)
+    if x.rank != 4 or w.rank != 4 or not _is_static(node, w.shape[0]):
+        return False
+    if node.attr("group") == 1:
+        return w.shape[1] % 4 == 0 or w.shape[1] <= MAX_PLANES
+    return w.shape[1] == 1 and w.shape[0] == node.attr("group")
+
+
+def takes_matrices(node: BoundNode) -> bool:
+    """Whether a QLinearMatMul is a product of rows with a constant matrix, and in words."""
+    a, b = node.input(X), node.input(W)
+    return (a.rank >= 2 and b.rank == 2 and a.shape[-1] == b.shape[0] and b.shape[0] % 4 == 0
+            and b.size > 0 and _is_static(node, b.shape[1]))
+
+
+def matrices(node: BoundNode) -> Lowering:
+    """Of a QLinearMatMul that `takes_matrices`."""
+    a, (k, m) = node.input(X), node.input(W).shape
+    weights = Weights(W, k // 4, 1, 1, m, 0, constant=True)
+    product = TiledProduct(math.prod(a.shape[:-1]), m, weights, target=node.target, kind="bytes", clocks=DOT_CLOCKS)
+    return _lowered(node, product, TensorType(node.input(Y_ZERO).dtype, (*a.shape[:-1], m)), k, Folded(k, 1, m))
+
+
+def image(node: BoundNode) -> Lowering:
+    """Of a QLinearConv whose node is channels-last. x: [N, H, W, C], or [N, C, H, W] where `reads_planes`; y: [N, H', W', M]."""
+    x, w = node.input(X), node.input(W)
+    if not takes_image(node):
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"QLinearConv of {x.type} and {w.type} with group {node.attr('group')} is not taken channels-last")
+    planes = reads_planes(node)
+    if (x.shape[1] if planes else x.shape[3]) != w.shape[1] * node.attr("group"):
+        raise UnsupportedNodeError(Code.RANK, f"QLinearConv of {x.type}, channels last, and {w.type}: channels do not fit")
+    window = conv_window(node, x.shape[2:] if planes else x.shape[1:3], w.shape[2:])
+    out = TensorType(node.input(Y_ZERO).dtype, (x.shape[0], *window.small, w.shape[0]))
+    depth = w.shape[1] * window.taps
+    if node.attr("group") > 1:
+        return _depthwise(node, window, out, Folded(depth, depth, 1))
+    return _lowered(node, _of_image(node, window), out, w.shape[1], Folded(depth, depth, 1))
+
+
+def image_ns(node: BoundNode, window: Window) -> float:
+    """What a QLinearConv of one group is estimated to take channels-last."""
+    return tiles.best_ns(_of_image(node, window))
+
+
+def _of_image(node: BoundNode, window: Window) -> TiledProduct:
+    """Over words: of a pixel, or of the taps where x is planes."""
+    w, planes = node.input(W), reads_planes(node)
+    words, taps = (window.taps, 1) if planes else (w.shape[1] // 4, window.taps)
+    return TiledProduct(
+        node.input(X).shape[0] * math.prod(window.small), w.shape[0], Weights(W, words, taps, 0, 0, 0, constant=True),
+        window=window.consts(INPUT_AXES, OUTPUT_AXES), pointwise=window.taps == 1 and not any(window.pads) and not planes,
+        strided=set(window.strides) != {1} or window.large != window.small, planes=w.shape[1] if planes else 0, target=node.target,
+        kind="bytes", clocks=DOT_CLOCKS)
+
+
+def _packing(node: BoundNode, words: int, m: int, folded: Folded, padded: int, taps: int) -> tuple[Kernel, Kernel]:
+    """Weights to words, [words, m], and back. padded: words of a tap."""
+    w, m_last = node.input(W), folded.output == 1
+    channels = folded.k // taps
+    consts: dict[str, Const] = {"M": m, "PADDED": padded, "TAPS": taps, "CHANNELS": channels, "SHIFT": shift(w.dtype)}
+    places: dict[str, Const] = {"W_M": folded.output, "W_CHANNEL": folded.along if m_last else taps, "W_TAP": 1}
+    packed = TensorType(UINT32, (words, m))
+    return (kernel("pack_bytes.wgsl", [packed], consts=consts | places, reads={"w": W}, writes={"y": "packed"}),
+            kernel("unpack_bytes.wgsl", [w.type], consts=consts | {"M_LAST": m_last}, reads={"packed": "packed"}, writes={"y": "restored"}))
+
+
+def _lowered(node: BoundNode, product: TiledProduct, out: TensorType, channels: int, folded: Folded) -> Lowering:
+    """channels: of x, in bytes."""
+    known = {name: form for name, form in tiles.forms(product).items() if form[1] == 1 or _may_arrive(product, out, *form)}
+    choice = product.target.choose(product.key, tiles.estimates_ns(product, known))
+    tile, split = known[choice.form]
+    taps = folded.k // channels
+    pack, unpack = _packing(node, product.packed_rows, product.m, folded, 1 if product.planes else product.weights.padded, taps)
+    numbers = requantized.numbers(node, product.m, folded)
+    built = _kernel(node, product, tile, split, choice, out, channels)
+    temps = [("packed", pack.outputs[0]), ("numbers", numbers.outputs[0]), *zip(("parts", "arrived"), built.outputs[1:], strict=False)]
+    return Lowering(
+        (out,), (pack, numbers, built), tuple(temps), once=("packed", "numbers"), inverses=((W, unpack),),
+        kept=("arrived",) if split > 1 else ())
+
+
+def _may_arrive(product: TiledProduct, out: TensorType, tile: Tile, split: int) -> bool:
+    """Whether K may be cut: the workgroup that arrives last adds up."""
+    limits = product.target.limits
+    return (limits.allow("byte_product.wgsl", LAST_ARRIVING) and not is_symbolic(out.size)
+            and _parts(product, tile, split).nbytes <= limits.max_binding_nbytes)
+
+
+def _parts(product: TiledProduct, tile: Tile, split: int) -> TensorType:
+    return TensorType(UINT32, (tiles.tiles_of(product, tile) * split * tile.m * tile.n,))
+
+
+def _kernel(
+    node: BoundNode, product: TiledProduct, tile: Tile, split: int, choice: Choice, out: TensorType, channels: int,
+) -> Kernel:
+    x, quads = node.input(X), product.weights.padded // 4
+    wide = not product.planes and channels % 16 == 0
+    consts: dict[str, Const] = {
+        "ROWS": product.rows, "M4": product.m // 4, "CQ": quads, "CW": channels // 4, "KQ": product.fours, "LAST_WORD": x.size // 4 - 1,
+        "X_TURN": 0x80808080 if shift(x.dtype) else 0, "STEPS": ceil_div(product.fours, tile.fours),
+        "PER": ceil_div(ceil_div(product.fours, tile.fours), split), "SPLIT": split, "LAST": split > 1, "WIDE": wide,
+        "POINTWISE": product.pointwise, "STRIDED": product.strided, "PLANES": product.planes > 0, "CHANNELS": product.planes,
+        "TAPS": not product.pointwise and not product.planes and quads % tile.fours == 0,
+        **requantized.range_of(out.dtype), **tiles.consts_of(tile), **product.window}
+    parts = (_parts(product, tile, split), TensorType(UINT32, (tiles.tiles_of(product, tile),))) if split > 1 else ()
+    return kernel(
+        "byte_product.wgsl", [out, *parts], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=16 * tile.shared,
+        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split), reads={"x": X, "w": "packed", "numbers": "numbers"},
+        writes={"y": 0, **({"parts": "parts", "arrived": "arrived"} if parts else {})}, words=("y",), choice=choice,
+        vectors=("w", "numbers", *(("x",) if wide else ()), *(("parts",) if parts else ())), atomics=("arrived",) if parts else (),
+        features=(LAST_ARRIVING,) if parts else ())
+
+
+def _depthwise(node: BoundNode, window: Window, out: TensorType, folded: Folded) -> Lowering:
+    """A lane makes four channels of a pixel; neighbouring lanes have neighbouring channels."""
+    filters, rows = out.shape[3], math.prod(out.shape[:3])
+    four = Folded(4 * window.taps, 4 * window.taps, 1)      # a word of weights has a tap of four filters: as one of four channels
+    pack, unpack = _packing(node, window.taps, filters // 4, four, 1, window.taps)
+    numbers = requantized.numbers(node, filters, folded)
+    built = kernel(
+        "byte_depthwise.wgsl", [out], workgroup_size=DEPTHWISE_WORKGROUP_SIZE,
+        consts={"ROWS": rows, "C4": filters // 4, "X_TURN": 0x80808080 if shift(node.input(X).dtype) else 0,
+                **requantized.range_of(out.dtype), **window.consts(INPUT_AXES, OUTPUT_AXES)},
+        grid=(ceil_div(rows * (filters // 4), DEPTHWISE_WORKGROUP_SIZE), 1, 1), vectors=("numbers",), words=("y",),
+        reads={"x": X, "w": "packed", "numbers": "numbers"}, writes={"y": 0})
+    return Lowering(
+        (out,), (pack, numbers, built), (("packed", pack.outputs[0]), ("numbers", numbers.outputs[0])), once=("packed", "numbers"),
+        inverses=((W, unpack),))
+
+
+def plain_ns(node: BoundNode, rows: int, columns: int, k: int) -> float:
+    """What integer_product.wgsl is estimated to take over planes."""
+    by = node.target.figures
+    waves = ceil_div(ceil_div(hint(rows), 64) * ceil_div(hint(columns), 64), by.units)
+    return by.launch_ns + waves * ceil_div(k, 64) * GATHERING_NS

@@ -1,0 +1,33 @@
+// y[row, c] = the byte of the sum over taps of x[pixel of the tap, c] * w[tap, c]: a filter a channel, channels together, four in a word.
+// A lane makes four channels of one row (an output pixel of an image).
+// Expects: x [image, HEIGHT, WIDTH, C4] words, w [tap, C4] words, numbers (quantized_outputs.wgsl) as vectors, y [ROWS, C4] words; ROWS C4,
+// X_TURN (turns unsigned bytes into signed ones), LOW HIGH, and what Window.consts writes.
+#include requantized.wgsl
+
+fn grid_main(group: vec3<u32>, lane: u32) {
+    let i = group.x * WORKGROUP_SIZE + lane;
+    if (i >= ROWS * C4) { return; }
+    let channel = i % C4;
+    let row = i / C4;
+    let image = row / (OUT_HEIGHT * OUT_WIDTH);
+    let pixel = row - image * (OUT_HEIGHT * OUT_WIDTH);
+    let oy = pixel / OUT_WIDTH;
+    let top = i32(oy * STRIDE_Y) - i32(PAD_Y);
+    let left = i32((pixel - oy * OUT_WIDTH) * STRIDE_X) - i32(PAD_X);
+    let base = i32(image * HEIGHT);
+    let last = numbers_word4(2u * C4);
+    var sum = bitcast<vec4<i32>>(numbers_word4(channel));
+    for (var ty = 0u; ty < WINDOW_Y; ty++) {
+        for (var tx = 0u; tx < WINDOW_X; tx++) {
+            let y = top + i32(ty * DILATION_Y);
+            let x = left + i32(tx * DILATION_X);
+            var word = last.y;
+            if (u32(y) < HEIGHT && u32(x) < WIDTH) { word = x_word(u32((base + y) * i32(WIDTH) + x) * C4 + channel) ^ X_TURN; }
+            sum += unpack4xI8(word) * unpack4xI8(w_at((ty * WINDOW_X + tx) * C4 + channel));
+        }
+    }
+    let scale = bitcast<vec4<f32>>(numbers_word4(C4 + channel));
+    let zero = bitcast<f32>(last.x);
+    y_store_word(i, requantized(sum.x, scale.x, zero) | (requantized(sum.y, scale.y, zero) << 8u)
+        | (requantized(sum.z, scale.z, zero) << 16u) | (requantized(sum.w, scale.w, zero) << 24u));
+}
