@@ -1,6 +1,6 @@
 """Products of bytes in register tiles (byte_product.wgsl): QLinearMatMul, and QLinearConv over channels that lie together.
 
-Tiles and estimates are those of `tiles.py`, over words of four bytes: a word is an element of K, and takes twice the time of a float.
+Tiles and estimates are those of `tiles.py`, over words of four bytes: a word is an element of K. The estimates' figures are its own.
 Weights are packed once; what the zero point of x adds to their sums is folded into the bias, so that it costs nothing in a run.
 """
 
@@ -19,9 +19,6 @@ from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel
 from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.target import LAST_ARRIVING, Choice
 from ort_gpu_ep.types import UINT32, TensorType
-
-DOT_CLOCKS = 2.0
-"""Of a lane for four multiply-adds of bytes, where one of floats takes one: NVIDIA's rate."""
 
 GATHERING_NS = 3500.0
 """A step of integer_product.wgsl, 64 bytes of K: each byte of a window is loaded by itself. On an H200 ResNet-50 took 3 ms for 860."""
@@ -67,7 +64,7 @@ def matrices(node: BoundNode) -> Lowering:
     """Of a QLinearMatMul that `takes_matrices`."""
     a, (k, m) = node.input(X), node.input(W).shape
     weights = Weights(W, k // 4, 1, 1, m, 0, constant=True)
-    product = TiledProduct(math.prod(a.shape[:-1]), m, weights, target=node.target, kind="bytes", clocks=DOT_CLOCKS)
+    product = TiledProduct(math.prod(a.shape[:-1]), m, weights, target=node.target, bytes=True)
     return _lowered(node, product, TensorType(node.input(Y_ZERO).dtype, (*a.shape[:-1], m)), k, Folded(k, 1, m))
 
 
@@ -101,7 +98,7 @@ def _of_image(node: BoundNode, window: Window) -> TiledProduct:
         node.input(X).shape[0] * math.prod(window.small), w.shape[0], Weights(W, words, taps, 0, 0, 0, constant=True),
         window=window.consts(INPUT_AXES, OUTPUT_AXES), pointwise=window.taps == 1 and not any(window.pads) and not planes,
         strided=set(window.strides) != {1} or window.large != window.small, planes=w.shape[1] if planes else 0, target=node.target,
-        kind="bytes", clocks=DOT_CLOCKS)
+        bytes=True)
 
 
 def _packing(node: BoundNode, words: int, m: int, folded: Folded, padded: int, taps: int) -> tuple[Kernel, Kernel]:

@@ -131,7 +131,7 @@ class TiledProduct:
 
     window: what Window.consts writes, of a convolution; empty for a matrix. pointwise: one tap without padding. strided: with steps.
     planes: channels of an x that is stored in planes, else 0. bias: the input that has it. batch: of so many matrices, one after another
-    in x, in y, and in packed weights. kind: begins its key. clocks: of a lane for a multiply-add.
+    in x, in y, and in packed weights. bytes: an element of K is a word of four (byte_tiles.py).
     """
 
     rows: int
@@ -143,8 +143,7 @@ class TiledProduct:
     pointwise: bool = True
     strided: bool = False
     planes: int = 0
-    kind: str = "product"
-    clocks: float = 1.0
+    bytes: bool = False
     target: Target = DEFAULT_TARGET
     batch: int = 1
 
@@ -164,7 +163,7 @@ class TiledProduct:
         size = f"{hint(self.rows)}x{self.m}x{self.weights.taps}*{self.weights.channels}"
         varying = "+" if is_symbolic(self.rows) or any(is_symbolic(v) for v in self.window.values()) else ""
         steps = "".join(f" {name.lower()} {self.window[name]}" for name in ("STRIDE_Y", "STRIDE_X") if self.window.get(name, 1) != 1)
-        return f"{self.kind} {size}{varying}{' planes' if self.planes else ''}{steps}"
+        return f"{'bytes' if self.bytes else 'product'} {size}{varying}{' planes' if self.planes else ''}{steps}"
 
 
 def fits(target: Target) -> bool:
@@ -201,12 +200,15 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
     waves = ceil_div(groups, by.units)
     resident = min(waves, tile.resident)
     steps = ceil_div(ceil_div(product.fours, tile.fours), split)
-    idle = max(1.0, by.enough_lanes / (resident * tile.workgroup_size)) ** by.idle_power
-    work = tile.m * tile.n * tile.fours * 4 * resident * product.clocks / (by.fma_per_ns * tile.efficiency) * idle
-    time = by.tile_launch_ns + steps * waves / resident * max(by.tile_step_ns if product.pointwise else by.window_step_ns, work)
-    time += 4 * (groups // split) * tile.m * tile.n * by.byte_ns
+    launch_ns, step_ns, arrival_ns, idle_power = (
+        (by.byte_launch_ns, by.byte_step_ns, by.byte_arrival_ns, by.byte_idle_power) if product.bytes else
+        (by.tile_launch_ns, by.tile_step_ns if product.pointwise else by.window_step_ns, by.arrival_ns, by.idle_power))
+    idle = max(1.0, by.enough_lanes / (resident * tile.workgroup_size)) ** idle_power
+    work = tile.m * tile.n * tile.fours * 4 * resident / (by.fma_per_ns * tile.efficiency) * idle
+    time = launch_ns + steps * waves / resident * max(step_ns, work) + (by.byte_teams_ns if product.bytes and tile.slices > 1 else 0.0)
+    time += (1 if product.bytes else 4) * (groups // split) * tile.m * tile.n * by.byte_ns
     if split > 1 and _may_arrive(product.target):
-        time += by.arrival_ns + by.arrival_element_ns * split * tile.m * tile.n
+        time += arrival_ns + by.arrival_element_ns * split * tile.m * tile.n
     elif split > 1:
         time += by.dispatch_ns + 8 * split * hint(product.rows) * product.m * by.byte_ns
     return float(time)
