@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import TypeAlias
 
 import onnx
 from onnx.defs import OpSchema
 
 DOMAIN = "com.microsoft"
 
+BYTES = ("tensor(uint8)", "tensor(int8)")
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
 
 
@@ -31,25 +33,49 @@ def schemas() -> Mapping[tuple[str, str], OpSchema]:
             "MatMulNBits", "A:T1 B:T2 scales:T1 zero_points:T3? g_idx:T4? bias:T1?", "Y:T1",
             {"T1": FLOATS, "T2": ("tensor(uint8)",), "T3": ("tensor(uint8)", *FLOATS), "T4": ("tensor(int32)",)},
             {"K": int, "N": int, "block_size": int, "bits": 4, "accuracy_level": 0, "weight_prepacked": 0}),
+        *(_schema(
+            name, "A:T A_scale:tensor(float) A_zero_point:T? B:T B_scale:tensor(float) B_zero_point:T? C_scale:tensor(float) "
+            "C_zero_point:T?", "C:T", {"T": BYTES}, {}) for name in ("QLinearAdd", "QLinearMul")),
+        *(_schema(
+            name, "X:T X_scale:tensor(float) X_zero_point:T? Y_scale:tensor(float) Y_zero_point:T?", "Y:T", {"T": BYTES}, attributes)
+            for name, attributes in (("QLinearSigmoid", {}), ("QLinearLeakyRelu", {"alpha": 0.01}))),
+        _schema(
+            "QLinearConcat", "Y_scale:TF Y_zero_point:T8 inputs:TV...", "Y:T8",
+            {"T8": BYTES, "TF": ("tensor(float)",), "TV": (*BYTES, "tensor(float)")}, {"axis": int}),
+        _schema(
+            "QLinearAveragePool", "X:T x_scale:tensor(float) x_zero_point:T? y_scale:tensor(float) y_zero_point:T?", "Y:T", {"T": BYTES},
+            {"auto_pad": "NOTSET", "kernel_shape": tuple, "pads": (), "strides": (), "ceil_mode": 0, "count_include_pad": 0,
+             "channels_last": 0}),
+        _schema(
+            "QLinearGlobalAveragePool", "X:T x_scale:tensor(float) x_zero_point:T y_scale:tensor(float) y_zero_point:T", "Y:T",
+            {"T": BYTES}, {"channels_last": 0}),
         _schema(
             "RotaryEmbedding", "input:T position_ids:M cos_cache:T sin_cache:T", "output:T", {"T": FLOATS, "M": ("tensor(int64)",)},
             {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0, "is_packed_batching": 0, "scale": 1.0}))
     return {(schema.domain, schema.name): schema for schema in found}
 
 
-def _schema(
-    name: str, inputs: str, outputs: str, types: Mapping[str, Sequence[str]], attributes: Mapping[str, type[int] | int | float],
-) -> OpSchema:
-    """inputs, outputs: `name:type parameter`, `?` behind optional ones. attributes: the default, or `int` for one that must be given."""
+Given: TypeAlias = type[int] | type[tuple[int, ...]] | int | float | str | tuple[int, ...]
+"""An attribute's default, () for none; or the type of one that must be given."""
+
+
+def _schema(name: str, inputs: str, outputs: str, types: Mapping[str, Sequence[str]], attributes: Mapping[str, Given]) -> OpSchema:
+    """inputs, outputs: `name:type parameter`, or a type itself; `?` behind optional ones, `...` behind one that repeats."""
     return OpSchema(
         name, DOMAIN, 1, inputs=[_parameter(text) for text in inputs.split()], outputs=[_parameter(text) for text in outputs.split()],
         type_constraints=[(parameter, list(allowed), "") for parameter, allowed in types.items()],
-        attributes=[
-            OpSchema.Attribute(key, OpSchema.AttrType.INT, "", required=True) if isinstance(value, type)
-            else OpSchema.Attribute(key, onnx.helper.make_attribute(key, value), "") for key, value in attributes.items()])
+        attributes=[_attribute(key, value) for key, value in attributes.items()])
+
+
+def _attribute(key: str, value: Given) -> OpSchema.Attribute:
+    kinds = OpSchema.AttrType
+    if isinstance(value, type) or value == ():
+        return OpSchema.Attribute(key, kinds.INT if value is int else kinds.INTS, "", required=isinstance(value, type))
+    return OpSchema.Attribute(key, onnx.helper.make_attribute(key, value), "")
 
 
 def _parameter(text: str) -> OpSchema.FormalParameter:
-    name, _, parameter = text.rstrip("?").partition(":")
-    option = OpSchema.FormalParameterOption.Optional if text.endswith("?") else OpSchema.FormalParameterOption.Single
+    name, _, parameter = text.rstrip("?.").partition(":")
+    options = OpSchema.FormalParameterOption
+    option = options.Optional if text.endswith("?") else options.Variadic if text.endswith("...") else options.Single
     return OpSchema.FormalParameter(name, parameter, param_option=option)

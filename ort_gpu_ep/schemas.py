@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -54,13 +54,16 @@ def fault(node: Node, types: Sequence[DType | None]) -> str:
     return _attribute_fault(found, node) or _type_fault(found, types)
 
 
+_KINDS = onnx.defs.OpSchema.AttrType
+_PYTHON: Mapping[Any, type | tuple[type, ...]] = {_KINDS.INT: int, _KINDS.FLOAT: (int, float), _KINDS.STRING: str, _KINDS.INTS: tuple}
+
+
 def _attribute_fault(found: Any, node: Node) -> str:
     for name, entry in found.attributes.items():
         value = node.attributes.get(name)
         if value is None and entry.required:
             return f"attribute {name} is left out"
-        kind = (int, float) if entry.type == onnx.defs.OpSchema.AttrType.FLOAT else int
-        if value is not None and not isinstance(value, kind):
+        if value is not None and not isinstance(value, _PYTHON[entry.type]):
             return f"attribute {name} is {value!r}; {entry.type.name} is expected"
     unknown = sorted(set(node.attributes) - set(found.attributes))
     return f"attribute {unknown[0]}, which is none of {', '.join(sorted(found.attributes))}" if unknown else ""
@@ -74,8 +77,9 @@ def _type_fault(found: Any, types: Sequence[DType | None]) -> str:
         if dtype is None:
             continue
         name = f"tensor({onnx_name(dtype)})"
-        if name not in allowed[parameter.type_str]:
-            return f"input {parameter.name} is {name}; {', '.join(allowed[parameter.type_str])} are expected"
+        expected = allowed.get(parameter.type_str, [parameter.type_str])      # a type itself where there is no such parameter
+        if name not in expected:
+            return f"input {parameter.name} is {name}; {', '.join(expected)} are expected"
         if of.setdefault(parameter.type_str, name) != name:
             return f"input {parameter.name} is {name}, another one of the same type is {of[parameter.type_str]}"
     return ""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import KernelCall, Known, case, integers, normal, record
 from ort_gpu_ep.ops.axes import around, axis_of, ints_of, replaced, strides_of
 from ort_gpu_ep.ops.channels_last import along_axis
 from ort_gpu_ep.ops.movement import moves_bits, reading
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, part_count
+from ort_gpu_ep.ops.quantize import limits_of
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, kernel, op, part_count
 from ort_gpu_ep.symbolic import same
-from ort_gpu_ep.types import ANY, FLOAT32, TensorType
+from ort_gpu_ep.types import ANY, FLOAT32, DType, TensorType
 
 WORKGROUP_SIZE = 128
 
@@ -26,7 +27,7 @@ FOR_STEPS = 2
 """Bindings left for operands of fused steps."""
 
 
-def _moved(names: str) -> Callable[[KernelCall], int]:
+def _moved(names: str | tuple[str, ...]) -> Callable[[KernelCall], int]:
     """Bytes of the parts, read and written."""
     return lambda k: 2 * k.nbytes(*(name for name in k.tensors if name.startswith(names)))
 
@@ -37,8 +38,8 @@ record(
         case("Concat", 13, *(normal(n, 7) for n in range(3, 8)), axis=0), case("Concat", 13, *(normal(7, n) for n in range(3, 8)), axis=1),
         case("Concat", 13, *(normal(7, 4 * n) for n in range(3, 6)), axis=1)])
 record(
-    "concat_pair.wgsl", "movement",
-    cases=[case("Concat", 13, *(integers(0, 200, 7, n, dtype="uint8") for n in (3, 4)), axis=1)])
+    "concat_packed.wgsl", "movement", nbytes=_moved(("x", "s", "z")),
+    cases=[case("Concat", 13, *(integers(0, 200, 7, n, dtype="uint8") for n in (3, 4, 6)), axis=1)])
 record(
     "split.wgsl", "movement", nbytes=_moved("y"),
     cases=[
@@ -58,15 +59,12 @@ class _Part:
 def concat(node: BoundNode) -> Lowering:
     """y = the inputs one after another along `axis`.
 
-    One kernel for as many inputs as the adapter binds at once, each kernel writing its places in y. Where elements are packed into
-    words, and so two parts may share one, pairs are joined until one is left.
+    One kernel for as many inputs as the adapter binds at once, each kernel writing its places in y; where elements are packed into
+    words, and so two parts may share one, into a whole of its own.
     """
     given = node.given()
-    axis = axis_of(node, int(node.attr("axis")), given[0].rank)
-    rest = replaced(given[0].shape, axis, 0)
-    if any(o.rank != given[0].rank or replaced(o.shape, axis, 0) != rest for o in given):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Concat along axis {axis} of {', '.join(str(o.type) for o in given)}")
-    out = TensorType(given[0].dtype, replaced(given[0].shape, axis, sum(o.shape[axis] for o in given)))
+    out = joined_type(node, given, given[0].dtype)
+    axis = axis_of(node, int(node.attr("axis")), out.rank)
     if node.attr(IN_PLACE):
         return Lowering((out,))
     parts = [_Part(i, o.shape[axis]) for i, o in enumerate(given) if o.size]
@@ -84,6 +82,15 @@ def concat(node: BoundNode) -> Lowering:
             "concat.wgsl", [out], consts={**consts, "OUT_ROW": consts.pop("WHOLE_ROW")}, groups=groups, workgroup_size=WORKGROUP_SIZE,
             vectors=vectors, raw=moves_bits(node) and not vectors, reads=reads, writes={"y": 0}))
     return Lowering((out,), tuple(kernels))
+
+
+def joined_type(node: BoundNode, given: Sequence[Operand], dtype: DType) -> TensorType:
+    """What a node's operands make along its `axis`. Raises UnsupportedNodeError where they differ in another one."""
+    axis = axis_of(node, int(node.attr("axis")), given[0].rank)
+    rest = replaced(given[0].shape, axis, 0)
+    if any(o.rank != given[0].rank or replaced(o.shape, axis, 0) != rest for o in given):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} along axis {axis} of {', '.join(str(o.type) for o in given)}")
+    return TensorType(dtype, replaced(given[0].shape, axis, sum(o.shape[axis] for o in given)))
 
 
 def _batches(node: BoundNode, whole: TensorType, parts: Sequence[TensorType]) -> Iterator[tuple[int, int]]:
@@ -119,22 +126,42 @@ def _rows(whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last
 
 
 def _joined(node: BoundNode, out: TensorType, axis: int, parts: list[_Part]) -> Lowering:
-    """Neighbours are joined, then neighbours of these, until one is left: each element is copied log2(parts) times."""
+    """As many neighbours as the adapter binds are joined, then what they made, until one is left."""
     kernels, temps = list[Kernel](), list[tuple[str, TensorType]]()
-    inner = around(out.shape, axis)[2]
+    most = max(2, min(MOST, node.target.limits.max_buffers_per_stage - 1 - (FOR_STEPS if node.has_steps else 0)))
     while len(parts) > 1:
         joined = []
-        for a, b in zip(parts[::2], parts[1::2], strict=False):
-            done = len(parts) == 2
-            both = _Part(0 if done else f"joined{len(temps)}", a.size + b.size)
-            tensor = TensorType(out.dtype, replaced(out.shape, axis, both.size))
-            kernels.append(kernel(
-                "concat_pair.wgsl", [tensor], consts={"A_ROW": a.size * inner, "B_ROW": b.size * inner}, raw=moves_bits(node),
-                reads={"a": a.source, "b": b.source}, writes={"y": both.source}))
-            temps += [] if done else [(str(both.source), tensor)]
-            joined.append(both)
-        parts = joined + parts[len(joined) * 2:]
+        for first in range(0, len(parts), most):
+            its = parts[first:first + most]
+            if len(its) == 1:
+                joined += its
+                continue
+            whole = _Part(0 if len(parts) <= most else f"joined{len(temps)}", sum(part.size for part in its))
+            tensor = TensorType(out.dtype, replaced(out.shape, axis, whole.size))
+            reads = {f"x{k}": part.source for k, part in enumerate(its)}
+            made = packed_concat(tensor, axis, [part.size for part in its], reads, whole.source)
+            kernels.append(replace(made, raw=moves_bits(node)))
+            temps += [] if whole.source == 0 else [(str(whole.source), tensor)]
+            joined.append(whole)
+        parts = joined
     return Lowering((out,), tuple(kernels), tuple(temps))
+
+
+def packed_concat(out: TensorType, axis: int, sizes: Sequence[int], reads: Mapping[str, int | str], target: int | str) -> Kernel:
+    """A kernel that joins tensors of packed elements, these sizes along the axis. reads: of x0, x1, ...; of bytes that are brought to
+    another scale s0, z0, y_scale and so on, too.
+    """
+    _, size, inner = around(out.shape, axis)
+    low, high = limits_of(out.dtype)
+    consts: dict[str, Const] = {"COUNT": len(sizes), "ROW": size * inner, "LOW": low, "HIGH": high}
+    end = 0
+    for k, n in enumerate(sizes):
+        end += n * inner
+        consts |= {f"SIZE{k}": n * inner, f"END{k}": end}
+    scales = [f"{name}{k}" for k in range(len(sizes)) for name in "sz"]
+    return replace(
+        kernel("concat_packed.wgsl", [out], consts=consts, reads=reads, writes={"y": target}),
+        optionals=tuple((name, name in reads) for name in (*scales, "y_scale", "y_zp")))
 
 
 @op("Split", since=2, dtypes={"T": ANY}, bindings="x _split? -> y", channels_last=along_axis)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
@@ -22,6 +23,8 @@ record(
         case("AveragePool", 11, normal(2, 3, 9, 11), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))])
 record(
     "pool_last.wgsl", "pool", loop_bound=lambda k: k.nested("K1", "K2"), flops=lambda k: 2 * k.size("y") * k["K1"] * k["K2"])
+record(
+    "pool_last_bytes.wgsl", "pool", loop_bound=lambda k: k.nested("K1", "K2"), flops=lambda k: 2 * k.size("y") * k["K1"] * k["K2"])
 record(
     "max_pool_indices.wgsl", "pool", loop_bound=lambda k: k.nested("K0", "K1", "K2"),
     flops=lambda k: 2 * k.size("indices") * k["K0"] * k["K1"] * k["K2"],
@@ -108,10 +111,33 @@ def _fours(node: BoundNode, *, highest: bool, count_pad: bool) -> Kernel:
         vectors=("x", "y"), reads={"x": 0}, writes={"y": 0})
 
 
-def _pool(node: BoundNode, *, highest: bool = False, mean: bool = False, count_pad: bool = False, p: int = 1) -> Kernel:
+def in_words(node: BoundNode) -> bool:
+    """Whether four channels of one place are four neighbours."""
+    return node.node.channels_last and same(node.input(0).shape[-1] % 4, 0)
+
+
+def word_pool(node: BoundNode, *, highest: bool, count_pad: bool, reads: Mapping[str, int], **consts: Const) -> Kernel:
+    """Of bytes, two spatial axes, channels last. consts: what the mean needs beside the window."""
+    axes = window_axes(node)
+    out = _output(node, axes)
+    words = out.size // 4
+    known: dict[str, Const] = {
+        "TOTAL": words, "INNER": out.shape[-1] // 4, "MAX": highest, "SIGNED": out.dtype is INT8, "COUNT_PAD": count_pad, **consts,
+        **_consts(axes)}
+    return kernel(
+        "pool_last_bytes.wgsl", [out], consts=known, groups=ceil_div(words, WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE, words=("y",),
+        reads=reads, writes={"y": 0})
+
+
+def pool(
+    node: BoundNode, *, highest: bool = False, mean: bool = False, count_pad: bool = False, p: int = 1, fours: bool = True,
+) -> Kernel:
+    """The kernel of a window. fours: four channels at a time where they are neighbours."""
     axes, dtype = window_axes(node), node.input(0).dtype
-    if node.node.channels_last and dtype is FLOAT32 and same(node.input(0).shape[-1] % 4, 0) and (highest or mean):
+    if fours and in_words(node) and dtype is FLOAT32 and (highest or mean):
         return _fours(node, highest=highest, count_pad=count_pad)
+    if fours and in_words(node) and dtype in (INT8, UINT8):
+        return word_pool(node, highest=True, count_pad=False, reads={"x": 0})
     lowest: Const = {INT8: -128, UINT8: 0}.get(dtype, float("-3.4028234663852886e38"))
     consts: dict[str, Const] = {
         "MAX": highest, "MEAN": mean, "COUNT_PAD": count_pad, "P": p, "LOWEST": lowest, "FLOAT": dtype in FLOATS, **_consts(axes),
@@ -125,7 +151,7 @@ def max_pool(node: BoundNode) -> Kernel | Lowering:
 
     x: [N, C, spatial...], y and indices: [N, C, out...]; or x and y channel-last.
     """
-    values = _pool(node, highest=True)
+    values = pool(node, highest=True)
     if not node.wants(1):
         return values
     axes, out = window_axes(node), TensorType(INT64, values.outputs[0].shape)
@@ -140,7 +166,7 @@ def average_pool(node: BoundNode) -> Kernel:
 
     x: [N, C, spatial...], y: [N, C, out...].
     """
-    return _pool(node, mean=True, count_pad=bool(node.attr("count_include_pad")))
+    return pool(node, mean=True, count_pad=bool(node.attr("count_include_pad")))
 
 
 @op("LpPool", since=2, dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
@@ -152,4 +178,4 @@ def lp_pool(node: BoundNode) -> Kernel:
     p = int(node.attr("p"))
     if not 1 <= p <= 64:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"LpPool with p = {p}; taken: 1 to 64")
-    return _pool(node, p=p)
+    return pool(node, p=p)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.graph import Step
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.ops.channels_last import one_scale
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, result_dtype
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.types import FLOAT32, INT8, INT32, PACKED_INTS, UINT8, DType, TensorType, names
+from ort_gpu_ep.shaders.composer import literal
+from ort_gpu_ep.symbolic import hint, is_symbolic, same
+from ort_gpu_ep.types import FLOAT32, INT8, INT32, PACKED_INTS, UINT8, DType, Shape, TensorType, names
 
 BYTES = (UINT8, INT8)
 CODES = (*BYTES, INT32, *PACKED_INTS)
@@ -40,10 +44,13 @@ def quantize_linear(node: BoundNode) -> Kernel:
     _only(node, "output", dtype, BYTES)
     if node.attr("precision") not in (None, 0, FLOAT32.onnx):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"QuantizeLinear with precision {node.attr('precision')}; taken: float32")
-    low = -128.0 if dtype is INT8 else 0.0
+    index = _scale_index(node)
+    if _is_one_step(node):
+        return stepwise(node, node.input(0).shape, [quantizing("e0", node, 1, 2, dtype)])
+    low, high = limits_of(dtype)
     return kernel(
-        "quantize.wgsl", [TensorType(dtype, node.input(0).shape)], consts={"LOW": low, "HIGH": low + 255.0, **_blocks(node)},
-        indices={"scale_index": _scale_index(node)})
+        "quantize.wgsl", [TensorType(dtype, node.input(0).shape)], consts={"LOW": low, "HIGH": high, **_blocks(node)},
+        indices={"scale_index": index})
 
 
 @op("DequantizeLinear", since=10, dtypes={"T": CODES, "T1": CODES}, bindings="x scale zp? -> y", epilogue=True, channels_last=one_scale)
@@ -57,8 +64,75 @@ def dequantize_linear(node: BoundNode) -> Kernel:
     _only(node, "scale", node.input(1).dtype, (FLOAT32,))
     if node.attr("output_dtype"):
         _only(node, "output", result_dtype(node.attr("output_dtype")), (FLOAT32,))
+    index = _scale_index(node)
+    if _is_one_step(node) and not node.input(0).is_constant:
+        return stepwise(node, node.input(0).shape, [dequantizing(node, 0)])
+    return kernel("dequantize.wgsl", [TensorType(FLOAT32, node.input(0).shape)], consts=_blocks(node), indices={"scale_index": index})
+
+
+def _is_one_step(node: BoundNode) -> bool:
+    """Whether all elements have the same scale and zero point: the node is an elementwise step then, which fusion takes along."""
+    rank, zp = node.input(0).rank, node.optional(2)
+    return not node.attr("block_size") and same(node.input(1).size, 1) and node.input(1).rank <= rank and (zp is None or zp.rank <= rank)
+
+
+def stepwise(node: BoundNode, shape: Shape, steps: Sequence[Step]) -> Kernel:
+    """Elementwise steps over inputs of a node, each of them by its position: `e3` is input 3."""
+    read = sorted({int(a[1:]) for step in steps for a in step.arguments if a[0] == "e"})
+    places = {f"e{k}": f"e{place}" for place, k in enumerate(read)}
     return kernel(
-        "dequantize.wgsl", [TensorType(FLOAT32, node.input(0).shape)], consts=_blocks(node), indices={"scale_index": _scale_index(node)})
+        "elementwise.wgsl", [TensorType(steps[-1].dtype, shape)], reads={places[f"e{k}"]: k for k in read}, writes={"y": 0},
+        epilogue=[replace(step, arguments=tuple(places.get(a, a) for a in step.arguments)) for step in steps])
+
+
+def dequantizing(node: BoundNode, x: int) -> Step:
+    """(x - zero point) * scale, of inputs x, x + 1 (scale) and x + 2 (zero point, may be left out)."""
+    arguments = [f"e{x}"]
+    zero, scale = _scalar(node, x + 2, arguments), _scalar(node, x + 1, arguments)
+    return Step("DequantizeLinear", f"f32(i32(x) - i32({zero})) * {scale}", tuple(arguments), FLOAT32)
+
+
+def quantizing(value: str, node: BoundNode, scale: int, zp: int, dtype: DType, *, inside: bool = False) -> Step:
+    """saturate(round(value / scale) + zero point), halves to even; scale and zero point (may be left out) are inputs of the node.
+
+    inside: round(value / scale + zero point), which differs where a half meets an odd zero point: so do ONNX Runtime's kernels of QLinear
+    ops, but for those that look a byte up in a table. A driver's own division may be off by an ulp, which would turn halves the other way.
+    """
+    arguments = [value]
+    divided = f"divide_f32(x, {_scalar(node, scale, arguments)}).x"
+    zero = f"f32({_scalar(node, zp, arguments)})"
+    rounded = f"round({divided} + {zero})" if inside else f"round({divided}) + {zero}"
+    return Step("QuantizeLinear", saturated(rounded, dtype), tuple(arguments), dtype)
+
+
+def saturated(rounded: str, dtype: DType) -> str:
+    """WGSL of a whole number as a byte."""
+    low, high = limits_of(dtype)
+    return f"{dtype.value}(clamp({rounded}, {low}, {high}))"
+
+
+def _scalar(node: BoundNode, position: int, arguments: list[str]) -> str:
+    """WGSL of an input of one element: its number, where the host knows it (each input is a binding); else a further argument."""
+    if not node.has(position):
+        return "0"
+    value = number(node, position)
+    if value is not None:
+        return literal(value)
+    arguments.append(f"e{position}")
+    return "xyzw"[len(arguments) - 1]
+
+
+def number(node: BoundNode, position: int) -> float | None:
+    """An input of one element (0 where it is left out), as far as the host knows it."""
+    if not node.has(position):
+        return 0.0
+    value = node.input(position).value
+    return None if value is None or is_symbolic(value.reshape(-1)[0]) else float(value.reshape(-1)[0])
+
+
+def limits_of(dtype: DType) -> tuple[float, float]:
+    """The least and the largest number of a type of bytes."""
+    return (-128.0, 127.0) if dtype is INT8 else (0.0, 255.0)
 
 
 def _only(node: BoundNode, what: str, dtype: DType, taken: tuple[DType, ...]) -> None:

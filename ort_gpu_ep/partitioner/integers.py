@@ -5,7 +5,9 @@ ONNX Runtime does the same for its CPU, but only after it has asked providers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,12 +20,20 @@ from ort_gpu_ep.types import INT8, INT32, UINT8
 PRODUCTS: Mapping[str, str] = {"Conv": "QLinearConv", "MatMul": "QLinearMatMul"}
 
 
+Finder: TypeAlias = Callable[[Node], list[Node] | None]
+"""Of a QuantizeLinear: the fused node, then the nodes that it stands for; None where it ends no such group."""
+
+
 def quantize_products(graph: Graph, facts: Facts, limits: Limits) -> Graph:
     """The graph with each such group of nodes as one node."""
-    found = _Finder(graph, facts)
+    return replaced_by(graph, facts, limits, _Products(graph, facts).parts)
+
+
+def replaced_by(graph: Graph, facts: Facts, limits: Limits, parts_of: Finder) -> Graph:
+    """The graph with one node for each group that is found and whose row takes the node."""
     replaced: dict[int, Node | None] = {}
     for node in graph.nodes:
-        parts = found.parts(node)
+        parts = parts_of(node) if is_quantizer(node) else None
         if parts is None or any(id(p) in replaced for p in parts[1:]):
             continue
         fused = parts[0]
@@ -37,45 +47,67 @@ def quantize_products(graph: Graph, facts: Facts, limits: Limits) -> Graph:
     return graph.with_nodes(tuple(n for node in graph.nodes if (n := replaced.get(id(node), node)) is not None))
 
 
-class _Finder:
+def is_quantizer(node: Node) -> bool:
+    """Whether it writes bytes of one type, with a zero point, and not by blocks."""
+    return node.op == "QuantizeLinear" and not node.domain and len(node.inputs) == 3 and not node.attributes.get("block_size")
+
+
+class Surroundings:
     """What stands before a QuantizeLinear."""
 
     def __init__(self, graph: Graph, facts: Facts) -> None:
         self.graph, self.facts = graph, facts
         self.producers, self.consumers = graph.producers(), graph.consumers()
 
-    def parts(self, last: Node) -> list[Node] | None:
-        """The fused node, then the nodes that it stands for; None where it is not such a group."""
-        if last.op != "QuantizeLinear" or last.domain or len(last.inputs) < 3 or last.attributes.get("block_size"):
-            return None
-        inside, product = [last], self._only(last.inputs[0])
-        if product is not None and product.op == "Relu" and self._clamps_at_zero(last):
-            inside.append(product)
-            product = self._only(product.inputs[0])
-        if product is None or product.domain or product.op not in PRODUCTS or product.epilogue:
-            return None
-        decoders = [self.producers.get(name) for name in product.inputs if name]
-        if any(d is None or d.op != "DequantizeLinear" or d.domain or d.attributes.get("block_size") for d in decoders):
-            return None
-        read = [d for d in decoders if d is not None]
-        inputs = self._inputs(product, read, last)
-        if inputs is None:
-            return None
-        inside += [product, *(d for d in read if self._only(d.outputs[0]) is d)]
-        members = tuple(sorted({i for n in inside for i in n.members}))
-        fused = Node(
-            PRODUCTS[product.op], inputs, last.outputs, product.name, "", 10, product.attributes, id=last.id, sources=members)
-        return [fused, *inside]
-
-    def _only(self, name: str) -> Node | None:
+    def only(self, name: str) -> Node | None:
         """Who makes a value that one node alone reads."""
         alone = len(self.consumers.get(name, ())) == 1 and name not in self.graph.outputs
         return self.producers.get(name) if alone else None
+
+    def before(self, last: Node) -> list[Node]:
+        """What `last` quantises, behind a Relu that changes nothing: these nodes, the first one last; none where others read it."""
+        found = self.only(last.inputs[0])
+        if found is None or found.op != "Relu" or found.domain or not self._clamps_at_zero(last):
+            return [] if found is None else [found]
+        first = self.only(found.inputs[0])
+        return [found] if first is None else [found, first]
+
+    def decoders(self, names: Iterable[str]) -> list[Node]:
+        """Who dequantises these values, of bytes without blocks; empty where one is something else."""
+        found = [self.producers.get(name) for name in names]
+        its = [d for d in found if d is not None and d.op == "DequantizeLinear" and not d.domain and not d.attributes.get("block_size")]
+        return its if len(its) == len(found) else []
+
+    def gone(self, decoders: Iterable[Node]) -> list[Node]:
+        """Those of them that nothing else needs."""
+        return [d for d in decoders if self.only(d.outputs[0]) is d]
 
     def _clamps_at_zero(self, last: Node) -> bool:
         """Whether the least number that it writes stands for 0: then a Relu before it changes nothing."""
         zero = self.graph.constant(last.inputs[2])
         return zero is not None and zero.size == 1 and int(zero.reshape(-1)[0]) == np.iinfo(zero.dtype).min
+
+
+def in_place_of(inside: Sequence[Node], node: Node) -> list[Node]:
+    """The node for a group of nodes, the QuantizeLinear at its front; then the group."""
+    members = tuple(sorted({i for n in inside for i in n.members}))
+    return [replace(node, outputs=inside[0].outputs, id=inside[0].id, sources=members), *inside]
+
+
+class _Products(Surroundings):
+    """A product, perhaps with Relu."""
+
+    def parts(self, last: Node) -> list[Node] | None:
+        before = self.before(last)
+        product = before[-1] if before else None
+        if product is None or product.domain or product.op not in PRODUCTS or product.epilogue:
+            return None
+        read = self.decoders(name for name in product.inputs if name)
+        inputs = self._inputs(product, read, last) if read else None
+        if inputs is None:
+            return None
+        inside = [last, *before, *self.gone(read)]
+        return in_place_of(inside, Node(PRODUCTS[product.op], inputs, (), product.name, "", 10, product.attributes))
 
     def _inputs(self, product: Node, read: Sequence[Node], last: Node) -> tuple[str, ...] | None:
         """Of the fused node; None where types or scales are not those of a product of bytes."""

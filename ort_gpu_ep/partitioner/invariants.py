@@ -12,12 +12,14 @@ from ort_gpu_ep.lowering import Facts, facts_of, walk
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST
 from ort_gpu_ep.ops.joining import IN_PLACE
 from ort_gpu_ep.partitioner.absorption import LAYERS, PRODUCTS, Consumers, absorb
+from ort_gpu_ep.partitioner.between_products import keep_bytes
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.integers import quantize_products
 from ort_gpu_ep.partitioner.layouts import CHANNELS_LAST, is_conversion
 from ort_gpu_ep.partitioner.passes import (
     ASKED,
+    BYTES_KEPT,
     CHAINS_FUSED,
     DECODERS_ABSORBED,
     LAYERS_ABSORBED,
@@ -92,6 +94,12 @@ def _no_float_product(work: Work) -> Iterator[str]:
         yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when products of bytes are fused once more"
 
 
+def _no_floats_between(work: Work) -> Iterator[str]:
+    again = keep_bytes(work.graph, work.facts, work.limits)
+    if len(again.nodes) != len(work.graph.nodes):
+        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when what stands between products is fused once more"
+
+
 def _no_decoder(work: Work) -> Iterator[str]:
     yield from _absorbed(work, PRODUCTS)
 
@@ -149,7 +157,7 @@ def _parts(work: Work) -> Iterator[str]:
 
 
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
-    ASKED: _asked, PRODUCTS_QUANTIZED: _no_float_product, DECODERS_ABSORBED: _no_decoder, PATTERNS_FUSED: _no_pattern,
-    LAYERS_ABSORBED: _no_decoder_of_layers,
+    ASKED: _asked, PRODUCTS_QUANTIZED: _no_float_product, BYTES_KEPT: _no_floats_between, DECODERS_ABSORBED: _no_decoder,
+    PATTERNS_FUSED: _no_pattern, LAYERS_ABSORBED: _no_decoder_of_layers,
     CHAINS_FUSED: _no_chain, LAYOUTS_CHOSEN: _layouts, PARTS_PLACED: _parts}
 """Each property that a pass requires or ensures, as a rule."""

@@ -15,6 +15,7 @@ import ort_gpu_ep.partitioner.recurrent_rules  # noqa: F401  adds its rules
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import Answer, Facts, facts_of, walk
 from ort_gpu_ep.partitioner.absorption import LAYERS, PRODUCTS, absorb
+from ort_gpu_ep.partitioner.between_products import keep_bytes
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.integers import quantize_products
@@ -52,6 +53,10 @@ def _integers(work: Work) -> Graph:
     return quantize_products(work.graph, work.facts, work.limits)
 
 
+def _bytes(work: Work) -> Graph:
+    return keep_bytes(work.graph, work.facts, work.limits)
+
+
 def _absorb(work: Work) -> Graph:
     return absorb(work.graph, work.facts, work.limits, PRODUCTS, shared=work.planned)
 
@@ -79,6 +84,7 @@ def _parts(work: Work) -> Graph:
 
 ASKED = "every row has been asked, and the types of values are known"
 PRODUCTS_QUANTIZED = "no product of dequantized bytes is left whose result becomes bytes again"
+BYTES_KEPT = "nothing between bytes and bytes that has an op of bytes is left to floats"
 DECODERS_ABSORBED = "no decoder of a constant is left that the one product behind it could read packed"
 LAYERS_ABSORBED = "no decoder of a constant is left that the recurrent layers behind it could read packed"
 PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
@@ -100,6 +106,7 @@ class Pass:
 FUSION: Sequence[Pass] = (
     Pass("ask", _ask, ensures=frozenset({ASKED})),
     Pass("integers", _integers, requires=frozenset({ASKED}), ensures=frozenset({PRODUCTS_QUANTIZED})),
+    Pass("bytes", _bytes, requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({BYTES_KEPT})),
     Pass("absorb", _absorb, requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({DECODERS_ABSORBED})),
     Pass("patterns", _patterns, requires=frozenset({ASKED}), ensures=frozenset({PATTERNS_FUSED})),
     Pass("layers", _absorb_in_layers, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({LAYERS_ABSORBED})),

@@ -33,6 +33,15 @@ fn divide_f32(n: f32, d: f32) -> vec2<f32> {
     let steps = round(remainder / unit);
     return vec2<f32>(bitcast<f32>(bits + i32(steps)), (remainder - steps * unit) / d);
 }
+// n m + c, rounded once (but for a half of an ulp that is off by less than 2^-24 of it), of a whole number n of at most 12 bits: its products
+// with the halves of a mantissa are exact, and what is lost in the sum is added in the end.
+fn fma_of_byte_f32(n: f32, m: f32, c: f32) -> f32 {
+    let m_head = head_f32(m);
+    let product = n * m_head;
+    let sum = product + c;
+    let back = sum - product;
+    return sum + ((product - (sum - back)) + (c - back) + n * (m - m_head));
+}
 // x mod n for n > 0, never negative. (Vulkan leaves the sign of % open where an operand is negative.)
 fn modulo_i32(x: i32, n: i32) -> i32 {
     let rest = x - x / n * n;

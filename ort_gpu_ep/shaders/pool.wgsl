@@ -46,5 +46,6 @@ fn element(index: u32) -> y_t {
         }
     }
     if (MAX) { return y_t(best); }
-    return y_t(select(root(sum), sum / f32(max(count, 1u)), MEAN));
+    if (MEAN) { return y_t(divide_f32(sum, f32(max(count, 1u))).x); }
+    return y_t(root(sum));
 }

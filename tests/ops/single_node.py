@@ -60,7 +60,8 @@ def model_of(
         [node, *after], "g", given,
         [helper.make_empty_tensor_value_info(n) for n in (["y"] if after else results)],
         [numpy_helper.from_array(v, n) for n, v in held.items()])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    opsets = [helper.make_opsetid("", opset), *([helper.make_opsetid(node.domain, 1)] if node.domain else [])]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     return onnx.shape_inference.infer_shapes(model), feeds
 
 

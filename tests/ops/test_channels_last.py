@@ -22,6 +22,10 @@ X = data(2, 12, 7, 9)
 S = (2, 3, 5, 4)
 
 
+BYTES = [Host(np.array(v), t) for v, t in ((0.031, F32), (121, "uint8"), (0.047, F32), (99, "uint8"))]
+"""Scale and zero point of what is read, and of what is written."""
+
+
 def floats(*values: float) -> Host:
     return Host(np.array(values, "f"), F32)
 
@@ -41,6 +45,24 @@ CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
         {"pads": [1, 0, 1, 2], "strides": [2, 1]}),
     "to bytes": ("QuantizeLinear", (X, Host(np.array(0.1, "f"), F32), Host(np.array(99), "uint8")), {}),
     "from bytes": ("DequantizeLinear", (data(2, 12, 7, 9, dtype="uint8"), Host(np.array(0.1, "f"), F32), Host(np.array(99), "uint8")), {}),
+    "max pool of signed bytes, four channels": (
+        "MaxPool", (data(2, 8, 6, 7, dtype="int8"),), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}),
+    "mean pool of bytes": (
+        "QLinearAveragePool", (data(1, 5, 6, 8, dtype="uint8"), *BYTES), {"kernel_shape": [2, 2], "domain": "com.microsoft"}),
+    "mean pool of bytes, four channels": (
+        "QLinearAveragePool", (data(2, 8, 6, 7, dtype="uint8"), *BYTES),
+        {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 1], "domain": "com.microsoft"}),
+    "mean pool of bytes, four channels, padding counts": (
+        "QLinearAveragePool", (data(2, 4, 5, 5, dtype="uint8"), *BYTES),
+        {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1, "domain": "com.microsoft"}),
+    "global mean of bytes": ("QLinearGlobalAveragePool", (data(2, 5, 9, 7, dtype="uint8"), *BYTES), {"domain": "com.microsoft"}),
+    "global mean of bytes, four channels": (
+        "QLinearGlobalAveragePool", (data(2, 8, 9, 7, dtype="uint8"), *BYTES), {"domain": "com.microsoft"}),
+    "concat of bytes": (
+        "QLinearConcat", (*BYTES[2:], data(2, 3, 4, 5, dtype="uint8"), *BYTES[:2], data(2, 5, 4, 5, dtype="uint8"), *BYTES[2:]),
+        {"axis": 1, "domain": "com.microsoft"}),
+    "sum of bytes": ("QLinearAdd", (data(*S, dtype="uint8"), *BYTES[:2], data(*S, dtype="uint8"), *BYTES[:2], *BYTES[2:]),
+                     {"domain": "com.microsoft"}),
     "mean pool": ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
     "mean pool, padding counts": ("AveragePool", (data(*S),), {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1}),
     "norm pool": ("LpPool", (X,), {"kernel_shape": [3, 3], "p": 2}),
@@ -113,7 +135,7 @@ def test_channels_last(name: str) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    tested = {OPS["", op].channels_last for op, _, _ in CASES.values()}
+    tested = {OPS[attributes.get("domain", ""), op].channels_last for op, _, attributes in CASES.values()}
     assert [name for (_, name), spec in OPS.items() if spec.channels_last not in (None, *tested)] == []
 
 

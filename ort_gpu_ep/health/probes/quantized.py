@@ -96,3 +96,17 @@ def words(trial: Trial) -> str:
             graph, image, weights = _convolution(trial, np.uint8, (1, shape[1], 6, 7), shape)
             agree(f"weights {list(shape)} given back", trial.weight(graph, [image], "w"), weights, 0.0)
     return "2 shapes"
+
+
+@probe("mean of bytes", "kernels", disables=("global_average_bytes.wgsl",))
+def mean(trial: Trial) -> str:
+    """QLinearGlobalAveragePool of few and many places."""
+    for shape in ((2, 5, 3, 3), (1, 7, 23, 31)):
+        for kind in (np.uint8, np.int8):
+            low, high = np.iinfo(kind).min, np.iinfo(kind).max
+            image = trial.integers(low, high, *shape).astype(kind)
+            numbers = [np.asarray(n, t) for n, t in ((0.03, np.float32), (low + 60, kind), (0.011, np.float32), (low + 91, kind))]
+            got, = trial.node("QLinearGlobalAveragePool", 1, [image, *numbers], domain="com.microsoft")
+            exact = (image.astype(np.float64).mean((2, 3), keepdims=True) - float(low + 60)) * 0.03 / 0.011
+            agree(f"mean of {list(shape)}", got, np.clip(np.rint(exact) + low + 91, low, high), 0.005)
+    return "2 sizes, uint8 and int8"
