@@ -10,6 +10,7 @@ from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.ops import tiles, winograd
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, kernel
+from ort_gpu_ep.symbolic import is_symbolic
 from ort_gpu_ep.types import FLOAT32, TensorType
 
 MAX_PLANES = 4
@@ -57,7 +58,7 @@ def build(node: BoundNode) -> Lowering:
     tiled = winograd.of(node, window, product)
     if tiled is None:
         return tiles.lower_tiled(product, out)
-    choice = node.target.choose(product.key + tiled.key, {**_direct_ns(product), **winograd.estimates_ns(tiled)})
+    choice = node.target.choose(product.key + tiled.key, _weighed(product, tiled))
     if choice.form in winograd.forms(tiled.product):
         return winograd.lower(tiled, product.bias, out, choice)
     return tiles.lower_tiled(product, out, choice)
@@ -67,7 +68,15 @@ def estimate_ns(node: BoundNode, window: Window) -> float:
     """Of a Conv that is no depthwise one; whatever its x is stored like."""
     product = _product(node, window)
     tiled = winograd.of(node, window, product)
-    return min({**_direct_ns(product), **(winograd.estimates_ns(tiled) if tiled else {})}.values())
+    return min((_weighed(product, tiled) if tiled else _direct_ns(product)).values())
+
+
+def _weighed(product: tiles.TiledProduct, tiled: winograd.TiledConvolution) -> dict[str, float]:
+    """Nanoseconds of each form. Where a run brings sizes, of those that win on its side of a number of tiles: a plan holds there."""
+    if not is_symbolic(tiled.product.rows):
+        return {**_direct_ns(product), **winograd.estimates_ns(tiled)}
+    fewest = winograd.fewest_tiles(tiled, product)
+    return winograd.estimates_ns(tiled) if fewest and tiled.product.rows >= fewest else _direct_ns(product)
 
 
 def _direct_ns(product: tiles.TiledProduct) -> dict[str, float]:

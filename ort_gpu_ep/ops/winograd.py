@@ -8,6 +8,7 @@ float64 is 1.6 to 1.8 times that of the sum itself (64 to 512 channels, standard
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,9 @@ MAX_NBYTES = 256 << 20
 
 MOVED = 0.56
 """Of Figures.byte_ns: what a byte takes that a transform reads or writes."""
+
+POWERS = tuple(2 ** k for k in range(16))
+"""Numbers of tiles that are looked at for sizes that a run brings."""
 
 FORM = "winograd "
 """What names of these forms begin with; the tile of their product follows."""
@@ -92,6 +96,18 @@ def estimates_ns(conv: TiledConvolution) -> dict[str, float]:
     weights_nbytes = 4 * PRODUCTS * product.packed_rows * product.m
     beside_ns = 2 * by.dispatch_ns + (MOVED * moved_nbytes + weights_nbytes) * by.byte_ns
     return {name: by.winograd_factor * (tiles.estimate_ns(product, tile, 1) + beside_ns) for name, tile in forms(product).items()}
+
+
+def fewest_tiles(conv: TiledConvolution, direct: TiledProduct) -> int:
+    """The power of two from which on this is estimated to be faster than `direct`, the convolution as one product; 0: it never is."""
+    def wins(rows: int) -> bool:
+        outputs = ceil_div(rows * hint(direct.rows), hint(conv.product.rows))
+        sums = replace(direct, rows=outputs)
+        ours = min(estimates_ns(replace(conv, product=replace(conv.product, rows=rows))).values())
+        return ours < min(tiles.estimates_ns(sums, tiles.forms(sums)).values())
+
+    found = bisect_left(POWERS, True, key=wins)
+    return POWERS[found] if found < len(POWERS) else 0
 
 
 def lower(conv: TiledConvolution, bias: int | None, out: TensorType, choice: Choice) -> Lowering:

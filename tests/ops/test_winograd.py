@@ -16,12 +16,14 @@ from ort_gpu_ep.ops import winograd
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
+from ort_gpu_ep.scheduler.template import make_template
 from ort_gpu_ep.target import LAST_ARRIVING, Tuned
 from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.direct import opened, run_program
 from tests.ops.test_tiles import Array, check_conv, conv_graph, expected
 
 PADS = [1, 1, 1, 1]
+ROOMY = Limits(max_workgroup_nbytes=49152, max_invocations=1024, features=frozenset({LAST_ARRIVING}), max_binding_nbytes=1 << 31)
 
 
 @pytest.fixture
@@ -74,18 +76,34 @@ def test_the_error(channels: int, taken: Gpu) -> None:
 
 def test_where_it_is_taken() -> None:
     """Where the estimate says that it wins: with many tiles, on hardware."""
-    roomy = Limits(max_workgroup_nbytes=49152, max_invocations=1024, features=frozenset({LAST_ARRIVING}), max_binding_nbytes=1 << 31)
-
-    def of(batch: int, limits: Limits = roomy, strides: int = 1) -> list[str]:
+    def of(batch: int, limits: Limits = ROOMY, strides: int = 1) -> list[str]:
         x, w = np.zeros((batch, 28, 28, 128), np.float32), np.zeros((128, 128, 3, 3), np.float32)
         return shaders(conv_graph(x, w, None, None, pads=PADS, strides=[strides] * 2), limits)
 
     assert of(32) == of(8) == KERNELS
-    assert of(1) == of(32, replace(roomy, figures=SOFTWARE_FIGURES)) == of(32, strides=2) == ["product.wgsl"]
+    assert of(1) == of(32, replace(ROOMY, figures=SOFTWARE_FIGURES)) == of(32, strides=2) == ["product.wgsl"]
     for shader in winograd.SHADERS:
-        assert of(32, replace(roomy, disabled=((shader, "a fault"),))) == ["product.wgsl"]
-    assert of(32, roomy.without(Config(winograd=False).disabled)) == ["product.wgsl"]
+        assert of(32, replace(ROOMY, disabled=((shader, "a fault"),))) == ["product.wgsl"]
+    assert of(32, ROOMY.without(Config(winograd=False).disabled)) == ["product.wgsl"]
     assert of(512) == ["product.wgsl"], "more memory than it may take"
+
+
+def test_sizes_that_a_run_brings() -> None:
+    """A plan holds for few images, or for many: those on its side of where the better form changes."""
+    x, w = layer((1, 28, 28, 128), 128)
+    graph = conv_graph(x, w, None, None, pads=PADS)
+    open_batch = replace(graph, values={**graph.values, "x": replace(graph.values["x"], shape=(None, *x.shape[1:]))})
+
+    def types(batch: int) -> list[TensorType]:
+        return [TensorType(FLOAT32, (batch, *x.shape[1:]))]
+
+    few, many = (make_template(open_batch, types(batch), ROOMY) for batch in (1, 32))
+    first = [next(step.kernel.shader for step in t.plan.steps if isinstance(step, Dispatch)) for t in (few, many)]
+    assert first == ["product.wgsl", KERNELS[0]]
+    for batch in (1, 8, 16, 100):
+        assert (few.fill(types(batch)) is not None) == (batch == 1) != (many.fill(types(batch)) is not None)
+    never = make_template(open_batch, types(32), replace(ROOMY, figures=SOFTWARE_FIGURES))
+    assert never.fill(types(1)) is not None
 
 
 def test_a_measured_form_is_taken() -> None:
