@@ -1,4 +1,4 @@
-"""Products of bytes in register tiles (byte_product.wgsl): QLinearMatMul, and QLinearConv over channels that lie together.
+"""Products of bytes in register tiles (byte_product.wgsl): QLinearMatMul, MatMulInteger, and QLinearConv over channels that lie together.
 
 Tiles and estimates are those of `tiles.py`, over words of four bytes: a word is an element of K. The estimates' figures are its own.
 Weights are packed once; what the zero point of x adds to their sums is folded into the bias, so that it costs nothing in a run.
@@ -7,6 +7,8 @@ Weights are packed once; what the zero point of x adds to their sums is folded i
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div, record
@@ -18,7 +20,7 @@ from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel
 from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.target import LAST_ARRIVING, Choice
-from ort_gpu_ep.types import UINT32, TensorType
+from ort_gpu_ep.types import INT32, UINT32, TensorType
 
 GATHERING_NS = 3500.0
 """A step of integer_product.wgsl, 64 bytes of K: each byte of a window is loaded by itself. On an H200 ResNet-50 took 3 ms for 860."""
@@ -26,8 +28,23 @@ GATHERING_NS = 3500.0
 record("byte_product.wgsl", "product", loop_bound=lambda k: k["PER"] + k["SPLIT"], flops=lambda k: 64 * k["ROWS"] * k["M4"] * k["KQ"])
 record("byte_depthwise.wgsl", "direct", loop_bound=lambda k: k.nested("WINDOW_Y", "WINDOW_X"),
        flops=lambda k: 2 * k["ROWS"] * k["C4"] * 4 * k["WINDOW_Y"] * k["WINDOW_X"])
+record("column_sums.wgsl", "reduction", loop_bound=lambda k: k["K"])
 record("pack_bytes.wgsl", "movement", loop_bound=lambda k: 4)
 record("unpack_bytes.wgsl", "movement")
+
+
+MIN_ROWS = 8
+"""Of a MatMulInteger in tiles: for fewer most of the smallest tile would be padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What becomes of the sums. numbers: the kernel that writes once what that needs of weights. consts, reads, words: the product's."""
+
+    numbers: Kernel
+    consts: Mapping[str, Const]
+    reads: Mapping[str, int] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
 
 
 def reads_planes(node: BoundNode) -> bool:
@@ -40,7 +57,12 @@ def _is_static(node: BoundNode, outputs: int) -> bool:
     if outputs % 4 or node.input(W_SCALE).size not in (1, outputs):
         return False
     ones = all(node.input(i).size == 1 for i in (X_SCALE, X_ZERO, Y_SCALE, Y_ZERO) if node.has(i))
-    return ones and requantized.are_constant(node) and not requantized.zero_counts(node, W, W_ZERO) and tiles.fits(node.target)
+    return ones and requantized.are_constant(node) and not requantized.zero_counts(node, W, W_ZERO) and _may_run(node)
+
+
+def _may_run(node: BoundNode) -> bool:
+    """Whether the adapter can run one of the tiles, and nothing has put their shader out of use."""
+    return tiles.fits(node.target) and node.target.limits.allow("byte_product.wgsl")
 
 
 def takes_image(node: BoundNode) -> bool:
@@ -65,7 +87,31 @@ def matrices(node: BoundNode) -> Lowering:
     a, (k, m) = node.input(X), node.input(W).shape
     weights = Weights(W, k // 4, 1, 1, m, 0, constant=True)
     product = TiledProduct(math.prod(a.shape[:-1]), m, weights, target=node.target, bytes=True)
-    return _lowered(node, product, TensorType(node.input(Y_ZERO).dtype, (*a.shape[:-1], m)), k, Folded(k, 1, m))
+    out = TensorType(node.input(Y_ZERO).dtype, (*a.shape[:-1], m))
+    return _lowered(node, product, out, k, Folded(k, 1, m), _as_bytes(node, out, m, Folded(k, 1, m)))
+
+
+def takes_sums(node: BoundNode) -> bool:
+    """Whether a MatMulInteger is a product of rows with a constant matrix, and in words; a's zero point may be one of a run."""
+    a, b, zero = node.input(0), node.input(1), node.optional(2)
+    return (a.rank >= 2 and b.rank == 2 and b.is_constant and a.shape[-1] == b.shape[0] and b.shape[0] % 4 == 0 and b.shape[1] % 4 == 0
+            and b.size > 0 and (zero is None or zero.size == 1) and not requantized.zero_counts(node, 1, 3) and _may_run(node)
+            and bool(hint(math.prod(a.shape[:-1])) >= MIN_ROWS))
+
+
+def sums(node: BoundNode) -> Lowering:
+    """Of a MatMulInteger that `takes_sums`."""
+    a, b, (k, m) = node.input(0), node.input(1), node.input(1).shape
+    product = TiledProduct(math.prod(a.shape[:-1]), m, Weights(1, k // 4, 1, 1, m, 0, constant=True), target=node.target, bytes=True)
+    numbers = kernel(
+        "column_sums.wgsl", [TensorType(UINT32, (m,))], consts={"M": m, "K": k, "SHIFT": shift(b.dtype)}, reads={"w": 1},
+        writes={"y": "numbers"})
+    ending = Ending(numbers, {"REQUANTIZED": False, "X_SHIFT": shift(a.dtype)}, {"a_zp": 2} if node.has(2) else {})
+    return _lowered(node, product, TensorType(INT32, (*a.shape[:-1], m)), k, Folded(k, 1, m), ending)
+
+
+def _as_bytes(node: BoundNode, out: TensorType, outputs: int, folded: Folded) -> Ending:
+    return Ending(requantized.numbers(node, outputs, folded), {"REQUANTIZED": True, **requantized.range_of(out.dtype)}, words=("y",))
 
 
 def image(node: BoundNode) -> Lowering:
@@ -82,7 +128,8 @@ def image(node: BoundNode) -> Lowering:
     depth = w.shape[1] * window.taps
     if node.attr("group") > 1:
         return _depthwise(node, window, out, Folded(depth, depth, 1))
-    return _lowered(node, _of_image(node, window), out, w.shape[1], Folded(depth, depth, 1))
+    folded = Folded(depth, depth, 1)
+    return _lowered(node, _of_image(node, window), out, w.shape[1], folded, _as_bytes(node, out, w.shape[0], folded))
 
 
 def image_ns(node: BoundNode, window: Window) -> float:
@@ -101,29 +148,32 @@ def _of_image(node: BoundNode, window: Window) -> TiledProduct:
         bytes=True)
 
 
-def _packing(node: BoundNode, words: int, m: int, folded: Folded, padded: int, taps: int) -> tuple[Kernel, Kernel]:
-    """Weights to words, [words, m], and back. padded: words of a tap."""
-    w, m_last = node.input(W), folded.output == 1
+def _packing(node: BoundNode, source: int, words: int, m: int, folded: Folded, padded: int, taps: int) -> tuple[Kernel, Kernel]:
+    """Weights to words, [words, m], and back. source: the input that has them. padded: words of a tap."""
+    w, m_last = node.input(source), folded.output == 1
     channels = folded.k // taps
     consts: dict[str, Const] = {"M": m, "PADDED": padded, "TAPS": taps, "CHANNELS": channels, "SHIFT": shift(w.dtype)}
     places: dict[str, Const] = {"W_M": folded.output, "W_CHANNEL": folded.along if m_last else taps, "W_TAP": 1}
     packed = TensorType(UINT32, (words, m))
-    return (kernel("pack_bytes.wgsl", [packed], consts=consts | places, reads={"w": W}, writes={"y": "packed"}),
+    return (kernel("pack_bytes.wgsl", [packed], consts=consts | places, reads={"w": source}, writes={"y": "packed"}),
             kernel("unpack_bytes.wgsl", [w.type], consts=consts | {"M_LAST": m_last}, reads={"packed": "packed"}, writes={"y": "restored"}))
 
 
-def _lowered(node: BoundNode, product: TiledProduct, out: TensorType, channels: int, folded: Folded) -> Lowering:
+def _lowered(
+    node: BoundNode, product: TiledProduct, out: TensorType, channels: int, folded: Folded, ending: Ending,
+) -> Lowering:
     """channels: of x, in bytes."""
     known = {name: form for name, form in tiles.forms(product).items() if form[1] == 1 or _may_arrive(product, out, *form)}
     choice = product.target.choose(product.key, tiles.estimates_ns(product, known))
     tile, split = known[choice.form]
     taps = folded.k // channels
-    pack, unpack = _packing(node, product.packed_rows, product.m, folded, 1 if product.planes else product.weights.padded, taps)
-    numbers = requantized.numbers(node, product.m, folded)
-    built = _kernel(node, product, tile, split, choice, out, channels)
-    temps = [("packed", pack.outputs[0]), ("numbers", numbers.outputs[0]), *zip(("parts", "arrived"), built.outputs[1:], strict=False)]
+    source = int(product.weights.source)
+    pack, unpack = _packing(node, source, product.packed_rows, product.m, folded, 1 if product.planes else product.weights.padded, taps)
+    built = _kernel(node, product, tile, split, choice, out, channels, ending)
+    temps = [("packed", pack.outputs[0]), ("numbers", ending.numbers.outputs[0])]
+    temps += zip(("parts", "arrived"), built.outputs[1:], strict=False)
     return Lowering(
-        (out,), (pack, numbers, built), tuple(temps), once=("packed", "numbers"), inverses=((W, unpack),),
+        (out,), (pack, ending.numbers, built), tuple(temps), once=("packed", "numbers"), inverses=((source, unpack),),
         kept=("arrived",) if split > 1 else ())
 
 
@@ -139,7 +189,7 @@ def _parts(product: TiledProduct, tile: Tile, split: int) -> TensorType:
 
 
 def _kernel(
-    node: BoundNode, product: TiledProduct, tile: Tile, split: int, choice: Choice, out: TensorType, channels: int,
+    node: BoundNode, product: TiledProduct, tile: Tile, split: int, choice: Choice, out: TensorType, channels: int, ending: Ending,
 ) -> Kernel:
     x, quads = node.input(X), product.weights.padded // 4
     wide = not product.planes and channels % 16 == 0
@@ -149,12 +199,13 @@ def _kernel(
         "PER": ceil_div(ceil_div(product.fours, tile.fours), split), "SPLIT": split, "LAST": split > 1, "WIDE": wide,
         "POINTWISE": product.pointwise, "STRIDED": product.strided, "PLANES": product.planes > 0, "CHANNELS": product.planes,
         "TAPS": not product.pointwise and not product.planes and quads % tile.fours == 0,
-        **requantized.range_of(out.dtype), **tiles.consts_of(tile), **product.window}
+        **ending.consts, **tiles.consts_of(tile), **product.window}
     parts = (_parts(product, tile, split), TensorType(UINT32, (tiles.tiles_of(product, tile),))) if split > 1 else ()
     return kernel(
         "byte_product.wgsl", [out, *parts], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=16 * tile.shared,
-        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split), reads={"x": X, "w": "packed", "numbers": "numbers"},
-        writes={"y": 0, **({"parts": "parts", "arrived": "arrived"} if parts else {})}, words=("y",), choice=choice,
+        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split),
+        writes={"y": 0, **({"parts": "parts", "arrived": "arrived"} if parts else {})}, words=ending.words, choice=choice,
+        reads={"x": X, "w": "packed", "numbers": "numbers", **ending.reads},
         vectors=("w", "numbers", *(("x",) if wide else ()), *(("parts",) if parts else ())), atomics=("arrived",) if parts else (),
         features=(LAST_ARRIVING,) if parts else ())
 
@@ -163,7 +214,7 @@ def _depthwise(node: BoundNode, window: Window, out: TensorType, folded: Folded)
     """A lane makes four channels of a pixel; neighbouring lanes have neighbouring channels."""
     filters, rows = out.shape[3], math.prod(out.shape[:3])
     four = Folded(4 * window.taps, 4 * window.taps, 1)      # a word of weights has a tap of four filters: as one of four channels
-    pack, unpack = _packing(node, window.taps, filters // 4, four, 1, window.taps)
+    pack, unpack = _packing(node, W, window.taps, filters // 4, four, 1, window.taps)
     numbers = requantized.numbers(node, filters, folded)
     built = kernel(
         "byte_depthwise.wgsl", [out], workgroup_size=DEPTHWISE_WORKGROUP_SIZE,

@@ -92,13 +92,13 @@ def _in_words(side: Side, along_k: bool) -> bool:
     return bool(fast == 1) and bool(slow % 4 == 0) and all(bool(s % 4 == 0) for s in (*side.base.strides, side.base.offset))
 
 
-@op("MatMulInteger", since=10, dtypes={"T1": BYTES, "T2": BYTES}, bindings="a b a_zp? b_zp? c? -> y")
-def matmul_integer(node: BoundNode) -> Kernel:
+@op("MatMulInteger", since=10, dtypes={"T1": BYTES, "T2": BYTES}, bindings="a b a_zp? b_zp? c? -> y", epilogue=True)
+def matmul_integer(node: BoundNode) -> Kernel | Lowering:
     """y = (a - a's zero point) (b - b's zero point) in int32, shapes as numpy.matmul.
 
     Zero points: a scalar, one a row of a, or one a column of b.
     """
-    return _matrices(node, 0, 1, 2, 3)
+    return byte_tiles.sums(node) if byte_tiles.takes_sums(node) else _matrices(node, 0, 1, 2, 3)
 
 
 @op("QLinearMatMul", since=10, dtypes={"T1": BYTES, "T2": BYTES, "T3": BYTES, "TS": (FLOAT32, FLOAT16)},

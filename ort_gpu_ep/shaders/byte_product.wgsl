@@ -1,14 +1,18 @@
-// y[n, m] = the byte of the sum over k of x[n, k] * w[k, m] + correction[m]: product.wgsl for bytes. Rows n of x are pixels whose channels lie
+// y[n, m] = the byte of the sum over k of x[n, k] * w[k, m] + correction[m]: product.wgsl for bytes. Or, where not REQUANTIZED, the sum itself
+// less x's zero point times that of the weights. Rows n of x are pixels whose channels lie
 // together (a convolution), or rows of a matrix; w holds words of four bytes along k, which lie along m. A quad is four words, 16 bytes along
 // k; else tiles, teams, steps, parts and what is under way meanwhile are as product.wgsl has them.
 // The zero point of x is in the corrections, and padding holds it. K is filled up with weights of zero, whatever x has there.
 // Of a convolution k is (tap, channel), and what is not POINTWISE has a window. TAPS: a step lies within one tap. STRIDED: one tap, steps
 // over pixels. WIDE: quads of a pixel are vectors. PLANES: x is stored [image, channel, y, x] with CHANNELS <= 4 of them: a tap is a word.
-// Expects: x (vectors where WIDE), w [K in words, or more rows, M] words as vectors, numbers (quantized_outputs.wgsl) as vectors, y [ROWS, M];
+// Expects: x (vectors where WIDE), w [K in words, or more rows, M] words as vectors, numbers as vectors (of quantized_outputs.wgsl, or of
+// column_sums.wgsl, beside a_zp? and X_SHIFT, 128 for an unsigned x; then it is POINTWISE), y [ROWS, M];
 // with LAST parts (vectors) and arrived (atomics, zero); ROWS M4 CQ CW (quads, words of a tap) KQ (k in quads) LAST_WORD (of x) X_TURN (turns
 // unsigned bytes into signed ones) STEPS PER SPLIT LOW HIGH; TM TN TQ MM NN SLICES and what follows from them, as product.wgsl; HEIGHT.. as
 // Window.consts writes them.
+#if REQUANTIZED
 #include requantized.wgsl
+#end
 var<workgroup> tile: array<vec4<u32>, SHARED>;
 #if LAST
 var<workgroup> place: u32;
@@ -79,7 +83,9 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let tx = t % TX;
     let ty = t / TX;
 #end
+#if REQUANTIZED
     let last = numbers_word4(2u * M4);
+#end
 #for i in A_LOADS
     let a_to$i = lane + $(i * WORKGROUP_SIZE)u;
     var a_from$i = (first * $(TQ * 4)u + a_to$i / $(TM // 4)u) * M4 + min(m_first + a_to$i % $(TM // 4)u, M4 - 1u);
@@ -228,6 +234,18 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     }
 #end
+#if not REQUANTIZED
+    let zero = i32(a_zp_at(0u)) - i32(X_SHIFT);
+#for e in OUTPUTS
+    if (m$e < M4 && o$e < ROWS) {
+        let at$e = (o$e * M4 + m$e) * 4u;
+        let v$e = r$e - zero * bitcast<vec4<i32>>(numbers_word4(m$e));
+#for c in 4
+        y_set(at$e + $(c)u, v$e[$c]);
+#end
+    }
+#end
+#else
     let zero = bitcast<f32>(last.x);
 #for e in OUTPUTS
     if (m$e < M4 && o$e < ROWS) {
@@ -236,5 +254,6 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         y_store_word(o$e * M4 + m$e, requantized(sum.x, scale.x, zero) | (requantized(sum.y, scale.y, zero) << 8u)
             | (requantized(sum.z, scale.z, zero) << 16u) | (requantized(sum.w, scale.w, zero) << 24u));
     }
+#end
 #end
 }

@@ -10,11 +10,12 @@ import pytest
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.graph import Graph, Node, Value
+from ort_gpu_ep.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.questions import apart
+from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.target import LAST_ARRIVING
-from ort_gpu_ep.types import BY_NAME
+from ort_gpu_ep.types import BY_NAME, FLOAT32, INT8
 from tests.direct import opened, run_program
 from tests.ops.test_tiles import expected
 
@@ -100,6 +101,28 @@ def test_padding_of_a_network_without_a_zero_point_of_x() -> None:
 def test_windows(x: Any, w: Any, attributes: Any, kind: str, out: str, bias: bool) -> None:
     for every_size_open in (False, True):
         check_conv(x, w, kind, out, bias, every_size_open, **attributes)
+
+
+@pytest.mark.parametrize(("kind", "zero"), [("uint8", 113), ("int8", -7), ("uint8", None)])
+@pytest.mark.parametrize(("x", "m"), [((33, 64), 20), ((2, 5, 20), 36)])
+def test_sums(kind: str, zero: int | None, x: tuple[int, ...], m: int) -> None:
+    """Of MatMulInteger, with the zero point of a run, and steps behind it."""
+    a, w, zeros = integers(kind, *x), integers("int8", x[-1], m), np.asarray(zero or 0, kind)
+    values = {"x": Value("x", BY_NAME[kind], x), "z": Value("z", BY_NAME[kind], ()), "w": Value("w", INT8, w.shape, lambda: w)}
+    steps = (Step("Cast", "f32(x)", ("v",), FLOAT32), Step("Mul", "x * y", ("s0", "e0"), FLOAT32))
+    node = Node("MatMulInteger", ("x", "w", "" if zero is None else "z"), ("y",), "m", "", 10, epilogue=steps, operands=("s",))
+    values |= {"s": Value("s", FLOAT32, (m,)), "y": Value("y", FLOAT32)}
+    scales = RNG.uniform(0.5, 2, m).astype("f")
+    wanted = ((a.astype(int) - int(zeros)) @ w.astype(int)).astype("f") * scales
+    feeds = {"x": a, "z": zeros, "s": scales}
+    for every_size_open in (False, True):
+        graph = Graph("g", ("x", "z", "s"), ("y",), (node,), values)
+        program = Program(opened(graph) if every_size_open else graph, Config(), Gpu.open(Config()))
+        try:
+            np.testing.assert_array_equal(run_program(program, feeds)[0], wanted)
+            assert {s.kernel.shader for p in program.plans for s in p.steps if isinstance(s, Dispatch)} == {"byte_product.wgsl"}
+        finally:
+            program.close()
 
 
 @pytest.mark.parametrize(("x", "m"), [((33, 64), 20), ((1, 12), 8), ((2, 5, 20), 36), ((1, 1024), 68)])

@@ -88,6 +88,17 @@ def byte_depthwise(trial: Trial) -> str:
     return "2 windows"
 
 
+@probe("sums of columns", "kernels", disables=("column_sums.wgsl",))
+def sums(trial: Trial) -> str:
+    """MatMulInteger of a constant matrix, with zero points of 128 and others."""
+    for _ in range(trial.rounds):
+        for kind, zero in ((np.uint8, 140), (np.int8, -3)):
+            a, b = trial.integers(0, 100, 33, 36).astype(kind), trial.integers(-127, 128, 36, 20).astype(np.int8)
+            got, = trial.node("MatMulInteger", 10, [a, None, np.asarray(kind(zero))], {1: b})
+            agree("MatMulInteger", got, (a.astype(np.int64) - zero) @ b.astype(np.int64), 0.0)
+    return "2 zero points"
+
+
 @probe("words of weights", "kernels", disables=("pack_bytes.wgsl", "unpack_bytes.wgsl"))
 def words(trial: Trial) -> str:
     """Bytes of windows and of points: packed once, used, and given back bit for bit."""
