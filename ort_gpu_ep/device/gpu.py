@@ -168,7 +168,7 @@ class Gpu(Buffers):
                     buffer, offset_bytes, piece_nbytes = pieces[index]
                     native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, offset, (piece_nbytes + 3) & ~3)
                 submission = self._submit([native.finish(encoder)])
-                token = native.map_read(staging.native, size)
+                token = native.map_read(self.device, staging.native, size)
             except GPUError as error:
                 raise self.failure(error, f"a readback of {nbytes} B") from error
         submitted = time.perf_counter()
@@ -233,7 +233,7 @@ class Gpu(Buffers):
             try:
                 submission = self._submit([])
                 for staging, arrival in mappings:
-                    native.start_mapping(staging.native, staging.nbytes, arrival)
+                    native.start_mapping(self.device, staging.native, staging.nbytes, arrival)
             except GPUError as error:
                 raise self.failure(error, "a run and its readback") from error
         return submission

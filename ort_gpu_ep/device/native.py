@@ -48,10 +48,6 @@ class Arrival:
         return int(self.word[0])
 
 
-_expected: set[Arrival] = set()
-"""Those that wgpu-native will write to: they must live until then, also where nobody waits any more."""
-
-
 def watch(gpu: Any) -> None:
     """Sets gpu.lost when the driver drops its device."""
     watched = weakref.ref(gpu)
@@ -118,20 +114,19 @@ def submit(device: Any, command_buffers: list[Any]) -> int:
     return int(checked.wgpuQueueSubmitForIndex(device.queue, len(command_buffers), array))
 
 
-def map_read(buffer: Any, nbytes: int) -> Arrival:
+def map_read(device: Any, buffer: Any, nbytes: int) -> Arrival:
     """Starts mapping a staging buffer for reading. Returns what to `wait` for."""
-    return start_mapping(buffer, nbytes, Arrival(lib.WGPUMapMode_Read))
+    return start_mapping(device, buffer, nbytes, Arrival(lib.WGPUMapMode_Read))
 
 
-def start_mapping(buffer: Any, nbytes: int, arrival: Arrival) -> Arrival:
+def start_mapping(device: Any, buffer: Any, nbytes: int, arrival: Arrival) -> Arrival:
     """Starts mapping a staging buffer as `arrival` says, which is of no other mapping now. Returns it."""
     arrival.word[0] = 0
-    _expected.add(arrival)
+    device.expected.add(arrival)
     try:
         checked.wgpuBufferMapAsync(buffer, arrival.mode, 0, nbytes, arrival.info[0])
     except GPUError:
-        if arrival.word[0]:     # else it may yet be written to
-            _expected.discard(arrival)
+        forget(device, arrival)
         raise
     return arrival
 
@@ -141,8 +136,8 @@ def map_write(gpu: Any, buffer: Any, nbytes: int, arrival: Arrival | None = None
 
     arrival: what the mapping reports to, where it may have been started already.
     """
-    if arrival is None or arrival not in _expected:
-        arrival = start_mapping(buffer, nbytes, arrival or Arrival(lib.WGPUMapMode_Write))
+    if arrival is None or arrival not in gpu.device.expected:
+        arrival = start_mapping(gpu.device, buffer, nbytes, arrival or Arrival(lib.WGPUMapMode_Write))
     if not arrival.status:
         lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
     _await(gpu, arrival)
@@ -158,17 +153,17 @@ def unmap(buffer: Any) -> None:
     lib.wgpuBufferUnmap(buffer)
 
 
-def give_up(buffer: Any, arrival: Arrival) -> None:
+def give_up(device: Any, buffer: Any, arrival: Arrival) -> None:
     """Ends a mapping that was started and nobody has waited for, whether it is there or not; nothing where there is none."""
-    if arrival in _expected:
+    if arrival in device.expected:
         unmap(buffer)
-        forget(arrival)
+        forget(device, arrival)
 
 
-def forget(arrival: Arrival) -> None:
-    """Nobody waits for this mapping any more. One whose buffer was unmapped or destroyed has been reported."""
+def forget(device: Any, arrival: Arrival) -> None:
+    """Nobody waits for this mapping any more. One whose buffer was unmapped or destroyed has been reported; any other may yet be."""
     if arrival.status:
-        _expected.discard(arrival)
+        device.expected.discard(arrival)
 
 
 _pause = threading.Event()
@@ -197,7 +192,7 @@ def _await(gpu: Any, arrival: Arrival) -> None:
         lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
     status = arrival.status
     if status:
-        _expected.discard(arrival)
+        gpu.device.expected.discard(arrival)
     if status == lib.WGPUMapAsyncStatus_Success:
         return
     if gpu.lost:

@@ -114,9 +114,13 @@ class CommandEncoder(Object):
 
 
 class Device(Object):
-    """A device and its queue. on_loss: called with a text when the driver drops it; may come on any thread."""
+    """A device and its queue.
 
-    __slots__ = ("number", "on_loss", "queue")
+    on_loss: called with a text when the driver drops it; may come on any thread. expected: what wgpu-native will write to when buffers are
+    mapped. That must live until then, also where nobody waits any more: as long as the device, which waits that do not end hold.
+    """
+
+    __slots__ = ("expected", "number", "on_loss", "queue")
     _release = lib.wgpuDeviceRelease
     _alive: ClassVar[weakref.WeakValueDictionary[int, Device]] = weakref.WeakValueDictionary()
     _numbers = itertools.count(1)
@@ -125,6 +129,7 @@ class Device(Object):
         super().__init__(handle, None)
         self.number, self.queue = number, checked.wgpuDeviceGetQueue(handle)
         self.on_loss: Callable[[str], object] | None = None
+        self.expected: set[Any] = set()
         self._alive[number] = self
 
     def __del__(self) -> None:

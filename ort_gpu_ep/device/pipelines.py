@@ -29,15 +29,16 @@ def is_checked(gpu: Gpu, option: str, shader: str) -> bool:
 def pipelines(gpu: Gpu, plan: Plan, checked: str, composer: Composer = compose) -> list[Any]:
     """The pipeline of each step (None for a copy), compiled by several threads: drivers take up to 50 ms for one.
 
-    checked: the option checked_shaders. Raises: ShaderError.
+    The prologue's are compiled beside them, for whoever asks for them next. checked: the option checked_shaders. Raises: ShaderError.
     """
     def one(step: Dispatch | Copy) -> Any:
         return pipeline(gpu, step, checked, composer) if isinstance(step, Dispatch) else None
 
-    if len(plan.steps) < 4:
+    steps = [*plan.steps, *plan.prologue]
+    if len(steps) < 4:
         return [one(s) for s in plan.steps]
-    with ThreadPoolExecutor(min(len(plan.steps), os.cpu_count() or 1), "ort_gpu_ep-compile") as pool:
-        return list(pool.map(one, plan.steps))
+    with ThreadPoolExecutor(min(len(steps), os.cpu_count() or 1), "ort_gpu_ep-compile") as pool:
+        return list(pool.map(one, steps))[:len(plan.steps)]
 
 
 def pipeline(gpu: Gpu, dispatch: Dispatch, option: str, composer: Composer = compose) -> Any:

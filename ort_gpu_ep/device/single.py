@@ -45,7 +45,7 @@ class Single:
         native.copy_buffer(encoder, self._buffer.handle, 0, self._staging.handle, 0, nbytes)
         commands, start = native.finish(encoder), time.perf_counter()
         index = native.submit(self.device, [commands])
-        native.wait(self, index, native.map_read(self._staging.handle, nbytes))
+        native.wait(self, index, native.map_read(self.device, self._staging.handle, nbytes))
         taken_s = time.perf_counter() - start
         got = bytes(ffi.buffer(ffi.cast("char *", native.mapped(self._staging.handle, nbytes)), nbytes))
         native.unmap(self._staging.handle)

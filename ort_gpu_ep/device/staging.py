@@ -119,7 +119,7 @@ class LargeInputs:
     def give_up(self) -> None:
         """The run failed: a submission that names the buffer is allowed nevertheless. A device that hangs is not asked for anything."""
         if not self._gpu.lost:
-            native.give_up(self.buffer.native, self.arrival)
+            native.give_up(self._gpu.device, self.buffer.native, self.arrival)
 
     def free(self, broken: bool) -> None:
         """Gives the memory back. broken: the GPU may still read it, so that it goes when the driver is done with it."""
@@ -127,4 +127,4 @@ class LargeInputs:
             self.give_up()
         else:
             self._gpu.destroy(self.buffer)
-        native.forget(self.arrival)
+        native.forget(self._gpu.device, self.arrival)

@@ -82,7 +82,8 @@ class Template:
         self._structs, self.parameter_nbytes = self._place_parameters(wanted)
         self._formula = Formula(trace, wanted.values)
         self._symbols: list[Any] = []
-        _walk(plan, self._symbols.append)
+        if self._values or any(is_symbolic(size) for t in plan.inputs for size in t.shape):     # nothing else brings symbols in
+            _walk(plan, self._symbols.append)
         self.varies = bool(self._symbols)
 
     def _place_parameters(self, wanted: _Wanted) -> tuple[list[tuple[int, str, slice]], int]:

@@ -14,18 +14,23 @@ an array that a loop indexes is kept in registers only by those drivers that unr
 from __future__ import annotations
 
 import ast
-import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 from ort_gpu_ep.errors import InternalError
 
-_OPERATORS: Mapping[type, Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.USub: operator.neg, ast.Not: operator.not_}
+_NODES = (
+    ast.Expression, ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.And, ast.Or,
+    ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, ast.USub, ast.Not,
+    ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+"""What an expression may consist of."""
+
+_KEPT = 8192
+"""Lines and expressions that are kept as read: those of all shader files are some thousands, and one shader names them 10,000 times."""
 
 _INCLUDE = re.compile(r"(?m)^[ ]*#include[ ]+(\S+)[ ]*\n?")
 _DIRECTIVE = re.compile(r"\s*#(for|if|else|end|let)\b(.*)")
@@ -71,6 +76,7 @@ def expand(text: str, constants: Mapping[str, int]) -> str:
     return "\n".join(_written(_parsed(text).lines, dict(constants)))
 
 
+@lru_cache(256)
 def _parsed(text: str) -> _Block:
     stack = [_Block()]
     for number, line in enumerate(text.split("\n"), 1):
@@ -99,8 +105,8 @@ def _parsed(text: str) -> _Block:
 
 
 def _written(lines: list[str | _Block], names: dict[str, int]) -> list[str]:
+    """names: the block's own, to which it adds."""
     out: list[str] = []
-    names = dict(names)
     for line in lines:
         if isinstance(line, str):
             out.append(_inserted(line, names) if "$" in line else line)
@@ -112,50 +118,67 @@ def _written(lines: list[str | _Block], names: dict[str, int]) -> list[str]:
             for k in range(value):
                 out += _written(line.lines, {**names, line.variable: k})
         else:
-            out += _written(line.lines if value else line.otherwise or [], names)
+            out += _written(line.lines if value else line.otherwise or [], dict(names))
     return out
 
 
 def _inserted(line: str, names: Mapping[str, int]) -> str:
     """`$name` and `$(expression)` as numbers."""
-    out, at = "", 0
-    for found in re.finditer(r"\$(\w+|\()", line):
-        if found.start() < at:
+    return str(_evaluated(_line, line, names, line))
+
+
+def _value(expression: str, names: Mapping[str, int], where: str) -> int:
+    return int(_evaluated(_expression, expression, names, where))
+
+
+def _evaluated(compiled: Callable[[str], CodeType], text: str, names: Mapping[str, int], where: str) -> Any:
+    try:
+        return eval(compiled(text), {"__builtins__": {}}, names)
+    except (SyntaxError, NameError, TypeError, ZeroDivisionError) as error:
+        raise InternalError(f"shader text, {where.strip()}: {text!r} has no value over {', '.join(names)}: {error!r}") from error
+
+
+@lru_cache(_KEPT)
+def _expression(text: str) -> CodeType:
+    return _compiled(_parsed_expression(text))
+
+
+@lru_cache(_KEPT)
+def _line(line: str) -> CodeType:
+    """A line as one f-string: parsing each expression each time took most of a program's start."""
+    pieces, at = list[ast.expr](), 0
+    for match in re.finditer(r"\$(\w+|\()", line):
+        if match.start() < at:
             continue
-        end = found.end()
-        if found[1] == "(":
+        end = match.end()
+        if match[1] == "(":
             depth = 1
             while depth and end < len(line):
                 depth += {"(": 1, ")": -1}.get(line[end], 0)
                 end += 1
-        out += line[at:found.start()] + str(int(_value(line[found.start() + 1:end], names, repr(line.strip()))))
+        number = ast.UnaryOp(ast.UAdd(), _parsed_expression(line[match.start() + 1:end]))      # of a truth, 0 or 1
+        pieces += [ast.Constant(line[at:match.start()]), ast.FormattedValue(number, -1)]
         at = end
-    return out + line[at:]
+    return _compiled(ast.JoinedStr([*pieces, ast.Constant(line[at:])]))
 
 
-def _value(expression: str, names: Mapping[str, int], where: str) -> int:
-    try:
-        return int(_of(ast.parse(expression, mode="eval").body, names))
-    except (SyntaxError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise InternalError(f"shader text, {where}: {expression!r} is no expression over {', '.join(names)}: {error!r}") from error
-
-
-def _of(node: ast.expr, names: Mapping[str, int]) -> Any:
-    match node:
-        case ast.Constant(value=int()):
-            return node.value
-        case ast.Name():
-            return names[node.id]
-        case ast.BinOp():
-            return _OPERATORS[type(node.op)](_of(node.left, names), _of(node.right, names))
-        case ast.UnaryOp():
-            return _OPERATORS[type(node.op)](_of(node.operand, names))
-        case ast.Compare(ops=[only], comparators=[right]):
-            return _OPERATORS[type(only)](_of(node.left, names), _of(right, names))
-        case ast.BoolOp():
-            values = [bool(_of(value, names)) for value in node.values]
-            return all(values) if isinstance(node.op, ast.And) else any(values)
-        case ast.IfExp():
-            return _of(node.body if _of(node.test, names) else node.orelse, names)
-        case _:
+def _parsed_expression(text: str) -> ast.expr:
+    """Raises SyntaxError, TypeError."""
+    tree = ast.parse(text, mode="eval")
+    for node in ast.walk(tree):
+        if not isinstance(node, _NODES) or (isinstance(node, ast.Constant) and not isinstance(node.value, int)):
             raise TypeError(f"{type(node).__name__} is not taken")
+    found: ast.expr = _Truth().visit(tree.body)
+    return found
+
+
+def _compiled(expression: ast.expr) -> CodeType:
+    return compile(ast.fix_missing_locations(ast.Expression(expression)), "<shader>", "eval")
+
+
+class _Truth(ast.NodeTransformer):
+    """`and` and `or` give true or false, where Python gives one of their sides."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        return ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), node))

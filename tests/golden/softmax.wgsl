@@ -98,6 +98,8 @@ fn log_f32(x: f32) -> f32 {
     let y = log_sum_f32(f, f32((i >> 23u) - select(0, 23, tiny)));
     return select(select(y, x, is_nan_f32(x) || x == inf_f32()), select(nan_f32(), -inf_f32(), x == 0.0), x <= 0.0);
 }
+fn nan_f32() -> f32 { var bits = 0x7fc00000u; return bitcast<f32>(bits); }
+fn is_nan_f32(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn log_sum_f32(f: f32, k: f32) -> f32 {
     let s = f / (2.0 + f);
     let z = s * s;
@@ -105,8 +107,6 @@ fn log_sum_f32(f: f32, k: f32) -> f32 {
     let h = 0.5 * f * f;
     return k * 0.69313812256 + ((s * (h + r) + k * 9.0580006145e-6) - h + f);
 }
-fn is_nan_f32(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
-fn nan_f32() -> f32 { var bits = 0x7fc00000u; return bitcast<f32>(bits); }
 fn exp_scaled_f32(x: f32, n: i32) -> f32 {
     let k = round(clamp(x, -104.0, 90.0) * 1.44269504);
     let r = (x - k * 0.693359375) + k * 2.12194440e-4;

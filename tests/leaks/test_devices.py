@@ -17,10 +17,13 @@ from tests.unit.graphs import model_of
 
 
 def counts() -> dict[str, int]:
-    """What wgpu-native holds, by type, and the threads of the process; those that have waited for a device are kept, as many as it took."""
+    """What wgpu-native holds, by type, what it is to write to, and the threads of the process; those that have waited for a device are kept,
+    as many as it took.
+    """
     gc.collect()
     gc.collect()        # what the first one freed was the last reference to a device, which is a cycle
-    return objects.live() | {"threads": psutil.Process().num_threads() - len(waiting._idle)}
+    arrivals = sum(isinstance(each, native.Arrival) for each in gc.get_objects())
+    return objects.live() | {"arrivals": arrivals, "threads": psutil.Process().num_threads() - len(waiting._idle)}
 
 
 def new_gpu() -> Gpu:

@@ -24,6 +24,10 @@ def test_names_hold_to_the_end_of_their_block() -> None:
     assert expand("#for i in 2\n#let k = i * 3\n$k\n#end\n#let k = 7\n$(k + 1)", {}).split("\n") == ["0", "3", "8"]
 
 
+def test_a_truth_is_a_number() -> None:
+    assert expand("#let k = A and B\n#let n = not A or B > 7\n$k $(A == 2) $(k + (A or B)) $n", {"A": 2, "B": 3}) == "1 1 2 0"
+
+
 @pytest.mark.parametrize(("a", "kept"), [(1, "yes"), (0, "no")])
 def test_conditions_choose(a: int, kept: str) -> None:
     assert expand("#if A == 1 and not B\nyes\n#else\nno\n#end", {"A": a, "B": False}) == kept
