@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.ops import tiles
@@ -42,7 +43,7 @@ FORM = "winograd "
 
 SHADERS = ("winograd_input.wgsl", "winograd_output.wgsl", "winograd_weights.wgsl")
 
-record("winograd_input.wgsl", "direct", flops=lambda k: 4 * 12 * 2 * 7 * k["TILES"] * k["C4"])
+record("winograd_input.wgsl", "direct", flops=lambda k: 4 * 12 * 14 * k["TILES"] * k["C4"])
 record("winograd_output.wgsl", "direct", flops=lambda k: 4 * 10 * 17 * k["TILES"] * k["M4"])
 record("winograd_weights.wgsl", "movement")
 
@@ -100,9 +101,11 @@ def estimates_ns(conv: TiledConvolution) -> dict[str, float]:
 
 def fewest_tiles(conv: TiledConvolution, direct: TiledProduct) -> int:
     """The power of two from which on this is estimated to be faster than `direct`, the convolution as one product; 0: it never is."""
+    now = hint(conv.product.rows)
+    outputs = hint(direct.rows) / now if now else OUTPUTS * OUTPUTS     # of a tile
+
     def wins(rows: int) -> bool:
-        outputs = ceil_div(rows * hint(direct.rows), hint(conv.product.rows))
-        sums = replace(direct, rows=outputs)
+        sums = replace(direct, rows=ceil(rows * outputs))
         ours = min(estimates_ns(replace(conv, product=replace(conv.product, rows=rows))).values())
         return ours < min(tiles.estimates_ns(sums, tiles.forms(sums)).values())
 

@@ -51,6 +51,7 @@ CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 32, 12, 10), (32, 32, 3, 3), {"pads": PADS}),
     ((1, 36, 9, 11), (44, 36, 3, 3), {"pads": [1, 0, 2, 1]}),       # K that fills no step, M that fills no tile
     ((3, 8, 3, 3), (4, 8, 3, 3), {}),                               # a single output of an image
+    ((1, 8, 9, 9), (8, 8, 3, 3), {"pads": [2, 3, 2, 3]}),           # outputs that see padding alone
     ((1, 12, 7, 15), (8, 12, 3, 3), {"auto_pad": "SAME_UPPER", "pads": PADS}),
 ]
 
@@ -102,6 +103,7 @@ def test_sizes_that_a_run_brings() -> None:
     assert first == ["product.wgsl", KERNELS[0]]
     for batch in (1, 8, 16, 100):
         assert (few.fill(types(batch)) is not None) == (batch == 1) != (many.fill(types(batch)) is not None)
+    assert make_template(open_batch, types(0), ROOMY).fill(types(0)) is not None
     never = make_template(open_batch, types(32), replace(ROOMY, figures=SOFTWARE_FIGURES))
     assert never.fill(types(1)) is not None
 
