@@ -3,7 +3,7 @@
 Three kernels: tiles of the input transformed, a batch of 36 matrix products (product.wgsl), their sums transformed back. For large batches
 on hardware: between them the kernels move 2.25 times the activations, twice, and the transformed weights are four times the size.
 Source: Lavin, Gray, Fast Algorithms for Convolutional Neural Networks (2016). Points 0, +-3/4, +-3/2 and infinity: the error relative to
-float64 is 1.6 to 1.8 times that of the sum itself (64 to 512 channels, standard-normal and after Relu), with 0, +-1, +-2 three times.
+float64 is 1.6 to 2 times that of a sum in one row (64 to 512 channels, standard-normal and after Relu), with 0, +-1, +-2 3 to 4 times.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def forms(product: TiledProduct) -> dict[str, Tile]:
 def estimates_ns(conv: TiledConvolution) -> dict[str, float]:
     """Of each form: the products, what the other two kernels move, and the weights from memory, which are too many for a cache.
 
-    On an H200, 17 layers of 1 to 32 images took 0.7 to 1.1 times that with weights in its cache, by the products' part.
+    On an H200 the products of 17 layers of 1 to 32 images took 0.7 to 1.1 times their part of it.
     """
     by, product = conv.product.target.figures, conv.product
     moved_nbytes = 4 * (PRODUCTS + OUTPUTS * OUTPUTS) * hint(product.rows) * (product.weights.channels + product.m)
