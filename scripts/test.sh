@@ -6,6 +6,7 @@ set -eu
 cd "$(dirname "$0")/.."
 extras="test"
 . scripts/setup.sh
+unset PYTHONDONTWRITEBYTECODE       # some container images set it: each of the hundreds of processes would compile the package again
 
 failed=
 echo "== ruff"; "$python" -m ruff check . || failed="$failed ruff"
