@@ -194,7 +194,7 @@ def _kernel(
     x, quads = node.input(X), product.weights.padded // 4
     wide = not product.planes and channels % 16 == 0
     consts: dict[str, Const] = {
-        "ROWS": product.rows, "M4": product.m // 4, "CQ": quads, "CW": channels // 4, "KQ": product.fours, "LAST_WORD": x.size // 4 - 1,
+        "ROWS": product.rows, "M4": product.m // 4, "C4": quads, "CW": channels // 4, "KQ": product.fours, "LAST_WORD": x.size // 4 - 1,
         "X_TURN": 0x80808080 if shift(x.dtype) else 0, "STEPS": ceil_div(product.fours, tile.fours),
         "PER": ceil_div(ceil_div(product.fours, tile.fours), split), "SPLIT": split, "LAST": split > 1, "WIDE": wide,
         "POINTWISE": product.pointwise, "STRIDED": product.strided, "PLANES": product.planes > 0, "CHANNELS": product.planes,

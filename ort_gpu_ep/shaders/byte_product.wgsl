@@ -7,7 +7,7 @@
 // over pixels. WIDE: quads of a pixel are vectors. PLANES: x is stored [image, channel, y, x] with CHANNELS <= 4 of them: a tap is a word.
 // Expects: x (vectors where WIDE), w [K in words, or more rows, M] words as vectors, numbers as vectors (of quantized_outputs.wgsl, or of
 // column_sums.wgsl, beside a_zp? and X_SHIFT, 128 for an unsigned x; then it is POINTWISE), y [ROWS, M];
-// with LAST parts (vectors) and arrived (atomics, zero); ROWS M4 CQ CW (quads, words of a tap) KQ (k in quads) LAST_WORD (of x) X_TURN (turns
+// with LAST parts (vectors) and arrived (atomics, zero); ROWS M4 C4 CW (quads, words of a tap) KQ (k in quads) LAST_WORD (of x) X_TURN (turns
 // unsigned bytes into signed ones) STEPS PER SPLIT LOW HIGH; TM TN TQ MM NN SLICES and what follows from them, as product.wgsl; HEIGHT.. as
 // Window.consts writes them.
 #if REQUANTIZED
@@ -33,7 +33,7 @@ fn tap_word(tap: u32, top: i32, left: i32, base: i32, padding: u32) -> u32 {
 #else
 fn quad(pixel: u32, channel: u32) -> vec4<u32> {
 #if WIDE
-    return x_word4(pixel * CQ + channel) ^ vec4<u32>(X_TURN);
+    return x_word4(pixel * C4 + channel) ^ vec4<u32>(X_TURN);
 #else
     let at = pixel * CW + channel * 4u;
     return vec4<u32>(x_word(at), x_word(min(at + 1u, LAST_WORD)), x_word(min(at + 2u, LAST_WORD)), x_word(min(at + 3u, LAST_WORD)))
@@ -50,18 +50,7 @@ fn windowed(step: u32, kq: u32, top: i32, left: i32, base: i32, padding: u32) ->
         tap_word(tap, top, left, base, padding), tap_word(tap + 1u, top, left, base, padding),
         tap_word(tap + 2u, top, left, base, padding), tap_word(tap + 3u, top, left, base, padding));
 #else
-#if TAPS
-    let tap = step / $(CQ // TQ)u;
-    let channel = step % $(CQ // TQ)u * TQ + kq;
-    let within = true;
-#else
-    let k = step * TQ + kq;
-    let tap = k / CQ;
-    let channel = k % CQ;
-    let within = k < KQ;
-#end
-    let dy = i32(tap / WINDOW_X * DILATION_Y);
-    let dx = i32(tap % WINDOW_X * DILATION_X);
+#include tile_tap.wgsl
     if (!(within && u32(top + dy) < HEIGHT && u32(left + dx) < WIDTH)) { return vec4<u32>(padding); }
     return quad(u32(base + dy * i32(WIDTH) + dx), channel);
 #end
@@ -74,15 +63,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let part = group.z;
     let first = part * PER;
     let end = min(first + PER, STEPS);
-    let team = lane / TEAM;
-    let t = lane % TEAM;
-#if TX % 4 == 0 and TY % 8 == 0
-    let tx = ((t >> 1u) & 3u) + 4u * ((t >> 5u) % $(TX // 4)u);
-    let ty = (t & 1u) + 2u * ((t >> 3u) & 3u) + 8u * ((t >> 5u) / $(TX // 4)u);
-#else
-    let tx = t % TX;
-    let ty = t / TX;
-#end
+#include tile_lanes.wgsl
 #if REQUANTIZED
     let last = numbers_word4(2u * M4);
 #end

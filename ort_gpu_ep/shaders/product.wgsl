@@ -18,18 +18,7 @@ var<workgroup> place: u32;
 
 #if not POINTWISE
 fn pixel_or_zero(step: u32, kq: u32, top: i32, left: i32, base: i32) -> vec4<f32> {
-#if TAPS
-    let tap = step / $(C4 // TQ)u;
-    let channel = step % $(C4 // TQ)u * TQ + kq;
-    let within = true;
-#else
-    let k = step * TQ + kq;
-    let tap = k / C4;
-    let channel = k % C4;
-    let within = k < KQ;
-#end
-    let dy = i32(tap / WINDOW_X * DILATION_Y);
-    let dx = i32(tap % WINDOW_X * DILATION_X);
+#include tile_tap.wgsl
     if (!(within && u32(top + dy) < HEIGHT && u32(left + dx) < WIDTH)) { return vec4<f32>(); }
 #if PLANES
     let at = u32(base + dy * i32(WIDTH) + dx);
@@ -56,15 +45,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     let first = part * PER;
     let end = min(first + PER, STEPS);
-    let team = lane / TEAM;
-    let t = lane % TEAM;
-#if TX % 4 == 0 and TY % 8 == 0
-    let tx = ((t >> 1u) & 3u) + 4u * ((t >> 5u) % $(TX // 4)u);
-    let ty = (t & 1u) + 2u * ((t >> 3u) & 3u) + 8u * ((t >> 5u) / $(TX // 4)u);
-#else
-    let tx = t % TX;
-    let ty = t / TX;
-#end
+#include tile_lanes.wgsl
 #for i in A_LOADS
     let a_to$i = lane + $(i * WORKGROUP_SIZE)u;
     let k$i = batch * W_ROWS + first * $(TQ * 4)u + a_to$i / $(TM // 4)u;
