@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, ceil_div, integers, record
 from ort_gpu_ep.ops import byte_tiles, requantized
-from ort_gpu_ep.ops.packed import NO_WINDOW
+from ort_gpu_ep.ops.packed_operands import NO_WINDOW
 from ort_gpu_ep.ops.requantized import shift, zero_counts
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, conv_window
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, at_hand, broadcast, broadcast_strides, kernel, op

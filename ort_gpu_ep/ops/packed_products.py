@@ -9,7 +9,9 @@ from ort_gpu_ep.kernels import ceil_div
 from ort_gpu_ep.ops.conv import written_out_ns
 from ort_gpu_ep.ops.decoders import check_codebook, check_sparse, decoded_shape
 from ort_gpu_ep.ops.in_place import plain, read_in_place
-from ort_gpu_ep.ops.packed import UNPACKED_GAIN, Columns, Weights, lower_packed, lower_sparse, product_ns, unpack_ns
+from ort_gpu_ep.ops.packed import UNPACKED_GAIN, lower_packed, product_ns, unpack_ns
+from ort_gpu_ep.ops.packed_operands import Columns, Weights
+from ort_gpu_ep.ops.packed_vectors import lower_sparse
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, conv_window
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, op
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, Shape, TensorType

@@ -1,27 +1,32 @@
 // y[c, n] = ALPHA * sum over k of weight[n, k] * x[c, k] + BETA * bias for COLS vectors c, the weights read as they are packed.
-// A workgroup sums ROWS rows; its invocations share K, neighbours read neighbouring words, and each has VEC words of a row under way.
+// A word holds the codes of PER rows at one k, and four words those at four: an invocation reads x once for all of them. WORKGROUP_SIZE
+// invocations share K, neighbours read neighbouring words, and each has VEC reads under way.
 // weight[n, k] = (code - zero) * scale, a scale (and zero) for BLOCK codes of a row, or with BLOCK 0 for the row; or CODEBOOK: table[code].
-// Expects: w (rows of WORDS words; codes of BITS, the first in the low bits), high? (a second plane: HIGH more bits of each code, in
-// HIGH / BITS as many words), x, table (scales, or a codebook of TABLE_SIZE <= ENTRIES = 2^bits), zp?, c?, y; N K COLS ROWS VEC,
-// TABLE_ROW TABLE_BLOCK (strides of the scales),
-// ZP_BITS (codes in bytes; 0: elements), ZP_ROW ZP_BLOCK, ZERO (added to each zero point), WHOLE (all zero points are whole numbers),
-// FLIP (bits of each word to turn), X4, X_COL X_K (strides), Y_COL Y_ROW, c_index, ALPHA BETA.
-const PER: u32 = 32u / BITS;
-const EXACT: bool = K == WORDS * PER && WORDS % (WORKGROUP_SIZE * VEC) == 0u;
-const MAGIC: f32 = 8388608.0;   // 2^23: a float whose low bits are the whole numbers above it
-const COPIES: u32 = min(32u, 2048u / ENTRIES);
-var<workgroup> sums: array<f32, WORKGROUP_SIZE * ROWS * COLS>;
+// Expects: w (as vectors; WORDS words for each PER rows, interleaved by repack.wgsl; codes of BITS, the first row's in the low bits), x,
+// table (scales of rows, or a codebook of TABLE_SIZE <= ENTRIES = 2^bits values), zp?, or for blocks scales (as vectors, by
+// interleave_scales.wgsl) and zeros? (words of the zero points of PER rows), c?, y; N K COLS PER VEC, COPY_BITS (2^COPY_BITS copies of the
+// codebook), BLOCK BLOCKS, HAS_ZEROS,
+// TABLE_ROW TABLE_BLOCK (strides of the scales), ZP_BITS (codes in bytes; 0: elements), ZP_ROW ZP_BLOCK, ZERO (added to each zero point),
+// WHOLE (all zero points are whole numbers), X4, X_COL X_K (strides), Y_COL Y_ROW, c_index, ALPHA BETA, SUBGROUPS.
+const WORDS4: u32 = WORDS / 4u;
+const OUTPUTS: u32 = PER * COLS;
+#if SUBGROUPS
+const PARTS: u32 = WORKGROUP_SIZE / 4u;    // a subgroup has four invocations at least
+#else
+const PARTS: u32 = WORKGROUP_SIZE;
+#end
+var<workgroup> sums: array<f32, PARTS * OUTPUTS>;
 #if CODEBOOK
-const BOOK: u32 = ENTRIES * COPIES;
+const BOOK: u32 = ENTRIES << COPY_BITS;
 var<workgroup> book: array<f32, BOOK>;   // a copy for each few invocations: hardly two meet in a bank
 #end
 
-fn x_four(c: u32, k: u32) -> vec4<f32> {
+fn x_four(c: u32, q: u32) -> vec4<f32> {
 #if X4
-    if (EXACT || k < K) { return x_at4((c * X_COL + k) / 4u); }
-    return vec4<f32>();
+    return x_at4(c * X_COL / 4u + q);
 #else
     var found = vec4<f32>();
+    let k = 4u * q;
     let at = c * X_COL + k * X_K;
     if (k < K) { found.x = x_at(at); }
     if (k + 1u < K) { found.y = x_at(at + X_K); }
@@ -31,135 +36,126 @@ fn x_four(c: u32, k: u32) -> vec4<f32> {
 #end
 }
 
-// Codes 4 i ... 4 i + 3 of a word.
-fn four(word: u32, i: u32) -> vec4<u32> {
-    let part = word >> (4u * BITS * i);
-    return vec4<u32>(part, part >> BITS, part >> (2u * BITS), part >> (3u * BITS)) & vec4<u32>((1u << BITS) - 1u);
-}
-
-#if HIGH
-// The upper bits of codes 4 i ... 4 i + 3 after the code whose upper bits begin at a bit of the second plane.
-fn high_four(bit: u32, i: u32) -> vec4<u32> {
-    let part = high_word((bit + 4u * HIGH * i) / 32u) >> ((bit + 4u * HIGH * i) % 32u);
-    return vec4<u32>(part, part >> HIGH, part >> (2u * HIGH), part >> (3u * HIGH)) & vec4<u32>((1u << HIGH) - 1u);
-}
-#end
-
 #include zero_point.wgsl
 
-fn base_of(row: u32, block: u32) -> f32 { return zero_of(row, block) + select(0.0, MAGIC, WHOLE); }
-
-fn number(codes: vec4<u32>, zero: f32) -> vec4<f32> {
-    let above = bitcast<vec4<f32>>(codes | vec4<u32>(0x4b000000u));
-    if (WHOLE) { return above - zero; }
-    return above - MAGIC - zero;
+// Codes of BITS at bit `at` of four words, less their zero point. They become the low bits of a float that is 2^(23 - at) without them.
+fn number(words: vec4<u32>, at: u32, zero: f32) -> vec4<f32> {
+    let above = bitcast<vec4<f32>>((words & vec4<u32>(((1u << BITS) - 1u) << at)) | vec4<u32>((150u - at) << 23u));
+    let base = f32(1u << (23u - at));
+    if (WHOLE) { return above - (base + zero); }
+    return above - base - zero;
 }
 
 #if CODEBOOK
-fn looked_up(codes: vec4<u32>, copy: u32) -> vec4<f32> {
-    let at = codes * COPIES + copy;
+fn looked_up(at: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(book[at.x], book[at.y], book[at.z], book[at.w]);
 }
 #end
 
 fn group_main(group: u32, lane: u32) {
-    let copy = lane % COPIES;
 #if CODEBOOK
-    for (var i = lane; i < ENTRIES * COPIES; i += WORKGROUP_SIZE) { book[i] = table_at(min(i / COPIES, TABLE_SIZE - 1u)); }
+    for (var i = lane; i < BOOK; i += WORKGROUP_SIZE) { book[i] = table_at(min(i >> COPY_BITS, TABLE_SIZE - 1u)); }
+    let copy = lane & ((1u << COPY_BITS) - 1u);
     workgroupBarrier();
 #end
-#for r in ROWS
-    let row$r = min(group * ROWS + $(r)u, N - 1u);
+#let field = 23 // BITS
+#for r in PER
 #if BLOCK == 0 and not CODEBOOK
-    let zero$r = base_of(row$r, 0u);
+    let zero$r = zero_of(min(group * PER + $(r)u, N - 1u), 0u);
 #end
 #for c in COLS
     var sum$(r)_$c = 0.0;
 #end
 #end
-    for (var q = lane; q < WORDS; q += WORKGROUP_SIZE * VEC) {
-#for v in VEC
-        let at$v = min(q + $(v)u * WORKGROUP_SIZE, WORDS - 1u);      // past the end x is 0
-#for r in ROWS
-        let word$(r)_$v = w_word(row$r * WORDS + at$v) ^ FLIP;
-#end
+    var q = lane;
+#for round in 2
+#let count = VEC if round == 0 else 1
+    for (; q + $(count - 1)u * WORKGROUP_SIZE < WORDS4; q += $(count)u * WORKGROUP_SIZE) {
+#for v in count
+        let at$v = q + $(v)u * WORKGROUP_SIZE;
+        let words$v = w_word4(group * WORDS4 + at$v);
 #for c in COLS
-#for i in (32 // BITS) // 4
-        let x$(c)_$(v * (32 // BITS) // 4 + i) = x_four($(c)u, (q + $(v)u * WORKGROUP_SIZE) * PER + $(4 * i)u);
+        let x$(v)_$c = x_four($(c)u, at$v);
+#end
+#if BLOCK
+#for s in PER // 4
+        let scale$(v)_$s = scales_at4((group * BLOCKS + 4u * at$v / BLOCK) * $(PER // 4)u + $(s)u);
+#end
+#if HAS_ZEROS
+        let zeros$v = zeros_at(group * BLOCKS + 4u * at$v / BLOCK);
 #end
 #end
 #end
-#for r in ROWS
+#for v in count
         {
-#for v in VEC
-            {
-                let word = word$(r)_$v;
-#if HIGH
-                let high_at = (row$r * WORDS + at$v) * PER * HIGH;   // in bits
+#for part in (PER + field - 1) // field
+            let part$part = words$v >> vec4<u32>($(part * field * BITS)u);
 #end
-#if BLOCK
-                let block = at$v * PER / BLOCK;
-                let zero = base_of(row$r, block);
-                let scale = table_at(row$r * TABLE_ROW + block * TABLE_BLOCK);
-#for c in COLS
-                var part$c = 0.0;
-#end
-#end
-#for i in (32 // BITS) // 4
+#for r in PER
 #if CODEBOOK
-#if HIGH
-                let codes$i = four(word, $(i)u) | (high_four(high_at, $(i)u) << vec4<u32>(BITS));
+#let shift = r * BITS
+#if shift < COPY_BITS
+            let codes$r = words$v << vec4<u32>($(COPY_BITS - shift)u);
 #else
-                let codes$i = four(word, $(i)u);
+            let codes$r = words$v >> vec4<u32>($(shift - COPY_BITS)u);
 #end
-                let w$i = looked_up(codes$i, copy);
+            let weight$r = looked_up((codes$r & vec4<u32>((ENTRIES - 1u) << COPY_BITS)) | vec4<u32>(copy));
+#else
+#if HAS_ZEROS
+            let zero$r = f32(extractBits(zeros$v, $(r * BITS)u, BITS));
 #else
 #if BLOCK
-                let w$i = number(four(word, $(i)u), zero);
-#else
-                let w$i = number(four(word, $(i)u), zero$r);
+            let zero$r = zero_of(min(group * PER + $(r)u, N - 1u), 4u * at$v / BLOCK);
 #end
+#end
+            let weight$r = number(part$(r // field), $(r % field * BITS)u, zero$r);
 #end
 #for c in COLS
 #if BLOCK
-                part$c += dot(w$i, x$(c)_$(v * (32 // BITS) // 4 + i));
+            sum$(r)_$c = fma(scale$(v)_$(r // 4)[$(r % 4)], dot(weight$r, x$(v)_$c), sum$(r)_$c);
 #else
-                sum$(r)_$c += dot(w$i, x$(c)_$(v * (32 // BITS) // 4 + i));
+            sum$(r)_$c += dot(weight$r, x$(v)_$c);
 #end
 #end
-#end
-#if BLOCK
-#for c in COLS
-                sum$(r)_$c = fma(scale, part$c, sum$(r)_$c);
-#end
-#end
-            }
 #end
         }
 #end
     }
-#for r in ROWS
+#end
+#for r in PER
 #for c in COLS
-    sums[$(r * COLS + c)u * WORKGROUP_SIZE + lane] = sum$(r)_$c;
+#if SUBGROUPS
+    {
+        let total = subgroupAdd(sum$(r)_$c);
+        if (subgroup_lane == 0u) { sums[subgroup_id * OUTPUTS + $(r * COLS + c)u] = total; }
+    }
+#else
+    sums[lane * OUTPUTS + $(r * COLS + c)u] = sum$(r)_$c;
 #end
 #end
+#end
+#if SUBGROUPS
+    let parts = subgroups;
+#else
     for (var half = WORKGROUP_SIZE / 2u; half > 0u; half /= 2u) {
         workgroupBarrier();
-        if (lane < half) {
-#for o in ROWS * COLS
-            sums[$(o)u * WORKGROUP_SIZE + lane] += sums[$(o)u * WORKGROUP_SIZE + lane + half];
-#end
-        }
+        for (var i = lane; i < half * OUTPUTS; i += WORKGROUP_SIZE) { sums[i] += sums[i + half * OUTPUTS]; }
     }
-    workgroupBarrier();
-    let row = group * ROWS + lane / COLS;
-    if (lane < ROWS * COLS && row < N) {
-        let i = lane % COLS * Y_COL + row * Y_ROW;
-        var v = ALPHA * sums[lane * WORKGROUP_SIZE];
-#if BLOCK == 0 and not CODEBOOK
-        v *= table_at(row * TABLE_ROW);
+    let parts = 1u;
 #end
-        if (HAS_C) { v += BETA * c_at(c_index(i)); }
-        y_set(i, v);
+    workgroupBarrier();
+    for (var i = lane; i < OUTPUTS; i += WORKGROUP_SIZE) {
+        let row = group * PER + i / COLS;
+        if (row < N) {
+            var v = 0.0;
+            for (var part = 0u; part < parts; part++) { v += sums[part * OUTPUTS + i]; }
+            v *= ALPHA;
+#if BLOCK == 0 and not CODEBOOK
+            v *= table_at(row * TABLE_ROW);
+#end
+            let at = i % COLS * Y_COL + row * Y_ROW;
+            if (HAS_C) { v += BETA * c_at(c_index(at)); }
+            y_set(at, v);
+        }
     }
 }

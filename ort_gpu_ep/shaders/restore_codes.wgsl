@@ -1,13 +1,17 @@
 // Element i of a tensor of codes, put together from the rows that repack.wgsl made of it: its inverse, for weights that stand nowhere else.
 // Expects: rows (words; codes of BITS), upper? (HIGH more bits of each code), y (elements of ELEMENT bits), FROM (bits of a code in y), FLIP,
-// ROW and STEP as repack.wgsl has them (one of them is 1), K (codes of a row), ROWS, WORDS (of a row). What is between rows becomes 0.
+// ROW, STEP, ROWS, K, WORDS and INTERLEAVED as repack.wgsl has them (ROW or STEP is 1). What is between rows becomes 0.
 const PER: u32 = 32u / BITS;
 
 fn code(at: u32) -> u32 {
     let row = select(at / ROW, at % STEP, ROW == 1u);
     let k = select(at % ROW / STEP, at / STEP, ROW == 1u);
     if (row >= ROWS || k >= K) { return 0u; }
+#if INTERLEAVED
+    var found = extractBits(rows_at(row / PER * WORDS + k), row % PER * BITS, BITS);
+#else
     var found = extractBits(rows_at(row * WORDS + k / PER), k % PER * BITS, BITS);
+#end
 #if HIGH
     let bit = (row * WORDS * PER + k) * HIGH;
     found |= extractBits(upper_at(bit / 32u), bit % 32u, HIGH) << BITS;

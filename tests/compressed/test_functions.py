@@ -10,12 +10,14 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.errors import InternalError, ModelError
 from ort_gpu_ep.explain import explanation
-from ort_gpu_ep.figures import DEFAULT_FIGURES
+from ort_gpu_ep.figures import DEFAULT_FIGURES, SOFTWARE_FIGURES
 from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.health.probes.packed import in_teams
-from ort_gpu_ep.ops.packed import SPARSE_TEAMS
+from ort_gpu_ep.health.probes.packed import chosen, in_teams
+from ort_gpu_ep.ops.packed_vectors import HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
@@ -25,6 +27,7 @@ from ort_gpu_ep.weights.formats import pack_codes, pack_sparse, unpack_sparse
 from ort_gpu_ep.weights.functions import BITS, DOMAIN, MIN_OPSET, function, functions
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
 from tests.compressed.test_packed_products import RNG, close
+from tests.direct import run_program
 from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session
 
@@ -181,27 +184,57 @@ def test_any_team_sums_a_row(team: int) -> None:
             close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
 
 
+@pytest.mark.parametrize(("vectors", "rows", "k", "density"), [(1, 1, 5, 1.0), (1, 70, 3030, 0.1), (3, 257, 67, 0.3), (2, 9, 600, 1.0)])
+def test_rows_are_summed_with_x_in_workgroup_memory(vectors: int, rows: int, k: int, density: float) -> None:
+    """Rows begin and end within words, are shorter than a subgroup's entries, or take several rounds of them."""
+    model, dense = model_of("Gemm", "Sparse", (vectors, k), (rows, k), (0, 1), density=density, transB=1)
+    feeds = {"x": RNG.normal(size=(vectors, k)).astype("f")}
+    with chosen(HELD):
+        program = Program(from_onnx(model), Config(), Gpu.open(Config()), rewrite)
+        try:
+            (got,) = run_program(program, feeds)
+            close(got, on_cpu(dense_model(model, dense), feeds)[0])
+            assert HOLDING in [step.kernel.shader for step in program.plans[0].steps if isinstance(step, Dispatch)]
+        finally:
+            program.close()
+
+
+def sparse_form(model: onnx.ModelProto, limits: Limits) -> str:
+    """Of a product of a vector of 2048: the form that was chosen."""
+    types = {"x": TensorType(FLOAT32, (1, 2048))}
+    plan = make_plan(rewrite(from_onnx(model), types, limits), types, limits)
+    (choice,) = [s.kernel.choice for s in plan.steps if isinstance(s, Dispatch) and s.kernel.shader in ("sparse_matvec.wgsl", HOLDING)]
+    return choice.form if choice else ""
+
+
 def test_a_small_adapter_gives_each_row_to_one_invocation() -> None:
     """Its units hold few rows at a time, and barriers only cost there; a large one is filled by teams."""
     model, _ = model_of("Gemm", "Sparse", (1, 2048), (2048, 2048), (0, 1), transB=1)
-    forms = {}
-    for units in (1, 132):
-        limits = Limits(figures=replace(DEFAULT_FIGURES, units=units))
-        graph = from_onnx(model)
-        fused = rewrite(graph, {"x": TensorType(FLOAT32, (1, 2048))}, limits)
-        plan = make_plan(fused, {"x": TensorType(FLOAT32, (1, 2048))}, limits)
-        forms[units] = {dict(s.kernel.consts)["TEAM"] for s in plan.steps if isinstance(s, Dispatch) and s.kernel.shader == "sparse_matvec.wgsl"}
-    assert forms == {1: {1}, 132: {32}}
+    forms = {units: sparse_form(model, Limits(figures=replace(SOFTWARE_FIGURES, units=units, sparse_halving_clocks=halving)))
+             for units, halving in ((1, 20000.0), (132, 60.0))}
+    assert forms == {1: "team 1", 132: "team 32"}
 
 
-@pytest.mark.parametrize("vectors", [1, 9])
+def test_many_entries_are_worth_x_in_workgroup_memory() -> None:
+    """Where subgroups add up without barriers, and the memory holds it."""
+    model, _ = model_of("Gemm", "Sparse", (1, 2048), (2048, 2048), (0, 1), density=0.9, transB=1)
+    large = Limits(features=frozenset({"subgroup"}), max_invocations=1024, figures=DEFAULT_FIGURES)
+    assert sparse_form(model, large) == HELD
+    assert sparse_form(model, replace(large, features=frozenset())) == "team 32"
+    assert sparse_form(model, replace(large, max_workgroup_nbytes=8192)) == "team 32"
+    assert sparse_form(model, replace(large, disabled=((HOLDING, "a fault"),))) == "team 32"
+    assert sparse_form(model, replace(large, figures=SOFTWARE_FIGURES)) == "team 1"
+
+
+@pytest.mark.parametrize(("vectors", "form"), [(1, "team 32"), (1, HELD), (9, "team 32")])
 @pytest.mark.parametrize("starts", [[0, 2**31 - 1, 0, -5], [900, 3, -1, 10**6]])
-def test_a_broken_file_reads_nothing_outside(vectors: int, starts: list[int]) -> None:
+def test_a_broken_file_reads_nothing_outside(vectors: int, form: str, starts: list[int]) -> None:
     """Rows that begin and end anywhere: sums of something, in bounded time; entries that lead past a row count for nothing."""
     model, _ = model_of("Gemm", "Sparse", (vectors, 515), (3, 515), (0, 1), transB=1)
     held = {i.name: i for i in model.graph.initializer}
     held["starts"].CopyFrom(numpy_helper.from_array(np.array(starts, np.int32), "starts"))
-    opened = open_session(model.SerializeToString())
-    (got,) = opened.session.run(None, {"x": RNG.normal(size=(vectors, 515)).astype("f")})
+    with chosen(form):
+        opened = open_session(model.SerializeToString())
+        (got,) = opened.session.run(None, {"x": RNG.normal(size=(vectors, 515)).astype("f")})
     assert np.isfinite(got).all()
     assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events

@@ -102,8 +102,8 @@ def test_they_are_read_in_place(case: str, kind: str) -> None:
 @pytest.mark.parametrize("isolation", ["none", "process"])
 @pytest.mark.parametrize("kind", ["int8", "Codebook6"])
 def test_a_table_that_embeds_and_classifies(kind: str, isolation: str) -> None:
-    """Two nodes read one decoder: each in place, once their partition is known; on the device the table is packed, and once."""
-    rows, width = 700, 96
+    """Two nodes read one decoder: each in place, once their partition is known; on the device the table is packed, in the order of each."""
+    rows, width = 640, 96
     product = helper.make_node("Gemm", ["e", "w"], ["y"], transB=1)
     model = model_of(product, kind, (rows, width), 0, {"x": RNG.integers(0, rows, (4,))}, {})
     model.graph.node.insert(1, helper.make_node("Gather", ["w", "x"], ["e"]))

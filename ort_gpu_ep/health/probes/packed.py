@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,36 +11,44 @@ from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe
 from ort_gpu_ep.ops import packed as packed_ops
 from ort_gpu_ep.ops import pruned as pruned_ops
-from ort_gpu_ep.ops.packed import SPARSE_TEAMS
+from ort_gpu_ep.ops.packed_vectors import HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.questions import apart
 from ort_gpu_ep.registry import INLINED
-from ort_gpu_ep.target import Choice
+from ort_gpu_ep.target import Choice, Target
 from ort_gpu_ep.types import BY_NAME, FLOAT32, INT64
 from ort_gpu_ep.types import packed as as_bytes
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
 
 
-def _product(trial: Trial, m: int, k: int, n: int, kind: str, transposed: bool, back: bool = False) -> None:
+def _product(trial: Trial, m: int, k: int, n: int, kind: str, transposed: bool, back: bool = False, block: int = 0) -> None:
     """x [m, k] times a matrix of codes, stored as [k, n] or as n rows, with a scale and a zero point for each of n.
 
-    back: the codes are asked back, too.
+    block: or for each so many codes of it. back: the codes and scales are asked back, too.
     """
     dtype = BY_NAME[kind]
     low = -(1 << dtype.bits - 1) if dtype.value == "i32" else 0
     shape = (n, k) if transposed else (k, n)
-    codes, zeros = (trial.integers(low, low + (1 << dtype.bits), *s) for s in (shape, (n,)))
-    scale, x = abs(trial.normal(n)) + np.float32(0.1), trial.normal(m, k)
+    blocks = -(-k // block) if block else 1
+    scales = (n,) if not block else (n, blocks) if transposed else (blocks, n)
+    codes, zeros = (trial.integers(low, low + (1 << dtype.bits), *s) for s in (shape, scales))
+    scale, x = abs(trial.normal(*scales)) + np.float32(0.1), trial.normal(m, k)
     held = {"w": codes.astype(dtype.numpy), "s": scale, "z": zeros.astype(dtype.numpy)}
     values = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
     node = Node("PackedGemm", ("x", "w", "s", "z"), ("y",), domain="ort_gpu_ep", version=1, attributes={
-        "transA": 0, "transB": int(transposed), "alpha": 1.0, "beta": 1.0, "weight_axis": 0 if transposed else 1, "weight_block": 0,
-        "weight_bits": 0, "weight_shape": (), "weight_perm": (), "weight_sparse": 0})
+        "transA": 0, "transB": int(transposed), "alpha": 1.0, "beta": 1.0, "weight_axis": int(transposed == bool(block)),
+        "weight_block": block, "weight_bits": 0, "weight_shape": (), "weight_perm": (), "weight_sparse": 0})
     graph = Graph("probe", ("x",), ("y",), (node,), {**values, "x": Value("x", FLOAT32, x.shape)})
-    wide = codes.T if transposed else codes
-    agree(f"{kind} {m} x {k} x {n}", trial.graph(graph, [x])[0], x.astype(np.float64) @ ((wide - zeros) * scale.astype(np.float64)))
+    def wide(given: Array) -> Array:
+        found: Array = given.T if transposed else given
+        return np.repeat(found, block, axis=0)[:k] if block and given is not codes else found
+
+    agree(f"{kind} {m} x {k} x {n}", trial.graph(graph, [x])[0],
+          x.astype(np.float64) @ ((wide(codes) - wide(zeros)) * wide(scale).astype(np.float64)))
     if back:
         agree(f"{kind} {k} x {n} given back", trial.weight(graph, [x], "w"), as_bytes(held["w"]), 0.0)
+    if back and block:
+        agree(f"scales of {kind} {k} x {n} given back", trial.weight(graph, [x], "s"), scale, 0.0)
 
 
 @probe("packed weights", "kernels", disables=("packed_matvec.wgsl", "packed_product.wgsl", "repack.wgsl"))
@@ -54,6 +62,16 @@ def packed(trial: Trial) -> str:
                 _product(trial, 3, 67, 5, kind, transposed)
                 _product(trial, 17, 131, 66, kind, transposed)
     return ", ".join(kinds)
+
+
+@probe("packed weights in blocks", "kernels", disables=("interleave_scales.wgsl", "restore_scales.wgsl"))
+def in_blocks(trial: Trial) -> str:
+    """Scales and zero points for some codes of a row each, block after block and row after row; and the scales back again."""
+    for _ in range(trial.rounds):
+        for transposed in (False, True):
+            _product(trial, 1, 132, 136, "int4", transposed, back=True, block=16)
+            _product(trial, 3, 200, 67, "uint8", transposed, back=True, block=32)
+    return "blocks of 16 and 32"
 
 
 @probe("packed weights written out", "kernels", disables=("unpack_product.wgsl",))
@@ -130,6 +148,16 @@ def codebooks(trial: Trial) -> str:
     return ", ".join(CODEBOOK)
 
 
+@probe("sparse weights with x in workgroup memory", "kernels", disables=(HOLDING,))
+def sparse_held(trial: Trial) -> str:
+    """Rows that begin and end within words, and that take several rounds of a subgroup."""
+    for _ in range(trial.rounds):
+        with chosen(HELD):
+            for m, density in ((1, 0.01), (2, 0.2), (1, 1.0)):
+                _decoded(trial, SPARSE, m, density, (67, 1500 + m))
+    return "densities 0.01, 0.2 and 1"
+
+
 @probe("sparse weights", "kernels", disables=("unpack_sparse.wgsl", "sparse_matvec.wgsl"))
 def sparse(trial: Trial) -> str:
     """Rows of none, few and all of their values."""
@@ -151,15 +179,18 @@ def in_teams(team: int) -> Iterator[None]:
 
 @contextmanager
 def chosen(form: str) -> Iterator[None]:
-    """Products that are lowered meanwhile have that form."""
-    usual = packed_ops.choose, pruned_ops.choose
-    packed_ops.choose = lambda target, key, estimates: Choice(key, form, tuple(estimates))
-    pruned_ops.choose = lambda product, dense_ns: Choice("", form, ())
+    """Products that are lowered meanwhile have that form, where it is one of theirs."""
+    usual = Target.choose
+
+    def choose(self: Target, key: str, forms: Mapping[str, float]) -> Choice:
+        return Choice(key, form, tuple(forms)) if form in forms else usual(self, key, forms)
+
+    Target.choose = choose      # type: ignore[method-assign]
     try:
         with apart():
             yield
     finally:
-        packed_ops.choose, pruned_ops.choose = usual
+        Target.choose = usual   # type: ignore[method-assign]
 
 
 @probe("pruned weights", "kernels", disables=(pruned_ops.SHADER, pruned_ops.PACKING, pruned_ops.RESTORING))

@@ -1,0 +1,173 @@
+"""The operands of packed products, in which order their kernels want the codes, and what brings them into it once, in a program's prologue.
+
+Tiles read rows of whole words along K (`rows_of`), products of few vectors words of neighbouring rows (`interleaved`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, kernel
+from ort_gpu_ep.types import FLOAT32, UINT32, TensorType
+
+PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
+"""Bits of a code -> bits in the first and in the second plane, as the kernels read them."""
+
+record("repack.wgsl", "movement", loop_bound=lambda k: 32 // k["BITS"])
+record("restore_codes.wgsl", "movement", loop_bound=lambda k: 2 + k["ELEMENT"] // k["FROM"])
+record("interleave_scales.wgsl", "movement")
+record("restore_scales.wgsl", "movement")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A matrix of `rows` x `k` codes in input `source`: code (row, k) is the (row * outer + k * inner)th.
+
+    bits: of a code. signed: codes are two's complement. table, zp: inputs with scales (or the codebook) and zero points. block: codes of a
+    row that share a scale, 0: the whole row. table_strides, zp_strides: of a row and of a block. zp_bits: zero points are codes of so many
+    bits in a tensor of bytes; 0: elements. zero: where there are no zero points. groups: of rows, each with its own columns.
+    """
+
+    rows: int
+    k: int
+    outer: int
+    inner: int
+    bits: int
+    source: int
+    table: int
+    signed: bool = False
+    codebook: bool = False
+    zp: int | None = None
+    block: int = 0
+    table_strides: tuple[int, int] = (0, 0)
+    zp_strides: tuple[int, int] = (0, 0)
+    zp_bits: int = 0
+    zero: float = 0.0
+    groups: int = 1
+
+    @property
+    def flip(self) -> int:
+        """What makes a signed code an unsigned one, larger by as much."""
+        return 1 << self.bits - 1 if self.signed else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the weights meet: x[k, j] of input `source`, and where its product goes; `outer` is a batch and a group of rows.
+
+    window: constants of an implicit im2col, where k is (channel, tap) and j an output position.
+    """
+
+    source: int
+    count: int
+    column: int
+    k: int
+    y_column: int
+    y_row: int
+    batches: int = 1
+    batch: int = 0
+    group: int = 0
+    y_outer: int = 0
+    window: Mapping[str, Const] = field(default_factory=dict)
+
+
+NO_WINDOW: Mapping[str, Const] = {f"{name}_{axis}": 1 for name in ("WINDOW", "STRIDE", "DILATION", "PAD") for axis in "ZYX"} | {
+    "DEPTH": 1, "HEIGHT": 1, "WIDTH": 1, "OUT_HEIGHT": 1, "OUT_WIDTH": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Codes in words, as kernels read them. words: of a row, or of the rows that share words, in the first plane. bits, high: of a code, in
+    either plane. sources: WGSL name -> input or temporary. kernels, temps, inverses: as a Lowering has them, for its prologue.
+    """
+
+    words: int
+    bits: int
+    high: int
+    flip: int
+    sources: Mapping[str, int | str]
+    kernels: tuple[Kernel, ...] = ()
+    temps: tuple[tuple[str, TensorType], ...] = ()
+    inverses: tuple[tuple[int, Kernel], ...] = ()
+
+
+def rows_of(weights: Weights, stored: TensorType) -> Layout:
+    """The codes where they are, if rows begin at words; else the planes that repack.wgsl makes of them, which then stand for them."""
+    bits, high = PLANES[weights.bits]
+    per = 32 // bits
+    if weights.inner == 1 and bits == weights.bits and weights.outer * bits % 32 == 0:
+        flip = weights.flip * sum(1 << bits * k for k in range(per))
+        return Layout(weights.outer // per, bits, 0, flip, {"w": weights.source})
+    words = ceil_div(weights.k, per)
+    words = -(-words // 4) * 4 if high else words       # so that a row of the second plane begins at a word, too
+    kernels, temps, total = [], [], weights.rows * weights.groups
+    for name, shift, width in (("rows", 0, bits), ("upper", bits, high)):
+        if not width:
+            continue
+        count = words * width // bits
+        made = TensorType(UINT32, (total, count))
+        kernels.append(kernel(
+            "repack.wgsl", [made], consts={**_places(weights, count, False), "SHIFT": shift, "BITS": width},
+            reads={"w": weights.source}, writes={"y": name}))
+        temps.append((name, made))
+    sources: dict[str, int | str] = {"w": "rows", "high": "upper"} if high else {"w": "rows"}
+    reads = {"rows": "rows", "upper": "upper"} if high else {"rows": "rows"}
+    return Layout(words, bits, high, 0, sources, tuple(kernels), tuple(temps), _inverse(weights, stored, reads, words, bits, high))
+
+
+def interleaved(node: BoundNode, weights: Weights) -> Layout:
+    """Codes of neighbouring rows together in a word, those of one k, as packed_matvec.wgsl reads them: K whole vectors of four words.
+
+    Scales of blocks are brought into the same order, and zero points that are codes of as many bits: `scales`, `zeros` of its sources.
+    """
+    layout = _interleaved(node, weights, "w", ceil_div(weights.k, 4) * 4)
+    if not 0 < weights.block < weights.k:
+        return layout
+    blocks, per = ceil_div(weights.k, weights.block), 32 // weights.bits
+    ordered = TensorType(FLOAT32, (ceil_div(weights.rows, per), blocks, per))
+    places = {"N": weights.rows, "PER": per, "BLOCKS": blocks}
+    scales = kernel(
+        "interleave_scales.wgsl", [ordered], reads={"table": weights.table}, writes={"y": "scales"},
+        consts={**places, "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1]})
+    back = kernel(
+        "restore_scales.wgsl", [node.input(weights.table).type], reads={"scales": "scales"}, writes={"y": weights.table},
+        consts={**places, "BLOCK_FIRST": weights.table_strides[1] == 1})
+    parts = [layout, Layout(0, 0, 0, 0, {"scales": "scales"}, (scales,), (("scales", ordered),), ((weights.table, back),))]
+    if weights.zp is not None:
+        zp = node.input(weights.zp).dtype
+        if zp.value in ("u32", "i32") and (weights.zp_bits or zp.bits) == weights.bits:
+            outer, inner = weights.zp_strides
+            parts.append(_interleaved(node, replace(weights, source=weights.zp, k=blocks, outer=outer, inner=inner), "zeros", blocks))
+    return replace(
+        layout, sources={name: source for p in parts for name, source in p.sources.items()},
+        kernels=tuple(k for p in parts for k in p.kernels), temps=tuple(t for p in parts for t in p.temps),
+        inverses=tuple(i for p in parts for i in p.inverses))
+
+
+def _interleaved(node: BoundNode, weights: Weights, name: str, words: int) -> Layout:
+    """Codes alone, which the kernel knows by that name."""
+    made, temp = TensorType(UINT32, (ceil_div(weights.rows, 32 // weights.bits), words)), f"interleaved_{name}"
+    repacked = kernel(
+        "repack.wgsl", [made], consts={**_places(weights, words, True), "SHIFT": 0, "BITS": weights.bits},
+        reads={"w": weights.source}, writes={"y": temp})
+    inverses = _inverse(weights, node.input(weights.source).type, {"rows": temp}, words, weights.bits, 0, True)
+    return Layout(words, weights.bits, 0, 0, {name: temp}, (repacked,), ((temp, made),), inverses)
+
+
+def _places(weights: Weights, words: int, interleaves: bool) -> dict[str, int]:
+    """The constants of repack.wgsl and of its inverse."""
+    return {"FROM": weights.bits, "FLIP": weights.flip, "ROW": weights.outer, "STEP": weights.inner, "ROWS": weights.rows * weights.groups,
+            "K": weights.k, "WORDS": words, "INTERLEAVED": interleaves}
+
+
+def _inverse(
+    weights: Weights, stored: TensorType, reads: Mapping[str, str], words: int, bits: int, high: int, interleaves: bool = False,
+) -> tuple[tuple[int, Kernel], ...]:
+    """From the words back to the model's own codes, where these are rows or columns."""
+    inverse = kernel(
+        "restore_codes.wgsl", [stored], consts={
+            **_places(weights, words, interleaves), "BITS": bits, "HIGH": high, "ELEMENT": stored.dtype.bits},
+        reads=reads, writes={"y": weights.source})
+    return ((weights.source, inverse),) if 1 in (weights.outer, weights.inner) else ()

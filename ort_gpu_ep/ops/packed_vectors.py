@@ -1,0 +1,172 @@
+"""Products of up to four vectors with packed weights, bound by reading these: the kernels and how their invocations share the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ops.packed_operands import Columns, Weights, interleaved
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.symbolic import hint
+from ort_gpu_ep.target import Target
+from ort_gpu_ep.types import FLOAT32, TensorType
+
+MAX_VECTORS = 4
+"""Columns of activations that packed_matvec.wgsl takes: more are worth a tile."""
+UNIT_LANES = 1024
+"""packed_matvec.wgsl: invocations that each compute unit gets, where the rows and K are enough for them."""
+MAX_WORKGROUP_SIZE, MIN_WORKGROUP_SIZE = 512, 32
+UNDER_WAY = 4
+"""Reads of weights that an invocation has under way, at most."""
+BOOK_ENTRIES, MAX_COPIES = 2048, 32
+"""Of codebooks in workgroup memory, together: a copy for each bank, or as many as fit."""
+HELD, HOLDING = "x held", "sparse_matvec_held.wgsl"
+"""A form of sparse products, for adapters with subgroups, and its kernel."""
+BOOK_NBYTES = 2048
+"""The values of a sparse matrix in workgroup memory, a copy for each bank."""
+SPARSE_TEAMS = {32: 128, 8: 64, 1: 64}
+"""sparse_matvec.wgsl: invocations of a row -> of a workgroup. A row alone needs no barriers, but many rows to fill a GPU."""
+
+record(
+    "packed_matvec.wgsl", "matvec", flops=lambda k: 2 * k["N"] * k["K"] * k["COLS"],
+    loop_bound=lambda k: ceil_div(k["WORDS"], 4 * k.workgroup_size) + _closing_loops(k["PER"] * k["COLS"], k.workgroup_size))
+record(
+    "sparse_matvec.wgsl", "matvec", flops=lambda k: 2 * k.size("entries") * k["COLS"],
+    loop_bound=lambda k: _sparse_loops(k["K"], k["TEAM"]), data_indices=True)
+record(
+    HOLDING, "matvec", flops=lambda k: 2 * k.size("entries") * k["COLS"],
+    loop_bound=lambda k: (k["COLS"] * k["K"] + 512) // k.workgroup_size + k["ROWS"] * (1 + ceil_div(k["K"], 64)) + 8)
+
+
+def lower_vectors(
+    node: BoundNode, weights: Weights, columns: Columns, out: TensorType, bias: tuple[int, Strided] | None, alpha: float, beta: float,
+) -> Lowering:
+    """The kernels of a product of at most MAX_VECTORS vectors with one group of rows: the weights interleaved, once, and the product."""
+    layout, count, of_x = interleaved(node, weights), int(columns.count), node.input(columns.source)
+    x4 = of_x.dtype is FLOAT32 and columns.k == 1 and weights.k % 4 == 0 and (count == 1 or columns.column % 4 == 0)
+    by_blocks, per, entries = "scales" in layout.sources, 32 // weights.bits, 1 << weights.bits if weights.codebook else 0
+    copies = min(MAX_COPIES, BOOK_ENTRIES // entries) if entries else 1
+    subgroups = node.target.limits.allow("packed_matvec.wgsl", "subgroup")
+    size = _workgroup_size(node.target, weights.rows, layout.words, per, count, subgroups)
+    zp = node.optional(weights.zp) if weights.zp is not None else None
+    reads: dict[str, int | str] = {**layout.sources, "x": columns.source} | ({"c": bias[0]} if bias else {})
+    reads |= {} if by_blocks else {"table": weights.table}
+    reads |= {"zp": weights.zp} if weights.zp is not None and "zeros" not in layout.sources else {}
+    built = kernel(
+        "packed_matvec.wgsl", [out], consts={
+            "BITS": weights.bits, "WORDS": layout.words, "N": weights.rows, "K": weights.k, "COLS": count, "PER": per,
+            "VEC": _under_way(layout.words // 4, size, count), "CODEBOOK": weights.codebook, "ENTRIES": entries or 1,
+            "COPY_BITS": copies.bit_length() - 1, "TABLE_SIZE": node.input(weights.table).size, "BLOCK": weights.block if by_blocks else 0,
+            "BLOCKS": ceil_div(weights.k, weights.block) if by_blocks else 1, "HAS_ZEROS": "zeros" in layout.sources,
+            "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1], "ZP_BITS": weights.zp_bits,
+            "ZP_ROW": weights.zp_strides[0], "ZP_BLOCK": weights.zp_strides[1],
+            "ZERO": float(weights.flip + (weights.zero if zp is None else 0.0)),
+            "WHOLE": (zp is None and float(weights.zero).is_integer()) or (zp is not None and zp.dtype.value in ("u32", "i32")),
+            "X4": x4, "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
+            "ALPHA": float(alpha), "BETA": float(beta), "SUBGROUPS": subgroups},
+        indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(weights.rows, per), workgroup_size=size,
+        workgroup_nbytes=4 * (_parts(size, subgroups) * per * count + (entries * copies if entries else 0)), reads=reads, writes={"y": 0},
+        vectors=[n for n in ("w", "scales", "x") if n in reads and (n != "x" or x4)], features=("subgroup",) if subgroups else ())
+    return Lowering(
+        (out,), (*layout.kernels, built), layout.temps, once=tuple(name for name, _ in layout.temps), inverses=layout.inverses)
+
+
+def _workgroup_size(target: Target, rows: int, words: int, per: int, count: int, subgroups: bool) -> int:
+    """Invocations that share K: as many as the adapter has for each PER rows, while each has a vector of words, and their sums fit."""
+    wanted = min(target.figures.units * UNIT_LANES // ceil_div(rows, per), words // 4, MAX_WORKGROUP_SIZE, target.limits.max_invocations)
+    size = MIN_WORKGROUP_SIZE
+    while 2 * size <= wanted and 8 * _parts(size, subgroups) * per * count <= target.limits.max_workgroup_nbytes - 4 * BOOK_ENTRIES:
+        size *= 2
+    return size
+
+
+def _parts(size: int, subgroups: bool) -> int:
+    """Sums of each output that a workgroup adds up: of each subgroup, whose size nobody knows before, or of each invocation."""
+    return size // 4 if subgroups else size
+
+
+def _under_way(vectors: int, size: int, count: int) -> int:
+    """Reads under way of an invocation: so many that it waits for the fewest rounds, where what is left goes one by one."""
+    share, most = max(1, vectors // size), max(1, UNDER_WAY // max(1, count))
+    return min(range(1, most + 1), key=lambda n: (share // n + share % n, n))
+
+
+def _closing_loops(outputs: int, size: int) -> int:
+    """Iterations in which the sums of a workgroup are added up, and its codebook is filled."""
+    stored = ceil_div(outputs, size) * (1 + size // 4)
+    return outputs + size.bit_length() + stored + ceil_div(BOOK_ENTRIES, size) + 8
+
+
+def lower_sparse(
+    node: BoundNode, rows: int, k: int, columns: Columns, out: TensorType, bias: tuple[int, Strided] | None = None,
+    alpha: float = 1.0, beta: float = 1.0,
+) -> Kernel:
+    """The kernel of a product of few vectors with sparse rows: entries, values and starts are inputs 1, 2 and 3."""
+    if hint(columns.count) > MAX_VECTORS:
+        raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(columns.count)} vectors the zeros of a sparse matrix are written out")
+    count, entries = int(columns.count), node.input(1).size
+    forms = {f"team {team}": _sparse_ns(node, rows, team) for team in SPARSE_TEAMS
+             if team == max(SPARSE_TEAMS) or (team >= count and _sparse_loops(k, team) <= node.target.limits.max_loop_iterations)}
+    if entries and 4 * (k + 1) * count + BOOK_NBYTES <= node.target.limits.max_workgroup_nbytes and node.target.limits.allow(
+            HOLDING, "subgroup"):
+        forms[HELD] = _held_ns(node, rows, k, count)
+    choice = node.target.choose(f"sparse {rows} x {k}, {entries} entries", forms)
+    shape = _held(node, rows, k, count) if choice.form == HELD else _in_teams(rows, count, int(choice.form.split()[1]))
+    reads: dict[str, int | str] = {"entries": 1, "starts": 3, "x": columns.source, "table": 2, **({"c": bias[0]} if bias else {})}
+    consts: dict[str, Const] = {
+        "N": rows, "K": k, "ENTRIES": entries, "COLS": count, "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column,
+        "Y_ROW": columns.y_row, "ALPHA": float(alpha), "BETA": float(beta)}
+    return kernel(
+        shape.shader, [out], consts={**consts, **shape.consts}, indices={"c_index": bias[1] if bias else Strided((1,), (0,))},
+        groups=shape.groups, workgroup_size=shape.size, workgroup_nbytes=shape.nbytes, reads=reads, writes={"y": 0}, choice=choice,
+        features=shape.features)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How a sparse product is shared out. size: invocations of a workgroup. nbytes: of workgroup memory."""
+
+    shader: str
+    consts: Mapping[str, int]
+    groups: int
+    size: int
+    nbytes: int
+    features: tuple[str, ...] = ()
+
+
+def _in_teams(rows: int, count: int, team: int) -> _Shape:
+    size = SPARSE_TEAMS[team]
+    return _Shape("sparse_matvec.wgsl", {"TEAM": team}, ceil_div(rows, size // team), size, 4 * size * (1 + count) + BOOK_NBYTES)
+
+
+def _held(node: BoundNode, rows: int, k: int, count: int) -> _Shape:
+    """A workgroup for each unit, where there are rows enough: each brings x into its memory."""
+    limits, each = node.target.limits, 2
+    while 64 * each <= limits.max_invocations and each * limits.figures.units < rows:
+        each *= 2
+    return _Shape(HOLDING, {"ROWS": each}, ceil_div(rows, each), 32 * each, 4 * (k + 1) * count + BOOK_NBYTES, ("subgroup",))
+
+
+def _sparse_ns(node: BoundNode, rows: int, team: int) -> float:
+    """Teams of all rows in turn, as many at a time as the units hold; and what reads at places that the data names take."""
+    figures, entries = node.target.figures, node.input(1).size
+    turns = max(1.0, rows * team / (figures.units * figures.unit_lanes))
+    clocks = turns * (figures.sparse_entry_clocks * entries / max(rows, 1) / team + figures.sparse_halving_clocks * (team.bit_length() - 1))
+    return float(figures.matvec_launch_ns + (clocks + figures.sparse_gather_clocks * entries / figures.units) / figures.clocks_per_ns)
+
+
+def _held_ns(node: BoundNode, rows: int, k: int, count: int) -> float:
+    """x and the entries are waited for in turn; a workgroup brings x into its memory, and its subgroups add up twice for 512 entries."""
+    figures, entries = node.target.figures, node.input(1).size
+    turns = max(1.0, _held(node, rows, k, count).groups / figures.units)
+    rounds = ceil_div(ceil_div(entries, max(rows, 1)), 512)
+    clocks = turns * figures.sparse_staging_clocks * k * count + (2 * rounds + 1) * figures.sparse_halving_clocks
+    clocks += figures.sparse_held_clocks * entries / figures.units
+    return float(figures.matvec_launch_ns + 2 * figures.rows_wait_ns + clocks / figures.clocks_per_ns)
+
+
+def _sparse_loops(k: int, team: int) -> int:
+    """Iterations of an invocation, at most."""
+    return 2 * ceil_div(k, 4 * team) + 64

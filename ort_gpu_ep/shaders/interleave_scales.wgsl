@@ -1,0 +1,7 @@
+// Element i of y: the scales of blocks of codes in the order of the words that repack.wgsl interleaves: those of PER neighbouring rows
+// together, block after block. Rows past the last have its own.
+// Expects: table, y; N (rows) PER BLOCKS, TABLE_ROW TABLE_BLOCK (strides of the table).
+fn element(i: u32) -> y_t {
+    let row = min(i / (BLOCKS * PER) * PER + i % PER, N - 1u);
+    return table_at(row * TABLE_ROW + i / PER % BLOCKS * TABLE_BLOCK);
+}
