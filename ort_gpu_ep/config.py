@@ -52,6 +52,9 @@ OPTIONS = (
            "without checks on this adapter and driver, and those whose indices come from data; `1`: all; `0`: none.", ("auto", "0", "1")),
     Option("tune", "0", "`1`: before a model's first session on this adapter, the forms of its kernels are measured, for the sizes that it "
            "states (some seconds; kept on disk, see docs/tuning.md); `0`: by what was measured before, else by estimates.", ("0", "1")),
+    Option("precision", "float32", "`float32`: as the model says; `f16`: constant weights of products and convolutions are rounded to "
+           "float16 and take half of their device memory; `f16acc`: products calculate in float16, too, up to 64 in a sum, and add those "
+           "sums up in float32 (see docs/precision.md).", ("float32", "f16", "f16acc")),
     Option("specialize", "auto", "`auto`: sizes that a model leaves open get, after 256 runs with the same ones, a plan of their own in "
            "which they are constants, compiled beside the runs (its sums may round otherwise); `off`: they don't.", ("auto", "off")),
     Option("join_runs", "auto", "`auto`: runs of a session that three or more threads have under way are submitted together, several at a "
@@ -86,6 +89,7 @@ class Config:
     adapter: str = ""
     checked_shaders: str = "auto"
     tune: bool = False
+    precision: str = "float32"
     specialize: str = "auto"
     join_runs: str = "auto"
     winograd: bool = True

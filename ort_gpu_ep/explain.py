@@ -203,6 +203,10 @@ def _report_lines(report: Report) -> list[str]:
             lines.append(f"    weights read packed: {_size(part.packed_nbytes)}, as float32 {_size(part.dense_nbytes)}")
         if part.unpacked:
             lines.append(f"    written out in each run, because no kernel reads them packed, or not as fast: {', '.join(part.unpacked)}")
+        if part.halved_nbytes:
+            lines.append(f"    weights in float16: {_size(part.halved_nbytes)}")
+        if part.whole:
+            lines.append(f"    weights that stay float32, because float16 does not reach to their numbers: {', '.join(part.whole)}")
     if report.predictions:
         what = f"{report.measured} of {len(report.nodes)} nodes measured on the CPU" if report.measured else "the CPU's costs assumed"
         lines.append(f"  predicted ({what}):")
@@ -284,7 +288,7 @@ def _expected_plan(program: Executable) -> Plan | None:
         if len(inputs) < len(graph.inputs):
             return None
         try:
-            return make_plan(graph, inputs, program.gpu.limits.without(program.config.disabled), program.rewrite)
+            return make_plan(graph, inputs, program.gpu.limits.of(program.config), program.rewrite)
         except UnsupportedNodeError:    # another size may fit
             continue
     return None

@@ -21,6 +21,8 @@ Attribute: TypeAlias = int | float | str | tuple[int, ...] | tuple[float, ...] |
 
 MIN_COUNTED = 1 << 16
 """Elements of a matrix whose zeros are counted: a smaller one is read in the time of a dispatch, whatever it holds."""
+LARGEST_HALF = 65504.0
+"""The largest number of float16."""
 COUNTED_SAMPLE = 4096
 """A matrix with fewer than half zeros among so many of its elements has no count of its own."""
 
@@ -41,7 +43,7 @@ class Value:
     dtype: None for what is not a tensor or has an element type that this package does not know.
     shape: None if even the rank is unknown; a dimension is an int, a symbol's name, or None.
     load: for a constant, gives its array (a view that may be valid only while ONNX Runtime's callback lasts).
-    nonzeros: what `nonzeros_of` says of a constant that can't be loaded any more.
+    nonzeros, fits_half: what `nonzeros_of` and `fits_half` say of a constant that can't be loaded any more.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Value:
     shape: SymbolicShape | None = None
     load: Callable[[], Array] | None = field(default=None, compare=False, repr=False)
     nonzeros: Nonzeros | None = field(default=None, compare=False, repr=False)
+    fits_half: bool | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_constant(self) -> bool:
@@ -56,6 +59,7 @@ class Value:
 
 
 _counted: WeakKeyDictionary[Callable[[], Array], Nonzeros] = WeakKeyDictionary()
+_fitting: WeakKeyDictionary[Callable[[], Array], bool] = WeakKeyDictionary()
 
 
 def nonzeros_of(value: Value) -> Nonzeros | None:
@@ -65,6 +69,17 @@ def nonzeros_of(value: Value) -> Nonzeros | None:
     found = _counted.get(value.load)
     if found is None:
         found = _counted[value.load] = count_nonzeros(value.load())
+    return found
+
+
+def fits_half(value: Value) -> bool:
+    """Whether float16 has a number near each of a float32 constant: none is infinite, NaN, or beyond the largest. Looked at once."""
+    if value.fits_half is not None or value.load is None or value.dtype is not FLOAT32:
+        return bool(value.fits_half)
+    found = _fitting.get(value.load)
+    if found is None:
+        array = value.load()
+        found = _fitting[value.load] = bool(array.min(initial=0.0) >= -LARGEST_HALF and array.max(initial=0.0) <= LARGEST_HALF)
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Attribute
+from ort_gpu_ep.halves import halved
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, OpSpec, View
 from ort_gpu_ep.symbolic import hint, hints
 from ort_gpu_ep.types import Shape, TensorType
@@ -216,7 +217,8 @@ def completed(spec: OpSpec, bound: BoundNode) -> Lowering:
         return Lowering((built.output,), views=((0, 0),))
     if isinstance(built, Kernel):
         built = _single(bound, built)
-    return replace(built, kernels=tuple(_complete(spec, bound, k) for k in built.kernels))
+    built = replace(built, kernels=tuple(_complete(spec, bound, k) for k in built.kernels))
+    return halved(built, bound, spec.weights)
 
 
 def _single(bound: BoundNode, built: Kernel) -> Lowering:

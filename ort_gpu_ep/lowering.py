@@ -14,7 +14,7 @@ from typing import TypeAlias
 from ort_gpu_ep import host, shape_arithmetic
 from ort_gpu_ep.claim import claim
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.graph import Array, Graph, Node, Nonzeros, nonzeros_of
+from ort_gpu_ep.graph import Array, Graph, Node, Nonzeros, fits_half, nonzeros_of
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand
 from ort_gpu_ep.symbolic import is_symbolic
 from ort_gpu_ep.types import BOOL, FLOAT32, INT32, INT64, DType, TensorType
@@ -34,8 +34,8 @@ Answer: TypeAlias = Lowering | HostValues | Decline
 class Facts:
     """What is known of each value: its concrete type, and its content where the host knows it.
 
-    constants: values that the graph holds. counts: for each, what counts its zeros. later: values whose content the host will know when a
-    run begins. computed: values that the GPU computes in this graph.
+    constants: values that the graph holds. counts, fits: for each, what counts its zeros, and tells whether float16 reaches to its
+    numbers. later: values whose content the host will know when a run begins. computed: values that the GPU computes in this graph.
     breaks: by id() of a node, the computed value whose content it needs: they can't be in one group, because the host reads the value in
     between.
     """
@@ -44,6 +44,7 @@ class Facts:
     known: dict[str, Array]
     constants: set[str] = field(default_factory=set)
     counts: dict[str, Callable[[], Nonzeros | None]] = field(default_factory=dict)
+    fits: dict[str, Callable[[], bool]] = field(default_factory=dict)
     later: set[str] = field(default_factory=set)
     computed: set[str] = field(default_factory=set)
     breaks: dict[int, str] = field(default_factory=dict)
@@ -52,7 +53,8 @@ class Facts:
         tensor = self.types.get(name)
         if tensor is None:
             return None
-        return Operand(name, tensor, self.known.get(name), name in self.later, name in self.constants, self.counts.get(name))
+        return Operand(
+            name, tensor, self.known.get(name), name in self.later, name in self.constants, self.counts.get(name), fits=self.fits.get(name))
 
 
 def facts_of(graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str, Array] | None = None) -> Facts:
@@ -69,6 +71,7 @@ def facts_of(graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str,
             facts.types[name] = tensor
             facts.constants.add(name)
             facts.counts[name] = partial(nonzeros_of, value)
+            facts.fits[name] = partial(fits_half, value)
             if tensor.nbytes <= host.MAX_CONSTANT_NBYTES:
                 facts.known[name] = value.load()
     return facts

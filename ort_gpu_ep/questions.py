@@ -18,6 +18,7 @@ from ort_gpu_ep.graph import Array, Attribute
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.registry import BoundNode, Decline, Lowering, Operand, OpSpec
 from ort_gpu_ep.symbolic import is_symbolic
+from ort_gpu_ep.types import FLOAT32
 
 KEPT = 4096
 """Questions whose answers are kept, process-wide: more than any known model has of different nodes. One takes a few kilobytes."""
@@ -60,7 +61,8 @@ class Question:
 
     def _content(self) -> Hashable:
         looked_at = sorted(_looked_at.get(self._form) or ())
-        return tuple((k, bool(self.bound.node.epilogue) if k == _STEPS else _content(self._operands[k])) for k in looked_at)
+        halves = self.bound.target.limits.precision != FLOAT32.name     # else nobody asks, and to look at each weight takes long
+        return tuple((k, bool(self.bound.node.epilogue) if k == _STEPS else _content(self._operands[k], halves)) for k in looked_at)
 
     def _whole(self) -> Hashable:
         return self._form, self._content(), self.bound.node.epilogue, tuple(map(_type, self.bound.operands))
@@ -119,11 +121,12 @@ def _attribute(value: Attribute) -> Hashable:
     return _array(value) if isinstance(value, np.ndarray) else repr(value)
 
 
-def _content(operand: Operand | None) -> Hashable:
+def _content(operand: Operand | None, halves: bool) -> Hashable:
     if operand is None:
         return None
     nonzeros = operand.count() if operand.count is not None else None
-    return operand.constant, nonzeros, operand.expected if operand.content is None else _array(operand.content)
+    content = operand.expected if operand.content is None else _array(operand.content)
+    return operand.constant, nonzeros, halves and operand.fits_half, content
 
 
 def _array(array: Array) -> Hashable:

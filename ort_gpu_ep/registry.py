@@ -32,7 +32,7 @@ from ort_gpu_ep.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
 from ort_gpu_ep.target import PACKED as PACKED
 from ort_gpu_ep.target import WORKGROUP as WORKGROUP
 from ort_gpu_ep.target import Limits as Limits
-from ort_gpu_ep.types import BY_ONNX, DTYPES, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.types import BY_ONNX, DTYPES, FLOAT32, UINT32, DType, Shape, TensorType
 
 KNOWN_OPSET = 26
 """Newest ONNX opset whose changes were read; a later form of an op is declined until someone looks at it."""
@@ -56,7 +56,8 @@ class Operand:
 
     content: the value, as `value` gives it. expected: the host will know the value when a run begins, but does not now, when nodes are
     claimed. constant: the graph holds it, also where it is too large for `value`. count: gives how many of a constant's elements are not
-    zero. decoded: bits of the code that a decoder makes an element of, in the kernel that reads it (ops/in_place.py); 0: it is stored.
+    zero, fits whether float16 reaches to them. decoded: bits of the code that a decoder makes an element of, in the kernel that reads it
+    (ops/in_place.py); 0: it is stored.
     asked: called when a builder looks at more than the type (claim.py remembers what an answer follows from).
     """
 
@@ -68,6 +69,7 @@ class Operand:
     count: Callable[[], Nonzeros | None] | None = field(default=None, compare=False, repr=False)
     decoded: int = 0
     asked: Callable[[], object] | None = field(default=None, compare=False, repr=False)
+    fits: Callable[[], bool] | None = field(default=None, compare=False, repr=False)
 
     @property
     def value(self) -> Array | None:
@@ -96,6 +98,16 @@ class Operand:
         if self.asked is not None:
             self.asked()
         return self.count() if self.count is not None else None
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is a float32 constant that is too large for `value`: it lives on the device."""
+        return self.dtype is FLOAT32 and self.is_constant and self.content is None
+
+    @property
+    def fits_half(self) -> bool:
+        """Whether float16 has a number near each element of a weight."""
+        return self.is_weight and self.fits is not None and self.fits()
 
     @property
     def shape(self) -> Shape:
@@ -243,6 +255,7 @@ class OpSpec:
 
     since: oldest since-version taken. dtypes: type parameter of the schema -> element types taken.
     epilogue: the fuser may append elementwise steps to its one output. channels_last: how it works channel-last, None: not at all.
+    weights: inputs whose constants the options `precision=f16` and `f16acc` keep in float16.
     """
 
     name: str
@@ -255,6 +268,7 @@ class OpSpec:
     doc: str
     epilogue: bool = False
     channels_last: LayoutRule | None = None
+    weights: tuple[int, ...] = ()
 
 
 OPS: dict[tuple[str, str], OpSpec] = {}
@@ -269,8 +283,9 @@ def op(
     domain: str = "",
     epilogue: bool = False,
     channels_last: LayoutRule | None = None,
+    weights: tuple[int, ...] = (),
 ) -> Callable[[Builder], Builder]:
-    """Adds a row. bindings: `x w b? -> y`; `?` optional, `...` variadic, `_` read by the host only."""
+    """Adds a row. bindings: `x w b? -> y`; `?` optional, `...` variadic, `_` read by the host only. The others: see OpSpec."""
 
     def add(build: Builder) -> Builder:
         left, right = bindings.split("->")
@@ -279,7 +294,7 @@ def op(
             raise InternalError(f"op {domain}:{name} has two rows")
         OPS[key] = OpSpec(
             name, domain, since, {k: tuple(v) for k, v in dtypes.items()}, tuple(map(_binding, left.split())),
-            tuple(map(_binding, right.split())), build, (build.__doc__ or "").strip(), epilogue, channels_last)
+            tuple(map(_binding, right.split())), build, (build.__doc__ or "").strip(), epilogue, channels_last, weights)
         return build
 
     return add

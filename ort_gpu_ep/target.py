@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ort_gpu_ep.config import Config
 from ort_gpu_ep.figures import DEFAULT_FIGURES, Figures
+from ort_gpu_ep.types import FLOAT16, FLOAT32
 
 OFFSET_ALIGNMENT = 256
 """Where in a buffer a binding may begin: a multiple of what WebGPU lets every adapter ask for."""
@@ -63,6 +65,7 @@ class Limits:
     disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, INLINED, PACKED,
         WORKGROUP.
     tuned: which forms of kernels are the fastest on it, as far as that was measured. figures: what the choice goes by where it was not.
+    precision: the option of that name, of the session that plans.
     """
 
     features: frozenset[str] = frozenset()
@@ -77,14 +80,28 @@ class Limits:
     disabled: tuple[tuple[str, str], ...] = ()
     tuned: Tuned = UNTUNED
     figures: Figures = DEFAULT_FIGURES
+    precision: str = FLOAT32.name
 
-    def without(self, disabled: tuple[tuple[str, str], ...]) -> Limits:
-        """With this out of use, too: (what, why) as in `disabled`."""
-        return replace(self, disabled=(*self.disabled, *disabled)) if disabled else self
+    def of(self, config: Config) -> Limits:
+        """For a session with these options: what they put out of use is `disabled`, too."""
+        if not config.disabled and config.precision == self.precision:
+            return self
+        return replace(self, disabled=(*self.disabled, *config.disabled), precision=config.precision)
 
     def allow(self, shader: str, *features: str) -> bool:
         """Whether a form of a kernel may be weighed: the adapter has these features, and nothing has put them or its shader out of use."""
         return set(features) <= self.features and not any(what in (shader, *features) for what, _ in self.disabled)
+
+
+def lacks(limits: Limits, precision: str) -> str:
+    """Why an adapter can't do what the option `precision` asks for; empty where it can."""
+    if precision == FLOAT32.name:
+        return ""
+    for what, why in limits.disabled:
+        if what in (PACKED, FLOAT16.feature):
+            return f"{what} is not used on this adapter: {why}"
+    there = precision == "f16" or FLOAT16.feature in limits.features
+    return "" if there else f"the adapter lacks the feature {FLOAT16.feature}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +132,7 @@ class Target:
 
         forms: estimated nanoseconds of each. A measured form that is not among them (of an older version, say) counts for nothing.
         """
+        key = key if self.limits.precision == FLOAT32.name else f"{key}, {self.limits.precision}"
         ranked = tuple(sorted(forms, key=lambda form: forms[form]))
         measured = self.limits.tuned.get(key)
         return Choice(key, measured if measured in forms else ranked[0], ranked)

@@ -63,6 +63,8 @@ INT32 = DType("int32", 6, 32, "i32", "i32")
 INT64 = DType("int64", 7, 64, "i64", "i64", "shader-int64")
 BOOL = DType("bool", 9, 8, "bool", "u32")
 FLOAT16 = DType("float16", 10, 16, "f32", "f16", "shader-f16")
+HALF = DType("half", 10, 16, "f32", "u32")
+"""float16, two of them to a word, which every adapter can take apart: weights that kernels calculate with in float32."""
 FLOAT64 = DType("float64", 11, 64)
 UINT32 = DType("uint32", 12, 32, "u32", "u32")
 UINT64 = DType("uint64", 13, 64, "u64", "u64", "shader-int64")
@@ -92,7 +94,7 @@ PACKED_INTS = (UINT4, INT4, UINT2, INT2)
 
 _ALL = (*DTYPES, *SUB_BYTE, FLOAT8E8M0)
 BY_ONNX = {t.onnx: t for t in _ALL}
-BY_NAME = {t.name: t for t in _ALL}
+BY_NAME = {t.name: t for t in (*_ALL, HALF)}
 
 BY_ORT = {n: t for n, t in BY_ONNX.items() if n < 24} | {24: UINT2, 25: INT2}
 """By ONNXTensorElementDataType: ONNX Runtime's own numbers, which end otherwise than ONNX's."""

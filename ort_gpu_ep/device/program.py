@@ -21,14 +21,14 @@ from ort_gpu_ep.device.specialization import Key, Specializer
 from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import Array, Graph, Value, nonzeros_of
+from ort_gpu_ep.graph import Array, Graph, Value, fits_half, nonzeros_of
 from ort_gpu_ep.registry import Limits, UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Filled, Specialization, Template, make_template, sources
 from ort_gpu_ep.shaders import compose
-from ort_gpu_ep.types import Shape, TensorType, dtype_of, packed
+from ort_gpu_ep.types import FLOAT32, Shape, TensorType, dtype_of, packed
 
 MAX_PLANS = 8
 """Plans (with their pipelines and activation buffers) that a program keeps; the least recently used goes first. One plan serves all
@@ -88,8 +88,8 @@ class Program:
 
     @property
     def limits(self) -> Limits:
-        """What its plans are made for: the adapter, without what an option puts out of use."""
-        return self.gpu.limits.without(self.config.disabled)
+        """What its plans are made for: the adapter, as the options want it."""
+        return self.gpu.limits.of(self.config)
 
     def _take_constants(self, graph: Graph) -> Graph:
         """Large constants go to the device, small ones are copied; the graph that remains refers to neither ONNX Runtime nor a file."""
@@ -105,7 +105,8 @@ class Program:
             else:
                 if name in read:
                     self._weights[name] = self._upload(array)
-                values[name] = Value(name, value.dtype, value.shape, _refuser(name), nonzeros_of(value))
+                fits = self.config.precision != FLOAT32.name and fits_half(value)
+                values[name] = Value(name, value.dtype, value.shape, _refuser(name), nonzeros_of(value), fits)
         return graph.with_nodes(graph.nodes, values)
 
     def _upload(self, array: Array) -> Buffer:

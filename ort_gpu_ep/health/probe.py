@@ -125,9 +125,9 @@ class Trial:
         node = Node(op, names, results, domain=domain, attributes=attributes, version=version)
         return self.graph(Graph("probe", tuple(given), results, (node,), values), list(given.values()))
 
-    def graph(self, graph: Graph, arrays: Sequence[Array]) -> list[Array]:
+    def graph(self, graph: Graph, arrays: Sequence[Array], precision: str = "float32") -> list[Array]:
         """The outputs of a graph on the adapter. Sizes that it leaves open come with the arrays, which are its inputs."""
-        program = Program(graph, Config(), self.gpu, composer=self._composed)
+        program = Program(graph, Config(precision=precision), self.gpu, composer=self._composed)
         try:
             return self._run(program, arrays)
         finally:

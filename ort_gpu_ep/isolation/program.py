@@ -206,7 +206,7 @@ class RemoteProgram:
             filled = template.fill(types)
             if filled is not None:
                 return template.at(filled)
-        template = make_template(self.graph, types, self.gpu.limits.without(self.config.disabled), self.rewrite)
+        template = make_template(self.graph, types, self.gpu.limits.of(self.config), self.rewrite)
         filled = template.fill(types)
         assert filled is not None, "a template holds for the sizes that it was made for"
         self._templates.append(template)

@@ -53,7 +53,7 @@ def _layout(node: BoundNode) -> ChannelsLast | None:
     return None if math.isinf(gain_ns) else ChannelsLast(() if conv_last.reads_planes(node) else (0,), gain_ns=gain_ns)
 
 
-@op("Conv", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True, channels_last=_layout)
+@op("Conv", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True, channels_last=_layout, weights=(1,))
 def conv(node: BoundNode) -> Lowering | Kernel:
     """y[n, m, p] = sum over c, t of w[m, c, t] * x[n, group(m) + c, p * stride + t * dilation - pad] + bias[m].
 
@@ -134,7 +134,7 @@ def _direct(node: BoundNode, window: Window, out: TensorType, bias: Strided | No
         groups=out.shape[0] * filters * blocks, workgroup_size=DIRECT_WORKGROUP_SIZE)
 
 
-@op("ConvTranspose", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True)
+@op("ConvTranspose", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True, weights=(1,))
 def conv_transpose(node: BoundNode) -> Lowering:
     """y[n, m, q] = sum over c, t, p with p * stride + t * dilation - pad = q of w[c, m, t] * x[n, c, p] + bias[m].
 

@@ -12,7 +12,7 @@ from ort_gpu_ep.registry import BoundNode, Lowering, Strided, broadcast, broadca
 from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
 
 
-@op("MatMul", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="a b c? -> y", epilogue=True)
+@op("MatMul", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
 def matmul(node: BoundNode) -> Lowering:
     """y = a b over the last two dimensions, as numpy.matmul.
 
@@ -54,7 +54,7 @@ def _batches(shape: Shape, batches: Shape) -> Strided:
     return Strided(batches, tuple(s * matrix for s in broadcast_strides(shape[:-2], batches)))
 
 
-@op("Gemm", since=7, dtypes={"T": (FLOAT32, FLOAT16)}, bindings="a b c? -> y", epilogue=True)
+@op("Gemm", since=7, dtypes={"T": (FLOAT32, FLOAT16)}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
 def gemm(node: BoundNode) -> Lowering:
     """y = alpha * a' b' + beta * c, a' and b' transposed where transA and transB say so.
 

@@ -15,7 +15,7 @@ from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.target import DEFAULT_TARGET, LAST_ARRIVING, Choice, Limits, Target
-from ort_gpu_ep.types import FLOAT32, UINT32, TensorType
+from ort_gpu_ep.types import FLOAT16, FLOAT32, UINT32, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,28 @@ class Tile:
         return rounds
 
     @property
+    def buffer(self) -> int:
+        """Fours of a step."""
+        return self.fours * (self.m + self.row)
+
+    @property
+    def sums(self) -> int:
+        """Vectors of the teams' sums in a round."""
+        return self.slices * self.m * self.n // 4 // self.rounds if self.slices > 1 else 0
+
+    @property
     def shared(self) -> int:
         """Workgroup memory in vectors of 16 bytes: two buffers, or the teams' sums."""
-        sums = self.slices * self.m * self.n // 4 // self.rounds if self.slices > 1 else 0
-        return max(2 * self.fours * (self.m + self.row), sums)
+        return max(2 * self.buffer, self.sums)
 
-    def fits(self, limits: Limits) -> bool:
-        return self.workgroup_size <= limits.max_invocations and 16 * self.shared <= limits.max_workgroup_nbytes
+    def workgroup_nbytes(self, halves: bool) -> int:
+        """In float16 the sums lie beside the buffers."""
+        return 8 * 2 * self.buffer + 16 * self.sums if halves else 16 * self.shared
+
+    def fits(self, limits: Limits, halves: bool = False) -> bool:
+        """Whether the adapter can run it; in float16 also whether it is worth that: a lane has each sum in float32, too."""
+        nbytes, sums = self.workgroup_nbytes(halves), self.own_m * self.own_n
+        return self.workgroup_size <= limits.max_invocations and nbytes <= limits.max_workgroup_nbytes and not (halves and sums > MOST_SUMS)
 
 
 TILES = (
@@ -80,6 +95,15 @@ TILES = (
     Tile("16x16", 16, 16, 4, 4, 4, 1, 4, 0.0677),
 )
 """Those of 16 are for few columns, and for adapters with little workgroup memory."""
+
+MOST_SUMS = 32
+"""Of a lane, in float16: with twice as many a unit has too few workgroups at once. On an H200 128x128 takes longer than 64x64."""
+
+HALVES_GAIN = 1.3
+"""How much faster products of float16 are on an H200 in a tile of one team; sums of several teams take as long as they gain."""
+
+CHUNK = 64
+"""Of K: so many products in float16 are summed in float16. More would take less time, and lose digits."""
 
 SPLIT_TILES = ("64x64/4", "64x32/4", "32x32/4", "64x64")
 """Those that are offered with K cut over workgroups."""
@@ -153,6 +177,12 @@ class TiledProduct:
         return self.weights.taps * self.weights.padded // 4
 
     @property
+    def halves(self) -> bool:
+        """Whether it is calculated in float16: `precision=f16acc`, but not a batch of products: Winograd's make errors larger."""
+        limits = self.target.limits
+        return limits.precision == "f16acc" and not self.bytes and self.batch == 1 and limits.allow("product.wgsl", FLOAT16.feature)
+
+    @property
     def packed_rows(self) -> int:
         """Of packed weights: the same for every tile, so that forms share what was packed."""
         return ceil_div(self.fours * 4, PACKED_ROWS) * PACKED_ROWS
@@ -173,7 +203,7 @@ def fits(target: Target) -> bool:
 
 def forms(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
     """Every tile and number of parts of K that could be taken, by name. Small tiles of large products are more than a grid may have."""
-    most, fitting = product.target.limits.max_groups_per_dimension, [t for t in TILES if t.fits(product.target.limits)]
+    most, fitting = product.target.limits.max_groups_per_dimension, [t for t in TILES if t.fits(product.target.limits, product.halves)]
     rows, columns = int(hint(product.rows)), int(hint(product.m))
     tiles = [t for t in fitting if max(ceil_div(rows, t.n), ceil_div(columns, t.m)) <= most] or fitting
     return {f"{tile.name}*{split}": (tile, split) for tile in tiles for split in _splits(product, tile)}
@@ -204,7 +234,8 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
         (by.byte_launch_ns, by.byte_step_ns, by.byte_arrival_ns, by.byte_idle_power) if product.bytes else
         (by.tile_launch_ns, by.tile_step_ns if product.pointwise else by.window_step_ns, by.arrival_ns, by.idle_power))
     idle = max(1.0, by.enough_lanes / (resident * tile.workgroup_size)) ** idle_power
-    work = tile.m * tile.n * tile.fours * 4 * resident / (by.fma_per_ns * tile.efficiency) * idle
+    gain = HALVES_GAIN if product.halves and tile.slices == 1 else 1.0
+    work = tile.m * tile.n * tile.fours * 4 * resident / (by.fma_per_ns * tile.efficiency * gain) * idle
     time = launch_ns + steps * waves / resident * max(step_ns, work) + (by.byte_teams_ns if product.bytes and tile.slices > 1 else 0.0)
     time += (1 if product.bytes else 4) * (groups // split) * tile.m * tile.n * by.byte_ns
     if split > 1 and _may_arrive(product.target):
@@ -271,7 +302,7 @@ def lower_tiled(product: TiledProduct, out: TensorType, choice: Choice | None = 
     if _may_arrive(product.target) and not is_symbolic(groups) and parts.nbytes <= product.target.limits.max_binding_nbytes:
         arrived = TensorType(UINT32, (groups,))
         kernels.append(replace(
-            built, outputs=(out, parts, arrived), reads=(*(built.reads or ()), *bias.items()), features=(LAST_ARRIVING,),
+            built, outputs=(out, parts, arrived), reads=(*(built.reads or ()), *bias.items()), features=(*built.features, LAST_ARRIVING),
             writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")), vectors=(*built.vectors, "parts", *bias), atomics=("arrived",),
             consts=tuple((name, name == "LAST" or value) for name, value in built.consts)))
         temps += [("parts", parts), ("arrived", arrived)]
@@ -311,15 +342,15 @@ def unpacking(weights: Weights, m: int) -> Kernel:
         reads={"packed": "packed"}, writes={"y": "restored"})
 
 
-def consts_of(tile: Tile) -> dict[str, Const]:
+def consts_of(tile: Tile, halves: bool = False) -> dict[str, Const]:
     """What a shader of products in tiles has of its tile."""
     outputs = tile.own_m // 4 * tile.own_n
     return {
         "TM": tile.m, "TN": tile.n, "TQ": tile.fours, "MM": tile.own_m, "NN": tile.own_n, "SLICES": tile.slices, "TEAM": tile.team,
         "TX": tile.n // tile.own_n, "TY": tile.m // tile.own_m, "A_LOADS": tile.fours * tile.m // tile.workgroup_size,
         "B_LOADS": tile.fours * tile.n // tile.workgroup_size, "A_SIZE": tile.fours * tile.m, "B_ROW": tile.row,
-        "BUFFER": tile.fours * (tile.m + tile.row), "SHARED": tile.shared, "ROUNDS": tile.rounds, "EACH": outputs // tile.rounds,
-        "OUTPUTS": outputs // tile.slices if tile.slices > 1 else outputs}
+        "BUFFER": tile.buffer, "SHARED": 2 * tile.buffer if halves else tile.shared, "SUMS": tile.sums, "ROUNDS": tile.rounds,
+        "EACH": outputs // tile.rounds, "OUTPUTS": outputs // tile.slices if tile.slices > 1 else outputs}
 
 
 def tiled_kernel(product: TiledProduct, tile: Tile, split: int, per: int, weights: int | str, choice: Choice) -> Kernel:
@@ -329,11 +360,11 @@ def tiled_kernel(product: TiledProduct, tile: Tile, split: int, per: int, weight
         "ROWS": product.rows, "M": product.m, "M4": product.m // 4, "C4": fours, "KQ": product.fours,
         "STEPS": ceil_div(product.fours, tile.fours), "PER": per, "SPLIT": split, "LAST": False, "ALPHA": product.alpha,
         "LOADED": LOADED, "AT_ONCE": max(1, 24 // outputs * tile.slices), "BATCH": product.batch, "W_ROWS": product.packed_rows,
-        **consts_of(tile),
+        "HALVES": product.halves, "CHUNK": CHUNK * tile.slices // (2 * 4 * tile.fours), **consts_of(tile, product.halves),
         "POINTWISE": product.pointwise, "STRIDED": product.strided, "PLANES": product.planes > 0, "CHANNELS": product.planes,
         "TAPS": not product.pointwise and not product.planes and fours % tile.fours == 0, **product.window}
     vectors = ("w", "y", *(() if product.planes else ("x",)), *(() if product.bias is None or split > 1 else ("c",)))
     return kernel(
-        "product.wgsl", [], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=16 * tile.shared,
+        "product.wgsl", [], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=tile.workgroup_nbytes(product.halves),
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split * product.batch), reads={"x": 0, "w": weights},
-        vectors=vectors, choice=choice)
+        vectors=vectors, choice=choice, features=(FLOAT16.feature,) if product.halves else ())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, InternalError
 from ort_gpu_ep.graph import Graph, Node
+from ort_gpu_ep.halves import halved_nbytes, left_whole
 from ort_gpu_ep.lowering import Answer, Facts, HostValues, facts_of, walk
 from ort_gpu_ep.ops.pruned import packed_nbytes
 from ort_gpu_ep.partitioner import sizes
@@ -18,7 +19,8 @@ from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
 from ort_gpu_ep.partitioner.passes import fuse
 from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Prediction, Report
 from ort_gpu_ep.partitioner.sizes import Assumption
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, spec_of
+from ort_gpu_ep.target import Target
 from ort_gpu_ep.types import TensorType
 
 
@@ -215,6 +217,7 @@ def _partition_report(index: int, group: list[Node], state: _State, exact: bool,
     def total(values: list[str]) -> int:
         return sum(state.facts.types[n].nbytes for n in values if n in state.facts.types)
 
+    bounds = [replace(b, target=Target(limits)) for n in group if (b := state.answers[id(n)][2]) is not None]
     lowered = [a for n in group if isinstance(a := state.answers[id(n)][1], Lowering)]
     alone = Graph(graph.name, tuple(inputs), tuple(outputs), tuple(group), graph.values, graph.nested)
     packed = packed_weights(alone, state.facts, limits)
@@ -222,4 +225,5 @@ def _partition_report(index: int, group: list[Node], state: _State, exact: bool,
     return PartitionReport(
         index, sum(len(n.members) for n in group), sum(len(a.per_run) for a in lowered), tuple(inputs), tuple(outputs),
         total(inputs), total(outputs), total(weights), exact, packed.packed_nbytes + sum(to for to, _ in pruned),
-        packed.dense_nbytes + sum(of for _, of in pruned), packed.unpacked)
+        packed.dense_nbytes + sum(of for _, of in pruned), packed.unpacked, sum(map(halved_nbytes, lowered)),
+        tuple(dict.fromkeys(name for bound in bounds if (spec := spec_of(bound.node)) for name in left_whole(bound, spec.weights))))

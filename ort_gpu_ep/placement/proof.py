@@ -111,7 +111,7 @@ class Prover:
                 candidate = self.candidates.get(name)
                 got = candidate.session.run(None, feeds)
                 trouble(candidate)
-                check_outputs(names, got, want, run_cpu)
+                check_outputs(names, got, want, run_cpu, self.config.precision)
             except Exception as error:   # whatever keeps a candidate from answering puts it out; the CPU has answered the same inputs
                 failed[name] = rejected(candidate, name, error, self.config.strict)
                 wrong |= {name} if isinstance(error, WrongResultError) else set()

@@ -35,7 +35,7 @@ from ort_gpu_ep.utilization import UNKNOWN, Load, Uses
 
 log = logging.getLogger("ort_gpu_ep")
 
-_SPEED = ("checked_shaders", "fusion", "memory_limit_mb", "quirks", "faults")
+_SPEED = ("checked_shaders", "precision", "fusion", "memory_limit_mb", "quirks", "faults")
 """Options that change what a candidate takes."""
 
 WITHIN = 20.0
@@ -242,7 +242,7 @@ class Runner:
         self.chooser.learner.checked(turn, end_s - begin_s, end_s)
         self._used_s[CPU] = end_s
         try:
-            check_outputs(names, answer, want, lambda: cpu.run(outputs, feeds))
+            check_outputs(names, answer, want, lambda: cpu.run(outputs, feeds), self.config.precision)
         except WrongResultError as error:
             rejected(candidate, candidate.name, error, self.config.strict)
             self._judge(candidate.name, False, math.inf)

@@ -260,6 +260,7 @@ class Run:
         """Raises WrongResultError, where the CPU gives something else from the same inputs. Says so where it has no kernel for that."""
         partition = self.partition
         assert partition.fallback is not None
+        assert partition.program is not None
         missing = partition.fallback.missing()
         if missing:
             partition.state.record("warning", partition.graph.name, f"not verified, because the CPU can't run these nodes: {missing}")
@@ -272,7 +273,7 @@ class Run:
                 continue
             ctypes.memmove(want.ctypes.data, value.data_ptr(), tensor.nbytes)
             self.read(address, got.ctypes.data, tensor.nbytes)
-            compare(f"{partition.graph.name}, output {partition.graph.outputs[index]!r}", got, want)
+            compare(f"{partition.graph.name}, output {partition.graph.outputs[index]!r}", got, want, partition.program.config.precision)
 
     def on_cpu(self, fallback: Fallback) -> None:
         """The same from the same inputs, which are still in device memory."""

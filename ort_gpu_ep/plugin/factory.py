@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ort_gpu_ep.config import resolve
@@ -19,6 +20,7 @@ from ort_gpu_ep.plugin.state import SessionState, announce
 from ort_gpu_ep.plugin.tables import Table, entry, owner_of
 from ort_gpu_ep.plugin.transfer import CPU_DEVICE, GPU_DEVICE, VENDOR, Allocator, DataTransfer, MemcpyKernel, memcpy_registry
 from ort_gpu_ep.providers import EP_NAME
+from ort_gpu_ep.target import lacks
 
 VENDOR_ID = 0
 """Of our device memory: "no vendor", so that `bind_output(name, "gpu")` and its like find it without being told one."""
@@ -102,6 +104,12 @@ class Factory(Table):
         try:
             state.backend = open_backend(state.config)
             state.config = state.backend.settled(state.config)
+            if why := lacks(state.backend.adapter.limits, state.config.precision):
+                if state.config.strict:
+                    raise ConfigError(f"precision={state.config.precision} on {state.backend.adapter.info.name}: {why}. "
+                                      "Choose precision=float32, or another adapter.")
+                state.record("warning", "precision", f"{why}: precision=float32 instead of {state.config.precision}")
+                state.config = replace(state.config, precision="float32")
             for notice in state.backend.notices:
                 state.record("notice", "adapter", notice)
         except ConfigError:

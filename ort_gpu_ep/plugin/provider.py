@@ -85,7 +85,7 @@ class Provider(Table):
         if gpu is None and self.config.placement != "cpu":
             why = "; ".join(map(str, self.state.errors)) or "no GPU was opened"
             return nothing(graph, self.config, Decline(Code.DRIVER, why))
-        limits, software = (gpu.limits.without(self.config.disabled), gpu.info.type == "software") if gpu is not None else (Limits(), True)
+        limits, software = (gpu.limits.of(self.config), gpu.info.type == "software") if gpu is not None else (Limits(), True)
         try:
             return partition(graph, self.config, limits, software, self._costs(software))
         except Exception as error:

@@ -13,9 +13,12 @@ TOLERANCE = {2: 2e-2, 4: 1e-3, 8: 1e-3}
 Sums in another order differ by some 1e-6 a layer in f32, and by 1e-3 in f16; a corrupt exponent by far more.
 """
 
+IN_HALVES = TOLERANCE[2]
+"""The same of any float, where weights or products are in float16 (the option `precision`)."""
 
-def compare(name: str, got: Array, want: Array) -> None:
-    """Integers and booleans are equal; 8-bit integers differ by 1 at most (rounding); floats agree within TOLERANCE.
+
+def compare(name: str, got: Array, want: Array, precision: str = "float32") -> None:
+    """Integers and booleans are equal; 8-bit integers differ by 1 at most (rounding); floats agree within what `precision` allows.
 
     NaN and infinities stand where the CPU has them. Raises WrongResultError, with the first and the number of bad elements.
     """
@@ -26,8 +29,9 @@ def compare(name: str, got: Array, want: Array) -> None:
         ours, theirs = got.astype(np.float64), want.astype(np.float64)
         finite = np.isfinite(theirs)
         scale = np.abs(theirs[finite]).max(initial=0.0)
+        part = TOLERANCE[got.dtype.itemsize] if precision == "float32" else IN_HALVES
         with np.errstate(invalid="ignore"):
-            near = np.abs(ours - theirs) <= TOLERANCE[got.dtype.itemsize] * scale + 1e-6
+            near = np.abs(ours - theirs) <= part * scale + 1e-6
         same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
         bad = ~np.where(finite, near, same)
     if bad.any():

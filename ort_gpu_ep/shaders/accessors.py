@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ort_gpu_ep.registry import Kernel
-from ort_gpu_ep.shaders.element_types import per_word, value_type
+from ort_gpu_ep.shaders.element_types import per_word, value_type, vector_type
 from ort_gpu_ep.shaders.steps import vector_steps
-from ort_gpu_ep.types import BOOL, DType, TensorType
+from ort_gpu_ep.types import BOOL, FLOAT32, HALF, DType, TensorType
 
 
 def part_name(name: str, part: int) -> str:
@@ -32,7 +32,9 @@ def _reader(name: str, dtype: DType, raw: bool) -> str:
     if per > 1:
         bits = 32 // per
         word, shift = f"{name}[i / {per}u]", f"(i % {per}u) * {bits}u"
-        if dtype is BOOL and not raw:
+        if dtype is HALF:
+            got = f"unpack2x16float({word})[i % {per}u]"
+        elif dtype is BOOL and not raw:
             got = f"extractBits({word}, {shift}, {bits}u) != 0u"
         else:
             got = f"extractBits({f'bitcast<i32>({word})' if value == 'i32' else word}, {shift}, {bits}u)"
@@ -59,12 +61,18 @@ def _stored_at(kernel: Kernel, first: bool, unit: int = 1) -> str:
     return f"i / {size}u * {row}u + {start}u + i % {size}u"
 
 
-def vector_readers(name: str, pieces: Sequence[tuple[int, int]]) -> list[str]:
-    """`<name>_at4(i)` and, of one element, `<name>_at(i)`."""
+def vector_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, text: str) -> list[str]:
+    """`<name>_at4(i)`; of one element, `<name>_at(i)`; where the body wants them, `<name>_four(i)`, its type, `<name>_of_four(v)`."""
     cases = "".join(f"if (i >= {first // 4}u) {{ return {part_name(name, k)}[i - {first // 4}u]; }} "
                     for k, (first, _) in reversed(list(enumerate(pieces))) if k)
-    return [f"fn {name}_at4(i: u32) -> vec4<f32> {{ {cases}return {name}[i]; }}",
-            f"fn {name}_at(i: u32) -> f32 {{ return {name}_at4(i / 4u)[i % 4u]; }}"]
+    four, single = vector_type(dtype), f"fn {name}_at(i: u32) -> f32 {{ return {name}_at4(i / 4u)[i % 4u]; }}"
+    stored = f"(i: u32) -> {four} {{ {cases}return {name}[i]; }}"
+    if dtype is FLOAT32 and f"{name}_four(" not in text:
+        return [f"fn {name}_at4{stored}", single]
+    values = "vec4<f32>(unpack2x16float(v.x), unpack2x16float(v.y))" if dtype is HALF else "v"
+    return [f"alias {name}_four_t = {four};", f"fn {name}_four{stored}",
+            f"fn {name}_of_four(v: {four}) -> vec4<f32> {{ return {values}; }}",
+            f"fn {name}_at4(i: u32) -> vec4<f32> {{ return {name}_of_four({name}_four(i)); }}", single]
 
 
 def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vector: bool, text: str) -> list[str]:

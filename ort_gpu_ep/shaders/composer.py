@@ -7,6 +7,8 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     y_of(low, high) an element from its bits, in a raw kernel
     y_set(i, v)    stores element i, after the fused steps (unpacked types only; an `element` body never calls it)
     x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>
+    x_four(i), x_four_t, x_of_four(v)    the same as it is stored, its type, and the values: what is loaded ahead is converted later
+    X_BITS         of a stored element, in directives
     y_final4(i, v), y_store4(i, v)    the two halves of y_set4: the fused steps, and the store of what they gave
     x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
     x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
@@ -37,13 +39,13 @@ from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.registry import DIVISOR, ERROR_FLAGS, INDEX, Const, Kernel, parts
 from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, vector_writer, word_readers, word_writer, writer
-from ort_gpu_ep.shaders.element_types import per_word, storage, value_type
+from ort_gpu_ep.shaders.element_types import per_word, storage, value_type, vector_type
 from ort_gpu_ep.shaders.indices import merged, strided
 from ort_gpu_ep.shaders.inlining import inlined, is_inner
 from ort_gpu_ep.shaders.steps import first_written, fused_reading, steps, vector_bindings
 from ort_gpu_ep.shaders.unroll import expand, resolved
 from ort_gpu_ep.symbolic import Real, Size, is_symbolic
-from ort_gpu_ep.types import FLOAT32, TensorType
+from ort_gpu_ep.types import FLOAT32, HALF, TensorType
 
 MAP_WORKGROUP_SIZE = 64
 """Workgroup size of an `element` body: two subgroups on most hardware."""
@@ -109,7 +111,7 @@ def _composed(
     given = parameters(kernel, bindings)
     symbols = {name for name, _ in given}
     out = [f"// {kernel.shader}"]
-    if not kernel.raw and any(t.dtype.storage == "f16" for t, _ in bindings.values()):
+    if "shader-f16" in kernel.features or (not kernel.raw and any(t.dtype.storage == "f16" for t, _ in bindings.values())):
         out.insert(0, "enable f16;")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
     vectors, atomics = vector_bindings(kernel, bindings), (*kernel.atomics, ERROR_FLAGS)
@@ -119,7 +121,7 @@ def _composed(
     for i, (name, k) in enumerate(variables):
         tensor, written = bindings[name]
         access, element = "read_write" if written else "read", storage(tensor.dtype, raw[name])
-        element = (f"vec4<{'u32' if element == 'u32' else 'f32'}>") if name in vectors else element
+        element = vector_type(tensor.dtype) if name in vectors else element
         element = "atomic<u32>" if name in atomics else element
         out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{element}>;")
     out += _parameter_struct(given, len(variables))
@@ -132,8 +134,8 @@ def _composed(
             continue
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         out.append(f"alias {name}_t = {value_type(plain, raw[name])};")
-        if name in vectors and tensor.dtype is FLOAT32:
-            out += vector_readers(name, pieces[name])
+        if name in vectors and tensor.dtype in (FLOAT32, HALF):
+            out += vector_readers(name, pieces[name], tensor.dtype, text)
         elif name not in vectors:
             out.append(in_parts(name, pieces[name], tensor.dtype, raw[name]))
         out += word_readers(name, pieces[name], tensor.dtype, name in vectors, text)
@@ -155,7 +157,7 @@ def _composed(
             out.append(word_writer(name))
         elif written and name not in (*vectors, *atomics) and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
             out.append(writer(name, tensor.dtype, kernel, first, pieces[name]))
-    text = expand(body(kernel.shader), _numbers(kernel))
+    text = expand(body(kernel.shader), {**_numbers(kernel), **{f"{name.upper()}_BITS": t.dtype.bits for name, (t, _) in bindings.items()}})
     out.append(_with_parameters(text, symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
     out.append(_map_main(kernel, bindings[first][0], first) if is_map else _group_main(kernel))
     return "\n".join([*out, *_called("\n".join(out))]) + "\n"
@@ -265,7 +267,8 @@ def _numbers(kernel: Kernel) -> dict[str, int]:
     return {**numbers, "WORKGROUP_SIZE": kernel.workgroup_size, **{f"HAS_{name.upper()}": given for name, given in kernel.optionals}}
 
 
-_BITS = {"bool": "select(0u, 1u, {0})", "i32": "(bitcast<u32>({0}) & {1})", "u32": "({0} & {1})"}
+_BITS = {"f32": "(pack2x16float(vec2<f32>({0}, 0.0)) & {1})",
+         "bool": "select(0u, 1u, {0})", "i32": "(bitcast<u32>({0}) & {1})", "u32": "({0} & {1})"}
 
 
 def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:

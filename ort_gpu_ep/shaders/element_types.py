@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_gpu_ep.types import DType
+from ort_gpu_ep.types import HALF, DType
 
 _RAW_VALUE = {1: "u32", 2: "u32", 4: "u32", 8: "vec2<u32>"}
 
@@ -19,3 +19,8 @@ def storage(dtype: DType, raw: bool) -> str:
 
 def value_type(dtype: DType, raw: bool) -> str:
     return _RAW_VALUE[dtype.nbytes] if raw else dtype.value
+
+
+def vector_type(dtype: DType) -> str:
+    """Of a binding of vectors: four elements, or of packed integers four words."""
+    return "vec2<u32>" if dtype is HALF else f"vec4<{'u32' if dtype.storage == 'u32' else 'f32'}>"

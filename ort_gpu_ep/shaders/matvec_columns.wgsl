@@ -1,5 +1,5 @@
 // y[batch, j] = ALPHA * sum over k of w[k, j] * v[k] + BETA * c, where four neighbouring columns of w lie together: an invocation sums
-// four outputs over its share of K, with eight loads under way; the WORKGROUP_SIZE / SIDE invocations of a column add up in two rounds.
+// four outputs over its share of K, with 128 bytes of loads under way; the WORKGROUP_SIZE / SIDE invocations of a column add up in two rounds.
 // SPLIT > 1: K is cut into parts of PART, each summed into its own [BATCH, COUNT] of y; sum_parts.wgsl adds them.
 // Expects: w, y (as vectors of four elements), v, c?; w_base, v_base (offset of a batch), c_index (over y); COUNT4 (vectors of a row),
 // W_K4 (vectors from one k to the next), V_K, K, BATCH, BLOCKS, SIDE, PART, ALPHA, BETA.
@@ -17,13 +17,14 @@ fn group_main(group: u32, lane: u32) {
     var even = vec4<f32>();
     var odd = vec4<f32>();
     var k = k0 + lane / SIDE;
-    for (; k + 7u * SHARES < end; k += 8u * SHARES) {
-#for i in 8
-        let w$i = w_at4(at + (k + $(i)u * SHARES) * W_K4);
+#let loads = 256 // W_BITS
+    for (; k + $(loads - 1)u * SHARES < end; k += $(loads)u * SHARES) {
+#for i in loads
+        let w$i = w_four(at + (k + $(i)u * SHARES) * W_K4);
 #end
-#for i in 4
-        even = fma(w$(2 * i), vec4<f32>(v_at(v_start + (k + $(2 * i)u * SHARES) * V_K)), even);
-        odd = fma(w$(2 * i + 1), vec4<f32>(v_at(v_start + (k + $(2 * i + 1)u * SHARES) * V_K)), odd);
+#for i in loads // 2
+        even = fma(w_of_four(w$(2 * i)), vec4<f32>(v_at(v_start + (k + $(2 * i)u * SHARES) * V_K)), even);
+        odd = fma(w_of_four(w$(2 * i + 1)), vec4<f32>(v_at(v_start + (k + $(2 * i + 1)u * SHARES) * V_K)), odd);
 #end
     }
     for (; k < end; k += SHARES) { even = fma(w_at4(at + k * W_K4), vec4<f32>(v_at(v_start + k * V_K)), even); }

@@ -9,23 +9,21 @@ var<workgroup> sums: array<f32, WORKGROUP_SIZE>;
 
 // The share of one of `team` invocations in the sum.
 fn share(w_start: u32, v_start: u32, member: u32, team: u32) -> f32 {
-    var a = vec4<f32>();
-    var b = vec4<f32>();
-    var c = vec4<f32>();
-    var d = vec4<f32>();
+#for i in 4
+    var sum$i = vec4<f32>();
+#end
+#let loads = 128 // W_BITS
     var k = member;
-    for (; k + 3u * team < K4; k += 4u * team) {
-        let w0 = w_at4(w_start + k);
-        let w1 = w_at4(w_start + k + team);
-        let w2 = w_at4(w_start + k + 2u * team);
-        let w3 = w_at4(w_start + k + 3u * team);
-        a = fma(w0, v_at4(v_start + k), a);
-        b = fma(w1, v_at4(v_start + k + team), b);
-        c = fma(w2, v_at4(v_start + k + 2u * team), c);
-        d = fma(w3, v_at4(v_start + k + 3u * team), d);
+    for (; k + $(loads - 1)u * team < K4; k += $(loads)u * team) {
+#for i in loads
+        let w$i = w_four(w_start + k + $(i)u * team);
+#end
+#for i in loads
+        sum$(i % 4) = fma(w_of_four(w$i), v_at4(v_start + k + $(i)u * team), sum$(i % 4));
+#end
     }
-    for (; k < K4; k += team) { a = fma(w_at4(w_start + k), v_at4(v_start + k), a); }
-    let total = (a + b) + (c + d);
+    for (; k < K4; k += team) { sum0 = fma(w_at4(w_start + k), v_at4(v_start + k), sum0); }
+    let total = (sum0 + sum1) + (sum2 + sum3);
     return (total.x + total.y) + (total.z + total.w);
 }
 

@@ -8,10 +8,19 @@
 // parts up, in their order; else y is parts[s, n, m], and sum_parts.wgsl adds.
 // Of a convolution k is (tap, channel), and what is not POINTWISE has a window. TAPS: a step lies within one tap. STRIDED: one tap, steps
 // over pixels. PLANES: x is stored [image, channel, y, x] with CHANNELS <= 4 of them, which count as four.
+// HALVES: both tiles and the products are float16; sums of CHUNK pairs of steps are float16, too, then they are added to those in float32.
 // Expects: x, w [K or more rows, M], c? [M], y as vectors; with LAST parts (vectors) and arrived (atomics, zero); ROWS M M4 C4 KQ (k in
 // fours) STEPS PER SPLIT BATCH W_ROWS ALPHA LOADED (outputs at a time); TM TN TQ MM NN SLICES and what follows from them: TEAM TX TY
-// A_LOADS B_LOADS A_SIZE B_ROW SHARED ROUNDS; HEIGHT.. as Window.consts writes them.
-var<workgroup> tile: array<vec4<f32>, SHARED>;
+// A_LOADS B_LOADS A_SIZE B_ROW SHARED SUMS ROUNDS; HEIGHT.. as Window.consts writes them.
+#if HALVES
+alias four_t = vec4<f16>;
+#if SLICES > 1
+var<workgroup> sums: array<vec4<f32>, SUMS>;
+#end
+#else
+alias four_t = vec4<f32>;
+#end
+var<workgroup> tile: array<four_t, SHARED>;
 #if LAST
 var<workgroup> place: u32;
 #end
@@ -31,6 +40,17 @@ fn pixel_or_zero(step: u32, kq: u32, top: i32, left: i32, base: i32) -> vec4<f32
     return x_at4(u32(base + (dy * i32(WIDTH) + dx) * i32(C4) + i32(channel)));
 #end
 }
+#end
+
+#if SLICES > 1
+// Of a team's sums: in an array of their own beside a tile of float16, else where the tile was.
+#if HALVES
+fn sum_at(i: u32) -> vec4<f32> { return sums[i]; }
+fn set_sum(i: u32, v: vec4<f32>) { sums[i] = v; }
+#else
+fn sum_at(i: u32) -> vec4<f32> { return tile[i]; }
+fn set_sum(i: u32, v: vec4<f32>) { tile[i] = v; }
+#end
 #end
 
 fn grid_main(group: vec3<u32>, lane: u32) {
@@ -78,14 +98,14 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #for z in 2
 #for i in A_LOADS
-    var a$(z)_$i = vec4<f32>();
+    var a$(z)_$i = w_four_t();
 #end
 #for i in B_LOADS
     var b$(z)_$i = vec4<f32>();
 #end
     if (first + $(z)u < end) {
 #for i in A_LOADS
-        a$(z)_$i = w_at4(a_from$i);
+        a$(z)_$i = w_four(a_from$i);
         a_from$i += $(TQ * 4)u * M4;
 #end
 #for i in B_LOADS
@@ -102,9 +122,18 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     }
 #end
+#if HALVES
+#for i in MM // 4
+#for j in NN
+    var f$(i)_$j = vec4<f32>();
+    var h$(i)_$j = four_t();
+#end
+#end
+#else
 #for i in MM
 #for j in NN
     var s$(i)_$j = 0.0;
+#end
 #end
 #end
     for (var step = first; step < end; step += 2u) {
@@ -113,15 +142,15 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         if (step + 1u >= end) { break; }
 #end
 #for i in A_LOADS
-        tile[$(z)u * BUFFER + a_to$i] = a$(z)_$i;
+        tile[$(z)u * BUFFER + a_to$i] = four_t(w_of_four(a$(z)_$i));
 #end
 #for i in B_LOADS
-        tile[$(z)u * BUFFER + b_to$i] = b$(z)_$i;
+        tile[$(z)u * BUFFER + b_to$i] = four_t(b$(z)_$i);
 #end
         workgroupBarrier();
         if (step + $(z + 2)u < end) {
 #for i in A_LOADS
-            a$(z)_$i = w_at4(a_from$i);
+            a$(z)_$i = w_four(a_from$i);
             a_from$i += $(TQ * 4)u * M4;
 #end
 #for i in B_LOADS
@@ -149,6 +178,13 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for i in MM // 4
             let a$(q)_$(k)_$i = tile[a_base + $((q * 4 + k) * (TM // 4) + i * TY)u];
 #end
+#if HALVES
+#for i in MM // 4
+#for j in NN
+            h$(i)_$j = fma(a$(q)_$(k)_$i, four_t(b$(q)_$j[$k]), h$(i)_$j);
+#end
+#end
+#else
 #for i in MM
 #for l in NN
 #let j = l if i % 2 == 0 else NN - 1 - l
@@ -157,9 +193,27 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #end
+#end
+        }
+#end
+#if HALVES
+        if ((step - first) % $(2 * CHUNK)u == $(2 * CHUNK - 2)u) {
+#for i in MM // 4
+#for j in NN
+            f$(i)_$j += vec4<f32>(h$(i)_$j);
+            h$(i)_$j = four_t();
+#end
+#end
         }
 #end
     }
+#if HALVES
+#for i in MM
+#for j in NN
+    let s$(i)_$j = f$(i // 4)_$j[$(i % 4)] + f32(h$(i // 4)_$j[$(i % 4)]);
+#end
+#end
+#end
 #if SLICES == 1
 #for e in OUTPUTS
 #let i = e // NN * 4
@@ -175,15 +229,15 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for e in EACH
 #let i = (round * EACH + e) // NN * 4
 #let j = (round * EACH + e) % NN
-    tile[team * $(EACH * TEAM)u + $(e * TEAM)u + t] = vec4<f32>(s$(i)_$j, s$(i + 1)_$j, s$(i + 2)_$j, s$(i + 3)_$j);
+    set_sum(team * $(EACH * TEAM)u + $(e * TEAM)u + t, vec4<f32>(s$(i)_$j, s$(i + 1)_$j, s$(i + 2)_$j, s$(i + 3)_$j));
 #end
     workgroupBarrier();
 #for f in EACH // SLICES
 #let g = round * (EACH // SLICES) + f
     let e$g = team + $(f * SLICES)u;
-    var r$g = tile[e$g * TEAM + t];
+    var r$g = sum_at(e$g * TEAM + t);
 #for s in SLICES - 1
-    r$g += tile[$((s + 1) * EACH * TEAM)u + e$g * TEAM + t];
+    r$g += sum_at($((s + 1) * EACH * TEAM)u + e$g * TEAM + t);
 #end
     let m$g = m_first + ty + (e$g + $(round * EACH)u) / NN * TY;
     let o$g = n_first + tx + (e$g + $(round * EACH)u) % NN * TX;

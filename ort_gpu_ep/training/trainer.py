@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ort_gpu_ep.errors import TrainingError
+from ort_gpu_ep.config import resolve
+from ort_gpu_ep.errors import ConfigError, TrainingError
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.training import checkpoint, data, source
@@ -43,6 +44,13 @@ class Progress:
     loss: float
 
 
+def _check_precision(options: Mapping[str, Any]) -> None:
+    precision = resolve(options).precision
+    if precision != "float32":
+        raise ConfigError(f"training is done in float32: got precision={precision}. Give the Trainer options={{'precision': 'float32'}}, "
+                          "which goes before the environment variable.")
+
+
 class Trainer:
     """Trains an ONNX model of float32 weights on the GPU, or where its steps are faster.
 
@@ -61,6 +69,7 @@ class Trainer:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         check_optimizer(optimizer)
+        _check_precision(dict(options or {}))
         self._model = source.load(model)
         self.optimizer, self.seed, self.options = optimizer, seed, dict(options or {})
         self._request = Request(source.prepared(self._model), loss_of(loss), trainable, output, batch_norm, dropout,

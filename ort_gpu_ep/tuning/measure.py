@@ -108,7 +108,7 @@ def tune(
         others = {} if fresh else dict(known.items())
         most = max((len(c.forms) for c in wanted.values()), default=0)
         trials = [_trial(others, wanted, k) for k in range(min(CANDIDATES, most))]
-        taken, notes, runs = _measured(open_session, feeds, gpu, first, trials, budget_s, say)
+        taken, notes, runs = _measured(open_session, feeds, gpu, first, trials, budget_s, say, config.precision)
         found = {key: _best(estimated[key], taken[key]) for key in wanted if estimated[key] in taken.get(key, {})}
         key = tuning_key(gpu.info)
         table = read(config.cache_path, key).with_choices(found, models)
@@ -151,7 +151,7 @@ def choices_of(session: Any) -> dict[str, Choice]:
 
 def _measured(
     open_session: Callable[[], Any], feeds: Mapping[str, Any], gpu: Gpu, first: _Candidate, trials: Sequence[Tuned], budget_s: float,
-    say: Progress,
+    say: Progress, precision: str,
 ) -> tuple[dict[str, dict[str, float]], tuple[str, ...], int]:
     """Key -> form -> nanoseconds; what was left out; runs of each candidate at least."""
     taken, notes, least = dict[str, dict[str, float]](), list[str](), MOST_RUNS
@@ -164,7 +164,7 @@ def _measured(
             try:
                 with _forms(gpu, trial):
                     candidate = _opened(open_session, feeds, gpu)
-                _check(first.outputs, candidate.outputs)
+                _check(first.outputs, candidate.outputs, precision)
                 opened.append(candidate)
             except (OutOfDeviceMemoryError, WrongResultError) as error:
                 notes.append(f"candidate {begin + k + 1} is left out: {error}")
@@ -176,11 +176,11 @@ def _measured(
     return taken, tuple(notes), least if trials else 0
 
 
-def _check(want: Sequence[Any], got: Sequence[Any]) -> None:
+def _check(want: Sequence[Any], got: Sequence[Any], precision: str) -> None:
     """Raises WrongResultError: a form that this driver computes wrongly is none to choose."""
     for index, (g, w) in enumerate(zip(got, want, strict=True)):
         if isinstance(g, np.ndarray) and g.dtype.kind in "biuf" and g.size:
-            compare(f"output {index}", g, w)
+            compare(f"output {index}", g, w, precision)
 
 
 def _run(candidates: Sequence[_Candidate], feeds: Mapping[str, Any], gpu: Gpu, budget_s: float) -> int:

@@ -136,7 +136,7 @@ def test_a_form_that_is_wrong_here_is_left_out(
 ) -> None:
     calls: list[int] = []
 
-    def refuse(name: str, got: object, want: object) -> None:
+    def refuse(name: str, got: object, want: object, precision: str) -> None:
         calls.append(1)
         if len(calls) == 2:
             raise WrongResultError("a test")

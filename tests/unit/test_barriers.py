@@ -119,7 +119,7 @@ def test_networks_wait_once_a_level(name: str) -> None:
     assert len(plan.barriers) == levels(plan) - 1
     assert len(plan.barriers) <= 107
     assert plan.slot_nbytes < 0.55 * plan.intermediate_nbytes
-    assert plan_of(graph, limits=LARGE.without(Config(winograd=False).disabled)).slot_nbytes < 64e6
+    assert plan_of(graph, limits=LARGE.of(Config(winograd=False))).slot_nbytes < 64e6
 
 
 @pytest.mark.parametrize(("name", "levels_beside", "width"), [("squeezenet1_1", 8, 2), ("encoder", 6, 3)])

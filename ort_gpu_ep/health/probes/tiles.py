@@ -15,10 +15,13 @@ from ort_gpu_ep.ops import tiles, winograd
 from ort_gpu_ep.ops.tiles import SPLIT_TILES, TILES, Tile, TiledProduct
 from ort_gpu_ep.questions import apart
 from ort_gpu_ep.target import LAST_ARRIVING
-from ort_gpu_ep.types import FLOAT32, Shape
+from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape
 
 LAST_ROW = (r"if \((m\w+) < M4 && (o\w+) < ROWS\)", r"if (\1 < M4 && \2 + 1u < ROWS)")
 """The fault of the tiles' probes: the last row is left out."""
+
+IN_HALVES = ("64x64", "32x32/4", "16x16")
+"""Tiles of the probe in float16: of several teams and of one, of few columns."""
 
 ARRIVALS = 6
 """Runs of a round of the probe of the last arriving workgroup: what a cache holds back shows now and then."""
@@ -87,6 +90,26 @@ def last_arriving(trial: Trial) -> str:
     finally:
         trial.gpu.limits = usual
     return f"{8 * split} workgroups, {ARRIVALS} times"
+
+
+@probe("products in float16", "kernels", disables=(FLOAT16.feature,), fault=LAST_ROW)
+def in_halves(trial: Trial) -> str:
+    """Whole numbers that float16 holds, as it does the sums of them that it makes: nothing is rounded. By constant weights and others."""
+    limits = trial.gpu.limits
+    precisions = ["f16", *(["f16acc"] if limits.allow("product.wgsl", FLOAT16.feature) else [])]
+    ran = [tile for tile in TILES if tile.name in IN_HALVES and tile.fits(limits) and tile.fits(limits, halves=True)]
+    node = Node("MatMul", ("a", "b"), ("y",), version=13)
+    for _ in range(trial.rounds):
+        a, b = (trial.integers(-4, 5, *shape).astype(np.float32) for shape in ((70, 192), (192, 180)))
+        values = {"a": Value("a", FLOAT32, a.shape), "b": Value("b", FLOAT32, b.shape), "y": Value("y", FLOAT32)}
+        held = Graph("probe", ("a",), ("y",), (node,), {**values, "b": Value("b", FLOAT32, b.shape, lambda b=b: b)})  # type: ignore[misc]
+        brought = Graph("probe", ("a", "b"), ("y",), (node,), values)
+        for tile in ran:
+            with chosen(tile, 3 if tile.name in SPLIT_TILES else 1):
+                for precision in precisions:
+                    agree(f"{precision} by a constant, {tile.name}", trial.graph(held, [a], precision)[0], a @ b, 0.0)
+                agree(f"by a matrix of the run, {tile.name}", trial.graph(brought, [a, b], precisions[-1])[0], a @ b, 0.0)
+    return f"{len(ran)} tiles, {', '.join(precisions)}"
 
 
 @probe("depthwise, channels last", "kernels", disables=("depthwise_last.wgsl",),
