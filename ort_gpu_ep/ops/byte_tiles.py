@@ -17,7 +17,7 @@ from ort_gpu_ep.ops.conv_last import DEPTHWISE_WORKGROUP_SIZE, MAX_PLANES
 from ort_gpu_ep.ops.requantized import W_SCALE, W_ZERO, X_SCALE, X_ZERO, Y_SCALE, Y_ZERO, Folded, W, X, shift
 from ort_gpu_ep.ops.tiles import Tile, TiledProduct, Weights
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, kernel
 from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.target import LAST_ARRIVING, Choice
 from ort_gpu_ep.types import INT32, UINT32, TensorType
@@ -79,7 +79,12 @@ def takes_matrices(node: BoundNode) -> bool:
     """Whether a QLinearMatMul is a product of rows with a constant matrix, and in words."""
     a, b = node.input(X), node.input(W)
     return (a.rank >= 2 and b.rank == 2 and a.shape[-1] == b.shape[0] and b.shape[0] % 4 == 0
-            and b.size > 0 and _is_static(node, b.shape[1]))
+            and _is_summed(node, b) and _is_static(node, b.shape[1]))
+
+
+def _is_summed(node: BoundNode, b: Operand) -> bool:
+    """Whether one invocation can add up a column of the weights."""
+    return bool(b.size > 0) and bool(b.shape[0] <= node.target.limits.max_loop_iterations)
 
 
 def matrices(node: BoundNode) -> Lowering:
@@ -95,7 +100,7 @@ def takes_sums(node: BoundNode) -> bool:
     """Whether a MatMulInteger is a product of rows with a constant matrix, and in words; a's zero point may be one of a run."""
     a, b, zero = node.input(0), node.input(1), node.optional(2)
     return (a.rank >= 2 and b.rank == 2 and b.is_constant and a.shape[-1] == b.shape[0] and b.shape[0] % 4 == 0 and b.shape[1] % 4 == 0
-            and b.size > 0 and (zero is None or zero.size == 1) and not requantized.zero_counts(node, 1, 3) and _may_run(node)
+            and _is_summed(node, b) and (zero is None or zero.size == 1) and not requantized.zero_counts(node, 1, 3) and _may_run(node)
             and bool(hint(math.prod(a.shape[:-1])) >= MIN_ROWS))
 
 

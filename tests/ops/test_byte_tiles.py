@@ -18,6 +18,7 @@ from ort_gpu_ep.target import LAST_ARRIVING
 from ort_gpu_ep.types import BY_NAME, FLOAT32, INT8
 from tests.direct import opened, run_program
 from tests.ops.test_tiles import expected
+from tests.unit.graphs import graph_of, plan_of
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(3)
@@ -96,7 +97,8 @@ def test_padding_of_a_network_without_a_zero_point_of_x() -> None:
     ((2, 3, 17, 15), (12, 3, 5, 5), {"pads": [2, 2, 2, 2], "strides": [2, 2]}), ((1, 1, 9, 8), (4, 1, 3, 3), {"pads": [1, 0, 1, 2]}),
     ((1, 4, 6, 7), (8, 4, 1, 1), {}), ((2, 12, 9, 7), (12, 1, 3, 3), {"group": 12, "pads": [1, 1, 1, 1], "strides": [2, 2]}),
     ((1, 36, 11, 10), (36, 1, 7, 7), {"group": 36, "pads": [3, 3, 3, 3]}), ((1, 8, 13, 9), (8, 1, 3, 2), {"group": 8, "dilations": [2, 3]}),
-    ((1, 64, 9, 8), (16, 64, 1, 1), {"strides": [2, 2]}), ((1, 12, 8, 9), (8, 12, 1, 1), {"pads": [1, 1, 1, 1]})])
+    ((1, 64, 9, 8), (16, 64, 1, 1), {"strides": [2, 2]}), ((1, 12, 8, 9), (8, 12, 1, 1), {"pads": [1, 1, 1, 1]}),
+    ((0, 12, 5, 6), (8, 12, 3, 3), {"pads": [1, 1, 1, 1]})])
 @pytest.mark.parametrize(("kind", "out", "bias"), [("uint8", "uint8", True), ("int8", "int8", False)])
 def test_windows(x: Any, w: Any, attributes: Any, kind: str, out: str, bias: bool) -> None:
     for every_size_open in (False, True):
@@ -104,9 +106,9 @@ def test_windows(x: Any, w: Any, attributes: Any, kind: str, out: str, bias: boo
 
 
 @pytest.mark.parametrize(("kind", "zero"), [("uint8", 113), ("int8", -7), ("uint8", None)])
-@pytest.mark.parametrize(("x", "m"), [((33, 64), 20), ((2, 5, 20), 36)])
+@pytest.mark.parametrize(("x", "m"), [((33, 64), 20), ((2, 5, 20), 36), ((9, 20), 21), ((3, 20), 8)])
 def test_sums(kind: str, zero: int | None, x: tuple[int, ...], m: int) -> None:
-    """Of MatMulInteger, with the zero point of a run, and steps behind it."""
+    """Of MatMulInteger, with the zero point of a run, and steps behind it: in tiles of words where there are enough rows and whole words."""
     a, w, zeros = integers(kind, *x), integers("int8", x[-1], m), np.asarray(zero or 0, kind)
     values = {"x": Value("x", BY_NAME[kind], x), "z": Value("z", BY_NAME[kind], ()), "w": Value("w", INT8, w.shape, lambda: w)}
     steps = (Step("Cast", "f32(x)", ("v",), FLOAT32), Step("Mul", "x * y", ("s0", "e0"), FLOAT32))
@@ -120,15 +122,21 @@ def test_sums(kind: str, zero: int | None, x: tuple[int, ...], m: int) -> None:
         program = Program(opened(graph) if every_size_open else graph, Config(), Gpu.open(Config()))
         try:
             np.testing.assert_array_equal(run_program(program, feeds)[0], wanted)
-            assert {s.kernel.shader for p in program.plans for s in p.steps if isinstance(s, Dispatch)} == {"byte_product.wgsl"}
+            assert {s.kernel.shader for p in program.plans for s in p.steps if isinstance(s, Dispatch)} == {
+                "integer_product.wgsl" if m % 4 or np.prod(x[:-1]) < 8 else "byte_product.wgsl"}
         finally:
             program.close()
 
 
-@pytest.mark.parametrize(("x", "m"), [((33, 64), 20), ((1, 12), 8), ((2, 5, 20), 36), ((1, 1024), 68)])
+@pytest.mark.parametrize(("x", "m"), [((33, 64), 20), ((1, 12), 8), ((2, 5, 20), 36), ((1, 1024), 68), ((0, 20), 8)])
 def test_matrices(x: tuple[int, ...], m: int) -> None:
     a, w = integers("uint8", *x), integers("int8", x[-1], m)
     graph, given = quantized("QLinearMatMul", a, w, m, "uint8", "uint8", False)
     wanted = as_bytes((a.astype(int) - int(given["xz"])) @ w.astype(int), given)
     for every_size_open in (False, True):
         check(graph, a, wanted, every_size_open)
+
+
+def test_a_column_too_long_for_one_invocation_is_left_to_planes() -> None:
+    graph = graph_of("(uint8[8, 80000] x) => (y) { y = MatMulInteger(x, w) }", {"w": np.zeros((80_000, 4), "int8")})
+    assert [step.kernel.shader for step in plan_of(graph).steps if isinstance(step, Dispatch)] == ["integer_product.wgsl"]
