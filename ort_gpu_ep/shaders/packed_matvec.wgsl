@@ -21,7 +21,7 @@ const BOOK: u32 = ENTRIES << COPY_BITS;
 var<workgroup> book: array<f32, BOOK>;   // a copy for each few invocations: hardly two meet in a bank
 #end
 
-fn x_four(c: u32, q: u32) -> vec4<f32> {
+fn four_of_x(c: u32, q: u32) -> vec4<f32> {
 #if X4
     return x_at4(c * X_COL / 4u + q);
 #else
@@ -75,7 +75,7 @@ fn group_main(group: u32, lane: u32) {
         let at$v = q + $(v)u * WORKGROUP_SIZE;
         let words$v = w_word4(group * WORDS4 + at$v);
 #for c in COLS
-        let x$(v)_$c = x_four($(c)u, at$v);
+        let x$(v)_$c = four_of_x($(c)u, at$v);
 #end
 #if BLOCK
 #for s in PER // 4
