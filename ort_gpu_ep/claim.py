@@ -33,7 +33,7 @@ from ort_gpu_ep.registry import (
 )
 from ort_gpu_ep.schemas import fault, schema
 from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import FLOAT32, DType, TensorType, names
+from ort_gpu_ep.types import FLOAT32, INT8, UINT8, DType, TensorType, names
 
 FLAGS = frozenset((
     "align_corners", "allowzero", "antialias", "ceil_mode", "count_include_pad", "exclude_outside", "exclusive", "fmod", "input_forget",
@@ -153,7 +153,10 @@ def _with_epilogue(
     done = []
     for built in kernels:
         if any(target == 0 for _, target in built.writes or ()):
-            if built.groups and result.dtype.bits < 32:
+            words = [name for name, target in built.writes or () if target == 0 and name in built.words]
+            if words and result.dtype not in (INT8, UINT8):
+                raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as words of bytes")
+            if built.groups and result.dtype.bits < 32 and not words:
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which only an elementwise kernel can pack")
             if result.dtype is not FLOAT32 and any(name in built.vectors for name, target in built.writes or () if target == 0):
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as vectors")

@@ -102,7 +102,7 @@ def matmul_integer(node: BoundNode) -> Kernel | Lowering:
 
 
 @op("QLinearMatMul", since=10, dtypes={"T1": BYTES, "T2": BYTES, "T3": BYTES, "TS": (FLOAT32, FLOAT16)},
-    bindings="a a_scale a_zp? b b_scale b_zp? y_scale y_zp c? -> y")
+    bindings="a a_scale a_zp? b b_scale b_zp? y_scale y_zp c? -> y", epilogue=True)
 def qlinear_matmul(node: BoundNode) -> Lowering:
     """y = saturate(round((a - a's zero point) (b - b's zero point) a_scale b_scale / y_scale) + y's zero point), halves to even.
 
@@ -135,7 +135,7 @@ def _layout(node: BoundNode) -> ChannelsLast | None:
 
 
 @op("QLinearConv", since=10, dtypes={"T1": BYTES, "T2": BYTES, "T3": BYTES},
-    bindings="x a_scale b_zp? w b_scale a_zp? y_scale y_zp c? -> y", channels_last=_layout)
+    bindings="x a_scale b_zp? w b_scale a_zp? y_scale y_zp c? -> y", epilogue=True, channels_last=_layout)
 def qlinear_conv(node: BoundNode) -> Lowering:
     """y = saturate(round((ConvInteger + bias) x_scale w_scale / y_scale) + y's zero point), halves to even.
 

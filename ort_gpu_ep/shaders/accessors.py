@@ -85,9 +85,14 @@ def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vec
     return [f"fn {function}(i: u32) -> {kind} {{ {cases}return {name}[i]; }}"]
 
 
-def word_writer(name: str) -> str:
-    """`<name>_store_word(i, word)`: a tensor of packed elements that is written has one part (claim.py)."""
-    return f"fn {name}_store_word(i: u32, word: u32) {{ {name}[i] = word; }}"
+def word_writer(name: str, kernel: Kernel, first: str) -> str:
+    """`<name>_store_word(i, word)`: a tensor of packed elements that is written has one part (claim.py); `<name>_set_word(i, v)` of bytes,
+    after the fused steps.
+    """
+    fused = bool(kernel.epilogue) and name == first
+    word = "fused_word(v, i)" if fused else " | ".join(f"((u32(v.{c}) & 0xffu) << {8 * k}u)" for k, c in enumerate("xyzw"))
+    return (f"fn {name}_store_word(i: u32, word: u32) {{ {name}[i] = word; }}\n"
+            f"fn {name}_set_word(i: u32, v: vec4<{name}_t>) {{ {name}_store_word(i, {word}); }}")
 
 
 def vector_writer(

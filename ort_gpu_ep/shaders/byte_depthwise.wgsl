@@ -28,6 +28,5 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     }
     let scale = bitcast<vec4<f32>>(numbers_word4(C4 + channel));
     let zero = bitcast<f32>(last.x);
-    y_store_word(i, requantized(sum.x, scale.x, zero) | (requantized(sum.y, scale.y, zero) << 8u)
-        | (requantized(sum.z, scale.z, zero) << 16u) | (requantized(sum.w, scale.w, zero) << 24u));
+    y_set_word(i, requantized(sum, scale, zero));
 }

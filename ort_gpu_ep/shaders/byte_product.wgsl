@@ -232,8 +232,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     if (m$e < M4 && o$e < ROWS) {
         let sum = r$e + bitcast<vec4<i32>>(numbers_word4(m$e));
         let scale = bitcast<vec4<f32>>(numbers_word4(M4 + m$e));
-        y_store_word(o$e * M4 + m$e, requantized(sum.x, scale.x, zero) | (requantized(sum.y, scale.y, zero) << 8u)
-            | (requantized(sum.z, scale.z, zero) << 16u) | (requantized(sum.w, scale.w, zero) << 24u));
+        y_set_word(o$e * M4 + m$e, requantized(sum, scale, zero));
     }
 #end
 #end

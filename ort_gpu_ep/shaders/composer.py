@@ -12,6 +12,7 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     y_final4(i, v), y_store4(i, v)    the two halves of y_set4: the fused steps, and the store of what they gave
     x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
     x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
+    x_set_word(i, v)    the same of four bytes as numbers, after the fused steps
     HAS_X          for an optional input: whether it is there
     out_of_range() notes that data brought an index out of range, if the kernel reports that; divided_by_zero() that a step divides by 0
     subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: invocations of a subgroup, and which one this is; subgroups,
@@ -42,7 +43,7 @@ from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, ve
 from ort_gpu_ep.shaders.element_types import per_word, storage, value_type, vector_type
 from ort_gpu_ep.shaders.indices import merged, strided
 from ort_gpu_ep.shaders.inlining import inlined, is_inner
-from ort_gpu_ep.shaders.steps import first_written, fused_reading, steps, vector_bindings
+from ort_gpu_ep.shaders.steps import first_written, fused_reading, steps, stores_words, vector_bindings, word_steps
 from ort_gpu_ep.shaders.unroll import expand, resolved
 from ort_gpu_ep.symbolic import Real, Size, is_symbolic
 from ort_gpu_ep.types import FLOAT32, HALF, TensorType
@@ -117,7 +118,8 @@ def _composed(
     vectors, atomics = vector_bindings(kernel, bindings), (*kernel.atomics, ERROR_FLAGS)
     raw = {name: kernel.raw and not is_inner(kernel, name) for name in bindings}
     inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw, name in kernel.vectors)]
-    text = "\n".join([body(kernel.shader), *inner])
+    called = [f"{name}_word()" for name, way in fused_reading(kernel, bindings).items() if way == "word"]
+    text = "\n".join([body(kernel.shader), *inner, *called])
     for i, (name, k) in enumerate(variables):
         tensor, written = bindings[name]
         access, element = "read_write" if written else "read", storage(tensor.dtype, raw[name])
@@ -149,12 +151,14 @@ def _composed(
         out.append(f"fn divided_by_zero() {{ atomicOr(&{ERROR_FLAGS}[0], {DIVISOR}u); }}")
     if kernel.epilogue:
         out.append(steps(kernel, bindings, first))
+        if stores_words(kernel, first, bindings[first][0]):
+            out.append(word_steps(kernel, bindings, first))
     is_map = is_elementwise(kernel.shader)
     for name, (tensor, written) in bindings.items():
         if written and name in vectors and tensor.dtype is FLOAT32:
             out.append(vector_writer(name, kernel, first, bindings, pieces[name]))
         elif written and name in kernel.words:
-            out.append(word_writer(name))
+            out.append(word_writer(name, kernel, first))
         elif written and name not in (*vectors, *atomics) and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
             out.append(writer(name, tensor.dtype, kernel, first, pieces[name]))
     text = expand(body(kernel.shader), {**_numbers(kernel), **{f"{name.upper()}_BITS": t.dtype.bits for name, (t, _) in bindings.items()}})
@@ -280,6 +284,8 @@ def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
         size, words = f"{out.size}u", f"{-(-out.size // per)}u"
     if per == 1:
         store = f"    {first}_set(i, element(i));"
+    elif stores_words(kernel, first, out):
+        store = f"    {first}[i] = fused_word(vec4<{first}_t>({', '.join(f'element(4u * i + {k}u)' for k in range(4))}), i);"
     else:
         value = "fused(element(k), k)" if kernel.epilogue else "element(k)"
         bits = _BITS[value_type(out.dtype, kernel.raw)].format(value, f"{(1 << 32 // per) - 1}u")

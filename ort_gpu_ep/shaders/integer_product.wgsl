@@ -130,14 +130,16 @@ fn group_main(group: u32, lane: u32) {
             let i = (batch * M + m) * N + n;
 #if REQUANTIZED
             if (n < N) {
-                var word = 0u;
+                var sums = vec4<i32>();
+                var scales = vec4<f32>();
 #for f in 4
                 let b_zero$f = i32(b_zp_at((n + $(f)u) * B_ZP_COL)) - i32(B_SHIFT);
                 let v$f = acc$e[$f] - a_zero * column_sums[$f] - b_zero$f * row_sums[$e] + i32(K) * a_zero * b_zero$f;
                 let c$f = select(its, n + $(f)u, BY_COLUMN);
-                word |= requantized(v$f + bitcast<i32>(numbers_at(c$f)), bitcast<f32>(numbers_at(OUTPUTS + c$f)), y_zero) << $(8 * f)u;
+                sums[$f] = v$f + bitcast<i32>(numbers_at(c$f));
+                scales[$f] = bitcast<f32>(numbers_at(OUTPUTS + c$f));
 #end
-                y_store_word(i / 4u, word);
+                y_set_word(i / 4u, requantized(sums, scales, y_zero));
             }
 #else
 #for f in 4

@@ -8,8 +8,8 @@ from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Step
 from ort_gpu_ep.registry import Kernel
 from ort_gpu_ep.shaders.element_types import value_type
-from ort_gpu_ep.symbolic import same
-from ort_gpu_ep.types import FLOAT32, TensorType
+from ort_gpu_ep.symbolic import is_symbolic, same
+from ort_gpu_ep.types import FLOAT32, INT8, UINT8, TensorType
 
 
 def first_written(bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
@@ -43,23 +43,55 @@ def vector_bindings(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, boo
 
 
 def fused_reading(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> dict[str, str]:
-    """How four neighbours of a kernel that stores vectors read each operand of its fused steps: as `four`, as `one` for all, or `each`.
+    """How four neighbours of a kernel that stores vectors, or words of bytes, read each operand of its fused steps: as `four` (a vector),
+    as a `word`, as `one` for all, or `each`.
 
     The planner asks, too: while a plan is made, the guards that follow from sizes of the run can be kept.
     """
     first = first_written(bindings)
-    if first not in kernel.vectors:
+    out = bindings[first][0]
+    words = stores_words(kernel, first, out)
+    if first not in kernel.vectors and not words:
         return {}
-    innermost = bindings[first][0].shape[-1]
+    innermost = out.shape[-1] if out.shape else 1
     in_one_row = same(innermost % 4, 0)     # else some four begin in one row of the output and end in the next
     found: dict[str, str] = {}
     for name in fused_operands(kernel):
         tensor = bindings[name][0]
         if not tensor.shape or same(tensor.size, 1) or (in_one_row and same(tensor.shape[-1], 1)):
             found[name] = "one"
+        elif words:
+            neighbours = tensor.shape == out.shape or (in_one_row and same(tensor.shape[-1], innermost))
+            found[name] = "word" if neighbours and tensor.dtype in (INT8, UINT8) else "each"
         else:
             found[name] = "four" if in_one_row and tensor.dtype is FLOAT32 and same(tensor.shape[-1], innermost) else "each"
     return found
+
+
+def stores_words(kernel: Kernel, first: str, out: TensorType) -> bool:
+    """Whether the first output is stored by words of four bytes, all of which the fused steps are applied to."""
+    whole = not kernel.groups and not kernel.raw and out.dtype in (INT8, UINT8) and not is_symbolic(out.size) and out.size % 4 == 0
+    return bool(kernel.epilogue) and (first in kernel.words or whole)
+
+
+def word_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first: str) -> str:
+    """`fused_word(v, i)`: the fused steps on elements 4 i .. 4 i + 3, as a word. Their functions stand there already (`steps`)."""
+    reading, lines = fused_reading(kernel, bindings), ["    let at = 4u * i;", "    var word = 0u;"]
+    for name, way in reading.items():
+        if way == "word":
+            unpacked = "unpack4xI8" if bindings[name][0].dtype is INT8 else "unpack4xU8"
+            lines.append(f"    let {name}_four = {unpacked}({name}_word({name}_index(at) / 4u));")
+        elif way == "one":
+            lines.append(f"    let {name}_one = {name}_at({name}_index(at));")
+    for k in range(4):
+        for name, way in reading.items():
+            value = {"word": f"{name}_four.{'xyzw'[k]}", "one": f"{name}_one", "each": f"{name}_at({name}_index(at + {k}u))"}[way]
+            lines.append(f"    let {name}_{k} = {value};")
+        for s, step in enumerate(kernel.epilogue):
+            arguments = ", ".join(f"v.{'xyzw'[k]}" if a == "v" else f"{a}_{k}" for a in step.arguments)
+            lines.append(f"    let s{s}_{k} = step{s}({arguments});")
+        lines.append(f"    word |= (u32(s{len(kernel.epilogue) - 1}_{k}) & 0xffu) << {8 * k}u;")
+    return "\n".join([f"fn fused_word(v: vec4<{first}_t>, i: u32) -> u32 {{", *lines, "    return word;", "}"])
 
 
 def vector_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> str:

@@ -12,8 +12,14 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ort_gpu_ep.explain import explanation
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.partitioner import rewrite
+from ort_gpu_ep.registry import Limits
+from tests.direct import run_direct
 from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session
+from tests.unit.graphs import static_types
+from tests.unit.layouts import gaining
 
 RNG = np.random.default_rng(9)
 KINDS = ("uint8", "int8")
@@ -183,3 +189,43 @@ def test_zero_points_that_are_left_out() -> None:
         if node.op_type != "Add":
             del node.input[2]
     check(model, bytes_for(FORMS["add"], "uint8"), open_session(model.SerializeToString(), strict=1))
+
+
+def residual(kind: str, channels: int, size: int) -> onnx.ModelProto:
+    """Bytes x -> Conv -> bytes, plus bytes r -> Relu -> bytes y."""
+    zeros, element = zeros_of(kind, relu=True), helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    held: dict[str, Any] = {f"{name}{k}": value for k, (scale, zero) in enumerate(zip((0.03, 0.41, 0.37, 0.53), zeros, strict=True))
+                            for name, value in (("s", np.float32(scale)), ("z", np.array(zero, kind)))}
+    held |= {"w": RNG.integers(-127, 128, (channels, 8, 1, 1)).astype("int8"), "ws": np.float32(0.01), "wz": np.int8(0)}
+    nodes = [made("DequantizeLinear", ["x0", "s0", "z0"], ["d0"]), made("DequantizeLinear", ["w", "ws", "wz"], ["wd"]),
+             made("Conv", ["d0", "wd"], ["c"]), made("QuantizeLinear", ["c", "s1", "z1"], ["cq"]),
+             made("DequantizeLinear", ["cq", "s1", "z1"], ["cd"]), made("DequantizeLinear", ["x1", "s2", "z2"], ["d1"]),
+             made("Add", ["cd", "d1"], ["a"]), made("Relu", ["a"], ["r"]), made("QuantizeLinear", ["r", "s3", "z3"], ["y"])]
+    inputs = [helper.make_tensor_value_info("x0", element, [2, 8, size, size]),
+              helper.make_tensor_value_info("x1", element, [2, channels, size, size])]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_empty_tensor_value_info("y")], [
+        numpy_helper.from_array(np.asarray(a), n) for n, a in held.items()])
+    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("channels", "size", "dispatches"), [(12, 6, 1), (12, 5, 2), (6, 6, 1)])
+def test_a_sum_behind_a_product_is_a_part_of_it(channels: int, size: int, dispatches: int, kind: str) -> None:
+    """dispatches: one more where four bytes of a row share no word, and sums are made bytes by themselves."""
+    model = residual(kind, channels, size)
+    opened = open_session(model.SerializeToString(), strict=1)
+    feeds = bytes_for(Form(one("Add"), [(2, 8, size, size), (2, channels, size, size)]), kind)
+    check(model, feeds, opened)
+    assert explanation(opened.state).memory[0].dispatches == dispatches
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sum_behind_a_product_channels_last(kind: str) -> None:
+    model = residual(kind, 12, 5)
+    feeds = bytes_for(Form(one("Add"), [(2, 8, 5, 5), (2, 12, 5, 5)]), kind)
+    graph = from_onnx(model)
+    with gaining("QLinearConv"):
+        planned = rewrite(graph, static_types(graph), Limits())
+        assert [(n.op, [s.op for s in n.epilogue]) for n in planned.nodes if n.channels_last] == [("QLinearConv", ["QLinearAdd"])]
+        got, = run_direct(model, feeds, rewrite)
+    np.testing.assert_array_equal(got, on_cpu(model, feeds)[0])
