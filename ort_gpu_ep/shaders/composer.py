@@ -161,7 +161,7 @@ def _composed(
             out.append(word_writer(name, kernel, first))
         elif written and name not in (*vectors, *atomics) and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
             out.append(writer(name, tensor.dtype, kernel, first, pieces[name]))
-    text = expand(body(kernel.shader), {**_numbers(kernel), **{f"{name.upper()}_BITS": t.dtype.bits for name, (t, _) in bindings.items()}})
+    text = expand(body(kernel.shader), {**{f"{name.upper()}_BITS": t.dtype.bits for name, (t, _) in bindings.items()}, **_numbers(kernel)})
     out.append(_with_parameters(text, symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
     out.append(_map_main(kernel, bindings[first][0], first) if is_map else _group_main(kernel))
     return "\n".join([*out, *_called("\n".join(out))]) + "\n"
