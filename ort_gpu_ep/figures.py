@@ -34,6 +34,9 @@ class Figures:
     (3.2 to 4.3 us instead of 3.0 to 4.9). winograd_factor: what a convolution by winograd*.wgsl counts for, over its estimate: it is taken
     where it wins clearly.
 
+    grouped_last.wgsl: grouped_launch_ns: a dispatch. grouped_round_ns: what a lane's loads that are under way together wait for.
+    grouped_load_ns: a vector that a unit loads. conv_direct.wgsl: direct_flops_per_ns.
+
     matvec*.wgsl: launch_ns: of each form, without its reads. bytes_per_ns: what it reads. rows_wait_ns: of a subgroup for 128 vectors.
     rows_uneven_ns: for each row of a workgroup where few workgroups run, rows_even_ns: at all where many do.
 
@@ -43,7 +46,10 @@ class Figures:
     parts_wait_clocks: of a block of keys, for each query of a lane, where four lanes share one. crowded_factor: with more workgroups than
     units. join_clocks, join_slice_clocks: to put slices together, for each of them.
 
-    normalize*.wgsl: fours_ns, any_ns: the launch of each form. fours_round_ns: a round of vectors; any_element_ns: an element of a lane.
+    normalize*.wgsl, softmax*.wgsl: fours_ns, any_ns: the launch of each form. round_ns: a unit full of subgroups with a row each. load_ns,
+    lane_ns: a vector that the lanes of a workgroup keep, and, a lane, that they join their sums. piece_ns: that
+    pieces of a row are joined, for each of them. unit_byte_ns: a byte that one unit
+    reads or writes. any_element_ns: an element of a lane.
 
     sparse_matvec*.wgsl: sparse_entry_clocks: an entry of an invocation, which waits for the one before. sparse_halving_clocks: a halving of
     a team, there and back, with its barriers. Of a unit: sparse_gather_clocks: an entry's read of x, with the bounds checks that it keeps
@@ -86,6 +92,10 @@ class Figures:
     many_groups: int = 280
     depthwise_gain_ns: float = 300.0
     winograd_factor: float = 1.3
+    grouped_launch_ns: float = 2600.0
+    grouped_round_ns: float = 400.0
+    grouped_load_ns: float = 0.1
+    direct_flops_per_ns: float = 4000.0
 
     matvec_launch_ns: float = 3000.0
     matvec_bytes_per_ns: float = 1300.0
@@ -115,9 +125,13 @@ class Figures:
     attention_join_slice_clocks: float = 20.0
 
     normalize_fours_ns: float = 2900.0
-    normalize_fours_round_ns: float = 60.0
+    normalize_round_ns: float = 700.0
+    normalize_load_ns: float = 90.0
+    normalize_lane_ns: float = 0.9
+    normalize_piece_ns: float = 10.0
+    unit_byte_ns: float = 1 / 80
     normalize_any_ns: float = 4000.0
-    normalize_any_element_ns: float = 12.0
+    normalize_any_element_ns: float = 330.0
 
     held_step_ns: float = 170.0
     held_vector_ns: float = 3.0
@@ -152,7 +166,7 @@ class Figures:
 DEFAULT_FIGURES = Figures()
 """Of an adapter that was not measured."""
 
-SOFTWARE_FIGURES = replace(DEFAULT_FIGURES, sparse_halving_clocks=20000.0, winograd_factor=1e9)
+SOFTWARE_FIGURES = replace(DEFAULT_FIGURES, sparse_halving_clocks=20000.0, winograd_factor=1e9, normalize_lane_ns=10.0)
 """Of one that computes on the CPU: a barrier makes it change from coroutine to coroutine, through the whole workgroup. What Winograd's
 transforms move there costs more than the products that they save."""
 

@@ -50,7 +50,9 @@ record(
 
 def _layout(node: BoundNode) -> ChannelsLast | None:
     gain_ns = channels_last_gain_ns(node)
-    return None if math.isinf(gain_ns) else ChannelsLast(() if conv_last.reads_planes(node) else (0,), gain_ns=gain_ns)
+    if math.isinf(gain_ns):
+        return None
+    return ChannelsLast(() if conv_last.reads_planes(node) else (0,), not conv_last.writes_planes(node), gain_ns=gain_ns)
 
 
 @op("Conv", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True, channels_last=_layout, weights=(1,))
@@ -96,7 +98,7 @@ def channels_last_gain_ns(node: BoundNode) -> float:
     """
     if not conv_last.takes(node):
         return -math.inf
-    if _few_filters(node):
+    if node.input(1).shape[1] == 1 and node.attr("group") > 1:
         return node.target.figures.depthwise_gain_ns
     node = at_hand(node)
     return _plain_ns(node) - conv_last.estimate_ns(node, _window(node))
@@ -107,7 +109,11 @@ def _window(node: BoundNode) -> Window:
 
 
 def _plain_ns(node: BoundNode) -> float:
-    """Of a product over planes."""
+    """Of a product over planes, or of few filters in a group."""
+    if _few_filters(node):
+        by, w = node.target.figures, node.input(1)
+        window = _window(node)
+        return by.launch_ns + 2 * w.size * node.input(0).shape[0] * math.prod(window.small) / by.direct_flops_per_ns
     product, by = _product(node, _window(node), None), node.target.figures
     return by.launch_ns + by.planes_factor * estimate_ns(product, *choose(product))
 
@@ -134,13 +140,34 @@ def _direct(node: BoundNode, window: Window, out: TensorType, bias: Strided | No
         groups=out.shape[0] * filters * blocks, workgroup_size=DIRECT_WORKGROUP_SIZE)
 
 
-@op("ConvTranspose", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True, weights=(1,))
+def _transposed_layout(node: BoundNode) -> ChannelsLast | None:
+    if not conv_last.takes_transposed(node):
+        return None
+    node = at_hand(node)
+    window = transpose_window(node, node.input(0).shape[2:], node.input(1).shape[2:])
+    gain_ns = _gathered_ns(node, window) - conv_last.transposed_ns(node, window)
+    return ChannelsLast((0,), not conv_last.writes_planes(node), gain_ns=gain_ns)
+
+
+def _gathered_ns(node: BoundNode, window: Window) -> float:
+    """Of a ConvTranspose in plain: its product, which is written and read back, and the gathering."""
+    x, w, by = node.input(0), node.input(1), node.target.figures
+    channels, rows, positions = w.shape[0], w.shape[1] * window.taps, math.prod(window.small)
+    product = _columns_product(x.shape[0], 1, rows, positions, channels, node)
+    moved = 8 * x.shape[0] * rows * positions + 4 * x.shape[0] * w.shape[1] * math.prod(window.large)
+    return float(by.launch_ns + by.planes_factor * estimate_ns(product, *choose(product)) + by.dispatch_ns + moved * by.byte_ns)
+
+
+@op("ConvTranspose", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True, channels_last=_transposed_layout,
+    weights=(1,))
 def conv_transpose(node: BoundNode) -> Lowering:
     """y[n, m, q] = sum over c, t, p with p * stride + t * dilation - pad = q of w[c, m, t] * x[n, c, p] + bias[m].
 
     x: [n, groups * c, spatial...]; w: [groups * c, m, window...]; bias: [groups * m]. One to three spatial dimensions.
     With enough channels the sum over c is a matrix product for all (m, t) and p, and each output gathers its few of them.
     """
+    if node.node.channels_last:
+        return conv_last.build_transposed(node)
     x, w = node.input(0), node.input(1)
     groups = node.attr("group")
     _check(node, w.shape[0] if w.rank else 0, w.shape[1] * groups if w.rank > 1 else 0)
@@ -156,12 +183,16 @@ def conv_transpose(node: BoundNode) -> Lowering:
         reads={"x": "columns" if by_columns else 0, "w": 1, **({"c": 2} if node.has(2) else {})}, writes={"y": 0})
     if not by_columns:
         return Lowering((out,), (gather,))
-    batches = (x.shape[0], groups)
+    product = lower_product(_columns_product(x.shape[0], groups, rows, positions, channels, node), columns, "columns")
+    return Lowering((out,), (*product.kernels, gather), product.temps)
+
+
+def _columns_product(images: int, groups: int, rows: int, positions: int, channels: int, node: BoundNode) -> Product:
+    """The sums over channels, [images, groups, rows (m, t), positions]."""
+    batches = (images, groups)
     weights = Matrix(1, Strided(batches, (0, channels * rows)), 1, rows)
     image = Matrix(0, Strided(batches, (groups * channels * positions, channels * positions)), 1, positions)
-    sums = Product(math.prod(batches), rows, positions, channels, weights, image, target=node.target)
-    product = lower_product(sums, columns, "columns")
-    return Lowering((out,), (*product.kernels, gather), product.temps)
+    return Product(math.prod(batches), rows, positions, channels, weights, image, target=node.target)
 
 
 def _check(node: BoundNode, channels: int, filters: int) -> None:

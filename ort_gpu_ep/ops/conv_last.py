@@ -1,4 +1,6 @@
-"""Convolutions over channels that lie together: x [N, H, W, C], y [N, H, W, M]. What Conv becomes where the layout pass says so."""
+"""Convolutions over channels that lie together: x [N, H, W, C], y [N, H, W, M]. What Conv and ConvTranspose become where the layout
+pass says so.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,22 @@ from typing import Any
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.ops import tiles, winograd
-from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
+from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window, transpose_window
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, kernel
-from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import FLOAT32, TensorType
+from ort_gpu_ep.symbolic import hint, is_symbolic
+from ort_gpu_ep.types import FLOAT32, Shape, TensorType
 
 MAX_PLANES = 4
 """A convolution of so few channels reads them from planes, [N, C, H, W]: to reorder an image first would only cost."""
 
 DEPTHWISE_WORKGROUP_SIZE = 128
 
+GROUPED_WORKGROUP_SIZE = 128
+GROUPED_FORMS = tuple((pixels, slices) for pixels in (1, 2, 4) for slices in (1, 2, 4, 8))
+"""grouped_last.wgsl: invocations of a workgroup; pixels of a lane, and lanes that share their sums."""
+
+record("grouped_last.wgsl", "direct", loop_bound=lambda k: ceil_div(k["WINDOW_Y"] * k["WINDOW_X"] * k["C4"], k["SLICES"]),
+       flops=lambda k: 32 * k["LINES"] * k["OUT_WIDTH"] * k["M4"] * k["C4"] * k["WINDOW_Y"] * k["WINDOW_X"])
 record("depthwise_last.wgsl", "direct", loop_bound=lambda k: k.nested("WINDOW_Y", "WINDOW_X"),
        flops=lambda k: 2 * k["ROWS"] * k["C4"] * 4 * k["WINDOW_Y"] * k["WINDOW_X"])
 
@@ -27,15 +35,35 @@ def reads_planes(node: BoundNode) -> bool:
     return node.attr("group") == 1 and bool(node.input(1).shape[1] <= MAX_PLANES)
 
 
+def writes_planes(node: BoundNode) -> bool:
+    """Whether the y of a channels-last Conv or ConvTranspose is stored [N, M, H, W] all the same: its filters are no fours."""
+    return bool(_filters(node) % 4)
+
+
+def _filters(node: BoundNode) -> int:
+    return node.input(1).shape[1 if node.op == "ConvTranspose" else 0]
+
+
 def takes(node: BoundNode) -> bool:
     """Whether a Conv can work channels-last on this adapter."""
     x, w = node.input(0), node.input(1)
+    if x.rank != 4 or w.rank != 4 or x.dtype is not FLOAT32:
+        return False
+    groups, (filters, channels) = node.attr("group"), w.shape[:2]
+    if groups == 1:
+        return bool(channels % 4 == 0 or (channels <= MAX_PLANES and filters % 4 == 0)) and tiles.fits(node.target)
+    if channels == 1:
+        return bool(filters == groups and filters % 4 == 0)
+    return bool(channels % 4 == 0 and filters // groups % 4 == 0) and tiles.fits(node.target)
+
+
+def takes_transposed(node: BoundNode) -> bool:
+    """Whether a ConvTranspose can."""
+    x, w = node.input(0), node.input(1)
     if x.rank != 4 or w.rank != 4 or x.dtype is not FLOAT32 or w.shape[0] % 4:
         return False
-    groups, channels = node.attr("group"), w.shape[1]
-    if groups == 1:
-        return bool(channels % 4 == 0 or channels <= MAX_PLANES) and tiles.fits(node.target)
-    return bool(channels == 1 and w.shape[0] == groups)
+    taken = node.attr("group") == 1 and set(node.attr("dilations") or (1,)) == {1}
+    return bool(taken and tiles.fits(node.target) and node.target.limits.allow("pack_phases.wgsl"))
 
 
 def build(node: BoundNode) -> Lowering:
@@ -51,9 +79,9 @@ def build(node: BoundNode) -> Lowering:
     if (x.shape[1] if planes else x.shape[3]) != w.shape[1] * node.attr("group"):
         raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type}, channels last, and {w.type}: channels do not fit")
     window = conv_window(node, x.shape[2:] if planes else x.shape[1:3], w.shape[2:])
-    out = TensorType(FLOAT32, (x.shape[0], *window.small, w.shape[0]))
+    out = _output(node, window.small)
     if node.attr("group") > 1:
-        return _depthwise(node, window, out)
+        return _depthwise(node, window, out) if w.shape[1] == 1 else _grouped(node, window, out)
     product = _product(node, window)
     tiled = winograd.of(node, window, product)
     if tiled is None:
@@ -64,8 +92,49 @@ def build(node: BoundNode) -> Lowering:
     return tiles.lower_tiled(product, out, choice)
 
 
+def build_transposed(node: BoundNode) -> Lowering:
+    """y[n, q, m] = sum over c, t, p with p * stride + t - pad = q of w[c, m, t] * x[n, p, c] + bias[m].
+
+    x: [N, H, W, C]; y: [N, H', W', M], or [N, M, H', W'] where `writes_planes`. With q + pad = a * stride + phase, all phases of a see the
+    same few p: one product, of the windows at a and (phase, m), whose sums are spread over y. Raises UnsupportedNodeError.
+    """
+    x, w = node.input(0), node.input(1)
+    if not takes_transposed(node) or x.shape[3] != w.shape[0]:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"ConvTranspose of {x.type} and {w.type} is not taken channels-last")
+    window = transpose_window(node, x.shape[1:3], w.shape[2:])
+    return tiles.lower_tiled(_phases(node, window), _output(node, window.large))
+
+
+def _output(node: BoundNode, spatial: Shape) -> TensorType:
+    images, filters = node.input(0).shape[0], _filters(node)
+    return TensorType(FLOAT32, (images, filters, *spatial) if writes_planes(node) else (images, *spatial, filters))
+
+
+def transposed_ns(node: BoundNode, window: Window) -> float:
+    """Of a ConvTranspose, likewise."""
+    return tiles.best_ns(_phases(node, window))
+
+
+def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
+    w, steps = node.input(1), window.strides
+    phases = tiles.Phases(w.shape[1], window.size, steps)
+    before = tuple(pad // step for pad, step in zip(window.pads, steps, strict=True))
+    crop = tuple(pad % step for pad, step in zip(window.pads, steps, strict=True))
+    reach = tuple(ceil_div(size + c, step) for size, c, step in zip(window.large, crop, steps, strict=True))
+    pads = tuple(taps - 1 - b for taps, b in zip(phases.taps, before, strict=True))
+    seen = Window(window.small, reach, phases.taps, (1,) * len(steps), (1,) * len(steps), pads)
+    weights = tiles.Weights(1, w.shape[0], seen.taps, 0, 0, 0, w.is_constant, phases=phases)
+    columns = ceil_div(math.prod(steps) * phases.filters, 4) * 4
+    return tiles.TiledProduct(
+        node.input(0).shape[0] * math.prod(reach), columns, weights, 2 if node.has(2) else None,
+        window=seen.consts(INPUT_AXES, OUTPUT_AXES), pointwise=seen.taps == 1 and not any(pads), strided=seen.large != seen.small,
+        spread=tiles.Spread(phases.filters, steps, crop, window.large, writes_planes(node)), target=node.target)
+
+
 def estimate_ns(node: BoundNode, window: Window) -> float:
     """Of a Conv that is no depthwise one; whatever its x is stored like."""
+    if node.attr("group") > 1:
+        return min(_grouped_forms(node, window).values())
     product = _product(node, window)
     tiled = winograd.of(node, window, product)
     return min((_weighed(product, tiled) if tiled else _direct_ns(product)).values())
@@ -85,11 +154,65 @@ def _direct_ns(product: tiles.TiledProduct) -> dict[str, float]:
 
 def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
     w, planes = node.input(1), reads_planes(node)
-    weights = tiles.Weights(1, w.shape[1], window.taps, math.prod(w.shape[1:]), window.taps, 1, w.is_constant)
+    groups, by_planes = node.attr("group"), writes_planes(node)
+    weights = tiles.Weights(
+        1, w.shape[1], window.taps, math.prod(w.shape[1:]), window.taps, 1, w.is_constant, filters=w.shape[0] if by_planes else 0)
     return tiles.TiledProduct(
-        node.input(0).shape[0] * math.prod(window.small), w.shape[0], weights, 2 if node.has(2) else None,
+        node.input(0).shape[0] * math.prod(window.small), ceil_div(w.shape[0] // groups, 4) * 4, weights, 2 if node.has(2) else None,
         window=window.consts(INPUT_AXES, OUTPUT_AXES), pointwise=window.taps == 1 and not any(window.pads) and not planes,
-        strided=set(window.strides) != {1} or window.large != window.small, planes=w.shape[1] if planes else 0, target=node.target)
+        strided=set(window.strides) != {1} or window.large != window.small, planes=w.shape[1] if planes else 0, groups=groups,
+        spread=tiles.Spread(w.shape[0], (1, 1), (0, 0), window.small, True) if by_planes else None, target=node.target)
+
+
+def _grouped_forms(node: BoundNode, window: Window) -> dict[str, float]:
+    """Nanoseconds of each form of a Conv of several groups: pixels and slices of grouped_last.wgsl, or a product."""
+    w, by = node.input(1), node.target.figures
+    steps, fours = ceil_div(math.prod(w.shape[1:]), 4), w.shape[0] // 4
+    lines, width = hint(node.input(0).shape[0]) * hint(window.small[0]), hint(window.small[1])
+    forms = {}
+    for pixels, slices in GROUPED_FORMS if node.target.limits.allow("grouped_last.wgsl") else ():
+        if slices > max(1, steps // 4) or _parts_nbytes(pixels, slices) > node.target.limits.max_workgroup_nbytes:
+            continue
+        loads = lines * ceil_div(width, pixels) * fours * steps * (4 + pixels)
+        rounds = ceil_div(ceil_div(steps, slices), _ahead(pixels))
+        forms[f"{pixels} pixels, {slices} slices"] = by.grouped_launch_ns + max(
+            by.grouped_round_ns * rounds, by.grouped_load_ns * loads / by.units)
+    return {**forms, "product": tiles.best_ns(_product(node, window))}
+
+
+def _parts_nbytes(pixels: int, slices: int) -> int:
+    """Of workgroup memory, in which lanes add up what they shared."""
+    return 16 * pixels * GROUPED_WORKGROUP_SIZE if slices > 1 else 0
+
+
+def _ahead(pixels: int) -> int:
+    """Steps whose loads fit into registers together."""
+    return 3 if pixels < 4 else 2
+
+
+def _grouped(node: BoundNode, window: Window, out: TensorType) -> Lowering:
+    """In the form that is estimated, or was measured, to be the fastest."""
+    w, groups = node.input(1), node.attr("group")
+    size = f"{hint(out.size) // w.shape[0]}x{w.shape[0]}x{window.taps}*{w.shape[1]}"
+    choice = node.target.choose(f"grouped {size} of {groups} steps {'x'.join(map(str, window.strides))}", _grouped_forms(node, window))
+    if choice.form == "product":
+        return tiles.lower_tiled(_product(node, window), out)
+    pixels, slices = next(form for form in GROUPED_FORMS if choice.form == f"{form[0]} pixels, {form[1]} slices")
+    packed = TensorType(FLOAT32, (math.prod(w.shape[1:]), w.shape[0]))
+    weights = tiles.Weights(1, w.shape[1], window.taps, math.prod(w.shape[1:]), window.taps, 1, w.is_constant)
+    bias = {"c": 2} if node.has(2) else {}
+    blocks, team, fours = ceil_div(window.small[1], pixels), GROUPED_WORKGROUP_SIZE // slices, w.shape[0] // 4
+    lines = out.shape[0] * window.small[0]
+    ahead = min(_ahead(pixels), ceil_div(math.prod(w.shape[1:]) // 4, slices))
+    built = kernel(
+        "grouped_last.wgsl", [out],
+        consts={"LINES": lines, "BLOCKS": blocks, "PIXELS": pixels, "SLICES": slices, "TEAM": team, "AHEAD": ahead, "M4": fours,
+                "G4": fours // groups, "C4": w.shape[1] // 4, "ROW4": w.shape[1] // 4 * groups, **window.consts(INPUT_AXES, OUTPUT_AXES)},
+        grid=(ceil_div(lines * blocks * fours, team), 1, 1), workgroup_size=GROUPED_WORKGROUP_SIZE,
+        workgroup_nbytes=_parts_nbytes(pixels, slices),
+        vectors=("x", "w", "y", *bias), reads={"x": 0, "w": "packed", **bias}, writes={"y": 0}, choice=choice)
+    once: dict[str, Any] = {"once": ("packed",), "inverses": ((1, tiles.unpacking(weights, w.shape[0])),)} if weights.constant else {}
+    return Lowering((out,), (tiles.packing(weights, packed), built), (("packed", packed),), **once)
 
 
 def _depthwise(node: BoundNode, window: Window, out: TensorType) -> Lowering:

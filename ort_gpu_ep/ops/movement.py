@@ -146,7 +146,11 @@ def _blocks(node: BoundNode, shape: Shape, channels: bool) -> tuple[int, int, in
     return n, c, h, w, size
 
 
-@op("DepthToSpace", dtypes={"T": ANY}, bindings="x -> y", epilogue=True, channels_last=own(0))
+MOVED = own(0)
+"""The layout rule of ops that move channels: their builders look at the layout."""
+
+
+@op("DepthToSpace", dtypes={"T": ANY}, bindings="x -> y", epilogue=True, channels_last=MOVED)
 def depth_to_space(node: BoundNode) -> Kernel | View:
     """y[n, c, h * b + i, w * b + j] = x[n, (i, j, c), h, w]; mode CRD: x[n, (c, i, j), h, w]."""
     n, c, h, w, b = _blocks(node, node.input(0).shape, channels=True)
@@ -161,7 +165,7 @@ def depth_to_space(node: BoundNode) -> Kernel | View:
     return _transposed(node, (n, b, b, depth, h, w), (0, 3, 4, 1, 5, 2), out)
 
 
-@op("SpaceToDepth", dtypes={"T": ANY}, bindings="x -> y", epilogue=True, channels_last=own(0))
+@op("SpaceToDepth", dtypes={"T": ANY}, bindings="x -> y", epilogue=True, channels_last=MOVED)
 def space_to_depth(node: BoundNode) -> Kernel | View:
     """y[n, (i, j, c), h, w] = x[n, c, h * b + i, w * b + j]; mode CRD: y[n, (c, i, j), h, w]."""
     n, c, h, w, b = _blocks(node, node.input(0).shape, channels=False)
@@ -170,3 +174,12 @@ def space_to_depth(node: BoundNode) -> Kernel | View:
         return _transposed(node, (n, h // b, b, w // b, b, c), order, (n, h // b, w // b, c * b * b))
     order = (0, 1, 3, 5, 2, 4) if node.attr("mode") == "CRD" else (0, 3, 5, 1, 2, 4)
     return _transposed(node, (n, c, h // b, b, w // b, b), order, (n, c * b * b, h // b, w // b))
+
+
+@op("ChannelShuffle", domain="ort_gpu_ep", dtypes={}, bindings="x -> y", epilogue=True, channels_last=MOVED)
+def channel_shuffle(node: BoundNode) -> Kernel | View:
+    """y[n, (j, i), h, w] = x[n, (i, j), h, w] for i of `groups` groups of channels."""
+    shape, groups = node.input(0).shape, int(node.attr("groups"))
+    if node.node.channels_last:
+        return _transposed(node, (*shape[:3], groups, shape[3] // groups), (0, 1, 2, 4, 3), shape)
+    return _transposed(node, (shape[0], groups, shape[1] // groups, *shape[2:]), (0, 2, 1, 3, 4), shape)

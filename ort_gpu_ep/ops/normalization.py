@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, integers, normal, record
+from ort_gpu_ep.kernels import case, ceil_div, integers, normal, record
 from ort_gpu_ep.ops.channels_last import own
-from ort_gpu_ep.ops.reduce import Rows, normal_axes, reduced_shape, rows_of, team_of
+from ort_gpu_ep.ops.reduce import Rows, normal_axes, reduced_shape, rows_of
+from ort_gpu_ep.ops.row_forms import MOST_HELD, RowForm, any_ns, estimates_ns, forms, wide_ns
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, broadcast_strides, kernel, op
 from ort_gpu_ep.symbolic import hint, is_symbolic
+from ort_gpu_ep.target import Choice, Target
 from ort_gpu_ep.types import FLOAT32, FLOATS, Shape, TensorType
 
 VARIANCE, DEVIATION, L2, L1 = range(4)
@@ -20,11 +23,15 @@ MVN_EPSILON = 1e-9
 """MeanVarianceNormalization adds it to the standard deviation. Source: function body in ONNX's schema."""
 
 record("normalize.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
+ROWS, MOMENTS, JOINED = "normalize_rows.wgsl", "moments_of_pieces.wgsl", "normalize_pieces.wgsl"
 record(
-    "normalize_rows.wgsl", "reduction", loop_bound=lambda k: 3 * (k["N4"] + 8),
+    ROWS, "reduction", loop_bound=lambda k: 3 * (ceil_div(k["N4"] * k["PER_GROUP"], k.workgroup_size) + 64),
     cases=[
-        case("LayerNormalization", 17, normal(*shape), normal(shape[-1]), normal(shape[-1])) for shape in ((3, 4), (7, 132), (37, 1028))
+        case("LayerNormalization", 17, normal(*shape), normal(shape[-1]), normal(shape[-1]))
+        for shape in ((3, 4), (7, 132), (37, 1028), (5, 4100))
     ] + [case("RMSNormalization", 23, normal(9, 260), normal(260))])
+record(MOMENTS, "reduction", loop_bound=lambda k: 64)
+record(JOINED, "reduction", loop_bound=lambda k: ceil_div(k["PIECE4"], k.workgroup_size) + 64)
 record("row_moments.wgsl", "reduction", loop_bound=lambda k: k.rows(2))
 record(
     "batch_norm.wgsl", "elementwise",
@@ -46,35 +53,85 @@ def _normalize(node: BoundNode, rows: Rows, indices: dict[str, Strided], *, spre
         workgroup_size=rows.workgroup_size, workgroup_nbytes=4 * rows.workgroup_size, writes={"y": 0})
 
 
-MOST_HELD = 8
-"""normalize_rows.wgsl: vectors of a row that an invocation keeps; longer rows are worth a workgroup."""
+PIECES = (2, 4, 8, 16, 32, 64, 128, 256)
+"""normalize_pieces.wgsl: of a row; each of its workgroups looks at all of them, a lane at one."""
+PIECE_WORKGROUP_SIZE = 512
 
 
-def _by_fours(node: BoundNode, *, rms: bool, epsilon: float) -> Kernel | None:
-    """The kernel for rows that lie together, scale and bias along them; None where that can't be, or isn't estimated to be faster."""
-    x, operands, limits = node.input(0), [o for o in (node.input(1), node.optional(2)) if o], node.target.limits
-    shape = x.shape
-    n = 0 if is_symbolic(shape[-1]) else int(shape[-1])
-    if any(o.shape != (n,) or o.dtype is not FLOAT32 for o in operands) or x.dtype is not FLOAT32:
+@dataclass(frozen=True, slots=True)
+class _Channels:
+    """Where rows find their scale and bias: `of` channels in all, `per_row` of them in a row, each for `plane` elements."""
+
+    of: int
+    per_row: int
+    plane: int
+
+
+def _held(node: BoundNode, rows: Rows, epsilon: float, *, rms: bool = False, channels: _Channels | None = None) -> Kernel | Lowering | None:
+    """The kernels for rows that lie together, kept in registers; None where that can't be, or isn't estimated to be faster.
+
+    channels: None where scale and bias are vectors of a row's length.
+    """
+    x, operands, target = node.input(0), [o for o in (node.input(1), node.optional(2)) if o], node.target
+    n = 0 if is_symbolic(rows.length) or rows.adjacent else rows.length
+    if n == 0 or n % 4 or any(o.dtype is not FLOAT32 for o in (x, *operands)) or not target.limits.allow(ROWS):
         return None
-    if n == 0 or n % 4 or n > 128 * MOST_HELD or not limits.allow("normalize_rows.wgsl"):
+    if channels is None and any(o.shape != (n,) for o in operands):
         return None
-    count, subgroups = prod(shape[:-1]), limits.allow("normalize_rows.wgsl", "subgroup")
-    held = -(-n // 128)
-    per_row = team_of(hint(count), n, False)
-    by = node.target.figures
-    rounds, waves = -(-hint(count) // (by.unit_subgroups * by.units)), -(-hint(count) * per_row // (by.unit_lanes * by.units))
-    choice = node.target.choose(f"normalize {n}, about {1 << hint(count).bit_length()} rows", {
-        "fours": by.normalize_fours_ns + by.normalize_fours_round_ns * held * rounds,
-        "any": by.normalize_any_ns + by.normalize_any_element_ns * n / per_row * waves})
+    if channels and (any(map(is_symbolic, (channels.plane, channels.of))) or channels.plane % 4):
+        return None
+    known = forms(target, n // 4)
+    times = estimates_ns(target, known, rows.count, n // 4)
+    pieces = _pieces(target, rows, n // 4) if channels and not rms else {}
+    choice = target.choose(f"normalize {n}, about {1 << hint(rows.count).bit_length()} rows", {
+        **times, **{name: ns for name, (_, ns) in pieces.items()}, "any": any_ns(target, rows)})
     if choice.form == "any":
         return None
-    names = {"x": 0, "scale": 1} | ({"bias": 2} if node.has(2) else {})
+    bias = {"bias": 2} if node.has(2) else {}
+    vectors = ("x", "y", *(() if channels else ("scale", *bias)))
     consts: dict[str, Const] = {
-        "COUNT": count, "N4": n // 4, "PER_GROUP": 4, "HELD": held, "EPSILON": epsilon, "RMS": rms, "SUBGROUPS": subgroups}
+        "N4": n // 4, "EPSILON": float(epsilon), "CHANNELS": channels.of if channels else 0, "PER_ROW": channels.per_row if channels else 1,
+        "PLANE4": channels.plane // 4 if channels else 1}
+    if choice.form in pieces:
+        return _in_pieces(node, rows, pieces[choice.form][0], consts, {"x": 0, "scale": 1, **bias}, choice)
+    form = known[choice.form]
     return kernel(
-        "normalize_rows.wgsl", [x.type], consts=consts, groups=-(-count // 4), workgroup_size=128, workgroup_nbytes=0 if subgroups else 512,
-        reads=names, writes={"y": 0}, vectors=(*names, "y"), features=("subgroup",) if subgroups else (), choice=choice)
+        ROWS, [x.type], consts={"COUNT": rows.count, "RMS": rms, **consts, **form.consts(target, ROWS)}, groups=form.groups(rows.count),
+        workgroup_size=form.workgroup_size, workgroup_nbytes=form.workgroup_nbytes(target, ROWS),
+        reads={"x": 0, "scale": 1, **bias}, writes={"y": 0}, vectors=vectors, features=form.features(target, ROWS), choice=choice)
+
+
+def _pieces(target: Target, rows: Rows, n4: int) -> dict[str, tuple[RowForm, float]]:
+    """Form -> how a workgroup has a piece of a row, and nanoseconds, for few rows that are too long for one each."""
+    found, size = dict[str, tuple[RowForm, float]](), min(PIECE_WORKGROUP_SIZE, target.limits.max_invocations)
+    if not (target.limits.allow(MOMENTS) and target.limits.allow(JOINED)):
+        return found
+    for count in PIECES:
+        units = ceil_div(n4, count)
+        form = RowForm(1, size, ceil_div(units, size))
+        if form.held <= MOST_HELD and units >= size >= count:
+            times = (wide_ns(target, form, hint(rows.count) * count, units, moved) for moved in (1, 2))
+            found[f"{count} pieces"] = form, sum(times) + target.figures.normalize_piece_ns * count
+    return found
+
+
+def _in_pieces(
+    node: BoundNode, rows: Rows, form: RowForm, consts: Mapping[str, Const], reads: Mapping[str, int], choice: Choice,
+) -> Lowering:
+    x, pieces, target = node.input(0).type, int(choice.form.split()[0]), node.target
+    piece = ceil_div(ceil_div(rows.length // 4, pieces), form.workgroup_size) * form.workgroup_size
+    pieces = ceil_div(rows.length // 4, piece)
+    moments = TensorType(FLOAT32, (rows.count, pieces, 2))
+    shared = {"PIECE4": piece, "PIECES": pieces}
+    first = kernel(
+        MOMENTS, [moments], consts={"N4": consts["N4"], **shared, **form.consts(target, MOMENTS)}, groups=rows.count * pieces,
+        workgroup_size=form.workgroup_size, workgroup_nbytes=form.workgroup_nbytes(target, MOMENTS), reads={"x": 0},
+        writes={"moments": "moments"}, vectors=("x",), features=form.features(target, MOMENTS))
+    second = kernel(
+        JOINED, [x], consts={**consts, **shared, **form.consts(target, JOINED)}, groups=rows.count * pieces,
+        workgroup_size=form.workgroup_size, workgroup_nbytes=form.workgroup_nbytes(target, JOINED),
+        reads={**reads, "moments": "moments"}, writes={"y": 0}, vectors=("x", "y"), features=form.features(target, JOINED), choice=choice)
+    return Lowering((x,), (first, second), (("moments", moments),))
 
 
 def _broadcast(node: BoundNode, operand: Operand, shape: Shape) -> Strided:
@@ -109,10 +166,11 @@ def layer_normalization(node: BoundNode) -> Kernel | Lowering:
     named = {"scale_index": node.optional(1), "bias_index": node.optional(2)}
     indices = {name: _broadcast(node, operand, x.shape) for name, operand in named.items() if operand}
     rows = rows_of(x.shape, axes)
-    main = _by_fours(node, rms=False, epsilon=epsilon) if axes == (x.rank - 1,) and node.has(1) else None
+    main = _held(node, rows, epsilon) if node.has(1) else None
     main = main or _normalize(node, rows, indices, spread=VARIANCE, center=True, epsilon=epsilon)
     if not node.wants(1) and not node.wants(2):
         return main
+    assert isinstance(main, Kernel)     # one for rows that are scaled along themselves
     if node.attr("stash_type") != FLOAT32.onnx:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"LayerNormalization with stash_type {node.attr('stash_type')}; taken: 1")
     stats = TensorType(FLOAT32, reduced_shape(x.shape, axes, True))
@@ -123,28 +181,32 @@ def layer_normalization(node: BoundNode) -> Kernel | Lowering:
 
 
 @op("RMSNormalization", since=23, dtypes={"T": FLOATS, "V": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)
-def rms_normalization(node: BoundNode) -> Kernel:
+def rms_normalization(node: BoundNode) -> Kernel | Lowering:
     """y = x / sqrt(mean x^2 + epsilon) * scale over the axes from `axis` on. x, y: any shape; scale: broadcasts to x."""
     x, axes = node.input(0), _trailing(node)
     indices = {"scale_index": _broadcast(node, node.input(1), x.shape)}
-    main = _by_fours(node, rms=True, epsilon=float(node.attr("epsilon"))) if axes == (x.rank - 1,) else None
-    return main or _normalize(node, rows_of(x.shape, axes), indices, spread=VARIANCE, center=False, epsilon=node.attr("epsilon"))
+    rows = rows_of(x.shape, axes)
+    return _held(node, rows, node.attr("epsilon"), rms=True) or _normalize(
+        node, rows, indices, spread=VARIANCE, center=False, epsilon=node.attr("epsilon"))
 
 
 @op("InstanceNormalization", since=6, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True,
     channels_last=own(0))
-def instance_normalization(node: BoundNode) -> Kernel:
+def instance_normalization(node: BoundNode) -> Kernel | Lowering:
     """y = (x - mean) / sqrt(variance + epsilon) * scale + bias over the spatial axes. x, y: [N, C, spatial...]; scale, bias: [C]."""
     x = node.input(0)
     if x.rank < 3:
         raise UnsupportedNodeError(Code.RANK, f"InstanceNormalization of rank {x.rank}; taken: 3 and more")
     channel, spatial = (3, range(1, 3)) if node.node.channels_last else (1, range(2, x.rank))
     indices = {f"{name}_index": _per_channel(node, node.input(k), x.shape, channel) for k, name in ((1, "scale"), (2, "bias"))}
-    return _normalize(node, rows_of(x.shape, spatial), indices, spread=VARIANCE, center=True, epsilon=node.attr("epsilon"))
+    rows = rows_of(x.shape, spatial)
+    channels = None if node.node.channels_last else _Channels(x.shape[1], 1, rows.length)
+    return (_held(node, rows, node.attr("epsilon"), channels=channels) if channels else None) or _normalize(
+        node, rows, indices, spread=VARIANCE, center=True, epsilon=node.attr("epsilon"))
 
 
 @op("GroupNormalization", since=18, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)
-def group_normalization(node: BoundNode) -> Kernel:
+def group_normalization(node: BoundNode) -> Kernel | Lowering:
     """y = (x - mean) / sqrt(variance + epsilon) * scale + bias over each of `num_groups` groups of channels.
 
     x, y: [N, C, spatial...]; scale, bias: [C], before opset 21 [num_groups].
@@ -156,7 +218,9 @@ def group_normalization(node: BoundNode) -> Kernel:
     shape = (batch, groups, channels // groups * inner) if node.version < 21 else (batch, channels, inner)
     indices = {"scale_index": _per_channel(node, node.input(1), shape), "bias_index": _per_channel(node, node.input(2), shape)}
     rows = rows_of((batch * groups, channels // groups * inner), (1,))
-    return _normalize(node, rows, indices, spread=VARIANCE, center=True, epsilon=node.attr("epsilon"))
+    scaled = _Channels(groups, 1, rows.length) if node.version < 21 else _Channels(channels, channels // groups, inner)
+    return _held(node, rows, node.attr("epsilon"), channels=scaled) or _normalize(
+        node, rows, indices, spread=VARIANCE, center=True, epsilon=node.attr("epsilon"))
 
 
 @op("MeanVarianceNormalization", since=9, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, normal, record
+from ort_gpu_ep.kernels import case, ceil_div, normal, record
 from ort_gpu_ep.ops.channels_last import along_axis
 from ort_gpu_ep.ops.reduce import Rows, rows_of
+from ort_gpu_ep.ops.row_forms import any_ns, estimates_ns, forms, length_of
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, kernel, op
-from ort_gpu_ep.types import FLOATS, Shape
+from ort_gpu_ep.symbolic import hint
+from ort_gpu_ep.types import FLOAT32, FLOATS, Shape
+
+SHORTEST = 32
+"""softmax_rows.wgsl: rows that are shorter leave most of a subgroup idle."""
 
 record("softmax.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
+record(
+    "softmax_rows.wgsl", "reduction", loop_bound=lambda k: 3 * (ceil_div(k["UNITS"] * k["PER_GROUP"], k.workgroup_size) + 64),
+    cases=[
+        case(op, 13, normal(*shape), axis=-1)
+        for op, shape in (("Softmax", (7, 132)), ("Softmax", (3, 4100)), ("LogSoftmax", (5, 77)), ("LogSoftmax", (2, 40_004)))])
 record(
     "hardmax.wgsl", "reduction", loop_bound=lambda k: k["N"],
     flops=lambda k: 32 * k.size("y"),       # of a random row, an element meets a larger one after some ln N
@@ -33,9 +44,34 @@ def _axis_split(node: BoundNode) -> tuple[Shape, int]:
 def _softmax(node: BoundNode, kind: int) -> Kernel:
     shape, axis = _axis_split(node)
     rows: Rows = rows_of(shape, (axis,))
+    return _held(node, kind, shape, rows) if axis == len(shape) - 1 else _any(node, kind, rows)
+
+
+def _any(node: BoundNode, kind: int, rows: Rows) -> Kernel:
     return kernel(
         "softmax.wgsl", [node.input(0).type], consts={"KIND": kind, **rows.consts}, indices=rows.indices, groups=rows.groups,
         workgroup_size=rows.workgroup_size, workgroup_nbytes=4 * rows.workgroup_size)
+
+
+def _held(node: BoundNode, kind: int, shape: Shape, rows: Rows) -> Kernel:
+    """Rows that lie together, in registers where that can be and is estimated to be faster."""
+    x, target, n = node.input(0), node.target, length_of(shape[-1:])
+    if n < SHORTEST or x.dtype is not FLOAT32 or not all(target.limits.allow(shader) for shader in ("softmax.wgsl", "softmax_rows.wgsl")):
+        return _any(node, kind, rows)
+    fours = n % 4 == 0
+    units = n // 4 if fours else n
+    known = forms(target, units)
+    choice = target.choose(
+        f"softmax {n}, about {1 << hint(rows.count).bit_length()} rows",
+        {**estimates_ns(target, known, rows.count, units), "any": any_ns(target, rows)})
+    if choice.form == "any":
+        return replace(_any(node, kind, rows), choice=choice)
+    form = known[choice.form]
+    return kernel(
+        "softmax_rows.wgsl", [x.type],
+        consts={"COUNT": rows.count, "UNITS": units, "FOURS": fours, "KIND": kind, **form.consts(target, "softmax_rows.wgsl")},
+        groups=form.groups(rows.count), workgroup_size=form.workgroup_size, features=form.features(target, "softmax_rows.wgsl"),
+        workgroup_nbytes=form.workgroup_nbytes(target, "softmax_rows.wgsl"), vectors=("x", "y") if fours else (), choice=choice)
 
 
 def _layout(node: BoundNode) -> ChannelsLast | None:

@@ -12,10 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ops.tile_weights import PACKED_ROWS as PACKED_ROWS
+from ort_gpu_ep.ops.tile_weights import Phases as Phases
+from ort_gpu_ep.ops.tile_weights import Weights as Weights
+from ort_gpu_ep.ops.tile_weights import packing as packing
+from ort_gpu_ep.ops.tile_weights import unpacking as unpacking
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.target import DEFAULT_TARGET, LAST_ARRIVING, Choice, Limits, Target
-from ort_gpu_ep.types import FLOAT16, FLOAT32, UINT32, TensorType
+from ort_gpu_ep.types import FLOAT16, FLOAT32, UINT32, Shape, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,39 +119,24 @@ LOADED = 8
 
 record(
     "product.wgsl", "product", loop_bound=lambda k: k["PER"] + k["SPLIT"],
-    flops=lambda k: 8 * k["ROWS"] * k["M"] * k["KQ"] * k["BATCH"])
-record("pack_rows.wgsl", "movement")
-record("unpack_rows.wgsl", "movement")
-
-PACKED_ROWS = 32
-"""Rows of packed weights are a multiple of it: what the deepest step of a tile reads."""
-
-
+    flops=lambda k: 8 * k["ROWS"] * k["M"] * k["KQ"] * k["BATCH"] * k["GROUP_COUNT"])
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """[K, M] of a product, k = (tap, channel), somewhere in an input (or a temporary, by its name): where each index leads.
+class Spread:
+    """Where the sums of a row go: its pixel makes `steps` pixels of y [image, *size], of which those before `crop` are not there.
 
-    constant: the graph holds them, so that they can be packed once.
+    filters: of y. planes: y is stored [image, filters, *size], and a column may be none of its filters.
     """
 
-    source: int | str
-    channels: int
-    taps: int
-    m_stride: int
-    channel_stride: int
-    tap_stride: int
-    constant: bool
-    multiple: int = 4
+    filters: int
+    steps: Shape
+    crop: Shape
+    size: Shape
+    planes: bool
 
     @property
-    def padded(self) -> int:
-        """Channels of a tap, filled up to a multiple."""
-        return -(-self.channels // self.multiple) * self.multiple
-
-    def are_rows(self, m: int) -> bool:
-        """Whether they lie as the kernel reads them, up to rows beyond the last."""
-        return self.m_stride == 1 and self.channel_stride == m and self.channels == self.padded and (
-            self.taps == 1 or self.tap_stride == m * self.channels)
+    def consts(self) -> dict[str, Const]:
+        named = zip(("STEP_Y", "STEP_X", "CROP_Y", "CROP_X", "HEIGHT_Y", "WIDTH_Y"), (*self.steps, *self.crop, *self.size), strict=True)
+        return {"SPREAD": 2 if self.planes else 1, "FILTERS": self.filters if self.planes else self.filters // 4, **dict(named)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +145,8 @@ class TiledProduct:
 
     window: what Window.consts writes, of a convolution; empty for a matrix. pointwise: one tap without padding. strided: with steps.
     planes: channels of an x that is stored in planes, else 0. bias: the input that has it. batch: of so many matrices, one after another
-    in x, in y, and in packed weights. bytes: an element of K is a word of four (byte_tiles.py).
+    in x, in y, and in packed weights. bytes: an element of K is a word of four (byte_tiles.py). groups: so many products of m columns side
+    by side. spread: where y is not [row, m].
     """
 
     rows: int
@@ -168,8 +159,15 @@ class TiledProduct:
     strided: bool = False
     planes: int = 0
     bytes: bool = False
+    groups: int = 1
+    spread: Spread | None = None
     target: Target = DEFAULT_TARGET
     batch: int = 1
+
+    @property
+    def columns(self) -> int:
+        """Of all groups."""
+        return self.m * self.groups
 
     @property
     def fours(self) -> int:
@@ -193,7 +191,8 @@ class TiledProduct:
         size = f"{hint(self.rows)}x{self.m}x{self.weights.taps}*{self.weights.channels}"
         varying = "+" if is_symbolic(self.rows) or any(is_symbolic(v) for v in self.window.values()) else ""
         steps = "".join(f" {name.lower()} {self.window[name]}" for name in ("STRIDE_Y", "STRIDE_X") if self.window.get(name, 1) != 1)
-        return f"{'bytes' if self.bytes else 'product'} {size}{varying}{' planes' if self.planes else ''}{steps}"
+        forms = f"{' planes' if self.planes else ''}{f' of {self.groups}' if self.groups > 1 else ''}{' spread' if self.spread else ''}"
+        return f"{'bytes' if self.bytes else 'product'} {size}{varying}{forms}{steps}"
 
 
 def fits(target: Target) -> bool:
@@ -211,7 +210,7 @@ def forms(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
 
 def _splits(product: TiledProduct, tile: Tile) -> Iterator[int]:
     yield 1
-    if tile.name not in SPLIT_TILES:
+    if tile.name not in SPLIT_TILES or (product.spread and (is_symbolic(product.rows) or not _may_arrive(product.target))):
         return
     steps, tiles, by = ceil_div(product.fours, tile.fours), _tiles(product, tile), product.target.figures
     for split in sorted({aim // tiles for aim in (by.few_groups, by.many_groups)}):
@@ -241,7 +240,7 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
     if split > 1 and _may_arrive(product.target):
         time += arrival_ns + by.arrival_element_ns * split * tile.m * tile.n
     elif split > 1:
-        time += by.dispatch_ns + 8 * split * hint(product.rows) * product.m * by.byte_ns
+        time += by.dispatch_ns + 8 * split * hint(product.rows) * product.columns * by.byte_ns
     return float(time)
 
 
@@ -286,11 +285,11 @@ def lower_tiled(product: TiledProduct, out: TensorType, choice: Choice | None = 
     kernels, temps, once = list[Kernel](), list[tuple[str, TensorType]](), list[str]()
     weights: int | str = product.weights.source
     inverses: tuple[tuple[int, Kernel], ...] = ()
-    if rows != product.weights.taps * product.weights.channels or not product.weights.are_rows(product.m):
-        temps.append(("packed", TensorType(FLOAT32, (rows, product.m))))
+    if rows != product.weights.taps * product.weights.channels or not product.weights.are_rows(product.columns):
+        temps.append(("packed", TensorType(FLOAT32, (rows, product.columns))))
         kernels.append(packing(product.weights, temps[0][1]))
         if product.weights.constant and isinstance(product.weights.source, int):
-            once, inverses = ["packed"], ((product.weights.source, unpacking(product.weights, product.m)),)
+            once, inverses = ["packed"], ((product.weights.source, unpacking(product.weights, product.columns)),)
         weights = "packed"
     built = tiled_kernel(product, tile, split, per, weights, choice)
     bias = {} if product.bias is None else {"c": product.bias}
@@ -303,7 +302,8 @@ def lower_tiled(product: TiledProduct, out: TensorType, choice: Choice | None = 
         arrived = TensorType(UINT32, (groups,))
         kernels.append(replace(
             built, outputs=(out, parts, arrived), reads=(*(built.reads or ()), *bias.items()), features=(*built.features, LAST_ARRIVING),
-            writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")), vectors=(*built.vectors, "parts", *bias), atomics=("arrived",),
+            writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")),
+            vectors=(*built.vectors, "parts", *(bias if "y" in built.vectors else ())), atomics=("arrived",),
             consts=tuple((name, name == "LAST" or value) for name, value in built.consts)))
         temps += [("parts", parts), ("arrived", arrived)]
         return Lowering((out,), tuple(kernels), tuple(temps), once=tuple(once), inverses=inverses, kept=("arrived",))
@@ -311,7 +311,7 @@ def lower_tiled(product: TiledProduct, out: TensorType, choice: Choice | None = 
     kernels.append(replace(built, outputs=(parts,), writes=(("y", "parts"),)))
     kernels.append(kernel(
         "sum_parts.wgsl", [out], consts={"SPLIT": split, "SIZE": out.size, "ALPHA": product.alpha, "BETA": 1.0},
-        indices={"c_index": Strided((product.rows, product.m), (0, 1))}, reads={"part": "parts", **bias}, writes={"y": 0}))
+        indices={"c_index": Strided((product.rows, product.columns), (0, 1))}, reads={"part": "parts", **bias}, writes={"y": 0}))
     return Lowering((out,), tuple(kernels), (*temps, ("parts", parts)), once=tuple(once), inverses=inverses)
 
 
@@ -321,25 +321,7 @@ def _may_arrive(target: Target) -> bool:
 
 def tiles_of(product: TiledProduct, tile: Tile) -> int:
     """Workgroups that a product has in tiles of that size, with K whole."""
-    return ceil_div(product.m, tile.m) * ceil_div(product.rows, tile.n)
-
-
-def packing(weights: Weights, packed: TensorType) -> Kernel:
-    """From the order in which the model stores them to that of a product, with zeros where there is no channel or tap."""
-    return kernel(
-        "pack_rows.wgsl", [packed],
-        consts={"M": packed.shape[1], "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps,
-                "W_M": weights.m_stride, "W_CHANNEL": weights.channel_stride, "W_TAP": weights.tap_stride},
-        reads={"w": weights.source}, writes={"y": "packed"})
-
-
-def unpacking(weights: Weights, m: int) -> Kernel:
-    """The inverse of `packing`."""
-    shape = (weights.channels, m) if weights.m_stride == 1 else (m, weights.channels, weights.taps)
-    return kernel(
-        "unpack_rows.wgsl", [TensorType(FLOAT32, shape)],
-        consts={"M": m, "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps, "M_LAST": weights.m_stride == 1},
-        reads={"packed": "packed"}, writes={"y": "restored"})
+    return product.groups * ceil_div(product.m, tile.m) * ceil_div(product.rows, tile.n)
 
 
 def consts_of(tile: Tile, halves: bool = False) -> dict[str, Const]:
@@ -362,9 +344,12 @@ def tiled_kernel(product: TiledProduct, tile: Tile, split: int, per: int, weight
         "LOADED": LOADED, "AT_ONCE": max(1, 24 // outputs * tile.slices), "BATCH": product.batch, "W_ROWS": product.packed_rows,
         "HALVES": product.halves, "CHUNK": CHUNK * tile.slices // (2 * 4 * tile.fours), **consts_of(tile, product.halves),
         "POINTWISE": product.pointwise, "STRIDED": product.strided, "PLANES": product.planes > 0, "CHANNELS": product.planes,
+        "GROUP_COUNT": product.groups, **(product.spread.consts if product.spread else {"SPREAD": 0}),
         "TAPS": not product.pointwise and not product.planes and fours % tile.fours == 0, **product.window}
-    vectors = ("w", "y", *(() if product.planes else ("x",)), *(() if product.bias is None or split > 1 else ("c",)))
+    by_elements = product.spread is not None and product.spread.planes
+    final = (() if by_elements else ("y",)) + (() if by_elements or product.bias is None or split > 1 else ("c",))
+    vectors = ("w", *final, *(() if product.planes else ("x",)))
     return kernel(
         "product.wgsl", [], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=tile.workgroup_nbytes(product.halves),
-        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split * product.batch), reads={"x": 0, "w": weights},
-        vectors=vectors, choice=choice, features=(FLOAT16.feature,) if product.halves else ())
+        grid=(product.groups * ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split * product.batch),
+        reads={"x": 0, "w": weights}, vectors=vectors, choice=choice, features=(FLOAT16.feature,) if product.halves else ())

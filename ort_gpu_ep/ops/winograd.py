@@ -72,7 +72,7 @@ def of(node: BoundNode, window: Window, direct: TiledProduct) -> TiledConvolutio
     """
     allowed = all(map(node.target.limits.allow, SHADERS))
     steps = {*window.strides, *window.dilations}
-    if not allowed or window.size != (3, 3) or steps != {1} or direct.planes or not direct.weights.constant:
+    if not allowed or window.size != (3, 3) or steps != {1} or direct.planes or direct.spread or not direct.weights.constant:
         return None
     down, across = (ceil_div(size, OUTPUTS) for size in window.small)
     rows, widest = node.input(0).shape[0] * down * across, max(direct.m, direct.weights.channels)

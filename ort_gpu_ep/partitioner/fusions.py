@@ -13,6 +13,7 @@ from ort_gpu_ep.graph import Graph, Node, Step, Value
 from ort_gpu_ep.lowering import Facts, bind
 from ort_gpu_ep.partitioner.patterns import Call, Match, match, trace
 from ort_gpu_ep.registry import Decline, Limits
+from ort_gpu_ep.symbolic import is_symbolic, same
 from ort_gpu_ep.types import FLOAT32, TensorType
 
 
@@ -164,3 +165,20 @@ def layer_normalization(found: Match, facts: Facts) -> Built | str:
     attributes = {"axis": -1, "epsilon": float(epsilon.reshape(-1)[0])}
     inputs = tuple(found.values[v] for v in ("x", "scale", "bias"))
     return Built(Node("LayerNormalization", inputs, (), found.nodes[0].name, "", 17, attributes))
+
+
+@fusion("ChannelShuffle", lambda op, x, split, joined: op.Reshape(op.Transpose(op.Reshape(x, split)), joined))
+def channel_shuffle(found: Match, facts: Facts) -> Built | str:
+    """Channels [groups, n] -> [n, groups] of a map, whose two Reshapes would else be in no other layout than they are written in."""
+    last, transpose, first = found.nodes
+    x, parts, y = (facts.types.get(name) for name in (found.values["x"], first.outputs[0], last.outputs[0]))
+    if x is None or parts is None or y is None or x.rank != 4 or parts.rank != 5:
+        return "no map whose channels are split"
+    groups = parts.shape[1]
+    split = (x.shape[0], groups, parts.shape[2], *x.shape[2:])
+    if transpose.attributes.get("perm") != (0, 2, 1, 3, 4) or is_symbolic(groups) or y.rank != 4:
+        return "other axes change places"
+    if not all(map(same, (*split, *x.shape), (*parts.shape, *y.shape))) or not same(groups * parts.shape[2], x.shape[1]):
+        return f"{x} by {parts} to {y}: more than the channels is split"
+    attributes = {"groups": int(groups)}
+    return Built(Node("ChannelShuffle", (found.values["x"],), (), last.name, "ort_gpu_ep", 1, attributes))

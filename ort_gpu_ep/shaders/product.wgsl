@@ -9,6 +9,9 @@
 // Of a convolution k is (tap, channel), and what is not POINTWISE has a window. TAPS: a step lies within one tap. STRIDED: one tap, steps
 // over pixels. PLANES: x is stored [image, channel, y, x] with CHANNELS <= 4 of them, which count as four.
 // HALVES: both tiles and the products are float16; sums of CHUNK pairs of steps are float16, too, then they are added to those in float32.
+// GROUP_COUNT > 1: so many products side by side, of M4 columns each: group g has the channels from g * C4 on, and columns from g * M4 on.
+// SPREAD: column m is (phase, filter), and a row's pixel makes STEP_Y x STEP_X pixels of y, one a phase, those within y's CROP_.. and
+// HEIGHT_Y x WIDTH_Y are stored; 1: as vectors, FILTERS together; 2: in planes, [image, filter, y, x], by elements.
 // Expects: x, w [K or more rows, M], c? [M], y as vectors; with LAST parts (vectors) and arrived (atomics, zero); ROWS M M4 C4 KQ (k in
 // fours) STEPS PER SPLIT BATCH W_ROWS ALPHA LOADED (outputs at a time); TM TN TQ MM NN SLICES and what follows from them: TEAM TX TY
 // A_LOADS B_LOADS A_SIZE B_ROW SHARED SUMS ROUNDS; HEIGHT.. as Window.consts writes them.
@@ -25,6 +28,26 @@ var<workgroup> tile: array<four_t, SHARED>;
 var<workgroup> place: u32;
 #end
 
+#if SPREAD
+const NOWHERE: u32 = 0xffffffffu;
+
+// Where y has column m (in vectors, in elements where it has planes) of a row; NOWHERE where it hasn't.
+fn spread(row: u32, m: u32) -> u32 {
+    let image = row / (OUT_HEIGHT * OUT_WIDTH);
+    let pixel = row - image * (OUT_HEIGHT * OUT_WIDTH);
+    let phase = m / FILTERS;
+    let which = m % FILTERS;
+    let y = pixel / OUT_WIDTH * STEP_Y + phase / STEP_X - CROP_Y;      // before the first: wraps to more than there are
+    let x = pixel % OUT_WIDTH * STEP_X + phase % STEP_X - CROP_X;
+    if (y >= HEIGHT_Y || x >= WIDTH_Y || phase >= $(STEP_Y * STEP_X)u) { return NOWHERE; }
+#if SPREAD == 1
+    return ((image * HEIGHT_Y + y) * WIDTH_Y + x) * FILTERS + which;
+#else
+    return ((image * FILTERS + which) * HEIGHT_Y + y) * WIDTH_Y + x;
+#end
+}
+#end
+
 #if not POINTWISE
 fn pixel_or_zero(step: u32, kq: u32, top: i32, left: i32, base: i32) -> vec4<f32> {
 #include tile_tap.wgsl
@@ -37,7 +60,7 @@ fn pixel_or_zero(step: u32, kq: u32, top: i32, left: i32, base: i32) -> vec4<f32
 #end
     return v;
 #else
-    return x_at4(u32(base + (dy * i32(WIDTH) + dx) * i32(C4) + i32(channel)));
+    return x_at4(u32(base + (dy * i32(WIDTH) + dx) * $(GROUP_COUNT * C4) + i32(channel)));
 #end
 }
 #end
@@ -54,7 +77,15 @@ fn set_sum(i: u32, v: vec4<f32>) { tile[i] = v; }
 #end
 
 fn grid_main(group: vec3<u32>, lane: u32) {
+#if GROUP_COUNT > 1
+    let m_base = group.x / $((M4 * 4 + TM - 1) // TM)u * M4;
+    let m_first = group.x % $((M4 * 4 + TM - 1) // TM)u * $(TM // 4)u;
+    let c_base = m_base / M4 * C4;
+#else
+    let m_base = 0u;
     let m_first = group.x * $(TM // 4)u;
+    let c_base = 0u;
+#end
     let n_first = group.y * TN;
 #if BATCH > 1
     let part = 0u;
@@ -69,7 +100,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for i in A_LOADS
     let a_to$i = lane + $(i * WORKGROUP_SIZE)u;
     let k$i = batch * W_ROWS + first * $(TQ * 4)u + a_to$i / $(TM // 4)u;
-    var a_from$i = k$i * M4 + min(m_first + a_to$i % $(TM // 4)u, M4 - 1u);
+    var a_from$i = k$i * $(GROUP_COUNT * M4)u + m_base + min(m_first + a_to$i % $(TM // 4)u, M4 - 1u);
 #end
     let kq = lane % TQ;
 #for i in B_LOADS
@@ -77,21 +108,21 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let b_to$i = A_SIZE + kq * B_ROW + row$i;
     let n$i = min(n_first + row$i, ROWS - 1u);
 #if POINTWISE and not STRIDED
-    var b_from$i = (batch * ROWS + n$i) * C4 + first * TQ + kq;
+    var b_from$i = (batch * ROWS + n$i) * $(GROUP_COUNT * C4)u + c_base + first * TQ + kq;
 #else
     let image$i = n$i / (OUT_HEIGHT * OUT_WIDTH);
     let pixel$i = n$i - image$i * (OUT_HEIGHT * OUT_WIDTH);
     let oy$i = pixel$i / OUT_WIDTH;
     let ox$i = pixel$i - oy$i * OUT_WIDTH;
 #if POINTWISE
-    var b_from$i = ((image$i * HEIGHT + oy$i * STRIDE_Y) * WIDTH + ox$i * STRIDE_X) * C4 + first * TQ + kq;
+    var b_from$i = ((image$i * HEIGHT + oy$i * STRIDE_Y) * WIDTH + ox$i * STRIDE_X) * $(GROUP_COUNT * C4)u + c_base + first * TQ + kq;
 #else
     let top$i = i32(oy$i * STRIDE_Y) - i32(PAD_Y);
     let left$i = i32(ox$i * STRIDE_X) - i32(PAD_X);
 #if PLANES
     let base$i = (i32(image$i * CHANNELS * HEIGHT) + top$i) * i32(WIDTH) + left$i;
 #else
-    let base$i = ((i32(image$i * HEIGHT) + top$i) * i32(WIDTH) + left$i) * i32(C4);
+    let base$i = ((i32(image$i * HEIGHT) + top$i) * i32(WIDTH) + left$i) * $(GROUP_COUNT * C4) + i32(c_base);
 #end
 #end
 #end
@@ -106,7 +137,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     if (first + $(z)u < end) {
 #for i in A_LOADS
         a$(z)_$i = w_four(a_from$i);
-        a_from$i += $(TQ * 4)u * M4;
+        a_from$i += $(TQ * 4 * GROUP_COUNT * M4)u;
 #end
 #for i in B_LOADS
 #if POINTWISE
@@ -151,7 +182,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         if (step + $(z + 2)u < end) {
 #for i in A_LOADS
             a$(z)_$i = w_four(a_from$i);
-            a_from$i += $(TQ * 4)u * M4;
+            a_from$i += $(TQ * 4 * GROUP_COUNT * M4)u;
 #end
 #for i in B_LOADS
 #if POINTWISE
@@ -245,7 +276,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #if LAST
-    let counter = group.y * $((M4 * 4 + TM - 1) // TM)u + group.x;
+    let counter = group.y * $((M4 * 4 + TM - 1) // TM * GROUP_COUNT)u + group.x;
     let own = counter * $(SPLIT * OUTPUTS * WORKGROUP_SIZE)u + lane;
 #for e in OUTPUTS
     parts[own + (part * OUTPUTS + $(e)u) * WORKGROUP_SIZE] = r$e;
@@ -280,7 +311,23 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #if SPLIT > 1 and not LAST
 #for e in OUTPUTS
-    if (m$e < M4 && o$e < ROWS) { y_set4((part * ROWS + o$e) * M4 + m$e, r$e); }
+    if (m$e < M4 && o$e < ROWS) { y_set4((part * ROWS + o$e) * $(GROUP_COUNT * M4)u + m_base + m$e, r$e); }
+#end
+#else
+#if SPREAD == 2
+#for e in OUTPUTS
+    if (m$e < M4 && o$e < ROWS) {
+#for j in 4
+        {
+            let at = spread(o$e, m$e * 4u + $(j)u);
+            var v = ALPHA * r$e[$j];
+#if HAS_C
+            v += c_at((m$e * 4u + $(j)u) % FILTERS);
+#end
+            if (at != NOWHERE) { y_set(at, v); }
+        }
+#end
+    }
 #end
 #else
     // what the fused steps read is under way for several outputs at a time: a store in between would keep the next load waiting
@@ -288,16 +335,31 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for round in OUTPUTS // together
 #for f in together
 #let e = round * together + f
-    let i$e = (batch * ROWS + min(o$e, ROWS - 1u)) * M4 + min(m$e, M4 - 1u);
+    let c$e = m_base + min(m$e, M4 - 1u);
+#if SPREAD
+    let s$e = spread(min(o$e, ROWS - 1u), c$e);
+    let i$e = select(s$e, 0u, s$e == NOWHERE);
+#else
+    let i$e = (batch * ROWS + min(o$e, ROWS - 1u)) * $(GROUP_COUNT * M4)u + c$e;
+#end
     var v$e = ALPHA * r$e;
 #if HAS_C
-    v$e += c_at4(min(m$e, M4 - 1u));
+#if SPREAD
+    v$e += c_at4(c$e % FILTERS);
+#else
+    v$e += c_at4(c$e);
+#end
 #end
     let y$e = y_final4(i$e, v$e);
 #end
 #for f in together
 #let e = round * together + f
+#if SPREAD
+    if (m$e < M4 && o$e < ROWS && s$e != NOWHERE) { y_store4(i$e, y$e); }
+#else
     if (m$e < M4 && o$e < ROWS) { y_store4(i$e, y$e); }
+#end
+#end
 #end
 #end
 #end

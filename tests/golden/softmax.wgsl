@@ -1,112 +1,178 @@
 // (10, 1, 1) workgroups
-// softmax.wgsl
+// softmax_rows.wgsl
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+const COUNT: u32 = 37u;
+const UNITS: u32 = 211u;
+const FOURS: bool = false;
 const KIND: u32 = 0u;
-const ROWS: u32 = 37u;
-const N: u32 = 211u;
-const TEAM: u32 = 64u;
-const ADJACENT: bool = false;
-fn row_start(i: u32) -> u32 {
-    return u32(i32(i) * 211i);
-}
-fn row_step(i: u32) -> u32 {
-    return u32(i32(i));
-}
+const PER_GROUP: u32 = 4u;
+const HELD: u32 = 7u;
+const SUBGROUPS: bool = false;
 alias x_t = f32;
 fn x_at(i: u32) -> f32 { return x[i]; }
 alias y_t = f32;
 fn y_at(i: u32) -> f32 { return y[i]; }
 fn y_set(i: u32, v: y_t) { y[i] = v; }
-// Softmax, its logarithm, or logsumexp of rows. TEAM invocations of a workgroup share a row; a workgroup has WORKGROUP_SIZE / TEAM rows.
-// Expects: ROWS, N (row length), TEAM (a power of two), ADJACENT (neighbouring invocations take neighbouring rows, not elements),
-// KIND (0 softmax, 1 logsoftmax, 2 logsumexp), and the position in x of a row (row_start) and of an element within it (row_step).
-// Source: ONNX Softmax, LogSoftmax, ReduceLogSumExp.
-const PER_GROUP: u32 = WORKGROUP_SIZE / TEAM;
+// Softmax (KIND 0) or its logarithm (1) of rows whose elements lie together. A subgroup (SUBGROUPS), TEAM invocations or (PER_GROUP 1) a
+// workgroup have a row, four elements at a time (FOURS) or one: the first HELD of each stay in registers between the passes.
+// Expects: x, y (as vectors of four elements where FOURS), COUNT (rows), UNITS (of a row: vectors or elements), PER_GROUP (rows of a
+// workgroup), HELD. Source: ONNX Softmax, LogSoftmax.
+// What a team makes of its lanes' values, each lane is given: a subgroup of its own (SUBGROUPS, PER_GROUP > 1), else TEAM neighbours of the
+// workgroup. Every lane of the workgroup calls it.
+// Expects: WORKGROUP_SIZE PER_GROUP (teams of a workgroup) SUBGROUPS.
+const TEAM: u32 = WORKGROUP_SIZE / PER_GROUP;
 var<workgroup> parts: array<f32, WORKGROUP_SIZE>;
 
-fn team_max(v: f32, first: u32, member: u32) -> f32 {
-    parts[first + member] = v;
+fn whole_sum(v: f32, lane: u32) -> f32 {
+    workgroupBarrier();
+    parts[lane] = v;
     for (var s = TEAM / 2u; s > 0u; s /= 2u) {
         workgroupBarrier();
-        if (member < s) { parts[first + member] = max(parts[first + member], parts[first + member + s]); }
+        if (lane % TEAM < s) { parts[lane] += parts[lane + s]; }
     }
     workgroupBarrier();
-    let result = parts[first];
-    workgroupBarrier();
-    return result;
+    return parts[lane - lane % TEAM];
 }
 
-fn team_sum(v: f32, first: u32, member: u32) -> f32 {
-    parts[first + member] = v;
+fn whole_max(v: f32, lane: u32) -> f32 {
+    workgroupBarrier();
+    parts[lane] = v;
     for (var s = TEAM / 2u; s > 0u; s /= 2u) {
         workgroupBarrier();
-        if (member < s) { parts[first + member] += parts[first + member + s]; }
+        if (lane % TEAM < s) { parts[lane] = max(parts[lane], parts[lane + s]); }
     }
     workgroupBarrier();
-    return parts[first];
+    return parts[lane - lane % TEAM];
+}
+
+alias Unit = f32;
+fn load(i: u32) -> Unit { return x_at(i); }
+fn store(i: u32, v: Unit) { y_set(i, v); }
+fn sum_of(v: Unit) -> f32 { return v; }
+fn top_of(v: Unit) -> f32 { return v; }
+fn power(v: Unit) -> Unit { return exp_f32(v); }
+
+fn normalize(row: u32, member: u32, team: u32, lane: u32) {
+    let start = min(row, COUNT - 1u) * UNITS;
+    var top = -inf_f32();
+    var x0 = Unit();
+    if (member + 0u * team < UNITS) {
+        x0 = load(start + member + 0u * team);
+        top = max(top, top_of(x0));
+    }
+    var x1 = Unit();
+    if (member + 1u * team < UNITS) {
+        x1 = load(start + member + 1u * team);
+        top = max(top, top_of(x1));
+    }
+    var x2 = Unit();
+    if (member + 2u * team < UNITS) {
+        x2 = load(start + member + 2u * team);
+        top = max(top, top_of(x2));
+    }
+    var x3 = Unit();
+    if (member + 3u * team < UNITS) {
+        x3 = load(start + member + 3u * team);
+        top = max(top, top_of(x3));
+    }
+    var x4 = Unit();
+    if (member + 4u * team < UNITS) {
+        x4 = load(start + member + 4u * team);
+        top = max(top, top_of(x4));
+    }
+    var x5 = Unit();
+    if (member + 5u * team < UNITS) {
+        x5 = load(start + member + 5u * team);
+        top = max(top, top_of(x5));
+    }
+    var x6 = Unit();
+    if (member + 6u * team < UNITS) {
+        x6 = load(start + member + 6u * team);
+        top = max(top, top_of(x6));
+    }
+    for (var k = member + 7u * team; k < UNITS; k += team) { top = max(top, top_of(load(start + k))); }
+    top = whole_max(top, lane);
+    var sum = Unit();
+    if (member + 0u * team < UNITS) {
+        x0 -= top;
+        x0 = power(x0);
+        sum += x0;
+    }
+    if (member + 1u * team < UNITS) {
+        x1 -= top;
+        x1 = power(x1);
+        sum += x1;
+    }
+    if (member + 2u * team < UNITS) {
+        x2 -= top;
+        x2 = power(x2);
+        sum += x2;
+    }
+    if (member + 3u * team < UNITS) {
+        x3 -= top;
+        x3 = power(x3);
+        sum += x3;
+    }
+    if (member + 4u * team < UNITS) {
+        x4 -= top;
+        x4 = power(x4);
+        sum += x4;
+    }
+    if (member + 5u * team < UNITS) {
+        x5 -= top;
+        x5 = power(x5);
+        sum += x5;
+    }
+    if (member + 6u * team < UNITS) {
+        x6 -= top;
+        x6 = power(x6);
+        sum += x6;
+    }
+    for (var k = member + 7u * team; k < UNITS; k += team) { sum += power(load(start + k) - top); }
+    let all = whole_sum(sum_of(sum), lane);
+    let factor = 1.0 / all;
+    if (row >= COUNT) { return; }
+    if (member + 0u * team < UNITS) {
+        store(start + member + 0u * team, x0 * factor);
+    }
+    if (member + 1u * team < UNITS) {
+        store(start + member + 1u * team, x1 * factor);
+    }
+    if (member + 2u * team < UNITS) {
+        store(start + member + 2u * team, x2 * factor);
+    }
+    if (member + 3u * team < UNITS) {
+        store(start + member + 3u * team, x3 * factor);
+    }
+    if (member + 4u * team < UNITS) {
+        store(start + member + 4u * team, x4 * factor);
+    }
+    if (member + 5u * team < UNITS) {
+        store(start + member + 5u * team, x5 * factor);
+    }
+    if (member + 6u * team < UNITS) {
+        store(start + member + 6u * team, x6 * factor);
+    }
+    for (var k = member + 7u * team; k < UNITS; k += team) {
+        store(start + k, power(load(start + k) - top) * factor);
+    }
 }
 
 fn group_main(group: u32, lane: u32) {
-    let slot = select(lane / TEAM, lane % PER_GROUP, ADJACENT);
-    let member = select(lane % TEAM, lane / PER_GROUP, ADJACENT);
-    let row = group * PER_GROUP + slot;
-    let n = select(0u, N, row < ROWS);
-    let at = row_start(min(row, ROWS - 1u));
-    var top = -inf_f32();
-    for (var k = member; k < n; k += TEAM) { top = max(top, x_at(at + row_step(k))); }
-    top = team_max(top, slot * TEAM, member);
-    if (KIND == 2u && is_inf_f32(top)) { top = 0.0; }
-    var sum = 0.0;
-    var k = member;
-    while (k < n) {
-        var part = 0.0;
-        for (var j = 0u; j < 32u && k < n; j++) {
-            part += exp_f32(x_at(at + row_step(k)) - top);
-            k += TEAM;
-        }
-        sum += part;
-    }
-    sum = team_sum(sum, slot * TEAM, member);
-    if (KIND == 2u) {
-        if (member == 0u && row < ROWS) { y_set(row, top + log_f32(sum)); }
-        return;
-    }
-    let shift = select(0.0, log_f32(sum), KIND == 1u);
-    for (var k = member; k < n; k += TEAM) {
-        let i = at + row_step(k);
-        let v = x_at(i) - top;
-        if (KIND == 1u) { y_set(i, v - shift); } else { y_set(i, exp_f32(v) / sum); }
-    }
+    normalize(group * PER_GROUP + lane / TEAM, lane % TEAM, TEAM, lane);
 }
 
 const GROUPS: u32 = 10u;
-const WORKGROUP_SIZE: u32 = 256u;
-@compute @workgroup_size(256)
+const WORKGROUP_SIZE: u32 = 128u;
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let group = id.x + id.y * n.x;
     if (group >= GROUPS) { return; }
     group_main(group, lane);
 }
 fn inf_f32() -> f32 { var bits = 0x7f800000u; return bitcast<f32>(bits); }
-fn is_inf_f32(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u; }
 fn exp_f32(x: f32) -> f32 { return exp_scaled_f32(x, 0); }
-fn log_f32(x: f32) -> f32 {
-    let tiny = x < 1.17549435e-38;
-    let i = bitcast<i32>(select(x, x * 8388608.0, tiny)) - 0x3f3504f3;
-    let f = bitcast<f32>((i & 0x7fffff) + 0x3f3504f3) - 1.0;
-    let y = log_sum_f32(f, f32((i >> 23u) - select(0, 23, tiny)));
-    return select(select(y, x, is_nan_f32(x) || x == inf_f32()), select(nan_f32(), -inf_f32(), x == 0.0), x <= 0.0);
-}
-fn nan_f32() -> f32 { var bits = 0x7fc00000u; return bitcast<f32>(bits); }
-fn is_nan_f32(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
-fn log_sum_f32(f: f32, k: f32) -> f32 {
-    let s = f / (2.0 + f);
-    let z = s * s;
-    let r = z * (0.66666662693 + z * (0.40000972152 + z * (0.28498786688 + z * 0.24279078841)));
-    let h = 0.5 * f * f;
-    return k * 0.69313812256 + ((s * (h + r) + k * 9.0580006145e-6) - h + f);
-}
 fn exp_scaled_f32(x: f32, n: i32) -> f32 {
     let k = round(clamp(x, -104.0, 90.0) * 1.44269504);
     let r = (x - k * 0.693359375) + k * 2.12194440e-4;

@@ -35,6 +35,19 @@ CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "conv of points": ("Conv", (X, Host(data(20, 12, 1, 1), F32)), {}),
     "conv of planes": ("Conv", (data(2, 3, 9, 8), Host(data(8, 3, 3, 3), F32)), {"pads": [1, 1, 1, 1]}),
     "depthwise": ("Conv", (X, Host(data(12, 1, 3, 3), F32), Host(data(12), F32)), {"group": 12, "dilations": [2, 1]}),
+    "conv of 5 filters": ("Conv", (X, Host(data(5, 12, 3, 3), F32), Host(data(5), F32)), {"pads": [1, 1, 0, 1], "strides": [1, 2]}),
+    "conv of two groups": ("Conv", (X, Host(data(24, 4, 3, 3), F32), Host(data(24), F32)), {"group": 3, "pads": [1, 1, 1, 1]}),
+    "conv of many channels in groups": ("Conv", (data(2, 72, 7, 9), Host(data(40, 36, 2, 2), F32)), {"group": 2, "strides": [2, 1]}),
+    "points of groups": ("Conv", (data(2, 24, 7, 9), Host(data(48, 8, 1, 1), F32), Host(data(48), F32)), {"group": 3}),
+    "transposed": ("ConvTranspose", (X, Host(data(12, 8, 2, 2), F32), Host(data(8), F32)), {"strides": [2, 2]}),
+    "transposed, overlapping": (
+        "ConvTranspose", (X, Host(data(12, 4, 4, 4), F32), Host(data(4), F32)), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "transposed, uneven": (
+        "ConvTranspose", (X, Host(data(12, 8, 3, 5), F32)), {"strides": [2, 3], "pads": [1, 3, 0, 2], "output_padding": [1, 2]}),
+    "transposed with gaps": ("ConvTranspose", (X, Host(data(12, 4, 2, 1), F32), Host(data(4), F32)), {"strides": [3, 2]}),
+    "transposed without steps": ("ConvTranspose", (X, Host(data(12, 4, 3, 3), F32)), {"pads": [1, 0, 1, 2]}),
+    "transposed to three": (
+        "ConvTranspose", (X, Host(data(12, 3, 4, 4), F32), Host(data(3), F32)), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "max pool": ("MaxPool", (X,), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}),
     "max pool, ceil": ("MaxPool", (data(1, 3, 10, 11),), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
     "max pool, dilated": ("MaxPool", (data(1, 5, 12, 11),), {"kernel_shape": [2, 3], "dilations": [2, 2], "auto_pad": "VALID"}),

@@ -38,6 +38,21 @@ NETS: dict[str, tuple[str, dict[str, tuple[int, ...]], int]] = {
         a = Conv<{CONV3}>(x, k1) b = Relu(a) c = MaxPool<kernel_shape=[2,2], strides=[2,2]>(b) d = Conv<{CONV3}>(c, k2) e = Relu(d)
         f = Resize<mode="linear">(e, , up) g = Concat<axis=1>(f, b) h = Conv<{CONV3}>(g, k3) y = Sigmoid(h) }}""",
         {"k1": (8, 4, 3, 3), "k2": (16, 8, 3, 3), "k3": (4, 24, 3, 3)}, 1),
+    "u-net, transposed": (f"""(float[N, 4, H, W] x) => (y) {{
+        a = Conv<{CONV3}>(x, k1) b = Relu(a) c = MaxPool<kernel_shape=[2,2], strides=[2,2]>(b) d = Conv<{CONV3}>(c, k2) e = Relu(d)
+        f = ConvTranspose<strides=[2,2]>(e, up4) g = Concat<axis=1>(b, f) h = Conv<{CONV3}>(g, k3) y = Conv(h, k4) }}""",
+        {"k1": (8, 4, 3, 3), "k2": (16, 8, 3, 3), "up4": (16, 8, 2, 2), "k3": (12, 16, 3, 3), "k4": (3, 12, 1, 1)}, 0),
+    "generator": ("""(float[N, 8, H, W] x) => (y) {
+        a = ConvTranspose<strides=[2,2], pads=[1,1,1,1]>(x, k1) b = Relu(a) c = ConvTranspose<strides=[2,2], pads=[1,1,1,1]>(b, k2)
+        d = Relu(c) e = ConvTranspose<strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(d, k3) y = Tanh(e) }""",
+        {"k1": (8, 12, 4, 4), "k2": (12, 8, 4, 4), "k3": (8, 3, 3, 3)}, 1),
+    "groups": (f"""(float[N, 8, H, W] x) => (y) {{
+        a = Conv(x, k1) b = Relu(a) c = Conv<{CONV3}, group=4>(b, k2) d = Relu(c) e = Conv(d, k3) y = Add(e, x) }}""",
+        {"k1": (16, 8, 1, 1), "k2": (16, 4, 3, 3), "k3": (8, 16, 1, 1)}, 2),
+    "shuffled": (f"""(float[N, 24, 6, 4] x) => (y) {{
+        a = Conv<group=3>(x, k1) b = Relu(a) c = Reshape(b, split) d = Transpose<perm=[0,2,1,3,4]>(c) e = Reshape(d, joined)
+        f = Conv<{CONV3}, group=12>(e, dw) g = Conv<group=3>(f, k2) h = Add(x, g) y = Relu(h) }}""",
+        {"k1": (12, 8, 1, 1), "dw": (12, 1, 3, 3), "k2": (24, 4, 1, 1)}, 2),
     "from tensorflow": (f"""(float[N, H, W, 8] x) => (y) {{
         a = Transpose<perm=[0,3,1,2]>(x) b = Conv<{CONV3}>(a, k1) c = Relu(b) d = Transpose<perm=[0,2,3,1]>(c) e = Add(d, bias)
         f = Transpose<perm=[0,3,1,2]>(e) g = Conv<{CONV3}>(f, k2) y = Transpose<perm=[0,2,3,1]>(g) }}""",
@@ -52,7 +67,8 @@ def made(name: str) -> onnx.ModelProto:
     text, weights, _ = NETS[name]
     rng = np.random.default_rng(3)
     held = {n: (rng.standard_normal(s) / np.sqrt(max(np.prod(s[1:]), 1))).astype("f") for n, s in weights.items()}
-    return model_of(text, {**held, "up": np.array([1, 1, 2, 2], "f")})
+    shapes = {"up": np.array([1, 1, 2, 2], "f"), "split": np.array([0, 3, 4, 6, 4]), "joined": np.array([0, 12, 6, 4])}
+    return model_of(text, {**held, **shapes})
 
 
 def fed(name: str, size: tuple[int, int, int], seed: int = 0) -> dict[str, Array]:

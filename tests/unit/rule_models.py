@@ -53,6 +53,9 @@ def _rows(rng: np.random.Generator, biased: bool) -> dict[str, Array]:
 EXAMPLES: dict[str, tuple[tuple[int, ...], Any, dict[str, dict[str, object]]]] = {
     "BatchNormalization": (
         (2, 7, 5, 3), lambda rng: _vectors(rng, 7, "scale", "bias", "mean", "var"), {"BatchNormalization": {"epsilon": 1e-3}}),
+    "ChannelShuffle": (
+        (2, 12, 5, 7), lambda rng: {"split": np.array([0, 3, 4, 5, 7]), "joined": np.array([2, 12, 5, 7])},
+        {"Transpose": {"perm": [0, 2, 1, 3, 4]}}),
     "LayerNormalization": ((2, 5, 17), _layer_norm, {"ReduceMean": {"axes": [-1]}}),
     **{name: ((2, 3, 5, 8), partial(_attention, name=name), {"Transpose": {"perm": [0, 1, 3, 2]}}) for name in ATTENTION},
     "Gemm of rows": ((6, 8), partial(_rows, biased=False), {}),

@@ -1,4 +1,4 @@
-"""product.wgsl with each of its tiles, depthwise_last.wgsl and winograd*.wgsl: convolutions whose channels lie together."""
+"""product.wgsl with each of its tiles, depthwise_last.wgsl, grouped_last.wgsl, winograd*.wgsl: convolutions whose channels lie together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ort_gpu_ep.graph import Array, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, Unsupported, agree, probe, reference
-from ort_gpu_ep.ops import tiles, winograd
+from ort_gpu_ep.ops import conv_last, tiles, winograd
 from ort_gpu_ep.ops.tiles import SPLIT_TILES, TILES, Tile, TiledProduct
 from ort_gpu_ep.questions import apart
 from ort_gpu_ep.target import LAST_ARRIVING
@@ -43,16 +43,17 @@ def chosen(tile: Tile, split: int) -> Iterator[None]:
         tiles.forms = usual
 
 
-def _convolution(trial: Trial, x: Shape, w: Shape, **attributes: Any) -> None:
+def _convolution(trial: Trial, x: Shape, w: Shape, op: str = "Conv", **attributes: Any) -> None:
     """With bias; against the reference over planes."""
-    image, weights, bias = trial.normal(*x), trial.normal(*w), trial.normal(w[0])
-    reads_planes = w[1] <= 4 and attributes.get("group", 1) == 1
+    filters = w[1 if op == "ConvTranspose" else 0]
+    image, weights, bias = trial.normal(*x), trial.normal(*w), trial.normal(filters)
+    reads_planes = op == "Conv" and w[1] <= 4 and attributes.get("group", 1) == 1
     stored = image if reads_planes else _stored(image)
     values = {"x": Value("x", FLOAT32, stored.shape), "w": Value("w", FLOAT32, w), "c": Value("c", FLOAT32, bias.shape)}
-    node = Node("Conv", ("x", "w", "c"), ("y",), "", "", 11, attributes, channels_last=True)
+    node = Node(op, ("x", "w", "c"), ("y",), "", "", 11, attributes, channels_last=True)
     got, = trial.graph(Graph("probe", ("x", "w", "c"), ("y",), (node,), values), [stored, weights, bias])
-    want, = reference("Conv", 11, [image, weights, bias], **attributes)
-    agree(f"Conv {list(x)} {list(w)} {attributes or ''}, channels last", got, want.transpose(0, 2, 3, 1))
+    want, = reference(op, 11, [image, weights, bias], **attributes)
+    agree(f"{op} {list(x)} {list(w)} {attributes or ''}, channels last", got, want if filters % 4 else want.transpose(0, 2, 3, 1))
 
 
 def _tile_probe(tile: Tile) -> None:
@@ -137,6 +138,51 @@ def _packed_convolution(trial: Trial, image: Array, weights: Array, bias: Array,
     want, = reference("Conv", 11, [image, weights, bias], **attributes)
     agree(f"Conv {list(image.shape)} with packed weights {list(weights.shape)}", got, want.transpose(0, 2, 3, 1))
     return graph
+@probe("several groups, channels last", "kernels", disables=("grouped_last.wgsl",),
+       fault=(r"block < LINES \* BLOCKS", "block + 1u < LINES * BLOCKS"), trusts=True)
+def grouped(trial: Trial) -> str:
+    """Every number of pixels and slices, where the last pixels of a row are alone; strides, dilations, a batch."""
+    usual = conv_last.GROUPED_FORMS
+    try:
+        for form in usual if trial.rounds > 1 else usual[::5]:
+            conv_last.GROUPED_FORMS = (form,)
+            with apart(), _no_product():
+                _convolution(trial, (1, 64, 5, 7), (32, 32, 3, 3), group=2, pads=(1, 1, 1, 1))
+                _convolution(trial, (2, 96, 9, 11), (36, 32, 1, 2), group=3, strides=(2, 2), dilations=(1, 3))
+    finally:
+        conv_last.GROUPED_FORMS = usual
+    return f"{len(usual)} forms"
+
+
+@contextmanager
+def _no_product() -> Iterator[None]:
+    """A product in tiles counts as slow meanwhile."""
+    usual = tiles.best_ns
+    tiles.best_ns = lambda product: 1e12
+    try:
+        yield
+    finally:
+        tiles.best_ns = usual
+
+
+@probe("sums of other places", "kernels", disables=("pack_phases.wgsl", "unpack_phases.wgsl"), trusts=True)
+def spread(trial: Trial) -> str:
+    """ConvTranspose by phases, filters that are no fours; weights given back bit for bit."""
+    for _ in range(trial.rounds):
+        _convolution(trial, (2, 12, 5, 7), (12, 8, 2, 2), "ConvTranspose", strides=(2, 2))
+        _convolution(trial, (1, 36, 6, 5), (36, 4, 4, 3), "ConvTranspose", strides=(2, 3), pads=(1, 0, 1, 2))
+        _convolution(trial, (1, 16, 6, 5), (16, 3, 4, 4), "ConvTranspose", strides=(2, 2), pads=(1, 1, 1, 1))
+        _convolution(trial, (2, 16, 6, 5), (5, 16, 3, 3), pads=(1, 1, 1, 1))
+        image, weights, bias = trial.normal(1, 5, 7, 12), trial.normal(12, 8, 3, 4), trial.normal(8)
+        values = {"x": Value("x", FLOAT32, image.shape), "w": Value("w", FLOAT32, weights.shape, lambda w=weights: w),  # type: ignore[misc]
+                  "c": Value("c", FLOAT32, bias.shape)}
+        node = Node("ConvTranspose", ("x", "w", "c"), ("y",), "", "", 11, {"strides": (2, 3)}, channels_last=True)
+        graph = Graph("probe", ("x", "c"), ("y",), (node,), values)
+        got, = trial.graph(graph, [image, bias])
+        want, = reference("ConvTranspose", 11, [image.transpose(0, 3, 1, 2), weights, bias], strides=(2, 3))
+        agree("ConvTranspose with packed weights", got, want.transpose(0, 2, 3, 1))
+        agree("its weights given back", trial.weight(graph, [image, bias], "w"), weights, 0.0)
+    return "5 convolutions"
 
 
 @probe("rows of weights", "kernels", disables=("pack_rows.wgsl", "unpack_rows.wgsl"), trusts=True)

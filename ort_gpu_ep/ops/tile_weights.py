@@ -1,0 +1,94 @@
+"""Weights of products in register tiles: where the model has them, and how they are packed into rows along M."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.registry import Const, Kernel, kernel
+from ort_gpu_ep.types import FLOAT32, Shape, TensorType
+
+record("pack_rows.wgsl", "movement")
+record("unpack_rows.wgsl", "movement")
+record("pack_phases.wgsl", "movement")
+record("unpack_phases.wgsl", "movement")
+
+PACKED_ROWS = 32
+"""Rows of packed weights are a multiple of it: what the deepest step of a tile reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Of the weights [channels, filters, *window] of a ConvTranspose with these steps: a column of the product is (phase, filter).
+
+    taps: of the window, those that a phase sees, in each dimension.
+    """
+
+    filters: int
+    window: Shape
+    steps: Shape
+
+    @property
+    def taps(self) -> Shape:
+        return tuple(ceil_div(size, step) for size, step in zip(self.window, self.steps, strict=True))
+
+    def consts(self, channels: int, m: int) -> dict[str, Const]:
+        named = (("WINDOW", self.window), ("STEP", self.steps), ("TAPS", self.taps))
+        sizes = {f"{name}_{axis}": size for name, two in named for axis, size in zip("YX", two, strict=True)}
+        return {"M": m, "CHANNELS": channels, "FILTERS": self.filters, **sizes}
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """[K, M] of a product, k = (tap, channel), somewhere in an input (or a temporary, by its name): where each index leads.
+
+    constant: the graph holds them, so that they can be packed once. filters: where M is more than they have, 0 where it isn't.
+    phases: of a ConvTranspose, which have no strides.
+    """
+
+    source: int | str
+    channels: int
+    taps: int
+    m_stride: int
+    channel_stride: int
+    tap_stride: int
+    constant: bool
+    multiple: int = 4
+    filters: int = 0
+    phases: Phases | None = None
+
+    @property
+    def padded(self) -> int:
+        """Channels of a tap, filled up to a multiple."""
+        return -(-self.channels // self.multiple) * self.multiple
+
+    def are_rows(self, m: int) -> bool:
+        """Whether they lie as the kernel reads them, up to rows beyond the last."""
+        return self.phases is None and self.m_stride == 1 and self.channel_stride == m and self.channels == self.padded and (
+            self.taps == 1 or self.tap_stride == m * self.channels)
+
+
+def packing(weights: Weights, packed: TensorType) -> Kernel:
+    """From the order in which the model stores them to that of a product, with zeros where there is no channel, tap or filter."""
+    if weights.phases:
+        consts = weights.phases.consts(weights.channels, packed.shape[1])
+        return kernel("pack_phases.wgsl", [packed], consts=consts, reads={"w": weights.source}, writes={"y": "packed"})
+    return kernel(
+        "pack_rows.wgsl", [packed],
+        consts={"M": packed.shape[1], "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps,
+                "FILTERS": weights.filters or packed.shape[1],
+                "W_M": weights.m_stride, "W_CHANNEL": weights.channel_stride, "W_TAP": weights.tap_stride},
+        reads={"w": weights.source}, writes={"y": "packed"})
+
+
+def unpacking(weights: Weights, m: int) -> Kernel:
+    """The inverse of `packing`."""
+    if weights.phases:
+        stored = TensorType(FLOAT32, (weights.channels, weights.phases.filters, *weights.phases.window))
+        consts = weights.phases.consts(weights.channels, m)
+        return kernel("unpack_phases.wgsl", [stored], consts=consts, reads={"packed": "packed"}, writes={"y": "restored"})
+    shape = (weights.channels, m) if weights.m_stride == 1 else (weights.filters or m, weights.channels, weights.taps)
+    return kernel(
+        "unpack_rows.wgsl", [TensorType(FLOAT32, shape)],
+        consts={"M": m, "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps, "M_LAST": weights.m_stride == 1},
+        reads={"packed": "packed"}, writes={"y": "restored"})
