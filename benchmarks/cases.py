@@ -36,14 +36,14 @@ def quiet() -> Any:
 
 def in_blocks(sides: Mapping[str, Callable[[], object]], runs: int, blocks: int = 4) -> dict[str, np.ndarray]:
     """Milliseconds of `runs` steady runs of each side: in blocks, because run by run in turn each side would meet the other's threads,
-    which onnxruntime lets spin after a run. The first 0.6 s of a side, in which a GPU raises its clock, and 0.1 s of its other blocks
-    do not count; every other round goes backwards."""
+    which onnxruntime lets spin after a run. The first 0.6 s of a side, in which a GPU raises its clock, and 0.3 s of its other blocks
+    do not count: a GPU that rested while a slow side ran is slow to begin. Every other round goes backwards."""
     times: dict[str, list[float]] = {side: [] for side in sides}
     for i in range(blocks):
         for side in reversed(list(sides)) if i % 2 else sides:
             time.sleep(0.02)
             begin = time.perf_counter()
-            while time.perf_counter() - begin < (0.1 if i else 0.6):
+            while time.perf_counter() - begin < (0.3 if i else 0.6):
                 sides[side]()
             for _ in range(-(-runs // blocks)):
                 start = time.perf_counter()

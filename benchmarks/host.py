@@ -68,7 +68,7 @@ class Floor:
         self.info = info
 
     def _recorded(self) -> list[Any]:
-        commands = self.prepared._record(self.shape, self.key, self.inputs, self.outputs)
+        commands, _ = self.prepared._record(self.shape, self.key, self.inputs, self.outputs)
         encoder, place = self.gpu.device.create_command_encoder("readback"), 0
         for tensor in self.outputs:
             native.copy_buffer(encoder, tensor.buffer.native, 0, self.staging.native, place, (tensor.type.nbytes + 3) & ~3)
