@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.errors import ShaderError
 from ort_gpu_ep.registry import Kernel, parts
-from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
+from ort_gpu_ep.scheduler.plan import Copy, Dispatch
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.shaders.composer import parameters
 from ort_gpu_ep.types import TensorType
@@ -26,19 +26,18 @@ def is_checked(gpu: Gpu, option: str, shader: str) -> bool:
     return option == "1" or (option == "auto" and shader not in gpu.trusted)
 
 
-def pipelines(gpu: Gpu, plan: Plan, checked: str, composer: Composer = compose) -> list[Any]:
+def pipelines(gpu: Gpu, steps: Sequence[Dispatch | Copy], checked: str, composer: Composer = compose) -> list[Any]:
     """The pipeline of each step (None for a copy), compiled by several threads: drivers take up to 50 ms for one.
 
-    The prologue's are compiled beside them, for whoever asks for them next. checked: the option checked_shaders. Raises: ShaderError.
+    checked: the option checked_shaders. Raises: ShaderError.
     """
     def one(step: Dispatch | Copy) -> Any:
         return pipeline(gpu, step, checked, composer) if isinstance(step, Dispatch) else None
 
-    steps = [*plan.steps, *plan.prologue]
     if len(steps) < 4:
-        return [one(s) for s in plan.steps]
+        return [one(s) for s in steps]
     with ThreadPoolExecutor(min(len(steps), os.cpu_count() or 1), "ort_gpu_ep-compile") as pool:
-        return list(pool.map(one, steps))[:len(plan.steps)]
+        return list(pool.map(one, steps))
 
 
 def pipeline(gpu: Gpu, dispatch: Dispatch, option: str, composer: Composer = compose) -> Any:

@@ -106,17 +106,18 @@ def _there(run: _Run) -> bool:
 class Prepared:
     """A template with its pipelines, buffers and bind groups. Not thread-safe: its program's lock is held.
 
-    compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then.
-    version: counts up when recordings made so far can't be submitted any more. closed: there will be no further run.
-    words: in which its kernels note an index out of range, None where none does.
+    compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then. version: counts up when recordings made so
+    far can't be submitted any more. closed: there will be no further run. words: in which its kernels note an index out of range, or None.
     """
 
     def __init__(self, template: Template, program: Owner, compiled: list[Any] | None = None) -> None:
-        self.template, self.program, self.gpu = template, program, program.gpu
+        self.template, self.program, self.gpu, plan, once = template, program, program.gpu, template.plan, program.prologue
         self.is_specialized = compiled is not None
-        self._pipelines = compiled or pipelines(self.gpu, template.plan, program.config.checked_shaders, program.composer)
-        self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in enumerate(template.plan.steps)]
-        self._once = program.prologue.buffers(template.plan.prologue)
+        steps = [*plan.steps, *once.missing(plan.prologue)]     # the pipelines of the latter are nobody's when it has run
+        compiled = compiled or pipelines(self.gpu, steps, program.config.checked_shaders, program.composer)
+        self._pipelines = compiled[:len(plan.steps)]
+        self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in enumerate(plan.steps)]
+        self._once = once.buffers(plan.prologue)
         self._slots: list[Buffer] = []
         self._constants: dict[str, Buffer] = {}
         self._parameters: Buffer | None = None

@@ -28,9 +28,13 @@ class Prologue:
         """Device memory of what was computed."""
         return sum(buffer.nbytes for made in self._made.values() for buffer in made.values())
 
+    def missing(self, steps: Sequence[Dispatch]) -> list[Dispatch]:
+        """Those that did not run yet."""
+        return [step for step in steps if step not in self._made]
+
     def missing_nbytes(self, steps: Sequence[Dispatch]) -> int:
         """Device memory of what these dispatches write and is not there."""
-        return sum(t.type.nbytes for step in steps if step not in self._made for t in step.tensors if t.written)
+        return sum(t.type.nbytes for step in self.missing(steps) for t in step.tensors if t.written)
 
     def buffer(self, place: Place) -> Buffer:
         """What was written there."""
@@ -44,9 +48,9 @@ class Prologue:
     def buffers(self, steps: Sequence[Dispatch]) -> dict[Place, Buffer]:
         """What these dispatches write; those that did not run yet are enqueued. Raises DeviceError, ShaderError."""
         found: dict[Place, Buffer] = {}
+        for step in self.missing(steps):
+            self._made[step] = self._run(step)
         for step in steps:
-            if step not in self._made:
-                self._made[step] = self._run(step)
             found |= self._made[step]
         return found
 

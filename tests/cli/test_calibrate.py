@@ -84,7 +84,10 @@ def test_without_matplotlib(measured: list[int], tmp_path: Path, monkeypatch: py
 
 
 def test_an_unwritable_picture_is_a_message(measured: list[int], tmp_path: Path) -> None:
-    assert "nowhere" in rejected("calibrate", "--plot", tmp_path / "nowhere" / "a.png", "-o", f"cache_dir={tmp_path}")
+    done = call("calibrate", "--plot", tmp_path / "nowhere" / "a.png", "-o", f"cache_dir={tmp_path}")
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+    assert not measured, "it looks before any work"
 
 
 def test_another_adapter_is_a_message() -> None:

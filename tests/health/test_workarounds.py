@@ -99,8 +99,8 @@ def test_lower_limits_decline(name: str, value: str, opened: Opened) -> None:
 
 
 def test_grids_are_folded(opened: Opened) -> None:
-    assert max(max(step.groups) for step in plan(opened({})).steps) > 3
-    assert max(max(step.groups) for step in plan(opened({"max_groups_per_dimension": "3"})).steps) <= 3
+    assert max(max(step.groups) for step in plan(opened({})).steps) > 5
+    assert max(max(step.groups) for step in plan(opened({"max_groups_per_dimension": "5"})).steps) <= 5
 
 
 def test_each_dispatch_is_submitted_alone(opened: Opened) -> None:

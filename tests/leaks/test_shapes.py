@@ -78,4 +78,4 @@ def test_sessions_share_the_pipelines_that_one_of_them_uses(monkeypatch: pytest.
     second = ort_gpu_ep.InferenceSession(model(), provider_options={"placement": "gpu"})
     np.testing.assert_array_equal(second.run(None, {"x": x})[0], first.run(None, {"x": x})[0])
     again = sum(len(plan.prologue) for plan in second.explain().plans)      # no plan goes on using what packed its weights
-    assert gpu.compiled == made + again
+    assert made < gpu.compiled <= made + again
