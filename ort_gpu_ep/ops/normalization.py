@@ -197,6 +197,9 @@ def instance_normalization(node: BoundNode) -> Kernel | Lowering:
     x = node.input(0)
     if x.rank < 3:
         raise UnsupportedNodeError(Code.RANK, f"InstanceNormalization of rank {x.rank}; taken: 3 and more")
+    for operand in filter(None, map(node.optional, (1, 2))):
+        if operand.rank != 1:
+            raise UnsupportedNodeError(Code.RANK, f"InstanceNormalization with {operand.name!r} {operand.type}; taken: [C]")
     channel, spatial = (3, range(1, 3)) if node.node.channels_last else (1, range(2, x.rank))
     indices = {f"{name}_index": _per_channel(node, node.input(k), x.shape, channel) for k, name in ((1, "scale"), (2, "bias"))}
     rows = rows_of(x.shape, spatial)

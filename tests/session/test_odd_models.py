@@ -47,6 +47,7 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "an unknown auto_pad": (node("AveragePool", "x", "y", kernel_shape=[2], auto_pad="add"), {}),
     "means over four axes": (node("GlobalAveragePool", "x6", "y"), {"x6": X.reshape(3, 4, 2, 2, 1, 1)}),
     "maxima over four axes": (node("GlobalMaxPool", "x6", "y"), {"x6": X.reshape(3, 4, 2, 2, 1, 1)}),
+    "a scale of two dimensions": (node("InstanceNormalization", "x s b", "y"), {"s": np.ones((1, 4), "f"), "b": np.ones(4, "f")}),
     "more parts than there are": (node("Split", "x", "y y2 y3 y4 y5", axis=1, num_outputs=5), {}),
 }
 
