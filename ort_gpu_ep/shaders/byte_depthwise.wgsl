@@ -5,15 +5,7 @@
 #include requantized.wgsl
 
 fn grid_main(group: vec3<u32>, lane: u32) {
-    let i = group.x * WORKGROUP_SIZE + lane;
-    if (i >= ROWS * C4) { return; }
-    let channel = i % C4;
-    let row = i / C4;
-    let image = row / (OUT_HEIGHT * OUT_WIDTH);
-    let pixel = row - image * (OUT_HEIGHT * OUT_WIDTH);
-    let oy = pixel / OUT_WIDTH;
-    let top = i32(oy * STRIDE_Y) - i32(PAD_Y);
-    let left = i32((pixel - oy * OUT_WIDTH) * STRIDE_X) - i32(PAD_X);
+#include depthwise_place.wgsl
     let base = i32(image * HEIGHT);
     let last = numbers_word4(2u * C4);
     var sum = bitcast<vec4<i32>>(numbers_word4(channel));

@@ -2,15 +2,7 @@
 // A lane makes four channels of one row (an output pixel of an image).
 // Expects: x [image, HEIGHT, WIDTH, C4], w [tap, C4], c? [C4], y [ROWS, C4] as vectors; ROWS C4, and what Window.consts writes.
 fn grid_main(group: vec3<u32>, lane: u32) {
-    let i = group.x * WORKGROUP_SIZE + lane;
-    if (i >= ROWS * C4) { return; }
-    let channel = i % C4;
-    let row = i / C4;
-    let image = row / (OUT_HEIGHT * OUT_WIDTH);
-    let pixel = row - image * (OUT_HEIGHT * OUT_WIDTH);
-    let oy = pixel / OUT_WIDTH;
-    let top = i32(oy * STRIDE_Y) - i32(PAD_Y);
-    let left = i32((pixel - oy * OUT_WIDTH) * STRIDE_X) - i32(PAD_X);
+#include depthwise_place.wgsl
     var sum = vec4<f32>();
 #if HAS_C
     sum = c_at4(channel);

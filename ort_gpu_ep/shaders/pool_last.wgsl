@@ -3,14 +3,7 @@
 // padding), and for the spatial axes a = 1 and 2: IN, OUT, K (taps), S (stride), D (dilation), H and T (padding before and after).
 // Source: ONNX MaxPool, AveragePool.
 fn group_main(group: u32, lane: u32) {
-    let i = group * WORKGROUP_SIZE + lane;
-    if (i >= TOTAL) { return; }
-    let place = i / INNER;
-    let channel = i - place * INNER;
-    let row = place / OUT2;
-    let image = row / OUT1;
-    let top = i32((row - image * OUT1) * S1) - i32(H1);
-    let left = i32((place - row * OUT2) * S2) - i32(H2);
+#include pooled_place.wgsl
     var result = vec4<f32>();
     var found = false;
     var count = 0u;

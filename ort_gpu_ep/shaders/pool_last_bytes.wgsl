@@ -10,14 +10,7 @@ fn numbers(word: u32) -> vec4<i32> { return vec4<i32>(unpack4xU8(word)); }
 #end
 
 fn group_main(group: u32, lane: u32) {
-    let i = group * WORKGROUP_SIZE + lane;
-    if (i >= TOTAL) { return; }
-    let place = i / INNER;
-    let channel = i - place * INNER;
-    let row = place / OUT2;
-    let image = row / OUT1;
-    let top = i32((row - image * OUT1) * S1) - i32(H1);
-    let left = i32((place - row * OUT2) * S2) - i32(H2);
+#include pooled_place.wgsl
     var best = vec4<i32>(select(0, -128, SIGNED));
     var sum = vec4<f32>();
     var count = 0u;

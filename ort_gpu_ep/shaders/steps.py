@@ -76,42 +76,43 @@ def stores_words(kernel: Kernel, first: str, out: TensorType) -> bool:
 
 def word_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first: str) -> str:
     """`fused_word(v, i)`: the fused steps on elements 4 i .. 4 i + 3, as a word. Their functions stand there already (`steps`)."""
-    reading, lines = fused_reading(kernel, bindings), ["    let at = 4u * i;", "    var word = 0u;"]
-    for name, way in reading.items():
-        if way == "word":
-            unpacked = "unpack4xI8" if bindings[name][0].dtype is INT8 else "unpack4xU8"
-            lines.append(f"    let {name}_four = {unpacked}({name}_word({name}_index(at) / 4u));")
-        elif way == "one":
-            lines.append(f"    let {name}_one = {name}_at({name}_index(at));")
-    for k in range(4):
-        for name, way in reading.items():
-            value = {"word": f"{name}_four.{'xyzw'[k]}", "one": f"{name}_one", "each": f"{name}_at({name}_index(at + {k}u))"}[way]
-            lines.append(f"    let {name}_{k} = {value};")
-        for s, step in enumerate(kernel.epilogue):
-            arguments = ", ".join(f"v.{'xyzw'[k]}" if a == "v" else f"{a}_{k}" for a in step.arguments)
-            lines.append(f"    let s{s}_{k} = step{s}({arguments});")
-        lines.append(f"    word |= (u32(s{len(kernel.epilogue) - 1}_{k}) & 0xffu) << {8 * k}u;")
+    read, applied = _on_four(kernel, bindings)
+    lines, last = ["    var word = 0u;", *read], len(kernel.epilogue) - 1
+    for k, own in enumerate(applied):
+        lines += [*own, f"    word |= (u32(s{last}_{k}) & 0xffu) << {8 * k}u;"]
     return "\n".join([f"fn fused_word(v: vec4<{first}_t>, i: u32) -> u32 {{", *lines, "    return word;", "}"])
 
 
 def vector_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
     """`fused4(v, i)`: the fused steps on elements 4 i .. 4 i + 3. Their functions stand there already (`steps`)."""
-    reading, lines = fused_reading(kernel, bindings), ["    let at = 4u * i;"]
+    read, applied = _on_four(kernel, bindings)
+    values = ", ".join(f"s{len(kernel.epilogue) - 1}_{k}" for k in range(4))
+    lines = [*read, *(line for own in applied for line in own), f"    return vec4<f32>({values});"]
+    return "\n".join(["fn fused4(v: vec4<f32>, i: u32) -> vec4<f32> {", *lines, "}"])
+
+
+def _on_four(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> tuple[list[str], list[list[str]]]:
+    """WGSL that reads operands for elements 4 i .. 4 i + 3, and that applies the steps to each of them: what step s gives is `s<s>_<k>`."""
+    reading, read = fused_reading(kernel, bindings), ["    let at = 4u * i;"]
     for name, way in reading.items():
         if way == "four":
-            lines.append(f"    let {name}_four = {name}_at4({name}_index(at) / 4u);")
+            read.append(f"    let {name}_four = {name}_at4({name}_index(at) / 4u);")
+        elif way == "word":
+            unpacked = "unpack4xI8" if bindings[name][0].dtype is INT8 else "unpack4xU8"
+            read.append(f"    let {name}_four = {unpacked}({name}_word({name}_index(at) / 4u));")
         elif way == "one":
-            lines.append(f"    let {name}_one = {name}_at({name}_index(at));")
+            read.append(f"    let {name}_one = {name}_at({name}_index(at));")
+    applied = []
     for k in range(4):
+        own, part = list[str](), f"four.{'xyzw'[k]}"
         for name, way in reading.items():
-            value = {"four": f"{name}_four.{'xyzw'[k]}", "one": f"{name}_one", "each": f"{name}_at({name}_index(at + {k}u))"}[way]
-            lines.append(f"    let {name}_{k} = {value};")
+            value = f"{name}_at({name}_index(at + {k}u))" if way == "each" else f"{name}_{'one' if way == 'one' else part}"
+            own.append(f"    let {name}_{k} = {value};")
         for s, step in enumerate(kernel.epilogue):
             arguments = ", ".join(f"v.{'xyzw'[k]}" if a == "v" else f"{a}_{k}" for a in step.arguments)
-            lines.append(f"    let s{s}_{k} = step{s}({arguments});")
-    last = len(kernel.epilogue) - 1
-    lines.append(f"    return vec4<f32>({', '.join(f's{last}_{k}' for k in range(4))});")
-    return "\n".join(["fn fused4(v: vec4<f32>, i: u32) -> vec4<f32> {", *lines, "}"])
+            own.append(f"    let s{s}_{k} = step{s}({arguments});")
+        applied.append(own)
+    return read, applied
 
 
 def _step_function(k: int, step: Step, types: Mapping[str, str]) -> str:
