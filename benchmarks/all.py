@@ -61,6 +61,8 @@ STEPS = (
          ("benchmarks.density", "--gpu", "--rows", "64", "--columns", "64", "--runs", "2", "--json", FILE)),
     Step("packed", 150, ("benchmarks.packed", "--json", FILE),
          ("benchmarks.packed", "mlp", "--size", "64", "--runs", "4", "--json", FILE)),
+    Step("compression", 480, ("benchmarks.compression", "--json", FILE),
+         ("benchmarks.compression", "--models", "tcn", "--methods", "int8", "--runs", "2", "--json", FILE)),
     Step("calibrate", 60, ("ort_gpu_ep", "calibrate", "--fresh", "--json"), ("ort_gpu_ep", "calibrate", "--json")),
     Step("first result", 60, ("benchmarks.first_result", "--json"), ("benchmarks.first_result", "lenet5", "--runs", "1", "--json")),
     Step("training", 150, ("benchmarks.training", "--json", FILE),
