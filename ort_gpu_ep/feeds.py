@@ -16,25 +16,30 @@ _NUMPY = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(doub
           **{f"tensor({t})": t for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")}}
 
 
-def random_feeds(session: Any, sizes: Mapping[str, int] | None = None, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """An array for each input of a session: normal floats, integers 0 and 1. sizes: of named dimensions; any other open one is 1.
+def random_feeds(session: Any, sizes: Mapping[str, int] | None = None, seed: int = 0, default: int = 1) -> dict[str, np.ndarray[Any, Any]]:
+    """An array for each input of a session: normal floats, integers 0 and 1. sizes: of named dimensions; any other open one is `default`.
 
     Raises ModelError.
     """
     rng = np.random.default_rng(seed)
-    return {value.name: random_value(value, own_shape(value, sizes or {}), rng) for value in session.get_inputs()}
+    return {value.name: random_value(value, own_shape(value, sizes or {}, default), rng) for value in session.get_inputs()}
 
 
-def own_shape(value: Any, sizes: Mapping[str, int]) -> list[int]:
-    """The shape of an input: what the model fixes, then what is given for its dimensions by name; else 1."""
-    return [sizes.get(d, 1) if isinstance(d, str) else d if d and d >= 0 else 1 for d in value.shape]
+def own_shape(value: Any, sizes: Mapping[str, int], default: int = 1) -> list[int]:
+    """The shape of an input: what the model fixes, then what is given for its dimensions by name; else `default`."""
+    return [sizes.get(d, default) if isinstance(d, str) else d if d is not None and d >= 0 else default for d in value.shape]
+
+
+def dtype_of(value: Any) -> np.dtype[Any] | None:
+    """numpy's type of an input; None where it has none."""
+    return np.dtype(_NUMPY[value.type]) if value.type in _NUMPY else None
 
 
 def random_value(value: Any, shape: list[int], rng: np.random.Generator) -> np.ndarray[Any, Any]:
     """Raises ModelError for a type that numpy has no array of."""
-    if value.type not in _NUMPY:
+    dtype = dtype_of(value)
+    if dtype is None:
         raise ModelError(f"input {value.name!r} is a {value.type}: no random values for that; give --input {value.name}=FILE.npy")
-    dtype = np.dtype(_NUMPY[value.type])
     return rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else rng.integers(0, 2, shape).astype(dtype)
 
 

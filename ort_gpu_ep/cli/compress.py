@@ -9,6 +9,7 @@ import typer
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.compression import compress as compressed
+from ort_gpu_ep.errors import ConfigError
 
 
 @shared.reports_errors
@@ -22,7 +23,7 @@ def compress(
     json: shared.JsonOption = False,
 ) -> None:
     """Write MODEL with smaller weights, as plain ONNX that stock ONNX Runtime runs with the same result."""
-    chosen = list(shared.pairs(layers, "--layers").items())
+    chosen = [_method_of(text) for text in layers or ()]
     with shared.progress("compressing", quiet=json) as tell:
         report = compressed(model, out, method, calibrate=calibrate, layers=chosen, max_error=max_error, tell=tell)
     if json:
@@ -31,3 +32,11 @@ def compress(
     for line in report.lines():
         shared.out.print(line, highlight=False, markup=False)
     shared.out.print(f"written: {out}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _method_of(text: str) -> tuple[str, str]:
+    """(pattern, method). Names of layers may hold `=`, names of methods don't. Raises ConfigError."""
+    pattern, sign, method = text.rpartition("=")
+    if not sign or not pattern:
+        raise ConfigError(f"--layers {text!r}: expected PATTERN=METHOD")
+    return pattern, method

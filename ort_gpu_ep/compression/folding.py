@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ort_gpu_ep.compression.layers import Array, attribute
+from ort_gpu_ep.compression.layers import Array, attribute, reads
 
 
 def without_batch_normalization(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -20,7 +18,7 @@ def without_batch_normalization(model: onnx.ModelProto) -> onnx.ModelProto:
     folded.CopyFrom(model)
     graph = folded.graph
     held = {i.name: i for i in graph.initializer if i.data_type == onnx.TensorProto.FLOAT}
-    readers = _readers(graph)
+    readers = reads(graph)
     makers = {name: node for node in graph.node for name in node.output}
     for node in list(graph.node):
         conv = makers.get(node.input[0]) if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx") else None
@@ -50,16 +48,6 @@ def without_batch_normalization(model: onnx.ModelProto) -> onnx.ModelProto:
                 graph.initializer.remove(held.pop(name))
         graph.node.remove(node)
     return folded
-
-
-def _readers(graph: onnx.GraphProto) -> Counter[str]:
-    """How often each value is read, by subgraphs and as an output, too."""
-    found = Counter(name for node in graph.node for name in node.input) + Counter(output.name for output in graph.output)
-    for node in graph.node:
-        for given in node.attribute:
-            for inner in (given.g, *given.graphs):
-                found += _readers(inner)
-    return found
 
 
 def _put(tensor: onnx.TensorProto, array: Array) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,7 +21,7 @@ MIN_WEIGHTS = 1024
 
 RECURRENT = ("LSTM", "GRU", "RNN")
 WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {
-    "Conv": (1,), "Gemm": (1,), "MatMul": (1,), "Gather": (0,), **dict.fromkeys(RECURRENT, (1, 2))}
+    "Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (1,), "Gather": (0,), **dict.fromkeys(RECURRENT, (1, 2))}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        return self.node.name or self.node.output[0]
+        return self.node.name or next(filter(None, self.node.output))
 
     @property
     def is_matrix(self) -> bool:
@@ -57,6 +58,8 @@ class Layer:
         count = int(attribute(self.node, "group", 1)) if self.node.op_type == "Conv" else 1
         if self.node.op_type in RECURRENT:
             return self.array.shape[0], self.array.shape[1], self.array.shape[2]
+        if self.node.op_type == "ConvTranspose":        # of what a pixel of the input adds to those around it
+            return 1, self.array.size // self.stored[-1], self.stored[-1]
         return count, self.stored[0] // count, self.array.size // max(self.stored[0], 1)
 
     def rows(self) -> Array:
@@ -69,19 +72,20 @@ class Layer:
         return found
 
 
-def find_layers(model: onnx.ModelProto) -> list[Layer]:
-    """The layers of a model whose weights are float32 constants of at least MIN_WEIGHTS elements, each weight once.
-
-    Raises ModelError for NaN or infinite weights, and for a model that is compressed already.
-    """
+def check_uncompressed(model: onnx.ModelProto) -> None:
+    """Raises ModelError for a model that is compressed already."""
     if any(f.domain == DOMAIN for f in model.functions) or any(
             n.op_type in ("MatMulNBits", "GatherBlockQuantized") for n in model.graph.node):
         raise ModelError("the model is compressed already: start from the one with float weights")
+
+
+def find_layers(model: onnx.ModelProto) -> list[Layer]:
+    """The layers of a model whose weights are float32 initializers of at least MIN_WEIGHTS elements, each weight once.
+
+    Raises ModelError for NaN or infinite weights.
+    """
     held = {i.name: i for i in model.graph.initializer}
-    readers: dict[str, int] = {}
-    for node in model.graph.node:
-        for name in dict.fromkeys(node.input):
-            readers[name] = readers.get(name, 0) + 1
+    readers = reads(model.graph)
     found: dict[str, Layer] = {}
     for node in model.graph.node:
         for index in WEIGHT_INPUTS.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ():
@@ -89,6 +93,30 @@ def find_layers(model: onnx.ModelProto) -> list[Layer]:
             if name in held and name not in found and (layer := _layer(node, name, held[name], readers[name] > 1)) is not None:
                 found[name] = layer
     return list(found.values())
+
+
+def reads(graph: onnx.GraphProto) -> Counter[str]:
+    """How often each value is read: by nodes, by subgraphs, and as an output."""
+    found = Counter(name for node in graph.node for name in node.input) + Counter(output.name for output in graph.output)
+    for node in graph.node:
+        for inner in bodies(node):
+            found += reads(inner)
+    return found
+
+
+def names_in(graph: onnx.GraphProto) -> set[str]:
+    """Of values and of nodes, also in subgraphs."""
+    held = (*graph.initializer, *graph.input, *(s.values for s in graph.sparse_initializer))
+    found = {i.name for i in held} | {name for n in graph.node for name in (*n.input, *n.output, n.name)}
+    return found.union(*(names_in(inner) for node in graph.node for inner in bodies(node)))
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node holds."""
+    for given in node.attribute:
+        if given.type == onnx.AttributeProto.GRAPH:
+            yield given.g
+        yield from given.graphs
 
 
 def _layer(node: onnx.NodeProto, name: str, tensor: onnx.TensorProto, shared: bool) -> Layer | None:
@@ -100,6 +128,10 @@ def _layer(node: onnx.NodeProto, name: str, tensor: onnx.TensorProto, shared: bo
     identity = tuple(range(array.ndim))
     if node.op_type == "Gather" and (array.ndim != 2 or attribute(node, "axis", 0) not in (0, -2)):
         return None
+    if node.op_type == "ConvTranspose":
+        if attribute(node, "group", 1) != 1:
+            return None
+        return Layer(node, name, array, (*array.shape[1:], array.shape[0]), (array.ndim - 1, *identity[:-1]), shared)
     if node.op_type == "Gemm" or node.op_type == "MatMul":
         if array.ndim != 2:
             return None

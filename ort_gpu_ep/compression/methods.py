@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,26 @@ def encode(layer: Layer, method: Method, pruned: Array | None = None) -> Encoded
     return Encoded(layer.array)
 
 
+def apart(layer: Layer, made: Encoded, taken: set[str]) -> Encoded:
+    """The same with names that the model has not, which are then taken."""
+    own = {layer.weight, layer.node.name, *layer.node.input, *layer.node.output, ""}
+    new = {}
+    for name in dict.fromkeys([*made.held, *(n for node in made.nodes for n in (*node.output, node.name))]):
+        if name not in own:
+            new[name] = name
+            while new[name] in taken:
+                new[name] += "_"
+            taken.add(new[name])
+    nodes = []
+    for node in made.nodes:
+        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+        if node.name in new:
+            nodes[-1].name = new[node.name]
+        for names in (nodes[-1].input, nodes[-1].output):
+            names[:] = [new.get(n, n) for n in names]
+    return replace(made, held={new[name]: array for name, array in made.held.items()}, nodes=nodes)
+
+
 def _int8(layer: Layer) -> Encoded:
     """DequantizeLinear with a scale for each output; of recurrent layers, one for all."""
     recurrent = layer.node.op_type in RECURRENT
@@ -142,7 +162,7 @@ def _int4(layer: Layer) -> Encoded:
             held[f"{layer.weight}.beta"] = np.array(beta, np.float32)
             nodes.append(helper.make_node("Mul", [bias, f"{layer.weight}.beta"], [f"{node.output[0]}.bias"]))
             bias = f"{node.output[0]}.bias"
-        nodes.append(helper.make_node("Add", [target, bias], [node.output[0]], f"{node.name}.bias"))
+        nodes.append(helper.make_node("Add", [target, bias], [node.output[0]], node.name and f"{node.name}.bias"))
     return Encoded(np.ascontiguousarray(layer.dense(dense)), held, nodes, instead=True)
 
 

@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ort_gpu_ep.compression.constants import brought_out, inlined, left_alone
 from ort_gpu_ep.compression.folding import without_batch_normalization
-from ort_gpu_ep.compression.layers import Array, Layer, find_layers
-from ort_gpu_ep.compression.methods import Encoded, Method, encode, fitting, parse_method
+from ort_gpu_ep.compression.layers import MIN_WEIGHTS, Array, Layer, check_uncompressed, find_layers, names_in
+from ort_gpu_ep.compression.methods import Encoded, Method, apart, encode, fitting, parse_method
 from ort_gpu_ep.compression.prune import by_magnitude, by_samples
 from ort_gpu_ep.compression.reading import read_by
 from ort_gpu_ep.compression.report import LayerReport, Report
@@ -26,6 +28,12 @@ from ort_gpu_ep.weights.functions import DOMAIN, MIN_OPSET, VERSION, functions
 
 MAX_FILE_NBYTES = 2 << 30
 """What a file without external data may have."""
+
+CONVERTED_TO = 17
+"""The opset that models older than functions.MIN_OPSET get."""
+
+WORTH_TELLING = 0.01
+"""Of a model's bytes: constants that nobody compresses are told about where they are more."""
 
 Tell = Callable[[str, float], None]
 
@@ -48,46 +56,84 @@ def compress(
     if not target.parent.is_dir():
         raise ModelError(f"{target.parent} is no folder to write into")
     tell("reading", 0.0)
-    loaded = _loaded(source)
-    before = session_of(loaded)
+    given = _read(source)
+    before = session_of(given)
     feeds = load_samples(calibrate, before) if calibrate is not None else None
+    loaded = _prepared(given, source)
     found = find_layers(loaded)
+    left, left_nbytes = left_alone(loaded, {layer.weight for layer in found})
     if not found:
-        raise ModelError(f"{source}: nothing to compress; expected float32 constants in Conv, Gemm, MatMul, Gather, LSTM, GRU or RNN")
-    notes: list[str] = []
+        raise ModelError(f"{source}: nothing to compress; expected float32 constants of {MIN_WEIGHTS:,} elements and more in Conv, Gemm, "
+                         f"MatMul, Gather, LSTM, GRU or RNN; there are {left or 'no constants as large'}")
+    notes = [f"left as they are: {left}"] if left_nbytes > WORTH_TELLING * loaded.ByteSize() else []
     if wanted.kind == "int8" and feeds is not None:
         if patterns or max_error is not None:
             raise ConfigError("int8 with calibration data quantizes the whole model: --layers and --max-error don't go with it")
         tell("quantizing activations and weights", 0.1)
         folded = without_batch_normalization(loaded)
-        made, reports = quantized(folded, [layer for layer in find_layers(folded) if not layer.is_table], feeds)
+        made, reports = quantized(folded, find_layers(folded), feeds)
+        made, reports = _the_rest(made, reports)
     else:
         chosen = _chosen(found, wanted, patterns)
         made, reports = _by_layers(loaded, chosen, feeds, max_error, notes, tell)
     tell("comparing outputs", 0.95)
-    error, agreement = differences(before, session_of(made), feeds or random_samples(before))
-    if feeds is None:
-        notes.append("outputs were compared on random inputs; --calibrate gives samples to compare, and to fit, by")
+    error, agreement = _compared(before, session_of(made), feeds, notes)
     data = made.SerializeToString()
     _write(target, data)
     tell("done", 1.0)
-    return Report(tuple(reports), (_file_nbytes(source, loaded), len(data)), error, agreement, tuple(notes))
+    return Report(tuple(reports), (_file_nbytes(source, given), len(data)), error, agreement, tuple(notes))
 
 
-def _loaded(path: Path) -> onnx.ModelProto:
-    """The model, of an opset that local functions can be written in. Raises ModelError."""
+def _read(path: Path) -> onnx.ModelProto:
+    """The model as it is in the file, with its external data. Raises ModelError."""
     if not path.is_file():
         raise ModelError(f"{path} is no file")
     try:
         model = onnx.load(path)
     except Exception as error:      # of protobuf, or of a missing file with external data
         raise ModelError(f"{path} is no ONNX model that can be read: {type(error).__name__}: {error}") from error
-    if _opset(model) < MIN_OPSET:
-        model = onnx.version_converter.convert_version(model, 17)
-    model.ir_version = max(model.ir_version, 8)      # the first with local functions
-    if model.ByteSize() >= MAX_FILE_NBYTES:
-        raise ModelError(f"{path} has {model.ByteSize():,} B with its weights; up to {MAX_FILE_NBYTES:,} B are taken")
+    nbytes = sum(i.ByteSize() for i in model.graph.initializer)     # of the whole model protobuf doesn't say it where it is larger
+    if nbytes >= MAX_FILE_NBYTES or model.ByteSize() >= MAX_FILE_NBYTES:
+        raise ModelError(f"{path} has {nbytes:,} B with its weights; up to {MAX_FILE_NBYTES:,} B are taken")
+    check_uncompressed(model)
     return model
+
+
+def _prepared(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """The model with weights where products read them, and of an opset that local functions can be written in. Raises ModelError."""
+    made = inlined(model)
+    if _opset(made) < MIN_OPSET:
+        try:
+            made = onnx.version_converter.convert_version(made, CONVERTED_TO)
+        except Exception as error:
+            raise ModelError(f"{path} is of opset {_opset(made)}; {MIN_OPSET} is needed, and onnx can't convert it: {error}") from error
+    made = brought_out(made)
+    made.ir_version = max(made.ir_version, 8)      # the first with local functions
+    return made
+
+
+def _the_rest(model: onnx.ModelProto, reports: Sequence[LayerReport]) -> tuple[onnx.ModelProto, list[LayerReport]]:
+    """Weights that the quantizer of activations left (recurrent layers'), as int8 alone."""
+    settled = {layer.weight: (layer, *_settled(layer, Method("int8"), None, None)) for layer in find_layers(model)}
+    encoded = [(layer, result) for layer, result, method, _ in settled.values() if method.kind != "float32"]
+    remaining = [report for *_, report in settled.values()]
+    done = [report for report in reports if report.method != "float32"]
+    return (assembled(model, encoded) if encoded else model), [*done, *remaining]
+
+
+def _compared(
+    before: Any, after: Any, feeds: Sequence[Mapping[str, Array]] | None, notes: list[str],
+) -> tuple[float | None, float | None]:
+    """What `differences` says, on random inputs where there are no samples; None where the model doesn't run on any."""
+    if feeds is not None:
+        return differences(before, after, feeds)
+    try:
+        feeds = random_samples(before)
+    except ModelError as error:
+        notes.append(f"outputs were not compared: {str(error).partition('; give')[0]}; --calibrate gives samples")
+        return None, None
+    notes.append("outputs were compared on random inputs; --calibrate gives samples to compare, and to fit, by")
+    return differences(before, after, feeds)
 
 
 def _opset(model: onnx.ModelProto) -> int:
@@ -108,7 +154,7 @@ def _chosen(found: Sequence[Layer], wanted: Method, patterns: Sequence[tuple[str
 
 
 def _fits(layer: Layer, pattern: str) -> bool:
-    return fnmatchcase(layer.name, pattern) or fnmatchcase(layer.weight, pattern)
+    return any(name == pattern or fnmatchcase(name, pattern) for name in (layer.name, layer.weight))
 
 
 def _by_layers(
@@ -150,6 +196,9 @@ def _settled(
     method = fitting(layer, asked)
     while True:
         made = encode(layer, method, _pruned(layer, method, samples) if method.kind == "prune" else None)
+        if made.nbytes >= layer.array.nbytes:       # rows of few elements: their scales would take more than they save
+            method = Method("float32")
+            made = encode(layer, method)
         weight_error = _relative(made.weight, layer.array)
         output_error = _relative(_products(layer, made.weight, samples[0]), _products(layer, layer.array, samples[1])) if samples else None
         gentler = method.gentler()
@@ -178,13 +227,16 @@ def _products(layer: Layer, weight: Array, samples: Array) -> Array:
 
 
 def _relative(got: Array, wanted: Array) -> float:
-    return float(np.linalg.norm(got - wanted) / max(float(np.linalg.norm(wanted)), 1e-30))
+    scale = max(float(np.abs(wanted).max(initial=0.0)), 1e-30)     # squares of large weights are beyond float32
+    return float(np.linalg.norm((got - wanted) / scale) / max(float(np.linalg.norm(wanted / scale)), 1e-30))
 
 
 def assembled(model: onnx.ModelProto, encoded: Sequence[tuple[Layer, Encoded]]) -> onnx.ModelProto:
     """The model with packed constants and their decoders in place of float weights."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
+    taken = names_in(model.graph)
+    encoded = [(layer, apart(layer, result, taken)) for layer, result in encoded]
     gone = {layer.weight for layer, _ in encoded}
     instead = {layer.node.output[0]: result.nodes for layer, result in encoded if result.instead}
     nodes = [node for _, result in encoded if not result.instead for node in result.nodes]

@@ -27,6 +27,10 @@ def read_by(model: onnx.ModelProto, layer: Layer, feeds: Sequence[Mapping[str, A
         if layer.node.op_type == "Conv":
             parts.append(_windows(array, layer, share, rng))
             continue
+        if layer.node.op_type == "ConvTranspose":
+            array = np.moveaxis(array, 1, -1)
+        elif layer.node.op_type == "Gemm" and attribute(layer.node, "transA", 0):
+            array = array.T
         if states:      # [steps, directions, batch, hidden]
             by_block = array.swapaxes(0, 1) if array.ndim == 4 else array[None]
         else:

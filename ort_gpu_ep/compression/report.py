@@ -29,12 +29,13 @@ class LayerReport:
 @dataclass(frozen=True)
 class Report:
     """file_nbytes: of the model before and after. output_error: of the outputs on calibration inputs, or random ones, relative L2, the
-    largest of the outputs. agreement: part of these samples whose largest output is the same. notes: what a user should know.
+    largest of the outputs; None where the model did not run on any. agreement: part of these samples whose largest output is the same.
+    notes: what a user should know.
     """
 
     layers: tuple[LayerReport, ...]
     file_nbytes: tuple[int, int]
-    output_error: float
+    output_error: float | None
     agreement: float | None
     notes: tuple[str, ...] = ()
 
@@ -49,5 +50,6 @@ class Report:
                    f"density {layer.density:.0%}, weight error {layer.weight_error:.1e}{output}")
         before, after = self.file_nbytes
         agreement = "" if self.agreement is None else f", the largest output agrees for {self.agreement:.1%} of the samples"
-        yield f"file: {before:,} -> {after:,} B ({after / before:.1%}); outputs differ by {self.output_error:.1e}{agreement}"
+        outputs = "" if self.output_error is None else f"; outputs differ by {self.output_error:.1e}{agreement}"
+        yield f"file: {before:,} -> {after:,} B ({after / before:.1%}){outputs}"
         yield from self.notes

@@ -13,12 +13,16 @@ from onnx import numpy_helper
 
 from ort_gpu_ep.compression.layers import Array, Layer
 from ort_gpu_ep.compression.report import LayerReport
+from ort_gpu_ep.errors import ModelError
 
 
 def quantized(
     model: onnx.ModelProto, layers: Sequence[Layer], feeds: Sequence[Mapping[str, Array]],
 ) -> tuple[onnx.ModelProto, list[LayerReport]]:
-    """The model with uint8 activations between int8 products, and its layers. feeds: samples that ranges are taken from."""
+    """The model with uint8 activations between int8 products, and its layers. feeds: samples that ranges are taken from.
+
+    Layers that the quantizer leaves are reported as float32. Raises ModelError where it fails.
+    """
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
@@ -30,25 +34,42 @@ def quantized(
 
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "model.onnx", Path(folder) / "int8.onnx"
-        onnx.save(onnx.shape_inference.infer_shapes(model), source)
-        quantize_static(
-            source, target, Reader(), QuantFormat.QDQ, per_channel=True, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
+        onnx.save(onnx.shape_inference.infer_shapes(_with_flat_biases(model)), source)
+        try:
+            quantize_static(
+                source, target, Reader(), QuantFormat.QDQ, per_channel=True, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
+        except Exception as error:
+            raise ModelError(f"onnxruntime's static quantization of the model fails ({type(error).__name__}: {error}); "
+                             "int8 without calibration data makes weights int8 alone") from error
         made = onnx.load(target)
     held = {i.name: i for i in made.graph.initializer}
     return made, [_reported(layer, held) for layer in layers]
 
 
+def _with_flat_biases(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Biases of Gemm [1, n] as [n]: onnxruntime's quantizer has no scale for each output of others."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    biases = {n.input[2] for n in made.graph.node if n.op_type == "Gemm" and len(n.input) > 2}
+    biases -= {name for n in made.graph.node for name in (n.input[:2] if n.op_type == "Gemm" else n.input)}
+    biases -= {i.name for i in (*made.graph.input, *made.graph.output)}
+    for held in made.graph.initializer:
+        if held.name in biases and len(held.dims) == 2 and held.dims[0] == 1:
+            del held.dims[0]
+    return made
+
+
 def _reported(layer: Layer, held: Mapping[str, onnx.TensorProto]) -> LayerReport:
     """What became of a layer, by the constants that the quantizer names after its weight."""
-    codes, scale = (held.get(f"{layer.weight}_{what}") for what in ("quantized", "scale"))
-    if codes is None or scale is None:
+    codes, scale, zero = (held.get(f"{layer.weight}_{what}") for what in ("quantized", "scale", "zero_point"))
+    if codes is None or scale is None or zero is None:
         return LayerReport(layer.name, layer.node.op_type, "int8", "float32", layer.array.nbytes, layer.array.nbytes, 1.0, 0.0)
     numbers, scales = numpy_helper.to_array(codes), numpy_helper.to_array(scale)
     axis = layer.perm.index(0)
     shape = [1] * numbers.ndim
     if scales.size > 1:
         shape[axis] = scales.size
-    dense = numbers.astype(np.float32) * scales.reshape(shape)
+    dense = (numbers.astype(np.float32) - numpy_helper.to_array(zero).reshape(shape)) * scales.reshape(shape)
     error = float(np.linalg.norm(dense - layer.array) / max(float(np.linalg.norm(layer.array)), 1e-30))
     return LayerReport(
         layer.name, layer.node.op_type, "int8", "int8", layer.array.nbytes, numbers.nbytes + scales.nbytes,
