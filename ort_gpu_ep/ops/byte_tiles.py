@@ -202,7 +202,6 @@ def _kernel(
         "ROWS": product.rows, "M4": product.m // 4, "C4": quads, "CW": channels // 4, "KQ": product.fours, "LAST_WORD": x.size // 4 - 1,
         "X_TURN": 0x80808080 if shift(x.dtype) else 0, "STEPS": ceil_div(product.fours, tile.fours),
         "PER": ceil_div(ceil_div(product.fours, tile.fours), split), "SPLIT": split, "LAST": split > 1, "WIDE": wide,
-        "GROUP_COUNT": 1, "SPREAD": 0, "LOADED": tiles.LOADED,
         "POINTWISE": product.pointwise, "STRIDED": product.strided, "PLANES": product.planes > 0, "CHANNELS": product.planes,
         "TAPS": not product.pointwise and not product.planes and quads % tile.fours == 0,
         **ending.consts, **tiles.consts_of(tile), **product.window}

@@ -86,14 +86,13 @@ def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vec
 
 
 def word_writer(name: str, kernel: Kernel, first: str) -> str:
-    """`<name>_store_word(i, word)`: a tensor of packed elements that is written has one part (claim.py); `<name>_final_word(i, v)`, the
-    word of four bytes after the fused steps; and `<name>_set_word(i, v)`, one after the other.
+    """`<name>_store_word(i, word)`: a tensor of packed elements that is written has one part (claim.py); `<name>_set_word(i, v)` of bytes,
+    after the fused steps.
     """
     fused = bool(kernel.epilogue) and name == first
     word = "fused_word(v, i)" if fused else " | ".join(f"((u32(v.{c}) & 0xffu) << {8 * k}u)" for k, c in enumerate("xyzw"))
     return (f"fn {name}_store_word(i: u32, word: u32) {{ {name}[i] = word; }}\n"
-            f"fn {name}_final_word(i: u32, v: vec4<{name}_t>) -> u32 {{ return {word}; }}\n"
-            f"fn {name}_set_word(i: u32, v: vec4<{name}_t>) {{ {name}_store_word(i, {name}_final_word(i, v)); }}")
+            f"fn {name}_set_word(i: u32, v: vec4<{name}_t>) {{ {name}_store_word(i, {word}); }}")
 
 
 def vector_writer(

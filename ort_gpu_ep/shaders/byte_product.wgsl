@@ -1,7 +1,7 @@
 // y[n, m] = the byte of the sum over k of x[n, k] * w[k, m] + correction[m]: product.wgsl for bytes. Or, where not REQUANTIZED, the sum itself
-// less x's zero point times that of the weights. Rows n of x are pixels whose channels lie together (a convolution), or rows of a matrix; w
-// holds words of four bytes along k, which lie along m. A quad is four words, 16 bytes along k; else tiles, teams, steps, parts and what is
-// under way meanwhile are as product.wgsl has them.
+// less x's zero point times that of the weights. Rows n of x are pixels whose channels lie
+// together (a convolution), or rows of a matrix; w holds words of four bytes along k, which lie along m. A quad is four words, 16 bytes along
+// k; else tiles, teams, steps, parts and what is under way meanwhile are as product.wgsl has them.
 // The zero point of x is in the corrections, and padding holds it. K is filled up with weights of zero, whatever x has there.
 // Of a convolution k is (tap, channel), and what is not POINTWISE has a window. TAPS: a step lies within one tap. STRIDED: one tap, steps
 // over pixels. WIDE: quads of a pixel are vectors. PLANES: x is stored [image, channel, y, x] with CHANNELS <= 4 of them: a tap is a word.
@@ -12,15 +12,6 @@
 // Window.consts writes them.
 #if REQUANTIZED
 #include requantized.wgsl
-
-// What word i of y is, of column m in words, and its store.
-fn finished(i: u32, m: u32, sum: vec4<i32>) -> u32 {
-    let scale = bitcast<vec4<f32>>(numbers_word4(M4 + m));
-    let zero = bitcast<f32>(numbers_word4(2u * M4).x);
-    return y_final_word(i, requantized(sum + bitcast<vec4<i32>>(numbers_word4(m)), scale, zero));
-}
-
-fn keep(i: u32, word: u32) { y_store_word(i, word); }
 #end
 var<workgroup> tile: array<vec4<u32>, SHARED>;
 #if LAST
@@ -236,8 +227,13 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     }
 #end
 #else
-    let m_base = 0u;
-    let batch = 0u;
-#include tile_stores.wgsl
+    let zero = bitcast<f32>(last.x);
+#for e in OUTPUTS
+    if (m$e < M4 && o$e < ROWS) {
+        let sum = r$e + bitcast<vec4<i32>>(numbers_word4(m$e));
+        let scale = bitcast<vec4<f32>>(numbers_word4(M4 + m$e));
+        y_set_word(o$e * M4 + m$e, requantized(sum, scale, zero));
+    }
+#end
 #end
 }

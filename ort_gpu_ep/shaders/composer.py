@@ -12,7 +12,7 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     y_final4(i, v), y_store4(i, v)    the two halves of y_set4: the fused steps, and the store of what they gave
     x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
     x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
-    x_set_word(i, v)    the same of four bytes as numbers, after the fused steps; x_final_word(i, v) is the word that they give
+    x_set_word(i, v)    the same of four bytes as numbers, after the fused steps
     HAS_X          for an optional input: whether it is there
     out_of_range() notes that data brought an index out of range, if the kernel reports that; divided_by_zero() that a step divides by 0
     subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: invocations of a subgroup, and which one this is; subgroups,

@@ -65,23 +65,6 @@ fn pixel_or_zero(step: u32, kq: u32, top: i32, left: i32, base: i32) -> vec4<f32
 }
 #end
 
-#if SPREAD != 2
-// What vector i of y is, of column m, and its store.
-fn finished(i: u32, m: u32, sum: vec4<f32>) -> vec4<f32> {
-    var v = ALPHA * sum;
-#if HAS_C
-#if SPREAD
-    v += c_at4(m % FILTERS);
-#else
-    v += c_at4(m);
-#end
-#end
-    return y_final4(i, v);
-}
-
-fn keep(i: u32, v: vec4<f32>) { y_store4(i, v); }
-#end
-
 #if SLICES > 1
 // Of a team's sums: in an array of their own beside a tile of float16, else where the tile was.
 #if HALVES
@@ -347,7 +330,37 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     }
 #end
 #else
-#include tile_stores.wgsl
+    // what the fused steps read is under way for several outputs at a time: a store in between would keep the next load waiting
+#let together = LOADED if LOADED < OUTPUTS else OUTPUTS
+#for round in OUTPUTS // together
+#for f in together
+#let e = round * together + f
+    let c$e = m_base + min(m$e, M4 - 1u);
+#if SPREAD
+    let s$e = spread(min(o$e, ROWS - 1u), c$e);
+    let i$e = select(s$e, 0u, s$e == NOWHERE);
+#else
+    let i$e = (batch * ROWS + min(o$e, ROWS - 1u)) * $(GROUP_COUNT * M4)u + c$e;
+#end
+    var v$e = ALPHA * r$e;
+#if HAS_C
+#if SPREAD
+    v$e += c_at4(c$e % FILTERS);
+#else
+    v$e += c_at4(c$e);
+#end
+#end
+    let y$e = y_final4(i$e, v$e);
+#end
+#for f in together
+#let e = round * together + f
+#if SPREAD
+    if (m$e < M4 && o$e < ROWS && s$e != NOWHERE) { y_store4(i$e, y$e); }
+#else
+    if (m$e < M4 && o$e < ROWS) { y_store4(i$e, y$e); }
+#end
+#end
+#end
 #end
 #end
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,8 @@ from ort_gpu_ep.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.questions import apart
 from ort_gpu_ep.scheduler.plan import Dispatch
-from ort_gpu_ep.shaders.composer import compose
-from ort_gpu_ep.target import LAST_ARRIVING, Limits
-from ort_gpu_ep.types import BY_NAME, FLOAT32, INT8, UINT8
+from ort_gpu_ep.target import LAST_ARRIVING
+from ort_gpu_ep.types import BY_NAME, FLOAT32, INT8
 from tests.direct import opened, run_program
 from tests.ops.test_tiles import expected
 from tests.unit.graphs import graph_of, plan_of
@@ -84,21 +82,6 @@ def test_parts_of_k(name: str, split: int, monkeypatch: pytest.MonkeyPatch) -> N
         check_conv((1, 272, 5, 13), (tile.m + 4, 272, 1, 1))
         check_conv((2, 20, 7, 5), (8, 20, 3, 2), "int8", "int8", strides=[2, 1], pads=[1, 1, 1, 1])
         check_conv((1, 128, 5, 8), (12, 128, 3, 3), pads=[1, 1, 1, 1])
-
-
-@pytest.mark.parametrize(("name", "rounds"), [("64x64", 1), ("128x128", 2)])
-def test_what_fused_steps_read_is_loaded_before_a_store(name: str, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    tile = next(t for t in tiles.TILES if t.name == name)
-    monkeypatch.setattr(tiles, "forms", lambda product: {"tested": (tile, 1)})
-    graph, _ = quantized("QLinearConv", integers("uint8", 1, 9, 8, 16), integers("int8", 12, 16, 1, 1), 12, "uint8", "uint8", False)
-    added = Step("QLinearAdd", "u32(clamp(round(0.5 * f32(x) + 0.25 * f32(y)), 0.0, 255.0))", ("v", "e0"), UINT8)
-    node = replace(graph.nodes[0], epilogue=(added,), operands=("r",))
-    graph = replace(graph, inputs=("x", "r")).with_nodes((node,), {**graph.values, "r": Value("r", UINT8, (1, 9, 8, 12))})
-    with apart():
-        step, = (s for s in plan_of(graph, limits=Limits(max_workgroup_nbytes=49152)).steps if isinstance(s, Dispatch))
-    body = compose(step.kernel, step.bindings).split("fn grid_main")[1]
-    calls = "".join(re.findall(r"\b(f|k)(?:inished|eep)\(i\d", body))
-    assert calls == rounds * (8 * "f" + 8 * "k")
 
 
 def test_padding_of_a_network_without_a_zero_point_of_x() -> None:
