@@ -31,7 +31,7 @@ from ort_gpu_ep.registry import (
     spec_of,
     tensors_of,
 )
-from ort_gpu_ep.schemas import fault, schema
+from ort_gpu_ep.schemas import fault, same_but_for_types, schema
 from ort_gpu_ep.target import Target
 from ort_gpu_ep.types import FLOAT32, INT8, UINT8, DType, TensorType, names
 
@@ -77,7 +77,8 @@ def _row(node: Node) -> OpSpec:
     where = f"{node.domain}:{node.op}" if node.domain else node.op
     if spec is None:
         raise UnsupportedNodeError(Code.OP, f"no kernel for {where}")
-    if node.version < spec.since or (not node.domain and node.version > KNOWN_OPSET):
+    newer = not node.domain and node.version > KNOWN_OPSET and not same_but_for_types(node.op, KNOWN_OPSET, node.version)
+    if node.version < spec.since or newer:
         raise UnsupportedNodeError(Code.OPSET, f"{where} of opset {node.version}; taken from opset {spec.since} to {KNOWN_OPSET}")
     return spec
 

@@ -34,8 +34,8 @@ from ort_gpu_ep.target import WORKGROUP as WORKGROUP
 from ort_gpu_ep.target import Limits as Limits
 from ort_gpu_ep.types import BY_ONNX, DTYPES, FLOAT32, UINT32, DType, Shape, TensorType
 
-KNOWN_OPSET = 26
-"""Newest ONNX opset whose changes were read; a later form of an op is declined until someone looks at it."""
+KNOWN_OPSET = 28
+"""Newest ONNX opset whose changes were read; a later form of an op is declined unless it allows other types and says the same else."""
 
 
 class UnknownValueError(UnsupportedNodeError):

@@ -25,6 +25,22 @@ def schema(domain: str, name: str, version: int) -> Any:
 
 
 @cache
+def same_but_for_types(name: str, opset: int, version: int) -> bool:
+    """Whether ONNX says of an op at since-version `version` what it says in `opset`, but for types; False of a version not known here."""
+    old, new = schema("", name, opset), schema("", name, version)
+    return old is not None and new is not None and new.since_version == version and _statement(old) == _statement(new)
+
+
+def _statement(found: Any) -> object:
+    """All of a schema that says what its op does."""
+    inputs, outputs = ([(p.name, p.type_str, p.option, p.is_homogeneous, p.min_arity, p.description) for p in parameters]
+                       for parameters in (found.inputs, found.outputs))
+    attributes = {
+        name: (a.type, a.required, a.default_value.SerializeToString(), a.description) for name, a in found.attributes.items()}
+    return found.doc, found.deprecated, inputs, outputs, attributes
+
+
+@cache
 def default_attribute(domain: str, name: str, version: int, attribute: str) -> Attribute:
     """An attribute's default value by the schema; None where there is none."""
     found = schema(domain, name, version)

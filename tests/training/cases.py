@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 from onnx import helper
 
 from tests.training.numeric import Case
@@ -117,6 +118,7 @@ def _movement() -> list[Case]:
         Case("DepthToSpace", {"x": normal(1, 8, 2, 3)}, {"blocksize": 2}),
         Case("DepthToSpace", {"x": normal(1, 8, 2, 3)}, {"blocksize": 2, "mode": "CRD"}, name="crd"),
         Case("SpaceToDepth", {"x": normal(1, 2, 4, 6)}, {"blocksize": 2}),
+        Case("SpaceToDepth", {"x": normal(1, 2, 4, 6)}, {"blocksize": 2, "mode": "CRD"}, opset=28, name="crd"),
     ]
 
 
@@ -276,3 +278,5 @@ def _recurrent() -> list[Case]:
 
 CASES = [*_unary(), *_binary(), *_reductions(), *_movement(), *_indexing(), *_products(), *_convolutions(), *_pools(), *_normalizations(),
          *_resizes(), *_recurrent()]
+if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 32):
+    CASES = [case for case in CASES if case.opset <= 26]      # it takes no newer ones

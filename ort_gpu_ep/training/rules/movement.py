@@ -128,5 +128,7 @@ def depth_to_space(n: Site) -> Gradients:
 @gradient("SpaceToDepth")
 def space_to_depth(n: Site) -> Gradients:
     b, (batch, channels, height, width) = n.attr("blocksize"), n.x.shape
-    grad = n.writer.reshape(n.dy, [batch, b, b, channels, height // b, width // b])
-    return [n.writer.reshape(n.writer.transpose(grad, [0, 3, 4, 1, 5, 2]), n.x.shape)]
+    crd = n.attr("mode") == "CRD"
+    blocks = (channels, b, b) if crd else (b, b, channels)
+    grad = n.writer.reshape(n.dy, [batch, *blocks, height // b, width // b])
+    return [n.writer.reshape(n.writer.transpose(grad, [0, 1, 4, 2, 5, 3] if crd else [0, 3, 4, 1, 5, 2]), n.x.shape)]
