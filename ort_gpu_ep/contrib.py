@@ -50,6 +50,10 @@ def schemas() -> Mapping[tuple[str, str], OpSchema]:
             "QLinearGlobalAveragePool", "X:T x_scale:tensor(float) x_zero_point:T y_scale:tensor(float) y_zero_point:T", "Y:T",
             {"T": BYTES}, {"channels_last": 0}),
         _schema(
+            "QGemm", "A:TA a_scale:T a_zero_point:TA B:TB b_scale:T b_zero_point:TB C:TC? y_scale:T? y_zero_point:TYZ?", "Y:TY",
+            {"T": ("tensor(float)",), "TA": BYTES, "TB": BYTES, "TC": ("tensor(int32)",), "TYZ": BYTES, "TY": ("tensor(float)", *BYTES)},
+            {"transA": 0, "transB": 0, "alpha": 1.0}),
+        _schema(
             "RotaryEmbedding", "input:T position_ids:M cos_cache:T sin_cache:T", "output:T", {"T": FLOATS, "M": ("tensor(int64)",)},
             {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0, "is_packed_batching": 0, "scale": 1.0}))
     return {(schema.domain, schema.name): schema for schema in found}

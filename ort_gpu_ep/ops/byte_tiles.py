@@ -1,4 +1,5 @@
-"""Products of bytes in register tiles (byte_product.wgsl): QLinearMatMul, MatMulInteger, and QLinearConv over channels that lie together.
+"""Products of bytes in register tiles (byte_product.wgsl): QLinearMatMul, QGemm, MatMulInteger, and QLinearConv over channels
+that lie together.
 
 Tiles and estimates are those of `tiles.py`, over words of four bytes: a word is an element of K. The estimates' figures are its own.
 Weights are packed once; what the zero point of x adds to their sums is folded into the bias, so that it costs nothing in a run.
@@ -14,7 +15,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.ops import requantized, tiles
 from ort_gpu_ep.ops.conv_last import DEPTHWISE_WORKGROUP_SIZE, MAX_PLANES
-from ort_gpu_ep.ops.requantized import W_SCALE, W_ZERO, X_SCALE, X_ZERO, Y_SCALE, Y_ZERO, Folded, W, X, shift
+from ort_gpu_ep.ops.requantized import W_SCALE, W_ZERO, X_SCALE, X_ZERO, Folded, W, X, ends, shift
 from ort_gpu_ep.ops.tiles import Tile, TiledProduct, Weights
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, kernel
@@ -56,8 +57,8 @@ def _is_static(node: BoundNode, outputs: int) -> bool:
     """Whether all but x is constant, with one scale of x, and zero points that can be folded away."""
     if outputs % 4 or node.input(W_SCALE).size not in (1, outputs):
         return False
-    ones = all(node.input(i).size == 1 for i in (X_SCALE, X_ZERO, Y_SCALE, Y_ZERO) if node.has(i))
-    return ones and requantized.are_constant(node) and not requantized.zero_counts(node, W, W_ZERO) and _may_run(node)
+    ones = all(node.input(i).size == 1 for i in (X_SCALE, X_ZERO, *ends(node)[:2]) if node.has(i))
+    return ones and requantized.are_constant(node, folded=True) and not requantized.zero_counts(node, W, W_ZERO) and _may_run(node)
 
 
 def _may_run(node: BoundNode) -> bool:
@@ -76,31 +77,41 @@ def takes_image(node: BoundNode) -> bool:
 
 
 def takes_matrices(node: BoundNode) -> bool:
-    """Whether a QLinearMatMul is a product of rows with a constant matrix, and in words."""
+    """Whether a QLinearMatMul or QGemm is a product of rows with a constant matrix, and in words."""
     a, b = node.input(X), node.input(W)
-    return (a.rank >= 2 and b.rank == 2 and a.shape[-1] == b.shape[0] and b.shape[0] % 4 == 0
-            and _is_summed(node, b) and _is_static(node, b.shape[1]))
+    if a.rank < 2 or b.rank != 2:
+        return False
+    k, m = _sizes(node)
+    return bool(a.shape[-1] == k) and k % 4 == 0 and _is_summed(node, b, k) and _is_static(node, m)
 
 
-def _is_summed(node: BoundNode, b: Operand) -> bool:
+def _sizes(node: BoundNode) -> tuple[int, int]:
+    """Of the weights: how many are summed, and columns."""
+    k, m = node.input(W).shape
+    return (m, k) if node.attr("transB") else (k, m)
+
+
+def _is_summed(node: BoundNode, b: Operand, k: int) -> bool:
     """Whether one invocation can add up a column of the weights."""
-    return bool(b.size > 0) and bool(b.shape[0] <= node.target.limits.max_loop_iterations)
+    return bool(b.size > 0) and k <= node.target.limits.max_loop_iterations
 
 
 def matrices(node: BoundNode) -> Lowering:
-    """Of a QLinearMatMul that `takes_matrices`."""
-    a, (k, m) = node.input(X), node.input(W).shape
+    """Of a QLinearMatMul or QGemm that `takes_matrices`."""
+    a, (k, m) = node.input(X), _sizes(node)
+    folded = Folded(k, k, 1) if node.attr("transB") else Folded(k, 1, m)
     weights = Weights(W, k // 4, 1, 1, m, 0, constant=True)
     product = TiledProduct(math.prod(a.shape[:-1]), m, weights, target=node.target, bytes=True)
-    out = TensorType(node.input(Y_ZERO).dtype, (*a.shape[:-1], m))
-    return _lowered(node, product, out, k, Folded(k, 1, m), _as_bytes(node, out, m, Folded(k, 1, m)))
+    out = TensorType(node.input(ends(node).y_zero).dtype, (*a.shape[:-1], m))
+    return _lowered(node, product, out, k, folded, _as_bytes(node, out, m, folded))
 
 
 def takes_sums(node: BoundNode) -> bool:
     """Whether a MatMulInteger is a product of rows with a constant matrix, and in words; a's zero point may be one of a run."""
     a, b, zero = node.input(0), node.input(1), node.optional(2)
     return (a.rank >= 2 and b.rank == 2 and b.is_constant and a.shape[-1] == b.shape[0] and b.shape[0] % 4 == 0 and b.shape[1] % 4 == 0
-            and _is_summed(node, b) and (zero is None or zero.size == 1) and not requantized.zero_counts(node, 1, 3) and _may_run(node)
+            and _is_summed(node, b, b.shape[0])
+            and (zero is None or zero.size == 1) and not requantized.zero_counts(node, 1, 3) and _may_run(node)
             and bool(hint(math.prod(a.shape[:-1])) >= MIN_ROWS))
 
 
@@ -129,7 +140,7 @@ def image(node: BoundNode) -> Lowering:
     if (x.shape[1] if planes else x.shape[3]) != w.shape[1] * node.attr("group"):
         raise UnsupportedNodeError(Code.RANK, f"QLinearConv of {x.type}, channels last, and {w.type}: channels do not fit")
     window = conv_window(node, x.shape[2:] if planes else x.shape[1:3], w.shape[2:])
-    out = TensorType(node.input(Y_ZERO).dtype, (x.shape[0], *window.small, w.shape[0]))
+    out = TensorType(node.input(ends(node).y_zero).dtype, (x.shape[0], *window.small, w.shape[0]))
     depth = w.shape[1] * window.taps
     if node.attr("group") > 1:
         return _depthwise(node, window, out, Folded(depth, depth, 1))

@@ -1,4 +1,4 @@
-"""Products of 8-bit integers in 32-bit sums: MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv."""
+"""Products of 8-bit integers in 32-bit sums: MatMulInteger, QLinearMatMul, QGemm, ConvInteger, QLinearConv."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, ceil_div, integers, record
 from ort_gpu_ep.ops import byte_tiles, requantized
 from ort_gpu_ep.ops.packed_operands import NO_WINDOW
+from ort_gpu_ep.ops.quantized import DOMAIN
 from ort_gpu_ep.ops.requantized import shift, zero_counts
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, conv_window
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, at_hand, broadcast, broadcast_strides, kernel, op
@@ -50,7 +51,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class IntegerProduct:
-    """y[batch, m, n] = sum over k of (a[m, k] - zero) (b[k, n] - zero) + bias[m]. window, groups: as Conv's; groups divide the batches."""
+    """y[batch, m, n] = sum over k of (a[m, k] - zero) (b[k, n] - zero) + bias[m]. window, groups: as Conv's; groups divide the batches.
+
+    by_column: the bias, and what else there is for each output, is of n.
+    """
 
     batch: int
     m: int
@@ -61,6 +65,7 @@ class IntegerProduct:
     bias: int | None = None
     groups: int = 1
     window: Mapping[str, Const] = field(default_factory=dict)
+    by_column: bool = False
 
 
 def integer_product(node: BoundNode, product: IntegerProduct, out: TensorType) -> Kernel:
@@ -77,7 +82,7 @@ def integer_product(node: BoundNode, product: IntegerProduct, out: TensorType) -
         "ZP_ROWS": product.groups > 1 and a.zp_stride > 0, "GROUP_COUNT": product.groups,
         "A_SHIFT": shift(node.input(a.source).dtype), "B_SHIFT": shift(node.input(b.source).dtype),
         "USE_A_ZP": zero_counts(node, a.source, a.zp), "USE_B_ZP": zero_counts(node, b.source, b.zp),
-        "C_ROW": 1, "REQUANTIZED": False, "IM2COL": bool(product.window), **(product.window or NO_WINDOW)}
+        "BY_COLUMN": product.by_column, "REQUANTIZED": False, "IM2COL": bool(product.window), **(product.window or NO_WINDOW)}
     reads: dict[str, int | str] = {"a": a.source, "b": b.source}
     reads |= {name: i for name, i in (("a_zp", a.zp), ("b_zp", b.zp), ("c", product.bias)) if i is not None and node.has(i)}
     return kernel(
@@ -112,7 +117,31 @@ def qlinear_matmul(node: BoundNode) -> Lowering:
         return byte_tiles.matrices(node)
     product = _matrices(node, 0, 3, 2, 5)
     sums = product.outputs[0]
-    return _requantized(node, product, (_along(node, 1, sums.shape, -2), _along(node, 4, sums.shape, -1)), sums.shape[-1], by_column=True)
+    return _requantized(node, product, (_along(node, 1, sums.shape, -2), _along(node, 4, sums.shape, -1)), sums.shape[-1])
+
+
+@op("QGemm", domain=DOMAIN, dtypes={"TA": BYTES, "TB": BYTES, "TYZ": BYTES},
+    bindings="a a_scale a_zp b b_scale b_zp c? y_scale? y_zp? -> y", epilogue=True)
+def qgemm(node: BoundNode) -> Lowering:
+    """y = saturate(round((sum of (a - a's zero point) (b' - b's zero point) + c) alpha a_scale b_scale / y_scale) + y's zero point).
+
+    a: [m, k]; b': [k, n], b transposed where transB says so; c: int32, [n]. Scales and zero points of a and y are scalars, of b also [n].
+    """
+    a, b, c = node.input(0), node.input(3), node.optional(6)
+    if not node.has(7) or not node.has(8) or node.attr("transA") or a.rank != 2 or b.rank != 2:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"QGemm of {a.type} and {b.type}; taken: matrices, the first not transposed, to bytes")
+    if byte_tiles.takes_matrices(node):
+        return byte_tiles.matrices(node)
+    transposed = bool(node.attr("transB"))
+    (m, k), (inner, n) = a.shape, b.shape[::-1] if transposed else b.shape
+    if inner != k or (c and (c.size != n or c.shape[-1:] != (n,))) or _zp_stride(node, 2, 1):
+        raise UnsupportedNodeError(Code.RANK, f"QGemm of {a.type}, {b.type} and {c and c.type}: shapes do not fit")
+    whole = Strided((1,), (0,))
+    right = Side(3, whole, *((k, 1) if transposed else (1, n)), 5, _zp_stride(node, 5, n))
+    product = IntegerProduct(1, m, n, k, Side(0, whole, k, 1, 2), right, 6 if c else None, by_column=True)
+    sums = TensorType(INT32, (m, n))
+    scales = (_along(node, 1, sums.shape, -1), _along(node, 4, sums.shape, -1))
+    return _requantized(node, integer_product(node, product, sums), scales, n)
 
 
 @op("ConvInteger", since=10, dtypes={"T1": BYTES, "T2": BYTES}, bindings="x w b_zp? a_zp? c? -> y")
@@ -150,32 +179,34 @@ def qlinear_conv(node: BoundNode) -> Lowering:
     of_filters = Strided(sums.shape, tuple(int(k == 1 and node.input(4).size != 1) for k in range(len(sums.shape))))
     if node.input(4).size not in (1, sums.shape[1]):
         raise UnsupportedNodeError(Code.RANK, f"QLinearConv with w_scale {node.input(4).type}; taken: a scalar, or [{sums.shape[1]}]")
-    return _requantized(node, product, (_along(node, 1, sums.shape, -1), of_filters), sums.shape[1], by_column=False)
+    return _requantized(node, product, (_along(node, 1, sums.shape, -1), of_filters), sums.shape[1])
 
 
-def _requantized(node: BoundNode, product: Kernel, indices: tuple[Strided, Strided], outputs: int, by_column: bool) -> Lowering:
+def _requantized(node: BoundNode, product: Kernel, indices: tuple[Strided, Strided], outputs: int) -> Lowering:
     """The sums as bytes: where four of a row fill a word, by the product itself.
 
-    indices: of a's and of b's scale, which are inputs 1 and 4; inputs 6 and 7 are y's scale and zero point. outputs: columns, or filters.
+    indices: of a's and of b's scale, which are inputs 1 and 4. outputs: columns, or filters.
     """
-    if node.input(6).size != 1 or node.input(7).size != 1:
+    y_scale, y_zero, _ = requantized.ends(node)
+    if node.input(y_scale).size != 1 or node.input(y_zero).size != 1:
         raise UnsupportedNodeError(
-            Code.RANK, f"{node.op} with y_scale {node.input(6).type}, y_zero_point {node.input(7).type}; taken: scalars")
+            Code.RANK, f"{node.op} with y_scale {node.input(y_scale).type}, y_zero_point {node.input(y_zero).type}; taken: scalars")
     sums = product.outputs[0]
-    out = TensorType(node.input(7).dtype, sums.shape)
+    out = TensorType(node.input(y_zero).dtype, sums.shape)
     consts = requantized.range_of(out.dtype)
     if node.input(1).size == 1 and same(dict(product.consts)["N"] % 4, 0):
         numbers = requantized.numbers(node, outputs)
         given = {name: source for name, source in product.reads or () if name != "c"}
-        own = dict(product.consts) | {"REQUANTIZED": True, "OUTPUTS": outputs, "BY_COLUMN": by_column, **consts}
+        own = dict(product.consts) | {"REQUANTIZED": True, "OUTPUTS": outputs, **consts}
         done = replace(
             product, outputs=(out,), consts=tuple(own.items()), reads=(*given.items(), ("numbers", "numbers")), writes=(("y", 0),),
             words=("y",))
         once = ("numbers",) if requantized.are_constant(node) else ()
         return Lowering((out,), (numbers, done), (("numbers", numbers.outputs[0]),), once=once)
     last = kernel(
-        "requantize.wgsl", [out], consts=consts, indices=dict(zip(("a_index", "b_index"), indices, strict=True)),
-        reads={"x": "sums", "a_scale": 1, "b_scale": 4, "y_scale": 6, "zp": 7}, writes={"y": 0})
+        "requantize.wgsl", [out], consts={"ALPHA": requantized.alpha_of(node), **consts},
+        indices=dict(zip(("a_index", "b_index"), indices, strict=True)),
+        reads={"x": "sums", "a_scale": 1, "b_scale": 4, "y_scale": y_scale, "zp": y_zero}, writes={"y": 0})
     return Lowering((out,), (replace(product, writes=(("y", "sums"),)), last), (("sums", sums),))
 
 
@@ -195,7 +226,8 @@ def _matrices(node: BoundNode, left: int, right: int, left_zp: int, right_zp: in
         left_base = Strided(batches, tuple(s * m * k for s in broadcast_strides(a.shape[:-2], batches)) or tuple(base))
         right_base = Strided(batches, tuple(s * k * n for s in broadcast_strides(b.shape[:-2], batches)) or tuple(base))
     product = IntegerProduct(
-        math.prod(batches), m, n, k, Side(left, left_base, k, 1, left_zp, rows_zp), Side(right, right_base, 1, n, right_zp, columns_zp))
+        math.prod(batches), m, n, k, Side(left, left_base, k, 1, left_zp, rows_zp), Side(right, right_base, 1, n, right_zp, columns_zp),
+        by_column=True)
     return integer_product(node, product, TensorType(INT32, shape))
 
 

@@ -1,18 +1,32 @@
-"""What makes bytes of the sums of an integer product: zero points, scales and ranges of QLinearConv and QLinearMatMul.
+"""What makes bytes of the sums of an integer product: zero points, scales and ranges of QLinearConv, QLinearMatMul and QGemm.
 
-Inputs of both: x, its scale and zero point, w, its scale and zero point, y's scale and zero point, and of QLinearConv a bias.
+Inputs of each: x, its scale and zero point, w, its scale and zero point, y's scale and zero point, and a bias; of QGemm the bias is in
+front of y's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ort_gpu_ep.kernels import Case, Known, case, integers, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, kernel
 from ort_gpu_ep.types import INT8, UINT8, UINT32, DType, TensorType
 
-X, X_SCALE, X_ZERO, W, W_SCALE, W_ZERO, Y_SCALE, Y_ZERO, BIAS = range(9)
+X, X_SCALE, X_ZERO, W, W_SCALE, W_ZERO = range(6)
 """Positions of the inputs."""
+
+
+class Ends(NamedTuple):
+    """Those of what follows them."""
+
+    y_scale: int
+    y_zero: int
+    bias: int
+
+
+def ends(node: BoundNode) -> Ends:
+    return Ends(7, 8, 6) if node.op == "QGemm" else Ends(6, 7, 8)
 
 
 def probe_case(columns: int) -> Case:
@@ -53,10 +67,17 @@ def range_of(dtype: DType) -> dict[str, Const]:
     return {"LOW": low, "HIGH": low + 255.0}
 
 
+def alpha_of(node: BoundNode) -> float:
+    """What the sums are multiplied by besides the scales."""
+    return float(node.attr("alpha")) if node.op == "QGemm" else 1.0
+
+
 def numbers(node: BoundNode, outputs: int, folded: Folded | None = None) -> Kernel:
     """The kernel that writes them to the temporary `numbers`; x has one scale. outputs: filters, or columns."""
-    given = [("a_scale", X_SCALE), ("b_scale", W_SCALE), ("y_scale", Y_SCALE), ("y_zp", Y_ZERO), ("c", BIAS)]
-    consts: dict[str, Const] = {"OUTPUTS": outputs, "B_STRIDE": int(node.input(W_SCALE).size != 1), "K": 0}
+    last = ends(node)
+    given = [("a_scale", X_SCALE), ("b_scale", W_SCALE), ("y_scale", last.y_scale), ("y_zp", last.y_zero), ("c", last.bias)]
+    consts: dict[str, Const] = {
+        "ALPHA": alpha_of(node), "OUTPUTS": outputs, "K": 0, "B_STRIDE": int(node.input(W_SCALE).size != 1)}
     if folded is not None:
         given += [("w", W), ("x_zp", X_ZERO)]
         consts |= {"K": folded.k, "W_M": folded.output, "W_K": folded.along, "X_ZP": node.has(X_ZERO),
@@ -66,6 +87,7 @@ def numbers(node: BoundNode, outputs: int, folded: Folded | None = None) -> Kern
         reads={name: i for name, i in given if node.has(i)}, writes={"y": "numbers"})
 
 
-def are_constant(node: BoundNode) -> bool:
+def are_constant(node: BoundNode, folded: bool = False) -> bool:
     """Whether what `numbers` reads is held by the model."""
-    return all(node.input(i).is_constant for i in (X_SCALE, X_ZERO, W, W_SCALE, Y_SCALE, Y_ZERO, BIAS) if node.has(i))
+    read = (X_SCALE, W_SCALE, *ends(node), *((X_ZERO, W, W_ZERO) if folded else ()))
+    return all(node.input(i).is_constant for i in read if node.has(i))

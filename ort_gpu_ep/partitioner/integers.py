@@ -1,4 +1,4 @@
-"""QuantizeLinear after a Conv or MatMul of dequantized bytes becomes one product of bytes: QLinearConv, QLinearMatMul.
+"""QuantizeLinear after a Conv, MatMul or Gemm of dequantized bytes becomes one product of bytes: QLinearConv, QLinearMatMul, QGemm.
 
 ONNX Runtime does the same for its CPU, but only after it has asked providers.
 """
@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ort_gpu_ep.claim import claim
-from ort_gpu_ep.graph import Graph, Node
+from ort_gpu_ep.graph import Graph, Node, Step
 from ort_gpu_ep.lowering import Facts, bind
+from ort_gpu_ep.ops.quantize import limits_of
+from ort_gpu_ep.ops.quantized import DOMAIN
 from ort_gpu_ep.registry import Decline, Limits
 from ort_gpu_ep.types import INT8, INT32, UINT8
 
-PRODUCTS: Mapping[str, str] = {"Conv": "QLinearConv", "MatMul": "QLinearMatMul"}
+PRODUCTS: Mapping[str, tuple[str, str, int]] = {
+    "Conv": ("QLinearConv", "", 10), "MatMul": ("QLinearMatMul", "", 10), "Gemm": ("QGemm", DOMAIN, 1)}
+"""The op of bytes, its domain and version."""
 
-
+Float: TypeAlias = np.float32
 Finder: TypeAlias = Callable[[Node], list[Node] | None]
 """Of a QuantizeLinear: the fused node, then the nodes that it stands for; None where it ends no such group."""
 
@@ -95,10 +99,10 @@ def in_place_of(inside: Sequence[Node], node: Node) -> list[Node]:
 
 
 class _Products(Surroundings):
-    """A product, perhaps with Relu."""
+    """A product, perhaps with Relu or Clip."""
 
     def parts(self, last: Node) -> list[Node] | None:
-        before = self.before(last)
+        before, clamped = self._clamped(last)
         product = before[-1] if before else None
         if product is None or product.domain or product.op not in PRODUCTS or product.epilogue:
             return None
@@ -106,8 +110,40 @@ class _Products(Surroundings):
         inputs = self._inputs(product, read, last) if read else None
         if inputs is None:
             return None
-        inside = [last, *before, *self.gone(read)]
-        return in_place_of(inside, Node(PRODUCTS[product.op], inputs, (), product.name, "", 10, product.attributes))
+        inside, (op, domain, version) = [last, *before, *self.gone(read)], PRODUCTS[product.op]
+        attributes = {name: value for name, value in product.attributes.items() if name != "beta"}
+        return in_place_of(inside, Node(op, inputs, (), product.name, domain, version, attributes, epilogue=clamped))
+
+    def _clamped(self, last: Node) -> tuple[list[Node], tuple[Step, ...]]:
+        """What `last` quantises, as `before`; and what a Relu or Clip in between does to bytes, where all numbers are constants."""
+        found, kind = self.only(last.inputs[0]), self.facts.types.get(last.outputs[0])
+        first = self.only(found.inputs[0]) if found is not None and found.op in ("Relu", "Clip") and not found.domain else None
+        before = self.before(last)
+        if found is None or first is None or len(before) == 2 or kind is None:
+            return before, ()
+        bounds, numbers = self._bounds(found), [self.graph.constant(name) for name in last.inputs[1:3]]
+        scale, zero = (None if n is None or n.size != 1 else n.reshape(-1)[0] for n in numbers)
+        if bounds is None or scale is None or zero is None:
+            return before, ()
+        least, most = limits_of(kind.dtype)
+        low, high = (float(np.clip(np.rint(bound / scale) + np.float32(zero), least, most)) for bound in bounds)
+        clamp = Step(found.op, f"clamp(x, {kind.dtype.value}({low}), {kind.dtype.value}({high}))", ("v",), kind.dtype)
+        return [found, first], (clamp,)
+
+    def _bounds(self, node: Node) -> tuple[Float, Float] | None:
+        """Of a Relu or Clip; None where a run brings them."""
+        given: list[Float] = [np.float32(-np.inf), np.float32(np.inf)]
+        if node.op == "Relu":
+            return np.float32(0), given[1]
+        for k, name in enumerate(("min", "max")):
+            if isinstance(own := node.attributes.get(name), float | int):
+                given[k] = np.float32(own)
+            elif len(node.inputs) > k + 1 and node.inputs[k + 1]:
+                value = self.graph.constant(node.inputs[k + 1])
+                if value is None or value.size != 1:
+                    return None
+                given[k] = np.float32(value.reshape(-1)[0])
+        return given[0], given[1]
 
     def _inputs(self, product: Node, read: Sequence[Node], last: Node) -> tuple[str, ...] | None:
         """Of the fused node; None where types or scales are not those of a product of bytes."""
@@ -118,17 +154,22 @@ class _Products(Surroundings):
             return None
         axis = read[1].attributes.get("axis", 1)
         rank = types[1].rank if types[1] is not None else 0
-        wanted = 0 if product.op == "Conv" else rank - 1
+        wanted = 0 if product.op == "Conv" or product.attributes.get("transB") else rank - 1
         if scales[1].size != 1 and (not isinstance(axis, int) or axis % max(rank, 1) != wanted):
             return None
-        bias = self._bias(read[2], x[1], w[1]) if len(read) > 2 else ""
-        return None if bias is None else (*x, *w, *last.inputs[1:3], *((bias,) if bias else ()))
+        if product.op != "Gemm":
+            bias = self._bias(read[2], x[1], w[1]) if len(read) > 2 else ""
+            return None if bias is None else (*x, *w, *last.inputs[1:3], *((bias,) if bias else ()))
+        alpha = product.attributes.get("alpha", 1.0)
+        bias = self._bias(read[2], x[1], w[1], alpha) if len(read) > 2 else ""
+        fits = bias is not None and x[2] and w[2] and (not bias or product.attributes.get("beta", 1.0) == 1)
+        return (*x, *w, bias or "", *last.inputs[1:3]) if fits else None
 
-    def _bias(self, decoder: Node, x_scale: str, w_scale: str) -> str | None:
+    def _bias(self, decoder: Node, x_scale: str, w_scale: str, alpha: Any = 1.0) -> str | None:
         """The 32-bit bias, where it is in steps of the sums."""
         kind = self.facts.types.get(decoder.inputs[0])
         own, a, b = (self.graph.constant(name) for name in (decoder.inputs[1], x_scale, w_scale))
         zero = self.graph.constant(decoder.inputs[2]) if len(decoder.inputs) > 2 and decoder.inputs[2] else np.zeros(1)
         if kind is None or kind.dtype is not INT32 or own is None or a is None or b is None or zero is None or np.any(zero):
             return None
-        return decoder.inputs[0] if np.allclose(own, a * b, rtol=1e-5, atol=0) else None
+        return decoder.inputs[0] if np.allclose(own, alpha * a * b, rtol=1e-5, atol=0) else None

@@ -5,9 +5,9 @@
 // Expects: a, b, a_zp? b_zp? (0 where left out) c?, y; a_base, b_base (offset of a batch); M N K (a batch's), TILES_M TILES_N TM TN STEP,
 // BATCH, A_ROW A_K B_K B_COL (strides), A_WORDS (rows of a begin at words and go along k), B_WORDS (those of b go along n), A_ZP_ROW
 // B_ZP_COL (strides of the zero points, 0: one for all), ZP_ROWS (zero points of a belong to the rows of all groups), GROUP_COUNT,
-// A_SHIFT B_SHIFT (128 for unsigned ones), USE_A_ZP USE_B_ZP (whether these can differ from 0 after the shift), C_ROW.
-// REQUANTIZED: y is bytes, four of a row in a word (N divides by 4), by the numbers of quantized_outputs.wgsl; of the columns where BY_COLUMN,
-// else of the rows of all groups.
+// A_SHIFT B_SHIFT (128 for unsigned ones), USE_A_ZP USE_B_ZP (whether these can differ from 0 after the shift), BY_COLUMN:
+// the bias is of the columns, else of the rows of all groups; so are the numbers of quantized_outputs.wgsl, by which with REQUANTIZED y is
+// bytes, four of a row in a word (N divides by 4).
 // IM2COL: k is (channel, tap), n an output pixel; the window as window.py's consts writes it, and padding holds b_zp.
 #if REQUANTIZED
 #include requantized.wgsl
@@ -146,7 +146,7 @@ fn group_main(group: u32, lane: u32) {
             if (n + $(f)u < N) {
                 let b_zero = i32(b_zp_at((n + $(f)u) * B_ZP_COL)) - i32(B_SHIFT);
                 var v = acc$e[$f] - a_zero * column_sums[$f] - b_zero * row_sums[$e] + i32(K) * a_zero * b_zero;
-                if (HAS_C) { v += i32(c_at(its * C_ROW)); }
+                if (HAS_C) { v += i32(c_at(select(its, n + $(f)u, BY_COLUMN))); }
                 y_set(i + $(f)u, v);
             }
 #end
