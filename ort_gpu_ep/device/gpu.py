@@ -100,14 +100,18 @@ class Gpu(Buffers):
 
     # ---- transfers and commands
 
-    def upload(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int) -> None:
-        """Copies host memory into a buffer; the host memory may be reused on return. Sizes are rounded up to 4 bytes inside the buffer."""
+    def upload(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int, waits: bool = True) -> None:
+        """Copies host memory into a buffer; the host memory may be reused on return. Sizes are rounded up to 4 bytes inside the buffer.
+
+        waits: for what is pending, which is submitted; without it nothing pending may use these bytes.
+        """
         if not nbytes:
             return
         start = time.perf_counter()
         with self._lock:
             self.check_alive()
-            self.flush()
+            if waits:
+                self.flush()
             whole = nbytes & ~3
             try:
                 if whole:
@@ -262,6 +266,11 @@ class Gpu(Buffers):
             if self._pending:
                 self._submit([])
 
+    def submit_soon(self, now: bool) -> None:
+        """Submits what is pending now, or only if the GPU has nothing else to do: else it waits for more."""
+        if now or self.finished(None):
+            self.flush()
+
     def finish(self) -> None:
         """Submits what is pending and waits until the GPU is idle."""
         with self._lock:
@@ -316,7 +325,9 @@ class Gpu(Buffers):
     # ---- work for the time in which the GPU is busy
 
     def on_wait(self, owner: Any) -> None:
-        """`owner.record_ahead()` will be called once, while the host waits for the GPU."""
+        """`owner.record_ahead()` will be called once, while the host waits for the GPU, and again as long as it returns true and the GPU is
+        at work.
+        """
         with self._lock:
             self._idle.add(owner)
 
@@ -324,7 +335,8 @@ class Gpu(Buffers):
         with self._lock:
             owners, self._idle = list(self._idle), weakref.WeakSet()
         for owner in owners:
-            owner.record_ahead()
+            while owner.record_ahead() and not self.finished(None):
+                pass
 
     @property
     def compiled(self) -> int:

@@ -325,7 +325,10 @@ class Prepared:
 
     def _record(self, shape: _Shape, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> tuple[list[Any], Word | None]:
         """The command buffers of a run: one, or with `submit_each` one a step. And its own word."""
-        parts = self.parts(shape, self._bind_groups(key, inputs, outputs), inputs, outputs)
+        return self.recorded(self.parts(shape, self._bind_groups(key, inputs, outputs), inputs, outputs))
+
+    def recorded(self, parts: list[Part]) -> tuple[list[Any], Word | None]:
+        """The command buffers of a run, of what `parts` gave, and its own word. Raises DeviceError."""
         if self.words is None:
             return self.encode(parts), None
         word, shared = self.words.own(), self.words.shared.buffer.native

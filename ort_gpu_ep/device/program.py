@@ -11,6 +11,7 @@ import numpy as np
 
 from ort_gpu_ep import host
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.device.bound import Bound
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.index_check import Word
@@ -205,11 +206,20 @@ class Program:
     def steady(self, inputs: Sequence[TensorType]) -> Steady | None:
         """What further runs with these input types go by; None where each needs `run`, or there was none yet."""
         with self.lock:
-            never = self.steering or self.closed or self.gpu.submit_each or self._ran is not None
-            found = None if never else self._filled.get((tuple(inputs), ()))
-            if found is None or not found[0].template.plan.steps or not Steady.fits(found[1]):
-                return None
-            return found[0].steady(found[1])
+            found = None if self.gpu.submit_each else self._again(inputs)
+            return found[0].steady(found[1]) if found is not None and Steady.fits(found[1]) else None
+
+    def bound(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Bound | None:
+        """Runs with these inputs and outputs each time; None where each needs `run`. Not with an empty tensor among them."""
+        with self.lock:
+            found = self._again([t.type for t in inputs])
+            return Bound(*found, inputs, outputs) if found is not None and Steady.fits(found[1]) else None
+
+    def _again(self, inputs: Sequence[TensorType]) -> tuple[Prepared, Filled] | None:
+        """The plan of runs with these input types, that all go the same way; None where they may not, or there is nothing to do."""
+        never = self.steering or self.closed or self._ran is not None
+        found = None if never else self._filled.get((tuple(inputs), ()))
+        return found if found is not None and found[0].template.plan.steps else None
 
     def _filled_plan(self, types: tuple[TensorType, ...], values: Mapping[int, Array]) -> tuple[Prepared, Filled] | None:
         """A plan that holds for these types, with their numbers."""

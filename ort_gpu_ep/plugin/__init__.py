@@ -1,5 +1,6 @@
 """The ONNX Runtime plugin: registration, and what is known of each session. The only package that touches the C ABI."""
 
+from ort_gpu_ep.plugin.bound import BoundRun, Turns, fill
 from ort_gpu_ep.plugin.direct import Direct
 from ort_gpu_ep.plugin.factory import VENDOR_ID
 from ort_gpu_ep.plugin.plain import OrtSession, PlainSession, exact_products, ort_session
@@ -22,16 +23,19 @@ __all__ = [
     "CPU_PROVIDER",
     "EP_NAME",
     "VENDOR_ID",
+    "BoundRun",
     "Copies",
     "Direct",
     "Event",
     "OrtSession",
     "PlainSession",
     "SessionState",
+    "Turns",
     "capture",
     "ensure_registered",
     "exact_products",
     "fall_back_or_raise",
+    "fill",
     "get_available_providers",
     "get_ep_name",
     "get_ep_names",

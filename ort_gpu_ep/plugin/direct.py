@@ -85,15 +85,8 @@ class Direct:
     @staticmethod
     def of(session: Any, state: SessionState | None) -> Direct | None:
         """None where runs of a session need ONNX Runtime."""
-        if state is None or len(state.partitions) != 1 or state.config is None or state.config.verify:
-            return None
-        partition, options = state.partitions[0], session._sess_options
-        if not isinstance(partition, Partition) or (options is not None and options.enable_profiling):
-            return None
-        inputs, outputs = {i.name for i in session.get_inputs()}, {o.name for o in session.get_outputs()}
-        if not outputs <= set(partition.graph.outputs) or not set(partition.graph.inputs) <= inputs:
-            return None
-        return Direct(session, partition)
+        partition = only_partition(session, state)
+        return Direct(session, partition) if partition is not None else None
 
     def run(self, output_names: Sequence[str] | None, feeds: Any) -> list[Array] | None:
         """What the session's `run` gives. None where ONNX Runtime is to do it. Raises as the partition does in strict mode."""
@@ -151,3 +144,14 @@ class Direct:
         values = self._partition.graph.values
         dtypes = [values[name].dtype for name in self._partition.graph.inputs]
         return tuple(TensorType(dtype, arrays[i].shape) for dtype, i in zip(dtypes, self._read, strict=True) if dtype is not None)
+
+
+def only_partition(session: Any, state: SessionState | None) -> Partition | None:
+    """The partition that takes a session's inputs and gives its outputs; None where runs need ONNX Runtime, too."""
+    if state is None or len(state.partitions) != 1 or state.config is None or state.config.verify:
+        return None
+    partition, options = state.partitions[0], session._sess_options
+    if not isinstance(partition, Partition) or (options is not None and options.enable_profiling):
+        return None
+    inputs, outputs = {i.name for i in session.get_inputs()}, {o.name for o in session.get_outputs()}
+    return partition if outputs <= set(partition.graph.outputs) and set(partition.graph.inputs) <= inputs else None

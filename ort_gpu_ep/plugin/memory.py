@@ -72,9 +72,10 @@ class Block:
 
 
 class Memory:
-    """All blocks of the process."""
+    """All blocks of the process. version: counts up when a range may be elsewhere than before, or have a storage together with another."""
 
     def __init__(self) -> None:
+        self.version = 0
         self._reservation = Reservation()
         self._blocks: dict[int, Block] = {}
         self._empty: weakref.WeakKeyDictionary[Gpu, Buffer] = weakref.WeakKeyDictionary()
@@ -95,6 +96,7 @@ class Memory:
         """Frees a block; its buffers go back to their GPU's pool."""
         with self._lock:
             block = self._blocks.pop(address, None)
+            self.version += 1
             if block is None:
                 raise InternalError(f"device address {address:#x} was freed twice, or never allocated")
             for piece in block.pieces:
@@ -168,15 +170,19 @@ class Memory:
 
     # ---- copies
 
-    def copy_in(self, gpu: Gpu | None, address: int, host_address: int, nbytes: int) -> None:
-        """Host memory into a range. Without a working GPU the range stays on the host, so that the CPU can go on from it."""
+    def copy_in(self, gpu: Gpu | None, address: int, host_address: int, nbytes: int, waits: bool = True) -> None:
+        """Host memory into a range. Without a working GPU the range stays on the host, so that the CPU can go on from it.
+
+        waits: as Gpu.upload has it, of the buffer that the range has had.
+        """
         if nbytes == 0:
             return
         if gpu is not None:
             try:
+                version = self.version
                 storage, _ = self.write(gpu, address, nbytes)
                 storage.words = ()
-                gpu.upload(storage.buffer, 0, host_address, nbytes)   # type: ignore[arg-type]
+                gpu.upload(storage.buffer, 0, host_address, nbytes, waits or self.version != version)   # type: ignore[arg-type]
                 storage.content = _small(host_address, nbytes)
                 self.count("host_to_device", self.state_of(address), nbytes)
                 return
@@ -251,6 +257,7 @@ class Memory:
     def _carve(self, block: Block, start: int, stop: int) -> None:
         """Takes [start, stop) out of the block's pieces; what lies beside it keeps its content."""
         kept: list[Piece] = []
+        self.version += 1
         for piece in block.pieces:
             if piece.stop <= start or piece.start >= stop:
                 kept.append(piece)

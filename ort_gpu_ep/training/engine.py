@@ -15,9 +15,10 @@ from ort_gpu_ep.errors import AdapterError, DeviceError, OutOfDeviceMemoryError,
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.training.data import Batch, DataSet
 from ort_gpu_ep.training.diagnosis import first_bad_node
+from ort_gpu_ep.training.feeding import state_of
 from ort_gpu_ep.training.journal import Entry, Journal
 from ort_gpu_ep.training.moving import Mover, comparable
-from ort_gpu_ep.training.resident import LOSSES, Resident, device_failure, state_of
+from ort_gpu_ep.training.resident import LOSSES, Resident, device_failure
 from ort_gpu_ep.training.step import WEIGHT, TrainingStep
 
 log = logging.getLogger("ort_gpu_ep")

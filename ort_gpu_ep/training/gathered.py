@@ -7,6 +7,7 @@ it reads a batch from the host, so it is the same step, and gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import onnx
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.session import InferenceSession
 from ort_gpu_ep.training.data import DataSet, Rows
+from ort_gpu_ep.training.feeding import Feed, Runs
 from ort_gpu_ep.training.writer import Shape, Writer
 
 ROWS = "training.rows"
@@ -51,14 +53,11 @@ class Gathered:
     ) -> None:
         self.source, self.session, self._batch = source, session, batch
         self.slots = [{n: value(np.zeros((batch, *a.shape[1:]), a.dtype)) for n, a in source.arrays.items()} for _ in range(places)]
-        self._rows = own(session, np.zeros(places * batch, np.int32))
+        self._rows = Feed(np.zeros(places * batch, np.int32), 1, partial(own, session), True)
         self._there: list[Array | None] = [None] * places
-        self._binding = session.io_binding()
-        for name, data in {**{n: own(session, a) for n, a in source.arrays.items()}, ROWS: self._rows}.items():
-            self._binding.bind_ortvalue_input(name, data)
-        for place, slots in enumerate(self.slots):
-            for name, made in slots.items():
-                self._binding.bind_ortvalue_output(output_name(name, place), made)
+        inputs = {**{n: own(session, a) for n, a in source.arrays.items()}, ROWS: self._rows.value(0)}
+        outputs = {output_name(name, place): value for place, slots in enumerate(self.slots) for name, value in slots.items()}
+        self._runs = Runs(session, [(inputs, outputs)])
 
     def fetch(self, place: int, rows: Rows) -> None:
         """Sees to it that slots[place] has these rows; on the way the places behind it get the rows of the steps that follow."""
@@ -68,8 +67,8 @@ class Gathered:
         numbers = np.zeros((len(self.slots), self._batch), np.int32)
         numbers[place:place + len(coming)] = coming
         self._there[:] = [None] * len(self.slots)
-        self._rows.update_inplace(numbers.reshape(-1))
-        self.session.run_with_iobinding(self._binding)
+        self._rows.fill(0, numbers.reshape(-1), len(self.slots))
+        self._runs.run(0)
         self._there[place:place + len(coming)] = coming
 
 

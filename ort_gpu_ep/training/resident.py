@@ -1,9 +1,10 @@
 """A step's session, with what it carries from step to step in the memory of the device that runs it.
 
-Two sets of values take turns: what a step reads is there until it has succeeded. Feeds have slots of their own, two of each, so that
-a batch can be on its way while the step before it runs. Losses go round through LOSSES places: steps then meet the same buffers again,
-so that no bind group is made and the next step is recorded while the host waits. Batches of a data set that is on the device have a slot
-for each of these places (gathered.py).
+Two sets of values take turns: what a step reads is there until it has succeeded. Losses go round through LOSSES places, and so do
+feeds: steps then meet the same buffers again, so that no bind group is made and the next steps are recorded while the host waits.
+Batches of a data set that is on the device have a slot for each of these places (gathered.py).
+
+Steps are submitted together while the GPU is at work on earlier ones: a submission takes the host longer than the rest of a step.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,10 @@ from onnxruntime import OrtValue
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.graph import Array
-from ort_gpu_ep.plugin import VENDOR_ID, SessionState
+from ort_gpu_ep.plugin import VENDOR_ID
 from ort_gpu_ep.session import InferenceSession
-from ort_gpu_ep.training.data import Batch, DataSet
+from ort_gpu_ep.training.data import Batch, DataSet, equal_weights
+from ort_gpu_ep.training.feeding import Feed, Runs, state_of
 from ort_gpu_ep.training.gathered import Gathered, gathering, too_large
 from ort_gpu_ep.training.step import LOSS, WEIGHT, TrainingStep
 
@@ -33,6 +36,10 @@ LOSSES = 10
 """Steps after which the place of a loss is written again: an even number, as two sets of values take turns."""
 
 
+SUBMISSION_S = 0.02
+"""What steps that are submitted together take at most: drivers end work that takes seconds, and others wait for it."""
+
+
 def open_session(model: bytes, options: Mapping[str, Any]) -> InferenceSession:
     """A session of a step. On the GPU it is strict: the state is there, so a failing step is run again from a snapshot, not on the CPU; and
     no plan takes another's place after some steps: a step gives the same bits each time.
@@ -40,11 +47,6 @@ def open_session(model: bytes, options: Mapping[str, Any]) -> InferenceSession:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
     return InferenceSession(model, settings, provider_options={"strict": 1, "specialize": "off", **options})
-
-
-def state_of(session: InferenceSession) -> SessionState | None:
-    """The provider in a session; None where it runs on the CPU alone."""
-    return session._state if session._state is not None and session._state.partitions else None
 
 
 def runs_whole(session: InferenceSession) -> bool:
@@ -77,22 +79,23 @@ class Resident:
         self._held = {n: self._value(carried[n]) for n in step.held}
         changing = {n: a for n, a in carried.items() if n not in self._held}
         self._sets = [{n: self._value(a) for n, a in changing.items()}, {n: self._value(np.zeros_like(a)) for n, a in changing.items()}]
-        self._slots = [{n: self._slot(d, s) for n, (d, s) in step.feeds.items()} for _ in range(2)]
-        self._filled: list[dict[str, Array]] = [{}, {}]
-        self._losses = [self._slot(np.dtype(np.float32), ()) for _ in range(LOSSES)]
-        self._bindings = [self._bind(place, {}) for place in range(LOSSES)]
+        first = {n: np.zeros(shape, dtype) for n, (dtype, shape) in step.feeds.items()}
+        first[WEIGHT] = equal_weights(len(first[WEIGHT]), len(first[WEIGHT]))
+        self._feeds = {n: Feed(a, LOSSES, partial(self._own, self.session), here and self.on_gpu) for n, a in first.items()}
+        self._losses = [self._own(self.session, np.zeros((), np.float32)) for _ in range(LOSSES)]
+        self._runs = self._of_places([{} for _ in range(LOSSES)])
         self._gathered: Gathered | None = None
-        self._gathering: list[Any] = []
+        self._gathering: Runs | None = None
         self._copied: Counter[str] = Counter()
-        self._place = 0
+        self._place = self._enqueued = self._submits = 0
+        state = state_of(self.session)
+        self._gpu = state.gpu if state is not None else None
+        self._together, self._since, self._taken = 1, 0.0, 0
         self.run_s: list[float] = []
 
     def _value(self, array: Array) -> Any:
         """An array's content as a value on the device, which other sessions can read, too: those of an evaluation."""
         return OrtValue.ortvalue_from_numpy(np.array(array, order="C"), *self.device)
-
-    def _slot(self, dtype: Any, shape: Any) -> Any:
-        return self._own(self.session, np.zeros(shape, dtype))
 
     def _own(self, session: InferenceSession, array: Array) -> Any:
         """A value on the device; since onnxruntime 1.30 of this session: what is copied there counts in its stats."""
@@ -103,18 +106,17 @@ class Resident:
 
     @property
     def now(self) -> int:
-        """The set of values, and of slots, that the next step reads."""
+        """The set of values that the next step reads."""
         return self._place % 2
 
-    def _bind(self, place: int, gathered: Mapping[str, Any]) -> Any:
-        """What a step reads and writes. gathered: feeds that have other slots than the rest."""
-        binding, now = self.session.io_binding(), place % 2
-        for name, value in {**self._slots[now], **gathered, **self._sets[now], **self._held}.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, value in self._sets[1 - now].items():
-            binding.bind_ortvalue_output(name + NEW, value)
-        binding.bind_ortvalue_output(LOSS, self._losses[place])
-        return binding
+    def _of_places(self, gathered: Sequence[Mapping[str, Any]]) -> Runs:
+        """What the steps of each place read and write. gathered: feeds that have other slots than the rest."""
+        values = []
+        for place, slots in enumerate(gathered):
+            now, new = self._sets[place % 2], self._sets[1 - place % 2]
+            feeds = {n: feed.value(place) for n, feed in self._feeds.items()}
+            values.append(({**feeds, **slots, **now, **self._held}, {**{n + NEW: v for n, v in new.items()}, LOSS: self._losses[place]}))
+        return Runs(self.session, values)
 
     def no_room(self, sizes: Mapping[str, int]) -> str:
         """Why a data set of arrays of these bytes can't be kept here; "" if it can."""
@@ -134,28 +136,36 @@ class Resident:
         if not runs_whole(session):
             return "the adapter does not take the nodes that gather a batch"
         made = Gathered(source, batch, LOSSES, session, self._value, self._own)
-        self._gathered, self._gathering = made, [self._bind(place, made.slots[place]) for place in range(LOSSES)]
+        self._gathered, self._gathering = made, self._of_places(made.slots)
         return ""
 
     def run(self, batch: Batch) -> Any:
         """One step; returns the loss, where it is until LOSSES steps later. If it raises, the state is the one before it."""
-        start = time.perf_counter()
-        slots, place = self._slots[self.now], self._place
-        feeds, bindings = self._brought(batch)
+        start, place = time.perf_counter(), self._place
+        feeds, runs = self._brought(batch)
+        waiting = self._waiting()
         for name, array in feeds.items():
-            if self._filled[self.now].get(name) is not array:       # sample weights of full batches are always the same array
-                slots[name].update_inplace(array)
-                self._filled[self.now][name] = array
-        self.session.run_with_iobinding(bindings[place])
+            self._feeds[name].fill(place, array, waiting)
+        runs.run(place)
         self._place = (place + 1) % LOSSES
+        self._enqueued, self._taken = self._waiting() + 1, self._taken + 1
+        if self._gpu is not None:
+            self._gpu.submit_soon(self._enqueued >= self._together)
         self.run_s.append(time.perf_counter() - start)
         del self.run_s[:-100]
         return self._losses[place]
 
-    def _brought(self, batch: Batch) -> tuple[dict[str, Array], list[Any]]:
-        """What the host has to bring for a step, and the bindings that take the rest from where it is."""
-        if batch.rows is None or self._gathered is None or batch.rows.source is not self._gathered.source:
-            return batch.whole(), self._bindings
+    def _waiting(self) -> int:
+        """Steps that may not have been submitted yet."""
+        submits = self._gpu.stats.submits if self._gpu is not None else 0
+        if submits != self._submits:
+            self._submits, self._enqueued = submits, 0
+        return self._enqueued
+
+    def _brought(self, batch: Batch) -> tuple[dict[str, Array], Runs]:
+        """What the host has to bring for a step, and the runs that take the rest from where it is."""
+        if batch.rows is None or self._gathered is None or self._gathering is None or batch.rows.source is not self._gathered.source:
+            return batch.whole(), self._runs
         self._gathered.fetch(self._place, batch.rows)
         return batch.feeds, self._gathering
 
@@ -174,14 +184,20 @@ class Resident:
         """What is carried, on the device."""
         return {**self._sets[self.now], **self._held}
 
-    @staticmethod
-    def numbers(losses: Sequence[Any]) -> list[float]:
+    def numbers(self, losses: Sequence[Any]) -> list[float]:
         """Losses that `run` gave, on the host; together they wait for the device once."""
         if len(losses) == 1 or losses[0].device_name().lower() == "cpu":
-            return [float(v.numpy().reshape(())) for v in losses]
-        hosts = [OrtValue.ortvalue_from_numpy(np.zeros(v.shape(), np.float32)) for v in losses]
-        onnxruntime.copy_tensors(list(losses), hosts)
-        return [float(v.numpy().reshape(())) for v in hosts]
+            found = [float(v.numpy().reshape(())) for v in losses]
+        else:
+            hosts = [OrtValue.ortvalue_from_numpy(np.zeros(v.shape(), np.float32)) for v in losses]
+            onnxruntime.copy_tensors(list(losses), hosts)
+            found = [float(v.numpy().reshape(())) for v in hosts]
+        now = time.perf_counter()
+        if self._taken:
+            most = SUBMISSION_S * self._taken / max(now - self._since, 1e-9) if self._since else 1
+            self._together = int(min(max(most, 1), LOSSES))
+        self._since, self._taken = now, 0
+        return found
 
     def read(self) -> dict[str, Array]:
         """What is carried, on the host."""

@@ -335,7 +335,7 @@ class Trainer:
         """Checked, in the step's sizes and types, copied: the caller may change the arrays. Raises TrainingError."""
         given, size = data.samples(inputs, label), step.feeds[WEIGHT][1][0]
         self._check_count(step, given)
-        feeds = {n: np.array(data.padded(a, size)) for n, a in self._checked(step, inputs, label).items()}
+        feeds = {n: np.array(data.padded(a, size), order="C") for n, a in self._checked(step, inputs, label).items()}
         return {**feeds, WEIGHT: data.normalized(weight, given, size)}
 
     def _check_count(self, step: TrainingStep, given: int) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ort_gpu_ep.device import prepared
+from ort_gpu_ep.device import Gpu, prepared
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.training import SGD, Progress, Trainer, gathered
+from ort_gpu_ep.training import SGD, Progress, Trainer, gathered, resident
 from tests.training import references
 from tests.training.test_step import conv_bn, dropout_model
 from tests.training.test_trainer import bits, points, trainer
@@ -86,6 +87,25 @@ def test_in_the_steady_state_no_bind_group_is_made(monkeypatch: pytest.MonkeyPat
     t.fit(x, y, batch=8, epochs=3)
     assert "group" not in made
     assert len(made) <= 21 + 2 * 3      # a step, and in each epoch one or two times the gathering of the next batches
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_a_step_asks_of_the_host(held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one call of onnxruntime; while the GPU is busy, one submission for ten steps, and one to read their losses."""
+    monkeypatch.setattr(gathered, "NBYTES", gathered.NBYTES if held else 0)
+    monkeypatch.setattr(resident, "SUBMISSION_S", 1e6)
+    x, y = points(80)
+    t = trainer()
+    t.fit(x, y, batch=8, epochs=2)
+    finished, gpu = Gpu.finished, t._engine.resident._gpu
+    monkeypatch.setattr(Gpu, "finished", lambda self, arrival: arrival is not None and finished(self, arrival))
+    monkeypatch.setattr(t._engine.resident.session, "run_with_iobinding", None)
+    t._engine.journal.since = time.perf_counter() + 1e6
+    before = replace(gpu.stats)
+    t.fit(x, y, batch=8, epochs=3)
+    assert gpu.stats.submits - before.submits == 3 * 2
+    assert gpu.stats.uploads - before.uploads == 3 * (11 if held else 30)       # the optimizer's numbers, and samples or their numbers
+    assert gpu.stats.downloads - before.downloads == 3 * (11 if held else 10)   # losses; whether the numbers were in range
 
 
 @pytest.mark.usefixtures("brief_hangs")

@@ -15,8 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import models
 from ort_gpu_ep.device import prepared
-from ort_gpu_ep.device.prepared import Prepared
+from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.errors import DeviceLostError, OutOfDeviceMemoryError, TrainingError
+from ort_gpu_ep.plugin import Turns
 from ort_gpu_ep.training import SGD, Adam, Progress, Trainer, checkpoint, cosine
 from tests.training import references
 from tests.training.test_step import batches, conv_bn, dropout_model
@@ -82,19 +83,23 @@ def test_a_step_moves_the_batch_and_the_loss_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("hold", [1, 3, 25])
 def test_in_the_steady_state_a_step_makes_no_bind_group_and_one_recording(hold: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """hold: after so many steps their losses are read. From then on the next step is recorded while the host waits."""
+    """hold: after so many steps their losses are read. From then on the next step is recorded while the host waits; further ones, if the
+    GPU is at work for longer, which it is here said not to be.
+    """
     made, recorded, (x, y) = list[str](), list[bool](), points(8)
-    waiting = Prepared.record_ahead
+    waiting = Turns.record_ahead
+    monkeypatch.setattr(Gpu, "finished", lambda self, arrival: True)
     bind_group, encode = prepared.bind_group, prepared.encode
     monkeypatch.setattr(prepared, "bind_group", lambda *a, **k: made.append("group") or bind_group(*a, **k))
     monkeypatch.setattr(prepared, "encode", lambda *a, **k: recorded.append(False) or encode(*a, **k))
 
-    def ahead(self: Prepared) -> None:
+    def ahead(self: Turns) -> bool:
         before = len(recorded)
-        waiting(self)
+        found = waiting(self)
         recorded[before:] = [True] * (len(recorded) - before)
+        return found
 
-    monkeypatch.setattr(Prepared, "record_ahead", ahead)
+    monkeypatch.setattr(Turns, "record_ahead", ahead)
     t, held = trainer(), list[Any]()
     for step in range(50):
         if step == 25:
