@@ -14,9 +14,9 @@ from ort_gpu_ep.types import Shape, TensorType
 Const: TypeAlias = int | float | bool
 
 ERROR_FLAGS = "error_flags"
-"""What a kernel calls the word that is not 0 once data brought an index out of range, or an integer divisor of 0."""
+"""What a kernel calls the word that is not 0 once data brought an index or a length out of range, or an integer divisor of 0."""
 
-INDEX, DIVISOR = 1, 2
+INDEX, DIVISOR, LENGTH = 1, 2, 4
 """The bits of that word."""
 
 
@@ -51,7 +51,7 @@ class Kernel:
     into: where what it stores of its first output lies in a larger tensor, filled in by the planner.
     inlined: (name, kernel with an `element` body): what the body reads by that name is not bound but computed by that kernel, whose own
         bindings `b` are bound as `<name>_in_<b>`.
-    reports: its body calls `out_of_range()` where data brings such an index, see `looks`.
+    reports: its body calls `out_of_range()` or `wrong_length()` where data brings such an index or length, see `looks`.
     features: of the device, that its body uses (types bring their own). atomics: bindings of uint32 that are bound as atomics.
     """
 

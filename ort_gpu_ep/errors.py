@@ -14,7 +14,7 @@ GpuEpError
 │ ├ DeviceHangError
 │ └ WrongResultError
 ├ InputError                          what a run brought has no answer; ONNX Runtime's CPU raises then, too
-│ ├ IndexOutOfRangeError(IndexError)            an index lies outside of what it selects from
+│ ├ IndexOutOfRangeError(IndexError)            an index, or a length, lies outside of what it selects from
 │ ├ IntegerDivisionError(ZeroDivisionError)     an integer is divided by 0
 │ └ MissingInputError(ValueError)               an input has no value
 └ InternalError                       a rule of ours is broken; always a bug of this package
@@ -102,7 +102,7 @@ class InputError(GpuEpError):
 
 
 class IndexOutOfRangeError(InputError, IndexError):
-    """An input of a run brought an index that lies outside of what it selects from."""
+    """An input of a run brought an index, or the length of a sequence, that lies outside of what it selects from."""
 
 
 class IntegerDivisionError(InputError, ZeroDivisionError):

@@ -15,6 +15,7 @@ import onnx
 from ort_gpu_ep.built import DIVISOR as DIVISOR
 from ort_gpu_ep.built import ERROR_FLAGS as ERROR_FLAGS
 from ort_gpu_ep.built import INDEX as INDEX
+from ort_gpu_ep.built import LENGTH as LENGTH
 from ort_gpu_ep.built import Const as Const
 from ort_gpu_ep.built import Kernel as Kernel
 from ort_gpu_ep.built import Lowering as Lowering

@@ -1,4 +1,4 @@
-"""The word in which a plan's kernels note an index out of range or an integer divisor of 0; it is read with what they computed."""
+"""The word in which a plan's kernels note an index or a length out of range or an integer divisor of 0; it is read with their results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ort_gpu_ep.device import native
 from ort_gpu_ep.errors import IndexOutOfRangeError, InputError, IntegerDivisionError
-from ort_gpu_ep.registry import DIVISOR, INDEX
+from ort_gpu_ep.registry import DIVISOR, INDEX, LENGTH
 
 NBYTES = 4
 _ZERO = bytes(NBYTES)
@@ -16,6 +16,8 @@ _ZERO = bytes(NBYTES)
 _WHAT: dict[int, tuple[type[InputError], str]] = {
     INDEX: (IndexOutOfRangeError, "an index is out of range in {}. Expected -size to size - 1 of the dimension that it selects from: "
             "look at the inputs that these nodes take their indices from"),
+    LENGTH: (IndexOutOfRangeError, "a sequence's length is out of range in {}. Expected 0 to the number of steps: "
+             "look at the inputs that these nodes take their lengths from"),
     DIVISOR: (IntegerDivisionError, "an integer is divided by 0 in {}: look at the inputs that these nodes take their divisors from"),
 }
 """Bit of a word -> the exception, and its text with the nodes left open."""
@@ -33,7 +35,7 @@ class Memory(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Word:
-    """0 in its buffer as long as all was in range. nodes: labels of those that look at indices or divisors. clean: read as 0."""
+    """0 in its buffer as long as all was in range. nodes: labels of those that look at indices, lengths or divisors. clean: read as 0."""
 
     buffer: Any
     offset_bytes: int

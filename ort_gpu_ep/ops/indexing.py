@@ -67,6 +67,12 @@ def in_range(indices: Operand, dims: Shape) -> bool:
                for column, size in columns)
 
 
+def are_lengths(lengths: Operand, steps: int) -> bool:
+    """Whether these lengths of sequences are known before the run, and none is longer than the steps."""
+    value = lengths.value
+    return value is not None and value.dtype != object and not is_symbolic(steps) and bool(((value >= 0) & (value <= steps)).all())
+
+
 @op("Gather", dtypes={"T": ANY, "Tind": INTS}, bindings="x indices -> y")
 def gather(node: BoundNode) -> Kernel:
     """y[o, j, i] = x[o, indices[j], i]: x flattened around `axis`, all of the indices in a row."""
@@ -151,4 +157,4 @@ def reverse_sequence(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"ReverseSequence of {x.type} with {node.input(1).type} lengths, not one for each batch")
     strides = strides_of(x.shape)
     consts = {"TIMES": x.shape[time], "TIME_STEP": strides[time], "BATCHES": x.shape[batch], "BATCH_STEP": strides[batch]}
-    return kernel("reverse_sequence.wgsl", [x.type], consts=consts, raw=True)
+    return kernel("reverse_sequence.wgsl", [x.type], consts=consts, raw=True, reports=not are_lengths(node.input(1), x.shape[time]))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import KernelCall, ceil_div, record
 from ort_gpu_ep.ops import recurrent_held
+from ort_gpu_ep.ops.indexing import are_lengths
 from ort_gpu_ep.ops.recurrent_held import held, product_of
 from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, RNN, Cell, Sizes, output_types, sizes_of, strides_of
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
@@ -128,7 +129,8 @@ def steps_of(node: BoundNode, cell: Cell, sizes: Sizes) -> tuple[Kernel, tuple[t
         **{f"WANT_{name.upper()}": w for name, w in wanted.items()}}
     steps = kernel(
         "recurrent.wgsl", types, consts=consts, groups=sizes.directions * sizes.batch,
-        workgroup_size=int(work["WIDTH"]) * int(work["SLICES"]), workgroup_nbytes=4 * state_size + 16 * parts, reads=reads, writes=writes)
+        workgroup_size=int(work["WIDTH"]) * int(work["SLICES"]), workgroup_nbytes=4 * state_size + 16 * parts, reads=reads, writes=writes,
+        reports=node.has(4) and not are_lengths(node.input(4), sizes.steps))
     return steps, tuple((f"no_{name}", nothing) for name, w in wanted.items() if not w)
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import record
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
+from ort_gpu_ep.ops.indexing import are_lengths
 from ort_gpu_ep.ops.packed import UNPACKED_GAIN
-from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, Cell, Sizes, output_types, sizes_of, strides_of
+from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, Cell, Sizes, check_given, output_types, sizes_of, strides_of
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.shaders.inlining import inner_name
 from ort_gpu_ep.symbolic import hint
@@ -205,7 +206,8 @@ def _steps(
     return kernel(
         SHADER, [types[i] for i in wanted.values()], consts=consts, groups=sizes.directions * sizes.batch,
         workgroup_size=shares.workgroup_size, workgroup_nbytes=shares.nbytes(quads), reads=reads, writes=wanted,
-        vectors=[f"packed{k}" for k in range(len(layers))], features=["subgroup"] if quads else [])
+        vectors=[f"packed{k}" for k in range(len(layers))], features=["subgroup"] if quads else [],
+        reports="seq" in reads and not are_lengths(node.input(4), sizes.steps))
 
 
 @op("RecurrentStack", domain="ort_gpu_ep", dtypes={"T": (FLOAT32,)}, bindings="x w r b? h? c? more... -> y yh yc")
@@ -223,6 +225,8 @@ def recurrent_stack(node: BoundNode) -> Lowering:
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"a layer of W and R {shapes} on top of one of {sizes.hidden} units")
     if any((a.h is None, a.c is None) != (layers[0].h is None, layers[0].c is None) for a in layers):
         raise UnsupportedNodeError(Code.ATTRIBUTE, "layers with and without initial states")
+    state = output_types(node, sizes)[1].shape
+    check_given(node, {position: state for layer in layers for position in (layer.h, layer.c) if position is not None})
     return held(node, cell, sizes, layers, form_of(node, cell, sizes, len(layers)))
 
 

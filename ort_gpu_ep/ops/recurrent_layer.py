@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.registry import BoundNode, Const
-from ort_gpu_ep.types import TensorType
+from ort_gpu_ep.types import Shape, TensorType
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ LSTM = Cell(2, 4, ("Sigmoid", "Tanh", "Tanh"))
 
 
 def sizes_of(node: BoundNode, cell: Cell) -> Sizes:
-    """The layer's dimensions. Raises UnsupportedNodeError where a dimension is 0."""
+    """The layer's dimensions. Raises UnsupportedNodeError where a dimension is 0, or inputs have others."""
     x, w, r = (node.input(i).shape for i in range(3))
     if node.attr("direction") not in ("forward", "reverse", "bidirectional"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')!r}; taken: forward, reverse, bidirectional")
@@ -50,10 +51,18 @@ def sizes_of(node: BoundNode, cell: Cell) -> Sizes:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with hidden_size {node.attr('hidden_size')} and R {list(r)}")
     if w != (r[0], cell.gates * sizes.hidden, x[2]) or r[1] != cell.gates * r[2] or r[0] != 1 + (node.attr("direction") == "bidirectional"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')} of W {list(w)} and R {list(r)} with {x[2]} inputs")
-    bias = (r[0], 2 * cell.gates * r[2])
-    if node.has(3) and node.input(3).shape != bias:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with B {list(node.input(3).shape)}, not {list(bias)}")
+    check_given(node, {3: (r[0], 2 * cell.gates * r[2])})
+    if node.node.domain == "":
+        state = output_types(node, sizes)[1].shape
+        check_given(node, {4: (batch,), 5: state, 6: state, 7: (r[0], 3 * r[2])})
     return sizes
+
+
+def check_given(node: BoundNode, given: Mapping[int, Shape]) -> None:
+    """Raises UnsupportedNodeError where an optional input, by position, has another shape than this."""
+    for position, shape in given.items():
+        if node.has(position) and node.input(position).shape != shape:
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with {node.input(position).type} as input {position}, not {list(shape)}")
 
 
 def output_types(node: BoundNode, sizes: Sizes) -> tuple[TensorType, TensorType, TensorType]:

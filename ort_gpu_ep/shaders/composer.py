@@ -14,7 +14,8 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
     x_set_word(i, v)    the same of four bytes as numbers, after the fused steps
     HAS_X          for an optional input: whether it is there
-    out_of_range() notes that data brought an index out of range, if the kernel reports that; divided_by_zero() that a step divides by 0
+    out_of_range() notes that data brought an index out of range, wrong_length() a sequence's length, if the kernel reports that;
+                   divided_by_zero() that a step divides by 0
     subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: invocations of a subgroup, and which one this is; subgroups,
                    subgroup_id      how many a workgroup has, and in which one this is
 
@@ -38,7 +39,7 @@ from importlib.resources import files
 
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.registry import DIVISOR, ERROR_FLAGS, INDEX, Const, Kernel, parts
+from ort_gpu_ep.registry import DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Const, Kernel, parts
 from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, vector_writer, word_readers, word_writer, writer
 from ort_gpu_ep.shaders.element_types import per_word, storage, value_type, vector_type
 from ort_gpu_ep.shaders.indices import merged, strided
@@ -145,8 +146,9 @@ def _composed(
             words = "vec2<u32>(low, high)" if tensor.dtype.nbytes == 8 else "low"
             out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
     out += inner
-    if "out_of_range(" in text:
-        out.append(f"fn out_of_range() {{ {f'atomicOr(&{ERROR_FLAGS}[0], {INDEX}u); ' if kernel.reports else ''}}}")
+    for call, bit in (("out_of_range", INDEX), ("wrong_length", LENGTH)):
+        if f"{call}(" in text:
+            out.append(f"fn {call}() {{ {f'atomicOr(&{ERROR_FLAGS}[0], {bit}u); ' if kernel.reports else ''}}}")
     if any(step.divides for step in kernel.epilogue):
         out.append(f"fn divided_by_zero() {{ atomicOr(&{ERROR_FLAGS}[0], {DIVISOR}u); }}")
     if kernel.epilogue:

@@ -116,6 +116,7 @@ fn group_main(group: u32, lane: u32) {
     let d = group / B;
     let b = group % B;
     let length = select(T, u32(clamp(i32(seq_at(b)), 0, i32(T))), HAS_SEQ);
+    if (HAS_SEQ && i32(length) != i32(seq_at(b))) { wrong_length(); }
     let owner = lane < WIDTH;            // the other slices only add up
     let at = d * STATE_D + b * STATE_B;
     var c: array<f32, UNITS>;

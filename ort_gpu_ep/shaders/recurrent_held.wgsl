@@ -49,6 +49,7 @@ fn group_main(group: u32, lane: u32) {
     let q = mine % 4u;
 #if SEQ
     let length = u32(clamp(i32(seq_at(b)), 0, i32(T)));
+    if (i32(length) != i32(seq_at(b))) { wrong_length(); }
 #else
     let length = T;
 #end

@@ -164,6 +164,14 @@ def test_declines(code: Code, op: str, sizes: Any, opset: int, attributes: Any) 
     assert caught.value.code is code
 
 
+@pytest.mark.parametrize(("name", "shape"), [("b", (1, 12)), ("seq", (3,)), ("h0", (1, 1, 3)), ("c0", (1, 2, 4)), ("p", (1, 12))])
+def test_an_input_of_a_shape_that_onnxruntime_refuses_is_declined(name: str, shape: tuple[int, ...]) -> None:
+    feeds = feeds_of("LSTM", {"steps": 2, "batch": 2, "inputs": 1, "hidden": 3}, ["b", "h0", "c0", "p"], [1, 2], 1.0, 1)
+    feeds[name] = np.ones(shape, feeds[name].dtype)
+    with pytest.raises(UnsupportedNodeError, match=rf"{list(shape)} as input \d, not".replace("[", r"\[")):
+        run_direct(model_of("LSTM", feeds, ["y"], 14, {}), feeds)
+
+
 def plan_of(op: str, hidden: int) -> Plan:
     shapes = {"x": (1, 1, 1), "w": (1, GATES[op] * hidden, 1), "r": (1, GATES[op] * hidden, hidden)}
     graph = from_onnx(model_of(op, {k: np.empty(s, np.float32) for k, s in shapes.items()}, ["y"], 14, {}))

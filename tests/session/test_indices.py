@@ -215,3 +215,39 @@ def test_nothing_is_looked_at_where_the_indices_are_known() -> None:
 def test_known_indices_out_of_range_raise_too() -> None:
     made = model("Gather", i=np.array([1, 5]))
     assert str(raised(opened(made), {"x": X})).partition("Status")[2] == str(raised(on_the_cpu(made), {"x": X})).partition("Status")[2]
+
+
+LENGTHS: dict[str, tuple[type, int]] = {"LSTM": (np.int32, 4), "GRU": (np.int32, 3), "RNN": (np.int32, 1), "ReverseSequence": (np.int64, 0)}
+
+
+def of_lengths(op: str, **given: Any) -> bytes:
+    """Two sequences of three steps."""
+    kind, gates = LENGTHS[op]
+    if gates:
+        rng, layer = np.random.default_rng(3), {"hidden_size": 4, "linear_before_reset": 1} if op == "GRU" else {"hidden_size": 4}
+        given |= {"w": rng.normal(size=(1, 4 * gates, 3)).astype("f"), "r": rng.normal(size=(1, 4 * gates, 4)).astype("f")}
+        sequences = node(op, "x w r", "g", **layer)
+        sequences.input.extend(["", "lengths"])
+    else:
+        sequences = node(op, "x lengths", "g")
+    inputs = [info("x", [3, 2, 3]), *([] if "lengths" in given else [info("lengths", [2], 6 if kind is np.int32 else INT64)])]
+    return make_model([sequences, node("Neg", "g", "y")], inputs, ["y"], given)
+
+
+@pytest.mark.parametrize("op", LENGTHS)
+def test_a_length_beyond_the_steps_raises_what_onnxruntime_raises(op: str) -> None:
+    kind, x = LENGTHS[op][0], np.linspace(-1, 1, 18, dtype="f").reshape(3, 2, 3)
+    session, cpu, strict = opened(of_lengths(op)), on_the_cpu(of_lengths(op)), opened(of_lengths(op), strict="1")
+    assert session.explain().count("cpu") == 0
+    bad = ([3, 4], [-1, 2], [1, np.iinfo(np.int32).min], *([] if kind is np.int32 else [[1 << 32, 1]]))
+    for lengths in bad:
+        given = {"x": x, "lengths": np.array(lengths, kind)}
+        assert str(raised(session, given)).partition("Status")[2] == str(raised(cpu, given)).partition("Status")[2]
+        with pytest.raises(IndexOutOfRangeError, match=rf"length is out of range in {op}->g\. Expected 0 to"):
+            strict.run(None, given)
+    for lengths in ([3, 0], [1, 2]):
+        given = {"x": x, "lengths": np.array(lengths, kind)}
+        np.testing.assert_allclose(strict.run(None, given)[0], cpu.run(None, given)[0], atol=1e-6)
+    fixed = opened(of_lengths(op, lengths=np.array([3, 0], kind)), strict="1")
+    fixed.run(None, {"x": x})
+    assert fixed._state.partitions[0].program.plans[0].reporting == ()
