@@ -51,6 +51,8 @@ class Figures:
     pieces of a row are joined, for each of them. unit_byte_ns: a byte that one unit
     reads or writes. any_element_ns: an element of a lane.
 
+    transpose.wgsl: transpose_tile_factor: of bytes that go through workgroup memory, over byte_ns.
+
     sparse_matvec*.wgsl: sparse_entry_clocks: an entry of an invocation, which waits for the one before. sparse_halving_clocks: a halving of
     a team, there and back, with its barriers. Of a unit: sparse_gather_clocks: an entry's read of x, with the bounds checks that it keeps
     (0.52 without), sparse_held_clocks: where x is in workgroup memory, sparse_staging_clocks: an element of x on the way there.
@@ -139,6 +141,8 @@ class Figures:
     general_bytes_per_ns: float = 100.0
     input_ns: float = 2000.0
 
+    transpose_tile_factor: float = 1.3
+
     sparse_entry_clocks: float = 20.0
     sparse_halving_clocks: float = 60.0
     sparse_gather_clocks: float = 0.7
@@ -166,7 +170,8 @@ class Figures:
 DEFAULT_FIGURES = Figures()
 """Of an adapter that was not measured."""
 
-SOFTWARE_FIGURES = replace(DEFAULT_FIGURES, sparse_halving_clocks=20000.0, winograd_factor=1e9, normalize_lane_ns=10.0)
+SOFTWARE_FIGURES = replace(
+    DEFAULT_FIGURES, sparse_halving_clocks=20000.0, transpose_tile_factor=30.0, winograd_factor=1e9, normalize_lane_ns=10.0)
 """Of one that computes on the CPU: a barrier makes it change from coroutine to coroutine, through the whole workgroup. What Winograd's
 transforms move there costs more than the products that they save."""
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array, Attribute
+from ort_gpu_ep.graph import Array, Attribute, Node
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.registry import BoundNode, Decline, Lowering, Operand, OpSpec
 from ort_gpu_ep.symbolic import is_symbolic
@@ -27,7 +27,7 @@ PLAIN_NBYTES = 64
 """Content up to here stands in a key itself, longer content by its digest."""
 
 _STEPS = -1
-"""Stands among positions for whether steps are fused behind the node."""
+"""Stands among positions for whether steps are fused behind the node, and what they end in."""
 
 _looked_at: Memo[frozenset[int]] = Memo(KEPT)     # form -> positions of the operands whose content its builder has looked at
 _built: Memo[Lowering] = Memo(KEPT)
@@ -62,7 +62,7 @@ class Question:
     def _content(self) -> Hashable:
         looked_at = sorted(_looked_at.get(self._form) or ())
         halves = self.bound.target.limits.precision != FLOAT32.name     # else nobody asks, and to look at each weight takes long
-        return tuple((k, bool(self.bound.node.epilogue) if k == _STEPS else _content(self._operands[k], halves)) for k in looked_at)
+        return tuple((k, _end(self.bound.node) if k == _STEPS else _content(self._operands[k], halves)) for k in looked_at)
 
     def _whole(self) -> Hashable:
         return self._form, self._content(), self.bound.node.epilogue, tuple(map(_type, self.bound.operands))
@@ -114,6 +114,10 @@ def _is_of_a_run(content: Array | None) -> bool:
 
 def _type(operand: Operand | None) -> Hashable:
     return None if operand is None else (operand.dtype.name, operand.shape)
+
+
+def _end(node: Node) -> Hashable:
+    return node.epilogue[-1].dtype.name if node.epilogue else None
 
 
 def _attribute(value: Attribute) -> Hashable:

@@ -180,6 +180,10 @@ class BoundNode:
             self.asked()
         return bool(self.node.epilogue)
 
+    def ends_in(self, plain: DType) -> DType:
+        """The element type that is stored, where the kernel computes `plain`: steps fused behind it may end in another."""
+        return self.node.epilogue[-1].dtype if self.has_steps else plain
+
     def has(self, index: int) -> bool:
         return index < len(self.inputs) and self.inputs[index] is not None
 

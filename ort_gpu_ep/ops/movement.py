@@ -6,15 +6,13 @@ import math
 from collections.abc import Sequence
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import record
 from ort_gpu_ep.ops.axes import axes_of, ints_of, strides_of
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN, ints, own, stored
+from ort_gpu_ep.ops.transposition import moving_ns, swap_of, swapping, transposed
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, Strided, View, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.shaders.indices import merged
 from ort_gpu_ep.symbolic import hint, same
 from ort_gpu_ep.types import ANY, Shape, TensorType
-
-record("strided.wgsl", "movement", nbytes=lambda k: 2 * k.nbytes("y"))
 
 
 def moves_bits(node: BoundNode) -> bool:
@@ -38,13 +36,18 @@ def moved(node: BoundNode, shape: Shape, index: Strided) -> Kernel | View:
 
 
 def reading(node: BoundNode, out: TensorType, index: Strided, target: int = 0) -> Kernel:
-    return kernel("strided.wgsl", [out], indices={"x_index": index}, raw=moves_bits(node), reads={"x": 0}, writes={"y": target})
+    """y[i] = x[index(i)] for the output `target`."""
+    swap = swap_of(index)
+    made = swapping(node, swap, out, target) if swap else None
+    if isinstance(made, Kernel):
+        return made
+    return kernel(
+        "strided.wgsl", [out], indices={"x_index": index}, raw=moves_bits(node), reads={"x": 0}, writes={"y": target}, choice=made)
 
 
 def _transposed(node: BoundNode, shape: Shape, order: tuple[int, ...], out: Shape) -> Kernel | View:
     """x seen as `shape`, its dimensions in another order, then seen as `out`."""
-    strides = strides_of(shape)
-    return moved(node, out, Strided(tuple(shape[k] for k in order), tuple(strides[k] for k in order)))
+    return moved(node, out, transposed(shape, order))
 
 
 def _is_view(shape: Shape, perm: Sequence[int]) -> bool:
@@ -62,8 +65,7 @@ def _transpose_layout(node: BoundNode) -> ChannelsLast | None:
     writes = perm == TO_PLAIN
     other = (0, 1, 2, 3) if writes else tuple(TO_CHANNELS_LAST.index(axis) for axis in perm)
     shape = x.shape if writes else tuple(x.shape[k] for k in TO_CHANNELS_LAST)
-    costs = [0.0 if _is_view(its, order) and not node.has_steps else
-             node.target.figures.dispatch_ns + 2 * hint(x.type.nbytes) * node.target.figures.byte_ns
+    costs = [0.0 if _is_view(its, order) and not node.has_steps else moving_ns(transposed(its, order), x.dtype, node.target.figures)
              for its, order in ((x.shape, perm), (shape, other))]
     return ChannelsLast(() if writes else (0,), writes, {"perm": other}, gain_ns=costs[0] - costs[1])
 

@@ -18,6 +18,7 @@ from ort_gpu_ep.figures import Figures
 from ort_gpu_ep.graph import Array, Graph, Node, Value
 from ort_gpu_ep.lowering import Facts, bind
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN
+from ort_gpu_ep.ops.transposition import moving_ns, transposed
 from ort_gpu_ep.partitioner.cut import Move, first_side
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Decline, Limits, spec_of
 from ort_gpu_ep.symbolic import hints, is_symbolic
@@ -62,12 +63,10 @@ def choose_layouts(graph: Graph, facts: Facts, limits: Limits) -> tuple[Graph, F
 
 
 def conversion_ns(tensor: TensorType, figures: Figures) -> float:
-    """What it takes to bring a value into the other layout: its bytes read and written, and a dispatch."""
-    n, channels, height, width = hints(tensor.shape)
-    if channels == 1 or height * width == 1:
-        return VIEW_NS
-    elements: int = n * channels * height * width
-    return figures.dispatch_ns + 2 * elements * tensor.dtype.nbytes * figures.byte_ns
+    """What it takes to bring a value into the other layout: as long as the way back."""
+    shape = hints(tensor.shape)
+    view = shape[1] == 1 or shape[2] * shape[3] == 1
+    return VIEW_NS if view else moving_ns(transposed(shape, TO_CHANNELS_LAST), tensor.dtype, figures)
 
 
 def _option(node: Node, facts: Facts, limits: Limits) -> _Option | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ort_gpu_ep.registry import Kernel
 from ort_gpu_ep.shaders.element_types import per_word, value_type, vector_type
-from ort_gpu_ep.shaders.steps import vector_steps
+from ort_gpu_ep.shaders.steps import plain_vector, vector_steps
 from ort_gpu_ep.types import BOOL, FLOAT32, HALF, DType, TensorType
 
 
@@ -61,13 +61,13 @@ def _stored_at(kernel: Kernel, first: bool, unit: int = 1) -> str:
     return f"i / {size}u * {row}u + {start}u + i % {size}u"
 
 
-def vector_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, text: str) -> list[str]:
+def vector_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, text: str, raw: bool) -> list[str]:
     """`<name>_at4(i)`; of one element, `<name>_at(i)`; where the body wants them, `<name>_four(i)`, its type, `<name>_of_four(v)`."""
     cases = "".join(f"if (i >= {first // 4}u) {{ return {part_name(name, k)}[i - {first // 4}u]; }} "
                     for k, (first, _) in reversed(list(enumerate(pieces))) if k)
-    four, single = vector_type(dtype), f"fn {name}_at(i: u32) -> f32 {{ return {name}_at4(i / 4u)[i % 4u]; }}"
+    four, single = vector_type(dtype, raw), f"fn {name}_at(i: u32) -> {'u32' if raw else 'f32'} {{ return {name}_at4(i / 4u)[i % 4u]; }}"
     stored = f"(i: u32) -> {four} {{ {cases}return {name}[i]; }}"
-    if dtype is FLOAT32 and f"{name}_four(" not in text:
+    if raw or (dtype is FLOAT32 and f"{name}_four(" not in text):
         return [f"fn {name}_at4{stored}", single]
     values = "vec4<f32>(unpack2x16float(v.x), unpack2x16float(v.y))" if dtype is HALF else "v"
     return [f"alias {name}_four_t = {four};", f"fn {name}_four{stored}",
@@ -75,10 +75,10 @@ def vector_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, t
             f"fn {name}_at4(i: u32) -> vec4<f32> {{ return {name}_of_four({name}_four(i)); }}", single]
 
 
-def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vector: bool, text: str) -> list[str]:
+def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vector: bool, text: str, raw: bool) -> list[str]:
     """`<name>_word(i)` or `<name>_word4(i)`, where the body calls it."""
     function, per, kind = (f"{name}_word4", 128 // dtype.bits, "vec4<u32>") if vector else (f"{name}_word", 32 // dtype.bits, "u32")
-    if dtype.storage != "u32" or not re.search(rf"\b{function}\(", text):
+    if not (dtype.storage == "u32" or (raw and dtype.bits < 32)) or not re.search(rf"\b{function}\(", text):
         return []
     cases = "".join(f"if (i >= {first // per}u) {{ return {part_name(name, k)}[i - {first // per}u]; }} "
                     for k, (first, _) in reversed(list(enumerate(pieces))) if k)
@@ -103,8 +103,9 @@ def vector_writer(
     cases = "".join(f"if (i >= {start // 4}u) {{ {part_name(name, k)}[i - {start // 4}u] = v; return; }} "
                     for k, (start, _) in reversed(list(enumerate(pieces))) if k)
     lines = [vector_steps(kernel, bindings)] if fused else []
-    at = _stored_at(kernel, name == first, 4)
+    at, four = _stored_at(kernel, name == first, 4), "vec4<u32>" if kernel.raw else "vec4<f32>"
+    given = plain_vector(kernel) if fused else four
     return "\n".join([
-        *lines, f"fn {name}_final4(i: u32, v: vec4<f32>) -> vec4<f32> {{ return {'fused4(v, i)' if fused else 'v'}; }}",
-        f"fn {name}_store4(i: u32, v: vec4<f32>) {{ {cases}{name}[{at}] = v; }}",
-        f"fn {name}_set4(i: u32, v: vec4<f32>) {{ {name}_store4(i, {name}_final4(i, v)); }}"])
+        *lines, f"fn {name}_final4(i: u32, v: {given}) -> {four} {{ return {'fused4(v, i)' if fused else 'v'}; }}",
+        f"fn {name}_store4(i: u32, v: {four}) {{ {cases}{name}[{at}] = v; }}",
+        f"fn {name}_set4(i: u32, v: {given}) {{ {name}_store4(i, {name}_final4(i, v)); }}"])

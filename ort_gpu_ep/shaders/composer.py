@@ -124,7 +124,7 @@ def _composed(
     for i, (name, k) in enumerate(variables):
         tensor, written = bindings[name]
         access, element = "read_write" if written else "read", storage(tensor.dtype, raw[name])
-        element = vector_type(tensor.dtype) if name in vectors else element
+        element = vector_type(tensor.dtype, raw[name]) if name in vectors else element
         element = "atomic<u32>" if name in atomics else element
         out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{element}>;")
     out += _parameter_struct(given, len(variables))
@@ -137,11 +137,11 @@ def _composed(
             continue
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         out.append(f"alias {name}_t = {value_type(plain, raw[name])};")
-        if name in vectors and tensor.dtype in (FLOAT32, HALF):
-            out += vector_readers(name, pieces[name], tensor.dtype, text)
+        if name in vectors and (tensor.dtype in (FLOAT32, HALF) or (raw[name] and tensor.dtype.bits == 32)):
+            out += vector_readers(name, pieces[name], tensor.dtype, text, raw[name])
         elif name not in vectors:
             out.append(in_parts(name, pieces[name], tensor.dtype, raw[name]))
-        out += word_readers(name, pieces[name], tensor.dtype, name in vectors, text)
+        out += word_readers(name, pieces[name], tensor.dtype, name in vectors, text, raw[name])
         if f"{name}_of(" in body(kernel.shader):
             words = "vec2<u32>(low, high)" if tensor.dtype.nbytes == 8 else "low"
             out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
@@ -157,7 +157,7 @@ def _composed(
             out.append(word_steps(kernel, bindings, first))
     is_map = is_elementwise(kernel.shader)
     for name, (tensor, written) in bindings.items():
-        if written and name in vectors and tensor.dtype is FLOAT32:
+        if written and name in vectors and (raw[name] or tensor.dtype is FLOAT32):
             out.append(vector_writer(name, kernel, first, bindings, pieces[name]))
         elif written and name in kernel.words:
             out.append(word_writer(name, kernel, first))

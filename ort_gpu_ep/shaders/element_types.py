@@ -21,6 +21,8 @@ def value_type(dtype: DType, raw: bool) -> str:
     return _RAW_VALUE[dtype.nbytes] if raw else dtype.value
 
 
-def vector_type(dtype: DType) -> str:
-    """Of a binding of vectors: four elements, or of packed integers four words."""
+def vector_type(dtype: DType, raw: bool = False) -> str:
+    """Of a binding of vectors: four elements, or of packed integers four words; raw, bits of either."""
+    if raw:
+        return "vec4<u32>"
     return "vec2<u32>" if dtype is HALF else f"vec4<{'u32' if dtype.storage == 'u32' else 'f32'}>"

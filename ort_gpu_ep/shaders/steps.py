@@ -88,7 +88,12 @@ def vector_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]
     read, applied = _on_four(kernel, bindings)
     values = ", ".join(f"s{len(kernel.epilogue) - 1}_{k}" for k in range(4))
     lines = [*read, *(line for own in applied for line in own), f"    return vec4<f32>({values});"]
-    return "\n".join(["fn fused4(v: vec4<f32>, i: u32) -> vec4<f32> {", *lines, "}"])
+    return "\n".join([f"fn fused4(v: {plain_vector(kernel)}, i: u32) -> vec4<f32> {{", *lines, "}"])
+
+
+def plain_vector(kernel: Kernel) -> str:
+    """The type of four elements that the fused steps begin with."""
+    return f"vec4<{kernel.plain.dtype.value if kernel.plain else 'f32'}>"
 
 
 def _on_four(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> tuple[list[str], list[list[str]]]:

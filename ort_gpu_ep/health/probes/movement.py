@@ -6,6 +6,8 @@ import numpy as np
 
 from ort_gpu_ep.graph import Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe
+from ort_gpu_ep.health.probes.rows import forced
+from ort_gpu_ep.ops.transposition import BLOCKS, TILES
 from ort_gpu_ep.types import FLOAT32, dtype_of
 
 
@@ -20,6 +22,21 @@ def strided(trial: Trial) -> str:
         bounds = {k: np.array(v, np.int64) for k, v in enumerate(((29, 2), (1, 31), (0, 1), (-3, 4)), 1)}
         agree("Slice", trial.node("Slice", 13, [y, *[None] * 4], bounds)[0], y[29:1:-3, 2:31:4])
     return "3 forms"
+
+
+@probe("transposition by tiles", "kernels", disables=("transpose.wgsl",))
+def tiled(trial: Trial) -> str:
+    """Two dimensions that change places within a batch, by tiles of each form, around their edges; elements of 1 to 8 bytes."""
+    for form in (*BLOCKS, *TILES):
+        x = trial.normal(2, 268, 36) if form in BLOCKS else trial.normal(2, 261, 37)
+        with forced(form):
+            agree(f"Transpose in {form}", trial.node("Transpose", 13, [x], perm=(0, 2, 1))[0], x.transpose(0, 2, 1))
+    for form in ("blocks 32 x 32", "tile 32 x 32"):
+        for kind in (np.uint8, np.float16, np.int64):
+            y = trial.integers(0, 250, 3, 36, 68).astype(kind)
+            with forced(form):
+                agree(f"Transpose of {np.dtype(kind)} in {form}", trial.node("Transpose", 13, [y], perm=(0, 2, 1))[0], y.transpose(0, 2, 1))
+    return f"{len(BLOCKS) + len(TILES)} forms"
 
 
 @probe("tensors made of a shape", "kernels", disables=("fill.wgsl", "range.wgsl", "range_float.wgsl", "window.wgsl"))

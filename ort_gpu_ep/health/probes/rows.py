@@ -74,7 +74,7 @@ def normalisations(trial: Trial) -> str:
 
 
 @contextmanager
-def _forced(form: str) -> Iterator[None]:
+def forced(form: str) -> Iterator[None]:
     """Kernels that are lowered meanwhile get this form, those that have it (a worker probes in one thread)."""
     usual = Target.choose
 
@@ -98,7 +98,7 @@ def pieces(trial: Trial) -> str:
         x = trial.normal(2, 3, height, 61 * 4) + np.float32(3)
         wide = x.astype(np.float64)
         want = (wide - wide.mean((2, 3), keepdims=True)) / np.sqrt(wide.var((2, 3), keepdims=True) + 1e-5)
-        with _forced(form):
+        with forced(form):
             got = trial.node("InstanceNormalization", 6, [x, scale, bias])[0]
         agree(f"InstanceNormalization in {form}", got, want * scale.reshape(3, 1, 1) + bias.reshape(3, 1, 1))
     return "2 numbers of pieces"
