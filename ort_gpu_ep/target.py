@@ -19,6 +19,10 @@ ADAPTER, INLINED, PACKED, WORKGROUP = "adapter", "decoders in other kernels", "p
 LAST_ARRIVING = "last-arriving-workgroup"
 """Among Limits.features: the workgroup that an atomic counter tells to be the last sees what the others stored before they counted. WGSL
 does not promise it, so an adapter has this feature only where a probe has seen it hold (health/open_adapter.py)."""
+SUBNORMAL_HALVES = "subnormal-float16"
+"""Among Limits.features: unpack2x16float keeps float16 numbers below 2^-14. WGSL lets it flush them to zero; so likewise."""
+SHOWN_FEATURES = frozenset({LAST_ARRIVING, SUBNORMAL_HALVES})
+"""What no adapter promises, and a probe shows."""
 
 
 class Tuned:

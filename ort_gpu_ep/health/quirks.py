@@ -27,7 +27,7 @@ from ort_gpu_ep.health import workarounds
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.kernels import RECORDS
 from ort_gpu_ep.registry import ADAPTER, INLINED, PACKED, WORKGROUP
-from ort_gpu_ep.target import LAST_ARRIVING
+from ort_gpu_ep.target import SHOWN_FEATURES
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
@@ -166,7 +166,7 @@ def _range(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[tuple
 
 def known_targets() -> frozenset[str]:
     """What may be disabled."""
-    return frozenset({*RECORDS, *FEATURES, LAST_ARRIVING, ADAPTER, INLINED, PACKED, WORKGROUP})
+    return frozenset({*RECORDS, *FEATURES, *SHOWN_FEATURES, ADAPTER, INLINED, PACKED, WORKGROUP})
 
 
 def probe_names() -> frozenset[str]:

@@ -22,7 +22,7 @@ from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.kernels import FAMILIES, RECORDS
 from ort_gpu_ep.registry import ADAPTER
-from ort_gpu_ep.target import LAST_ARRIVING
+from ort_gpu_ep.target import SHOWN_FEATURES
 
 FORMAT = 3
 HEALTHY, DEGRADED, UNUSABLE = "healthy", "degraded", "unusable"
@@ -34,7 +34,7 @@ class Verdict:
 
     strikes: processes that had the adapter open and ended without closing it, since the last full examination.
     probed: whether it holds findings at all. trusted: families of kernels whose probes have passed without bounds checks, all that ran.
-    shown: what no adapter promises and a probe has seen hold (LAST_ARRIVING).
+    shown: what no adapter promises and a probe has seen hold (of SHOWN_FEATURES).
     """
 
     disabled: tuple[tuple[str, str], ...] = ()
@@ -57,11 +57,11 @@ def verdict_of(outcomes: Iterable[Outcome], depth: str) -> Verdict:
         if outcome.status in ("NOT_RUN", "UNSUPPORTED"):
             continue
         (trusted if outcome.unchecked else doubtful).update(_families(outcome))
-        if outcome.passed and LAST_ARRIVING in _covered(outcome):
-            shown.add(LAST_ARRIVING)
+        if outcome.passed:
+            shown |= SHOWN_FEATURES & {*_covered(outcome)}
         for what in () if outcome.passed else outcome.disables:
             disabled.setdefault(what, f"probe {outcome.name!r}: {outcome.status} ({outcome.seen})")
-    return Verdict(tuple(disabled.items()), depth, trusted=tuple(sorted(trusted - doubtful)), shown=tuple(shown))
+    return Verdict(tuple(disabled.items()), depth, trusted=tuple(sorted(trusted - doubtful)), shown=tuple(sorted(shown)))
 
 
 def _covered(outcome: Outcome) -> Sequence[str]:

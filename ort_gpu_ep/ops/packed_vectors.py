@@ -10,7 +10,7 @@ from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.ops.packed_operands import Columns, Weights, interleaved
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.target import Target
+from ort_gpu_ep.target import SUBNORMAL_HALVES, Target
 from ort_gpu_ep.types import FLOAT32, TensorType
 
 MAX_VECTORS = 4
@@ -31,7 +31,8 @@ SPARSE_TEAMS = {32: 128, 8: 64, 1: 64}
 
 record(
     "packed_matvec.wgsl", "matvec", flops=lambda k: 2 * k["N"] * k["K"] * k["COLS"],
-    loop_bound=lambda k: ceil_div(k["WORDS"], 4 * k.workgroup_size) + _closing_loops(k["PER"] * k["COLS"], k.workgroup_size))
+    loop_bound=lambda k: (1 + k["HALVES"]) * ceil_div(k["WORDS"], 4 * k.workgroup_size) + _closing_loops(
+        k["PER"] * k["COLS"], k.workgroup_size))
 record(
     "sparse_matvec.wgsl", "matvec", flops=lambda k: 2 * k.size("entries") * k["COLS"],
     loop_bound=lambda k: _sparse_loops(k["K"], k["TEAM"]), data_indices=True)
@@ -49,6 +50,7 @@ def lower_vectors(
     by_blocks, per, entries = "scales" in layout.sources, 32 // weights.bits, 1 << weights.bits if weights.codebook else 0
     copies = min(MAX_COPIES, BOOK_ENTRIES // entries) if entries else 1
     subgroups = node.target.limits.allow("packed_matvec.wgsl", "subgroup")
+    halves = not weights.codebook and node.target.limits.allow("packed_matvec.wgsl", SUBNORMAL_HALVES)
     size = _workgroup_size(node.target, weights.rows, layout.words, per, count, subgroups)
     zp = node.optional(weights.zp) if weights.zp is not None else None
     reads: dict[str, int | str] = {**layout.sources, "x": columns.source} | ({"c": bias[0]} if bias else {})
@@ -65,10 +67,11 @@ def lower_vectors(
             "ZERO": float(weights.flip + (weights.zero if zp is None else 0.0)),
             "WHOLE": (zp is None and float(weights.zero).is_integer()) or (zp is not None and zp.dtype.value in ("u32", "i32")),
             "X4": x4, "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
-            "ALPHA": float(alpha), "BETA": float(beta), "SUBGROUPS": subgroups},
+            "ALPHA": float(alpha), "BETA": float(beta), "SUBGROUPS": subgroups, "HALVES": halves},
         indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(weights.rows, per), workgroup_size=size,
         workgroup_nbytes=4 * (_parts(size, subgroups) * per * count + (entries * copies if entries else 0)), reads=reads, writes={"y": 0},
-        vectors=[n for n in ("w", "scales", "x") if n in reads and (n != "x" or x4)], features=("subgroup",) if subgroups else ())
+        vectors=[n for n in ("w", "scales", "x") if n in reads and (n != "x" or x4)],
+        features=[name for name, used in (("subgroup", subgroups), (SUBNORMAL_HALVES, halves)) if used])
     return Lowering(
         (out,), (*layout.kernels, built), layout.temps, once=tuple(name for name, _ in layout.temps), inverses=layout.inverses)
 

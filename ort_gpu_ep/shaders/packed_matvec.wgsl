@@ -38,6 +38,13 @@ fn four_of_x(c: u32, q: u32) -> vec4<f32> {
 
 #include zero_point.wgsl
 
+#if HALVES
+// A half of a word that keeps the bits of a code alone is a float16 without an exponent, code * 2^(place - 24). Times 2^24, which x is
+// multiplied by, that is a float again that no driver flushes to zero.
+const MASK: u32 = ((1u << BITS) - 1u) * 0x10001u;
+const LIFT: f32 = 16777216.0;
+#end
+
 // Codes of BITS at bit `at` of four words, less their zero point. They become the low bits of a float that is 2^(23 - at) without them.
 fn number(words: vec4<u32>, at: u32, zero: f32) -> vec4<f32> {
     let above = bitcast<vec4<f32>>((words & vec4<u32>(((1u << BITS) - 1u) << at)) | vec4<u32>((150u - at) << 23u));
@@ -59,6 +66,7 @@ fn group_main(group: u32, lane: u32) {
     workgroupBarrier();
 #end
 #let field = 23 // BITS
+#let beside = 10 // BITS
 #for r in PER
 #if BLOCK == 0 and not CODEBOOK
     let zero$r = zero_of(min(group * PER + $(r)u, N - 1u), 0u);
@@ -68,14 +76,41 @@ fn group_main(group: u32, lane: u32) {
 #end
 #end
     var q = lane;
-#for round in 2
+#for round in 3 if HALVES else 2
 #let count = VEC if round == 0 else 1
+#let halves = HALVES and round < 2
+#if round == 2
+#for r in PER
+#for c in COLS
+    sum$(r)_$c *= 1.0 / f32(1u << $(r % (PER // 2) % beside * BITS)u);
+#end
+#end
+    // Zero points were taken off sums: what is not finite by that is added up anew, code by code.
+    var all = 0.0;
+#for r in PER
+#for c in COLS
+    all += sum$(r)_$c;
+#end
+#end
+    if ((bitcast<u32>(all) & 0x7f800000u) == 0x7f800000u) {
+        q = lane;
+#for r in PER
+#for c in COLS
+        sum$(r)_$c = 0.0;
+#end
+#end
+    }
+#end
     for (; q + $(count - 1)u * WORKGROUP_SIZE < WORDS4; q += $(count)u * WORKGROUP_SIZE) {
 #for v in count
         let at$v = q + $(v)u * WORKGROUP_SIZE;
         let words$v = w_word4(group * WORDS4 + at$v);
 #for c in COLS
+#if halves
+        let x$(v)_$c = LIFT * four_of_x($(c)u, at$v);
+#else
         let x$(v)_$c = four_of_x($(c)u, at$v);
+#end
 #end
 #if BLOCK
 #for s in PER // 4
@@ -88,10 +123,23 @@ fn group_main(group: u32, lane: u32) {
 #end
 #for v in count
         {
-#for part in (PER + field - 1) // field
-            let part$part = words$v >> vec4<u32>($(part * field * BITS)u);
+#let span = beside if halves else field
+#for part in ((PER // 2 if halves else PER) + span - 1) // span
+            let part$part = words$v >> vec4<u32>($(part * span * BITS)u);
+#end
+#if halves
+#for c in COLS
+            let total$c = (x$(v)_$c.x + x$(v)_$c.y) + (x$(v)_$c.z + x$(v)_$c.w);
+#end
+#for r in PER // 2
+#for i in 4
+            let pair$(r)_$i = unpack2x16float(part$(r // beside)[$i] & (MASK << $(r % beside * BITS)u));
+#end
+#end
 #end
 #for r in PER
+#let pair = r % (PER // 2)
+#let half = r // (PER // 2)
 #if CODEBOOK
 #let shift = r * BITS
 #if shift < COPY_BITS
@@ -108,13 +156,25 @@ fn group_main(group: u32, lane: u32) {
             let zero$r = zero_of(min(group * PER + $(r)u, N - 1u), 4u * at$v / BLOCK);
 #end
 #end
+#if halves
+            let taken$r = zero$r * (f32(1u << $(pair % beside * BITS)u) / -LIFT);
+#else
             let weight$r = number(part$(r // field), $(r % field * BITS)u, zero$r);
 #end
+#end
 #for c in COLS
-#if BLOCK
-            sum$(r)_$c = fma(scale$(v)_$(r // 4)[$(r % 4)], dot(weight$r, x$(v)_$c), sum$(r)_$c);
+#if halves
+            var dot$(r)_$c = taken$r * total$c;
+#for i in 4
+            dot$(r)_$c = fma(pair$(pair)_$i[$half], x$(v)_$c[$i], dot$(r)_$c);
+#end
 #else
-            sum$(r)_$c += dot(weight$r, x$(v)_$c);
+            let dot$(r)_$c = dot(weight$r, x$(v)_$c);
+#end
+#if BLOCK
+            sum$(r)_$c = fma(scale$(v)_$(r // 4)[$(r % 4)], dot$(r)_$c, sum$(r)_$c);
+#else
+            sum$(r)_$c += dot$(r)_$c;
 #end
 #end
 #end
@@ -122,14 +182,40 @@ fn group_main(group: u32, lane: u32) {
 #end
     }
 #end
-#for r in PER
-#for c in COLS
 #if SUBGROUPS
-    {
-        let total = subgroupAdd(sum$(r)_$c);
-        if (subgroup_lane == 0u) { sums[subgroup_id * OUTPUTS + $(r * COLS + c)u] = total; }
+#let fours = (PER * COLS + 3) // 4
+    // Of four sums each of four neighbours keeps one and passes on the others; then fours add up.
+    let odd = (subgroup_lane & 1u) != 0u;
+    let late = (subgroup_lane & 2u) != 0u;
+#for j in fours
+#for i in 2
+#let first = 4 * j + 2 * i
+#if first + 1 < PER * COLS
+    let two$(j)_$i = select(sum$(first // COLS)_$(first % COLS), sum$((first + 1) // COLS)_$((first + 1) % COLS), odd)
+        + subgroupShuffleXor(select(sum$((first + 1) // COLS)_$((first + 1) % COLS), sum$(first // COLS)_$(first % COLS), odd), 1u);
+#else
+#if first < PER * COLS
+    let two$(j)_$i = sum$(first // COLS)_$(first % COLS) + subgroupShuffleXor(sum$(first // COLS)_$(first % COLS), 1u);
+#else
+    let two$(j)_$i = 0.0;
+#end
+#end
+#end
+    var four$j = select(two$(j)_0, two$(j)_1, late) + subgroupShuffleXor(select(two$(j)_1, two$(j)_0, late), 2u);
+#end
+    for (var far = 4u; far < subgroup_size; far *= 2u) {
+#for j in fours
+        four$j += subgroupShuffleXor(four$j, far);
+#end
+    }
+    if (subgroup_lane < 4u) {
+#for j in fours
+        if ($(4 * j)u + subgroup_lane < OUTPUTS) { sums[subgroup_id * OUTPUTS + $(4 * j)u + subgroup_lane] = four$j; }
+#end
     }
 #else
+#for r in PER
+#for c in COLS
     sums[lane * OUTPUTS + $(r * COLS + c)u] = sum$(r)_$c;
 #end
 #end

@@ -19,7 +19,7 @@ from ort_gpu_ep.ops.contraction import TILES
 from ort_gpu_ep.ops.tiles import TILES as LARGER_TILES
 from ort_gpu_ep.profile import GUESSED
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering
-from ort_gpu_ep.target import LAST_ARRIVING
+from ort_gpu_ep.target import SHOWN_FEATURES
 
 ROOT = Path(__file__).parents[2]
 SHADERS = {f.name for f in (ROOT / "ort_gpu_ep" / "shaders").glob("*.wgsl")} - {"functions.wgsl"}
@@ -69,7 +69,7 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_every_shader_has_a_probe() -> None:
     covered = {d for p in PROBES.values() if p.group == "kernels" for d in p.disables}
     assert SHADERS - covered == set(), "state cases=[case(...)] in the record beside the row (docs/adding-an-op.md)"
-    assert covered == SHADERS | {LAST_ARRIVING, "shader-f16"}
+    assert covered == SHADERS | {*SHOWN_FEATURES, "shader-f16"}
 
 
 def test_every_tile_has_a_probe() -> None:

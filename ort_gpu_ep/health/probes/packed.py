@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ort_gpu_ep.ops import pruned as pruned_ops
 from ort_gpu_ep.ops.packed_vectors import HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.questions import apart
 from ort_gpu_ep.registry import INLINED
-from ort_gpu_ep.target import Choice, Target
+from ort_gpu_ep.target import SUBNORMAL_HALVES, Choice, Target
 from ort_gpu_ep.types import BY_NAME, FLOAT32, INT64
 from ort_gpu_ep.types import packed as as_bytes
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse
@@ -62,6 +63,30 @@ def packed(trial: Trial) -> str:
                 _product(trial, 3, 67, 5, kind, transposed)
                 _product(trial, 17, 131, 66, kind, transposed)
     return ", ".join(kinds)
+
+
+_HALVES = """
+@group(0) @binding(0) var<storage, read> words: array<u32>;
+@group(0) @binding(1) var<storage, read_write> out: array<vec2<f32>>;
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) { out[id.x] = unpack2x16float(words[id.x] & 0x03ff03ffu) * 16777216.0; }
+"""
+
+
+@probe("subnormal float16", "kernels", disables=(SUBNORMAL_HALVES,), fault=(r"0x10001u|0x03ff03ffu", "0x10000u"), quick=True)
+def subnormal(trial: Trial) -> str:
+    """All float16 numbers that are too small for an exponent, and products whose codes are read as such numbers: none becomes zero."""
+    low = np.arange(1024)
+    words = (low | low[::-1] << 16 | trial.integers(0, 64, 1024) << 10).astype(np.uint32)
+    got = trial.wgsl("halves", _HALVES, [words], ("float32", 2048), 16)
+    agree("numbers", got.reshape(-1, 2), np.stack((low, low[::-1]), 1).astype(np.float32), 0.0)
+    usual = trial.gpu.limits
+    trial.gpu.limits = replace(usual, features=usual.features | {SUBNORMAL_HALVES})
+    try:
+        _product(trial, 1, 132, 69, "int4", True)
+    finally:
+        trial.gpu.limits = usual
+    return "1,024 numbers in each half"
 
 
 @probe("packed weights in blocks", "kernels", disables=("interleave_scales.wgsl", "restore_scales.wgsl"))

@@ -131,26 +131,30 @@ _QUADS = _HEAD + """
 fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(subgroup_id) which: u32, @builtin(num_subgroups) count: u32,
         @builtin(subgroup_size) size: u32) {{
     let x = xs[id.x];
-    out[id.x * 5u] = quadSwapX(x);
-    out[id.x * 5u + 1u] = quadSwapY(vec2<u32>(x, x)).y;
-    out[id.x * 5u + 2u] = quadBroadcast(x, 2u);
-    out[id.x * 5u + 3u] = which;
-    out[id.x * 5u + 4u] = count * size;
+    out[id.x * 6u] = quadSwapX(x);
+    out[id.x * 6u + 1u] = quadSwapY(vec2<u32>(x, x)).y;
+    out[id.x * 6u + 2u] = quadBroadcast(x, 2u);
+    out[id.x * 6u + 3u] = which;
+    out[id.x * 6u + 4u] = count * size;
+    var far = x;
+    for (var mask = 1u; mask < size; mask *= 2u) {{ far = subgroupShuffleXor(far, mask); }}
+    out[id.x * 6u + 5u] = far;
 }}
 """
 
 
 @probe("fours in a subgroup", "workgroups", disables=("subgroup",), fault=("quadSwapX", "quadSwapY"))
 def quads(trial: Trial) -> str:
-    """Four invocations next to each other exchange values; subgroups are those next to each other, counted from 0."""
+    """Four invocations next to each other exchange values, and those that are further apart; subgroups count from 0."""
     trial.need("subgroup")
     for _ in range(trial.rounds):
         x = trial.integers(0, 2**32, GROUPS * 128, dtype="uint32")
-        got = trial.wgsl("quads", _QUADS.format(element="u32"), [x], ("uint32", 5 * x.size), GROUPS).reshape(-1, 5)
+        got = trial.wgsl("quads", _QUADS.format(element="u32"), [x], ("uint32", 6 * x.size), GROUPS).reshape(-1, 6)
         four, place = x.reshape(-1, 4), np.arange(128) // max(1, 128 // max(1, int(got[:128, 3].max()) + 1))
         agree("quadSwapX", got[:, 0], four[:, [1, 0, 3, 2]].reshape(-1))
         agree("quadSwapY", got[:, 1], four[:, [2, 3, 0, 1]].reshape(-1))
         agree("quadBroadcast", got[:, 2], np.repeat(four[:, 2], 4))
         agree("subgroup_id", got[:, 3], np.tile(place, GROUPS).astype(np.uint32))
         agree("subgroups times their size", got[:, 4], np.full(x.size, 128, np.uint32))
+        agree("subgroupShuffleXor", got[:, 5], x.reshape(GROUPS, int(got[:, 3].max()) + 1, -1)[:, :, ::-1].reshape(-1))
     return f"{GROUPS * 32} fours"
