@@ -53,6 +53,8 @@ class Figures:
 
     transpose.wgsl: transpose_tile_factor: of bytes that go through workgroup memory, over byte_ns.
 
+    packed_matvec.wgsl: of a unit, for a code: packed_words_clocks, and packed_halves_clocks where two at a time are read as float16.
+
     sparse_matvec*.wgsl: sparse_entry_clocks: an entry of an invocation, which waits for the one before. sparse_halving_clocks: a halving of
     a team, there and back, with its barriers. Of a unit: sparse_gather_clocks: an entry's read of x, with the bounds checks that it keeps
     (0.52 without), sparse_held_clocks: where x is in workgroup memory, sparse_staging_clocks: an element of x on the way there.
@@ -101,6 +103,8 @@ class Figures:
 
     matvec_launch_ns: float = 3000.0
     matvec_bytes_per_ns: float = 1300.0
+    packed_words_clocks: float = 0.061
+    packed_halves_clocks: float = 0.044
     rows_launch_ns: float = 3000.0
     rows_bytes_per_ns: float = 4000.0
     rows_wait_ns: float = 700.0
@@ -171,9 +175,10 @@ DEFAULT_FIGURES = Figures()
 """Of an adapter that was not measured."""
 
 SOFTWARE_FIGURES = replace(
-    DEFAULT_FIGURES, sparse_halving_clocks=20000.0, transpose_tile_factor=30.0, winograd_factor=1e9, normalize_lane_ns=10.0)
+    DEFAULT_FIGURES, sparse_halving_clocks=20000.0, transpose_tile_factor=30.0, winograd_factor=1e9, normalize_lane_ns=10.0,
+    packed_halves_clocks=0.08)
 """Of one that computes on the CPU: a barrier makes it change from coroutine to coroutine, through the whole workgroup. What Winograd's
-transforms move there costs more than the products that they save."""
+transforms move there costs more than the products that they save, and float16 is read by a chain of integer operations."""
 
 _COUNTS = ("units", "few_groups", "many_groups")
 _BANDWIDTHS = tuple(f.name for f in fields(Figures) if f.name.endswith("bytes_per_ns"))

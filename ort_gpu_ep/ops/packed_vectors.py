@@ -20,6 +20,8 @@ UNIT_LANES = 1024
 MAX_WORKGROUP_SIZE, MIN_WORKGROUP_SIZE = 512, 32
 UNDER_WAY = 4
 """Reads of weights that an invocation has under way, at most."""
+WORDS, HALVES = "codes in words", "codes in halves"
+"""Forms of packed_matvec.wgsl: how codes become floats, one by one, or two by two where the adapter has SUBNORMAL_HALVES."""
 BOOK_ENTRIES, MAX_COPIES = 2048, 32
 """Of codebooks in workgroup memory, together: a copy for each bank, or as many as fit."""
 HELD, HOLDING = "x held", "sparse_matvec_held.wgsl"
@@ -50,7 +52,9 @@ def lower_vectors(
     by_blocks, per, entries = "scales" in layout.sources, 32 // weights.bits, 1 << weights.bits if weights.codebook else 0
     copies = min(MAX_COPIES, BOOK_ENTRIES // entries) if entries else 1
     subgroups = node.target.limits.allow("packed_matvec.wgsl", "subgroup")
-    halves = not weights.codebook and node.target.limits.allow("packed_matvec.wgsl", SUBNORMAL_HALVES)
+    choice = None if weights.codebook else node.target.choose(
+        f"vectors {weights.rows} x {weights.k}, {weights.bits} bits", _decoding_ns(node.target, weights.rows * weights.k))
+    halves = choice is not None and choice.form == HALVES
     size = _workgroup_size(node.target, weights.rows, layout.words, per, count, subgroups)
     zp = node.optional(weights.zp) if weights.zp is not None else None
     reads: dict[str, int | str] = {**layout.sources, "x": columns.source} | ({"c": bias[0]} if bias else {})
@@ -71,9 +75,17 @@ def lower_vectors(
         indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(weights.rows, per), workgroup_size=size,
         workgroup_nbytes=4 * (_parts(size, subgroups) * per * count + (entries * copies if entries else 0)), reads=reads, writes={"y": 0},
         vectors=[n for n in ("w", "scales", "x") if n in reads and (n != "x" or x4)],
-        features=[name for name, used in (("subgroup", subgroups), (SUBNORMAL_HALVES, halves)) if used])
+        features=[name for name, used in (("subgroup", subgroups), (SUBNORMAL_HALVES, halves)) if used], choice=choice)
     return Lowering(
         (out,), (*layout.kernels, built), layout.temps, once=tuple(name for name, _ in layout.temps), inverses=layout.inverses)
+
+
+def _decoding_ns(target: Target, codes: int) -> dict[str, float]:
+    """Of each form that the adapter can do."""
+    clocks = {WORDS: target.figures.packed_words_clocks}
+    if target.limits.allow("packed_matvec.wgsl", SUBNORMAL_HALVES):
+        clocks[HALVES] = target.figures.packed_halves_clocks
+    return {form: codes * each / target.figures.units / target.figures.clocks_per_ns for form, each in clocks.items()}
 
 
 def _workgroup_size(target: Target, rows: int, words: int, per: int, count: int, subgroups: bool) -> int:

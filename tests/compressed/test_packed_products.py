@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,16 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ops.packed_vectors import HALVES
 from ort_gpu_ep.partitioner import fuse
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.planner import make_plan
+from ort_gpu_ep.target import SUBNORMAL_HALVES
+from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.compressed.test_sub_byte import constant
 from tests.direct import run_direct
 from tests.ops.single_node import on_cpu
@@ -65,6 +74,46 @@ def test_matmul_nbits(bits: int, zero: str, shape: tuple[int, ...], n: int, bloc
     for every_size_open in (False, True) if zero == "codes" else (False,):
         (got,) = run_direct(model, {"x": x}, every_size_open=every_size_open)
         close(got, x.astype("d") @ dense + bias)
+
+
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapter keeps float16 numbers below 2^-14, as a probe would have shown."""
+    gpu = Gpu.open(Config())
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=gpu.limits.features | {SUBNORMAL_HALVES}))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("zero", ["none", "codes", "floats"])
+def test_codes_read_as_halves(bits: int, zero: str, halves: None) -> None:
+    """Whatever the vector is: large and small elements beside each other, some that are not finite or become so, and some next to nothing."""
+    model, (dense, _) = nbits_model((3, 164), 164, 37, bits, 16, zero, bias=False)
+    x = RNG.normal(size=(3, 164)).astype("f")
+    x[1] *= 10.0 ** RNG.uniform(-30, 3, 164)
+    x[2] *= 1e-34
+    forms = {(step.kernel.choice.key, step.kernel.choice.form) for step in plan_steps(model, x) if step.kernel.choice}
+    assert forms == {(f"vectors 37 x 164, {bits} bits", HALVES)}
+    for large in (1, 1e33):
+        x[0] *= large
+        for row, wanted in zip(run_direct(model, {"x": x})[0], x.astype("d") @ dense, strict=True):
+            close(row, wanted)
+    for value in (np.inf, -np.inf, np.nan):
+        x[0, 77] = value
+        with np.errstate(invalid="ignore"):
+            wanted = x[:1].astype("d") @ dense
+        np.testing.assert_array_equal(run_direct(model, {"x": x})[0][:1], wanted)
+
+
+def test_bytes_with_a_scale_for_each_row_read_as_halves(halves: None) -> None:
+    for zero_point in (False, True):
+        model = weighted("Gemm", "int8", (1, 100), (100, 37), (37,), zero_point, (37,), {"axis": 1})
+        feeds = {"x": RNG.normal(size=(1, 100)).astype("f")}
+        close(run_direct(model, feeds, fuse)[0], exact(model, feeds))
+
+
+def plan_steps(model: onnx.ModelProto, x: Any) -> list[Dispatch]:
+    plan = make_plan(from_onnx(model), {"x": TensorType(FLOAT32, x.shape)}, Gpu.open(Config()).limits)
+    return [step for step in plan.steps if isinstance(step, Dispatch)]
 
 
 def test_matmul_nbits_is_what_onnxruntime_computes() -> None:
