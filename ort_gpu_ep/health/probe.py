@@ -41,7 +41,7 @@ class Probe:
     name, group: for people. check: the function. disables: what a failure puts out of use: shader files, device features,
     registry.PACKED, INLINED, WORKGROUP or ADAPTER. fault: (pattern, replacement) in the text of the shaders that the probe compiles, or
     the name of a fault that `Trial.planted` announces to the probe. quick: part of the first use of an adapter. trusts: likewise, where
-    it is hardware: then a family of kernels needs no bounds checks. timeout_s: a probe that takes longer hangs.
+    it is hardware: then a family of kernels needs no bounds checks, or another form. timeout_s: a probe that takes longer hangs.
     """
 
     name: str

@@ -22,7 +22,7 @@ from ort_gpu_ep.health.verdicts import Verdict, verdict_of
 from ort_gpu_ep.health.worker import _both_ways
 from ort_gpu_ep.kernels import FAMILIES, RECORDS, unchecked
 from ort_gpu_ep.plugin import local
-from ort_gpu_ep.target import LAST_ARRIVING
+from ort_gpu_ep.target import LAST_ARRIVING, SUBNORMAL_HALVES
 from tests.session.conftest import gpu_session
 from tests.unit.graphs import model_of
 
@@ -44,10 +44,11 @@ def test_a_family_is_trusted_by_all_of_its_probes_that_ran() -> None:
     assert verdict_of([outcome(SOFTMAX), outcome("f32 arithmetic", "FAIL")], "full").trusted == (), "an adapter that can't add"
 
 
-def test_what_no_adapter_promises_is_there_only_where_it_was_shown() -> None:
+@pytest.mark.parametrize(("probe", "feature"), [("last arriving workgroup", LAST_ARRIVING), ("subnormal float16", SUBNORMAL_HALVES)])
+def test_what_no_adapter_promises_is_there_only_where_it_was_shown(probe: str, feature: str) -> None:
     """A first use that runs out of time says nothing of it, and the adapter is no worse for that."""
-    for status, shown in (("PASS", (LAST_ARRIVING,)), ("NOT_RUN", ()), ("UNSUPPORTED", ()), ("FAIL", ())):
-        verdict = verdict_of([Outcome("last arriving workgroup", "kernels", status)], "quick")
+    for status, shown in (("PASS", (feature,)), ("NOT_RUN", ()), ("UNSUPPORTED", ()), ("FAIL", ())):
+        verdict = verdict_of([Outcome(probe, "kernels", status)], "quick")
         assert verdict.shown == shown
         assert verdict.health == "healthy"
 
