@@ -132,6 +132,9 @@ fn group_main(group: u32, lane: u32) {
             let total$c = (x$(v)_$c.x + x$(v)_$c.y) + (x$(v)_$c.z + x$(v)_$c.w);
 #end
 #for r in PER // 2
+#if HAS_ZEROS
+            let zeros_of$r = unpack2x16float((zeros$v >> $(r // beside * beside * BITS)u) & (MASK << $(r % beside * BITS)u));
+#end
 #for i in 4
             let pair$(r)_$i = unpack2x16float(part$(r // beside)[$i] & (MASK << $(r % beside * BITS)u));
 #end
@@ -149,6 +152,9 @@ fn group_main(group: u32, lane: u32) {
 #end
             let weight$r = looked_up((codes$r & vec4<u32>((ENTRIES - 1u) << COPY_BITS)) | vec4<u32>(copy));
 #else
+#if halves and HAS_ZEROS
+            let taken$r = -zeros_of$(pair)[$half];
+#else
 #if HAS_ZEROS
             let zero$r = f32(extractBits(zeros$v, $(r * BITS)u, BITS));
 #else
@@ -160,6 +166,7 @@ fn group_main(group: u32, lane: u32) {
             let taken$r = zero$r * (f32(1u << $(pair % beside * BITS)u) / -LIFT);
 #else
             let weight$r = number(part$(r // field), $(r % field * BITS)u, zero$r);
+#end
 #end
 #end
 #for c in COLS

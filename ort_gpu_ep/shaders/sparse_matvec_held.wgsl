@@ -31,7 +31,15 @@ fn bytes_below(q: u32, to: u32) -> vec4<u32> {
 fn group_main(group: u32, lane: u32) {
     for (var i = lane; i < 512u; i += WORKGROUP_SIZE) { book[i] = table_at(i / 32u); }
 #for c in COLS
-    for (var k = lane; k < K; k += WORKGROUP_SIZE) { held[$(c)u * HELD + k] = x_at($(c)u * X_COL + k * X_K); }
+    for (var k = lane; k < K; k += 8u * WORKGROUP_SIZE) {      // eight reads under way; the last lanes read the last element again
+#for i in 8
+        let at$i = min(k + $(i)u * WORKGROUP_SIZE, K - 1u);
+        let x$i = x_at($(c)u * X_COL + at$i * X_K);
+#end
+#for i in 8
+        held[$(c)u * HELD + at$i] = x$i;
+#end
+    }
     if (lane == 0u) { held[$(c)u * HELD + K] = 0.0; }
 #end
     workgroupBarrier();
