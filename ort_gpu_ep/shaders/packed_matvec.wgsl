@@ -5,7 +5,7 @@
 // Expects: w (as vectors; WORDS words for each PER rows, interleaved by repack.wgsl; codes of BITS, the first row's in the low bits), x,
 // table (scales of rows, or a codebook of TABLE_SIZE <= ENTRIES = 2^bits values), zp?, or for blocks scales (as vectors, by
 // interleave_scales.wgsl) and zeros? (words of the zero points of PER rows), c?, y; N K COLS PER VEC, COPY_BITS (2^COPY_BITS copies of the
-// codebook), BLOCK BLOCKS, HAS_ZEROS,
+// codebook), BLOCK BLOCKS, HAS_ZEROS, HALVES (unpack2x16float keeps what is below 2^-14: two codes at a time are read as such numbers),
 // TABLE_ROW TABLE_BLOCK (strides of the scales), ZP_BITS (codes in bytes; 0: elements), ZP_ROW ZP_BLOCK, ZERO (added to each zero point),
 // WHOLE (all zero points are whole numbers), X4, X_COL X_K (strides), Y_COL Y_ROW, c_index, ALPHA BETA, SUBGROUPS.
 const WORDS4: u32 = WORDS / 4u;

@@ -22,10 +22,12 @@ from ort_gpu_ep.weights.formats import pack_codes, pack_sparse
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
 
 
-def _product(trial: Trial, m: int, k: int, n: int, kind: str, transposed: bool, back: bool = False, block: int = 0) -> None:
+def _product(
+    trial: Trial, m: int, k: int, n: int, kind: str, transposed: bool, back: bool = False, block: int = 0, peak: float = 0.0,
+) -> None:
     """x [m, k] times a matrix of codes, stored as [k, n] or as n rows, with a scale and a zero point for each of n.
 
-    block: or for each so many codes of it. back: the codes and scales are asked back, too.
+    block: or for each so many codes of it. back: the codes and scales are asked back, too. peak: the last of x.
     """
     dtype = BY_NAME[kind]
     low = -(1 << dtype.bits - 1) if dtype.value == "i32" else 0
@@ -34,6 +36,7 @@ def _product(trial: Trial, m: int, k: int, n: int, kind: str, transposed: bool, 
     scales = (n,) if not block else (n, blocks) if transposed else (blocks, n)
     codes, zeros = (trial.integers(low, low + (1 << dtype.bits), *s) for s in (shape, scales))
     scale, x = abs(trial.normal(*scales)) + np.float32(0.1), trial.normal(m, k)
+    x[:, k - 1] = peak or x[:, k - 1]
     held = {"w": codes.astype(dtype.numpy), "s": scale, "z": zeros.astype(dtype.numpy)}
     values = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
     node = Node("PackedGemm", ("x", "w", "s", "z"), ("y",), domain="ort_gpu_ep", version=1, attributes={
@@ -85,6 +88,7 @@ def subnormal(trial: Trial) -> str:
     try:
         with chosen(HALVES):
             _product(trial, 1, 132, 69, "int4", True)
+            _product(trial, 1, 132, 69, "int4", True, peak=1e32)    # which one invocation of a workgroup adds up anew
     finally:
         trial.gpu.limits = usual
     return "1,024 numbers in each half"
