@@ -32,6 +32,7 @@ from ort_gpu_ep.registry import (
     tensors_of,
 )
 from ort_gpu_ep.schemas import fault, same_but_for_types, schema
+from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.target import Target
 from ort_gpu_ep.types import FLOAT32, INT8, UINT8, DType, TensorType, names
 
@@ -188,6 +189,10 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
         if built.workgroup_nbytes > limits.max_workgroup_nbytes:
             raise UnsupportedNodeError(
                 Code.LIMIT, f"{built.workgroup_nbytes} B of workgroup memory; this adapter allows {limits.max_workgroup_nbytes}")
+        if hint(built.groups) > limits.max_groups_per_dimension ** 2 and built.grid is None:
+            raise UnsupportedNodeError(
+                Code.LIMIT, f"{built.shader} in {hint(built.groups)} workgroups; this adapter allows {limits.max_groups_per_dimension} a "
+                "dimension, of two")
         if built.grid is not None and any(count > limits.max_groups_per_dimension for count in built.grid):
             raise UnsupportedNodeError(
                 Code.LIMIT, f"{built.shader} in {' x '.join(map(str, built.grid))} workgroups; this adapter allows "

@@ -37,7 +37,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 
-from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.registry import DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Const, Kernel, parts
 from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, vector_writer, word_readers, word_writer, writer
@@ -337,6 +337,8 @@ def workgroup_count(kernel: Kernel, out: TensorType) -> int:
 
 
 def folded(count: int, max_groups: int = 65535) -> tuple[int, int, int]:
-    """A count over the limit of one dimension is folded into two."""
+    """A count over the limit of one dimension is folded into two. Raises UnsupportedNodeError where two don't hold it."""
     rows = -(-count // max_groups)
+    if rows > max_groups:
+        raise UnsupportedNodeError(Code.LIMIT, f"{count} workgroups; this adapter allows {max_groups} x {max_groups}")
     return (-(-count // rows), rows, 1) if count else (0, 1, 1)

@@ -16,11 +16,12 @@ import ort_gpu_ep
 from ort_gpu_ep.cli import app
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import native
-from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.errors import ConfigError, UnsupportedNodeError
 from ort_gpu_ep.health import workarounds
 from ort_gpu_ep.health.quirks import parse
 from ort_gpu_ep.health.workarounds import NAMES, Workaround, lowered, with_workarounds
 from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.shaders.composer import folded
 from tests.unit.graphs import model_of
 
 ENTRY: dict[str, Any] = {"what": "it hangs", "bug": "https://example.org/2", "probe": "softmax"}
@@ -101,6 +102,18 @@ def test_lower_limits_decline(name: str, value: str, opened: Opened) -> None:
 def test_grids_are_folded(opened: Opened) -> None:
     assert max(max(step.groups) for step in plan(opened({})).steps) > 5
     assert max(max(step.groups) for step in plan(opened({"max_groups_per_dimension": "5"})).steps) <= 5
+
+
+def test_more_workgroups_than_two_dimensions_hold_go_to_the_cpu(opened: Opened) -> None:
+    events = "\n".join(opened({"max_groups_per_dimension": "2"}).explain().events)
+    assert "workgroups; this adapter allows 2" in events
+
+
+@pytest.mark.parametrize(("count", "grid"), [(0, (0, 1, 1)), (9, (3, 3, 1)), (4, (2, 2, 1)), (3, (3, 1, 1))])
+def test_a_grid_in_two_dimensions(count: int, grid: tuple[int, int, int]) -> None:
+    assert folded(count, 3) == grid
+    with pytest.raises(UnsupportedNodeError, match="10 workgroups; this adapter allows 3 x 3"):
+        folded(10, 3)
 
 
 def test_each_dispatch_is_submitted_alone(opened: Opened) -> None:
