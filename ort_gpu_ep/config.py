@@ -56,7 +56,8 @@ OPTIONS = (
            "float16 and take half of their device memory; `f16acc`: products calculate in float16, too, up to 64 in a sum, and add those "
            "sums up in float32 (see docs/precision.md).", ("float32", "f16", "f16acc")),
     Option("specialize", "auto", "`auto`: sizes that a model leaves open get, after 256 runs with the same ones, a plan of their own in "
-           "which they are constants, compiled beside the runs (its sums may round otherwise); `off`: they don't.", ("auto", "off")),
+           "which they are constants, compiled beside the runs (its sums may round otherwise), if that takes up to 256 MiB of device "
+           "memory, or a sixteenth of memory_limit_mb; `off`: they don't.", ("auto", "off")),
     Option("join_runs", "auto", "`auto`: runs of a session that three or more threads have under way are submitted together, several at a "
            "time, where that was measured to be faster (not on software adapters); `1`: unmeasured; `0`: never.", ("auto", "0", "1")),
     Option("winograd", "1", "`0`: convolutions are summed tap by tap also where Winograd's algorithm is estimated to be faster (3 x 3, in "

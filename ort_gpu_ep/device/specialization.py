@@ -33,7 +33,10 @@ MAX_SPECIALIZED = 3
 """Such plans that a program keeps; the least recently used goes first, and its sizes are the general plan's again."""
 
 MAX_NBYTES = 256 << 20
-"""Device memory that one may take besides what the program has: activations, and weights in an order of its own."""
+"""Device memory that one may take besides what the program has: activations, and weights in an order of its own. See SHARE."""
+
+SHARE = 16
+"""One may take one part in so many of memory_limit_mb instead, where that is more: how much an adapter has, WebGPU does not tell."""
 
 _MAX_FAILED = 8
 """Sets of sizes that a program remembers as not to be tried again."""
@@ -113,11 +116,12 @@ class Specializer:
         template = make_template(program.graph, types, program.limits, program.rewrite, values, constant=True)
         filled = template.fill(types, values)
         assert filled is not None, "a template holds for the sizes that it was made for"
+        with program.lock:
+            self._check_room(template.plan, filled)      # before the pipelines, which may take a minute of a core
         more = [*template.plan.prologue, *(replaced[name] for name in template.plan.weights if name in replaced)]
         compiled = self._compiled([*template.plan.steps, *more])
         with program.lock:
             self._go_on()
-            self._check_room(template.plan, filled)
             prepared = program.prepared(template, compiled[:len(template.plan.steps)])
         try:
             self._warm_up(prepared, filled)
@@ -147,9 +151,11 @@ class Specializer:
         return found
 
     def _check_room(self, plan: Plan, filled: Filled) -> None:
-        nbytes = sum(filled.slots) + self._program.missing_nbytes(plan)
-        if nbytes > MAX_NBYTES:
-            raise OutOfDeviceMemoryError(f"it takes {nbytes >> 20} MiB of device memory besides; up to {MAX_NBYTES >> 20} MiB are given")
+        nbytes, most = sum(filled.slots) + self._program.missing_nbytes(plan), max(MAX_NBYTES, self._gpu.memory_limit_nbytes // SHARE)
+        if nbytes > most:
+            raise OutOfDeviceMemoryError(
+                f"it takes {nbytes >> 20} MiB of device memory besides; up to {most >> 20} MiB are given, "
+                f"a {SHARE}th of memory_limit_mb where that is more")
 
     def _warm_up(self, prepared: Prepared, filled: Filled) -> None:
         """Has the driver compile what it leaves to the first dispatch, one step after another. Without the lock."""

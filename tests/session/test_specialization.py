@@ -153,10 +153,18 @@ def test_what_fails_when_it_is_warmed_up_is_freed(mlp: bytes, x: np.ndarray, han
 
 def test_more_memory_than_it_may_take(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialization, "MAX_NBYTES", 0)
-    session = opened(mlp)
+    session, x = opened(mlp), np.resize(x, (17, 16))     # no other test of the process has compiled for these
     run(session, mlp, {"x": x})
+    gpu = session._state.gpu
+    made = gpu.compiled
     hand.work()
     assert "of device memory besides; up to 0 MiB are given" in session.explain().events[0]
+    assert gpu.compiled == made, "nothing is compiled for a plan that has no room"
+
+    monkeypatch.setattr(gpu, "memory_limit_nbytes", 1 << 30)
+    run(session, mlp, {"x": np.resize(x, (19, 16))})
+    hand.work()
+    assert session.stats()["specialized"] == 1
 
 
 def test_the_least_recently_used_goes(mlp: bytes, x: np.ndarray, hand: ByHand) -> None:
