@@ -1,4 +1,5 @@
-"""Einsum of one or two operands: as a batched matrix product where the strides allow it, else an output element an invocation."""
+"""Einsum of one or two operands: a reading in another order, a batched matrix product where the strides allow it, else an output element
+an invocation."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from dataclasses import dataclass, replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, normal, record
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.ops.movement import moved
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, View, kernel, op
 from ort_gpu_ep.shaders.indices import merged
 from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
 
@@ -54,7 +56,7 @@ class Terms:
 
 
 @op("Einsum", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="a b? c? -> y", epilogue=True)
-def einsum(node: BoundNode) -> Kernel | Lowering:
+def einsum(node: BoundNode) -> Kernel | View | Lowering:
     """y = the sum over all labels that the output lacks of the product of the operands.
 
     a, b: one dimension a label. Repeated labels take the diagonal; `...` broadcasts.
@@ -63,6 +65,8 @@ def einsum(node: BoundNode) -> Kernel | Lowering:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Einsum {node.attr('equation')} of {len(node.inputs)} operands; taken: one or two")
     terms = parse(node.attr("equation"), [o.shape for o in node.given()])
     out = TensorType(node.input(0).dtype, tuple(terms.sizes[label] for label in terms.output))
+    if len(terms.inputs) == 1 and not terms.summed:
+        return moved(node, out.shape, terms.strided(0, terms.output))
     product = as_product(terms) if len(terms.inputs) == 2 else None
     if product is not None:
         return lower_product(replace(product, target=node.target), out)

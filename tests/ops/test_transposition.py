@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,4 +167,22 @@ def test_sizes_of_a_run(form: str) -> None:
             assert_same(run_program(program, {"x": x}), [np.maximum(x.transpose(0, 2, 1), 0), x.transpose(1, 2, 0)])
     assert program.planned == 1
     assert any(form in choice.forms for choice in seen.values())
+    program.close()
+
+
+@pytest.mark.parametrize("form", ["blocks 32 x 32", "tile 32 x 32"])
+def test_more_workgroups_than_a_dimension_has(form: str) -> None:
+    assert turned(data(66_000, 4, 4), (0, 2, 1), form)
+
+
+@pytest.mark.parametrize("form", ["blocks 32 x 32", "tile 32 x 32"])
+def test_tensors_in_parts(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more bytes than a binding may have, on both sides."""
+    model, feeds = model_of("Transpose", (data(2, 68, 36),), perm=(0, 2, 1))
+    gpu = Gpu.open(Config())
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_binding_nbytes=8192))
+    with forced(form, seen := dict[str, Choice]()):
+        program = Program(from_onnx(model), Config(), gpu, rewrite)
+        assert_same(run_program(program, feeds), on_cpu(model, feeds))
+    assert all(form in choice.forms for choice in seen.values()) and seen
     program.close()
