@@ -158,9 +158,12 @@ def _with_epilogue(
             words = [name for name, target in built.writes or () if target == 0 and name in built.words]
             if words and result.dtype not in (INT8, UINT8):
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as words of bytes")
-            if built.groups and result.dtype.bits < 32 and not words:
+            fours = [name for name, target in built.writes or () if target == 0 and name in built.vectors]
+            if built.groups and result.dtype.bits < 32 and not (words or fours):
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which only an elementwise kernel can pack")
-            if result.dtype is not FLOAT32 and any(name in built.vectors for name, target in built.writes or () if target == 0):
+            if fours and result.dtype in (INT8, UINT8):     # four bytes are a word
+                built = replace(built, vectors=tuple(n for n in built.vectors if n not in fours), words=(*built.words, *fours))
+            elif fours and result.dtype is not FLOAT32:
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as vectors")
             built = replace(
                 built, outputs=(result, *built.outputs[1:]), plain=built.outputs[0], epilogue=bound.node.epilogue,

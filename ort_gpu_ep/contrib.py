@@ -50,6 +50,9 @@ def schemas() -> Mapping[tuple[str, str], OpSchema]:
             "QLinearGlobalAveragePool", "X:T x_scale:tensor(float) x_zero_point:T y_scale:tensor(float) y_zero_point:T", "Y:T",
             {"T": BYTES}, {"channels_last": 0}),
         _schema(
+            "QLinearSoftmax", "X:T X_scale:tensor(float) x_zero_point:T? y_scale:tensor(float) y_zero_point:T", "Y:T", {"T": BYTES},
+            {"axis": -1, "opset": int}),
+        _schema(
             "QGemm", "A:TA a_scale:T a_zero_point:TA B:TB b_scale:T b_zero_point:TB C:TC? y_scale:T? y_zero_point:TYZ?", "Y:TY",
             {"T": ("tensor(float)",), "TA": BYTES, "TB": BYTES, "TC": ("tensor(int32)",), "TYZ": BYTES, "TY": ("tensor(float)", *BYTES)},
             {"transA": 0, "transB": 0, "alpha": 1.0}),

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Attribute, Node
 from ort_gpu_ep.kernels import completed, record_of
+from ort_gpu_ep.ops.quantize import byte_decoder
 from ort_gpu_ep.registry import OPS, BoundNode, Kernel, Lowering, op, spec_of
 from ort_gpu_ep.shaders.inlining import inner_name
 from ort_gpu_ep.types import FLOAT32, INT8, INT32, INT64, PACKED_INTS, UINT8, Shape, TensorType
@@ -54,7 +55,7 @@ def _peeled(node: BoundNode, packed: Sequence[tuple[str, int]], name: str, domai
         raise UnsupportedNodeError(Code.OP, f"{name} with a packed weight that is not read element by element")
     decoder, bits = _decoder(node, weight, at), node.attr(f"{weight}_bits") or node.input(at).dtype.bits
     built = _peeled(plain(node, name, decoder.outputs[0].shape, at, domain, bits), packed[:-1], name, domain)
-    return replace(built, kernels=tuple(with_decoder(k, at, decoder, PARTS) for k in built.kernels))
+    return replace(built, kernels=tuple(with_decoder(k, at, decoder, PARTS, node.input(at).is_constant) for k in built.kernels))
 
 
 def plain(node: BoundNode, name: str, shape: Shape, at: int, domain: str = "", bits: int = 0) -> BoundNode:
@@ -70,6 +71,8 @@ def _decoder(node: BoundNode, weight: str, at: int) -> Kernel:
     parts = (*node.inputs[at:at + PARTS], None, None)[:PARTS]
     attributes = {"axis": node.attr(f"{weight}_axis"), "block_size": node.attr(f"{weight}_block"), "shape": node.attr(f"{weight}_shape"),
                   "perm": node.attr(f"{weight}_perm")}
+    if not node.input(at).is_constant:
+        return byte_decoder(node, at)
     names = {bits: op_name for op_name, bits in CODEBOOK.items()}
     if (bits := node.attr(f"{weight}_bits")):
         call = Node(names[bits], (), ("w",), domain=DOMAIN, version=1, attributes=attributes)
@@ -79,15 +82,18 @@ def _decoder(node: BoundNode, weight: str, at: int) -> Kernel:
     return replace(made, reads=tuple((name, int(source) + at) for name, source in made.reads or ()))
 
 
-def with_decoder(built: Kernel, at: int, decoder: Kernel, parts: int) -> Kernel:
-    """The kernel with the decoder for what it reads of input `at`, in whose place there are so many; others behind have moved."""
+def with_decoder(built: Kernel, at: int, decoder: Kernel, parts: int, weight: bool = True) -> Kernel:
+    """The kernel with the decoder for what it reads of input `at`, in whose place there are so many; others behind have moved.
+
+    weight: rather written out than read in another order, or by vectors.
+    """
     reads: list[tuple[str, int | str]] = []
     inlined: list[tuple[str, Kernel]] = []
     for name, source in built.reads or ():
         if source != at:
             reads.append((name, source + parts - 1 if isinstance(source, int) and source > at else source))
             continue
-        if name in built.vectors or record_of(built.shader).family == "movement":
+        if weight and (name in built.vectors or record_of(built.shader).family == "movement"):
             raise UnsupportedNodeError(Code.COST, f"{built.shader} brings its weight into another order: it is written out before")
         inlined.append((name, decoder))
         reads += [(inner_name(name, part), where) for part, where in decoder.reads or ()]
@@ -104,6 +110,12 @@ def packed_gather(node: BoundNode) -> Lowering:
 def packed_conv_transpose(node: BoundNode) -> Lowering:
     """ConvTranspose with packed filters."""
     return read_in_place(node, "ConvTranspose")
+
+
+@op("OfBytes", domain="ort_gpu_ep", dtypes=TAKEN, bindings="operands... -> y", epilogue=True)
+def of_bytes(node: BoundNode) -> Lowering:
+    """Op `op_name`, whose first input is bytes of one scale and zero point."""
+    return read_in_place(node, str(node.attr("op_name")))
 
 
 @op("PackedEinsum", domain="ort_gpu_ep", dtypes=TAKEN, bindings="operands... -> y", epilogue=True)

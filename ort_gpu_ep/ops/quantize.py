@@ -92,6 +92,14 @@ def dequantizing(node: BoundNode, x: int) -> Step:
     return Step("DequantizeLinear", f"f32(i32(x) - i32({zero})) * {scale}", tuple(arguments), FLOAT32)
 
 
+def byte_decoder(node: BoundNode, x: int) -> Kernel:
+    """The kernel of one scale for inputs x, x + 1 (scale) and x + 2 (zero point, may be left out), to stand in another's shader."""
+    made = kernel(
+        "dequantize.wgsl", [TensorType(FLOAT32, node.input(x).shape)], consts=NO_BLOCKS, indices={"scale_index": Strided((1,), (0,))},
+        reads={name: x + k for k, name in enumerate(("x", "scale", "zp")) if node.has(x + k)}, writes={"y": 0})
+    return replace(made, optionals=(("zp", node.has(x + 2)),))
+
+
 def quantizing(value: str, node: BoundNode, scale: int, zp: int, dtype: DType, *, inside: bool = False) -> Step:
     """saturate(round(value / scale) + zero point), halves to even; scale and zero point (may be left out) are inputs of the node.
 

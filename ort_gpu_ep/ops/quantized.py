@@ -17,8 +17,9 @@ from ort_gpu_ep.ops.axes import axis_of
 from ort_gpu_ep.ops.in_place import with_decoder
 from ort_gpu_ep.ops.joining import joined_type, packed_concat
 from ort_gpu_ep.ops.pool import in_words, pool, word_pool
-from ort_gpu_ep.ops.quantize import BYTES, NO_BLOCKS, dequantizing, limits_of, number, quantizing, saturated, stepwise
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Strided, broadcast, kernel, op
+from ort_gpu_ep.ops.quantize import BYTES, byte_decoder, dequantizing, limits_of, number, quantizing, saturated, stepwise
+from ort_gpu_ep.ops.softmax import normalized
+from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, broadcast, kernel, op
 from ort_gpu_ep.shaders.composer import literal
 from ort_gpu_ep.symbolic import hint, same
 from ort_gpu_ep.types import FLOAT32, INT8, TensorType
@@ -133,12 +134,8 @@ def qlinear_average_pool(node: BoundNode) -> Kernel:
     x = node.input(0)
     as_floats = replace(node, inputs=(replace(x, type=TensorType(FLOAT32, x.shape)), *node.inputs[1:]))
     pooled = pool(as_floats, mean=True, count_pad=count_pad, fours=False)
-    decoder = replace(
-        kernel("dequantize.wgsl", [TensorType(FLOAT32, x.shape)], consts=NO_BLOCKS, indices={"scale_index": Strided((1,), (0,))},
-               reads={name: k for k, name in enumerate(("x", "scale", "zp")) if node.has(k)}, writes={"y": 0}),
-        optionals=(("zp", node.has(2)),))
     last = quantizing("v", node, 3, 4, x.dtype, inside=True)
-    found = with_decoder(pooled, 0, decoder, 1)
+    found = with_decoder(pooled, 0, byte_decoder(node, 0), 1)
     plain = found.outputs[0]
     return replace(
         found, outputs=(TensorType(x.dtype, plain.shape),), plain=plain, epilogue=(last,),
@@ -168,6 +165,33 @@ def qlinear_global_average_pool(node: BoundNode) -> Kernel:
     return kernel(
         "global_average_bytes.wgsl", [out], consts=consts, groups=ceil_div(words * team, WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE,
         workgroup_nbytes=16 * WORKGROUP_SIZE, words=("y",))
+
+
+def _along_channels(node: BoundNode) -> ChannelsLast | None:
+    if node.attr("opset") < 13 or node.input(0).rank != 4:
+        return None
+    return ChannelsLast((0,), attributes={"axis": channels_last.stored(int(node.attr("axis")))})
+
+
+@op("QLinearSoftmax", domain=DOMAIN, dtypes=TAKEN, bindings="x x_scale x_zp? y_scale y_zp -> y", channels_last=_along_channels)
+def qlinear_softmax(node: BoundNode) -> Lowering:
+    """y = saturate(round(Softmax(x) floor(1 / y_scale)) + y's zero point), of the numbers that the bytes of x stand for."""
+    _scalars(node, 1, 2, 3, 4)
+    x, scale, zero = node.input(0), number(node, 3), number(node, 4)
+    if not scale or zero is None:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with a y_scale or y_zero_point that a run brings")
+    steps = np.floor(np.float32(1) / np.float32(scale))     # as ONNX Runtime's kernel: qlinear_softmax.cc
+    last = Step("QuantizeLinear", saturated(f"round(x * {literal(float(steps))}) + {literal(zero)}", x.dtype), ("v",), x.dtype)
+    out, floats = TensorType(x.dtype, x.shape), TensorType(FLOAT32, x.shape)
+    plain = replace(node.node, op="Softmax", domain="", version=node.attr("opset"))
+    built = normalized(replace(node, node=plain, inputs=(replace(x, type=floats), *node.inputs[1:])), 0)
+    built = with_decoder(replace(built, reads=(("x", 0),), writes=(("y", 0),)), 0, byte_decoder(node, 0), 1, weight=False)
+    if "y" in built.vectors:
+        vectors = tuple(name for name in built.vectors if name != "y")
+        return Lowering((out,), (replace(built, outputs=(out,), plain=floats, epilogue=(last,), vectors=vectors, words=("y",)),))
+    quantized = kernel(
+        "elementwise.wgsl", [out], reads={"e0": "floats"}, writes={"y": 0}, epilogue=[replace(last, arguments=("e0",))])
+    return Lowering((out,), (replace(built, writes=(("y", "floats"),)), quantized), (("floats", floats),))
 
 
 def _parts_last(node: BoundNode) -> ChannelsLast | None:

@@ -41,7 +41,8 @@ def _axis_split(node: BoundNode) -> tuple[Shape, int]:
     return (shape or (1,)), axis
 
 
-def _softmax(node: BoundNode, kind: int) -> Kernel:
+def normalized(node: BoundNode, kind: int) -> Kernel:
+    """Softmax (kind 0) or its logarithm (1)."""
     shape, axis = _axis_split(node)
     rows: Rows = rows_of(shape, (axis,))
     return _held(node, kind, shape, rows) if axis == len(shape) - 1 else _any(node, kind, rows)
@@ -84,7 +85,7 @@ def softmax(node: BoundNode) -> Kernel:
 
     x, y: any shape; before opset 13 the row is everything from `axis` on.
     """
-    return _softmax(node, 0)
+    return normalized(node, 0)
 
 
 @op("LogSoftmax", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=_layout)
@@ -93,7 +94,7 @@ def log_softmax(node: BoundNode) -> Kernel:
 
     x, y: any shape; before opset 13 the row is everything from `axis` on.
     """
-    return _softmax(node, 1)
+    return normalized(node, 1)
 
 
 @op("Hardmax", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=_layout)

@@ -1,4 +1,4 @@
-"""Decoders of constants disappear in what reads the weight: its kernel reads the codes.
+"""Decoders disappear in what reads the weight, or the bytes of a run: its kernel reads the codes.
 
 Decoders are DequantizeLinear and the functions of weights/functions.py.
 
@@ -21,7 +21,7 @@ from ort_gpu_ep.ops.recurrent_held import PER_LAYER
 from ort_gpu_ep.partitioner.recurrent_rules import DEPTHS
 from ort_gpu_ep.registry import Decline, Limits, Lowering
 from ort_gpu_ep.schemas import default_attribute, schema
-from ort_gpu_ep.types import TensorType
+from ort_gpu_ep.types import INT8, UINT8, TensorType
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, NAMES, SPARSE
 
 Consumers: TypeAlias = Mapping[tuple[str, str], tuple[str, tuple[int, ...]]]
@@ -38,11 +38,19 @@ LAYERS: Consumers = {
 """Recurrent layers, once those on top of each other are one node."""
 
 
+ACTIVATIONS: Consumers = {("", name): ("OfBytes", (0,)) for name in (
+    "Softmax", "LogSoftmax", "LayerNormalization", "InstanceNormalization", "ReduceMean", "ReduceMax", "ReduceSum")}
+"""What has no op of bytes, and reads its input at places that follow from the output's: with the decoder of a run's bytes."""
+
+
 def absorb(graph: Graph, facts: Facts, limits: Limits, consumers: Consumers, shared: bool = False) -> Graph:
-    """The graph with decoders of constants fused into those of `consumers` that read them.
+    """The graph with decoders fused into those of `consumers` that read them: of constants, and of activations into ACTIVATIONS.
 
     shared: also one that several nodes read, into each of them. Not while nodes are claimed: a decoder belongs to one fused node there.
     """
+    def absorbed(decoder: Node) -> bool:
+        return _of_a_run(decoder, graph, facts) if consumers is ACTIVATIONS else is_decoder(decoder, graph)
+
     producers, readers = graph.producers(), graph.consumers()
     fused_nodes: dict[int, Node] = {}
     for node in graph.nodes:
@@ -53,7 +61,7 @@ def absorb(graph: Graph, facts: Facts, limits: Limits, consumers: Consumers, sha
         for index in indices:
             name = node.inputs[index] if index < len(node.inputs) else ""
             decoder = producers.get(name)
-            if decoder is None or not is_decoder(decoder, graph) or node.inputs.count(name) > 1:
+            if decoder is None or not absorbed(decoder) or node.inputs.count(name) > 1:
                 continue
             if (len(readers[name]) > 1 or name in graph.outputs) and not shared:
                 continue
@@ -64,7 +72,7 @@ def absorb(graph: Graph, facts: Facts, limits: Limits, consumers: Consumers, sha
         return graph
     nodes = tuple(fused_nodes.get(id(node), node) for node in graph.nodes)
     read = {name for node in nodes for name in node.reads} | set(graph.outputs)
-    gone = {id(d) for d in producers.values() if is_decoder(d, graph) and not read.intersection(d.writes)}
+    gone = {id(d) for d in producers.values() if absorbed(d) and not read.intersection(d.writes)}
     return graph.with_nodes(tuple(node for node in nodes if id(node) not in gone))
 
 
@@ -89,6 +97,14 @@ def is_decoder(node: Node, graph: Graph) -> bool:
     """Whether a node makes a weight of constants that hold less."""
     known = (node.op == "DequantizeLinear" and not node.domain) or (node.domain == DOMAIN and node.op in NAMES)
     return known and all(graph.values[n].is_constant for n in node.inputs if n)
+
+
+def _of_a_run(node: Node, graph: Graph, facts: Facts) -> bool:
+    """Whether a node decodes bytes that a run brings, all with one scale."""
+    if node.op != "DequantizeLinear" or node.domain or node.attributes.get("block_size") or graph.values[node.inputs[0]].is_constant:
+        return False
+    codes, scale = (facts.types.get(name) for name in node.inputs[:2])
+    return codes is not None and codes.dtype in (UINT8, INT8) and scale is not None and bool(scale.size == 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +155,7 @@ def _fused(node: Node, decoder: Node, index: int, packed_op: str) -> Node:
         found = schema(node.domain, node.op, node.version)
         attributes = {name: default_attribute(node.domain, node.op, node.version, name) for name in (found.attributes if found else ())}
         attributes |= {**node.attributes, "op_version": node.version}
+    attributes |= {"op_name": node.op} if packed_op == "OfBytes" else {}
     attributes |= {f"{prefix(absorbed)}_{name}": value for name, value in {**_described(decoder), "input": index}.items()}
     codes = (*decoder.inputs, "")[:PARTS]
     if decoder.op == SPARSE:

@@ -23,7 +23,8 @@ MOVING: Mapping[str, int] = {"MaxPool": 12, "Reshape": 5, "Flatten": 1, "Transpo
 """Ops that give elements of what they were given as input 0, and the first version that takes bytes."""
 
 QLINEAR: Mapping[str, str] = {
-    "Add": "QLinearAdd", "Mul": "QLinearMul", "AveragePool": "QLinearAveragePool", "GlobalAveragePool": "QLinearGlobalAveragePool"}
+    "Add": "QLinearAdd", "Mul": "QLinearMul", "AveragePool": "QLinearAveragePool", "GlobalAveragePool": "QLinearGlobalAveragePool",
+    "Softmax": "QLinearSoftmax"}
 
 
 def keep_bytes(graph: Graph, facts: Facts, limits: Limits) -> Graph:
@@ -75,7 +76,10 @@ class _Between(Surroundings):
             return Node("QLinearConcat", (*last.inputs[1:], *parts), (), node.name, DOMAIN, 1, node.attributes)
         if node.op not in QLINEAR:
             return None
-        return Node(QLINEAR[node.op], (*_triples(read), *last.inputs[1:]), (), node.name, DOMAIN, 1, node.attributes)
+        attributes = {**node.attributes, **({"opset": node.version} if node.op == "Softmax" else {})}
+        if node.op == "Softmax" and node.version < 13:
+            attributes.setdefault("axis", 1)
+        return Node(QLINEAR[node.op], (*_triples(read), *last.inputs[1:]), (), node.name, DOMAIN, 1, attributes)
 
 
 def _triples(read: Sequence[Node]) -> Iterator[str]:

@@ -11,13 +11,14 @@ from ort_gpu_ep.graph import Node
 from ort_gpu_ep.lowering import Facts, facts_of, walk
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST
 from ort_gpu_ep.ops.joining import IN_PLACE
-from ort_gpu_ep.partitioner.absorption import LAYERS, PRODUCTS, Consumers, absorb
+from ort_gpu_ep.partitioner.absorption import ACTIVATIONS, LAYERS, PRODUCTS, Consumers, absorb
 from ort_gpu_ep.partitioner.between_products import keep_bytes
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.integers import quantize_products
 from ort_gpu_ep.partitioner.layouts import CHANNELS_LAST, is_conversion
 from ort_gpu_ep.partitioner.passes import (
+    ACTIVATIONS_READ,
     ASKED,
     BYTES_KEPT,
     CHAINS_FUSED,
@@ -108,6 +109,10 @@ def _no_decoder_of_layers(work: Work) -> Iterator[str]:
     yield from _absorbed(work, LAYERS)
 
 
+def _no_decoder_of_activations(work: Work) -> Iterator[str]:
+    yield from _absorbed(work, ACTIVATIONS)
+
+
 def _absorbed(work: Work, consumers: Consumers) -> Iterator[str]:
     again = absorb(work.graph, work.facts, work.limits, consumers)
     if len(again.nodes) != len(work.graph.nodes):
@@ -158,6 +163,6 @@ def _parts(work: Work) -> Iterator[str]:
 
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
     ASKED: _asked, PRODUCTS_QUANTIZED: _no_float_product, BYTES_KEPT: _no_floats_between, DECODERS_ABSORBED: _no_decoder,
-    PATTERNS_FUSED: _no_pattern, LAYERS_ABSORBED: _no_decoder_of_layers,
+    PATTERNS_FUSED: _no_pattern, LAYERS_ABSORBED: _no_decoder_of_layers, ACTIVATIONS_READ: _no_decoder_of_activations,
     CHAINS_FUSED: _no_chain, LAYOUTS_CHOSEN: _layouts, PARTS_PLACED: _parts}
 """Each property that a pass requires or ensures, as a rule."""

@@ -14,7 +14,7 @@ import ort_gpu_ep.partitioner.product_rules
 import ort_gpu_ep.partitioner.recurrent_rules  # noqa: F401  adds its rules
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import Answer, Facts, facts_of, walk
-from ort_gpu_ep.partitioner.absorption import LAYERS, PRODUCTS, absorb
+from ort_gpu_ep.partitioner.absorption import ACTIVATIONS, LAYERS, PRODUCTS, absorb
 from ort_gpu_ep.partitioner.between_products import keep_bytes
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
@@ -65,6 +65,10 @@ def _absorb_in_layers(work: Work) -> Graph:
     return absorb(work.graph, work.facts, work.limits, LAYERS, shared=work.planned)
 
 
+def _absorb_activations(work: Work) -> Graph:
+    return absorb(work.graph, work.facts, work.limits, ACTIVATIONS, shared=work.planned)
+
+
 def _patterns(work: Work) -> Graph:
     return apply_rules(work.graph, work.facts, work.limits)
 
@@ -87,6 +91,7 @@ PRODUCTS_QUANTIZED = "no product of dequantized bytes is left whose result becom
 BYTES_KEPT = "nothing between bytes and bytes that has an op of bytes is left to floats"
 DECODERS_ABSORBED = "no decoder of a constant is left that the one product behind it could read packed"
 LAYERS_ABSORBED = "no decoder of a constant is left that the recurrent layers behind it could read packed"
+ACTIVATIONS_READ = "no decoder of a run's bytes is left that the one reduction behind it could do itself"
 PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
 CHAINS_FUSED = "no elementwise node is left that its producer could do"
 LAYOUTS_CHOSEN = "every value is stored as its readers read it"
@@ -110,6 +115,7 @@ FUSION: Sequence[Pass] = (
     Pass("absorb", _absorb, requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({DECODERS_ABSORBED})),
     Pass("patterns", _patterns, requires=frozenset({ASKED}), ensures=frozenset({PATTERNS_FUSED})),
     Pass("layers", _absorb_in_layers, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({LAYERS_ABSORBED})),
+    Pass("activations", _absorb_activations, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({ACTIVATIONS_READ})),
     Pass("chains", _chains, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({CHAINS_FUSED})),
 )
 

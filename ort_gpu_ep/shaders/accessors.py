@@ -85,14 +85,19 @@ def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vec
     return [f"fn {function}(i: u32) -> {kind} {{ {cases}return {name}[i]; }}"]
 
 
-def word_writer(name: str, kernel: Kernel, first: str) -> str:
+def word_writer(name: str, kernel: Kernel, first: str, text: str) -> str:
     """`<name>_store_word(i, word)`: a tensor of packed elements that is written has one part (claim.py); `<name>_set_word(i, v)` of bytes,
-    after the fused steps.
+    after the fused steps. Where the body stores vectors, and fused steps make bytes of them, also what `vector_writer` writes, for words.
     """
     fused = bool(kernel.epilogue) and name == first
     word = "fused_word(v, i)" if fused else " | ".join(f"((u32(v.{c}) & 0xffu) << {8 * k}u)" for k, c in enumerate("xyzw"))
-    return (f"fn {name}_store_word(i: u32, word: u32) {{ {name}[i] = word; }}\n"
-            f"fn {name}_set_word(i: u32, v: vec4<{name}_t>) {{ {name}_store_word(i, {word}); }}")
+    lines = [f"fn {name}_store_word(i: u32, word: u32) {{ {name}[i] = word; }}",
+             f"fn {name}_set_word(i: u32, v: vec4<{name}_t>) {{ {name}_store_word(i, {word}); }}"]
+    if re.search(rf"\b{name}_(final|store|set)4\(", text):
+        lines += [f"fn {name}_final4(i: u32, v: vec4<f32>) -> u32 {{ return {word}; }}",
+                  f"fn {name}_store4(i: u32, word: u32) {{ {name}_store_word(i, word); }}",
+                  f"fn {name}_set4(i: u32, v: vec4<f32>) {{ {name}_set_word(i, v); }}"]
+    return "\n".join(lines)
 
 
 def vector_writer(

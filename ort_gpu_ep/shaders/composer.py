@@ -9,7 +9,8 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>
     x_four(i), x_four_t, x_of_four(v)    the same as it is stored, its type, and the values: what is loaded ahead is converted later
     X_BITS         of a stored element, in directives
-    y_final4(i, v), y_store4(i, v)    the two halves of y_set4: the fused steps, and the store of what they gave
+    y_final4(i, v), y_store4(i, v)    the two halves of y_set4: the fused steps, and the store of what they gave: four numbers, or
+                   a word where the steps end in bytes
     x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
     x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
     x_set_word(i, v)    the same of four bytes as numbers, after the fused steps
@@ -160,7 +161,7 @@ def _composed(
         if written and name in vectors and (raw[name] or tensor.dtype is FLOAT32):
             out.append(vector_writer(name, kernel, first, bindings, pieces[name]))
         elif written and name in kernel.words:
-            out.append(word_writer(name, kernel, first))
+            out.append(word_writer(name, kernel, first, text))
         elif written and name not in (*vectors, *atomics) and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
             out.append(writer(name, tensor.dtype, kernel, first, pieces[name]))
     text = expand(body(kernel.shader), {**{f"{name.upper()}_BITS": t.dtype.bits for name, (t, _) in bindings.items()}, **_numbers(kernel)})
