@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from ort_gpu_ep.partitioner.cut import Move, first_side
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Decline, Limits, spec_of
 from ort_gpu_ep.symbolic import hints, is_symbolic
 from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import BY_NAME, INT64, DType, TensorType
+from ort_gpu_ep.types import BY_NAME, INT64, DType, Shape, TensorType
 
 CHANNELS_LAST = "@channels_last"
 """What the name of a value ends in that is stored so; without it, the name is that of the same value in plain."""
@@ -66,7 +67,12 @@ def conversion_ns(tensor: TensorType, figures: Figures) -> float:
     """What it takes to bring a value into the other layout: as long as the way back."""
     shape = hints(tensor.shape)
     view = shape[1] == 1 or shape[2] * shape[3] == 1
-    return VIEW_NS if view else moving_ns(transposed(shape, TO_CHANNELS_LAST), tensor.dtype, figures)
+    return VIEW_NS if view else _moving_ns(shape, tensor.dtype, figures)
+
+
+@lru_cache(1024)
+def _moving_ns(shape: Shape, dtype: DType, figures: Figures) -> float:
+    return moving_ns(transposed(shape, TO_CHANNELS_LAST), dtype, figures)
 
 
 def _option(node: Node, facts: Facts, limits: Limits) -> _Option | None:
