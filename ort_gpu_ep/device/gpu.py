@@ -176,7 +176,7 @@ class Gpu(Buffers):
             except GPUError as error:
                 raise self.failure(error, f"a readback of {nbytes} B") from error
         submitted = time.perf_counter()
-        self._while_waiting()
+        self.while_waiting()
         native.wait(self, submission, token)
         waited_s = time.perf_counter() - submitted
         try:
@@ -331,7 +331,8 @@ class Gpu(Buffers):
         with self._lock:
             self._idle.add(owner)
 
-    def _while_waiting(self) -> None:
+    def while_waiting(self) -> None:
+        """Does what `on_wait` was told of."""
         with self._lock:
             owners, self._idle = list(self._idle), weakref.WeakSet()
         for owner in owners:

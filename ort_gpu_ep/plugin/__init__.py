@@ -1,6 +1,6 @@
 """The ONNX Runtime plugin: registration, and what is known of each session. The only package that touches the C ABI."""
 
-from ort_gpu_ep.plugin.bound import BoundRun, Turns, fill
+from ort_gpu_ep.plugin.bound import BoundRun, Turns, download_later, fill
 from ort_gpu_ep.plugin.direct import Direct
 from ort_gpu_ep.plugin.factory import VENDOR_ID
 from ort_gpu_ep.plugin.plain import OrtSession, PlainSession, exact_products, ort_session
@@ -32,6 +32,7 @@ __all__ = [
     "SessionState",
     "Turns",
     "capture",
+    "download_later",
     "ensure_registered",
     "exact_products",
     "fall_back_or_raise",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ort_gpu_ep.device.tensor import Tensor
@@ -106,3 +106,28 @@ def fill(value: Any, array: Array, waits: bool) -> None:
     """Copies a dense array into a value on the device, which has its size. waits: as Gpu.upload has it."""
     address = value.data_ptr()
     memory.copy_in(gpu_for(address), address, array.ctypes.data, array.nbytes, waits)
+
+
+def download_later(values: Sequence[Any]) -> Callable[[], list[bytes]] | None:
+    """The content of small values on the device, as it is now: what this gives waits for it, and is called once. None where they are not
+    all on a device of this process that works. Raises DeviceError, both times.
+    """
+    addresses = [value.data_ptr() for value in values]
+    gpu = gpu_for(addresses[0]) if all(map(memory.owns, addresses)) else None
+    if gpu is None:
+        return None
+    from ort_gpu_ep.device.later import Later  # loads wgpu-native
+
+    found = [(*memory.read(gpu, address, value.tensor_size_in_bytes()), value.tensor_size_in_bytes())
+             for address, value in zip(addresses, values, strict=True)]
+    memory.release([storage for storage, _, _ in found])        # what is enqueued behind the copies may write there
+    pieces = [(cast("Buffer", storage.buffer), offset, nbytes) for storage, offset, nbytes in found]
+    later = Later(gpu, pieces, tuple({word for storage, _, _ in found for word in storage.words}))
+
+    def wait() -> list[bytes]:
+        content = later.wait()
+        for address, data in zip(addresses, content, strict=True):
+            memory.count("device_to_host", memory.state_of(address), len(data))
+        return content
+
+    return wait

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from ort_gpu_ep.errors import AdapterError, DeviceError, OutOfDeviceMemoryError,
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.training.data import Batch, DataSet
 from ort_gpu_ep.training.diagnosis import first_bad_node
-from ort_gpu_ep.training.feeding import state_of
+from ort_gpu_ep.training.feeding import Coming, coming, state_of
 from ort_gpu_ep.training.journal import Entry, Journal
 from ort_gpu_ep.training.moving import Mover, comparable
 from ort_gpu_ep.training.resident import LOSSES, Resident, device_failure
@@ -59,6 +59,11 @@ class Loss:
 
     def __format__(self, spec: str) -> str:
         return format(float(self), spec)
+
+
+def numbers_of(losses: Sequence[Loss]) -> list[float]:
+    """Reads losses of steps in order, with one wait. Raises TrainingError, see Loss."""
+    return [float(loss) for loss in reversed(losses)][::-1]
 
 
 class Engine:
@@ -181,9 +186,9 @@ class Engine:
         """One step. If it raises, the state is the one before it. Losses that nobody has read since LOSSES steps are read: their places
         are needed again.
         """
-        held = self._held()
-        if held and held[0].step == self.at - LOSSES:
-            self.fetch(held[-1])
+        placed = [loss for loss in self._held() if not isinstance(loss.value, Coming)]
+        if placed and placed[0].step <= self.at - LOSSES:
+            self.fetch(placed[-1])
         self._follow()
         loss, start = Loss(self, self.at), clock()
         loss.value = self.surely(lambda: self.resident.run(batch))
@@ -194,27 +199,47 @@ class Engine:
             self.snapshot()
         return loss
 
+    def send_for(self, losses: Sequence[Loss]) -> None:
+        """Losses of the last LOSSES steps are on their way to the host from now on: steps may follow before they are read."""
+        def send() -> None:
+            unread = _unread(losses)
+            for loss, value in zip(unread, coming([loss.value for loss in unread]), strict=True):
+                loss.value = value
+
+        self.surely(send)
+
     def fetch(self, last: Loss) -> None:
         """Reads a loss, and those before it that somebody holds: it waits for the device once.
 
         Raises: TrainingError, if one is not finite: the state is then the last good one.
         """
         held, start = [*(loss for loss in self._held() if loss.step < last.step), last], clock()
-        numbers = self._numbers(held)
+        unread, numbers = self._numbers(held)
         if self._mover is not None:
             self._mover.waited(self.placement, clock() - start)
-        for loss, number in zip(held, numbers, strict=True):
+        self._settle(unread, numbers)
+
+    def _settle(self, losses: list[Loss], numbers: list[float]) -> None:
+        """Notes losses that were read. Raises TrainingError, see `fetch`."""
+        for loss, number in zip(losses, numbers, strict=True):
             if not math.isfinite(number):
                 self._diverged(loss, number)
             loss.settle(number)
 
     def _held(self) -> list[Loss]:
-        """Losses that somebody holds and nobody has read: all are of the last LOSSES steps, and later than the snapshot."""
-        found = [entry.loss() for entry in self.journal.entries[-LOSSES:]]
-        return [loss for loss in found if loss is not None and loss.value is not None]
+        """Losses that somebody holds and nobody has read: all are later than the snapshot, and of the last LOSSES steps, or of as many
+        before them and on their way.
+        """
+        found = [entry.loss() for entry in self.journal.entries[-2 * LOSSES:]]
+        return _unread([loss for loss in found if loss is not None])
 
-    def _numbers(self, losses: list[Loss]) -> list[float]:
-        return self.surely(lambda: self.resident.numbers([loss.value for loss in losses]))
+    def _numbers(self, losses: list[Loss]) -> tuple[list[Loss], list[float]]:
+        """Those that are unread, and what they are: after a failure some are read already."""
+        def read() -> tuple[list[Loss], list[float]]:
+            unread = _unread(losses)
+            return unread, self.resident.numbers([loss.value for loss in unread])
+
+        return self.surely(read)
 
     def read(self) -> dict[str, Array]:
         """The state on the host."""
@@ -301,8 +326,10 @@ class Engine:
     def _replay(self, resident: Resident) -> None:
         self.resident = resident
         self._hold()
-        for entry in self.journal.entries:
+        for count, entry in enumerate(self.journal.entries, start=1):
             self._repeat(entry)
+            if count % LOSSES == 0 and (repeated := [loss for loss in self._held() if loss.step < self.journal.step + count]):
+                self._settle(repeated, self.resident.numbers([loss.value for loss in repeated]))
 
     def _repeat(self, entry: Entry) -> Any:
         value, loss = self.resident.run(entry.batch), entry.loss()
@@ -334,6 +361,10 @@ class Engine:
         first = f" (first in step {at})" if loss is None or loss.step != at else ""
         raise TrainingError(f"{what}{first}; {f'the first value that is not finite comes from {where}; ' if where else ''}"
                             f"the trainer is at the state before step {at}: try a lower learning rate, clip=1.0, or look at that batch")
+
+
+def _unread(losses: Sequence[Loss]) -> list[Loss]:
+    return [loss for loss in losses if loss.value is not None]
 
 
 def _timed(resident: Resident, carried: Mapping[str, Array]) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ort_gpu_ep.graph import Array
-from ort_gpu_ep.plugin import BoundRun, SessionState, Turns, fill
+from ort_gpu_ep.plugin import BoundRun, SessionState, Turns, download_later, fill
 from ort_gpu_ep.session import InferenceSession
 
 MAX_NBYTES = 16 << 20
@@ -70,3 +72,23 @@ class Runs:
             for name, value in self._values[place][1].items():
                 binding.bind_ortvalue_output(name, value)
         return self._bindings[place]
+
+
+class Coming:
+    """A number that is on its way to the host. all_of: gives the content of the values that came together."""
+
+    def __init__(self, all_of: Callable[[], list[bytes]], at: int) -> None:
+        self._all_of, self._at = all_of, at
+
+    def __float__(self) -> float:
+        return float(np.frombuffer(self._all_of()[self._at], np.float32)[0])
+
+
+def coming(values: Sequence[Any]) -> list[Any]:
+    """float32 values as they are now, those on a GPU of this process on their way to the host, without a wait. Raises DeviceError."""
+    wanted = [v for v in values if not isinstance(v, Coming)]
+    wait = download_later(wanted) if wanted else None
+    if wait is None:
+        return list(values)
+    once, at = cache(wait), itertools.count()
+    return [v if isinstance(v, Coming) else Coming(once, next(at)) for v in values]

@@ -26,7 +26,7 @@ from ort_gpu_ep.graph import Array
 from ort_gpu_ep.plugin import VENDOR_ID
 from ort_gpu_ep.session import InferenceSession
 from ort_gpu_ep.training.data import Batch, DataSet, equal_weights
-from ort_gpu_ep.training.feeding import Feed, Runs, state_of
+from ort_gpu_ep.training.feeding import Coming, Feed, Runs, coming, state_of
 from ort_gpu_ep.training.gathered import Gathered, gathering, too_large
 from ort_gpu_ep.training.step import LOSS, WEIGHT, TrainingStep
 
@@ -35,9 +35,11 @@ NEW = ".new"
 LOSSES = 10
 """Steps after which the place of a loss is written again: an even number, as two sets of values take turns."""
 
-
 SUBMISSION_S = 0.02
 """What steps that are submitted together take at most: drivers end work that takes seconds, and others wait for it."""
+
+PAIR = 2
+"""Short steps that are submitted together also where the GPU has nothing to do."""
 
 
 def open_session(model: bytes, options: Mapping[str, Any]) -> InferenceSession:
@@ -149,7 +151,7 @@ class Resident:
         runs.run(place)
         self._place = (place + 1) % LOSSES
         self._enqueued, self._taken = self._waiting() + 1, self._taken + 1
-        if self._gpu is not None:
+        if self._gpu is not None and (self._enqueued >= self._together or self._enqueued % PAIR == 0):
             self._gpu.submit_soon(self._enqueued >= self._together)
         self.run_s.append(time.perf_counter() - start)
         del self.run_s[:-100]
@@ -185,13 +187,8 @@ class Resident:
         return {**self._sets[self.now], **self._held}
 
     def numbers(self, losses: Sequence[Any]) -> list[float]:
-        """Losses that `run` gave, on the host; together they wait for the device once."""
-        if len(losses) == 1 or losses[0].device_name().lower() == "cpu":
-            found = [float(v.numpy().reshape(())) for v in losses]
-        else:
-            hosts = [OrtValue.ortvalue_from_numpy(np.zeros(v.shape(), np.float32)) for v in losses]
-            onnxruntime.copy_tensors(list(losses), hosts)
-            found = [float(v.numpy().reshape(())) for v in hosts]
+        """Losses that `run` gave, or `coming` of them, on the host; together they wait for the device once."""
+        found = [float(v) if isinstance(v, Coming) else float(v.numpy().reshape(())) for v in coming(losses)]
         now = time.perf_counter()
         if self._taken:
             most = SUBMISSION_S * self._taken / max(now - self._since, 1e-9) if self._since else 1

@@ -18,7 +18,7 @@ from ort_gpu_ep.graph import Array
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.training import checkpoint, data, source
 from ort_gpu_ep.training.dropout import seed_of
-from ort_gpu_ep.training.engine import Engine, Loss
+from ort_gpu_ep.training.engine import Engine, Loss, numbers_of
 from ort_gpu_ep.training.evaluator import Evaluator
 from ort_gpu_ep.training.losses import loss_of
 from ort_gpu_ep.training.optimizers import Optimizer, check_optimizer
@@ -264,13 +264,16 @@ class Trainer:
         self, engine: Engine, batches: Iterator[data.Batch], at: Progress, on_step: Callable[[Progress], object] | None,
     ) -> list[float]:
         """Takes a step on each batch; returns their losses. at: before the first one."""
-        waiting, read = list[Loss](), list[float]()
+        waiting, sent, read = list[Loss](), list[Loss](), list[float]()
         last = at.step + at.steps // at.epochs
         for number, batch in enumerate(batches, start=at.step + 1):
             waiting.append(self._stepped(engine, batch))
             if len(waiting) == READ_EVERY or number == last:
-                float(waiting[-1])
-                read, waiting = read + [float(loss) for loss in waiting], []
+                uninterrupted(engine.send_for, waiting)         # the device goes on with these while those before them are waited for
+                read += numbers_of(sent)
+                sent, waiting = waiting, []
+            if number == last:
+                read += numbers_of(sent)
             if on_step is not None:
                 on_step(replace(at, step=number, loss=read[-1] if read else np.nan))
         return read

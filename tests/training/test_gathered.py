@@ -109,9 +109,10 @@ def test_what_a_step_asks_of_the_host(held: bool, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("brief_hangs")
-@pytest.mark.parametrize("fault", ["lost@4", "lost@9,lost@14", "hang@6"])
+@pytest.mark.parametrize("fault", ["lost@4", "lost@9,lost@14", "lost@20", "hang@6"])
 def test_a_failing_device_loses_nothing(fault: str) -> None:
-    x, y = points(30)
+    """lost@20: while ten losses are on their way, whose places later steps have taken."""
+    x, y = points(66)
     runs = []
     for options in ({}, {"faults": f"{fault};seed=1"}):
         t = trainer(model=references.mlp(), options=options)

@@ -281,11 +281,14 @@ def test_nan_is_said_with_its_node_and_the_last_good_state_kept(side: str) -> No
     assert float(losses[0]) == pytest.approx(9.0)
 
 
-def test_fit_stops_at_nan() -> None:
-    t = Trainer(exploding(), loss="l1", optimizer=SGD(0.3), options={"placement": "cpu"})
+@pytest.mark.parametrize("side", SIDES)
+def test_fit_stops_at_nan(side: str) -> None:
+    """Also where further steps are on their way: 28 an epoch."""
+    t = Trainer(exploding(), loss="l1", optimizer=SGD(0.3), options={"placement": side})
     with pytest.raises(TrainingError, match="the_log"):
-        t.fit(np.ones((40, 2), "f"), np.full((40, 2), -9, "f"), epochs=3, batch=4)
+        t.fit(np.ones((112, 2), "f"), np.full((112, 2), -9, "f"), epochs=3, batch=4)
     assert np.isfinite(t.parameters()["w"]).all()
+    assert t.steps < 10
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -1,0 +1,45 @@
+"""A readback that nobody waits for yet: the host goes on, and work enqueued behind it may change what it reads."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from ort_gpu_ep.device import index_check, native
+from ort_gpu_ep.device.buffers import STAGING, Piece, size_class
+from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
+from ort_gpu_ep.device.library import ffi, lib
+from ort_gpu_ep.device.recording import BufferCopy, encode
+
+
+class Later:
+    """The content of small pieces behind all that is enqueued so far, which is submitted. Raises DeviceError.
+
+    words: looked at when it has arrived.
+    """
+
+    def __init__(self, gpu: Gpu, pieces: Sequence[Piece], words: Sequence[index_check.Word]) -> None:
+        self._gpu, self._words, self._count = gpu, [word for word in words if not word.clean], len(pieces)
+        self._pieces = [*pieces, *(word.piece for word in self._words)]
+        self._arrival = native.Arrival(lib.WGPUMapMode_Read)
+        self._staging = gpu.create(size_class(len(self._pieces) * ALIGNMENT), STAGING)
+        copies = [BufferCopy(buffer.native, offset, self._staging.native, k * ALIGNMENT, (nbytes + 3) & ~3)
+                  for k, (buffer, offset, nbytes) in enumerate(self._pieces)]
+        self._submission = gpu.run(encode(gpu, self, "later", copies, (), lambda: "a readback"), ((self._staging, self._arrival),))
+
+    def wait(self) -> list[bytes]:
+        """The content of each piece; to be called once. Raises DeviceError, InputError where a word is set."""
+        self._gpu.while_waiting()
+        submitted = time.perf_counter()
+        native.wait(self._gpu, self._submission, self._arrival)
+        waited_s = time.perf_counter() - submitted
+        address = native.mapped(self._staging.native, self._staging.nbytes)
+        found = [bytes(ffi.buffer(ffi.cast("char *", address + k * ALIGNMENT), nbytes)) for k, (_, _, nbytes) in enumerate(self._pieces)]
+        native.unmap(self._staging.native)
+        self._gpu.destroy(self._staging)
+        self._gpu.exchanged(None, (len(found), sum(map(len, found)), submitted, waited_s))
+        index_check.check(self._words, [int.from_bytes(data, sys.byteorder) for data in found[self._count:]])
+        for word in self._words:
+            word.clean = True
+        return found[:self._count]
