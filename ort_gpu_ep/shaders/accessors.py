@@ -93,7 +93,7 @@ def word_writer(name: str, kernel: Kernel, first: str, text: str) -> str:
     word = "fused_word(v, i)" if fused else " | ".join(f"((u32(v.{c}) & 0xffu) << {8 * k}u)" for k, c in enumerate("xyzw"))
     lines = [f"fn {name}_store_word(i: u32, word: u32) {{ {name}[i] = word; }}",
              f"fn {name}_set_word(i: u32, v: vec4<{name}_t>) {{ {name}_store_word(i, {word}); }}"]
-    if re.search(rf"\b{name}_(final|store|set)4\(", text):
+    if fused and kernel.plain and kernel.plain.dtype is FLOAT32 and re.search(rf"\b{name}_(final|store|set)4\(", text):
         lines += [f"fn {name}_final4(i: u32, v: vec4<f32>) -> u32 {{ return {word}; }}",
                   f"fn {name}_store4(i: u32, word: u32) {{ {name}_store_word(i, word); }}",
                   f"fn {name}_set4(i: u32, v: vec4<f32>) {{ {name}_set_word(i, v); }}"]

@@ -54,6 +54,8 @@ def model_of(
     held = {n: np.asarray(v.value, v.dtype) for n, v in zip(names, inputs, strict=True) if isinstance(v, Host)}
     feeds = {n: v for n, v in zip(names, inputs, strict=True) if isinstance(v, np.ndarray)}
     results = [f"y{k}" for k in range(outputs)]
+    if op == "QLinearSoftmax":      # which has an attribute of that name, for the same
+        attributes["opset"] = opset
     node = helper.make_node(op, names, results, **attributes)
     given = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()]
     graph = helper.make_graph(

@@ -74,6 +74,8 @@ CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "concat of bytes": (
         "QLinearConcat", (*BYTES[2:], data(2, 3, 4, 5, dtype="uint8"), *BYTES[:2], data(2, 5, 4, 5, dtype="uint8"), *BYTES[2:]),
         {"axis": 1, "domain": "com.microsoft"}),
+    "softmax of bytes": (
+        "QLinearSoftmax", (data(2, 8, 5, 7, dtype="uint8"), *BYTES), {"axis": 1, "domain": "com.microsoft"}),
     "sum of bytes": ("QLinearAdd", (data(*S, dtype="uint8"), *BYTES[:2], data(*S, dtype="uint8"), *BYTES[:2], *BYTES[2:]),
                      {"domain": "com.microsoft"}),
     "mean pool": ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
