@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 
 EXTRAS = {"typer": "cli", "rich": "cli", "onnxruntime": "onnxruntime"}
@@ -9,7 +10,11 @@ EXTRAS = {"typer": "cli", "rich": "cli", "onnxruntime": "onnxruntime"}
 
 
 def main() -> None:
-    """The command. Exit code 1 and what to install, where a package is missing that it needs."""
+    """The command. Exit code 1 and what to install, where a package is missing that it needs.
+
+    Some malformed models make onnxruntime's shape inference abort the process: where it was is then printed.
+    """
+    faulthandler.enable()
     try:
         from ort_gpu_ep.cli import app
 

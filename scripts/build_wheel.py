@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIMS = 6
-MAX_NBYTES = 1 << 20
+MAX_NBYTES = 2 << 20
 
 
 def main(folder: Path) -> None:

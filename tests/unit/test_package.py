@@ -252,3 +252,11 @@ def test_test_files_have_names_of_their_own() -> None:
     """pytest imports them by their names alone: of two that are equal it collects one, and the other is an error."""
     names = [f.name for f in (ROOT / "tests").rglob("test_*.py")]
     assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_where_onnxruntime_aborts_is_printed() -> None:
+    """As its shape inference does for some malformed models, a Split of more outputs than its num_outputs, say."""
+    code = "import os\nfrom ort_gpu_ep import cli\ncli.app = os.abort\nfrom ort_gpu_ep.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.stderr.startswith("Fatal Python error: Aborted"), done.stderr
+    assert "__main__.py" in done.stderr
