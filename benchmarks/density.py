@@ -1,17 +1,23 @@
 """Density against time: a vector times a matrix, pruned more and more, beside the dense one and other packed forms.
 
     python -m benchmarks.density [--rows 2048] [--columns 4608] [--runs 20] [--cpu|--gpu] [--plot density.png] [--json FILE]
+    python -m benchmarks.density --layers 'resnet50 3x3' [--top 3] [--plot density.png] [--json FILE]
 
 Milliseconds of whole runs with `placement=gpu`, medians of runs in turn; 15 values for what is not zero. `--plot` needs matplotlib.
 `--cpu`: CPU time of the process instead, which is what a software adapter uses, whatever else the machine does. `--gpu`: the GPU's own
 time, by its clock.
+
+`--layers PATTERN`: convolutions and products of many vectors instead, those of `benchmarks.tiles` whose name matches: the GPU's time of
+each, as gpu_time.py takes it, dense (channels last) and without its zeros (in planes), in its best forms by estimate.
 """
 
 from __future__ import annotations
 
 import json as json_module
+import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,13 +30,23 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import cases
+from benchmarks.gpu_time import Warmth, forced, microseconds
+from benchmarks.tiles import LAYERS, Layer, graph_of
 from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.compression.layers import find_layers
 from ort_gpu_ep.compression.methods import encode, parse_method
 from ort_gpu_ep.compression.model import assembled
 from ort_gpu_ep.compression.prune import by_magnitude
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.figures import SOFTWARE_FIGURES
+from ort_gpu_ep.graph import Graph, Value
+from ort_gpu_ep.ops.sparse_products import DENSE
+from ort_gpu_ep.target import LAST_ARRIVING
+from ort_gpu_ep.types import FLOAT32
 
 DENSITIES = (50, 35, 25, 20, 15, 10, 5)
+LAYER_DENSITIES = (20, 10, 5)
 OTHERS = ("float32", "int8", "int4", "codebook5")
 
 console = Console()
@@ -65,13 +81,73 @@ def measured(rows: int, columns: int, runs: int, clock: Callable[[], float] | No
     return {method: float(np.median(times)) for method, times in cases.in_turn(calls, runs, clock).items()}
 
 
-def plot(times: Mapping[str, float], path: Path) -> None:
+def of_layers(pattern: str, top: int) -> list[dict[str, Any]]:
+    """Microseconds of each layer: dense, as chosen, and by density and form without its zeros, the best estimate first."""
+    config = Config(checked_shaders="0")
+    gpu = Gpu.open(config)
+    figures = SOFTWARE_FIGURES if gpu.info.is_software else gpu.limits.figures
+    gpu.limits = replace(gpu.limits, features=gpu.limits.features | {LAST_ARRIVING}, figures=figures)
+    warmth, found = Warmth(gpu, config), []
+    for layer in (layer for layer in LAYERS if re.search(pattern, layer.name)):
+        whole = np.random.default_rng(0).standard_normal(layer.w, np.float32)
+        warmth.give()
+        row: dict[str, Any] = {"layer": layer.name, "dense": microseconds(gpu, graph_of(layer, whole), config)[0]}
+        for density in LAYER_DENSITIES:
+            weights = whole * (np.random.default_rng(1).random(layer.w, np.float32) < density / 100)
+            graph = in_planes(layer, weights)
+            seen: dict[str, Mapping[str, float]] = {}
+            with forced("", {}, seen):
+                Program(graph, config, gpu).close()
+            forms = next((forms for key, forms in seen.items() if key.startswith("sparse")), {})
+            row[f"{density} %"] = {}
+            for form in sorted(set(forms) - {DENSE}, key=lambda name: forms[name])[:top]:
+                warmth.give()
+                with forced(form, {}):
+                    row[f"{density} %"][form] = (microseconds(gpu, graph, config)[0], forms[form] / 1e3)
+        found.append(row)
+    return found
+
+
+def in_planes(layer: Layer, weights: Any) -> Graph:
+    """The layer's graph, with x [N, C, H, W]."""
+    graph = graph_of(layer, weights)
+    if layer.rows:
+        return graph
+    x = Value("x", FLOAT32, (layer.batch, layer.channels, layer.size, layer.size))
+    return replace(graph, nodes=(replace(graph.nodes[0], channels_last=False),), values={**graph.values, "x": x})
+
+
+def layer_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("layer", "dense, us", *(f"{d} %: us (estimate), form" for d in LAYER_DENSITIES))
+    for row in rows:
+        cells = [", ".join(f"{us:.1f} ({estimate:.1f}) {form}" for form, (us, estimate) in row[f"{d} %"].items()) for d in LAYER_DENSITIES]
+        table.add_row(row["layer"], f"{row['dense']:.1f}", *cells)
+    return table
+
+
+def plot_layers(rows: list[dict[str, Any]], path: Path) -> None:
+    """Each layer's time over its dense one, in the form that is taken."""
+    figure, axes = _axes()
+    for row in rows:
+        taken = [next(iter(row[f"{d} %"].values()))[0] / row["dense"] if row[f"{d} %"] else np.nan for d in LAYER_DENSITIES]
+        axes.plot(LAYER_DENSITIES, taken, "o-", label=row["layer"])
+    axes.axhline(1.0, color="black", linestyle="--", label="dense")
+    axes.set(xlabel="density, %", ylabel="time / dense", ylim=(0, None))
+    axes.legend(loc="best", fontsize="x-small")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def _axes() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4))
+    return pyplot.subplots(figsize=(7, 4))
+
+
+def plot(times: Mapping[str, float], path: Path) -> None:
+    figure, axes = _axes()
     axes.plot(DENSITIES, [times[f"prune{100 - d}"] for d in DENSITIES], "o-", label="sparse")
     for k, method in enumerate(OTHERS):
         axes.axhline(times[method], color=f"C{k + 1}", linestyle="--", label=method)
@@ -86,8 +162,18 @@ def main(
     cpu: Annotated[bool, typer.Option("--cpu", help="CPU time of the process instead of the clock's.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="The GPU's time instead.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the figures here, too.")] = None,
+    layers: Annotated[str, typer.Option(help="Layers of benchmarks.tiles instead, by a regular expression.")] = "",
+    top: Annotated[int, typer.Option(help="Forms of each of these, the best estimates first.")] = 1,
 ) -> None:
     """Measure each density and each other form."""
+    if layers:
+        rows_of_layers = of_layers(layers, top)
+        console.print(layer_table(rows_of_layers))
+        if picture is not None:
+            plot_layers(rows_of_layers, picture)
+        if json is not None:
+            json.write_text(json_module.dumps(rows_of_layers, indent=1))
+        return
     times: dict[str, Any] = measured(rows, columns, runs, None if gpu else time.process_time if cpu else time.perf_counter)
     table = Table("method", "ms", "dense / it")
     for method, ms in times.items():

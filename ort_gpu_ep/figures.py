@@ -59,6 +59,12 @@ class Figures:
     a team, there and back, with its barriers. Of a unit: sparse_gather_clocks: an entry's read of x, with the bounds checks that it keeps
     (0.52 without), sparse_held_clocks: where x is in workgroup memory, sparse_staging_clocks: an element of x on the way there.
 
+    sparse_product.wgsl: sparse_launch_ns: a dispatch. sparse_round_ns: four entries of a row, and what they name, waited for. Of a
+    unit: sparse_place_clocks: an entry of a team; sparse_pixel_clocks: 32 pixels of an entry; sparse_begin_clocks: 32 pixels of a team,
+    before and behind its entries; sparse_tap_round_ns, sparse_tap_clocks, sparse_tap_pixel_clocks: likewise with a window.
+    sparse_rows_factor: where a lane has several rows. sparse_apart: what a pixel takes more for each that a step leaves out.
+    sparse_factor: what these products count for, over their estimate: they are taken where they win clearly.
+
     recurrent*.wgsl: held_step_ns: the exchange, the activations and the barrier of a step with weights in registers; held_vector_ns: a
     vector that its subgroups read. general_step_ns: two barriers; general_bytes_per_ns: weights from the cache. input_ns: the input's
     product before, without its dispatch.
@@ -152,6 +158,17 @@ class Figures:
     sparse_gather_clocks: float = 0.7
     sparse_held_clocks: float = 0.19
     sparse_staging_clocks: float = 0.33
+    sparse_launch_ns: float = 2600.0
+    sparse_round_ns: float = 250.0
+    sparse_tap_round_ns: float = 320.0
+    sparse_place_clocks: float = 0.7
+    sparse_pixel_clocks: float = 3.3
+    sparse_begin_clocks: float = 6.0
+    sparse_tap_clocks: float = 4.6
+    sparse_tap_pixel_clocks: float = 2.1
+    sparse_rows_factor: float = 0.87
+    sparse_apart: float = 0.6
+    sparse_factor: float = 1.3
 
     def __hash__(self) -> int:
         return hash((self.units, self.dispatch_ns, self.byte_ns))    # sessions ask for it at every node, and few figures differ
@@ -176,9 +193,12 @@ DEFAULT_FIGURES = Figures()
 
 SOFTWARE_FIGURES = replace(
     DEFAULT_FIGURES, sparse_halving_clocks=20000.0, transpose_tile_factor=30.0, winograd_factor=1e9, normalize_lane_ns=10.0,
-    packed_halves_clocks=0.08)
+    packed_halves_clocks=0.08, sparse_launch_ns=1000.0, sparse_round_ns=0.0, sparse_tap_round_ns=0.0, sparse_place_clocks=0.0,
+    sparse_pixel_clocks=0.9, sparse_begin_clocks=1.0, sparse_tap_clocks=0.5, sparse_tap_pixel_clocks=2.3, sparse_rows_factor=1.0,
+    sparse_apart=0.0)
 """Of one that computes on the CPU: a barrier makes it change from coroutine to coroutine, through the whole workgroup. What Winograd's
-transforms move there costs more than the products that they save, and float16 is read by a chain of integer operations."""
+transforms move there costs more than the products that they save, and float16 is read by a chain of integer operations. Nobody waits for an
+entry of a sparse row, and reading x costs little more than a multiply-add of a dense product."""
 
 _COUNTS = ("units", "few_groups", "many_groups")
 _BANDWIDTHS = tuple(f.name for f in fields(Figures) if f.name.endswith("bytes_per_ns"))

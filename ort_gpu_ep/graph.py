@@ -5,6 +5,7 @@ It is filled from an OrtGraph (plugin/reader.py) or from an ONNX model (`from_on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -19,8 +20,10 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Attribute: TypeAlias = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Array | None
 
 
-MIN_COUNTED = 1 << 16
-"""Elements of a matrix whose zeros are counted: a smaller one is read in the time of a dispatch, whatever it holds."""
+MIN_COUNTED, MIN_COUNTED_FILTERS = 1 << 16, 1 << 12
+"""Elements of a matrix whose zeros are counted: a smaller one is read in the time of a dispatch, whatever it holds. Filters are read once
+for each pixel.
+"""
 LARGEST_HALF = 65504.0
 """The largest number of float16."""
 COUNTED_SAMPLE = 4096
@@ -63,12 +66,12 @@ _fitting: WeakKeyDictionary[Callable[[], Array], bool] = WeakKeyDictionary()
 
 
 def nonzeros_of(value: Value) -> Nonzeros | None:
-    """Of a constant float32 matrix of at least MIN_COUNTED elements, None for any other value; counted once."""
+    """Of a constant float32 matrix, or filters as the rows of one, that are large enough; None for any other value; counted once."""
     if value.nonzeros is not None or value.load is None or not _is_counted(value):
         return value.nonzeros
     found = _counted.get(value.load)
     if found is None:
-        found = _counted[value.load] = count_nonzeros(value.load())
+        found = _counted[value.load] = count_nonzeros(np.reshape(array := value.load(), (len(array), -1)))
     return found
 
 
@@ -85,7 +88,8 @@ def fits_half(value: Value) -> bool:
 
 def _is_counted(value: Value) -> bool:
     sizes = [d for d in value.shape or () if isinstance(d, int)]
-    return value.dtype is FLOAT32 and len(sizes) == 2 == len(value.shape or ()) and sizes[0] * sizes[1] >= MIN_COUNTED
+    known = value.dtype is FLOAT32 and 2 <= len(sizes) == len(value.shape or ())
+    return known and math.prod(sizes) >= (MIN_COUNTED if len(sizes) == 2 else MIN_COUNTED_FILTERS)
 
 
 def count_nonzeros(matrix: Array) -> Nonzeros:

@@ -95,7 +95,7 @@ class Operand:
 
     @property
     def nonzeros(self) -> Nonzeros | None:
-        """Of a large constant matrix, None for anything else."""
+        """Of a large constant matrix or filters, None for anything else."""
         if self.asked is not None:
             self.asked()
         return self.count() if self.count is not None else None

@@ -6,7 +6,7 @@ import math
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import KernelCall, case, normal, record
-from ort_gpu_ep.ops import conv_last
+from ort_gpu_ep.ops import conv_last, sparse_products
 from ort_gpu_ep.ops.contraction import Matrix, Product, choose, estimate_ns, lower_product
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window, transpose_window
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, Lowering, Strided, at_hand, kernel, op
@@ -60,7 +60,8 @@ def conv(node: BoundNode) -> Lowering | Kernel:
     """y[n, m, p] = sum over c, t of w[m, c, t] * x[n, group(m) + c, p * stride + t * dilation - pad] + bias[m].
 
     x: [n, groups * c, spatial...]; w: [groups * m, c, window...]; bias: [groups * m]. One to three spatial dimensions.
-    A group is a matrix product of its filters and the windows (read in place), or with few filters a sum by each invocation.
+    A group is a matrix product of its filters and the windows (read in place), or with few filters a sum by each invocation. Filters that
+    are mostly zeros are read without these.
     """
     if node.node.channels_last:
         return conv_last.build(node)
@@ -71,7 +72,16 @@ def conv(node: BoundNode) -> Lowering | Kernel:
     bias = Strided((x.shape[0], w.shape[0], math.prod(window.small)), (0, 1, 0)) if node.has(2) else None
     if _few_filters(node):
         return _direct(node, window, out, bias)
+    sparse = _sparse(node, window)
+    if sparse is not None:
+        choice = sparse_products.choose(sparse, _dense_ns(at_hand(node)))
+        if choice.form != sparse_products.DENSE:
+            return sparse_products.lower(sparse, choice, out)
     return lower_product(_product(node, window, bias), out)
+
+
+def _sparse(node: BoundNode, window: Window) -> sparse_products.SparseProduct | None:
+    return sparse_products.of_filters(node, window, sparse_products.of_dense(node, True), 2 if node.has(2) else None)
 
 
 def _few_filters(node: BoundNode) -> bool:
@@ -109,6 +119,12 @@ def _window(node: BoundNode) -> Window:
 
 
 def _plain_ns(node: BoundNode) -> float:
+    """Of a Conv over planes, in the better of its ways."""
+    sparse, dense_ns = _sparse(node, _window(node)), _dense_ns(node)
+    return dense_ns if sparse is None else min(dense_ns, sparse_products.best_ns(sparse, dense_ns))
+
+
+def _dense_ns(node: BoundNode) -> float:
     """Of a product over planes, or of few filters in a group."""
     if _few_filters(node):
         by, w = node.target.figures, node.input(1)

@@ -7,6 +7,7 @@ import math
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.registry import BoundNode, Kernel, Strided, kernel, op
+from ort_gpu_ep.target import Target
 from ort_gpu_ep.types import FLOAT32, INT32, UINT8, Shape, TensorType
 from ort_gpu_ep.weights.formats import VALUES
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
@@ -73,3 +74,9 @@ def sparse(node: BoundNode) -> Kernel:
         "unpack_sparse.wgsl", [TensorType(FLOAT32, out)],
         consts={"K": rows[1], "ENTRIES": node.input(0).size, "OUT_ROW": strides[0], "OUT_K": strides[1]},
         groups=rows[0], workgroup_size=WORKGROUP_SIZE, workgroup_nbytes=4 * WORKGROUP_SIZE)
+
+
+def unpack_sparse_ns(target: Target, size: int) -> float:
+    """Of writing out the zeros and values of a weight of so many elements: a dispatch, and its bytes."""
+    by = target.figures
+    return float(by.dispatch_ns + 4 * size * by.byte_ns)

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ops import pruned, tiles
+from ort_gpu_ep.ops import pruned, sparse_products, tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns, lower_product
 from ort_gpu_ep.registry import BoundNode, Lowering, Strided, broadcast, broadcast_strides, op
+from ort_gpu_ep.symbolic import is_symbolic
 from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
 
 
@@ -35,16 +36,27 @@ def matmul(node: BoundNode) -> Lowering:
         target=node.target, fours=a.dtype is FLOAT32)
     if batches:
         return lower_product(product, TensorType(a.dtype, shape))
-    return _by_zeros(
-        pruned.of_matrices(node, m, n, k, (k, 1)), tiles.of_matrices(node, m, n, k), product, TensorType(a.dtype, shape))
+    return _by_zeros(node, product, tiles.of_matrices(node, m, n, k), False, TensorType(a.dtype, shape))
 
 
-def _by_zeros(sparse: pruned.PrunedProduct | None, tiled: tiles.TiledProduct | None, product: Product, out: TensorType) -> Lowering:
-    """One product of two matrices, in the ways that are open to it: without its zeros where that is faster than the dense one."""
-    if sparse is not None:
-        choice = pruned.choose(sparse, tiles.best_ns(tiled) if tiled is not None else best_ns(product))
+def _by_zeros(node: BoundNode, product: Product, tiled: tiles.TiledProduct | None, transposed: bool, out: TensorType) -> Lowering:
+    """One product of two matrices, in the ways that are open to it: without its zeros where that is faster than the dense one.
+
+    transposed: the weights are stored [n, k].
+    """
+    vectors, n, k, of_x = product.m, product.n, product.k, (product.a.outer, product.a.k)
+    few = pruned.of_matrices(node, vectors, n, k, of_x, transposed, product.bias, product.alpha, product.beta)
+    if few is not None:
+        choice = pruned.choose(few, tiles.best_ns(tiled) if tiled is not None else best_ns(product))
         if choice.form != pruned.DENSE:
-            return pruned.lower(sparse, choice, out)
+            return pruned.lower(few, choice, out)
+    held = sparse_products.of_dense(node, transposed) if node.input(1).rank == 2 else None
+    bias = None if product.bias is None else (2, product.bias)
+    many = sparse_products.of_matrices(node, vectors, held, of_x, bias, product.alpha, product.beta)
+    if many is not None and (tiled is not None or not is_symbolic(vectors)):
+        choice = sparse_products.choose(many, tiles.best_ns(tiled) if tiled is not None else best_ns(product))
+        if choice.form != sparse_products.DENSE:
+            return sparse_products.lower(many, choice, out)
     return tiles.lower_tiled(tiled, out) if tiled is not None else lower_product(product, out)
 
 
@@ -79,5 +91,4 @@ def gemm(node: BoundNode) -> Lowering:
     left = Matrix(0, Strided((1,), (0,)), *((1, m) if node.attr("transA") else (k, 1)))
     right = Matrix(1, Strided((1,), (0,)), *((k, 1) if transposed else (1, n)))
     product = Product(1, m, n, k, left, right, bias, *factors, target=node.target, fours=a.dtype is FLOAT32)
-    return _by_zeros(
-        pruned.of_matrices(node, m, n, k, (left.outer, left.k), transposed, bias, *factors), tiled, product, out)
+    return _by_zeros(node, product, tiled, transposed, out)

@@ -6,14 +6,19 @@ import math
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div
+from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns
 from ort_gpu_ep.ops.conv import written_out_ns
-from ort_gpu_ep.ops.decoders import check_codebook, check_sparse, decoded_shape
+from ort_gpu_ep.ops.decoders import check_codebook, check_sparse, decoded_shape, unpack_sparse_ns
 from ort_gpu_ep.ops.in_place import plain, read_in_place
 from ort_gpu_ep.ops.packed import UNPACKED_GAIN, lower_packed, product_ns, unpack_ns
 from ort_gpu_ep.ops.packed_operands import Columns, Weights
-from ort_gpu_ep.ops.packed_vectors import lower_sparse
-from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, conv_window
+from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, lower_sparse
+from ort_gpu_ep.ops.sparse_products import DENSE, of_entries, of_filters, of_matrices
+from ort_gpu_ep.ops.sparse_products import choose as choose_sparse
+from ort_gpu_ep.ops.sparse_products import lower as lower_many
+from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, op
+from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, Shape, TensorType
 
 TAKEN = {"T": (FLOAT32, FLOAT16, UINT8, INT8, INT32, *PACKED_INTS)}
@@ -57,8 +62,7 @@ def packed_matmul(node: BoundNode) -> Lowering | Kernel:
         raise UnsupportedNodeError(Code.RANK, f"MatMul of {x.type} and {list(shape)}: inner dimensions differ")
     columns, out = Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1), TensorType(x.dtype, (*x.shape[:-1], n))
     if node.attr("weight_sparse"):
-        _check_sparse(node, row_axis=1)
-        return lower_sparse(node, n, k, columns, out)
+        return _sparse_product(node, n, k, False, columns, out)
     return lower_packed(node, _weights(node, shape, row_axis=1), columns, out)
 
 
@@ -77,8 +81,7 @@ def packed_gemm(node: BoundNode) -> Lowering | Kernel:
     bias = (4, Strided((m, n), broadcast_strides(c.shape, (m, n)))) if c else None
     out, factors = TensorType(x.dtype, (m, n)), (node.attr("alpha"), node.attr("beta"))
     if node.attr("weight_sparse"):
-        _check_sparse(node, row_axis)
-        return lower_sparse(node, n, k, columns, out, bias, *factors)
+        return _sparse_product(node, n, k, row_axis == 0, columns, out, bias, *factors)
     return lower_packed(node, _weights(node, shape, row_axis), columns, out, bias, *factors)
 
 
@@ -86,15 +89,15 @@ def packed_gemm(node: BoundNode) -> Lowering | Kernel:
 def packed_conv(node: BoundNode) -> Lowering:
     """Conv with packed filters, as a product of them and the windows, which are read in place."""
     x, shape, groups, c = node.input(0), _dense(node), node.attr("group"), node.optional(4)
-    if node.attr("weight_sparse"):
-        raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: their zeros are written out")
     if len(shape) != x.rank or not 3 <= x.rank <= 5 or x.shape[1] != shape[1] * groups or shape[0] % groups or (
             c and c.shape != shape[:1]) or tuple(node.attr("kernel_shape") or shape[2:]) != shape[2:]:
         raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type} and {list(shape)} with group {groups}: shapes do not fit")
     rows, channels = shape[0] // groups, shape[1]
-    if groups > 1 and rows < MIN_ROWS:
+    if groups > 1 and rows < MIN_ROWS and not node.attr("weight_sparse"):
         return read_in_place(node, "Conv")
     window = conv_window(node, x.shape[2:], shape[2:])
+    if node.attr("weight_sparse"):
+        return _sparse_conv(node, shape, window)
     pixels, plane = math.prod(window.small), channels * math.prod(window.large)
     sliding = {} if window.is_pointwise else window.consts(INPUT_AXES, OUTPUT_AXES)
     columns = Columns(
@@ -108,6 +111,20 @@ def packed_conv(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(
             Code.COST, f"Conv: with its filters written out before, {dense_ns / 1e3:.0f} us are estimated instead of {packed_ns / 1e3:.0f}")
     return lower_packed(node, weights, columns, out, bias)
+
+
+def _sparse_conv(node: BoundNode, shape: Shape, window: Window) -> Lowering:
+    """Conv with sparse filters, where that is faster than with dense ones, which are written out in each run."""
+    x, rows, depth = node.input(0), shape[0], math.prod(shape[1:])
+    _check_sparse(node, tuple(range(len(shape))), (rows, depth))
+    product = of_filters(node, window, of_entries(node, rows, depth), 4 if node.has(4) else None)
+    if product is None:
+        raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: their zeros are written out")
+    dense = plain(node, "Conv", shape, 1)
+    choice = choose_sparse(product, unpack_sparse_ns(node.target, math.prod(shape)) + written_out_ns(dense))
+    if choice.form == DENSE:
+        raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: estimated to be slower than with their zeros written out")
+    return lower_many(product, choice, TensorType(x.dtype, (x.shape[0], rows, *window.small)))
 
 
 def _dense(node: BoundNode, rank: int | None = None) -> Shape:
@@ -145,11 +162,34 @@ def _weights(node: BoundNode, shape: Shape, row_axis: int, groups: int = 1) -> W
         table_strides=scale_strides, zp_strides=scale_strides, groups=groups)
 
 
-def _check_sparse(node: BoundNode, row_axis: int) -> None:
-    """Raises UnsupportedNodeError, where the rows that are stored are not those of the product."""
-    if tuple(node.attr("weight_perm")) != ((0, 1) if row_axis == 0 else (1, 0)):
+def _check_sparse(node: BoundNode, perm: Shape, rows: Shape) -> None:
+    """Raises UnsupportedNodeError, where the rows that are stored, with axes permuted so, are not those of the product."""
+    if tuple(node.attr("weight_perm")) != perm:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op}: sparse rows that are not those of the product")
-    check_sparse(node, 1, 3, 2, tuple(node.attr("weight_shape")))
+    check_sparse(node, 1, 3, 2, rows)
+
+
+def _sparse_product(
+    node: BoundNode, rows: int, k: int, transposed: bool, columns: Columns, out: TensorType, bias: tuple[int, Strided] | None = None,
+    alpha: float = 1.0, beta: float = 1.0,
+) -> Lowering | Kernel:
+    """MatMul or Gemm with sparse rows: of few vectors; of many, where that is faster than with a dense matrix, written out in each run.
+
+    transposed: the dense matrix would be [rows, k].
+    """
+    _check_sparse(node, (0, 1) if transposed else (1, 0), tuple(node.attr("weight_shape")))
+    if hint(columns.count) <= MAX_VECTORS:
+        return lower_sparse(node, rows, k, columns, out, bias, alpha, beta)
+    product = of_matrices(node, columns.count, of_entries(node, rows, k), (columns.column, columns.k), bias, alpha, beta)
+    if product is None:
+        raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(columns.count)} vectors the zeros of a sparse matrix are written out")
+    left = Matrix(0, Strided((1,), (0,)), columns.column, columns.k)
+    dense = Product(1, int(hint(columns.count)), rows, k, left, Matrix(1, left.base, *((k, 1) if transposed else (1, rows))),
+                    target=node.target, fours=True)
+    choice = choose_sparse(product, unpack_sparse_ns(node.target, rows * k) + best_ns(dense))
+    if choice.form == DENSE:
+        raise UnsupportedNodeError(Code.COST, f"{node.op}: estimated to be slower than with the zeros of its matrix written out")
+    return lower_many(product, choice, out)
 
 
 def _scale_strides(node: BoundNode, shape: Shape, scales: Shape, row_axis: int) -> tuple[tuple[int, int], int]:

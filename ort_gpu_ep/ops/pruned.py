@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ort_gpu_ep.kernels import ceil_div, record
-from ort_gpu_ep.registry import BoundNode, Lowering, Strided, kernel
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import is_symbolic
 from ort_gpu_ep.target import Choice, Target
 from ort_gpu_ep.types import FLOAT32, UINT32, TensorType
@@ -63,12 +63,12 @@ def of_matrices(
 ) -> PrunedProduct | None:
     """The product of input 0 and the matrix in input 1, [k, n] (transposed: [n, k]); None where it has too few zeros or can't be packed."""
     w, limits = node.input(1), node.target.limits
-    if any(map(is_symbolic, (vectors, n, k))) or not 0 < vectors <= MAX_VECTORS or not 0 < k <= NOWHERE or not w.is_constant:
+    if any(map(is_symbolic, (vectors, n, k))) or not 0 < vectors <= MAX_VECTORS or not 0 < k <= NOWHERE or not w.is_constant or w.rank != 2:
         return None
     found = w.nonzeros
     if found is None or found.total > MAX_DENSITY * n * k or not node.input(0).dtype is w.dtype is FLOAT32:
         return None
-    width = max(4, ceil_div(found.row if transposed else found.column, 4) * 4)
+    width = width_of(found.row if transposed else found.column)
     product = PrunedProduct(vectors, n, k, width, x_strides, (k, 1) if transposed else (1, n), bias, float(alpha), float(beta), node.target)
     packs = all(limits.allow(shader) for shader in (SHADER, PACKING, RESTORING))
     return product if packs and 2 * k + width + 8 <= limits.max_loop_iterations else None
@@ -96,31 +96,45 @@ def _estimate_ns(product: PrunedProduct, team: int) -> float:
 def lower(product: PrunedProduct, choice: Choice, out: TensorType) -> Lowering:
     """The packing, once, and the product in the form that was chosen."""
     team = int(choice.form.split()[1])
-    workgroup_size, columns = TEAMS[team], ("columns", TensorType(UINT32, (product.n, product.width // 2)))
-    values = ("values", TensorType(FLOAT32, (product.n, product.width)))
-    sizes = {"N": product.n, "K": product.k, "WIDTH": product.width}
-    places = {"W_N": product.w_strides[0], "W_K": product.w_strides[1]}
-    packing = kernel(
-        PACKING, [columns[1], values[1]], consts={**sizes, **places}, groups=product.n, workgroup_size=PACKING_SIZE,
-        workgroup_nbytes=4 * PACKING_SIZE, reads={"w": 1}, writes={"columns": "columns", "values": "values"})
-    stored = (product.n, product.k) if product.w_strides[1] == 1 else (product.k, product.n)
-    inverse = kernel(
-        RESTORING, [TensorType(FLOAT32, stored)], consts={**sizes, **places}, reads={"columns": "columns", "values": "values"},
-        writes={"y": "restored"})
+    workgroup_size, (columns, values) = TEAMS[team], places(product.n, product.width)
+    packing, inverse = packed(product.n, product.k, product.width, product.w_strides)
     built = kernel(
         SHADER, [out], consts={
-            **sizes, "COLS": product.vectors, "TEAM": team, "X_COL": product.x_strides[0], "X_K": product.x_strides[1],
-            "Y_COL": product.n, "Y_ROW": 1, "ALPHA": product.alpha, "BETA": product.beta},
+            "N": product.n, "K": product.k, "WIDTH": product.width, "COLS": product.vectors, "TEAM": team,
+            "X_COL": product.x_strides[0], "X_K": product.x_strides[1], "Y_COL": product.n, "Y_ROW": 1, "ALPHA": product.alpha,
+            "BETA": product.beta},
         indices={"c_index": product.bias or Strided((1,), (0,))}, groups=ceil_div(product.n, workgroup_size // team),
         workgroup_size=workgroup_size, workgroup_nbytes=4 * workgroup_size * product.vectors, choice=choice, vectors=["values"],
         reads={"columns": "columns", "values": "values", "x": 0, **({"c": 2} if product.bias else {})}, writes={"y": 0})
     return Lowering((out,), (packing, built), (columns, values), once=("columns", "values"), inverses=((1, inverse),))
 
 
+def width_of(most: int) -> int:
+    """Places of a row, where the fullest has so many values."""
+    return max(4, ceil_div(most, 4) * 4)
+
+
+def places(n: int, width: int) -> tuple[tuple[str, TensorType], tuple[str, TensorType]]:
+    """What is packed: columns, two to a word, and values."""
+    return ("columns", TensorType(UINT32, (n, width // 2))), ("values", TensorType(FLOAT32, (n, width)))
+
+
+def packed(n: int, k: int, width: int, strides: tuple[int, int]) -> tuple[Kernel, Kernel]:
+    """The kernel that packs the weights in input 1, with these strides of n and of k, and its inverse."""
+    (_, columns), (_, values) = places(n, width)
+    consts = {"N": n, "K": k, "WIDTH": width, "W_N": strides[0], "W_K": strides[1]}
+    there = {"columns": "columns", "values": "values"}
+    packing = kernel(
+        PACKING, [columns, values], consts=consts, groups=n, workgroup_size=PACKING_SIZE, workgroup_nbytes=4 * PACKING_SIZE,
+        reads={"w": 1}, writes=there)
+    stored = (n, k) if strides[1] == 1 else (k, n)
+    return packing, kernel(RESTORING, [TensorType(FLOAT32, stored)], consts=consts, reads=there, writes={"y": "restored"})
+
+
 def packed_nbytes(lowering: Lowering) -> tuple[int, int]:
-    """Of the pruned matrix that a lowering packs, and as it was; zeros for any other lowering."""
-    packing = next((k for k in lowering.kernels if k.shader == PACKING), None)
+    """Of the weight that a lowering packs into columns and values, and as it was dense; 0 for the latter where the model has entries."""
+    packing = next((k for k in lowering.kernels if dict(k.writes or ()).keys() == {"columns", "values"}), None)
     if packing is None:
         return 0, 0
     sizes: Mapping[str, int] = {name: int(value) for name, value in packing.consts}
-    return sum(t.nbytes for t in packing.outputs), 4 * sizes["N"] * sizes["K"]
+    return sum(t.nbytes for t in packing.outputs), 4 * sizes["N"] * sizes["K"] if packing.shader == PACKING else 0

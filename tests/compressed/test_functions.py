@@ -158,13 +158,13 @@ def test_unknown_functions_are_named() -> None:
 
 
 def test_explain_tells_packed_bytes_and_what_is_written_out() -> None:
-    """A product absorbs its decoder; of a convolution with sparse filters the weight is written out."""
+    """A product absorbs its decoder; of a convolution in groups with sparse filters the weight is written out."""
     model, dense = model_of("Gemm", "Codebook4", (1, 1024), (130, 1024), (0, 1), transB=1)
     opened = open_session(model.SerializeToString())
     (part,) = opened.state.reports[-1].partitions
     assert (part.packed_nbytes, part.dense_nbytes, part.unpacked) == (dense.size // 2 + 64, dense.nbytes, ())
     assert "weights read packed: 65.1 KiB, as float32 520.0 KiB" in str(explanation(opened.state))
-    model, dense = model_of("Conv", "Sparse", (1, 16, 9, 7), (16, 16, 3, 3), (0, 1, 2, 3))
+    model, dense = model_of("Conv", "Sparse", (1, 16, 9, 7), (16, 8, 3, 3), (0, 1, 2, 3), group=2)
     opened = open_session(model.SerializeToString(), verify=1)
     feeds = {"x": RNG.normal(size=(1, 16, 9, 7)).astype("f")}
     close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])

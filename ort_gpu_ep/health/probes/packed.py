@@ -12,6 +12,7 @@ from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe
 from ort_gpu_ep.ops import packed as packed_ops
 from ort_gpu_ep.ops import pruned as pruned_ops
+from ort_gpu_ep.ops import sparse_products
 from ort_gpu_ep.ops.packed_vectors import HALVES, HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.questions import apart
 from ort_gpu_ep.registry import INLINED
@@ -246,6 +247,42 @@ def _pruned(trial: Trial, m: int, shape: tuple[int, int], transposed: bool) -> N
     what = f"{m} x {shape[0]} x {shape[1]}"
     agree(what, trial.graph(graph, [x])[0], x.astype(np.float64) @ (w.T if transposed else w))
     agree(f"{what} given back", trial.weight(graph, [x], "w"), w, 0.0)
+
+
+@probe("sparse products", "kernels", disables=(sparse_products.SHADER,),
+       fault=(r"if \((p\d) < TOTAL && ", r"if (\1 + 1u < TOTAL && "))
+def sparse_product(trial: Trial) -> str:
+    """Convolutions over planes and products of many vectors, of single pixels and of fours, in rows, and in slices."""
+    for _ in range(trial.rounds):
+        for form in ("1 x 1", "1 x 4, 4 slices", "4 x 8"):
+            with chosen(form):
+                _convolved(trial, (2, 64, 6, 6), (70, 64, 1, 1))
+                _convolved(trial, (1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2))
+    return "planes, windows, steps"
+
+
+@probe("sparse entries of many vectors", "kernels", disables=(sparse_products.PACKING,))
+def entries(trial: Trial) -> str:
+    """Packed into columns and values: rows of few and of many."""
+    for _ in range(trial.rounds):
+        with chosen("1 x 4"):
+            for density in (0.01, 0.2, 1.0):
+                _decoded(trial, SPARSE, 41, density)
+    return "densities 0.01, 0.2 and 1"
+
+
+def _convolved(trial: Trial, shape: tuple[int, ...], filters: tuple[int, ...], pad: int = 0, strides: tuple[int, int] = (1, 1)) -> None:
+    """A convolution of one with filters that are mostly zeros, in its first filter nothing else."""
+    w, x = trial.normal(*filters) * (trial.rng.random(filters) < 0.15), trial.normal(*shape)
+    w[0] = 0
+    values = {"w": Value("w", FLOAT32, w.shape, lambda: w), "x": Value("x", FLOAT32, x.shape)}
+    node = Node("Conv", ("x", "w"), ("y",), version=11, attributes={"pads": (pad,) * 4, "strides": strides})
+    got, = trial.graph(Graph("probe", ("x",), ("y",), (node,), values), [x])
+    padded, want = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (pad, pad), (pad, pad))), np.zeros(got.shape)
+    for row, column in np.ndindex(*filters[2:]):
+        seen = padded[:, :, row:, column:][:, :, ::strides[0], ::strides[1]][:, :, :got.shape[2], :got.shape[3]]
+        want += np.einsum("nchw,mc->nmhw", seen, w[:, :, row, column])
+    agree(f"{filters} over {shape}", got, want)
 
 
 @probe("weights read in place", "packed elements", disables=(INLINED,))
