@@ -25,6 +25,10 @@ log = logging.getLogger("ort_gpu_ep")
 IDLE_PROVIDER = "AzureExecutionProvider"
 """It runs its own operators only; a list with it leaves the same choice as one without."""
 
+ORT_FORMAT = (
+    "models in ORT format run on the CPU, because onnxruntime would hand values in the GPU's memory to kernels of its own: give the "
+    ".onnx file, or use isolation=process")
+
 _said: set[str] = set()
 
 
@@ -72,10 +76,21 @@ def checked(options: dict[str, Any]) -> Config:
     return config
 
 
-def look_for_gpu(config: Config) -> tuple[bool, Lease | None, str]:
+def is_ort_format(model: Any) -> bool:
+    """Whether a model, a path or bytes, is what onnxruntime writes with session.save_model_format=ORT."""
+    if isinstance(model, bytes):
+        return model[4:8] == b"ORTM"
+    try:
+        with open(model, "rb") as file:
+            return file.read(8)[4:8] == b"ORTM"
+    except (OSError, TypeError, ValueError):
+        return False        # onnxruntime says what is wrong with it
+
+
+def look_for_gpu(config: Config, model: Any) -> tuple[bool, Lease | None, str]:
     """(whether these options can only mean the CPU, a lease of the worker if one has the GPU, why placement=gpu has no adapter).
 
-    They can with placement=cpu, no adapter, or placement=auto on a software adapter nobody asked for.
+    They can with placement=cpu, no adapter, a model in ORT format, or placement=auto on a software adapter nobody asked for.
     The session then does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds.
     Raises: AdapterError in strict mode and where an adapter was asked for, else it is said once.
     """
@@ -83,6 +98,8 @@ def look_for_gpu(config: Config) -> tuple[bool, Lease | None, str]:
         return True, None, ""
     unasked = config.placement == "auto" and not config.adapter
     try:
+        if config.isolation != "process" and is_ort_format(model):
+            raise AdapterError(ORT_FORMAT)
         if config.isolation == "process":
             lease = Lease(open_remote(config))
             if not (unasked and lease.gpu.info.is_software):

@@ -105,7 +105,7 @@ class InferenceSession(plugin.PlainSession):
             plugin.ensure_registered()
             self._options = dict(options[names.index(EP_NAME)])
             config = checked(options[names.index(EP_NAME)])
-            nothing_to_gain, lease, trouble = look_for_gpu(config)
+            nothing_to_gain, lease, trouble = look_for_gpu(config, model)
             if nothing_to_gain and CPU_PROVIDER in names:
                 asked, keep = (names, options), [i for i, name in enumerate(names) if name != EP_NAME]
                 names, options = [names[i] for i in keep], [options[i] for i in keep]

@@ -196,6 +196,9 @@ def _codebook(layer: Layer, bits: int) -> Encoded:
 
 def _sparse(layer: Layer, pruned: Array) -> Encoded:
     """The nonzero weights by 15 values."""
+    if len(layer.perm) > 2 and layer.perm != tuple(range(len(layer.perm))):      # the function's kernel turns matrices alone
+        pruned = layer.dense(pruned).reshape(layer.array.shape[0], -1)
+        layer = replace(layer, stored=layer.array.shape, perm=tuple(range(len(layer.perm))))
     kept = pruned != 0
     values = np.zeros(VALUES, np.float32)
     found = centroids(pruned[kept], VALUES - 1) if kept.any() else np.zeros(1, np.float32)

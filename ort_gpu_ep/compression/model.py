@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from ort_gpu_ep.compression.constants import brought_out, inlined, left_alone
 from ort_gpu_ep.compression.folding import without_batch_normalization
-from ort_gpu_ep.compression.layers import MIN_WEIGHTS, Array, Layer, check_uncompressed, find_layers, names_in
+from ort_gpu_ep.compression.layers import MIN_WEIGHTS, WEIGHT_INPUTS, Array, Layer, check_uncompressed, find_layers, names_in
 from ort_gpu_ep.compression.methods import Encoded, Method, apart, encode, fitting, parse_method
 from ort_gpu_ep.compression.prune import by_magnitude, by_samples
 from ort_gpu_ep.compression.reading import read_by
@@ -63,8 +63,8 @@ def compress(
     found = find_layers(loaded)
     left, left_nbytes = left_alone(loaded, {layer.weight for layer in found})
     if not found:
-        raise ModelError(f"{source}: nothing to compress; expected float32 constants of {MIN_WEIGHTS:,} elements and more in Conv, Gemm, "
-                         f"MatMul, Gather, LSTM, GRU or RNN; there are {left or 'no constants as large'}")
+        raise ModelError(f"{source}: nothing to compress; expected float32 constants of {MIN_WEIGHTS:,} elements and more in "
+                         f"{', '.join(WEIGHT_INPUTS)}; there are {left or 'no constants as large'}")
     notes = [f"left as they are: {left}"] if left_nbytes > WORTH_TELLING * loaded.ByteSize() else []
     if wanted.kind == "int8" and feeds is not None:
         if patterns or max_error is not None:
@@ -185,7 +185,8 @@ def _by_layers(
             held = next(i for i in now.graph.initializer if i.name == layer.weight)
             held.CopyFrom(numpy_helper.from_array(result.weight, layer.weight))
     if not encoded:
-        raise ModelError("nothing to compress: every layer would keep its float weights; allow a larger --max-error")
+        raise ModelError("nothing to compress: every layer would keep its float weights, by its method, because of --max-error, or "
+                         "because they would not get smaller")
     return assembled(model, encoded), reports
 
 
@@ -264,15 +265,19 @@ def assembled(model: onnx.ModelProto, encoded: Sequence[tuple[Layer, Encoded]]) 
 
 
 def _write(target: Path, data: bytes) -> None:
-    """All of the file or nothing."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    """All of the file or nothing. Raises ModelError."""
+    name = ""
     try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         Path(name).chmod(0o644)
+        if target.exists():     # another process was faster
+            raise ModelError(f"{target} exists by now: something else has written it")
         Path(name).rename(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
+        name = ""
+    except OSError as error:
+        raise ModelError(f"{target} ({len(data):,} B) can't be written: {error.strerror or error}") from error
+    finally:
+        if name:
+            Path(name).unlink(missing_ok=True)

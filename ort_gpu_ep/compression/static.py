@@ -34,10 +34,12 @@ def quantized(
 
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "model.onnx", Path(folder) / "int8.onnx"
-        onnx.save(onnx.shape_inference.infer_shapes(_with_flat_biases(model)), source)
         try:
+            onnx.save(onnx.shape_inference.infer_shapes(_with_flat_biases(model)), source)
             quantize_static(
                 source, target, Reader(), QuantFormat.QDQ, per_channel=True, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
+        except OSError as error:
+            raise ModelError(f"temporary files in {folder}: {error.strerror or error}; TMPDIR names another folder") from error
         except Exception as error:
             raise ModelError(f"onnxruntime's static quantization of the model fails ({type(error).__name__}: {error}); "
                              "int8 without calibration data makes weights int8 alone") from error

@@ -163,7 +163,7 @@ def test_the_command(model: Path) -> None:
     ({"layers": [("conv", "zip")]}, ConfigError, "'zip'"), ({"calibrate": {"z": np.zeros((4, 3, 12, 12), "f")}}, ModelError, r"expected one for each input: \['x'\]"),
     ({"calibrate": {"x": np.zeros((4, 3, 12, 11), "f")}}, ModelError, "expected samples of"),
     ({"calibrate": {"x": np.full((4, 3, 12, 12), np.nan, "f")}}, ModelError, "NaN"), ({"calibrate": {"x": np.zeros((0, 3, 12, 12), "f")}}, ModelError, "samples"),
-    ({"max_error": 0.0}, ModelError, "larger --max-error")])
+    ({"max_error": 0.0}, ModelError, "because of --max-error")])
 def test_what_cannot_be_done_is_said(arguments: dict[str, Any], kind: type[Exception], message: str, model: Path) -> None:
     out = model.with_name("small.onnx")
     with pytest.raises(kind, match=message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from ort_gpu_ep import cli
 from ort_gpu_ep.compression import compress
 from ort_gpu_ep.errors import ModelError
 from tests.compressed.test_compress import run_plain
+from tests.compressed.test_compressed_sessions import device_nbytes
 from tests.compressed.test_packed_products import close
 from tests.plugin.cases import open_session
 
@@ -98,7 +101,9 @@ def test_transposed_convolutions_are_compressed(method: str, tmp_path: Path) -> 
     assert layer.packed_nbytes < 0.3 * layer.nbytes
     if method == "prune60":
         assert layer.output_error == pytest.approx(report.output_error, rel=0.2)
-    close(open_session(str(tmp_path / "small.onnx"), verify=1).session.run(None, {"x": x})[0], run_plain(made, {"x": x}))
+    opened = open_session(str(tmp_path / "small.onnx"), verify=1)
+    close(opened.session.run(None, {"x": x})[0], run_plain(made, {"x": x}))
+    assert device_nbytes(opened) < 0.5 * layer.nbytes
 
 
 def test_what_is_left_is_said(tmp_path: Path) -> None:
@@ -172,3 +177,23 @@ def test_patterns_may_be_names_as_they_are(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli.app, ["compress", str(tmp_path / "net.onnx"), "--method", "int8", "--layers", "int4", "-o", str(tmp_path / "other.onnx")])
     assert done.exit_code == 1
     assert "expected PATTERN=METHOD" in done.output
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(model_of([PRODUCT], {"w": normal(64, 48)}), tmp_path / "net.onnx")
+
+    def full(self: Path, mode: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "chmod", full)
+        with pytest.raises(ModelError, match=r"out\.onnx \([\d,]+ B\) can't be written: No space left"):
+            compress(tmp_path / "net.onnx", tmp_path / "out.onnx", "int8")
+
+    def tell(text: str, part: float) -> None:
+        if part > 0.9:
+            (tmp_path / "out.onnx").touch()
+
+    with pytest.raises(ModelError, match=r"out\.onnx exists by now"):
+        compress(tmp_path / "net.onnx", tmp_path / "out.onnx", "int8", tell=tell)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.onnx", "out.onnx"]

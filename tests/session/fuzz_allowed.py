@@ -39,7 +39,7 @@ def _read(model: FuzzModel, defect: str, ops: str) -> Iterator[tuple[Any, Array]
 
 
 def _more(model: FuzzModel, defect: str) -> bool:
-    return bool(re.search(r"instead of (NotImplemented|Fail.*(layout_ == 0|conv_integer|ScalesValidation|Updating cos_cache))", defect)) or (
+    return bool(re.search(r"instead of (NotImplemented|Fail.*(layout_ == 0|output_dtype U?INT8 does not match|conv_integer|ScalesValidation|Updating cos_cache))", defect)) or (
         "instead of RuntimeException" in defect and "not currently supported" in defect)
 
 

@@ -41,13 +41,16 @@ Content = str
 
 @dataclass(frozen=True)
 class FuzzModel:
-    """runs: the feeds of each run. changes: what was done to the model that it started as. content: of the inputs."""
+    """runs: the feeds of each run. changes: what was done to the model that it started as. content: of the inputs. step: of a
+    quantized model, what a byte of its float outputs is worth: few elements may differ by few of them.
+    """
 
     model: bytes
     runs: list[dict[str, Array]]
     base: str
     changes: tuple[str, ...]
     content: Content
+    step: float = 0.0
 
     @property
     def nodes(self) -> list[str]:

@@ -12,6 +12,7 @@ from tests.session.fuzz import START_S, Answer, Tally, defects, different, patie
 from tests.session.fuzz_allowed import DIFFERENCES, allowed
 from tests.session.fuzz_models import FuzzModel
 
+QUANTIZED_SEEDS = 24
 SEEDS = range(500)
 """A tenth of a second of CPU time each, and ten seconds to make the models they start as."""
 
@@ -25,6 +26,13 @@ def test_fuzzed_models_end_as_on_the_cpu() -> None:
     assert tally.counts["raised"] > len(SEEDS) / 10
 
 
+def test_quantized_models_end_as_on_the_cpu() -> None:
+    """Of each family some: `python -m tests.session.fuzz --quantized --count 2000` runs more."""
+    tally = run(range(QUANTIZED_SEEDS), START_S, "--quantized")
+    assert not tally.wrong
+    assert tally.counts["on_gpu"] > QUANTIZED_SEEDS * 0.8
+
+
 def test_differences_are_seen() -> None:
     zeros = np.zeros((2, 3), "f")
     assert not different(zeros, zeros)
@@ -36,6 +44,19 @@ def test_differences_are_seen() -> None:
     assert defects(model, [answered], [raised]) == ["run 0: Fail: no instead of [('float32', (2, 3))]"]
     assert defects(model, [raised], [answered])
     assert not defects(model, [raised], [raised, raised])
+
+
+def test_few_steps_of_a_byte_are_no_defect() -> None:
+    product = make_model([node("QLinearMatMul", "x s z w t u v o", "y")], ["x"], ["y"])
+    model = FuzzModel(product, [], "", (), "normal", 0.5)
+    want = np.zeros(100, "u1")
+    for apart, elements, found in ((1, 9, False), (2, 9, False), (3, 1, True), (1, 30, True)):
+        got = want.copy()
+        got[:elements] += apart
+        assert bool(defects(model, [Answer([want])], [Answer([got])])) == found
+        assert bool(defects(model, [Answer([want.astype("f")])], [Answer([got * np.float32(0.5)])])) == found
+    plain = FuzzModel(product, [], "", (), "normal")
+    assert defects(plain, [Answer([want])], [Answer([want + np.eye(1, 100, dtype="u1")[0]])])
 
 
 def test_a_model_that_takes_onnxruntime_long_may_take_ours_long() -> None:
