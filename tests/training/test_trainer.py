@@ -115,6 +115,25 @@ def test_in_the_steady_state_a_step_makes_no_bind_group_and_one_recording(hold: 
     assert sum(recorded) == {1: 25, 3: 8, 25: 3}[hold]      # where the host waits: losses are read after 10 steps at the latest
 
 
+def test_values_that_share_their_memory_are_told_apart_again() -> None:
+    """A copy on the device shares the memory of what it was copied from until one of them is written."""
+    x, y = points(8)
+    t, plain = trainer(), trainer()
+    for _ in range(12):
+        t.step(x, y)
+        plain.step(x, y)
+    resident = t._engine.resident
+    values, before = list(resident.values.values()), list(resident.read().values())
+    copies = [onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros_like(a), *resident.device) for a in before]
+    onnxruntime.copy_tensors(values, copies)
+    for _ in range(12):
+        t.step(x, y)
+        plain.step(x, y)
+    assert bits(t) == bits(plain)
+    for copy, array in zip(copies, before, strict=True):
+        np.testing.assert_array_equal(copy.numpy(), array)
+
+
 def test_losses_that_nobody_reads_are_read_before_their_places_are_needed() -> None:
     data = batches(23)
     t = trainer(model=references.mlp(), optimizer=SGD(0.1, 0.9))
