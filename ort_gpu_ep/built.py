@@ -45,7 +45,7 @@ class Kernel:
     plain: type of what the body computes, where the epilogue's result has another type.
     optionals: WGSL name -> given or left out, of the row's optional inputs; filled by `claim.lower`.
     grid: workgroups in x, y and z of a body with `fn grid_main(group: vec3<u32>, lane: u32)`; `groups` is then their product.
-    vectors: bindings of float32 that are bound four elements at a time; of packed elements, four words.
+    vectors: bindings of float32 (of a raw kernel, of any 32 bits) that are bound four elements at a time; of packed elements, four words.
     words: bindings of packed elements that the body stores by whole words.
     choice: which form of the kernel this is, of those that were weighed.
     into: where what it stores of its first output lies in a larger tensor, filled in by the planner.

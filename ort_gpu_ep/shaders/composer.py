@@ -6,7 +6,8 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     x_t            the type of that value
     y_of(low, high) an element from its bits, in a raw kernel
     y_set(i, v)    stores element i, after the fused steps (unpacked types only; an `element` body never calls it)
-    x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>
+    x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>;
+                   of a raw kernel vec4<u32>, and with fused steps what these begin with
     x_four(i), x_four_t, x_of_four(v)    the same as it is stored, its type, and the values: what is loaded ahead is converted later
     X_BITS         of a stored element, in directives
     y_final4(i, v), y_store4(i, v)    the two halves of y_set4: the fused steps, and the store of what they gave: four numbers, or
