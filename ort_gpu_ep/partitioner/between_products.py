@@ -19,7 +19,9 @@ from ort_gpu_ep.partitioner.integers import Surroundings, in_place_of, replaced_
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.types import INT8, UINT8
 
-MOVING: Mapping[str, int] = {"MaxPool": 12, "Reshape": 5, "Flatten": 1, "Transpose": 1, "Squeeze": 1, "Unsqueeze": 1}
+MOVING: Mapping[str, int] = {
+    "MaxPool": 12, "Reshape": 5, "Flatten": 1, "Transpose": 1, "Squeeze": 1, "Unsqueeze": 1, "Slice": 10, "Gather": 1, "DepthToSpace": 1,
+    "SpaceToDepth": 1, "Resize": 10}
 """Ops that give elements of what they were given as input 0, and the first version that takes bytes."""
 
 QLINEAR: Mapping[str, str] = {
@@ -40,7 +42,7 @@ class _Between(Surroundings):
         node = before[-1] if before else None
         if node is None or node.domain or node.epilogue or len(node.writes) != 1:
             return None
-        moving = node.op in MOVING
+        moving = node.op in MOVING and (node.op != "Resize" or node.attributes.get("mode", "nearest") == "nearest")
         read = self.decoders(node.inputs[:1] if moving else node.inputs)
         if not read or not self._fits(read, last):
             return None

@@ -66,6 +66,15 @@ FORMS = {
     "concat of one scale": Form(one("Concat", axis=-1), [(2, 3, 5), (2, 3, 2)], (0.047, 0.047)),
     "flatten": Form(one("Flatten"), [(3, 5, 7)], out=None, dispatches=0),
     "transpose": Form(one("Transpose", perm=[0, 2, 1]), [(3, 5, 7)], out=None),
+    "slice": Form(
+        lambda names: [made("Slice", [names[0], "start", "end", "axis"], ["f"])], [(3, 5, 8)], out=None,
+        constants={"start": np.array([1]), "end": np.array([7]), "axis": np.array([2])}),
+    "gather": Form(
+        lambda names: [made("Gather", [names[0], "which"], ["f"], axis=1)], [(3, 5, 8)], out=None, constants={"which": np.array([4, 0, 2])}),
+    "resize": Form(
+        lambda names: [made("Resize", [names[0], "", "by"], ["f"], mode="nearest", coordinate_transformation_mode="asymmetric",
+                            nearest_mode="floor")], [IMAGE], out=None, constants={"by": np.array([1, 1, 2, 2], "f")}),
+    "depth to space": Form(one("DepthToSpace", blocksize=2), [(2, 8, 3, 5)], out=None),
     "sigmoid": Form(one("Sigmoid"), [(3, 5, 7)], (0.05,), 0.0039),
     "softmax": Form(one("Softmax"), [(3, 5, 64)], (0.05,), 0.0039),
     "softmax of short rows": Form(one("Softmax", axis=1), [(3, 5, 8)], (0.05,), 0.0039, 2),
