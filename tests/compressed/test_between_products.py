@@ -154,8 +154,8 @@ def test_sizes_that_a_run_brings(name: str, kind: str) -> None:
     form = FORMS[name]
     model = model_of(form, kind, zeros_of(kind, "relu" in name.split()), open_sizes=True)
     opened = open_session(model.SerializeToString(), strict=1)
-    for batch in (1, 4, 0, 3):
-        check(model, bytes_for(form, kind, batch), opened)
+    for batch in (1, 4, 0, 3):      # of nothing onnxruntime 1.31's QLinearSoftmax gives no tensor
+        check(model, bytes_for(form, kind, batch), opened, reference=on_cpu if batch else as_written)
 
 
 def test_a_scale_for_each_channel_goes_through_floats() -> None:
