@@ -6,6 +6,7 @@ import math
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div
+from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns
 from ort_gpu_ep.ops.conv import written_out_ns
 from ort_gpu_ep.ops.decoders import check_codebook, check_sparse, decoded_shape, unpack_sparse_ns
@@ -19,6 +20,7 @@ from ort_gpu_ep.ops.sparse_products import lower as lower_many
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, op
 from ort_gpu_ep.symbolic import hint
+from ort_gpu_ep.target import Target
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, Shape, TensorType
 
 TAKEN = {"T": (FLOAT32, FLOAT16, UINT8, INT8, INT32, *PACKED_INTS)}
@@ -127,6 +129,16 @@ def _sparse_conv(node: BoundNode, shape: Shape, window: Window) -> Lowering:
     return lower_many(product, choice, TensorType(x.dtype, (x.shape[0], rows, *window.small)))
 
 
+def _written_out_ns(target: Target, rows: int, k: int, transposed: bool, columns: Columns) -> float:
+    """Of a product of many vectors with a matrix that each run writes out, in the better of its kernels."""
+    count, start = int(hint(columns.count)), Strided((1,), (0,))
+    weights = Matrix(1, start, *((k, 1) if transposed else (1, rows)))
+    dense_ns = best_ns(Product(1, count, rows, k, Matrix(0, start, columns.column, columns.k), weights, target=target, fours=True))
+    if transposed or k % tiles.PACKED_ROWS or rows % 4 or columns.k != 1 or not tiles.fits(target):
+        return dense_ns
+    return min(dense_ns, tiles.best_ns(tiles.TiledProduct(count, rows, tiles.Weights(1, k, 1, 1, rows, 0, False), target=target)))
+
+
 def _dense(node: BoundNode, rank: int | None = None) -> Shape:
     """The shape of the weight that the codes stand for. Raises UnsupportedNodeError for another rank."""
     stored = tuple(node.attr("weight_shape"))
@@ -183,10 +195,7 @@ def _sparse_product(
     product = of_matrices(node, columns.count, of_entries(node, rows, k), (columns.column, columns.k), bias, alpha, beta)
     if product is None:
         raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(columns.count)} vectors the zeros of a sparse matrix are written out")
-    left = Matrix(0, Strided((1,), (0,)), columns.column, columns.k)
-    dense = Product(1, int(hint(columns.count)), rows, k, left, Matrix(1, left.base, *((k, 1) if transposed else (1, rows))),
-                    target=node.target, fours=True)
-    choice = choose_sparse(product, unpack_sparse_ns(node.target, rows * k) + best_ns(dense))
+    choice = choose_sparse(product, unpack_sparse_ns(node.target, rows * k) + _written_out_ns(node.target, rows, k, transposed, columns))
     if choice.form == DENSE:
         raise UnsupportedNodeError(Code.COST, f"{node.op}: estimated to be slower than with the zeros of its matrix written out")
     return lower_many(product, choice, out)
