@@ -80,10 +80,14 @@ def is_ort_format(model: Any) -> bool:
     """Whether a model, a path or bytes, is what onnxruntime writes with session.save_model_format=ORT."""
     if isinstance(model, bytes):
         return model[4:8] == b"ORTM"
+    if not isinstance(model, (str, os.PathLike)):       # open() takes numbers, too: it would close a file of the program
+        return False
     try:
+        if not os.path.isfile(model):                   # what a pipe gives is gone once read
+            return False
         with open(model, "rb") as file:
             return file.read(8)[4:8] == b"ORTM"
-    except (OSError, TypeError, ValueError):
+    except (OSError, ValueError):
         return False        # onnxruntime says what is wrong with it
 
 

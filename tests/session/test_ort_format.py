@@ -46,3 +46,12 @@ def test_no_value_of_the_gpu_meets_a_kernel_of_the_cpu(given: str, options: Any,
 def test_strict_says_so(written: Path) -> None:
     with pytest.raises(AdapterError, match=r"give the \.onnx file"):
         InferenceSession(written, provider_options={"placement": "gpu", "strict": 1})
+
+
+def test_a_number_in_place_of_a_path_closes_no_file(tmp_path: Path) -> None:
+    """Python's open() takes the number of an open file."""
+    with (tmp_path / "file").open("w") as file:
+        with pytest.raises(TypeError):
+            InferenceSession(file.fileno())    # type: ignore[arg-type]
+        file.write("still there")
+        file.flush()
