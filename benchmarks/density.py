@@ -83,12 +83,15 @@ def measured(rows: int, columns: int, runs: int, clock: Callable[[], float] | No
 
 def of_layers(pattern: str, top: int) -> list[dict[str, Any]]:
     """Microseconds of each layer: dense, as chosen, and by density and form without its zeros, the best estimate first."""
+    layers = [layer for layer in LAYERS if re.search(pattern, layer.name)]
+    if not layers:
+        raise typer.BadParameter(f"no layer is called so: {pattern!r}; there are {', '.join(layer.name for layer in LAYERS)}")
     config = Config(checked_shaders="0")
     gpu = Gpu.open(config)
     figures = SOFTWARE_FIGURES if gpu.info.is_software else gpu.limits.figures
     gpu.limits = replace(gpu.limits, features=gpu.limits.features | {LAST_ARRIVING}, figures=figures)
     warmth, found = Warmth(gpu, config), []
-    for layer in (layer for layer in LAYERS if re.search(pattern, layer.name)):
+    for layer in layers:
         whole = np.random.default_rng(0).standard_normal(layer.w, np.float32)
         warmth.give()
         row: dict[str, Any] = {"layer": layer.name, "dense": microseconds(gpu, graph_of(layer, whole), config)[0]}
