@@ -65,9 +65,9 @@ def test_what_cannot_be_included(name: str, message: str) -> None:
         resolved(name, text_of)
 
 
-def test_every_file_to_include_is_included_by_two() -> None:
+def test_every_file_to_include_is_included_at_two_places() -> None:
     folder = Path(composer.__file__).parent
     texts = [path.read_text("utf-8") for path in folder.rglob("*.wgsl")]
     for path in (folder / "include").glob("*.wgsl"):
-        assert sum(f"#include {path.name}\n" in text for text in texts) > 1, path.name
+        assert sum(text.count(f"#include {path.name}\n") for text in texts) > 1, path.name
         assert "#include" not in composer.body(next(p.name for p in folder.glob("*.wgsl") if f"#include {path.name}" in p.read_text("utf-8")))
