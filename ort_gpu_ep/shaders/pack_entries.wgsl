@@ -6,11 +6,7 @@ const NONE: u32 = 0x10000u;
 var<workgroup> lengths: array<vec2<u32>, WORKGROUP_SIZE>;       // distances, values
 
 fn group_main(row: u32, lane: u32) {
-    let first = min(u32(starts_at(row)), ENTRIES);      // whatever a broken file says, no row has more entries than elements
-    let count = clamp(u32(starts_at(row + 1u)), first, min(first + K, ENTRIES)) - first;
-    let share = (count + WORKGROUP_SIZE - 1u) / WORKGROUP_SIZE;
-    let begin = first + min(lane * share, count);
-    let end = first + min(lane * share + share, count);
+#include entries_of_row.wgsl
     var length = vec2<u32>();
     for (var e = begin; e < end; e++) {
         let entry = entries_at(e);

@@ -4,13 +4,9 @@
 // (elements of a row), ENTRIES, OUT_ROW OUT_K (strides in y).
 var<workgroup> lengths: array<u32, WORKGROUP_SIZE>;
 
-fn group_main(group: u32, lane: u32) {
-    let first = min(u32(starts_at(group)), ENTRIES);    // whatever a broken file says, no row has more entries than elements
-    let count = clamp(u32(starts_at(group + 1u)), first, min(first + K, ENTRIES)) - first;
-    let share = (count + WORKGROUP_SIZE - 1u) / WORKGROUP_SIZE;
-    let begin = first + min(lane * share, count);
-    let end = first + min(lane * share + share, count);
-    for (var k = lane; k < K; k += WORKGROUP_SIZE) { y_set(group * OUT_ROW + k * OUT_K, 0.0); }
+fn group_main(row: u32, lane: u32) {
+#include entries_of_row.wgsl
+    for (var k = lane; k < K; k += WORKGROUP_SIZE) { y_set(row * OUT_ROW + k * OUT_K, 0.0); }
     var length = 0u;
     for (var e = begin; e < end; e++) { length += (entries_at(e) & 15u) + 1u; }
     lengths[lane] = length;
@@ -26,6 +22,6 @@ fn group_main(group: u32, lane: u32) {
     for (var e = begin; e < end; e++) {
         let entry = entries_at(e);
         at += (entry & 15u) + 1u;
-        if (at < K && entry >= 16u) { y_set(group * OUT_ROW + at * OUT_K, table_at(entry >> 4u)); }
+        if (at < K && entry >= 16u) { y_set(row * OUT_ROW + at * OUT_K, table_at(entry >> 4u)); }
     }
 }
