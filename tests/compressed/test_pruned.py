@@ -147,17 +147,20 @@ def test_counting() -> None:
     assert count_nonzeros(weight) == Nonzeros(12, 8, 5)
 
 
-@pytest.mark.parametrize("isolation", ["none", "process"])
-def test_through_onnxruntime(isolation: str) -> None:
-    """Claimed, verified against the CPU, said so; every number of vectors right."""
-    weight = sparse_matrix(512, 8192, 0.02)
-    model = product("Gemm", (1, 8192), weight, transB=1)
+def runs_packed(model: onnx.ModelProto, feeds: dict[str, Any], weight: Any, isolation: str, packed: float, held: float) -> None:
+    """Claimed, verified against the CPU, said so; with these parts of the weight's bytes, at most, packed and on the device."""
     opened = open_session(model.SerializeToString(), isolation=isolation, verify=1)
-    feeds = {"x": RNG.normal(size=(1, 8192)).astype("f")}
     close(opened.session.run(None, feeds)[0], on_cpu(model, feeds)[0])
     assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events
     (part,) = opened.state.reports[0].partitions
     assert part.dense_nbytes == weight.nbytes
-    assert part.packed_nbytes < 0.1 * weight.nbytes
+    assert part.packed_nbytes < packed * weight.nbytes
     assert "weights read packed" in str(explanation(opened.state))
-    assert device_nbytes(opened) < 0.15 * weight.nbytes
+    assert device_nbytes(opened) < held * weight.nbytes
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_through_onnxruntime(isolation: str) -> None:
+    weight = sparse_matrix(512, 8192, 0.02)
+    model = product("Gemm", (1, 8192), weight, transB=1)
+    runs_packed(model, {"x": RNG.normal(size=(1, 8192)).astype("f")}, weight, isolation, 0.1, 0.15)

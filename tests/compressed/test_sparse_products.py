@@ -13,7 +13,6 @@ from onnx import helper, numpy_helper
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.explain import explanation
 from ort_gpu_ep.figures import DEFAULT_FIGURES
 from ort_gpu_ep.graph import from_onnx
 from ort_gpu_ep.health.probes.packed import chosen
@@ -25,13 +24,11 @@ from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.target import Tuned
 from ort_gpu_ep.types import FLOAT32, TensorType
-from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
 from tests.compressed.test_functions import dense_model, model_of
 from tests.compressed.test_packed_products import close
-from tests.compressed.test_pruned import product, sparse_matrix
+from tests.compressed.test_pruned import product, runs_packed, sparse_matrix
 from tests.direct import run_program
 from tests.ops.single_node import on_cpu
-from tests.plugin.cases import open_session
 
 RNG = np.random.default_rng(23)
 FREE = replace(DEFAULT_FIGURES, sparse_factor=0.0)
@@ -194,12 +191,4 @@ def test_the_estimate_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_through_onnxruntime(isolation: str) -> None:
     weight = filters((128, 128, 3, 3), 0.1)
     model = convolution((1, 128, 14, 14), weight, pads=[1] * 4)
-    opened = open_session(model.SerializeToString(), isolation=isolation, verify=1)
-    feeds = {"x": RNG.normal(size=(1, 128, 14, 14)).astype("f")}
-    close(opened.session.run(None, feeds)[0], on_cpu(model, feeds)[0])
-    assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events
-    (part,) = opened.state.reports[0].partitions
-    assert part.dense_nbytes == weight.nbytes
-    assert part.packed_nbytes < 0.3 * weight.nbytes
-    assert "weights read packed" in str(explanation(opened.state))
-    assert device_nbytes(opened) < 0.3 * weight.nbytes
+    runs_packed(model, {"x": RNG.normal(size=(1, 128, 14, 14)).astype("f")}, weight, isolation, 0.3, 0.3)
