@@ -34,6 +34,13 @@ def quiet() -> Any:
     return settings
 
 
+def waited(session: Any) -> Any:
+    """The session when it has its GPU, if it is one of ours: its first run tries the candidates then, and waits for that."""
+    if hasattr(session, "wait_ready"):
+        session.wait_ready()
+    return session
+
+
 def in_blocks(sides: Mapping[str, Callable[[], object]], runs: int, blocks: int = 4) -> dict[str, np.ndarray]:
     """Milliseconds of `runs` steady runs of each side: in blocks, because run by run in turn each side would meet the other's threads,
     which onnxruntime lets spin after a run. The first 0.6 s of a side, in which a GPU raises its clock, and 0.3 s of its other blocks

@@ -51,7 +51,7 @@ def written(model: Path, out: Path, name: str, method: str, feeds: Mapping[str, 
 def measured(model: Path, dense: Path, feeds: Mapping[str, Any], runs: int) -> dict[str, Any]:
     """Errors and times of a file, and of the dense model where that is another."""
     options = {"cpu": {"placement": "cpu"}, "gpu": {"placement": "gpu", "strict": 1}} | ({"auto": {"placement": "auto"}} if runs else {})
-    sides = {side: InferenceSession(str(model), cases.quiet(), provider_options=given) for side, given in options.items()}
+    sides = {side: cases.waited(InferenceSession(str(model), cases.quiet(), provider_options=given)) for side, given in options.items()}
     by_side = {side: session.run(None, feeds) for side, session in sides.items()}
     dense_cpu = InferenceSession(str(dense), cases.quiet(), provider_options={"placement": "cpu"}).run(None, feeds)
     programs = [p.program for p in sides["gpu"]._state.partitions]

@@ -80,7 +80,7 @@ def opened(model: Any, placement: str) -> Any:
     data = model.SerializeToString()
     if placement == "cpu":
         return onnxruntime.InferenceSession(data, cases.quiet(), providers=["CPUExecutionProvider"])
-    return InferenceSession(data, cases.quiet(), provider_options={"placement": placement})
+    return cases.waited(InferenceSession(data, cases.quiet(), provider_options={"placement": placement}))
 
 
 def decoder(count: int) -> dict[str, Any]:

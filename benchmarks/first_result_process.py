@@ -34,9 +34,9 @@ FUNCTIONS = {
     ("ort_gpu_ep.health.open_adapter", "open_gpu"): "verdicts from the cache",
     ("ort_gpu_ep.plugin.provider", "Provider.get_capability"): "read, fuse, claim, place",
     ("ort_gpu_ep.plugin.provider", "Provider.compile"): "read the partitions",
-    ("ort_gpu_ep.device.program", "make_template"): "plan",
+    ("ort_gpu_ep.device.context", "make_template"): "plan",
     ("ort_gpu_ep.device.prepared", "pipelines"): "pipelines: compose, compile",
-    ("ort_gpu_ep.device.program", "Program._take_constants"): "weights",
+    ("ort_gpu_ep.device.context", "PlanContext._take_constants"): "weights",
 }
 """(module, name in it) -> part. A function that another module has imported by name is wrapped there."""
 

@@ -62,7 +62,7 @@ def microseconds(gpu: Gpu, graph: Graph, config: Config, rewrite: Rewrite | None
     outputs = [Tensor(gpu.allocate(t.nbytes), 0, t) for t in plan.outputs]
     try:
         program.run(tensors, lambda index, shape: outputs[index])
-        prepared, = program._plans
+        prepared, = program.compiled.general
         groups, timer = next(iter(prepared._bindings.values())), Timer(gpu)
 
         def once() -> float:

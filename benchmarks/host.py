@@ -25,8 +25,8 @@ from rich.table import Table
 
 from benchmarks import cases
 from ort_gpu_ep import InferenceSession
-from ort_gpu_ep.device import coalescing, native
-from ort_gpu_ep.device.coalescing import CONTENDED
+from ort_gpu_ep.device import joined_runs, native
+from ort_gpu_ep.device.joined_runs import CONTENDED
 from ort_gpu_ep.device.library import ffi, lib
 from ort_gpu_ep.device.objects import COPY_DST, MAP_READ
 from ort_gpu_ep.device.tensor import Tensor
@@ -52,7 +52,7 @@ class Floor:
 
     def __init__(self, session: Any, feeds: dict[str, Any]) -> None:
         (partition,) = session._state.partitions
-        self.prepared, self.gpu = partition.program._plans[-1], partition.program.gpu
+        self.prepared, self.gpu = partition.program.compiled.general[-1], partition.program.gpu
         self.shape = self.prepared._current
         filled = self.shape.filled
         self.arrays = [np.ascontiguousarray(feeds[name]) for name in partition.graph.inputs]
@@ -115,7 +115,7 @@ def measure(name: str, runs: int, adapter: str) -> dict[str, Any]:
     model, feeds = cases.load(name)
     options = {"adapter": adapter} if adapter else {}
     gpu = InferenceSession(model, cases.quiet(), provider_options={"placement": "gpu", **options})
-    auto = InferenceSession(model, cases.quiet(), provider_options=options)
+    auto = cases.waited(InferenceSession(model, cases.quiet(), provider_options=options))
     whole, chosen = timed(gpu, feeds), timed(auto, feeds)
     for _ in range(3):
         whole()
@@ -205,13 +205,13 @@ def main(
     threads: Annotated[str, typer.Option(help="How many at a time, for the rates; empty: none.")] = "1,2,4,8",
     threads_model: Annotated[str, typer.Option()] = THREADS_MODEL,
     join: Annotated[bool, typer.Option(help="Also with runs of several threads submitted together.")] = False,
-    group_size: Annotated[int, typer.Option(help="Runs in one submission at most.")] = coalescing.MAX_RUNS,
-    groups: Annotated[int, typer.Option(help="Submissions under way.")] = coalescing.MAX_GROUPS,
+    group_size: Annotated[int, typer.Option(help="Runs in one submission at most.")] = joined_runs.MAX_RUNS,
+    groups: Annotated[int, typer.Option(help="Submissions under way.")] = joined_runs.MAX_GROUPS,
     models: Annotated[bool, typer.Option(help="No: threads only.")] = True,
     adapter: Annotated[str, typer.Option()] = "",
     json: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
-    coalescing.MAX_RUNS, coalescing.MAX_GROUPS = group_size, groups
+    joined_runs.MAX_RUNS, joined_runs.MAX_GROUPS = group_size, groups
     results: dict[str, Any] = {}
     table = Table("ms", "dispatches", "floor", "gpu", "over", "auto", "auto chose", "difference")
     for name in (names or DEFAULT) if models else ():

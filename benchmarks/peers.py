@@ -40,7 +40,8 @@ def providers() -> Iterator[tuple[str, Make]]:
 
     yield "ort_cpu", plain("CPUExecutionProvider")
     for placement in ("auto", "gpu"):
-        yield f"ours_{placement}", lambda model, p=placement: InferenceSession(model, cases.quiet(), provider_options={"placement": p})
+        yield f"ours_{placement}", lambda model, p=placement: cases.waited(
+            InferenceSession(model, cases.quiet(), provider_options={"placement": p}))
     webgpu = _webgpu()
     if webgpu is not None:
         yield "ort_webgpu", webgpu

@@ -70,7 +70,7 @@ def open_sides(model: Any, options: Mapping[str, str]) -> dict[str, Any]:
     return {
         "cpu": onnxruntime.InferenceSession(model, cases.quiet(), providers=["CPUExecutionProvider"]),
         "gpu": InferenceSession(model, cases.quiet(), provider_options={**options, "placement": "gpu"}),
-        "auto": InferenceSession(model, cases.quiet(), provider_options={**options, "placement": "auto"})}
+        "auto": cases.waited(InferenceSession(model, cases.quiet(), provider_options={**options, "placement": "auto"}))}
 
 
 def timed_ms(session: Any, feeds: Feeds) -> float:

@@ -1,6 +1,6 @@
 """A model behind HTTP with Ray Serve: requests that come at the same time run as one batch, in an actor that has its own adapter.
 
-usage: pip install 'ort-gpu-ep[ray]'; PYTHONPATH=. python examples/serve_with_ray.py
+usage: pip install '.[ray]' in the checkout's root; PYTHONPATH=. python examples/serve_with_ray.py
 """
 
 import asyncio

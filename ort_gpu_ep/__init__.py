@@ -26,6 +26,7 @@ from ort_gpu_ep.errors import (
     InputError,
     IntegerDivisionError,
     InternalError,
+    MemoryLimitError,
     MissingInputError,
     ModelError,
     OutOfDeviceMemoryError,
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     )
 
     from ort_gpu_ep.explain import Explanation
+    from ort_gpu_ep.generation import Generator, generate
     from ort_gpu_ep.health.enumeration import adapters
     from ort_gpu_ep.patching import Patch, patch
     from ort_gpu_ep.plugin import (
@@ -114,15 +116,19 @@ if TYPE_CHECKING:
         unregister,
     )
     from ort_gpu_ep.session import InferenceSession
+    from ort_gpu_ep.training import datasets
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "EP_NAME": "ort_gpu_ep.plugin",
     "Explanation": "ort_gpu_ep.explain",
+    "Generator": "ort_gpu_ep.generation",
     "InferenceSession": "ort_gpu_ep.session",
     "Patch": "ort_gpu_ep.patching",
     "adapters": "ort_gpu_ep.health.enumeration",
+    "datasets": "ort_gpu_ep.training",
+    "generate": "ort_gpu_ep.generation",
     "get_available_providers": "ort_gpu_ep.plugin",
     "get_ep_name": "ort_gpu_ep.plugin",
     "get_ep_names": "ort_gpu_ep.plugin",
@@ -144,6 +150,7 @@ __all__ = [
     "ExecutionMode",
     "ExecutionOrder",
     "Explanation",
+    "Generator",
     "GpuEpError",
     "GraphOptimizationLevel",
     "IOBinding",
@@ -153,6 +160,7 @@ __all__ = [
     "IntegerDivisionError",
     "InternalError",
     "LoraAdapter",
+    "MemoryLimitError",
     "MissingInputError",
     "ModelCompiler",
     "ModelError",
@@ -194,8 +202,10 @@ __all__ = [
     "create_and_register_allocator",
     "create_and_register_allocator_v2",
     "cuda_version",
+    "datasets",
     "disable_telemetry_events",
     "enable_telemetry_events",
+    "generate",
     "get_all_providers",
     "get_available_providers",
     "get_build_info",
@@ -235,7 +245,7 @@ def _module(name: str) -> Any:
             raise
         raise ModuleNotFoundError(
             "ort_gpu_ep needs ONNX Runtime, which is not installed. It brings none, since there are several builds: "
-            "pip install 'ort-gpu-ep[onnxruntime]', or onnxruntime-gpu or another build of 1.26 or newer.", name="onnxruntime") from None
+            "pip install 'onnxruntime>=1.26', or onnxruntime-gpu or another build of 1.26 or newer.", name="onnxruntime") from None
 
 
 if not TYPE_CHECKING:       # for a type checker each name would be there then

@@ -5,8 +5,8 @@ from __future__ import annotations
 import faulthandler
 import sys
 
-EXTRAS = {"typer": "cli", "rich": "cli", "onnxruntime": "onnxruntime"}
-"""Packages that a plain installation does not bring -> the extra that does."""
+PACKAGES = {"typer": "typer rich", "rich": "typer rich", "onnxruntime": "'onnxruntime>=1.26'"}
+"""Modules that a plain installation does not bring -> what to install."""
 
 
 def main() -> None:
@@ -21,11 +21,11 @@ def main() -> None:
         app()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        extra = EXTRAS.get(package)
-        if extra is None:
+        wanted = PACKAGES.get(package)
+        if wanted is None:
             raise
-        build = ", or another build of ONNX Runtime" if extra == "onnxruntime" else ""
-        sys.exit(f"ort-gpu-ep: the package {package} is not installed. Try: pip install 'ort-gpu-ep[{extra}]'{build}")
+        build = ", or another build of ONNX Runtime" if package == "onnxruntime" else ""
+        sys.exit(f"ort-gpu-ep: the package {package} is not installed. Try: pip install {wanted}{build}")
 
 
 if __name__ == "__main__":

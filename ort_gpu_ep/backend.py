@@ -1,4 +1,4 @@
-"""What a session needs of whatever has the GPU: an open adapter, and partitions compiled for it.
+"""Interface between a session and the backend that owns its device: an open adapter, and partitions compiled for it.
 
 A backend is one module with `open_backend(config)`, named in plugin/backends.py: the device of this process (plugin/local.py) or a
 worker's (isolation/backend.py).
@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ort_gpu_ep.config import Config
-from ort_gpu_ep.device.circuit import Circuit
-from ort_gpu_ep.device.info import AdapterInfo
-from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.profile import Profile
-from ort_gpu_ep.registry import Limits
-from ort_gpu_ep.scheduler import Plan
-from ort_gpu_ep.scheduler.planner import Rewrite
-from ort_gpu_ep.scheduler.template import Specialization
-from ort_gpu_ep.types import Shape, TensorType
-from ort_gpu_ep.utilization import Uses
-
 if TYPE_CHECKING:
+    from ort_gpu_ep.config import Config
     from ort_gpu_ep.device import Gpu, Tensor
+    from ort_gpu_ep.device.allowance import Allowance
+    from ort_gpu_ep.device.circuit import Circuit
     from ort_gpu_ep.device.index_check import Word
+    from ort_gpu_ep.device.info import AdapterInfo
     from ort_gpu_ep.device.steady import Steady
+    from ort_gpu_ep.graph import Array, Graph
+    from ort_gpu_ep.profile import Profile
+    from ort_gpu_ep.registry import Limits
+    from ort_gpu_ep.scheduler import Plan
+    from ort_gpu_ep.scheduler.planner import Rewrite
+    from ort_gpu_ep.scheduler.template import Specialization
+    from ort_gpu_ep.types import Shape, TensorType
+    from ort_gpu_ep.utilization import Uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Host(Protocol):
     def tensors(self, gpu: Gpu) -> list[Tensor]:
         """The inputs on a device. The run uses that device from now on."""
 
-    def new_tensor(self, index: int, shape: Shape) -> Tensor:
+    def new_tensor(self, index: int, shape: Shape, over: int | None = None) -> Tensor:
         """Makes an output on it."""
 
     def content(self, index: int, tensor: TensorType) -> Array:
@@ -99,15 +99,21 @@ class Host(Protocol):
 class Executable(Protocol):
     """A partition, ready to run. Thread-safe.
 
-    problem: why it can't run now, empty where it can. uploads, uploaded_nbytes: of constants. graph, rewrite: plans can be made of these.
+    problem: why it can't run now, empty where it can. graph, rewrite: plans can be made of these.
     """
 
     config: Config
     graph: Graph
     rewrite: Rewrite | None
     problem: str
-    uploads: int
-    uploaded_nbytes: int
+
+    @property
+    def uploads(self) -> int:
+        """Constants copied to the device so far."""
+
+    @property
+    def uploaded_nbytes(self) -> int:
+        """Bytes of constants copied to the device so far."""
 
     @property
     def gpu(self) -> Adapter: ...
@@ -148,6 +154,10 @@ class Backend(Protocol):
 
     @property
     def adapter(self) -> Adapter: ...
+
+    @property
+    def allowance(self) -> Allowance | None:
+        """What the session may take of a device of this process; None where a worker looks after that."""
 
     @property
     def device(self) -> Gpu | None:

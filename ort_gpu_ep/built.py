@@ -52,6 +52,7 @@ class Kernel:
     inlined: (name, kernel with an `element` body): what the body reads by that name is not bound but computed by that kernel, whose own
         bindings `b` are bound as `<name>_in_<b>`.
     reports: its body calls `out_of_range()` or `wrong_length()` where data brings such an index or length, see `looks`.
+    pairs: 64-bit integers are pairs of words (vec2<u32>, the lower one first) in it: the adapter has no others.
     features: of the device, that its body uses (types bring their own). atomics: bindings of uint32 that are bound as atomics.
     """
 
@@ -77,6 +78,12 @@ class Kernel:
     into: Part | None = None
     inlined: tuple[tuple[str, Kernel], ...] = ()
     reports: bool = False
+    pairs: bool = False
+
+    @property
+    def step(self) -> Step:
+        """What the kernel of a lone elementwise op computes."""
+        return self.epilogue[0]
 
     @property
     def looks(self) -> bool:
@@ -121,13 +128,40 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class InPlace:
+    """Kernels of a node that change some of their outputs' elements, which hold those of an input of the same type before.
+
+    pairs: (output index, input index).
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """An output of which the run itself tells how long it is along an axis. Its type says the most; what is there lies as if it were all.
+
+    output: of the node; in a plan, of the graph. count: the temporary (in a plan, the name of the KEPT place) of one uint32 that holds the
+    length.
+    """
+
+    output: int
+    axis: int
+    count: str
+
+
+@dataclass(frozen=True, slots=True)
 class Lowering:
     """What a node becomes. outputs: type of each output, None for one left out. views: output index -> input index.
 
     deferred: a value that a run brings decides; until then only the types of the outputs are known, as shape inference tells them.
     once: temporaries whose kernels read constants of the graph only: these run once for a program, not in every run.
     kept: temporaries that are zero before the first run and that every run leaves as it found them.
+    stored: (temporary, output index): outputs that kernels of the same node read again; plain temporaries where the node leaves them out.
     inverses: (input index, kernel from a `once` temporary to that input): the input need not stay on the device beside the temporary.
+    in_place: other kernels, for where some outputs may be what some inputs were.
+    counted: outputs whose length the kernels find; the temporary that holds it is among `kept`.
     """
 
     outputs: tuple[TensorType | None, ...]
@@ -138,6 +172,9 @@ class Lowering:
     once: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     inverses: tuple[tuple[int, Kernel], ...] = ()
+    stored: tuple[tuple[str, int], ...] = ()
+    in_place: InPlace | None = None
+    counted: tuple[Counted, ...] = ()
 
     def runs_once(self, kernel: Kernel) -> bool:
         """Whether a kernel of it writes nothing but `once`."""
@@ -145,5 +182,5 @@ class Lowering:
 
     @property
     def per_run(self) -> tuple[Kernel, ...]:
-        """The kernels that every run dispatches."""
-        return tuple(k for k in self.kernels if not self.runs_once(k))
+        """The kernels that every run dispatches, where outputs are inputs if they may be."""
+        return tuple(k for k in (self.in_place.kernels if self.in_place else self.kernels) if not self.runs_once(k))

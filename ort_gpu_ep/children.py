@@ -1,4 +1,4 @@
-"""What makes the Python processes that this one starts put our provider first: hook/ in PYTHONPATH, options in variables."""
+"""Environment that makes child Python processes use this provider: hook/ in PYTHONPATH, options in variables."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ def hooked(options: Mapping[str, object], environment: Mapping[str, str]) -> dic
     """Variables to set in an environment. Raises ConfigError for an unknown option or value."""
     entries = [HOOK, *without_hook(environment.get("PYTHONPATH", ""))]
     return {**variables(options), "PYTHONPATH": os.pathsep.join(entries)}
+
+
+def announcement(placement: str) -> str:
+    """What sessions of a program are about to get: with placement=auto nobody knows yet on which side their nodes will run."""
+    chances = {
+        "auto": "is offered to sessions; placement=auto may choose the CPU",
+        "gpu": "comes first in all sessions (placement=gpu)",
+        "cpu": "is loaded, but takes no node (placement=cpu)"}
+    return f"WgpuExecutionProvider {chances[placement]}"
 
 
 def without_hook(path: str) -> list[str]:

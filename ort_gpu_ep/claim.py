@@ -9,7 +9,7 @@ from dataclasses import replace
 from ort_gpu_ep import contrib
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Node
-from ort_gpu_ep.kernels import completed, loop_bound
+from ort_gpu_ep.kernels import completed, loop_bound, record_of
 from ort_gpu_ep.questions import Question, question
 from ort_gpu_ep.registry import (
     ADAPTER,
@@ -34,12 +34,12 @@ from ort_gpu_ep.registry import (
 from ort_gpu_ep.schemas import fault, same_but_for_types, schema
 from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import FLOAT32, INT8, UINT8, DType, TensorType, names
+from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, UINT8, DType, TensorType, names
 
 FLAGS = frozenset((
-    "align_corners", "allowzero", "antialias", "ceil_mode", "count_include_pad", "exclude_outside", "exclusive", "fmod", "input_forget",
-    "interleaved", "inverse", "is_causal", "keepdims", "largest", "layout", "linear_before_reset", "noop_with_empty_axes", "onesided",
-    "reverse", "select_last_index", "sorted", "storage_order", "transA", "transB", "upper"))
+    "align_corners", "allowzero", "antialias", "ceil_mode", "center_point_box", "count_include_pad", "exclude_outside", "exclusive",
+    "fmod", "input_forget", "interleaved", "inverse", "is_causal", "keepdims", "largest", "layout", "linear_before_reset",
+    "noop_with_empty_axes", "onesided", "reverse", "select_last_index", "sorted", "storage_order", "transA", "transB", "upper"))
 """Attributes that are 0 or 1. Of another number onnxruntime's kernels make now this, now that, or refuse it."""
 
 
@@ -125,13 +125,29 @@ def lower(spec: OpSpec, bound: BoundNode, asked: Question | None = None) -> Lowe
     if bound.node.epilogue:
         kernels, outputs = _with_epilogue(bound, kernels, outputs)
     types = dict(built.temps)
-    kernels = tuple(_with_operand_indices(k, lambda s: types[s] if isinstance(s, str) else bound.source(s).type) for k in kernels)
-    return replace(built, outputs=outputs, kernels=kernels)
+
+    def type_of(source: int | str) -> TensorType:
+        return types[source] if isinstance(source, str) else bound.source(source).type
+
+    in_place = built.in_place if not bound.node.epilogue else None
+    kernels = tuple(_with_operand_indices(k, type_of) for k in kernels)
+    if not bound.target.limits.int64:
+        kernels = tuple(_with_pairs(k, type_of) for k in kernels)
+        in_place = in_place and replace(in_place, kernels=tuple(_with_pairs(k, type_of) for k in in_place.kernels))
+    return replace(built, outputs=outputs, kernels=kernels, in_place=in_place)
+
+
+def _with_pairs(built: Kernel, type_of: Callable[[int | str], TensorType]) -> Kernel:
+    """For an adapter without 64-bit integers: they are pairs of words, wherever a kernel calculates with one."""
+    tensors = (*built.outputs, *(type_of(source) for _, source in built.reads or ()), *((built.plain,) if built.plain else ()))
+    steps = (step.dtype for step in built.epilogue)
+    return replace(built, pairs=not built.raw and any(d.is_wide_integer for d in (*(t.dtype for t in tensors), *steps)))
 
 
 def _with_operand_indices(built: Kernel, type_of: Callable[[int | str], TensorType]) -> Kernel:
     """With a function `e<k>_index` for each operand of the fused steps: where an element of the output finds its value."""
-    used = {a for step in built.epilogue for a in step.arguments if a[0] == "e"}
+    there = {name for name, _ in built.indices}
+    used = {a for step in built.epilogue for a in step.arguments if a[0] == "e" and f"{a}_index" not in there}
     if not used:
         return built
     shape = built.outputs[0].shape
@@ -163,7 +179,7 @@ def _with_epilogue(
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which only an elementwise kernel can pack")
             if fours and result.dtype in (INT8, UINT8):     # four bytes are a word
                 built = replace(built, vectors=tuple(n for n in built.vectors if n not in fours), words=(*built.words, *fours))
-            elif fours and result.dtype is not FLOAT32:
+            elif fours and result.dtype not in (FLOAT32, FLOAT16):
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as vectors")
             built = replace(
                 built, outputs=(result, *built.outputs[1:]), plain=built.outputs[0], epilogue=bound.node.epilogue,
@@ -210,9 +226,16 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
                     Code.LIMIT, f"tensor {name} of {spec.name} has {tensor.nbytes} B; this adapter allows {limits.max_buffer_nbytes}")
             if written and tensor.dtype.bits < 32 and tensor.nbytes > limits.max_binding_nbytes:
                 raise UnsupportedNodeError(Code.LIMIT, f"output {name} of {spec.name} has {tensor.nbytes} B of packed elements")
-            _check_type(tensor.dtype, built.raw, written and name not in built.words, built.groups, limits)
+            _check_type(tensor.dtype, built.raw, written and name not in built.words, built.groups, limits, _in_pairs(built, name, written))
         for step in built.epilogue:
-            _check_type(step.dtype, False, False, 0, limits)
+            _check_type(step.dtype, False, False, 0, limits, built.pairs)
+
+
+def _in_pairs(built: Kernel, name: str, written: bool) -> bool:
+    """Whether the text reads, or stores, 64-bit integers as pairs of words: fused steps do, as far as rows have them; a body says so."""
+    stored = written and built.plain is not None and not built.plain.dtype.is_wide_integer
+    read = name[0] == "e" and name[1:].isdigit()
+    return built.pairs and ((bool(built.epilogue) and (stored or read)) or (record_of(built.shader).pairs and not built.inlined))
 
 
 def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> None:
@@ -223,18 +246,19 @@ def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> No
     used |= {WORKGROUP} if built.workgroup_nbytes else set()
     used |= {INLINED} if built.inlined else set()
     used |= {PACKED} if any(d.bits < 32 and (built.raw or d.storage == "u32") for d in dtypes) else set()
-    used |= set() if built.raw else {d.feature for d in (*dtypes, *(step.dtype for step in built.epilogue)) if d.feature}
+    used |= set() if built.raw else {
+        d.feature for d in (*dtypes, *(step.dtype for step in built.epilogue)) if d.feature and not (built.pairs and d.is_wide_integer)}
     for what, why in limits.disabled:
         if what in used:
             raise UnsupportedNodeError(Code.DRIVER, f"{what} is not used on this adapter: {why}")
 
 
-def _check_type(dtype: DType, raw: bool, written: bool, groups: int, limits: Limits) -> None:
+def _check_type(dtype: DType, raw: bool, written: bool, groups: int, limits: Limits, pairs: bool) -> None:
     if written and groups and dtype.bits < 32 and (raw or dtype.storage == "u32"):
         raise UnsupportedNodeError(Code.DTYPE, f"{dtype} output: only one-invocation-an-element kernels can pack it")
     if raw:
         return
     if not dtype.value:
         raise UnsupportedNodeError(Code.DTYPE, f"{dtype} arithmetic has no WGSL type")
-    if dtype.feature and dtype.feature not in limits.features:
+    if dtype.feature and not limits.allow("", dtype.feature) and not (pairs and dtype.is_wide_integer):
         raise UnsupportedNodeError(Code.DTYPE, f"{dtype} arithmetic needs the adapter feature {dtype.feature}")

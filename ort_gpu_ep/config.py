@@ -40,43 +40,49 @@ class Option:
 
 
 OPTIONS = (
-    Option("placement", "auto", "`auto`: a node goes where it is expected to be faster (on a software adapter: the CPU); "
-           "`gpu`: every node that has a kernel goes to the GPU; `cpu`: none does.", ("auto", "gpu", "cpu")),
-    Option("placement_budget_ms", "500", "What `placement=auto` may spend on running the candidates (all on the CPU, all on the GPU, the "
-           "cut) side by side on the inputs of a session's first run, besides making and waking them, and as much again later; `0`: it "
-           "goes by prediction."),
-    Option("strict", "0", "`1`: raise instead of answering from the CPU when the GPU can't (no adapter, a failing partition).", ("0", "1")),
-    Option("adapter", "", "Which GPU: an index into `ort-gpu-ep doctor`'s list, a part of its name, its type (`discrete`, `integrated`, "
-           "`software`), its PCI address (`0000:65:00.0`) or its UUID. Empty: discrete before integrated before software."),
-    Option("checked_shaders", "auto", "Shaders that check array bounds and loops: `auto`: those of families that no probe has passed "
-           "without checks on this adapter and driver, and those whose indices come from data; `1`: all; `0`: none.", ("auto", "0", "1")),
-    Option("tune", "0", "`1`: before a model's first session on this adapter, the forms of its kernels are measured, for the sizes that it "
-           "states (some seconds; kept on disk, see docs/tuning.md); `0`: by what was measured before, else by estimates.", ("0", "1")),
-    Option("precision", "float32", "`float32`: as the model says; `f16`: constant weights of products and convolutions are rounded to "
-           "float16 and take half of their device memory; `f16acc`: products calculate in float16, too, up to 64 in a sum, and add those "
-           "sums up in float32 (see docs/precision.md).", ("float32", "f16", "f16acc")),
-    Option("specialize", "auto", "`auto`: sizes that a model leaves open get, after 256 runs with the same ones, a plan of their own in "
-           "which they are constants, compiled beside the runs (its sums may round otherwise), if that takes up to 256 MiB of device "
-           "memory, or a sixteenth of memory_limit_mb; `off`: they don't.", ("auto", "off")),
-    Option("join_runs", "auto", "`auto`: runs of a session that three or more threads have under way are submitted together, several at a "
-           "time, where that was measured to be faster (not on software adapters); `1`: unmeasured; `0`: never.", ("auto", "0", "1")),
-    Option("winograd", "1", "`0`: convolutions are summed tap by tap also where Winograd's algorithm is estimated to be faster (3 x 3, in "
-           "large batches on a GPU): an infinity or NaN then reaches those outputs only whose window has it.", ("0", "1")),
-    Option("fusion", "1", "`0`: no node is fused with another (to find out whether fusion causes a difference).", ("0", "1")),
-    Option("memory_limit_mb", "0", "Device memory that this process may hold, in MiB; `0`: the adapter's limit."),
-    Option("health", "auto", "`auto`: drivers are first loaded, and an adapter is probed (2 s) before its first use and after an unclean "
-           "exit, in another process; what fails is not used; `off`: never.", ("auto", "off")),
-    Option("quirks", "", "A JSON file of driver faults to reckon with, besides those that this package knows (see docs/doctor.md)."),
-    Option("hang_timeout_ms", "120000", "How long the host waits for the GPU before it counts as hung, in milliseconds; `0`: for ever."),
-    Option("verify", "0", "`N`: a partition's first run for each set of shapes, then one in N, is compared with the CPU's; `0`: none."),
-    Option("faults", "", "Faults on purpose, for drills: `lost@3,corrupt@5,hang@2,oom@4,compile@1,slow@100x;seed=0`; see docs/faults.md."),
-    Option("load", "auto", "`auto`: runs move to the CPU while others keep the GPU busy, and back; `off`: they don't; `file:PATH`: the "
-           "load is what that file says, for drills (see docs/load.md).", ("auto", "off"), "file:"),
-    Option("deadline_ms", "0", "How long a run may take, in milliseconds: the candidate most likely to meet it is chosen; `0`: the "
-           "fastest."),
-    Option("isolation", "none", "`process`: the GPU is used by a worker process; a driver that crashes or hangs takes that one along, and "
-           "this process never loads a driver (see docs/faults.md); `none`: no worker.", ("none", "process")),
-    Option("cache_dir", "", "Where caches live; empty: the user's cache folder."),
+    Option("placement", "auto", "`auto`: a node goes where it is expected to be faster (on a software adapter: the CPU); `gpu`: "
+           "every node that has a kernel goes to the GPU; `cpu`: none does.", ("auto", "gpu", "cpu")),
+    Option("placement_budget_ms", "500", "Time that `placement=auto` may spend on a session's first run to compare its candidates "
+           "(all nodes on the CPU, all on the GPU, both), in milliseconds, and as much again later. `0`: no measurement, "
+           "prediction only."),
+    Option("strict", "0", "`1`: raise an exception when the GPU can't do its part (no adapter, a failing partition). `0`: the CPU "
+           "answers.", ("0", "1")),
+    Option("adapter", "", "Which GPU: an index into `ort-gpu-ep doctor`'s list, a part of its name, its type (`discrete`, "
+           "`integrated`, `software`), its PCI address (`0000:65:00.0`) or its UUID. Empty: discrete before integrated before "
+           "software."),
+    Option("checked_shaders", "auto", "Bounds checks in shaders. `auto`: where this adapter has not passed the tests without them, "
+           "and where data gives the indices; `1`: always; `0`: never.", ("auto", "0", "1")),
+    Option("tune", "0", "`1`: measure which kernels are fastest before a model's first session on this adapter (some seconds; the "
+           "result is kept on disk, see docs/tuning.md); `0`: use earlier measurements, else estimates.", ("0", "1")),
+    Option("precision", "float32", "`float32`: as the model says; `f16`: constant weights of products and convolutions are stored "
+           "in float16, which halves their device memory; `f16acc`: products also calculate in float16 and sum every 64 of them "
+           "in float32 (see docs/precision.md).", ("float32", "f16", "f16acc")),
+    Option("specialize", "auto", "`auto`: after 256 runs with equal shapes, a dynamic model gets a plan compiled for those shapes, "
+           "in the background, if it takes at most 256 MiB of device memory (or a sixteenth of memory_limit_mb); rounding may "
+           "differ; `off`: never.", ("auto", "off")),
+    Option("join_runs", "auto", "`auto`: concurrent runs of three or more threads are submitted together where that was measured "
+           "to be faster (not on software adapters); `1`: always; `0`: never.", ("auto", "0", "1")),
+    Option("winograd", "1", "`1`: 3 x 3 convolutions use Winograd's algorithm where it is estimated to be faster; `0`: never. With "
+           "Winograd an infinity or NaN can spread to neighbouring outputs.", ("0", "1")),
+    Option("fusion", "1", "`0`: no node is fused with another, to find out whether fusion causes a difference.", ("0", "1")),
+    Option("memory_limit_mb", "0", "Device memory that this session may use, in MiB (with isolation=process: all sessions of its "
+           "worker together); `0`: the adapter's limit."),
+    Option("health", "auto", "`auto`: another process loads the drivers first, and tests an adapter (2 s) before its first use and "
+           "after a crash; an adapter that fails is not used; `off`: no tests.", ("auto", "off")),
+    Option("quirks", "", "A JSON file of driver faults, in addition to those that this package knows (see docs/doctor.md)."),
+    Option("hang_timeout_ms", "120000", "Time after which a GPU that does not answer counts as hung, in milliseconds; `0`: no "
+           "limit."),
+    Option("verify", "0", "`N`: compare a partition's result with the CPU's on its first run for each set of shapes, then on one "
+           "run in N; `0`: never."),
+    Option("faults", "", "Faults to inject, for tests: `lost@3,corrupt@5,hang@2,oom@4,compile@1,slow@100x;seed=0`; see "
+           "docs/faults.md."),
+    Option("load", "auto", "`auto`: runs move to the CPU while other processes keep the GPU busy, and back; `off`: they stay; "
+           "`file:PATH`: read the load from that file, for tests (see docs/load.md).", ("auto", "off"), "file:"),
+    Option("deadline_ms", "0", "Time that a run may take, in milliseconds: the candidate most likely to meet it is chosen; `0`: "
+           "the fastest is chosen."),
+    Option("isolation", "none", "`process`: a worker process uses the GPU, so that a driver that crashes or hangs ends the worker "
+           "and not this process (see docs/faults.md); `none`: no worker.", ("none", "process")),
+    Option("cache_dir", "", "Folder for caches; empty: the user's cache folder."),
 )
 
 

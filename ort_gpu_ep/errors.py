@@ -10,6 +10,7 @@ GpuEpError
 ├ ShaderError                         a composed shader does not compile
 ├ DeviceError                         the GPU could not do what it was asked to
 │ ├ OutOfDeviceMemoryError(MemoryError)
+│ │ └ MemoryLimitError                the session's own memory_limit_mb
 │ ├ DeviceLostError
 │ ├ DeviceHangError
 │ └ WrongResultError
@@ -26,7 +27,12 @@ from enum import StrEnum
 
 
 class GpuEpError(Exception):
-    """Base of every exception that this package raises on purpose."""
+    """Base of every exception that this package raises on purpose.
+
+    killed: the worker process was ended by a signal that people and systems send, and no driver: SIGKILL, SIGTERM, SIGINT or SIGHUP.
+    """
+
+    killed = False
 
 
 class ConfigError(GpuEpError, ValueError):
@@ -83,6 +89,10 @@ class DeviceError(GpuEpError):
 
 class OutOfDeviceMemoryError(DeviceError, MemoryError):
     """A buffer does not fit into the device's memory budget."""
+
+
+class MemoryLimitError(OutOfDeviceMemoryError):
+    """A buffer does not fit into what the session may hold by memory_limit_mb: that says nothing about the adapter."""
 
 
 class DeviceLostError(DeviceError):

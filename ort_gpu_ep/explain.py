@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from itertools import groupby
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.partitioner import NodeReport, Report, sizes
+from ort_gpu_ep.providers import EP_NAME
 from ort_gpu_ep.scheduler import Plan, make_plan
 from ort_gpu_ep.scheduler.template import Specialization
+from ort_gpu_ep.terminal import printable
 
 if TYPE_CHECKING:
     from ort_gpu_ep.backend import Executable
@@ -156,16 +159,31 @@ class Explanation:
         lines += _decision_lines(self.decisions)
         for report in self.reports:
             lines += _report_lines(report)
-        for memory in self.memory:
-            about = "" if memory.exact else "about "
-            lines.append(
-                f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations "
-                f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights")
-            lines.append(f"  {memory.dispatches} dispatches, {memory.barriers} barriers between them{_layout(memory)}")
+        lines += _memory_lines(self.memory)
         lines += [f"{partition} for {found}" for partition, found in self.specialized if not found.why]
         lines += [f"event: {e}" for e in self.events]
-        lines += ["", str(self.profile)] if self.profile is not None else []
-        return "\n".join(lines)
+        profiled = f"\n\n{self.profile}" if self.profile is not None else ""
+        return "\n".join(map(printable, lines)) + profiled
+
+
+def _memory_lines(found: Sequence[Memory]) -> list[str]:
+    """Two a partition and set of shapes; of many the sums."""
+    if len(found) > LISTED:
+        activations, weights = (sum(getattr(m, what) for m in found) for what in ("activation_nbytes", "weight_nbytes"))
+        return [f"memory of {len(found)} plans: {_size(activations)} of activations, {_size(weights)} of weights"]
+    lines = []
+    for memory in found:
+        about = "" if memory.exact else "about "
+        lines.append(
+            f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations "
+            f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights")
+        steps = f"{_counted(memory.dispatches, 'dispatch', 'es')}, {_counted(memory.barriers, 'barrier')} between them"
+        lines.append(f"  {steps}{_layout(memory)}")
+    return lines
+
+
+def _counted(count: int, what: str, plural: str = "s") -> str:
+    return f"{count} {what}{'' if count == 1 else plural}"
 
 
 def why_of(node: NodeReport) -> str:
@@ -194,10 +212,16 @@ def _decision_lines(decisions: Sequence[tuple[str, Decision]]) -> list[str]:
 
 def _report_lines(report: Report) -> list[str]:
     lines = [f"graph {report.graph or 'main'}{' (body)' if report.nested else ''}, placement={report.placement}:"]
-    for part in report.partitions:
+    if len(report.partitions) > LISTED:
+        counted = ("nodes", "dispatches", "input_nbytes", "output_nbytes")
+        sums = {name: sum(getattr(part, name) for part in report.partitions) for name in counted}
+        lines.append(f"  {len(report.partitions)} partitions: {sums['nodes']} nodes in {sums['dispatches']} dispatches, "
+                     f"{_size(sums['input_nbytes'])} in, {_size(sums['output_nbytes'])} out")
+    for part in report.partitions if len(report.partitions) <= LISTED else ():
         about = "" if part.exact else "about "
         lines.append(
-            f"  partition {part.index}: {part.nodes} nodes in {part.dispatches} dispatches, {about}{_size(part.input_nbytes)} in, "
+            f"  partition {part.index}: {_counted(part.nodes, 'node')} in {_counted(part.dispatches, 'dispatch', 'es')}, "
+            f"{about}{_size(part.input_nbytes)} in, "
             f"{about}{_size(part.output_nbytes)} out")
         if part.packed_nbytes:
             lines.append(f"    weights read packed: {_size(part.packed_nbytes)}, as float32 {_size(part.dense_nbytes)}")
@@ -213,9 +237,16 @@ def _report_lines(report: Report) -> list[str]:
         for prediction in report.predictions:
             lines.append(f"    {prediction}, {prediction.partitions} partitions, {_size(prediction.upload_nbytes)} up, "
                          f"{_size(prediction.download_nbytes)} down")
-    reasons = Counter((n.op, n.code, n.reason) for n in report.nodes if n.device == "cpu")
-    for (op, code, reason), count in reasons.most_common():
-        lines.append(f"  on the CPU: {count} x {op}: {code}: {reason}")
+    reasons, first = dict[str, Counter[str]](), dict[str, str]()       # by what is the same but for names of values
+    for n in report.nodes:
+        if n.device == "cpu":
+            kind = re.sub("'[^']*'", "''", f"{n.code}: {n.reason}")
+            first.setdefault(kind, f"{n.code}: {n.reason}")
+            reasons.setdefault(kind, Counter())[n.op] += 1
+    for reason, ops in sorted(reasons.items(), key=lambda item: -item[1].total()):
+        shown = ", ".join(f"{count} {op}" for op, count in ops.most_common(LISTED))
+        more = f", {len(ops) - LISTED} more ops" if len(ops) > LISTED else ""
+        lines.append(f"  on the CPU: {shown}{more}: {first[reason]}")
     return lines
 
 
@@ -236,20 +267,31 @@ def on_cpu(adapter: str, reports: Iterable[Report], reason: str, events: Iterabl
     """Of a session that was measured to be faster on the CPU than with what the partitioner would have taken (`reports`)."""
     moved = []
     for report in reports:
-        nodes = tuple(n if n.device == "cpu" else NodeReport(n.id, n.name, n.op, "cpu", Code.COST, reason) for n in report.nodes)
+        nodes = tuple(n if n.device == "cpu" else replace(n, device="cpu", code=Code.COST, reason=reason, partition=-1, fused_into="")
+                      for n in report.nodes)
         moved.append(replace(report, nodes=nodes, partitions=()))
     return Explanation(adapter, tuple(moved), (), tuple(events))
 
 
 def events_of(state: SessionState) -> tuple[str, ...]:
     """A line for each, those last that happened beside the runs."""
-    return (*(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events)),
-            *(f"warning in {partition}: {found}" for partition, found in specialized(state) if found.why))
+    names = _labels(state)
+    lines = (*(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events)),
+             *(f"warning in {partition}: {found}" for partition, found in specialized(state) if found.why))
+    return tuple(_renamed(line, names) for line in lines)
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    for name, label in names.items():
+        text = text.replace(name, label)
+    return text
 
 
 def specialized(state: SessionState) -> tuple[tuple[str, Specialization], ...]:
     """Of each partition, by name, the sizes that have a plan of their own, or could not get one."""
-    return tuple((p.graph.name, found) for p in state.partitions if p.program is not None for found in p.program.specialized)
+    names = _labels(state)
+    return tuple((names.get(p.graph.name, p.graph.name), found)
+                 for p in state.partitions if p.program is not None for found in p.program.specialized)
 
 
 def explanation(state: SessionState | None) -> Explanation:
@@ -257,6 +299,7 @@ def explanation(state: SessionState | None) -> Explanation:
     if state is None:
         return Explanation("none (the session does not use this provider)", (), (), ())
     memory, plans = [], []
+    names, reports = _labels(state), list(as_run(state))
     for partition in state.partitions:
         program = partition.program
         if program is None:
@@ -266,10 +309,58 @@ def explanation(state: SessionState | None) -> Explanation:
         for plan in made or ([expected] if expected else ()):
             plans.append(plan)
             memory.append(Memory(
-                partition.graph.name, tuple(map(str, plan.inputs)), plan.dispatches, len(plan.barriers), plan.slot_nbytes,
-                plan.intermediate_nbytes, program.weight_nbytes, bool(made), plan.channels_last, plan.conversions))
+                names.get(partition.graph.name, partition.graph.name), tuple(map(str, plan.inputs)), plan.dispatches, len(plan.barriers),
+                plan.slot_nbytes, plan.intermediate_nbytes, program.weight_nbytes or _stated_weights(reports, partition.graph.outputs),
+                bool(made), plan.channels_last, plan.conversions))
+        last = (*made, expected)[-1 if expected else len(made) - 1] if made or expected else None
+        if last is not None:
+            reports = [_with_dispatches(report, partition.graph.outputs, last.dispatches) for report in reports]
     return Explanation(
-        adapter_of(state), tuple(state.reports), tuple(memory), events_of(state), tuple(plans), specialized=specialized(state))
+        adapter_of(state), tuple(reports), tuple(memory), events_of(state), tuple(plans), specialized=specialized(state))
+
+
+def as_run(state: SessionState) -> tuple[Report, ...]:
+    """What was decided, with those nodes on the CPU that the CPU has answered for in the last run."""
+    because = {name: p.cpu_because for p in state.partitions if p.cpu_because for name in p.graph.outputs}
+    reports = tuple(map(_without_ours, state.reports))
+    if not because and not state.cpu_because:
+        return reports
+    return tuple(replace(report, nodes=tuple(_fallen_back(report, because, state.cpu_because))) for report in reports)
+
+
+def _without_ours(report: Report) -> Report:
+    """Without nodes that ONNX Runtime has made of our partitions: asked about again, they are no part of the model."""
+    return replace(report, nodes=tuple(n for n in report.nodes if not n.op.startswith(f"{EP_NAME}_")))
+
+
+def _fallen_back(report: Report, because: Mapping[str, str], whole: str) -> Iterator[NodeReport]:
+    """because: why, by outputs of partitions. whole: why all of the model; empty if it is not."""
+    why = {part.index: next((because[name] for name in part.outputs if name in because), whole) for part in report.partitions}
+    for node in report.nodes:
+        reason = why.get(node.partition, whole) if node.device == "gpu" else ""
+        yield replace(node, device="cpu", code=Code.ERROR, reason=f"the CPU answered the last run: {reason}") if reason else node
+
+
+def _labels(state: SessionState) -> dict[str, str]:
+    """ONNX Runtime's name of a fused node, which ends in 20 digits -> what the report calls its partition."""
+    found = {}
+    for partition in state.partitions:
+        for report in state.reports:
+            for part in report.partitions:
+                if set(part.outputs) & set(partition.graph.outputs):
+                    found[partition.graph.name] = f"partition {part.index}{f' of {report.graph}' if report.nested else ''}"
+    return found
+
+
+def _stated_weights(reports: Iterable[Report], outputs: Sequence[str]) -> int:
+    """Of a partition that has not run yet, and so has none on the device."""
+    return sum(part.weight_nbytes for report in reports for part in report.partitions if set(part.outputs) & set(outputs))
+
+
+def _with_dispatches(report: Report, outputs: Sequence[str], dispatches: int) -> Report:
+    """With the number of a partition's plan: fusions that only a plan can make have come since the report."""
+    parts = tuple(replace(p, dispatches=dispatches) if set(p.outputs) & set(outputs) else p for p in report.partitions)
+    return replace(report, partitions=parts)
 
 
 def adapter_of(state: SessionState) -> str:

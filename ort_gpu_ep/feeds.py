@@ -1,8 +1,8 @@
-"""Inputs for a model: from numpy's files, or, where nobody gives any, random, of sizes that are given or 1."""
+"""Arrays from numpy's files, and the element types of a session's inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,31 +16,9 @@ _NUMPY = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(doub
           **{f"tensor({t})": t for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")}}
 
 
-def random_feeds(session: Any, sizes: Mapping[str, int] | None = None, seed: int = 0, default: int = 1) -> dict[str, np.ndarray[Any, Any]]:
-    """An array for each input of a session: normal floats, integers 0 and 1. sizes: of named dimensions; any other open one is `default`.
-
-    Raises ModelError.
-    """
-    rng = np.random.default_rng(seed)
-    return {value.name: random_value(value, own_shape(value, sizes or {}, default), rng) for value in session.get_inputs()}
-
-
-def own_shape(value: Any, sizes: Mapping[str, int], default: int = 1) -> list[int]:
-    """The shape of an input: what the model fixes, then what is given for its dimensions by name; else `default`."""
-    return [sizes.get(d, default) if isinstance(d, str) else d if d is not None and d >= 0 else default for d in value.shape]
-
-
 def dtype_of(value: Any) -> np.dtype[Any] | None:
     """numpy's type of an input; None where it has none."""
     return np.dtype(_NUMPY[value.type]) if value.type in _NUMPY else None
-
-
-def random_value(value: Any, shape: list[int], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Raises ModelError for a type that numpy has no array of."""
-    dtype = dtype_of(value)
-    if dtype is None:
-        raise ModelError(f"input {value.name!r} is a {value.type}: no random values for that; give --input {value.name}=FILE.npy")
-    return rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else rng.integers(0, 2, shape).astype(dtype)
 
 
 def array_in(path: Path | str, what: str) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""What the choice between forms of one kernel goes by: times and rates of an adapter, by name and unit. Plain data.
+"""Parameters of the cost model that chooses between forms of a kernel: times and rates of an adapter. Plain data.
 
 The defaults are those of an H200, where the estimates of `ops/` were fitted to measurements. `scaled` makes them another adapter's.
 """

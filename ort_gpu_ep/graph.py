@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ort_gpu_ep import contrib
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.types import BY_ONNX, FLOAT32, DType, SymbolicShape, TensorType
 
@@ -273,8 +274,8 @@ def _since_version(op: str, domain: str, opsets: Mapping[str, int]) -> int:
     try:
         return int(onnx.defs.get_schema(op, opsets.get(domain, opsets.get("ai.onnx", 1) if not domain else 1), domain).since_version)
     except onnx.defs.SchemaError as error:
-        if domain:
-            return opsets.get(domain, 1)
+        if domain or (domain, op) in contrib.schemas():
+            return opsets.get(domain, 1) if domain else 1
         raise ModelError(f"model: node {op!r} is not in opset {opsets}: expected an op of that opset; check opset_import") from error
 
 

@@ -33,6 +33,11 @@ def is_host_node(bound: BoundNode) -> bool:
     return node.op in _SHAPE_ONLY or all(i is None or i.value is not None for i in bound.inputs)
 
 
+def is_shape_only(node: Node) -> bool:
+    """Whether a node tells the shape of its input, whatever is in it."""
+    return node.op in _SHAPE_ONLY and not node.domain
+
+
 def has_sizes(bound: BoundNode) -> bool:
     """Whether an input that the host knows holds sizes of the run."""
     return any(o is not None and o.value is not None and shape_arithmetic.is_symbolic(o.value) for o in bound.inputs)

@@ -139,6 +139,7 @@ class Record:
     flops: floating-point operations, None where bytes alone say what it takes. nbytes: read and written, None for each bound tensor
     once. steps: parts of the work that wait for each other, None for one. data_indices: it reads or writes at places that the content of
     a tensor decides on, and its text does not clamp them: such a kernel keeps its bounds checks.
+    pairs: its text also serves 64-bit integers that are pairs of words (Kernel.pairs); others it only may store, after fused steps.
     cases: nodes that show whether the kernel is right; none where a probe in health/probes/ is written for it.
     """
 
@@ -150,6 +151,7 @@ class Record:
     steps: Count | None = None
     cases: tuple[Case, ...] = ()
     data_indices: bool = False
+    pairs: bool = False
 
 
 RECORDS: dict[str, Record] = {}
@@ -158,13 +160,13 @@ RECORDS: dict[str, Record] = {}
 
 def record(
     shader: str, family: str, *, loop_bound: Count | None = None, flops: Count | None = None, nbytes: Count | None = None,
-    steps: Count | None = None, cases: Sequence[Case] = (), data_indices: bool = False,
+    steps: Count | None = None, cases: Sequence[Case] = (), data_indices: bool = False, pairs: bool = False,
 ) -> None:
     """States the record of a shader file. Raises InternalError for a second one, or an unknown family."""
     if shader in RECORDS or family not in FAMILIES:
         raise InternalError(f"record of {shader}: " + (
             "there is one already" if shader in RECORDS else f"got family {family!r}, expected one of {', '.join(FAMILIES)}"))
-    RECORDS[shader] = Record(shader, family, loop_bound, flops, nbytes, steps, tuple(cases), data_indices)
+    RECORDS[shader] = Record(shader, family, loop_bound, flops, nbytes, steps, tuple(cases), data_indices, pairs)
 
 
 def unchecked(families: Iterable[str]) -> frozenset[str]:
@@ -218,6 +220,9 @@ def completed(spec: OpSpec, bound: BoundNode) -> Lowering:
     if isinstance(built, Kernel):
         built = _single(bound, built)
     built = replace(built, kernels=tuple(_complete(spec, bound, k) for k in built.kernels))
+    if built.in_place is not None:
+        kernels = tuple(_complete(spec, bound, k) for k in built.in_place.kernels)
+        built = replace(built, in_place=replace(built.in_place, kernels=kernels))
     return halved(built, bound, spec.weights)
 
 

@@ -15,9 +15,9 @@ from ort_gpu_ep import host, shape_arithmetic
 from ort_gpu_ep.claim import claim
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.graph import Array, Graph, Node, Nonzeros, fits_half, nonzeros_of
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand
+from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand, spec_of
 from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import BOOL, FLOAT32, INT32, INT64, DType, TensorType
+from ort_gpu_ep.types import BOOL, FLOAT16, FLOAT32, INT32, INT64, DType, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Facts:
 
     constants: values that the graph holds. counts, fits: for each, what counts its zeros, and tells whether float16 reaches to its
     numbers. later: values whose content the host will know when a run begins. computed: values that the GPU computes in this graph.
-    breaks: by id() of a node, the computed value whose content it needs: they can't be in one group, because the host reads the value in
-    between.
+    counted: values of which only a run tells the size. breaks: by id() of a node, the computed values whose content or size it needs: they
+    can't be in one group, because the host reads that in between.
     """
 
     types: dict[str, TensorType]
@@ -47,7 +47,8 @@ class Facts:
     fits: dict[str, Callable[[], bool]] = field(default_factory=dict)
     later: set[str] = field(default_factory=set)
     computed: set[str] = field(default_factory=set)
-    breaks: dict[int, str] = field(default_factory=dict)
+    counted: set[str] = field(default_factory=set)
+    breaks: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def operand(self, name: str) -> Operand | None:
         tensor = self.types.get(name)
@@ -79,7 +80,7 @@ def facts_of(graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str,
 
 def is_readable(tensor: TensorType) -> bool:
     """Whether a value is small enough to be read by the host before a run, should the shape of something depend on it."""
-    return bool(tensor.size <= shape_arithmetic.MAX_ELEMENTS) and tensor.dtype in (INT32, INT64, BOOL, FLOAT32)
+    return bool(tensor.size <= shape_arithmetic.MAX_ELEMENTS) and tensor.dtype in (INT32, INT64, BOOL, FLOAT32, FLOAT16)
 
 
 def walk(
@@ -93,6 +94,8 @@ def walk(
     otherwise: gives the types of values that declined nodes write, if anybody knows them.
     """
     for node in graph.nodes:
+        if facts.counted.intersection(node.reads):
+            facts.breaks[id(node)] = tuple(facts.counted.intersection(node.reads))
         bound = bind(node, facts)
         answer: Answer
         if isinstance(bound, Decline):
@@ -113,7 +116,7 @@ def _deferred(node: Node, decline: Decline, facts: Facts, otherwise: Callable[[s
     if not decline.later:
         if decline.operand not in facts.computed or not is_readable(facts.types[decline.operand]):
             return None
-        facts.breaks[id(node)] = decline.operand
+        facts.breaks[id(node)] = (*facts.breaks.get(id(node), ()), decline.operand)
     guesses = (*decline.types, *(None,) * (len(node.outputs) - len(decline.types)))
     types = tuple((otherwise(name) or guess) if name else None for name, guess in zip(node.outputs, guesses, strict=False))
     missing = any(name and tensor is None for name, tensor in zip(node.outputs, types, strict=True))
@@ -182,6 +185,9 @@ def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], 
         elif isinstance(answer, Lowering):
             tensor = answer.outputs[i] if i < len(answer.outputs) else None
             facts.computed.add(name)
+            spec = spec_of(node)
+            if spec is not None and i in spec.counted:
+                facts.counted.add(name)
         else:
             tensor = otherwise(name)
         if tensor is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -10,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.info import pick
-from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.interrupts import uninterrupted
-from ort_gpu_ep.isolation.remote import Lease, open_remote
-from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME
-from ort_gpu_ep.profile import GUESSED
+from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, too_old
+from ort_gpu_ep.plugin.memory import FORKED, memory
+from ort_gpu_ep.plugin.plain import COMPILES, NOT_COMPILED
+from ort_gpu_ep.plugin.state import say_once
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.isolation.remote import Lease
     from ort_gpu_ep.load import Sampler
     from ort_gpu_ep.placement.runner import Runner
-
-log = logging.getLogger("ort_gpu_ep")
+    from ort_gpu_ep.placement.source import Source
 
 IDLE_PROVIDER = "AzureExecutionProvider"
 """It runs its own operators only; a list with it leaves the same choice as one without."""
@@ -28,8 +28,6 @@ IDLE_PROVIDER = "AzureExecutionProvider"
 ORT_FORMAT = (
     "models in ORT format run on the CPU, because onnxruntime would hand values in the GPU's memory to kernels of its own: give the "
     ".onnx file, or use isolation=process")
-
-_said: set[str] = set()
 
 
 def asked_providers(providers: Sequence[Any] | None, options: Any, settings: Any) -> tuple[list[str], list[dict[str, Any]]]:
@@ -48,10 +46,44 @@ def asked_providers(providers: Sequence[Any] | None, options: Any, settings: Any
 
 def forbids_cpu(settings: Any) -> bool:
     """Whether the session options say that no node may run on the CPU; onnxruntime then refuses the CPU provider in the list."""
+    return _is_on(settings, "session.disable_cpu_ep_fallback")
+
+
+def _is_on(settings: Any, entry: str) -> bool:
     try:
-        return bool(settings is not None and settings.get_session_config_entry("session.disable_cpu_ep_fallback") == "1")
+        return bool(settings is not None and settings.get_session_config_entry(entry) == "1")
     except RuntimeError:   # the entry is not set
         return False
+
+
+def without_ours(config: Config, model: Any, settings: Any) -> str:
+    """Why a session can't have our provider on whatever adapter; empty where it can. It is said once.
+
+    Raises: ConfigError with strict=1, or where the session options forbid the CPU.
+    """
+    why = ""
+    if config.placement == "cpu":
+        pass
+    elif too_old():
+        why = too_old()
+    elif _is_on(settings, "session.disable_model_compile"):
+        why = COMPILES
+    elif _is_on(settings, "ep.context_enable"):
+        why = NOT_COMPILED
+    elif config.isolation != "process" and is_ort_format(model):
+        why = ORT_FORMAT
+    if why and (config.strict or forbids_cpu(settings)):
+        raise ConfigError(why)
+    if why:
+        say_once(why)
+    return why
+
+
+def left_to_others(names: Sequence[str], options: Sequence[dict[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
+    """A session's providers and their options without ours; the CPU's is among them."""
+    kept = {name: own for name, own in zip(names, options, strict=True) if name != EP_NAME}
+    kept.setdefault(CPU_PROVIDER, {})
+    return list(kept), list(kept.values())
 
 
 def may_choose(names: Sequence[str], model: Any, settings: Any) -> bool:
@@ -91,10 +123,10 @@ def is_ort_format(model: Any) -> bool:
         return False        # onnxruntime says what is wrong with it
 
 
-def look_for_gpu(config: Config, model: Any) -> tuple[bool, Lease | None, str]:
+def look_for_gpu(config: Config) -> tuple[bool, Lease | None, str]:
     """(whether these options can only mean the CPU, a lease of the worker if one has the GPU, why placement=gpu has no adapter).
 
-    They can with placement=cpu, no adapter, a model in ORT format, or placement=auto on a software adapter nobody asked for.
+    They can with placement=cpu, no adapter, or placement=auto on a software adapter nobody asked for.
     The session then does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds.
     Raises: AdapterError in strict mode and where an adapter was asked for, else it is said once.
     """
@@ -102,14 +134,16 @@ def look_for_gpu(config: Config, model: Any) -> tuple[bool, Lease | None, str]:
         return True, None, ""
     unasked = config.placement == "auto" and not config.adapter
     try:
-        if config.isolation != "process" and is_ort_format(model):
-            raise AdapterError(ORT_FORMAT)
         if config.isolation == "process":
+            from ort_gpu_ep.isolation.remote import Lease, open_remote
+
             lease = Lease(open_remote(config))
             if not (unasked and lease.gpu.info.is_software):
                 return False, lease, ""
             lease.end()
             return True, None, ""
+        if memory.forked:
+            raise AdapterError(FORKED)
         uninterrupted(import_module, "ort_gpu_ep.health.open_adapter")       # half an import is not made up for by the next
         from ort_gpu_ep.health.enumeration import look
         from ort_gpu_ep.health.open_adapter import open_gpu
@@ -121,10 +155,62 @@ def look_for_gpu(config: Config, model: Any) -> tuple[bool, Lease | None, str]:
     except AdapterError as error:
         if config.strict or config.adapter:
             raise
-        if str(error) not in _said:
-            _said.add(str(error))
-            log.warning("running on the CPU: %s", error)
+        say_once(str(error))
         return True, None, str(error) if config.placement == "gpu" else ""
+
+
+def begins_on_cpu(config: Config, names: Sequence[str], model: Any, settings: Any) -> bool:
+    """Whether a session that chooses for itself is there with onnxruntime's CPU, and looks for a GPU later (starting.py).
+
+    Not where exceptions are to be raised: with strict=1. Raises: ConfigError for a bad file of quirks, AdapterError for an adapter that was
+    asked for and is not there.
+    """
+    if config.placement != "auto" or config.strict or config.tune or not may_choose(names, model, settings):
+        return False
+    if config.quirks:
+        from ort_gpu_ep.health.quirks import load
+
+        load(config.quirks)
+    if config.adapter:
+        if config.health == "off" and config.isolation == "process":
+            return False        # only the worker may load drivers
+        from ort_gpu_ep.health.enumeration import look
+
+        pick(look(config), config.adapter)
+    return True
+
+
+def stays_on_cpu(config: Config) -> bool:
+    """Whether an earlier look tells that there is nothing but the CPU for a session that chooses for itself; it is said once."""
+    from ort_gpu_ep.health.enumeration import known
+
+    if config.adapter:
+        return False
+    try:
+        found = known(config)
+        return found is not None and pick(found, "").is_software
+    except AdapterError as error:       # there is none, or drivers failed
+        say_once(str(error))
+        return True
+
+
+def is_decided(config: Config, model: Source, settings: Any) -> bool:
+    """Whether all is known that another process could find out: adapters, a verdict, what was decided for this model. Loads no driver."""
+    from ort_gpu_ep.health import markers, verdicts
+    from ort_gpu_ep.health.enumeration import known
+    from ort_gpu_ep.placement.decisions import Decisions, key_of
+    from ort_gpu_ep.placement.runner import speed_options
+
+    found = known(config)
+    if not found:
+        return False
+    device = verdicts.key_of(pick(found, config.adapter))
+    verdict = verdicts.read(config.cache_path, device)
+    if verdict is None or not verdict.probed or markers.any_stale(config.cache_path, device):
+        return False
+    isolated = " isolated" if config.isolation == "process" else ""
+    key = key_of(model.path_or_bytes, device + isolated, settings, speed_options(config), model.content())
+    return Decisions(config.cache_path, key).found is not None
 
 
 def sampler_for(config: Config) -> tuple[Sampler | None, bool]:
@@ -132,6 +218,8 @@ def sampler_for(config: Config) -> tuple[Sampler | None, bool]:
     from ort_gpu_ep.load import open_sampler  # only here: a session that is not to choose does not load it
 
     if config.isolation == "process":
+        from ort_gpu_ep.isolation.remote import open_remote
+
         remote = open_remote(config)
         return open_sampler(remote.info, config.load), remote.info.is_software
     from ort_gpu_ep.device.adapter import order_among_equals
@@ -142,19 +230,21 @@ def sampler_for(config: Config) -> tuple[Sampler | None, bool]:
     return open_sampler(info, config.load, LazyTimedDispatch(info), order_among_equals(info)), info.is_software
 
 
-def make_runner(model: Any, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:
+def make_runner(model: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:
     from ort_gpu_ep.placement.runner import Runner
 
-    path_or_bytes = model if isinstance(model, bytes) else os.fspath(model)
     sampler, software = sampler_for(config)
     if config.isolation == "process":
+        from ort_gpu_ep.isolation.remote import open_remote
+        from ort_gpu_ep.profile import GUESSED
+
         remote = open_remote(config)
-        return Runner(path_or_bytes, settings, options, kwargs, config, f"{remote.key} isolated", lambda: GUESSED, remote.uses, sampler,
+        return Runner(model, settings, options, kwargs, config, f"{remote.key} isolated", lambda: GUESSED, remote.uses, sampler,
                       software)
     from ort_gpu_ep.calibration import profile_of
     from ort_gpu_ep.health.open_adapter import open_gpu
     from ort_gpu_ep.health.verdicts import key_of
 
     gpu = open_gpu(config)
-    return Runner(path_or_bytes, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config), gpu.uses, sampler,
+    return Runner(model, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config), gpu.uses, sampler,
                   software)

@@ -15,6 +15,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_inference_collection as collection
 
 from ort_gpu_ep import children, plugin
+from ort_gpu_ep.config import resolve
 from ort_gpu_ep.opening import IDLE_PROVIDER, forbids_cpu
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, OrtSession
 from ort_gpu_ep.session import InferenceSession
@@ -77,7 +78,7 @@ def patch(options: Mapping[str, object] | None = None, say: bool = True) -> Patc
     made = Patch(options or {})
     if say and not _said:
         _said = True
-        print(f"ort_gpu_ep: {EP_NAME} comes first here and in Python children", file=sys.stderr)
+        print(f"ort_gpu_ep: {children.announcement(resolve({}).placement)}; in Python children too", file=sys.stderr)
     return made
 
 
@@ -90,7 +91,8 @@ def in_front(providers: Any, options: Any, settings: Any) -> tuple[Any, Any]:
     if not providers:
         return None, options if isinstance(options, Mapping) else None     # a sequence means nothing without providers
     iter(providers)      # raises TypeError, as onnxruntime
-    plugin.ensure_registered()
+    if not plugin.too_old():
+        plugin.ensure_registered()
     there = onnxruntime.get_available_providers()
     try:
         names, found = collection.check_and_normalize_provider_args(providers, options, [*there, EP_NAME])

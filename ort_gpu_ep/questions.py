@@ -1,4 +1,4 @@
-"""What an answer of a row follows from, so that the same question is asked once: of layers that are alike, and again in each stage.
+"""Memoisation key of a claim: all that a kernel builder may depend on, so that equal layers are claimed once.
 
 Nodes are read anew for each stage, so a question is told by content: the row, the node's form, the types, and the content of those
 operands that the builder looked at. Names count only in a refusal, which tells them.

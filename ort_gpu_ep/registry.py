@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import onnx
 
 from ort_gpu_ep.built import DIVISOR as DIVISOR
@@ -17,16 +18,19 @@ from ort_gpu_ep.built import ERROR_FLAGS as ERROR_FLAGS
 from ort_gpu_ep.built import INDEX as INDEX
 from ort_gpu_ep.built import LENGTH as LENGTH
 from ort_gpu_ep.built import Const as Const
+from ort_gpu_ep.built import Counted as Counted
+from ort_gpu_ep.built import InPlace as InPlace
 from ort_gpu_ep.built import Kernel as Kernel
 from ort_gpu_ep.built import Lowering as Lowering
 from ort_gpu_ep.built import Strided as Strided
 from ort_gpu_ep.built import View as View
 from ort_gpu_ep.built import kernel as kernel
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import Array, Attribute, Node, Nonzeros
+from ort_gpu_ep.graph import LARGEST_HALF, Array, Attribute, Node, Nonzeros
 from ort_gpu_ep.schemas import default_attribute
 from ort_gpu_ep.symbolic import Size, hints
 from ort_gpu_ep.target import ADAPTER as ADAPTER
+from ort_gpu_ep.target import DEFAULT_LIMITS as DEFAULT_LIMITS
 from ort_gpu_ep.target import DEFAULT_TARGET, Target
 from ort_gpu_ep.target import INLINED as INLINED
 from ort_gpu_ep.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
@@ -109,6 +113,15 @@ class Operand:
     def fits_half(self) -> bool:
         """Whether float16 has a number near each element of a weight."""
         return self.is_weight and self.fits is not None and self.fits()
+
+    @property
+    def exceeds_half(self) -> bool:
+        """Whether the model holds it, and float16 has no number near one of its elements: beyond the largest, infinite or NaN."""
+        if self.dtype is not FLOAT32 or not self.is_constant:
+            return False
+        if self.content is not None:
+            return not bool((np.abs(self.content) <= LARGEST_HALF).all())
+        return self.fits is None or not self.fits()
 
     @property
     def shape(self) -> Shape:
@@ -261,6 +274,7 @@ class OpSpec:
     since: oldest since-version taken. dtypes: type parameter of the schema -> element types taken.
     epilogue: the fuser may append elementwise steps to its one output. channels_last: how it works channel-last, None: not at all.
     weights: inputs whose constants the options `precision=f16` and `f16acc` keep in float16.
+    counted: outputs of which only a run tells the size (built.Counted); what reads one is in another partition.
     """
 
     name: str
@@ -274,6 +288,7 @@ class OpSpec:
     epilogue: bool = False
     channels_last: LayoutRule | None = None
     weights: tuple[int, ...] = ()
+    counted: tuple[int, ...] = ()
 
 
 OPS: dict[tuple[str, str], OpSpec] = {}
@@ -289,6 +304,7 @@ def op(
     epilogue: bool = False,
     channels_last: LayoutRule | None = None,
     weights: tuple[int, ...] = (),
+    counted: tuple[int, ...] = (),
 ) -> Callable[[Builder], Builder]:
     """Adds a row. bindings: `x w b? -> y`; `?` optional, `...` variadic, `_` read by the host only. The others: see OpSpec."""
 
@@ -299,7 +315,7 @@ def op(
             raise InternalError(f"op {domain}:{name} has two rows")
         OPS[key] = OpSpec(
             name, domain, since, {k: tuple(v) for k, v in dtypes.items()}, tuple(map(_binding, left.split())),
-            tuple(map(_binding, right.split())), build, (build.__doc__ or "").strip(), epilogue, channels_last, weights)
+            tuple(map(_binding, right.split())), build, (build.__doc__ or "").strip(), epilogue, channels_last, weights, counted)
         return build
 
     return add

@@ -16,7 +16,7 @@ from ort_gpu_ep.types import DType
 @cache
 def schema(domain: str, name: str, version: int) -> Any:
     """The schema of an op at a since-version; None for an op that neither onnx.defs nor contrib.py knows."""
-    if domain == contrib.DOMAIN:
+    if (domain, name) in contrib.schemas() or domain == contrib.DOMAIN:
         return contrib.schemas().get((domain, name))
     try:
         return onnx.defs.get_schema(name, version, domain)
@@ -71,7 +71,8 @@ def fault(node: Node, types: Sequence[DType | None]) -> str:
 
 
 _KINDS = onnx.defs.OpSchema.AttrType
-_PYTHON: Mapping[Any, type | tuple[type, ...]] = {_KINDS.INT: int, _KINDS.FLOAT: (int, float), _KINDS.STRING: str, _KINDS.INTS: tuple}
+_PYTHON: Mapping[Any, type | tuple[type, ...]] = {_KINDS.INT: int, _KINDS.FLOAT: (int, float), _KINDS.STRING: str, _KINDS.INTS: tuple,
+                                                         _KINDS.FLOATS: tuple}
 
 
 def _attribute_fault(found: Any, node: Node) -> str:

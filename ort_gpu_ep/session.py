@@ -15,16 +15,31 @@ from onnxruntime import OrtValue
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config, resolve
-from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.explain import Explanation, explanation
+from ort_gpu_ep.errors import AdapterError, ConfigError
+from ort_gpu_ep.explain import Explanation, explanation  # here: two threads that load modules in a circle at a time fail
 from ort_gpu_ep.interrupts import uninterrupted
-from ort_gpu_ep.opening import asked_providers, checked, has_fixed_sizes, look_for_gpu, make_runner, may_choose
+from ort_gpu_ep.opening import (
+    asked_providers,
+    begins_on_cpu,
+    checked,
+    has_fixed_sizes,
+    left_to_others,
+    look_for_gpu,
+    make_runner,
+    may_choose,
+    stays_on_cpu,
+    without_ours,
+)
 from ort_gpu_ep.placement.candidates import Candidate
+from ort_gpu_ep.placement.names import CPU
 from ort_gpu_ep.placement.source import Source, not_written, write_optimized
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME
-from ort_gpu_ep.plugin.fallback import NO_KERNEL
+from ort_gpu_ep.plugin.fallback import NO_KERNEL, NoProviderError, taken_by_nobody
+from ort_gpu_ep.plugin.io_binding import refresh
+from ort_gpu_ep.starting import WAITING, Start
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.isolation.remote import Lease
     from ort_gpu_ep.partitioner import Costs
     from ort_gpu_ep.placement.runner import Runner
     from ort_gpu_ep.profiling.result import RunProfile
@@ -37,10 +52,6 @@ _OF_A_SESSION = frozenset((
     "_input_epdevices", "_model_meta", "_providers", "_provider_options", "_profiling_start_time_ns"))
 """What onnxruntime.InferenceSession keeps of the C++ session behind it."""
 
-_ARRAYS = frozenset(f"tensor({t})" for t in (
-    "float", "double", "float16", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"))
-"""Types of values that are the same as numpy arrays and as OrtValues."""
-
 
 class InferenceSession(plugin.PlainSession):
     """A drop-in for onnxruntime.InferenceSession that runs on the GPU what is better there.
@@ -48,8 +59,9 @@ class InferenceSession(plugin.PlainSession):
     path_or_bytes, sess_options, providers, provider_options, kwargs: as in onnxruntime. Without `providers` the session uses
     the GPU and the CPU, and `provider_options` may be one mapping of this package's options (see config.OPTIONS).
 
-    With placement=auto the first run finds out what is faster, and further runs for which sizes and rhythms (placement/chooser.py); until
-    then, and where it says so, the session is onnxruntime's on the CPU.
+    With placement=auto the session is onnxruntime's on the CPU at first, and there as soon as that. Behind the first run it is found out
+    beside the runs what is faster (starting.py), then by the runs for which sizes and rhythms (placement/chooser.py). stays_on_cpu: why
+    not, where that is a surprise.
 
     Raises: ConfigError for an unknown option or value; with strict=1, AdapterError where there is no usable adapter and
     whatever kept the GPU from its part; onnxruntime's own exceptions for what it rejects.
@@ -65,6 +77,8 @@ class InferenceSession(plugin.PlainSession):
     ) -> None:
         self._options: dict[str, Any] | None = None       # of our provider, as given; None without it
         self._theirs: frozenset[str] = frozenset()        # names of the attributes that onnxruntime sets
+        self._start: Start | None = None                  # what is found out beside the runs, while it is
+        self.stays_on_cpu = ""
         self._arguments = (path_or_bytes, sess_options, kwargs)
         self._before = frozenset((*vars(self), "_before"))
         if sess_options is not None and not isinstance(sess_options, onnxruntime.SessionOptions):
@@ -75,7 +89,7 @@ class InferenceSession(plugin.PlainSession):
         """Opens with the providers of the arguments, else with those of the session options, else with the GPU and the CPU."""
         settings = self._arguments[1]
         self._asked_for = (providers, provider_options)
-        if providers is None and not provider_options and settings is not None and settings.has_providers():
+        if providers is None and not provider_options and settings is not None and not plugin.too_old() and settings.has_providers():
             self._open(None, None)
             return
         names, options = asked_providers(providers, provider_options, settings)
@@ -90,6 +104,8 @@ class InferenceSession(plugin.PlainSession):
             own["placement"] = "gpu"
             try:
                 self._open(names, options)
+            except NoProviderError:
+                raise
             except Exception:
                 raise refused from None
             log.warning("placement=gpu, because onnxruntime's CPU can't run this model: %s", refused)
@@ -98,24 +114,35 @@ class InferenceSession(plugin.PlainSession):
         """Makes this the session that the providers and their options ask for; None: those that the session options name."""
         model, settings, kwargs = self._arguments
         runner: Runner | None = None
-        source = asked = lease = None
-        trouble = ""
+        source = asked = lease = later = None
+        trouble = self._forbidden = self.stays_on_cpu = ""
         self._options = None
+        if self._start is not None:
+            self._start.cancel()
+        self._start = None
         if names is not None and options is not None and EP_NAME in names:
-            plugin.ensure_registered()
             self._options = dict(options[names.index(EP_NAME)])
             config = checked(options[names.index(EP_NAME)])
-            nothing_to_gain, lease, trouble = look_for_gpu(config, model)
+            self._forbidden = without_ours(config, model, settings)
+            if self._forbidden:
+                trouble = self._forbidden if config.placement == "gpu" else ""
+                names, options = left_to_others(names, options)
+        if names is not None and options is not None and EP_NAME in names:
+            if begins_on_cpu(config, names, model, settings):       # the provider is registered when it is wanted (starting.py)
+                nothing_to_gain, later = True, None if stays_on_cpu(config) else options[0]
+            else:
+                plugin.ensure_registered()
+                nothing_to_gain, lease, trouble = look_for_gpu(config)
             if nothing_to_gain and CPU_PROVIDER in names:
-                asked, keep = (names, options), [i for i, name in enumerate(names) if name != EP_NAME]
-                names, options = [names[i] for i in keep], [options[i] for i in keep]
+                asked = names, options
+                names, options = left_to_others(names, options)
             else:
                 write_optimized(model, settings, kwargs)
                 if config.tune and not trouble:
                     self._tune_once(config)
                 if config.placement == "auto" and may_choose(names, model, settings):
-                    runner = make_runner(model, settings, options[0], kwargs, config)
-                    source = runner.candidates.model
+                    source = Source(model if isinstance(model, bytes) else os.fspath(model))
+                    runner = make_runner(source, settings, options[0], kwargs, config)
                     names, options = runner.candidates.providers(runner.first)
         ours = names is None or EP_NAME in names or asked is not None
         if source is None and ours and isinstance(model, (str, bytes, os.PathLike)):
@@ -126,6 +153,10 @@ class InferenceSession(plugin.PlainSession):
         self.direct = plugin.Direct.of(self, state)
         if runner is not None:
             runner.begin(self._front(runner.first), has_fixed_sizes(self), _weakly(self._become))
+        elif later is not None and source is not None:
+            self._start = Start(source, settings, later, kwargs, config, self._front(CPU), has_fixed_sizes(self), _weakly(self._become),
+                                _weakly(self._settled))
+            weakref.finalize(self, self._start.drop).atexit = False
         elif type(self) is InferenceSession and (state is None or not state.partitions):
             self.__class__ = _SessionOnCpu
 
@@ -142,8 +173,26 @@ class InferenceSession(plugin.PlainSession):
         state = states[-1] if states else None
         if state is not None and state.strict and state.errors:
             raise state.errors[0]
+        if names is not None and EP_NAME in names and EP_NAME not in self.get_providers() and not (state is not None and state.errors):
+            return self._created_without_others(names, options or [], costs)
         self._theirs = self._theirs or frozenset(vars(self)) - self._before
         return state
+
+    def _created_without_others(self, names: list[str], options: list[dict[str, Any]], costs: Costs | None) -> plugin.SessionState | None:
+        """Another provider of the list failed, and onnxruntime has gone on with its own few: once more with those and ours.
+
+        Raises AdapterError with strict=1, where that leaves ours out, too.
+        """
+        own = dict(zip(names, options, strict=True))
+        there = self.get_providers()
+        kept = [name for name in names if name == EP_NAME or name in there]
+        kept += [name for name in there if name not in kept]
+        if kept == names:
+            if resolve(own[EP_NAME]).strict:
+                raise AdapterError(f"onnxruntime made the session without {EP_NAME}, and said why on stdout")
+            return None
+        log.warning("without %s, which onnxruntime can't use here", ", ".join(name for name in names if name not in kept))
+        return self._created(kept, [own.get(name, {}) for name in kept], costs)
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """As onnxruntime's: the session is made anew. Without providers it uses the GPU and the CPU. An unknown name is a RuntimeError."""
@@ -161,6 +210,11 @@ class InferenceSession(plugin.PlainSession):
             if not any(isinstance(v, OrtValue) and not _is_on_cpu(v) for v in input_feed.values()):
                 return self._runner.run(output_names, input_feed, run_options)
             self._runner.bind()
+        elif (start := self._start) is not None:
+            if not any(isinstance(v, OrtValue) and not _is_on_cpu(v) for v in input_feed.values()):
+                return start.run(output_names, input_feed, run_options)
+            start.wait(hurry=True)
+            return self.run(output_names, input_feed, run_options)
         if self._state is not None:
             self._state.begin_run()
         try:
@@ -184,15 +238,18 @@ class InferenceSession(plugin.PlainSession):
         threading.Thread(target=answer, name="ort_gpu_ep-run_async", daemon=True).start()
 
     def io_binding(self) -> Any:
-        """As onnxruntime's; with placement=auto the session keeps the candidate it has now for all bound runs."""
+        """As onnxruntime's; with placement=auto the session keeps the candidate it has now for all bound runs, and waits for its device."""
+        if self._start is not None:
+            self._start.wait(hurry=True)
         if self._runner is not None:
             self._runner.bind()
         return super().io_binding()
 
     def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
-        """As onnxruntime's. Values that are bound on the device don't cross."""
+        """As onnxruntime's. Values that are bound on the device don't cross; inputs in host memory are read in each run."""
         bound: Any = getattr(iobinding, "_session", self._sess)
         if bound is not self._sess and bound in self._fronts:       # onnxruntime.IOBinding(session), before another candidate was chosen
+            uninterrupted(refresh, iobinding)
             uninterrupted(bound.run_with_iobinding, iobinding._iobinding, run_options)
             return
         if self._state is not None:
@@ -202,14 +259,29 @@ class InferenceSession(plugin.PlainSession):
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
         """As onnxruntime's. With placement=auto, values on a device go to the candidate that io_binding() would keep."""
         if self._runner is not None:
-            on_cpu = all(map(_is_on_cpu, input_dict_ort_values.values()))
-            if on_cpu and all(o.type in _ARRAYS for o in self.get_outputs()):
-                return [OrtValue.ortvalue_from_numpy(a) for a in self._runner.run(output_names, input_dict_ort_values, run_options)]
-            if not on_cpu:
-                self._runner.bind()
+            if all(map(_is_on_cpu, input_dict_ort_values.values())):
+                return self._runner.run(output_names, input_dict_ort_values, run_options, values=True)
+            self._runner.bind()
+        elif (start := self._start) is not None:
+            if all(map(_is_on_cpu, input_dict_ort_values.values())):
+                return start.run(output_names, input_dict_ort_values, run_options, values=True)
+            start.wait(hurry=True)
+            return self.run_with_ort_values(output_names, input_dict_ort_values, run_options)
         if self._state is not None:
             self._state.begin_run()
         return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
+
+    def ready(self) -> bool:
+        """Whether nothing is under way any more: with placement=auto, where runs go is found out beside the first of them."""
+        return self._start is None or self._start.is_over
+
+    def wait_ready(self, timeout_s: float | None = None) -> bool:
+        """Waits for that, so long at most; gives `ready()`.
+
+        Before the first run it opens the GPU and waits for it, with what is known of the model; what is not, the first run finds out then,
+        and takes longer.
+        """
+        return self._start is None or self._start.wait(timeout_s)
 
     @property
     def missing_gpu(self) -> str:
@@ -221,18 +293,17 @@ class InferenceSession(plugin.PlainSession):
     ) -> RunProfile:
         """What runs take on the GPU: each dispatch by its clock, beside what the adapter could do, and the host's phases.
 
-        inputs: of each run; random where none are given, with 1 for open sizes. runs: counted. A session that chooses for itself, or has
+        inputs: of each run; guessed where none are given (guess.py). runs: counted. A session that chooses for itself, or has
         chosen the CPU, is made once more with placement=gpu. progress: is called with what comes next and the part that is done.
         Raises ConfigError where nothing runs on a GPU of this process; what a run raises.
         """
-        from ort_gpu_ep.feeds import random_feeds
         from ort_gpu_ep.profiling.measure import profile_runs
 
         state, session = self._state, self
         if self._runner is not None or self._asked is not None:
             session = self._on_gpu()
             state = session._state
-        feeds = random_feeds(self) if inputs is None else inputs
+        feeds = self._guessed() if inputs is None else inputs
         path = self._arguments[0]
         name = os.path.basename(path) if isinstance(path, (str, os.PathLike)) else "model"
         config = state.config if state is not None and state.config is not None else resolve(session._options)
@@ -246,21 +317,26 @@ class InferenceSession(plugin.PlainSession):
     ) -> TuneResult:
         """Measures which forms of the kernels are the fastest for these inputs on this adapter, and keeps that on disk (docs/tuning.md).
 
-        inputs: random where none are given, with 1 for open sizes. budget_s: of running, 10 s by default. fresh: also what is known.
+        inputs: guessed where none are given (guess.py). budget_s: of running, 10 s by default. fresh: also what is known.
         This session is made anew with what was found, as by `set_providers`; others that are made from now on have it.
         Raises ConfigError where nothing runs on a GPU of this process, or its adapter has no timestamps.
         """
-        from ort_gpu_ep.feeds import random_feeds
         from ort_gpu_ep.health.open_adapter import open_gpu
         from ort_gpu_ep.tuning.measure import BUDGET_S, tune
 
         config = resolve(self._options)
         if self._options is None or config.isolation == "process":
             raise ConfigError(f"tune: this session has no GPU of this process; give it {EP_NAME} by name, with isolation=none.")
-        feeds, gpu = random_feeds(self) if inputs is None else inputs, open_gpu(config)
+        feeds, gpu = self._guessed() if inputs is None else inputs, open_gpu(config)
         found = tune(self._on_gpu, feeds, gpu, config, BUDGET_S if budget_s is None else budget_s, fresh, (), progress)
         self.set_providers(*self._asked_for)
         return found
+
+    def _guessed(self) -> dict[str, Any]:
+        """Inputs of sizes and values that the model's structure allows. Raises ModelError."""
+        from ort_gpu_ep.guess import guess, structure_of
+
+        return dict(guess(self.get_inputs(), structure_of(self._arguments[0])).feeds)
 
     def _on_gpu(self) -> InferenceSession:
         """The same model with all nodes on the GPU, whatever this session has chosen."""
@@ -270,7 +346,6 @@ class InferenceSession(plugin.PlainSession):
     def _tune_once(self, config: Config) -> None:
         """For the option `tune`: measures a model that was not tuned on this adapter yet; a failure of that is a warning."""
         from ort_gpu_ep import tuned
-        from ort_gpu_ep.feeds import random_feeds
         from ort_gpu_ep.health.open_adapter import open_gpu, tuning_key
         from ort_gpu_ep.placement.decisions import key_of
         from ort_gpu_ep.tuning.measure import tune
@@ -284,7 +359,7 @@ class InferenceSession(plugin.PlainSession):
             name = key_of(model if isinstance(model, bytes) else os.fspath(model), tuning_key(gpu.info), settings, {})
             if name in tuned.read(config.cache_path, tuning_key(gpu.info)).models:
                 return
-            found = tune(self._on_gpu, random_feeds(self._on_gpu()), gpu, config, models=[name])
+            found = tune(self._on_gpu, self._on_gpu()._guessed(), gpu, config, models=[name])
             log.info("tuned in %.1f s: %d of %d kernels have another form", found.seconds, found.changed, len(found.choices))
         except Exception as error:      # an untuned model is slower, not wrong
             log.warning("tune=1: not tuned, %s: %s", type(error).__name__, error)
@@ -300,13 +375,19 @@ class InferenceSession(plugin.PlainSession):
         return replace(found, profile=self.profile(None if profile is True else profile))
 
     def _explain(self) -> Explanation:
+        if self._start is not None and not self._start.is_over:
+            if self._start.stage != WAITING:
+                return Explanation("not open yet", (), (), (f"placement: the CPU answers, until {self._start.stage} is done",))
+            self._start.wait()
         if self._asked is not None and self._source is not None:     # the CPU was chosen before the graph was seen: ask the partitioner now
+            plugin.ensure_registered()
             with plugin.capture() as states:
                 self._source.session(self._sess_options_initial, *self._asked, {})
             self._state, self._asked = states[-1], None
         if self._runner is not None:
             return self._runner.explain()
-        return explanation(self._state)
+        found = explanation(self._state)
+        return replace(found, adapter=f"none ({self._forbidden})") if self._forbidden else found
 
     def stats(self) -> dict[str, Any]:
         """Counts since the session was created, see docs/placement.md.
@@ -314,8 +395,12 @@ class InferenceSession(plugin.PlainSession):
         runs; host_to_device, device_to_host, device_to_device and each with _nbytes: copies, weights apart; weights, weights_nbytes:
         constants that went to the device; fallbacks: runs answered by the CPU for the GPU; renewals: moves to a new device after one was
         lost; specialized: sizes that have a plan of their own; last_run: bytes of each copy of the last run by kind. With placement=auto
-        sums over the candidates, their runs in `runs_by_candidate`, the load as it is read and the policy's view of it.
+        sums over the candidates, their runs in `runs_by_candidate`, the load as it is read and the policy's view of it; until that is
+        decided, `waits_for` says what the session waits for.
         """
+        if (start := self._start) is not None:
+            return {"fallbacks": 0, "renewals": 0, "runs": start.runs, "runs_by_candidate": {CPU: start.runs} if start.runs else {},
+                    "waits_for": start.stage}
         if self._runner is not None:
             return self._runner.stats()
         return self._state.stats() if self._state is not None else {"fallbacks": 0, "renewals": 0}
@@ -332,6 +417,15 @@ class InferenceSession(plugin.PlainSession):
         if self.direct is not None:
             plain.direct = self.direct
         return Candidate(name, plain, self._state)
+
+    def _settled(self, runner: Runner | None, lease: Lease | None, why: str) -> None:
+        """It was found out beside the runs what answers them from now on; None: the CPU alone."""
+        self._lease, self.stays_on_cpu = lease, why
+        if runner is not None:
+            self._runner, self._asked = runner, None
+        elif type(self) is InferenceSession:
+            self.__class__ = _SessionOnCpu
+        self._start = None
 
     def _become(self, candidate: Candidate) -> None:
         """Puts another C++ session behind this object: the memory of the one before is free when its last run ends."""
@@ -371,3 +465,6 @@ def _raise_cause(error: Exception, states: list[plugin.SessionState]) -> None:
         cause = state.cause_of(error)
         if cause is not None:
             raise cause from error
+    nobodys = taken_by_nobody(error, (report for state in states for report in state.reports))
+    if nobodys:
+        raise NoProviderError(nobodys) from error

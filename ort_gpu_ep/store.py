@@ -10,11 +10,12 @@ import logging
 import math
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -27,6 +28,18 @@ _MAX_DIGITS = 20
 """Of an integer: those of 64 bits have no more, sign included."""
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+
+
+def lock(file: IO[bytes], wait: bool = False) -> None:
+    """Takes the lock of an open file, which ends with the process. Raises OSError, where another one has it and this does not wait."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> BinaryIO:

@@ -1,4 +1,4 @@
-"""What a plan is made for: an adapter's limits, and how a kernel's form is chosen. Plain data."""
+"""Target of a plan: an adapter's limits, and the rules that choose between forms of a kernel. Plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.figures import DEFAULT_FIGURES, Figures
-from ort_gpu_ep.types import FLOAT16, FLOAT32
+from ort_gpu_ep.types import FLOAT16, FLOAT32, INT64
 
 OFFSET_ALIGNMENT = 256
 """Where in a buffer a binding may begin: a multiple of what WebGPU lets every adapter ask for."""
@@ -68,6 +68,7 @@ class Limits:
     max_loop_iterations: of all loops of an invocation together (kernels.py); the default is the least that any known driver does.
     disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, INLINED, PACKED,
         WORKGROUP.
+    subgroup_size: invocations of every subgroup of this adapter; 0 where it is not known, or differs between shaders.
     tuned: which forms of kernels are the fastest on it, as far as that was measured. figures: what the choice goes by where it was not.
     precision: the option of that name, of the session that plans.
     """
@@ -81,6 +82,7 @@ class Limits:
     max_groups_per_dimension: int = 65535
     offset_alignment: int = OFFSET_ALIGNMENT
     max_loop_iterations: int = 65535
+    subgroup_size: int = 0
     disabled: tuple[tuple[str, str], ...] = ()
     tuned: Tuned = UNTUNED
     figures: Figures = DEFAULT_FIGURES
@@ -92,9 +94,22 @@ class Limits:
             return self
         return replace(self, disabled=(*self.disabled, *config.disabled), precision=config.precision)
 
+    def fills_subgroups(self, workgroup_size: int) -> bool:
+        """Whether each subgroup of such a workgroup is known to have all of its invocations."""
+        return self.subgroup_size > 0 and workgroup_size % self.subgroup_size == 0
+
+    @property
+    def int64(self) -> bool:
+        """Whether shaders have 64-bit integers. Where not, such an element is a pair of words, the lower one first."""
+        return self.allow("", INT64.feature)
+
     def allow(self, shader: str, *features: str) -> bool:
         """Whether a form of a kernel may be weighed: the adapter has these features, and nothing has put them or its shader out of use."""
         return set(features) <= self.features and not any(what in (shader, *features) for what, _ in self.disabled)
+
+
+DEFAULT_LIMITS = Limits()
+"""WebGPU's guaranteed minimum."""
 
 
 def lacks(limits: Limits, precision: str) -> str:
@@ -125,7 +140,7 @@ class Choice:
 class Target:
     """What a builder may know of the adapter that its node is to run on."""
 
-    limits: Limits = Limits()
+    limits: Limits = DEFAULT_LIMITS
 
     @property
     def figures(self) -> Figures:

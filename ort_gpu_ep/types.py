@@ -45,6 +45,11 @@ class DType:
             raise ValueError(f"an element of {self.name} has {self.bits} bits, no whole bytes; ask TensorType.nbytes for a tensor's")
         return self.bits // 8
 
+    @property
+    def is_wide_integer(self) -> bool:
+        """An integer of 64 bits: a pair of words where shaders have none."""
+        return self.bits == 64 and self.value[:1] in ("i", "u")
+
     def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
         """There is one of each: `is` holds in the worker process too, where graphs and plans come by pickle."""
         return _named, (self.name,)
@@ -57,15 +62,15 @@ def _named(name: str) -> DType:
 FLOAT32 = DType("float32", 1, 32, "f32", "f32")
 UINT8 = DType("uint8", 2, 8, "u32", "u32")
 INT8 = DType("int8", 3, 8, "i32", "u32")
-UINT16 = DType("uint16", 4, 16)
-INT16 = DType("int16", 5, 16)
+UINT16 = DType("uint16", 4, 16, "u32", "u32")
+INT16 = DType("int16", 5, 16, "i32", "u32")
 INT32 = DType("int32", 6, 32, "i32", "i32")
 INT64 = DType("int64", 7, 64, "i64", "i64", "shader-int64")
 BOOL = DType("bool", 9, 8, "bool", "u32")
 FLOAT16 = DType("float16", 10, 16, "f32", "f16", "shader-f16")
 HALF = DType("half", 10, 16, "f32", "u32")
 """float16, two of them to a word, which every adapter can take apart: weights that kernels calculate with in float32."""
-FLOAT64 = DType("float64", 11, 64)
+FLOAT64 = DType("float64", 11, 64, "f64", "f64", "shader-f64")
 UINT32 = DType("uint32", 12, 32, "u32", "u32")
 UINT64 = DType("uint64", 13, 64, "u64", "u64", "shader-int64")
 BFLOAT16 = DType("bfloat16", 16, 16)
@@ -99,7 +104,7 @@ BY_NAME = {t.name: t for t in (*_ALL, HALF)}
 BY_ORT = {n: t for n, t in BY_ONNX.items() if n < 24} | {24: UINT2, 25: INT2}
 """By ONNXTensorElementDataType: ONNX Runtime's own numbers, which end otherwise than ONNX's."""
 
-FLOATS = (FLOAT32,)
+FLOATS = (FLOAT32, FLOAT16)
 INTS = (INT32, INT64)
 NUMBERS = FLOATS + INTS
 ANY = DTYPES

@@ -6,11 +6,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"index.md": ROOT / "README.md", "CHANGELOG.md": ROOT / "CHANGELOG.md", "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md",
          "SECURITY.md": ROOT / "SECURITY.md"}
+
+MIN_WORDS = 8
+"""Of an entry of the reference: a name and a sentence."""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -34,6 +38,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return f"[{text}]({'../' * page.file.src_uri.count('/')}index.md)"
         return f"[{text}]({target}index.md)" if f"{path}/index.md" in known else text
     return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", link, markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> None:
+    """Raises PluginError for a name of the reference that renders without a signature or a text: the build fails then."""
+    for name in re.findall(r"^::: (\S+)$", page.markdown or "", re.M):
+        begin = html.find(f'id="{name}"')
+        text = re.sub(r"<[^>]+>", " ", html[begin:begin + 20_000].partition('<h2')[0]) if begin >= 0 else ""
+        if len(text.split()) < MIN_WORDS:
+            raise PluginError(f"{page.file.src_uri}: {name} renders empty")
 
 
 def _normal(parts: tuple[str, ...]) -> list[str]:

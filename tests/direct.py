@@ -19,6 +19,8 @@ import onnx
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, Tensor
+from ort_gpu_ep.device.adapter import choose, limits_of
+from ort_gpu_ep.device.info import FEATURES
 from ort_gpu_ep.errors import UnsupportedNodeError
 from ort_gpu_ep.graph import Graph, from_onnx
 from ort_gpu_ep.scheduler.planner import Rewrite
@@ -32,6 +34,14 @@ def opened(graph: Graph) -> Graph:
     """The graph as if the model left every size of its inputs open."""
     values = {n: replace(graph.values[n], shape=(None,) * len(graph.values[n].shape or ())) for n in graph.inputs}
     return graph.with_nodes(graph.nodes, values)
+
+
+def device_without(*features: str) -> Gpu:
+    """A device of its own on the first adapter, as if that had none of these features."""
+    info, raw = choose("")
+    left = frozenset(raw.features - set(features))
+    device = raw.request_device("without features", [f for f in FEATURES if f in left])
+    return Gpu(info, device, replace(limits_of(raw), features=left))
 
 
 def run_direct(
@@ -61,7 +71,7 @@ def run_program(program: Program, feeds: Mapping[str, Array]) -> list[Array]:
     check(plan, gpu.limits)
     outputs: dict[int, Tensor] = {}
 
-    def make_output(index: int, shape: tuple[int, ...]) -> Tensor:
+    def make_output(index: int, shape: tuple[int, ...], over: int | None = None) -> Tensor:
         tensor = TensorType(plan.outputs[index].dtype, shape)
         outputs[index] = Tensor(gpu.allocate(tensor.nbytes), 0, tensor)
         return outputs[index]

@@ -144,7 +144,7 @@ class Job:
         read(self.gpu, self.outputs[0], READBACK_NBYTES)
 
     def start(self) -> None:
-        self.program.run(self.inputs, lambda index, shape: self.outputs[index])
+        self.program.run(self.inputs, lambda index, shape, over=None: self.outputs[index])
 
     def close(self) -> None:
         for tensor in self._taken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_module
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -14,9 +15,11 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from ort_gpu_ep.cli import peers, shared, throughput, under_load
-from ort_gpu_ep.cli.plot import plot_load, pyplot
+from ort_gpu_ep.cli import decoding, peers, shared, throughput, under_load
+from ort_gpu_ep.cli.inputs import feeds as inputs_of
+from ort_gpu_ep.cli.plot import plot_load, plot_throughput, plot_times, pyplot
 from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.errors import ConfigError
 
 
 class Peer(StrEnum):
@@ -33,7 +36,9 @@ def bench(
     runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs of each side.")] = 50,
     against: Annotated[Peer | None, typer.Option("--against", help="Compare with another provider of onnxruntime.")] = None,
     batch: Annotated[str, typer.Option("--batch", help="Rows a second at these sizes of the first dimension: 1,8,32.")] = "",
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Rows a second by so many threads at a time.")] = 1,
+    decode: Annotated[int, typer.Option("--decode", min=0, help="Of a language model: so many tokens behind a prompt.")] = 0,
+    context: Annotated[int, typer.Option("--context", min=1, help="Tokens of that prompt.")] = 512,
+    threads: Annotated[str, typer.Option("--threads", help="Rows a second by so many threads at a time: 1,2,4.")] = "",
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -41,26 +46,62 @@ def bench(
     seed: shared.SeedOption = 0,
     load: Annotated[list[under_load.Level] | None, typer.Option(
         "--load", help="Measure CPU, GPU and auto while another process keeps the GPU busy for 25, 60 or 95 % of the time.")] = None,
-    plot: Annotated[Path | None, shared.file_to_write("--plot", "With --load: a picture, latency against GPU load.")] = None,
+    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw what is measured.", shared.PICTURES)] = None,
+    before: Annotated[Path | None, typer.Option("--before", help="What an earlier `bench --json` printed, to compare with.")] = None,
     json: shared.JsonOption = False,
 ) -> None:
     """Median and p95 of whole runs (numpy in, numpy out), split into host, upload, GPU and readback."""
+    _check_together(load=load, decode=decode, batch=batch, threads=threads, against=against, before=before)
     given = inputs, dims, shapes, seed
-    if load or plot:
-        _under_load(model, given, shared.pairs(option, "--option"), load or [under_load.Level.ALL], runs, plot, json)
+    earlier = _earlier(before) if before is not None else {}
+    if plot is not None:
+        pyplot()              # fails before anything is measured
+    if load:
+        _under_load(model, given, shared.pairs(option, "--option"), load, runs, plot, json)
         return
     start, options = time.perf_counter(), shared.pairs(option, "--option")
+    if decode:
+        _decoding(model, options, context, decode, against, plot, json)
+        return
     session = shared.open_session(model, options)
     shared.check_gpu(session)
-    values = shared.feeds(session, *given)
-    if batch or threads > 1:
-        _throughput(model, session, options, values, throughput.batches(batch) if batch else [], threads, runs, against, json)
+    values = inputs_of(session, model, *given)
+    if batch or threads:
+        sizes, counts = (throughput.numbers(text, flag) for text, flag in ((batch, "--batch"), (threads, "--threads")))
+        _throughput(model, session, options, values, sizes, counts or [1], runs, against, plot, json)
         return
-    result = _compare(model, session, options, values, runs, against, start, quiet=json)
+    result = _compare(model, session, options, values, runs, against, start, quiet=json) | earlier
+    if earlier:
+        result["change"] = result["before"]["median_ms"] / result["this"]["median_ms"]
+    if plot is not None:
+        plot_times(plot, f"{model.stem} on {result['adapter']}", {side: result[side]["times_ms"] for side in SIDES if side in result})
     if json:
         shared.print_json(result)
     else:
         _print(result)
+
+
+SIDES = ("this", "before", *Peer)
+
+
+def _check_together(**given: Any) -> None:
+    """Raises ConfigError for options that measure different things. given: by their names, true where they were given."""
+    there = [name for name, value in given.items() if value]
+    together = [name for name in there if name != "against"]
+    for alone, others in (("load", there), ("decode", together), ("before", [name for name in there if name in ("batch", "threads")])):
+        rest = [f"--{name}" for name in others if name != alone]
+        if alone in there and rest:
+            raise ConfigError(f"--{alone} does not go with {' and '.join(rest)}: they measure different things; give one of them")
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    """What an earlier `bench --json` measured of our side. Raises ConfigError for another file."""
+    try:
+        found = json_module.loads(path.read_text("utf-8"))["this"]
+        return {"before": {**found, "times_ms": [float(ms) for ms in found["times_ms"]]}}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--before {path}: expected what `ort-gpu-ep bench MODEL --json` printed, one model without --batch, --threads "
+                          "and --load") from error
 
 
 def _under_load(
@@ -68,10 +109,8 @@ def _under_load(
     plot: Path | None, json: bool,
 ) -> None:
     """The other measurement: each candidate idle and under load. given: what feeds() takes."""
-    if plot is not None:
-        pyplot()              # before minutes of measuring
     candidates = under_load.sessions(str(model), options)
-    values = shared.feeds(candidates["cpu"], *given)
+    values = inputs_of(candidates["cpu"], model, *given)
     info, sampler = under_load.sampler_of(options)
     levels = [level for level in under_load.LEVELS if level == under_load.IDLE or level in wanted or "all" in wanted]
     rows = under_load.measure(candidates, values, info, sampler, levels, runs, tell=lambda level: shared.err.print(f"measuring: {level}"))
@@ -82,7 +121,7 @@ def _under_load(
     else:
         shared.out.print(load_table(str(model), rows))
         for note in sampler.notes:
-            shared.out.print(f"load: {note}", highlight=False)
+            shared.out.print(f"load: {note}")
 
 
 def load_table(model: str, rows: Sequence[under_load.Row]) -> Table:
@@ -95,6 +134,26 @@ def load_table(model: str, rows: Sequence[under_load.Row]) -> Table:
         table.add_row(row.level if first else "", read if first else "", f"{row.cpu_load:.0%}" if first else "", row.candidate,
                       *(_digits(row.quantile(part)) for part in (0.5, 0.95, 0.99)), ran, end_section=row.candidate == rows[-1].candidate)
     return table
+
+
+def _decoding(
+    model: Path, options: dict[str, str], context: int, tokens: int, against: str | None, plot: Path | None, json: bool,
+) -> None:
+    """Tokens a second of a language model's prompt and of what it generates. Raises ConfigError for another peer than the CPU."""
+    if against not in (None, Peer.CPU):
+        raise ConfigError(f"--decode compares with --against cpu alone; got {against}")
+    with shared.progress("measuring", quiet=json) as tell:
+        found = decoding.measure(model, options, context, tokens, against is not None, tell)
+    if plot is not None:
+        plot_times(plot, f"{model.stem}: a token behind {context}", {row.side: row.token_ms for row in found})
+    if json:
+        shared.print_json({"model": str(model), "context": context, "tokens": tokens, "rows": [row.as_dict() for row in found]})
+        return
+    table = Table("side", "opens s", "first s", "prompt/s", "tokens/s", "ms a token", title=f"{model.name}, behind {context} tokens")
+    for row in found:
+        table.add_row(row.side, f"{row.opening_s:.2f}", f"{row.first_prompt_s:.2f}", f"{row.prompt_per_s:,.0f}", f"{row.token_per_s:,.1f}",
+                      _digits(1e3 / row.token_per_s))
+    shared.out.print(table)
 
 
 def _digits(ms: float) -> str:
@@ -112,15 +171,17 @@ def _other(session: Any, model: Path, against: str | None, facts: dict[str, Any]
 
 
 def _throughput(
-    model: Path, session: Any, options: dict[str, str], values: dict[str, Any], sizes: list[int], threads: int, runs: int,
-    against: str | None, json: bool,
+    model: Path, session: Any, options: dict[str, str], values: dict[str, Any], sizes: list[int], threads: list[int], runs: int,
+    against: str | None, plot: Path | None, json: bool,
 ) -> None:
     feeds = {size: throughput.batched(session, values, size) for size in sizes} or {1: values}
     session.run(None, next(iter(feeds.values())))
     facts = peers.about(session, options)
     other, notes = _other(session, model, against, facts)
     with shared.progress("measuring", quiet=json) as tell:
-        rows = throughput.measure({"this": session, **other}, feeds, threads, runs, tell)
+        rows = [row for count in threads for row in throughput.measure({"this": session, **other}, feeds, count, runs, tell)]
+    if plot is not None:
+        plot_throughput(plot, f"{model.stem} on {facts['adapter']}", rows)
     if json:
         shared.print_json({"model": str(model), **facts, "notes": notes, "rows": [r.as_dict() for r in rows]})
         return
@@ -129,7 +190,7 @@ def _throughput(
         table.add_row(str(row.batch), str(row.threads), row.side, _digits(row.median_ms), f"{row.per_s:,.0f}")
     shared.out.print(table)
     for line in (*peers.about_lines(facts), *notes):
-        shared.out.print(line, highlight=False, markup=False)
+        shared.out.print(line)
 
 
 def _compare(
@@ -144,7 +205,9 @@ def _compare(
     sides |= {name: partial(plain.run, None, values) for name, plain in other.items()}
     gpu = _gpu(session)              # after the first run: with placement=auto that one has chosen
     if gpu is not None:
-        gpu.start_timing()
+        from ort_gpu_ep.device.timing import start_timing  # loads wgpu-native
+
+        start_timing(gpu)
     try:
         measured = _measure(sides, runs, gpu, quiet)
     finally:
@@ -187,9 +250,9 @@ def _measure(sides: dict[str, Callable[[], Any]], runs: int, gpu: Gpu | None, qu
     return measured
 
 
-def _summary(parts: dict[str, list[float]]) -> dict[str, float]:
+def _summary(parts: dict[str, list[float]]) -> dict[str, Any]:
     total = parts["total"]
-    summary = {"median_ms": float(np.median(total)), "p95_ms": float(np.percentile(total, 95))}
+    summary: dict[str, Any] = {"times_ms": total, "median_ms": float(np.median(total)), "p95_ms": float(np.percentile(total, 95))}
     return summary | {f"{k}_ms": float(np.median(v)) for k, v in parts.items() if k != "total"}
 
 
@@ -206,13 +269,14 @@ def _difference(got: list[Any], want: list[Any]) -> float:
 def _print(result: dict[str, Any]) -> None:
     columns = ("median_ms", "p95_ms", "host_ms", "upload_ms", "gpu_ms", "readback_ms")
     table = Table("", *(c.removesuffix("_ms") for c in columns), title=f"{Path(result['model']).name}, {result['runs']} runs, ms")
-    for side in ("this", result.get("against", "")):
+    for side in SIDES:
         if side in result:
             table.add_row(side, *(f"{result[side][c]:.3f}" if c in result[side] else "" for c in columns))
     shared.out.print(table)
-    shared.out.print(f"first run, loading included: {result['first_ms']:.0f} ms", highlight=False)
+    shared.out.print(f"first run, loading included: {result['first_ms']:.0f} ms")
+    if "change" in result:
+        shared.out.print(f"{result['change']:.2f} x the speed of before")
     if "speedup" in result:
-        shared.out.print(f"{result['speedup']:.2f} x the speed of {result['against']}; relative L2 difference {result['relative_l2']:.1e}",
-                         highlight=False)
+        shared.out.print(f"{result['speedup']:.2f} x the speed of {result['against']}; relative L2 difference {result['relative_l2']:.1e}")
     for line in (*peers.about_lines(result), *result["notes"]):
-        shared.out.print(line, highlight=False, markup=False)
+        shared.out.print(line)

@@ -1,9 +1,10 @@
-"""ort-gpu-ep bisect: which node it comes from that the GPU's values are not the CPU's."""
+"""ort-gpu-ep bisect: find the first node whose GPU output diverges from the CPU's and from float64."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +12,14 @@ import onnx
 import typer
 
 from ort_gpu_ep.cli import shared
-from ort_gpu_ep.cli.compare import BEYOND, ToleranceOption
+from ort_gpu_ep.cli.compare import BEYOND, ToleranceOption, cpu_run
+from ort_gpu_ep.cli.inputs import feeds as inputs_of
 from ort_gpu_ep.comparison.bisection import Bisection, Finding, Run
 from ort_gpu_ep.comparison.bisection import bisect as search
+from ort_gpu_ep.comparison.float64 import Float64
 from ort_gpu_ep.comparison.models import save, save_case
+from ort_gpu_ep.comparison.values import Difference, differences
+from ort_gpu_ep.errors import ModelError
 
 
 @shared.reports_errors
@@ -33,20 +38,58 @@ def bisect(
     options = {"placement": "gpu", **shared.pairs(option, "--option")}
     session = shared.open_session(model, options)
     shared.check_gpu(session)
-    values = shared.feeds(session, inputs, dims, shapes, seed)
+    values = inputs_of(session, model, inputs, dims, shapes, seed)
     del session
     with tempfile.TemporaryDirectory() as scratch, shared.progress("bisecting", quiet=json) as tell:
         gpu, cpu = _runs(Path(scratch), options)
-        found = search(onnx.load(model), values, gpu, cpu, tolerance, tell)
-    written = {} if found.within else _save(found, save_to)
+        loaded, third = onnx.load(model), Third()
+        found = search(loaded, values, gpu, cpu, tolerance, tell)
+        if not found.within:
+            found, third = _by_float64(found, lambda run: search(loaded, values, gpu, run, tolerance, tell), cpu)
+    within = found.within or third.excused
+    written = {} if within else _save(found, save_to)
     if json:
-        shared.print_json({"model": str(model), "within": found.within, "tolerance": tolerance, "fused": found.fused,
+        shared.print_json({"model": str(model), "within": within, "against": third.against, "tolerance": tolerance, "fused": found.fused,
                            "outputs": [d.as_dict() for d in found.outputs], "first": found.first.as_dict() if found.first else None,
-                           "worst": found.worst.as_dict() if found.worst else None, "written": written})
+                           "worst": found.worst.as_dict() if found.worst else None, "written": written,
+                           "cpu_from_float64": {name: d.as_dict() for name, d in third.cpu.items()}, "note": third.note})
     else:
-        _print(found, written, shared.pairs(option, "--option"))
-    if not found.within:
+        _print(found, third, written, shared.pairs(option, "--option"))
+    if not within:
         raise typer.Exit(BEYOND)
+
+
+@dataclass(frozen=True)
+class Third:
+    """What float64 says of nodes at which GPU and CPU differ.
+
+    against: what the GPU's values were compared with in the end. cpu: of the first node and the worst one, alone, how far the CPU is from
+    float64. excused: the GPU is no farther than that from float64 at either. note: why there is no third opinion.
+    """
+
+    against: str = "the CPU"
+    cpu: Mapping[str, Difference] = field(default_factory=dict)
+    excused: bool = False
+    note: str = ""
+
+
+def _by_float64(found: Bisection, again: Callable[[Run], Bisection], cpu: Run) -> tuple[Bisection, Third]:
+    """The search again, with float64 in the CPU's place. again: makes it with another run."""
+    exact = Float64(cpu_run)
+    try:
+        better = again(exact.run)
+    except ModelError as error:
+        return found, Third(note=f"no third opinion: {error}")
+    distances, excused = {}, []
+    for finding in (better.first, better.worst):
+        if finding is None or finding.model is None or finding.feeds is None or finding.own is None:
+            excused.append(finding is None)
+            continue
+        names = [o.name for o in finding.model.graph.output]
+        apart = differences(names, cpu(finding.model, finding.feeds), exact.run(finding.model, finding.feeds))
+        distances[finding.name] = theirs = max(apart, key=lambda d: (d.misplaced, d.relative))
+        excused.append((finding.own.misplaced, finding.own.relative) <= (theirs.misplaced, theirs.relative))
+    return better, Third("float64", distances, all(excused))
 
 
 def _runs(scratch: Path, options: Mapping[str, str]) -> tuple[Run, Run]:
@@ -74,27 +117,35 @@ def _save(found: Bisection, folder: Path) -> dict[str, list[str]]:
     return written
 
 
-def _print(found: Bisection, written: Mapping[str, list[str]], options: Mapping[str, str]) -> None:
+def _print(found: Bisection, third: Third, written: Mapping[str, list[str]], options: Mapping[str, str]) -> None:
+    if third.against == "float64":
+        _say("GPU and CPU differ beyond tolerance; from here on the GPU is compared with float64")
     for d in found.outputs:
         _say(f"output {d}")
     if found.first is not None:
-        _say(f"first beyond tolerance: {_text(found.first)}")
+        _say(f"first beyond tolerance: {found.first.op} {found.first.name}", *_values(found.first, third))
         if found.fused:
             _say("  only where no value between is looked at: it comes from nodes that are fused; try fusion=0")
     else:
         _say("no node's values are beyond tolerance")
     if found.worst is not None:
-        _say(f"worst by itself: {_text(found.worst)}")
+        _say(f"worst by itself: {found.worst.op} {found.worst.name}", *_values(found.worst, third))
+    if third.excused and not found.within:
+        _say("the GPU is no farther from float64 than the CPU is at these nodes: float32 can't do better here")
+    if third.note:
+        _say(third.note)
     extra = "".join(f" -o {name}={value}" for name, value in options.items())
     for folder, given in written.items():
         _say(f"written: ort-gpu-ep compare {folder}/model.onnx{''.join(f' --input {pair}' for pair in given)}{extra}")
 
 
-def _text(finding: Finding) -> str:
+def _values(finding: Finding, third: Third) -> list[str]:
     how = "alone" if finding.nodes == 1 else f"with {finding.nodes - 1} before it"
-    own = "" if finding.own is None else f"\n  {how}, given the CPU's inputs: {finding.own}"
-    return f"{finding.op} {finding.name}\n  in the model: {finding.accumulated}{own}"
+    own = [] if finding.own is None else [f"  {how}, given the inputs of {third.against}: {finding.own}"]
+    cpu = third.cpu.get(finding.name)
+    theirs = [] if cpu is None else [f"  the CPU {how}, from float64: relative {cpu.relative:.2g}"]
+    return [f"  in the model: {finding.accumulated}", *own, *theirs]
 
 
-def _say(text: str) -> None:
-    shared.out.print(text, highlight=False, markup=False)
+def _say(*lines: str) -> None:
+    shared.out.print(*lines, sep="\n")

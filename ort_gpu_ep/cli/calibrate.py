@@ -1,4 +1,4 @@
-"""ort-gpu-ep calibrate: what the adapter takes, as placement=auto reckons with it."""
+"""ort-gpu-ep calibrate: measured times of runs, transfers and kernels, which placement=auto predicts with."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.kernels import BY_FLOPS
 from ort_gpu_ep.profile import GUESSED, Curve, Profile
 
-PLOT_SUFFIXES = (".png", ".svg")
-
 
 @shared.reports_errors
 def calibrate(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, whatever is stored.")] = False,
-    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw transfer time over size into a .png or .svg file.")] = None,
+    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw transfer time over size into a picture.", shared.PICTURES)] = None,
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:
     """Show what runs, transfers and kernels take on the adapter a session would get; measured if it was not before."""
     config = resolve(shared.pairs(option, "--option"))
     if plot is not None:
-        _drawing(plot)      # fails before anything is measured
+        _drawing()      # fails before anything is measured
     gpu = open_gpu(config)
     profile = _profile(gpu, config, fresh)
     if plot is not None:
@@ -40,7 +38,7 @@ def calibrate(
     else:
         _print(profile, gpu)
         if plot is not None:
-            shared.out.print(f"drawn: {plot}", highlight=False, markup=False, soft_wrap=True)
+            shared.out.print(f"drawn: {plot}", soft_wrap=True)
 
 
 def _profile(gpu: Gpu, config: Config, fresh: bool) -> Profile:
@@ -51,12 +49,12 @@ def _profile(gpu: Gpu, config: Config, fresh: bool) -> Profile:
 
 
 def _print(profile: Profile, gpu: Gpu) -> None:
-    shared.out.print(f"{gpu.info.name} ({gpu.info.backend}, {gpu.info.driver})", highlight=False, markup=False)
+    shared.out.print(f"{gpu.info.name} ({gpu.info.backend}, {gpu.info.driver})")
     if profile is GUESSED:
         shared.out.print("not measured (the log says why): these are assumptions", style="yellow")
-    shared.out.print(f"an empty run {_time(profile.run_s)}, one more small kernel {_time(profile.dispatch_s)}", highlight=False)
+    shared.out.print(f"an empty run {_time(profile.run_s)}, one more small kernel {_time(profile.dispatch_s)}")
     if profile.flops_per_s and profile.nbytes_per_s:
-        shared.out.print(f"at most {_amount(profile.flops_per_s, 'flop')}/s and {_amount(profile.nbytes_per_s, 'B')}/s", highlight=False)
+        shared.out.print(f"at most {_amount(profile.flops_per_s, 'flop')}/s and {_amount(profile.nbytes_per_s, 'B')}/s")
     table = Table("size", "upload", "rate", "readback", "rate", title="transfers, in addition to an empty run")
     for nbytes in sorted({a for curve in (profile.upload, profile.download) for a, _ in curve.points}):
         cells = [cell for curve in (profile.upload, profile.download) for cell in _cells(curve, nbytes, "B/s")]
@@ -89,20 +87,18 @@ def _amount(number: float, unit: str) -> str:
     return f"{number:.3g} {unit}"
 
 
-def _drawing(path: Path) -> Any:
-    """matplotlib's figure class. Raises: ConfigError for another kind of file, or where matplotlib is not installed."""
-    if path.suffix not in PLOT_SUFFIXES:
-        raise ConfigError(f"--plot {path}: got suffix {path.suffix!r}, expected one of {', '.join(PLOT_SUFFIXES)}")
+def _drawing() -> Any:
+    """matplotlib's figure class. Raises: ConfigError, where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError(f"--plot needs matplotlib, which can't be imported ({error}): pip install 'ort-gpu-ep[plot]'") from error
+        raise ConfigError(f"--plot needs matplotlib, which can't be imported ({error}): pip install matplotlib") from error
     return Figure
 
 
 def draw(profile: Profile, path: Path) -> None:
     """Transfer time over size, both directions, logarithmic. Raises: ConfigError, OSError."""
-    figure = _drawing(path)(figsize=(7, 4.5), layout="constrained")
+    figure = _drawing()(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for curve, name, marker in ((profile.upload, "upload", "o"), (profile.download, "readback", "s")):
         axes.plot([a for a, _ in curve.points], [s * 1e3 for _, s in curve.points], marker=marker, label=name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
@@ -18,22 +18,30 @@ from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
 @shared.reports_errors
 def conformance(
     select: Annotated[str, typer.Option("--select", help="Regular expression; only cases whose name matches.")] = "",
-    json: Annotated[Path | None, shared.file_to_write("--json", "Write every outcome to this file.")] = None,
     status: Annotated[Path | None, shared.file_to_write(
         "--status", "Write one line a case (name, status, code) to this file; with --select, the other cases' lines stay.")] = None,
+    device: Annotated[str, typer.Option(
+        "--device", help="Hold the adapter to a class of GPUs: minimum, adreno-6xx, mali-g7x, intel-uhd, apple-m1 or amd-rdna.")] = "",
     option: shared.OptionOption = None,
+    json: shared.JsonOption = False,
 ) -> None:
     """Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails."""
     from ort_gpu_ep.session import InferenceSession
 
+    if device:
+        from ort_gpu_ep.device import classes
+        from ort_gpu_ep.device.adapter import hold_to
+
+        hold_to(classes.named(device))
     selected = cases(select)
     options = shared.pairs(option, "--option")
     outcomes = list(track(run(selected, InferenceSession, options), "running", total=len(selected), console=shared.err, transient=True))
-    if json is not None:
-        json.write_text(json_module.dumps({"schema": shared.SCHEMA, "outcomes": [o.as_dict() for o in outcomes]}, indent=1))
     if status is not None:
         status.write_text(status_text(outcomes, status.read_text("utf-8") if select and status.is_file() else ""), "utf-8")
-    _print(outcomes)
+    if json:
+        shared.print_json({"outcomes": [o.as_dict() for o in outcomes]})
+    else:
+        _print(outcomes)
     if any(o.status == "FAIL" for o in outcomes):
         raise typer.Exit(1)
 
@@ -48,14 +56,14 @@ def status_text(outcomes: list[Outcome], before: str = "") -> str:
 def _print(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         if outcome.status == "FAIL":
-            shared.out.print(f"[red]FAIL[/red] {outcome.name}: {outcome.reason}", highlight=False)
+            shared.out.print(Text("FAIL", "red"), f"{outcome.name}: {outcome.reason}")
     counts = Counter(o.status for o in outcomes)
     table = Table(*STATUSES, "cases")
     table.add_row(*(str(counts[s]) for s in STATUSES), str(len(outcomes)))
     shared.out.print(table)
     strict = counts["PASS"] + counts["FOLDED"]
     shared.out.print(
-        f"{strict} pass without a node on onnxruntime's CPU provider; in {counts['PASS']} of them a kernel of ours ran.", highlight=False)
+        f"{strict} pass without a node on onnxruntime's CPU provider; in {counts['PASS']} of them a kernel of ours ran.")
     reasons = Counter((o.code, o.reason) for o in outcomes if o.status == "UNSUPPORTED")
     why = Table("cases", "code", "most frequent reasons")
     for (code, reason), count in reasons.most_common(12):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.device.info import pick
+from ort_gpu_ep.device.missing import no_adapter
 from ort_gpu_ep.health import bundle, verdicts
 from ort_gpu_ep.health.enumeration import look_again
 from ort_gpu_ep.health.examination import Device, Outcome, examine
@@ -30,9 +32,9 @@ COLORS = {"PASS": "green", "UNSUPPORTED": "yellow", "NOT_RUN": "yellow"}
 
 @shared.reports_errors
 def doctor(
-    quick: Annotated[bool, typer.Option("--quick", help="Only the probes of a first use, about 2 s.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only the probes of a first use, which it spares that one.")] = False,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often each probe repeats with fresh inputs.")] = 2,
-    report: Annotated[Path | None, shared.file_to_write("--report", "Write a .zip for a bug report: no names, no folders.")] = None,
+    report: Annotated[Path | None, shared.file_to_write("--report", "A .zip for a bug report: no names, no folders.", (".zip",))] = None,
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:
@@ -46,15 +48,14 @@ def doctor(
         if json:
             shared.print_json({"adapters": [], "healthy": False, "health": UNUSABLE, "versions": _versions(), "reason": trouble})
         else:
-            shared.out.print(trouble)
+            shared.out.print(shared.lines(trouble))
         raise typer.Exit(2)
     chosen, device = pick(found, config.adapter), Device()
     if not json:
         _print_adapters(found)
     outcomes = _examine(chosen, quick, 1 if quick else rounds, device)
     verdict = verdicts.verdict_of(outcomes, "quick" if quick else "full")
-    if not quick:
-        _remember(config, chosen, verdict, outcomes)
+    _remember(config, chosen, verdict, outcomes)
     whole = verdicts.with_quirks(verdict, reasons(quirks, chosen))
     known = workarounds_for(quirks, chosen)
     data = _data(found, chosen, device, outcomes, whole, known)
@@ -71,8 +72,7 @@ def doctor(
 def _adapters(config: Config) -> tuple[list[AdapterInfo], str]:
     """The adapters, looked for in another process, which sessions then rely on; if there are none, why."""
     sight = look_again(config.cache_path)
-    none = "no adapter: install a GPU driver, or Mesa's software driver (Debian, Ubuntu: mesa-vulkan-drivers)"
-    return list(sight.adapters), (sight.message if sight.trouble else "") or ("" if sight.adapters else none)
+    return list(sight.adapters), (sight.message if sight.trouble else "") or ("" if sight.adapters else no_adapter(os.environ))
 
 
 def _examine(chosen: AdapterInfo, quick: bool, rounds: int, device: Device) -> list[Outcome]:
@@ -88,9 +88,15 @@ def _examine(chosen: AdapterInfo, quick: bool, rounds: int, device: Device) -> l
 
 
 def _remember(config: Config, chosen: AdapterInfo, verdict: Verdict, outcomes: list[Outcome]) -> None:
-    """What was found holds for every session from now on, until driver, wgpu or shaders change."""
-    if all(o.status != "NOT_RUN" for o in outcomes):
-        verdicts.write(config.cache_path, verdicts.key_of(chosen), replace(verdict, strikes=0))
+    """What was found holds for every session from now on, until driver, wgpu or shaders change. A quick look spares a session its own."""
+    if any(o.status == "NOT_RUN" for o in outcomes):
+        return
+    key = verdicts.key_of(chosen)
+    cached = verdicts.read(config.cache_path, key) if verdict.depth == "quick" else None
+    if cached is None:
+        verdicts.write(config.cache_path, key, verdict)
+    elif cached.depth == "quick" or verdict.disabled:       # else there is a full verdict, which knows more
+        verdicts.write(config.cache_path, key, verdicts.added(verdict, cached))
 
 
 def _data(
@@ -113,7 +119,7 @@ def _versions() -> dict[str, str]:
 
 
 def _print_adapters(found: list[AdapterInfo]) -> None:
-    shared.out.print(", ".join(f"{k} {v}" for k, v in _versions().items()), highlight=False)
+    shared.out.print(", ".join(f"{k} {v}" for k, v in _versions().items()))
     table = Table("#", "adapter", "type", "backend", "driver", "PCI address or UUID")
     for info in found:
         kind = f"{info.type} (runs on the CPU)" if info.is_software else info.type
@@ -122,15 +128,15 @@ def _print_adapters(found: list[AdapterInfo]) -> None:
 
 
 def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict, known: list[Workaround]) -> None:
-    shared.out.print(f"chosen: {chosen.name}; features: {', '.join(device.features) or 'none'}", highlight=False)
-    shared.out.print("limits: " + ", ".join(f"{k} {v:,}" for k, v in device.limits.items()), highlight=False)
+    shared.out.print(f"chosen: {chosen.name}; features: {', '.join(device.features) or 'none'}")
+    shared.out.print("limits: " + ", ".join(f"{k} {v:,}" for k, v in device.limits.items()))
     table = Table("group", "probe", "result", "ms", "what was seen")
     for o in outcomes:
         color = COLORS.get(o.status, "red")
-        table.add_row(o.group, o.name, f"[{color}]{o.status}[/{color}]", f"{o.time_ms:.0f}", o.seen)
+        table.add_row(o.group, o.name, Text(o.status, color), f"{o.time_ms:.0f}", shared.lines(o.seen))
     shared.out.print(table)
-    shared.out.print(f"{verdict.health}", style="bold", highlight=False)
+    shared.out.print(f"{verdict.health}", style="bold")
     for what, why in verdict.disabled:
-        shared.out.print(f"not used from now on: {what}: {why}", highlight=False, markup=False)
+        shared.out.print(f"not used from now on: {what}: {why}")
     for workaround in known:
-        shared.out.print(f"workaround: {workaround}", highlight=False, markup=False)
+        shared.out.print(f"workaround: {workaround}")

@@ -1,4 +1,4 @@
-"""ort-gpu-ep exec: another program, whose sessions have our provider first."""
+"""ort-gpu-ep exec: run another program with this provider in its sessions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ort_gpu_ep.children import hooked
+from ort_gpu_ep.children import announcement, hooked
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import resolve
 
@@ -28,13 +28,13 @@ def exec(
     environment = {**os.environ, **variables}
     placement = resolve({}, environment).placement
     program = command[0]
-    print(f"ort-gpu-ep: WgpuExecutionProvider comes first in all sessions (placement={placement})", file=sys.stderr, flush=True)
+    print(f"ort-gpu-ep: {announcement(placement)}", file=sys.stderr, flush=True)
     try:
-        if os.name == "nt":       # there a program that replaces another one does not keep its process id
+        if sys.platform == "win32":       # there a program that replaces another one does not keep its process id
             raise typer.Exit(subprocess.run(command, env=environment).returncode)
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):      # by Python; a program would inherit that
             signal.signal(ignored, signal.SIG_DFL)
         os.execvpe(program, command, environment)
     except FileNotFoundError:
-        shared.err.print(f"{program}: no such program in PATH", highlight=False, markup=False, soft_wrap=True)
+        shared.err.print(f"{program}: no such program in PATH", soft_wrap=True)
         raise typer.Exit(NOT_FOUND) from None

@@ -9,11 +9,17 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from ort_gpu_ep.cli import shared
+from ort_gpu_ep.cli.inputs import sizes_of
+from ort_gpu_ep.cli.page import page_of
 from ort_gpu_ep.explain import Explanation, why_of
 
 _COLOURS = {"gpu": "green", "host": "cyan", "cpu": "yellow"}
+
+MOST_LISTED = 40
+"""Nodes that are listed one by one without being asked for."""
 
 
 class By(StrEnum):
@@ -49,29 +55,33 @@ _KEYS: dict[Order, Callable[[Any], Any]] = {
 def explain(
     model: shared.ModelArgument,
     option: shared.OptionOption = None,
-    nodes: Annotated[bool, typer.Option("--nodes/--no-nodes", help="One line for each node.")] = True,
+    dims: shared.SizeOption = None,
+    nodes: Annotated[bool | None, typer.Option("--nodes/--no-nodes", help="A line for each node (default: of up to 40).")] = None,
     group: Annotated[By | None, typer.Option("--group", help="One line for each group of nodes instead.")] = None,
     only: Annotated[Device | None, typer.Option("--only", help="Nodes of this device only.")] = None,
     sort: Annotated[Order, typer.Option("--sort", help="Order of the nodes.")] = Order.MODEL,
-    html: Annotated[Path | None, shared.file_to_write("--html", "Write all of it as a page.")] = None,
+    html: Annotated[Path | None, shared.file_to_write("--html", "Write all of it as a page.", (".html", ".htm"))] = None,
     json: shared.JsonOption = False,
 ) -> None:
     """Show for each node of MODEL where it goes and why, the partitions, the bytes that cross, and the memory. Runs nothing."""
-    session = shared.open_session(model, shared.pairs(option, "--option"))
+    session = shared.open_session(model, shared.pairs(option, "--option"), sizes=sizes_of(dims))
     explained = session.explain()
+    count = sum(len(report.nodes) for report in explained.reports)
     if html is not None:
-        page = f"<!doctype html><meta charset='utf-8'><title>{model.stem}</title>{explained._repr_html_()}"
-        html.write_text(page, encoding="utf-8")
+        html.write_text(page_of(model.stem, explained), encoding="utf-8")
     if json:
         shared.print_json({**explained.as_dict(), **({"groups": _groups(explained, group)} if group else {})})
         return
-    shared.out.print(str(explained), highlight=False, markup=False)
+    shared.out.print(shared.lines(str(explained)))
     if group is not None:
         shared.out.print(_group_table(explained, group))
-    elif nodes:
+    elif nodes or only is not None or (nodes is None and count <= MOST_LISTED):
         shared.out.print(_table(explained, only, sort))
+    elif nodes is None:
+        shared.out.print(_group_table(explained, By.OP))
+        shared.out.print(f"--nodes lists all {count} nodes, --only cpu those on the CPU, --html FILE draws them")
     if html is not None:
-        shared.out.print(f"written: {html}", highlight=False, markup=False, soft_wrap=True)
+        shared.out.print(f"written: {html}", soft_wrap=True)
 
 
 def _groups(explained: Explanation, by: By) -> list[dict[str, object]]:
@@ -91,5 +101,5 @@ def _table(explained: Explanation, only: Device | None, sort: Order) -> Table:
         for node in sorted((n for n in report.nodes if only is None or n.device == only), key=_KEYS[sort]):
             colour = _COLOURS[node.device]
             part = str(node.partition) if node.partition >= 0 else ""
-            table.add_row(node.name, node.op, f"[{colour}]{node.device}[/{colour}]", part, why_of(node))
+            table.add_row(node.name, node.op, Text(node.device, colour), part, why_of(node))
     return table

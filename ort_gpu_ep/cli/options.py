@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rich.markup import escape
 from rich.padding import Padding
+from rich.text import Text
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import OPTIONS
@@ -18,5 +18,5 @@ def options(json: shared.JsonOption = False) -> None:
         return
     for option in OPTIONS:
         default = f"={option.default}" if option.default else ""
-        shared.out.print(f"[bold]{option.name}[/bold]{escape(default)}  [dim]{option.variable}[/dim]", highlight=False)
-        shared.out.print(Padding(escape(option.doc), (0, 0, 0, 4)), highlight=False)
+        shared.out.print(Text.assemble((option.name, "bold"), default, "  ", (option.variable, "dim")))
+        shared.out.print(Padding(option.doc, (0, 0, 0, 4)))

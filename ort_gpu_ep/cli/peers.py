@@ -22,7 +22,7 @@ def peer(name: str, model: str) -> Any:
         return shared.cpu_session(model)
     if name == "cuda":
         if CUDA not in onnxruntime.get_available_providers():
-            raise ConfigError("--against cuda: this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu and CUDA")
+            raise ConfigError("cuda: this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu and CUDA")
         return onnxruntime.InferenceSession(model, shared.quiet(), providers=[CUDA, CPU_PROVIDER])
     return _webgpu(model)
 
@@ -31,13 +31,13 @@ def _webgpu(model: str) -> Any:
     try:
         package = import_module(WEBGPU)
     except ImportError as error:
-        raise ConfigError("--against webgpu needs ONNX Runtime's plugin: pip install onnxruntime-ep-webgpu") from error
+        raise ConfigError("webgpu needs ONNX Runtime's plugin: pip install onnxruntime-ep-webgpu") from error
     wanted = package.get_ep_name()
     if not any(d.ep_name == wanted for d in onnxruntime.get_ep_devices()):
         onnxruntime.register_execution_provider_library("webgpu_peer", package.get_library_path())
     devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == wanted]
     if not devices:
-        raise ConfigError("--against webgpu: its plugin finds no device")
+        raise ConfigError("webgpu: its plugin finds no device")
     settings = shared.quiet()
     settings.add_provider_for_devices(devices[:1], {})
     return onnxruntime.InferenceSession(model, settings)

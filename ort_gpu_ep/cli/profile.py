@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ort_gpu_ep.cli import shared
+from ort_gpu_ep.cli.inputs import feeds as inputs_of
 from ort_gpu_ep.cli.plot import plot_profile, pyplot
 from ort_gpu_ep.profiling.trace import write_trace
 
@@ -17,8 +18,8 @@ def profile(
     model: shared.ModelArgument,
     runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs.")] = 21,
     top: Annotated[int, typer.Option("--top", min=0, help="Dispatches that are listed, the longest first.")] = 20,
-    trace: Annotated[Path | None, shared.file_to_write("--trace", "Write a run as JSON for ui.perfetto.dev.")] = None,
-    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw dispatches against the roofs into a .png or .svg file.")] = None,
+    trace: Annotated[Path | None, shared.file_to_write("--trace", "Write a run as JSON for ui.perfetto.dev.", (".json",))] = None,
+    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw dispatches below the roofs.", shared.PICTURES)] = None,
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -31,7 +32,7 @@ def profile(
         pyplot()              # before anything is measured
     session = shared.open_session(model, {"placement": "gpu", **shared.pairs(option, "--option")})
     shared.check_gpu(session)
-    values = shared.feeds(session, inputs, dims, shapes, seed)
+    values = inputs_of(session, model, inputs, dims, shapes, seed)
     with shared.progress("profiling", quiet=json) as tell:
         found = session.profile(values, runs, tell)
     if trace is not None:
@@ -42,7 +43,7 @@ def profile(
         shared.print_json(found.as_dict())
         return
     for line in found.lines(top):
-        shared.out.print(line, highlight=False, markup=False, soft_wrap=True)
+        shared.out.print(line, soft_wrap=True)
     for path in (trace, plot):
         if path is not None:
-            shared.out.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
+            shared.out.print(f"written: {path}", soft_wrap=True)

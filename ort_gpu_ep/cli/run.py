@@ -10,6 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from ort_gpu_ep.cli import shared
+from ort_gpu_ep.cli.inputs import feeds as inputs_of
 
 
 @shared.reports_errors
@@ -28,7 +29,7 @@ def run(
     session = shared.open_session(model, shared.pairs(option, "--option"))
     shared.check_gpu(session)
     loaded = time.perf_counter()
-    values = shared.feeds(session, inputs, dims, shapes, seed)
+    values = inputs_of(session, model, inputs, dims, shapes, seed)
     with shared.waiting("first run"):
         outputs = session.run(None, values)
     done = time.perf_counter()
@@ -47,10 +48,10 @@ def run(
     for f in facts:
         table.add_row(f["name"], f["dtype"], str(f["shape"]), *(f"{f[k]:.6g}" if k in f else "" for k in ("min", "max", "mean")))
     shared.out.print(table)
-    shared.out.print(f"load {(loaded - start) * 1e3:.0f} ms, first run {(done - loaded) * 1e3:.1f} ms", highlight=False)
-    shared.out.print(str(explained), highlight=False, markup=False)
+    shared.out.print(f"load {(loaded - start) * 1e3:.0f} ms, first run {(done - loaded) * 1e3:.1f} ms")
+    shared.out.print(shared.lines(str(explained)))
     if save is not None:
-        shared.out.print(f"outputs written to {save}", highlight=False)
+        shared.out.print(f"outputs written to {save}")
 
 
 def _facts(name: str, array: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ort_gpu_ep.scoring.report import Progress
 def score(
     model: shared.ModelArgument,
     data: Annotated[list[str], typer.Argument(help="Parquet, Arrow, CSV, .npy or .npz files, patterns, or folders.", show_default=False)],
-    out: Annotated[Path, shared.folder_to_write("--out", "A folder for the parts, or FILE.parquet.", "-o", show_default=False)],
+    out: Annotated[Path, shared.folder_to_write("--out", "A folder for the parts, or FILE.parquet.", (".parquet",), show_default=False)],
     adapters: Annotated[str, typer.Option("--adapters", help="all, or 0,1 (0,0: two workers), all,cpu, auto (CPU if it helps).")] = "all",
     batch: Annotated[str, typer.Option("--batch", help="auto, or rows in a run.")] = "auto",
     columns: Annotated[list[str] | None, typer.Option("--columns", help="INPUT=COLUMN, INPUT=C1,C2 or INPUT=PATTERN*; repeat.")] = None,
@@ -35,7 +35,7 @@ def score(
     shard_rows: Annotated[int, typer.Option("--shard-rows", min=0, help="Rows that are written together (0: by their size).")] = 0,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for a batch, after which its worker is replaced.")] = 300.0,
     ray: Annotated[str | None, typer.Option("--ray", help="HOST:PORT of a Ray cluster, auto, or local: its adapters instead.")] = None,
-    option: Annotated[list[str] | None, typer.Option("--option", help="NAME=VALUE, an option of `ort-gpu-ep options`.")] = None,
+    option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:
     """Run MODEL over all rows of DATA on every adapter, and write the outputs in the same order. A killed run goes on."""
@@ -73,9 +73,9 @@ def _picture(at: Progress) -> Group:
 def _print(report: Report) -> None:
     done = report.scored + report.refused
     rate = f"{report.rows_per_s:,.0f} rows/s, after {report.start_s:,.1f} s of preparation"
-    shared.out.print(f"{done:,} rows in {report.seconds:,.1f} s: {rate}", highlight=False)
+    shared.out.print(f"{done:,} rows in {report.seconds:,.1f} s: {rate}")
     if report.batch:
-        shared.out.print(f"batch: {report.batch}", highlight=False, markup=False)
+        shared.out.print(f"batch: {report.batch}")
     table = Table("adapter", "batch", "rows", "rows/s", "busy", "workers replaced")
     for entry in report.adapters:
         table.add_row(entry["name"], str(entry["batch"]), f"{entry['rows']:,}", f"{entry['rows_per_s']:,.0f}", f"{entry['busy']:.0%}",
@@ -86,4 +86,4 @@ def _print(report: Report) -> None:
     if report.refused:
         lines += [f"{report.refused:,} rows have an error instead of outputs; the first: {report.first_error}"]
     for line in [*lines, *report.notes, f"written to {report.output}"]:
-        shared.out.print(line, highlight=False, markup=False)
+        shared.out.print(line)

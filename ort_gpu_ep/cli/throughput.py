@@ -31,11 +31,11 @@ class Throughput:
         return asdict(self)
 
 
-def batches(text: str) -> list[int]:
-    """`1,8,32` as numbers. Raises ModelError."""
-    parts = text.split(",")
+def numbers(text: str, flag: str) -> list[int]:
+    """`1,8,32` as numbers; none of an empty text. Raises ModelError."""
+    parts = text.split(",") if text else []
     if not all(p.isdecimal() and int(p) for p in parts):
-        raise ModelError(f"--batch {text}: expected sizes like 1,8,32")
+        raise ModelError(f"{flag} {text}: expected numbers like 1,8,32")
     return [int(p) for p in parts]
 
 

@@ -9,6 +9,7 @@ import typer
 
 from ort_gpu_ep import tuned
 from ort_gpu_ep.cli import shared
+from ort_gpu_ep.cli.inputs import feeds as inputs_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.errors import ConfigError
@@ -41,7 +42,7 @@ def tune(
         raise ConfigError("tune needs a MODEL, --list or --forget")
     session = shared.open_session(model, {"placement": "gpu", **options})
     shared.check_gpu(session)
-    values = shared.feeds(session, inputs, dims, shapes, seed)
+    values = inputs_of(session, model, inputs, dims, shapes, seed)
     with shared.progress("tuning", quiet=json) as tell:
         found = session.tune(values, budget_s, fresh, tell)
     if json:
@@ -89,4 +90,4 @@ def _line(key: str, found: Measured, estimated: str) -> str:
 
 
 def _say(text: str) -> None:
-    shared.out.print(text, highlight=False, markup=False)
+    shared.out.print(text)

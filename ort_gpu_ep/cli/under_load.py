@@ -20,7 +20,8 @@ from ort_gpu_ep.load import Sampler, open_sampler
 from ort_gpu_ep.load.generator import DUTY, LoadGenerator
 from ort_gpu_ep.session import InferenceSession
 
-IDLE = "idle"
+IDLE = "none"
+"""No load is added; others may keep the GPU busy all the same."""
 LEVELS = (IDLE, *DUTY)
 
 
@@ -64,10 +65,12 @@ class Row:
 
 def sessions(model: Any, options: Mapping[str, str]) -> dict[str, Any]:
     """candidate -> session: onnxruntime's own on the CPU, all on the GPU, and what the options say (placement=auto by default)."""
+    chooses = InferenceSession(model, shared.quiet(), provider_options=dict(options))
+    chooses.wait_ready()
     return {
         "cpu": shared.cpu_session(model),
         "gpu": InferenceSession(model, shared.quiet(), provider_options={**options, "placement": "gpu"}),
-        "auto": InferenceSession(model, shared.quiet(), provider_options=dict(options)),
+        "auto": chooses,
     }
 
 

@@ -1,4 +1,4 @@
-"""Finds the node at which the GPU's values leave the CPU's, and the one whose own error is the largest."""
+"""Finds the node at which the GPU's values leave the CPU's (or float64's), and the one whose own error is the largest."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-4}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of one value.
+    """Of one value from what it is compared with.
 
-    absolute: the largest. relative: that, as a part of the CPU's largest finite magnitude. l2: norm of the difference over the CPU's norm.
+    absolute: the largest. relative: that, as a part of the largest finite magnitude. l2: norm of the difference over the value's norm.
     ulp: the most representable numbers between two elements; 0 where these are no floats. misplaced: elements where only one side is NaN,
     or an infinity of that sign. at, got, want: the element with the largest difference.
     """
@@ -55,8 +55,37 @@ class Difference:
                 f"L2 {self.l2:.2g}, {self.ulp} ULP{lost}{where}")
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One output of two sides. between: their difference. first, second: what each differs from float64 by, None if unknown."""
+
+    between: Difference
+    first: Difference | None = None
+    second: Difference | None = None
+
+    def within(self, tolerance: float | None = None) -> bool:
+        """Whether the first side is right: near the second one, or near float64, or at least no farther from float64 than the second."""
+        if self.between.within(tolerance) or self.first is None or self.second is None:
+            return self.between.within(tolerance)
+        ours, theirs = ((d.misplaced, d.relative) for d in (self.first, self.second))
+        return self.first.within(tolerance) or ours <= theirs
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        third = {"first": self.first.as_dict(), "second": self.second.as_dict()} if self.first and self.second else None
+        return {**self.between.as_dict(), "float64": third}
+
+
+def judged(names: Sequence[str], got: Sequence[Any], want: Sequence[Any], exact: Sequence[Any] | None = None) -> list[Judgement]:
+    """Of the outputs of two runs, and of a third one in float64; sequences and maps are left out."""
+    if exact is None:
+        return [Judgement(d) for d in differences(names, got, want)]
+    sides = (differences(names, a, b) for a, b in ((got, want), (got, exact), (want, exact)))
+    return [Judgement(*three) for three in zip(*sides, strict=True)]
+
+
 def difference(name: str, got: Array, want: Array) -> Difference:
-    """got: the GPU's; want: the CPU's. Of another shape or type, everything is infinitely far."""
+    """want: what is compared with. Of another shape or type, everything is infinitely far."""
     got, want = np.asarray(got), np.asarray(want)
     if got.shape != want.shape or got.dtype != want.dtype:
         inf = float("inf")

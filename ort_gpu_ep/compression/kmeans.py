@@ -17,7 +17,7 @@ def centroids(weights: Array, count: int) -> Array:
     try:
         from sklearn.cluster import KMeans
     except ImportError as error:
-        raise ConfigError("codebooks need scikit-learn: pip install 'ort-gpu-ep[compress]'") from error
+        raise ConfigError("codebooks need scikit-learn: pip install scikit-learn") from error
     flat = weights.reshape(-1).astype(np.float64)
     if len(np.unique(flat[:SAMPLE])) <= count and len(distinct := np.unique(flat)) <= count:
         return distinct.astype(np.float32)

@@ -20,8 +20,8 @@ from ort_gpu_ep.compression.layers import MIN_WEIGHTS, WEIGHT_INPUTS, Array, Lay
 from ort_gpu_ep.compression.methods import Encoded, Method, apart, encode, fitting, parse_method
 from ort_gpu_ep.compression.prune import by_magnitude, by_samples
 from ort_gpu_ep.compression.reading import read_by
-from ort_gpu_ep.compression.report import LayerReport, Report
-from ort_gpu_ep.compression.samples import differences, load_samples, random_samples, session_of
+from ort_gpu_ep.compression.report import FITTED, HELD, RANDOM, LayerReport, Report
+from ort_gpu_ep.compression.samples import Comparison, Samples, compared, load_samples, random_samples, session_of
 from ort_gpu_ep.compression.static import quantized
 from ort_gpu_ep.errors import ConfigError, ModelError
 from ort_gpu_ep.weights.functions import DOMAIN, MIN_OPSET, VERSION, functions
@@ -40,17 +40,22 @@ Tell = Callable[[str, float], None]
 
 def compress(
     model: str | Path, out: str | Path, method: str, *, calibrate: str | Path | Mapping[str, Array] | None = None,
-    layers: Sequence[tuple[str, str]] = (), max_error: float | None = None, tell: Tell = lambda text, part: None,
+    labels: str | Path | Array | None = None, layers: Sequence[tuple[str, str]] = (), max_error: float | None = None,
+    tell: Tell = lambda text, part: None,
 ) -> Report:
     """Writes a model with smaller weights to `out`: plain ONNX, that ONNX Runtime's CPU runs with the same result.
 
-    method: of methods.KNOWN. calibrate: samples for each input, a .npz file or arrays. layers: (pattern of a layer's or weight's name,
-    method), the first that matches counts. max_error: a layer whose error (of its outputs where samples tell it, else of its weight) is
-    larger takes the next gentler method. tell: is told what comes next and the part that is done. Nothing is written where it fails.
+    method: of methods.KNOWN. calibrate: samples for each input, a .npz file or arrays; a fourth of them is held out from fitting, to
+    compare outputs on. labels: the class of each sample, a .npy file or an array, for the accuracy before and after.
+    layers: (pattern of a layer's or weight's name, method), the first that matches counts. max_error: a layer whose error (of its outputs
+    where samples tell it, else of its weight) is larger takes the next gentler method. tell: is told what comes next and the part that is
+    done. Nothing is written where it fails.
     Raises ConfigError, ModelError.
     """
     source, target = Path(model), Path(out)
     wanted, patterns = parse_method(method), [(pattern, parse_method(text)) for pattern, text in layers]
+    if labels is not None and calibrate is None:
+        raise ConfigError("labels need samples: --calibrate DATA.npz with as many samples as there are labels")
     if target.exists():
         raise ModelError(f"{target} exists: give another path, or remove it")
     if not target.parent.is_dir():
@@ -58,7 +63,8 @@ def compress(
     tell("reading", 0.0)
     given = _read(source)
     before = session_of(given)
-    feeds = load_samples(calibrate, before) if calibrate is not None else None
+    samples = load_samples(calibrate, before, labels) if calibrate is not None else None
+    feeds = samples.fit if samples is not None else None
     loaded = _prepared(given, source)
     found = find_layers(loaded)
     left, left_nbytes = left_alone(loaded, {layer.weight for layer in found})
@@ -77,11 +83,11 @@ def compress(
         chosen = _chosen(found, wanted, patterns)
         made, reports = _by_layers(loaded, chosen, feeds, max_error, notes, tell)
     tell("comparing outputs", 0.95)
-    error, agreement = _compared(before, session_of(made), feeds, notes)
+    comparison, on = _compared(before, session_of(made), samples, given, notes)
     data = made.SerializeToString()
     _write(target, data)
     tell("done", 1.0)
-    return Report(tuple(reports), (_file_nbytes(source, given), len(data)), error, agreement, tuple(notes))
+    return Report(tuple(reports), (_file_nbytes(source, given), len(data)), comparison, on, tuple(notes))
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -122,18 +128,21 @@ def _the_rest(model: onnx.ModelProto, reports: Sequence[LayerReport]) -> tuple[o
 
 
 def _compared(
-    before: Any, after: Any, feeds: Sequence[Mapping[str, Array]] | None, notes: list[str],
-) -> tuple[float | None, float | None]:
-    """What `differences` says, on random inputs where there are no samples; None where the model doesn't run on any."""
-    if feeds is not None:
-        return differences(before, after, feeds)
+    before: Any, after: Any, samples: Samples | None, model: onnx.ModelProto, notes: list[str],
+) -> tuple[Comparison | None, str]:
+    """On the samples that were held out, on those there are, or on random inputs, and which; None where the model runs on none."""
+    if samples is not None:
+        if not samples.held_out:
+            notes.append("too few samples to hold some out: outputs were compared on those that the weights were fitted to")
+        return compared(before, after, samples.held, samples.labels), HELD if samples.held_out else FITTED
     try:
-        feeds = random_samples(before)
+        feeds = random_samples(before, model)
     except ModelError as error:
         notes.append(f"outputs were not compared: {str(error).partition('; give')[0]}; --calibrate gives samples")
-        return None, None
-    notes.append("outputs were compared on random inputs; --calibrate gives samples to compare, and to fit, by")
-    return differences(before, after, feeds)
+        return None, RANDOM
+    notes.append("warning: outputs were compared on random inputs, which says nothing of accuracy. Give samples (--calibrate DATA.npz, an "
+                 "array for each input) and their classes (--labels LABELS.npy)")
+    return compared(before, after, feeds), RANDOM
 
 
 def _opset(model: onnx.ModelProto) -> int:

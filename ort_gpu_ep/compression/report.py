@@ -6,6 +6,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ort_gpu_ep.compression.samples import Comparison
+
+RANDOM, FITTED, HELD = "random", "fitted to", "held out"
+
+FEW = 100
+"""Samples below which a report has counts, no percentage: one sample more or less would be over a point."""
+
 
 @dataclass(frozen=True)
 class LayerReport:
@@ -28,19 +35,34 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Report:
-    """file_nbytes: of the model before and after. output_error: of the outputs on calibration inputs, or random ones, relative L2, the
-    largest of the outputs; None where the model did not run on any. agreement: part of these samples whose largest output is the same.
-    notes: what a user should know.
+    """file_nbytes: of the model before and after. compared: its outputs before and after; None where the model did not run on any input.
+    on: what samples these were: `held out` from fitting, `fitted to`, or `random`. notes: what a user should know.
     """
 
     layers: tuple[LayerReport, ...]
     file_nbytes: tuple[int, int]
-    output_error: float | None
-    agreement: float | None
+    compared: Comparison | None
+    on: str = RANDOM
     notes: tuple[str, ...] = ()
 
+    @property
+    def output_error(self) -> float | None:
+        """The largest relative L2 error of an output; None where nothing was compared."""
+        return None if self.compared is None else self.compared.error
+
+    @property
+    def agreement(self) -> float | None:
+        """Part of the predictions that are the same; None on random inputs, which say nothing of it."""
+        return self.compared.same / self.compared.predictions if self.compared and self.compared.predictions and self.on != RANDOM else None
+
+    @property
+    def accuracy(self) -> tuple[float, float] | None:
+        """Part of the predictions that are right, before and after; None without labels."""
+        found = self.compared
+        return None if found is None or found.right is None else (found.right[0] / found.predictions, found.right[1] / found.predictions)
+
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "output_error": self.output_error, "agreement": self.agreement, "accuracy": self.accuracy}
 
     def lines(self) -> Iterator[str]:
         for layer in self.layers:
@@ -49,7 +71,24 @@ class Report:
             yield (f"{layer.name} ({layer.op}): {layer.method}{asked}, {layer.nbytes:,} -> {layer.packed_nbytes:,} B, "
                    f"density {layer.density:.0%}, weight error {layer.weight_error:.1e}{output}")
         before, after = self.file_nbytes
-        agreement = "" if self.agreement is None else f", the largest output agrees for {self.agreement:.1%} of the samples"
-        outputs = "" if self.output_error is None else f"; outputs differ by {self.output_error:.1e}{agreement}"
-        yield f"file: {before:,} -> {after:,} B ({after / before:.1%}){outputs}"
+        yield f"file: {before:,} -> {after:,} B ({after / before:.1%})"
+        found = self.compared
+        if found is not None and found.error is not None:
+            yield f"outputs differ by {found.error:.1e} (relative L2) on {_counted(found.samples, self.on)}"
+        if found is not None and self.agreement is not None:
+            yield f"same prediction: {_part(found.same, found.predictions)}"
+        if found is not None and found.right is not None:
+            before_after = " -> ".join(_part(count, found.predictions) for count in found.right)
+            yield f"right predictions: {before_after}"
         yield from self.notes
+
+
+def _counted(count: int, on: str) -> str:
+    inputs = "sample" if on != RANDOM else "random input"
+    what = {RANDOM: "", HELD: " held out from fitting", FITTED: " that it was fitted to"}[on]
+    return f"{count:,} {inputs}{'s' if count != 1 else ''}{what}"
+
+
+def _part(count: int, whole: int) -> str:
+    """A percentage of few would say more than is known."""
+    return f"{count:,} of {whole:,}" + (f" ({count / whole:.1%})" if whole >= FEW else "")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +39,10 @@ def quantized(
         source, target = Path(folder) / "model.onnx", Path(folder) / "int8.onnx"
         try:
             onnx.save(onnx.shape_inference.infer_shapes(_with_flat_biases(model)), source)
-            quantize_static(
-                source, target, Reader(), QuantFormat.QDQ, per_channel=True, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
+            with _without_advice():
+                quantize_static(
+                    source, target, Reader(), QuantFormat.QDQ, per_channel=True,
+                    activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
         except OSError as error:
             raise ModelError(f"temporary files in {folder}: {error.strerror or error}; TMPDIR names another folder") from error
         except Exception as error:
@@ -46,6 +51,20 @@ def quantized(
         made = onnx.load(target)
     held = {i.name: i for i in made.graph.initializer}
     return made, [_reported(layer, held) for layer in layers]
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """onnxruntime's quantizer logs advice to the root logger: to run a preparation that this package has done. Others' messages pass."""
+    def is_ours(record: logging.LogRecord) -> bool:
+        return f"{os.sep}onnxruntime{os.sep}quantization{os.sep}" not in record.pathname
+
+    root = logging.getLogger()
+    root.addFilter(is_ours)
+    try:
+        yield
+    finally:
+        root.removeFilter(is_ours)
 
 
 def _with_flat_biases(model: onnx.ModelProto) -> onnx.ModelProto:

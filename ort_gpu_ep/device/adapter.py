@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 
+from ort_gpu_ep.device.classes import DeviceClass
 from ort_gpu_ep.device.identity import identified, physical_devices
 from ort_gpu_ep.device.info import FEATURES, AdapterInfo, is_identity, pick
 from ort_gpu_ep.device.library import GPUError, lib
 from ort_gpu_ep.device.objects import Adapter, Device, enumerate_adapters
-from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.registry import Limits
 
 _TYPES = {lib.WGPUAdapterType_DiscreteGPU: "discrete", lib.WGPUAdapterType_IntegratedGPU: "integrated",
@@ -19,6 +20,19 @@ _BACKENDS = {lib.WGPUBackendType_Vulkan: "Vulkan", lib.WGPUBackendType_Metal: "M
 _lock = threading.Lock()
 _found: list[tuple[AdapterInfo, Adapter]] | None = None
 _identified: tuple[AdapterInfo, ...] | None = None
+_held_to: DeviceClass | None = None
+
+
+def hold_to(found: DeviceClass) -> None:
+    """All adapters of this process offer no more than a class of GPUs does, and say that they are integrated ones.
+
+    What it can't change is the size of subgroups: it counts as unknown then. Raises ConfigError, once adapters were looked at.
+    """
+    global _held_to
+    with _lock:
+        if _found is not None:
+            raise ConfigError(f"device class {found.name}: this process has looked at its adapters already; hold them to it before")
+        _held_to = found
 
 
 def adapters() -> tuple[AdapterInfo, ...]:
@@ -35,6 +49,9 @@ def _enumerate() -> list[tuple[AdapterInfo, Adapter]]:
     with _lock:
         if _found is None:
             raw = [a for a in enumerate_adapters() if a.info.backendType in _BACKENDS]
+            if _held_to is not None:
+                for adapter in raw:
+                    adapter.restrict(_held_to.features, _held_to.limits)
             raw.sort(key=lambda a: _PREFERENCE.index(_type(a)))
             _found = [(_info(i, a), a) for i, a in enumerate(raw)]
         return _found
@@ -45,7 +62,8 @@ def _type(raw: Adapter) -> str:
 
 
 def _info(index: int, raw: Adapter) -> AdapterInfo:
-    return AdapterInfo(index, raw.name, _type(raw), _BACKENDS[raw.info.backendType], raw.description, raw.info.vendorID, raw.info.deviceID)
+    name, kind = (raw.name, _type(raw)) if _held_to is None else (f"{raw.name} as {_held_to.name}", "integrated")
+    return AdapterInfo(index, name, kind, _BACKENDS[raw.info.backendType], raw.description, raw.info.vendorID, raw.info.deviceID)
 
 
 def choose(wanted: str) -> tuple[AdapterInfo, Adapter]:
@@ -72,7 +90,19 @@ def limits_of(raw: Adapter) -> Limits:
         raw.features, got.maxStorageBufferBindingSize, got.maxBufferSize, min(got.maxStorageBuffersPerShaderStage, 32),
         got.maxComputeWorkgroupStorageSize, min(got.maxComputeInvocationsPerWorkgroup, got.maxComputeWorkgroupSizeX),
         got.maxComputeWorkgroupsPerDimension, got.minStorageBufferOffsetAlignment,
-        LLVMPIPE_LOOP_ITERATIONS if "llvmpipe" in raw.name else ANY_LOOP_ITERATIONS)
+        LLVMPIPE_LOOP_ITERATIONS if "llvmpipe" in raw.name else ANY_LOOP_ITERATIONS, _subgroup_size(raw))
+
+
+_SUBGROUP_SIZES = {0x10DE: 32}
+"""PCI vendor -> invocations of every subgroup. NVIDIA: a warp (CUDA C++ Programming Guide, "Hardware Implementation")."""
+
+
+def _subgroup_size(raw: Adapter) -> int:
+    """What the backend tells where it is one size; wgpu-native 27 tells 0. Then what is known of the vendor's hardware."""
+    low, high = raw.info.subgroupMinSize, raw.info.subgroupMaxSize
+    if _held_to is not None and (low, high) != _held_to.subgroups:
+        return 0
+    return high if low == high > 0 else _SUBGROUP_SIZES.get(raw.info.vendorID, 0) if not high else 0
 
 
 LLVMPIPE_LOOP_ITERATIONS = 65535

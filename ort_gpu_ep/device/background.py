@@ -6,6 +6,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
+
+from ort_gpu_ep.device.allowance import Allowance, current
 
 
 class Background:
@@ -13,13 +16,13 @@ class Background:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[tuple[Callable[[], None], Allowance | None]] = deque()
         self._works = False
 
     def add(self, work: Callable[[], None]) -> None:
-        """work: called once; it raises nothing."""
+        """work: called once, for the session that this thread works for; it raises nothing."""
         with self._lock:
-            self._waiting.append(work)
+            self._waiting.append((work, current()))
             if self._works:
                 return
             self._works = True
@@ -31,8 +34,9 @@ class Background:
                 if not self._waiting:
                     self._works = False
                     return
-                work = self._waiting.popleft()
-            work()
+                work, allowance = self._waiting.popleft()
+            with allowance if allowance is not None else nullcontext():
+                work()
 
 
 def ending() -> bool:

@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.index_check import Word
+from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.recording import Part
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.scheduler.template import Filled
 
 
-class Owner(Protocol):
-    """The program of a plan, see program.py."""
-
-    lock: threading.Lock
-
-    def used(self, prepared: Any) -> None:
-        """Another run of a plan. Under the lock."""
-
-
-class Plan(Protocol):
-    """A plan on the device, see prepared.py."""
-
-    gpu: Gpu
-    version: int
-    closed: bool
-
-    @property
-    def program(self) -> Owner: ...
-
-    def current(self, filled: Filled) -> Any:
-        """Makes slots, parameters and constants those of a set of sizes."""
-
-    def bind(self, inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
-        """The bind group of each step."""
-
-    def parts(self, shape: Any, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Part]:
-        """What a run records."""
-
-    def recorded(self, parts: list[Part]) -> tuple[list[Any], Word | None]:
-        """The command buffers of a run, and its own word."""
-
-
 class Bound:
     """Runs with these inputs and outputs. Used by one thread at a time."""
 
-    def __init__(self, prepared: Plan, filled: Filled, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    def __init__(self, prepared: Prepared, filled: Filled, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         self.inputs, self.outputs, self.gpu = list(inputs), list(outputs), prepared.gpu
-        self._prepared, self._filled, self._program = prepared, filled, prepared.program
+        self._prepared, self._filled, self._lock = prepared, filled, prepared.context.lock
         self._parts: tuple[tuple[Any, ...], list[Part]] | None = None               # each with what it holds for
         self._ahead: tuple[tuple[Any, ...], tuple[list[Any], Word | None]] | None = None
 
@@ -61,8 +28,8 @@ class Bound:
 
     def run(self) -> Word | None:
         """Enqueues one run. Returns the word to read with its results, if there is one. Raises DeviceError."""
-        with self._program.lock:
-            self._program.used(self._prepared)
+        with self._lock:
+            self._prepared.used()
             shape = self._prepared.current(self._filled)
             ahead, self._ahead = self._ahead, None
             commands, word = ahead[1] if ahead is not None and ahead[0] == self._state(shape) else self._record(shape)
@@ -71,14 +38,14 @@ class Bound:
 
     def record_ahead(self) -> bool:
         """Records the next run, if it goes as the one before. Whether that was to be done."""
-        if self._parts is None or self._ahead is not None or not self._program.lock.acquire(blocking=False):
+        if self._parts is None or self._ahead is not None or not self._lock.acquire(blocking=False):
             return False
         try:
             state = self._parts[0]
             if state == self._state(state[-1]):
                 self._ahead = state, self._prepared.recorded(self._parts[1])
         finally:
-            self._program.lock.release()
+            self._lock.release()
         return self._ahead is not None
 
     def _state(self, shape: Any) -> tuple[Any, ...]:

@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+from ort_gpu_ep.device.allowance import Allowance, current
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, MAP_READ, STORAGE
-from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError
+from ort_gpu_ep.errors import DeviceError, MemoryLimitError, OutOfDeviceMemoryError
 from ort_gpu_ep.registry import Limits
 
 _USAGE = STORAGE | COPY_SRC | COPY_DST
@@ -34,6 +35,7 @@ class Buffer:
     nbytes: its size, a multiple of 4, at least what was asked for. serial: never reused, so that a cached bind group can't
     meet another buffer than its own (submitting one of a destroyed buffer would abort the process). freed_s: when it came
     into the pool (monotonic clock). forgotten: corrects the statistics if the buffer is dropped without `free`, as after an error.
+    users: the session that it counts for, none while it is in the pool.
     """
 
     raw: Any
@@ -42,6 +44,7 @@ class Buffer:
     serial: int = field(default_factory=itertools.count().__next__)
     freed_s: float = 0.0
     forgotten: Any = field(default=None, repr=False)
+    users: list[Allowance] = field(default_factory=list, repr=False)
 
 
 Piece = tuple[Buffer, int, int]
@@ -73,18 +76,28 @@ class Stats:
 class Buffers(ABC):
     """The memory of one device. Thread-safe.
 
-    memory_limit_nbytes: what may be held at most, 0 for what the adapter has.
+    memory_limit_nbytes: what this thread's session may hold; without one, what all may hold together, as it was set. 0 for what the
+    adapter has.
     """
 
     def __init__(self, info: AdapterInfo, raw: Any, limits: Limits) -> None:
         self.info, self.limits, self.stats = info, limits, Stats()
         self.device = raw
-        self.memory_limit_nbytes = 0
+        self._limit_nbytes = 0
         self._lock = threading.RLock()
         self._free: dict[int, list[Buffer]] = {}
         self._staging: dict[int, list[Buffer]] = {}
         self._swept_s = time.monotonic()
         self._most_nbytes = self._most_before_nbytes = 0    # in use at once, since the last sweep and before it
+
+    @property
+    def memory_limit_nbytes(self) -> int:
+        allowance = current()
+        return allowance.memory_nbytes if allowance is not None else self._limit_nbytes
+
+    @memory_limit_nbytes.setter
+    def memory_limit_nbytes(self, nbytes: int) -> None:
+        self._limit_nbytes = nbytes
 
     @abstractmethod
     def check_alive(self) -> None:
@@ -99,25 +112,38 @@ class Buffers(ABC):
         """The exception that an error of wgpu means."""
 
     def allocate(self, nbytes: int) -> Buffer:
-        """A buffer of at least nbytes, from the pool where it has one. Content undefined. Never waits.
+        """A buffer of at least nbytes, from the pool where it has one, for this thread's session. Content undefined. Never waits.
 
         Raises: OutOfDeviceMemoryError, DeviceLostError.
         """
-        size = size_class(nbytes)
+        size, allowance = size_class(nbytes), current()
         with self._lock:
-            self.check_alive()
-            pool = self._free.get(size)
-            if pool:
-                self.stats.pooled_nbytes -= size
-                buffer = pool.pop()
-            else:
-                buffer = self.create(size, _USAGE)
-            self._most_nbytes = max(self._most_nbytes, self.stats.allocated_nbytes - self.stats.pooled_nbytes)
+            if allowance is not None:
+                allowance.take(size)
+            try:
+                buffer = self._allocated(size)
+            except BaseException:
+                if allowance is not None:
+                    allowance.give_back(size)
+                raise
+            if allowance is not None:
+                buffer.users.append(allowance)
             return buffer
 
+    def _allocated(self, size: int) -> Buffer:
+        self.check_alive()
+        pool = self._free.get(size)
+        if pool:
+            self.stats.pooled_nbytes -= size
+            buffer = pool.pop()
+        else:
+            buffer = self.create(size, _USAGE)
+        self._most_nbytes = max(self._most_nbytes, self.stats.allocated_nbytes - self.stats.pooled_nbytes)
+        return buffer
+
     def create(self, size: int, usage: int) -> Buffer:
-        """A buffer for a pool of the caller's. Raises: OutOfDeviceMemoryError, DeviceLostError."""
-        limit = self.memory_limit_nbytes
+        """A buffer for a pool of the caller's. Raises: OutOfDeviceMemoryError (MemoryLimitError), DeviceLostError."""
+        limit = self._limit_nbytes
         if size > self.limits.max_buffer_nbytes:
             raise OutOfDeviceMemoryError(
                 f"device memory: a buffer of {size} B is asked for, {self.info.name} allows {self.limits.max_buffer_nbytes} B in one. "
@@ -125,7 +151,7 @@ class Buffers(ABC):
         if limit and self.stats.allocated_nbytes + size > limit:
             self.trim()
         if limit and self.stats.allocated_nbytes + size > limit:
-            raise OutOfDeviceMemoryError(
+            raise MemoryLimitError(
                 f"device memory: {self.stats.allocated_nbytes} B are held and {size} B more asked for, memory_limit_mb allows {limit} B. "
                 "Close sessions, use a smaller batch, or raise memory_limit_mb.")
         raw = self._created(size, usage)
@@ -133,7 +159,8 @@ class Buffers(ABC):
         self.stats.allocated_nbytes += size
         self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
         buffer = Buffer(raw, size, raw.handle)
-        buffer.forgotten = weakref.finalize(buffer, _uncount, self.stats, self._lock, size)   # a finalizer of `self` would keep it alive
+        # a finalizer of `self` would keep it alive
+        buffer.forgotten = weakref.finalize(buffer, _uncount, self.stats, self._lock, size, buffer.users)
         buffer.forgotten.atexit = False
         return buffer
 
@@ -158,6 +185,7 @@ class Buffers(ABC):
     def free(self, buffer: Buffer) -> None:
         """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never waits."""
         with self._lock:
+            _give_back(buffer.users, buffer.nbytes)
             buffer.freed_s = time.monotonic()
             self._free.setdefault(buffer.nbytes, []).append(buffer)
             self.stats.pooled_nbytes += buffer.nbytes
@@ -197,10 +225,16 @@ class Buffers(ABC):
         buffer.forgotten()
 
 
-def _uncount(stats: Stats, lock: Any, nbytes: int) -> None:
+def _uncount(stats: Stats, lock: Any, nbytes: int, users: list[Allowance]) -> None:
     with lock:
+        _give_back(users, nbytes)
         stats.allocated_nbytes -= nbytes
         stats.buffers -= 1
+
+
+def _give_back(users: list[Allowance], nbytes: int) -> None:
+    while users:
+        users.pop().give_back(nbytes)
 
 
 def size_class(nbytes: int) -> int:

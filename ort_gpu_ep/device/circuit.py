@@ -15,6 +15,10 @@ log = logging.getLogger("ort_gpu_ep")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 """The pause after the first failure; it doubles with each failure that follows, up to the longest."""
 
+LONGEST_AFTER_KILL_S = 4.0
+"""The longest pause after the worker process was killed from outside: that says nothing about the adapter. Were it the system, for want of
+memory, it would kill the next one too."""
+
 PATIENCE = 3
 """Failures in a row that open the circuit where one of them may be the run's own fault (memory, a shader)."""
 
@@ -71,17 +75,20 @@ class Circuit:
                 if not self._open:
                     self._failures, self._pause_s = 0, 0.0
 
-    def failed(self, why: str, at_once: bool) -> None:
-        """A run on the GPU failed. at_once: opens the circuit now; otherwise PATIENCE such failures in a row do."""
+    def failed(self, why: str, at_once: bool, killed: bool = False) -> None:
+        """A run on the GPU failed. at_once: opens the circuit now; otherwise PATIENCE such failures in a row do.
+
+        killed: as GpuEpError has it.
+        """
         with self._lock:
             self._failures += 1
             if self._open or not (at_once or self._failures >= PATIENCE):
                 return
-            self._trip()
+            self._trip(killed)
         log.warning("the GPU is left alone for %g s, then probed; runs go to the CPU meanwhile: %s", self._pause_s, why)
 
-    def _trip(self) -> None:
-        self._pause_s = min(self._pause_s * 2 or FIRST_PAUSE_S, LONGEST_PAUSE_S)
+    def _trip(self, killed: bool) -> None:
+        self._pause_s = min(self._pause_s * 2 or FIRST_PAUSE_S, max(self._pause_s, LONGEST_AFTER_KILL_S) if killed else LONGEST_PAUSE_S)
         self._until = self._clock() + self._pause_s
         self._open = True
 
@@ -96,7 +103,7 @@ class Circuit:
             if problem is None:
                 self._open, self._failures = False, 0
             else:
-                self._trip()
+                self._trip(getattr(problem, "killed", False))
         if problem is None:
             log.warning("the GPU passed its probe and is used again")
         else:

@@ -9,18 +9,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import index_check, native, waiting
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
+from ort_gpu_ep.device.allowance import current
 from ort_gpu_ep.device.buffers import STAGING, Buffer, Buffers, Piece, size_class
 from ort_gpu_ep.device.cache import Cache
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.library import GPUError, ffi
 from ort_gpu_ep.device.probe import probe
-from ort_gpu_ep.device.timing import Stopwatch, Timer
 from ort_gpu_ep.errors import DeviceError, DeviceLostError, InternalError, OutOfDeviceMemoryError
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.utilization import Uses
@@ -44,6 +44,18 @@ Maker: TypeAlias = "Callable[[AdapterInfo, Any, Limits], Gpu]"
 """Makes a Gpu of an adapter, its device and its limits."""
 
 
+class PassTimes(Protocol):
+    """What measures the GPU time of passes recorded while it is a device's timer, see timing.py. each: of every dispatch."""
+
+    each: bool
+
+    def recording(self, owner: object, first: int) -> Any:
+        """What a command buffer's passes are timed by. owner, first: whose it is, and the first step in it."""
+
+    def read_s(self) -> float:
+        """Seconds on the GPU. Waits."""
+
+
 class Gpu(Buffers):
     """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one.
 
@@ -57,7 +69,7 @@ class Gpu(Buffers):
 
     def __init__(self, info: AdapterInfo, raw: Any, limits: Limits) -> None:
         super().__init__(info, raw, limits)
-        self.hang_timeout_s = self.last_wait_s = self.last_arrival_s = 0.0
+        self._hang_timeout_s = self.last_wait_s = self.last_arrival_s = 0.0
         self.pollers = waiting.Pollers()
         self.circuit = Circuit(lambda: probe(info))
         self.uses = Uses(not info.is_software)
@@ -66,7 +78,7 @@ class Gpu(Buffers):
         self.trusted: frozenset[str] = frozenset()
         self.lost = ""
         self.reported = False       # whether the circuit knows of the loss
-        self.timer: Timer | Stopwatch | None = None
+        self.timer: PassTimes | None = None
         self._pending: list[Any] = []
         self._idle: weakref.WeakSet[Any] = weakref.WeakSet()
         self.layouts = Cache()      # one for each number of bindings, and which of them are written: few
@@ -90,9 +102,17 @@ class Gpu(Buffers):
                 gpu = cls._open[key] = successor(info, request_device(info, raw), limits_of(raw))
                 gpu.circuit = cls._circuits.setdefault(key, gpu.circuit)
             gpu.hang_timeout_s = config.hang_timeout_ms / 1e3
-            if config.memory_limit_mb:
-                gpu.memory_limit_nbytes = config.memory_limit_mb << 20
             return gpu
+
+    @property
+    def hang_timeout_s(self) -> float:
+        """How long this thread's session waits for the GPU, 0 for ever; without one, what was set last."""
+        allowance = current()
+        return allowance.hang_timeout_s if allowance is not None else self._hang_timeout_s
+
+    @hang_timeout_s.setter
+    def hang_timeout_s(self, seconds: float) -> None:
+        self._hang_timeout_s = seconds
 
     def successor(self, info: AdapterInfo, raw: Any, limits: Limits) -> Gpu:
         """The device that takes this one's place after it was lost."""
@@ -309,14 +329,8 @@ class Gpu(Buffers):
                 f"{self.info.name}: the driver dropped the device ({self.lost}). Its sessions get a new one once the adapter "
                 "has passed a probe (with strict=1, new sessions do).")
 
-    def start_timing(self) -> bool:
-        """Measures the GPU time of every run recorded from now on. False where the adapter has no timestamps."""
-        if self.timer is None and "timestamp-query" in self.limits.features:
-            self.timer = Timer(self)
-        return self.timer is not None
-
     def stop_timing(self) -> None:
-        """Ends what `start_timing` began."""
+        """Ends what `timing.start_timing` began."""
         with self._lock:
             timer, self.timer = self.timer, None
             if timer is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ort_gpu_ep.device import index_check, native, staging
 from ort_gpu_ep.device.buffers import STAGING, Buffer, size_class
+from ort_gpu_ep.device.error_words import Words
 from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
 from ort_gpu_ep.device.library import lib
 from ort_gpu_ep.device.recording import BufferCopy, Part
@@ -14,13 +15,6 @@ from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.scheduler.template import Filled
 from ort_gpu_ep.types import TensorType
-
-
-class Plan(Protocol):
-    """A plan on the device, see prepared.py."""
-
-    gpu: Gpu
-    words: index_check.Words | None
 
 
 class InFlight:
@@ -33,14 +27,13 @@ class InFlight:
 
     __slots__ = ("ahead", "arrival", "copies", "inputs", "large", "mappings", "outputs", "parts", "staging", "uploads", "words")
 
-    def __init__(self, prepared: Plan, filled: Filled) -> None:
-        gpu = prepared.gpu
+    def __init__(self, gpu: Gpu, words: Words | None, filled: Filled) -> None:
         self.inputs, self.outputs = list[Tensor](), list[Tensor]()
         self.arrival = native.Arrival(lib.WGPUMapMode_Read)
         self.parts: tuple[Any, int, Any, list[Part]] | None = None
         self.ahead: tuple[Any, int, Any, list[Any]] | None = None
-        self.words = prepared.words
-        places, staging_nbytes = places_of(filled.outputs, prepared.words)
+        self.words = words
+        places, staging_nbytes = places_of(filled.outputs, words)
         self.staging: Buffer | None = None
         self.large: staging.LargeInputs | None = None
         try:
@@ -60,8 +53,8 @@ class InFlight:
         self.copies = [
             BufferCopy(t.buffer.native, 0, self.staging.native, place, (t.type.nbytes + 3) & ~3)
             for t, place in zip(self.outputs, places, strict=False)]
-        if prepared.words is not None:
-            self.copies.append(BufferCopy(prepared.words.shared.buffer.native, 0, self.staging.native, places[-1], index_check.NBYTES))
+        if words is not None:
+            self.copies.append(BufferCopy(words.shared.buffer.native, 0, self.staging.native, places[-1], index_check.NBYTES))
 
     def free(self, gpu: Gpu, broken: bool = False) -> None:
         """Gives its memory back. broken: its run may still be under way, so that staging buffers go when the driver is done with them."""
@@ -81,7 +74,7 @@ def nbytes_of(gpu: Gpu, filled: Filled) -> int:
     return inputs + staging.large_nbytes(gpu, inputs) + 2 * outputs
 
 
-def places_of(types: Sequence[TensorType], words: index_check.Words | None = None) -> tuple[list[int], int]:
+def places_of(types: Sequence[TensorType], words: Words | None = None) -> tuple[list[int], int]:
     """Where in a staging buffer each of these tensors is, and behind them the plan's word if there is one; and the bytes of all."""
     places, end = [], 0
     for nbytes in (*(t.nbytes for t in types), *((index_check.NBYTES,) if words is not None else ())):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from ort_gpu_ep.device import native
 from ort_gpu_ep.errors import IndexOutOfRangeError, InputError, IntegerDivisionError
 from ort_gpu_ep.registry import DIVISOR, INDEX, LENGTH
 
 NBYTES = 4
-_ZERO = bytes(NBYTES)
 
 _WHAT: dict[int, tuple[type[InputError], str]] = {
     INDEX: (IndexOutOfRangeError, "an index is out of range in {}. Expected -size to size - 1 of the dimension that it selects from: "
@@ -21,16 +19,6 @@ _WHAT: dict[int, tuple[type[InputError], str]] = {
     DIVISOR: (IntegerDivisionError, "an integer is divided by 0 in {}: look at the inputs that these nodes take their divisors from"),
 }
 """Bit of a word -> the exception, and its text with the nodes left open."""
-
-
-class Memory(Protocol):
-    """A device's, see gpu.py."""
-
-    def allocate(self, nbytes: int) -> Any:
-        """A buffer."""
-
-    def upload(self, buffer: Any, offset_bytes: int, address: int, nbytes: int) -> None:
-        """Copies host memory into a buffer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -47,32 +35,6 @@ class Word:
     def piece(self) -> tuple[Any, int, int]:
         """What is read of its buffer."""
         return self.buffer, self.offset_bytes, NBYTES
-
-
-class Words:
-    """The word that a plan's kernels write to, and words of single runs: what it is copied to where others may run before it is read.
-
-    Those lie behind a zero, as many as a buffer holds. Not thread-safe.
-    """
-
-    def __init__(self, gpu: Memory, shared: Any, graph: str, nodes: tuple[str, ...]) -> None:
-        self.shared = Word(shared, 0, graph, nodes)
-        self._gpu = gpu
-        self._buffer: Any = None
-        self._end = 0
-
-    def own(self) -> Word:
-        """Of a run that is recorded now; its buffer begins with 0, and goes with it. Raises DeviceError."""
-        if self._buffer is None or self._end + NBYTES > self._buffer.nbytes:
-            buffer = self._gpu.allocate(NBYTES)         # as much as the pool's smallest
-            self._gpu.upload(buffer, 0, native.address_of(_ZERO), NBYTES)
-            self._buffer, self._end = buffer, NBYTES
-        self._end += NBYTES
-        return Word(self._buffer, self._end - NBYTES, self.shared.graph, self.shared.nodes)
-
-    def clear(self) -> None:
-        """Of the plan's word, for the runs that follow. Those under way may be taken for bad ones: they are then done again, and right."""
-        self._gpu.upload(self.shared.buffer, 0, native.address_of(_ZERO), NBYTES)
 
 
 def check(words: Iterable[Word], values: Iterable[int]) -> None:

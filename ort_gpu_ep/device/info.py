@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from ort_gpu_ep.errors import AdapterError
 
-FEATURES = ("shader-int64", "shader-f16", "subgroup", "timestamp-query", "timestamp-query-inside-passes")
+FEATURES = ("shader-int64", "shader-f16", "shader-f64", "subgroup", "timestamp-query", "timestamp-query-inside-passes")
 """Asked for where the adapter has them."""
 
 
@@ -57,9 +58,9 @@ def pick(found: Sequence[AdapterInfo], wanted: str) -> AdapterInfo:
     """The one of these adapters that `wanted` means. Raises AdapterError, naming what there is."""
     there = "; ".join(f"{i.index}: {i.name} ({i.type}, {i.backend})" for i in found) or "none"
     if not found:
-        raise AdapterError(
-            "no GPU adapter: got no Vulkan, Metal or DX12 adapter, expected at least one. Install a GPU driver, or Mesa's "
-            "software driver (Debian, Ubuntu: mesa-vulkan-drivers), or use placement=cpu.")
+        from ort_gpu_ep.device.missing import no_adapter
+
+        raise AdapterError(no_adapter(os.environ))
     for info in found:
         if not wanted or matches(wanted, info):
             return info

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ort_gpu_ep import interrupts
@@ -23,6 +23,7 @@ _MAX_ADAPTERS = 256
 
 _FEATURES = {
     "shader-int64": lib.WGPUNativeFeature_ShaderInt64, "shader-f16": lib.WGPUFeatureName_ShaderF16,
+    "shader-f64": lib.WGPUNativeFeature_ShaderF64,
     "subgroup": lib.WGPUNativeFeature_Subgroup, "timestamp-query": lib.WGPUFeatureName_TimestampQuery,
     "timestamp-query-inside-passes": lib.WGPUNativeFeature_TimestampQueryInsidePasses}
 
@@ -260,8 +261,15 @@ class Adapter(Object):
         lib.wgpuAdapterInfoFreeMembers(self.info[0])
         self.features = frozenset(name for name, number in _FEATURES.items() if lib.wgpuAdapterHasFeature(handle, number))
 
+    def restrict(self, features: Iterable[str], limits: Mapping[str, int]) -> None:
+        """From now on it offers no more than this, by WebGPU's names of limits: wgpu-native holds its devices to it."""
+        self.features &= frozenset(features)
+        for name, value in limits.items():
+            own = getattr(self.limits, name)
+            setattr(self.limits, name, max(own, value) if name.startswith("min") else min(own, value))
+
     def request_device(self, label: str, features: Iterable[str]) -> Device:
-        """A device with all of the adapter's limits. Raises RuntimeError, where the driver refuses."""
+        """A device with what the adapter offers. Raises RuntimeError, where the driver refuses."""
         numbers = ffi.new("WGPUFeatureName[]", [_FEATURES[name] for name in features])
         native = ffi.new("WGPUNativeLimits *", {"maxNonSamplerBindings": self.native_limits.maxNonSamplerBindings})
         native.chain.sType = lib.WGPUSType_NativeLimits

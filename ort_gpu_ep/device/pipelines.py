@@ -11,14 +11,14 @@ from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.errors import ShaderError
-from ort_gpu_ep.registry import Kernel, parts
+from ort_gpu_ep.registry import Kernel, Limits, parts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.shaders.composer import parameters
 from ort_gpu_ep.types import TensorType
 
-Composer: TypeAlias = Callable[[Kernel, Mapping[str, tuple[TensorType, bool]], int], str]
-"""The WGSL of a kernel: (kernel, its bindings, bytes of one at most), see shaders.compose. A drill brings one that plants a fault."""
+Composer: TypeAlias = Callable[[Kernel, Mapping[str, tuple[TensorType, bool]], Limits], str]
+"""The WGSL of a kernel: (kernel, its bindings, the adapter's limits), see shaders.compose. A drill brings one that plants a fault."""
 
 
 def is_checked(gpu: Gpu, option: str, shader: str) -> bool:
@@ -43,7 +43,7 @@ def pipelines(gpu: Gpu, steps: Sequence[Dispatch | Copy], checked: str, composer
 def pipeline(gpu: Gpu, dispatch: Dispatch, option: str, composer: Composer = compose) -> Any:
     """The pipeline of a dispatch. Raises ShaderError, with the composed source, where it does not compile."""
     limit, checked = gpu.limits.max_binding_nbytes, is_checked(gpu, option, dispatch.kernel.shader)
-    source = composer(dispatch.kernel, dispatch.bindings, limit)
+    source = composer(dispatch.kernel, dispatch.bindings, gpu.limits)
     written = tuple(t.written for t in dispatch.tensors for _ in parts(t.type, limit))
     varies = bool(parameters(dispatch.kernel, dispatch.bindings))
     bound = (written, varies, len(dispatch.awaited))

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
-from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import native, objects, steady
+import numpy as np
+
+from ort_gpu_ep.device import native, objects
 from ort_gpu_ep.device.binding import Bound, bind_group, bound_of
 from ort_gpu_ep.device.buffers import Buffer
-from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.index_check import NBYTES, Word, Words
+from ort_gpu_ep.device.context import PlanContext
+from ort_gpu_ep.device.error_words import Words
+from ort_gpu_ep.device.index_check import NBYTES, Word
 from ort_gpu_ep.device.library import GPUError
-from ort_gpu_ep.device.pipelines import Composer, pipelines
-from ort_gpu_ep.device.prologue import Prologue
+from ort_gpu_ep.device.pipelines import pipelines
 from ort_gpu_ep.device.recording import BufferCopy, Command, Part, encode, in_rows, lone_dispatch
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import Graph
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
 
 MAX_BINDINGS = 16
 """Sets of input and output buffers whose bind groups a plan keeps."""
 
-MAX_STEADY = 4
-"""Sets of sizes that a plan keeps inputs, outputs and recordings for, see Steady."""
-
 MAX_REGIONS = 16
 """Sets of sizes whose shader parameters are on the device at the same time."""
+
+MAX_LEFT = 8
+"""Sets of sizes that a plan remembers to have moved on from: as many may take turns and each keep its recordings."""
 
 GROWTH = 1.5
 """A buffer that was too small gets so much more than it needs: ever longer inputs then seldom need another one."""
@@ -48,25 +48,6 @@ _PARAMETERS = objects.UNIFORM | objects.COPY_DST
 
 _Run: TypeAlias = "tuple[tuple[Any, ...], list[Tensor], list[Tensor]]"
 """(key: serial and offset of each buffer, inputs, outputs)."""
-
-
-class Owner(steady.Owner, Protocol):
-    """The program of a plan, see program.py. Everything under its lock."""
-
-    gpu: Gpu
-    graph: Graph
-    config: Config
-    composer: Composer
-    prologue: Prologue
-
-    def weight(self, name: str) -> Buffer:
-        """A weight's buffer."""
-
-    def upload(self, buffer: Buffer, address: int, nbytes: int) -> None:
-        """Copies a constant to the device."""
-
-    def often(self, filled: Filled) -> None:
-        """There were SPECIALIZE_AFTER runs of these sizes, which the plan does not fix."""
 
 
 @dataclass(eq=False)
@@ -104,17 +85,21 @@ def _there(run: _Run) -> bool:
 
 
 class Prepared:
-    """A template with its pipelines, buffers and bind groups. Not thread-safe: its program's lock is held.
+    """A template with its pipelines, buffers and bind groups. Not thread-safe: the context's lock is held.
 
-    compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then. version: counts up when recordings made so
-    far can't be submitted any more. closed: there will be no further run. words: in which its kernels note an index out of range, or None.
+    compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then. often: told of a set of sizes that
+    SPECIALIZE_AFTER runs had, which the plan does not fix. version: counts up when recordings made so far can't be submitted any more.
+    closed: there will be no further run. words: in which its kernels note an index out of range, or None. last_use: see PlanContext.uses.
     """
 
-    def __init__(self, template: Template, program: Owner, compiled: list[Any] | None = None) -> None:
-        self.template, self.program, self.gpu, plan, once = template, program, program.gpu, template.plan, program.prologue
+    def __init__(
+        self, template: Template, context: PlanContext, compiled: list[Any] | None = None, often: Callable[[Filled], object] | None = None,
+    ) -> None:
+        self.template, self.context, self.gpu, plan, once = template, context, context.gpu, template.plan, context.prologue
+        self._often, self.last_use = often, next(context.uses)
         self.is_specialized = compiled is not None
         steps = [*plan.steps, *once.missing(plan.prologue)]     # the pipelines of the latter are nobody's when it has run
-        compiled = compiled or pipelines(self.gpu, steps, program.config.checked_shaders, program.composer)
+        compiled = compiled or pipelines(self.gpu, steps, context.config.checked_shaders, context.composer)
         self._pipelines = compiled[:len(plan.steps)]
         self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in enumerate(plan.steps)]
         self._once = once.buffers(plan.prologue)
@@ -123,6 +108,7 @@ class Prepared:
         self._parameters: Buffer | None = None
         self._shapes: OrderedDict[tuple[Any, ...], _Shape] = OrderedDict()
         self._current: _Shape | None = None         # whose constants are on the device
+        self._left: OrderedDict[tuple[int, ...], None] = OrderedDict()
         self._regions = list(range(MAX_REGIONS))    # those that are free
         self._inner: dict[int, Any] = {}
         self._bindings: OrderedDict[tuple[Any, ...], list[Any]] = OrderedDict()
@@ -130,7 +116,6 @@ class Prepared:
         self._next: tuple[_Shape, _Run] | None = None
         self.version, self.closed = 0, False
         self.words: Words | None = None
-        self._steady: OrderedDict[tuple[int, ...], steady.Steady] = OrderedDict()
         self._needed: list[int] = []                # of each slot, the most since its size was last looked at
         self._wanted: tuple[int, ...] = ()          # by the latest run
         self._until_look = SHRINK_RUNS
@@ -141,7 +126,7 @@ class Prepared:
             for name, nbytes in template.plan.kept:
                 self._constants[name] = self._filled_buffer(bytes(nbytes))
             if ERROR_WORD in self._constants:
-                self.words = Words(self.gpu, self._constants[ERROR_WORD], program.graph.name, template.plan.reporting)
+                self.words = Words(self.gpu, self._constants[ERROR_WORD], context.graph.name, template.plan.reporting)
             if template.parameter_nbytes:
                 self._parameters = self.gpu.create(MAX_REGIONS * template.parameter_nbytes, _PARAMETERS)
         except Exception:
@@ -154,14 +139,12 @@ class Prepared:
     def _filled_buffer(self, data: bytes) -> Buffer:
         buffer = self.gpu.allocate(len(data))
         if data:
-            self.program.upload(buffer, native.address_of(data), len(data))
+            self.context.upload(buffer, native.address_of(data), len(data))
         return buffer
 
     def close(self) -> None:
         self.closed = True
-        self._free_slots()
-        while self._steady:
-            self._steady.popitem()[1].close()
+        self.free_slots()
         for buffer in self._constants.values():
             self.gpu.free(buffer)
         if self._parameters is not None:
@@ -173,7 +156,7 @@ class Prepared:
     def last_plan(self) -> Plan:
         """The plan with the numbers of the last run. Raises InternalError before the first."""
         if self._current is None:
-            raise InternalError(f"program {self.program.graph.name}: no run of this plan is known")
+            raise InternalError(f"program {self.context.graph.name}: no run of this plan is known")
         return self.template.at(self._current.filled)
 
     def run(self, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> Word | None:
@@ -191,31 +174,32 @@ class Prepared:
             self.gpu.on_wait(self)
         return word
 
-    def steady(self, filled: Filled) -> steady.Steady:
-        """Runs of these sizes, all that they need prepared."""
-        found = self._steady.get(filled.numbers)
-        if found is None:
-            found = self._steady[filled.numbers] = steady.Steady(self, filled)
-            if len(self._steady) > MAX_STEADY:
-                self._steady.popitem(last=False)[1].close()
-        self._steady.move_to_end(filled.numbers)
-        return found
+    def numbers(self, names: Iterable[str]) -> dict[str, int]:
+        """Waits for the last run. What it left in places that are kept, of one uint32 each. Raises DeviceError, InputError."""
+        found = {name: np.zeros(1, np.uint32) for name in names}
+        self.gpu.download_all([((self._constants[name], 0, 4), array.ctypes.data) for name, array in found.items()])
+        return {name: int(array[0]) for name, array in found.items()}
+
+    def used(self, is_new: bool = False) -> None:
+        """Another run of this plan. is_new: for which it was made."""
+        self.context.made_plan.append(is_new)
+        self.last_use = next(self.context.uses)
 
     def current(self, filled: Filled) -> _Shape:
         """Makes slots, parameters and constants those of a set of sizes, for the run that is enqueued next. Raises DeviceError."""
         self._fit_slots(filled.slots)
         shape = self._shape(filled)
         shape.runs += 1
-        if shape.runs == SPECIALIZE_AFTER and self.template.varies:
-            self.program.often(filled)
+        if shape.runs == SPECIALIZE_AFTER and self.template.varies and self._often is not None:
+            self._often(filled)
         return shape
 
-    def leave(self, filled: Filled) -> None:
-        """Another plan has these sizes from now on: frees what is kept for them, and the slots until a run of others wants them."""
-        kept = self._steady.pop(filled.numbers, None)
-        if kept is not None:
-            kept.close()
-        self._free_slots()
+    def free_slots(self) -> None:
+        """Gives the memory of values inside the plan back, until the next run."""
+        self._forget_bindings()
+        for buffer in self._slots:
+            self.gpu.free(buffer)
+        self._slots = []
 
     def warm_up(self, step: int, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. The slots are there.
@@ -237,7 +221,7 @@ class Prepared:
         try:
             self._allocate_slots(wanted)
         except Exception:
-            self._free_slots()
+            self.free_slots()
             raise
 
     def _allocate_slots(self, wanted: tuple[int, ...]) -> None:
@@ -267,12 +251,6 @@ class Prepared:
         self.gpu.free(self._slots.pop(slot))    # before there is another one: together they may be more than fits
         self._slots.insert(slot, self.gpu.allocate(nbytes))
 
-    def _free_slots(self) -> None:
-        self._forget_bindings()
-        for buffer in self._slots:
-            self.gpu.free(buffer)
-        self._slots = []
-
     def _forget_bindings(self) -> None:
         """Another buffer: no bind group or recording that may name the old one is used again."""
         self.version += 1
@@ -280,28 +258,56 @@ class Prepared:
         self._bindings.clear()
         self._groups.clear()
         for shape in self._shapes.values():
-            shape.ahead = None
+            shape.ahead = shape.key = None
+            shape.following.clear()         # what is a slot's now may have been an output's then
         self._next = None
 
     def _shape(self, filled: Filled) -> _Shape:
         """What is kept of these sizes, their parameters and constants on the device."""
         shape = self._shapes.get(filled.numbers)
+        is_new = shape is None
         if shape is None:
-            if not self._regions:
-                self._regions.append(self._shapes.popitem(last=False)[1].region)
-            shape = _Shape(filled, self._regions[-1])
-            if self._parameters is not None:
-                data = filled.parameters
-                self.gpu.upload(self._parameters, shape.region * self.template.parameter_nbytes, native.address_of(data), len(data))
-            self._shapes[filled.numbers] = shape    # only now: what failed is not on the device
-            self._regions.pop()
+            shape = self._moved_on(filled) or self._added(filled)
         self._shapes.move_to_end(filled.numbers)
-        if filled.constants and self._current is not shape:
+        if filled.constants and (is_new or self._current is not shape):
             self._current = None
             for name, data in filled.constants.items():
                 self._set_constant(name, data)
         self._current = shape
         return shape
+
+    def _added(self, filled: Filled) -> _Shape:
+        """A region of its own for these sizes."""
+        if not self._regions:
+            self._regions.append(self._shapes.popitem(last=False)[1].region)
+        shape = _Shape(filled, self._regions[-1])
+        self._upload_parameters(shape.region, filled)
+        self._shapes[filled.numbers] = shape    # only now: what failed is not on the device
+        self._regions.pop()
+        return shape
+
+    def _moved_on(self, filled: Filled) -> _Shape | None:
+        """The sizes of the last run with other parameters, where recordings stay as they are: a mask that grows by one each run. None where
+        these sizes were left like that before: then sizes come again, and each set keeps what it has.
+        """
+        shape = self._current
+        if shape is None or self._shapes.get(shape.filled.numbers) is not shape or filled.numbers in self._left:
+            return None
+        if (shape.filled.groups, shape.filled.nbytes) != (filled.groups, filled.nbytes):
+            return None
+        self._upload_parameters(shape.region, filled)
+        self._left[shape.filled.numbers] = None
+        if len(self._left) > MAX_LEFT:
+            self._left.popitem(last=False)
+        del self._shapes[shape.filled.numbers]
+        shape.filled, shape.runs = filled, 0
+        self._shapes[filled.numbers] = shape
+        return shape
+
+    def _upload_parameters(self, region: int, filled: Filled) -> None:
+        if self._parameters is not None:
+            data = filled.parameters
+            self.gpu.upload(self._parameters, region * self.template.parameter_nbytes, native.address_of(data), len(data))
 
     def _set_constant(self, name: str, data: bytes) -> None:
         buffer = self._constants.get(name)
@@ -315,13 +321,13 @@ class Prepared:
 
     def record_ahead(self) -> None:
         """Called while the host waits for the GPU: the next run most likely uses the buffers that came next before."""
-        if self.program.lock.acquire(blocking=False):
+        if self.context.lock.acquire(blocking=False):
             try:
                 if self._next and not self._next[0].ahead:
                     shape, run = self._next
                     shape.ahead = (self.gpu.timer, run[0], *self._record(shape, *run))
             finally:
-                self.program.lock.release()
+                self.context.lock.release()
 
     def _record(self, shape: _Shape, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> tuple[list[Any], Word | None]:
         """The command buffers of a run: one, or with `submit_each` one a step. And its own word."""
@@ -337,22 +343,24 @@ class Prepared:
 
     def encode(self, parts: list[Part], copies: Sequence[Part] = ()) -> list[Any]:
         """The command buffers of a run, of what `parts` gave. copies: the last one makes these, too. Needs no lock. Raises DeviceError."""
-        return encode(self.gpu, self, self.program.graph.name, parts, copies, lambda: f"a recording of\n{self.template.plan}\n")
+        return encode(self.gpu, self, self.context.graph.name, parts, copies, lambda: f"a recording of\n{self.template.plan}\n")
 
     def parts(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Part]:
         """What a run records: dispatches in a row as one, copies between them. groups: the bind group of each step."""
         timer = self.gpu.timer
         each = self.gpu.submit_each or (timer is not None and timer.each)
-        return in_rows([[command] for command in self.commands(shape, groups, inputs, outputs)], each)
+        return in_rows([[command] if command else [] for command in self.commands(shape, groups, inputs, outputs)], each)
 
-    def commands(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Command]:
-        """Of each step, what it records."""
-        start, found = shape.region * self.template.parameter_nbytes, list[Command]()
+    def commands(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Command | None]:
+        """Of each step, what it records; None for a copy of what is there already."""
+        start, found = shape.region * self.template.parameter_nbytes, list[Command | None]()
         for index, step in enumerate(self.template.plan.steps):
             workgroups, offset = shape.filled.groups[index], self.template.offsets[index]
             if isinstance(step, Copy):
                 (source, at), (target, to) = (self.place(p, inputs, outputs) for p in (step.source, step.target))
-                found.append(BufferCopy(source.native, at, target.native, to, ((shape.filled.nbytes[index] or 0) + 3) & ~3))
+                nbytes = ((shape.filled.nbytes[index] or 0) + 3) & ~3
+                in_place = source is target and at == to
+                found.append(None if in_place else BufferCopy(source.native, at, target.native, to, nbytes))
             else:
                 assert workgroups is not None, "a dispatch has workgroups"
                 found.append((self._pipelines[index], groups[index], workgroups, None if offset is None else start + offset))
@@ -366,7 +374,7 @@ class Prepared:
             case Kind.OUTPUT:
                 return outputs[place.index].buffer, outputs[place.index].offset_bytes
             case Kind.WEIGHT:
-                return self.program.weight(place.name), 0
+                return self.context.weight(place.name), 0
             case Kind.PREPARED:
                 return self._once[place], 0
             case Kind.CONSTANT | Kind.KEPT:

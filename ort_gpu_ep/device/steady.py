@@ -1,8 +1,8 @@
-"""Runs of one set of sizes that come again and again: whatever can be there before a run begins is there.
+"""Fast path for repeated input shapes: buffers, bind groups and a pre-recorded command buffer.
 
 Such a run writes its inputs into buffers of its own, submits once what was recorded during an earlier run, readback included, and copies
 its outputs from the memory that the driver maps. Several may be under way at a time: each has an InFlight. Those of
-three threads and more may be submitted together, see contention.py.
+three threads and more may be submitted together, see joined_runs.py.
 """
 
 from __future__ import annotations
@@ -10,22 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import index_check, native
-from ort_gpu_ep.device.coalescing import CONTENDED
-from ort_gpu_ep.device.contention import Contention
 from ort_gpu_ep.device.copying import copy
-from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.in_flight import InFlight, nbytes_of, places_of
+from ort_gpu_ep.device.joined_runs import CONTENDED, Contention, GroupedRun
 from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
-from ort_gpu_ep.device.recording import Part
-from ort_gpu_ep.device.run_group import Apart, GroupedRun, RunGroup
-from ort_gpu_ep.device.tensor import Tensor
+from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.errors import InputError, OutOfDeviceMemoryError
-from ort_gpu_ep.graph import Graph
-from ort_gpu_ep.scheduler.template import Filled, Template
+from ort_gpu_ep.scheduler.template import Filled
 
 MAX_IN_FLIGHT = 8
 """Runs of one set of sizes that are under way at the same time: two keep a GPU busy, more wait behind each other."""
@@ -34,53 +28,11 @@ MAX_IN_FLIGHT_NBYTES = 256 << 20
 """What the inputs, outputs and staging buffers of all runs of one set of sizes take at most; there is one in any case."""
 
 
-class Owner(Protocol):
-    """The program of a plan, see program.py."""
-
-    lock: threading.Lock
-    config: Config
-    graph: Graph
-
-    def used(self, prepared: Any) -> None:
-        """Another run of a plan. Under the lock."""
-
-    def apart(self, base: Template, filled: Filled) -> tuple[Template, list[Any]]:
-        """A plan of the same sizes, each value with memory of its own, and its pipelines. Without the lock."""
-
-    def placed(self, template: Template, compiled: list[Any]) -> Apart:
-        """Such a plan on the device. Under the lock."""
-
-
-class Plan(Protocol):
-    """A plan on the device, see prepared.py."""
-
-    gpu: Gpu
-    template: Template
-    version: int
-    closed: bool
-    words: index_check.Words | None
-
-    @property
-    def program(self) -> Owner: ...
-
-    def current(self, filled: Filled) -> Any:
-        """Makes slots, parameters and constants those of a set of sizes."""
-
-    def bind(self, inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
-        """The bind group of each step."""
-
-    def parts(self, shape: Any, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Part]:
-        """What a run records."""
-
-    def encode(self, parts: list[Part], copies: Sequence[Part] = ()) -> list[Any]:
-        """The command buffers of a run."""
-
-
 class Steady:
     """Runs of a plan with one set of sizes. Thread-safe."""
 
-    def __init__(self, prepared: Plan, filled: Filled) -> None:
-        self.prepared, self.filled, self.program, self._gpu = prepared, filled, prepared.program, prepared.gpu
+    def __init__(self, prepared: Prepared, filled: Filled) -> None:
+        self.prepared, self.filled, self._gpu = prepared, filled, prepared.gpu
         places, _ = places_of(filled.outputs, prepared.words)
         self._sizes = [(t.nbytes & ~3, t.nbytes) for t in filled.inputs]        # what is written as it is, and all
         self._places = [(place, t.nbytes) for place, t in zip(places, filled.outputs, strict=False)]
@@ -183,10 +135,10 @@ class Steady:
         if isinstance(own, GroupedRun):
             return own.submitted()
         prepared, gpu = self.prepared, self._gpu
-        with self.program.lock:
+        with prepared.context.lock:
             if prepared.closed or self._closed:
                 return None
-            self.program.used(prepared)
+            prepared.used()
             commands = self._commands(own, prepared.current(self.filled))
             if afresh and own.words is not None:
                 own.words.clear()
@@ -195,7 +147,7 @@ class Steady:
             return gpu.run(commands, own.mappings)
 
     def _commands(self, own: InFlight, shape: Any) -> list[Any]:
-        """The recording that was made ahead, if it still holds, else a new one. Under the program's lock. Raises DeviceError."""
+        """The recording that was made ahead, if it still holds, else a new one. Under the context's lock. Raises DeviceError."""
         prepared = self.prepared
         ahead, own.ahead = own.ahead, None
         if ahead is not None and ahead[2] is shape and ahead[1] == prepared.version and ahead[0] is prepared.gpu.timer:
@@ -229,9 +181,9 @@ class Steady:
                 return None
             self._made += 1
             if self._made == CONTENDED and self.contention is None:
-                self.contention = Contention.of(self)
+                self.contention = Contention.of(self.prepared, self.filled)
         try:
-            return InFlight(self.prepared, self.filled)
+            return InFlight(self._gpu, self.prepared.words, self.filled)
         except OutOfDeviceMemoryError:
             with self._lock:
                 self._made -= 1
@@ -260,11 +212,3 @@ class Steady:
             contention.close()
         for own in idle:
             own.free(self._gpu)
-
-    def submit(self, group: RunGroup) -> int | None:
-        """Submits runs together. None where the plan is gone. Raises DeviceError."""
-        with self.program.lock:
-            if self.prepared.closed or self._closed:
-                return None
-            self.program.used(self.prepared)
-            return group.submit()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ort_gpu_ep.types import TensorType
-
 if TYPE_CHECKING:
     from ort_gpu_ep.device.buffers import Buffer  # loads wgpu-native, which a process with isolated sessions does without
+    from ort_gpu_ep.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)

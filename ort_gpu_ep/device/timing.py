@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ort_gpu_ep.device import native
-from ort_gpu_ep.device.buffers import Buffer
+from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, QUERY_RESOLVE
 
 PAIRS = 2048
 """Pairs of timestamps in one query set: WebGPU allows 4,096 queries."""
-
-
-class TimedDevice(Protocol):
-    """What timing needs of a Gpu."""
-
-    device: Any
-
-    def create(self, size: int, usage: int) -> Buffer:
-        """A buffer of the caller's."""
-
-    def destroy(self, buffer: Buffer) -> None:
-        """Returns it to the driver."""
-
-    def download(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int) -> None:
-        """Waits for earlier work, and copies it to host memory."""
 
 
 class Timer:
@@ -34,7 +19,7 @@ class Timer:
 
     each = False
 
-    def __init__(self, gpu: TimedDevice) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._period_ns = native.timestamp_period_ns(gpu.device)
         self._queries = gpu.device.create_query_set(2)
@@ -61,10 +46,17 @@ class Timer:
         return float(ticks[1] - ticks[0]) * self._period_ns * 1e-9
 
 
+def start_timing(gpu: Gpu) -> bool:
+    """Measures the GPU time of every run recorded from now on, until `Gpu.stop_timing`. False where the adapter has no timestamps."""
+    if gpu.timer is None and "timestamp-query" in gpu.limits.features:
+        gpu.timer = Timer(gpu)
+    return gpu.timer is not None
+
+
 class Stopwatch:
     """Timestamps around every pass of everything that is recorded meanwhile. each: a pass for every dispatch."""
 
-    def __init__(self, gpu: TimedDevice, each: bool) -> None:
+    def __init__(self, gpu: Gpu, each: bool) -> None:
         self._gpu, self.each = gpu, each
         self._recordings: dict[tuple[object, int], _Recording] = {}
 
@@ -89,7 +81,7 @@ class Stopwatch:
 class _Recording:
     """The timestamps of one command buffer. steps: the first of each of its passes."""
 
-    def __init__(self, gpu: TimedDevice, each: bool) -> None:
+    def __init__(self, gpu: Gpu, each: bool) -> None:
         self._gpu, self.each, self.steps = gpu, each, list[int]()
         self._period_ns = native.timestamp_period_ns(gpu.device)
         self._sets: list[tuple[Any, Any, Any]] = []

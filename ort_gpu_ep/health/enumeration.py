@@ -18,6 +18,7 @@ from typing import Any
 from ort_gpu_ep import store
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import AdapterInfo
+from ort_gpu_ep.device.loader_paths import manifests
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.health import drivers
 from ort_gpu_ep.health.helper import HelperError, list_adapters
@@ -83,6 +84,14 @@ def look(config: Config) -> tuple[AdapterInfo, ...]:
     return _seen.adapters
 
 
+def known(config: Config) -> tuple[AdapterInfo, ...] | None:
+    """The adapters, if an earlier look tells; None where nobody has looked. It does not look itself. Raises: AdapterError, as `look`."""
+    if config.health == "off":
+        return None
+    sight = _seen if _seen is not None and _seen.holds else _cached(config.cache_path)
+    return look(config) if sight is not None and sight.holds else None
+
+
 def _adapters_here() -> tuple[AdapterInfo, ...]:
     """Looks in this process, which loads the drivers."""
     from ort_gpu_ep.device.adapter import adapters as here
@@ -117,7 +126,7 @@ def _pause_s(failures: int) -> float:
 
 def _culprits() -> str:
     """Which driver it is: each alone in a process. Empty where only one is known, or all are well alone."""
-    known = drivers.manifests(os.environ)
+    known = manifests(os.environ)
     if len(known) < 2:
         return f" The driver: {known[0]}." if known else ""
     bad = []

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import queue
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ort_gpu_ep.child import command, ending, environment, starved_s
@@ -29,19 +32,30 @@ STARVED = 0.02
 class Worker:
     """One process and the lines that it prints. touches: whether it has said that it goes to the drivers now."""
 
-    def __init__(self, job: dict[str, object], variables: Mapping[str, str] | None = None) -> None:
-        """variables: of the environment, besides this process's. Raises OSError, if no process can be started."""
+    def __init__(
+        self, job: dict[str, object], variables: Mapping[str, str] | None = None, module: str = "ort_gpu_ep.health.worker",
+        payload: Iterable[Any] = (), listens: bool = False,
+    ) -> None:
+        """variables: of the environment, besides this process's. payload: buffers that follow the job. listens: it gets lines later.
+
+        Raises OSError, if no process can be started.
+        """
         self._process = subprocess.Popen(
-            command("ort_gpu_ep.health.worker"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, env={**environment(), **(variables or {})}, start_new_session=True)     # a terminal's Ctrl-C is for the parent
-        self._lines: queue.Queue[str | None] = queue.Queue()
+            command(module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={**environment(), **(variables or {})}, start_new_session=True)     # a terminal's Ctrl-C is for the parent
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
         self.touches = False
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(job))
-            self._process.stdin.close()
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            for part in payload:
+                self._process.stdin.write(part)
+            self._process.stdin.flush()
         except BrokenPipeError:
             pass           # it ended before it read its job; how, the exit code says
+        if not listens:
+            self.hang_up()
+        _running.add(self)
         self._reader = threading.Thread(target=self._read, name="ort_gpu_ep-probe", daemon=True)
         self._reader.start()
 
@@ -49,9 +63,26 @@ class Worker:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                if line.endswith("\n"):       # not what a crash has cut short
+                if line.endswith(b"\n"):       # not what a crash has cut short
                     self._lines.put(line)
         self._lines.put(None)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tell(self, line: dict[str, object]) -> None:
+        """Sends a line to a process that listens."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(line).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """No line follows: a process that listens ends now."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def line(self, timeout_s: float) -> dict[str, Any] | None:
         """The next line; None at the end. Raises TimeoutError."""
@@ -78,17 +109,42 @@ class Worker:
                 if left_s < STARVED * limit_s or time.monotonic() >= deadline:
                     raise
 
-    def end(self, kill: bool = False) -> int:
+    def end(self, kill: bool = False, patience_s: float = 10.0) -> int:
         """Waits for the process, or ends it; its exit code."""
         if kill:
             self._process.kill()
         try:
-            code = self._process.wait(10)
+            code = self._process.wait(patience_s)
         except subprocess.TimeoutExpired:     # a driver that hangs while it is unloaded
             self._process.kill()
             code = self._process.wait()
+        self.hang_up()
         self._reader.join()
+        _running.discard(self)
         return code
+
+
+_running: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def kill_all() -> None:
+    """Ends the helpers of this process, which is about to end itself."""
+    for worker in list(_running):
+        worker._process.kill()
+
+
+def _after_fork() -> None:
+    """In the child: the helpers are the parent's, and shall see when that is gone."""
+    for worker in list(_running):
+        worker._process.returncode = 0
+        for pipe in (worker._process.stdin, worker._process.stdout):
+            with suppress(OSError, AttributeError):
+                os.close(pipe.fileno())     # type: ignore[union-attr]  # not `close`: a lock of its buffer may be held
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class HelperError(AdapterError):

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
@@ -53,13 +54,31 @@ def take_stale(cache_path: str, key: str) -> int:
     """Removes the markers of processes that are gone, and says how many there were."""
     count = 0
     try:
-        for path in folder_of(cache_path).glob(f"{key}.*.open"):
-            if not _is_running(path):
-                path.unlink(missing_ok=True)
-                count += 1
+        for path in _stale(cache_path, key):
+            path.unlink(missing_ok=True)
+            count += 1
     except OSError as error:
         log.info("markers in %s can't be read: %s", folder_of(cache_path), error)
     return count
+
+
+def any_stale(cache_path: str, key: str) -> bool:
+    """Whether a process that had the adapter open is gone without closing it."""
+    try:
+        return any(True for _ in _stale(cache_path, key))
+    except OSError:
+        return False
+
+
+def forgive(cache_path: str, pid: int) -> None:
+    """Removes the markers of a process that this one, or somebody else, has ended: that says nothing about an adapter."""
+    with suppress(OSError):
+        for path in folder_of(cache_path).glob(f"*.{pid}-*.open"):
+            path.unlink(missing_ok=True)
+
+
+def _stale(cache_path: str, key: str) -> Iterator[Path]:
+    yield from (path for path in folder_of(cache_path).glob(f"{key}.*.open") if not _is_running(path))
 
 
 def _is_running(path: Path) -> bool:

@@ -105,10 +105,9 @@ def _verdict(info: AdapterInfo, key: str, cache_path: str) -> Verdict:
     strikes = (cached.strikes if cached else 0) + bool(stale)
     why = "first use" if cached is None else f"the last process that used it did not end cleanly ({strikes} so far)"
     start = time.perf_counter()
-    verdict = replace(quick(info), strikes=strikes)
+    verdict = quick(info)
     log.info("%s: %s, probed in %.1f s: %s", info.name, why, time.perf_counter() - start, verdict.health)
-    if cached is not None and cached.depth == "full" and cached.probed:     # a quick look takes nothing back that the doctor has found
-        verdict = replace(verdicts.with_quirks(verdict, cached.disabled), depth="full")
+    verdict = replace(verdicts.added(verdict, cached) if cached is not None else verdict, strikes=strikes)
     if verdict.probed:
         verdicts.write(cache_path, key, verdict)
     return verdict

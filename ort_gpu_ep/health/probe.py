@@ -7,8 +7,9 @@ where the adapter does not offer what it tests. `disables` says what can't be tr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -18,10 +19,10 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, Tensor, run_wgsl
 from ort_gpu_ep.errors import DeviceError, WrongResultError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
-from ort_gpu_ep.registry import ADAPTER, Kernel
+from ort_gpu_ep.registry import ADAPTER, Kernel, Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.shaders import compose
-from ort_gpu_ep.types import UINT8, TensorType, dtype_of, packed
+from ort_gpu_ep.types import UINT8, Shape, TensorType, dtype_of, packed
 
 POISON = 0xFF
 """Every output buffer is filled with it first (NaN, -1), so that an element that is never written is seen."""
@@ -101,6 +102,15 @@ class Trial:
         if feature not in self.gpu.limits.features:
             raise Unsupported(f"the adapter has no {feature}")
 
+    def some(self, *axes: Sequence[Any], of: int = 2, turn: int = 0) -> Iterator[tuple[Any, ...]]:
+        """Every combination; on a software adapter, which compiles each for up to half a second, one in `of`.
+
+        They are spread such that each value of each axis is met. turn: another one in each probe of a family, so that all are in the end.
+        """
+        for places in product(*(range(len(axis)) for axis in axes)):
+            if not self.gpu.info.is_software or sum(places) % of == turn % of:
+                yield tuple(axis[place] for axis, place in zip(axes, places, strict=True))
+
     def wgsl(self, name: str, source: str, inputs: Sequence[Array], output: tuple[str, int], groups: int) -> Array:
         """The output (numpy type, elements) of one dispatch of a module, see device.run_wgsl."""
         dtype = np.dtype(output[0])
@@ -153,8 +163,14 @@ class Trial:
         self.shaders |= {k.shader for k in kernels} | {inner.shader for k in kernels for _, inner in k.inlined}
         inputs = [self._tensor(a, t) for a, t in zip(arrays, types, strict=True)]
         outputs = [self._tensor(np.full(t.nbytes + 3 & ~3, POISON, np.uint8), t) for t in plan.outputs]
-        program.run(inputs, lambda index, shape: outputs[index])
-        got = [np.empty(t.shape, t.dtype.numpy) for t in plan.outputs]
+        shapes = {k: t.shape for k, t in enumerate(plan.outputs)}
+
+        def made(index: int, shape: Shape, over: int | None = None) -> Tensor:
+            shapes[index] = shape       # what the data say, where they do
+            return replace(outputs[index], type=TensorType(plan.outputs[index].dtype, shape))
+
+        program.run(inputs, made)
+        got = [np.empty(shapes[k], t.dtype.numpy) for k, t in enumerate(plan.outputs)]
         for tensor, array in zip(outputs, got, strict=True):
             self.gpu.download(tensor.buffer, 0, array.ctypes.data, array.nbytes)
         for tensor in (*inputs, *outputs):
@@ -167,9 +183,9 @@ class Trial:
         self.gpu.upload(buffer, 0, data.ctypes.data, data.nbytes)
         return Tensor(buffer, 0, kind)
 
-    def _composed(self, kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], limit: int) -> str:
+    def _composed(self, kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], limits: Limits) -> str:
         """In a drill, the fault is in the composed text of every kernel."""
-        return self._drilled(compose(kernel, bindings, limit), [inner.shader for _, inner in kernel.inlined])
+        return self._drilled(compose(kernel, bindings, limits), [inner.shader for _, inner in kernel.inlined])
 
 
 def _giver(array: Array) -> Callable[[], Array]:

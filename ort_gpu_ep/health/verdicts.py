@@ -64,6 +64,13 @@ def verdict_of(outcomes: Iterable[Outcome], depth: str) -> Verdict:
     return Verdict(tuple(disabled.items()), depth, trusted=tuple(sorted(trusted - doubtful)), shown=tuple(sorted(shown)))
 
 
+def added(quick: Verdict, cached: Verdict) -> Verdict:
+    """A quick look at an adapter that has a verdict: it takes nothing back that the doctor has found, and no strikes."""
+    if cached.depth == "full" and cached.probed:
+        quick = replace(with_quirks(quick, cached.disabled), depth="full")
+    return replace(quick, strikes=cached.strikes)
+
+
 def _covered(outcome: Outcome) -> Sequence[str]:
     """What a probe tells about, also where it took nothing out of use."""
     return PROBES[outcome.name].disables if outcome.name in PROBES else outcome.disables

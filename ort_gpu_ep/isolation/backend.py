@@ -18,7 +18,7 @@ class WorkerBackend:
 
     notices: Sequence[str] = ()     # workarounds are in use where the driver is
     rereads_constants = True        # for the next worker
-    device = None
+    device = allowance = None       # the worker has them
 
     def __init__(self, gpu: RemoteGpu) -> None:
         self.adapter, self._lease = gpu, Lease(gpu)

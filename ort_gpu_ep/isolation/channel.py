@@ -6,6 +6,7 @@ import mmap
 import os
 import socket
 import struct
+import sys
 import tempfile
 import time
 
@@ -147,7 +148,7 @@ class SharedMemory:
 
 
 def _new() -> int:
-    if not hasattr(os, "memfd_create"):
+    if sys.platform != "linux":
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())
     fd = os.memfd_create("ort_gpu_ep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

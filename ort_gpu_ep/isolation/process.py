@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
 import subprocess
 from contextlib import suppress
@@ -20,6 +21,9 @@ PREPARE_S = 180.0
 
 _LAST_S = 5.0
 """How long a worker that is no longer needed may take to end by itself."""
+
+_FROM_OUTSIDE = tuple(-signal.Signals[name] for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if name in signal.Signals.__members__)
+"""How a process ends by signals that no driver sends, as a return code."""
 
 _OPENING = "Run `ort-gpu-ep doctor`, update the driver, or use placement=cpu."
 
@@ -71,7 +75,9 @@ class WorkerProcess:
             what = f"{self.name}: the worker process did not answer within {timeout_s:g} s and is ended"
             raise DeviceHangError(f"{what}. {self.advice}") from error
         except (EOFError, OSError) as error:
-            raise DeviceLostError(f"{self.name}: the worker process ended ({self._ending()}). {self.advice}") from error
+            lost = DeviceLostError(f"{self.name}: the worker process ended ({self._ending()}). {self.advice}")
+            lost.killed = self._process.returncode in _FROM_OUTSIDE
+            raise lost from error
         except (ValueError, GarbageError) as error:
             raise garbage(self.name, error, self.advice) from error
         if "error" in answer:

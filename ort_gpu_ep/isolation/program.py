@@ -34,7 +34,10 @@ _MAX_TYPES = 8
 """Sets of input types that a program remembers for `plans`, as many as a worker keeps."""
 
 MAX_ENDED_WORKERS = 2
-"""So many workers may end while they compile a program: the first may have been killed by anybody."""
+"""So many workers may end while they compile a program."""
+
+MAX_KILLED_WORKERS = 8
+"""And so many may be killed by somebody else meanwhile: the system does that, too, where compiling takes more memory than there is."""
 
 _numbers = itertools.count(1)
 
@@ -43,7 +46,8 @@ class RemoteProgram:
     """A partition, ready to run in the worker. Thread-safe.
 
     graph: only its structure is kept. constants: small ones, and files of large ones that stay until `close`.
-    problem: why no worker has it, empty where one does. ended_workers: how many ended while they compiled it, since one did.
+    problem: why no worker has it, empty where one does. ended_workers, killed_workers: how many ended by themselves, or were killed, while
+    they compiled it, since one did.
     Raises what the worker's `Program` raises; with `strict`, DeviceLostError where compiling ends the worker.
     """
 
@@ -55,7 +59,7 @@ class RemoteProgram:
         self.uploads = self.uploaded_nbytes = 0     # of constants, into the worker's device
         self._bare, self._constants = without_constants(graph), dict(constants)
         self.graph = with_constants(self._bare, constants)
-        self.problem, self.ended_workers = "", 0
+        self.problem, self.ended_workers, self.killed_workers = "", 0, 0
         self.specialized: tuple[Specialization, ...] = ()
         self._timeout_s = config.hang_timeout_ms / 1e3 or RUN_S
         self._plans: OrderedDict[tuple[TensorType, ...], Plan | None] = OrderedDict()
@@ -79,7 +83,7 @@ class RemoteProgram:
         self.weight_nbytes = int(answer["weight_nbytes"])
         self.uploads += int(answer["uploads"])
         self.uploaded_nbytes += int(answer["uploaded_nbytes"])
-        self.problem, self.ended_workers, self.specialized = "", 0, ()
+        self.problem, self.ended_workers, self.killed_workers, self.specialized = "", 0, 0, ()
 
     def compile_again(self, memory: SharedMemory, request: Request) -> None:
         """In a new worker. What goes wrong is this program's own: its runs say so. Raises where the worker fails of it."""
@@ -95,15 +99,18 @@ class RemoteProgram:
 
     def wait(self, error: Exception) -> None:
         """Notes that the worker failed while it was to compile this; the next one compiles it, if there were not too many."""
-        self.ended_workers += isinstance(error, (DeviceLostError, DeviceHangError))
+        if isinstance(error, (DeviceLostError, DeviceHangError)):
+            self.ended_workers += not error.killed
+            self.killed_workers += error.killed
+        ended = self.ended_workers + self.killed_workers
         self.problem = str(error) if not self.is_given_up else (
-            f"partition {self.graph.name} is left to the CPU: {self.ended_workers} worker processes ended while they compiled it. "
+            f"partition {self.graph.name} is left to the CPU: {ended} worker processes ended while they compiled it. "
             f"Run `ort-gpu-ep doctor`, or update the driver. The last one: {error}")
 
     @property
     def is_given_up(self) -> bool:
         """Whether compiling it would cost the other sessions their worker once more."""
-        return self.ended_workers >= MAX_ENDED_WORKERS
+        return self.ended_workers >= MAX_ENDED_WORKERS or self.killed_workers >= MAX_KILLED_WORKERS
 
     def execute(self, host: Host) -> None:
         """See Executable."""

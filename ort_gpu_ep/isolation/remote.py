@@ -34,6 +34,9 @@ START_S = 90.0
 RUN_S = 60.0
 """How long a run may take where hang_timeout_ms is 0: a stopped worker must not stop its parent for ever."""
 
+MAX_STARTS = 5
+"""So many workers are started one after the other where somebody kills them before they are ready."""
+
 _OPTIONS = ("adapter", "faults", "memory_limit_mb", "health", "quirks", "cache_dir")
 """What sessions must have in common to share a worker; the rest is a program's own."""
 
@@ -116,8 +119,15 @@ class RemoteGpu:
     def _start(self) -> None:
         """Starts a worker with all programs, but for those that can't be compiled. Hold `_starting`, and not the lock: a start may hang."""
         process: WorkerProcess | None = None
+        starts = 0
         while process is None:
-            process, answer, reaches = self._opened()
+            starts += 1
+            try:
+                process, answer, reaches = self._opened()
+            except AdapterError as error:
+                if not error.killed or starts >= MAX_STARTS:
+                    raise
+                continue
             programs = sorted(self._programs.values(), key=lambda p: p.ended_workers)
             try:
                 for program in programs:
@@ -125,7 +135,7 @@ class RemoteGpu:
             except (DeviceLostError, DeviceHangError) as error:
                 self._kill(process)
                 process = None
-                if not program.is_given_up:
+                if not program.is_given_up and not (error.killed and starts < MAX_STARTS):
                     raise self._no_worker(error) from error
                 log.warning("%s: %s", self._config.adapter or "the GPU", program.problem)
             except BaseException:
@@ -158,7 +168,9 @@ class RemoteGpu:
         return process, answer, trial.passed
 
     def _no_worker(self, error: Exception) -> AdapterError:
-        return AdapterError(f"isolation=process: no worker opens adapter {self._config.adapter!r}: {error}")
+        found = AdapterError(f"isolation=process: no worker opens adapter {self._config.adapter!r}: {error}")
+        found.killed = getattr(error, "killed", False)
+        return found
 
     @staticmethod
     def _kill(process: WorkerProcess | None) -> None:
@@ -262,7 +274,7 @@ class RemoteGpu:
                 if program.config.strict:
                     raise
                 program.wait(error)
-                self.circuit.failed(program.problem, at_once=True)
+                self.circuit.failed(program.problem, at_once=True, killed=error.killed)
             with self._lock:
                 self._programs[program.number] = program
 
@@ -330,7 +342,12 @@ def open_remote(config: Config) -> RemoteGpu:
         if not _open:
             atexit.register(_end_all)
         gpu = _open[key] = _open.get(key) or RemoteGpu(config)
-    gpu.ensure()
+    try:
+        gpu.ensure()
+    except AdapterError as error:
+        if not (error.killed and gpu.generations):      # else what the adapter is like is known from the worker before
+            raise
+        gpu.circuit.failed(str(error), at_once=True, killed=True)
     return gpu
 
 

@@ -30,6 +30,7 @@ from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.health.markers import remove_mine
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.verdicts import key_of
+from ort_gpu_ep.health.workarounds import with_workarounds
 from ort_gpu_ep.isolation.channel import Channel, SharedMemory, aligned
 from ort_gpu_ep.isolation.process_memory import NBYTES, ProcessMemory, answer_trial
 from ort_gpu_ep.isolation.wire import SharedPlace, error_answer, limits_answer, with_constants
@@ -107,6 +108,7 @@ class Worker:
         trial: address of the bytes that process_memory.AccessCheck has in the parent.
         """
         self._gpu = gpu = open_gpu(config)
+        gpu.memory_limit_nbytes = with_workarounds(config, gpu.workarounds).memory_limit_mb << 20     # for all that share this worker
         self._staging, self._parent_memory = Staging(gpu), answer_trial(os.getppid(), trial)
         if isinstance(gpu, FaultyGpu):
             gpu.resume(runs, compiles)
@@ -155,7 +157,7 @@ class Worker:
                 self._upload(tensor, place, is_address)
         except OSError as error:
             return {"out_of_reach": str(error)}
-        word = held.program.run(held.inputs, lambda i, shape: self._output(held, i, shape), content)
+        word = held.program.run(held.inputs, lambda i, shape, over=None: self._output(held, i, shape), content)
         late = [direct and tensor.type.nbytes >= NBYTES for tensor in held.outputs]
         offsets = iter(self._download([t for t, is_late in zip(held.outputs, late, strict=True) if not is_late], end, word))
         return {"outputs": [(t.type.shape, None if is_late else next(offsets)) for t, is_late in zip(held.outputs, late, strict=True)],
@@ -233,10 +235,11 @@ def _piece(tensor: Tensor) -> Piece:
 
 def _watch(end: socket.socket, parent: int) -> None:
     """Ends this process when its parent is gone, also while a driver holds the main thread, which has time to end it cleanly before."""
-    watched = select.poll()
-    watched.register(end, select.POLLHUP | select.POLLERR)
-    while os.getppid() == parent and not any(events & (select.POLLHUP | select.POLLERR) for _, events in watched.poll(2000)):
-        pass
+    if sys.platform != "win32":     # where a worker has no socket of its parent's
+        watched = select.poll()
+        watched.register(end, select.POLLHUP | select.POLLERR)
+        while os.getppid() == parent and not any(events & (select.POLLHUP | select.POLLERR) for _, events in watched.poll(2000)):
+            pass
     time.sleep(_CLEAN_END_S)
     os._exit(0)
 

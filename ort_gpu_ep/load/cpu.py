@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -69,7 +70,7 @@ class CpuLoad:
         """The lines to read: that of all cores, or those of the cores that this process is bound to."""
         if self._file is None or not hasattr(os, "sched_getaffinity"):
             return ()
-        there = [line.split()[0] for line in os.pread(self._file, 1 << 20, 0).splitlines() if line.startswith(b"cpu")]
+        there = [line.split()[0] for line in _start_of(self._file, 1 << 20).splitlines() if line.startswith(b"cpu")]
         mine = [b"cpu%d" % core for core in sorted(os.sched_getaffinity(0))]
         return tuple(mine) if len(mine) < len(there) - 1 and set(mine) <= set(there) else (b"cpu",)
 
@@ -79,7 +80,7 @@ class CpuLoad:
             return sum(found) - found.idle - getattr(found, "iowait", 0.0), sum(found)
         busy = total = 0
         # the lines of the cores stand first; the rest, thousands of interrupts on a large machine, is not needed, and its last line is cut
-        whole = os.pread(self._file, 256 if self._lines == (b"cpu",) else 1 << 16, 0).rpartition(b"\n")[0]
+        whole = _start_of(self._file, 256 if self._lines == (b"cpu",) else 1 << 16).rpartition(b"\n")[0]
         for line in whole.splitlines():
             words = line.split()
             if words and words[0] in self._lines:
@@ -102,3 +103,11 @@ class CpuLoad:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _start_of(file: int, nbytes: int) -> bytes:
+    """Of an open file, from its first byte on."""
+    if sys.platform == "win32":
+        os.lseek(file, 0, os.SEEK_SET)
+        return os.read(file, nbytes)
+    return os.pread(file, nbytes, 0)

@@ -94,7 +94,7 @@ def _library() -> Any:
     try:
         return import_module("pynvml")
     except ImportError as error:
-        raise SourceError("the package nvidia-ml-py is not installed (pip install 'ort-gpu-ep[nvml]')") from error
+        raise SourceError("the package nvidia-ml-py is not installed (pip install nvidia-ml-py)") from error
 
 
 def _text(name: Any) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.figures import Figures
 from ort_gpu_ep.kernels import KernelCall, ceil_div, record
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Operand, broadcast, broadcast_strides, kernel, op
-from ort_gpu_ep.symbolic import hint
+from ort_gpu_ep.symbolic import hint, same
 from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import BOOL, FLOAT32, Shape, TensorType
+from ort_gpu_ep.types import BOOL, FLOATS, Shape, TensorType, names
 
-MAX_HEAD = 128
-"""Elements of a head: more do not fit into registers."""
+MAX_HEAD = 256
+"""Elements of a head: more do not fit into registers, even of four invocations."""
 
 KEYS = 4
 """That an invocation takes at a time: 8 were slower on an H200."""
@@ -33,15 +34,16 @@ record(
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """A tensor as [batch, head, position, element]: elements lie together, the strides of the others are in elements."""
+    """A tensor as [batch, head, position, element]: elements lie together, the strides of the others are in elements, from `first` on."""
 
-    source: int
+    source: int | str
     shape: tuple[int, int, int, int]
     strides: tuple[int, int, int]
+    first: int = 0
 
-    def consts(self, name: str) -> dict[str, Const]:
-        """Strides in vectors of four; 0 where one stands for all."""
-        return {f"{name}_{axis}": stride // 4 for axis, stride in zip("BHS", self.strides, strict=True)}
+    def consts(self, name: str, per: int = 4) -> dict[str, Const]:
+        """Strides in vectors of `per` elements; 0 where one stands for all."""
+        return {f"{name}_{axis}": stride // per for axis, stride in zip(("B", "H", "S", "FIRST"), (*self.strides, self.first), strict=True)}
 
 
 def heads_of(operand: Operand, source: int, perm: Sequence[int]) -> Heads:
@@ -157,21 +159,45 @@ def choose(problem: Problem, target: Target) -> tuple[Form, Choice]:
     return forms[choice.form], choice
 
 
+Mask: TypeAlias = tuple[int | str, Operand] | None
+"""Where it is read, and as what."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
-    """scale: of scores. cap: 0 for none. empty_is_zero: see the shader."""
+    """scale: of scores. cap: 0 for none. empty_is_zero: see the shader. lengths: the input with the tokens of each batch, of which the
+    longest has `total`; first: they have no tokens before this step. window: keys that a query sees at most, 0: any. sink: the input with
+    a score for each head that stands for no key; smooth: such a score of 0. before: without
+    lengths, keys before the first query's own.
+    """
 
     scale: float
     causal: bool = False
     cap: float = 0.0
     empty_is_zero: bool = False
+    lengths: int | None = None
+    total: int = 0
+    first: bool = False
+    window: int = 0
+    sink: int | None = None
+    smooth: bool = False
+    before: int = 0
+
+    def consts(self) -> dict[str, Const]:
+        sink = 1 if self.sink is not None else 2 if self.smooth else 0
+        return {"SCALE": float(self.scale), "CAUSAL": self.causal, "CAPPED": self.cap > 0, "CAP": float(self.cap),
+                "EMPTY_IS_ZERO": self.empty_is_zero, "LENGTHS": self.lengths is not None, "TOTAL": self.total, "FIRST": self.first,
+                "BEFORE": self.before, "WINDOW": self.window, "SINK": sink}
+
+    def reads(self) -> dict[str, int | str]:
+        return {name: at for name, at in (("lengths", self.lengths), ("sink", self.sink)) if at is not None}
 
 
 def attend(
-    node: BoundNode, q: Heads, k: Heads, v: Heads, mask: tuple[int, Operand] | None, options: Options, out: TensorType,
-    y_strides: tuple[int, int, int],
+    node: BoundNode, q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType, y_strides: tuple[int, int, int],
+    target: int | str = 0,
 ) -> Kernel:
-    """The kernel. mask: its position and operand. y_strides: of a batch, a head, a query, in elements. Raises UnsupportedNodeError."""
+    """The kernel. y_strides: of a batch, a head, a query, in elements. target: what it writes. Raises UnsupportedNodeError."""
     batch, heads, queries, width = q.shape
     if k.shape[3] != width or k.shape[2] != v.shape[2] or width % 4 or v.shape[3] % 4 or max(width, v.shape[3]) > MAX_HEAD:
         raise UnsupportedNodeError(
@@ -188,12 +214,11 @@ def attend(
         "BATCH": batch, "HEADS": heads, "SQ": queries, "SK": problem.keys, "DQ": dq, "DV": dv, "GROUP": heads // int(k.shape[1]),
         **q.consts("Q"), **k.consts("K"), **v.consts("V"), **Heads(-1, (0, 0, 0, 0), y_strides).consts("Y"),
         "QL": form.queries, "RQ": form.per_lane, "RK": KEYS, "PARTS": form.parts, "SLICES": form.slices, "CHUNK": chunk,
-        "SCALE": float(options.scale), "CAUSAL": options.causal, "CAPPED": options.cap > 0, "CAP": float(options.cap),
-        "EMPTY_IS_ZERO": options.empty_is_zero, **_mask_consts(mask, (batch, heads, queries, problem.keys))}
+        "SEQUENCE": queries, **options.consts(), **mask_consts(mask, (batch, heads, queries, problem.keys))}
     blocks = -(-queries // (form.queries * form.per_lane))
     return kernel(
         "attention.wgsl", [out], consts=consts, grid=(blocks, heads, batch), workgroup_size=form.workgroup_size, workgroup_nbytes=memory,
-        reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {})}, writes={"y": 0},
+        reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {}), **options.reads()}, writes={"y": target},
         vectors=("q", "k", "v", "y"), features=("subgroup",) if form.parts > 1 else (), choice=choice)
 
 
@@ -206,14 +231,18 @@ def _chunk(form: Form, dv: int, most: int) -> tuple[int, int]:
     return chunk, fixed + chunk * vector
 
 
-def _mask_consts(mask: tuple[int, Operand] | None, scores: Shape) -> dict[str, Const]:
+def mask_consts(mask: Mask, scores: Shape) -> dict[str, Const]:
+    """How the shader reads a mask that broadcasts to the scores. Raises UnsupportedNodeError."""
     if mask is None:
         return {"MASK": 0}
     operand = mask[1]
-    if operand.dtype not in (FLOAT32, BOOL) or operand.rank > 4 or broadcast(operand.shape, scores) != scores:
+    if operand.rank == 4 and not same(operand.shape[3], 1):     # it may end with the last key that any query sees
+        scores = (*scores[:3], operand.shape[3])
+    if operand.dtype not in (*FLOATS, BOOL) or operand.rank > 4 or broadcast(operand.shape, scores) != scores:
         raise UnsupportedNodeError(Code.RANK, f"attention with mask {operand.name!r} {operand.type} over scores {list(scores)}")
     strides = broadcast_strides(operand.shape, scores)
-    return {"MASK": 2 if operand.dtype is BOOL else 1, **{f"MASK_{axis}": s for axis, s in zip("BHQK", strides, strict=True)}}
+    places = {f"MASK_{axis}": stride for axis, stride in zip("BHQK", strides, strict=True)}
+    return {"MASK": 2 if operand.dtype is BOOL else 1, "MASK_KEYS": scores[3], **places}
 
 
 @op("Attention", domain="ort_gpu_ep", dtypes={}, bindings="q k v mask? -> y", epilogue=True)
@@ -223,8 +252,8 @@ def fused_attention(node: BoundNode) -> Kernel:
     q, k, v: transposed by `q_perm`, `k_perm`, `v_perm` they are [B, heads, S, D] or [B, S, D]; mask: broadcasts to the scores;
     y: transposed by `y_perm`.
     """
-    if any(node.input(i).dtype is not FLOAT32 for i in range(3)):
-        raise UnsupportedNodeError(Code.DTYPE, f"attention of {node.input(0).type}; taken: float32")
+    if any(node.input(i).dtype not in FLOATS for i in range(3)):
+        raise UnsupportedNodeError(Code.DTYPE, f"attention of {node.input(0).type}; taken: {names(FLOATS)}")
     q, k, v = (heads_of(node.input(i), i, node.attr(f"{name}_perm")) for i, name in enumerate("qkv"))
     if node.input(0).rank == 3 and node.has(3) and node.input(3).rank > 2:
         raise UnsupportedNodeError(Code.RANK, f"attention without heads with mask {node.input(3).type}")
@@ -240,43 +269,5 @@ def fused_attention(node: BoundNode) -> Kernel:
     if perm[-1] != rank - 1:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"attention with its result transposed by {perm}")
     y_strides = (strides[0], strides[1] if rank == 4 else 0, strides[rank - 2])
-    mask = (3, node.input(3)) if node.has(3) else None
-    return attend(node, q, k, v, mask, Options(float(node.attr("scale"))), TensorType(FLOAT32, shape), y_strides)
-
-
-@op("Attention", since=23, dtypes={"T1": (FLOAT32,), "T2": (FLOAT32,), "U": (FLOAT32, BOOL)},
-    bindings="q k v mask? _past_key? _past_value? _lengths? -> y")
-def attention(node: BoundNode) -> Kernel:
-    """y = softmax(scale q k^T + mask) v for each head; causal, or with fewer heads of keys.
-
-    q, y: [B, heads, S, D] or [B, S, heads D]; k, v likewise; mask: broadcasts to [B, heads, S, keys].
-    """
-    window = [node.attr("left_window_size"), node.attr("right_window_size")]
-    if any(node.wants(k) for k in (1, 2, 3)) or any(node.has(k) for k in (4, 5, 6)) or any(w not in (None, -1) for w in window):
-        raise UnsupportedNodeError(
-            Code.ATTRIBUTE, "Attention with past or present keys, its scores as an output, lengths of its batches, or a window")
-    counts = node.attr("q_num_heads"), node.attr("kv_num_heads"), node.attr("kv_num_heads")
-    q, k, v = (_split(node, i, count) for i, count in enumerate(counts))
-    batch, heads, queries, _ = q.shape
-    width = v.shape[3]
-    three = node.input(0).rank == 3
-    shape = (batch, queries, heads * width) if three else (batch, heads, queries, width)
-    strides = (queries * heads * width, width, heads * width) if three else (heads * queries * width, queries * width, width)
-    scale = node.attr("scale")
-    if scale is not None and scale <= 0:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Attention with scale {scale:g}, which ONNX Runtime's CPU refuses")
-    options = Options(
-        q.shape[3] ** -0.5 if scale is None else float(scale), bool(node.attr("is_causal")), float(node.attr("softcap") or 0.0), True)
-    mask = (3, node.input(3)) if node.has(3) else None
-    return attend(node, q, k, v, mask, options, TensorType(FLOAT32, shape), strides)
-
-
-def _split(node: BoundNode, index: int, count: int | None) -> Heads:
-    operand = node.input(index)
-    if operand.rank == 4:
-        return heads_of(operand, index, (0, 1, 2, 3))
-    if operand.rank != 3 or not count or operand.shape[2] % count:
-        raise UnsupportedNodeError(Code.RANK, f"Attention of {operand.type} with {count} heads")
-    batch, length, width = operand.shape
-    head = int(width) // count
-    return Heads(index, (batch, count, length, head), (length * width, head, width))
+    mask: Mask = (3, node.input(3)) if node.has(3) else None
+    return attend(node, q, k, v, mask, Options(float(node.attr("scale"))), TensorType(node.input(0).dtype, shape), y_strides)

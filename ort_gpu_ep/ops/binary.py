@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ops.elementwise import (
     COMPUTABLE,
     FLOATING,
     INTEGERS,
     NUMERIC,
+    REAL,
     UNSIGNED,
     Expression,
     by_type,
     common_shape,
     constant,
     elementwise,
+    in_pairs,
+    paired,
 )
 from ort_gpu_ep.registry import BoundNode
 from ort_gpu_ep.shaders.composer import literal
@@ -21,16 +25,21 @@ from ort_gpu_ep.types import BOOL, INT32, INT64, UINT32, UINT64, DType
 
 PAIR = "x y -> z"
 
-for _name, _text in {"Add": "x + y", "Sub": "x - y", "Mul": "x * y"}.items():
-    elementwise(_name, _text, types=NUMERIC, bindings=PAIR, since=7)
-for _name, _text in {"Less": "x < y", "Greater": "x > y", "LessOrEqual": "x <= y", "GreaterOrEqual": "x >= y"}.items():
-    elementwise(_name, _text, types=NUMERIC, result=BOOL, bindings=PAIR, since=7)
+for _name, _text, _pairs in (
+    ("Add", "x + y", "add_64(x, y)"), ("Sub", "x - y", "sub_64(x, y)"), ("Mul", "x * y", "mul_64(x, y)"),
+):
+    elementwise(_name, _text, types=NUMERIC, bindings=PAIR, since=7, pairs=_pairs)
+for _name, _text, _pairs in (
+    ("Less", "x < y", "less_T(x, y)"), ("Greater", "x > y", "less_T(y, x)"), ("LessOrEqual", "x <= y", "!less_T(y, x)"),
+    ("GreaterOrEqual", "x >= y", "!less_T(x, y)"),
+):
+    elementwise(_name, _text, types=NUMERIC, result=BOOL, bindings=PAIR, since=7, pairs=_pairs)
 for _name, _text in {"And": "x && y", "Or": "x || y", "Xor": "x != y"}.items():
     elementwise(_name, _text, types=(BOOL,), bindings=PAIR, since=7)
 for _name, _text in {"BitwiseAnd": "x & y", "BitwiseOr": "x | y", "BitwiseXor": "x ^ y"}.items():
-    elementwise(_name, _text, types=INTEGERS, bindings=PAIR)
-elementwise("Equal", "x == y", types=COMPUTABLE, result=BOOL, bindings=PAIR, since=7)
-elementwise("Where", "select(z, y, x)", types={"B": (BOOL,), "T": COMPUTABLE}, result=1, bindings="x y z -> w")
+    elementwise(_name, _text, types=INTEGERS, bindings=PAIR, pairs=_text)
+elementwise("Equal", "x == y", types=COMPUTABLE, result=BOOL, bindings=PAIR, since=7, pairs="all(x == y)")
+elementwise("Where", "select(z, y, x)", types={"B": (BOOL,), "T": COMPUTABLE}, result=1, bindings="x y z -> w", pairs="select(z, y, x)")
 elementwise(
     "PRelu", by_type("select(x, y * x, x < 0.0)", "select(x, y * x, x < T(0))", "x"), bindings=PAIR, since=7, keeps_shape=True,
     types=(*FLOATING, INT32, INT64, UINT32, UINT64))
@@ -53,13 +62,18 @@ def bit_shift(node: BoundNode) -> str:
 def divisor(node: BoundNode) -> str:
     """`y`; where a run may bring an integer y of 0, that is noted."""
     dtype, known = node.input(1).dtype, node.input(1).value
-    return "y" if dtype in FLOATING or (known is not None and known.all()) else f"divisor_{dtype.value}(y)"
+    if dtype in REAL or (known is not None and known.all()):
+        return "y"
+    return "divisor_64(y)" if in_pairs(node) else f"divisor_{dtype.value}(y)"
 
 
 def divide(node: BoundNode) -> Expression:
     """`x / y`, of integers towards zero."""
     dtype, y = node.input(0).dtype, divisor(node)
-    return Expression("divide_f32(x, y).x" if dtype in FLOATING else f"x / {y}", dtype, (0, 1), divides=y != "y")
+    text = "divide_f32(x, y).x" if dtype in FLOATING else f"x / {y}"       # drivers divide float64 as IEEE 754 has it
+    if in_pairs(node):
+        text = f"divide{'' if dtype in UNSIGNED else '_signed'}_64(x, {y})"
+    return Expression(text, dtype, (0, 1), divides=y != "y")
 
 
 def mod(node: BoundNode) -> Expression:
@@ -70,15 +84,25 @@ def mod(node: BoundNode) -> Expression:
 
 def _mod_text(node: BoundNode, y: str) -> str:
     dtype, fmod = node.input(0).dtype, node.attr("fmod")
-    if dtype in FLOATING:
+    if dtype in REAL:
         if not fmod and node.version < 28:
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"Mod of {dtype} with fmod=0; ONNX defines it from opset 28 on")
-        return "fmod_f32(x, y)" if fmod else "mod_f32(x, y)"
+        return f"{'fmod' if fmod else 'mod'}_{dtype.value}(x, y)"
+    if in_pairs(node):
+        return f"sub_64(x, mul_64(divide_64(x, {y}), y))" if dtype in UNSIGNED else f"rest_signed_64(x, {y}, {str(not fmod).lower()})"
     if dtype in UNSIGNED:
         return f"x % {y}"
     noted, rest = (f"(x - x / {by} * y)" for by in (y, "y"))    # not %: Vulkan leaves its result open where an operand is negative
     zero = constant(0, dtype)
     return noted if fmod else f"{noted} + select({zero}, y, {rest} != {zero} && ({rest} ^ y) < {zero})"
+
+
+def power_in_pairs(node: BoundNode) -> str | Expression:
+    """`power` where the exponent is part of the text, and the base no 64-bit integer."""
+    made = power(node)
+    if node.input(0).dtype in FLOATING and isinstance(made, Expression):
+        return made
+    return paired(node, "")
 
 
 def power(node: BoundNode) -> str | Expression:
@@ -124,6 +148,29 @@ def _power_text(exponent: DType) -> str:
 
 elementwise("BitShift", bit_shift, types=INTEGERS, bindings=PAIR)
 # A driver may divide with an error of 2.5 ULP: enough to turn a half the other way in exported quantisation (seen on NVIDIA).
-elementwise("Div", divide, types=NUMERIC, bindings=PAIR, since=7)
-elementwise("Mod", mod, types=NUMERIC, bindings=PAIR)
-elementwise("Pow", power, types={"T": (*FLOATING, INT32, INT64), "T1": NUMERIC}, bindings=PAIR, since=7)
+elementwise("Div", divide, types=NUMERIC, bindings=PAIR, since=7, pairs=divide)
+elementwise("Mod", mod, types=NUMERIC, bindings=PAIR, pairs=mod)
+elementwise("Pow", power, types={"T": (*FLOATING, INT32, INT64), "T1": FLOATING + INTEGERS}, bindings=PAIR, since=7,
+            pairs=power_in_pairs)
+
+
+def swiglu(node: BoundNode) -> str:
+    """`x sigmoid(alpha x) y`."""
+    if node.input(0).shape != node.input(1).shape:
+        raise UnsupportedNodeError(Code.RANK, f"SwiGLU of {node.input(0).type} and {node.input(1).type}; expected the same shape")
+    return f"x * sigmoid_f32({literal(node.attr('alpha'))} * x) * y"
+
+
+elementwise("SwiGLU", swiglu, bindings="x y -> z", since=28)
+
+
+def clamped_swiglu(node: BoundNode) -> str:
+    """`x sigmoid(alpha x) (y + beta)`, with x and y kept within `limit` where that is positive."""
+    if not node.has(1) or node.attr("round_activation") or node.input(0).shape != node.input(1).shape:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "SwiGLU of two halves in one input, of other shapes, or with round_activation")
+    alpha, beta, limit = (literal(float(node.attr(name))) for name in ("activation_alpha", "activation_beta", "limit"))
+    x, y = (f"min(x, {limit})", f"clamp(y, -{limit}, {limit})") if node.attr("limit") > 0 else ("x", "y")
+    return f"{x} * sigmoid_f32({alpha} * {x}) * ({y} + {beta})"
+
+
+elementwise("SwiGLU", clamped_swiglu, bindings="x up? -> z", domain=DOMAIN)

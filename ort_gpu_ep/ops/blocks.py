@@ -11,9 +11,9 @@ from ort_gpu_ep.kernels import ceil_div, completed, record
 from ort_gpu_ep.ops.axes import axis_of
 from ort_gpu_ep.ops.in_place import with_decoder
 from ort_gpu_ep.registry import OPS, BoundNode, Kernel, Lowering, kernel, op
-from ort_gpu_ep.types import FLOAT32, INT4, INT32, INT64, UINT4, UINT8, Shape, TensorType
+from ort_gpu_ep.types import FLOATS, INT4, INT32, INT64, UINT4, UINT8, Shape, TensorType
 
-TAKEN = {"T1": (UINT8, INT4, UINT4), "T2": (FLOAT32,), "Tind": (INT32, INT64)}
+TAKEN = {"T1": (UINT8, INT4, UINT4), "T2": FLOATS, "Tind": (INT32, INT64)}
 GATHER_VERSION = 13
 
 record("dequantize_blocks.wgsl", "elementwise")
@@ -29,7 +29,7 @@ def gather_block_quantized(node: BoundNode) -> Lowering:
     if not x.is_constant or not x.rank:
         raise UnsupportedNodeError(Code.NOT_CONSTANT, f"{node.op} of {x.type}, which is no constant of the model with axes")
     shape = _shape(node)
-    table = replace(x, type=TensorType(FLOAT32, shape), content=None, constant=False)
+    table = replace(x, type=TensorType(node.input(2).dtype, shape), content=None, constant=False)
     axis = axis_of(node, node.attr("gather_axis"), x.rank)
     inner = Node("Gather", node.node.inputs[:2], node.node.outputs, node.node.name, version=GATHER_VERSION, attributes={"axis": axis})
     built = completed(OPS["", "Gather"], replace(node, node=inner, inputs=(table, node.input(1)), operands=()))
@@ -63,7 +63,7 @@ def _decoder(node: BoundNode, shape: Shape) -> Kernel:
             Code.RANK, f"{node.op} of {list(shape)} codes in blocks of {block} along axis {axis} with scales {list(scale.shape)} and zero "
             f"points {zp and list(zp.shape)}; expected blocks of 16 or more, {list(scales)} and {list(zeros)}")
     made = kernel(
-        "dequantize_blocks.wgsl", [TensorType(FLOAT32, shape)], consts={
+        "dequantize_blocks.wgsl", [TensorType(scale.dtype, shape)], consts={
             "BITS": bits, "SIGNED": node.input(0).dtype is INT4, "ZERO": float(1 << bits - 1) if is_bytes else 0.0, "BLOCK": block,
             "SIZE": shape[axis], "INNER": prod(shape[axis + 1:]), "BLOCKS": scales[axis], "LAST": scales[-1],
             "ZP_ROW": zeros[-1] * 8 // bits if is_bytes else scales[-1]},

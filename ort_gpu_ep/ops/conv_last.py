@@ -128,7 +128,8 @@ def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
     return tiles.TiledProduct(
         node.input(0).shape[0] * math.prod(reach), columns, weights, 2 if node.has(2) else None,
         window=seen.consts(INPUT_AXES, OUTPUT_AXES), pointwise=seen.taps == 1 and not any(pads), strided=seen.large != seen.small,
-        spread=tiles.Spread(phases.filters, steps, crop, window.large, writes_planes(node)), target=node.target)
+        spread=tiles.Spread(phases.filters, steps, crop, window.large, writes_planes(node)), target=node.target,
+        wide=tiles.are_wide(node))
 
 
 def estimate_ns(node: BoundNode, window: Window) -> float:
@@ -161,7 +162,8 @@ def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
         node.input(0).shape[0] * math.prod(window.small), ceil_div(w.shape[0] // groups, 4) * 4, weights, 2 if node.has(2) else None,
         window=window.consts(INPUT_AXES, OUTPUT_AXES), pointwise=window.taps == 1 and not any(window.pads) and not planes,
         strided=set(window.strides) != {1} or window.large != window.small, planes=w.shape[1] if planes else 0, groups=groups,
-        spread=tiles.Spread(w.shape[0], (1, 1), (0, 0), window.small, True) if by_planes else None, target=node.target)
+        spread=tiles.Spread(w.shape[0], (1, 1), (0, 0), window.small, True) if by_planes else None, target=node.target,
+        wide=tiles.are_wide(node))
 
 
 def _grouped_forms(node: BoundNode, window: Window) -> dict[str, float]:

@@ -14,6 +14,8 @@ from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
 
 WORKGROUP_SIZE = 64
 TAKEN = {"T": (UINT8, FLOAT32, INT32)}
+DAMAGE = "damage"
+"""The attribute that says what is wrong with a decoder's constants (partitioner/damage.py)."""
 
 record("unpack_codebook.wgsl", "gather")
 record(
@@ -45,8 +47,14 @@ def check_sparse(node: BoundNode, entries: int, starts: int, table: int, stored:
             f"values {node.input(table).type} for rows {list(stored)}")
 
 
+def _check_damage(node: BoundNode) -> None:
+    if problem := node.node.attributes.get(DAMAGE):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op}: the weight is damaged: {problem}")
+
+
 def codebook(node: BoundNode) -> Kernel:
     """weight = the values that codes choose from a codebook, eight codes in as many bytes as a code has bits; axes permuted by `perm`."""
+    _check_damage(node)
     stored, bits = tuple(node.attr("shape")), CODEBOOK[node.op]
     out, count = decoded_shape(stored, tuple(node.attr("perm"))), math.prod(stored)
     check_codebook(node, 0, 1, bits, count)
@@ -64,6 +72,7 @@ for _name in CODEBOOK:
 @op(SPARSE, domain=DOMAIN, dtypes=TAKEN, bindings="entries starts table -> y")
 def sparse(node: BoundNode) -> Kernel:
     """weight = few values among zeros: an entry has the distance to the one before it and which of 16 values it is."""
+    _check_damage(node)
     stored, perm = tuple(node.attr("shape")), tuple(node.attr("perm"))
     out, rows = decoded_shape(stored, perm), (stored[0], math.prod(stored[1:]))
     check_sparse(node, 0, 1, 2, rows)

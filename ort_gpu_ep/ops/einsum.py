@@ -14,7 +14,7 @@ from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.ops.movement import moved
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, View, kernel, op
 from ort_gpu_ep.shaders.indices import merged
-from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
+from ort_gpu_ep.types import FLOAT16, FLOAT32, FLOAT64, Shape, TensorType
 
 ELLIPSIS = "0123456789"
 """Labels that stand for the dimensions of `...`, which broadcast; the last one is the innermost."""
@@ -55,7 +55,7 @@ class Terms:
         return math.prod(self.sizes[label] for label in labels)
 
 
-@op("Einsum", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="a b? c? -> y", epilogue=True)
+@op("Einsum", dtypes={"T": (FLOAT32, FLOAT16, FLOAT64)}, bindings="a b? c? -> y", epilogue=True)
 def einsum(node: BoundNode) -> Kernel | View | Lowering:
     """y = the sum over all labels that the output lacks of the product of the operands.
 
@@ -67,7 +67,7 @@ def einsum(node: BoundNode) -> Kernel | View | Lowering:
     out = TensorType(node.input(0).dtype, tuple(terms.sizes[label] for label in terms.output))
     if len(terms.inputs) == 1 and not terms.summed:
         return moved(node, out.shape, terms.strided(0, terms.output))
-    product = as_product(terms) if len(terms.inputs) == 2 else None
+    product = as_product(terms) if len(terms.inputs) == 2 and out.dtype is not FLOAT64 else None
     if product is not None:
         return lower_product(replace(product, target=node.target), out)
     nothing = Strided((), ())

@@ -10,15 +10,18 @@ from ort_gpu_ep.graph import Step
 from ort_gpu_ep.kernels import record
 from ort_gpu_ep.ops import channels_last
 from ort_gpu_ep.registry import BoundNode, Kernel, broadcast, kernel, op
-from ort_gpu_ep.shaders.composer import literal
+from ort_gpu_ep.shaders.composer import literal, literal_f64
 from ort_gpu_ep.types import (
     BOOL,
     FLOAT16,
     FLOAT32,
+    FLOAT64,
     INT8,
+    INT16,
     INT32,
     INT64,
     UINT8,
+    UINT16,
     UINT32,
     UINT64,
     DType,
@@ -27,14 +30,15 @@ from ort_gpu_ep.types import (
 )
 
 FLOATING = (FLOAT32, FLOAT16)
-SIGNED = (INT32, INT64, INT8)
-UNSIGNED = (UINT32, UINT64, UINT8)
+SIGNED = (INT32, INT64, INT8, INT16)
+UNSIGNED = (UINT32, UINT64, UINT8, UINT16)
 INTEGERS = SIGNED + UNSIGNED
-NUMERIC = FLOATING + INTEGERS
+REAL = (*FLOATING, FLOAT64)
+NUMERIC = REAL + INTEGERS
 COMPUTABLE = (*NUMERIC, BOOL)
-"""Every element type that WGSL calculates with (float16 as f32, 8 bits as 32)."""
+"""Every element type that WGSL calculates with (float16 as f32, integers of 8 and 16 bits as 32)."""
 
-record("elementwise.wgsl", "elementwise")
+record("elementwise.wgsl", "elementwise", pairs=True)
 
 
 class Expression(NamedTuple):
@@ -62,15 +66,18 @@ def elementwise(
     bindings: str = "x -> y",
     since: int = 1,
     keeps_shape: bool = False,
+    domain: str = "",
+    pairs: Formula = "",
 ) -> None:
     """Adds a row whose kernel is one expression over its inputs x, y, z, w, broadcast against each other.
 
     formula: WGSL, or a function of the node that gives WGSL over all its inputs or a whole Expression.
     types: element types taken, of `T` or by type parameter of the schema. result: the output's element type, or the input that
     has it. keeps_shape: input 0 has the output's shape; the others broadcast to it. since: oldest since-version taken.
+    pairs: the formula for 64-bit integers that are pairs of words (see `paired`); without one such a node is declined.
     """
     def build(node: BoundNode) -> Kernel:
-        made = formula if isinstance(formula, str) else formula(node)
+        made = paired(node, pairs) if in_pairs(node) else formula if isinstance(formula, str) else formula(node)
         if isinstance(made, str):
             dtype = result if isinstance(result, DType) else node.input(result).dtype
             made = Expression(made, dtype, tuple(i for i in range(len(node.inputs)) if node.has(i)))
@@ -83,7 +90,24 @@ def elementwise(
 
     build.__doc__ = f"`{formula}`" if isinstance(formula, str) else formula.__doc__
     taken = types if isinstance(types, Mapping) else {"T": types}
-    op(name, since=since, dtypes=taken, bindings=bindings, channels_last=channels_last.elementwise)(build)
+    op(name, since=since, domain=domain, dtypes=taken, bindings=bindings, channels_last=channels_last.elementwise)(build)
+
+
+def in_pairs(node: BoundNode) -> bool:
+    """Whether the node reads 64-bit integers, and they are pairs of words on its adapter."""
+    return not node.target.limits.int64 and any(o.dtype.is_wide_integer for o in node.given())
+
+
+def paired(node: BoundNode, formula: Formula) -> str | Expression:
+    """A formula over pairs of words, the lower one first: `less_T` becomes the comparison of signed or of unsigned ones.
+
+    Raises: UnsupportedNodeError, where there is none.
+    """
+    if not formula:
+        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of 64-bit integers needs the adapter feature {INT64.feature}")
+    made = formula if isinstance(formula, str) else formula(node)
+    less = "less_signed_64" if any(o.dtype is INT64 for o in node.given()) else "less_64"
+    return made.replace("less_T(", f"{less}(") if isinstance(made, str) else made
 
 
 def common_shape(node: BoundNode, inputs: Sequence[int]) -> Shape:
@@ -92,29 +116,35 @@ def common_shape(node: BoundNode, inputs: Sequence[int]) -> Shape:
 
 
 def by_type(floating: str, signed: str, unsigned: str = "") -> Callable[[BoundNode], str]:
-    """A formula that depends on the element type of input 0; T stands for the WGSL type. `unsigned` defaults to `signed`."""
+    """A formula that depends on the element type of input 0; T stands for the WGSL type. `unsigned` defaults to `signed`. For float64, the
+    functions of the library have another ending.
+    """
     def formula(node: BoundNode) -> str:
         value = node.input(0).dtype.value
         text = {"f": floating, "u": unsigned or signed}.get(value[0], signed)
-        return text.replace("T(", f"{value}(")
+        return text.replace("T(", f"{value}(").replace("_f32(", f"_{value}(" if value[0] == "f" else "_f32(")
 
     formula.__doc__ = f"`{floating}`"
     return formula
 
 
 def wrapped(text: str, dtype: DType) -> str:
-    """8-bit integers are calculated in 32 bits: an expression's result goes back into their range, as two's complement does it."""
-    return f"extractBits({text}, 0u, 8u)" if dtype in (INT8, UINT8) else text
+    """Smaller integers are calculated in 32 bits: an expression's result goes back into their range, as two's complement does it."""
+    return f"extractBits({text}, 0u, {dtype.bits}u)" if dtype.bits < 32 and dtype in INTEGERS else text
 
 
 _SUFFIX = {"i32": "i", "u32": "u", "i64": "li", "u64": "lu"}
 
 
-def constant(value: object, dtype: DType) -> str:
-    """A WGSL literal of `dtype`'s value type."""
+def constant(value: object, dtype: DType, pairs: bool = False) -> str:
+    """A WGSL literal of `dtype`'s value type. pairs: a 64-bit integer as its two words."""
     if dtype.value == "f32":
         return literal(float(value))  # type: ignore[arg-type]
+    if dtype.value == "f64":
+        return literal_f64(float(value))  # type: ignore[arg-type]
     number, suffix = int(value), _SUFFIX[dtype.value]  # type: ignore[call-overload]
+    if pairs and dtype.is_wide_integer:
+        return f"vec2<u32>({number & 0xffffffff}u, {number >> 32 & 0xffffffff}u)"
     if number in (-(1 << 31), -(1 << 63)):   # its magnitude is no literal
         return f"({number + 1}{suffix} - 1{suffix})"
     return f"{number}{suffix}" if number >= 0 else f"({number}{suffix})"

@@ -15,7 +15,7 @@ from ort_gpu_ep.kernels import Known, case, integers, normal, record
 from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced, strides_of
 from ort_gpu_ep.registry import BoundNode, Kernel, Operand, Strided, kernel, op, result_dtype
 from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import ANY, BOOL, FLOAT32, INT32, INT64, INTS, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.types import ANY, BOOL, FLOAT32, FLOAT64, INT32, INT64, INTS, UINT32, DType, Shape, TensorType
 
 MAX_TUPLE = 8
 """Length of the tables in gather.wgsl and scatter_places.wgsl."""
@@ -140,7 +140,7 @@ def eye_like(node: BoundNode) -> Kernel:
     """y[r, c] = 1 where c - r is `k`, else 0."""
     x, wanted = node.input(0), node.attr("dtype")
     dtype = x.dtype if wanted is None else result_dtype(int(wanted))
-    if x.rank != 2 or dtype not in (FLOAT32, INT32, UINT32, INT64, BOOL):
+    if x.rank != 2 or dtype not in (FLOAT32, FLOAT64, INT32, UINT32, INT64, BOOL):
         raise UnsupportedNodeError(Code.DTYPE if x.rank == 2 else Code.RANK, f"EyeLike of {x.type} as {dtype}")
     rows, columns = x.shape
     diagonal = min(max(int(node.attr("k")), -rows), columns)      # beyond these there is no one

@@ -5,38 +5,55 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ops import pruned, sparse_products, tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns, lower_product
 from ort_gpu_ep.registry import BoundNode, Lowering, Strided, broadcast, broadcast_strides, op
 from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape, TensorType
+from ort_gpu_ep.types import FLOATS, Shape, TensorType
 
 
-@op("MatMul", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
+@op("MatMul", dtypes={"T": FLOATS}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
 def matmul(node: BoundNode) -> Lowering:
     """y = a b over the last two dimensions, as numpy.matmul.
 
     a: [..., m, k] or [k]; b: [..., k, n] or [k]; leading dimensions broadcast. A rank-2 `b` takes a's batches as more rows.
     """
+    return _matmul(node)
+
+
+@op("FusedMatMul", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
+def fused_matmul(node: BoundNode) -> Lowering:
+    """y = alpha a' b', a' and b' with their last two axes exchanged where transA and transB say so. Shapes as MatMul's."""
+    if node.attr("transBatchA") or node.attr("transBatchB"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "FusedMatMul with transBatchA or transBatchB")
+    turned = [bool(node.attr(name)) and node.input(i).rank > 1 for i, name in enumerate(("transA", "transB"))]
+    return _matmul(node, turned[0], turned[1], float(node.attr("alpha")))
+
+
+def _matmul(node: BoundNode, turns_a: bool = False, turns_b: bool = False, alpha: float = 1.0) -> Lowering:
+    """A product over the last two dimensions. turns_a, turns_b: those are exchanged before."""
     a, b = node.input(0), node.input(1)
     if not a.rank or not b.rank:
-        raise UnsupportedNodeError(Code.RANK, f"MatMul of {a.type} and {b.type}: a scalar is not a matrix")
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {a.type} and {b.type}: a scalar is not a matrix")
     left = a.shape if a.rank > 1 else (1, *a.shape)
     right = b.shape if b.rank > 1 else (*b.shape, 1)
-    m, k, n = left[-2], left[-1], right[-1]
-    if right[-2] != k:
-        raise UnsupportedNodeError(Code.RANK, f"MatMul of {a.type} and {b.type}: inner dimensions differ")
+    m, k = left[-2:][::-1] if turns_a else left[-2:]
+    inner, n = right[-2:][::-1] if turns_b else right[-2:]
+    if inner != k:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {a.type} and {b.type}: inner dimensions differ")
     batches: Shape = broadcast(left[:-2], right[:-2])
     shape = batches + ((m,) if a.rank > 1 else ()) + ((n,) if b.rank > 1 else ())
-    if math.prod(right[:-2]) == 1:
-        batches, left, right, m = (), (math.prod(left[:-1]), k), (k, n), math.prod(left[:-1])
+    if math.prod(right[:-2]) == 1 and (not turns_a or math.prod(left[:-2]) == 1):
+        batches, m = (), m if turns_a else math.prod(left[:-1])
+        left, right = (m, k), (k, n)
     product = Product(
-        math.prod(batches), m, n, k, Matrix(0, _batches(left, batches), k, 1), Matrix(1, _batches(right, batches), 1, n),
-        target=node.target, fours=a.dtype is FLOAT32)
-    if batches:
+        math.prod(batches), m, n, k, Matrix(0, _batches(left, batches), *((1, m) if turns_a else (k, 1))),
+        Matrix(1, _batches(right, batches), *((k, 1) if turns_b else (1, n))), None, alpha, target=node.target, fours=a.dtype in FLOATS)
+    if batches or turns_a:
         return lower_product(product, TensorType(a.dtype, shape))
-    return _by_zeros(node, product, tiles.of_matrices(node, m, n, k), False, TensorType(a.dtype, shape))
+    return _by_zeros(node, product, tiles.of_matrices(node, m, n, k, turns_b, None, alpha), turns_b, TensorType(a.dtype, shape))
 
 
 def _by_zeros(node: BoundNode, product: Product, tiled: tiles.TiledProduct | None, transposed: bool, out: TensorType) -> Lowering:
@@ -66,7 +83,7 @@ def _batches(shape: Shape, batches: Shape) -> Strided:
     return Strided(batches, tuple(s * matrix for s in broadcast_strides(shape[:-2], batches)))
 
 
-@op("Gemm", since=7, dtypes={"T": (FLOAT32, FLOAT16)}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
+@op("Gemm", since=7, dtypes={"T": FLOATS}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
 def gemm(node: BoundNode) -> Lowering:
     """y = alpha * a' b' + beta * c, a' and b' transposed where transA and transB say so.
 
@@ -86,9 +103,9 @@ def gemm(node: BoundNode) -> Lowering:
     out, factors, transposed = TensorType(a.dtype, node.attr("output_shape") or (m, n)), (node.attr("alpha"), node.attr("beta")), bool(
         node.attr("transB"))
     tiled: tiles.TiledProduct | None = None
-    if not node.attr("transA") and (c is None or (c.shape in ((n,), (1, n)) and node.attr("beta") == 1 and c.dtype is FLOAT32)):
+    if not node.attr("transA") and (c is None or (c.shape in ((n,), (1, n)) and node.attr("beta") == 1 and c.dtype is a.dtype)):
         tiled = tiles.of_matrices(node, m, n, k, transposed, 2 if c else None, node.attr("alpha"))
     left = Matrix(0, Strided((1,), (0,)), *((1, m) if node.attr("transA") else (k, 1)))
     right = Matrix(1, Strided((1,), (0,)), *((k, 1) if transposed else (1, n)))
-    product = Product(1, m, n, k, left, right, bias, *factors, target=node.target, fours=a.dtype is FLOAT32)
+    product = Product(1, m, n, k, left, right, bias, *factors, target=node.target, fours=a.dtype in FLOATS)
     return _by_zeros(node, product, tiled, transposed, out)

@@ -26,7 +26,9 @@ ITERATIONS = 8
 """K is split while an invocation keeps at least so many loads of it to add up."""
 
 ROWS = (8, 4, 2)
-"""matvec_rows.wgsl: outputs of a workgroup, of 32 invocations each."""
+"""matvec_rows.wgsl: outputs of a workgroup."""
+LANES = 32
+"""matvec_rows.wgsl: invocations of a workgroup for each of its outputs."""
 
 record(
     "matvec.wgsl", "matvec", loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
@@ -133,7 +135,7 @@ def _any_ns(given: VectorProduct) -> float:
 def _rows(given: VectorProduct, out: TensorType, rows: int) -> Kernel:
     blocks = -(-given.count // rows)
     subgroups = given.target.limits.allow("matvec_rows.wgsl", "subgroup")
-    workgroup_size = 32 * rows
+    workgroup_size = LANES * rows
     return kernel(
         "matvec_rows.wgsl", [out],
         consts={"COUNT": given.count, "K4": given.k // 4, "BATCH": given.batch, "BLOCKS": blocks, "ROWS": rows, "SPLIT": 1,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
+from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, ceil_div, integers, normal, record
 from ort_gpu_ep.ops.channels_last import own
@@ -34,6 +35,10 @@ record(MOMENTS, "reduction", loop_bound=lambda k: 64)
 record(JOINED, "reduction", loop_bound=lambda k: ceil_div(k["PIECE4"], k.workgroup_size) + 64)
 record("row_moments.wgsl", "reduction", loop_bound=lambda k: k.rows(2))
 record(
+    "channel_moments.wgsl", "reduction", loop_bound=lambda k: 2 * (2 * ceil_div(k["COUNT"], k.workgroup_size) + 16),
+    flops=lambda k: 3 * k.size("x"), nbytes=lambda k: 2 * k.nbytes("x"),
+    cases=[case("BatchNormalization", 15, normal(3, 5, 7, 11), normal(5), normal(5), normal(5), normal(5), outputs=3, training_mode=1)])
+record(
     "batch_norm.wgsl", "elementwise",
     cases=[case("BatchNormalization", 15, normal(2, 13, 7, 5), normal(13), normal(13), normal(13), integers(1, 9, 13, dtype="float32"))])
 record(
@@ -42,20 +47,26 @@ record(
 
 
 def _normalize(node: BoundNode, rows: Rows, indices: dict[str, Strided], *, spread: int, center: bool, epsilon: float = 0.0) -> Kernel:
-    """indices: `scale_index` and `bias_index`, as far as the node has scale and bias."""
+    return normalized(node.input(0).type, rows, indices, spread=spread, center=center, epsilon=epsilon)
+
+
+def normalized(
+    out: TensorType, rows: Rows, indices: dict[str, Strided], *, spread: int, center: bool, epsilon: float = 0.0,
+) -> Kernel:
+    """The kernel for any rows. indices: `scale_index` and `bias_index`, as far as the node has scale and bias."""
     nowhere = Strided((), ())
     consts: dict[str, Const] = {**rows.consts, "SPREAD": spread, "CENTER": center, "EPSILON": float(epsilon)}
     for name in ("scale", "bias"):
         if f"{name}_index" not in indices:
             indices = {**indices, f"{name}_index": nowhere}
     return kernel(
-        "normalize.wgsl", [node.input(0).type], consts=consts, indices={**rows.indices, **indices}, groups=rows.groups,
+        "normalize.wgsl", [out], consts=consts, indices={**rows.indices, **indices}, groups=rows.groups,
         workgroup_size=rows.workgroup_size, workgroup_nbytes=4 * rows.workgroup_size, writes={"y": 0})
 
 
 PIECES = (2, 4, 8, 16, 32, 64, 128, 256)
 """normalize_pieces.wgsl: of a row; each of its workgroups looks at all of them, a lane at one."""
-PIECE_WORKGROUP_SIZE = 512
+PIECE_WORKGROUP_SIZE, MOMENTS_WORKGROUP_SIZE = 512, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +85,7 @@ def _held(node: BoundNode, rows: Rows, epsilon: float, *, rms: bool = False, cha
     """
     x, operands, target = node.input(0), [o for o in (node.input(1), node.optional(2)) if o], node.target
     n = 0 if is_symbolic(rows.length) or rows.adjacent else rows.length
-    if n == 0 or n % 4 or any(o.dtype is not FLOAT32 for o in (x, *operands)) or not target.limits.allow(ROWS):
+    if n == 0 or n % 4 or any(o.dtype not in FLOATS for o in (x, *operands)) or not target.limits.allow(ROWS):
         return None
     if channels is None and any(o.shape != (n,) for o in operands):
         return None
@@ -96,8 +107,8 @@ def _held(node: BoundNode, rows: Rows, epsilon: float, *, rms: bool = False, cha
         return _in_pieces(node, rows, pieces[choice.form][0], consts, {"x": 0, "scale": 1, **bias}, choice)
     form = known[choice.form]
     return kernel(
-        ROWS, [x.type], consts={"COUNT": rows.count, "RMS": rms, **consts, **form.consts(target, ROWS)}, groups=form.groups(rows.count),
-        workgroup_size=form.workgroup_size, workgroup_nbytes=form.workgroup_nbytes(target, ROWS),
+        ROWS, [x.type], consts={"COUNT": rows.count, "RMS": rms, "SKIP": False, "SUM": False, **consts, **form.consts(target, ROWS)},
+        groups=form.groups(rows.count), workgroup_size=form.workgroup_size, workgroup_nbytes=form.workgroup_nbytes(target, ROWS),
         reads={"x": 0, "scale": 1, **bias}, writes={"y": 0}, vectors=vectors, features=form.features(target, ROWS), choice=choice)
 
 
@@ -190,6 +201,65 @@ def rms_normalization(node: BoundNode) -> Kernel | Lowering:
         node, rows, indices, spread=VARIANCE, center=False, epsilon=node.attr("epsilon"))
 
 
+@op("SimplifiedLayerNormalization", dtypes={"T": FLOATS, "V": FLOATS}, bindings="x scale? bias? -> y inv_std", epilogue=True)
+def simplified_layer_normalization(node: BoundNode) -> Kernel | Lowering:
+    """RMSNormalization as ONNX Runtime has it: y = x / sqrt(mean x^2 + epsilon) * scale over the axes from `axis` on."""
+    if node.wants(1):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "SimplifiedLayerNormalization with its inverse deviation as an output")
+    x, axes, scale = node.input(0), _trailing(node), node.input(1)
+    rows, epsilon = rows_of(x.shape, axes), float(node.attr("epsilon"))
+    if x.dtype is not scale.dtype:
+        raise UnsupportedNodeError(Code.DTYPE, f"SimplifiedLayerNormalization of {x.dtype} with scale {scale.dtype}; taken: the same type")
+    return _held(node, rows, epsilon, rms=True) or _normalize(
+        node, rows, {"scale_index": _broadcast(node, scale, x.shape)}, spread=VARIANCE, center=False, epsilon=epsilon)
+
+
+@op("SkipLayerNormalization", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="x skip scale bias? added? -> y _mean _inv_std total",
+    epilogue=True)
+def skip_layer_normalization(node: BoundNode) -> Lowering:
+    """LayerNormalization of s = x + skip + added over the last axis; s itself where it is wanted.
+
+    x, y, s: [..., N, H]; skip: the same, [1, N, H] or [N, H]; scale, bias, added: [H].
+    """
+    return _of_sum(node, False, {"bias": 3, "added": 4})
+
+
+@op("SkipSimplifiedLayerNormalization", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="x skip scale added? -> y _mean _inv_std total",
+    epilogue=True)
+def skip_simplified_layer_normalization(node: BoundNode) -> Lowering:
+    """RMS normalisation of s = x + skip + added over the last axis; s itself where it is wanted. Shapes: as SkipLayerNormalization."""
+    return _of_sum(node, True, {"added": 3})
+
+
+def _of_sum(node: BoundNode, rms: bool, optional: Mapping[str, int]) -> Lowering:
+    """The one kernel that adds, stores the sum, and normalizes it. optional: vectors of a row by name and input."""
+    x, skip, target = node.input(0), node.input(1), node.target
+    given = {name: k for name, k in optional.items() if node.has(k)}
+    n = x.shape[-1] if x.rank > 1 else 0
+    if is_symbolic(n) or n == 0 or n % 4 or any(node.input(k).shape != (n,) for k in (2, *given.values())):
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {x.type} with scale {node.input(2).type}; taken: rows of a multiple of 4, and "
+                                              "scale and biases of a row")
+    if skip.shape != x.shape and (x.rank != 3 or skip.shape not in ((1, *x.shape[1:]), x.shape[1:])):
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {x.type} with skip {skip.type}; taken: the same shape, or one for all batches")
+    if node.wants(1) or node.wants(2):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with its mean or inverse deviation as an output")
+    rows = rows_of(x.shape, (x.rank - 1,))
+    known = forms(target, n // 4)
+    choice = target.choose(
+        f"skip normalize {n}, about {1 << hint(rows.count).bit_length()} rows", estimates_ns(target, known, rows.count, n // 4))
+    form, wants_sum = known[choice.form], node.wants(3)
+    consts: dict[str, Const] = {
+        "COUNT": rows.count, "RMS": rms, "SKIP": True, "SUM": wants_sum, "SKIP_ROWS": prod(skip.shape[:-1]), "N4": n // 4,
+        "EPSILON": float(node.attr("epsilon")), "CHANNELS": 0, "PER_ROW": 1, "PLANE4": 1, **form.consts(target, ROWS)}
+    stored = {"y": 0, **({"total": 3} if wants_sum else {})}
+    built = kernel(
+        ROWS, [x.type] * len(stored), consts=consts, groups=form.groups(rows.count), workgroup_size=form.workgroup_size,
+        workgroup_nbytes=form.workgroup_nbytes(target, ROWS), reads={"x": 0, "skip": 1, "scale": 2, **given}, writes=stored,
+        vectors=("x", "skip", "scale", *given, *stored), features=form.features(target, ROWS), choice=choice)
+    built = replace(built, optionals=(*tuple((name, name in given) for name in ("bias", "added")), ("scale", True)))
+    return Lowering((x.type, None, None, x.type if wants_sum else None)[:max(1, len(node.node.outputs))], (built,))
+
+
 @op("InstanceNormalization", since=6, dtypes={"T": FLOATS}, bindings="x scale? bias? -> y", epilogue=True,
     channels_last=own(0))
 def instance_normalization(node: BoundNode) -> Kernel | Lowering:
@@ -247,20 +317,46 @@ def _over_axes(node: BoundNode, axes: Sequence[int], spread: int, center: bool, 
     return _normalize(node, rows, {}, spread=spread, center=center, epsilon=epsilon)
 
 
-@op("BatchNormalization", since=7, dtypes=dict.fromkeys(("T", "U", "T1", "T2"), FLOATS), bindings="x scale bias mean variance -> y",
-    epilogue=True)
-def batch_normalization(node: BoundNode) -> Kernel:
-    """y = (x - mean) / sqrt(variance + epsilon) * scale + bias. x, y: [N, C, spatial...]; the rest: [C]."""
+@op("BatchNormalization", since=7, dtypes=dict.fromkeys(("T", "U", "T1", "T2"), FLOATS),
+    bindings="x scale bias mean variance -> y next_mean next_variance", epilogue=True)
+def batch_normalization(node: BoundNode) -> Kernel | Lowering:
+    """y = (x - mean) / sqrt(variance + epsilon) * scale + bias, in training (from opset 14 on) by the batch's own mean and variance.
+
+    x, y: [N, C, spatial...]; the rest: [C].
+    """
     x = node.input(0)
-    if node.attr("training_mode") or any(node.wants(k) for k in range(1, 5)):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, "BatchNormalization in training mode")
+    training = bool(node.version >= 14 and node.attr("training_mode"))
+    if not training and any(node.wants(k) for k in range(1, 5)):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"BatchNormalization of opset {node.version} in training mode; taken: from 14 on")
     if node.attr("spatial") == 0:
         raise UnsupportedNodeError(Code.ATTRIBUTE, "BatchNormalization with spatial = 0 (moments per element); taken: 1")
     channels = x.shape[1] if x.rank > 1 else 1
     if any(node.input(k).size != channels for k in range(1, 5)):
         raise UnsupportedNodeError(Code.RANK, f"BatchNormalization of {x.type}: scale, B, mean and var need {channels} elements")
     consts: dict[str, Const] = {"CHANNELS": channels, "INNER": prod(x.shape[2:]), "EPSILON": float(node.attr("epsilon"))}
-    return kernel("batch_norm.wgsl", [x.type], consts=consts)
+    if training:
+        return _trained(node, channels, consts)
+    return kernel("batch_norm.wgsl", [x.type], consts=consts, writes={"y": 0})
+
+
+def _trained(node: BoundNode, channels: int, consts: dict[str, Const]) -> Lowering:
+    """By the batch's mean and variance, which move the running ones."""
+    x = node.input(0)
+    count = x.size // max(node.input(1).size, 1)
+    if count == 0:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"BatchNormalization of {x.type} in training mode: there is nothing to take a mean of")
+    now = TensorType(FLOAT32, node.input(1).shape)
+    moments = kernel(
+        "channel_moments.wgsl", [now, now, node.input(3).type, node.input(4).type], groups=channels, workgroup_size=MOMENTS_WORKGROUP_SIZE,
+        workgroup_nbytes=4 * MOMENTS_WORKGROUP_SIZE,
+        consts={"CHANNELS": channels, "INNER": consts["INNER"], "COUNT": count, "MOMENTUM": float(node.attr("momentum"))},
+        reads={"x": 0, "mean": 3, "variance": 4},
+        writes={"now_mean": "now_mean", "now_variance": "now_variance", "next_mean": 1, "next_variance": 2})
+    last = kernel(
+        "batch_norm.wgsl", [x.type], consts=consts, reads={"x": 0, "scale": 1, "bias": 2, "mean": "now_mean", "variance": "now_variance"},
+        writes={"y": 0})
+    outputs = tuple(t if node.wants(k) else None for k, t in enumerate((x.type, node.input(3).type, node.input(4).type)))
+    return Lowering(outputs[:len(node.node.outputs)], (moments, last), temps=(("now_mean", now), ("now_variance", now)))
 
 
 @op("LRN", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))

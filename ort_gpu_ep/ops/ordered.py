@@ -8,10 +8,10 @@ from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced, vector_of
 from ort_gpu_ep.ops.indexing import tuple_consts
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.types import ANY, BOOL, INT64, NUMBERS, UINT32, UINT64, DType, TensorType
+from ort_gpu_ep.types import ANY, BOOL, FLOAT64, INT64, NUMBERS, UINT32, UINT64, DType, TensorType
 
 MAX_WORKGROUP_SIZE = 256
-SUMMED = (*NUMBERS, UINT32, UINT64)
+SUMMED = (*NUMBERS, FLOAT64, UINT32, UINT64)
 
 RUN = 1024
 """Elements that a workgroup of topk_sort.wgsl sorts: a 64-bit key and an index each, 12 of WebGPU's 16 KiB of workgroup memory."""
@@ -25,7 +25,8 @@ def _sort_loops(k: KernelCall) -> int:
 
 
 record(
-    "cumulative.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["N"], k.workgroup_size) * (1 + k.workgroup_size.bit_length()),
+    "cumulative.wgsl", "reduction", pairs=True,
+    loop_bound=lambda k: ceil_div(k["N"], k.workgroup_size) * (1 + k.workgroup_size.bit_length()),
     steps=lambda k: max(ceil_div(k["N"], k.workgroup_size), 1),
     cases=[
         *(case("CumSum", 14, normal(3, n), Known(1), reverse=reverse) for n in (1, 63, 257, 1030) for reverse in (0, 1)),

@@ -194,7 +194,8 @@ def _sparse_product(
         return lower_sparse(node, rows, k, columns, out, bias, alpha, beta)
     product = of_matrices(node, columns.count, of_entries(node, rows, k), (columns.column, columns.k), bias, alpha, beta)
     if product is None:
-        raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(columns.count)} vectors the zeros of a sparse matrix are written out")
+        raise UnsupportedNodeError(Code.COST, f"{node.op}: batch of {hint(columns.count)}: "
+                                   "a dense copy of the sparse weight is estimated to be faster")
     choice = choose_sparse(product, unpack_sparse_ns(node.target, rows * k) + _written_out_ns(node.target, rows, k, transposed, columns))
     if choice.form == DENSE:
         raise UnsupportedNodeError(Code.COST, f"{node.op}: estimated to be slower than with the zeros of its matrix written out")

@@ -11,7 +11,7 @@ from ort_gpu_ep.ops.packed_operands import Columns, Weights, interleaved
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.target import SUBNORMAL_HALVES, Target
-from ort_gpu_ep.types import FLOAT32, TensorType
+from ort_gpu_ep.types import FLOATS, TensorType
 
 MAX_VECTORS = 4
 """Columns of activations that packed_matvec.wgsl takes: more are worth a tile."""
@@ -26,6 +26,8 @@ BOOK_ENTRIES, MAX_COPIES = 2048, 32
 """Of codebooks in workgroup memory, together: a copy for each bank, or as many as fit."""
 HELD, HOLDING = "x held", "sparse_matvec_held.wgsl"
 """A form of sparse products, for adapters with subgroups, and its kernel."""
+HELD_LANES = 32
+"""sparse_matvec_held.wgsl: invocations of a workgroup for each of its rows."""
 BOOK_NBYTES = 2048
 """The values of a sparse matrix in workgroup memory, a copy for each bank."""
 SPARSE_TEAMS = {32: 128, 8: 64, 1: 64}
@@ -48,7 +50,7 @@ def lower_vectors(
 ) -> Lowering:
     """The kernels of a product of at most MAX_VECTORS vectors with one group of rows: the weights interleaved, once, and the product."""
     layout, count, of_x = interleaved(node, weights), int(columns.count), node.input(columns.source)
-    x4 = of_x.dtype is FLOAT32 and columns.k == 1 and weights.k % 4 == 0 and (count == 1 or columns.column % 4 == 0)
+    x4 = of_x.dtype in FLOATS and columns.k == 1 and weights.k % 4 == 0 and (count == 1 or columns.column % 4 == 0)
     by_blocks, per, entries = "scales" in layout.sources, 32 // weights.bits, 1 << weights.bits if weights.codebook else 0
     copies = min(MAX_COPIES, BOOK_ENTRIES // entries) if entries else 1
     subgroups = node.target.limits.allow("packed_matvec.wgsl", "subgroup")
@@ -120,7 +122,8 @@ def lower_sparse(
 ) -> Kernel:
     """The kernel of a product of few vectors with sparse rows: entries, values and starts are inputs 1, 2 and 3."""
     if hint(columns.count) > MAX_VECTORS:
-        raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(columns.count)} vectors the zeros of a sparse matrix are written out")
+        raise UnsupportedNodeError(Code.COST, f"{node.op}: batch of {hint(columns.count)}: "
+                                   "a dense copy of the sparse weight is estimated to be faster")
     count, entries = int(columns.count), node.input(1).size
     forms = {f"team {team}": _sparse_ns(node, rows, team) for team in SPARSE_TEAMS
              if team == max(SPARSE_TEAMS) or (team >= count and _sparse_loops(k, team) <= node.target.limits.max_loop_iterations)}
@@ -159,9 +162,9 @@ def _in_teams(rows: int, count: int, team: int) -> _Shape:
 def _held(node: BoundNode, rows: int, k: int, count: int) -> _Shape:
     """A workgroup for each unit, where there are rows enough: each brings x into its memory."""
     limits, each = node.target.limits, 2
-    while 64 * each <= limits.max_invocations and each * limits.figures.units < rows:
+    while 2 * each * HELD_LANES <= limits.max_invocations and each * limits.figures.units < rows:
         each *= 2
-    return _Shape(HOLDING, {"ROWS": each}, ceil_div(rows, each), 32 * each, 4 * (k + 1) * count + BOOK_NBYTES, ("subgroup",))
+    return _Shape(HOLDING, {"ROWS": each}, ceil_div(rows, each), each * HELD_LANES, 4 * (k + 1) * count + BOOK_NBYTES, ("subgroup",))
 
 
 def _sparse_ns(node: BoundNode, rows: int, team: int) -> float:

@@ -26,7 +26,7 @@ record(
 record(
     "pool_last_bytes.wgsl", "pool", loop_bound=lambda k: k.nested("K1", "K2"), flops=lambda k: 2 * k.size("y") * k["K1"] * k["K2"])
 record(
-    "max_pool_indices.wgsl", "pool", loop_bound=lambda k: k.nested("K0", "K1", "K2"),
+    "max_pool_indices.wgsl", "pool", pairs=True, loop_bound=lambda k: k.nested("K0", "K1", "K2"),
     flops=lambda k: 2 * k.size("indices") * k["K0"] * k["K1"] * k["K2"],
     cases=[case("MaxPool", 12, normal(1, 2, 7, 9), outputs=2, kernel_shape=(3, 2), strides=(2, 2))])
 

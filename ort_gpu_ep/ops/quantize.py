@@ -13,10 +13,11 @@ from ort_gpu_ep.ops.channels_last import one_scale
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, result_dtype
 from ort_gpu_ep.shaders.composer import literal
 from ort_gpu_ep.symbolic import hint, is_symbolic, same
-from ort_gpu_ep.types import FLOAT32, INT8, INT32, PACKED_INTS, UINT8, DType, Shape, TensorType, names
+from ort_gpu_ep.types import FLOAT32, INT8, INT16, INT32, PACKED_INTS, UINT8, UINT16, DType, Shape, TensorType, names
 
 BYTES = (UINT8, INT8)
-CODES = (*BYTES, INT32, *PACKED_INTS)
+SHORTS = (UINT16, INT16)
+CODES = (*BYTES, *SHORTS, INT32, *PACKED_INTS)
 NO_BLOCKS: dict[str, Const] = {"BLOCK": 0, "SIZE": 1, "BLOCKS": 1, "INNER": 1}
 WORKGROUP_SIZE = 256
 """WebGPU's guaranteed workgroup size."""
@@ -41,7 +42,7 @@ def quantize_linear(node: BoundNode) -> Kernel:
     asked = node.attr("output_dtype")
     zp = node.optional(2)
     dtype = zp.dtype if zp else result_dtype(asked) if asked else UINT8
-    _only(node, "output", dtype, BYTES)
+    _only(node, "output", dtype, (*BYTES, *SHORTS))
     if node.attr("precision") not in (None, 0, FLOAT32.onnx):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"QuantizeLinear with precision {node.attr('precision')}; taken: float32")
     index = _scale_index(node)
@@ -139,8 +140,9 @@ def number(node: BoundNode, position: int) -> float | None:
 
 
 def limits_of(dtype: DType) -> tuple[float, float]:
-    """The least and the largest number of a type of bytes."""
-    return (-128.0, 127.0) if dtype is INT8 else (0.0, 255.0)
+    """The least and the largest number of an integer type of 8 or 16 bits."""
+    values = 1 << dtype.bits
+    return (-values / 2, values / 2 - 1.0) if dtype in (INT8, INT16) else (0.0, values - 1.0)
 
 
 def _only(node: BoundNode, what: str, dtype: DType, taken: tuple[DType, ...]) -> None:

@@ -26,16 +26,17 @@ ACTIVATIONS = {
     "sigmoid": (0, ()),
     "tanh": (1, ()),
     "relu": (2, ()),
-    "affine": (3, (1.0, 0.0)),
+    "affine": (3, (0.0, 0.0)),
     "leakyrelu": (4, (0.01,)),
-    "thresholdedrelu": (5, (1.0,)),
-    "scaledtanh": (6, (1.0, 1.0)),
+    "thresholdedrelu": (5, (0.0,)),
+    "scaledtanh": (6, (0.0, 0.0)),
     "hardsigmoid": (7, (0.2, 0.5)),
     "softsign": (8, ()),
     "elu": (9, (1.0,)),
     "softplus": (10, ()),
 }
-"""Lower-case name -> the shader's code, and the defaults of the parameters it takes (alpha, beta)."""
+"""Lower-case name -> the shader's code, and the defaults of the parameters it takes (alpha, beta): ONNX Runtime's, which has 0 where ONNX
+names no operator, and for ThresholdedRelu."""
 
 def _loop_bound(k: KernelCall) -> int:
     """Each step: the units of a lane, for each of them its slice of the state and the slices' sums, twice where the reset comes first."""

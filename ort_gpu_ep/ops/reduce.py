@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, integers, record
+from ort_gpu_ep.kernels import Known, Random, case, integers, record
 from ort_gpu_ep.ops.axes import vector_of
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, ints, own, stored
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
 from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.types import BOOL, FLOATS, INT8, INT32, INT64, NUMBERS, UINT8, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.types import BOOL, FLOAT64, FLOATS, INT8, INT32, INT64, NUMBERS, UINT8, UINT32, DType, Shape, TensorType
 
 WORKGROUP_SIZE = 256
 """Invocations a workgroup: WebGPU's guaranteed maximum."""
@@ -23,11 +23,14 @@ BUSY = 1 << 16
 LONG = 1 << 14
 """From this row length on, few rows are cut into pieces that different workgroups reduce."""
 
-record("reduce.wgsl", "reduction", loop_bound=lambda k: k.rows(1) * k["P"])
+record("reduce.wgsl", "reduction", pairs=True, loop_bound=lambda k: k.rows(1) * k["P"])
 record("reduce_empty.wgsl", "elementwise")
+record(
+    "log_sum_exp_f64.wgsl", "reduction", loop_bound=lambda k: 40 * k["N"] + 300,     # an exponential has loops, too
+    cases=[case("ReduceLogSumExp", 18, Random((5, 19), "float64"), Known([1]))])
 record("convert.wgsl", "elementwise", cases=[case("ReduceMax", 20, integers(-100, 100, 33, 67, dtype="int8"))])
 record(
-    "arg_reduce.wgsl", "reduction", loop_bound=lambda k: k.rows(1),
+    "arg_reduce.wgsl", "reduction", pairs=True, loop_bound=lambda k: k.rows(1),
     cases=[
         case(op, 13, integers(-20, 20, *shape, dtype="int32"), axis=1, select_last_index=last, keepdims=1)
         for shape in ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001)) for op, last in (("ArgMax", 0), ("ArgMin", 1))])
@@ -106,6 +109,10 @@ def _axes(node: BoundNode) -> tuple[int, ...]:
     return normal_axes(node, axes, rank)
 
 
+REALS = (*FLOATS, FLOAT64)
+TAKEN = (*NUMBERS, FLOAT64)
+
+
 @dataclass(frozen=True, slots=True)
 class Fold:
     """What a reduction computes, as codes of reduce.wgsl. empty: code of reduce_empty.wgsl for no elements."""
@@ -115,7 +122,7 @@ class Fold:
     prepare: int = 0
     finish: int = 0
     empty: int = 0
-    dtypes: tuple[DType, ...] = NUMBERS
+    dtypes: tuple[DType, ...] = TAKEN
 
 
 NARROW = {INT8: INT32, UINT8: UINT32, BOOL: UINT32}
@@ -125,12 +132,12 @@ FOLDS = {
     "ReduceSum": Fold("sum x"),
     "ReduceMean": Fold("mean x", finish=1),
     "ReduceProd": Fold("product of x", fold=1, empty=1),
-    "ReduceMax": Fold("max x", fold=2, empty=2, dtypes=(*NUMBERS, *NARROW)),
-    "ReduceMin": Fold("min x", fold=3, empty=3, dtypes=(*NUMBERS, *NARROW)),
+    "ReduceMax": Fold("max x", fold=2, empty=2, dtypes=(*TAKEN, *NARROW)),
+    "ReduceMin": Fold("min x", fold=3, empty=3, dtypes=(*TAKEN, *NARROW)),
     "ReduceL1": Fold("sum |x|", prepare=1),
-    "ReduceL2": Fold("sqrt sum x^2", prepare=2, finish=2, dtypes=FLOATS),
+    "ReduceL2": Fold("sqrt sum x^2", prepare=2, finish=2, dtypes=REALS),
     "ReduceSumSquare": Fold("sum x^2", prepare=2),
-    "ReduceLogSum": Fold("log sum x", finish=3, empty=2, dtypes=FLOATS),
+    "ReduceLogSum": Fold("log sum x", finish=3, empty=2, dtypes=REALS),
 }
 
 
@@ -154,17 +161,24 @@ def reduction(node: BoundNode, fold: Fold, axes: Sequence[int], out: TensorType,
 
 def _folded(rows: Rows, fold: Fold, out: TensorType, p: int, source: int | str = 0, target: int | str = 0) -> Lowering:
     """Few long rows in two steps, the first over pieces of them."""
-    if rows.count == 0 or hint(rows.length) < LONG or hint(rows.count) * rows.team >= BUSY:
+    cut = _cut(rows)
+    if cut is None:
         return Lowering((out,), (_fold(rows, fold, out, p, rows.length, source, target),))
-    parts = min(-(-hint(rows.length) // (LONG // 8)), max(1, BUSY // (hint(rows.count) * WORKGROUP_SIZE)) * 2)
-    piece = -(-rows.length // parts)
-    parts = -(-rows.length // piece)
-    pieces = TensorType(out.dtype, (rows.count * parts,))
-    cut = Rows(pieces.size, piece, team_of(pieces.size, piece, rows.adjacent), False, rows.start, rows.step)
+    parts, pieces = cut.count // rows.count, TensorType(out.dtype, (cut.count,))
     first = _fold(cut, Fold("", fold.fold, fold.prepare), pieces, p, rows.length, source, "pieces")
     rest = rows_of((rows.count, parts), (1,))
     last = _fold(rest, Fold("", fold.fold, 0, fold.finish), out, p, parts, "pieces", target, mean_of=rows.length)
     return Lowering((out,), (first, last), temps=(("pieces", pieces),))
+
+
+def _cut(rows: Rows) -> Rows | None:
+    """Few long rows in pieces, each a row; None where they stay whole."""
+    if rows.count == 0 or hint(rows.length) < LONG or hint(rows.count) * rows.team >= BUSY:
+        return None
+    parts = min(-(-hint(rows.length) // (LONG // 8)), max(1, BUSY // (hint(rows.count) * WORKGROUP_SIZE)) * 2)
+    piece = -(-rows.length // parts)
+    count = rows.count * -(-rows.length // piece)
+    return Rows(count, piece, team_of(count, piece, rows.adjacent), False, rows.start, rows.step)
 
 
 def _fold(
@@ -172,7 +186,7 @@ def _fold(
 ) -> Kernel:
     consts: dict[str, Const] = {
         **rows.consts, "PARTS": max(1, -(-length // rows.length)), "LENGTH": length, "COUNT": mean_of or length, "P": p,
-        "FOLD": fold.fold, "PREPARE": fold.prepare, "FINISH": fold.finish, "FLOAT": out.dtype in FLOATS}
+        "FOLD": fold.fold, "PREPARE": fold.prepare, "FINISH": fold.finish, "FLOAT": out.dtype in REALS}
     return kernel(
         "reduce.wgsl", [out], consts=consts, indices=rows.indices, groups=rows.groups, workgroup_size=rows.workgroup_size,
         workgroup_nbytes=rows.workgroup_size * 8, reads={"x": source}, writes={"y": target})
@@ -181,7 +195,7 @@ def _fold(
 def _empty(node: BoundNode, fold: Fold, out: TensorType) -> Kernel:
     if out.dtype is BOOL:
         return kernel("reduce_empty.wgsl", [out], consts={"KIND": fold.empty - 2}, reads={}, writes={"y": 0})   # false, true
-    if fold.empty > 1 and out.dtype not in FLOATS:
+    if fold.empty > 1 and out.dtype not in REALS:
         raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of {out.dtype} over no elements has no value")
     return kernel("reduce_empty.wgsl", [out], consts={"KIND": fold.empty}, reads={}, writes={"y": 0})
 
@@ -204,6 +218,8 @@ def _reduce(name: str, fold: Fold) -> None:
     """Adds the row of a reduction."""
     def build(node: BoundNode) -> Kernel | Lowering:
         x, axes = node.input(0), _axes(node)
+        if fold.finish and x.dtype.is_wide_integer and not node.target.limits.int64:
+            raise UnsupportedNodeError(Code.DTYPE, f"{name} of {x.dtype} needs the adapter feature {x.dtype.feature}")
         return reduction(node, fold, axes, TensorType(x.dtype, reduced_shape(x.shape, axes, bool(node.attr("keepdims")))))
 
     build.__doc__ = f"y = {fold.formula} over `axes`.\n\nx: any shape; y: without the reduced axes, or 1 there (keepdims)."
@@ -214,7 +230,7 @@ for _name, _fold_of_op in FOLDS.items():
     _reduce(_name, _fold_of_op)
 
 
-@op("ReduceLogSumExp", dtypes={"T": FLOATS}, bindings="x _axes? -> y", epilogue=True, channels_last=_reduction_layout)
+@op("ReduceLogSumExp", dtypes={"T": REALS}, bindings="x _axes? -> y", epilogue=True, channels_last=_reduction_layout)
 def reduce_log_sum_exp(node: BoundNode) -> Kernel:
     """y = max x + log sum exp(x - max x) over `axes`.
 
@@ -225,6 +241,8 @@ def reduce_log_sum_exp(node: BoundNode) -> Kernel:
     rows = rows_of(x.shape, axes)
     if rows.length == 0:
         return kernel("reduce_empty.wgsl", [out], consts={"KIND": 2}, reads={})
+    if x.dtype is FLOAT64:
+        return kernel("log_sum_exp_f64.wgsl", [out], consts={"N": rows.length}, indices=rows.indices)
     return kernel(
         "softmax.wgsl", [out], consts={"KIND": 2, **rows.consts}, indices=rows.indices, groups=rows.groups,
         workgroup_size=rows.workgroup_size, workgroup_nbytes=4 * rows.workgroup_size)
@@ -260,21 +278,32 @@ def global_lp_pool(node: BoundNode) -> Kernel | Lowering:
     return _global(node, known.get(p, Fold("", prepare=3, finish=4)), p)
 
 
-def _arg(node: BoundNode, largest: bool) -> Kernel:
+def _arg(node: BoundNode, largest: bool) -> Lowering:
     x = node.input(0)
     (axis,) = normal_axes(node, (int(node.attr("axis")),), x.rank)
     rows = rows_of(x.shape, (axis,))
     if rows.length == 0:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} over axis {axis} of {x.type}, which is empty")
     out = TensorType(INT64, reduced_shape(x.shape, (axis,), bool(node.attr("keepdims"))))
-    consts: dict[str, Const] = {**rows.consts, "LARGEST": largest, "LAST": bool(node.attr("select_last_index"))}
+    rule: dict[str, Const] = {"LARGEST": largest, "LAST": bool(node.attr("select_last_index")), "LENGTH": rows.length}
+    cut = _cut(rows)
+    if cut is None:
+        return Lowering((out,), (_best(rows, out, {**rule, "PIECES": 1, "GIVEN": False}, {"x": 0}, 0),))
+    pieces, found = cut.count // rows.count, TensorType(UINT32, (cut.count,))
+    first = _best(cut, found, {**rule, "PIECES": pieces, "GIVEN": False}, {"x": 0}, "found")
+    rest = replace(rows, length=pieces, team=team_of(rows.count, pieces, False), adjacent=False)
+    last = _best(rest, out, {**rule, "PIECES": 1, "GIVEN": True}, {"x": 0, "found": "found"}, 0)
+    return Lowering((out,), (first, last), temps=(("found", found),))
+
+
+def _best(rows: Rows, out: TensorType, consts: dict[str, Const], reads: dict[str, int | str], target: int | str) -> Kernel:
     return kernel(
-        "arg_reduce.wgsl", [out], consts=consts, indices=rows.indices, groups=rows.groups, workgroup_size=rows.workgroup_size,
-        workgroup_nbytes=12 * rows.workgroup_size)
+        "arg_reduce.wgsl", [out], consts={**rows.consts, **consts}, indices=rows.indices, groups=rows.groups,
+        workgroup_size=rows.workgroup_size, workgroup_nbytes=12 * rows.workgroup_size, reads=reads, writes={"y": target})
 
 
 @op("ArgMax", dtypes={"T": (*NUMBERS, INT8, UINT8)}, bindings="x -> y")
-def arg_max(node: BoundNode) -> Kernel:
+def arg_max(node: BoundNode) -> Lowering:
     """y = position of the maximum along `axis`, of equals the first or (select_last_index) the last.
 
     x: any shape; y: without the axis, or 1 there (keepdims).
@@ -283,7 +312,7 @@ def arg_max(node: BoundNode) -> Kernel:
 
 
 @op("ArgMin", dtypes={"T": (*NUMBERS, INT8, UINT8)}, bindings="x -> y")
-def arg_min(node: BoundNode) -> Kernel:
+def arg_min(node: BoundNode) -> Lowering:
     """y = position of the minimum along `axis`, of equals the first or (select_last_index) the last.
 
     x: any shape; y: without the axis, or 1 there (keepdims).

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import floor, prod
+from dataclasses import dataclass, replace
+from math import ceil, floor, prod
 
 import numpy as np
 
@@ -35,6 +35,11 @@ record(
     cases=[
         case("Resize", 13, normal(1, 2, 4, 6), None, Known((1, 1, 2, 2.5), "float32"), tolerance=1e-4, mode=mode)
         for mode in ("nearest", "linear", "cubic")])
+record(
+    "resize_antialias.wgsl", "pool",
+    loop_bound=lambda k: k.nested("TAPS0", "TAPS1", "TAPS2") + k["TAPS0"] + k["TAPS1"] + k["TAPS2"],
+    flops=lambda k: 12 * k.size("y") * k["TAPS0"] * k["TAPS1"] * k["TAPS2"],
+    cases=[case("Resize", 19, normal(1, 1, 23, 37), None, Known((1, 1, 0.6, 0.7), "float32"), tolerance=1e-4, mode="linear", antialias=1)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,9 @@ def _resample(node: BoundNode, found: list[Axis], kind: str, coordinates: str, r
     return kernel("resize.wgsl", [TensorType(x.dtype, out)], consts=consts, indices={"kept": kept}, reads={"x": 0})
 
 
+REACH = {"linear": 1.0, "cubic": 2.0}
+"""How far from its middle a filter reaches."""
+
 SAMPLED = (*FLOATS, INT8, UINT8, INT32, INT64, BOOL)
 _PLAIN: dict[str, Const] = {"CUBIC_A": -0.75, "EXCLUDE_OUTSIDE": False, "OUTSIDE": 0}
 
@@ -198,8 +206,11 @@ def resize(node: BoundNode) -> Kernel:
     if node.version < 11:
         return _old_form(node, node.input(1).require().reshape(-1))
     kind, coordinates = str(node.attr("mode")), str(node.attr("coordinate_transformation_mode"))
-    if node.attr("antialias") or (node.attr("exclude_outside") and kind != "cubic"):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Resize with antialias, or with exclude_outside in mode {kind!r}")
+    smooth = bool(node.attr("antialias"))
+    if node.attr("exclude_outside") and kind != "cubic" and not smooth:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Resize with exclude_outside in mode {kind!r}")
+    if smooth and (kind not in REACH or coordinates == "tf_crop_and_resize"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Resize with antialias in mode {kind!r}, {coordinates}; taken: {', '.join(REACH)}")
     rank = node.input(0).rank
     axes = tuple(node.attr("axes") or range(rank))
     normal_axes(node, axes, rank)
@@ -214,4 +225,15 @@ def resize(node: BoundNode) -> Kernel:
     consts: dict[str, Const] = {
         "CUBIC_A": float(node.attr("cubic_coeff_a")), "EXCLUDE_OUTSIDE": bool(node.attr("exclude_outside")),
         "OUTSIDE": outside if node.input(0).dtype in FLOATS else int(outside)}
-    return _resample(node, found, kind, coordinates, str(node.attr("nearest_mode")), consts)
+    made = _resample(node, found, kind, coordinates, str(node.attr("nearest_mode")), consts)
+    return _smoothed(made, found, kind) if smooth else made
+
+
+def _smoothed(made: Kernel, found: list[Axis], kind: str) -> Kernel:
+    """The kernel with antialias: its filter is as much wider as the step in x is, of an axis that gets shorter."""
+    consts, resized = dict(made.consts), [axis for axis in found if _is_resized(axis)]
+    for slot, axis in enumerate([Axis(1, 1, 1.0)] * (MAX_RESIZED - len(resized)) + resized):
+        factor = derived(lambda scale: min(scale, 1.0), axis.scale)
+        wide = derived(lambda factor, reach=REACH[kind]: float(F(reach) / F(factor)), factor)
+        consts |= {f"FACTOR{slot}": factor, f"WIDE{slot}": wide, f"TAPS{slot}": derived(lambda wide: 2 * ceil(wide) + 1, wide)}
+    return replace(made, shader="resize_antialias.wgsl", consts=tuple(consts.items()))

@@ -10,7 +10,7 @@ from ort_gpu_ep.types import FLOAT16, FLOAT32, INT64, Shape
 FLOATING = (FLOAT32, FLOAT16)
 
 record(
-    "rotary_embedding.wgsl", "gather", data_indices=True, nbytes=lambda k: 3 * k.nbytes("x") + 2 * k.nbytes("y"),
+    "rotary_embedding.wgsl", "gather", data_indices=True, pairs=True, nbytes=lambda k: 3 * k.nbytes("x") + 2 * k.nbytes("y"),
     cases=[
         case("RotaryEmbedding", 23, normal(2, 3, 5, 14), normal(11, 5), normal(11, 5), integers(0, 11, 2, 5), rotary_embedding_dim=10),
         case("RotaryEmbedding", 23, normal(2, 5, 24), normal(2, 5, 4), normal(2, 5, 4), num_heads=3, interleaved=1)])
@@ -88,6 +88,7 @@ def _turned(node: BoundNode, head: int, row: tuple[Strided, Strided]) -> Kernel:
     """row: `step` and `place` of the shader."""
     x, cos = node.input(0), node.input(1 if not node.node.domain else 2)
     half = cos.shape[-1]
-    consts = {"HEAD": head, "HALF": half, "ROWS": cos.size // max(half, 1), "INTERLEAVED": bool(node.attr("interleaved"))}
     positions = bool(node.node.domain) or node.has(3)
+    consts = {"HEAD": head, "HALF": half, "ROWS": cos.size // max(half, 1), "INTERLEAVED": bool(node.attr("interleaved")),
+              "POSITIONS": positions}
     return kernel("rotary_embedding.wgsl", [x.type], consts=consts, indices={"step": row[0], "place": row[1]}, reports=positions)

@@ -19,6 +19,9 @@ MOST_HELD = 8
 AGAIN = 3.2
 """Loads that are not kept, in two more passes, to one that is: they wait for each other."""
 
+TEAMS, LANES = 4, 32
+"""Rows of a workgroup that has several, and its invocations for each of them."""
+
 WIDE = (128, 256, 512, 1024)
 """Invocations of a workgroup that has one row."""
 
@@ -46,7 +49,7 @@ class RowForm:
 
 def forms(target: Target, units: int) -> dict[str, RowForm]:
     """By name, those for rows of so many units: a subgroup a row, or a workgroup."""
-    found = {"fours": RowForm(4, 128, ceil_div(units, 32))} if units <= 32 * MOST_HELD else {}
+    found = {"fours": RowForm(TEAMS, TEAMS * LANES, ceil_div(units, LANES))} if units <= LANES * MOST_HELD else {}
     for size in WIDE:
         if size <= target.limits.max_invocations and units > size // 2:
             found[f"wide {size}"] = RowForm(1, size, min(MOST_HELD, ceil_div(units, size)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
@@ -11,7 +12,7 @@ from ort_gpu_ep.ops.axes import axis_of, replaced, strides_of
 from ort_gpu_ep.ops.indexing import check_rank, in_range, tuple_consts, tuple_length
 from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import ANY, INTS, NUMBERS, UINT32, Shape, TensorType, names
+from ort_gpu_ep.types import ANY, FLOATS, INT64, INTS, NUMBERS, UINT32, Shape, TensorType, names
 
 TILE = 4096
 """Places that a workgroup of scatter_owner.wgsl looks after: 4 bytes each, in WebGPU's 16 KiB of workgroup memory."""
@@ -35,6 +36,10 @@ record("scatter_replace.wgsl", "gather", data_indices=True, cases=[_ONE_ROW])
 record(
     "scatter_reduce.wgsl", "gather", loop_bound=lambda k: k["COUNT"], flops=lambda k: 2 * k.size("y") * k["COUNT"],
     cases=[case("ScatterElements", 18, normal(7, 33), integers(0, 7, 5, 33), normal(5, 33), axis=0, reduction="add")])
+
+
+record("tensor_scatter.wgsl", "gather", cases=[
+    case("TensorScatter", 24, normal(2, 9, 5), normal(2, 4, 5), integers(0, 6, 2), mode=mode) for mode in ("linear", "circular")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +105,8 @@ def _scattered(node: BoundNode, scatter: _Scatter) -> Lowering:
     if reduction == "none":
         _check_cost(node, -(-rows // TILE) * scatter.updates)
         owners = TensorType(UINT32, (rows,))
-        return Lowering(
-            (x.type,), (find, *_replacing(x.type, owners, scatter)), (("places", places), ("owners", owners)))
+        found = _replacing(x.type, owners, scatter.updates, scatter.row, {"x": 0, "updates": 2})
+        return Lowering((x.type,), (find, *found), (("places", places), ("owners", owners)))
     _check_cost(node, x.size * scatter.count)
     return Lowering((x.type,), (find, _reducing(node, scatter, reduction)), (("places", places),))
 
@@ -111,13 +116,42 @@ def _check_cost(node: BoundNode, comparisons: int) -> None:
         raise UnsupportedNodeError(Code.COST, f"{node.op} of {node.input(0).type} by {node.input(1).type}: {comparisons} comparisons")
 
 
-def _replacing(out: TensorType, owners: TensorType, scatter: _Scatter) -> tuple[Kernel, Kernel]:
+@op("MaxUnpool", since=9, dtypes={"T1": FLOATS, "T2": (INT64,)}, bindings="x indices _shape? -> y")
+def max_unpool(node: BoundNode) -> Lowering:
+    """y = x at the places that `indices` names, in the whole of y, else 0: where MaxPool found the maxima.
+
+    x, indices: [N, C, spatial...]; y: as large as what MaxPool's windows cover. Without output_shape.
+    """
+    x, taps = node.input(0), tuple(node.attr("kernel_shape"))
+    axes = len(taps)
+    strides, pads = tuple(node.attr("strides") or (1,) * axes), tuple(node.attr("pads") or (0,) * (2 * axes))
+    if node.has(2):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "MaxUnpool with output_shape, where ONNX and onnxruntime place elements differently")
+    if x.rank != axes + 2 or node.input(1).shape != x.shape or {len(strides), len(pads) // 2} != {axes} or not x.size:
+        raise UnsupportedNodeError(Code.RANK, f"MaxUnpool of {x.type} with {node.input(1).type}, kernel_shape {taps}")
+    sizes = [(n - 1) * strides[a] - pads[a] - pads[a + axes] + taps[a] for a, n in enumerate(x.shape[2:])]
+    out, count = TensorType(x.dtype, (*x.shape[:2], *sizes)), x.size
+    owners = TensorType(UINT32, (out.size,))
+    _check_cost(node, -(-out.size // TILE) * count)
+    zeros = kernel("fill.wgsl", [out], consts={"LOW": 0, "HIGH": 0}, raw=True, reads={}, writes={"y": "zeros"})
+    find = kernel(
+        "scatter_places.wgsl", [TensorType(UINT32, (count,))], consts=tuple_consts(node, INT64, (out.size,), (1,)),
+        indices={"base": Strided((count,), (0,)), "first": Strided((count,), (1,))}, raw=True, reads={"indices": 1},
+        writes={"places": "places"}, reports=True)
+    placed = _replacing(out, owners, count, 1, {"x": "zeros", "updates": 0})
+    return Lowering((out,), (zeros, find, *placed), (("zeros", out), ("places", TensorType(UINT32, (count,))), ("owners", owners)))
+
+
+def _replacing(
+    out: TensorType, owners: TensorType, updates: int, row: int, reads: Mapping[str, int | str],
+) -> tuple[Kernel, Kernel]:
+    """What leaves in owners who writes each row, and takes it from there. reads: x and updates."""
     tile = TILE if is_symbolic(owners.size) else min(TILE, owners.size)
     own = kernel(
-        "scatter_owner.wgsl", [owners], consts={"ROWS": owners.size, "UPDATES": scatter.updates, "TILE": tile},
+        "scatter_owner.wgsl", [owners], consts={"ROWS": owners.size, "UPDATES": updates, "TILE": tile},
         groups=-(-owners.size // tile), workgroup_size=WORKGROUP_SIZE, workgroup_nbytes=4 * tile, reads={"places": "places"},
         writes={"owners": "owners"})
-    take = kernel("scatter_replace.wgsl", [out], consts={"ROW": scatter.row}, raw=True, reads={"x": 0, "updates": 2, "owners": "owners"})
+    take = kernel("scatter_replace.wgsl", [out], consts={"ROW": row}, raw=True, reads={**reads, "owners": "owners"}, writes={"y": 0})
     return own, take
 
 
@@ -131,3 +165,23 @@ def _reducing(node: BoundNode, scatter: _Scatter, reduction: str) -> Kernel:
     return kernel(
         "scatter_reduce.wgsl", [x.type], consts=consts | {"KIND": _REDUCTIONS[reduction]}, indices={"candidates": scatter.candidates},
         reads={"x": 0, "updates": 2, "places": "places"})
+
+
+@op("TensorScatter", since=24, dtypes={"T": ANY}, bindings="past update places? -> y")
+def tensor_scatter(node: BoundNode) -> Kernel:
+    """y = past with the rows of `update` along `axis`, of each batch from places[batch] on; circular: rows past the end begin again.
+
+    past, y: [B, ..., rows, ...]; update: the same with fewer rows; places: [B].
+    """
+    past, update, places, mode = node.input(0), node.input(1), node.optional(2), node.attr("mode")
+    axis = axis_of(node, int(node.attr("axis")), past.rank)
+    if mode not in ("linear", "circular") or axis == 0:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"TensorScatter with mode {mode!r}, axis {axis}; taken: linear, circular, axes but 0")
+    count = update.shape[axis] if update.rank == past.rank else 0
+    if replaced(past.shape, axis, count) != update.shape or count > past.shape[axis] or (places and places.shape != past.shape[:1]):
+        raise UnsupportedNodeError(
+            Code.RANK, f"TensorScatter of {update.type} into {past.type} at {places and places.type}; expected fewer rows, a place each")
+    consts = {
+        "INNER": math.prod(past.shape[axis + 1:]), "LENGTH": past.shape[axis], "COUNT": count, "BATCH": math.prod(past.shape[1:]),
+        "CIRCULAR": mode == "circular"}
+    return kernel("tensor_scatter.wgsl", [past.type], consts=consts, raw=True, reports=places is not None)

@@ -11,7 +11,7 @@ from ort_gpu_ep.kernels import record
 from ort_gpu_ep.ops.axes import axes_of, ints_of, number_of
 from ort_gpu_ep.registry import BoundNode, Kernel, View, kernel, op
 from ort_gpu_ep.symbolic import derived
-from ort_gpu_ep.types import ANY, FLOAT32, INT32, INT64, Shape, TensorType, dtype_of
+from ort_gpu_ep.types import ANY, FLOAT16, FLOAT32, FLOATS, INT32, INT64, Shape, TensorType, dtype_of
 
 
 def _view(node: BoundNode, shape: Shape) -> View:
@@ -85,17 +85,27 @@ def constant_of_shape(node: BoundNode) -> Kernel:
     return kernel("fill.wgsl", [TensorType(dtype_of(array), shape)], consts=words, raw=True)
 
 
-@op("Range", since=11, dtypes={"T": (FLOAT32, INT32, INT64)}, bindings="_start _limit _delta -> y")
+@op("Range", since=11, dtypes={"T": (FLOAT32, FLOAT16, INT32, INT64)}, bindings="_start _limit _delta -> y")
 def range_(node: BoundNode) -> Kernel:
     """y[i] = start + i * delta while that is before the limit. Before the run, the host computes a range of floats that it knows."""
-    if node.input(0).dtype is FLOAT32:
+    if node.input(0).dtype in FLOATS:
         return _range_of_floats(node)
     start, limit, delta = (number_of(node, k) for k in range(3))
     if delta == 0:
         raise UnsupportedNodeError(Code.ATTRIBUTE, "Range with delta 0")
     count = max(-(-(limit - start) // delta), 0)
     out = TensorType(node.input(0).dtype, (count,))
-    return kernel("range.wgsl", [out], consts={"START": start, "DELTA": delta}, raw=True)
+    consts = {f"{name}_{word}": derived(part, value) for name, value in (("START", start), ("DELTA", delta))
+              for word, part in (("LOW", _low_word), ("HIGH", _high_word))}
+    return kernel("range.wgsl", [out], consts=consts, raw=True)
+
+
+def _low_word(number: int) -> int:
+    return number & 0xffffffff
+
+
+def _high_word(number: int) -> int:
+    return number >> 32 & 0xffffffff
 
 
 def _range_of_floats(node: BoundNode) -> Kernel:
@@ -104,7 +114,7 @@ def _range_of_floats(node: BoundNode) -> Kernel:
         count = derived(_count, start, limit, delta)
     except (ArithmeticError, ValueError) as error:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Range from {start} to {limit} by {delta}: {error}") from error
-    return kernel("range_float.wgsl", [TensorType(FLOAT32, (count,))], consts={"START": start, "DELTA": delta})
+    return kernel("range_float.wgsl", [TensorType(node.input(0).dtype, (count,))], consts={"START": start, "DELTA": delta})
 
 
 def _count(start: float, limit: float, delta: float) -> int:

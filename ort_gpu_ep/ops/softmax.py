@@ -12,7 +12,7 @@ from ort_gpu_ep.ops.reduce import Rows, rows_of
 from ort_gpu_ep.ops.row_forms import any_ns, estimates_ns, forms, length_of
 from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, kernel, op
 from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.types import FLOAT32, FLOATS, Shape
+from ort_gpu_ep.types import FLOATS, Shape
 
 SHORTEST = 32
 """softmax_rows.wgsl: rows that are shorter leave most of a subgroup idle."""
@@ -57,7 +57,7 @@ def _any(node: BoundNode, kind: int, rows: Rows) -> Kernel:
 def _held(node: BoundNode, kind: int, shape: Shape, rows: Rows) -> Kernel:
     """Rows that lie together, in registers where that can be and is estimated to be faster."""
     x, target, n = node.input(0), node.target, length_of(shape[-1:])
-    if n < SHORTEST or x.dtype is not FLOAT32 or not all(target.limits.allow(shader) for shader in ("softmax.wgsl", "softmax_rows.wgsl")):
+    if n < SHORTEST or x.dtype not in FLOATS or not all(target.limits.allow(shader) for shader in ("softmax.wgsl", "softmax_rows.wgsl")):
         return _any(node, kind, rows)
     fours = n % 4 == 0
     units = n // 4 if fours else n

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.registry import Const, Kernel, kernel
-from ort_gpu_ep.types import FLOAT32, Shape, TensorType
+from ort_gpu_ep.types import FLOAT32, DType, Shape, TensorType
 
 record("pack_rows.wgsl", "movement")
 record("unpack_rows.wgsl", "movement")
@@ -43,7 +43,7 @@ class Weights:
     """[K, M] of a product, k = (tap, channel), somewhere in an input (or a temporary, by its name): where each index leads.
 
     constant: the graph holds them, so that they can be packed once. filters: where M is more than they have, 0 where it isn't.
-    phases: of a ConvTranspose, which have no strides.
+    phases: of a ConvTranspose, which have no strides. dtype: float32 or float16.
     """
 
     source: int | str
@@ -56,6 +56,7 @@ class Weights:
     multiple: int = 4
     filters: int = 0
     phases: Phases | None = None
+    dtype: DType = FLOAT32
 
     @property
     def padded(self) -> int:
@@ -84,11 +85,11 @@ def packing(weights: Weights, packed: TensorType) -> Kernel:
 def unpacking(weights: Weights, m: int) -> Kernel:
     """The inverse of `packing`."""
     if weights.phases:
-        stored = TensorType(FLOAT32, (weights.channels, weights.phases.filters, *weights.phases.window))
+        stored = TensorType(weights.dtype, (weights.channels, weights.phases.filters, *weights.phases.window))
         consts = weights.phases.consts(weights.channels, m)
         return kernel("unpack_phases.wgsl", [stored], consts=consts, reads={"packed": "packed"}, writes={"y": "restored"})
     shape = (weights.channels, m) if weights.m_stride == 1 else (weights.filters or m, weights.channels, weights.taps)
     return kernel(
-        "unpack_rows.wgsl", [TensorType(FLOAT32, shape)],
+        "unpack_rows.wgsl", [TensorType(weights.dtype, shape)],
         consts={"M": m, "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps, "M_LAST": weights.m_stride == 1},
         reads={"packed": "packed"}, writes={"y": "restored"})

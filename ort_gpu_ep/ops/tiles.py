@@ -20,7 +20,7 @@ from ort_gpu_ep.ops.tile_weights import unpacking as unpacking
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.target import DEFAULT_TARGET, LAST_ARRIVING, Choice, Limits, Target
-from ort_gpu_ep.types import FLOAT16, FLOAT32, UINT32, Shape, TensorType
+from ort_gpu_ep.types import FLOAT16, FLOAT32, FLOATS, UINT32, Shape, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class TiledProduct:
     window: what Window.consts writes, of a convolution; empty for a matrix. pointwise: one tap without padding. strided: with steps.
     planes: channels of an x that is stored in planes, else 0. bias: the input that has it. batch: of so many matrices, one after another
     in x, in y, and in packed weights. bytes: an element of K is a word of four (byte_tiles.py). groups: so many products of m columns side
-    by side. spread: where y is not [row, m].
+    by side. spread: where y is not [row, m]. wide: an operand has numbers that float16 does not reach to.
     """
 
     rows: int
@@ -167,6 +167,7 @@ class TiledProduct:
     spread: Spread | None = None
     target: Target = DEFAULT_TARGET
     batch: int = 1
+    wide: bool = False
 
     @property
     def columns(self) -> int:
@@ -180,9 +181,12 @@ class TiledProduct:
 
     @property
     def halves(self) -> bool:
-        """Whether it is calculated in float16: `precision=f16acc`, but not a batch of products: Winograd's make errors larger."""
+        """Whether it is calculated in float16: `precision=f16acc`, but not a batch of products (Winograd's make errors larger), nor one of
+        numbers that would be infinite there.
+        """
         limits = self.target.limits
-        return limits.precision == "f16acc" and not self.bytes and self.batch == 1 and limits.allow("product.wgsl", FLOAT16.feature)
+        plain = not self.bytes and self.batch == 1 and not self.wide
+        return limits.precision == "f16acc" and plain and limits.allow("product.wgsl", FLOAT16.feature)
 
     @property
     def packed_rows(self) -> int:
@@ -253,6 +257,11 @@ def estimates_ns(product: TiledProduct, known: Mapping[str, tuple[Tile, int]]) -
     return {name: estimate_ns(product, *form) for name, form in known.items()}
 
 
+def are_wide(node: BoundNode) -> bool:
+    """Whether input 0 or 1 is a constant that float16 does not reach to. Asked for f16acc alone: to look at each weight takes long."""
+    return node.target.limits.precision == "f16acc" and any(node.input(i).exceeds_half for i in (0, 1))
+
+
 def best_ns(product: TiledProduct) -> float:
     return min(estimates_ns(product, forms(product)).values())
 
@@ -265,12 +274,12 @@ def of_matrices(
     bias: the input that holds [m].
     """
     a, b = node.input(0), node.input(1)
-    if is_symbolic(m) or is_symbolic(k) or not (a.dtype is FLOAT32 and b.dtype is FLOAT32 and fits(node.target)):
+    if is_symbolic(m) or is_symbolic(k) or not (a.dtype is b.dtype and a.dtype in FLOATS and fits(node.target)):
         return None
     if k % 4 or m % 4 or k == 0 or m == 0 or hint(rows) < 2:
         return None
-    weights = Weights(1, k, 1, k if transposed else 1, 1 if transposed else m, 0, b.is_constant)
-    product = TiledProduct(rows, m, weights, bias, alpha, target=node.target)
+    weights = Weights(1, k, 1, k if transposed else 1, 1 if transposed else m, 0, b.is_constant, dtype=b.dtype)
+    product = TiledProduct(rows, m, weights, bias, alpha, target=node.target, wide=are_wide(node))
     lies_right = weights.are_rows(m) and k % PACKED_ROWS == 0
     return product if weights.constant or lies_right else None
 
@@ -290,7 +299,7 @@ def lower_tiled(product: TiledProduct, out: TensorType, choice: Choice | None = 
     weights: int | str = product.weights.source
     inverses: tuple[tuple[int, Kernel], ...] = ()
     if rows != product.weights.taps * product.weights.channels or not product.weights.are_rows(product.columns):
-        temps.append(("packed", TensorType(FLOAT32, (rows, product.columns))))
+        temps.append(("packed", TensorType(product.weights.dtype, (rows, product.columns))))
         kernels.append(packing(product.weights, temps[0][1]))
         if product.weights.constant and isinstance(product.weights.source, int):
             once, inverses = ["packed"], ((product.weights.source, unpacking(product.weights, product.columns)),)

@@ -100,7 +100,7 @@ def _check_reached(node: BoundNode, wanted: Shape, full: Shape, strides: Shape) 
 
 
 def _pads(node: BoundNode, rank: int) -> Shape:
-    auto = node.attr("auto_pad")
+    auto = node.attr("auto_pad") or "NOTSET"      # DeformConv has none
     if auto not in ("NOTSET", "VALID"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with auto_pad {auto!r}")
     pads = tuple(node.attr("pads") or ()) if auto == "NOTSET" else ()

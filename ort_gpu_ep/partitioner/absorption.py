@@ -16,6 +16,7 @@ from typing import TypeAlias
 from ort_gpu_ep.claim import claim
 from ort_gpu_ep.graph import Attribute, Graph, Node
 from ort_gpu_ep.lowering import Facts, bind
+from ort_gpu_ep.ops.decoders import DAMAGE
 from ort_gpu_ep.ops.in_place import PARTS, packed_inputs, prefix
 from ort_gpu_ep.ops.recurrent_held import PER_LAYER
 from ort_gpu_ep.partitioner.recurrent_rules import DEPTHS
@@ -94,8 +95,9 @@ def _asked(node: Node, facts: Facts, limits: Limits) -> Lowering | Decline:
 
 
 def is_decoder(node: Node, graph: Graph) -> bool:
-    """Whether a node makes a weight of constants that hold less."""
-    known = (node.op == "DequantizeLinear" and not node.domain) or (node.domain == DOMAIN and node.op in NAMES)
+    """Whether a node makes a weight of constants that hold less, and that are not known to be damaged."""
+    known = (node.op == "DequantizeLinear" and not node.domain) or (
+        node.domain == DOMAIN and node.op in NAMES and DAMAGE not in node.attributes)
     return known and all(graph.values[n].is_constant for n in node.inputs if n)
 
 

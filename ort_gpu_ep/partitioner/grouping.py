@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from ort_gpu_ep.graph import Node
 
 
-def convex_groups(nodes: Sequence[Node], taken: Callable[[Node], bool], breaks: Mapping[int, str] | None = None) -> list[list[Node]]:
+def convex_groups(
+    nodes: Sequence[Node], taken: Callable[[Node], bool], breaks: Mapping[int, Sequence[str]] | None = None,
+) -> list[list[Node]]:
     """Splits the taken nodes (of a topologically ordered list) into convex groups.
 
-    breaks: by id() of a node, a value that it must get from another group, as if it came by way of an untaken node.
+    breaks: by id() of a node, values that it must get from another group, as if they came by way of an untaken node.
     Each value gets a level: even while it has passed through equally many taken and other stretches, odd inside a taken
     stretch. Nodes of one odd level form a group: an edge never lowers the level, and a path from a group through an
     untaken node comes back at a higher one. Levels that are pushed up by nodes which need not wait are lowered as far as
@@ -22,8 +24,8 @@ def convex_groups(nodes: Sequence[Node], taken: Callable[[Node], bool], breaks: 
     level_of: dict[str, int] = {}
     groups: dict[int, list[Node]] = {}
     for node in nodes:
-        apart = (breaks or {}).get(id(node))
-        level = max((level_of.get(name, 0) + (name == apart and level_of.get(name, 0) % 2) for name in node.reads), default=0)
+        apart = (breaks or {}).get(id(node), ())
+        level = max((level_of.get(name, 0) + (name in apart and level_of.get(name, 0) % 2) for name in node.reads), default=0)
         if (level % 2 == 1) != taken(node):
             level += 1
         for name in node.writes:

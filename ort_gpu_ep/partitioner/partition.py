@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ort_gpu_ep import host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, InternalError
 from ort_gpu_ep.graph import Graph, Node
@@ -15,11 +16,13 @@ from ort_gpu_ep.partitioner import sizes
 from ort_gpu_ep.partitioner.absorption import packed_weights
 from ort_gpu_ep.partitioner.costs import Costs, Prices, predict, price
 from ort_gpu_ep.partitioner.cut import cheapest_on_gpu
+from ort_gpu_ep.partitioner.damage import complaints, with_damage
 from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
 from ort_gpu_ep.partitioner.passes import fuse
 from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Prediction, Report
 from ort_gpu_ep.partitioner.sizes import Assumption
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, spec_of
+from ort_gpu_ep.symbolic import plain
 from ort_gpu_ep.target import Target
 from ort_gpu_ep.types import TensorType
 
@@ -57,7 +60,9 @@ def partition(graph: Graph, config: Config, limits: Limits, software: bool, cost
         return nothing(graph, config, Decline(Code.COST, "placement=cpu"))
     if config.placement == "auto" and software and not config.adapter:
         return nothing(graph, config, Decline(Code.COST, "placement=auto: the adapter is software, the CPU itself is faster"))
+    graph = with_damage(graph)
     state = _best_attempt(graph, config, limits, costs)
+    state.events += complaints(graph)
     if config.placement == "auto":
         state, groups, predictions = _cheapest(graph, state, config, limits, costs)
     else:
@@ -98,8 +103,9 @@ def _attempt(graph: Graph, config: Config, limits: Limits, inputs: Mapping[str, 
 
 
 def _otherwise(graph: Graph, assumption: Assumption) -> Callable[[str], TensorType | None]:
-    """Types of what declined nodes write: what ONNX Runtime's shape inference says."""
-    return lambda name: sizes.stand_in(graph.values[name], assumption) if name in graph.values else None
+    """Types of what declined nodes write: what ONNX Runtime's shape inference says, where it is right."""
+    wrong = sizes.misjudged(graph)
+    return lambda name: sizes.stand_in(graph.values[name], assumption) if name in graph.values and name not in wrong else None
 
 
 def _cheapest(
@@ -170,6 +176,8 @@ def _check_group(state: _State, group: list[Node], config: Config, limits: Limit
         if isinstance(answer, Decline):
             state.declined[id(node)] = answer
         state.answers[id(node)] = (node, answer, state.answers[id(node)][2])
+    if not any(id(node) in state.declined for node in group):
+        _decline_open(state, alone, found, inputs, limits)
     for name in (*inputs, *outputs):
         if name not in state.facts.types:
             _decline_all(state, group, Code.DYNAMIC_SHAPE, f"type or rank of {name!r}, which crosses the group's border, is unknown")
@@ -177,6 +185,40 @@ def _check_group(state: _State, group: list[Node], config: Config, limits: Limit
     lowered = [a for _, a, _ in found if isinstance(a, Lowering)]
     if not lowered or (config.placement == "auto" and not any(a.kernels for a in lowered)):
         _decline_all(state, group, Code.COST, "its group has nothing to dispatch")
+
+
+def _decline_open(
+    state: _State, alone: Graph, found: Sequence[tuple[Node, Answer, BoundNode | None]], inputs: Mapping[str, TensorType], limits: Limits,
+) -> None:
+    """Declines what only one size lets the host compute: with the sizes of a run it is a kernel, and so is what reads it."""
+    opened = sizes.opened(alone, inputs)
+    varying, wanted = set[str](), set[str]()
+    for node, answer, _ in found if opened is not None else ():
+        if isinstance(answer, HostValues) and _reads_content(alone, node):
+            varying |= set(node.writes)
+        if varying & {*node.reads, *node.writes}:
+            wanted |= set(node.writes)
+            varying |= set(node.writes) if isinstance(answer, HostValues) and not host.is_shape_only(node) else set()
+    if opened is None or not wanted:
+        return
+    nodes = []
+    for node in reversed(alone.nodes):
+        if wanted & set(node.writes):
+            nodes.append(node)
+            wanted |= set(node.reads)
+    for node, answer, _ in walk(alone.with_nodes(tuple(reversed(nodes))), facts_of(alone, opened), limits, state.facts.types.get):
+        if isinstance(answer, Decline):
+            state.declined[id(node)] = replace(answer, reason=plain(answer.reason))
+
+
+def _reads_content(graph: Graph, node: Node) -> bool:
+    """Whether the shape of what a node writes follows from the content of an input that a run brings."""
+    if host.is_shape_only(node):
+        return False
+    spec = spec_of(node)
+    bindings = spec.inputs if spec is not None else ()
+    read = [name for k, name in enumerate(node.inputs) if name and not (bindings and bindings[min(k, len(bindings) - 1)].bound)]
+    return any(name not in graph.values or not graph.values[name].is_constant for name in read)
 
 
 def _decline_all(state: _State, group: list[Node], code: Code, reason: str) -> None:
@@ -200,12 +242,16 @@ def _report(graph: Graph, state: _State, groups: list[list[Node]], config: Confi
 
 def _node_report(node: Node, fused: Node, state: _State, group_of: Mapping[int, int]) -> NodeReport:
     decline = state.declined.get(id(fused))
+    values, types = state.graph.values, state.facts.types
+    found = NodeReport(
+        node.id, node.label, node.op, "cpu", reads=tuple(name for name in node.reads if name not in values or not values[name].is_constant),
+        writes=tuple(node.writes), nbytes=sum(types[name].nbytes for name in node.writes if name in types))
     if decline is not None:
-        return NodeReport(node.id, node.label, node.op, "cpu", decline.code, decline.reason)
-    into = fused.label if len(fused.members) > 1 else ""
+        return replace(found, code=decline.code, reason=decline.reason)
+    into = fused.label if len(fused.members) > 1 and fused.label != node.label else ""
     answer = state.answers[id(fused)][1]
     device = "host" if isinstance(answer, HostValues) else "gpu"
-    return NodeReport(node.id, node.label, node.op, device, partition=group_of[id(fused)], fused_into=into)
+    return replace(found, device=device, partition=group_of[id(fused)], fused_into=into)
 
 
 def _partition_report(index: int, group: list[Node], state: _State, exact: bool, limits: Limits) -> PartitionReport:

@@ -7,7 +7,11 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """Where one node of the model went. device: gpu, host (computed once per shape, when a plan is made) or cpu."""
+    """Where one node of the model went. device: gpu, host (computed once per shape, when a plan is made) or cpu.
+
+    fused_into: the name of another node, whose kernel does this one too. reads, writes: names of values, constants apart. nbytes: of what
+    it writes, for the model's shapes or their stand-ins; 0 where that is not known.
+    """
 
     id: int
     name: str
@@ -17,6 +21,9 @@ class NodeReport:
     reason: str = ""
     partition: int = -1
     fused_into: str = ""
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

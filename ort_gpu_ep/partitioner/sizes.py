@@ -1,7 +1,7 @@
 """Concrete stand-ins for symbolic shapes, so that rows can be asked before any input is seen.
 
-A claim made with a stand-in is an expectation, not a promise: the plan of each real shape asks the rows again, and a
-partition that is declined then runs on the CPU.
+The plan of a run asks the rows again, with sizes that stand for any number (symbolic.py). So does the claim, once it has its groups:
+what is declined then goes to the CPU as a node, and not, in each run, as a partition.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ort_gpu_ep.graph import Graph, Value
-from ort_gpu_ep.types import Shape, TensorType
+from ort_gpu_ep.symbolic import Trace
+from ort_gpu_ep.types import Shape, SymbolicShape, TensorType
 
 CANDIDATES = (64, 224, 640)
 """Sizes tried for unknown dimensions, in this order: sequences and tiles, images, documents. The first dimension is the batch."""
@@ -20,19 +21,33 @@ _BATCH = 1
 
 
 class Assumption(NamedTuple):
-    """What unknown dimensions are taken for. size: of all but the first. wide: names that have it as the first dimension, too."""
+    """What unknown dimensions are taken for. size: of all but the first. wide: names that have it as the first dimension, too. sums: a name
+    such as `past + 1` or `total_length` stands for a sum: of a mask over the tokens of a cache and those behind it.
+    """
 
     size: int
     wide: frozenset[str] = frozenset()
+    sums: bool = False
 
 
 def assumptions(graph: Graph) -> list[Assumption]:
-    """In the order in which they are tried. The last one is for products of a [M, K] by b [K, N]: a name stands for one size."""
+    """In the order in which they are tried. `wide` is for products of a [M, K] by b [K, N]: a name stands for one size."""
     found = [Assumption(size) for size in CANDIDATES]
     shapes = [shape for n in graph.inputs if n in graph.values and (shape := graph.values[n].shape) is not None]
     first = {shape[0] for shape in shapes if len(shape) > 1}
     wide = frozenset(d for shape in shapes for d in (shape[1:] if len(shape) > 1 else shape) if isinstance(d, str) and d in first)
-    return [*found, Assumption(CANDIDATES[0], wide)] if wide else found
+    found += [Assumption(CANDIDATES[0], wide)] if wide else []
+    summed = any(isinstance(d, str) and _summed(d, CANDIDATES[0]) != CANDIDATES[0] for shape in shapes for d in shape)
+    kinds = dict.fromkeys((frozenset[str](), wide)) if summed else ()
+    return [*found, *(Assumption(CANDIDATES[0], kind, True) for kind in kinds)]
+
+
+def _summed(name: str, size: int) -> int:
+    """What a dimension of that name is, where each length has that size."""
+    terms = [term.strip() for term in name.split("+")]
+    if len(terms) > 1:
+        return sum(int(term) if term.isdigit() else size for term in terms)
+    return 2 * size if name.startswith("total") else size
 
 
 def stand_in(value: Value, assumption: Assumption) -> TensorType | None:
@@ -43,8 +58,30 @@ def stand_in(value: Value, assumption: Assumption) -> TensorType | None:
     for axis, dim in enumerate(value.shape):
         known = isinstance(dim, int) and dim >= 0
         is_batch = axis == 0 and len(value.shape) > 1 and dim not in assumption.wide
-        shape.append(int(dim) if known else _BATCH if is_batch else assumption.size)    # type: ignore[arg-type]
+        size = _summed(dim, assumption.size) if assumption.sums and isinstance(dim, str) else assumption.size
+        shape.append(int(dim) if known else _BATCH if is_batch else size)    # type: ignore[arg-type]
     return TensorType(value.dtype, tuple(shape))
+
+
+def misjudged(graph: Graph) -> frozenset[str]:
+    """Values to which ONNX Runtime's shape inference gives a wrong shape: the output of a PRelu whose slope is larger than its input (ONNX
+    forbids it, ONNX Runtime computes it), and all that follows from it.
+    """
+    found = set[str]()
+    for node in graph.nodes:
+        shapes = [value.shape for name in node.inputs if (value := graph.values.get(name)) is not None]
+        starts = node.op == "PRelu" and not node.domain and len(shapes) == 2 and _is_larger(shapes[1], shapes[0])
+        if starts or found.intersection(node.reads):
+            found.update(node.writes)
+    return frozenset(found)
+
+
+def _is_larger(slope: SymbolicShape | None, x: SymbolicShape | None) -> bool:
+    """Whether it is known that the two, broadcast, have another shape than x."""
+    if slope is None or x is None:
+        return False
+    pairs = zip(reversed(slope), reversed(x), strict=False)
+    return len(slope) > len(x) or any(there == 1 and isinstance(size, int) and size > 1 for size, there in pairs)
 
 
 def is_static(graph: Graph, names: Iterable[str]) -> bool:
@@ -57,6 +94,20 @@ def input_types(graph: Graph, assumption: Assumption) -> Mapping[str, TensorType
     """A stand-in type for each graph input whose rank is known."""
     found = {n: stand_in(graph.values[n], assumption) for n in graph.inputs if n in graph.values}
     return {n: t for n, t in found.items() if t is not None}
+
+
+def opened(graph: Graph, inputs: Mapping[str, TensorType]) -> dict[str, TensorType] | None:
+    """The types with a Size for each dimension that the graph leaves open, as a run has them; None where there is none."""
+    trace, found, place = Trace(), dict[str, TensorType](), 0
+    for name, tensor in inputs.items():
+        declared = graph.values[name].shape if name in graph.values else None
+        shape = list(tensor.shape)
+        for axis, size in enumerate(tensor.shape):
+            if declared is None or axis >= len(declared) or declared[axis] != size:
+                shape[axis] = trace.symbol(place, size)
+                place += 1
+        found[name] = TensorType(tensor.dtype, tuple(shape))
+    return found if place else None
 
 
 def given_types(graph: Graph, shapes: Mapping[str, Shape]) -> dict[str, TensorType]:

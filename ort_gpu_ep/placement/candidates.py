@@ -6,12 +6,14 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement.names import CPU, CUT, GPU, NAMES
-from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, Direct, SessionState, capture
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.partitioner import Costs
+    from ort_gpu_ep.placement.source import Source
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -30,12 +32,12 @@ class Candidate:
 class Candidates:
     """What a session can choose from. Thread-safe.
 
-    model: path or bytes. settings: the user's SessionOptions. options: provider options. kwargs: for onnxruntime.InferenceSession.
+    settings: the user's SessionOptions. options: provider options. kwargs: for onnxruntime.InferenceSession.
     costs: what the cut is made by.
     """
 
-    def __init__(self, model: str | bytes, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
-        self.model = Source(model)
+    def __init__(self, model: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
+        self.model = model
         self.settings, self.options, self.kwargs = settings, dict(options), dict(kwargs)
         self.costs: Costs | None = None
         self._made: dict[str, Candidate] = {}

@@ -171,13 +171,13 @@ def _shape(value: Any) -> Shape:
     return tuple(shape() if callable(shape) else shape)     # a method of OrtValue, an attribute of arrays
 
 
-def key_of(model: str | bytes, device: str, settings: Any, options: Mapping[str, str]) -> str:
+def key_of(model: str | bytes, device: str, settings: Any, options: Mapping[str, str], content: bytes | None = None) -> str:
     """Names a model on a device: its content, what runs it, and with which settings. Raises OSError for a file that can't be read.
 
-    Content in files of its own (external data) counts by its size and time of change.
+    Content in files of its own (external data) counts by its size and time of change. content: of the model's own file, where it is known.
     """
     digest = hashlib.blake2b(digest_size=16)
-    data = Path(model).read_bytes() if isinstance(model, str) else model
+    data = content if content is not None else Path(model).read_bytes() if isinstance(model, str) else model
     digest.update(data)
     if isinstance(model, str):
         for name in external_files(data):

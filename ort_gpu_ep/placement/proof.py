@@ -46,11 +46,17 @@ class Proof:
 
 
 class Prover:
-    """Of one session. planned: the adapter and what the partitioner would do, once it was asked. software: the adapter is the CPU."""
+    """Of one session. planned: the adapter and what the partitioner would do, once it was asked. software: the adapter is the CPU.
+
+    told_s: what the CPU takes, where another process is busy with such runs and says so; it is not run then. profiles: whether nodes may be
+    profiled on the CPU, for which SessionOptions change for a moment: not while the user may make sessions of the same.
+    """
 
     def __init__(self, candidates: Candidates, config: Config, software: bool) -> None:
         self.candidates, self.config, self.software = candidates, config, software
         self.planned: tuple[str, tuple[Report, ...]] | None = None
+        self.told_s: float | None = None
+        self.profiles = True
         self._left_s = config.placement_budget_ms * 1e-3
 
     def prove(self, feeds: Mapping[str, Any], shapes: Mapping[str, Any], cpu_s: float, profile: Profile) -> Proof:
@@ -78,11 +84,12 @@ class Prover:
         c = self.candidates
         if c.costs is not None:
             return
+        found: dict[tuple[int, str], float] = {}
         try:
-            found = cpu_costs(c.model, c.settings, c.kwargs, feeds, cpu_s)
+            if self.profiles:
+                found = cpu_costs(c.model, c.settings, c.kwargs, feeds, cpu_s)
         except Exception as error:   # no room for a file, an op of the user's own: assumed costs do
             log.info("placement: nodes could not be profiled on the CPU, costs are assumed: %s: %s", type(error).__name__, error)
-            found = {}
         c.drop(CUT)                 # if there is one, it was made without these costs
         c.costs = Costs(profile, found, dict(shapes))
 
@@ -109,9 +116,7 @@ class Prover:
             candidate = None
             try:
                 candidate = self.candidates.get(name)
-                got = candidate.session.run(None, feeds)
-                trouble(candidate)
-                check_outputs(names, got, want, run_cpu, self.config.precision)
+                check_answer(candidate, feeds, names, want, run_cpu, self.config.precision)
             except Exception as error:   # whatever keeps a candidate from answering puts it out; the CPU has answered the same inputs
                 failed[name] = rejected(candidate, name, error, self.config.strict)
                 wrong |= {name} if isinstance(error, WrongResultError) else set()
@@ -120,6 +125,8 @@ class Prover:
                     runs[name] = partial(candidate.session.run, None, feeds)
         before = {name: _failures(self.candidates.get(name)) for name in runs}
         start = time.perf_counter()
+        if self.told_s is not None:
+            runs[CPU] = partial(time.sleep, self.told_s)
         try:
             times = race(runs, self._left_s, 0.0 if self.software else WAKE_S, predicted)
         finally:
@@ -127,7 +134,16 @@ class Prover:
         for name in [n for n in runs if n != CPU and _failures(self.candidates.get(n)) > before[n]]:
             failed[name] = rejected(self.candidates.get(name), name, RuntimeError("it failed while it was measured"), False)
             times = {n: s for n, s in times.items() if n != name}
-        return times, failed, frozenset(wrong)
+        return times if self.told_s is None else {**times, CPU: self.told_s}, failed, frozenset(wrong)
+
+
+def check_answer(
+    candidate: Candidate, feeds: Mapping[str, Any], names: Sequence[str], want: Sequence[Any], run_cpu: Callable[[], Any], precision: str,
+) -> None:
+    """Runs a candidate once. Raises what keeps it from answering, and WrongResultError where it does not agree with the CPU (`want`)."""
+    got = candidate.session.run(None, feeds)
+    trouble(candidate)
+    check_outputs(names, got, want, run_cpu, precision)
 
 
 def trouble(candidate: Candidate) -> None:

@@ -8,12 +8,14 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
+from onnxruntime import OrtValue
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import WrongResultError
@@ -22,14 +24,16 @@ from ort_gpu_ep.load import Sampler
 from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement.agreement import check_outputs
 from ort_gpu_ep.placement.candidates import Candidate, Candidates
-from ort_gpu_ep.placement.chooser import Chooser
+from ort_gpu_ep.placement.chooser import RETRY_S, Chooser
 from ort_gpu_ep.placement.decisions import Decisions, key_of
 from ort_gpu_ep.placement.learner import MAX_SIZES, Entry, Turn
 from ort_gpu_ep.placement.names import CPU, CUT
 from ort_gpu_ep.placement.policy import Policy, slowdown
-from ort_gpu_ep.placement.proof import rejected
+from ort_gpu_ep.placement.proof import check_answer, rejected, trouble
+from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.placement.streak import Streak
 from ort_gpu_ep.plugin import SessionState, fall_back_or_raise
+from ort_gpu_ep.plugin.io_binding import TENSORS
 from ort_gpu_ep.profile import Profile
 from ort_gpu_ep.utilization import UNKNOWN, Load, Uses
 
@@ -57,14 +61,14 @@ class Runner:
     """
 
     def __init__(
-        self, model: str | bytes, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, device: str,
+        self, model: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, device: str,
         profile: Callable[[], Profile], uses: Uses, sampler: Sampler | None = None, software: bool = False,
     ) -> None:
         self.config, self.sampler, self.software = config, sampler, software
         self.candidates = Candidates(model, settings, options, kwargs)
         self._decisions: Decisions | None = None
         with suppress(OSError):        # onnxruntime will say what is wrong with the model's file
-            key = key_of(model, device, settings, {name: str(getattr(config, name)) for name in _SPEED})
+            key = key_of(model.path_or_bytes, device, settings, speed_options(config), model.content())
             self._decisions = Decisions(config.cache_path, key)
             times = self._decisions.found.times if self._decisions.found is not None else None
             self.candidates.costs = Costs(profile(), times.cpu_s, times.shapes) if times is not None else None
@@ -76,7 +80,7 @@ class Runner:
         self._tidy_s = math.inf
         self._said: dict[str, None] = {}
         self._gone = Counter(SessionState().counts())
-        self._runs: Counter[str] = Counter()
+        self.runs: Counter[str] = Counter()
         self._bound = threading.Event()
         self._streak: Streak | None = None
         self._filing = threading.Lock()
@@ -96,31 +100,63 @@ class Runner:
         self._tidy_s = time.perf_counter() + KEEP_S
         weakref.finalize(self, _save, self.chooser)
 
-    def run(self, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
+    def lead(self) -> None:
+        """Makes what was decided for this model last time the front, if that is not the CPU. Raises what onnxruntime raises."""
+        if self.first != CPU:
+            self._lead(self.candidates.get(self.first))
+            self._tidy(time.perf_counter(), 0.0 if self.fixed else KEEP_S)
+
+    def warm(self, feeds: Mapping[str, Any]) -> None:
+        """For the inputs of a run that is over: the fastest becomes the front, compared with the CPU and warm, before runs come here.
+
+        Raises what the CPU raises for these inputs.
+        """
+        entry, learner = self.chooser.entry(feeds), self.chooser.learner
+        learner.decide(entry, time.perf_counter())
+        name = entry.choice
+        if entry.floor or name in (CPU, self.front.name):
+            return
+        candidate, cpu = None, self.candidates.get(CPU).session
+        run_cpu = partial(cpu.run, None, feeds)
+        try:
+            candidate = self.candidates.get(name)
+            check_answer(candidate, feeds, [output.name for output in cpu.get_outputs()], run_cpu(), run_cpu, self.config.precision)
+            candidate.session.run(None, feeds)       # the second one records ahead
+            trouble(candidate)
+        except Exception as error:      # whatever keeps it from answering: the CPU goes on
+            rejected(candidate, name, error, self.config.strict)
+            self._judge(name, False, math.inf if isinstance(error, WrongResultError) else RETRY_S)
+            return
+        self.chooser.agreed.add(name)
+        entry.seen[name] = entry.seen.get(name, 0) + 1
+        self._settle(entry)
+
+    def run(self, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool = False) -> Any:
+        """One run, as `session.run`. values: as `session.run_with_ort_values`, whose results are OrtValues that own their memory."""
         entry = self._last = self.chooser.entry(feeds)
         if entry.floor:
             candidate = self._candidate(CPU)
             if candidate.state is not None:
-                return self._answer(candidate, outputs, feeds, options)[0]
-            self._runs[CPU] += 1
-            return candidate.session.run(outputs, feeds, options)
+                return self._answer(candidate, outputs, feeds, options, values)[0]
+            self.runs[CPU] += 1
+            return _call(candidate.session, outputs, feeds, options, values)
         load, streak = self.sampler.latest if self.sampler is not None else UNKNOWN, self._streak
         if streak is not None:
             if streak.goes_on(entry, load, begin_s := time.perf_counter()):
-                return self._go_on(streak, begin_s, outputs, feeds, options)
+                return self._go_on(streak, begin_s, outputs, feeds, options, values)
             self._file()
         candidate, policy = self._choose(entry, load)
         learner, begin_s = self.chooser.learner, time.perf_counter()
         turn = learner.begin(entry, candidate.name, begin_s)
         due = self.chooser.check_due(turn, begin_s)
         try:
-            answer, well = self._answer(candidate, outputs, feeds, options)
+            answer, well = self._answer(candidate, outputs, feeds, options, values)
         except BaseException:
             learner.forget(entry)
             raise
         end_s = time.perf_counter()
         if well and due:
-            answer, well = self._compared(turn, candidate, answer, outputs, feeds)
+            answer, well = self._compared(turn, candidate, answer, outputs, feeds, values)
         calm = slowdown(candidate.name, load, self._threads, self.software) <= CALM
         steady = learner.end(turn, end_s - begin_s, end_s, well and calm and entry.ready)
         if policy is not None and well and (steady or not calm):
@@ -134,10 +170,10 @@ class Runner:
             self._tidy(end_s)
         return answer
 
-    def _go_on(self, streak: Streak, begin_s: float, outputs: Any, feeds: Mapping[str, Any], options: Any) -> Any:
+    def _go_on(self, streak: Streak, begin_s: float, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool) -> Any:
         """One more run like the one before."""
         try:
-            answer, well = self._answer(streak.candidate, outputs, feeds, options)
+            answer, well = self._answer(streak.candidate, outputs, feeds, options, values)
         except BaseException:
             self._streak = None
             raise
@@ -204,19 +240,19 @@ class Runner:
             self._policies.pop(next(iter(self._policies)))
         return policy
 
-    def _answer(self, candidate: Candidate, outputs: Any, feeds: Mapping[str, Any], options: Any) -> tuple[Any, bool]:
+    def _answer(self, candidate: Candidate, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool) -> tuple[Any, bool]:
         """What the model gives, and whether the candidate did it all by itself."""
-        self._runs[candidate.name] += 1
+        self.runs[candidate.name] += 1
         state = candidate.state
         if state is None:
-            return candidate.session.run(outputs, feeds, options), True
+            return _call(candidate.session, outputs, feeds, options, values), True
         before = state.troubles
         state.begin_run()
         try:
-            answer = candidate.session.run(outputs, feeds, options)
+            answer = _call(candidate.session, outputs, feeds, options, values)
         except Exception as error:
             fall_back_or_raise(state, error)
-            answer = self.candidates.get(CPU).session.run(outputs, feeds, options)
+            answer = _call(self.candidates.get(CPU).session, outputs, feeds, options, values)
         well = state.troubles == before
         self._judge(candidate.name, well)
         return answer, well
@@ -228,7 +264,9 @@ class Runner:
         elif learner.left_out:
             learner.succeeded(name)
 
-    def _compared(self, turn: Turn, candidate: Candidate, answer: Any, outputs: Any, feeds: Mapping[str, Any]) -> tuple[Any, bool]:
+    def _compared(
+        self, turn: Turn, candidate: Candidate, answer: Any, outputs: Any, feeds: Mapping[str, Any], values: bool,
+    ) -> tuple[Any, bool]:
         """The answer, if the CPU gives the same for these inputs, else the CPU's."""
         cpu = self.candidates.get(CPU).session if turn.name not in self.chooser.agreed else None
         if cpu is None:
@@ -237,12 +275,12 @@ class Runner:
                 return answer, True
             cpu = made.session
         names, begin_s = outputs or [output.name for output in cpu.get_outputs()], time.perf_counter()
-        want = cpu.run(outputs, feeds)
+        want = _call(cpu, outputs, feeds, None, values)
         end_s = time.perf_counter()
         self.chooser.learner.checked(turn, end_s - begin_s, end_s)
         self._used_s[CPU] = end_s
         try:
-            check_outputs(names, answer, want, lambda: cpu.run(outputs, feeds), self.config.precision)
+            check_outputs(names, _arrays(answer), _arrays(want), lambda: cpu.run(outputs, feeds), self.config.precision)
         except WrongResultError as error:
             rejected(candidate, candidate.name, error, self.config.strict)
             self._judge(candidate.name, False, math.inf)
@@ -255,9 +293,12 @@ class Runner:
         now_s = time.perf_counter()
         self._used_s |= {candidate.name: now_s for candidate in self.candidates.made}
         if not self._bound.is_set() and self.front.name != entry.choice:
-            self.front = self.candidates.get(entry.choice)
-            self._become(self.front)
+            self._lead(self.candidates.get(entry.choice))
         self._tidy(now_s, 0.0 if self.fixed or entry.floor else KEEP_S, entry.choice)
+
+    def _lead(self, candidate: Candidate) -> None:
+        self.front = candidate
+        self._become(candidate)
 
     def _tidy(self, now_s: float, keep_s: float = KEEP_S, but: str = "") -> None:
         """Candidates that no run has used for long give their memory back; they are made again, in the background, if they are wanted."""
@@ -280,8 +321,7 @@ class Runner:
             self._bound.set()
             if self.front.state is None:
                 chosen = [entry.choice for entry in self.chooser.learner.entries.values() if entry.choice != CPU]
-                self.front = self.candidates.get(chosen[-1] if chosen else CUT)
-                self._become(self.front)
+                self._lead(self.candidates.get(chosen[-1] if chosen else CUT))
 
     def explain(self) -> Explanation:
         """Of the candidate that the latest run's size goes by; before the first run, of the one that the partitioner expects to be best."""
@@ -310,9 +350,23 @@ class Runner:
         for state in self.states:
             total.update(state.counts())
         policy = self._policies.get(self._last.size.key, (None, 0))[0] if self._last is not None else None
-        return {**total, "runs": sum(self._runs.values()), "runs_by_candidate": dict(self._runs),
+        return {**total, "runs": sum(self.runs.values()), "runs_by_candidate": dict(self.runs),
                 **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and self._policies else {}),
                 **({"policy": policy.as_dict()} if policy is not None else {})}
+
+
+def speed_options(config: Config) -> dict[str, str]:
+    """The options that decisions are kept by."""
+    return {name: str(getattr(config, name)) for name in _SPEED}
+
+
+def _call(session: Any, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool) -> Any:
+    return session.run_with_ort_values(outputs, feeds, options) if values else session.run(outputs, feeds, options)
+
+
+def _arrays(answer: Sequence[Any]) -> list[Any]:
+    """What can be compared of a run's results: the tensors among OrtValues as arrays; what numpy has no type for stays as it is."""
+    return [v.numpy() if isinstance(v, OrtValue) and v.is_tensor() and v.data_type() in TENSORS else v for v in answer]
 
 
 def _save(chooser: Chooser) -> None:

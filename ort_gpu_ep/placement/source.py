@@ -37,10 +37,26 @@ class Source:
         if os.name != "nt":
             self._hold()
 
+    def content(self) -> bytes:
+        """What the model's own file holds. Raises OSError."""
+        if isinstance(self._model, bytes):
+            return self._model
+        file = self._held.get(self._model)
+        if file is None:
+            return Path(self._model).read_bytes()
+        with self._lock, os.fdopen(os.dup(file), "rb") as source:
+            source.seek(0)
+            return source.read()
+
+    @property
+    def path_or_bytes(self) -> str | bytes:
+        """What it was made of; a path is absolute."""
+        return self._model
+
     def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> Any:
         """A session of the model. Raises what onnxruntime raises."""
         kind = PlainSession if EP_NAME in names else ort_session      # without callbacks of ours, Ctrl-C needs no care: half a microsecond
-        with not_written(settings), self._there() as model:
+        with not_written(settings), self.there() as model:
             return kind(model, settings, names, options, **kwargs)
 
     def _hold(self) -> None:
@@ -60,11 +76,11 @@ class Source:
         file = self._held[self._model]
         if not os.fstat(file).st_size:
             return ()
-        with mmap.mmap(file, 0, prot=mmap.PROT_READ) as data:
+        with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as data:
             return external_files(data[:]) if data.find(b"location") >= 0 else ()
 
     @contextmanager
-    def _there(self) -> Iterator[str | bytes]:
+    def there(self) -> Iterator[str | bytes]:
         """The model where onnxruntime finds all of it."""
         if all(_is_there(path, file) for path, file in self._held.items()) and (
                 isinstance(self._model, str) or not self._held or os.getcwd() == self._folder):

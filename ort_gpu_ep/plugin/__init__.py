@@ -2,7 +2,6 @@
 
 from ort_gpu_ep.plugin.bound import BoundRun, Turns, download_later, fill
 from ort_gpu_ep.plugin.direct import Direct
-from ort_gpu_ep.plugin.factory import VENDOR_ID
 from ort_gpu_ep.plugin.plain import OrtSession, PlainSession, exact_products, ort_session
 from ort_gpu_ep.plugin.registration import (
     ensure_registered,
@@ -12,11 +11,12 @@ from ort_gpu_ep.plugin.registration import (
     get_library_path,
     is_registered,
     register,
+    too_old,
     unregister,
 )
 from ort_gpu_ep.plugin.state import COPIES, Copies, Event, SessionState, capture, fall_back_or_raise
 from ort_gpu_ep.plugin.tables import live_tables
-from ort_gpu_ep.providers import CPU_PROVIDER, EP_NAME
+from ort_gpu_ep.providers import CPU_PROVIDER, EP_NAME, VENDOR_ID
 
 __all__ = [
     "COPIES",
@@ -45,5 +45,6 @@ __all__ = [
     "live_tables",
     "ort_session",
     "register",
+    "too_old",
     "unregister",
 ]

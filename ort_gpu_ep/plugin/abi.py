@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ort_gpu_ep.errors import ConfigError, InternalError
+from ort_gpu_ep.errors import ConfigError, IndexOutOfRangeError, InternalError
 from ort_gpu_ep.plugin.declarations import ffi as ffi
 from ort_gpu_ep.plugin.slots import EP_API, NEWEST_API, OLDEST_API, ORT_API, Slot
 
@@ -21,7 +21,7 @@ _TYPES = {
     "v": "void", "p": "void*", "o": "void**", "c": "const char*", "z": "size_t", "n": "size_t*", "i": "int", "u": "uint32_t", "b": "bool",
     "a": "uintptr_t", "h": "uintptr_t*", "s": "void*",
 }
-_FAIL = 1
+_FAIL, _INVALID_ARGUMENT = 1, 2
 _MESSAGE_NBYTES = 6000
 
 
@@ -30,15 +30,20 @@ def c_signature(letters: str) -> str:
     return f"{_TYPES[letters[0]]}(*)({', '.join(_TYPES[letter] for letter in letters[1:]) or 'void'})"
 
 
+def release_of(version: str) -> tuple[int, int]:
+    """(major, minor). Raises ConfigError."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise ConfigError(f"onnxruntime says its version is {version!r}; expected major.minor")
+    return int(found[1]), int(found[2])
+
+
 def check_version(version: str) -> int:
     """The API version to use with a release of ONNX Runtime.
 
     Raises: ConfigError, where the release is too old for plugin execution providers with device memory.
     """
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None:
-        raise ConfigError(f"onnxruntime says its version is {version!r}; expected major.minor")
-    major, minor = int(found[1]), int(found[2])
+    major, minor = release_of(version)
     if (major, minor) < (1, OLDEST_API):
         raise ConfigError(
             f"onnxruntime {version} is too old: ort_gpu_ep needs 1.{OLDEST_API} or newer "
@@ -96,7 +101,8 @@ class Api:
             notes = " ".join(getattr(error, "__notes__", ()))
             message = f"{error} {notes}" if known else f"{type(error).__name__}: {error} {notes}\n{''.join(lines)}"
             text = ffi.from_buffer(message.encode("utf-8", "replace")[:_MESSAGE_NBYTES] + b"\0")
-            return self.CreateStatus(int(known[1]) if known else _FAIL, text)
+            own = _INVALID_ARGUMENT if isinstance(error, IndexOutOfRangeError) else _FAIL      # as of the CPU's kernels
+            return self.CreateStatus(int(known[1]) if known else own, text)
         except BaseException:
             return self.CreateStatus(_FAIL, ffi.from_buffer(b"ort_gpu_ep: a Python callback failed\0"))
 

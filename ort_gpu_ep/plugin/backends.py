@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from ort_gpu_ep.backend import Backend
-from ort_gpu_ep.config import Config
+if TYPE_CHECKING:
+    from ort_gpu_ep.backend import Backend
+    from ort_gpu_ep.config import Config
 
 _MODULES = {"none": "ort_gpu_ep.plugin.local", "process": "ort_gpu_ep.isolation.backend"}
 """Loaded when they are wanted: with isolation=process, this process never loads wgpu."""

@@ -1,22 +1,25 @@
-"""Runs past ONNX Runtime whose values all stay on the device: a training step has some forty, each of which takes it several calls."""
+"""Runs whose values all stay on the device, without ONNX Runtime: a training step has about 40, and each costs it several calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.plugin.compute import Partition, Run
 from ort_gpu_ep.plugin.direct import only_partition
 from ort_gpu_ep.plugin.memory import memory
-from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.transfer import gpu_for, tensor_type
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Buffer
     from ort_gpu_ep.device.bound import Bound
     from ort_gpu_ep.device.program import Program
+    from ort_gpu_ep.graph import Array
+    from ort_gpu_ep.plugin.state import SessionState
+    from ort_gpu_ep.types import Shape, TensorType
 
 
 class BoundRun(Run):
@@ -43,12 +46,14 @@ class BoundRun(Run):
     def run(self) -> bool:
         """One run, enqueued. Returns False, and has done nothing, where ONNX Runtime is to do it. Raises what the partition does."""
         partition = self.partition
-        if partition.avoids_the_gpu() or (memory.version != self._version and not self._resolve()):
-            return False
-        partition.state.begin_run()
-        partition.runs += 1
-        partition.perform(self)
-        return True
+        with partition.state.allowance:
+            is_known = self._bound is not None and memory.version == self._version
+            if partition.avoids_the_gpu() or not (is_known or self._resolve()):
+                return False
+            partition.state.begin_run()
+            partition.runs += 1
+            partition.perform(self)
+            return True
 
     def on_gpu(self) -> None:
         bound = self._bound
@@ -57,6 +62,15 @@ class BoundRun(Run):
         for storage in self._outputs:
             storage.content = None
         self.deliver(word)
+
+    def output(self, index: int, shape: Shape) -> tuple[int, TensorType]:
+        address, kind = self._where[len(self._types) + index]
+        if kind.shape != shape:
+            raise InternalError(f"output {self.partition.graph.outputs[index]!r}: a value of {kind} is bound, the CPU gives {list(shape)}")
+        return address, kind
+
+    def _input_address(self, index: int) -> tuple[int, TensorType]:
+        return self._where[index]
 
     def record_ahead(self) -> bool:
         """While the host waits: records the next run. Whether that was to be done."""
@@ -105,7 +119,9 @@ class Turns:
 def fill(value: Any, array: Array, waits: bool) -> None:
     """Copies a dense array into a value on the device, which has its size. waits: as Gpu.upload has it."""
     address = value.data_ptr()
-    memory.copy_in(gpu_for(address), address, array.ctypes.data, array.nbytes, waits)
+    state = memory.state_of(address)
+    with state.allowance if state is not None else nullcontext():
+        memory.copy_in(gpu_for(address), address, array.ctypes.data, array.nbytes, waits)
 
 
 def download_later(values: Sequence[Any]) -> Callable[[], list[bytes]] | None:

@@ -10,33 +10,34 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ort_gpu_ep.backend import Executable
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import (
     DeviceError,
     DeviceHangError,
     DeviceLostError,
     InternalError,
+    MemoryLimitError,
     MissingInputError,
     ShaderError,
     WrongResultError,
     forget_frames,
 )
-from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
-from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.memory import Storage, memory
 from ort_gpu_ep.plugin.renewal import renew
-from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table
 from ort_gpu_ep.plugin.transfer import gpu_for, tensor_type
 from ort_gpu_ep.plugin.verification import compare
-from ort_gpu_ep.types import Shape, TensorType
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.backend import Executable
     from ort_gpu_ep.device import Gpu
     from ort_gpu_ep.device.index_check import Word
+    from ort_gpu_ep.graph import Array, Graph
+    from ort_gpu_ep.plugin.fallback import Fallback
+    from ort_gpu_ep.plugin.state import SessionState
+    from ort_gpu_ep.types import Shape, TensorType
 
 _MAX_WORDS = 64
 """Runs whose words are carried along: values that stay on the device depend on all runs that they come from. Then they are read."""
@@ -60,7 +61,7 @@ class Partition(Table):
 
     program: None where it could not be compiled; the CPU then does every run. fallback: None in strict mode without verify.
     positions: which of the fused node's inputs the program reads, in the order of graph.inputs.
-    runs, fallbacks: how often it ran, and how often on the CPU.
+    runs, fallbacks: how often it ran, and how often on the CPU. cpu_because: why its last run was on the CPU; empty if it was on the GPU.
     """
 
     SLOTS = slots.NODE_COMPUTE_INFO
@@ -74,6 +75,7 @@ class Partition(Table):
         self.program, self.fallback = program, fallback
         self.output_dtypes = tuple(graph.values[name].dtype for name in graph.outputs)
         self.runs = self.fallbacks = 0
+        self.cpu_because = "" if program is not None else "it could not be compiled"
         self._runs_of: dict[tuple[tuple[TensorType, ...], int], itertools.count[int]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -94,6 +96,10 @@ class Partition(Table):
 
     def perform(self, run: Performed, reason: str = "") -> None:
         """One run on the GPU, or on the CPU where that fails or there is a reason. Raises the failure in strict mode."""
+        with self.state.allowance:
+            self._perform(run, reason)
+
+    def _perform(self, run: Performed, reason: str) -> None:
         try:
             if reason:
                 with self.state.recording(self.graph.name):
@@ -103,6 +109,7 @@ class Partition(Table):
             if uses is not None:
                 uses.begin(time.perf_counter())
             run.on_gpu()
+            self.cpu_because = ""
             self._succeeded()
         except Exception as error:
             if reason:
@@ -126,6 +133,7 @@ class Partition(Table):
         if self.fallback is None:
             raise InternalError(f"partition {self.graph.name} has no CPU version")
         self.fallbacks += 1
+        self.cpu_because = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
         self.state.record("fallback", self.graph.name, why)
         run.on_cpu(self.fallback)
 
@@ -156,12 +164,12 @@ class Partition(Table):
         """Tells the adapter's circuit about a failure that says something about the adapter."""
         if self.program is None or not isinstance(error, (DeviceError, ShaderError)):
             return
-        if not self.program.blames(error):
+        if isinstance(error, MemoryLimitError) or not self.program.blames(error):
             return
         gpu = self.program.gpu
         at_once = isinstance(error, (DeviceLostError, DeviceHangError, WrongResultError))
         gpu.reported = gpu.reported or bool(gpu.lost)
-        gpu.circuit.failed(f"{type(error).__name__}: {str(error).splitlines()[0]}", at_once)
+        gpu.circuit.failed(f"{type(error).__name__}: {str(error).splitlines()[0]}", at_once, error.killed)
 
     def replace(self, program: Executable) -> None:
         """Goes on with another program, on another device."""
@@ -332,16 +340,30 @@ class Run:
         address = tensor_of(output_of(self.context, index, shape))[0]
         return address, _checked(address, tensor_type(dtype.onnx, shape))
 
-    def new_tensor(self, index: int, shape: Shape) -> Tensor:
+    def new_tensor(self, index: int, shape: Shape, over: int | None = None) -> Tensor:
         gpu = self._gpu
         assert gpu is not None
         address, tensor = self.output(index, shape)
+        if over is not None and (there := self._written_over(over, address, tensor)) is not None:
+            return there
         if tensor.nbytes and not memory.owns(address):
             storage, offset = memory.temporary(gpu, tensor.nbytes), 0
             self.pins.append(storage)
             self._late.append((storage, address, tensor.nbytes))
         else:
             storage, offset = memory.write(gpu, address, tensor.nbytes)
+        self._outputs.append(storage)
+        return Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
+
+
+    def _written_over(self, over: int, address: int, tensor: TensorType) -> Tensor | None:
+        """The tensor of an input that has the address of an output, if nothing else shares its storage: it can be changed in place."""
+        (storage, offset), (its_address, its_type) = self._inputs[over], self._input_address(over)
+        if its_address != address or its_type != tensor or not tensor.nbytes or not memory.owns(address):
+            return None
+        if storage.users != 2 and storage.users != 1 + sum(pinned is storage for pinned in self.pins):     # the block's and this run's
+            return None
+        storage.content = None
         self._outputs.append(storage)
         return Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
 

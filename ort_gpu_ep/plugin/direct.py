@@ -6,19 +6,19 @@ ONNX Runtime has then nothing left to check or to do but to make values, ask for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.backend import Executable
-from ort_gpu_ep.graph import Array
 from ort_gpu_ep.plugin.compute import Partition
-from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.state import COPIES, SessionState
 from ort_gpu_ep.types import TensorType
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.backend import Executable
     from ort_gpu_ep.device.steady import Steady
+    from ort_gpu_ep.graph import Array
+    from ort_gpu_ep.plugin.fallback import Fallback
 
 RUNS_BEFORE = 2
 """Runs of the same sizes through ONNX Runtime, before buffers are kept for them."""
@@ -34,13 +34,13 @@ class Form:
 
     __slots__ = ("counts", "crossings", "from_buffer", "makes", "outputs", "program", "steady", "wanted")
 
-    def __init__(self, steady: Steady, wanted: Sequence[int]) -> None:
+    def __init__(self, program: Executable, steady: Steady, wanted: Sequence[int]) -> None:
         from ort_gpu_ep.device.library import ffi  # only here: with isolation=process no driver's library comes into this process
 
         self.from_buffer = ffi.from_buffer
         inputs, outputs = steady.filled.inputs, steady.filled.outputs
         self.steady, self.wanted, self.outputs = steady, wanted, len(outputs)
-        self.program: Executable = cast(Executable, steady.program)
+        self.program = program
         self.makes = [(outputs[i].shape, outputs[i].dtype.numpy) for i in wanted]
         given = [outputs[i] for i in wanted]
         self.crossings = [*(("host_to_device", t.nbytes) for t in inputs), *(("device_to_host", t.nbytes) for t in given)]
@@ -114,14 +114,15 @@ class Direct:
             return
         key = tuple([(a.dtype, a.shape) for a in arrays])
         seen = self._seen[key] = self._seen.get(key, 0) + 1
-        steady = program.steady(self._types(arrays)) if seen >= RUNS_BEFORE else None
+        with self._state.allowance:
+            steady = program.steady(self._types(arrays)) if seen >= RUNS_BEFORE else None
         if steady is not None:
             names = tuple(output_names or ())
             forms = self._known.get(key, {})
             if any(form.steady is not steady for form in forms.values()):
                 forms = {}
             if len(set(names)) == len(names):
-                self._known[key] = {**forms, names: Form(steady, [self._given[name] for name in names or self._given])}
+                self._known[key] = {**forms, names: Form(program, steady, [self._given[name] for name in names or self._given])}
         while len(self._seen) > _MAX_SIZES:
             oldest = next(iter(self._seen))
             self._seen.pop(oldest, None)

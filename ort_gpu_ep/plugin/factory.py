@@ -15,16 +15,13 @@ from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
 from ort_gpu_ep.plugin.backends import open_backend
 from ort_gpu_ep.plugin.given import GivenInitializers
 from ort_gpu_ep.plugin.offers import Hardware, choice, key_value_pairs, metadata
+from ort_gpu_ep.plugin.plain import COMPILES
 from ort_gpu_ep.plugin.provider import Provider
 from ort_gpu_ep.plugin.state import SessionState, announce
 from ort_gpu_ep.plugin.tables import Table, entry, owner_of
 from ort_gpu_ep.plugin.transfer import CPU_DEVICE, GPU_DEVICE, VENDOR, Allocator, DataTransfer, MemcpyKernel, memcpy_registry
-from ort_gpu_ep.providers import EP_NAME
+from ort_gpu_ep.providers import EP_NAME, VENDOR_ID
 from ort_gpu_ep.target import lacks
-
-VENDOR_ID = 0
-"""Of our device memory: "no vendor", so that `bind_output(name, "gpu")` and its like find it without being told one."""
-
 
 adapters: tuple[AdapterInfo, ...] = ()
 """What is offered from the next registration on: set by registration.py, which knows whether anybody asked to see them."""
@@ -96,7 +93,12 @@ class Factory(Table):
             if not self.registry:
                 self.registry = memcpy_registry(self.c_name, create_memcpy_kernel)
             to_be_written = entries.get("ep.context_enable") == "1"
-            out[0] = Provider(self, state, GivenInitializers(options, self._host()), to_be_written).pointer
+            forbidden = COMPILES if entries.get("session.disable_model_compile") == "1" and state.config.placement != "cpu" else ""
+            if forbidden and state.strict:
+                raise ConfigError(forbidden)
+            if forbidden:
+                state.record("warning", "placement", forbidden)
+            out[0] = Provider(self, state, GivenInitializers(options, self._host()), to_be_written, forbidden).pointer
 
     @staticmethod
     def _open_gpu(state: SessionState) -> None:

@@ -5,26 +5,30 @@ The model is put together from our Graph when it is first needed; until then its
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state
 
-from ort_gpu_ep.backend import FilePlace
-from ort_gpu_ep.config import Config
-from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import Array, Attribute, Graph, Node
+from ort_gpu_ep.errors import GpuEpError, InternalError
 from ort_gpu_ep.plugin.plain import exact_products, ort_session
 from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES, WeightFile
-from ort_gpu_ep.providers import CPU_PROVIDER
+from ort_gpu_ep.providers import CPU_PROVIDER, EP_NAME
 from ort_gpu_ep.types import SUB_BYTE, TensorType, packed
-from ort_gpu_ep.weights.functions import DOMAIN, functions
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ort_gpu_ep.backend import FilePlace
+    from ort_gpu_ep.config import Config
+    from ort_gpu_ep.graph import Array, Attribute, Graph, Node
+    from ort_gpu_ep.partitioner.report import Report
 
 _MIN_IR_VERSION = 10
 
@@ -32,6 +36,37 @@ _SUB_BYTE = frozenset(t.name for t in SUB_BYTE)
 
 NO_KERNEL = (onnxruntime_pybind11_state.Fail, onnxruntime_pybind11_state.NotImplemented)
 """What onnxruntime raises for a model that it has no kernel for; of some operators ours have forms that its CPU provider lacks."""
+
+
+class NoProviderError(GpuEpError, onnxruntime_pybind11_state.NotImplemented):  # type: ignore[misc]  # which onnxruntime has no types for
+    """No provider of a session takes a node of its model."""
+
+
+_NOBODYS = re.compile(r"implementation for (\w+)\(|Provider type for (\w+) node")
+"""What onnxruntime says of an op that no provider has taken, before it looked for kernels and after."""
+
+
+def taken_by_nobody(error: Exception, reports: Iterable[Report]) -> str:
+    """Why a session could not be made where neither our provider nor another takes a node; empty where it was another reason."""
+    found = _NOBODYS.search(str(error))
+    op = (found[1] or found[2]) if found else ""
+    nodes = [n for report in reports for n in report.nodes if op and n.op == op and n.device == "cpu"]
+    if not nodes:
+        return ""
+    said = "; ".join(f"{n.name}: {n.code}: {n.reason}" for n in nodes[:3]) + (f"; and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+    return (f"no provider of this session takes {op}: onnxruntime's others have no kernel for it, and {EP_NAME} declined {said}. Try the "
+            f"model as it was before an optimiser wrote {op}, or add a provider that has it")
+
+
+_POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+
+
+def may_empty_images(graph: Graph) -> bool:
+    """Whether a run may bring images so small that a pooling leaves none of one: onnxruntime's process ends (SIGFPE) where it pools them in
+    blocks of channels. Sizes that the model fixes are looked at by the claim.
+    """
+    open_sizes = any(not isinstance(size, int) for name in graph.inputs for size in graph.values[name].shape or (None,))
+    return open_sizes and any(node.op in _POOLS for node in graph.nodes)
 
 
 class Fallback:
@@ -125,7 +160,8 @@ class Fallback:
                     values = [_ort_value(a, self._onnx_type(n)) for n, a in external.items()]
                     options.add_external_initializers(list(external), values)
                 model = self._model(external, {**self._kept, **{n: a for n, a in stored.items() if n not in external}})
-                self._session = ort_session(model.SerializeToString(), options, providers=[CPU_PROVIDER])
+                without = ["NchwcTransformer"] if may_empty_images(self._graph) else []
+                self._session = ort_session(model.SerializeToString(), options, providers=[CPU_PROVIDER], disabled_optimizers=without)
             return self._session
 
     def _onnx_type(self, name: str) -> int:
@@ -135,6 +171,10 @@ class Fallback:
         return dtype.onnx
 
     def _model(self, external: Mapping[str, Array], inside: Mapping[str, Array]) -> onnx.ModelProto:
+        import onnx
+
+        from ort_gpu_ep.weights.functions import DOMAIN, functions
+
         graph = onnx.helper.make_graph(
             [_node_proto(n) for n in self._graph.nodes], self._graph.name or "partition",
             [self._info(n) for n in self._graph.inputs], [self._info(n) for n in self._graph.outputs],
@@ -149,9 +189,13 @@ class Fallback:
         return onnx.helper.make_model(graph, opset_imports=opsets, functions=decoders, ir_version=_MIN_IR_VERSION)
 
     def _info(self, name: str) -> onnx.ValueInfoProto:
+        import onnx
+
         return onnx.helper.make_tensor_value_info(name, self._onnx_type(name), self._graph.values[name].shape)
 
     def _initializer(self, name: str, array: Array) -> onnx.TensorProto:
+        import onnx
+
         return onnx.helper.make_tensor(name, self._onnx_type(name), array.shape, packed(array).tobytes(), raw=True)
 
 
@@ -165,6 +209,8 @@ def _ort_value(array: Array, onnx_type: int) -> Any:
 
 
 def _node_proto(node: Node) -> onnx.NodeProto:
+    import onnx
+
     proto = onnx.helper.make_node(node.op, node.inputs, node.outputs, node.name, domain=node.domain)
     schema = _attribute_types(node)
     for name, value in node.attributes.items():
@@ -175,6 +221,8 @@ def _node_proto(node: Node) -> onnx.NodeProto:
 
 def _attribute_types(node: Node) -> dict[str, int]:
     """Attribute -> AttributeProto.AttributeType, from the op's schema: an empty list does not say what it is a list of."""
+    import onnx
+
     try:
         schema = onnx.defs.get_schema(node.op, max(node.version, 1), node.domain)
     except onnx.defs.SchemaError:
@@ -183,6 +231,8 @@ def _attribute_types(node: Node) -> dict[str, int]:
 
 
 def _attribute_proto(name: str, value: Attribute, kind: int | None) -> onnx.AttributeProto:
+    import onnx
+
     if isinstance(value, np.ndarray):
         return onnx.helper.make_attribute(name, onnx.numpy_helper.from_array(value))
     return onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ort_gpu_ep.backend import Backend, FilePlace, Host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device.allowance import Allowance
 from ort_gpu_ep.device.faults import after_run
 from ort_gpu_ep.device.program import Program
 from ort_gpu_ep.errors import DeviceLostError
@@ -36,19 +37,22 @@ ALL_CHECKED = ("all shaders check their bounds, which takes time: no probe has p
 
 
 class LocalBackend:
-    """See Backend. gpu: shared with other sessions."""
+    """See Backend. gpu: shared with other sessions. config: of this one."""
 
     rereads_constants = False
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, config: Config) -> None:
         self.adapter = self.device = gpu
+        own = self.settled(config)
+        self.allowance = Allowance(own.memory_limit_mb << 20, own.hang_timeout_ms / 1e3)
         self.notices: Sequence[str] = [f"workaround {workaround}" for workaround in gpu.workarounds]
 
     def settled(self, config: Config) -> Config:
         return with_workarounds(config, self.device.workarounds)
 
     def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> LocalProgram:
-        return LocalProgram(graph, config, self.device, rewrite, ran=after_run(self.device))
+        with self.allowance:
+            return LocalProgram(graph, config, self.device, rewrite, ran=after_run(self.device))
 
     def profile(self, config: Config) -> Profile:
         from ort_gpu_ep.calibration import profile_of  # a session that is told where to run loads none of it
@@ -62,7 +66,7 @@ class LocalBackend:
 def open_backend(config: Config) -> Backend:
     """Raises AdapterError, DeviceError (a forked child), ConfigError."""
     memory.check_usable()
-    backend = LocalBackend(open_gpu(config))
+    backend = LocalBackend(open_gpu(config), config)
     if config.checked_shaders == "auto" and not backend.device.trusted and not backend.device.info.is_software:
         backend.notices = [*backend.notices, ALL_CHECKED]
     return backend

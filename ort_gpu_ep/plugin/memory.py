@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,17 +19,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError, forget_frames
-from ort_gpu_ep.graph import Array
 from ort_gpu_ep.plugin.reservation import Reservation
 from ort_gpu_ep.plugin.state import COPIES, SessionState
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Buffer, Gpu
     from ort_gpu_ep.device.index_check import Word
+    from ort_gpu_ep.graph import Array
 
 _ALIGNMENT = 256
 """Binding offsets are multiples of this (WebGPU's default minStorageBufferOffsetAlignment)."""
 
+
+FORKED = (
+    "the GPU can't be used in a forked child process whose parent used it, nor can what the parent left on the GPU: the CPU answers here. "
+    "Create the sessions in the child alone (gunicorn: without --preload; multiprocessing: the start method `spawn`), or use "
+    "isolation=process, whose sessions get a worker of their own after a fork")
 
 CONTENT_NBYTES = 8192
 """Of an upload that is small: as many 64-bit numbers as shapes are calculated with (shape_arithmetic.MAX_ELEMENTS)."""
@@ -80,6 +86,7 @@ class Memory:
         self._blocks: dict[int, Block] = {}
         self._empty: weakref.WeakKeyDictionary[Gpu, Buffer] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
+        self._freed: deque[int] = deque()
         self._orphans: list[Buffer] = []   # of a forked child: wgpu must not even hear that they are gone
         self.forked = False
 
@@ -89,12 +96,28 @@ class Memory:
         """The address of a new block. Raises OutOfDeviceMemoryError, when no address is left."""
         start = self._reservation.take(nbytes)
         with self._lock:
+            self._free_pending()
             self._blocks[start] = Block(start, nbytes, state, [])
         return start
 
     def free(self, address: int) -> None:
-        """Frees a block; its buffers go back to their GPU's pool."""
-        with self._lock:
+        """Frees a block; its buffers go back to their GPU's pool.
+
+        Never waits: a value may be collected on any thread at any allocation, also on one that has the GPU's lock, while another one has
+        this lock and waits for the GPU's. Then whoever frees or allocates next does it.
+        """
+        self._freed.append(address)
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._free_pending()
+        finally:
+            self._lock.release()
+
+    def _free_pending(self) -> None:
+        """Frees what `free` was told of. The lock is held."""
+        while self._freed:
+            address = self._freed.popleft()
             block = self._blocks.pop(address, None)
             self.version += 1
             if block is None:
@@ -117,6 +140,12 @@ class Memory:
             return None
         block = self._blocks.get(address) or self._blocks.get(self._reservation.start_of(address))
         return block.state if block else None
+
+    def gpu_of(self, address: int) -> Gpu | None:
+        """The GPU that has the content of an address; None where it is on the host, or nothing was written there yet."""
+        with self._lock:
+            found = self._find(address, 0)[0].pieces if self.owns(address) else []
+            return next((p.storage.gpu for p in found if p.start <= address < p.stop), None)
 
     # ---- ranges
 
@@ -364,9 +393,7 @@ class Memory:
         if self._reservation.trouble:
             raise OutOfDeviceMemoryError(self._reservation.trouble)
         if self.forked:
-            raise DeviceError(
-                "the GPU can't be used in a forked child process, nor can what its parent left on the GPU. "
-                "Create the session in the child, with multiprocessing's start method `spawn`.")
+            raise DeviceError(FORKED)
 
     def after_fork(self) -> None:
         """In the child: the GPU is the parent's, and a thread that held a lock does not exist."""

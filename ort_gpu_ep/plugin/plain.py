@@ -1,18 +1,29 @@
-"""onnxruntime's own session class, whoever has put another one under its name since, and kept from Ctrl-C halfway."""
+"""The original InferenceSession of onnxruntime, even if it is replaced later; its calls defer Ctrl-C."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
+import onnxruntime
 from onnxruntime.capi import onnxruntime_inference_collection
 
 from ort_gpu_ep.interrupts import uninterrupted
+from ort_gpu_ep.plugin.io_binding import refresh, take_over
 
 OrtSession: Any = onnxruntime_inference_collection.InferenceSession
 
 _ACCURACY = "session.qdq_matmulnbits_accuracy_level"
 
 _init = OrtSession.__init__
+
+NOT_COMPILED = (
+    "WgpuExecutionProvider writes no compiled models (EPContext nodes): what it makes of a model depends on the adapter, and on the shapes "
+    "of runs; shaders and what was measured are kept in the cache folder (option cache_dir). Leave out ep.context_enable, or compile the "
+    "model without this provider (ModelCompiler with placement=cpu).")
+
+COMPILES = (
+    "session.disable_model_compile=1 forbids providers that compile a part of the model, as WgpuExecutionProvider does: leave out that "
+    "entry")
 
 
 def ort_session(*arguments: Any, **named: Any) -> Any:
@@ -38,7 +49,7 @@ def exact_products(settings: Any) -> Any:
     By default onnxruntime's CPU rounds the activations of DequantizeLinear + MatMul to 8 bits: 5e-3 off what the same file gives elsewhere.
     What the settings say of it already stays.
     """
-    settings = settings if settings is not None else onnxruntime_inference_collection.C.SessionOptions()
+    settings = settings if settings is not None else onnxruntime.SessionOptions()
     try:
         settings.get_session_config_entry(_ACCURACY)
     except RuntimeError:        # not there
@@ -68,7 +79,20 @@ class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no type
         return answer
 
     def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
-        uninterrupted(OrtSession.run_with_iobinding, self, iobinding, run_options)
+        uninterrupted(_run_bound, self, iobinding, run_options)
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
         return uninterrupted(OrtSession.run_with_ort_values, self, output_names, input_dict_ort_values, run_options)
+
+
+def _run_bound(session: Any, iobinding: Any, run_options: Any) -> None:
+    refresh(iobinding)
+    OrtSession.run_with_iobinding(session, iobinding, run_options)
+
+
+def _refreshes(session: Any) -> bool:
+    """Whether runs of a session with an IO binding go through PlainSession."""
+    return isinstance(session, PlainSession) and type(session).run_with_iobinding is not OrtSession.run_with_iobinding
+
+
+take_over(_refreshes)

@@ -15,16 +15,12 @@ from ort_gpu_ep.plugin.abi import NULL, api, ffi
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.given import GivenInitializers
+from ort_gpu_ep.plugin.plain import NOT_COMPILED
 from ort_gpu_ep.plugin.reader import Reader
 from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table, owner_of
 from ort_gpu_ep.plugin.transfer import Allocator
 from ort_gpu_ep.registry import Decline, Limits
-
-NOT_COMPILED = (
-    "WgpuExecutionProvider writes no compiled models (EPContext nodes): what it makes of a model depends on the adapter, and on the shapes "
-    "of runs; shaders and what was measured are kept in the cache folder (option cache_dir). Leave out ep.context_enable, or compile the "
-    "model without this provider (ModelCompiler with placement=cpu).")
 
 
 class Owner(Protocol):
@@ -40,14 +36,16 @@ class Owner(Protocol):
 class Provider(Table):
     """The EP of one session. given: initializers that its options bring: nodes that read them stay on the CPU, because
     ONNX Runtime passes the model's own values to a provider with memory of its own.
-    to_be_written: the session is to write a compiled model.
+    to_be_written: the session is to write a compiled model. forbidden: why it may not compile anything, empty where it may.
     """
 
     SLOTS = slots.EP
 
-    def __init__(self, factory: Owner, state: SessionState, given: GivenInitializers, to_be_written: bool = False) -> None:
+    def __init__(
+        self, factory: Owner, state: SessionState, given: GivenInitializers, to_be_written: bool = False, forbidden: str = "",
+    ) -> None:
         super().__init__()
-        self.factory, self.state, self.given, self.to_be_written = factory, state, given, to_be_written
+        self.factory, self.state, self.given, self.to_be_written, self.forbidden = factory, state, given, to_be_written, forbidden
         if state.backend is None or state.backend.device is not None:
             self.pointer.slot[slots.EP["GetDefaultMemoryDevice"].number] = NULL
 
@@ -81,6 +79,8 @@ class Provider(Table):
 
     def _partitioning(self, graph: Graph) -> Partitioning:
         """What goes where; where that can't be told, the report says why."""
+        if self.forbidden:
+            return nothing(graph, self.config, Decline(Code.LIMIT, self.forbidden))
         gpu = self.state.backend.adapter if self.state.backend is not None else None
         if gpu is None and self.config.placement != "cpu":
             why = "; ".join(map(str, self.state.errors)) or "no GPU was opened"

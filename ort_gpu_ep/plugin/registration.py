@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +13,14 @@ import onnxruntime
 
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.interrupts import uninterrupted
-from ort_gpu_ep.isolation import remote
-from ort_gpu_ep.plugin import factory, state, tables, weight_file
-from ort_gpu_ep.plugin.abi import NULL, check_version, ffi
-from ort_gpu_ep.plugin.factory import create_factories, release_factory
+from ort_gpu_ep.plugin import state, tables, weight_file
+from ort_gpu_ep.plugin.abi import NULL, check_version, ffi, release_of
 from ort_gpu_ep.plugin.memory import memory
-from ort_gpu_ep.plugin.offers import known_adapters
 from ort_gpu_ep.providers import EP_NAME
 from ort_gpu_ep.shim.build import find_or_build
+
+BY_NAME = (1, 26)
+"""The first onnxruntime that finds a plugin's provider by its name."""
 
 _lock = threading.RLock()
 _shim: Any = None
@@ -39,10 +40,19 @@ def ensure_registered(name: str = "ort_gpu_ep", library: Callable[[], str] | Non
     """As `register`, for sessions, which choose an adapter by themselves: it looks for none before they do."""
     global _registered_as
     with _lock:
+        check_version(onnxruntime.__version__)
         if _registered_as or any(device.ep_name == EP_NAME for device in onnxruntime.get_ep_devices()):
             return
         onnxruntime.register_execution_provider_library(name, (library or _library_path)())
         _registered_as = name
+
+
+def too_old() -> str:
+    """Why this onnxruntime does not find the provider by its name; empty where it does."""
+    if release_of(onnxruntime.__version__) >= BY_NAME:
+        return ""
+    return (f"onnxruntime {onnxruntime.__version__} finds no provider of a plugin by its name: install {'.'.join(map(str, BY_NAME))} or "
+            "newer (pip install -U onnxruntime)")
 
 
 def get_library_path() -> str:
@@ -51,6 +61,9 @@ def get_library_path() -> str:
     Raises: as `register`.
     """
     with _lock:
+        from ort_gpu_ep.plugin import factory
+        from ort_gpu_ep.plugin.offers import known_adapters
+
         path = _library_path()
         factory.adapters = known_adapters()
         return path
@@ -58,6 +71,8 @@ def get_library_path() -> str:
 
 def _library_path() -> str:
     global _shim
+    from ort_gpu_ep.plugin.factory import create_factories, release_factory  # all that makes partitions: not where the CPU answers
+
     with _lock:
         check_version(onnxruntime.__version__)
         path = str(find_or_build())
@@ -114,5 +129,6 @@ def _exit() -> None:
 def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
-    for part in (memory, state, tables, weight_file, remote):
-        part.after_fork()
+    for part in (memory, state, tables, weight_file, sys.modules.get("ort_gpu_ep.isolation.remote")):
+        if part is not None:
+            part.after_fork()

@@ -5,13 +5,17 @@ Weights come from the CPU fallback, which keeps them on disk (weight_file.py). T
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+from typing import TYPE_CHECKING
 
-from ort_gpu_ep.backend import Backend, Executable
 from ort_gpu_ep.errors import forget_frames
 from ort_gpu_ep.plugin.backends import open_backend
-from ort_gpu_ep.plugin.state import Compiled, SessionState
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.backend import Backend, Executable
+    from ort_gpu_ep.plugin.state import Compiled, SessionState
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -45,6 +49,9 @@ def _renew(state: SessionState) -> None:
             old.adapter.circuit.failed(f"the session's programs can't be rebuilt: {type(error).__name__}", at_once=True)
         forget_frames(error)
     finally:
+        made.clear()
+        old = None
+        gc.collect()        # programs are cycles, and hold the lost device with its threads and memory until somebody looks for them
         state.renewing.release()
 
 

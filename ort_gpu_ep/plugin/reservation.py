@@ -73,28 +73,33 @@ def _reserve() -> tuple[int, int]:
     """(address, size) of as much unreadable address space as the system gives; (0, 0) if that is too little."""
     nbytes = _WANTED_NBYTES
     while nbytes >= _LEAST_NBYTES:
-        address = _reserve_windows(nbytes) if sys.platform == "win32" else _reserve_posix(nbytes)
+        address = _mapped(nbytes)
         if address:
             return address, nbytes
         nbytes >>= 1
     return 0, 0
 
 
-def _reserve_posix(nbytes: int) -> int:
-    import mmap
+if sys.platform == "win32":
 
-    libc = ctypes.CDLL(None)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-    no_reserve = 0x4000 if sys.platform.startswith("linux") else 0x40
-    protection_none = 0
-    address = libc.mmap(None, nbytes, protection_none, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve, -1, 0)
-    return 0 if address in (None, ctypes.c_void_p(-1).value) else int(address)
+    def _mapped(nbytes: int) -> int:
+        """The address of so much, 0 where there is not that much."""
+        mem_reserve, page_no_access = 0x2000, 0x01
+        kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+        kernel.VirtualAlloc.restype = ctypes.c_void_p
+        kernel.VirtualAlloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_ulong, ctypes.c_ulong]
+        return int(kernel.VirtualAlloc(None, nbytes, mem_reserve, page_no_access) or 0)
 
+else:
 
-def _reserve_windows(nbytes: int) -> int:
-    mem_reserve, page_no_access = 0x2000, 0x01
-    kernel = ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined,unused-ignore]
-    kernel.VirtualAlloc.restype = ctypes.c_void_p
-    kernel.VirtualAlloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_ulong, ctypes.c_ulong]
-    return int(kernel.VirtualAlloc(None, nbytes, mem_reserve, page_no_access) or 0)
+    def _mapped(nbytes: int) -> int:
+        """The address of so much, 0 where there is not that much."""
+        import mmap
+
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+        no_reserve = 0x4000 if sys.platform.startswith("linux") else 0x40
+        protection_none = 0
+        address = libc.mmap(None, nbytes, protection_none, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve, -1, 0)
+        return 0 if address in (None, ctypes.c_void_p(-1).value) else int(address)

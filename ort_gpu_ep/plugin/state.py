@@ -12,17 +12,17 @@ import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ort_gpu_ep.backend import Backend, Executable
-from ort_gpu_ep.config import Config
-from ort_gpu_ep.errors import DeviceError, InputError
-from ort_gpu_ep.graph import Graph
+from ort_gpu_ep.errors import AdapterError, DeviceError, InputError
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.backend import Backend, Executable
+    from ort_gpu_ep.config import Config
     from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.graph import Graph
     from ort_gpu_ep.partitioner import Costs, Report
     from ort_gpu_ep.plugin.fallback import Fallback
 
@@ -32,6 +32,7 @@ _MAX_EVENTS = 1000
 _MAX_CROSSINGS = 10_000
 """Copies of a run that are listed one by one: a loop body may make any number."""
 _numbers = itertools.count(1)
+_told: set[str] = set()
 _thread = threading.local()
 
 
@@ -86,6 +87,7 @@ class Copies:
         return dict(vars(self))
 
 
+_NOBODYS = nullcontext()
 _count_lock = threading.Lock()
 COPIES = Copies()
 """All copies of this process."""
@@ -99,6 +101,7 @@ class Compiled(Protocol):
     fallback: Fallback | None
     runs: int
     fallbacks: int
+    cpu_because: str
 
     def replace(self, program: Executable) -> None:
         """Goes on with another program, on another device."""
@@ -114,6 +117,7 @@ class SessionState:
     troubles: how many events say that something failed, or that the CPU answered: a run during which it grew is no measure of the GPU.
     renewals: how often the programs were rebuilt on a new device. renewing: held while that goes on.
     runs: how many `begin_run` was told of. last_run: (kind, nbytes) of each copy since the last one; runs that overlap share it.
+    cpu_because: why the CPU answered the whole of the last run, past all partitions; empty where it did not.
     """
 
     def __init__(self) -> None:
@@ -132,12 +136,14 @@ class SessionState:
         self.renewing = threading.Lock()
         self.runs = 0
         self.last_run: list[tuple[str, int]] = []
+        self.cpu_because = ""
         self._said: set[tuple[str, str, str]] = set()
 
     def begin_run(self) -> None:
         """The session begins a run; what is copied from now on belongs to it. (A callback by ONNX Runtime's OnRunStart takes 7 us.)"""
         self.runs += 1
         self.last_run = []
+        self.cpu_because = ""
 
     def count(self, kind: str, nbytes: int) -> None:
         """Notes a copy of this session, see `Copies.add`."""
@@ -162,6 +168,12 @@ class SessionState:
     def gpu(self) -> Gpu | None:
         """The device of this process that the session uses; None with isolation=process."""
         return self.backend.device if self.backend is not None else None
+
+    @property
+    def allowance(self) -> AbstractContextManager[object]:
+        """Inside of it this thread works for this session: what it takes of the device counts as the session's."""
+        found = self.backend.allowance if self.backend is not None else None
+        return found if found is not None else _NOBODYS
 
     @property
     def strict(self) -> bool:
@@ -202,7 +214,10 @@ class SessionState:
         self.troubles += kind in ("error", "fallback")
         if (kind, where, message) not in self._said and len(self._said) < _MAX_EVENTS:
             self._said.add((kind, where, message))
-            log.log(logging.INFO if kind == "notice" else logging.WARNING, "%s: %s", where, message)
+            if not isinstance(error, AdapterError):
+                log.log(logging.INFO if kind == "notice" else logging.WARNING, "%s: %s", where, message)
+            elif not self.strict:       # what is strict is raised
+                say_once(str(error))
         return event
 
     @contextmanager
@@ -222,6 +237,13 @@ class SessionState:
         return next((e.error for e in list(self.events) if e.number == number), None)
 
 
+def say_once(why: str) -> None:
+    """Logs why sessions of this process run on the CPU, once for all of them."""
+    if why not in _told:
+        _told.add(why)
+        log.warning("running on the CPU: %s", why)
+
+
 def fall_back_or_raise(state: SessionState | None, error: Exception) -> None:
     """Returns where the CPU may answer a run that failed, and records it; else raises what the user should see.
 
@@ -234,7 +256,7 @@ def fall_back_or_raise(state: SessionState | None, error: Exception) -> None:
         raise error
     if state.strict:
         raise cause from error
-    state.record("fallback", "run", cause)
+    state.cpu_because = state.record("fallback", "run", cause).message
 
 
 @contextmanager

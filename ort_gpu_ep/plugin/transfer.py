@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,12 @@ from ort_gpu_ep.errors import GpuEpError, InternalError
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.memory import memory
-from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table
 from ort_gpu_ep.types import BY_ONNX, DTYPES, Shape, TensorType
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.plugin.state import SessionState
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -81,10 +82,15 @@ class DataTransfer(Table):
             memory.copy_out_all(outwards)
 
 
-def _recording(*addresses: int) -> AbstractContextManager[Any]:
-    """Keeps what is raised meanwhile for the session that one of these addresses belongs to, if one does."""
+@contextmanager
+def _recording(*addresses: int) -> Iterator[None]:
+    """Works for the session that one of these addresses belongs to, if one does, and keeps what is raised meanwhile for it."""
     state = next(filter(None, map(memory.state_of, addresses)), None)
-    return state.recording("copy") if state is not None else nullcontext()
+    if state is None:
+        yield
+        return
+    with state.allowance, state.recording("copy"):
+        yield
 
 
 def copy_value(source: int, target: int) -> None:
@@ -117,7 +123,7 @@ def tensor_type(onnx_type: int, shape: Shape) -> TensorType:
 
 
 def gpu_for(address: int) -> Gpu | None:
-    """The GPU that new content of an address should go to: its session's, else the default one.
+    """The GPU that new content of an address should go to: its session's, else that which has its content now, else the default one.
 
     None if there is none, or it is a worker's: what it holds is on the host then.
     """
@@ -126,6 +132,8 @@ def gpu_for(address: int) -> Gpu | None:
     state = memory.state_of(address)
     if state is not None:
         return gpu if (gpu := state.gpu) is not None and not gpu.lost else None
+    if (held := memory.gpu_of(address)) is not None and not held.lost:
+        return held
     try:
         config = resolve()
         if config.isolation == "process":

@@ -14,13 +14,15 @@ import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from ort_gpu_ep import store
 from ort_gpu_ep.backend import FilePlace
-from ort_gpu_ep.graph import Array
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.graph import Array
 
 MIN_FILE_NBYTES = 64 << 10
 """Smaller constants stay in memory."""
@@ -128,14 +130,7 @@ def _locked(path: Path) -> BinaryIO:
     """An open file with an exclusive lock that ends with the process. Raises OSError, if somebody else has it, or it is no file."""
     file = store.open_regular(path, os.O_RDWR | os.O_CREAT)
     try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-        else:
-            import fcntl
-
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        store.lock(file)
     except OSError:
         file.close()
         raise

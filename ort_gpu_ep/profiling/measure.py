@@ -70,7 +70,8 @@ def profile_runs(
     return RunProfile(
         model, gpu.info.name, f"{gpu.info.backend}, {gpu.info.driver}", len(taken.whole), median(taken.whole),
         _phases(taken), median(taken.passes) if taken.passes else 0.0,
-        _dispatches(taken, [p.program for p in ours]), Roofs(roofs.flops_per_s / 1e9, roofs.nbytes_per_s / 1e9), (clocks[0], clocks[1]),
+        _dispatches(taken, [p.program.context for p in ours]), Roofs(roofs.flops_per_s / 1e9, roofs.nbytes_per_s / 1e9),
+        (clocks[0], clocks[1]),
         all(is_checked(gpu, p.program.config.checked_shaders, s.kernel.shader)
             for p in ours for plan in p.program.plans for s in plan.steps if isinstance(s, Dispatch)), _notes(gpu, timed))
 
@@ -167,7 +168,7 @@ def _whole(run: Callable[[], object], gpu: Gpu, partitions: Sequence[Any], taken
     taken.phases.append({name: seconds * 1e6 for name, seconds in phases.items()})
 
 
-def _dispatches(taken: _Taken, programs: Sequence[Any]) -> tuple[TimedDispatch, ...]:
+def _dispatches(taken: _Taken, contexts: Sequence[Any]) -> tuple[TimedDispatch, ...]:
     """Medians, with what each does, in the order of time."""
     plans: dict[int, Plan] = {}
     found = []
@@ -178,7 +179,7 @@ def _dispatches(taken: _Taken, programs: Sequence[Any]) -> tuple[TimedDispatch, 
         times = taken.dispatches[id(owner), step]
         dispatch = plan.steps[step]
         assert isinstance(dispatch, Dispatch)
-        found.append(_timed(dispatch, programs.index(owner.program), median(b for b, _ in times), median(d for _, d in times)))
+        found.append(_timed(dispatch, contexts.index(owner.context), median(b for b, _ in times), median(d for _, d in times)))
     return tuple(sorted(found, key=lambda d: d.begin_us))
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from textwrap import wrap
 
+from ort_gpu_ep.terminal import printable
+
 PHASES = {
     "before": "ONNX Runtime and Python, until our part begins",
     "upload": "inputs to the device",
@@ -147,6 +149,9 @@ class RunProfile:
 
     def lines(self, top: int = 20) -> list[str]:
         """For a terminal of 80 columns: the run, its phases, families, and the `top` longest dispatches."""
+        return [printable(line) for line in self._lines(top)]
+
+    def _lines(self, top: int) -> list[str]:
         checks = "checked shaders" if self.checked else "unchecked shaders"
         lines = [f"{self.model}: {_us(self.run_us)} a run, median of {self.runs}; {len(self.dispatches)} dispatches, {checks}",
                  f"adapter: {self.adapter}, {self.driver}"]
@@ -175,7 +180,7 @@ class RunProfile:
         roof = f"{share:.0%} {of[0]}" if of else ""
         line = (f"  {d.us:8.1f} {_part(d.us, self.kernels_us)} {_rate(d.flops, d.us):>7} {_rate(d.nbytes, d.us):>5} {roof:>6} "
                 f"{d.kernel[:11]:11} {d.shape}")
-        return f"{line} {_short(d.label.rpartition('/')[0] or d.label, WIDTH - 1 - len(line))}".rstrip()
+        return f"{line} {_short(printable(d.label.rpartition('/')[0] or d.label), WIDTH - 1 - len(line))}".rstrip()
 
 
 def _short(name: str, room: int) -> str:

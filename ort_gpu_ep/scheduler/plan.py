@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.registry import Counted, Kernel
 from ort_gpu_ep.types import TensorType
 
 ERROR_WORD = "\0error_flags"
@@ -92,7 +92,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy between places: for an output that is only another view of an input, a weight or another output."""
+    """A copy between places: for an output that is only another view of an input, a weight or another output, or begins as an input."""
 
     label: str
     source: Place
@@ -121,6 +121,8 @@ class Plan:
     prologue: dispatches that a program runs once: they read weights and write PREPARED places, which steps may read.
     kept: name and bytes of each KEPT place. inverses: dispatches from a PREPARED place back to the weight that it was made of.
     channels_last: nodes whose values are stored so. conversions: dispatches that bring a value into another layout.
+    counted: outputs whose length is read when the steps have run.
+    in_place: (input, output) that may be one buffer; the first steps copy one into the other, which a run leaves out where they are.
     intermediate_nbytes: what all intermediate tensors would take if each had a buffer of its own.
     """
 
@@ -136,6 +138,8 @@ class Plan:
     channels_last: int = 0
     conversions: int = 0
     inverses: tuple[Dispatch, ...] = ()
+    in_place: tuple[tuple[int, int], ...] = ()
+    counted: tuple[Counted, ...] = ()
 
     @property
     def dispatches(self) -> int:

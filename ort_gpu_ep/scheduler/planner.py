@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -9,10 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ort_gpu_ep.errors import InternalError, UnsupportedNodeError
+from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.lowering import HostValues, facts_of, walk
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, UnknownValueError, parts, tensors_of
+from ort_gpu_ep.registry import BoundNode, Counted, Decline, Limits, Lowering, UnknownValueError, parts, tensors_of
 from ort_gpu_ep.scheduler.barriers import share_barriers
 from ort_gpu_ep.scheduler.lifetime import assign_slots, slots_apart
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Constant, Copy, Dispatch, Kind, Place, Plan
@@ -39,6 +40,8 @@ class _Draft:
     kept: dict[str, int] = field(default_factory=dict)           # bytes of what is zero between runs
     channels_last: int = 0
     conversions: int = 0
+    in_place: list[tuple[int, int]] = field(default_factory=list)    # (graph input, graph output) that may be one buffer
+    counted: list[Counted] = field(default_factory=list)
 
     def root(self, name: str) -> str:
         while name in self.roots:
@@ -89,6 +92,9 @@ def make_plan(
 
 def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
     node = bound.node
+    if lowering.in_place is not None and (pairs := _in_place(draft, bound, lowering)):
+        draft.in_place += pairs
+        lowering = replace(lowering, kernels=lowering.in_place.kernels)
     for operand in (*bound.given(), *bound.operands):
         draft.types.setdefault(operand.name, operand.type)
     for name, tensor in zip(node.outputs, lowering.outputs, strict=False):
@@ -99,8 +105,10 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
     for target, source in lowering.views:
         draft.roots[node.outputs[target]] = bound.input(source).name
     temps = {name: f"{node.label}#{node.id}.{name}" for name, _ in lowering.temps}
+    temps.update((name, node.outputs[index]) for name, index in lowering.stored if bound.wants(index))
     draft.types.update({temps[name]: tensor for name, tensor in lowering.temps})
     draft.kept.update({temps[name]: tensor.nbytes for name, tensor in lowering.temps if name in lowering.kept})
+    draft.counted += _counted(draft, bound, lowering, temps)
     for kernel in lowering.kernels:
         if all(tensor.size == 0 for tensor in kernel.outputs):
             continue
@@ -130,6 +138,32 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
             draft.inverses += _inverses(draft, bound, lowering, temps)
         else:
             draft.dispatches.append((dispatch, tuple(names)))
+
+
+def _in_place(draft: _Draft, bound: BoundNode, lowering: Lowering) -> list[tuple[int, int]]:
+    """The graph's inputs and outputs that a node's are, where its outputs may be its inputs: nothing else reads or gives these."""
+    assert lowering.in_place is not None, "the caller has looked"
+    graph, found = draft.graph, list[tuple[int, int]]()
+    reads = Counter(name for node in graph.nodes for name in node.reads)
+    for output, at in lowering.in_place.pairs:
+        source, target = bound.input(at), bound.node.outputs[output]
+        is_alone = source.name in graph.inputs and reads[source.name] == 1 and source.name not in graph.outputs
+        if not is_alone or graph.outputs.count(target) != 1 or lowering.outputs[output] != source.type:
+            return []
+        found.append((graph.inputs.index(source.name), graph.outputs.index(target)))
+    return found
+
+
+def _counted(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: Mapping[str, str]) -> list[Counted]:
+    """The graph's outputs whose length the node finds. Raises UnsupportedNodeError, where another node of the graph reads one."""
+    found, graph = list[Counted](), draft.graph
+    for counted in lowering.counted:
+        name = bound.node.outputs[counted.output] if bound.wants(counted.output) else ""
+        if name and any(name in node.reads for node in graph.nodes):
+            raise UnsupportedNodeError(
+                Code.DYNAMIC_SHAPE, f"{bound.node.label}: only a run tells the size of {name!r}; what reads it needs another partition")
+        found += [Counted(k, counted.axis, temps[counted.count]) for k, output in enumerate(graph.outputs) if name and output == name]
+    return found
 
 
 def _groups(count: int, limits: Limits) -> tuple[int, int, int]:
@@ -189,14 +223,16 @@ def _place(draft: _Draft, apart: bool) -> Plan:
         dispatch, names = draft.dispatches[i]
         tensors = tuple(replace(t, place=_place_of(draft, places, n)) for t, n in zip(dispatch.tensors, names, strict=True))
         steps.append(replace(dispatch, tensors=tensors, level=levels[i]))
-    steps = share_barriers([*steps, *_output_copies(draft, places)], draft.limits)
+    kept = [Copy(n := graph.inputs[i], Place(Kind.INPUT, i), Place(Kind.OUTPUT, o), draft.types[n].nbytes) for i, o in draft.in_place]
+    steps = share_barriers([*kept, *steps, *_output_copies(draft, places)], draft.limits)
     used = sorted({t.place for s in (*draft.prologue, *steps) if isinstance(s, Dispatch) for t in s.tensors}
                   | {s.source for s in steps if isinstance(s, Copy)})
     constants = tuple(_constant(draft, p.name) for p in used if p.kind is Kind.CONSTANT)
     return Plan(
         tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps),
         _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()),
-        tuple(draft.prologue), tuple(draft.kept.items()), draft.channels_last, draft.conversions, tuple(draft.inverses))
+        tuple(draft.prologue), tuple(draft.kept.items()), draft.channels_last, draft.conversions, tuple(draft.inverses),
+        tuple(draft.in_place), tuple(draft.counted))
 
 
 def _costs(draft: _Draft, levels: Sequence[int]) -> list[float]:

@@ -41,6 +41,13 @@ class Preprocessing:
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
+    def __str__(self) -> str:
+        cut = "".join(f"{what} to {' x '.join(map(str, size))}, " for what, size in (("resized", self.resize), ("cut", self.crop)) if size)
+        by = f"1/{1 / self.scale:g}" if 0 < self.scale < 1 else f"{self.scale:g}"
+        norm = f", minus mean {list(self.mean)}" if self.mean else ", no mean"
+        norm += f", divided by std {list(self.std)}" if self.std else " and no std" if not self.mean else ""
+        return f"{cut}{self.channels}, pixels times {by}{norm}, {self.layout} {self.dtype}"
+
 
 def preprocessing(given: str | Path | Mapping[str, Any] | None, value: Value) -> Preprocessing:
     """What is given, or read from a JSON file, completed by the model's input. Raises ScoringError for what does not fit."""

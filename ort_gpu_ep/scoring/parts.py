@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ort_gpu_ep import store
 from ort_gpu_ep.errors import ScoringError
 
 FORMAT = 1
@@ -101,14 +102,7 @@ def locked(path: Path) -> IO[bytes]:
     """A lock that ends with the process. Raises LockedError."""
     file = path.open("ab")
     try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-        else:
-            import fcntl
-
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        store.lock(file)
     except OSError as error:
         file.close()
         raise LockedError(f"{path.parent}: another process is scoring into this output; wait for it, or choose another") from error

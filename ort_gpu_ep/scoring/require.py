@@ -1,4 +1,4 @@
-"""pyarrow, Pillow and Ray where they are needed, with the extra that brings them in the message."""
+"""Imports pyarrow, Pillow or Ray where they are needed; the message says what to install."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ort_gpu_ep.errors import ScoringError
 
-_EXTRAS = {"pyarrow": "scoring", "PIL": "scoring", "ray": "ray"}
+_PACKAGES = {"pyarrow": "pyarrow", "PIL": "pillow", "ray": "'ray[data,serve]'"}
 
 
 def require(name: str, what: str) -> Any:
@@ -16,4 +16,4 @@ def require(name: str, what: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ScoringError(f"{what} needs {top}, which can't be imported ({error}); pip install 'ort-gpu-ep[{_EXTRAS[top]}]'") from error
+        raise ScoringError(f"{what} needs {top}, which can't be imported ({error}); pip install {_PACKAGES[top]}") from error

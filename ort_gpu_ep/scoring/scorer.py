@@ -86,6 +86,9 @@ class _Run:
         self._notes = [f"{self._before:,} rows were there from an earlier run"] if self._before else []
         if job.unused():
             self._notes.append(f"columns that nobody asked for: {', '.join(job.unused()[:12])}")
+        if job.how is not None:
+            guessed = "" if job.request.preprocess else " (guessed from the model's input: --preprocess FILE.json says otherwise)"
+            self._notes.append(f"images are {job.how}{guessed}")
         self._first_error = ""
 
     def run(self, adapters: Sequence[str], fail_fast: bool, progress: Callable[[Progress], None] | None) -> Report:

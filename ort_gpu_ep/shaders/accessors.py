@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ort_gpu_ep.registry import Kernel
 from ort_gpu_ep.shaders.element_types import per_word, value_type, vector_type
 from ort_gpu_ep.shaders.steps import plain_vector, vector_steps
-from ort_gpu_ep.types import BOOL, FLOAT32, HALF, DType, TensorType
+from ort_gpu_ep.types import BOOL, FLOAT16, FLOAT32, HALF, DType, TensorType
 
 
 def part_name(name: str, part: int) -> str:
@@ -69,10 +69,23 @@ def vector_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, t
     stored = f"(i: u32) -> {four} {{ {cases}return {name}[i]; }}"
     if raw or (dtype is FLOAT32 and f"{name}_four(" not in text):
         return [f"fn {name}_at4{stored}", single]
-    values = "vec4<f32>(unpack2x16float(v.x), unpack2x16float(v.y))" if dtype is HALF else "v"
+    values = {HALF: "vec4<f32>(unpack2x16float(v.x), unpack2x16float(v.y))", FLOAT16: "vec4<f32>(v)"}.get(dtype, "v")
     return [f"alias {name}_four_t = {four};", f"fn {name}_four{stored}",
             f"fn {name}_of_four(v: {four}) -> vec4<f32> {{ return {values}; }}",
             f"fn {name}_at4(i: u32) -> vec4<f32> {{ return {name}_of_four({name}_four(i)); }}", single]
+
+
+def word_pairs(name: str, dtype: DType, text: str, raw: bool) -> list[str]:
+    """`<name>_of(low, high)`, an element from its bits, and `<name>_pair(i)`, one of 64 bits as two words, where the body calls them."""
+    found = []
+    if f"{name}_of(" in text:
+        made = "low" if dtype.nbytes < 8 else "vec2<u32>(low, high)" if raw else f"{name}_t((u64(high) << 32u) | u64(low))"
+        found.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {made}; }}")
+    if f"{name}_pair(" in text:
+        value = f"{name}_at(i)"
+        words = value if raw else f"vec2<u32>(u32({value} & 4294967295li), u32(({value} >> 32u) & 4294967295li))"
+        found.append(f"fn {name}_pair(i: u32) -> vec2<u32> {{ return {words}; }}")
+    return found
 
 
 def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vector: bool, text: str, raw: bool) -> list[str]:
@@ -105,12 +118,13 @@ def vector_writer(
 ) -> str:
     """`<name>_final4(i, v)`, the fused steps; `<name>_store4(i, v)`; and `<name>_set4(i, v)`, one after the other."""
     fused = bool(kernel.epilogue) and name == first
-    cases = "".join(f"if (i >= {start // 4}u) {{ {part_name(name, k)}[i - {start // 4}u] = v; return; }} "
+    value = "vec4<f16>(v)" if bindings[name][0].dtype is FLOAT16 and not kernel.raw else "v"
+    cases = "".join(f"if (i >= {start // 4}u) {{ {part_name(name, k)}[i - {start // 4}u] = {value}; return; }} "
                     for k, (start, _) in reversed(list(enumerate(pieces))) if k)
     lines = [vector_steps(kernel, bindings)] if fused else []
     at, four = _stored_at(kernel, name == first, 4), "vec4<u32>" if kernel.raw else "vec4<f32>"
     given = plain_vector(kernel) if fused else four
     return "\n".join([
         *lines, f"fn {name}_final4(i: u32, v: {given}) -> {four} {{ return {'fused4(v, i)' if fused else 'v'}; }}",
-        f"fn {name}_store4(i: u32, v: {four}) {{ {cases}{name}[{at}] = v; }}",
+        f"fn {name}_store4(i: u32, v: {four}) {{ {cases}{name}[{at}] = {value}; }}",
         f"fn {name}_set4(i: u32, v: {given}) {{ {name}_store4(i, {name}_final4(i, v)); }}"])

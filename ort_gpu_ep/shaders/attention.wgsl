@@ -4,11 +4,13 @@
 // invocation has RQ queries, and takes RK keys at a time. At the end the slices are joined through workgroup memory, CHUNK vectors at a
 // time. Grid: blocks of QL * RQ queries, heads, batches.
 // Expects: q, k, v, mask?, y (all but mask as vectors of four elements); SQ, SK (queries, keys), DQ, DV (vectors that an invocation has of
-// a head's elements), GROUP (heads that share keys), offsets in vectors <Q, K, V, Y>_<B, H, S> of a batch, head and position; MASK (0 none,
-// 1 added, 2 bool) with MASK_<B, H, Q, K> in elements; CAUSAL (query i sees keys up to i), CAPPED (scores s become
-// CAP tanh(s / CAP)), EMPTY_IS_ZERO (what a query without a key gets; else NaN).
+// a head's elements), GROUP (heads that share keys), offsets in vectors <Q, K, V, Y>_<B, H, S> of a batch, head and position, from
+// <Q, K, V>_FIRST on; MASK (0 none,
+// 1 added, 2 bool) with MASK_<B, H, Q, K> in elements; CAUSAL (query i sees keys up to BEFORE + i), CAPPED (scores s become
+// CAP tanh(s / CAP)), EMPTY_IS_ZERO (what a query without a key gets; else NaN); MASK_KEYS (elements of a row of the mask); LENGTHS (0 none, 1
+// given: query i is token tokens_before(b) + i, and sees keys up to its own), WINDOW (how many keys a query sees at most, its own with them; 0: any),
+// SINK (0 none, 1 given for each head, 2 a score of 0: one more score in each sum of powers, without a value).
 // Source: ONNX Attention; Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867.
-const LOWEST: f32 = -3.40282347e38;
 const MOST: u32 = QL * RQ;
 const QUERIES: u32 = QL * SLICES;
 #if SLICES > 1
@@ -17,28 +19,7 @@ var<workgroup> totals: array<f32, QL * SLICES>;
 var<workgroup> sums: array<vec4<f32>, QL * SLICES * PARTS * CHUNK>;
 #end
 
-fn power(x: f32) -> f32 { return exp2(x * 1.44269504); }
-
-fn scored(sum: f32, b: u32, h: u32, i: u32, j: u32) -> f32 {
-    var s = sum;
-#if CAPPED
-    s = CAP * tanh_f32(s / CAP);
-#end
-#if MASK == 1
-    s += mask_at(b * MASK_B + h * MASK_H + min(i, SQ - 1u) * MASK_Q + min(j, SK - 1u) * MASK_K);
-#end
-    return s;
-}
-
-fn sees(b: u32, h: u32, i: u32, j: u32) -> bool {
-#if MASK == 2
-    if (!mask_at(b * MASK_B + h * MASK_H + min(i, SQ - 1u) * MASK_Q + min(j, SK - 1u) * MASK_K)) { return false; }
-#end
-#if CAUSAL
-    if (j > i) { return false; }
-#end
-    return j < SK;
-}
+#include attention_scores.wgsl
 
 fn grid_main(group: vec3<u32>, lane: u32) {
     let b = group.z;
@@ -47,26 +28,46 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let slot = lane / PARTS;
     let slice = slot / QL;
     let first = group.x * MOST + slot % QL;
-    let k_base = b * K_B + h / GROUP * K_H + part;
-    let v_base = b * V_B + h / GROUP * V_H + part;
+#if LENGTHS
+    let before = tokens_before(b);
+#else
+    let before = BEFORE;
+#end
+    let k_base = b * K_B + h / GROUP * K_H + K_FIRST + part;
+    let v_base = b * V_B + h / GROUP * V_H + V_FIRST + part;
 #for r in RQ
     let i$r = first + $(r)u * QL;
-    let q_from$r = b * Q_B + h * Q_H + min(i$r, SQ - 1u) * Q_S + part;
+    let q_from$r = b * Q_B + h * Q_H + min(i$r, SQ - 1u) * Q_S + Q_FIRST + part;
 #for d in DQ
     let q$(r)_$d = q_at4(q_from$r + $(d * PARTS)u) * SCALE;
 #end
 #for d in DV
     var o$(r)_$d = vec4<f32>();
 #end
+#if SINK
+#if SINK == 1
+    var top$r = select(LOWEST, sink_at(h), slice == 0u);
+#else
+    var top$r = select(LOWEST, 0.0, slice == 0u);
+#end
+    var total$r = select(0.0, 1.0, slice == 0u);
+#else
     var top$r = LOWEST;
     var total$r = 0.0;
 #end
+#end
 #if CAUSAL
-    let end = min(SK, group.x * MOST + MOST);
+    let end = min(SK, group.x * MOST + MOST + before);
 #else
     let end = SK;
 #end
-    for (var j = slice * RK; j < end; j += SLICES * RK) {
+#if WINDOW
+    let start = max(group.x * MOST + before + 1u, WINDOW) - WINDOW;     // what the first query of the workgroup sees
+#else
+    let start = 0u;
+#end
+    for (var round = start; round < end; round += SLICES * RK) {      // as often in each slice: WGSL wants all of a subgroup in quadSwap
+        let j = round + slice * RK;
 #for n in RK
         let k_from$n = k_base + min(j + $(n)u, SK - 1u) * K_S;
         let v_from$n = v_base + min(j + $(n)u, SK - 1u) * V_S;
@@ -99,7 +100,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         s$(r)_$n += quadSwapY(s$(r)_$n);
 #end
         s$(r)_$n = scored(s$(r)_$n, b, h, i$r, j + $(n)u);
-        let sees$(r)_$n = sees(b, h, i$r, j + $(n)u);
+        let sees$(r)_$n = sees(b, h, i$r, j + $(n)u, before);
         new$r = max(new$r, select(LOWEST, s$(r)_$n, sees$(r)_$n));
 #end
         let fade$r = power(top$r - new$r);

@@ -4,7 +4,8 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
 
     x_at(i)        element i as a value (packed and 16-bit types are unpacked); zero for an optional input left out
     x_t            the type of that value
-    y_of(low, high) an element from its bits, in a raw kernel
+    y_of(low, high) an element from its bits: of 64 bits, or in a raw kernel
+    x_pair(i)      element i of 64 bits as its two words, the lower one first
     y_set(i, v)    stores element i, after the fused steps (unpacked types only; an `element` body never calls it)
     x_at4(i), y_set4(i, v)    elements 4 i .. 4 i + 3 of a binding that the kernel binds as vectors, read or stored as one vec4<f32>;
                    of a raw kernel vec4<u32>, and with fused steps what these begin with
@@ -18,8 +19,10 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     HAS_X          for an optional input: whether it is there
     out_of_range() notes that data brought an index out of range, wrong_length() a sequence's length, if the kernel reports that;
                    divided_by_zero() that a step divides by 0
-    subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: invocations of a subgroup, and which one this is; subgroups,
-                   subgroup_id      how many a workgroup has, and in which one this is
+    subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: how many invocations of the workgroup are in this subgroup, and
+                   which one of them this is. A subgroup may be larger than the workgroup, and the last one may be filled in part:
+                   subgroup_size counts what is there
+    subgroups, subgroup_id    how many subgroups the workgroup has, and in which one this invocation is
 
 and every constant and index function of its Kernel. A constant that only a run knows (symbolic.Size) is a member of a uniform
 struct instead, and a body can't tell: `NAME` becomes `params.NAME`, also in the module constants of a body that depend on it. So the
@@ -34,22 +37,33 @@ Lines that begin with # repeat, choose or include others (unroll.py).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.registry import DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Const, Kernel, parts
-from ort_gpu_ep.shaders.accessors import in_parts, part_name, vector_readers, vector_writer, word_readers, word_writer, writer
-from ort_gpu_ep.shaders.element_types import per_word, storage, value_type, vector_type
+from ort_gpu_ep.registry import DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Const, Kernel, Limits, parts
+from ort_gpu_ep.shaders.accessors import (
+    in_parts,
+    part_name,
+    vector_readers,
+    vector_writer,
+    word_pairs,
+    word_readers,
+    word_writer,
+    writer,
+)
+from ort_gpu_ep.shaders.element_types import as_bits, per_word, storage, value_type, vector_type
 from ort_gpu_ep.shaders.indices import merged, strided
-from ort_gpu_ep.shaders.inlining import inlined, is_inner
+from ort_gpu_ep.shaders.inlining import inlined
 from ort_gpu_ep.shaders.steps import first_written, fused_reading, steps, stores_words, vector_bindings, word_steps
 from ort_gpu_ep.shaders.unroll import expand, resolved
 from ort_gpu_ep.symbolic import Real, Size, is_symbolic
-from ort_gpu_ep.types import FLOAT32, HALF, TensorType
+from ort_gpu_ep.types import FLOAT16, FLOAT32, HALF, TensorType
 
 MAP_WORKGROUP_SIZE = 64
 """Workgroup size of an `element` body: two subgroups on most hardware."""
@@ -75,11 +89,15 @@ def library() -> dict[str, str]:
     return {m.group(1): part.strip() for part in parts if (m := re.search(r"(?m)^fn (\w+)", part))}
 
 
-def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], max_binding_nbytes: int = 128 << 20) -> str:
-    """The whole WGSL module of a kernel. bindings: as registry.tensors_of gives them; a larger one is bound in several parts."""
-    pieces = {name: parts(tensor, max_binding_nbytes) for name, (tensor, _) in bindings.items()}
-    signature = _signature(kernel, bindings, pieces)
-    return _sources.get(signature) or _sources.put(signature, _composed(kernel, bindings, pieces))
+def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], limits: Limits = DEFAULT_LIMITS) -> str:
+    """The whole WGSL module of a kernel for an adapter with these limits.
+
+    bindings: as registry.tensors_of gives them; one that is larger than the adapter binds at a time is bound in several parts.
+    """
+    pieces = {name: parts(tensor, limits.max_binding_nbytes) for name, (tensor, _) in bindings.items()}
+    full = "subgroup" in kernel.features and limits.fills_subgroups(kernel.workgroup_size)
+    signature = (_signature(kernel, bindings, pieces), full)
+    return _sources.get(signature) or _sources.put(signature, _composed(kernel, bindings, pieces, full))
 
 
 _sources: Memo[str] = Memo(1024)     # of a few kilobytes each
@@ -95,9 +113,9 @@ def _signature(
     bound = tuple((name, tensor.dtype.name, written, tuple(start for start, _ in pieces[name]))
                   for name, (tensor, written) in bindings.items())
     return (
-        kernel.shader, kernel.raw, kernel.workgroup_size, kernel.optionals, kernel.epilogue, kernel.plain and kernel.plain.dtype.name,
-        kernel.vectors, kernel.words, kernel.atomics, kernel.reports, kernel.grid is not None, kernel.features,
-        kernel.into and (kernel.into.size, kernel.into.row, kernel.into.start),
+        kernel.shader, kernel.raw, kernel.pairs, kernel.workgroup_size, kernel.optionals, kernel.epilogue,
+        kernel.plain and kernel.plain.dtype.name, kernel.vectors, kernel.words, kernel.atomics, kernel.reports, kernel.grid is not None,
+        kernel.features, kernel.into and (kernel.into.size, kernel.into.row, kernel.into.start),
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
         is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
         tuple((name, inner.shader, inner.consts, inner.indices, inner.optionals, inner.reads) for name, inner in kernel.inlined),
@@ -110,16 +128,17 @@ def _fixed(value: object) -> str:
 
 
 def _composed(
-    kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Mapping[str, Sequence[tuple[int, int]]],
+    kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Mapping[str, Sequence[tuple[int, int]]], full: bool,
 ) -> str:
+    """full: no subgroup lacks an invocation."""
     given = parameters(kernel, bindings)
     symbols = {name for name, _ in given}
     out = [f"// {kernel.shader}"]
-    if "shader-f16" in kernel.features or (not kernel.raw and any(t.dtype.storage == "f16" for t, _ in bindings.values())):
+    raw = {name: as_bits(kernel, tensor.dtype, name) for name, (tensor, _) in bindings.items()}
+    if "shader-f16" in kernel.features or any(t.dtype.storage == "f16" and not raw[name] for name, (t, _) in bindings.items()):
         out.insert(0, "enable f16;")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
     vectors, atomics = vector_bindings(kernel, bindings), (*kernel.atomics, ERROR_FLAGS)
-    raw = {name: kernel.raw and not is_inner(kernel, name) for name in bindings}
     inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw, name in kernel.vectors)]
     called = [f"{name}_word()" for name, way in fused_reading(kernel, bindings).items() if way == "word"]
     text = "\n".join([body(kernel.shader), *inner, *called])
@@ -138,15 +157,13 @@ def _composed(
         if name in atomics:
             continue
         plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
-        out.append(f"alias {name}_t = {value_type(plain, raw[name])};")
-        if name in vectors and (tensor.dtype in (FLOAT32, HALF) or (raw[name] and tensor.dtype.bits == 32)):
+        out.append(f"alias {name}_t = {value_type(plain, as_bits(kernel, plain, name))};")
+        if name in vectors and (tensor.dtype in (FLOAT32, FLOAT16, HALF) or (raw[name] and tensor.dtype.bits == 32)):
             out += vector_readers(name, pieces[name], tensor.dtype, text, raw[name])
         elif name not in vectors:
             out.append(in_parts(name, pieces[name], tensor.dtype, raw[name]))
         out += word_readers(name, pieces[name], tensor.dtype, name in vectors, text, raw[name])
-        if f"{name}_of(" in body(kernel.shader):
-            words = "vec2<u32>(low, high)" if tensor.dtype.nbytes == 8 else "low"
-            out.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {words}; }}")
+        out += word_pairs(name, tensor.dtype, body(kernel.shader), raw[name])
     out += inner
     for call, bit in (("out_of_range", INDEX), ("wrong_length", LENGTH)):
         if f"{call}(" in text:
@@ -159,15 +176,21 @@ def _composed(
             out.append(word_steps(kernel, bindings, first))
     is_map = is_elementwise(kernel.shader)
     for name, (tensor, written) in bindings.items():
-        if written and name in vectors and (raw[name] or tensor.dtype is FLOAT32):
+        if written and name in vectors and (raw[name] or tensor.dtype in (FLOAT32, FLOAT16)):
             out.append(vector_writer(name, kernel, first, bindings, pieces[name]))
         elif written and name in kernel.words:
             out.append(word_writer(name, kernel, first, text))
         elif written and name not in (*vectors, *atomics) and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
             out.append(writer(name, tensor.dtype, kernel, first, pieces[name]))
-    text = expand(body(kernel.shader), {**{f"{name.upper()}_BITS": t.dtype.bits for name, (t, _) in bindings.items()}, **_numbers(kernel)})
+    bits = {name: tensor.dtype.bits for name, (tensor, _) in bindings.items()} | {n: k.outputs[0].dtype.bits for n, k in kernel.inlined}
+    text = expand(body(kernel.shader), {**{f"{name.upper()}_BITS": count for name, count in bits.items()}, **_numbers(kernel)})
     out.append(_with_parameters(text, symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
-    out.append(_map_main(kernel, bindings[first][0], first) if is_map else _group_main(kernel))
+    if is_map:
+        out.append(_map_main(kernel, bindings[first][0], first))
+    else:
+        subgroup = _subgroup(kernel, full)
+        out[-1] = subgroup.passed_to(out[-1])
+        out.append(_group_main(kernel, subgroup))
     return "\n".join([*out, *_called("\n".join(out))]) + "\n"
 
 
@@ -264,6 +287,13 @@ def literal(value: float) -> str:
     return f"{text}f" if value >= 0 else f"({text}f)"
 
 
+def literal_f64(value: float) -> str:
+    """A WGSL f64 literal, or an expression where there is none."""
+    if math.isnan(value) or math.isinf(value):
+        return f"f64({literal(value)})"
+    return f"{value!r}lf" if value >= 0 else f"({value!r}lf)"
+
+
 def _optional(name: str, given: bool) -> str:
     flag = f"const HAS_{name.upper()}: bool = {str(given).lower()};"
     return flag if given else f"{flag}\nfn {name}_at(i: u32) -> f32 {{ return 0.0; }}"
@@ -272,7 +302,8 @@ def _optional(name: str, given: bool) -> str:
 def _numbers(kernel: Kernel) -> dict[str, int]:
     """What the directives of a body may name: constants that are whole numbers and known, and which optional inputs there are."""
     numbers = {name: value for name, value in kernel.consts if isinstance(value, (int, bool)) and not is_symbolic(value)}
-    return {**numbers, "WORKGROUP_SIZE": kernel.workgroup_size, **{f"HAS_{name.upper()}": given for name, given in kernel.optionals}}
+    return {**numbers, "WORKGROUP_SIZE": kernel.workgroup_size, "PAIRS": kernel.pairs,
+            **{f"HAS_{name.upper()}": given for name, given in kernel.optionals}}
 
 
 _BITS = {"f32": "(pack2x16float(vec2<f32>({0}, 0.0)) & {1})",
@@ -307,28 +338,64 @@ _SUBGROUP = {"subgroup_size": "subgroup_size", "subgroup_lane": "subgroup_invoca
 """What a body calls it, and WGSL's built-in value."""
 
 
-def _subgroup(kernel: Kernel) -> tuple[str, str, str]:
-    """Of what the body names of its subgroup: variables, parameters of the entry point, what it assigns."""
+@dataclass(frozen=True, slots=True)
+class _Subgroup:
+    """What a body names of its subgroup. full: subgroup_size is the built-in value, else what is there is counted.
+
+    A driver's built-in size may exceed what a workgroup has, and with some it exceeds what the pipeline was compiled for.
+    """
+
+    names: tuple[str, ...]
+    full: bool
+
+    @property
+    def counts(self) -> bool:
+        return not self.full and "subgroup_size" in self.names
+
+    @property
+    def inputs(self) -> str:
+        """Parameters of the entry point."""
+        return "".join(f", @builtin({_SUBGROUP[name]}) its_{name}: u32" for name in self.names if name != "subgroup_size" or self.full)
+
+    @property
+    def assigned(self) -> str:
+        """For functions of the body: variables of the module."""
+        return ("let its_subgroup_size = subgroupAdd(1u); " if self.counts else "") + "".join(
+            f"{name} = its_{name}; " for name in self.names)
+
+    @property
+    def variables(self) -> str:
+        return "".join(f"var<private> {name}: u32;\n" for name in self.names)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(f", its_{name}" for name in self.names)
+
+    def passed_to(self, text: str) -> str:
+        """The body whose main function gets them as parameters: of these, other than of variables, WGSL knows that a subgroup agrees."""
+        given = "".join(f", {name}: u32" for name in self.names)
+        return re.sub(r"\bfn (?:group|grid)_main\([^)]*", lambda found: found[0] + given, text)
+
+
+def _subgroup(kernel: Kernel, full: bool) -> _Subgroup:
     named = [name for name in _SUBGROUP if re.search(rf"\b{name}\b", body(kernel.shader))] if "subgroup" in kernel.features else []
-    return ("".join(f"var<private> {name}: u32;\n" for name in named),
-            "".join(f", @builtin({_SUBGROUP[name]}) its_{name}: u32" for name in named),
-            "".join(f"{name} = its_{name}; " for name in named))
+    return _Subgroup(tuple(named), full)
 
 
-def _group_main(kernel: Kernel) -> str:
-    variables, given, assigned = _subgroup(kernel)
+def _group_main(kernel: Kernel, subgroup: _Subgroup) -> str:
     if kernel.grid is not None:
-        return (f"{variables}const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;\n@compute @workgroup_size({kernel.workgroup_size})\n"
-                f"fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32{given}) "
-                f"{{ {assigned}grid_main(id, lane); }}")
+        return (f"{subgroup.variables}const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;\n"
+                f"@compute @workgroup_size({kernel.workgroup_size})\n"
+                f"fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32{subgroup.inputs}) "
+                f"{{ {subgroup.assigned}grid_main(id, lane{subgroup.arguments}); }}")
     varies = is_symbolic(kernel.groups)
     constants = [] if varies else [f"const GROUPS: u32 = {kernel.groups}u;"]
-    return variables + "\n".join([
+    return subgroup.variables + "\n".join([
         *constants, f"const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;", f"@compute @workgroup_size({kernel.workgroup_size})",
         "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, "
-        f"@builtin(local_invocation_index) lane: u32{given}) {{",
-        f"    {assigned}let group = id.x + id.y * n.x;", f"    if (group >= {'params.' if varies else ''}GROUPS) {{ return; }}",
-        "    group_main(group, lane);", "}"])
+        f"@builtin(local_invocation_index) lane: u32{subgroup.inputs}) {{",
+        f"    {subgroup.assigned}let group = id.x + id.y * n.x;", f"    if (group >= {'params.' if varies else ''}GROUPS) {{ return; }}",
+        f"    group_main(group, lane{subgroup.arguments});", "}"])
 
 
 def workgroup_count(kernel: Kernel, out: TensorType) -> int:

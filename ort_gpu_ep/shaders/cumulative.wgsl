@@ -4,13 +4,24 @@
 // Source: Hillis and Steele, Data Parallel Algorithms (1986). An exclusive sum is no difference, so that infinities stay right.
 var<workgroup> sums: array<y_t, WORKGROUP_SIZE>;
 
+#if PAIRS and X_BITS == 64
+fn joined(a: y_t, b: y_t) -> y_t {
+    if (PRODUCT) { return mul_64(a, b); }
+    return add_64(a, b);
+}
+
+fn one() -> y_t { return vec2(1u, 0u); }
+#else
 fn joined(a: y_t, b: y_t) -> y_t {
     if (PRODUCT) { return a * b; }
     return a + b;
 }
 
+fn one() -> y_t { return y_t(1); }
+#end
+
 fn of_none() -> y_t {
-    if (PRODUCT) { return y_t(1); }
+    if (PRODUCT) { return one(); }
     return y_t();
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.shaders.inlining import is_inner
 from ort_gpu_ep.types import HALF, DType
 
 _RAW_VALUE = {1: "u32", 2: "u32", 4: "u32", 8: "vec2<u32>"}
@@ -17,6 +19,11 @@ def storage(dtype: DType, raw: bool) -> str:
     return ("vec2<u32>" if dtype.nbytes == 8 else "u32") if raw else dtype.storage
 
 
+def as_bits(kernel: Kernel, dtype: DType, name: str = "") -> bool:
+    """Whether elements of this type are bits in a kernel: all that a raw one binds, 64-bit integers where they are pairs of words."""
+    return (kernel.raw and not is_inner(kernel, name)) or (kernel.pairs and dtype.is_wide_integer)
+
+
 def value_type(dtype: DType, raw: bool) -> str:
     return _RAW_VALUE[dtype.nbytes] if raw else dtype.value
 
@@ -25,4 +32,4 @@ def vector_type(dtype: DType, raw: bool = False) -> str:
     """Of a binding of vectors: four elements, or of packed integers four words; raw, bits of either."""
     if raw:
         return "vec4<u32>"
-    return "vec2<u32>" if dtype is HALF else f"vec4<{'u32' if dtype.storage == 'u32' else 'f32'}>"
+    return "vec2<u32>" if dtype is HALF else f"vec4<{dtype.storage}>"

@@ -257,6 +257,11 @@ fn divisor_u64(y: u64) -> u64 {
     return y;
 }
 
+fn divisor_64(y: vec2<u32>) -> vec2<u32> {
+    if (all(y == vec2<u32>())) { divided_by_zero(); }
+    return y;
+}
+
 // x^n or x^-n, modulo 2^bits.
 fn ipow_i32(x: i32, n: u32, inverse: bool) -> i32 {
     var y = 1i;
@@ -288,6 +293,70 @@ fn high_product_64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
 fn add_64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
     let low = a.x + b.x;
     return vec2(low, a.y + b.y + select(0u, 1u, low < a.x));
+}
+fn sub_64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+    return vec2(a.x - b.x, a.y - b.y - select(0u, 1u, a.x < b.x));
+}
+fn mul_64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+    return vec2(a.x * b.x, high_product(a.x, b.x) + a.x * b.y + a.y * b.x);
+}
+fn less_64(a: vec2<u32>, b: vec2<u32>) -> bool {
+    return a.y < b.y || (a.y == b.y && a.x < b.x);
+}
+fn less_signed_64(a: vec2<u32>, b: vec2<u32>) -> bool {
+    return bitcast<i32>(a.y) < bitcast<i32>(b.y) || (a.y == b.y && a.x < b.x);
+}
+fn abs_64(a: vec2<u32>) -> vec2<u32> {
+    return select(a, sub_64(vec2<u32>(), a), (a.y >> 31u) == 1u);
+}
+// Digit by digit; b is not 0.
+fn divide_64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+    var quotient = vec2<u32>();
+    var rest = vec2<u32>();
+    for (var k = 64u; k > 0u; k--) {
+        let above = rest.y >> 31u;
+        rest = shift_left_64(rest, 1u) | vec2(shift_right_64(a, k - 1u).x & 1u, 0u);
+        quotient = shift_left_64(quotient, 1u);
+        if (above == 1u || !less_64(rest, b)) {
+            rest = sub_64(rest, b);
+            quotient.x |= 1u;
+        }
+    }
+    return quotient;
+}
+// Towards zero.
+fn divide_signed_64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+    let size = divide_64(abs_64(a), abs_64(b));
+    return select(size, sub_64(vec2<u32>(), size), ((a.y ^ b.y) >> 31u) == 1u);
+}
+// What a division towards zero leaves, with the sign of a; `floored`: of one towards minus infinity, with the sign of b.
+fn rest_signed_64(a: vec2<u32>, b: vec2<u32>, floored: bool) -> vec2<u32> {
+    let rest = sub_64(a, mul_64(divide_signed_64(a, b), b));
+    return select(rest, add_64(rest, b), floored && any(rest != vec2<u32>()) && ((rest.y ^ b.y) >> 31u) == 1u);
+}
+// Rounded to the nearest f32: of the upper word of the normalised number, in whose last bit stands whether any bit follows.
+fn float_64(a: vec2<u32>) -> f32 {
+    let n = select(countLeadingZeros(a.y), 32u + countLeadingZeros(a.x), a.y == 0u);
+    if (n == 64u) { return 0.0; }
+    let b = shift_left_64(a, n);
+    return f32(b.y | select(0u, 1u, b.x != 0u)) * bitcast<f32>((159u - n) << 23u);
+}
+fn float_signed_64(a: vec2<u32>) -> f32 {
+    let size = float_64(abs_64(a));
+    return select(size, -size, (a.y >> 31u) == 1u);
+}
+// Towards zero; what i64 does not hold saturates, NaN is 0.
+fn from_float_64(x: f32) -> vec2<u32> {
+    let bits = bitcast<u32>(x);
+    let exponent = i32((bits >> 23u) & 255u) - 150;
+    let negative = (bits >> 31u) == 1u;
+    if (exponent >= 40) {
+        if ((bits & 0x7fffffffu) > 0x7f800000u) { return vec2<u32>(); }
+        return select(vec2(0xffffffffu, 0x7fffffffu), vec2(0u, 0x80000000u), negative);
+    }
+    let fraction = vec2((bits & 0x7fffffu) | 0x800000u, 0u);
+    let size = select(shift_right_64(fraction, u32(clamp(-exponent, 0, 63))), shift_left_64(fraction, u32(max(exponent, 0))), exponent >= 0);
+    return select(size, sub_64(vec2<u32>(), size), negative);
 }
 fn shift_left_64(a: vec2<u32>, n: u32) -> vec2<u32> {
     if (n >= 32u) { return vec2(0u, a.x << (n - 32u)); }
@@ -385,3 +454,68 @@ fn mod_f32(x: f32, y: f32) -> f32 {
 }
 // v, which is below 1e9 in magnitude: a compiler can't merge what made it with what is made of it (a sum with a product, to one rounding).
 fn apart_f32(v: f32) -> f32 { return clamp(v, -1e9, 1e9); }
+
+// float64, where shaders have it. Their library has no exponential nor logarithm of it: powers of two are products of their squares.
+fn is_nan_f64(x: f64) -> bool { return is_nan_f32(f32(x)); }
+fn is_inf_f64(x: f64) -> bool { return abs(x) > 1.7976931348623157e308lf; }
+fn max_f64(x: f64, y: f64) -> f64 { return select(max(x, y), f64(nan_f32()), is_nan_f64(x) || is_nan_f64(y)); }
+fn min_f64(x: f64, y: f64) -> f64 { return select(min(x, y), f64(nan_f32()), is_nan_f64(x) || is_nan_f64(y)); }
+fn clamp_f64(x: f64, low: f64, high: f64) -> f64 { return select(min(max(x, low), high), x, is_nan_f64(x)); }
+// x 2^n for |n| <= 2047.
+fn scale_f64(x: f64, n: i32) -> f64 {
+    var y = x;
+    var square = select(0.5lf, 2.0lf, n > 0);
+    for (var k = u32(abs(n)); k != 0u; k >>= 1u) {
+        if ((k & 1u) == 1u) { y *= square; }
+        square *= square;
+    }
+    return y;
+}
+// e^x = 2^k e^r with |r| <= log(2) / 2: Taylor's series to the 13th power leaves less than half an ulp.
+fn exp_f64(x: f64) -> f64 {
+    let k = round(clamp(x, -746.0lf, 710.0lf) * 1.4426950408889634lf);
+    let r = x - k * 0.693147180369123816490lf;          // without the rest of k log 2: some drivers would add up both factors, and lose it
+    let rest = k * 1.90821492927058770002e-10lf;        // e^-rest to its third power
+    var sum = 1.0lf;
+    for (var n = 13u; n > 0u; n--) { sum = 1.0lf + sum * r / f64(n); }
+    sum -= sum * (rest - 0.5lf * rest * rest);
+    let y = scale_f64(scale_f64(sum, i32(k) / 2), i32(k) - i32(k) / 2);
+    return select(select(select(y, 0.0lf, x < -746.0lf), f64(inf_f32()), x > 710.0lf), x, is_nan_f64(x));
+}
+// log x = k log 2 + log m with m between sqrt(1/2) and sqrt(2): twice the series of artanh((m - 1) / (m + 1)).
+fn log_f64(x: f64) -> f64 {
+    var m = x;
+    var k = 0i;
+    for (var n = 1024i; n > 0i && x > 0.0lf && !is_inf_f64(x); n /= 2i) {
+        let power = scale_f64(1.0lf, min(n, 1022i));
+        if (m >= power) { m /= power; k += min(n, 1022i); }
+        if (m * power < 2.0lf) { m *= power; k -= min(n, 1022i); }
+    }
+    if (m > 1.4142135623730951lf) { m *= 0.5lf; k += 1i; }
+    let s = (m - 1.0lf) / (m + 1.0lf);
+    var sum = 0.0lf;
+    for (var n = 25i; n > 0i; n -= 2i) { sum = sum * s * s + 1.0lf / f64(n); }
+    let y = f64(k) * 0.693147180369123816490lf + (2.0lf * s * sum + f64(k) * 1.90821492927058770002e-10lf);
+    let edge = select(f64(nan_f32()), f64(-inf_f32()), x == 0.0lf);
+    return select(select(y, x, is_nan_f64(x) || is_inf_f64(x)), edge, x <= 0.0lf);
+}
+// The remainder of a division towards zero, exactly: multiples of |y| by powers of two are taken off, each difference exact.
+fn fmod_f64(x: f64, y: f64) -> f64 {
+    if (is_nan_f64(x) || is_nan_f64(y) || is_inf_f64(x) || y == 0.0lf) { return f64(nan_f32()); }
+    var rest = abs(x);
+    var part = abs(y);
+    if (is_inf_f64(y)) { return x; }
+    var doubled = 0u;
+    while (part <= rest * 0.5lf) { part *= 2.0lf; doubled++; }
+    for (var k = 0u; k <= doubled; k++) {
+        if (rest >= part) { rest -= part; }
+        part *= 0.5lf;
+    }
+    return select(rest, -rest, x < 0.0lf);
+}
+// The remainder with y's sign, a zero too.
+fn mod_f64(x: f64, y: f64) -> f64 {
+    let rest = fmod_f64(x, y);
+    if (rest == 0.0lf) { return select(0.0lf, -0.0lf, y < 0.0lf); }
+    return select(rest, rest + y, (rest < 0.0lf) != (y < 0.0lf));
+}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.types import FLOAT16
 
 
 def inner_name(name: str, binding: str) -> str:
@@ -33,7 +34,8 @@ def inlined(name: str, kernel: Kernel, texts: Callable[[Kernel], Iterable[str]],
     yield re.sub(rf"\b{written}_t\b", "f32", source)
     value = f"{inner_name(name, 'element')}(i)"
     yield f"alias {name}_t = {'u32' if raw else 'f32'};"
-    yield f"fn {name}_at(i: u32) -> {name}_t {{ return {f'bitcast<u32>({value})' if raw else value}; }}"
+    bits = "pack2x16float(vec2<f32>({}, 0.0))" if kernel.outputs[0].dtype is FLOAT16 else "bitcast<u32>({})"
+    yield f"fn {name}_at(i: u32) -> {name}_t {{ return {bits.format(value) if raw else value}; }}"
     if vector:
         fours = ", ".join(f"{name}_at(4u * i + {k}u)" for k in range(4))
         yield f"fn {name}_at4(i: u32) -> vec4<f32> {{ return vec4<f32>({fours}); }}"

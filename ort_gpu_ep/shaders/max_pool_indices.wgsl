@@ -25,5 +25,5 @@ fn element(i: u32) -> indices_t {
     }
     let rows_first = (at.x * size.y + at.y) * size.z + at.z;
     let columns_first = at.x + size.x * (at.y + size.y * at.z);
-    return indices_t(plane + u32(select(rows_first, columns_first, COLUMN_MAJOR)));
+    return indices_of(plane + u32(select(rows_first, columns_first, COLUMN_MAJOR)), 0u);
 }

@@ -1,6 +1,6 @@
-// y[i] = START + i * DELTA in 32 bits, sign-extended where y has 64; an invocation per element.
-// Expects: START, DELTA. Bound raw. Source: ONNX Range.
+// y[i] = START + i * DELTA, modulo 2^64; an invocation per element.
+// Expects: START and DELTA, each as the lower word (_LOW) and the upper one (_HIGH). Bound raw. Source: ONNX Range.
 fn element(i: u32) -> y_t {
-    let v = i32(START) + i32(i) * i32(DELTA);
-    return y_of(bitcast<u32>(v), bitcast<u32>(v >> 31u));
+    let v = add_64(vec2(START_LOW, START_HIGH), mul_64(vec2(i, 0u), vec2(DELTA_LOW, DELTA_HIGH)));
+    return y_of(v.x, v.y);
 }

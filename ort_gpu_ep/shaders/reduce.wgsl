@@ -7,6 +7,25 @@
 const PER_GROUP: u32 = WORKGROUP_SIZE / TEAM;
 var<workgroup> parts: array<x_t, WORKGROUP_SIZE>;
 
+#if PAIRS and X_BITS == 64
+fn one() -> x_t { return vec2(1u, 0u); }
+
+fn prepare(v: x_t) -> x_t {
+    if (PREPARE == 1u) { return abs_64(v); }
+    if (PREPARE == 2u) { return mul_64(v, v); }
+    return v;
+}
+
+fn join(a: x_t, b: x_t) -> x_t {
+    if (FOLD == 0u) { return add_64(a, b); }
+    if (FOLD == 1u) { return mul_64(a, b); }
+    return select(b, a, less_signed_64(a, b) == (FOLD == 3u));
+}
+
+fn finish(a: x_t) -> y_t { return a; }
+#else
+fn one() -> x_t { return x_t(1); }
+
 fn prepare(v: x_t) -> x_t {
     if (PREPARE == 1u) { return abs(v); }
     if (PREPARE == 2u) { return v * v; }
@@ -27,6 +46,14 @@ fn join(a: x_t, b: x_t) -> x_t {
     return min(a, b);
 }
 
+#if FLOAT and X_BITS == 64
+fn finish(a: x_t) -> y_t {
+    if (FINISH == 1u) { return a / x_t(COUNT); }
+    if (FINISH == 2u) { return sqrt(a); }
+    if (FINISH == 3u) { return log_f64(a); }
+    return a;
+}
+#else
 fn finish(a: x_t) -> y_t {
     if (FINISH == 1u) { return y_t(a / x_t(COUNT)); }
     if (FINISH == 2u) { return y_t(sqrt(f32(a))); }
@@ -34,6 +61,8 @@ fn finish(a: x_t) -> y_t {
     if (FINISH == 4u) { return y_t(select(pow(f32(a), 1.0 / f32(P)), 0.0, f32(a) == 0.0)); }
     return y_t(a);
 }
+#end
+#end
 
 fn group_main(group: u32, lane: u32) {
     let slot = select(lane / TEAM, lane % PER_GROUP, ADJACENT);
@@ -43,7 +72,7 @@ fn group_main(group: u32, lane: u32) {
     let n = select(0u, min(N, max(LENGTH, first) - first), row < ROWS);
     let at = row_start(min(row / PARTS, ROWS / PARTS - 1u));
     var total: x_t;
-    if (FOLD == 1u) { total = x_t(1); }
+    if (FOLD == 1u) { total = one(); }
     if (FOLD > 1u && n > 0u) { total = prepare(x_at(at + row_step(first))); }
     var k = member;
     while (k < n) {

@@ -1,6 +1,6 @@
 // Softmax, its logarithm, or logsumexp of rows. TEAM invocations of a workgroup share a row; a workgroup has WORKGROUP_SIZE / TEAM rows.
 // Expects: ROWS, N (row length), TEAM (a power of two), ADJACENT (neighbouring invocations take neighbouring rows, not elements),
-// KIND (0 softmax, 1 logsoftmax, 2 logsumexp), and the position in x of a row (row_start) and of an element within it (row_step).
+// KIND (0 softmax, 1 logsoftmax, 2 logsumexp, 3 softmax, of a row of minus infinities zeros), and the position in x of a row (row_start) and of an element within it (row_step).
 // Source: ONNX Softmax, LogSoftmax, ReduceLogSumExp.
 const PER_GROUP: u32 = WORKGROUP_SIZE / TEAM;
 var<workgroup> parts: array<f32, WORKGROUP_SIZE>;
@@ -36,7 +36,7 @@ fn group_main(group: u32, lane: u32) {
     var top = -inf_f32();
     for (var k = member; k < n; k += TEAM) { top = max(top, x_at(at + row_step(k))); }
     top = team_max(top, slot * TEAM, member);
-    if (KIND == 2u && is_inf_f32(top)) { top = 0.0; }
+    if (KIND >= 2u && is_inf_f32(top)) { top = 0.0; }
     var sum = 0.0;
     var k = member;
     while (k < n) {
@@ -56,6 +56,6 @@ fn group_main(group: u32, lane: u32) {
     for (var k = member; k < n; k += TEAM) {
         let i = at + row_step(k);
         let v = x_at(i) - top;
-        if (KIND == 1u) { y_set(i, v - shift); } else { y_set(i, exp_f32(v) / sum); }
+        if (KIND == 1u) { y_set(i, v - shift); } else { y_set(i, select(exp_f32(v) / sum, 0.0, KIND == 3u && sum == 0.0)); }
     }
 }

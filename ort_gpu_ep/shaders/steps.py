@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Step
 from ort_gpu_ep.registry import Kernel
-from ort_gpu_ep.shaders.element_types import value_type
+from ort_gpu_ep.shaders.element_types import as_bits, value_type
 from ort_gpu_ep.symbolic import is_symbolic, same
-from ort_gpu_ep.types import FLOAT32, INT8, UINT8, TensorType
+from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, UINT8, DType, TensorType
 
 
 def first_written(bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
@@ -21,15 +21,20 @@ def steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first
     types, functions, lines = {"v": f"{first}_t"}, [], []
     for operand in fused_operands(kernel):
         tensor = bindings[operand][0]
-        types[operand] = value_type(tensor.dtype, kernel.raw)
+        types[operand] = value_type(tensor.dtype, as_bits(kernel, tensor.dtype))
         lines.append(f"    let {operand}_value = {operand}_at({operand}_index(i));")
     for k, step in enumerate(kernel.epilogue):
-        types[f"s{k}"] = step.dtype.value
+        types[f"s{k}"] = _calculated(kernel, step.dtype)
         functions.append(_step_function(k, step, types))
         arguments = ", ".join("v" if a == "v" else f"{a}_value" for a in step.arguments)
         lines.append(f"    let s{k}_value = step{k}({arguments});")
     lines.append(f"    return s{len(kernel.epilogue) - 1}_value;")
-    return "\n".join([*functions, f"fn fused(v: {first}_t, i: u32) -> {kernel.epilogue[-1].dtype.value} {{", *lines, "}"])
+    return "\n".join([*functions, f"fn fused(v: {first}_t, i: u32) -> {types[f's{len(kernel.epilogue) - 1}']} {{", *lines, "}"])
+
+
+def _calculated(kernel: Kernel, dtype: DType) -> str:
+    """The WGSL type of what a step gives: a number also in a kernel that binds bits."""
+    return value_type(dtype, kernel.pairs and dtype.is_wide_integer)
 
 
 def fused_operands(kernel: Kernel) -> list[str]:
@@ -64,7 +69,7 @@ def fused_reading(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]
             neighbours = tensor.shape == out.shape or (in_one_row and same(tensor.shape[-1], innermost))
             found[name] = "word" if neighbours and tensor.dtype in (INT8, UINT8) else "each"
         else:
-            found[name] = "four" if in_one_row and tensor.dtype is FLOAT32 and same(tensor.shape[-1], innermost) else "each"
+            found[name] = "four" if in_one_row and tensor.dtype in (FLOAT32, FLOAT16) and same(tensor.shape[-1], innermost) else "each"
     return found
 
 
@@ -124,4 +129,4 @@ def _step_function(k: int, step: Step, types: Mapping[str, str]) -> str:
     parameters = ", ".join(f"{p}: {types[a]}" for p, a in zip("xyzw", step.arguments, strict=False))
     if len(step.arguments) > 4:
         raise InternalError(f"step {step.op} has {len(step.arguments)} arguments; an expression has at most x, y, z, w")
-    return f"fn step{k}({parameters}) -> {step.dtype.value} {{ return {step.expression}; }}"
+    return f"fn step{k}({parameters}) -> {types[f's{k}']} {{ return {step.expression}; }}"

@@ -1,25 +1,19 @@
-"""Where a step's feeds are on the device, and runs of a session that take turns over such places."""
+"""Where a step's feeds are on the device."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ort_gpu_ep.graph import Array
-from ort_gpu_ep.plugin import BoundRun, SessionState, Turns, download_later, fill
-from ort_gpu_ep.session import InferenceSession
+from ort_gpu_ep.plugin import download_later, fill
 
 MAX_NBYTES = 16 << 20
 """What the places of a feed take at most, if there are more than two."""
-
-
-def state_of(session: InferenceSession) -> SessionState | None:
-    """The provider in a session; None where it runs on the CPU alone."""
-    return session._state if session._state is not None and session._state.partitions else None
 
 
 class Feed:
@@ -48,30 +42,6 @@ class Feed:
         else:
             self._values[place].update_inplace(array)
         self._filled[place] = array
-
-
-class Runs:
-    """Runs of a session that take turns: of each, its inputs and outputs by name. They go past onnxruntime where they can."""
-
-    def __init__(self, session: InferenceSession, values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
-        self._session, self._values, self._bindings = session, values, dict[int, Any]()
-        state = state_of(session)
-        bound = [run for run in (BoundRun.of(session, state, *pair) for pair in values) if run is not None]
-        self._turns = Turns(bound) if len(bound) == len(values) else None
-
-    def run(self, place: int) -> None:
-        """Raises what the session does."""
-        if self._turns is None or not self._turns.run(place):
-            self._session.run_with_iobinding(self._binding(place))
-
-    def _binding(self, place: int) -> Any:
-        if place not in self._bindings:
-            binding = self._bindings[place] = self._session.io_binding()
-            for name, value in self._values[place][0].items():
-                binding.bind_ortvalue_input(name, value)
-            for name, value in self._values[place][1].items():
-                binding.bind_ortvalue_output(name, value)
-        return self._bindings[place]
 
 
 class Coming:

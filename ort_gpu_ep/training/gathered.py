@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ort_gpu_ep.bound_runs import Runs
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.session import InferenceSession
 from ort_gpu_ep.training.data import DataSet, Rows
-from ort_gpu_ep.training.feeding import Feed, Runs
+from ort_gpu_ep.training.feeding import Feed
 from ort_gpu_ep.training.writer import Shape, Writer
 
 ROWS = "training.rows"

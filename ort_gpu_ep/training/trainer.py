@@ -29,19 +29,32 @@ from ort_gpu_ep.training.updates import HYPER, numbers
 BATCH = 32
 """Samples of a batch, where nobody says how many."""
 
+_MOST_SEED = 2**128
+"""numpy draws seeds of 128 bits."""
+
 READ_EVERY = 10
 """Losses that fit() reads at once: reading waits for the device."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where fit() is. step, epoch: counted from 1; loss: the last one that was read."""
+    """Where fit() is. step, epoch: counted from 1; loss: the last one that was read, None before the first."""
 
     step: int
     steps: int
     epoch: int
     epochs: int
-    loss: float
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch of fit(). number: from 1. step: of all epochs, after it. losses: of its steps. results: as in the history."""
+
+    number: int
+    step: int
+    losses: tuple[float, ...]
+    results: Mapping[str, float]
 
 
 def _check_precision(options: Mapping[str, Any]) -> None:
@@ -100,9 +113,10 @@ class Trainer:
     def fit(
         self, x: data.Inputs, y: Array, *, epochs: int = 1, batch: int = BATCH, shuffle: bool = True, sample_weight: Array | None = None,
         validation: tuple[data.Inputs, Array] | None = None, on_step: Callable[[Progress], object] | None = None,
+        on_epoch: Callable[[Epoch], object] | None = None,
     ) -> list[dict[str, float]]:
         """Epochs over all samples, in another order each, in batches. Returns for each epoch the mean loss of its samples, and with
-        `validation` what evaluate() gives for it.
+        `validation` what evaluate() gives for it. on_step, on_epoch: called after each.
 
         Samples that fit there (gathered.py) are kept in the memory of the device that takes the steps, until others come; explain() says
         whether they are. Samples of weight 0 are left out. A Ctrl-C is raised between two steps: the trainer is then at the state after
@@ -117,18 +131,21 @@ class Trainer:
         weight = None if sample_weight is None else np.asarray(sample_weight)
         kept = np.arange(count) if weight is None else np.flatnonzero(data.weights(weight, count))
         engine = self._opened({n: a[:size] for n, a in inputs.items()})
-        held, where = None, ""
+        held, where, latest = None, "", None
         for epoch in range(1, epochs + 1):
             if where != engine.placement:
                 held, where = self._held(engine, inputs, label, size), engine.placement
             order = np.random.default_rng([self.seed, self.epochs]).permutation(kept) if shuffle else kept
             parts = list(data.batches(len(kept), size, order))
-            at = Progress((epoch - 1) * len(parts), epochs * len(parts), epoch, epochs, np.nan)
+            at = Progress((epoch - 1) * len(parts), epochs * len(parts), epoch, epochs, latest)
             losses = self._epoch(engine, self._batches(engine, inputs, label, held, parts, weight), at, on_step)
             self.epochs += 1
             history.append({"loss": float(np.average(losses, weights=[len(part) for part in parts]))})
             if validation is not None:
                 history[-1] |= {f"validation_{k}": v for k, v in self.evaluate(*validation).items()}
+            latest = losses[-1] if losses else latest
+            if on_epoch is not None:
+                on_epoch(Epoch(epoch, at.step + len(parts), tuple(losses), history[-1]))
         return history
 
     def place(self) -> str:
@@ -198,7 +215,8 @@ class Trainer:
         for what, own in (("model", self._digest()), ("loss", self._request.loss.name)):
             if metadata.get(what) != own:
                 raise TrainingError(f"checkpoint {os.fspath(path)}: it is of another {what} ({metadata.get(what)}, expected {own})")
-        step, epochs, seed = (checkpoint.number(path, metadata, key) for key in ("step", "epochs", "seed"))
+        step, epochs = (checkpoint.number(path, metadata, key) for key in ("step", "epochs"))
+        seed = checkpoint.number(path, metadata, "seed", -_MOST_SEED, _MOST_SEED)
         if self._engine is not None:
             _check_same(path, tensors, self._engine.step.carried)
             self._engine.write(tensors, step)
@@ -275,7 +293,7 @@ class Trainer:
             if number == last:
                 read += numbers_of(sent)
             if on_step is not None:
-                on_step(replace(at, step=number, loss=read[-1] if read else np.nan))
+                on_step(replace(at, step=number, loss=read[-1] if read else at.loss))
         return read
 
     def _batches(

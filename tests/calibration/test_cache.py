@@ -180,6 +180,7 @@ def model() -> bytes:
 
 def test_a_session_asks_when_it_decides(model: bytes, config: Config, measured: Measured) -> None:
     session = InferenceSession(model, provider_options={"adapter": "software", "cache_dir": config.cache_path})
+    assert session.wait_ready(300.0)
     assert measured.calls == 0
     session.run(None, {"x": np.ones((8, 64), "f")})
     assert measured.calls == 1

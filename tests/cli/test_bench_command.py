@@ -13,7 +13,9 @@ import pytest
 
 from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.cli import peers
-from ort_gpu_ep.cli.throughput import batched, batches, measure
+from ort_gpu_ep.cli.plot import plot_load, plot_throughput, plot_times
+from ort_gpu_ep.cli.throughput import Throughput, batched, measure, numbers
+from ort_gpu_ep.cli.under_load import Row
 from ort_gpu_ep.errors import ModelError
 from tests.cli.test_cli import call, parsed, printed, rejected
 from tests.unit.graphs import model_of
@@ -72,10 +74,10 @@ def test_all_threads_are_counted() -> None:
     assert row.per_s > 0
 
 
-@pytest.mark.parametrize("text", ["", "0", "1,x", "1,,2", "-1"])
+@pytest.mark.parametrize("text", ["0", "1,x", "1,,2", "-1"])
 def test_bad_sizes(text: str) -> None:
-    with pytest.raises(ModelError, match="expected sizes like"):
-        batches(text)
+    with pytest.raises(ModelError, match=r"--batch .*: expected numbers like"):
+        numbers(text, "--batch")
 
 
 def test_a_model_that_fixes_its_batch(tmp_path: Path) -> None:
@@ -99,3 +101,65 @@ def test_peers_that_are_not_there(model: Path, monkeypatch: pytest.MonkeyPatch) 
     if peers.CUDA not in onnxruntime.get_available_providers():
         assert "onnxruntime-gpu" in rejected("bench", model, "--runs", 3, "--against", "cuda", *GPU).replace("\n", " ")
     assert call("bench", model, "--against", "abacus").returncode == 2
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (("--load", "low", "--batch", "1,8"), "--load does not go with --batch"), (("--load", "low", "--threads", "2"), "--load does not go with --threads"),
+    (("--load", "low", "--against", "cpu"), "--load does not go with --against"),
+    (("--before", "a.json", "--batch", "2"), "--before does not go with --batch")])
+def test_options_that_do_not_go_together(options: tuple[str, ...], message: str, model: Path) -> None:
+    assert message in " ".join(rejected("bench", model, *options).split())
+
+
+def test_the_picture_is_of_what_was_measured(model: Path, tmp_path: Path) -> None:
+    """`--batch 1,8 --threads 2 --plot f` dropped both and started load levels."""
+    picture = tmp_path / "p.svg"
+    data = parsed("bench", model, "--runs", 3, "--batch", "1,8", "--threads", "1,2", "--plot", picture, "--json", *GPU)
+    assert [(r["threads"], r["batch"]) for r in data["rows"]] == [(1, 1), (1, 8), (2, 1), (2, 8)]
+    text = picture.read_text("utf-8")
+    for wanted in ("batch", "this, 1 thread ", "this, 2 threads ", "latency of a run, ms: median"):
+        assert f"<!-- {wanted}" in text
+    parsed("bench", model, "--runs", 3, "--threads", "1,2", "--plot", picture, "--json", *GPU)
+    assert "<!-- threads" in picture.read_text("utf-8")
+
+
+def test_a_distribution_and_what_was_before(model: Path, tmp_path: Path) -> None:
+    picture, before = tmp_path / "p.svg", tmp_path / "before.json"
+    before.write_text(call("bench", model, "--runs", 4, "--json", *GPU).stdout)
+    data = parsed("bench", model, "--runs", 5, "--before", before, "--against", "cpu", "--plot", picture, "--json", *GPU)
+    assert (len(data["before"]["times_ms"]), len(data["this"]["times_ms"])) == (4, 5)
+    assert data["change"] == pytest.approx(data["before"]["median_ms"] / data["this"]["median_ms"])
+    text = picture.read_text("utf-8")
+    for side in ("this: median", "before: median", "cpu: median"):
+        assert f"<!-- {side}" in text
+    assert "x the speed of before" in printed("bench", model, "--runs", 3, "--before", before, *GPU)
+    before.write_text("{}")
+    assert "expected what `ort-gpu-ep bench MODEL --json` printed" in " ".join(rejected("bench", model, "--before", before, *GPU).split())
+
+
+def test_labels_do_not_overlap(tmp_path: Path) -> None:
+    """Of a range within one decade, where matplotlib labels every minor tick."""
+    import matplotlib.figure
+
+    seen: list[Any] = []
+    save = matplotlib.figure.Figure.savefig
+
+    def spy(figure: Any, *given: Any, **more: Any) -> None:
+        figure.canvas.draw()
+        for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+            labels = [*axis.get_majorticklabels(), *axis.get_minorticklabels()]
+            seen.append([label.get_window_extent() for label in labels if label.get_text() and label.get_visible()])
+        save(figure, *given, **more)
+
+    rows = [Throughput("this", batch, 1, 2.0 + batch / 8, 10.0) for batch in (1, 2, 4, 8, 16, 32)]
+    times = [1.0 + k / 40 for k in range(100)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matplotlib.figure.Figure, "savefig", spy)
+        plot_throughput(tmp_path / "a.png", "t", rows)
+        plot_times(tmp_path / "b.png", "t", {"this": times})
+        plot_load(tmp_path / "c.png", "t", [Row("none", "gpu", times, 0.9), Row("high", "gpu", times, 0.95)])
+    assert len(seen) == 6
+    for boxes in seen:
+        inside = [box for box in boxes if box.width]
+        assert len(inside) >= 2
+        assert not [1 for k, a in enumerate(inside) for b in inside[k + 1:] if a.overlaps(b)]

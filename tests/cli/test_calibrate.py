@@ -72,14 +72,15 @@ def test_the_plot_shows_both_directions(tmp_path: Path) -> None:
 
 
 def test_another_suffix_is_refused_before_anything_is_measured(measured: list[int], tmp_path: Path) -> None:
-    text = rejected("calibrate", "--plot", tmp_path / "a.pdf", "-o", f"cache_dir={tmp_path}")
-    assert ".png, .svg" in text.replace("\n", " ")
+    done = call("calibrate", "--plot", tmp_path / "a.pdf", "-o", f"cache_dir={tmp_path}")
+    assert done.returncode == 2
+    assert ".png or .svg" in done.stderr
     assert not measured
 
 
 def test_without_matplotlib(measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "pip install 'ort-gpu-ep[plot]'" in rejected("calibrate", "--plot", tmp_path / "a.png", "-o", f"cache_dir={tmp_path}").replace("\n", " ")
+    assert "pip install matplotlib" in rejected("calibrate", "--plot", tmp_path / "a.png", "-o", f"cache_dir={tmp_path}").replace("\n", " ")
     assert not measured
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -11,11 +16,12 @@ from onnx import TensorProto, helper
 from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.explain import GROUPS
 from tests.cli.test_cli import call, parsed, printed
+from tests.unit.graphs import model_of
 
 
 def chain(length: int) -> bytes:
     """Blocks of four nodes: two that the GPU takes, two that only the CPU has (float64)."""
-    nodes, ops = [], ("Neg", "Cast", "Exp", "Cast")
+    nodes, ops = [], ("Neg", "Cast", "Sin", "Cast")
     for i in range(length):
         attributes = {"to": TensorProto.DOUBLE if i % 4 == 1 else TensorProto.FLOAT} if ops[i % 4] == "Cast" else {}
         name = f"/model/layer.{i // 4}/<part>/{ops[i % 4]}_{i}"
@@ -59,8 +65,12 @@ def test_one_device_only_and_sorted(model: Path) -> None:
     text = printed("explain", model, *GPU, "--only", "cpu", "--sort", "op")
     table = text[text.index("━"):]
     assert "Neg" not in table
-    assert "Exp" in table
-    assert table.rindex("Cast") < table.index("Exp")
+    assert "Sin" in table
+    assert "Cast" not in table
+    text = printed("explain", model, *GPU, "--sort", "op")
+    table = text[text.index("━"):]
+    ops = re.findall(r"│ (Cast|Neg|Sin) +│ [a-z]+ +│", table)
+    assert (len(ops), ops) == (16, sorted(ops))
 
 
 def test_the_page_escapes_names(model: Path, tmp_path: Path) -> None:
@@ -70,6 +80,67 @@ def test_the_page_escapes_names(model: Path, tmp_path: Path) -> None:
     assert "&lt;part&gt;" in page
     assert "<part>" not in page
     assert page.count("<details>") == len(GROUPS) + 1
+    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page).group(1))["nodes"]  # type: ignore[union-attr]
+    assert len(data) == 16
+    assert data[1]["from"] == [0]
+    assert data[0]["kernel"]
+    assert (data[2]["side"], data[2]["why"][:5], data[2]["nbytes"]) == ("cpu", "DTYPE", 32)
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
+def test_the_page_in_a_browser(model: Path, tmp_path: Path) -> None:
+    """It draws every node, and a search of the address dims all others."""
+    printed("explain", model, *GPU, "--html", tmp_path / "page.html")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run",
+               f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--dump-dom"]
+    done = subprocess.run([*command, f"file://{tmp_path / 'page.html'}#Sin_2"], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.count('class="n ') == 16
+    assert "1 of 16 nodes" in done.stdout
+    assert len(re.findall(r'class="n \w+ off', done.stdout)) == 15
+
+
+def test_one_line_a_reason_and_one_number_of_dispatches(tmp_path: Path) -> None:
+    """A sentence stood there for each op type, two numbers of dispatches, 0 B of weights, names of 20 digits, nodes fused into themselves."""
+    rng = np.random.default_rng(0)
+    model = model_of("(float[N, 64] x) => (float[N, 32] y) { h = MatMul(x, w) a = Add(h, b) y = Relu(a) }", {
+        "w": rng.normal(size=(64, 32)).astype("f"), "b": rng.normal(size=32).astype("f")})
+    for k, node in enumerate(model.graph.node):
+        node.name = f"node{k}"
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    text = " ".join(printed("explain", tmp_path / "m.onnx", *GPU).split())
+    assert "memory of partition 0 for about" in text
+    assert "8.1 KiB of weights" in text
+    assert len(set(re.findall(r"(\d+) dispatch", text))) == 1
+    assert "WgpuExecutionProvider_" not in text
+    for name, into in re.findall(r"(node\d) .*fused into (node\d)", text):
+        assert name != into
+    session = InferenceSession(str(tmp_path / "m.onnx"), provider_options={"placement": "gpu"})
+    before = str(session.explain())
+    session.run(None, {"x": np.zeros((1, 64), "f")})
+    assert re.findall(r"(\d+) dispatch", before)[0] in re.findall(r"(\d+) dispatch", str(session.explain()))
+    text = printed("explain", tmp_path / "m.onnx", "-o", "placement=cpu")
+    assert text.count("COST: placement=cpu") + text.count("COST:  placement") >= 1
+    assert text.split("━")[0].count("on the CPU:") == 1
+
+
+def test_a_long_model_is_listed_by_its_ops(tmp_path: Path) -> None:
+    path = tmp_path / "long.onnx"
+    path.write_bytes(chain(200))
+    text = printed("explain", path, *GPU)
+    assert len(text.splitlines()) < 30
+    assert "--nodes lists all 200 nodes" in text
+    assert len(printed("explain", path, *GPU, "--nodes").splitlines()) > 200
+
+
+def test_partitions_are_not_declined_as_nodes_of_the_model() -> None:
+    """ONNX Runtime asks about what it has fused once more."""
+    session = InferenceSession(model_of("""(float[4] x, bool c) => (float[4] y) {
+        a = Neg(x) y = If (c) <then_branch = t () => (float[4] p) { q = Neg(a) p = Exp(q) }, else_branch = e () => (float[4] r) { r = Neg(a) }> }
+        """).SerializeToString(), provider_options={"placement": "gpu"})
+    shown = session.explain()
+    assert not [n for r in shown.reports for n in r.nodes if n.op.startswith("Wgpu")]
 
 
 def test_a_notebook_shows_it(model: Path) -> None:

@@ -13,7 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ort_gpu_ep.cli import app, shared
-from ort_gpu_ep.training import Trainer
+from ort_gpu_ep.cli.training_run import loss_text
+from ort_gpu_ep.training import Adam, Trainer
+from tests.cli.test_help import modules_after
 from tests.training import references
 
 
@@ -35,7 +37,7 @@ def call(folder: Path, *arguments: object) -> Result:
 def test_it_trains_and_writes_the_tuned_model(files: Path) -> None:
     done = call(files, "--out", files / "tuned.onnx", "--epochs", 30, "--rate", 0.05, "--validate", 0.2, "--schedule", "cosine")
     assert done.exit_code == 0, done.output
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert max(len(line) for line in done.stdout.splitlines() if not line.startswith("written: ")) <= 80
     assert "validation accuracy" in " ".join(done.stdout.split())
     with np.load(files / "d.npz") as file:
         data = dict(file)
@@ -71,9 +73,62 @@ def test_an_interrupted_training_goes_on(files: Path, monkeypatch: pytest.Monkey
     done = call(files, "--epochs", 3, "--resume", path)
     assert done.exit_code == shared.INTERRUPTED
     assert "after 3 steps;" in done.stderr
+    assert not list(files.glob("*-trained.onnx")), "the checkpoint has the weights"
     assert "goes on from there" in " ".join(done.stderr.split())
     monkeypatch.undo()
     assert json.loads(call(files, "--epochs", 1, "--resume", path, "--json").stdout)["steps"] == 5
+
+
+def test_without_out_the_weights_are_kept(files: Path) -> None:
+    """They were thrown away without a word."""
+    done = call(files, "--epochs", 1)
+    assert done.exit_code == 0, done.output
+    assert f"written: {files / 'm-trained.onnx'}" in done.stdout
+    assert onnx.load(files / "m-trained.onnx").graph.initializer != onnx.load(files / "m.onnx").graph.initializer
+    again = call(files, "--epochs", 1)
+    assert again.exit_code == 1
+    assert "give --out FILE.onnx" in " ".join(again.stderr.split())
+
+
+def test_ctrl_c_writes_what_was_trained(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Trainer._stepped
+
+    def interrupted(self: Trainer, *arguments: Any) -> Any:
+        if self.steps == 3:
+            raise KeyboardInterrupt
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_stepped", interrupted)
+    assert call(files, "--epochs", 3, "--out", files / "t.onnx").exit_code == shared.INTERRUPTED
+    assert (files / "t.onnx").exists()
+
+
+def test_a_curve_and_a_log(files: Path) -> None:
+    done = call(files, "--epochs", 3, "--validate", 0.2, "--plot", files / "c.svg", "--log", files / "l.jsonl")
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in (files / "l.jsonl").read_text("utf-8").splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines if "results" in line] == [2, 4, 6]
+    assert set(lines[-1]["results"]) == {"loss", "validation_loss", "validation_accuracy"}
+    picture = (files / "c.svg").read_text("utf-8")
+    for wanted in ("loss of a step", "loss of an epoch", "validation loss of an epoch", "validation accuracy, %"):
+        assert f"<!-- {wanted}" in picture
+
+
+def test_the_bar_shows_a_loss_or_none(files: Path) -> None:
+    """"loss nan" stood there at the start of each epoch."""
+    with np.load(files / "d.npz") as file:
+        x, y = file["x"], file["y"]
+    seen: list[float | None] = []
+    trainer = Trainer(str(files / "m.onnx"), loss="cross_entropy", optimizer=Adam(1e-2), options={"placement": "cpu"})
+    trainer.fit(x, y, epochs=3, batch=30, on_step=lambda at: seen.append(at.loss))
+    assert (loss_text(seen[0]), seen[0]) == ("", None)
+    assert all(loss is not None and loss == loss for loss in seen[2:]), seen
+    assert loss_text(seen[2]).startswith("loss ")
+
+
+def test_the_help_loads_no_training() -> None:
+    assert not {"numpy", "onnx", "onnxruntime", "ort_gpu_ep.training"} & modules_after("train", "--help")
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

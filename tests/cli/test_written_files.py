@@ -12,9 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ort_gpu_ep import cli
-from ort_gpu_ep.cli import shared
 
-READ = {"compress --calibrate", "score --preprocess", "train --data"}
+READ = {"bench --before", "compress --calibrate", "compress --labels", "score --preprocess", "train --data"}
 FOLDERS = {"bisect --save", "run --save", "score --out"}
 NEEDED: dict[str, list[str]] = {"compress": ["--method", "int8"], "train": ["--data", "none.npz"], "score": ["rows.npy"]}
 """What a command asks for besides a model and what it writes."""
@@ -36,6 +35,21 @@ OPTIONS = options()
 WRITTEN = sorted(set(OPTIONS) - READ)
 
 
+def kind_of(known: Any) -> str:
+    """`file` or `folder`, of an option that names something to write."""
+    return "" if known.callback is None else str(known.callback.__name__)
+
+
+def suffixes_of(option: str) -> tuple[str, ...]:
+    """That the option takes; none if it takes any."""
+    return tuple(inspect.getclosurevars(OPTIONS[option].callback).nonlocals["suffixes"])
+
+
+def suffix_of(option: str) -> str:
+    """One that the option takes."""
+    return next(iter(suffixes_of(option)), "")
+
+
 def refused(option: str, path: Path) -> str:
     """What the command says of that path; it has not come to the model, which does not exist."""
     command, flag = option.split()
@@ -47,18 +61,20 @@ def refused(option: str, path: Path) -> str:
 
 
 def test_all_that_write_are_looked_at() -> None:
-    assert {option for option, known in OPTIONS.items() if known.callback is shared._writable_folder} == FOLDERS
-    assert {option for option, known in OPTIONS.items() if known.callback is shared._writable_file} == set(WRITTEN) - FOLDERS
+    assert {option for option, known in OPTIONS.items() if kind_of(known) == "folder"} == FOLDERS
+    assert {option for option, known in OPTIONS.items() if kind_of(known) == "file"} == set(WRITTEN) - FOLDERS
     assert len(WRITTEN) > 10
 
 
 @pytest.mark.parametrize("option", sorted(set(WRITTEN) - FOLDERS))
 def test_a_file_needs_a_folder(option: str, tmp_path: Path) -> None:
-    assert f"the folder {tmp_path / 'none'} does not exist: make it first" in refused(option, tmp_path / "none" / "file.png")
+    assert f"the folder {tmp_path / 'none'} does not exist: make it first" in refused(option, tmp_path / "none" / f"file{suffix_of(option)}")
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    assert f"{tmp_path} is a folder; expected a file" in refused("explain --html", tmp_path)
+    folder = tmp_path / "report.zip"
+    folder.mkdir()
+    assert f"{folder} is a folder; expected a file" in refused("doctor --report", folder)
 
 
 @pytest.mark.parametrize("option", sorted(FOLDERS))
@@ -71,4 +87,24 @@ def test_a_folder_can_be_made(option: str, tmp_path: Path) -> None:
 def test_what_may_not_be_written_to(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told, since nothing is forbidden to root."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    assert f"{tmp_path} may not be written to: choose another place" in refused(option, tmp_path / "results")
+    assert f"{tmp_path} may not be written to: choose another place" in refused(option, tmp_path / f"results{suffix_of(option)}")
+
+
+@pytest.mark.parametrize("option", WRITTEN)
+def test_an_option_in_the_place_of_a_file_is_refused(option: str) -> None:
+    """`--out placement=gpu` wrote a file of that name."""
+    assert "placement=gpu: names of output files may not contain '='" in refused(option, Path("placement=gpu"))
+    assert not Path("placement=gpu").exists()
+
+
+@pytest.mark.parametrize("option", [o for o in WRITTEN if suffixes_of(o)])
+def test_a_file_has_the_suffix_of_what_is_written(option: str, tmp_path: Path) -> None:
+    assert f"ends in {' or '.join(suffixes_of(option))}" in refused(option, tmp_path / "file.xyz")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_o_is_option_in_every_command(command: str) -> None:
+    hints = get_type_hints(getattr(import_module(f"ort_gpu_ep.cli.{command}"), command), include_extras=True)
+    short = {name for name, hint in hints.items() for known in get_args(hint)[1:] if "-o" in (getattr(known, "param_decls", None) or ())}
+    assert short <= {"option"}
+    assert ("option" in hints) == bool(short)

@@ -17,7 +17,7 @@ from ort_gpu_ep.graph import from_onnx
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.registry import Limits
 from tests.direct import run_direct
-from tests.ops.single_node import on_cpu
+from tests.ops.single_node import on_cpu_exactly
 from tests.plugin.cases import open_session
 from tests.unit.graphs import static_types
 from tests.unit.layouts import gaining
@@ -121,7 +121,7 @@ def bytes_for(form: Form, kind: str, batch: int | None = None) -> dict[str, Any]
             for k, shape in enumerate(form.shapes)}
 
 
-def check(model: onnx.ModelProto, feeds: Any, opened: Any, exact: bool = True, reference: Any = on_cpu) -> None:
+def check(model: onnx.ModelProto, feeds: Any, opened: Any, exact: bool = True, reference: Any = on_cpu_exactly) -> None:
     wanted, = reference(model, feeds)
     got, = opened.session.run(None, feeds)
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
@@ -155,7 +155,7 @@ def test_sizes_that_a_run_brings(name: str, kind: str) -> None:
     model = model_of(form, kind, zeros_of(kind, "relu" in name.split()), open_sizes=True)
     opened = open_session(model.SerializeToString(), strict=1)
     for batch in (1, 4, 0, 3):      # of nothing onnxruntime 1.31's QLinearSoftmax gives no tensor
-        check(model, bytes_for(form, kind, batch), opened, reference=on_cpu if batch else as_written)
+        check(model, bytes_for(form, kind, batch), opened, reference=on_cpu_exactly if batch else as_written)
 
 
 def test_a_scale_for_each_channel_goes_through_floats() -> None:
@@ -252,4 +252,4 @@ def test_a_sum_behind_a_product_channels_last(kind: str) -> None:
         planned = rewrite(graph, static_types(graph), Limits())
         assert [(n.op, [s.op for s in n.epilogue]) for n in planned.nodes if n.channels_last] == [("QLinearConv", ["QLinearAdd"])]
         got, = run_direct(model, feeds, rewrite)
-    np.testing.assert_array_equal(got, on_cpu(model, feeds)[0])
+    np.testing.assert_array_equal(got, on_cpu_exactly(model, feeds)[0])

@@ -121,9 +121,10 @@ def test_samples_make_up_for_pruned_weights(model: Path, tmp_path: Path) -> None
     assert error("fitted.onnx") < 0.7 * error("blind.onnx")
 
 
-def test_int8_with_samples_quantizes_activations_too(model: Path, tmp_path: Path) -> None:
+def test_int8_with_samples_quantizes_activations_too(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     np.savez(tmp_path / "data.npz", x=RNG.normal(size=(64, 3, 12, 12)).astype("f"))
     report = compress(model, tmp_path / "small.onnx", "int8", calibrate=tmp_path / "data.npz")
+    assert not caplog.records, "onnxruntime's quantizer advises what was done already"
     made = onnx.load(tmp_path / "small.onnx")
     assert sum(n.op_type == "QuantizeLinear" for n in made.graph.node) >= 4
     assert report.agreement is not None
@@ -145,16 +146,84 @@ def test_it_is_deterministic(model: Path) -> None:
 
 def test_the_command(model: Path) -> None:
     out = model.with_name("small.onnx")
-    done = CliRunner().invoke(cli.app, ["compress", str(model), "--method", "int4", "--layers", "first=codebook6", "-o", str(out), "--json"])
+    done = CliRunner().invoke(cli.app, ["compress", str(model), "--method", "int4", "--layers", "first=codebook6", "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert {layer["method"] for layer in found["layers"]} == {"int4", "int8", "codebook6"}
-    printed = CliRunner().invoke(cli.app, ["compress", str(model), "--method", "int4", "-o", str(model.with_name("other.onnx"))], env={"COLUMNS": "60"})
-    assert "largest output agrees" in " ".join(printed.output.split())
+    printed = CliRunner().invoke(cli.app, ["compress", str(model), "--method", "int4", "--out", str(model.with_name("other.onnx"))], env={"COLUMNS": "60"})
+    text = " ".join(printed.output.split())
+    assert "on 1 random input" in text
+    assert "--labels LABELS.npy" in text
+    assert "prediction" not in text, "one random input says nothing of it"
     assert [line for line in printed.output.splitlines() if len(line) > 60 and not line.startswith("written: ")] == []
-    again = CliRunner().invoke(cli.app, ["compress", str(model), "--method", "int4", "-o", str(out)])
+    again = CliRunner().invoke(cli.app, ["compress", str(model), "--method", "int4", "--out", str(out)])
     assert again.exit_code == 1
     assert "exists" in again.output
+
+
+def trained(folder: Path, count: int) -> tuple[Path, Any, Any]:
+    """A classifier of ten noisy patterns, samples of it and their classes. Its centres are its weights: it is right nearly always."""
+    rng = np.random.default_rng(11)
+    centres = rng.normal(size=(10, 256)).astype("f")
+    classes = np.arange(count) // max(count // 10, 1) % 10          # sorted, as files of samples often are
+    x = (centres[classes] + rng.normal(size=(count, 256)) * 3).astype("f")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "classes")]
+    graph = helper.make_graph(nodes, "net", [helper.make_tensor_value_info("x", 1, ["n", 256])],
+                              [helper.make_tensor_value_info("y", 1, ["n", 10])], [numpy_helper.from_array(centres.T.copy(), "w")])
+    path = folder / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path, x, classes
+
+
+def test_accuracy_is_of_samples_that_nothing_was_fitted_to(tmp_path: Path) -> None:
+    path, x, classes = trained(tmp_path, 800)
+    report = compress(path, tmp_path / "small.onnx", "prune90", calibrate={"x": x}, labels=classes)
+    assert report.compared is not None
+    assert (report.on, report.compared.samples, report.compared.predictions) == ("held out", 200, 200)
+    held = np.arange(800) % 4 == 3
+    right = [(run_plain(onnx.load(p), {"x": x[held]}).argmax(-1) == classes[held]).mean() for p in (path, tmp_path / "small.onnx")]
+    assert report.accuracy == pytest.approx(right)
+    assert right[0] > 0.9
+    text = " ".join(report.lines())
+    assert f"right predictions: {round(200 * right[0])} of 200 ({right[0]:.1%}) -> {round(200 * right[1])} of 200 ({right[1]:.1%})" in text
+
+
+def test_few_samples_give_no_percentage(tmp_path: Path) -> None:
+    path, x, classes = trained(tmp_path, 40)
+    text = " ".join(compress(path, tmp_path / "a.onnx", "int8", calibrate={"x": x, "y": classes}).lines()).partition("outputs differ")[2]
+    assert "10 samples held out" in text
+    assert "of 10 ->" in text
+    assert "%" not in text
+    few = compress(path, tmp_path / "b.onnx", "int8", calibrate={"x": x[:5]})
+    assert (few.on, few.accuracy) == ("fitted to", None)
+    assert "too few samples to hold some out" in " ".join(few.notes)
+
+
+@pytest.mark.parametrize(("labels", "message"), [
+    (np.zeros(39, int), "an integer for each of the 40 samples"), (np.full(40, 10), "expected [10] of 0 to 9"), (np.zeros(40), "labels are float64")])
+def test_labels_that_do_not_fit(labels: Any, message: str, tmp_path: Path) -> None:
+    path, x, _ = trained(tmp_path, 40)
+    with pytest.raises(ModelError) as caught:
+        compress(path, tmp_path / "a.onnx", "int8", calibrate={"x": x}, labels=labels)
+    assert message in str(caught.value)
+    assert not (tmp_path / "a.onnx").exists()
+
+
+def test_methods_are_drawn(tmp_path: Path) -> None:
+    path, x, classes = trained(tmp_path, 400)
+    np.savez(tmp_path / "data.npz", x=x)
+    np.save(tmp_path / "labels.npy", classes)
+    given = ["compress", str(path), "--method", "prune80", "--out", str(tmp_path / "s.onnx"), "--plot", str(tmp_path / "p.svg"), "--json"]
+    done = CliRunner().invoke(cli.app, [*given, "--calibrate", str(tmp_path / "data.npz"), "--labels", str(tmp_path / "labels.npy")])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert set(found["methods"]) == {"int8", "int4", "codebook5", "prune50", "prune90"}
+    assert found["methods"]["prune90"]["file_nbytes"][1] < found["methods"]["int8"]["file_nbytes"][1]
+    picture = (tmp_path / "p.svg").read_text("utf-8")
+    for name in ("prune80", "uncompressed", "right predictions, %, 100 samples held out"):
+        assert f"<!-- {name}" in picture
+    done = CliRunner().invoke(cli.app, given)
+    assert "--plot needs samples" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(("arguments", "kind", "message"), [

@@ -23,7 +23,7 @@ from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.types import FLOAT32, TensorType
-from ort_gpu_ep.weights.formats import pack_codes, pack_sparse, unpack_sparse
+from ort_gpu_ep.weights.formats import codebook_fault, pack_codes, pack_sparse, unpack_sparse
 from ort_gpu_ep.weights.functions import BITS, DOMAIN, MIN_OPSET, function, functions
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
 from tests.compressed.test_packed_products import RNG, close
@@ -228,13 +228,132 @@ def test_many_entries_are_worth_x_in_workgroup_memory() -> None:
 
 @pytest.mark.parametrize(("vectors", "form"), [(1, "team 32"), (1, HELD), (9, "team 32")])
 @pytest.mark.parametrize("starts", [[0, 2**31 - 1, 0, -5], [900, 3, -1, 10**6]])
-def test_a_broken_file_reads_nothing_outside(vectors: int, form: str, starts: list[int]) -> None:
+def test_a_kernel_given_damaged_rows_reads_nothing_outside(vectors: int, form: str, starts: list[int]) -> None:
     """Rows that begin and end anywhere: sums of something, in bounded time; entries that lead past a row count for nothing."""
     model, _ = model_of("Gemm", "Sparse", (vectors, 515), (3, 515), (0, 1), transB=1)
-    held = {i.name: i for i in model.graph.initializer}
-    held["starts"].CopyFrom(numpy_helper.from_array(np.array(starts, np.int32), "starts"))
+    replaced(model, "starts", np.array(starts, np.int32))
     with chosen(form):
-        opened = open_session(model.SerializeToString())
-        (got,) = opened.session.run(None, {"x": RNG.normal(size=(vectors, 515)).astype("f")})
+        program = Program(from_onnx(model), Config(), Gpu.open(Config()), rewrite)
+        try:
+            (got,) = run_program(program, {"x": RNG.normal(size=(vectors, 515)).astype("f")})
+        finally:
+            program.close()
     assert np.isfinite(got).all()
-    assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events
+
+
+def replaced(model: onnx.ModelProto, name: str, array: Any) -> None:
+    held = {i.name: i for i in model.graph.initializer}
+    held[name].CopyFrom(numpy_helper.from_array(array, name))
+
+
+def constant(model: onnx.ModelProto, name: str) -> Any:
+    return numpy_helper.to_array(next(i for i in model.graph.initializer if i.name == name)).copy()
+
+
+def damaged_sparse(model: onnx.ModelProto, kind: str) -> None:
+    entries, starts, values = (constant(model, name) for name in ("entries", "starts", "values"))
+    if kind == "starts are shifted":
+        starts[1:-1] += 1
+    elif kind == "starts are 0":
+        starts[:] = 0
+    elif kind == "starts are random":
+        starts = RNG.integers(0, entries.size, starts.shape, dtype=np.int32)
+    elif kind == "entries past the end":
+        entries = np.concatenate([entries, np.full(99, 0x1F, np.uint8)])
+    elif kind == "fewer entries":
+        entries, starts = entries[:-2], np.minimum(starts, entries.size - 2)
+    elif kind == "other distances":
+        entries[1:40:3] ^= 7
+    elif kind == "a first value":
+        values[0] = 2.5
+    elif kind == "size":
+        model.graph.node[0].attribute[0].ints[0] += 5
+    for name, array in (("entries", entries), ("starts", starts), ("values", values)):
+        replaced(model, name, array)
+
+
+def answer(run: Any) -> Any:
+    """What a session gives, None where it raises."""
+    try:
+        return run()
+    except Exception as error:
+        if "onnxruntime" not in type(error).__module__:
+            raise
+        return None
+
+
+def assert_left_to_onnxruntime(model: onnx.ModelProto, decoder: str, vectors: int, word: str) -> None:
+    feeds = {"x": RNG.normal(size=(vectors, 515)).astype("f")}
+    wanted = answer(lambda: on_cpu(model, feeds)[0])
+    opened = answer(lambda: open_session(model.SerializeToString()))
+    got = opened and answer(lambda: opened.session.run(None, feeds)[0])
+    assert (got is None) == (wanted is None)
+    if wanted is not None:
+        close(got, wanted)
+    if opened is not None:
+        (said,) = {e.message for e in opened.state.events if "its weight is damaged" in e.message}
+        assert said.startswith(f"{decoder}->w")
+        assert word in said
+
+
+@pytest.mark.parametrize("vectors", [1, 3, 64])
+@pytest.mark.parametrize(("kind", "word"), [
+    ("starts are shifted", "span"), ("starts are 0", "starts of rows"), ("starts are random", "starts of rows"),
+    ("entries past the end", "starts of rows"), ("fewer entries", "span"), ("other distances", "span"), ("a first value", "must be 0"),
+    ("size", "size")])
+def test_a_damaged_sparse_weight_is_left_to_onnxruntime(kind: str, word: str, vectors: int) -> None:
+    model, _ = model_of("Gemm", "Sparse", (vectors, 515), (7, 515), (0, 1), transB=1)
+    damaged_sparse(model, kind)
+    assert_left_to_onnxruntime(model, "Sparse", vectors, word)
+
+
+@pytest.mark.parametrize("vectors", [1, 3, 64])
+@pytest.mark.parametrize(("kind", "word"), [("fewer values", "in a codebook of 9 values"), ("size", "size")])
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_a_damaged_codebook_is_left_to_onnxruntime(bits: int, kind: str, word: str, vectors: int) -> None:
+    model, _ = model_of("Gemm", f"Codebook{bits}", (vectors, 515), (7, 515), (0, 1), transB=1)
+    if kind == "size":
+        model.graph.node[0].attribute[0].ints[0] -= 1
+    else:
+        replaced(model, "values", constant(model, "values")[:9])
+    assert_left_to_onnxruntime(model, f"Codebook{bits}", vectors, word)
+
+
+def test_codes_behind_the_last_element_choose_nothing() -> None:
+    """A codebook of fewer values than codes could name, and codes that name none where there is no element."""
+    codes = RNG.integers(0, 9, 3 * 15)
+    packed = pack_codes(np.concatenate([codes, np.full(3, 15)]), 4)
+    values = RNG.normal(size=9).astype("f")
+    assert not codebook_fault(packed, values, (3, 15), (45,))
+    assert codebook_fault(packed, values, (3, 16), (48,))
+    assert codebook_fault(packed, values, (0, 15), (0,)) != codebook_fault(packed[:0], values, (0, 15), (0,))
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize(("vectors", "form"), [(1, "team 1"), (3, "team 32"), (2, HELD), (64, "team 1")])
+def test_what_is_not_finite_meets_all_of_a_row_or_its_entries(vectors: int, form: str, value: float) -> None:
+    """In x, and among the values of the weight: an output is what the dense product gives, or the sum over the entries of its row."""
+    for where in ("x", "values"):
+        model, dense = model_of("Gemm", "Sparse", (vectors, 516), (60, 516), (0, 1), density=0.3, transB=1)
+        del model.graph.node[2]
+        model.graph.node[1].output[0] = "y"
+        x = RNG.normal(size=(vectors, 516)).astype("f")
+        if where == "x":
+            x[-1, 77] = value
+        else:
+            values = constant(model, "values")
+            dense = np.where(dense == values[3], np.float32(value), dense)
+            values[3] = value
+            replaced(model, "values", values)
+        with np.errstate(invalid="ignore"):
+            products = x[:, None].astype("d") * dense
+            of_all, of_entries = products.sum(-1), np.where(dense == 0, 0, products).sum(-1)
+        with chosen(form):
+            program = Program(from_onnx(model), Config(), Gpu.open(Config()), rewrite)
+            try:
+                (got,) = run_program(program, {"x": x})
+            finally:
+                program.close()
+        right = [np.isclose(got, wanted, 1e-4, 1e-4, equal_nan=True) for wanted in (of_all, of_entries)]
+        assert (right[0] | right[1]).all()
+        assert not np.isfinite(got).all()

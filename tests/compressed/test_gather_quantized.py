@@ -20,17 +20,18 @@ RNG = np.random.default_rng(31)
 
 
 def model_of(kind: str, shape: tuple[int, ...], scales: tuple[int, ...], zeros: tuple[int, ...] | None, indices: tuple[Any, ...],
-             **attributes: Any) -> onnx.ModelProto:
+             dtype: str = "float32", **attributes: Any) -> onnx.ModelProto:
     """shape, zeros: as they are stored."""
     def stored(name: str, dims: tuple[int, ...]) -> Any:
         return numpy_helper.from_array(RNG.integers(0, 256, dims).astype("u1"), name) if kind == "uint8" else constant(name, kind, dims)
 
-    held = [stored("w", shape), numpy_helper.from_array(RNG.uniform(0.1, 1, scales).astype("f"), "s")]
+    held = [stored("w", shape), numpy_helper.from_array(RNG.uniform(0.1, 1, scales).astype(dtype), "s")]
     held += [stored("z", zeros)] if zeros is not None else []
     node = helper.make_node("GatherBlockQuantized", ["w", "i", "s", *(["z"] if zeros is not None else [])], ["y"], domain="com.microsoft", **attributes)
     rank = len(shape) + len(indices) - 1
     graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info("i", 7, indices)], [helper.make_tensor_value_info("y", 1, [None] * rank)], held)
+        [node], "g", [helper.make_tensor_value_info("i", 7, indices)], [helper.make_tensor_value_info("y", {"float32": 1, "float16": 10}[dtype], [None] * rank)],
+        held)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)], ir_version=10)
 
 
@@ -47,6 +48,16 @@ def test_as_the_cpu(kind: str, shape: tuple[int, ...], scales: tuple[int, ...], 
     feeds = {"i": RNG.integers(-size, size, (3, 4))}
     for every_size_open in (False, True):
         np.testing.assert_allclose(run_direct(model, feeds, every_size_open=every_size_open)[0], on_cpu(model, feeds)[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("zeros", [None, (33, 2)])
+def test_scales_of_float16(zeros: Any) -> None:
+    model = model_of("uint8", (33, 24), (33, 3), zeros, (3, 5), dtype="float16", bits=4, block_size=16)
+    feeds = {"i": RNG.integers(-33, 33, (3, 5))}
+    for every_size_open in (False, True):
+        (got,), (wanted,) = run_direct(model, feeds, every_size_open=every_size_open), on_cpu(model, feeds)
+        assert got.dtype == np.float16
+        np.testing.assert_allclose(got.astype("f"), wanted.astype("f"), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])

@@ -11,7 +11,7 @@ from onnx import helper
 from ort_gpu_ep.compression import compress
 from tests.compressed.test_compress import RNG, network
 from tests.compressed.test_integer_fusion import model_of
-from tests.ops.single_node import on_cpu
+from tests.ops.single_node import on_cpu_exactly
 from tests.plugin.cases import open_session
 
 
@@ -28,7 +28,7 @@ def giving_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
 def differing(model: onnx.ModelProto, feeds: Any) -> tuple[int, int, int]:
     """(bytes, those that differ, the largest difference)."""
     opened = open_session(model.SerializeToString())
-    pairs = [(got.astype("i4"), wanted.astype("i4")) for got, wanted in zip(opened.session.run(None, feeds), on_cpu(model, feeds), strict=True)]
+    pairs = [(got.astype("i4"), wanted.astype("i4")) for got, wanted in zip(opened.session.run(None, feeds), on_cpu_exactly(model, feeds), strict=True)]
     assert not [e for e in opened.state.events if e.kind in ("fallback", "error", "warning")], opened.state.events
     return (sum(a.size for a, _ in pairs), sum(int((a != b).sum()) for a, b in pairs),
             max(int(abs(a - b).max(initial=0)) for a, b in pairs))

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from ort_gpu_ep.explain import explanation
 from ort_gpu_ep.scheduler.plan import Dispatch
-from tests.ops.single_node import on_cpu
+from tests.ops.single_node import on_cpu, on_cpu_exactly
 from tests.plugin.cases import Opened, open_session
 
 RNG = np.random.default_rng(12)
@@ -95,7 +95,7 @@ def check(model: onnx.ModelProto, exact: bool) -> None:
     opened = open_session(model.SerializeToString())
     for n in (1, 3):
         feeds = {"x": RNG.normal(size=(n, *[d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim[1:]])).astype("f") * 2}
-        for got, wanted in zip(opened.session.run(None, feeds), on_cpu(model, feeds), strict=True):
+        for got, wanted in zip(opened.session.run(None, feeds), on_cpu_exactly(model, feeds), strict=True):
             steps = np.rint(np.abs(got - wanted) / 0.08)
             assert steps.max() <= (0 if exact else 1)
             assert steps.sum() <= steps.size / 1000

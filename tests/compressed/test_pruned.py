@@ -78,7 +78,7 @@ def test_products_without_their_zeros(
         close(got, on_cpu(model, feeds)[0])
         assert pruned.SHADER in [step.kernel.shader for step in program.plans[0].steps if isinstance(step, Dispatch)]
         width, rows = width_of(weight, bool(attributes.get("transB"))), shape[0 if attributes.get("transB") else 1]
-        assert "w" in program.replaced      # no dense copy stays
+        assert "w" in program.context.replaced      # no dense copy stays
         assert program.weight_nbytes <= 1.1 * 6 * width * rows + 4096       # buffers are a little larger
         restored = np.empty_like(weight)
         bytes_count.download(program.weight("w"), 0, restored.ctypes.data, restored.nbytes)

@@ -71,7 +71,7 @@ def check(gpu: Gpu, model: onnx.ModelProto, *runs: Mapping[str, Any], weight: An
             close(run_program(program, feeds)[0], on_cpu(model, feeds)[0])
             assert SHADER in shaders_of(program)
         if weight is not None:
-            assert "w" in program.replaced
+            assert "w" in program.context.replaced
             restored = np.empty_like(weight)
             gpu.download(program.weight("w"), 0, restored.ctypes.data, restored.nbytes)
             np.testing.assert_array_equal(restored, weight)

@@ -34,6 +34,8 @@ fn y_set(i: u32, v: y_t) { y[i] = v; }
 const PER_GROUP: u32 = WORKGROUP_SIZE / TEAM;
 var<workgroup> parts: array<x_t, WORKGROUP_SIZE>;
 
+fn one() -> x_t { return x_t(1); }
+
 fn prepare(v: x_t) -> x_t {
     if (PREPARE == 1u) { return abs(v); }
     if (PREPARE == 2u) { return v * v; }
@@ -70,7 +72,7 @@ fn group_main(group: u32, lane: u32) {
     let n = select(0u, min(N, max(LENGTH, first) - first), row < ROWS);
     let at = row_start(min(row / PARTS, ROWS / PARTS - 1u));
     var total: x_t;
-    if (FOLD == 1u) { total = x_t(1); }
+    if (FOLD == 1u) { total = one(); }
     if (FOLD > 1u && n > 0u) { total = prepare(x_at(at + row_step(first))); }
     var k = member;
     while (k < n) {

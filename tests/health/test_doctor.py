@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 from ort_gpu_ep.child import starved_s
 from ort_gpu_ep.cli import app
+from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError
-from ort_gpu_ep.health import bundle, helper
+from ort_gpu_ep.health import bundle, enumeration, helper, open_adapter, verdicts
 from ort_gpu_ep.health.examination import examine
 from ort_gpu_ep.health.helper import list_adapters
 from ort_gpu_ep.health.probe import PROBES
+from ort_gpu_ep.health.verdicts import Verdict
 
 NAMES = ["enumeration", "softmax", "strided reads"]
 
@@ -110,6 +112,30 @@ def test_exit_codes(drill: str, code: int, health: str, monkeypatch: pytest.Monk
     assert data["health"] == health
     with zipfile.ZipFile(report) as file:
         assert json.loads(file.read("report.json"))["health"] == health
+
+
+def test_a_quick_look_spares_the_first_session_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And takes nothing back that the full doctor has found."""
+    key = verdicts.key_of(pick(list(enumeration.adapters()), ""))
+
+    def look_quickly(drill: str) -> None:
+        monkeypatch.setenv("ORT_GPU_EP_DRILL", drill)
+        CliRunner().invoke(app, ["doctor", "--quick", "--json", "-o", f"cache_dir={tmp_path}"])
+
+    look_quickly("exit@softmax")
+    found = verdicts.read(str(tmp_path), key)
+    assert found is not None
+    assert (found.depth, [what for what, _ in found.disabled], found.strikes) == ("quick", ["softmax.wgsl"], 0)
+    monkeypatch.setattr(open_adapter, "quick", lambda info: pytest.fail("the session probes again"))
+    assert open_adapter._verdict(pick(list(enumeration.adapters()), ""), key, str(tmp_path)) == found
+    full = Verdict((("strided.wgsl", "probe 'strided reads': FAIL"),), "full", 2, trusted=("reduce",))
+    verdicts.write(str(tmp_path), key, full)
+    look_quickly("")
+    assert verdicts.read(str(tmp_path), key) == full
+    look_quickly("exit@softmax")
+    found = verdicts.read(str(tmp_path), key)
+    assert found is not None
+    assert (found.depth, {what for what, _ in found.disabled}, found.strikes) == ("full", {"softmax.wgsl", "strided.wgsl"}, 2)
 
 
 @pytest.mark.parametrize(("text", "want"), [

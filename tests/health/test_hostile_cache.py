@@ -285,6 +285,7 @@ def test_a_hundred_states_and_a_hundred_right_answers(tmp_path: Path, quick_look
         quick_looks()
         options = {"placement": placement, "adapter": "software", "cache_dir": str(cache), "placement_budget_ms": "20"}
         session = ort_gpu_ep.InferenceSession(MODEL, provider_options=options)
+        assert session.wait_ready(300.0)
         np.testing.assert_allclose(session.run(None, {"x": X})[0], want, rtol=1e-4, atol=1e-4)
         if placement == "gpu":
             assert session.explain().count("gpu") > 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,7 +59,7 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         answer = real(bound, limits)
         if isinstance(answer, Lowering) and answer.kernels:
             assert GUESSED.dispatch_s <= GUESSED.node_s(answer, bound) < 1.0
-            kernels = (*answer.kernels, *(inverse for _, inverse in answer.inverses))
+            kernels = (*answer.kernels, *answer.per_run, *(inverse for _, inverse in answer.inverses))
             found.update(inner.shader for k in kernels for inner in (k, *(i for _, i in k.inlined)))
         return answer
 
@@ -78,6 +80,24 @@ def test_every_tile_has_a_probe() -> None:
     assert set(larger) >= ALIKE
     assert len({(p.check.__code__, p.fault, p.disables) for p in larger.values()}) == 1, "each is given its fault then"
     assert len(set(larger) - ALIKE) == 2
+
+
+@pytest.mark.parametrize("software", [True, False])
+def test_a_software_adapter_gets_a_part_in_which_each_value_is_met(software: bool) -> None:
+    """Of a family of probes, all combinations together."""
+    asked = trial("softmax", planted=False)
+    asked.gpu = SimpleNamespace(info=SimpleNamespace(is_software=software))       # type: ignore[assignment]
+    axes = ("abc", (1, 2), (False, True))
+    whole = set(product(*axes))
+    some = [list(asked.some(*axes, turn=turn)) for turn in range(2)]
+    if not software:
+        assert [set(part) for part in some] == [whole, whole]
+        return
+    assert [len(part) for part in some] == [6, 6]
+    assert set(some[0]) | set(some[1]) == whole
+    for part in some:
+        assert [set(values) for values in zip(*part, strict=True)] == [set(axis) for axis in axes]
+    assert set().union(*(asked.some(*axes, of=4, turn=turn) for turn in range(4))) == whole
 
 
 def test_probes_disable_what_exists() -> None:
@@ -124,8 +144,6 @@ def test_every_module_of_probes_is_listed() -> None:
     folder = ROOT / "ort_gpu_ep" / "health" / "probes"
     there = {f.stem for f in folder.glob("*.py")} - {"__init__"}
     assert {p.check.__module__.rpartition(".")[2] for p in PROBES.values()} == there
-    row = next(line for line in (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8").splitlines() if "health/probes/" in line)
-    assert {f"`{name}.py`" for name in there} == set(row.replace(",", "").split("|")[3].split())
 
 
 def test_a_drill_leaves_other_programs_alone() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device import Gpu, loader_paths
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.health import drivers, enumeration, markers, open_adapter, verdicts
 from ort_gpu_ep.health.examination import Outcome
@@ -253,7 +253,7 @@ def test_manifests_are_searched_where_the_loader_does(tmp_path: Path) -> None:
     first.touch()
     second.touch()
     environment = {"XDG_CONFIG_HOME": str(tmp_path / "a"), "XDG_DATA_DIRS": str(tmp_path / "b"), "VK_ADD_DRIVER_FILES": str(added)}
-    found = drivers.manifests(environment)
+    found = loader_paths.manifests(environment)
     assert found[0] == added
     assert [p for p in found if tmp_path in p.parents] == [added, first, second]
-    assert drivers.manifests({**environment, "VK_ICD_FILENAMES": str(second)}) == (added, second)
+    assert loader_paths.manifests({**environment, "VK_ICD_FILENAMES": str(second)}) == (added, second)

@@ -79,10 +79,10 @@ def test_results_are_verified(asked: int, counts: bool, opened: Opened) -> None:
 
 
 def test_numbers_are_the_smaller_ones(opened: Opened) -> None:
-    gpu = opened({"hang_timeout_ms": "70000", "memory_limit_mb": "90"}, hang_timeout_ms=0)._state.gpu
-    assert (gpu.hang_timeout_s, gpu.memory_limit_nbytes) == (70.0, 90 << 20)
-    gpu = opened({"hang_timeout_ms": "70000", "memory_limit_mb": "90"}, hang_timeout_ms=60000, memory_limit_mb=80)._state.gpu
-    assert (gpu.hang_timeout_s, gpu.memory_limit_nbytes) == (60.0, 80 << 20)
+    for given, seconds, mib in (({"hang_timeout_ms": 0}, 70.0, 90), ({"hang_timeout_ms": 60000, "memory_limit_mb": 80}, 60.0, 80)):
+        state = opened({"hang_timeout_ms": "70000", "memory_limit_mb": "90"}, **given)._state
+        with state.allowance:
+            assert (state.gpu.hang_timeout_s, state.gpu.memory_limit_nbytes) == (seconds, mib << 20)
 
 
 def test_bindings_are_split(opened: Opened) -> None:

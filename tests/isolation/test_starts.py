@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import AdapterError, DeviceLostError
 from ort_gpu_ep.isolation.process import WorkerProcess
-from ort_gpu_ep.isolation.remote import open_remote
+from ort_gpu_ep.isolation.remote import MAX_STARTS, open_remote
 from tests.isolation.conftest import gpu_of, isolated, mlp, patient_for, rows
 from tests.isolation.test_worker_ends import back_on_the_gpu, runs_of
 from tests.patience import until
@@ -60,8 +61,8 @@ def gate() -> Iterator[Gate]:
     made.open()
 
 
-def die(worker: WorkerProcess) -> None:
-    worker._process.kill()
+def die(worker: WorkerProcess, number: int = signal.SIGKILL) -> None:
+    worker._process.send_signal(number)
     worker._process.wait()
 
 
@@ -107,6 +108,35 @@ def test_the_worker_ends_while_a_session_is_made(own: dict[str, str], before: Ca
     assert gpu_of(opened).generations == 2
 
 
+def test_a_worker_that_is_killed_before_it_is_ready_is_followed_by_another(own: dict[str, str], before: Callable[[Before], None]) -> None:
+    left = [True] * 3
+    before(lambda worker, what: die(worker) if what[0] == "open" and left and left.pop() else None)
+    opened = isolated(MODEL, **own)
+    assert not left
+    assert back_on_the_gpu(opened)
+    assert not opened.state.events
+
+
+def test_kills_from_outside_leave_no_partition_to_the_cpu(own: dict[str, str], before: Callable[[Before], None]) -> None:
+    left = [True] * 4
+    before(lambda worker, what: die(worker) if what[0] == "compile" and left and left.pop() else None)
+    opened = isolated(MODEL, **own)
+    until(lambda: back_on_the_gpu(opened), "the GPU")
+    assert not left
+
+
+def test_a_session_is_made_where_all_workers_are_killed_for_a_while(own: dict[str, str], before: Callable[[Before], None]) -> None:
+    """What the adapter is like is known from an earlier worker; the session's own comes later."""
+    first = isolated(MODEL, **own)
+    assert back_on_the_gpu(first)
+    die(gpu_of(first).process)
+    left = [True] * (2 * MAX_STARTS)
+    before(lambda worker, what: die(worker) if what[0] == "open" and left and left.pop() else None)
+    second = isolated(MODEL, **own)
+    assert_close(second.run(x=X), WANT)
+    until(lambda: back_on_the_gpu(second) and back_on_the_gpu(first), "the GPU")
+
+
 def test_strict_raises_where_the_worker_ends_while_a_session_is_made(own: dict[str, str], before: Callable[[Before], None]) -> None:
     before(lambda worker, what: die(worker) if what[0] == "compile" else None)
     with pytest.raises(Exception, match=DeviceLostError.__name__):
@@ -117,7 +147,7 @@ def test_a_partition_that_ends_workers_is_given_up(own: dict[str, str], before: 
     """It costs the other sessions two workers, and no more; it does not open their circuit either."""
     healthy = isolated(MODEL, **own)
     bad: list[int] = []
-    before(lambda worker, what: die(worker) if what[0] == "compile" and what[1] in (bad or bad.append(what[1]) or bad) else None)
+    before(lambda worker, what: die(worker, signal.SIGSEGV) if what[0] == "compile" and what[1] in (bad or bad.append(what[1]) or bad) else None)
     poison = isolated(mlp(7), **own)
     until(lambda: back_on_the_gpu(healthy), "the GPU")
     for _ in range(5):

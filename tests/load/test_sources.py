@@ -350,7 +350,7 @@ def test_nvml_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(SourceError, match=r"pip install 'ort-gpu-ep\[nvml\]'"):
+    with pytest.raises(SourceError, match="pip install nvidia-ml-py"):
         NvmlLoad(adapter(0x10DE))
 
 

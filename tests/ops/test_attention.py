@@ -119,7 +119,7 @@ def test_attributes(attributes: dict[str, Any], shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("code", "shapes"), [
-    (Code.LIMIT, ((1, 2, 5, 6), (1, 2, 5, 6), (1, 2, 5, 6))), (Code.LIMIT, ((1, 1, 5, 256), (1, 1, 5, 256), (1, 1, 5, 256))),
+    (Code.LIMIT, ((1, 1, 5, 260), (1, 1, 5, 260), (1, 1, 5, 260))),
     (Code.RANK, ((1, 5, 6), (1, 5, 6), (1, 5, 6)))], ids=str)
 def test_declines(code: Code, shapes: Any) -> None:
     check_decline(code, "Attention", random(*shapes), 23)

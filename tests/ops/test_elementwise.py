@@ -467,7 +467,6 @@ def test_an_input_may_be_used_twice() -> None:
 
 
 DECLINED: list[tuple[str, tuple[Any, ...], int, dict[str, Any], Code]] = [
-    ("Add", (data(3, dtype="float64"), data(3, dtype="float64")), 14, {}, Code.DTYPE),
     ("Sigmoid", (data(3, dtype="float64"),), 13, {}, Code.DTYPE),
     ("Add", (data(2, 3), data(2)), 6, {"broadcast": 1, "axis": 0}, Code.OPSET),
     ("Mod", (data(3), data(3)), 13, {}, Code.ATTRIBUTE),

@@ -115,7 +115,7 @@ def test_what_is_declined(shape: tuple[int, ...], code: Code, inputs: list[Any],
     check_decline(code, "DFT", [normal(*shape), *inputs], 20, known=(1, 2), **attributes)
 
 
-@pytest.mark.parametrize("name", INEXACT)
+@pytest.mark.parametrize("name", [name for name in INEXACT if "dft" in name])
 def test_an_excluded_case_is_wrong_beyond_its_own_tolerance(name: str) -> None:
     """Ours agrees with numpy's float64 where the case's expected values don't."""
     [case] = cases(f"^{name}$")

@@ -259,7 +259,7 @@ def test_onnx_cases(op: str) -> None:
     (Code.DTYPE, "ScatterND", (data(5, dtype="float16"), indices(0, 5, 2, 1), data(2, dtype="float16")), {"reduction": "add", "opset": 18}),
     (Code.COST, "ScatterND", (data(1 << 17), indices(0, 5, 1 << 15, 1), data(1 << 15)), {"reduction": "add", "opset": 18}),
     (Code.ATTRIBUTE, "Gather", (data(0, 3), indices(0, 5, 2)), {}),
-    (Code.OP, "NonZero", (data(5),), {}),
+    (Code.OP, "Bernoulli", (data(5),), {}),
     (Code.ATTRIBUTE, "ReverseSequence", (data(7, 5, 3), np.array([1, 7])), {}),
     (Code.ATTRIBUTE, "ReverseSequence", (data(7, 5, 3), np.array([1, 7, 1, 1, 1, 1])), {}),
 ])

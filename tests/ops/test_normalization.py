@@ -13,6 +13,7 @@ from ort_gpu_ep.questions import apart
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.types import FLOAT32, TensorType
+from tests.direct import run_direct
 from tests.ops.single_node import Array, check_decline, check_node, node_model, normal, positive
 
 SHAPES = [(2, 5, 131), (3, 7, 11, 13), (1, 3, 2, 5, 7), (1, 2, 101, 307), (66000, 2, 3)]
@@ -134,7 +135,7 @@ ONE = np.ones(1, np.float32)
 
 
 @pytest.mark.parametrize(("code", "op", "inputs", "opset", "attributes"), [
-    (Code.ATTRIBUTE, "BatchNormalization", [normal(2, 1, 3), ONE, ONE, ONE, ONE], 15, {"training_mode": 1}),
+    (Code.ATTRIBUTE, "BatchNormalization", [normal(2, 1, 3), ONE, ONE, ONE, ONE], 9, {"outputs": 5}),
     (Code.ATTRIBUTE, "BatchNormalization", [normal(2, 1, 3), ONE, ONE, ONE, ONE], 7, {"spatial": 0}),
     (Code.OPSET, "BatchNormalization", [normal(2, 1, 3), ONE, ONE, ONE, ONE], 6, {"is_test": 1}),
     (Code.RANK, "LayerNormalization", [normal(2, 3), normal(5)], 17, {}),
@@ -174,3 +175,20 @@ def test_rows_by_fours(shape: tuple[int, ...], subgroups: bool, monkeypatch: pyt
         wide = x.astype(np.float64)
         want = (wide / np.sqrt((wide ** 2).mean(-1, keepdims=True) + 1e-5) * scale).astype("f")
         check_node("RMSNormalization", [x, scale], 23, wanted=[want], tolerance=2e-6, epsilon=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (4, 1, 7), (2, 3, 4, 5), (1, 5, 67, 129), (3, 2, 2, 3, 70)])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_batch_normalization_in_training(shape: tuple[int, ...], outputs: int) -> None:
+    c = shape[1]
+    x = normal(*shape) * 2 + 30     # variance and mean far apart
+    inputs = [x, normal(c, seed=1), normal(c, seed=2), normal(c, seed=3), positive(c)]
+    model, feeds = node_model("BatchNormalization", inputs, 15, outputs=outputs, training_mode=1, momentum=0.7, epsilon=1e-3)
+    axes = tuple(a for a in range(len(shape)) if a != 1)
+    wide = [a.astype(np.float64) for a in inputs]
+    mean, variance = wide[0].mean(axes), wide[0].var(axes)
+    along = (1, c, *(1,) * (len(shape) - 2))
+    y = (wide[0] - mean.reshape(along)) / np.sqrt(variance.reshape(along) + 1e-3) * wide[1].reshape(along) + wide[2].reshape(along)
+    wanted = [y, 0.7 * wide[3] + 0.3 * mean, 0.7 * wide[4] + 0.3 * variance][:outputs]
+    for got, want in zip(run_direct(model, feeds), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=5e-5)

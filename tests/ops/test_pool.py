@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import Code
-from tests.ops.single_node import check_decline, check_node, normal
+from tests.ops.single_node import check_decline, check_node, node_model, normal, on_cpu
 
 WINDOWS: list[dict[str, Any]] = [
     {"kernel_shape": [3]}, {"kernel_shape": [5], "strides": [3], "pads": [2, 1]},
@@ -117,3 +117,21 @@ def test_more_elements_than_workgroups_in_one_dimension() -> None:
 ])
 def test_declines(code: Code, op: str, x: Any, opset: int, attributes: dict[str, Any]) -> None:
     check_decline(code, op, [x], opset, **attributes)
+
+
+@pytest.mark.parametrize(("shape", "attributes"), [
+    ((2, 3, 8, 10), {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    ((1, 2, 9, 9), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}), ((2, 2, 12), {"kernel_shape": [3], "strides": [3]}),
+    ((1, 1, 4, 6, 8), {"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]}), ((1, 3, 130, 66), {"kernel_shape": [2, 2], "strides": [2, 2]})])
+def test_max_unpool(shape: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    x, indices = on_cpu(*node_model("MaxPool", [normal(*shape)], 12, outputs=2, **attributes))
+    check_node("MaxUnpool", [x, indices], 11, tolerance=0, **attributes)
+    wanted = np.zeros(shape, np.float32).reshape(-1)
+    wanted[indices.reshape(-1)] = x.reshape(-1)
+    check_node("MaxUnpool", [x, indices], 11, tolerance=0, wanted=[wanted.reshape(shape)], **attributes)
+
+
+def test_max_unpool_declines() -> None:
+    check_decline(Code.ATTRIBUTE, "MaxUnpool", [normal(1, 1, 2, 2), np.zeros((1, 1, 2, 2), np.int64), np.array([1, 1, 5, 5])], 11,
+                  kernel_shape=[2, 2], strides=[2, 2])
+    check_decline(Code.RANK, "MaxUnpool", [normal(1, 1, 2, 2), np.zeros((1, 1, 2, 1), np.int64)], 11, kernel_shape=[2, 2])

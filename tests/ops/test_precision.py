@@ -15,13 +15,16 @@ import pytest
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.graph import Graph, Node, Value
+from ort_gpu_ep.graph import Graph, Node, Value, from_onnx
 from ort_gpu_ep.health.probes.products import vectors_in_form
+from ort_gpu_ep.health.probes.rows import forced
 from ort_gpu_ep.health.probes.tiles import chosen
 from ort_gpu_ep.ops import tiles
+from ort_gpu_ep.ops.packed import BEFORE
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.target import LAST_ARRIVING, lacks
 from ort_gpu_ep.types import FLOAT32, HALF
+from tests.compressed.test_packed_products import nbits_model
 from tests.direct import run_program
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +48,7 @@ def result(graph: Graph, x: Array, precision: str) -> tuple[Array, list[str], li
         run_program(program, {"x": x})
         got, = run_program(program, {"x": x})
         plan = program.plans[-1]
-        stored = [t.type.dtype.name for step in plan.prologue for t in step.tensors if t.written] + ["float32"] * (not program.replaced)
+        stored = [t.type.dtype.name for step in plan.prologue for t in step.tensors if t.written] + ["float32"] * (not program.context.replaced)
         return got, [s.kernel.shader for s in plan.steps if isinstance(s, Dispatch)], stored
     finally:
         program.close()
@@ -138,6 +141,42 @@ def test_a_weight_beyond_float16_stays_float32() -> None:
     assert result(graph_of("MatMul", x, large), x, "f16")[2] == ["half"]
 
 
+@pytest.mark.parametrize("value", [1e6, -7e4, np.inf])
+def test_a_product_of_a_weight_beyond_float16_is_calculated_in_float32(value: float) -> None:
+    """Of either operand, of weights that are looked at as a whole and of small ones, of convolutions and of their transposes."""
+    left, w, x = normal(64, 160), normal(160, 132), normal(64, 160)
+    w[7, 3] = left[3, 7] = value
+    as_left = Graph("g", ("x",), ("y",), (Node("MatMul", ("left", "x"), ("y",), version=13),), {
+        "left": Value("left", FLOAT32, left.shape, lambda: left), "x": Value("x", FLOAT32, w.shape), "y": Value("y", FLOAT32)})
+    small, filters, upwards = normal(160, 16), normal(136, 160, 1, 1), normal(160, 64, 2, 2)
+    small[9, 2] = filters[3, 5] = upwards[7, 1, 1, 1] = value
+    image = normal(1, 8, 9, 160)
+    for graph, given in (
+        (graph_of("MatMul", x, w), x), (as_left, normal(160, 132)), (graph_of("MatMul", x, small), x),
+        (graph_of("Conv", image, filters, 11, True), image), (graph_of("ConvTranspose", image, upwards, 11, True, strides=(2, 2)), image),
+    ):
+        exact, shaders, _ = result(graph, given, "float32")
+        got, same, _ = result(graph, given, "f16acc")
+        assert "product.wgsl" in shaders
+        assert shaders == same
+        np.testing.assert_array_equal(got, exact)
+
+
+@pytest.mark.parametrize(("scale", "same"), [(1.0, False), (1e4, True)])
+def test_a_product_of_codes_that_stand_for_more_than_float16_is_calculated_in_float32(scale: float, same: bool) -> None:
+    model, _ = nbits_model((64, 160), 160, 132, 4, 32, "codes", False)
+    graph = from_onnx(model)
+    scales = graph.constant("s") * np.float32(scale)
+    graph = graph.with_nodes(graph.nodes, {"s": replace(graph.values["s"], load=lambda: scales)})
+    x = normal(64, 160)
+    with forced(BEFORE):
+        exact, shaders, _ = result(graph, x, "float32")
+        got, _, _ = result(graph, x, "f16acc")
+    assert "product.wgsl" in shaders
+    assert np.isfinite(got).all()
+    assert (got == exact).all() == same
+
+
 def test_float32_stays_as_it_is() -> None:
     """Also after the same node was asked for in the other precisions, and with a weight that one of them has halved."""
     x, w = normal(70, 160), normal(160, 132)
@@ -157,7 +196,7 @@ def test_a_halved_weight_is_given_back_rounded() -> None:
     program = Program(graph, Config(precision="f16"), Gpu.open(Config()))
     try:
         run_program(program, {"x": x})
-        assert list(program.replaced) == ["w"]
+        assert list(program.context.replaced) == ["w"]
         buffer = program.weight("w")
         restored = np.empty_like(w)
         program.gpu.download(buffer, 0, restored.ctypes.data, restored.nbytes)

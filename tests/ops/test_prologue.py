@@ -107,9 +107,9 @@ def test_all_plans_of_a_program_share_what_was_packed_and_it_is_counted(programs
         seen.append((program.planned, program.weight_nbytes))
     assert seen[-1][0] > 1, "this test wants more than one plan"
     assert len({nbytes for _, nbytes in seen}) == 1
-    packed = program.prologue.buffers(program.plans[-1].prologue)
+    packed = program.context.prologue.buffers(program.plans[-1].prologue)
     assert [p.kind for p in packed] == [Kind.PREPARED]
-    assert program.weight_nbytes == program.prologue.nbytes + sum(program.weight(n).nbytes for n in ("w", "r", "b"))
+    assert program.weight_nbytes == program.context.prologue.nbytes + sum(program.weight(n).nbytes for n in ("w", "r", "b"))
 
 
 def reshaped(model: onnx.ModelProto, shape: tuple[int, ...]) -> onnx.ModelProto:
@@ -124,9 +124,9 @@ def test_what_no_plan_reads_any_more_is_freed(programs: Any) -> None:
     model, feeds = layer("LSTM")
     program = programs(model)
     run_program(program, feeds)
-    assert program.prologue.nbytes > 0
-    program.prologue.keep(())
-    assert program.prologue.nbytes == 0
+    assert program.context.prologue.nbytes > 0
+    program.context.prologue.keep(())
+    assert program.context.prologue.nbytes == 0
     assert_close(run_program(programs(model), feeds), on_cpu(model, feeds))
 
 

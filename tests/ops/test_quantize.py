@@ -67,6 +67,14 @@ def test_quantize_turns_halves_to_even_and_saturates() -> None:
         check("QuantizeLinear", feeds)
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.int16])
+@pytest.mark.parametrize(("shape", "axis", "count"), [((37, 41), 1, ()), ((3, 5, 7), 1, (5,)), ((13,), 0, (13,))])
+def test_sixteen_bits(dtype: Any, shape: tuple[int, ...], axis: int, count: tuple[int, ...]) -> None:
+    feeds = {"x": floats(*shape, scale=2000.0), "w": scales(*count), "u": integers(dtype, *count)}
+    check("QuantizeLinear", feeds, opset=21, axis=axis)
+    check("DequantizeLinear", {**feeds, "x": integers(dtype, *shape)}, opset=21, axis=axis)
+
+
 def test_without_zero_point() -> None:
     check("QuantizeLinear", {"x": floats(17), "w": scales()}, opset=10)
     check("QuantizeLinear", {"x": floats(17), "w": scales()}, opset=21, output_dtype=onnx.TensorProto.INT8)
@@ -110,7 +118,7 @@ def test_matmul_integer_with_a_zero_point_a_row() -> None:
 
 
 @pytest.mark.parametrize(("code", "op", "feeds", "attributes"), [
-    (Code.DTYPE, "QuantizeLinear", {"x": floats(3), "w": scales(), "u": np.asarray(1, np.int16)}, {}),
+    (Code.DTYPE, "QuantizeLinear", {"x": floats(3), "w": scales()}, {"output_dtype": onnx.TensorProto.FLOAT8E5M2}),
     (Code.DTYPE, "QuantizeLinear", {"x": integers(np.int32, 3), "w": scales()}, {}),
     (Code.RANK, "QuantizeLinear", {"x": floats(3, 5), "w": scales(3, 2)}, {"block_size": 2}),
     (Code.RANK, "DequantizeLinear", {"x": integers(np.int8, 3, 5), "w": scales(4)}, {}),

@@ -179,7 +179,7 @@ def test_hardmax_takes_the_first_of_equals() -> None:
 @pytest.mark.parametrize(("code", "op", "inputs", "opset", "known", "attributes"), [
     (Code.DTYPE, "ReduceL2", [np.ones((2, 3), np.int32)], 18, [], {}),
     (Code.DTYPE, "ReduceMax", [np.ones((2, 3), np.uint32)], 20, [], {}),
-    (Code.DTYPE, "ReduceSum", [np.ones((2, 3))], 13, [], {}),
+    (Code.DTYPE, "ReduceSum", [np.ones((2, 3), np.uint64)], 13, [], {}),
     (Code.DTYPE, "ReduceMin", [np.ones((2, 0), np.int32)], 18, [], {}),
     (Code.DTYPE, "Softmax", [np.ones((2, 3))], 13, [], {}),
     (Code.ATTRIBUTE, "ArgMax", [np.ones((2, 0), np.float32)], 13, [], {"axis": 1}),
@@ -191,3 +191,15 @@ def test_declines(code: Code, op: str, inputs: Any, opset: int, known: Any, attr
 @pytest.mark.parametrize("axes", [[1], [0, -1], []])
 def test_axes_that_come_with_the_run(axes: list[int]) -> None:
     check_node("ReduceSum", [normal(2, 3, 5), np.array(axes, np.int64)], 13)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize(("shape", "axis"), [((1, 1, 128_256), 2), ((2, 20_001), 1), ((30_000, 3), 0)])
+def test_a_long_row_is_cut_and_equals_are_told_apart(shape: tuple[int, ...], axis: int, last: int) -> None:
+    """The largest number is there several times, in pieces far apart and in the ragged last one."""
+    x = np.random.default_rng(3).integers(-9, 9, shape).astype("f")
+    at = np.moveaxis(x, axis, -1)
+    for place in (shape[axis] // 3, shape[axis] // 2, shape[axis] - 2):
+        at[..., place] = 50
+    check_node("ArgMax", [x], 13, axis=axis, select_last_index=last, keepdims=0)
+    check_node("ArgMin", [-x], 13, axis=axis, select_last_index=last, keepdims=1)

@@ -123,7 +123,9 @@ X, FOUR = normal(1, 1, 5, 7), np.array((1, 1, 2, 2), np.float32)
 
 
 @pytest.mark.parametrize(("code", "op", "inputs", "opset", "known", "attributes"), [
-    (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"mode": "linear", "antialias": 1}),
+    (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"mode": "nearest", "antialias": 1}),
+    (Code.ATTRIBUTE, "Resize", [X, np.array([0, 0, 0, 0, 1, 1, 1, 1], np.float32), FOUR], 18, [1, 2],
+     {"mode": "linear", "antialias": 1, "coordinate_transformation_mode": "tf_crop_and_resize"}),
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"mode": "linear", "exclude_outside": 1}),
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"coordinate_transformation_mode": "tf_crop_and_resize"}),
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR ** np.float32(0.6)], 18, [2], {"coordinate_transformation_mode": "align_corners"}),
@@ -138,3 +140,18 @@ def test_declines(code: Code, op: str, inputs: Any, opset: int, known: Any, attr
 
 def test_scales_that_come_with_the_run() -> None:
     check_node("Resize", [X, None, FOUR], 18, mode="linear")
+
+
+@pytest.mark.parametrize("scales", [(1, 1, 0.6, 0.35), (1, 1, 0.11, 1.7), (1, 1, 2.5, 0.5), (1, 1, 1, 0.31)])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
+@pytest.mark.parametrize(("mode", "extra"), [("linear", {}), ("cubic", {}), ("cubic", {"cubic_coeff_a": -0.5, "exclude_outside": 1}),
+                                             ("linear", {"exclude_outside": 1})])
+def test_antialias(scales: tuple[float, ...], coordinates: str, mode: str, extra: dict[str, Any]) -> None:
+    shape = (2, 3, 20, 40)
+    sizes = np.array([max(1, round(n * s)) for n, s in zip(shape, scales, strict=True)])
+    inputs = [normal(*shape), None, None, sizes]
+    check_node("Resize", inputs, 18, [3], tolerance=2e-6, mode=mode, antialias=1, coordinate_transformation_mode=coordinates, **extra)
+
+
+def test_antialias_with_scales_that_come_with_the_run() -> None:
+    check_node("Resize", [normal(1, 2, 15, 21), None, np.array([1, 1, 0.4, 0.7], np.float32)], 18, mode="linear", antialias=1, tolerance=2e-6)

@@ -21,7 +21,7 @@ from tests.unit.graphs import model_of
 def shown(model: bytes, costs: Costs) -> Any:
     """The report of a session whose cut is made by these costs."""
     register()
-    candidates = Candidates(model, None, {"adapter": "0"}, {})
+    candidates = Candidates(Source(model), None, {"adapter": "0"}, {})
     candidates.costs = costs
     state = candidates.get(CUT).state
     assert state is not None

@@ -42,7 +42,7 @@ class Machine:
         vars(self.runner).update(
             config=SimpleNamespace(deadline_ms=0), sampler=SimpleNamespace(latest=self.load, used=lambda s: None), software=False,
             candidates=SimpleNamespace(ready=made.get), front=made[CPU], _decisions=None, _threads=8, _policies={}, _last=None, _used_s={},
-            _tidy_s=1e9, _runs=Counter(), _streak=None, _filing=threading.Lock(),
+            _tidy_s=1e9, runs=Counter(), _streak=None, _filing=threading.Lock(),
             chooser=SimpleNamespace(learner=learner, entry=lambda feeds: self.entry, check_due=lambda *a: False))
         choose = self.runner._choose
         self.runner._choose = lambda *a: (setattr(self, "looks", self.looks + 1), choose(*a))[1]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import ort_gpu_ep
+from ort_gpu_ep.device import loader_paths
 from ort_gpu_ep.device.info import AdapterInfo, pick
-from ort_gpu_ep.health import drivers
 from ort_gpu_ep.plugin.offers import known_adapters, metadata
-from ort_gpu_ep.plugin.provider import NOT_COMPILED
+from ort_gpu_ep.plugin.plain import NOT_COMPILED
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +83,7 @@ print(states[0].config.adapter or "any", states[0].backend.adapter.info.index)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="manifests of Vulkan drivers as Linux has them")
 def test_devices_choose_among_adapters(tmp_path: Path) -> None:
     """A driver that is there twice makes two adapters, whose UUIDs are one."""
-    driver = next(m for m in drivers.manifests(os.environ) if "lvp" in m.name)
+    driver = next(m for m in loader_paths.manifests(os.environ) if "lvp" in m.name)
     both = os.pathsep.join((str(driver), str(shutil.copy(driver, tmp_path / "again.json"))))
     env = {**os.environ, "VK_DRIVER_FILES": both, "VK_ICD_FILENAMES": both, "ORT_GPU_EP_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run([sys.executable, "-c", CHOOSES], cwd=ROOT, capture_output=True, text=True, timeout=300, env=env)
@@ -124,7 +124,7 @@ for placement in ("gpu", "cpu"):
 settings = onnxruntime.SessionOptions()
 settings.add_session_config_entry("ep.context_enable", "1")
 try:
-    ort_gpu_ep.InferenceSession("m.onnx", settings, provider_options={"placement": "gpu"})
+    ort_gpu_ep.InferenceSession("m.onnx", settings, provider_options={"placement": "gpu", "strict": 1})
 except ort_gpu_ep.ConfigError as error:
     print(error)
 """

@@ -159,6 +159,56 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert done.returncode == 0, (done.stdout, done.stderr)
 
 
+PRELOADED = SETUP + """
+import ort_gpu_ep
+options = onnxruntime.SessionOptions(); options.intra_op_num_threads = 1
+def opened(**more):
+    return ort_gpu_ep.InferenceSession(model, options, provider_options={"placement": "gpu", **more})
+session = opened()
+np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5)
+sys.stdout.flush()
+child = os.fork()
+if child:
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5)
+    assert not session.stats()["fallbacks"]
+    sys.exit(code)
+"""
+
+
+@needs_fork
+def test_sessions_of_a_forked_server_are_told_what_to_do(python: Python) -> None:
+    """As with `gunicorn --preload`: the session that the parent has made, and one that a child makes."""
+    done = python(PRELOADED + """
+np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5)
+own = opened()
+np.testing.assert_allclose(own.run(None, {"x": x})[0], expected, rtol=1e-5)
+for text in (own.missing_gpu, session.explain().events[-1]):
+    assert "gunicorn: without --preload" in text and "isolation=process" in text, text
+try:
+    opened(strict="1")
+except ort_gpu_ep.AdapterError as error:
+    assert "forked" in str(error)
+else:
+    raise AssertionError("with strict=1 it is an exception")
+os._exit(0)
+""", timeout=300)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "gunicorn: without --preload" in done.stderr
+
+
+@needs_fork
+def test_a_forked_server_gets_the_gpu_by_a_worker(python: Python) -> None:
+    done = python(PRELOADED + """
+own = opened(isolation="process")
+np.testing.assert_allclose(own.run(None, {"x": x})[0], expected, rtol=1e-5)
+assert own.explain().count("gpu") == len(own.explain().reports[0].nodes), own.explain()
+assert own.stats()["fallbacks"] == 0
+os._exit(0)
+""", timeout=300)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+
+
 @needs_fork
 def test_a_forked_child_is_told_about_device_values(python: Python) -> None:
     done = python(OPEN + """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError
 from ort_gpu_ep.plugin import weight_file
 from ort_gpu_ep.plugin.memory import Memory
 from ort_gpu_ep.plugin.reservation import Reservation
+from tests.patience import PATIENCE_S
 
 NBYTES = 4096
 
@@ -193,3 +195,27 @@ file.close_writing()
     assert list(tmp_path.glob("weights/*/*.bin")) == [mine.path]
     assert len(list(tmp_path.glob("weights/*"))) == 2
     mine.remove()
+
+
+def test_a_free_waits_for_nobody(gpu: Gpu) -> None:
+    """A value may be collected on a thread that has the GPU's lock, while another one has this lock and waits for the GPU's."""
+    space = Memory()
+    address, held, end = space.allocate(64, None), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with space._lock:
+            held.set()
+            end.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    freeing = threading.Thread(target=space.free, args=(address,), daemon=True)
+    freeing.start()
+    freeing.join(PATIENCE_S / 10)
+    waits = freeing.is_alive()
+    end.set()
+    holder.join()
+    assert not waits
+    space.free(space.allocate(64, None))
+    assert address not in space._blocks

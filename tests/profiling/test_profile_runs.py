@@ -105,7 +105,7 @@ def test_what_has_no_gpu_here_is_said(model: bytes, x: dict[str, Any]) -> None:
 
 
 def test_two_partitions_and_the_cpu_between_them(x: dict[str, Any]) -> None:
-    text = "(float[N, 64] x) => (float[N, 64] y) { a = Exp(x) b = Cast<to = 11>(a) c = Cast<to = 1>(b) y = Neg(c) }"
+    text = "(float[N, 64] x) => (float[N, 64] y) { a = Exp(x) b = Cast<to = 11>(a) s = Sin(b) c = Cast<to = 1>(s) y = Neg(c) }"
     session = InferenceSession(model_of(text).SerializeToString(), provider_options=GPU)
     found = session.profile(x, 3)
     assert {d.partition for d in found.dispatches} == {0, 1}

@@ -40,6 +40,28 @@ def test_each_fault_is_answered_by_the_cpu(kind: str, rng: np.random.Generator) 
     assert opened.stats()["fallbacks"] >= 1
 
 
+def test_what_ran_on_the_cpu_is_counted_there(rng: np.random.Generator) -> None:
+    """The session had all nodes on the GPU; its second run was answered by the CPU, and counts there until one is on the GPU again."""
+    opened = session(model(), faults="oom@2;seed=1")
+    x = rng.normal(size=(3, 16)).astype("f")
+    opened.run(None, {"x": x})
+    nodes = opened.explain().count("gpu")
+    assert nodes > 0
+    assert opened.explain().count("cpu") == 0
+    opened.run(None, {"x": x})
+    shown = opened.explain()
+    assert (shown.count("gpu"), shown.count("cpu")) == (0, nodes)
+    assert "the CPU answered the last run: OutOfDeviceMemoryError" in str(shown)
+    opened.run(None, {"x": x})
+    assert opened.explain().count("gpu") == nodes
+
+
+def test_what_cannot_be_compiled_is_counted_on_the_cpu(rng: np.random.Generator) -> None:
+    opened = session(model(), faults="compile@1;seed=1")
+    opened.run(None, {"x": rng.normal(size=(3, 16)).astype("f")})
+    assert opened.explain().count("gpu") == 0
+
+
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "compile"])
 def test_each_fault_raises_in_strict_mode(kind: str, rng: np.random.Generator) -> None:
     opened = session(model(), faults=f"{kind}@2;seed=2", strict=1)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.health import drivers, enumeration
+from ort_gpu_ep.device import loader_paths
+from ort_gpu_ep.health import enumeration
 from ort_gpu_ep.shim import build
 from tests.unit.graphs import model_of
 
@@ -158,7 +159,7 @@ def test_a_driver_that_is_none(content: str, process: Process, tmp_path: Path) -
 
 
 def test_the_bad_driver_of_two_is_named_and_can_be_left_out(process: Process, tmp_path: Path) -> None:
-    good = drivers.manifests(os.environ)
+    good = loader_paths.manifests(os.environ)
     assert good
     bad = manifest(tmp_path, "bad", library(tmp_path, "bad", "abort();"))
     done = process(env=only(bad, *good))
@@ -171,7 +172,7 @@ def test_the_bad_driver_of_two_is_named_and_can_be_left_out(process: Process, tm
 
 def test_the_way_back_is_a_changed_file(process: Process, tmp_path: Path) -> None:
     """The other drivers of this machine are there all the time: not each of them finds an adapter."""
-    installed = drivers.manifests(os.environ)
+    installed = loader_paths.manifests(os.environ)
     icd = manifest(tmp_path, "icd", library(tmp_path, "driver", "abort();"))
     assert process(env=only(icd, *installed)).said["gpu"] == 0
     icd.write_bytes(installed[0].read_bytes())

@@ -229,6 +229,6 @@ def test_no_ray_and_no_cluster(data: Data, tmp_path: Path, stand_in: Callable[..
         with pytest.raises(ScoringError, match=f"ray: got '{wrong}', expected HOST:PORT of a Ray cluster, auto"):
             score(data.model, data.file, tmp_path / "out", ray=wrong)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ScoringError, match=r"needs ray, which can't be imported .*pip install 'ort-gpu-ep\[ray\]'"):
+    with pytest.raises(ScoringError, match=r"needs ray, which can't be imported .*pip install 'ray\[data,serve\]'"):
         score(data.model, data.file, tmp_path / "out", ray="auto")
     assert not (tmp_path / "out").exists()

@@ -10,14 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from onnx import helper
 from PIL import Image
 
 from ort_gpu_ep import ScoringError
+from ort_gpu_ep.scoring import score
 from ort_gpu_ep.scoring.images import Images, Preprocessing, preprocessing
 from ort_gpu_ep.scoring.model import Value
 from ort_gpu_ep.scoring.sources import identity, open_sources
 from ort_gpu_ep.scoring.text import _EVERY
-from tests.scoring.conftest import lists
+from tests.scoring.conftest import lists, write_model
 
 COUNT = 2500
 X = np.arange(2 * COUNT, dtype="f").reshape(COUNT, 2)
@@ -190,3 +192,17 @@ def test_the_models_input_says_what_nobody_else_does(pictures: Path, tmp_path: P
 def test_preprocessing_that_does_not_fit(given: Any, inner: Any, message: str) -> None:
     with pytest.raises(ScoringError, match=message):
         preprocessing(given, Value("x", "float32", inner))
+
+
+@pytest.mark.parametrize("given", [None, {"resize": [4, 4], "scale": 1, "mean": [0.5, 0, 0]}])
+def test_the_report_says_how_images_become_inputs(given: Any, pictures: Path, tmp_path: Path) -> None:
+    """A guess that nobody sees is wrong for every network that was trained with a mean."""
+    model = tmp_path.with_name(f"{tmp_path.name}.onnx")
+    write_model(model, [helper.make_node("GlobalAveragePool", ["x"], ["y"])], [("x", ["n", 3, 4, 4])], [("y", ["n", 3, 1, 1])], {})
+    report = score(model, pictures, tmp_path.with_name(f"{tmp_path.name}.parquet"), adapters="cpu", preprocess=given)
+    note = next(n for n in report.notes if n.startswith("images are "))
+    if given is None:
+        assert note == ("images are resized to 4 x 4, RGB, pixels times 1/255, no mean and no std, NCHW float32 "
+                        "(guessed from the model's input: --preprocess FILE.json says otherwise)")
+    else:
+        assert note == "images are resized to 4 x 4, RGB, pixels times 1, minus mean [0.5, 0, 0], NCHW float32"

@@ -85,13 +85,18 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Sessions on the adapter that is there, software or not, with a cache of their own; what the adapter takes is guessed, not measured."""
+    """Sessions on the adapter that is there, software or not, with a cache of their own; what the adapter takes is guessed, not measured.
+
+    They have waited for it: their first run tries the candidates.
+    """
     monkeypatch.setattr(calibration, "measure", lambda gpu, progress=None: replace(GUESSED, adapter=gpu.info.name))
     monkeypatch.setattr(calibration, "_known", {})
 
     def opened(model: Any, settings: Any = None, **options: object) -> Any:
         given = {"adapter": "0", "cache_dir": str(tmp_path / "cache"), "load": "off", **options}
-        return ort.InferenceSession(model, settings, provider_options=given)
+        session = ort.InferenceSession(model, settings, provider_options=given)
+        assert session.wait_ready(300.0)
+        return session
     return opened
 
 

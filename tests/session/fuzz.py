@@ -29,6 +29,7 @@ import onnx
 import onnxruntime
 
 import ort_gpu_ep
+from tests.ops.single_node import exact_sums
 from tests.session.fuzz_allowed import allowed
 from tests.session.fuzz_models import FuzzModel, fuzz_model, node_tests
 from tests.session.quantized_graphs import quantized_model
@@ -84,7 +85,7 @@ def _refusal(error: Exception) -> Answer:
 
 
 def settings() -> Any:
-    made = quiet()
+    made = exact_sums(quiet())
     made.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")        # as ours has it
     made.intra_op_num_threads = 1       # small models: threads that spin would take the other cores for nothing
     return made

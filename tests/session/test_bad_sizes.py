@@ -141,13 +141,13 @@ def test_more_shapes_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         assert rows > 40_000 or session.stats()["fallbacks"] == fallbacks, f"{rows} rows fit"
         assert gpu.stats.allocated_nbytes <= gpu.memory_limit_nbytes
     assert session.stats()["fallbacks"] >= 2
-    assert all("OutOfDeviceMemoryError" in str(event) for event in session.explain().events)
+    assert all("OutOfDeviceMemoryError" in str(event) or "MemoryLimitError" in str(event) for event in session.explain().events)
 
 
 def test_parameters_that_did_not_arrive_are_not_believed_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     session, cpu = opened(chain()), on_cpu(chain())
     session.run(None, {"x": floats(3, 8)})
-    (prepared,), upload, failing = session._state.partitions[0].program._plans, Gpu.upload, [True]
+    (prepared,), upload, failing = session._state.partitions[0].program.compiled.general, Gpu.upload, [True]
 
     def failed(gpu: Gpu, buffer: Any, *arguments: Any) -> None:
         if buffer is prepared._parameters and failing:
@@ -160,7 +160,7 @@ def test_parameters_that_did_not_arrive_are_not_believed_to_be_there(monkeypatch
         given = {"x": floats(rows, 8)}
         np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-5, err_msg=f"{rows} rows")
     assert session.stats()["fallbacks"] == 1
-    assert len({shape.region for shape in prepared._shapes.values()}) == MAX_REGIONS
+    assert len({shape.region for shape in prepared._shapes.values()}) == len(prepared._shapes) <= MAX_REGIONS
 
 
 OPEN = {"Relu": {}, "Transpose": {"perm": [7, 6, 5, 4, 3, 2, 1, 0]}, "ReduceSum": {}, "Softmax": {"axis": 3}}

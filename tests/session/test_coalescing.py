@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.device import background, coalescing, contention
-from ort_gpu_ep.device.contention import Contention, Pace
+from ort_gpu_ep.device import background, joined_runs
+from ort_gpu_ep.device.joined_runs import Contention, Pace
 from ort_gpu_ep.errors import IndexOutOfRangeError
 from ort_gpu_ep.scheduler.barriers import unsettled
 from ort_gpu_ep.scheduler.plan import Dispatch, Kind
@@ -57,7 +57,7 @@ def joined(model: bytes, feeds: dict[str, Any], **options: object) -> tuple[Any,
     for _ in range(WARM):
         session.run(None, feeds)
     steady = steady_of(session)
-    steady.contention = Contention.of(steady)
+    steady.contention = Contention.of(steady.prepared, steady.filled)
     steady.contention._make()
     assert steady.contention.coalescer is not None, steady.contention.why
     return session, steady
@@ -77,12 +77,12 @@ def together(runs: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
 @pytest.fixture
 def all_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are submitted together however few are under way: on a busy machine threads may come one after another."""
-    monkeypatch.setattr(coalescing, "CONTENDED", 1)
+    monkeypatch.setattr(joined_runs, "CONTENDED", 1)
 
 
 def first_ones_meet(steady: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first runs, as many as a group has, write their inputs when all of them have joined it."""
-    met, upload, first = threading.Barrier(coalescing.MAX_RUNS), steady._upload, list(range(coalescing.MAX_RUNS))
+    met, upload, first = threading.Barrier(joined_runs.MAX_RUNS), steady._upload, list(range(joined_runs.MAX_RUNS))
 
     def meet(own: Any, sources: Any) -> None:
         with suppress(IndexError):
@@ -107,9 +107,9 @@ def test_answers_are_the_cpus_in_fewer_submissions(branches: bytes, rng: np.rand
             assert_close(session.run(None, xs[k]), wants[k])
 
     together(some)
-    assert stats.submits - before <= THREADS * RUNS - (coalescing.MAX_RUNS - 1)
+    assert stats.submits - before <= THREADS * RUNS - (joined_runs.MAX_RUNS - 1)
     assert steady.contention.coalescer.inside == steady.contention.coalescer._under_way == 0
-    assert len(steady.contention.coalescer._free) == coalescing.MAX_GROUPS
+    assert len(steady.contention.coalescer._free) == joined_runs.MAX_GROUPS
     assert session.stats()["fallbacks"] == 0
 
 
@@ -151,12 +151,12 @@ def test_memory_is_flat_and_given_back(branches: bytes, rng: np.random.Generator
     session, steady = joined(branches, x)
     gpu, objects = session._state.gpu, []
     with monkeypatch.context() as patch:
-        patch.setattr(coalescing, "CONTENDED", 1)      # all join: how many go by themselves at a time is chance, and so is what those keep
+        patch.setattr(joined_runs, "CONTENDED", 1)      # all join: how many go by themselves at a time is chance, and so is what those keep
         for _ in range(3):
             together(lambda k: [session.run(None, x) for _ in range(RUNS)])
             objects.append((gpu.stats.allocated_nbytes, gpu.stats.pooled_nbytes))
     assert objects[1] == objects[2]
-    monkeypatch.setattr(contention, "IDLE_S", -1.0)
+    monkeypatch.setattr(joined_runs, "IDLE_S", -1.0)
     session.run(None, x)
     assert steady.contention.coalescer is None
     gpu.trim()
@@ -183,7 +183,7 @@ def calls_of(run: Callable[[], Any]) -> Counter[str]:
     finally:
         sys.setprofile(None)
         gc.enable()
-    for waits in ("finished", "status", "ends_in_time", "wgpuDevicePoll"):
+    for waits in ("finished", "status", "ends_in_time", "hang_timeout_s", "current", "wgpuDevicePoll"):
         made.pop(waits, None)       # as often as it takes
     return made
 
@@ -205,7 +205,7 @@ def test_a_closed_plan_lets_nobody_wait(branches: bytes, rng: np.random.Generato
     x = {"x": rng.standard_normal((4, 16)).astype("f")}
     _session, steady = joined(branches, x)
     running = steady.contention.coalescer
-    runs = runs_of(running, coalescing.MAX_RUNS)
+    runs = runs_of(running, joined_runs.MAX_RUNS)
     found = list[Any]()
     waiting = threading.Thread(target=lambda: found.append(running.join()))    # all runs are taken
     waiting.start()
@@ -236,7 +236,7 @@ class Fake:
     """A group without a GPU."""
 
     def __init__(self) -> None:
-        self.runs = [RunOf(self) for _ in range(coalescing.MAX_RUNS)]
+        self.runs = [RunOf(self) for _ in range(joined_runs.MAX_RUNS)]
         self.broken, self.freed = False, False
         self.reset()
 
@@ -270,18 +270,18 @@ def submit(running: Any, runs: list[Any]) -> list[Any]:
 def test_a_group_departs_when_all_on_board_are_ready() -> None:
     told = Told()
     cars: Any = [Fake(), Fake()]
-    running = coalescing.Coalescer(told, cars)
+    running = joined_runs.Coalescer(told.submit, cars)
     assert submit(running, runs_of(running, 3)) == [1, 1, 1]
     assert told.submitted == [3]
     assert submit(running, runs_of(running, 3)) == [2, 2, 2]       # as many as half of those who ride
     assert told.submitted == [3, 3]
-    assert running._under_way == coalescing.MAX_GROUPS
+    assert running._under_way == joined_runs.MAX_GROUPS
 
 
 def test_a_run_that_fails_before_the_departure_holds_nobody_up() -> None:
     told = Told()
     cars: Any = [Fake(), Fake()]
-    running = coalescing.Coalescer(told, cars)
+    running = joined_runs.Coalescer(told.submit, cars)
     one, other = runs_of(running, 2)
     running.leave(one, False)
     assert submit(running, [other]) == [1]
@@ -294,14 +294,14 @@ def test_a_run_that_fails_before_the_departure_holds_nobody_up() -> None:
 
 def test_the_error_of_a_submission_is_everybodys() -> None:
     told = Told()
-    told.error = contention.OutOfDeviceMemoryError("no room")
+    told.error = joined_runs.OutOfDeviceMemoryError("no room")
     cars: Any = [Fake(), Fake()]
-    running = coalescing.Coalescer(told, cars)
+    running = joined_runs.Coalescer(told.submit, cars)
     runs = runs_of(running, 2)
     errors = []
 
     def fail(run: Any) -> None:
-        with pytest.raises(contention.OutOfDeviceMemoryError, match="no room") as caught:
+        with pytest.raises(joined_runs.OutOfDeviceMemoryError, match="no room") as caught:
             running.submitted(run)
         errors.append(caught.value)
         running.leave(run, False)
@@ -317,7 +317,7 @@ def test_nobody_who_waited_in_vain_keeps_the_next_from_departing() -> None:
     """All of a group's runs are given up before its results are there."""
     told = Told()
     cars: Any = [Fake(), Fake()]
-    running = coalescing.Coalescer(told, cars)
+    running = joined_runs.Coalescer(told.submit, cars)
     runs = runs_of(running, 2)
     submit(running, runs)
     for run in runs:
@@ -341,23 +341,24 @@ def test_the_faster_way_stays(factor: float, stays: bool, branches: bytes, rng: 
         session.run(None, x)
     asked = list[Callable[[], None]]()
     monkeypatch.setattr(background.background, "add", asked.append)
-    some, clock = Contention(steady_of(session), True), Clock()
-    some.apart, some.together = Pace(0, clock), Pace(contention.TRIAL, clock)
+    steady = steady_of(session)
+    some, clock = Contention(steady.prepared, steady.filled, True), Clock()
+    some.apart, some.together = Pace(0, clock), Pace(joined_runs.TRIAL, clock)
 
     def others(count: int, seconds: float) -> None:
         for _ in range(count):
-            run = some.run(coalescing.CONTENDED)
+            run = some.run(joined_runs.CONTENDED)
             clock.now += seconds
             if run is not None:
                 run.leave(True)
 
-    others(contention.WINDOW, 1.0)
+    others(joined_runs.WINDOW, 1.0)
     assert not asked
     others(2, 1.0)
     assert len(asked) == 1
     asked[0]()
     assert some.coalescer is not None
-    others(contention.TRIAL + contention.WINDOW + 1, factor)
+    others(joined_runs.TRIAL + joined_runs.WINDOW + 1, factor)
     assert (some.coalescer is not None, not some.why) == (stays, stays)
     some.close()
 
@@ -384,7 +385,7 @@ def test_ctrl_c_in_one_of_them(python: Callable[..., Any]) -> None:
         import numpy as np
         import onnxruntime
         import ort_gpu_ep as ort
-        from ort_gpu_ep.device.contention import Contention
+        from ort_gpu_ep.device.joined_runs import Contention
         from tests.unit.graphs import model_of
 
         onnxruntime.set_default_logger_severity(4)
@@ -395,7 +396,7 @@ def test_ctrl_c_in_one_of_them(python: Callable[..., Any]) -> None:
         for _ in range(4):
             session.run(None, x)
         steady = next(iter(session.direct._known.values()))[()].steady
-        steady.contention = Contention.of(steady)
+        steady.contention = Contention.of(steady.prepared, steady.filled)
         steady.contention._make()
         over, calm, counts, wrong = threading.Event(), threading.Event(), [0, 0, 0, 0], []
 

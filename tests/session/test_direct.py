@@ -135,7 +135,7 @@ def test_a_recording_of_buffers_that_are_gone_is_not_used(mlp: bytes, rng: np.ra
     small, large = (rng.standard_normal((n, 16)).astype("f") for n in (3, 3000))
     for _ in range(WARM):
         session.run(None, {"x": small})
-    (prepared,) = session._state.partitions[0].program._plans
+    (prepared,) = session._state.partitions[0].program.compiled.general
     version = prepared.version
     assert_close(session.run(None, {"x": large}), on_the_cpu(mlp, {"x": large}))
     assert prepared.version > version, "its intermediate values have other buffers now"

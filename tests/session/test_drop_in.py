@@ -209,6 +209,7 @@ def test_under_onnxruntimes_own_name(mlp: bytes, x: Array, tmp_path: Path, monke
     options = {"adapter": "0", "cache_dir": str(tmp_path), "load": "off"}
     for placement in ("auto", "gpu", "cpu"):
         session = onnxruntime.InferenceSession(mlp, provider_options={**options, "placement": placement})
+        assert session.wait_ready(300.0)
         for _ in range(2):
             assert_close(session.run(None, {"x": x}), want)
         assert session.explain().reports

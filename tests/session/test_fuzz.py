@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ort_gpu_ep
 from tests.plugin.cases import info, make_model, node
 from tests.session.fuzz import START_S, Answer, Tally, defects, different, patience_s, run
 from tests.session.fuzz_allowed import DIFFERENCES, allowed
 from tests.session.fuzz_models import FuzzModel
+from tests.session.situations import situation
 
 QUANTIZED_SEEDS = 24
 SEEDS = range(500)
@@ -101,3 +107,21 @@ def test_what_onnxruntime_does_not_survive_is_its_own(capsys: pytest.CaptureFixt
 def test_users_are_told_of_each_difference() -> None:
     text = (Path(__file__).parents[2] / "docs" / "drop-in.md").read_text("utf-8")
     assert [name for name in DIFFERENCES if f"**{name[0].upper()}{name[1:]}**" not in text] == []
+
+
+@pytest.mark.timeout(1200)
+def test_situations_end_as_on_the_cpu() -> None:
+    """For a minute: `python -m tests.session.situations --first 1000 --seconds 3600` takes more."""
+    done = subprocess.run([sys.executable, "-m", "tests.session.situations", "--seconds", "60"], capture_output=True, text=True, timeout=1100)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    found = re.search(r"^(\d+) situations, (\d+) runs on the GPU side, (\d+) left to the CPU, wrong: \[\]$", done.stdout, re.M)
+    assert found is not None, done.stdout
+    situations, runs, left = map(int, found.groups())
+    assert situations >= 12
+    assert runs - left > 300
+
+
+def test_situations_see_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ort_gpu_ep.InferenceSession.run
+    monkeypatch.setattr(ort_gpu_ep.InferenceSession, "run", lambda *args: [a + (a.dtype.kind == "f") for a in whole(*args)])
+    assert any("again: " in text for text in situation(0, Counter()))

@@ -83,6 +83,17 @@ def test_a_run_raises_what_onnxruntime_raises(op: str, options: dict[str, str]) 
     assert session.stats()["fallbacks"] == 6
 
 
+@pytest.mark.parametrize("options", [{}, {"strict": "1"}, {"isolation": "process"}], ids=str)
+def test_a_plain_session_with_our_provider_by_name_raises_it_too(options: dict[str, str]) -> None:
+    ort_gpu_ep.register()
+    providers = [(ort_gpu_ep.EP_NAME, {"placement": "gpu", **options}), "CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(model("Gather"), quiet(), providers=providers)
+    for _ in range(3):
+        with pytest.raises(InvalidArgument, match=r"out of (range|data bounds)"):
+            session.run(None, feeds("Gather", BAD["Gather"]))
+        np.testing.assert_array_equal(session.run(None, feeds("Gather", GOOD["Gather"]))[0], -X[GOOD["Gather"]])
+
+
 def test_with_strict_it_is_an_exception_that_names_the_node() -> None:
     session = opened(model("Gather"), strict="1")
     for _ in range(RUNS_BEFORE + 2):
@@ -177,7 +188,7 @@ def test_a_state_on_the_device_remembers_a_bad_run(bad_at: int | None, monkeypat
 
 def test_what_stays_on_the_device_says_so_when_it_is_read() -> None:
     """By a copy to the host behind a node of the CPU's, and of a value that is bound on the device."""
-    made = model("Gather", node("Neg", "g", "n"), node("QuickGelu", "n", "q", domain="com.microsoft"), node("Neg", "q", "y"))
+    made = model("Gather", node("Neg", "g", "n"), node("CDist", "n n", "q", domain="com.microsoft", metric="sqeuclidean"), node("Neg", "q", "y"))
     session = opened(made)
     assert {n.device for r in session.explain().reports for n in r.nodes} == {"gpu", "cpu"}
     assert isinstance(raised(session, feeds("Gather", [5])), InvalidArgument)

@@ -17,9 +17,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ort_gpu_ep.device import Gpu, coalescing, copying, native, objects, staging, steady
+from ort_gpu_ep.device import Gpu, copying, joined_runs, native, objects, staging, steady
 from ort_gpu_ep.device.buffers import size_class
 from ort_gpu_ep.device.in_flight import places_of
+from ort_gpu_ep.device.timing import start_timing
 from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError, OutOfDeviceMemoryError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
 from tests.patience import PATIENCE_S
@@ -270,7 +271,7 @@ def test_a_run_that_hangs_is_answered_by_the_cpu_and_its_device_not_asked(
 def test_timers_measure_the_same_results(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
     session, want = warm(mlp, {"x": x}), on_the_cpu(mlp, {"x": x})
     gpu = session._state.gpu
-    timed = gpu.start_timing()
+    timed = start_timing(gpu)
     try:
         for _ in range(2):
             assert_close(session.run(None, {"x": x}), want)
@@ -307,7 +308,7 @@ def test_runs_together(branches: bytes, rng: np.random.Generator) -> None:
             assert_close(session.run(None, xs[k]), wants[k])
     together(some)
     assert found.contention.coalescer.inside == found.contention.coalescer._under_way == 0
-    assert len(found.contention.coalescer._free) == coalescing.MAX_GROUPS
+    assert len(found.contention.coalescer._free) == joined_runs.MAX_GROUPS
     assert session.stats()["fallbacks"] == 0
 
 

@@ -10,6 +10,7 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
 
 import ort_gpu_ep
+from tests.ops.single_node import model_of
 from tests.plugin.cases import assert_close, batches, make_model, node, reference
 from tests.session.random_graphs import quiet
 
@@ -43,3 +44,19 @@ def test_what_neither_can_run_is_refused_by_the_first_of_them() -> None:
     with pytest.raises((Fail, NotImplemented), match="Foo") as seen:
         session_of(unknown)
     assert seen.value.__suppress_context__ or seen.value.__context__ is None
+
+
+@pytest.mark.parametrize("options", [{}, {"placement": "gpu"}, {"strict": 1}, {"isolation": "process"}, {"placement": "gpu", "strict": 1}], ids=str)
+def test_what_neither_takes_is_said_by_name_with_our_reason(options: dict[str, object]) -> None:
+    made, _ = model_of(
+        "GroupNorm", (np.zeros((1, 4, 4, 6), "f"), np.zeros(6, "f"), np.zeros(6, "f")), domain="com.microsoft", groups=2, activation=2, name="norm")
+    with pytest.raises(NotImplemented, match=r"no provider .* takes GroupNorm.*norm: ATTRIBUTE.*activation 2.*Try") as seen:
+        session_of(made.SerializeToString(), **options)
+    assert isinstance(seen.value, ort_gpu_ep.GpuEpError)
+
+
+def test_with_placement_cpu_it_is_onnxruntimes_word() -> None:
+    made, _ = model_of("BiasAdd", (np.zeros((1, 4, 8), "f"), np.zeros(8, "f"), np.zeros((1, 4, 8), "f")), domain="com.microsoft")
+    with pytest.raises((Fail, NotImplemented), match="BiasAdd") as seen:
+        session_of(made.SerializeToString(), placement="cpu")
+    assert not isinstance(seen.value, ort_gpu_ep.GpuEpError)

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.session import InferenceSession
 from tests.plugin.cases import info, make_model, node
 
@@ -31,7 +31,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("given", "options", "device"), [
-    ("path", {}, "cpu"), ("bytes", {}, "cpu"), ("path", {"isolation": "process"}, "gpu")])
+    ("path", {}, "cpu"), ("bytes", {"adapter": "0"}, "cpu"), ("path", {"isolation": "process"}, "gpu")])
 def test_no_value_of_the_gpu_meets_a_kernel_of_the_cpu(given: str, options: Any, device: str, written: Path) -> None:
     feeds = {"x": RNG.normal(size=(3, 8, 8)).astype("f")}
     wanted = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
@@ -39,12 +39,13 @@ def test_no_value_of_the_gpu_meets_a_kernel_of_the_cpu(given: str, options: Any,
     np.testing.assert_allclose(session.run(None, feeds)[0], wanted, rtol=1e-4, atol=1e-4)
     if device == "cpu":
         assert "ORT format" in session.missing_gpu
+        assert "ORT format" in str(session.explain())
     else:
         assert "gpu" in {n.device for r in session.explain().reports for n in r.nodes}
 
 
 def test_strict_says_so(written: Path) -> None:
-    with pytest.raises(AdapterError, match=r"give the \.onnx file"):
+    with pytest.raises(ConfigError, match=r"give the \.onnx file"):
         InferenceSession(written, provider_options={"placement": "gpu", "strict": 1})
 
 

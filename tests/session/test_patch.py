@@ -166,7 +166,7 @@ def test_it_is_said_once(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.setattr(patching, "_said", False)
     for _ in range(2):
         ort.patch().undo()
-    assert capfd.readouterr().err == f"ort_gpu_ep: {ort.EP_NAME} comes first here and in Python children\n"
+    assert capfd.readouterr().err == f"ort_gpu_ep: {children.announcement('auto')}; in Python children too\n"
 
 
 def test_pythonpath_keeps_its_other_entries() -> None:
@@ -231,6 +231,58 @@ def test_children(how: str, folder: Path) -> None:
     (folder / "parent.py").write_text(how)
     done = executed(folder, "-o", "placement=gpu", "--", sys.executable, "parent.py")
     assert done == (0, f"{' '.join(BOTH)} {NODES} False\n", SAID)
+
+
+@pytest.mark.parametrize("before", [
+    "from ort_gpu_ep import EP_NAME", "import ort_gpu_ep; ort_gpu_ep.InferenceSession", "import ort_gpu_ep.patching", "import ort_gpu_ep.graph",
+    "from ort_gpu_ep import adapters", "from ort_gpu_ep.training import trainer", "import ort_gpu_ep; ort_gpu_ep.register()"])
+def test_a_program_that_imports_ours_first(before: str, folder: Path) -> None:
+    """Then it is our modules that load onnxruntime."""
+    (folder / "first.py").write_text(before + "\n" + APP)
+    done = executed(folder, "-o", "placement=gpu", "--", sys.executable, "first.py", "y.npy")
+    assert done == (0, f"{' '.join(BOTH)} {NODES} False\n", SAID)
+
+
+def test_a_command_of_ours_below_another(folder: Path) -> None:
+    rc, out, err = executed(folder, "-o", "placement=gpu", "--", sys.executable, "-m", "ort_gpu_ep.cli", "options")
+    assert (rc, err) == (0, SAID)
+    assert "memory_limit_mb" in out
+
+
+def test_threads_that_import_ours_and_onnxruntime(folder: Path) -> None:
+    """Whoever comes first: afterwards it is patched."""
+    (folder / "threads.py").write_text(
+        "import importlib, threading\n"
+        "names = ['ort_gpu_ep.session', 'onnxruntime', 'ort_gpu_ep.patching']\n"
+        "threads = [threading.Thread(target=importlib.import_module, args=(name,)) for name in names]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n" + APP)
+    done = executed(folder, "-o", "placement=gpu", "--", sys.executable, "threads.py", "y.npy")
+    assert done == (0, f"{' '.join(BOTH)} {NODES} False\n", SAID)
+
+
+@pytest.mark.parametrize(("placement", "said"), [
+    ("auto", "is offered to sessions; placement=auto may choose the CPU"), ("cpu", "takes no node (placement=cpu)")])
+def test_nothing_is_promised_that_is_not_kept(placement: str, said: str, folder: Path) -> None:
+    """"comes first in all sessions" stood above sessions that had every node on the CPU."""
+    rc, out, err = executed(folder, "-o", f"placement={placement}", "--", sys.executable, "app.py", folder / "y.npy")
+    assert rc == 0
+    assert " 0 " in out
+    assert said in err
+    assert "comes first" not in err
+
+
+def test_one_sentence_without_a_driver(folder: Path, tmp_path: Path) -> None:
+    """Whatever asks for a device: sessions, the candidates of placement=auto, explain()."""
+    (folder / "app.py").write_text(
+        "import onnxruntime, os\n"
+        "for _ in range(3):\n"
+        "    session = onnxruntime.InferenceSession(os.environ['MODEL'], providers=['CPUExecutionProvider'])\n"
+        "    session.explain()\n")
+    nothing = {name: str(tmp_path / "none.json") for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")}
+    for option in ("placement=auto", "placement=gpu", "isolation=process"):
+        rc, _, err = executed(folder, "-o", option, "-o", f"cache_dir={tmp_path / 'cache'}", "--", sys.executable, "app.py", **nothing)
+        assert rc == 0, err
+        assert err.count("no GPU adapter") == 1, err
 
 
 def test_children_of_a_patched_process(folder: Path) -> None:

@@ -128,16 +128,16 @@ def test_an_island(island: bytes, rng: np.random.Generator) -> None:
 
 def force_a_decline(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """From now on the plan of inputs with that many rows is declined, as a limit of an adapter would do it."""
-    from ort_gpu_ep.device import Program
+    from ort_gpu_ep.device.plans import Plans
     from ort_gpu_ep.errors import Code
-    real = Program._filled_plan
+    real = Plans.fill
 
-    def filled_plan(program: Any, types: Any, values: Any) -> Any:
+    def fill(plans: Any, types: Any, values: Any) -> Any:
         if any(t.shape[:1] == (rows,) for t in types):
             raise UnsupportedNodeError(Code.LIMIT, f"{rows} rows are too many")
-        return real(program, types, values)
+        return real(plans, types, values)
 
-    monkeypatch.setattr(Program, "_filled_plan", filled_plan)
+    monkeypatch.setattr(Plans, "fill", fill)
 
 
 def test_a_shape_that_is_declined_at_run_time_goes_to_the_cpu(

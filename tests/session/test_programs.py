@@ -119,6 +119,7 @@ def test_all_available_providers_are_asked_in_their_order(options: dict[str, str
     assert names[0] == ort.EP_NAME
     assert sorted(names[1:]) == sorted(n for n in onnxruntime.get_available_providers() if n != ort.EP_NAME)
     session = ort.InferenceSession(mlp, providers=names, provider_options=[options, *[{}] * len(names[1:])])
+    assert session.wait_ready(300.0)
     assert_close(session.run(None, {"x": x[:3]}), wanted[2])
     assert (session._runner is not None) == (options["placement"] == "auto")
     assert session.get_providers()[0] == ort.EP_NAME or session._runner is not None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.device import background, pipelines, prepared, specialization
+from ort_gpu_ep.device import background, context, pipelines, prepared, specialization
 from ort_gpu_ep.device.specialization import MAX_SPECIALIZED
 from ort_gpu_ep.errors import ShaderError
 from tests.patience import PATIENCE_S
@@ -70,7 +70,7 @@ def test_the_run_after_uses_it_and_compiles_nothing(mlp: bytes, x: np.ndarray, h
     run(session, mlp, {"x": x}, 3)
     assert len(hand.waiting) == 1, "asked for once"
     gpu, program = session._state.gpu, program_of(session)
-    general, = program._plans
+    general, = program.compiled.general
     made = gpu.compiled
     assert hand.work() == 1
     assert gpu.compiled > made
@@ -78,8 +78,8 @@ def test_the_run_after_uses_it_and_compiles_nothing(mlp: bytes, x: np.ndarray, h
     run(session, mlp, {"x": x}, 6)
     assert gpu.compiled == made
     assert session.stats()["specialized"] == 1
-    assert not [kept for kept in general._steady.values() if not kept._closed], "what it kept for these sizes is freed"
-    special, = program._specializer.plans
+    assert not program.compiled._steady.get(general), "what it kept for these sizes is freed"
+    special, = program.compiled.specialized
     assert not special.template.varies
     assert next(iter(special._shapes.values())).runs >= 6
     assert not hand.waiting, "such a plan does not ask for another one"
@@ -127,7 +127,7 @@ def test_what_does_not_compile_leaves_the_general_plan(mlp: bytes, x: np.ndarray
     def fail(*_: Any) -> Any:
         raise ShaderError("no shader today\n   1 fn main")
 
-    monkeypatch.setattr(specialization, "pipeline", fail)
+    monkeypatch.setattr(context, "pipeline", fail)
     hand.work()
     run(session, mlp, {"x": x}, 2 * AFTER)
     assert not hand.waiting, "not tried again"
@@ -146,7 +146,7 @@ def test_what_fails_when_it_is_warmed_up_is_freed(mlp: bytes, x: np.ndarray, han
 
     monkeypatch.setattr(prepared.Prepared, "warm_up", fail)
     hand.work()
-    assert not program_of(session)._specializer.plans
+    assert not program_of(session).compiled.specialized
     assert "not at the first dispatch" in session.explain().events[0]
     run(session, mlp, {"x": x})
 
@@ -181,7 +181,7 @@ def test_the_least_recently_used_goes(mlp: bytes, x: np.ndarray, hand: ByHand) -
 
 
 def test_sizes_by_the_thousand_don_t_keep_it(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ort_gpu_ep.device import program as module
+    from ort_gpu_ep.device import plans as module
 
     session = opened(mlp)
     run(session, mlp, {"x": x})
@@ -189,7 +189,7 @@ def test_sizes_by_the_thousand_don_t_keep_it(mlp: bytes, x: np.ndarray, hand: By
     monkeypatch.setattr(module, "MAX_SHAPES", 2)
     for rows in (2, 3, 4):
         run(session, mlp, {"x": x[:1].repeat(rows, 0)}, 1)
-    assert not program_of(session)._specializer.plans
+    assert not program_of(session).compiled.specialized
     run(session, mlp, {"x": x}, 1)
 
 
@@ -211,13 +211,13 @@ def test_closing_the_program_cancels_it(mlp: bytes, x: np.ndarray, hand: ByHand,
             ends.pop()()
         finish()
 
-    monkeypatch.setattr(specialization, "pipeline", compile_and_close)
+    monkeypatch.setattr(context, "pipeline", compile_and_close)
     monkeypatch.setattr(gpu, "finish", finish_and_close)
     if when == "before":
         ends.pop()()
     hand.work()
     assert not ends
-    assert not program._specializer.plans
+    assert not program.compiled.specialized
     assert not program.specialized
     assert gpu.compiled - made <= (1 if when != "while it is warmed up" else 99)
 
@@ -277,8 +277,8 @@ def test_memory_comes_back(mlp: bytes, x: np.ndarray, hand: ByHand) -> None:
             hand.work()
     program = program_of(session)
     with program.lock:
-        for special in list(program._specializer.plans):
-            program.drop(special)
+        for special in list(program.compiled.specialized):
+            program.compiled.drop(special)
     run(session, mlp, {"x": x}, 1)
     gpu.trim()
     assert gpu.stats.allocated_nbytes - before <= 32 << 10, "inputs and outputs that the general plan keeps for four sizes"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ort_gpu_ep import datasets
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.training import datasets
 
 
 @pytest.mark.parametrize("size", [8, 28])

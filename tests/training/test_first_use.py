@@ -136,7 +136,7 @@ def test_checkpoints_of_before_and_such_that_are_none(tmp_path: Path) -> None:
     old.load(path)
     assert (old.steps, old.epochs) == (2, 0)
     checkpoint.write(path, tensors, {**metadata, "step": "two"})
-    with pytest.raises(TrainingError, match="its step is 'two', expected a number"):
+    with pytest.raises(TrainingError, match="its step is 'two', expected a whole number"):
         t.load(path)
     with pytest.raises(TrainingError, match="it is a folder, expected a file"):
         t.load(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -447,6 +448,90 @@ def test_wrong_checkpoints_are_said(tmp_path: Path) -> None:
         t.load(path)
     with pytest.raises(TrainingError, match="no such file"):
         t.load(tmp_path / "nowhere")
+
+
+def entry(**changed: object) -> dict[str, object]:
+    return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changed}
+
+
+DAMAGED: dict[str, object] = {
+    "negative offsets": {"a": entry(data_offsets=[-8, 0])},
+    "offsets from the end": {"a": entry(data_offsets=[-16, -8])},
+    "offsets the wrong way round": {"a": entry(data_offsets=[8, 0], shape=[0])},
+    "offsets that are true": {"a": entry(data_offsets=[False, 8])},
+    "three offsets": {"a": entry(data_offsets=[0, 8, 8])},
+    "two tensors in the same bytes": {"a": entry(), "b": entry()},
+    "bytes of no tensor": {"a": entry(data_offsets=[0, 4], shape=[1])},
+    "a tensor of other bytes": {"a": entry(shape=[3])},
+    "a negative size": {"a": entry(shape=[-1])},
+    "a size that is a fraction": {"a": entry(shape=[2.0])},
+    "sizes beyond any memory": {"a": entry(shape=[2**40, 2**40, 0, 2**70])},
+    "an unknown type": {"a": entry(dtype="F7")},
+    "a type that is a list": {"a": entry(dtype=[])},
+    "no entry": {"a": None},
+    "a list of entries": {"a": [1, 2]},
+    "an entry with more": {"a": entry(more=1)},
+    "no object": [1, 2],
+    "a number": 7,
+    "metadata of a list": {"a": entry(), "__metadata__": [1]},
+    "metadata of numbers": {"a": entry(), "__metadata__": {"step": 3}},
+}
+
+
+def safetensors(header: bytes, values: bytes = bytes(8)) -> bytes:
+    return len(header).to_bytes(8, "little") + header + values
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_checkpoints_are_said(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(safetensors(json.dumps({"a": entry()}).encode()))
+    assert checkpoint.read(path)[0]["a"].tolist() == [0, 0]
+    path.write_bytes(safetensors(json.dumps(DAMAGED[kind]).encode()))
+    with pytest.raises(TrainingError, match="not a whole safetensors file"):
+        checkpoint.read(path)
+
+
+@pytest.mark.parametrize("header", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"", b'{"a":' + b"9" * 10_000 + b"}"])
+def test_what_is_no_header_is_said(header: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    for data in (safetensors(header), b"\xff" * 8 + header, header[:7]):
+        path.write_bytes(data)
+        with pytest.raises(TrainingError, match="not a whole safetensors file"):
+            checkpoint.read(path)
+
+
+def test_changed_bytes_of_a_checkpoint_load_or_are_said(tmp_path: Path) -> None:
+    """Nothing but TrainingError, whatever 1,000 changes of a file make of it."""
+    t, path = trainer("cpu"), tmp_path / "t.safetensors"
+    t.step(*points(4))
+    t.save(path)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    rng = np.random.default_rng(7)
+    said = 0
+    for _ in range(1000):
+        data = bytearray(whole)
+        for _ in range(rng.integers(1, 4)):
+            data[rng.integers(header)] = rng.choice(np.frombuffer(b'0123456789-"{}[],:eF\x00\xff', np.uint8))
+        path.write_bytes(data)
+        try:
+            trainer("cpu").load(path)
+        except TrainingError:
+            said += 1
+    assert said > 700
+
+
+@pytest.mark.parametrize(("key", "text"), [
+    ("step", "-5"), ("step", "9" * 30), ("step", "9" * 5000), ("step", "1e3"), ("step", "²"), ("epochs", "-1"), ("seed", "-"), ("seed", "9" * 5000)])
+def test_numbers_that_no_run_has_are_said(key: str, text: str, tmp_path: Path) -> None:
+    t, path = trainer("cpu"), tmp_path / "t.safetensors"
+    t.step(*points(4))
+    t.save(path)
+    tensors, metadata = checkpoint.read(path)
+    checkpoint.write(path, tensors, {**metadata, key: text})
+    with pytest.raises(TrainingError, match=f"its {key} is '.*', expected a whole number from"):
+        t.load(path)
 
 
 def test_checkpoints_are_safetensors(tmp_path: Path) -> None:

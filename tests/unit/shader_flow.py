@@ -68,7 +68,7 @@ class _Flow:
 
     def carries(self, function: str, expression: str) -> bool:
         """Whether it reads a buffer, or holds a name, or calls a function, that carries what was read."""
-        if re.search(r"\b\w+_(?:at|word)4?\(", expression):
+        if re.search(r"\b\w+_(?:at|word|pair)4?\(", expression):
             return True
         words = re.findall(r"(?<![.\w])[A-Za-z_]\w*", expression)
         return any(self.scope(function, word) in self.names or ("", word) in self.names for word in words)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ort_gpu_ep.device.circuit import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE, Circuit
+from ort_gpu_ep.device.circuit import FIRST_PAUSE_S, LONGEST_AFTER_KILL_S, LONGEST_PAUSE_S, PATIENCE, Circuit
 
 
 class Bench:
@@ -65,6 +65,18 @@ def test_pauses_double_up_to_the_longest_and_start_again_after_a_success(bench: 
     bench.now += FIRST_PAUSE_S
     bench.circuit.allows()
     assert len(bench.waiting) == 1
+
+
+def test_kills_from_outside_keep_the_pause_short(bench: Bench) -> None:
+    bench.healthy = False
+    for _ in range(20):
+        bench.circuit.failed("killed", at_once=True, killed=True)
+        bench.now += LONGEST_AFTER_KILL_S
+        bench.circuit.reset() if bench.circuit.allows() else None
+        assert bench.waiting
+        bench.healthy = True
+        bench.probe()
+    assert bench.circuit.state == "closed"
 
 
 def test_a_run_s_own_failure_needs_several_in_a_row(bench: Bench) -> None:

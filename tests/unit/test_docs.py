@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import pkgutil
 import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import onnx.defs
+import onnx.parser
 import pytest
 from rich.cells import cell_len
 
@@ -58,11 +61,51 @@ def test_readme_says_the_wheels_size() -> None:
     assert f"- **One wheel of less than {build_wheel.MAX_NBYTES >> 20} MB**" in README
 
 
-def test_readme_options_are_the_options() -> None:
+def test_the_options_page_lists_the_options() -> None:
     wanted = [f"| `{o.name}` | `{o.variable}` | {f'`{o.default}`' if o.default else ''} | {o.doc} |" for o in OPTIONS]
-    start = README.index("| option | environment variable | default |")
-    table = README[start:].partition("\n\n")[0].splitlines()[2:]
-    assert table == wanted, "the README's table should be:\n" + "\n".join(wanted)
+    text = (ROOT / "docs" / "options.md").read_text("utf-8")
+    table = text[text.index("| option | environment variable | default |"):].strip().partition("\n\n")[0].splitlines()[2:]
+    assert table == wanted, "the table in docs/options.md should be:\n" + "\n".join(wanted)
+
+
+def test_nobody_is_told_to_install_a_name_that_is_not_ours() -> None:
+    """There is no release: whoever took the name on PyPI would run code on our users' machines."""
+    texts = [*DOCUMENTS, *(ROOT / "ort_gpu_ep").rglob("*.py"), *(ROOT / "examples").glob("*.*"), *(ROOT / "scripts").glob("*.*")]
+    assert [p.name for p in texts if p.name != "CHANGELOG.md" and re.search(r"pip install[^\n`]*\bort[-_]gpu[-_]ep\b(?!\.git)", p.read_text("utf-8"))] == []
+
+
+BANNED = ("reckon", "whatever has", "goes by", "going by", "stand-in", "stands for it", "takes that one along", "under way", "spoken of", "of ours")
+"""Phrases that a reader who does not know the code has to translate."""
+
+
+def test_texts_for_users_are_in_plain_words() -> None:
+    texts = {name: (ROOT / name).read_text("utf-8") for name in ("README.md", "docs/getting-started.md", "docs/options.md", "examples/Dockerfile")}
+    texts |= {f"{command} --help": text for command, text in COMMANDS.items()} | {o.name: o.doc for o in OPTIONS}
+    assert [(where, phrase) for where, text in texts.items() for phrase in BANNED if phrase in text.lower()] == []
+
+
+def test_readme_is_short() -> None:
+    assert len(README.split()) <= 700
+
+
+def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code = re.search(r"```python\n(.*?)```", README, re.S)
+    assert code is not None
+    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> m (float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }')
+    onnx.save(model, tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code[1], "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("adapter: ")
+
+
+def test_the_picture_shows_what_the_benchmarks_say() -> None:
+    """Latency in blocks of runs, of the newest table with other providers, and its errors."""
+    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    for row in json.loads((ROOT / "docs" / "peers.json").read_text("utf-8"))["rows"]:
+        line = next(line for line in benchmarks.splitlines() if line.startswith(f"| {row['model']}"))
+        cells = [cell.strip(" *") for cell in line.split("|")]
+        assert [float(cell.split(" / ")[0]) for cell in cells[2:5]] == [row["cpu_ms"], row["webgpu_ms"], row["auto_ms"]]
+        assert float(cells[7]) == row["relative_l2"]
 
 
 def test_readme_commands_are_the_commands() -> None:
@@ -129,7 +172,7 @@ def test_architecture_lists_every_module() -> None:
         if folder == "ort_gpu_ep/ops/":     # listed in OPERATORS.md, row by row
             continue
         there = {p.name for p in (ROOT / folder).glob("*.py")} - {"__init__.py", "__main__.py"}
-        assert set(re.findall(r"`(\w+\.py)`", listing)) == there, folder
+        assert set(re.findall(r"`([\w-]+\.py)`", listing)) == there, folder
     folders = {f"ort_gpu_ep/{p.name}/" for p in (ROOT / "ort_gpu_ep").iterdir() if (p / "__init__.py").is_file()}
     assert {folder for folder, _ in rows} == folders | {"ort_gpu_ep/"}
 

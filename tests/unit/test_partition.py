@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,15 @@ def test_a_name_stands_for_one_size_where_nothing_else_fits() -> None:
     assert devices(graph) == {"y": "gpu"}
     assert [a.wide for a in sizes.assumptions(graph)] == [set(), set(), set(), {"K"}]
     assert len(sizes.assumptions(graph_of("(float[N, L] a) => (y) { y = Relu(a) }"))) == len(sizes.CANDIDATES)
+
+
+def test_a_name_may_stand_for_a_sum() -> None:
+    graph = graph_of("(float[N, total] a, float[N, past] b) => (y) { y = Concat<axis=1>(a, b) }")
+    *_, last = sizes.assumptions(graph)
+    assert last.sums
+    assert [sizes.input_types(graph, last)[n].shape for n in "ab"] == [(1, 128), (1, 64)]
+    value = replace(graph.values["b"], shape=("N", "past_length + 1"))
+    assert sizes.stand_in(value, last) == tensor(1, 65)
 
 
 # ---- partition
@@ -147,7 +158,7 @@ def test_fused_nodes_report_where_they_went() -> None:
     graph = graph_of("(float[5, 16] x, float[16, 8] w) => (y) { [product] a = MatMul(x, w) [act] y = Tanh(a) }")
     found = partition(graph, GPU, Limits(), software=False)
     assert found.groups == ((0, 1),)
-    assert [(n.name, n.fused_into) for n in found.report.nodes] == [("product", "product"), ("act", "product")]
+    assert [(n.name, n.fused_into) for n in found.report.nodes] == [("product", ""), ("act", "product")]
     assert found.report.partitions[0].dispatches == 1
     unfused = partition(graph, Config(placement="gpu", fusion=False), Limits(), software=False)
     assert [n.fused_into for n in unfused.report.nodes] == ["", ""]

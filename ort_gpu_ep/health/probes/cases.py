@@ -22,7 +22,7 @@ def _drawn(trial: Trial, given: Random | Known | None) -> Array | None:
     if not isinstance(given, Random):
         return None
     if given.low is None:
-        return trial.normal(*given.shape)
+        return trial.normal(*given.shape).astype(given.dtype)
     return trial.integers(given.low, given.high, *given.shape, dtype=given.dtype)
 
 

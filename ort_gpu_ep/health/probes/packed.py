@@ -61,11 +61,8 @@ def packed(trial: Trial) -> str:
     """Vectors and tiles, rows of codes and columns of codes, whole and odd sizes."""
     kinds = ("uint8", "int8", "int4", "uint2")
     for _ in range(trial.rounds):
-        for kind in kinds:
-            for transposed in (False, True):
-                _product(trial, 1, 64, 9, kind, transposed)
-                _product(trial, 3, 67, 5, kind, transposed)
-                _product(trial, 17, 131, 66, kind, transposed)
+        for kind, transposed, (m, k, n) in trial.some(kinds, (False, True), ((1, 64, 9), (3, 67, 5), (17, 131, 66))):
+            _product(trial, m, k, n, kind, transposed)
     return ", ".join(kinds)
 
 
@@ -173,9 +170,8 @@ def _decoded(trial: Trial, op: str, m: int, density: float = 0.2, stored: tuple[
 def codebooks(trial: Trial) -> str:
     """Codes within a word, across words, and in two planes."""
     for _ in range(trial.rounds):
-        for op in CODEBOOK:
-            _decoded(trial, op, 2)
-            _decoded(trial, op, 17)
+        for op, m in trial.some((*CODEBOOK,), (2, 17)):
+            _decoded(trial, op, m)
     return ", ".join(CODEBOOK)
 
 
@@ -194,10 +190,9 @@ def sparse(trial: Trial) -> str:
     """Rows of none, few and all of their values."""
     densities = (0.01, 0.2, 1.0)
     for _ in range(trial.rounds):
-        for team in SPARSE_TEAMS:
+        for team, density in trial.some((*SPARSE_TEAMS,), densities):
             with in_teams(team):
-                for density in densities:
-                    _decoded(trial, SPARSE, min(3, team), density)
+                _decoded(trial, SPARSE, min(3, team), density)
     return f"densities {densities}"
 
 
@@ -254,10 +249,10 @@ def _pruned(trial: Trial, m: int, shape: tuple[int, int], transposed: bool) -> N
 def sparse_product(trial: Trial) -> str:
     """Convolutions over planes and products of many vectors, of single pixels and of fours, in rows, and in slices."""
     for _ in range(trial.rounds):
-        for form in ("1 x 1", "1 x 4, 4 slices", "4 x 8"):
+        for form, given in trial.some(("1 x 1", "1 x 4, 4 slices", "4 x 8"), (
+                ((2, 64, 6, 6), (70, 64, 1, 1), 0, (1, 1)), ((1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2)))):
             with chosen(form):
-                _convolved(trial, (2, 64, 6, 6), (70, 64, 1, 1))
-                _convolved(trial, (1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2))
+                _convolved(trial, *given)
     return "planes, windows, steps"
 
 

@@ -44,17 +44,22 @@ def _product(trial: Trial, m: int, k: int, n: int, transposed: int, tolerance: f
 
 def _tile_probe(tile: Tile) -> None:
     """Adds the probe of a tile: each orientation, around its edges, whole and split, and with windows read in place."""
+    turn = TILES.index(tile)
+    whole = (
+        (0, 1, (tile.m, 4 * tile.k, tile.n)), (1, 1, (tile.m + 1, 4 * tile.k + 1, tile.n - 1)),
+        (2, 1, (tile.m - 1, 37 * tile.k + 3, tile.n + 1)))
+    cut = (3, 2, (2 * tile.m + 3, 9 * tile.k - 1, 5))
+
     def check(trial: Trial) -> str:
         for _ in range(trial.rounds):
-            for transposed, split, (m, k, n) in (
-                (0, 1, (tile.m, 4 * tile.k, tile.n)), (1, 1, (tile.m + 1, 4 * tile.k + 1, tile.n - 1)),
-                (2, 1, (tile.m - 1, 37 * tile.k + 3, tile.n + 1)), (3, 2, (2 * tile.m + 3, 9 * tile.k - 1, 5)),
-            ):
+            for case, in (*trial.some(whole, of=3, turn=turn), (cut,)):
+                transposed, split, (m, k, n) = case
                 with chosen(tile, split):
                     _product(trial, m, k, n, transposed)
-            with chosen(tile, 1):
-                filters = trial.normal(tile.m + 1, 3, 3, 3)
-                compare(trial, "Conv", 11, [trial.normal(1, 3, 9, 11), filters], pads=[1, 1, 1, 1], strides=[2, 1])
+            for strides, in trial.some(([2, 1],), turn=turn):
+                with chosen(tile, 1):
+                    filters = trial.normal(tile.m + 1, 3, 3, 3)
+                    compare(trial, "Conv", 11, [trial.normal(1, 3, 9, 11), filters], pads=[1, 1, 1, 1], strides=strides)
         return "4 shapes and a window"
 
     probe(f"gemm {tile.m}x{tile.n}x{tile.k}", "kernels", disables=("gemm.wgsl", "sum_parts.wgsl"))(check)

@@ -68,12 +68,12 @@ def _convolution(trial: Trial, kind: type[np.uint8 | np.int8], x: Shape, w: Shap
 
 @probe("product of bytes in tiles", "kernels", disables=("byte_product.wgsl",), fault=LAST_ROW)
 def byte_tiles(trial: Trial) -> str:
-    """A window in every tile that the adapter can run, around its edges; planes; the depth of K no multiple of 16."""
+    """A window and a point in every tile that the adapter can run, around its edges; planes; the depth of K no multiple of 16."""
     ran = [tile for tile in TILES if tile.fits(trial.gpu.limits)]
     for _ in range(trial.rounds):
-        for tile in ran:
+        for tile, window in trial.some(ran, (3, 1)):
             with chosen(tile, 1):
-                _convolution(trial, np.uint8, (1, 20, 5, 13), (min(tile.m, 32) + 4, 20, 3, 3), pads=(1, 1, 1, 1))
+                _convolution(trial, np.uint8, (1, 20, 5, 13), (min(tile.m, 32) + 4, 20, window, window), pads=(window // 2,) * 4)
         _convolution(trial, np.int8, (1, 3, 17, 15), (12, 3, 5, 5), pads=(2, 2, 2, 2), strides=(2, 2))
     return f"{len(ran)} tiles"
 

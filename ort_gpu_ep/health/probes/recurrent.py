@@ -50,9 +50,8 @@ def layers(trial: Trial) -> str:
     sizes = (1, 33, 130)
     with in_form(GENERAL):
         for _ in range(trial.rounds):
-            for hidden in sizes:
-                for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1)):
-                    _layer(trial, op, gates, hidden)
+            for hidden, (op, gates) in trial.some(sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1))):
+                _layer(trial, op, gates, hidden)
     return f"3 ops, {len(sizes)} sizes"
 
 
@@ -60,12 +59,11 @@ def layers(trial: Trial) -> str:
 def held(trial: Trial) -> str:
     """Units that fill a subgroup and that don't, vectors with and without a rest, the input's share from the kernel or from a product."""
     sizes = (1, 8, 33)
-    for form in (WHOLE, PRODUCT):
+    layers: tuple[tuple[str, int, dict[str, Attribute]], ...] = (("LSTM", 4, {}), ("GRU", 3, {"linear_before_reset": 1}))
+    for form, hidden, (op, gates, attributes) in trial.some((WHOLE, PRODUCT), sizes, layers):
         with in_form(form):
             for _ in range(trial.rounds):
-                for hidden in sizes:
-                    _layer(trial, "LSTM", 4, hidden)
-                    _layer(trial, "GRU", 3, hidden, linear_before_reset=1)
+                _layer(trial, op, gates, hidden, **attributes)
     return f"2 ops, 2 forms, {len(sizes)} sizes"
 
 
@@ -73,11 +71,11 @@ def held(trial: Trial) -> str:
     "recurrent layers of packed weights", "packed elements", disables=(INLINED,), fault=(r"_in_scale_at\(at\);", "_in_scale_at(at) * 1.1;"))
 def packed(trial: Trial) -> str:
     """Bytes of the input's weights and of the state's, decoded into registers, and in each step."""
-    for form in (WHOLE, PRODUCT, GENERAL):
+    layers: tuple[tuple[str, int, int, dict[str, Any]], ...] = (("LSTM", 4, 12, {}), ("GRU", 3, 21, {"linear_before_reset": 1}))
+    for form, (op, gates, hidden, attributes) in trial.some((WHOLE, PRODUCT, GENERAL), layers):
         with in_form(form):
             for _ in range(trial.rounds):
-                _packed_layer(trial, "LSTM", 4, 12)
-                _packed_layer(trial, "GRU", 3, 21, linear_before_reset=1)
+                _packed_layer(trial, op, gates, hidden, **attributes)
     return "2 ops, 3 forms"
 
 

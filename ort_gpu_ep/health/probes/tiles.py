@@ -58,16 +58,20 @@ def _convolution(trial: Trial, x: Shape, w: Shape, op: str = "Conv", **attribute
 
 def _tile_probe(tile: Tile) -> None:
     """Adds the probe of a tile: windows and none, around its edges, K in steps and across them, whole and cut."""
+    windows: tuple[tuple[Shape, Shape, dict[str, Any]], ...] = (
+        ((1, 72, 5, 13), (tile.m + 4, 72, 1, 1), {}), ((1, 64, 9, 8), (tile.m - 4, 64, 3, 3), {"pads": (1, 1, 1, 1)}),
+        ((2, 12, 7, 5), (8, 12, 3, 2), {"strides": (2, 1)}),
+        ((1, 3, 17, 15), (12, 3, 5, 5), {"pads": (2, 2, 2, 2), "strides": (2, 2)}))
+
+    splits = (1, 3) if tile.name in SPLIT_TILES else (1,)
+
     def check(trial: Trial) -> str:
         if not tile.fits(trial.gpu.limits):
             raise Unsupported("more workgroup memory or invocations than this adapter allows: not used")
         for _ in range(trial.rounds):
-            for split in (1, 3) if tile.name in SPLIT_TILES else (1,):
+            for split, (x, w, attributes) in trial.some(splits, windows, of=4, turn=TILES.index(tile)):
                 with chosen(tile, split):
-                    _convolution(trial, (1, 72, 5, 13), (tile.m + 4, 72, 1, 1))
-                    _convolution(trial, (1, 64, 9, 8), (tile.m - 4, 64, 3, 3), pads=(1, 1, 1, 1))
-                    _convolution(trial, (2, 12, 7, 5), (8, 12, 3, 2), strides=(2, 1))
-                    _convolution(trial, (1, 3, 17, 15), (12, 3, 5, 5), pads=(2, 2, 2, 2), strides=(2, 2))
+                    _convolution(trial, x, w, **attributes)
         return "4 windows"
 
     probe(f"product in tiles {tile.name}", "kernels", disables=("product.wgsl",), fault=LAST_ROW, quick=tile.name == "32x32/4")(check)
@@ -105,11 +109,10 @@ def in_halves(trial: Trial) -> str:
         values = {"a": Value("a", FLOAT32, a.shape), "b": Value("b", FLOAT32, b.shape), "y": Value("y", FLOAT32)}
         held = Graph("probe", ("a",), ("y",), (node,), {**values, "b": Value("b", FLOAT32, b.shape, lambda b=b: b)})  # type: ignore[misc]
         brought = Graph("probe", ("a", "b"), ("y",), (node,), values)
-        for tile in ran:
+        for tile, precision in trial.some(ran, (*precisions, "")):
             with chosen(tile, 3 if tile.name in SPLIT_TILES else 1):
-                for precision in precisions:
-                    agree(f"{precision} by a constant, {tile.name}", trial.graph(held, [a], precision)[0], a @ b, 0.0)
-                agree(f"by a matrix of the run, {tile.name}", trial.graph(brought, [a, b], precisions[-1])[0], a @ b, 0.0)
+                got, = trial.graph(held, [a], precision) if precision else trial.graph(brought, [a, b], precisions[-1])
+                agree(f"{precision or precisions[-1]} by a {'constant' if precision else 'matrix'}, {tile.name}", got, a @ b, 0.0)
     return f"{len(ran)} tiles, {', '.join(precisions)}"
 
 
@@ -138,17 +141,22 @@ def _packed_convolution(trial: Trial, image: Array, weights: Array, bias: Array,
     want, = reference("Conv", 11, [image, weights, bias], **attributes)
     agree(f"Conv {list(image.shape)} with packed weights {list(weights.shape)}", got, want.transpose(0, 2, 3, 1))
     return graph
+GROUPS: tuple[tuple[Shape, Shape, dict[str, Any]], ...] = (
+    ((1, 64, 5, 7), (32, 32, 3, 3), {"group": 2, "pads": (1, 1, 1, 1)}),
+    ((2, 96, 9, 11), (36, 32, 1, 2), {"group": 3, "strides": (2, 2), "dilations": (1, 3)}))
+"""Windows of several groups."""
+
+
 @probe("several groups, channels last", "kernels", disables=("grouped_last.wgsl",),
        fault=(r"block < LINES \* BLOCKS", "block + 1u < LINES * BLOCKS"), trusts=True)
 def grouped(trial: Trial) -> str:
     """Every number of pixels and slices, where the last pixels of a row are alone; strides, dilations, a batch."""
     usual = conv_last.GROUPED_FORMS
     try:
-        for form in usual if trial.rounds > 1 else usual[::5]:
+        for form, (x, w, attributes) in trial.some(usual if trial.rounds > 1 else usual[::5], GROUPS):
             conv_last.GROUPED_FORMS = (form,)
             with apart(), _no_product():
-                _convolution(trial, (1, 64, 5, 7), (32, 32, 3, 3), group=2, pads=(1, 1, 1, 1))
-                _convolution(trial, (2, 96, 9, 11), (36, 32, 1, 2), group=3, strides=(2, 2), dilations=(1, 3))
+                _convolution(trial, x, w, **attributes)
     finally:
         conv_last.GROUPED_FORMS = usual
     return f"{len(usual)} forms"

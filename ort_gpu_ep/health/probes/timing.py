@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from ort_gpu_ep.device.timing import start_timing
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, Unsupported, agree, probe
@@ -17,7 +18,7 @@ STOPPED_CLOCK = "timestamps stand still"
 def timestamps(trial: Trial) -> str:
     """A timed product takes more than nothing and less than the host waited."""
     gpu = trial.gpu
-    if not gpu.start_timing() or gpu.timer is None:
+    if not start_timing(gpu) or gpu.timer is None:
         raise Unsupported("the adapter has no timestamp-query")
     try:
         start = time.perf_counter()

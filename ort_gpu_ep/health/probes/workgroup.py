@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, agree, probe
 from ort_gpu_ep.registry import WORKGROUP
 
@@ -95,35 +96,50 @@ def atomics(trial: Trial) -> str:
 
 
 _SUBGROUP = _HEAD + """
-@compute @workgroup_size(128)
-fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(subgroup_size) size: u32,
-        @builtin(subgroup_invocation_id) place: u32, @builtin(local_invocation_index) lane: u32) {{
-    let x = xs[id.x];
-    let sum = subgroupAdd(x);
-    let first = subgroupBroadcastFirst(x);
-    out[id.x * 4u] = sum;
-    out[id.x * 4u + 1u] = first;
-    out[id.x * 4u + 2u] = size;
-    out[id.x * 4u + 3u] = subgroupExclusiveAdd(1u) - place;
+@compute @workgroup_size({lanes})
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32, @builtin(subgroup_size) size: u32,
+        @builtin(subgroup_invocation_id) place: u32, @builtin(subgroup_id) which: u32, @builtin(num_subgroups) count: u32) {{
+    let i = group.x * {lanes}u + lane;
+    let x = xs[i];
+    out[i * 8u] = subgroupAdd(x);
+    out[i * 8u + 1u] = subgroupBroadcastFirst(x);
+    out[i * 8u + 2u] = size;
+    out[i * 8u + 3u] = subgroupExclusiveAdd(1u);
+    out[i * 8u + 4u] = subgroupAdd(1u);
+    out[i * 8u + 5u] = place;
+    out[i * 8u + 6u] = which;
+    out[i * 8u + 7u] = count;
 }}
 """
 
 
 @probe("subgroups", "workgroups", disables=("subgroup",), fault=(r"subgroupAdd\(x\)", "subgroupMax(x)"))
 def subgroups(trial: Trial) -> str:
-    """Sums over subgroups: those of all subgroups together give the sum of a workgroup."""
+    """Sums over subgroups that fill the workgroup, that the workgroup does not fill, and the last of which is filled in part."""
     trial.need("subgroup")
-    size = 0
+    sizes = set[int]()
     for _ in range(trial.rounds):
-        x = trial.integers(0, 2**16, GROUPS * 128, dtype="uint32")
-        got = trial.wgsl("subgroups", _SUBGROUP.format(element="u32"), [x], ("uint32", 4 * x.size), GROUPS).reshape(-1, 4)
-        size = int(got[0, 2])
-        agree("place in the subgroup", got[:, 3], np.zeros(x.size, np.uint32))
-        parts = x.reshape(-1, size) if size and 128 % size == 0 else x.reshape(-1, 128)
-        agree("subgroup size", got[:, 2], np.full(x.size, size, np.uint32))
-        agree("subgroupAdd", got[:, 0], np.repeat(parts.sum(1, dtype=np.uint32), parts.shape[1]))
-        agree("subgroupBroadcastFirst", got[:, 1], np.repeat(parts[:, 0], parts.shape[1]))
-    return f"subgroups of {size}"
+        for lanes in (12, 32, 64, 96, 128):
+            x = trial.integers(0, 2**16, GROUPS * lanes, dtype="uint32")
+            got = trial.wgsl("subgroups", _SUBGROUP.format(element="u32", lanes=lanes), [x], ("uint32", 8 * x.size), GROUPS)
+            for values, of_group in zip(x.reshape(GROUPS, -1), got.reshape(GROUPS, lanes, 8), strict=True):
+                _subgroups_of(values, of_group, trial.gpu.limits.subgroup_size)
+            sizes |= {int(size) for size in got.reshape(-1, 8)[:, 2]}
+    return f"subgroups of {' and '.join(map(str, sorted(sizes)))}"
+
+
+def _subgroups_of(x: Array, got: Array, size: int) -> None:
+    """What a workgroup with these numbers gave. size: of every subgroup, if the adapter has one size. Raises WrongResultError."""
+    agree("number of subgroups", got[:, 7], np.full(len(x), got[:, 6].max() + 1, np.uint32))
+    if size and len(x) % size == 0:
+        agree(f"invocations of subgroups of {size}", got[:, [2, 4]], np.full((len(x), 2), size, np.uint32))
+    for which in range(int(got[0, 7])):
+        its = got[:, 6] == which
+        count, of_subgroup = int(its.sum()), got[its]
+        agree("places in a subgroup", of_subgroup[:, [3, 5]], np.repeat(np.arange(count, dtype=np.uint32)[:, None], 2, 1))
+        agree("invocations of a subgroup", of_subgroup[:, 4], np.full(count, count, np.uint32))
+        agree("subgroupAdd", of_subgroup[:, 0], np.full(count, x[its].sum(dtype=np.uint32), np.uint32))
+        agree("subgroupBroadcastFirst", of_subgroup[:, 1], np.full(count, x[its][0], np.uint32))
 
 
 _QUADS = _HEAD + """

@@ -1,0 +1,70 @@
+"""`explain` as a page: the graph drawn by levels, to be zoomed, searched and filtered. One file, no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ort_gpu_ep.explain import Explanation, why_of
+from ort_gpu_ep.scheduler.plan import Dispatch
+
+WIDTH, HEIGHT, GAP_X, GAP_Y = 168, 40, 24, 36
+
+
+def page_of(title: str, explained: Explanation) -> str:
+    """The whole page. Names of a model are data in it, never markup."""
+    data = json.dumps({"nodes": _nodes(explained), "width": WIDTH, "height": HEIGHT}).replace("<", "\\u003c")
+    return (Path(__file__).with_suffix(".html").read_text("utf-8").replace("@TITLE@", escape(title)).replace("@DATA@", data)
+            .replace("@SUMMARY@", explained._repr_html_()))
+
+
+def _nodes(explained: Explanation) -> list[dict[str, Any]]:
+    """Every node with its place, what it reads from, and what is known of it."""
+    kernels: dict[str, list[str]] = {}
+    for plan in explained.plans:
+        for dispatch in (step for step in plan.steps if isinstance(step, Dispatch)):
+            kernels.setdefault(dispatch.label.rpartition("/")[0], []).append(dispatch.kernel.shader.removesuffix(".wgsl"))
+    times: dict[str, float] = {}
+    profile: dict[str, Any] = explained.profile.as_dict() if explained.profile is not None else {}
+    for timed in profile.get("dispatches", []):
+        node = timed["label"].rpartition("/")[0]
+        times[node] = times.get(node, 0.0) + timed["us"]
+    found: list[dict[str, Any]] = []
+    for report in explained.reports:
+        writer = {name: len(found) + k for k, node in enumerate(report.nodes) for name in node.writes}
+        parts = {part.index: part for part in report.partitions}
+        for node in report.nodes:
+            label = node.fused_into or node.name
+            part = parts.get(node.partition)
+            found.append({
+                "name": node.name, "op": node.op, "side": node.device, "why": why_of(node), "graph": report.graph if report.nested else "",
+                "from": sorted({writer[name] for name in node.reads if name in writer}), "nbytes": node.nbytes,
+                "kernel": ", ".join(dict.fromkeys(kernels.get(label, []))), "us": times.get(label),
+                "partition": "" if part is None else f"{part.index}: {part.nodes} nodes, {part.dispatches} dispatches, "
+                                                     f"{part.input_nbytes:,} B in, {part.output_nbytes:,} B out"})
+    _place(found)
+    return found
+
+
+def _place(nodes: list[dict[str, Any]]) -> None:
+    """x and y: by the longest path to a node, and beside what it reads from."""
+    levels: dict[int, list[int]] = {}
+    level: dict[int, int] = {}
+    for k, node in enumerate(nodes):
+        level[k] = 1 + max((level[j] for j in node["from"] if j in level), default=-1)
+        levels.setdefault(level[k], []).append(k)
+    at: dict[int, float] = {}
+    for depth, members in sorted(levels.items()):
+        members.sort(key=lambda k: _mean(nodes[k], at))
+        for place, k in enumerate(members):
+            at[k] = place - (len(members) - 1) / 2
+            nodes[k]["x"] = at[k] * (WIDTH + GAP_X)
+            nodes[k]["y"] = depth * (HEIGHT + GAP_Y)
+
+
+def _mean(node: Mapping[str, Any], at: Mapping[int, float]) -> float:
+    before = [at[j] for j in node["from"] if j in at]
+    return sum(before) / len(before) if before else 0.0

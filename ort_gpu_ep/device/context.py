@@ -1,0 +1,165 @@
+"""What all plans of a program share: its graph, its options, and its weights on the device."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ort_gpu_ep import host
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device.buffers import Buffer
+from ort_gpu_ep.device.gpu import Gpu
+from ort_gpu_ep.device.pipelines import Composer, pipeline
+from ort_gpu_ep.device.prologue import Prologue
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.graph import Array, Graph, Value, fits_half, nonzeros_of
+from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.scheduler import Plan
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.planner import Rewrite
+from ort_gpu_ep.scheduler.template import Template, make_template
+from ort_gpu_ep.types import FLOAT32, TensorType, dtype_of, packed
+
+RECENT_RUNS = 32
+"""Runs of which the context remembers whether they needed a plan of their own."""
+
+
+class PlanContext:
+    """The graph, the weights and the options of one program; its plans, and the runs of these, are given it. It knows none of them.
+
+    lock: held for whatever changes a plan or enqueues its runs, and for every method here, unless it says otherwise.
+    replaced: weights that are only there as the prologue packed them, each with the dispatch that gives it back.
+    uses: numbers for runs in order, by which the plan is found that was used least recently.
+    made_plan: whether each of the last runs needed a plan of its own.
+    """
+
+    def __init__(self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None, composer: Composer) -> None:
+        self.lock = threading.Lock()
+        self.config, self.gpu, self.rewrite, self.composer = config, gpu, rewrite, composer
+        self._weights: dict[str, Buffer] = {}
+        self.replaced: dict[str, Dispatch] = {}
+        self.prologue = Prologue(gpu, config.checked_shaders, self.weight, composer)
+        self.uses = itertools.count()
+        self.made_plan: deque[bool] = deque(maxlen=RECENT_RUNS)
+        self.closed = False
+        self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
+        self.graph = self._take_constants(graph)
+
+    @property
+    def limits(self) -> Limits:
+        """What its plans are made for: the adapter, as the options want it."""
+        return self.gpu.limits.of(self.config)
+
+    def template(
+        self, types: tuple[TensorType, ...], values: Mapping[int, Array] | None = None, constant: bool = False, apart: bool = False,
+    ) -> Template:
+        """A plan for these input types, see make_template. Needs no lock."""
+        return make_template(self.graph, types, self.limits, self.rewrite, values, constant=constant, apart=apart)
+
+    def pipeline(self, step: Any) -> Any:
+        """The pipeline of a step of a plan, None for a copy. Needs no lock. Raises ShaderError."""
+        return pipeline(self.gpu, step, self.config.checked_shaders, self.composer) if isinstance(step, Dispatch) else None
+
+    # ---- constants
+
+    def _take_constants(self, graph: Graph) -> Graph:
+        """Large constants go to the device, small ones are copied; the graph that remains refers to neither ONNX Runtime nor a file."""
+        values: dict[str, Value] = {}
+        read = {n for node in graph.nodes for n in node.reads} | set(graph.outputs)
+        for name, value in graph.values.items():
+            if value.load is None:
+                continue
+            array = value.load()
+            if TensorType(dtype_of(array), array.shape).nbytes <= host.MAX_CONSTANT_NBYTES:
+                kept = np.array(array)
+                values[name] = Value(name, value.dtype, value.shape, _giver(kept))
+            else:
+                if name in read:
+                    self._weights[name] = self._upload(array)
+                fits = self.config.precision != FLOAT32.name and fits_half(value)
+                values[name] = Value(name, value.dtype, value.shape, _refuser(name), nonzeros_of(value), fits)
+        return graph.with_nodes(graph.nodes, values)
+
+    def _upload(self, array: Array) -> Buffer:
+        data = packed(array)
+        buffer = self.gpu.allocate(data.nbytes)
+        self.upload(buffer, data.ctypes.data, data.nbytes)
+        return buffer
+
+    def upload(self, buffer: Buffer, address: int, nbytes: int) -> None:
+        """Copies a constant to the device, and counts it. Raises DeviceError."""
+        self.gpu.upload(buffer, 0, address, nbytes)
+        if nbytes:
+            self.uploads += 1
+            self.uploaded_nbytes += nbytes
+
+    def _small(self, name: str) -> Array:
+        array = self.graph.constant(name)
+        if array is None:
+            raise InternalError(f"program {self.graph.name}: weight {name!r} is not a constant of its graph")
+        return array
+
+    # ---- weights on the device
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Device memory of the weights, and of what is computed from them once."""
+        return sum(b.nbytes for b in self._weights.values()) + self.prologue.nbytes
+
+    def weight(self, name: str) -> Buffer:
+        """A weight's buffer; what was freed is made again of what it was packed into. Raises DeviceError, ShaderError."""
+        if name in self.replaced:
+            self._weights[name] = self.prologue.restored(self.replaced[name])
+            del self.replaced[name]
+        return self._weights[name]
+
+    def provide(self, names: Iterable[str]) -> None:
+        """Uploads those weights of a plan that are not on the device yet. Raises DeviceError."""
+        for name in names:
+            if name not in self._weights and name not in self.replaced:
+                self._weights[name] = self._upload(self._small(name))
+
+    def missing_nbytes(self, plan: Plan) -> int:
+        """Device memory of weights that a plan wants in an order in which they are not there."""
+        restored = (self.replaced[name].tensors[-1].type.nbytes for name in plan.weights if name in self.replaced)
+        return self.prologue.missing_nbytes(plan.prologue) + sum(restored)
+
+    def release_packed(self, plans: Sequence[Plan]) -> None:
+        """Frees weights that no run of these plans reads and that could be had back from what the prologue made of them."""
+        places = {place for plan in plans for step in plan.steps
+                  for place in ([t.place for t in step.tensors] if isinstance(step, Dispatch) else [step.source])}
+        for inverse in [step for plan in plans for step in plan.inverses]:
+            weight = inverse.tensors[-1].place
+            if weight not in places and weight.name in self._weights:
+                self.gpu.free(self._weights.pop(weight.name))
+                self.replaced[weight.name] = inverse
+
+    def keep(self, plans: Sequence[Plan]) -> None:
+        """These plans are all that is left: frees what the prologue made for others. Raises DeviceError."""
+        inverses = {step for plan in plans for step in plan.inverses}
+        for name in [name for name, step in self.replaced.items() if step not in inverses]:
+            self.weight(name)
+        self.prologue.keep(plans)
+
+    def close(self) -> None:
+        """Frees the weights. The plans are closed before."""
+        self.closed = True
+        self.prologue.close()
+        for buffer in self._weights.values():
+            self.gpu.free(buffer)
+        self._weights.clear()
+
+
+def _giver(array: Array) -> Callable[[], Array]:
+    return lambda: array
+
+
+def _refuser(name: str) -> Callable[[], Array]:
+    def refuse() -> Array:
+        raise InternalError(f"constant {name!r} is on the device; a builder asked for its value")
+    return refuse

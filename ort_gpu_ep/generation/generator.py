@@ -1,0 +1,217 @@
+"""Tokens of a language model, one after another.
+
+The most likely token is chosen on the device and is the next step's input there. So steps are submitted ahead of what the host has read:
+4 bytes a token cross, and the GPU does not wait for the host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from onnxruntime import OrtValue
+
+from ort_gpu_ep.bound_runs import Runs, state_of
+from ort_gpu_ep.config import resolve
+from ort_gpu_ep.errors import ConfigError, InputError, ModelError
+from ort_gpu_ep.generation.model_file import without_weights
+from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, Step, step_of
+from ort_gpu_ep.plugin import VENDOR_ID, download_later, fill
+from ort_gpu_ep.session import InferenceSession
+
+AHEAD = 2
+"""Steps that are submitted before the token of the first of them is read."""
+
+DEFAULT_LENGTH = 2048
+"""Tokens of prompt and answer together."""
+
+EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+
+Model = str | os.PathLike[str] | bytes | onnx.ModelProto
+
+
+class Generator:
+    """A decoder, opened to generate; one generation at a time.
+
+    model: path, bytes or ModelProto of a decoder as onnxruntime-genai's model builder writes it. max_length: tokens of prompt and answer
+    together, for which the caches have room from the beginning. provider_options: as InferenceSession's; by default placement=gpu.
+
+    Raises:
+        ModelError: the model is no such decoder. ConfigError: an option.
+    """
+
+    def __init__(
+        self, model: Model, *, max_length: int = DEFAULT_LENGTH, provider_options: Mapping[str, Any] | None = None,
+        sess_options: Any = None,
+    ) -> None:
+        if max_length < 2:
+            raise ConfigError(f"generate: max_length: got {max_length}, expected 2 tokens or more")
+        loaded, folder = _loaded(model)
+        self.max_length, self._step = max_length, step_of(loaded, max_length)
+        settings = sess_options if sess_options is not None else onnxruntime.SessionOptions()
+        if folder:
+            settings.add_session_config_entry(EXTERNAL_FOLDER, folder)
+        options = {"placement": "gpu", "specialize": "off", **(provider_options or {})}     # one plan: tokens come evenly
+        self.session = InferenceSession(self._step.model.SerializeToString(), settings, provider_options=options)
+        here = state_of(self.session) is not None and resolve(options).isolation == "none"
+        self._device = ("gpu", 0, VENDOR_ID) if here else ("cpu", 0)
+        self._step = Step(onnx.ModelProto(), self._step.caches, self._step.ids)     # the weights are the session's now
+        self._caches = {name: self._value(np.zeros(shape, dtype)) for name, (_, shape, dtype) in self._step.caches.items()}
+        self._presents = {present: self._caches[name] for name, (present, _, _) in self._step.caches.items()}
+        self._tokens = [self._value(np.zeros((1, 1), self._step.ids)) for _ in range(2)]
+        self._lengths = [self._value(np.zeros((1, 1), np.int64)) for _ in range(2)]
+        info = next(o for o in self.session.get_outputs() if o.name == LOGITS)
+        self.vocabulary = info.shape[-1]
+        if not isinstance(self.vocabulary, int):
+            raise ModelError("generate: the model leaves the number of logits open; write it into the shape of output 'logits'")
+        kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[info.type]
+        self._logits = self._value(np.zeros((1, 1, self.vocabulary), kind))
+        self._runs = Runs(self.session, [self._bound(place) for place in range(2)])
+        self._turn = 0
+
+    def generate(
+        self, ids: npt.ArrayLike, *, max_new_tokens: int | None = None, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
+        seed: int | None = None, stop: Sequence[int] = (),
+    ) -> Iterator[int]:
+        """The tokens behind a prompt, as they come; of `stop` the first one ends them and is given, too.
+
+        ids: the prompt, [S] or [1, S]. max_new_tokens: at most so many; None: as max_length allows. temperature: 0 takes the most likely
+        token; else logits are divided by it and a token is drawn by `seed`, among the `top_k` most likely ones (0: all), of these the
+        fewest that have `top_p` of the probability: on the host, which reads the logits for that. A generation ends the one before it.
+
+        Raises:
+            InputError: an empty prompt, or no room for one token behind it. ConfigError: a parameter. IndexOutOfRangeError: a token that
+            the vocabulary does not have (on the CPU: what onnxruntime raises).
+        """
+        prompt = np.asarray(ids)
+        prompt = prompt.reshape(1, -1) if prompt.ndim == 1 else prompt
+        if prompt.ndim != 2 or prompt.shape[0] != 1 or not prompt.size or prompt.dtype.kind not in "iu":
+            raise InputError(f"generate: ids: got {prompt.dtype} {list(np.shape(ids))}, expected integers [S] or [1, S], at least one")
+        room = self.max_length - prompt.shape[1]
+        if room < 1:
+            raise InputError(
+                f"generate: a prompt of {prompt.shape[1]} tokens leaves no room for another one; raise max_length={self.max_length}")
+        choose = _choice(temperature, top_k, top_p, seed)
+        count = room if max_new_tokens is None else min(room, max_new_tokens)
+        if count < 0:
+            raise ConfigError(f"generate: max_new_tokens: got {max_new_tokens}, expected 0 or more")
+        self._turn += 1
+        return self._tokens_of(prompt.astype(self._step.ids), count, choose, frozenset(stop), self._turn)
+
+    def _tokens_of(
+        self, prompt: npt.NDArray[Any], count: int, choose: Callable[[npt.NDArray[Any]], int] | None, stop: frozenset[int], turn: int,
+    ) -> Iterator[int]:
+        waiting, submitted = deque[Callable[[], int]](), 0
+        try:
+            for _ in range(count):
+                ahead = 1 if choose is not None else AHEAD
+                while submitted < count and len(waiting) < ahead:
+                    if turn != self._turn:
+                        raise InputError("generate: another generation has begun with this Generator, whose caches it needs; use one each")
+                    self._submit(prompt, submitted)
+                    waiting.append(self._token(submitted % 2, choose))
+                    submitted += 1
+                token = waiting.popleft()()
+                yield token
+                if token in stop:
+                    return
+        finally:
+            while waiting:      # the device writes what these read
+                waiting.popleft()()
+
+    def _submit(self, prompt: npt.NDArray[Any], index: int) -> None:
+        """The step that gives token `index` of the answer, into place index % 2."""
+        if index:
+            self._runs.run((index - 1) % 2)
+            return
+        self._set(self._lengths[1], np.array([[prompt.shape[1]]]))
+        binding = self.session.io_binding()
+        binding.bind_cpu_input(IDS, np.ascontiguousarray(prompt))
+        binding.bind_ortvalue_input(LENGTH, self._lengths[1])
+        for name, value in self._caches.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in self._outputs(0).items():
+            binding.bind_ortvalue_output(name, value)
+        self.session.run_with_iobinding(binding)
+
+    def _token(self, place: int, choose: Callable[[npt.NDArray[Any]], int] | None) -> Callable[[], int]:
+        """Waits for the token of a step that has been submitted."""
+        value = self._tokens[place]
+        if choose is None:
+            wait = download_later([value])
+            return (lambda: int(value.numpy().item())) if wait is None else lambda: int(np.frombuffer(wait()[0], self._step.ids)[0])
+        token = choose(np.asarray(self._logits.numpy(), np.float64).reshape(-1))
+        self._set(value, np.array([[token]], self._step.ids))
+        return lambda: token
+
+    def _bound(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Inputs and outputs of the steps that read the token of this place."""
+        return {IDS: self._tokens[place], LENGTH: self._lengths[place], **self._caches}, self._outputs(1 - place)
+
+    def _outputs(self, place: int) -> dict[str, Any]:
+        return {NEXT: self._tokens[place], NEXT_LENGTH: self._lengths[place], LOGITS: self._logits, **self._presents}
+
+    def _value(self, array: npt.NDArray[Any]) -> Any:
+        """A value on the device; since onnxruntime 1.30 of this session: what is copied there counts in its stats."""
+        make = getattr(self.session, "create_ortvalue_from_shape_and_type", OrtValue.ortvalue_from_shape_and_type)
+        made = make(array.shape, array.dtype.type, *self._device)
+        made.update_inplace(array)
+        return made
+
+    def _set(self, value: Any, array: npt.NDArray[Any]) -> None:
+        if self._device[0] == "gpu":
+            fill(value, np.ascontiguousarray(array), waits=False)
+        else:
+            value.update_inplace(array)
+
+
+def generate(model: Model | Generator, ids: npt.ArrayLike, **options: Any) -> Iterator[int]:
+    """The tokens behind a prompt. model: a Generator, or what makes one; it is opened for this generation alone then.
+
+    options: of Generator (max_length, provider_options, sess_options) and of Generator.generate. Raises as these do.
+    """
+    if isinstance(model, Generator):
+        return model.generate(ids, **options)
+    own = {name: options.pop(name) for name in ("max_length", "provider_options", "sess_options") if name in options}
+    return Generator(model, **own).generate(ids, **options)
+
+
+def _loaded(model: Model) -> tuple[onnx.ModelProto, str]:
+    """The model, its weights left in their files, and the folder of these. Raises ModelError where it can't be read."""
+    if isinstance(model, onnx.ModelProto):
+        copied = onnx.ModelProto()
+        copied.CopyFrom(model)
+        return copied, ""
+    try:
+        if isinstance(model, bytes):
+            return onnx.load_model_from_string(model), ""
+        return without_weights(Path(model)), str(Path(model).resolve().parent)
+    except Exception as error:
+        name = "bytes" if isinstance(model, bytes) else os.fspath(model)
+        raise ModelError(f"generate: {name}: not a readable ONNX model ({error})") from error
+
+
+def _choice(temperature: float, top_k: int, top_p: float, seed: int | None) -> Callable[[npt.NDArray[Any]], int] | None:
+    """How a token is drawn from logits; None: the most likely one. Raises ConfigError."""
+    if not temperature >= 0 or top_k < 0 or not 0 < top_p <= 1:
+        raise ConfigError(
+            f"generate: got temperature={temperature}, top_k={top_k}, top_p={top_p}; expected temperature >= 0, top_k >= 0, 0 < top_p <= 1")
+    if temperature == 0 or top_k == 1:
+        return None
+    rng = np.random.default_rng(seed)
+
+    def choose(logits: npt.NDArray[Any]) -> int:
+        order = np.argsort(-logits, kind="stable")[:top_k or None]
+        powers = np.exp((logits[order] - logits[order[0]]) / temperature)
+        shares = powers / powers.sum()
+        kept = int(np.searchsorted(np.cumsum(shares), top_p - 1e-12)) + 1
+        return int(rng.choice(order[:kept], p=shares[:kept] / shares[:kept].sum()))
+
+    return choose

@@ -1,0 +1,149 @@
+"""A decoder's step as one model that needs nothing from the host between two tokens.
+
+The decoder is what onnxruntime-genai's builder writes: its caches go through GroupQueryAttention. Around it come the attention mask and the
+positions, calculated from a count of tokens; the choice of the most likely token; and the next count. Logits are calculated for the last
+token alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ort_gpu_ep.errors import ModelError
+
+IDS, LENGTH, NEXT, NEXT_LENGTH, LOGITS = "input_ids", "generation.length", "generation.next", "generation.next_length", "generation.logits"
+"""Inputs and outputs of a step besides its caches: tokens [1, S]; how many tokens there are with these [1, 1]; the most likely next token
+[1, 1]; length + 1; logits [1, 1, vocabulary] of the last token."""
+
+_MASK, _POSITIONS, _GIVEN_LOGITS = "attention_mask", "position_ids", "logits"
+_ATTENTION, _DOMAIN, _PAST = "GroupQueryAttention", "com.microsoft", (3, 4)
+_PRODUCTS = ("MatMul", "MatMulNBits")
+
+
+@dataclass(frozen=True)
+class Step:
+    """model: the step. caches: name of the past -> (name of the present, shape, numpy type). ids: numpy type of tokens."""
+
+    model: onnx.ModelProto
+    caches: dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]]
+    ids: np.dtype[np.generic]
+
+
+def step_of(model: onnx.ModelProto, rows: int) -> Step:
+    """The step of a decoder for one sequence of at most `rows` tokens. The model given is changed.
+
+    Raises:
+        ModelError: the model is not such a decoder; what is missing is named.
+    """
+    graph = model.graph
+    inputs, outputs = {i.name: i for i in graph.input}, {o.name for o in graph.output}
+    initializers = {t.name: t for t in graph.initializer}
+    attention = [n for n in graph.node if n.op_type == _ATTENTION and n.domain == _DOMAIN]
+    pasts = {n.input[at]: (n, n.output[at - 2]) for n in attention for at in _PAST if len(n.input) > at and n.input[at]}
+    others = [n for n in inputs if n not in (IDS, _MASK, _POSITIONS, *pasts, *initializers)]
+    problem = (
+        f"no input {IDS!r}" if IDS not in inputs else f"no output {_GIVEN_LOGITS!r}" if _GIVEN_LOGITS not in outputs
+        else f"no {_ATTENTION} with a past and a present" if not pasts or not set(pasts) <= set(inputs)
+        else f"inputs that a generation does not know: {', '.join(map(repr, others))}" if others else "")
+    if problem:
+        raise ModelError(
+            f"generate: the model has {problem}. Expected a decoder as onnxruntime-genai's model builder writes it: {IDS}, {_MASK}, "
+            f"perhaps {_POSITIONS}, caches that only {_ATTENTION} reads, {_GIVEN_LOGITS}. Run other models' steps with InferenceSession.")
+    caches = dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]]()
+    for name, (node, present) in pasts.items():
+        shape = (1, _attribute(node, "kv_num_heads"), rows, _head(node, inputs[name], graph.node, initializers))
+        caches[name] = (present, shape, np.dtype(helper.tensor_dtype_to_np_dtype(inputs[name].type.tensor_type.elem_type)))
+    ids = inputs[IDS].type.tensor_type.elem_type
+    _around(graph, inputs, rows, ids)
+    _give(graph, caches, ids)
+    return Step(model, caches, np.dtype(helper.tensor_dtype_to_np_dtype(ids)))
+
+
+def _attribute(node: onnx.NodeProto, name: str) -> int:
+    return next(int(a.i) for a in node.attribute if a.name == name)
+
+
+def _head(
+    node: onnx.NodeProto, past: onnx.ValueInfoProto, nodes: Iterable[onnx.NodeProto], initializers: dict[str, onnx.TensorProto],
+) -> int:
+    """Elements of a head of the cache: the builder may leave them open, then the product that gives the queries tells.
+
+    Raises ModelError where that does not, either.
+    """
+    dims = past.type.tensor_type.shape.dim
+    if len(dims) == 4 and dims[3].dim_value > 0:
+        return int(dims[3].dim_value)
+    heads = _attribute(node, "num_heads")
+    shares = heads if len(node.input) > 1 and node.input[1] else heads + 2 * _attribute(node, "kv_num_heads")
+    source = next((n for n in nodes if node.input[0] in n.output), None)
+    width = 0
+    if source is not None and source.op_type == "MatMulNBits":
+        width = _attribute(source, "N")
+    elif source is not None and source.op_type == "MatMul" and source.input[1] in initializers:
+        width = initializers[source.input[1]].dims[-1]
+    if not width or width % shares:
+        raise ModelError(
+            f"generate: input {past.name!r} leaves the size of a head open, and {node.name!r} does not tell it either. Write it into the "
+            "model's input shape.")
+    return int(width) // shares
+
+
+def _constant(graph: onnx.GraphProto, name: str, value: object, dtype: type = np.int64) -> str:
+    graph.initializer.append(numpy_helper.from_array(np.asarray(value, dtype), f"generation.{name}"))
+    return f"generation.{name}"
+
+
+def _around(graph: onnx.GraphProto, inputs: dict[str, onnx.ValueInfoProto], rows: int, ids: int) -> None:
+    """What comes before the decoder (mask, positions) and behind it (the last token's logits, the choice, the next count)."""
+    before, behind = list[onnx.NodeProto](), list[onnx.NodeProto]()
+    places = _constant(graph, "places", np.arange(rows)[None])
+    if _MASK in inputs:
+        kind = inputs[_MASK].type.tensor_type.elem_type
+        before += [helper.make_node("Less", [places, LENGTH], ["generation.seen"]),
+                   helper.make_node("Cast", ["generation.seen"], [_MASK], to=kind)]
+    if _POSITIONS in inputs:
+        kind = inputs[_POSITIONS].type.tensor_type.elem_type
+        axis = _constant(graph, "axis", [1])
+        before += [helper.make_node("Shape", [IDS], ["generation.count"], start=1, end=2),
+                   helper.make_node("Slice", [places, _constant(graph, "zero", [0]), "generation.count", axis], ["generation.first"]),
+                   helper.make_node("Sub", [LENGTH, "generation.count"], ["generation.before"]),
+                   helper.make_node("Add", ["generation.first", "generation.before"], ["generation.positions"]),
+                   helper.make_node("Cast", ["generation.positions"], [_POSITIONS], to=kind)]
+    behind += _last_logits(graph)
+    behind += [helper.make_node("ArgMax", [LOGITS], ["generation.best"], axis=-1, keepdims=0),
+               helper.make_node("Cast", ["generation.best"], [NEXT], to=ids),
+               helper.make_node("Add", [LENGTH, _constant(graph, "one", [1])], [NEXT_LENGTH])]
+    nodes = [*before, *graph.node, *behind]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _last_logits(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
+    """Makes LOGITS those of the last token: where a product with a weight gives them, it is made for that token alone."""
+    last = [_constant(graph, "last", [-1]), _constant(graph, "end", [np.iinfo(np.int64).max]), _constant(graph, "tokens", [1])]
+    at, product = next((k, n) for k, n in enumerate(graph.node) if _GIVEN_LOGITS in n.output)
+    if product.op_type not in _PRODUCTS:
+        return [helper.make_node("Slice", [_GIVEN_LOGITS, *last], [LOGITS])]
+    cut = helper.make_node("Slice", [product.input[0], *last], ["generation.last_state"])
+    product.input[0], product.output[0] = "generation.last_state", LOGITS
+    graph.node.insert(at, cut)
+    return []
+
+
+def _give(graph: onnx.GraphProto, caches: dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]], ids: int) -> None:
+    """The step's inputs and outputs. Sizes of the caches are the model's."""
+    logits = next(o for o in graph.output if o.name == _GIVEN_LOGITS).type.tensor_type
+    vocabulary = logits.shape.dim[-1].dim_value or "vocabulary"
+    kinds = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, (_, _, dtype) in caches.items()}
+    made = helper.make_tensor_value_info
+    del graph.input[:], graph.output[:], graph.value_info[:]
+    graph.input.extend([made(IDS, ids, [1, "sequence"]), made(LENGTH, TensorProto.INT64, [1, 1]),
+                        *(made(name, kinds[name], shape) for name, (_, shape, _) in caches.items())])
+    graph.output.extend([made(NEXT, ids, [1, 1]), made(NEXT_LENGTH, TensorProto.INT64, [1, 1]),
+                         made(LOGITS, logits.elem_type, [1, 1, vocabulary]),
+                         *(made(present, kinds[name], shape) for name, (present, shape, _) in caches.items())])

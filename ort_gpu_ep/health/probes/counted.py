@@ -1,0 +1,72 @@
+"""Kernels whose results are as many as the data say."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ort_gpu_ep.health.probe import Trial, agree, compare, probe
+
+
+@probe("selection", "kernels", disables=("chunk_counts.wgsl", "chunk_starts.wgsl", "chunk_places.wgsl"))
+def selection(trial: Trial) -> str:
+    """NonZero and Compress over several chunks, the last one ragged."""
+    return _selected(trial)
+
+
+@probe("selected", "kernels", disables=("coordinates.wgsl", "chosen_slices.wgsl"), fault=(r"chosen_at\(min\([^()]*\)\)", "0u"))
+def selected(trial: Trial) -> str:
+    """The same: what is written of the places that were selected."""
+    return _selected(trial)
+
+
+def _selected(trial: Trial) -> str:
+    for _ in range(trial.rounds):
+        compare(trial, "NonZero", 13, [trial.integers(0, 2, 53, 67, dtype="int32")])
+        compare(trial, "Compress", 11, [trial.normal(2500, 3), trial.integers(0, 2, 2500, dtype="bool")], axis=0)
+    return "2 ops"
+
+
+@probe("unique", "kernels", disables=("unique_first.wgsl", "unique_indices.wgsl"))
+def unique(trial: Trial) -> str:
+    """Unique numbers, sorted and as they come, with where they are."""
+    return _unique(trial)
+
+
+@probe("unique in order", "kernels", disables=("unique_flags.wgsl", "unique_order.wgsl"), fault=(r"first_at\(k\)|chosen_at\(j\)", "0u"))
+def unique_in_order(trial: Trial) -> str:
+    """The same: which are the first of their kind, and their order."""
+    return _unique(trial)
+
+
+def _unique(trial: Trial) -> str:
+    for _ in range(trial.rounds):
+        x = trial.integers(0, 90, 300)
+        want, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True)
+        for k, (got, wanted) in enumerate(zip(
+                trial.node("Unique", 11, [x], outputs=4, sorted=1), (want, first, inverse, counts), strict=True)):
+            agree(f"Unique output {k}", got, wanted)
+        agree("Unique unsorted", trial.node("Unique", 11, [x], sorted=0)[0], x[np.sort(first)])
+    return "300 numbers"
+
+
+@probe("suppression", "kernels", disables=("suppress.wgsl", "suppressed_rows.wgsl"))
+def suppression(trial: Trial) -> str:
+    """NonMaxSuppression of boxes that overlap."""
+    for _ in range(trial.rounds):
+        corners = abs(trial.normal(1, 40, 2))
+        boxes = np.concatenate([corners, corners + np.float32(0.2) + abs(trial.normal(1, 40, 2))], -1)
+        known = {2: np.array([6]), 3: np.array([0.3], np.float32), 4: np.array([-9.0], np.float32)}
+        got, = trial.node("NonMaxSuppression", 11, [boxes, scores := trial.normal(1, 2, 40), None, None, None], known)
+        want = [(0, c, k) for c in range(2) for k in _kept(boxes[0].astype(np.float64), scores[0, c], 6, 0.3)]
+        agree("NonMaxSuppression", got, np.array(want))
+    return "40 boxes"
+
+
+def _kept(boxes: np.ndarray, scores: np.ndarray, most: int, overlap: float) -> list[int]:
+    """Boxes [y, x, y, x] by falling score, without those that overlap one before by more."""
+    areas, kept = (boxes[:, 2:] - boxes[:, :2]).prod(1), list[int]()
+    for k in np.argsort(-scores, kind="stable"):
+        shared = [np.maximum(np.minimum(boxes[k, 2:], boxes[j, 2:]) - np.maximum(boxes[k, :2], boxes[j, :2]), 0).prod() for j in kept]
+        if all(s <= overlap * (areas[k] + areas[j] - s) for s, j in zip(shared, kept, strict=True)) and len(kept) < most:
+            kept.append(int(k))
+    return kept

@@ -1,0 +1,131 @@
+"""Kernels of ONNX Runtime's own ops for transformers, of which ONNX's reference knows nothing: by numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ort_gpu_ep.graph import Array
+from ort_gpu_ep.health.probe import Trial, agree, compare, probe
+
+DOMAIN = "com.microsoft"
+TOKENS, EXPERTS, HIDDEN, INNER = 9, 6, 32, 24
+
+
+@probe("embeddings", "kernels", disables=("embed_tokens.wgsl",), fault=(r"var sum = words_at\(", "var sum = 0.5 * words_at("))
+def embeddings(trial: Trial) -> str:
+    """EmbedLayerNormalization: words, positions that are given, and segments."""
+    for _ in range(trial.rounds):
+        words, positions, segments = trial.normal(50, 36), trial.normal(16, 36), trial.normal(2, 36)
+        ids, places, kinds = (trial.integers(0, top, 2, 7, dtype="int32") for top in (50, 16, 2))
+        total = words.astype(np.float64)[ids] + positions[places] + segments[kinds]
+        want = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + 1e-5)
+        one, zero = np.ones(36, np.float32), np.zeros(36, np.float32)
+        got, = trial.node(
+            "EmbedLayerNormalization", 1, [ids, kinds, words, positions, segments, one, zero, None, places], domain=DOMAIN, epsilon=1e-5)
+        agree("EmbedLayerNormalization", got, want)
+    return "14 tokens"
+
+
+@probe("position bias", "kernels", disables=("position_bias.wgsl",))
+def position_bias(trial: Trial) -> str:
+    """RelativePositionBias of keys that come before their queries, each distance its own bucket."""
+    for _ in range(trial.rounds):
+        table = trial.normal(16, 3)
+        distance = np.maximum(np.arange(8)[:, None] - np.arange(8), 0)
+        got, = trial.node(
+            "RelativePositionBias", 1, [table, None, None], {1: np.array([8]), 2: np.array([8])}, domain=DOMAIN, max_distance=64)
+        agree("RelativePositionBias", got, table.reshape(3, 16)[:, distance][None])
+    return "8 tokens"
+
+
+@probe("split gelu", "kernels", disables=("bias_split_gelu.wgsl",))
+def split_gelu(trial: Trial) -> str:
+    """BiasSplitGelu: the left half times the Gelu of the right one."""
+    for _ in range(trial.rounds):
+        x, bias = trial.normal(5, 70), trial.normal(70)
+        left, right = np.split((x + bias).astype(np.float64), 2, axis=1)
+        got, = trial.node("BiasSplitGelu", 1, [x, bias], domain=DOMAIN)
+        agree("BiasSplitGelu", got, left * right * 0.5 * (1 + np.vectorize(math.erf)(right / math.sqrt(2))))
+    return "5 rows"
+
+
+@probe("linear attention", "kernels", disables=("linear_attention.wgsl",), fault=(r"column < DV\)", "column + 1u < DV)"))
+def linear_attention(trial: Trial) -> str:
+    """States of more columns than a workgroup has, with and without decay and correction; twice as many heads of queries."""
+    for _ in range(trial.rounds):
+        q, k, v, past = trial.normal(2, 5, 48), trial.normal(2, 5, 24) / np.float32(4), trial.normal(2, 5, 40), trial.normal(2, 2, 12, 20)
+        decay, beta = -abs(trial.normal(2, 5, 24)), abs(trial.normal(2, 5, 2))
+        for rule, more in (("linear", []), ("gated_delta", [decay, beta])):
+            compare(trial, "LinearAttention", 27, [q, k, v, past, *more], outputs=2, q_num_heads=4, kv_num_heads=2, update_rule=rule)
+    return "2 rules"
+
+
+@probe("mixture of experts", "kernels", disables=("route_experts.wgsl", "expert_product.wgsl", "gated_halves.wgsl"))
+def mixture(trial: Trial) -> str:
+    """MoE with its two best experts, gates and ups in turn."""
+    for _ in range(trial.rounds):
+        x, scores = trial.normal(TOKENS, HIDDEN), trial.normal(TOKENS, EXPERTS)
+        first, second = trial.normal(EXPERTS, 2 * INNER, HIDDEN) / np.float32(6), trial.normal(EXPERTS, HIDDEN, INNER) / np.float32(5)
+        got, = trial.node(
+            "MoE", 1, [x, scores, first, None, second], domain=DOMAIN, k=2, activation_type="swiglu", swiglu_fusion=1,
+            normalize_routing_weights=1)
+        agree("MoE", got, _mixed(x, scores, first, second))
+    return f"{TOKENS} tokens, {EXPERTS} experts"
+
+
+def _mixed(x: Array, scores: Array, first: Array, second: Array) -> Array:
+    y = np.zeros((TOKENS, HIDDEN))
+    for t in range(TOKENS):
+        best = np.argsort(-scores[t], kind="stable")[:2]
+        shares = np.exp(scores[t, best].astype(np.float64))
+        for e, share in zip(best, shares / shares.sum(), strict=True):
+            inner = first[e].astype(np.float64) @ x[t]
+            gates, ups = inner[::2], inner[1::2]
+            y[t] += share * (second[e] @ (gates / (1 + np.exp(-gates)) * ups))
+    return y
+
+
+@probe("cached tokens", "kernels", disables=("append_tokens.wgsl", "put_tokens.wgsl"))
+def cached_tokens(trial: Trial) -> str:
+    """GroupQueryAttention of one token behind a cache that grows, and in place in a longer one: pairs are turned, heads share keys."""
+    return _cached_attention(trial)
+
+
+@probe(
+    "attention in parts", "kernels", disables=("attention_split.wgsl", "attention_join.wgsl"),
+    fault=(r"exp2\(x \* 1\.44269504\)", "exp2(x)"))
+def attention_in_parts(trial: Trial) -> str:
+    """The same: what its parts of the keys give, and their join."""
+    return _cached_attention(trial)
+
+
+def _cached_attention(trial: Trial) -> str:
+    for _ in range(trial.rounds):
+        for rows in (150, 200):
+            before, heads, groups, size = 150, 4, 2, 32
+            q, k, v = trial.normal(1, 1, heads * size), trial.normal(1, 1, groups * size), trial.normal(1, 1, groups * size)
+            past_k, past_v = trial.normal(1, groups, rows, size), trial.normal(1, groups, rows, size)
+            angles = np.arange(before + 1)[:, None] * 100.0 ** (-np.arange(size // 2) / (size // 2))
+            tables = [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+            got = trial.node(
+                "GroupQueryAttention", 1, [q, k, v, past_k, past_v, np.array([before], np.int32), None, *tables],
+                {6: np.array(before + 1, np.int32)}, 3, DOMAIN, num_heads=heads, kv_num_heads=groups, do_rotary=1)
+            tokens = [_turned(a.reshape(-1, size).astype(np.float64), tables, before) for a in (q, k)]
+            keys, values = (np.concatenate([p[0, :, :before], t[:, None]], 1).astype(np.float64)
+                            for p, t in ((past_k, tokens[1]), (past_v, v.reshape(groups, size))))
+            shared = np.arange(heads) // (heads // groups)
+            powers = np.exp(np.einsum("hd,hkd->hk", tokens[0], keys[shared]) / math.sqrt(size))
+            want = np.einsum("hk,hkd->hd", powers / powers.sum(-1, keepdims=True), values[shared])
+            agree(f"GroupQueryAttention, {rows} rows", got[0].reshape(heads, size), want)
+            for name, cache, wanted in zip(("keys", "values"), got[1:], (keys, values), strict=True):
+                agree(f"GroupQueryAttention, {rows} rows, {name}", cache[0, :, :before + 1], wanted)
+    return "2 caches"
+
+
+def _turned(x: Array, tables: list[Array], position: int) -> Array:
+    """Pairs half a head apart, turned by the angles of a position."""
+    cosines, sines = (t[position].astype(np.float64) for t in tables)
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cosines - second * sines, second * cosines + first * sines], -1)

@@ -1,0 +1,70 @@
+"""Attention of one query for each head over many keys: the keys are split among workgroups, and heads that share keys read them once."""
+
+from __future__ import annotations
+
+from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ops.attention import Heads, Mask, Options, mask_consts
+from ort_gpu_ep.registry import BoundNode, Const, Kernel, kernel
+from ort_gpu_ep.symbolic import hint, same
+from ort_gpu_ep.types import FLOAT32, TensorType
+
+MAX_SHARE = 4
+"""Heads of a workgroup: each takes registers and workgroup memory of its own."""
+
+LANES, MANY_KEYS = 128, 4096
+"""Invocations of a workgroup; caches of more tokens than that are split into parts of twice the keys, of which fewer are joined.
+Measured on an H200: 512 keys in parts of 64 and 128 take 4.8 and 5.5 us, 4096 keys 9.9 and 8.7."""
+
+JOIN_LANES = 128
+
+record(
+    "attention_split.wgsl", "product",
+    loop_bound=lambda k: 2 * (k.workgroup_size // k["SHARE"]) + k["SHARE"] * (k["D4"] + 2 * k.workgroup_size) // k.workgroup_size + 8
+    + 2 * k.workgroup_size // k["D4"],
+    flops=lambda k: 16 * k["BATCH"] * k["HEADS"] * k["SK"] * k["D4"])
+record("attention_join.wgsl", "reduction", loop_bound=lambda k: 2 * k["SPLITS"] + 3 * JOIN_LANES)
+
+
+def fits(node: BoundNode, q: Heads, k: Heads, v: Heads) -> bool:
+    """Whether there is one query for each head, and a head that this form takes."""
+    width, limits = q.shape[3], node.target.limits
+    is_alike = width == k.shape[3] == v.shape[3] and width % 4 == 0 and width // 4 <= LANES // 2 and limits.max_invocations >= LANES
+    return is_alike and same(q.shape[2], 1) and _memory(MAX_SHARE, 64, 2, width // 4) <= limits.max_workgroup_nbytes
+
+
+def split_attention(
+    node: BoundNode, q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType,
+    y_strides: tuple[int, int, int],
+) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
+    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. Raises UnsupportedNodeError for the mask's shape."""
+    batch, heads, _, width = q.shape
+    tokens, d4, group = k.shape[2], width // 4, heads // int(k.shape[1])
+    share = next(n for n in (4, 2, 1) if group % n == 0)
+    parts = 1 if hint(tokens) > MANY_KEYS or d4 % 2 else 2
+    keys = LANES // parts
+    splits = ceil_div(tokens, keys)
+    consts: dict[str, Const] = {
+        "BATCH": batch, "HEADS": heads, "SQ": 1, "SEQUENCE": 1, "SK": tokens, "D4": d4, "GROUP": group, "SHARE": share, "KEYS": keys,
+        "PARTS": parts, "SPLITS": splits, "LOADS": ceil_div(keys, LANES // d4), "ROUNDS": ceil_div(keys * share, LANES),
+        **q.consts("Q"), **k.consts("K"), **v.consts("V"), **options.consts(), **mask_consts(mask, (batch, heads, 1, tokens))}
+    sums = TensorType(FLOAT32, (batch, heads, splits, width))
+    tops = TensorType(FLOAT32, (batch, heads, splits, 2))
+    reads = options.reads()
+    sink = {"sink": reads.pop("sink")} if "sink" in reads else {}
+    split = kernel(
+        "attention_split.wgsl", [sums, tops], consts=consts, grid=(splits, heads // share, batch), workgroup_size=LANES,
+        workgroup_nbytes=_memory(share, keys, parts, d4), vectors=("q", "k", "v", "sums"), reports=options.lengths is not None,
+        reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {}), **reads},
+        writes={"sums": "attention_sums", "tops": "attention_tops"})
+    join = kernel(
+        "attention_join.wgsl", [out], grid=(heads, batch, 1), workgroup_size=JOIN_LANES,
+        workgroup_nbytes=20 * JOIN_LANES + 4 * (JOIN_LANES // d4),
+        consts={"D4": d4, "HEADS": heads, "SPLITS": splits, "Y_B": y_strides[0] // 4, "Y_H": y_strides[1] // 4,
+                "SINK": options.consts()["SINK"], "EMPTY_IS_ZERO": options.empty_is_zero},
+        reads={"sums": "attention_sums", "tops": "attention_tops", **sink}, writes={"y": 0}, vectors=("sums", "y"))
+    return [split, join], [("attention_sums", sums), ("attention_tops", tops)]
+
+
+def _memory(share: int, keys: int, parts: int, d4: int) -> int:
+    """Bytes of workgroup memory: queries, scores, one number an invocation, rows of values to be joined."""
+    return 16 * share * d4 + 4 * share * keys * parts + 4 * LANES + 16 * share * (LANES // d4) * d4

@@ -1,0 +1,25 @@
+"""Det: determinants of square matrices."""
+
+from __future__ import annotations
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import case, normal, record
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, kernel, op
+from ort_gpu_ep.types import FLOAT64, FLOATS, TensorType
+
+record(
+    "determinant.wgsl", "direct", loop_bound=lambda k: k["M"] * (k["M"] + 2) * (k["M"] + 2),
+    flops=lambda k: k.size("y") * k["M"] * k["M"] * k["M"],
+    cases=[case("Det", 22, normal(5, 7, 7), tolerance=1e-4)])
+
+
+@op("Det", since=11, dtypes={"T": (*FLOATS, FLOAT64)}, bindings="x -> y")
+def det(node: BoundNode) -> Kernel | Lowering:
+    """y = the determinant of each matrix, by elimination with the largest pivot of a column. x: [..., M, M]; y: [...]."""
+    x = node.input(0)
+    if x.rank < 2 or x.shape[-1] != x.shape[-2]:
+        raise UnsupportedNodeError(Code.RANK, f"Det of {x.type}; taken: [..., M, M]")
+    out = TensorType(x.dtype, x.shape[:-2])
+    made = kernel(
+        "determinant.wgsl", [out, x.type], consts={"M": x.shape[-1]}, reads={"x": 0}, writes={"y": 0, "rest": "rest"})
+    return Lowering((out,), (made,), temps=(("rest", x.type),))

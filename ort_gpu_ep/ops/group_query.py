@@ -1,0 +1,195 @@
+"""GroupQueryAttention of ONNX Runtime: attention of language models, with a cache of keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ort_gpu_ep.contrib import DOMAIN
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ops.attention import Heads, Options, attend
+from ort_gpu_ep.ops.attention_split import fits, split_attention
+from ort_gpu_ep.registry import BoundNode, Const, InPlace, Kernel, Lowering, kernel, op
+from ort_gpu_ep.symbolic import same
+from ort_gpu_ep.types import FLOATS, INT32, Shape, TensorType
+
+(QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL, COSINES, SINES, POSITIONS, BIAS, SINK, K_SCALE, V_SCALE, Q_NORM, K_NORM,
+ QUERY_LENGTHS) = range(17)
+
+record("append_tokens.wgsl", "movement", loop_bound=lambda k: k["HEAD"] if k["NORM"] else 0)
+record("put_tokens.wgsl", "movement", loop_bound=lambda k: k["HEAD"] if k["NORM"] else 0)
+
+PUT_WORKGROUP_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Where the tokens of this step are in an input: [batch, token, first + head * size + element], with a row of `width` a token."""
+
+    source: int
+    width: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a node is about. heads, groups: of queries, of keys. size: elements of a head. capacity: rows of the cache behind this step.
+    total: tokens of the longest batch, with this step's.
+    """
+
+    batch: int
+    sequence: int
+    heads: int
+    groups: int
+    size: int
+    capacity: int
+    total: int
+
+    @property
+    def first(self) -> bool:
+        """Whether no tokens came before: ONNX Runtime takes that where all tokens are of this step."""
+        return bool(self.sequence == self.total)
+
+
+@op("GroupQueryAttention", domain=DOMAIN,
+    dtypes={"T": FLOATS, "T_CACHE": FLOATS, "M": (INT32,)},
+    bindings="q k? v? past_key? past_value? lengths _total cosines? sines? positions? bias? sink? _k_scale? _v_scale? q_weight? k_weight? "
+             "_query_lengths? -> y present_key present_value _scores")
+def group_query_attention(node: BoundNode) -> Lowering:
+    """Attention of heads that share keys and values with others, which come behind those of a cache.
+
+    q: [B, S, heads * size], or with keys and values behind it, [B, S, (heads + 2 groups) * size]; k, v: [B, S, groups * size]; past
+    and present: [B, groups, tokens, size]; lengths: [B], tokens up to this step, less one; total: the largest of these plus one; y:
+    [B, S, heads * size].
+    """
+    _check(node)
+    step, tokens = _step(node)
+    q, k, v = tokens
+    dtype, cache = node.input(QUERY).dtype, TensorType(node.input(QUERY).dtype, (step.batch, step.groups, step.capacity, step.size))
+    turns = bool(node.attr("do_rotary"))
+    appended = [
+        _appended(node, step, k, PAST_KEY, K_NORM, turns, cache, "present_key"),
+        _appended(node, step, v, PAST_VALUE, None, False, cache, "present_value")]
+    kernels = list[Kernel]()
+    temps = [("present_key", cache), ("present_value", cache)]
+    shape, batch = (step.batch, step.heads, step.sequence, step.size), step.sequence * q.width
+    queries = Heads(q.source, shape, (batch, step.size, q.width))
+    if turns or node.has(Q_NORM):
+        turned = TensorType(dtype, shape)
+        kernels.append(_appended(node, step, q, None, Q_NORM, turns, turned, "queries"))
+        temps.append(("queries", turned))
+        queries = Heads("queries", shape, (step.heads * step.sequence * step.size, step.sequence * step.size, step.size))
+    strides = (step.groups * step.capacity * step.size, step.capacity * step.size, step.size)
+    keys, values = (Heads(name, cache.shape, strides) for name in ("present_key", "present_value"))     # type: ignore[arg-type]
+    scale, window = node.attr("scale"), int(node.attr("local_window_size"))
+    causal = bool(node.attr("causal"))
+    options = Options(
+        float(scale) if scale else float(step.size) ** -0.5, causal, float(node.attr("softcap") or 0.0), True, LENGTHS, step.total,
+        step.first, max(window, 0) if causal else 0, SINK if node.has(SINK) else None, node.attr("smooth_softmax") == 1)
+    mask = (BIAS, node.input(BIAS)) if node.has(BIAS) else None
+    out, width = TensorType(dtype, (step.batch, step.sequence, step.heads * step.size)), step.heads * step.size
+    y_strides = (step.sequence * width, step.size, width)
+    if fits(node, queries, keys, values):
+        split, more = split_attention(node, queries, keys, values, mask, options, out, y_strides)
+        kernels, temps = [*kernels, *split], [*temps, *more]
+    else:
+        kernels.append(attend(node, queries, keys, values, mask, options, out, y_strides))
+    present = [cache if node.wants(i) else None for i in (1, 2)]
+    stays = node.has(PAST_KEY) and node.wants(1) and node.wants(2) and same(node.input(PAST_KEY).shape[2], step.capacity)
+    put = tuple(_put(k, step) for k in appended)
+    return Lowering(
+        (out, *present, None)[:max(1, len(node.node.outputs))], (*appended, *kernels), tuple(temps),
+        stored=(("present_key", 1), ("present_value", 2)),
+        in_place=InPlace(((1, PAST_KEY), (2, PAST_VALUE)), (*put, *kernels)) if stays else None)
+
+
+def _check(node: BoundNode) -> None:
+    """Raises UnsupportedNodeError for what these kernels don't do."""
+    quantized = node.has(K_SCALE) or node.has(V_SCALE) or node.attr("k_quant_type") != "NONE" or node.attr("v_quant_type") != "NONE"
+    for wrong, what in (
+            (quantized, "a quantized cache"), (node.attr("sliding_window_cache"), "a cache that keeps a window of tokens"),
+            (node.has(QUERY_LENGTHS), "query_seqlens"), (node.wants(3), "its scores as an output"),
+            (node.has(PAST_KEY) != node.has(PAST_VALUE), "past keys or past values alone")):
+        if wrong:
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"GroupQueryAttention with {what}")
+    dtype = node.input(QUERY).dtype
+    others = [o for i in (KEY, VALUE, PAST_KEY, PAST_VALUE, COSINES, SINES, SINK, Q_NORM, K_NORM) if (o := node.optional(i))]
+    if any(o.dtype is not dtype for o in others):
+        raise UnsupportedNodeError(Code.DTYPE, f"GroupQueryAttention of {dtype} with inputs of other types")
+
+
+def _step(node: BoundNode) -> tuple[Step, tuple[Tokens, Tokens, Tokens]]:
+    """The node's sizes, and where queries, keys and values are. Raises UnsupportedNodeError where they do not fit."""
+    q, heads, groups = node.input(QUERY), int(node.attr("num_heads")), int(node.attr("kv_num_heads"))
+    packed = not node.has(KEY)
+    shares = heads + 2 * groups if packed else heads
+    if q.rank != 3 or heads < 1 or groups < 1 or heads % groups or int(q.shape[2]) % shares or node.has(VALUE) == packed:
+        raise UnsupportedNodeError(Code.RANK, f"GroupQueryAttention of {q.type} with {heads} heads and {groups} of keys")
+    batch, sequence, width = q.shape[0], q.shape[1], int(q.shape[2])
+    size = width // shares
+    others = [node.input(i) for i in (KEY, VALUE) if node.has(i)]
+    if any(o.shape != (batch, sequence, groups * size) for o in others) or node.input(LENGTHS).size != batch:
+        raise UnsupportedNodeError(
+            Code.RANK, f"GroupQueryAttention of {q.type} with keys and values {', '.join(str(o.type) for o in others)} and lengths "
+            f"{node.input(LENGTHS).type}; expected [B, S, {groups * size}] and [B]")
+    (total,) = node.input(TOTAL).ints()
+    past = node.optional(PAST_KEY)
+    rows = past.shape[2] if past and past.rank == 4 else 0
+    for operand in (past, node.optional(PAST_VALUE)):
+        if operand and (operand.rank != 4 or operand.shape != (batch, groups, rows, size)):
+            raise UnsupportedNodeError(
+                Code.RANK, f"GroupQueryAttention of {q.type} with a cache {operand.type}; expected [B, {groups}, tokens, {size}]")
+    if total < sequence:
+        raise UnsupportedNodeError(Code.RANK, f"GroupQueryAttention of {sequence} tokens with a total_sequence_length of {total}")
+    step = Step(batch, sequence, heads, groups, size, rows if rows >= total else total, total)
+    if packed:
+        return step, (Tokens(QUERY, width, 0), Tokens(QUERY, width, heads * size), Tokens(QUERY, width, (heads + groups) * size))
+    return step, (Tokens(QUERY, width, 0), Tokens(KEY, groups * size, 0), Tokens(VALUE, groups * size, 0))
+
+
+def _appended(
+    node: BoundNode, step: Step, tokens: Tokens, past: int | None, weight: int | None, turns: bool, out: TensorType, name: str,
+) -> Kernel:
+    """The kernel that writes the temporary `name`: tokens normalized and turned, behind those of `past`; None: alone, as queries are."""
+    weight, is_query = (weight if weight is not None and node.has(weight) else None), past is None
+    pairs, rows = _angles(node, step) if turns else (0, 0)
+    epsilon = node.attr("q_norm_epsilon" if is_query else "k_norm_epsilon")
+    epsilon = node.attr("qk_norm_epsilon") if epsilon is None else epsilon
+    if weight is not None and node.input(weight).shape != (step.size,):
+        raise UnsupportedNodeError(Code.RANK, f"GroupQueryAttention with norm weights {node.input(weight).type}; expected [{step.size}]")
+    has_positions = turns and node.has(POSITIONS) and not step.first
+    given: dict[str, int | None] = {
+        "past": past if past is not None and node.has(past) else None, "cosines": COSINES if turns else None,
+        "sines": SINES if turns else None, "positions": POSITIONS if has_positions else None, "weight": weight}
+    if has_positions and node.input(POSITIONS).shape != (step.batch, step.sequence):
+        raise UnsupportedNodeError(Code.RANK, f"GroupQueryAttention with position_ids {node.input(POSITIONS).type}; expected [B, S]")
+    shape: Shape = out.shape
+    before = node.input(past).shape[2] if given["past"] is not None and past is not None else 0
+    consts: dict[str, Const] = {
+        "QUERY": is_query, "NORM": weight is not None, "ROTARY": turns, "SEQUENCE": step.sequence, "ROWS": shape[2], "HEADS": shape[1],
+        "HEAD": step.size, "PAST": before, "TOTAL": step.total,
+        "FIRST": step.first, "HALF": pairs, "COSINES": rows, "INTERLEAVED": bool(node.attr("rotary_interleaved")),
+        "EPSILON": float(epsilon), "X_BATCH": step.sequence * tokens.width, "X_TOKEN": tokens.width, "X_FIRST": tokens.first}
+    reads = {n: at for n, at in given.items() if at is not None}
+    built = kernel(
+        "append_tokens.wgsl", [out], consts=consts, reads={"x": tokens.source, "lengths": LENGTHS, **reads}, writes={"y": name},
+        reports=True)
+    return replace(built, optionals=tuple((n, at is not None) for n, at in given.items()))
+
+
+def _put(appended: Kernel, step: Step) -> Kernel:
+    """The same for a cache that holds what came before."""
+    count = step.batch * step.groups * step.sequence * step.size
+    return replace(
+        appended, shader="put_tokens.wgsl", consts=(*appended.consts, ("COUNT", count)), groups=ceil_div(count, PUT_WORKGROUP_SIZE),
+        workgroup_size=PUT_WORKGROUP_SIZE, reads=tuple((name, at) for name, at in appended.reads or () if name != "past"))
+
+
+def _angles(node: BoundNode, step: Step) -> tuple[int, int]:
+    """Pairs of a head that are turned, and positions of the tables of their angles."""
+    cosines, sines = node.optional(COSINES), node.optional(SINES)
+    if cosines is None or sines is None or cosines.rank != 2 or cosines.shape != sines.shape or not 0 < 2 * cosines.shape[1] <= step.size:
+        raise UnsupportedNodeError(
+            Code.RANK, f"GroupQueryAttention with do_rotary over heads of {step.size}, and tables {cosines and cosines.type} and "
+            f"{sines and sines.type}; expected two of [positions, at most {step.size // 2}]")
+    return int(cosines.shape[1]), cosines.shape[0]

@@ -1,0 +1,204 @@
+"""Attention of ONNX, and Attention and MultiHeadAttention of ONNX Runtime, with caches and masks of every kind."""
+
+from __future__ import annotations
+
+from ort_gpu_ep.contrib import DOMAIN
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ops.attention import Heads, Options
+from ort_gpu_ep.ops.composed import Composed
+from ort_gpu_ep.ops.heads import BY_KEY, COUNTS, ENDS, ENDS_AND_STARTS, SCORES, Assembly, Padding, assembled, contiguous, split
+from ort_gpu_ep.registry import BoundNode, Lowering, Operand, op
+from ort_gpu_ep.types import BOOL, FLOATS, INT32, INT64, TensorType
+
+
+@op("Attention", since=23, dtypes={"T1": FLOATS, "T2": FLOATS, "U": (*FLOATS, BOOL), "tensor(int64)": (INT64,)},
+    bindings="q k v mask? past_key? past_value? lengths? -> y present_key present_value scores")
+def attention(node: BoundNode) -> Lowering:
+    """y = softmax(scale q k^T + mask) v for each head; causal, in a window, behind a cache's keys, of fewer heads of keys.
+
+    q, y: [B, heads, S, D] or [B, S, heads D]; k, v likewise; mask: broadcasts to [B, heads, S, keys]; past and present:
+    [B, heads, keys, D]; lengths: [B], keys that are there; scores: [B, heads, S, keys].
+    """
+    counts = node.attr("q_num_heads"), node.attr("kv_num_heads"), node.attr("kv_num_heads")
+    q, k, v = (split(node.input(i), i, count, node.op) for i, count in enumerate(counts))
+    scale, dtype = node.attr("scale"), node.input(0).dtype
+    if scale is not None and scale <= 0:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Attention with scale {scale:g}, which ONNX Runtime's CPU refuses")
+    if any(o.dtype is not dtype for i in (1, 2, 4, 5) if (o := node.optional(i))):
+        raise UnsupportedNodeError(Code.DTYPE, f"Attention of {dtype} with keys or values of another type")
+    past = [_past(node, i, heads) for i, heads in ((4, k), (5, v))]
+    if (past[0] is None) != (past[1] is None) or (past[0] and node.has(6)):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "Attention with past keys alone, past values alone, or lengths beside them")
+    if past[0] and node.attr("is_causal") and k.shape[2] != q.shape[2] and q.shape[2] == 1:
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"Attention with is_causal of one query behind a cache, and {k.shape[2]} keys: ONNX lets it see one of them, "
+            "ONNX Runtime's CPU all")
+    made, before = Assembly(node, dtype), past[0].shape[2] if past[0] else 0
+    options = Options(
+        q.shape[3] ** -0.5 if scale is None else float(scale), bool(node.attr("is_causal")), float(node.attr("softcap") or 0.0), True,
+        before=before)
+    window = tuple(-1 if (w := node.attr(name)) is None else int(w) for name in ("left_window_size", "right_window_size"))
+    width = v.shape[3]
+    queries = made.rows("queries", q)
+    keys = made.rows("present_key", k, past[0], present=1 if node.wants(1) else None)
+    values = made.rows("present_value", v, past[1], present=2 if node.wants(2) else None)
+    scores = (q.shape[0], q.shape[1], q.shape[2], keys.shape[2])
+    padding = None
+    if node.has(6):
+        if node.input(6).shape != (q.shape[0],):
+            raise UnsupportedNodeError(Code.RANK, f"Attention with lengths {node.input(6).type}; expected [{q.shape[0]}]")
+        padding = Padding(COUNTS, 6)
+    bias = (3, node.input(3)) if node.has(3) else None
+    mask, options = made.mask(scores, bias, padding, 0.0, options, (window[0], window[1]))
+    out = made.attend((queries, keys, values), width, mask, options, node.input(0).rank == 3)
+    probabilities = made.scores(queries, keys, mask, options, int(node.attr("qk_matmul_output_mode"))) if node.wants(SCORES) else None
+    presents = [TensorType(dtype, (*h.shape[:2], scores[3], h.shape[3])) for h in (k, v)]
+    return made.lowering((out, *presents, probabilities))
+
+
+def _past(node: BoundNode, index: int, new: Heads) -> Heads | None:
+    """A cache [B, heads, keys, D]."""
+    operand = node.optional(index)
+    if operand is None:
+        return None
+    batch, heads, _, width = new.shape
+    if operand.rank != 4 or (*operand.shape[:2], operand.shape[3]) != (batch, heads, width):
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} with a cache {operand.type}; expected [{batch}, {heads}, tokens, {width}]")
+    return contiguous(index, (batch, heads, operand.shape[2], width))
+
+
+@op("MultiHeadAttention", domain=DOMAIN, dtypes={"T": FLOATS, "M": (INT32,), "QK": FLOATS},
+    bindings="q k? v? bias? padding? mask? past_key? past_value? _past_length? _cache_indirection? -> y present_key present_value scores")
+def multi_head_attention(node: BoundNode) -> Lowering:
+    """Attention of heads side by side, with a bias on q, k and v, and keys that are padding.
+
+    q: [B, S, heads D], or with keys and values [B, S, heads, 3, D]; k: [B, L, heads D], or with values [B, L, heads, 2, D], or both as
+    [B, heads, L, D]; bias: [all of a token]; padding: [B], [3 B + 2], [B, L] or [B, S, L]; mask: broadcasts to [B, heads, S, L]; past and
+    present: [B, heads, tokens, D]; y: [B, S, heads D].
+    """
+    if node.has(8) or node.has(9):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "MultiHeadAttention with past_sequence_length (a shared cache) or cache_indirection")
+    q, k, v = _three(node)
+    dtype, stands = node.input(0).dtype, node.has(1) and node.input(1).rank == 4
+    past = [_past(node, i, heads) for i, heads in ((6, k), (7, v))]
+    if (past[0] is None) != (past[1] is None) or (past[0] and stands):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "MultiHeadAttention with past keys or past values alone, or beside keys of all tokens")
+    if node.attr("unidirectional") and k.shape[2] != q.shape[2]:
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"MultiHeadAttention with unidirectional of {q.shape[2]} queries over {k.shape[2]} new keys, of which ONNX "
+            "Runtime's providers see others each; taken: as many keys as queries")
+    hidden = [int(heads.shape[1] * heads.shape[3]) for heads in (q, k, v)]
+    offered = node.optional(3)
+    if offered is not None and offered.shape != (sum(hidden),):
+        raise UnsupportedNodeError(Code.RANK, f"MultiHeadAttention with bias {offered.type}; expected [{sum(hidden)}]")
+    firsts = [(3, sum(hidden[:i])) if offered is not None and not (i and stands) else None for i in range(3)]
+    made, before, scale = Assembly(node, dtype), past[0].shape[2] if past[0] else 0, node.attr("scale")
+    queries = made.rows("queries", q, bias=firsts[0])
+    keys = made.rows("present_key", k, past[0], firsts[1], 1 if node.wants(1) else None)
+    values = made.rows("present_value", v, past[1], firsts[2], 2 if node.wants(2) else None)
+    scores = (q.shape[0], q.shape[1], q.shape[2], keys.shape[2])
+    options = Options(float(scale) if scale else q.shape[3] ** -0.5, bool(node.attr("unidirectional")), before=before)
+    padding = _padding(node, node.input(4), 4, scores, before) if node.has(4) else None
+    bias = (5, node.input(5)) if node.has(5) else None
+    mask, options = made.mask(scores, bias, padding, float(node.attr("mask_filter_value")), options)
+    out = made.attend((queries, keys, values), v.shape[3], mask, options, True)
+    raw = made.scores(queries, keys, mask, options, 2, True) if node.wants(SCORES) else None
+    return made.lowering((out, *(TensorType(dtype, (*h.shape[:2], scores[3], h.shape[3])) for h in (k, v)), raw))
+
+
+def _three(node: BoundNode) -> tuple[Heads, Heads, Heads]:
+    """Queries, keys and values of MultiHeadAttention as [B, heads, S, D]. Raises UnsupportedNodeError."""
+    q, k, v = node.input(0), node.optional(1), node.optional(2)
+    heads = int(node.attr("num_heads"))
+    if k is None and v is None and q.rank == 5 and q.shape[2] == heads and q.shape[3] == 3:
+        return _interleaved(q, 0, 0, 3), _interleaved(q, 0, 1, 3), _interleaved(q, 0, 2, 3)
+    if q.rank != 3 or k is None:
+        raise UnsupportedNodeError(Code.RANK, f"MultiHeadAttention of {q.type} and keys {k and k.type}, with {heads} heads")
+    queries = split(q, 0, heads, node.op)
+    if v is None and k.rank == 5 and k.shape[2] == heads and k.shape[3] == 2:
+        return queries, _interleaved(k, 1, 0, 2), _interleaved(k, 1, 1, 2)
+    if v is None or k.rank != v.rank:
+        raise UnsupportedNodeError(Code.RANK, f"MultiHeadAttention of {q.type}, keys {k.type} and values {v and v.type}")
+    return queries, split(k, 1, heads, node.op), split(v, 2, heads, node.op)
+
+
+def _interleaved(operand: Operand, source: int, place: int, of: int) -> Heads:
+    """One of `of` tensors that lie side by side in each head: [B, S, heads, of, D]."""
+    batch, rows, heads, _, width = operand.shape
+    token = heads * of * width
+    return Heads(source, (batch, heads, rows, int(width)), (rows * token, of * width, token), place * width)
+
+
+def _padding(node: BoundNode, mask: Operand, source: int, scores: tuple[int, ...], before: int) -> Padding:
+    """Which keys are padding, in ONNX Runtime's forms. Raises UnsupportedNodeError for others."""
+    batch, _, queries, keys = scores
+    if mask.rank == 1 and (mask.shape[0] == batch or mask.shape[0] == 3 * batch + 2):
+        return Padding(ENDS, source)
+    if mask.rank == 1 and mask.shape[0] == 2 * batch:
+        return Padding(ENDS_AND_STARTS, source)
+    if mask.rank == 2 and mask.shape == (batch, keys):
+        return Padding(BY_KEY, source, (keys, 0))
+    if mask.rank == 3 and mask.shape == (batch, queries, keys):
+        return Padding(BY_KEY, source, (queries * keys, keys))
+    if mask.rank == 4 and mask.shape[0] == batch and mask.shape[1] == 1 and mask.shape[2] == mask.shape[3] and mask.shape[3] >= keys:
+        return Padding(BY_KEY, source, (mask.shape[2] * mask.shape[3], mask.shape[3]), before)
+    raise UnsupportedNodeError(
+        Code.RANK, f"{node.op} with mask {mask.name!r} {mask.type}; expected of {batch} batches, {queries} queries and {keys} keys "
+        "[B], [2 B], [3 B + 2], [B, keys], [B, queries, keys] or [B, 1, most keys, most keys]")
+
+
+@op("Attention", domain=DOMAIN, dtypes={"T": FLOATS, "M": (INT32,)},
+    bindings="x w bias? padding? past? mask? _past_length? -> y present", weights=(1,))
+def packed_attention(node: BoundNode) -> Lowering:
+    """Attention of heads side by side over q, k and v = x w + bias, with keys that are padding, behind those of a cache.
+
+    x: [B, S, D]; w: [D, of q, k and v]; padding: [B], [2 B], [B, L], [B, S, L] or [B, 1, M, M]; past: [2, B, heads, P, H]; present:
+    [2, B, heads, P + S, H]; mask: broadcasts to [B, heads, S, L]; y: [B, S, of v].
+    """
+    if node.has(6) or node.attr("do_rotary") or node.attr("past_present_share_buffer"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "Attention with a shared cache or do_rotary")
+    x, w, count = node.input(0), node.input(1), int(node.attr("num_heads"))
+    if x.rank != 3 or w.rank != 2 or w.shape[0] != x.shape[2] or count < 1:
+        raise UnsupportedNodeError(
+            Code.RANK, f"Attention of {x.type} by {w.type} with {count} heads; expected [B, S, D] and [D, of q, k and v]")
+    (batch, rows, _), width = x.shape, int(w.shape[1])
+    sizes = tuple(int(size) for size in node.attr("qkv_hidden_sizes") or ()) or (width // 3,) * 3
+    if sum(sizes) != width or len(sizes) != 3 or any(size % count for size in sizes) or sizes[0] != sizes[1]:
+        raise UnsupportedNodeError(Code.RANK, f"Attention of {width} columns as q, k and v of {sizes}, with {count} heads")
+    product = Composed(node)
+    made = product.add("Gemm", product.given(0).seen((batch * rows, x.shape[2])), product.given(1), product.optional(2))
+    firsts = (0, sizes[0], sizes[0] + sizes[1])
+    q, k, v = (Heads(made.source or 0, (batch, count, rows, size // count), (rows * width, size // count, width), first)
+               for size, first in zip(sizes, firsts, strict=True))
+    around, scale = Assembly(node, x.dtype), node.attr("scale")
+    keys, values, before, present = _cached(node, around, (k, v))
+    scores = (batch, count, rows, before + rows)
+    options = Options(float(scale) if scale else q.shape[3] ** -0.5, bool(node.attr("unidirectional")), before=before)
+    padding = _padding(node, node.input(3), 3, scores, before) if node.has(3) else None
+    bias = (5, node.input(5)) if node.has(5) else None
+    mask, options = around.mask(scores, bias, padding, float(node.attr("mask_filter_value")), options)
+    out = around.attend((around.rows("queries", q), keys, values), v.shape[3], mask, options, True)
+    return product.before(around.lowering((out, present)))
+
+
+def _cached(node: BoundNode, around: Assembly, new: tuple[Heads, Heads]) -> tuple[Heads, Heads, int, TensorType | None]:
+    """Keys and values behind those of `past`, how many tokens that has, and what `present` is: both one tensor [2, B, heads, tokens, H]."""
+    k, v = new
+    past = node.optional(4)
+    if past is None and not node.wants(1):
+        return around.rows("keys", k), around.rows("values", v), 0, None
+    batch, count, rows, width = k.shape
+    before = past.shape[3] if past and past.rank == 5 else 0
+    if v.shape != k.shape or (past and past.shape != (2, batch, count, before, width)):
+        raise UnsupportedNodeError(
+            Code.RANK, f"Attention with past {past and past.type}; expected [2, {batch}, {count}, tokens, {width}], values like keys")
+    tokens = before + rows
+    present = TensorType(around.dtype, (2, batch, count, tokens, width))
+    old = contiguous(4, (2 * batch, count, before, width)) if past else None
+    flat = TensorType(around.dtype, (2 * batch, count, tokens, width))
+    around.temps["present"] = present
+    around.kernels.append(assembled(k, old, None, flat, "present", present, v.first - k.first))
+    around.stored.append(("present", 1))
+    shape = (batch, count, tokens, width)
+    both = (contiguous("present", shape), contiguous("present", shape, batch * count * tokens * width))
+    return around.rows("keys", both[0]), around.rows("values", both[1]), before, present

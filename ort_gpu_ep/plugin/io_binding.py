@@ -1,0 +1,95 @@
+"""IO bindings of our sessions: what is bound is read in each run, wherever it lies and wherever the run happens.
+
+Where an input lies on another device than the session wants it, ONNX Runtime copies it when it is bound. What a program writes into the
+bound array or OrtValue afterwards would be seen by a session on the CPU, and not by one on a GPU. Sessions of ours answer alike: they bind
+such inputs anew before each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from onnxruntime.capi import onnxruntime_inference_collection
+
+TENSORS = {f"tensor({name})": np.dtype(numpy) for name, numpy in (
+    ("float", "f4"), ("double", "f8"), ("float16", "f2"), ("bool", "?"), ("int8", "i1"), ("uint8", "u1"), ("int16", "i2"), ("uint16", "u2"),
+    ("int32", "i4"), ("uint32", "u4"), ("int64", "i8"), ("uint64", "u8"))}
+"""ONNX Runtime's names of tensors that numpy has, too, and numpy's element types."""
+
+OrtBinding: Any = onnxruntime_inference_collection.IOBinding
+
+Bind: TypeAlias = tuple[Callable[..., object], tuple[Any, ...]]
+"""A method of onnxruntime's class and its arguments. Not bound to the binding: a cycle would keep its values until a collection."""
+
+
+class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
+    """onnxruntime's, for sessions that call `refresh` before each run."""
+
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        inputs = list(zip(session.get_inputs(), session.get_input_memory_infos(), strict=True))
+        self._dtypes = {i.name: TENSORS.get(i.type) for i, _ in inputs}
+        self._wants_host_memory = {i.name: where.name == "Cpu" for i, where in inputs}
+        self._elsewhere: dict[str, Bind] = {}
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
+        bind = OrtBinding.bind_cpu_input, (name, arr_on_cpu)
+        if isinstance(arr_on_cpu, np.ndarray) and arr_on_cpu.flags.c_contiguous:
+            self._bind(name, True, arr_on_cpu.dtype, bind)
+        else:       # on the CPU, too, it is copied now
+            self._bind(name, self._wants_host_memory.get(name), None, bind)
+
+    def bind_input(self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int) -> None:
+        bind = OrtBinding.bind_input, (name, device_type, device_id, element_type, list(shape), buffer_ptr)
+        self._bind(name, device_type == "cpu", _dtype(element_type) if buffer_ptr else None, bind)
+
+    def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
+        bind = OrtBinding.bind_ortvalue_input, (name, ortvalue)
+        if ortvalue.is_tensor():
+            self._bind(name, ortvalue.device_name() == "cpu", TENSORS.get(ortvalue.data_type()), bind)
+        else:
+            self._bind(name, self._wants_host_memory.get(name), None, bind)
+
+    def clear_binding_inputs(self) -> None:
+        self._elsewhere.clear()
+        super().clear_binding_inputs()
+
+    def refresh(self) -> None:
+        """Before a run: binds the inputs that lie elsewhere than the session wants them to what they hold now."""
+        for bind, arguments in self._elsewhere.values():
+            bind(self, *arguments)
+
+    def _bind(self, name: str, on_host: bool | None, dtype: np.dtype[Any] | None, bind: Bind) -> None:
+        """dtype: of the input, if known. One that is as the session wants it is copied before a run only: to bind it can't fail."""
+        elsewhere = self._wants_host_memory.get(name) != on_host
+        if not elsewhere or dtype is None or self._dtypes.get(name) != dtype:
+            bind[0](self, *bind[1])
+        if elsewhere:
+            self._elsewhere[name] = bind
+        else:
+            self._elsewhere.pop(name, None)
+
+
+def refresh(iobinding: Any) -> None:
+    """See IOBinding.refresh. Other classes of bindings stay as they are."""
+    if isinstance(iobinding, IOBinding):
+        iobinding.refresh()
+
+
+def take_over(of_ours: Callable[[Any], bool]) -> None:
+    """From now on `onnxruntime.IOBinding(session)` makes ours of the sessions for which `of_ours` is true."""
+
+    def new(cls: Any, session: Any = None, *_: Any, **__: Any) -> Any:
+        return object.__new__(IOBinding if cls is OrtBinding and of_ours(session) else cls)
+
+    OrtBinding.__new__ = new
+
+
+def _dtype(element_type: Any) -> np.dtype[Any] | None:
+    """The element type as numpy knows it; None for ONNX's numbers, and for what onnxruntime is to refuse."""
+    try:
+        return None if isinstance(element_type, int) else np.dtype(element_type)
+    except TypeError:
+        return None

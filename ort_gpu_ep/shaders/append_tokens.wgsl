@@ -1,0 +1,30 @@
+// y[b, head, row] of [BATCH, HEADS, ROWS, HEAD]: rows of a cache of keys or values, with the SEQUENCE tokens of this step behind those of the steps
+// before; or (QUERY) the tokens alone. Tokens may be normalized (NORM: divided by their root mean square, times `weight`) and turned (ROTARY: by
+// the angles of their position). One invocation per element.
+// Expects: x (tokens: of a batch, a token and the first head at X_BATCH, X_TOKEN, X_FIRST), past? ([BATCH, HEADS, PAST, HEAD]), lengths (of each
+// batch: its tokens up to and with this step, less one), cosines? sines? ([COSINES, HALF]), positions? ([BATCH, SEQUENCE]), weight? ([HEAD]), y;
+// SEQUENCE ROWS HEADS HEAD PAST TOTAL (tokens of the longest batch), FIRST (no steps before: lengths are of padded batches), HALF (pairs of a head
+// that are turned), INTERLEAVED (a pair is two neighbours, else HALF apart), EPSILON.
+// Source: GroupQueryAttention of ONNX Runtime (com.microsoft).
+#include tokens_before.wgsl
+#include token_element.wgsl
+
+fn element(i: u32) -> y_t {
+    let d = i % HEAD;
+    let row = i / HEAD % ROWS;
+    let head = i / (HEAD * ROWS) % HEADS;
+    let b = i / (HEAD * ROWS * HEADS);
+    let before = tokens_before(b);
+#if QUERY
+    let token = row;
+#else
+    if (row < before || row >= before + SEQUENCE) {
+#if HAS_PAST
+        if (row < PAST) { return past_at(((b * HEADS + head) * PAST + row) * HEAD + d); }
+#end
+        return 0.0;
+    }
+    let token = row - before;
+#end
+    return token_element(b, token, head, d, before);
+}

@@ -1,0 +1,113 @@
+// Attention of one query for each head, over KEYS keys a workgroup, for SHARE heads that read the same keys: for each head and part of the
+// keys the largest score, the sum of the powers relative to it, and that of the values times them, not yet divided. attention_join.wgsl
+// brings the parts together. In a first step LANES invocations have PARTS for a key, in a second one D4 for a row of values.
+// Grid: parts of the keys, blocks of SHARE heads, batches.
+// Expects: q, k, v (vectors of four elements), mask?, lengths?, sums (vectors: [batch, head, part, D4]), tops ([batch, head, part, 2]);
+// D4 (vectors of a head), LOADS (rows of values that an invocation reads), ROUNDS (powers that it has), HEADS SPLITS (parts of the keys) SQ (1), SCALE, and of
+// attention.wgsl its strides and offsets, BEFORE, GROUP, SK, MASK, CAUSAL, CAPPED, LENGTHS, WINDOW.
+// Source: Dao et al., Flash-Decoding for long-context inference, 2023.
+#include attention_scores.wgsl
+const LANES: u32 = WORKGROUP_SIZE;
+const TEAM: u32 = LANES / SHARE;        // invocations that have a head's powers
+const ROWS: u32 = LANES / D4;           // of values that are read at a time
+
+var<workgroup> queries: array<vec4<f32>, SHARE * D4>;
+var<workgroup> scores: array<f32, SHARE * KEYS * PARTS>;
+var<workgroup> found: array<f32, LANES>;
+var<workgroup> joined: array<vec4<f32>, SHARE * ROWS * D4>;
+
+fn grid_main(group: vec3<u32>, lane: u32) {
+    let b = group.z;
+    let first_head = group.y * SHARE;
+    let first = group.x * KEYS;
+#if LENGTHS
+    let before = tokens_before(b);
+#else
+    let before = BEFORE;
+#end
+    let key = first + lane / PARTS;
+    let part = lane % PARTS;
+    let k_from = b * K_B + first_head / GROUP * K_H + min(key, SK - 1u) * K_S + K_FIRST + part;
+    let v_from = b * V_B + first_head / GROUP * V_H + V_FIRST + lane % D4;
+    let is_seen = sees(b, first_head, 0u, key, before);
+#for d in D4 // PARTS
+    var k$d = vec4<f32>();
+#end
+    if (is_seen) {
+#for d in D4 // PARTS
+        k$d = k_at4(k_from + $(d * PARTS)u);
+#end
+    }
+#for n in LOADS
+    var v$n = vec4<f32>();
+    if (lane < ROWS * D4 && sees(b, first_head, 0u, first + lane / D4 + $(n)u * ROWS, before)) {
+        v$n = v_at4(v_from + (first + lane / D4 + $(n)u * ROWS) * V_S);       // under way while scores become powers
+    }
+#end
+    for (var i = lane; i < SHARE * D4; i += LANES) {
+        queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE;
+    }
+    workgroupBarrier();
+#for h in SHARE
+    var s$h = 0.0;
+#for d in D4 // PARTS
+    s$h += dot(queries[$(h)u * D4 + part + $(d * PARTS)u], k$d);
+#end
+    scores[($(h)u * KEYS + lane / PARTS) * PARTS + part] = s$h;
+#end
+    workgroupBarrier();
+    let h = lane / TEAM;
+    var top = LOWEST;
+#for n in ROUNDS
+    let j$n = lane % TEAM + $(n)u * TEAM;
+    let place$n = h * KEYS + min(j$n, KEYS - 1u);
+    var p$n = scores[place$n * PARTS];
+#for p in PARTS - 1
+    p$n += scores[place$n * PARTS + $(p + 1)u];
+#end
+    p$n = scored(p$n, b, first_head + h, 0u, first + j$n);
+    let sees$n = j$n < KEYS && sees(b, first_head + h, 0u, first + j$n, before);
+    if (sees$n) { top = max(top, p$n); }
+#end
+    found[lane] = top;
+    workgroupBarrier();
+    for (var i = 0u; i < TEAM; i++) { top = max(top, found[h * TEAM + i]); }
+    workgroupBarrier();
+    var total = 0.0;
+#for n in ROUNDS
+    p$n = select(0.0, power(p$n - top), sees$n);
+    total += p$n;
+    if (j$n < KEYS) { scores[place$n] = p$n; }
+#end
+    found[lane] = total;
+    workgroupBarrier();
+    if (lane < ROWS * D4) {
+#for h in SHARE
+        var o$h = vec4<f32>();
+#end
+#for n in LOADS
+        let at$n = lane / D4 + $(n)u * ROWS;
+        if (at$n < KEYS) {
+#for h in SHARE
+            o$h = fma(vec4<f32>(scores[$(h)u * KEYS + at$n]), v$n, o$h);
+#end
+        }
+#end
+#for h in SHARE
+        joined[($(h)u * ROWS + lane / D4) * D4 + lane % D4] = o$h;
+#end
+    }
+    if (lane % TEAM == 0u) {
+        let at = ((b * HEADS + first_head + h) * SPLITS + group.x) * 2u;
+        total = 0.0;
+        for (var i = 0u; i < TEAM; i++) { total += found[h * TEAM + i]; }
+        tops_set(at, top);
+        tops_set(at + 1u, total);
+    }
+    workgroupBarrier();
+    for (var i = lane; i < SHARE * D4; i += LANES) {
+        var sum = vec4<f32>();
+        for (var r = 0u; r < ROWS; r++) { sum += joined[(i / D4 * ROWS + r) * D4 + i % D4]; }
+        sums_set4(((b * HEADS + first_head + i / D4) * SPLITS + group.x) * D4 + i % D4, sum);
+    }
+}

@@ -1,0 +1,314 @@
+"""What a session with placement=auto finds out beside its runs: it answers as onnxruntime's on the CPU until that is done.
+
+Where nothing is known of the machine or the model, another process finds out (scout.py) and leaves it in the caches, so that a driver may
+crash and a search may take long without the user's runs noticing. What is left for this process is a device and the candidate that won.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from onnxruntime import OrtValue
+
+from ort_gpu_ep.child import ending as how_it_ended
+from ort_gpu_ep.config import OPTIONS, Config
+from ort_gpu_ep.device.background import Background, ending
+from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
+from ort_gpu_ep.opening import is_decided, look_for_gpu, make_runner
+from ort_gpu_ep.placement.names import CPU
+from ort_gpu_ep.plugin import ensure_registered
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.isolation.remote import Lease
+    from ort_gpu_ep.placement.candidates import Candidate
+    from ort_gpu_ep.placement.runner import Runner
+    from ort_gpu_ep.placement.source import Source
+
+log = logging.getLogger("ort_gpu_ep")
+
+Feeds: TypeAlias = Mapping[str, Any]
+Take: TypeAlias = "Callable[[Runner | None, Lease | None, str], None]"
+
+TURN_S = 5e-4
+"""How long a thread may keep the interpreter from others meanwhile (5 ms by default): a run waits so long at each return from C++."""
+
+LOOK_S = 0.05
+"""How often it is asked whether the process ends, or the session is gone."""
+
+SILENT_S = 300.0
+"""A process that finds out and says nothing for so long, besides the option hang_timeout_ms, is ended."""
+
+LAST_S = 0.5
+"""How long such a process may take to clear up."""
+
+SETTINGS = (
+    "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "execution_mode", "execution_order", "graph_optimization_level",
+    "inter_op_num_threads", "intra_op_num_threads", "use_deterministic_compute")
+"""What can be read of SessionOptions and changes what a run takes. What can't be read (custom ops) may keep another process from finding
+out; this one does then."""
+
+WAITING, QUEUED, SEARCHING, OPENING, OVER = "the first run", "its turn", "another process that finds out", "the GPU to be open", ""
+"""What a session waits for."""
+
+
+class Start:
+    """Of one session. Thread-safe.
+
+    settings: the user's SessionOptions. front: the session on the CPU. fixed: all its input shapes are known. become, take: of the session,
+    held weakly; take is told at last what answers its runs (None: the CPU alone), and why if that is a surprise. stage: what it waits
+    for. runs: that the CPU has answered. least_s: the quickest of them behind the first.
+    """
+
+    def __init__(
+        self, source: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, front: Candidate,
+        fixed: bool, become: Callable[[Candidate], None], take: Take,
+    ) -> None:
+        self.source, self.config, self.front, self.fixed = source, config, front, fixed
+        self.stage, self.runs, self.least_s = WAITING, 0, math.inf
+        self._settings, self._options, self._kwargs, self._become, self._take = settings, options, kwargs, become, take
+        self._feeds: Feeds | None = None
+        self._runner: Runner | None = None
+        self._shapes: dict[str, Any] = {}
+        self._over, self._cancelled, self._hurried = threading.Event(), threading.Event(), threading.Event()
+        self._lock, self._begun, self._taken, self._pid = threading.Lock(), False, False, os.getpid()
+
+    # ---- the session's threads
+
+    def run(self, outputs: Any, feeds: Feeds, options: Any, values: bool = False) -> Any:
+        """One run on the CPU, as Runner.run."""
+        begin_s, session = time.perf_counter(), self.front.session
+        answer = session.run_with_ort_values(outputs, feeds, options) if values else session.run(outputs, feeds, options)
+        self._ran(feeds, time.perf_counter() - begin_s)
+        return answer
+
+    def _ran(self, feeds: Feeds, seconds: float) -> None:
+        """A run is over. With the first one, the search begins."""
+        with self._lock:
+            self._count(1)
+        if self._begun:
+            if seconds < self.least_s and (self.fixed or all(getattr(v, "shape", ()) == self._shapes.get(n) for n, v in feeds.items())):
+                self.least_s = seconds
+            return
+        with self._lock:
+            if self._begun:
+                return
+            self._begun, self._pid = True, os.getpid()
+        self._feeds, self.stage = _copied(feeds), QUEUED
+        self._shapes = {name: value.shape for name, value in (self._feeds or {}).items()}
+        _queue.add(self._work)
+
+    def _count(self, runs: int) -> None:
+        if self._runner is None:
+            self.runs += runs
+        elif runs:
+            self._runner.runs[CPU] += runs
+
+    @property
+    def is_over(self) -> bool:
+        """Also in a forked child, which has no thread that could go on."""
+        return self._over.is_set() or self._cancelled.is_set() or (self._begun and self._pid != os.getpid())
+
+    def wait(self, timeout_s: float | None = None, hurry: bool = False) -> bool:
+        """Whether it is over, after this time at most; it begins now, without a run to try candidates with, if it has not.
+
+        hurry: nothing is left to another process any more.
+        """
+        if self.is_over:
+            return True
+        with self._lock:
+            first, self._begun = not self._begun, True
+            if first:
+                self._pid = os.getpid()
+        if hurry:
+            self._hurried.set()
+        if first or (hurry and not self._taken):
+            threading.Thread(target=self._work, name="ort_gpu_ep-start").start()
+        return self._over.wait(timeout_s)
+
+    def cancel(self) -> None:
+        """The session has become another one."""
+        self._cancelled.set()
+
+    def drop(self) -> None:
+        """The session is gone: what it was made of is not kept until its turn."""
+        self._cancelled.set()
+        with self._lock:
+            if not self._taken:
+                self._taken, self._feeds = True, None
+                del self.front, self.source
+
+    # ---- the thread beside them
+
+    def _work(self) -> None:
+        with self._lock:
+            if self._taken:
+                return
+            self._taken = True
+        runner = lease = None
+        why = ""
+        try:
+            with _short_turns():
+                runner, lease, why = self._found()
+        except Exception as error:      # the CPU goes on answering; explain() says why
+            why = f"{type(error).__name__}: {error}"
+        if why and not self._stops:
+            log.warning("placement: the session stays on the CPU: %s", why)
+        self._feeds = None
+        self.stage = OVER
+        with self._lock:
+            self._runner, runs, self.runs = runner, self.runs, 0
+            self._count(runs)
+        if not self._cancelled.is_set():
+            self._take(runner, lease, why)
+        self._over.set()
+
+    @property
+    def _stops(self) -> bool:
+        return self._cancelled.is_set() or ending()
+
+    def _found(self) -> tuple[Runner | None, Lease | None, str]:
+        """What answers the session's runs from now on, a lease of the worker if that has the GPU, and why there is none of both."""
+        feeds = self._feeds
+        alone = self._stops or self._hurried.is_set()
+        if feeds is not None and not alone and not is_decided(self.config, self.source, self._settings):
+            why = self._search(feeds)
+            if why is not None:
+                return None, None, why
+        if self._stops:
+            return None, None, ""
+        self.stage = OPENING
+        nothing_to_gain, lease, why = look_for_gpu(self.config)
+        if nothing_to_gain or self._stops:
+            return None, lease, why
+        ensure_registered()
+        runner = make_runner(self.source, self._settings, self._options, self._kwargs, self.config)
+        runner.begin(self.front, self.fixed, self._become)
+        if not self._stops:
+            if feeds is None or self._hurried.is_set():
+                runner.lead()
+            else:
+                runner.chooser.prover.profiles = False
+                runner.warm(feeds)
+                runner.chooser.prover.profiles = True
+        return runner, lease, ""
+
+    # ---- another process
+
+    def _search(self, feeds: Feeds) -> str | None:
+        """Lets another process find out. Gives why the session is to stay on the CPU; None where this process goes on."""
+        job = self._job(feeds)
+        if job is None:
+            return None
+        payload = [np.ascontiguousarray(value).reshape(-1).view(np.uint8).data for value in feeds.values()]
+        self.stage = SEARCHING
+        folder = os.path.join(tempfile.gettempdir(), f"ort_gpu_ep-scout-{secrets.token_hex(8)}")
+        try:
+            with self.source.there() as model:
+                given = b"" if isinstance(model, str) else model
+                job |= {"model": model if isinstance(model, str) else "", "nbytes": len(given), "folder": folder}
+                return self._follow(Worker(job, None, "ort_gpu_ep.scout", [given, *payload], listens=True))
+        except OSError as error:
+            log.info("placement: no process can be started (%s): this one finds out", error)
+            return None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _job(self, feeds: Feeds) -> dict[str, object] | None:
+        """All that is no payload; None where something can't be said."""
+        if any(value.dtype.kind not in "biufc" for value in feeds.values()) or self._kwargs:
+            return None
+        options = {o.name: str(int(v)) if isinstance(v := getattr(self.config, o.name), bool) else str(v) for o in OPTIONS}
+        settings = {name: int(getattr(self._settings, name)) for name in SETTINGS if self._settings is not None}
+        return {"options": {**options, "load": "off"}, "settings": settings,
+                "feeds": [[name, value.dtype.str, value.shape] for name, value in feeds.items()]}
+
+    def _follow(self, scout: Worker) -> str | None:
+        """Answers what the process asks, until it is done, or nobody wants to know any more. Gives what `_search` does."""
+        deadline_s = time.monotonic() + SILENT_S
+        found: dict[str, Any] | None = {}
+        while not self._stops and not self._hurried.is_set() and time.monotonic() < deadline_s:
+            try:
+                found = scout.line(LOOK_S)
+            except TimeoutError:
+                continue
+            if found is None or "done" in found:
+                break
+            deadline_s = time.monotonic() + SILENT_S + self.config.hang_timeout_ms * 1e-3
+            if "ask" in found:
+                scout.tell({"cpu_s": self.least_s if math.isfinite(self.least_s) else None})
+        scout.hang_up()
+        code = scout.end(patience_s=LAST_S)
+        return self._told(found, code, scout.pid)
+
+    def _told(self, found: dict[str, Any] | None, code: int, pid: int) -> str | None:
+        """What follows from the last line of the process, and from how it ended."""
+        from ort_gpu_ep.health import markers
+
+        if found is not None and "done" in found:
+            return None if found["done"] else str(found["why"])
+        if found is None and -code not in FROM_OUTSIDE:
+            return f"the process that was to find out where it runs best ended with {how_it_ended(code)}; see `ort-gpu-ep doctor`"
+        markers.forgive(self.config.cache_path, pid)
+        if self._stops or self._hurried.is_set():
+            return None
+        return f"the process that was to find out where it runs best was ended ({how_it_ended(code)}); the next session tries again"
+
+
+def _copied(feeds: Feeds) -> Feeds | None:
+    """The inputs as they are now; None where one is no array."""
+    found = {}
+    for name, value in feeds.items():
+        if isinstance(value, OrtValue):
+            value = value.numpy() if value.is_tensor() else None
+        if not isinstance(value, np.ndarray):
+            return None
+        found[name] = np.array(value)
+    return found
+
+
+_turns_lock = threading.Lock()
+_turns: list[float] = []
+"""The interval before, for each thread that has shortened it."""
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """The interpreter changes threads more often. Who sets another interval meanwhile keeps it."""
+    with _turns_lock:
+        _turns.append(sys.getswitchinterval())
+        sys.setswitchinterval(min(TURN_S, _turns[0]))
+    try:
+        yield
+    finally:
+        with _turns_lock:
+            before = _turns[0]
+            _turns.pop()
+            if not _turns and math.isclose(sys.getswitchinterval(), min(TURN_S, before), rel_tol=0.01):
+                sys.setswitchinterval(before)
+
+
+def _after_fork() -> None:
+    """In the child: what was to be found out is the parent's."""
+    global _queue, _turns_lock
+    _queue, _turns_lock = Background(), threading.Lock()
+    with suppress(IndexError):
+        sys.setswitchinterval(_turns[0])
+    _turns.clear()
+
+
+_queue = Background()
+"""One session after the other: two searches at a time would disturb each other."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

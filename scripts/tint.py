@@ -1,0 +1,68 @@
+"""Compiles the composed shaders by Tint, the compiler of Chrome and of Dawn: wgpu's naga is not the only one that reads them.
+
+    python scripts/tint.py [--select REGEX] [--share N] [CLASS...]
+
+The texts are those of benchmarks/replay.py: ONNX's node cases, the kernels' records, networks, compressed ones and training steps, composed
+without a GPU, here for classes of GPUs (ort_gpu_ep/device/classes.json) without 64-bit integers, which WGSL has only with naga. Tint runs
+on the null backend of Dawn in npm's package `webgpu`, which this installs into .tint/: it needs node, and no GPU. tint_expected.txt lists
+what Tint may refuse, with a reason for each. Exit code 1 if it refuses another text, or takes one of those. share: one in so many cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.replay import replayed  # noqa: E402
+from ort_gpu_ep.device.classes import named  # noqa: E402
+
+CHECKER = Path(__file__).with_name("tint.mjs")
+EXPECTED = Path(__file__).with_name("tint_expected.txt")
+INSTALLED = ROOT / ".tint"
+PACKAGE = "webgpu@0.6.2"
+CLASSES = ("minimum", "adreno-6xx", "apple-m1", "amd-rdna")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--select", default="")
+    parser.add_argument("--share", type=int, default=1)
+    parser.add_argument("classes", nargs="*", default=CLASSES)
+    asked = parser.parse_args()
+    for tool in ("node", "npm"):
+        if shutil.which(tool) is None:
+            sys.exit(f"{tool} is not installed: Tint comes as a package of npm's. Install node 20 or newer")
+    if not (INSTALLED / "node_modules" / "webgpu").is_dir():
+        subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(INSTALLED), PACKAGE], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        folders = written(Path(folder), asked.classes, asked.select, asked.share)
+        shutil.copy(CHECKER, INSTALLED / CHECKER.name)      # node looks for packages beside the program
+        classes = ROOT / "ort_gpu_ep" / "device" / "classes.json"
+        done = subprocess.run(["node", str(INSTALLED / CHECKER.name), str(classes), str(EXPECTED), *map(str, folders)])
+    sys.exit(done.returncode)
+
+
+def written(folder: Path, classes: list[str], select: str, share: int) -> list[Path]:
+    """A folder for each class with its texts, each with the first case that has it in its first line."""
+    limits = {name: named(name).as_limits(without={"shader-int64"}) for name in classes}
+    kernels, texts = replayed(select, share, limits)
+    for name in classes:
+        (folder / name).mkdir()
+    for case, found in kernels.items():
+        for name, hashes in found.items():
+            for digest in hashes:
+                path = folder / name / f"{digest}.wgsl"
+                if not path.exists():
+                    path.write_text(f"// {case}\n{texts[digest]}", "utf-8")
+    return [folder / name for name in classes]
+
+
+if __name__ == "__main__":
+    main()

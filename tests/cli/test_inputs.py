@@ -1,0 +1,72 @@
+"""Inputs of a model from the command line, in every command that takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.test_cli import call, call_alone, parsed, rejected
+from tests.unit.graphs import model_of
+
+GPU = ("-o", "placement=gpu")
+
+
+def written(folder: Path, text: str, constants: Any = None) -> Path:
+    path = folder / "model.onnx"
+    path.write_bytes(model_of(text, constants).SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("command", ["run", "bench --runs 1", "compare", "bisect", "profile --runs 1", "tune --budget 0"])
+def test_every_command_guesses_the_same(command: str, tmp_path: Path) -> None:
+    model = written(tmp_path, "(float[N, L] x) => (y) { r = Reshape(x, s) m = MatMul(r, w) y = Relu(m) }", {
+        "s": np.array([-1, 9, 37]), "w": np.zeros((37, 4), "f")})
+    name, *options = command.split()
+    done = call(name, model, *options, "-o", f"cache_dir={tmp_path}", *(() if name in ("tune", "compare") else GPU))
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "random inputs, seed 0: x float32[1, 333]. Guessed sizes: N=1, L=333. To change: --dim N=N, --input x=FILE or NUMBER." in said
+
+
+def test_a_model_that_refuses_says_so_in_our_words(tmp_path: Path) -> None:
+    """Without red lines of onnxruntime's above it."""
+    model = written(tmp_path, "(float[a, b] x, float[7, m] y) => (z) { z = Concat<axis=1>(x, y) }")
+    done = call_alone("run", model)
+    assert done.returncode == 1
+    assert "does not run on guessed inputs" in " ".join(done.stderr.split())
+    assert "[E:onnxruntime" not in done.stderr
+    assert "--input NAME=FILE" in " ".join(done.stderr.split())
+
+
+def test_numbers(tmp_path: Path) -> None:
+    model = written(tmp_path, "(int64 sr, float[3] x, float[N] y) => (a, b, c) { a = Identity(sr) b = Neg(x) c = Neg(y) }")
+    found = parsed("run", model, "--input", "sr=8000", "--input", "x=2", "--input", "y=1,2,4", "--json")["outputs"]
+    assert [(o["shape"], o["min"], o["max"]) for o in found] == [([], 8000, 8000), ([3], -2, -2), ([3], -4, -1)]
+    assert "expected whole numbers" in " ".join(rejected("run", model, "--input", "sr=1.5").split())
+
+
+def test_an_image(tmp_path: Path) -> None:
+    model = written(tmp_path, "(float[N, 3, H, W] x) => (y) { y = GlobalAveragePool(x) }")
+    Image.new("RGB", (20, 10), (255, 0, 51)).save(tmp_path / "a.png")
+    done = call("run", model, "--input", f"x={tmp_path / 'a.png'}", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "x: a.png, resized to 224 x 224, RGB, pixels times 1/255" in " ".join(done.stderr.split())
+    assert '"max": 1.0' in done.stdout
+    assert "is no image that can be read" in " ".join(rejected("run", model, "--input", f"x={tmp_path / 'b.png'}").split())
+
+
+def test_a_text(tmp_path: Path) -> None:
+    model = written(tmp_path, "(string[N] x) => (y) { y = Identity(x) }")
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    assert parsed("run", model, "--input", f"x={tmp_path / 'a.txt'}", "--json")["outputs"][0]["shape"] == [3]
+
+
+def test_explain_takes_sizes(tmp_path: Path) -> None:
+    model = written(tmp_path, "(float[N, S] x) => (y) { y = Relu(x) }")
+    found = parsed("explain", model, *GPU, "--dim", "N=3", "--dim", "S=50", "--json")
+    assert found["graphs"][0]["partitions"][0]["input_nbytes"] == 3 * 50 * 4
+    assert found["graphs"][0]["partitions"][0]["exact"]

@@ -1,0 +1,154 @@
+"""GroupQueryAttention, with its cache, against ONNX Runtime's CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ort_gpu_ep.errors import UnsupportedNodeError
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.registry import DEFAULT_LIMITS
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.planner import make_plan
+from ort_gpu_ep.types import TensorType, dtype_of
+from tests.direct import run_direct
+from tests.ops.single_node import Host, model_of, on_cpu
+
+
+def normal(seed: int, *shape: int, dtype: str = "float32") -> Any:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
+
+
+def model(
+    lengths: list[int], sequence: int, past: int | None, heads: int = 4, groups: int = 2, size: int = 16, packed: bool = False, rotary: int = 0,
+    positions: bool = False, bias: bool = False, sink: bool = False, norms: bool = False, dtype: str = "float32", **attributes: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """lengths: of each batch with this step. past: rows of the cache, None for none. rotary: elements of a head that are turned."""
+    batch, total = len(lengths), max(lengths)
+    widths = [(heads + 2 * groups) * size] if packed else [heads * size, groups * size, groups * size]
+    tokens = [normal(k, batch, sequence, w, dtype=dtype) for k, w in enumerate(widths)]
+    inputs: list[Any] = [*tokens, *[None] * (3 - len(tokens)), None, None, (np.array(lengths) - 1).astype("int32"), Host(total, "int32")]
+    if past is not None:
+        inputs[3:5] = [normal(k, batch, groups, past, size, dtype=dtype) for k in (7, 8)]
+    angles = np.arange(max(64, total + 1))[:, None] * 100.0 ** (-np.arange(rotary // 2) / max(rotary // 2, 1))
+    inputs += [np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)] if rotary else [None, None]
+    before = np.array(lengths) - sequence
+    inputs += [(np.maximum(before, 0)[:, None] + np.arange(sequence)).astype("int64") if positions else None]
+    inputs += [normal(11, batch, 1, sequence, total, dtype=dtype) if bias else None, normal(12, heads, dtype=dtype) if sink else None]
+    inputs += [None, None, *((normal(13, size, dtype=dtype), normal(14, size, dtype=dtype)) if norms else ())]
+    while inputs[-1] is None:
+        inputs.pop()
+    return model_of("GroupQueryAttention", tuple(inputs), 3, domain="com.microsoft", num_heads=heads, kv_num_heads=groups, do_rotary=int(rotary > 0), **attributes)
+
+
+def check(given: tuple[Any, dict[str, Any]], lengths: list[int], half: bool = False) -> None:
+    """Rows of the cache that no token has reached are not compared: nobody reads them."""
+    made, feeds = given
+    tolerance = 3e-3 if half else 2e-6
+    wanted = on_cpu(made, feeds)
+    for every_size_open in (False, True):
+        got = run_direct(made, feeds, every_size_open=every_size_open)
+        np.testing.assert_allclose(got[0].astype("d"), wanted[0].astype("d"), rtol=tolerance, atol=tolerance)
+        for mine, its in zip(got[1:], wanted[1:], strict=True):
+            assert mine.shape == its.shape
+            for b, length in enumerate(lengths):
+                np.testing.assert_allclose(mine[b, :, :length].astype("d"), its[b, :, :length].astype("d"), rtol=tolerance, atol=tolerance)
+
+
+PROMPT, STEP, CHUNK, STATIC = ([9], 9, None), ([18], 1, 17), ([21], 5, 16), ([11], 1, 40)
+"""Lengths, tokens of this step, rows of the cache."""
+
+
+@pytest.mark.parametrize("when", [PROMPT, STEP, CHUNK, STATIC], ids=["prompt", "step", "chunk", "static"])
+@pytest.mark.parametrize("given", [
+    {}, {"packed": True, "rotary": 16}, {"rotary": 16, "rotary_interleaved": 1}, {"rotary": 16, "size": 32, "packed": True, "local_window_size": 6},
+    {"softcap": 3.0, "scale": 0.7}, {"bias": True, "heads": 6, "groups": 6}, {"sink": True, "heads": 8, "groups": 1}, {"smooth_softmax": 1},
+], ids=lambda g: " ".join(g) or "plain")
+def test_as_onnxruntimes_cpu(given: dict[str, Any], when: tuple[list[int], int, int | None]) -> None:
+    lengths, sequence, past = when
+    check(model(lengths, sequence, past, **given), lengths)
+
+
+@pytest.mark.parametrize("when", [([12, 7, 9], 12, None), ([12, 7, 9], 1, 11), ([5, 16], 1, 20)], ids=str)
+def test_batches_of_unequal_lengths(when: tuple[list[int], int, int | None]) -> None:
+    """Rows behind a batch's own tokens hold whatever the padding was."""
+    lengths, sequence, past = when
+    given = model(lengths, sequence, past, packed=True, rotary=16)
+    if sequence > 1 and past is None:       # of a padded prompt only the batch's own tokens are compared
+        (got, *_), (wanted, *_) = run_direct(*given), on_cpu(*given)
+        for b, length in enumerate(lengths):
+            np.testing.assert_allclose(got[b, :length], wanted[b, :length], rtol=2e-6, atol=2e-6)
+        return
+    check(given, lengths)
+
+
+def test_position_ids() -> None:
+    for when in (PROMPT, STEP, CHUNK):
+        lengths, sequence, past = when
+        check(model(lengths, sequence, past, rotary=16, positions=True), lengths)
+
+
+@pytest.mark.parametrize("size", [64, 80, 256])
+def test_sizes_of_heads(size: int) -> None:
+    for lengths, sequence, past in (PROMPT, STEP):
+        check(model(lengths, sequence, past, size=size, rotary=size), lengths)
+
+
+def test_float16() -> None:
+    for lengths, sequence, past in (PROMPT, STEP, STATIC):
+        check(model(lengths, sequence, past, packed=True, rotary=16, dtype="float16"), lengths, half=True)
+
+
+def test_norms_of_queries_and_keys() -> None:
+    """ONNX Runtime's CPU refuses them: they are applied before, here."""
+    lengths, sequence, past = STEP
+    made, feeds = model(lengths, sequence, past, rotary=16, norms=True, qk_norm_epsilon=1e-5)
+    got = run_direct(made, feeds)
+    plain, _ = model(lengths, sequence, past, rotary=16)
+    weights = {"x0": feeds["x14"], "x1": feeds["x15"]}
+    for name, weight in weights.items():
+        heads = feeds[name].reshape(1, sequence, -1, 16).astype("d")
+        heads = heads / np.sqrt((heads ** 2).mean(-1, keepdims=True) + 1e-5) * weight
+        feeds[name] = heads.reshape(1, sequence, -1).astype("f")
+    wanted = on_cpu(plain, {n: v for n, v in feeds.items() if n not in ("x14", "x15")})
+    for mine, its in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"heads": 5}, "5 heads and 2 of keys"), ({"sliding_window_cache": 1, "local_window_size": 4}, "window"), ({"rotary": 32}, "tables"),
+])
+def test_declines(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedNodeError, match=message):
+        run_direct(*model([9], 9, None, **changed))
+
+
+def test_the_cache_need_not_be_an_output() -> None:
+    made, feeds = model(*STEP, rotary=16)
+    wanted = run_direct(made, feeds)
+    del made.graph.output[1:]
+    made.graph.node[0].output[:] = ["y0"]
+    (got,) = run_direct(made, feeds)
+    np.testing.assert_array_equal(got, wanted[0])
+
+
+@pytest.mark.parametrize(("heads", "groups", "size"), [(8, 1, 32), (6, 2, 48), (3, 3, 80), (8, 2, 128), (2, 1, 256), (7, 1, 64)])
+@pytest.mark.parametrize("past", [699, 5000], ids=["growing", "two sizes of parts"])
+def test_one_query_over_many_parts_of_the_keys(heads: int, groups: int, size: int, past: int) -> None:
+    lengths = [past + 1, 130]
+    given = model(lengths, 1, past if past == 699 else past + 1, heads, groups, size, rotary=16, bias=past == 699, sink=heads != 8)
+    assert {"attention_split.wgsl", "attention_join.wgsl"} <= shaders_of(given)
+    check(given, lengths)
+
+
+@pytest.mark.parametrize("window", [1, 64, 100])
+def test_a_window_leaves_out_whole_parts(window: int) -> None:
+    check(model([300, 77], 1, 320, local_window_size=window), [300, 77])
+
+
+def shaders_of(given: tuple[Any, dict[str, Any]]) -> set[str]:
+    made, feeds = given
+    plan = make_plan(from_onnx(made), {n: TensorType(dtype_of(a), a.shape) for n, a in feeds.items()}, DEFAULT_LIMITS)
+    return {s.kernel.shader for s in plan.steps if isinstance(s, Dispatch)}

@@ -1,0 +1,408 @@
+"""placement=auto: the CPU answers at once; what is faster is found out beside the runs, and nothing of that gets in their way."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import ort_gpu_ep as ort
+from ort_gpu_ep import starting
+from ort_gpu_ep.errors import AdapterError, ConfigError
+from ort_gpu_ep.health import helper
+from tests.session.conftest import NODES, assert_close, on_the_cpu
+from tests.unit.graphs import model_of
+
+Array = np.ndarray[Any, Any]
+CPU = "CPUExecutionProvider"
+ROOT = Path(__file__).parents[2]
+LONG_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared by these tests: adapters, probes and the device profile are found out once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def begin(cache: Path) -> Callable[..., Any]:
+    def begun(model: Any, settings: Any = None, **options: object) -> Any:
+        given = {"adapter": "0", "cache_dir": str(cache), "load": "off", **options}
+        return ort.InferenceSession(model, settings, provider_options=given)
+    return begun
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> list[helper.Worker]:
+    """The process that finds out never does. Gives those that were started."""
+    started = list[helper.Worker]()
+
+    class Stuck(helper.Worker):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            started.append(self)
+
+        def line(self, timeout_s: float) -> dict[str, Any] | None:
+            time.sleep(min(timeout_s, 0.01))
+            raise TimeoutError
+
+    monkeypatch.setattr(starting, "Worker", Stuck)
+    monkeypatch.setattr(starting, "is_decided", lambda *given: False)
+    return started
+
+
+def gone(worker: helper.Worker) -> bool:
+    return worker._process.poll() is not None
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_the_cpu_answers_until_the_gpu_has_won(begin: Any, slow_on_one_thread: tuple[bytes, Any, dict[str, Array]]) -> None:
+    """Right results all the way, whoever wins on a machine that may be busy; a second session knows it from the first."""
+    model, settings, feeds = slow_on_one_thread
+    want = on_the_cpu(model, feeds)
+    session = begin(model, settings)
+    assert session.get_providers() == [CPU]
+    assert not session.ready()
+    assert session.stats()["waits_for"] == starting.WAITING
+    assert_close(session.run(None, feeds), want)
+    assert session.stats()["runs_by_candidate"] == {"cpu": 1}
+    assert "the CPU answers, until" in str(session.explain())
+    runs = 1
+    while not session.ready():
+        assert_close(session.run(None, feeds), want)
+        runs += 1
+    assert_close(session.run(None, feeds), want)
+    answered = session.stats()["runs_by_candidate"]
+    assert sum(answered.values()) == runs + 1
+    ((shapes, decision),) = session.explain().decisions
+    assert (shapes, decision.source) == ("every run", "cached")
+    assert set(decision.measured_s) == {"cpu", "gpu"}
+    assert session.stays_on_cpu == ""
+    again = begin(model, settings)
+    again.run(None, feeds)
+    assert again.wait_ready(LONG_S)
+    assert again.explain().decisions[0][1].candidate == decision.candidate
+
+
+def test_a_decided_gpu_takes_over_between_two_runs(
+        begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, endless: list[helper.Worker]) -> None:
+    """In a program with threads; none of them sees a wrong answer or an error. What was decided for the model needs no other process."""
+    from ort_gpu_ep.placement.runner import Runner
+
+    monkeypatch.setattr(starting, "is_decided", lambda *given: True)
+    monkeypatch.setattr("ort_gpu_ep.placement.proof.race", lambda runs, *given: {n: 2.0 if n == "cpu" else 1e-6 for n in runs})
+    monkeypatch.setattr("ort_gpu_ep.placement.chooser.FLOOR", 0.0)
+    monkeypatch.setattr("ort_gpu_ep.placement.chooser._timed", lambda candidate, feeds: 2.0)
+    session, want, wrong = begin(mlp), on_the_cpu(mlp, {"x": x}), list[BaseException]()
+    over, warmed, warm = threading.Event(), list[str](), Runner.warm
+
+    def watched(self: Any, feeds: Any) -> None:
+        warm(self, feeds)
+        warmed.append(self.front.name)
+
+    monkeypatch.setattr(Runner, "warm", watched)
+
+    def work() -> None:
+        try:
+            while not over.is_set():
+                assert_close(session.run(None, {"x": x}), want)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert session.wait_ready(LONG_S)
+    assert until(lambda: session.stats()["runs_by_candidate"].get("gpu", 0) > 20)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert warmed == ["gpu"]
+    assert session.get_providers() == [ort.EP_NAME, CPU]
+    assert session.explain().count("gpu") == NODES
+    assert session.stats()["runs_by_candidate"]["cpu"] >= 1
+    assert endless == []
+
+
+def test_a_gpu_that_is_wrong_never_takes_over(
+        begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Decided earlier, and wrong now: a run beside those of the session is compared with the CPU before any of them goes there."""
+    from ort_gpu_ep.placement.decisions import Learnt
+    from ort_gpu_ep.placement.estimate import Size
+    from ort_gpu_ep.placement.runner import Decisions
+
+    size = Size((("x", x.shape),), float(x.size))
+    learnt = Learnt("gpu", (("cpu", "busy", size, 1.0, 9), ("gpu", "busy", size, 1e-6, 9)))
+    begun = Decisions.__init__
+
+    def told(self: Decisions, *given: Any) -> None:
+        begun(self, *given)
+        self.found = learnt
+
+    monkeypatch.setattr(Decisions, "__init__", told)
+    monkeypatch.setattr(starting, "is_decided", lambda *given: True)
+    session = begin(mlp, faults="corrupt@1;seed=9")
+    session.run(None, {"x": x})
+    assert session.wait_ready(LONG_S)
+    assert "the candidate 'gpu' is left out, it fails: WrongResultError" in caplog.text
+    for _ in range(3):
+        assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    assert session.stats()["runs_by_candidate"] == {"cpu": 4}
+
+
+def test_wrong_options_raise_at_once(begin: Any, mlp: bytes, tmp_path: Path) -> None:
+    (tmp_path / "quirks.json").write_text("{")
+    for options, error in (({"adaptr": "0"}, ConfigError), ({"verify": "x"}, ConfigError), ({"adapter": "no such GPU"}, AdapterError),
+                           ({"quirks": str(tmp_path / "quirks.json")}, ConfigError)):
+        with pytest.raises(error):
+            begin(mlp, **options)
+
+
+def test_strict_waits_as_ever(begin: Any, mlp: bytes) -> None:
+    session = begin(mlp, strict=1)
+    assert session.ready()
+    assert session._runner is not None
+
+
+def test_a_session_that_is_gone_ends_its_search(begin: Any, mlp: bytes, x: Array, endless: list[helper.Worker]) -> None:
+    threads = threading.active_count()
+    session = begin(mlp)
+    session.run(None, {"x": x})
+    assert until(lambda: bool(endless))
+    seen = weakref.ref(session)
+    del session
+    gc.collect()
+    assert seen() is None
+    assert until(lambda: gone(endless[0]))
+    assert until(lambda: threading.active_count() <= threads)
+
+
+def test_many_sessions_leave_nothing_behind(begin: Any, mlp: bytes, x: Array, endless: list[helper.Worker]) -> None:
+    process, session = psutil.Process(), begin(mlp)
+    session.run(None, {"x": x})
+    del session
+    gc.collect()
+    threads, files = threading.active_count(), process.num_fds()
+    for _ in range(50):
+        begin(mlp).run(None, {"x": x})
+    gc.collect()
+    assert until(lambda: all(map(gone, endless)))
+    assert until(lambda: threading.active_count() <= threads and process.num_fds() <= files + 2)
+
+
+def test_io_binding_does_not_wait_for_a_search(begin: Any, mlp: bytes, x: Array, endless: list[helper.Worker]) -> None:
+    session, want = begin(mlp), on_the_cpu(mlp, {"x": x})
+    session.run(None, {"x": x})
+    assert until(lambda: bool(endless))
+    binding = session.io_binding()
+    assert session.ready()
+    assert gone(endless[0])
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y")
+    binding.bind_output("z", "gpu")
+    session.run_with_iobinding(binding)
+    assert_close(binding.copy_outputs_to_cpu(), want)
+    assert_close(session.run(None, {"x": x}), want)
+
+
+def test_ort_values_are_answered_meanwhile(begin: Any, mlp: bytes, x: Array, endless: list[helper.Worker]) -> None:
+    import onnxruntime
+
+    session, want = begin(mlp), on_the_cpu(mlp, {"x": x})
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(x)
+    assert_close([v.numpy() for v in session.run_with_ort_values(None, {"x": value})], want)
+    assert_close(session.run(None, {"x": value}), want)
+    assert session.stats()["runs_by_candidate"] == {"cpu": 2}
+    assert not session.ready()
+    session.set_providers([CPU])
+    assert session.ready()
+    assert until(lambda: all(map(gone, endless)))
+
+
+def test_a_file_that_is_deleted_meanwhile(begin: Any, mlp: bytes, x: Array, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(mlp)
+    session = begin(str(path))
+    path.unlink()
+    session.run(None, {"x": x})
+    assert session.wait_ready(LONG_S)
+    assert session.stays_on_cpu == ""
+    assert session._runner is not None
+    assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+
+
+def test_what_another_process_can_not_have(begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs that are no arrays of numbers, say: this process finds out then, beside the runs all the same."""
+    from ort_gpu_ep.placement.chooser import Chooser
+
+    monkeypatch.setattr(starting.Start, "_job", lambda *given: None)
+    threads, prepare = list[str](), Chooser._prepare
+
+    def prepared(self: Chooser, *given: Any) -> None:
+        threads.append(threading.current_thread().name)
+        prepare(self, *given)
+
+    monkeypatch.setattr(Chooser, "_prepare", prepared)
+    session = begin(mlp, checked_shaders="1")
+    session.run(None, {"x": x})
+    assert session.wait_ready(LONG_S)
+    assert threads == ["ort_gpu_ep-background"]
+    assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+
+
+def test_inputs_of_every_type(begin: Any) -> None:
+    """What is no number can't be carried to another process; numbers of any width can."""
+    text = "(float16[N, 2] h, bool[N] b, string[N] s) => (float16[N, 2] y, bool[N] n, string[N] t) { y = Neg(h) n = Not(b) t = Identity(s) }"
+    model = model_of(text).SerializeToString()
+    given = {"h": np.ones((3, 2), np.float16), "b": np.array([True, False, True]), "s": np.array(["a", "b", "c"], object)}
+    session = begin(model)
+    start = session._start
+    session.run(None, given)
+    assert start._job(starting._copied(given)) is None
+    assert start._job({n: v for n, v in given.items() if n != "s"}) is not None
+    assert session.wait_ready(LONG_S)
+    assert session.stays_on_cpu == ""
+    narrow = begin(model_of("(float16[N, 2] h, bool[N] b) => (float16[N, 2] y, bool[N] n) { y = Neg(h) n = Not(b) }").SerializeToString())
+    for rows in (0, 2):
+        narrow.run(None, {"h": np.ones((rows, 2), np.float16), "b": np.ones(rows, bool)})
+    assert narrow.wait_ready(LONG_S)
+    assert narrow.stays_on_cpu == ""
+    assert narrow._runner is not None
+
+
+def test_with_a_worker_process(begin: Any, mlp: bytes, x: Array) -> None:
+    session = begin(mlp, isolation="process")
+    session.run(None, {"x": x})
+    assert session.wait_ready(LONG_S)
+    assert session.stays_on_cpu == ""
+    assert session._runner is not None
+    assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+
+
+# ---- the ends of processes
+
+PROGRAM = """
+    import os, sys, time
+    import numpy as np
+    import psutil
+    import ort_gpu_ep as ort
+
+    x = np.ones((5, 16), "f")
+    session = ort.InferenceSession(sys.argv[1], provider_options={"adapter": "0", "cache_dir": sys.argv[2], "load": "off"})
+    want = session.run(None, {"x": x})
+    begin_s, until_s = time.monotonic(), float(sys.argv[3])
+    while time.monotonic() - begin_s < until_s:
+        assert all((a == b).all() for a, b in zip(session.run(None, {"x": x}), want))
+    print([p.pid for p in psutil.Process().children(recursive=True)], flush=True)
+"""
+
+
+def test_both_threads_load_modules(mlp: bytes, tmp_path: Path) -> None:
+    """The program asks what makes plans while the other thread loads its device: neither meets half a module."""
+    (tmp_path / "model.onnx").write_bytes(mlp)
+    (tmp_path / "program.py").write_text(textwrap.dedent("""
+        import sys, time
+        import numpy as np
+        import ort_gpu_ep as ort
+
+        options = {"adapter": "0", "cache_dir": sys.argv[2], "load": "off"}
+        session = ort.InferenceSession(sys.argv[1], provider_options=options)
+        session.run(None, {"x": np.ones((5, 16), "f")})
+        time.sleep(float(sys.argv[3]))
+        other = ort.InferenceSession(sys.argv[1], provider_options={**options, "placement": "gpu"})
+        other.run(None, {"x": np.ones((5, 16), "f")})
+        print(session.explain().reports is not None, other.explain().count("gpu"), session.wait_ready(300.0), repr(session.stays_on_cpu))
+        """))
+    for pause_s in (0.0, 0.02, 0.05, 0.1, 0.2):
+        command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "model.onnx"), str(tmp_path / "cache"), str(pause_s)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert (done.returncode, done.stdout) == (0, f"True {NODES} True ''\n"), done.stderr
+
+
+def program(tmp_path: Path, end: str, model: bytes, cache: Path, until_s: float, **variables: str) -> tuple[subprocess.Popen[str], Path]:
+    """A process that runs a session for so long after its first run, and then does what `end` says. Its temporary folder."""
+    (tmp_path / "model.onnx").write_bytes(model)
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM + end))
+    folder = tmp_path / "temporary"
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "model.onnx"), str(cache), str(until_s)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), **variables}), folder
+
+
+def is_left(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+ENDS = {
+    "its last line": ("", 0), "exit": ("\n    sys.exit(3)", 3), "an exception": ("\n    raise RuntimeError('planted')", 1),
+    "os._exit": ("\n    os._exit(4)", 4), "kill -9": ("\n    os.kill(os.getpid(), 9)", -9),
+    "Ctrl-C": ("\n    import signal; signal.raise_signal(signal.SIGINT); time.sleep(5)", -2),
+    "fork": ("\n    child = os.fork()\n    session.run(None, {'x': x})\n    assert session.ready() or child\n    os._exit(0) if child == 0 else "
+             "os.waitpid(child, 0)", 0)}
+
+
+@pytest.mark.parametrize("until_s", [0.0, 0.5, 1.5])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_program_that_ends_meanwhile(end: str, until_s: float, mlp: bytes, tmp_path: Path) -> None:
+    """At once, as it would end without us; nothing is left behind, and no verdict is the worse for it."""
+    code, expected = ENDS[end]
+    cache = tmp_path / "cache"
+    done, folder = program(tmp_path, code, mlp, cache, until_s)
+    assert done.stdout is not None
+    pids = json.loads(done.stdout.readline() or "[]")
+    begin_s = time.monotonic()
+    _, said = done.communicate(timeout=120)
+    took_s = time.monotonic() - begin_s
+    assert done.returncode in (expected, 1 if end == "Ctrl-C" else expected), said     # 1: CPython forgets it where a thread imports then
+    assert "Fatal" not in said
+    assert took_s < 10.0        # of a busy machine; it takes a tenth of a second
+    assert until(lambda: not any(map(is_left, pids)), 20.0)
+    assert until(lambda: not list(folder.glob("ort_gpu_ep*")), 5.0), list(folder.iterdir())
+    assert list((cache / "health").glob("*.open")) == []
+
+
+@pytest.mark.parametrize(("how", "said"), [(signal.SIGKILL, "was ended"), (signal.SIGSEGV, "ended with signal SIGSEGV")])
+def test_a_process_that_finds_out_and_dies(
+        how: int, said: str, begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that crashes takes that process along; the CPU's answers go on, and a kill is no driver's fault."""
+    started = list[helper.Worker]()
+    real = helper.Worker.line
+
+    class Watched(helper.Worker):
+        def line(self, timeout_s: float) -> dict[str, Any] | None:
+            if not started:
+                started.append(self)
+                os.kill(self.pid, how)
+            return real(self, timeout_s)
+
+    monkeypatch.setattr(starting, "Worker", Watched)
+    session = begin(mlp, precision="f16")
+    session.run(None, {"x": x})
+    assert session.wait_ready(LONG_S)
+    assert said in session.stays_on_cpu
+    assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    assert session.stats()["fallbacks"] == 0
+    assert started

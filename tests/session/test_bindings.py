@@ -1,0 +1,148 @@
+"""Bound inputs in host memory that change in place: each run reads them anew, wherever it happens, as the CPU provider does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import ort_gpu_ep as ort
+from ort_gpu_ep.plugin import COPIES
+from tests.session.conftest import on_the_cpu
+from tests.unit.graphs import model_of
+
+Array = np.ndarray[Any, Any]
+CPU = "CPUExecutionProvider"
+KINDS: dict[str, dict[str, object]] = {
+    "auto": {}, "gpu": {"placement": "gpu"}, "cpu": {"placement": "cpu"}, "process": {"placement": "gpu", "isolation": "process"},
+    "patched": {"placement": "gpu"}}
+
+
+@pytest.fixture(params=KINDS)
+def opened(request: pytest.FixtureRequest, auto: Callable[..., Any], tmp_path: Path) -> Any:
+    options = KINDS[request.param]
+    if request.param == "patched":
+        with ort.patch({**options, "cache_dir": str(tmp_path)}, say=False):
+            yield onnxruntime.InferenceSession
+    else:
+        with nullcontext():
+            yield lambda model: auto(model, **options)
+
+
+def by_array(binding: Any, x: Array) -> Callable[[Array], object]:
+    binding.bind_cpu_input("x", x)
+    return lambda new: np.copyto(x, new)
+
+
+def by_pointer(binding: Any, x: Array) -> Callable[[Array], object]:
+    binding.bind_input("x", "cpu", 0, np.float32, x.shape, x.ctypes.data)
+    return lambda new: np.copyto(x, new)
+
+
+def by_number(binding: Any, x: Array) -> Callable[[Array], object]:
+    binding.bind_input(name="x", device_type="cpu", device_id=0, element_type=1, shape=list(x.shape), buffer_ptr=x.ctypes.data)
+    return lambda new: np.copyto(x, new)
+
+
+def by_value(binding: Any, x: Array) -> Callable[[Array], object]:
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(x)
+    binding.bind_ortvalue_input("x", value)
+    return value.update_inplace
+
+
+def by_view(binding: Any, x: Array) -> Callable[[Array], object]:
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(x.shape, np.float32)
+    view = value.numpy()
+    binding.bind_ortvalue_input("x", value)
+    np.copyto(view, x)
+    return lambda new: np.copyto(view, new)
+
+
+def by_device_value(binding: Any, x: Array) -> Callable[[Array], object]:
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu")
+    binding.bind_ortvalue_input("x", value)
+    return value.update_inplace
+
+
+WAYS = [by_array, by_pointer, by_number, by_value, by_view, by_device_value]
+
+
+def test_what_is_bound_is_read_in_each_run(opened: Any, mlp: bytes, rng: np.random.Generator) -> None:
+    session = opened(mlp)
+    for way in WAYS:
+        for make in (session.io_binding, lambda: onnxruntime.IOBinding(session)):
+            if way is by_device_value and session.get_providers() == [CPU]:
+                continue
+            binding, x = make(), rng.standard_normal((5, 16)).astype("f")
+            change = way(binding, x.copy())
+            binding.bind_output("y")
+            for k in range(4):
+                if k != 1:      # the first one comes after binding and before any run
+                    x = rng.standard_normal((5, 16)).astype("f")
+                    change(x)
+                if k == 2:
+                    binding.synchronize_inputs()
+                session.run_with_iobinding(binding)
+                np.testing.assert_allclose(binding.copy_outputs_to_cpu()[0], on_the_cpu(mlp, {"x": x}, ["y"])[0], rtol=2e-5, atol=2e-5,
+                                           err_msg=f"{way.__name__}, run {k}")
+
+
+def test_state_that_a_run_writes_is_read_by_the_next(opened: Any) -> None:
+    model = bytes(model_of("(float[4] x) => (float[4] y) { t = Tanh(x) y = Add(t, o) }", {"o": np.ones(1, "f")}).SerializeToString())
+    session, want = opened(model), np.arange(4, dtype="f")
+    state = onnxruntime.OrtValue.ortvalue_from_numpy(want.copy())
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", state)
+    binding.bind_ortvalue_output("y", state)
+    for _ in range(5):
+        session.run_with_iobinding(binding)
+        want = np.tanh(want) + 1
+        np.testing.assert_allclose(state.numpy(), want, rtol=2e-5)
+
+
+def test_what_can_not_be_bound_is_refused_at_once(opened: Any, mlp: bytes) -> None:
+    x, answers = np.ones((5, 16), "f"), []
+    for session in (opened(mlp), ort.InferenceSession(mlp, providers=[CPU])):
+        found = []
+        for bind in (lambda b: b.bind_cpu_input("no", x), lambda b: b.bind_ortvalue_input("no", onnxruntime.OrtValue.ortvalue_from_numpy(x)),
+                     lambda b: b.bind_input("x", "cpu", 0, "no type", x.shape, x.ctypes.data), lambda b: b.bind_cpu_input("x", "text"),
+                     lambda b: b.bind_cpu_input("x", x.astype("d")), lambda b: b.bind_cpu_input("x", x[:, ::2])):
+            binding = session.io_binding()
+            binding.bind_output("y")
+            for step in (lambda b=binding, how=bind: how(b), lambda b=binding, s=session: s.run_with_iobinding(b)):
+                try:
+                    found.append(step())
+                except Exception as error:
+                    found.append(type(error).__name__)
+        answers.append(found)
+    assert answers[0] == answers[1]
+
+
+def test_an_input_that_is_bound_for_one_run_crosses_once(auto: Callable[..., Any], mlp: bytes, rng: np.random.Generator) -> None:
+    session, x = auto(mlp, placement="gpu"), rng.standard_normal((5, 16)).astype("f")
+    before = COPIES.host_to_device
+    for k in range(1, 4):
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", x)
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+        assert COPIES.host_to_device - before == k
+
+
+def test_an_input_bound_elsewhere_afterwards_is_forgotten(auto: Callable[..., Any], mlp: bytes, rng: np.random.Generator) -> None:
+    session, (x, y) = auto(mlp, placement="gpu"), rng.standard_normal((2, 5, 16)).astype("f")
+    binding = session.io_binding()
+    binding.bind_output("y")
+    binding.bind_cpu_input("x", x)
+    binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(y, "gpu"))
+    session.run_with_iobinding(binding)
+    np.testing.assert_allclose(binding.copy_outputs_to_cpu()[0], on_the_cpu(mlp, {"x": y}, ["y"])[0], rtol=2e-5, atol=2e-5)
+    binding.bind_cpu_input("x", x)
+    binding.clear_binding_inputs()
+    with pytest.raises(RuntimeError):
+        session.run_with_iobinding(binding)

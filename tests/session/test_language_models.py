@@ -1,0 +1,128 @@
+"""Decoders as onnxruntime-genai's builder writes them: one partition, ONNX Runtime's tokens, caches of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from models.language import language_model
+from ort_gpu_ep import InferenceSession
+from ort_gpu_ep.plugin.memory import memory
+
+PROMPT, STEPS = 9, 6
+
+
+def session(model: Any, placement: str) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if placement == "plain":
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return InferenceSession(model.SerializeToString(), options, provider_options={"placement": placement, "strict": "1"})
+
+
+def empty_caches(opened: Any, rows: int) -> dict[str, np.ndarray]:
+    kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+    return {i.name: np.zeros((1, i.shape[1], rows, i.shape[3]), kind[i.type]) for i in opened.get_inputs()[2:]}
+
+
+def generated(opened: Any, prompt: np.ndarray, rows: int = 0) -> tuple[list[int], list[np.ndarray]]:
+    """Greedy tokens and their logits, by `run`. rows: of a cache that does not grow; 0: it grows."""
+    caches, tokens, total, found, logits = empty_caches(opened, rows), prompt[None], len(prompt), [], []
+    for _ in range(STEPS):
+        feeds = {"input_ids": tokens, "attention_mask": np.ones((1, total), np.int64), **caches}
+        given = dict(zip((o.name for o in opened.get_outputs()), opened.run(None, feeds), strict=True))
+        caches = {name: given[name.replace("past_key_values", "present")] for name in caches}
+        logits.append(given["logits"][0, -1].astype(np.float64))
+        found.append(int(logits[-1].argmax()))
+        tokens, total = np.array([[found[-1]]]), total + 1
+    return found, logits
+
+
+def prompt_of(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 512, PROMPT)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["qkv", "q-k-v"])
+@pytest.mark.parametrize("rows", [0, 40], ids=["growing", "static"])
+def test_one_partition_and_the_tokens_of_the_cpu(packed: bool, rows: int) -> None:
+    model = language_model(packed=packed)
+    ours, plain = session(model, "gpu"), session(model, "plain")
+    assert len(ours._state.partitions) == 1, str(ours.explain())
+    (tokens, logits), (wanted, theirs) = (generated(s, prompt_of(1), rows) for s in (ours, plain))
+    assert tokens == wanted
+    np.testing.assert_allclose(logits, theirs, rtol=2e-4, atol=2e-4)
+
+
+def test_normalized_queries_and_keys() -> None:
+    """ONNX Runtime's CPU raises there: each step is compared with the whole sequence as a prompt."""
+    ours = session(language_model(norms=True), "gpu")
+    tokens, logits = generated(ours, prompt_of(2))
+    for k in (2, STEPS - 1):
+        _, whole = generated(ours, np.array([*prompt_of(2), *tokens[:k]]))
+        np.testing.assert_allclose(logits[k], whole[0], rtol=2e-4, atol=2e-4)
+
+
+def test_float16_is_one_partition_near_float32() -> None:
+    half, full = (session(language_model(dtype=d), "gpu") for d in ("float16", "float32"))      # type: ignore[arg-type]
+    assert len(half._state.partitions) == 1
+    (_, logits), (_, wanted) = (generated(s, prompt_of(3)) for s in (half, full))
+    assert np.abs(logits[0] - wanted[0]).max() < 0.02 * np.abs(wanted[0]).max()
+
+
+def shared_caches(opened: Any, rows: int) -> dict[str, Any]:
+    return {name: onnxruntime.OrtValue.ortvalue_from_numpy(cache, "gpu") for name, cache in empty_caches(opened, rows).items()}
+
+
+def bound_step(opened: Any, caches: dict[str, Any], tokens: np.ndarray, total: int) -> np.ndarray:
+    """One step whose caches are past and present at once."""
+    return bound_step_with(opened, caches, tokens, np.ones((1, total), np.int64))
+
+
+def bound_step_with(opened: Any, caches: dict[str, Any], tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    binding = opened.io_binding()
+    binding.bind_cpu_input("input_ids", tokens)
+    binding.bind_cpu_input("attention_mask", mask)
+    for name, cache in caches.items():
+        binding.bind_ortvalue_input(name, cache)
+        binding.bind_ortvalue_output(name.replace("past_key_values", "present"), cache)
+    binding.bind_output("logits", "cpu")
+    opened.run_with_iobinding(binding)
+    return np.asarray(binding.get_outputs()[-1].numpy())
+
+
+def test_one_buffer_is_past_and_present() -> None:
+    model = language_model()
+    ours, plain = session(model, "gpu"), session(model, "plain")
+    wanted, theirs = generated(plain, prompt_of(4))
+    caches, tokens, total = shared_caches(ours, 40), prompt_of(4)[None], PROMPT
+    for k in range(STEPS):
+        logits = bound_step(ours, caches, tokens, total)[0, -1]
+        np.testing.assert_allclose(logits, theirs[k], rtol=2e-4, atol=2e-4)
+        tokens, total = np.array([[wanted[k]]]), total + 1
+
+
+def test_a_shared_cache_is_changed_in_place() -> None:
+    """Nothing is copied, and a length that is out of range leaves it as it is."""
+    ours = session(language_model(layers=1), "gpu")
+    caches, tokens = shared_caches(ours, 40), prompt_of(5)[None]
+    bound_step(ours, caches, tokens, PROMPT)
+    (partition,) = ours._state.partitions
+    storages = [memory.read(partition.program.gpu, c.data_ptr(), c.tensor_size_in_bytes())[0] for c in caches.values()]
+    memory.release(storages)
+    before = [np.array(c.numpy()) for c in caches.values()]
+    bound_step(ours, caches, tokens[:, :1], PROMPT + 1)
+    after = [np.array(c.numpy()) for c in caches.values()]
+    for cache, storage, old, new in zip(caches.values(), storages, before, after, strict=True):
+        assert memory.read(partition.program.gpu, cache.data_ptr(), cache.tensor_size_in_bytes())[0] is storage
+        memory.release([storage])
+        changed = np.flatnonzero((old != new).any(axis=(0, 1, 3)))
+        assert changed.tolist() == [PROMPT]
+    with pytest.raises(Exception, match=r"out of range|seqlens_k"):     # 41 tokens in 40 rows
+        bound_step_with(ours, caches, tokens[:, :1], np.ones((1, 40), np.int64) + np.eye(1, 40, dtype=np.int64))
+    for storage, new in zip(storages, after, strict=True):
+        left = np.empty_like(new)       # past the note of the failed run, which reading the value raises
+        partition.program.gpu.download_all([((storage.buffer, 0, left.nbytes), left.ctypes.data)], ())
+        np.testing.assert_array_equal(left, new)
