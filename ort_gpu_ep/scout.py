@@ -26,6 +26,11 @@ DONE = 120
 
 PRIVATE_FOLDER = 0o700
 
+REMOVALS = 20
+"""Times that the folder is removed: the other thread may write to it meanwhile, and a folder with a new file in it stays."""
+
+_ending = threading.Lock()
+
 Say = Callable[[dict[str, object]], None]
 
 
@@ -48,13 +53,13 @@ def main() -> None:
         feeds = _inputs(job)
         threading.Thread(target=_listen, args=(answers,), daemon=True).start()
         say(_found(job, model, feeds, say, answers))
+    except BrokenPipeError:          # the session is gone, or its process
+        pass
     except Exception as error:       # of an op that only the user's process has, say: that one finds out by itself
-        say({"done": True, "why": f"{type(error).__name__}: {error}"[:400]})
-    except BaseException:
+        with suppress(BrokenPipeError):
+            say({"done": True, "why": f"{type(error).__name__}: {error}"[:400]})
+    finally:
         _end()
-        raise
-    pipe.flush()
-    _end()
 
 
 def _found(
@@ -134,11 +139,14 @@ def _listen(answers: queue.Queue[dict[str, Any]]) -> None:
 
 
 def _end() -> None:
-    """Without exit handlers, which would wait; with nothing left behind."""
+    """Without exit handlers, which would wait; with nothing left behind. Whichever thread comes second waits for the end."""
+    _ending.acquire()
     for module, name in (("ort_gpu_ep.health.helper", "kill_all"), ("ort_gpu_ep.health.markers", "remove_mine")):
         if module in sys.modules:
             getattr(sys.modules[module], name)()
-    if tempfile.tempdir is not None:
+    for _ in range(REMOVALS):
+        if tempfile.tempdir is None or not os.path.exists(tempfile.tempdir):
+            break
         shutil.rmtree(tempfile.tempdir, ignore_errors=True)
     os._exit(DONE)
 
