@@ -32,7 +32,7 @@ from ort_gpu_ep.opening import (
 )
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.names import CPU
-from ort_gpu_ep.placement.source import Source, not_written, write_optimized
+from ort_gpu_ep.placement.source import Source, not_written, with_profiler, write_optimized
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME
 from ort_gpu_ep.plugin.fallback import NO_KERNEL, NoProviderError, taken_by_nobody
 from ort_gpu_ep.plugin.io_binding import refresh
@@ -294,10 +294,12 @@ class InferenceSession(plugin.PlainSession):
         """What runs take on the GPU: each dispatch by its clock, beside what the adapter could do, and the host's phases.
 
         inputs: of each run; guessed where none are given (guess.py). runs: counted. A session that chooses for itself, or has
-        chosen the CPU, is made once more with placement=gpu. progress: is called with what comes next and the part that is done.
+        chosen the CPU, is made once more with placement=gpu; one with nodes on the CPU, once more with onnxruntime's profiler.
+        progress: is called with what comes next and the part that is done.
         Raises ConfigError where nothing runs on a GPU of this process; what a run raises.
         """
         from ort_gpu_ep.profiling.measure import profile_runs
+        from ort_gpu_ep.profiling.nodes import profile_nodes
 
         state, session = self._state, self
         if self._runner is not None or self._asked is not None:
@@ -308,8 +310,17 @@ class InferenceSession(plugin.PlainSession):
         name = os.path.basename(path) if isinstance(path, (str, os.PathLike)) else "model"
         config = state.config if state is not None and state.config is not None else resolve(session._options)
         found = state if state is not None and state.partitions else None
-        return profile_runs(
+        result = profile_runs(
             lambda: session.run(None, feeds), found.partitions if found else (), found.gpu if found else None, config, name, runs, progress)
+        if session.direct is not None:      # all outputs come from one partition
+            return result
+        nodes, note = profile_nodes(session._with_profiler, feeds)
+        return replace(result, nodes=nodes, notes=(*result.notes, note) if note else result.notes)
+
+    def _with_profiler(self, prefix: str) -> InferenceSession:
+        """`_on_gpu` with onnxruntime's profiler on; its file's path begins with `prefix`."""
+        with with_profiler(self._arguments[1], prefix):
+            return self._on_gpu()
 
     def tune(
         self, inputs: Mapping[str, Any] | None = None, budget_s: float | None = None, fresh: bool = False,

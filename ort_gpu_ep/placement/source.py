@@ -116,6 +116,18 @@ def not_written(settings: Any) -> Iterator[None]:
             settings.optimized_model_filepath = path
 
 
+@contextmanager
+def with_profiler(settings: Any, prefix: str) -> Iterator[None]:
+    """Sessions made meanwhile have onnxruntime's profiler on; its file's path begins with `prefix`."""
+    with _settings_lock:
+        kept = settings.enable_profiling, settings.profile_file_prefix
+        settings.enable_profiling, settings.profile_file_prefix = True, prefix
+        try:
+            yield
+        finally:
+            settings.enable_profiling, settings.profile_file_prefix = kept
+
+
 def write_optimized(model: str | bytes, settings: Any, kwargs: Mapping[str, Any]) -> None:
     """Writes `optimized_model_filepath`, if the settings ask for it: the model as it is for the CPU."""
     if settings is not None and settings.optimized_model_filepath:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from textwrap import wrap
 
+from ort_gpu_ep.providers import CPU_PROVIDER
 from ort_gpu_ep.terminal import printable
 
 PHASES = {
@@ -72,6 +73,24 @@ class Roofs:
 
 
 @dataclass(frozen=True, slots=True)
+class TimedNode:
+    """A node of one run in ONNX Runtime's order, or one of our partitions, which has no op and no provider.
+
+    begin_us: since the run began. provider: of the kernel; copies between CPU and GPU are nodes of ours with an op such as MemcpyToHost.
+    """
+
+    name: str
+    op: str
+    provider: str
+    begin_us: float
+    us: float
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.provider == CPU_PROVIDER
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """All dispatches of one family of kernels."""
 
@@ -89,7 +108,7 @@ class RunProfile:
     run_us: a whole run, nothing timed on the GPU. phases_us: by PHASES, means of the runs whose length is in the middle third. gpu_us: from
     the beginning of each pass to its end, with no timestamps between dispatches; 0 where the adapter has none. dispatches: in the order
     of time. runs: how many were counted. clocks: before and after, as text; empty where nothing tells them. checked: all shaders
-    have bounds checks.
+    have bounds checks. nodes: of one more run, under ONNX Runtime's profiler; empty where no node is on the CPU.
     """
 
     model: str
@@ -104,6 +123,7 @@ class RunProfile:
     clocks: tuple[str, str]
     checked: bool
     notes: tuple[str, ...] = ()
+    nodes: tuple[TimedNode, ...] = ()
 
     @property
     def kernels_us(self) -> float:
@@ -142,7 +162,8 @@ class RunProfile:
             "model": self.model, "adapter": self.adapter, "driver": self.driver, "runs": self.runs, "checked_shaders": self.checked,
             "clocks": list(self.clocks), "roofs": asdict(self.roofs), "run_us": self.run_us, "phases_us": self.phases_us,
             "gpu_us": self.gpu_us, "kernels_us": self.kernels_us, "gaps_us": self.gaps_us, "overlap_us": self.overlap_us,
-            "families": [asdict(f) for f in self.families], "dispatches": rows, "notes": list(self.notes)}
+            "families": [asdict(f) for f in self.families], "dispatches": rows, "notes": list(self.notes),
+            "nodes": [asdict(n) for n in self.nodes]}
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -160,6 +181,7 @@ class RunProfile:
             lines.append(f"roofs, measured: f {self.roofs.gflops:,.0f} GFLOP/s, b {self.roofs.gbytes:,.0f} GB/s")
         lines = [part for line in (*lines, *(f"note: {note}" for note in self.notes)) for part in wrap(line, WIDTH, subsequent_indent="  ")]
         lines += ["", "host, us"] + [f"  {name:8} {self.phases_us[name]:9.1f}  {what}" for name, what in PHASES.items()]
+        lines += self._on_cpu(top)
         if not self.dispatches:
             return lines
         between = f"overlap {_us(self.overlap_us)}" if self.overlap_us else f"gaps {_us(self.gaps_us)}"
@@ -173,6 +195,17 @@ class RunProfile:
         if len(shown) < len(self.dispatches):
             rest = self.kernels_us - sum(d.us for d in shown)
             lines.append(f"  {rest:8.1f} {_part(rest, self.kernels_us)}  the other {len(self.dispatches) - len(shown)}")
+        return lines
+
+    def _on_cpu(self, top: int) -> list[str]:
+        """The nodes on the CPU, the longest first."""
+        nodes = sorted((n for n in self.nodes if n.is_on_cpu), key=lambda n: -n.us)
+        if not nodes:
+            return []
+        lines = ["", f"nodes on the CPU, by onnxruntime's profiler: {len(nodes)}, {_us(sum(n.us for n in nodes))}"]
+        lines += [f"  {n.us:8.1f} {_short(n.op, 20):20} {_short(printable(n.name), WIDTH - 32)}" for n in nodes[:top]]
+        if len(nodes) > top:
+            lines.append(f"  {sum(n.us for n in nodes[top:]):8.1f} the other {len(nodes) - top}")
         return lines
 
     def _line(self, d: TimedDispatch) -> str:

@@ -8,11 +8,13 @@ from typing import Any
 
 from ort_gpu_ep.profiling.result import PHASES, RunProfile
 
-_PROCESS, _HOST, _GPU = 1, 1, 2
+_PROCESS, _HOST, _GPU, _NODES = 1, 1, 2, 3
 
 
 def trace_of(profile: RunProfile) -> dict[str, Any]:
     """One run of median times. The host's and the GPU's clocks are not the same: the last dispatch is put at the end of the wait.
+
+    Where nodes run on the CPU, a third track has them between our partitions and the copies: one run, which begins where the others do.
 
     Source: Trace Event Format (complete events, `ph` X; metadata, `ph` M); times in microseconds.
     """
@@ -31,7 +33,12 @@ def trace_of(profile: RunProfile) -> dict[str, Any]:
         events.append(_event(f"{d.kernel} {d.shape}", d.family, _GPU, waited_us - last_us + d.begin_us, d.us, {
             "label": d.label, "groups": list(d.groups), "partition": d.partition, "GFLOP/s": round(d.gflops, 1), "GB/s": round(d.gbytes, 1),
             "of roof": f"{share:.0%} {of}".strip()}))
-    about = {key: value for key, value in profile.as_dict().items() if key not in ("dispatches", "families")}
+    if profile.nodes:
+        events.append({"ph": "M", "pid": _PROCESS, "tid": _NODES, "name": "thread_name", "args": {"name": "nodes (one run)"}})
+    for n in profile.nodes:
+        kind = "CPU" if n.is_on_cpu else "copy" if n.op else "partition"
+        events.append(_event(n.name, kind, _NODES, n.begin_us, n.us, {"op": n.op, "provider": n.provider}))
+    about = {key: value for key, value in profile.as_dict().items() if key not in ("dispatches", "families", "nodes")}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from ort_gpu_ep import InferenceSession
@@ -12,7 +15,9 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, native
 from ort_gpu_ep.device.timing import PAIRS, Stopwatch
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.profiling import nodes
 from ort_gpu_ep.profiling.result import PHASES, RunProfile
+from ort_gpu_ep.profiling.trace import trace_of
 from tests.patience import until
 from tests.unit.graphs import model_of
 
@@ -110,6 +115,36 @@ def test_two_partitions_and_the_cpu_between_them(x: dict[str, Any]) -> None:
     found = session.profile(x, 3)
     assert {d.partition for d in found.dispatches} == {0, 1}
     assert found.phases_us["after"] > 0
+    assert session._state.gpu is not None
+    assert all("perform" not in vars(p) for p in session._state.partitions)
+
+
+def test_nodes_on_the_cpu_lie_between_our_partitions(x: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By onnxruntime's profiler, on the clock of our spans: each begins after the one that it waits for has ended (it rounds to 1 us)."""
+    monkeypatch.chdir(tmp_path)
+    text = "(float[N, 64] x) => (float[N, 64] y) { a = Exp(x) b = Cast<to = 11>(a) s = Sin(b) c = Cast<to = 1>(s) y = Neg(c) }"
+    settings = onnxruntime.SessionOptions()
+    found = InferenceSession(model_of(text).SerializeToString(), settings, provider_options=GPU).profile(x, 3)
+    order = [n for n in found.nodes if not n.op.startswith("Memcpy")]
+    assert [(n.name.partition("_")[0], n.is_on_cpu) for n in order] == [("partition 0", False), ("Sin", True), ("partition 1", False)]
+    assert {n.op for n in found.nodes} >= {"MemcpyToHost", "MemcpyFromHost", "Sin"}
+    assert all(a.begin_us + a.us <= b.begin_us + 2 for a, b in pairwise(order))
+    assert found.nodes[0].begin_us > 0
+    assert "nodes on the CPU, by onnxruntime's profiler: 1," in str(found)
+    assert (settings.enable_profiling, list(tmp_path.iterdir())) == (False, [])
+
+
+def test_a_model_without_nodes_on_the_cpu_has_no_track_of_them(found: RunProfile) -> None:
+    assert found.nodes == ()
+    assert not any("nodes" in str(e["args"].get("name")) for e in trace_of(found)["traceEvents"])
+
+
+def test_a_clock_that_cannot_be_read_is_said(x: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "CLOCKS", (lambda: 0,))
+    text = "(float[N, 64] x) => (float[N, 64] y) { a = Exp(x) b = Cast<to = 11>(a) s = Sin(b) c = Cast<to = 1>(s) y = Neg(c) }"
+    found = InferenceSession(model_of(text).SerializeToString(), provider_options=GPU).profile(x, 3)
+    assert found.nodes == ()
+    assert nodes.NO_CLOCK in found.notes
 
 
 def test_more_dispatches_than_a_query_set_holds() -> None:

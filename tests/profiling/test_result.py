@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ort_gpu_ep.profiling.result import PHASES, WIDTH, Roofs, RunProfile, TimedDispatch
+from ort_gpu_ep.profiling.result import PHASES, WIDTH, Roofs, RunProfile, TimedDispatch, TimedNode
 from ort_gpu_ep.profiling.trace import trace_of, write_trace
 
 LONG = "/model/encoder/layers.11/attention/self/a_name_that_exporters_make/MatMul"
@@ -84,3 +84,15 @@ def test_the_trace_has_each_dispatch_inside_the_wait(tmp_path: Path) -> None:
     assert max(e["ts"] + e["dur"] for e in on_gpu) == wait["ts"] + wait["dur"]
     assert all(e["ts"] >= wait["ts"] for e in on_gpu)
     assert {e["args"]["name"] for e in events if e["ph"] == "M"} >= {"host (means)", "GPU (medians)"}
+
+
+def test_the_trace_has_nodes_on_a_track_of_their_own() -> None:
+    nodes = (TimedNode("partition 0", "", "", 5.0, 10.0), TimedNode("Memcpy", "MemcpyToHost", "WgpuExecutionProvider", 15.0, 3.0),
+             TimedNode("/encoder/Sin", "Sin", "CPUExecutionProvider", 18.0, 40.0))
+    made = replace(MADE, nodes=nodes)
+    spans = [e for e in trace_of(made)["traceEvents"] if e["ph"] == "X" and e["tid"] == 3]
+    assert [(e["name"], e["cat"], e["ts"], e["dur"]) for e in spans] == [
+        ("partition 0", "partition", 5.0, 10.0), ("Memcpy", "copy", 15.0, 3.0), ("/encoder/Sin", "CPU", 18.0, 40.0)]
+    assert spans[2]["args"] == {"op": "Sin", "provider": "CPUExecutionProvider"}
+    assert "nodes on the CPU, by onnxruntime's profiler: 1, 40.0 us" in made.lines(top=1)
+    assert max(map(len, made.lines())) <= WIDTH
