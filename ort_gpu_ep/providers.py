@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 EP_NAME = "WgpuExecutionProvider"
+STAND_IN_NAME = "WebGpuExecutionProvider"
+"""ONNX Runtime's own WebGPU provider, which a library registered under this name stands in for: onnxruntime-genai keeps its caches on the
+devices of providers that it knows by name only."""
+
 CPU_PROVIDER = "CPUExecutionProvider"
 
 VENDOR_ID = 0

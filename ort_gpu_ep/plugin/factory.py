@@ -20,7 +20,7 @@ from ort_gpu_ep.plugin.provider import Provider
 from ort_gpu_ep.plugin.state import SessionState, announce
 from ort_gpu_ep.plugin.tables import Table, entry, owner_of
 from ort_gpu_ep.plugin.transfer import CPU_DEVICE, GPU_DEVICE, VENDOR, Allocator, DataTransfer, MemcpyKernel, memcpy_registry
-from ort_gpu_ep.providers import EP_NAME, VENDOR_ID
+from ort_gpu_ep.providers import EP_NAME, STAND_IN_NAME, VENDOR_ID
 from ort_gpu_ep.target import lacks
 
 adapters: tuple[AdapterInfo, ...] = ()
@@ -28,16 +28,22 @@ adapters: tuple[AdapterInfo, ...] = ()
 
 _HARDWARE_VENDOR_ID = 0x57475055   # "WGPU"
 _DEVICE_MEMORY, _DEVICE_ALLOCATOR = 0, 0
+_WEBGPU_OPTIONS = frozenset((
+    "dawnBackendType", "dawnProcTable", "defaultBufferCacheMode", "deviceId", "enableGraphCapture", "enableInt64", "enablePIXCapture",
+    "forceCpuNodeNames", "maxNumPendingDispatches", "maxStorageBufferBindingSize", "multiRotaryCacheConcatOffset", "powerPreference",
+    "preferredLayout", "preserveDevice", "queryResolveBufferCacheMode", "sessionBufferPoolGenerations", "storageBufferCacheMode",
+    "uniformBufferCacheMode", "validationMode", "webgpuDevice", "webgpuInstance"))
 
 
 class Factory(Table):
-    """The one factory of the library."""
+    """The one factory of a registered library. name: of its provider."""
 
     SLOTS = slots.EP_FACTORY
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = EP_NAME) -> None:
         super().__init__()
-        self.c_name, self.c_vendor, self.c_version = c_text(EP_NAME), c_text(VENDOR), c_text(sys.modules["ort_gpu_ep"].__version__)
+        self.name = name
+        self.c_name, self.c_vendor, self.c_version = c_text(name), c_text(VENDOR), c_text(sys.modules["ort_gpu_ep"].__version__)
         self.registry: Any = NULL
         self._memory_info: Any = NULL
         self._host_info: Any = NULL
@@ -74,7 +80,7 @@ class Factory(Table):
         api.ReleaseKeyValuePairs(pairs)
         if not self._memory_info:
             info = ffi.new("void**")
-            api.CreateMemoryInfo_V2(c_text(EP_NAME), GPU_DEVICE, VENDOR_ID, 0, _DEVICE_MEMORY, 0, _DEVICE_ALLOCATOR, info)
+            api.CreateMemoryInfo_V2(self.c_name, GPU_DEVICE, VENDOR_ID, 0, _DEVICE_MEMORY, 0, _DEVICE_ALLOCATOR, info)
             self._memory_info = info[0]
         api.EpDevice_AddAllocatorInfo(pointer[0], self._memory_info)
         out[self.offered] = pointer[0]
@@ -86,7 +92,7 @@ class Factory(Table):
         announce(state)
         with state.recording("CreateEp"):
             entries = read_entries(options)
-            state.options = {**choice(described, count), **own_options(entries)}
+            state.options = {**choice(described, count), **own_options(entries, self.name, state)}
             state.config = resolve(state.options)
             if state.config.placement != "cpu":
                 self._open_gpu(state)
@@ -175,10 +181,19 @@ def read_entries(session_options: Any) -> Mapping[str, str]:
         api.ReleaseKeyValuePairs(pairs)
 
 
-def own_options(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """Our provider options, unknown ones too: ONNX Runtime stores them as `ep.<name in lower case>.<option>`."""
-    prefix = f"ep.{EP_NAME.lower()}."
-    return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
+def own_options(entries: Mapping[str, str], name: str, state: SessionState) -> dict[str, str]:
+    """A provider's options, unknown ones too: ONNX Runtime stores them as `ep.<name in lower case>.<option>`.
+
+    Those of ONNX Runtime's WebGPU provider mean nothing to the one that stands in for it: it says which it was given.
+    """
+    prefix = f"ep.{name.lower()}."
+    given = {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
+    if name != STAND_IN_NAME:
+        return given
+    without_meaning = sorted(_WEBGPU_OPTIONS & given.keys())
+    if without_meaning:
+        state.record("notice", "options", f"options of ONNX Runtime's WebGPU provider have no effect here: {', '.join(without_meaning)}")
+    return {key: value for key, value in given.items() if key not in _WEBGPU_OPTIONS}
 
 
 @entry("sppo")
@@ -188,11 +203,11 @@ def create_memcpy_kernel(state: Any, info: Any, out: Any) -> None:
 
 @entry("scppozn")
 def create_factories(name: Any, base: Any, logger: Any, out: Any, room: int, made: Any) -> None:
-    """CreateEpFactories, by way of the shim."""
+    """CreateEpFactories, by way of the shim. name: under which the library is registered."""
     api.load(ffi.cast("ApiBase*", base))
     made[0] = 0
     if room:
-        out[0] = Factory().pointer
+        out[0] = Factory(STAND_IN_NAME if text_of(name) == STAND_IN_NAME else EP_NAME).pointer
         made[0] = 1
 
 

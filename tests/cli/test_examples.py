@@ -13,18 +13,19 @@ ROOT = Path(__file__).resolve().parents[2]
 PRINTED = {"classify_image": "nodes on the GPU", "io_binding": "farthest from numpy", "sequence": "31 steps: class", "own_quirk": "Softmax  cpu",
            "serve_with_ray": "32 requests in batches of"}
 WITH_CLIENTS = {"read_text": "Graphics 2026", "find_speech": "speech from 0.80 to 2.24 s"}
-"""They need packages that the tests have with the extra `clients` only: tests/clients runs them."""
+WITH_GENAI = {"chat": "[24 tokens]"}
+"""These two need packages that the tests have with the extras `clients` and `genai` only: tests/clients runs them."""
 
 
 def test_every_example_is_listed() -> None:
     listing = (ROOT / "examples" / "README.md").read_text("utf-8")
-    assert {p.stem for p in (ROOT / "examples").glob("*.py")} == {*PRINTED, *WITH_CLIENTS}
-    assert all(f"[{name}.py]({name}.py)" in listing for name in (*PRINTED, *WITH_CLIENTS))
+    assert {p.stem for p in (ROOT / "examples").glob("*.py")} == {*PRINTED, *WITH_CLIENTS, *WITH_GENAI}
+    assert all(f"[{name}.py]({name}.py)" in listing for name in (*PRINTED, *WITH_CLIENTS, *WITH_GENAI))
 
 
-def check(name: str, folder: Path, prints: str) -> None:
+def check(name: str, folder: Path, prints: str, *arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / f"{name}.py"], cwd=folder, capture_output=True, text=True, timeout=300,
+        [sys.executable, ROOT / "examples" / f"{name}.py", *arguments], cwd=folder, capture_output=True, text=True, timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     assert prints in done.stdout

@@ -57,6 +57,38 @@ def test_by_onnxruntimes_own_calls() -> None:
     assert (done.returncode, done.stdout.splitlines()) == (0, ["0.0 2.0 0.0 4.0", "0.0 2.0 0.0 4.0 1", "1"]), done.stderr
 
 
+STANDS_IN = """
+import numpy as np, onnx.parser, onnxruntime, ort_gpu_ep
+from ort_gpu_ep.plugin.state import capture
+model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 20]> g (float[2] x) => (float[2] y) { y = Relu(x) }').SerializeToString()
+NAME = "WebGpuExecutionProvider"
+for name in (NAME, "ours"):
+    onnxruntime.register_execution_provider_library(name, ort_gpu_ep.get_library_path())
+names = [d.ep_name for d in onnxruntime.get_ep_devices()]
+print(names.count(NAME), names.count(ort_gpu_ep.EP_NAME))
+for provider, options in ((NAME, {"enableGraphCapture": "1", "validationMode": "basic"}), (ort_gpu_ep.EP_NAME, {}), (NAME, {"plecement": "gpu"})):
+    try:
+        with capture() as states:
+            providers = [(provider, {"placement": "gpu", "strict": "1", **options}), "CPUExecutionProvider"]
+            session = onnxruntime.InferenceSession(model, providers=providers)
+        print(session.get_providers()[0], *session.run(None, {"x": np.array([-1, 2], "f")})[0], len(states[0].partitions))
+        print([e.message for e in states[0].events if e.where == "options"])
+    except Exception as error:
+        print(error)
+"""
+
+
+def test_the_name_of_onnxruntimes_own_webgpu_provider() -> None:
+    """For programs that know no other: its options are accepted, and said to have no effect; those that are nobody's are not."""
+    done = subprocess.run([sys.executable, "-c", STANDS_IN], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    told = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert told[:2] == ["1 1", "WebGpuExecutionProvider 0.0 2.0 1"]
+    assert "no effect here: enableGraphCapture, validationMode" in told[2]
+    assert told[3:5] == ["WgpuExecutionProvider 0.0 2.0 1", "[]"]
+    assert "did you mean 'placement'" in done.stdout
+
+
 CHOOSES = """
 import numpy as np, onnx.parser, onnxruntime, ort_gpu_ep
 from ort_gpu_ep.plugin.state import capture

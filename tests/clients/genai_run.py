@@ -1,0 +1,34 @@
+"""Tokens by onnxruntime-genai's own loop, and what crossed meanwhile, as JSON.
+
+usage: python genai_run.py FOLDER NAME    NAME: under which our library is registered, "" for onnxruntime's CPU
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import onnxruntime_genai as genai
+
+import ort_gpu_ep
+from ort_gpu_ep.plugin.state import COPIES
+
+folder, name = sys.argv[1:]
+if name:
+    genai.register_execution_provider_library(name, ort_gpu_ep.get_library_path())
+model = genai.Model(folder)
+prompt = genai.Tokenizer(model).encode("Once upon a time there was")
+found = {"device": model.device_type, "tokens": [], "copies": []}
+for _ in range(2):
+    settings = genai.GeneratorParams(model)
+    settings.set_search_options(max_length=80)
+    generator = genai.Generator(model, settings)
+    generator.append_tokens(prompt)
+    generator.generate_next_token()
+    tokens, before = [int(generator.get_next_tokens()[0])], COPIES.as_dict()
+    for _ in range(30):
+        generator.generate_next_token()
+        tokens.append(int(generator.get_next_tokens()[0]))
+    found["tokens"].append(tokens)
+    found["copies"].append({kind: count - before[kind] for kind, count in COPIES.as_dict().items()})
+print(json.dumps(found))
