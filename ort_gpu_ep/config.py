@@ -38,6 +38,13 @@ class Option:
         """The environment variable that sets it."""
         return f"ORT_GPU_EP_{self.name.upper()}"
 
+    @property
+    def values(self) -> str:
+        """What it may be, for a table: the choices, or a type."""
+        if self.choices:
+            return ", ".join((*self.choices, *((f"{self.prefix}PATH",) if self.prefix else ())))
+        return {"int": "integer, 0 or more", "str": "text"}[_kind(self)]
+
 
 OPTIONS = (
     Option("placement", "auto", "`auto`: a node goes where it is expected to be faster (on a software adapter: the CPU); `gpu`: "
@@ -176,11 +183,16 @@ def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
+def _kind(option: Option) -> str:
+    """The type of the field of Config that holds it."""
+    return str({f.name: f.type for f in fields(Config)}[option.name])
+
+
 def _parse(option: Option, text: str, source: str) -> object:
     if option.choices and text not in option.choices and not (option.prefix and text.startswith(option.prefix)):
         more = f" or {option.prefix}..." if option.prefix else ""
         raise ConfigError(f"{source}: got {text!r}, expected one of {', '.join(option.choices)}{more}.")
-    kind = {f.name: f.type for f in fields(Config)}[option.name]
+    kind = _kind(option)
     if kind == "bool":
         return text == "1"
     if kind == "int":

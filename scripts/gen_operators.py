@@ -147,15 +147,16 @@ def _cases() -> str:
 
 def documents() -> dict[Path, str]:
     """What the files should hold."""
-    operators, readme, doctor = text(), ROOT / "README.md", ROOT / "docs" / "doctor.md"
+    operators, readme, doctor, status = text(), ROOT / "README.md", ROOT / "docs" / "doctor.md", ROOT / "docs" / "status.md"
     before, head, rest = doctor.read_text("utf-8").partition(PROBES_HEAD)
     assert head, f"docs/doctor.md has no table with the head {PROBES_HEAD!r}"
     count = re.search(r"^(\d+) of the", operators, re.M)
     assert count is not None
     counted = re.sub(r"\*\*\d+ operators\*\*", f"**{count.group(1)} operators**", readme.read_text("utf-8"))
-    counted = re.sub(r"Of ONNX's [\d,]+ node cases [\d,]+ pass", _cases(), counted)
+    cases = _cases()
+    counted, stated = (re.sub(r"Of ONNX's [\d,]+ node cases [\d,]+ pass", cases, t) for t in (counted, status.read_text("utf-8")))
     after = "".join(line for line in rest.splitlines(keepends=True) if not line.startswith("|"))
-    return {ROOT / "docs" / "OPERATORS.md": operators, readme: counted, doctor: before + probes() + after}
+    return {ROOT / "docs" / "OPERATORS.md": operators, readme: counted, status: stated, doctor: before + probes() + after}
 
 
 def main(arguments: list[str]) -> int:

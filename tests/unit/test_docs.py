@@ -62,9 +62,9 @@ def test_readme_says_the_wheels_size() -> None:
 
 
 def test_the_options_page_lists_the_options() -> None:
-    wanted = [f"| `{o.name}` | `{o.variable}` | {f'`{o.default}`' if o.default else ''} | {o.doc} |" for o in OPTIONS]
+    wanted = [f"| `{o.name}` | {o.values} | {f'`{o.default}`' if o.default else ''} | {o.doc} |" for o in OPTIONS]
     text = (ROOT / "docs" / "options.md").read_text("utf-8")
-    table = text[text.index("| option | environment variable | default |"):].strip().partition("\n\n")[0].splitlines()[2:]
+    table = text[text.index("| option | values | default |"):].strip().partition("\n\n")[0].splitlines()[2:]
     assert table == wanted, "the table in docs/options.md should be:\n" + "\n".join(wanted)
 
 
