@@ -1,4 +1,4 @@
-"""Runs of a session with the same values each time, which take turns: they go past onnxruntime where they can."""
+"""Repeated runs of a session with the same values, in two alternating sets; they bypass ONNX Runtime where they can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a builder returns: kernels, and what a node becomes of them. Plain data."""
+"""What a kernel builder returns: kernels, views and lowerings. Plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helper processes: how they are started, and how they ended.
+"""Starts helper processes, and reports how they ended.
 
 `python -m` and `python -c` put the current folder first in `sys.path`: what lies there (numpy.py in a folder of downloads) would be
 executed. So a helper begins with a script of this package, launch.py, which is told where this process has its packages from.

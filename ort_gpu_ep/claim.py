@@ -1,4 +1,4 @@
-"""The claim: asks a node's row what it becomes on the GPU, and checks the answer against the adapter's limits."""
+"""The claim: asks the registration of a node's op for its kernels, and checks them against the adapter's limits."""
 
 from __future__ import annotations
 

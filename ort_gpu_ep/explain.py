@@ -1,4 +1,4 @@
-"""What `session.explain()` gives: the decision for every node as data, and as text for a terminal."""
+"""The result of `session.explain()`: the decision for every node, as data and as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays from numpy's files, and the element types of a session's inputs."""
+"""Reads numpy files as inputs, and knows the element types of a session's inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of sizes as one compiled function of the numbers that a run brings."""
+"""Compiles the expressions of symbolic sizes into one Python function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs for a model that nobody gives any for: sizes and values that its structure allows. All commands share them."""
+"""Guesses inputs for a model: sizes and values that its structure allows. All commands share it."""
 
 from __future__ import annotations
 

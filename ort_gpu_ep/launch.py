@@ -1,4 +1,4 @@
-"""The script that every helper process begins with: python -s -P launch.py PLACES MODULE ARGUMENT... (child.py makes that line).
+"""The script that starts every helper process: python -s -P launch.py PLACES MODULE ARGUMENT... (child.py makes that line).
 
 It runs MODULE as `python -m` would, without the current folder in `sys.path`: nothing that lies there is imported.
 """

@@ -1,4 +1,4 @@
-"""What was worked out before, by a key that holds all that it follows from: a bounded number of answers, the last used ones."""
+"""A bounded cache of results by key; the least recently used are dropped."""
 
 from __future__ import annotations
 

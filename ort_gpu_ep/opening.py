@@ -1,4 +1,4 @@
-"""What comes before a session: which providers are meant, whether there is an adapter for ours, who chooses between candidates."""
+"""Decisions before a session is created: which providers, whether there is an adapter, who chooses between candidates."""
 
 from __future__ import annotations
 

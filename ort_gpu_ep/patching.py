@@ -1,4 +1,4 @@
-"""Sessions of a program that knows nothing of this package get our provider: `patch()`, and what undoes it."""
+"""`patch()`: sessions of a program that does not know this package use this provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes are ours, this one and workers that it has started, and how many cores they may use."""
+"""The processes that belong to this program (this one and its workers), and the cores that they may use."""
 
 from __future__ import annotations
 

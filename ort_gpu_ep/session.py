@@ -1,4 +1,4 @@
-"""InferenceSession: onnxruntime's, with the GPU in it."""
+"""InferenceSession: onnxruntime's class, with this provider."""
 
 from __future__ import annotations
 

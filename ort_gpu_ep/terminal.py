@@ -1,4 +1,4 @@
-"""Text that comes from a model, as a terminal may be given it."""
+"""Makes text from a model safe to print on a terminal."""
 
 from __future__ import annotations
 

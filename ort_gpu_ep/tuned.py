@@ -1,4 +1,4 @@
-"""What was measured to be the fastest form of each kernel on an adapter, on disk: one file for adapter, driver and kernels."""
+"""Stored results of tuning: the fastest kernel for each choice, one file for adapter, driver and kernels."""
 
 from __future__ import annotations
 

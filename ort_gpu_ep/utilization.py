@@ -1,4 +1,4 @@
-"""How busy a GPU and the CPU are with other people's work, and when this process has used a GPU: data that placement/ goes by."""
+"""Load of GPU and CPU by other processes, and when this process last used a GPU, as plain data."""
 
 from __future__ import annotations
 

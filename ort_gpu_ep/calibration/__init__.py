@@ -1,4 +1,4 @@
-"""Measures what an adapter takes, once, and keeps it: see docs/placement.md."""
+"""Measures an adapter's transfers and kernels once, and stores the result: see docs/placement.md."""
 
 from ort_gpu_ep.calibration.cache import profile_of, with_roofs
 from ort_gpu_ep.calibration.measure import measure

@@ -1,4 +1,4 @@
-"""The profile of an adapter: measured once, then from memory, in later processes from disk."""
+"""The device profile of an adapter: measured once, then read from memory or, in later processes, from disk."""
 
 from __future__ import annotations
 

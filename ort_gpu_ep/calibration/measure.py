@@ -1,4 +1,4 @@
-"""Runs small graphs on an adapter, as sessions do, and makes a Profile of the times."""
+"""Runs small graphs on an adapter, as sessions do, and makes a device profile of the times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The most that an adapter does: multiply-adds in registers, and bytes in a plain copy. What kernels are compared with."""
+"""Peak rates of an adapter, measured: multiply-adds in registers, and bytes of a copy. The roofline of a profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graphs that stand for the families of kernels, from a size at which any adapter is quick upwards."""
+"""The graphs that are measured for each family of kernels, in growing sizes."""
 
 from __future__ import annotations
 

@@ -11,21 +11,21 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {
-    "run": "Run MODEL (on random inputs where none are given) and print its outputs and where its nodes ran.",
-    "explain": "Show for each node of MODEL where it goes and why, the partitions, the bytes that cross, and the memory. Runs nothing.",
-    "bench": "Median and p95 of whole runs (numpy in, numpy out), split into host, upload, GPU and readback.",
-    "tune": "Measure which forms of MODEL's kernels are the fastest on this adapter, and keep that for all later sessions.",
-    "calibrate": "Show what runs, transfers and kernels take on the adapter a session would get; measured if it was not before.",
-    "conformance": "Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails.",
-    "compare": "Compare MODEL's outputs on two providers; where they differ, float64 decides. Exit code 0 if the first is right, else 1.",
-    "bisect": "Find the node at which MODEL's values on the GPU leave the CPU's, and write a model that shows it. Exit code 1 if there is.",
-    "doctor": "Examine the adapter a session would get, in processes of their own. Exit code 0 healthy, 1 degraded, 2 unusable or none.",
+    "run": "Run MODEL and print its outputs and where each node ran. Inputs that you don't give are random.",
+    "explain": "Show where each node of MODEL runs and why, the partitions, the bytes that are copied, and the memory. Does not run MODEL.",
+    "bench": "Measure the latency of MODEL (median and p95 of whole runs), split into host, upload, GPU and readback.",
+    "tune": "Measure which kernels are the fastest for MODEL on this adapter, and store the result for later sessions.",
+    "calibrate": "Show how long runs, transfers and kernels take on the adapter. Measured the first time, then stored.",
+    "conformance": "Run ONNX's node tests on the GPU without CPU fallback; count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails.",
+    "compare": "Compare MODEL's outputs on two providers; if they differ, float64 decides. Exit code 0 if the first is right, else 1.",
+    "bisect": "Find the node at which MODEL's values on GPU and CPU begin to differ, and write a small model of it. Exit code 1 if found.",
+    "doctor": "Test the adapter and its driver, in separate processes. Exit code 0 healthy, 1 degraded, 2 unusable or no adapter.",
     "train": "Train the float32 weights of MODEL on the samples of a .npz file, and write the trained model.",
-    "score": "Run MODEL over all rows of DATA on every adapter, and write the outputs in the same order. A killed run goes on.",
-    "compress": "Write MODEL with smaller weights, as plain ONNX that stock ONNX Runtime runs with the same result.",
-    "exec": "Run COMMAND with the GPU put before the providers that its onnxruntime sessions name, in its Python children too.",
-    "profile": "Time each dispatch of MODEL on the GPU beside what the adapter could do, and what the host does around them.",
-    "options": "List the provider options and the environment variables that set them.",
+    "score": "Run MODEL over all rows of DATA on every adapter; write the outputs in order. The same command continues a killed run.",
+    "compress": "Write MODEL with smaller weights. Any ONNX Runtime runs the new file with the same result.",
+    "exec": "Run COMMAND so that its onnxruntime sessions use the GPU first, also in the Python processes that it starts.",
+    "profile": "Time each dispatch of MODEL on the GPU, compare it with the limits of the adapter, and show what the host does.",
+    "options": "List the options, their defaults and their environment variables.",
 }
 """Name of a subcommand, of its module and of its function -> the function's docstring, for the list in the help: loading them all
 for it takes a second, since they need numpy, ONNX Runtime and wgpu-native.

@@ -33,12 +33,12 @@ class Peer(StrEnum):
 @shared.reports_errors
 def bench(
     model: shared.ModelArgument,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs of each side.")] = 50,
-    against: Annotated[Peer | None, typer.Option("--against", help="Compare with another provider of onnxruntime.")] = None,
-    batch: Annotated[str, typer.Option("--batch", help="Rows a second at these sizes of the first dimension: 1,8,32.")] = "",
-    decode: Annotated[int, typer.Option("--decode", min=0, help="Of a language model: so many tokens behind a prompt.")] = 0,
-    context: Annotated[int, typer.Option("--context", min=1, help="Tokens of that prompt.")] = 512,
-    threads: Annotated[str, typer.Option("--threads", help="Rows a second by so many threads at a time: 1,2,4.")] = "",
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Measured runs of each provider.")] = 50,
+    against: Annotated[Peer | None, typer.Option("--against", help="Compare with another provider of ONNX Runtime.")] = None,
+    batch: Annotated[str, typer.Option("--batch", help="Measure rows/s for these batch sizes: 1,8,32.")] = "",
+    decode: Annotated[int, typer.Option("--decode", min=0, help="Measure a language model: generate this many tokens.")] = 0,
+    context: Annotated[int, typer.Option("--context", min=1, help="With --decode: length of the prompt in tokens.")] = 512,
+    threads: Annotated[str, typer.Option("--threads", help="Measure rows/s for these numbers of threads: 1,2,4.")] = "",
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -46,11 +46,11 @@ def bench(
     seed: shared.SeedOption = 0,
     load: Annotated[list[under_load.Level] | None, typer.Option(
         "--load", help="Measure CPU, GPU and auto while another process keeps the GPU busy for 25, 60 or 95 % of the time.")] = None,
-    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw what is measured.", shared.PICTURES)] = None,
-    before: Annotated[Path | None, typer.Option("--before", help="What an earlier `bench --json` printed, to compare with.")] = None,
+    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw the measurements.", shared.PICTURES)] = None,
+    before: Annotated[Path | None, typer.Option("--before", help="Output of an earlier `bench --json`, to compare with.")] = None,
     json: shared.JsonOption = False,
 ) -> None:
-    """Median and p95 of whole runs (numpy in, numpy out), split into host, upload, GPU and readback."""
+    """Measure the latency of MODEL (median and p95 of whole runs), split into host, upload, GPU and readback."""
     _check_together(load=load, decode=decode, batch=batch, threads=threads, against=against, before=before)
     given = inputs, dims, shapes, seed
     earlier = _earlier(before) if before is not None else {}

@@ -34,7 +34,7 @@ def bisect(
     seed: shared.SeedOption = 0,
     json: shared.JsonOption = False,
 ) -> None:
-    """Find the node at which MODEL's values on the GPU leave the CPU's, and write a model that shows it. Exit code 1 if there is."""
+    """Find the node at which MODEL's values on GPU and CPU begin to differ, and write a small model of it. Exit code 1 if found."""
     options = {"placement": "gpu", **shared.pairs(option, "--option")}
     session = shared.open_session(model, options)
     shared.check_gpu(session)

@@ -20,12 +20,12 @@ from ort_gpu_ep.profile import GUESSED, Curve, Profile
 
 @shared.reports_errors
 def calibrate(
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, whatever is stored.")] = False,
-    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw transfer time over size into a picture.", shared.PICTURES)] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, even if there is a stored result.")] = False,
+    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw transfer time over size.", shared.PICTURES)] = None,
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:
-    """Show what runs, transfers and kernels take on the adapter a session would get; measured if it was not before."""
+    """Show how long runs, transfers and kernels take on the adapter. Measured the first time, then stored."""
     config = resolve(shared.pairs(option, "--option"))
     if plot is not None:
         _drawing()      # fails before anything is measured

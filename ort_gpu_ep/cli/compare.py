@@ -22,7 +22,7 @@ BEYOND = 1
 """Exit code where a difference is beyond tolerance."""
 
 ToleranceOption = Annotated[float | None, typer.Option(
-    "--tolerance", min=0.0, help="Largest difference of floats, as a part of their largest magnitude (default 1e-4; 2e-2 for float16).")]
+    "--tolerance", min=0.0, help="Allowed difference of floats, relative to the largest magnitude (default 1e-4; 2e-2 for float16).")]
 
 
 class Side(StrEnum):
@@ -36,7 +36,7 @@ class Side(StrEnum):
 
 
 BetweenOption = Annotated[tuple[Side, Side], typer.Option(
-    "--between", help="Two of gpu, cpu, webgpu, cuda and float64; the second is what the first is compared with.")]
+    "--between", help="Two of gpu, cpu, webgpu, cuda and float64; the second is the reference.")]
 
 
 @shared.reports_errors
@@ -51,7 +51,7 @@ def compare(
     seed: shared.SeedOption = 0,
     json: shared.JsonOption = False,
 ) -> None:
-    """Compare MODEL's outputs on two providers; where they differ, float64 decides. Exit code 0 if the first is right, else 1."""
+    """Compare MODEL's outputs on two providers; if they differ, float64 decides. Exit code 0 if the first is right, else 1."""
     plain = shared.cpu_session(model)
     values = inputs_of(plain, model, inputs, dims, shapes, seed)
     names = [o.name for o in plain.get_outputs()]

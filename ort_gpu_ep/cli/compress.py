@@ -25,12 +25,12 @@ def compress(
     out: Annotated[Path, shared.file_to_write("--out", "The .onnx file to write.", (".onnx",), show_default=False)],
     calibrate: Annotated[Path | None, typer.Option("--calibrate", help="A .npz file: samples for each input, by its name.")] = None,
     labels: Annotated[Path | None, typer.Option("--labels", help="A .npy file: the class of each sample, for the accuracy.")] = None,
-    layers: Annotated[list[str] | None, typer.Option("--layers", help="PATTERN=METHOD for layers of such names; may be repeated.")] = None,
-    max_error: Annotated[float | None, typer.Option("--max-error", min=0, help="A layer with more takes a gentler method.")] = None,
+    layers: Annotated[list[str] | None, typer.Option("--layers", help="PATTERN=METHOD for layers whose name matches; repeat.")] = None,
+    max_error: Annotated[float | None, typer.Option("--max-error", min=0, help="Largest error of a layer, else a gentler method.")] = None,
     plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw size and accuracy of all methods.", shared.PICTURES)] = None,
     json: shared.JsonOption = False,
 ) -> None:
-    """Write MODEL with smaller weights, as plain ONNX that stock ONNX Runtime runs with the same result."""
+    """Write MODEL with smaller weights. Any ONNX Runtime runs the new file with the same result."""
     chosen = [_method_of(text) for text in layers or ()]
     if plot is not None:
         if calibrate is None:

@@ -21,11 +21,11 @@ def conformance(
     status: Annotated[Path | None, shared.file_to_write(
         "--status", "Write one line a case (name, status, code) to this file; with --select, the other cases' lines stay.")] = None,
     device: Annotated[str, typer.Option(
-        "--device", help="Hold the adapter to a class of GPUs: minimum, adreno-6xx, mali-g7x, intel-uhd, apple-m1 or amd-rdna.")] = "",
+        "--device", help="Use the limits of a class of GPUs: minimum, adreno-6xx, mali-g7x, intel-uhd, apple-m1 or amd-rdna.")] = "",
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:
-    """Run ONNX's node test cases strictly (no CPU fallback) and count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails."""
+    """Run ONNX's node tests on the GPU without CPU fallback; count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails."""
     from ort_gpu_ep.session import InferenceSession
 
     if device:

@@ -1,4 +1,4 @@
-"""What a language model takes: its prompt, and the tokens behind it."""
+"""`bench --decode`: times the prompt and the generated tokens of a language model."""
 
 from __future__ import annotations
 

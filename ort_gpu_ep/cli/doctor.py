@@ -32,13 +32,13 @@ COLORS = {"PASS": "green", "UNSUPPORTED": "yellow", "NOT_RUN": "yellow"}
 
 @shared.reports_errors
 def doctor(
-    quick: Annotated[bool, typer.Option("--quick", help="Only the probes of a first use, which it spares that one.")] = False,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often each probe repeats with fresh inputs.")] = 2,
-    report: Annotated[Path | None, shared.file_to_write("--report", "A .zip for a bug report: no names, no folders.", (".zip",))] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only the probes that the first session would run.")] = False,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Repetitions of each probe with new random inputs.")] = 2,
+    report: Annotated[Path | None, shared.file_to_write("--report", "Write a .zip for a bug report, without names.", (".zip",))] = None,
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:
-    """Examine the adapter a session would get, in processes of their own. Exit code 0 healthy, 1 degraded, 2 unusable or none."""
+    """Test the adapter and its driver, in separate processes. Exit code 0 healthy, 1 degraded, 2 unusable or no adapter."""
     import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 
     config = resolve(shared.pairs(option, "--option"))

@@ -23,7 +23,7 @@ def exec(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, best after `--`.", show_default=False)],
     option: shared.OptionOption = None,
 ) -> None:
-    """Run COMMAND with the GPU put before the providers that its onnxruntime sessions name, in its Python children too."""
+    """Run COMMAND so that its onnxruntime sessions use the GPU first, also in the Python processes that it starts."""
     variables = hooked(shared.pairs(option, "--option"), os.environ)
     environment = {**os.environ, **variables}
     placement = resolve({}, environment).placement

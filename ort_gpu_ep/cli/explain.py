@@ -57,13 +57,13 @@ def explain(
     option: shared.OptionOption = None,
     dims: shared.SizeOption = None,
     nodes: Annotated[bool | None, typer.Option("--nodes/--no-nodes", help="A line for each node (default: of up to 40).")] = None,
-    group: Annotated[By | None, typer.Option("--group", help="One line for each group of nodes instead.")] = None,
-    only: Annotated[Device | None, typer.Option("--only", help="Nodes of this device only.")] = None,
+    group: Annotated[By | None, typer.Option("--group", help="Print a line for each group of nodes instead.")] = None,
+    only: Annotated[Device | None, typer.Option("--only", help="Only the nodes on this device.")] = None,
     sort: Annotated[Order, typer.Option("--sort", help="Order of the nodes.")] = Order.MODEL,
-    html: Annotated[Path | None, shared.file_to_write("--html", "Write all of it as a page.", (".html", ".htm"))] = None,
+    html: Annotated[Path | None, shared.file_to_write("--html", "Write an HTML page with the graph.", (".html", ".htm"))] = None,
     json: shared.JsonOption = False,
 ) -> None:
-    """Show for each node of MODEL where it goes and why, the partitions, the bytes that cross, and the memory. Runs nothing."""
+    """Show where each node of MODEL runs and why, the partitions, the bytes that are copied, and the memory. Does not run MODEL."""
     session = shared.open_session(model, shared.pairs(option, "--option"), sizes=sizes_of(dims))
     explained = session.explain()
     count = sum(len(report.nodes) for report in explained.reports)

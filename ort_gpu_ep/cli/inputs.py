@@ -1,4 +1,4 @@
-"""Inputs of a model from the command line: files, numbers, images, texts; what nobody gives is made up, and said."""
+"""Inputs of a model from the command line: files, numbers, images and texts. Missing ones are random, and printed."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ort_gpu_ep.config import OPTIONS
 
 
 def options(json: shared.JsonOption = False) -> None:
-    """List the provider options and the environment variables that set them."""
+    """List the options, their defaults and their environment variables."""
     if json:
         shared.print_json({"options": [
             {"name": o.name, "variable": o.variable, "default": o.default, "choices": list(o.choices), "prefix": o.prefix, "doc": o.doc}

@@ -1,4 +1,4 @@
-"""`explain` as a page: the graph drawn by levels, to be zoomed, searched and filtered. One file, no network."""
+"""`explain --html`: the graph as one HTML file without network access, to zoom, search and filter."""
 
 from __future__ import annotations
 

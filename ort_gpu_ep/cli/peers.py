@@ -1,4 +1,4 @@
-"""What a benchmark compares with, and what it says of itself: adapter, versions, where the nodes are."""
+"""The providers that a benchmark compares with, and the adapter and versions that it reports."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from ort_gpu_ep.profiling.trace import write_trace
 @shared.reports_errors
 def profile(
     model: shared.ModelArgument,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs.")] = 21,
-    top: Annotated[int, typer.Option("--top", min=0, help="Dispatches that are listed, the longest first.")] = 20,
-    trace: Annotated[Path | None, shared.file_to_write("--trace", "Write a run as JSON for ui.perfetto.dev.", (".json",))] = None,
-    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw dispatches below the roofs.", shared.PICTURES)] = None,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Measured runs.")] = 21,
+    top: Annotated[int, typer.Option("--top", min=0, help="Number of dispatches to list, the longest first.")] = 20,
+    trace: Annotated[Path | None, shared.file_to_write("--trace", "Write a trace of one run for ui.perfetto.dev.", (".json",))] = None,
+    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw a roofline plot of the dispatches.", shared.PICTURES)] = None,
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -27,7 +27,7 @@ def profile(
     seed: shared.SeedOption = 0,
     json: shared.JsonOption = False,
 ) -> None:
-    """Time each dispatch of MODEL on the GPU beside what the adapter could do, and what the host does around them."""
+    """Time each dispatch of MODEL on the GPU, compare it with the limits of the adapter, and show what the host does."""
     if plot is not None:
         pyplot()              # before anything is measured
     session = shared.open_session(model, {"placement": "gpu", **shared.pairs(option, "--option")})

@@ -24,7 +24,7 @@ def run(
     seed: shared.SeedOption = 0,
     json: shared.JsonOption = False,
 ) -> None:
-    """Run MODEL (on random inputs where none are given) and print its outputs and where its nodes ran."""
+    """Run MODEL and print its outputs and where each node ran. Inputs that you don't give are random."""
     start = time.perf_counter()
     session = shared.open_session(model, shared.pairs(option, "--option"))
     shared.check_gpu(session)

@@ -26,19 +26,19 @@ def score(
     data: Annotated[list[str], typer.Argument(help="Parquet, Arrow, CSV, .npy or .npz files, patterns, or folders.", show_default=False)],
     out: Annotated[Path, shared.folder_to_write("--out", "A folder for the parts, or FILE.parquet.", (".parquet",), show_default=False)],
     adapters: Annotated[str, typer.Option("--adapters", help="all, or 0,1 (0,0: two workers), all,cpu, auto (CPU if it helps).")] = "all",
-    batch: Annotated[str, typer.Option("--batch", help="auto, or rows in a run.")] = "auto",
+    batch: Annotated[str, typer.Option("--batch", help="Rows in a run, or auto.")] = "auto",
     columns: Annotated[list[str] | None, typer.Option("--columns", help="INPUT=COLUMN, INPUT=C1,C2 or INPUT=PATTERN*; repeat.")] = None,
     key: Annotated[list[str] | None, typer.Option("--key", help="A column to keep in the output; repeat.")] = None,
     outputs: Annotated[list[str] | None, typer.Option("--output", help="An output of the model (default all); repeat.")] = None,
-    preprocess: Annotated[Path | None, typer.Option("--preprocess", help="JSON: how images become inputs.")] = None,
+    preprocess: Annotated[Path | None, typer.Option("--preprocess", help="JSON file: how images become inputs.")] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first row that can't be scored.")] = False,
-    shard_rows: Annotated[int, typer.Option("--shard-rows", min=0, help="Rows that are written together (0: by their size).")] = 0,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for a batch, after which its worker is replaced.")] = 300.0,
-    ray: Annotated[str | None, typer.Option("--ray", help="HOST:PORT of a Ray cluster, auto, or local: its adapters instead.")] = None,
+    shard_rows: Annotated[int, typer.Option("--shard-rows", min=0, help="Rows in a shard of the output (0: by their size).")] = 0,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for a batch; then its worker is replaced.")] = 300.0,
+    ray: Annotated[str | None, typer.Option("--ray", help="Use a Ray cluster: HOST:PORT, auto or local.")] = None,
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:
-    """Run MODEL over all rows of DATA on every adapter, and write the outputs in the same order. A killed run goes on."""
+    """Run MODEL over all rows of DATA on every adapter; write the outputs in order. The same command continues a killed run."""
     with _shown(quiet=json) as show:
         report = score_rows(
             model, data, out, adapters=adapters, batch=batch, columns=shared.pairs(columns, "--columns"), key=key, outputs=outputs,

@@ -1,4 +1,4 @@
-"""What the subcommands share: opening a session, inputs, errors, JSON."""
+"""Code that the subcommands share: opening a session, common options, errors, JSON."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ INTERRUPTED = 130
 """What a shell gives as the exit code of a command that SIGINT ended: 128 + 2."""
 
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]
-InputOption = Annotated[list[str] | None, typer.Option("--input", help="NAME=FILE (.npy, image, .txt) or NAME=NUMBER; else guessed.")]
-OptionOption = Annotated[list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE, an option of `ort-gpu-ep options`.")]
+InputOption = Annotated[list[str] | None, typer.Option("--input", help="NAME=FILE (.npy, image, .txt) or NAME=NUMBER; default: random.")]
+OptionOption = Annotated[list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE; `ort-gpu-ep options` lists them.")]
 SizeOption = Annotated[list[str] | None, typer.Option("--dim", help="SYMBOL=SIZE for a dimension that the model leaves open.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-ShapeOption = Annotated[list[str] | None, typer.Option("--shape", help="INPUT=SIZExSIZE..., for sizes without a name.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ShapeOption = Annotated[list[str] | None, typer.Option("--shape", help="INPUT=SIZExSIZE..., for dimensions without a name.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the random inputs.")]
 
 

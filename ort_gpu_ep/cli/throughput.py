@@ -1,4 +1,4 @@
-"""How much a session does in a second: for sizes of a batch, and by several threads at a time."""
+"""Rows a second of a session, by batch size and by number of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ort-gpu-ep train: trains a model's weights on a user's samples. What it does is in training_run.py, which the help does not load."""
+"""ort-gpu-ep train: trains a model's weights. The work is in training_run.py, so that --help need not import it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def train(
     loss: Annotated[str, typer.Option("--loss", help="cross_entropy, mse, l1 or bce_with_logits.")] = "cross_entropy",
     optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, adam or adamw.")] = "adam",
     rate: Annotated[float, typer.Option("--rate", help="Learning rate.")] = 1e-3,
-    schedule: Annotated[str, typer.Option("--schedule", help="constant, or cosine: to 0 over all steps, resumed ones too.")] = "constant",
+    schedule: Annotated[str, typer.Option("--schedule", help="constant or cosine (to 0 over all steps, resumed ones too).")] = "constant",
     epochs: Annotated[int, typer.Option("--epochs", min=1)] = 5,
     batch: Annotated[int, typer.Option("--batch", min=1)] = 32,
-    trainable: Annotated[list[str] | None, typer.Option("--trainable", help="Pattern of weights to train (default all); repeat.")] = None,
+    trainable: Annotated[list[str] | None, typer.Option("--trainable", help="Pattern of weight names (default all); repeat.")] = None,
     clip: Annotated[float | None, typer.Option("--clip", help="Largest norm of the gradient.")] = None,
-    validate: Annotated[float, typer.Option("--validate", help="Part of the samples, the last ones, kept for validation.", max=0.9)] = 0.0,
-    resume: Annotated[Path | None, shared.file_to_write("--resume", "Go on from this checkpoint, if it is there; write it.")] = None,
+    validate: Annotated[float, typer.Option("--validate", help="Share of the samples, from the end, used for validation.", max=0.9)] = 0.0,
+    resume: Annotated[Path | None, shared.file_to_write("--resume", "Checkpoint: continue from it if it exists, and write it.")] = None,
     plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw loss and accuracy over the epochs.", shared.PICTURES)] = None,
     log: Annotated[Path | None, shared.file_to_write("--log", "Append a JSON line for each step and epoch.", (".jsonl",))] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of shuffling and Dropout.")] = 0,

@@ -1,4 +1,4 @@
-"""What `ort-gpu-ep train` does: samples from a file, epochs with a bar, a log and a curve, and the trained model written."""
+"""The work of `ort-gpu-ep train`: reads samples, shows progress, writes the log, the curve and the trained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ort-gpu-ep tune: measures the forms of a model's kernels, shows and forgets what is known."""
+"""ort-gpu-ep tune: measures which kernels are fastest for a model; lists and deletes stored results."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ort_gpu_ep.tuning.measure import BUDGET_S, TuneResult
 @shared.reports_errors
 def tune(
     model: Annotated[Path | None, typer.Argument(help="An ONNX file.", show_default=False)] = None,
-    budget_s: Annotated[float, typer.Option("--budget", min=0.0, help="Seconds of running; making sessions comes on top.")] = BUDGET_S,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is known.")] = False,
-    show: Annotated[bool, typer.Option("--list", help="Show what is known of the adapter; measures nothing.")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Forget what is known of the adapter; measures nothing.")] = False,
+    budget_s: Annotated[float, typer.Option("--budget", min=0.0, help="Seconds for the runs; creating sessions comes on top.")] = BUDGET_S,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, even if there are stored results.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the stored results of the adapter, and measure nothing.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete the stored results of the adapter, and measure nothing.")] = False,
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -33,7 +33,7 @@ def tune(
     seed: shared.SeedOption = 0,
     json: shared.JsonOption = False,
 ) -> None:
-    """Measure which forms of MODEL's kernels are the fastest on this adapter, and keep that for all later sessions."""
+    """Measure which kernels are the fastest for MODEL on this adapter, and store the result for later sessions."""
     options = shared.pairs(option, "--option")
     if show or forget:
         _known(resolve(options), forget, json)

@@ -1,4 +1,4 @@
-"""Latency of each candidate of a model while another process keeps the adapter busy: what `bench --load` and benchmarks/load.py measure."""
+"""`bench --load`: latency of each candidate while another process keeps the adapter busy."""
 
 from __future__ import annotations
 

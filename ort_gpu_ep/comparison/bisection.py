@@ -1,4 +1,4 @@
-"""Finds the node at which the GPU's values leave the CPU's (or float64's), and the one whose own error is the largest."""
+"""Finds the first node whose GPU values diverge from the CPU's (or float64's), and the node with the largest own error."""
 
 from __future__ import annotations
 

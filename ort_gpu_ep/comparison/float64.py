@@ -1,4 +1,4 @@
-"""A model evaluated in float64, node by node: the third opinion where two float32 providers differ."""
+"""Evaluates a model in float64, node by node, to decide which of two float32 results is closer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models made of parts of a model: to look at a value, or at one node alone."""
+"""Cuts models: one that ends at a value, or one with a single node."""
 
 from __future__ import annotations
 

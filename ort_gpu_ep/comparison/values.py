@@ -1,4 +1,4 @@
-"""How far one array is from another, by several measures."""
+"""Distances between two arrays: absolute, relative, L2 and ULP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model's constants are: weights of every exporter's style brought to initializers, and what nobody compresses counted."""
+"""Finds a model's constants in the forms that exporters write them, and brings them to initializers."""
 
 from __future__ import annotations
 

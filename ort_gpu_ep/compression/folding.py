@@ -1,4 +1,4 @@
-"""BatchNormalization folded into the convolution before it: what a quantizer of activations must not find between the two."""
+"""Folds BatchNormalization into the convolution before it, as static quantization needs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few values for many weights: k-means in one dimension, over a histogram, which takes as long for many weights as for few."""
+"""k-means in one dimension over a histogram, so that its time does not grow with the number of weights."""
 
 from __future__ import annotations
 

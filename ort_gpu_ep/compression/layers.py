@@ -1,4 +1,4 @@
-"""Which weights of a model can be compressed, as matrices of rows that belong to outputs."""
+"""Which weights of a model can be compressed, each as a matrix with one row for each output."""
 
 from __future__ import annotations
 

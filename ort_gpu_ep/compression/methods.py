@@ -1,4 +1,4 @@
-"""What becomes of a layer's weight: the method's name, the constants and nodes that it writes, the weight that these stand for."""
+"""Compression methods: the constants and nodes that each writes, and the weight that they decode to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressing a model: a method for each layer, the file, and what came of it."""
+"""Compresses a model: chooses a method for each layer, writes the file, and reports the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer reads on calibration data, as the columns that its rows of weights are multiplied by."""
+"""The input of a layer on calibration data, as columns that its weight matrix is multiplied by."""
 
 from __future__ import annotations
 

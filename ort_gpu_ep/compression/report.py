@@ -1,4 +1,4 @@
-"""What compressing a model gave: a line a layer, and sums."""
+"""The report of a compression: a line for each layer, and totals."""
 
 from __future__ import annotations
 

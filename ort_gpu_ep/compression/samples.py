@@ -1,4 +1,4 @@
-"""Calibration data: arrays of samples for a model's inputs, and what a model gives for them."""
+"""Calibration data: samples for a model's inputs, and the model's outputs for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which adapters there are, which one a session gets, and what it offers."""
+"""Lists the adapters, chooses one for a session, and reads its limits and features."""
 
 from __future__ import annotations
 

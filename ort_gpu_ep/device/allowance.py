@@ -1,4 +1,4 @@
-"""What each session allows itself on a device that all sessions of a process share: memory, and how long it waits.
+"""Limits of a session on a device that all sessions of a process share: memory, and how long it waits.
 
 A thread works for one session at a time: `with allowance:` says for which.
 """

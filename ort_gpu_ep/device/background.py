@@ -1,4 +1,4 @@
-"""Work that can wait, one piece at a time, on a thread that lives as long as there is any."""
+"""A thread for work that can wait, one piece at a time; it ends when there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dispatch binds: pieces of buffers, in the order of its shader's bindings."""
+"""Bindings of a dispatch: pieces of buffers, in the order of the shader's bindings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of a plan with the same inputs and outputs each time: bound once, and recorded while the host waits for earlier ones."""
+"""Runs of a plan with the same inputs and outputs each time: bound once, recorded while the host waits for earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device memory: buffers, and the pool in which freed ones wait for their next use."""
+"""Device memory: buffers, and the pool of freed buffers for reuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that keeps an adapter busy, with the arguments ADAPTER DUTY (load/generator.py starts it).
+"""The process that keeps an adapter busy, started by load/generator.py with the arguments ADAPTER DUTY.
 
 It computes for DUTY (0 to 1) of each PERIOD_S, prints `ready` when it begins, and ends when its standard input is closed, so that it
 does not outlive who started it.

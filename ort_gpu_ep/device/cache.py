@@ -1,4 +1,4 @@
-"""Objects that are made once, by whoever asks first."""
+"""A cache whose objects are created once, by the first thread that asks."""
 
 from __future__ import annotations
 

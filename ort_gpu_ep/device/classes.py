@@ -1,4 +1,4 @@
-"""Classes of GPUs as data: what each offers, so that an adapter that offers more can be held to it and tested as one of them."""
+"""Classes of GPUs as data: an adapter can be restricted to the limits of one, to test for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all plans of a program share: its graph, its options, and its weights on the device."""
+"""State that all plans of a program share: its graph, its options, and its weights on the device."""
 
 from __future__ import annotations
 

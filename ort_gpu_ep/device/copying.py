@@ -1,4 +1,4 @@
-"""Copies from one place of the host's memory to another: large ones outside the interpreter's lock, very large ones by several threads."""
+"""Copies in host memory: large ones without the interpreter lock, very large ones by several threads."""
 
 from __future__ import annotations
 

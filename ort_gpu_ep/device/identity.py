@@ -1,4 +1,4 @@
-"""Which physical device an adapter is: its UUID and PCI address, which WebGPU does not tell, from the Vulkan loader.
+"""UUID and PCI address of an adapter, from the Vulkan loader, since WebGPU does not provide them.
 
 Source: Vulkan 1.1, VkPhysicalDeviceIDProperties; VK_EXT_pci_bus_info. NVIDIA's deviceUUID is the UUID of NVML and CUDA.
 """

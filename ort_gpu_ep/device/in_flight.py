@@ -1,4 +1,4 @@
-"""What one run under way has to itself: inputs, outputs, and the memory that they are read back through."""
+"""Resources of one submitted run: inputs, outputs, and the memory for their readback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The word in which a plan's kernels note an index or a length out of range or an integer divisor of 0; it is read with their results."""
+"""Checks of the data on the device: an index or length out of range, or an integer divisor of 0, sets an error flag."""
 
 from __future__ import annotations
 

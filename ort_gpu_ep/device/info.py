@@ -1,4 +1,4 @@
-"""What is known of an adapter without touching it."""
+"""Name, type, vendor and driver of an adapter as plain data, without opening it."""
 
 from __future__ import annotations
 

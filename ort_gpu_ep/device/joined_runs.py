@@ -1,4 +1,4 @@
-"""Runs of several threads with one set of sizes, submitted together: whether, which of them, when, and what is submitted then.
+"""Joins concurrent runs of several threads with equal sizes into one submission.
 
 Threads join the open group and write their inputs. It is submitted when the GPU has no other one, or, while another one is under way, when
 it has half of all runs: the GPU then always has one to do and one to come. Every thread waits for its own results.

@@ -1,4 +1,4 @@
-"""Shader modules, bind group layouts and compute pipelines, made when they are first asked for."""
+"""Shader modules, bind group layouts and compute pipelines, created on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plans of a program that are on the device, and which of them each set of input types has."""
+"""The plans of a program that are on the device, by the input types that they serve."""
 
 from __future__ import annotations
 

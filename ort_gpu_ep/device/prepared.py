@@ -1,4 +1,4 @@
-"""A plan on the device: its pipelines, buffers and bind groups, and command buffers recorded ahead."""
+"""A compiled plan on the device: its pipelines, buffers, bind groups and pre-recorded command buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiled partition: weights on the device, and its plans, each for all sizes that it holds for."""
+"""A compiled partition: its weights on the device, and its plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program computes once from its weights, for all runs and plans: weights in the order in which a kernel reads them."""
+"""Results that a program computes once from its weights: weights in the order in which a kernel reads them."""
 
 from __future__ import annotations
 

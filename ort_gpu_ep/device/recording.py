@@ -1,4 +1,4 @@
-"""Command buffers: what a run records, as data that serves any number of recordings."""
+"""Command buffers: the commands of a run as data, which can be recorded any number of times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One dispatch of a WGSL module that belongs to no plan: what probes of a driver are made of."""
+"""One dispatch of a WGSL module without a plan, for probes of a driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One kernel over one buffer on a device of its own, which waits for others' work and for no lock of ours."""
+"""One kernel over one buffer on a device of its own, which shares no lock with the sessions' device."""
 
 from __future__ import annotations
 

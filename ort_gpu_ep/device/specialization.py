@@ -1,4 +1,4 @@
-"""Plans of their own for sizes that come again and again: with these sizes as constants, made while the general plan serves all runs.
+"""Plans compiled for fixed sizes that occur often, made in the background while the general plan serves all runs.
 
 Such a plan takes less time on the device and holds for one set of sizes, as that of a model which fixes them does. Planning, compiling and
 the driver's part of it happen on the thread of background.py; a run never waits for them, and the next one after them uses the plan.

@@ -1,4 +1,4 @@
-"""Memory that the driver has mapped for the host, to be filled in place: an upload without the copy that `Gpu.upload` takes."""
+"""Uploads written directly into memory that the driver has mapped, without the copy of `Gpu.upload`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A value in device memory, as a Program takes and gives it."""
+"""A value in device memory: input and output of a Program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatches of a chosen length, timed, on a device of their own: for load/probe.py and for the load that busy.py makes."""
+"""Dispatches of a chosen length, timed, on a device of their own: for load/probe.py and busy.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text from language models: tokens one after another, each chosen where the logits are."""
+"""Generates text with language models; tokens are chosen on the device."""
 
 from ort_gpu_ep.generation.generator import Generator, generate
 

@@ -1,4 +1,4 @@
-"""The file for a bug report: what the doctor saw, and nothing about whose machine it is."""
+"""The .zip for a bug report: the doctor's results, without anything that identifies the user or the machine."""
 
 from __future__ import annotations
 

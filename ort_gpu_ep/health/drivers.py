@@ -1,4 +1,4 @@
-"""What the Vulkan loader will load, found without loading it: manifest files and the libraries that they name."""
+"""Finds the drivers that the Vulkan loader would load (manifest files and libraries), without loading them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs probes of one adapter in worker processes: what crashes or hangs is one outcome, and the next worker goes on behind it."""
+"""Runs the probes of one adapter in worker processes; a crash or hang is a result, and the next worker continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that touches drivers in place of this one: its job, the lines it prints, how it ends. Nothing of a device is imported here."""
+"""A process that loads drivers in place of this one. Imports nothing that loads a driver itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices when a process that had an adapter open did not come to its end: a file that only a clean exit removes."""
+"""Detects processes that ended uncleanly with an adapter open, by a file that only a clean exit removes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens an adapter for sessions: without what its verdict and the quirks put out of use; probed quickly where there is no verdict yet."""
+"""Opens an adapter for sessions, without what its verdict or known faults disable; runs quick probes if there is no verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is put out of use on an adapter, and the cache that remembers it.
+"""What is disabled on an adapter after a failed probe, and the cache of that.
 
 A verdict belongs to an adapter, its driver, the wgpu version and this package's code. One file for each in
 <cache>/health/; a file of another version, a truncated or an unreadable one is ignored with a line in the log and made anew.

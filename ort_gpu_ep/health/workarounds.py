@@ -1,4 +1,4 @@
-"""What a quirk may change besides putting something out of use: options made safer, limits lowered, one submit for each dispatch."""
+"""Workarounds of a known fault: safer options, lower limits, one submit for each dispatch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The GPU in a worker process: a driver that crashes, hangs or leaks takes nobody along (the option isolation=process)."""
+"""The option isolation=process: the GPU in a worker process, so that a driver that crashes, hangs or leaks ends only the worker."""

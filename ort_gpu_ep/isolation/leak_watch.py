@@ -1,4 +1,4 @@
-"""Whether a worker's memory grows though nothing new is asked of it."""
+"""Detects that a worker's memory grows although it compiles nothing new."""
 
 from __future__ import annotations
 

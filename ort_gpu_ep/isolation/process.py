@@ -1,4 +1,4 @@
-"""A worker process as its parent has it: requests and answers, deadlines, the end."""
+"""A worker process seen from its parent: requests, answers, deadlines, its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A partition in a worker, as the parent has it."""
+"""A partition that runs in a worker, seen from the parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's GPU and its programs, as sessions use them."""
+"""A worker's GPU and its programs, seen from the sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which source tells the load of an adapter, and the one sampler that reads it."""
+"""Chooses the source of an adapter's load, and creates its sampler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clocks of an adapter: a time means little without them."""
+"""Reads the clock rates of an adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU's load: what others than this process do on the cores that it may use."""
+"""The CPU's load by other processes, on the cores that this one may use."""
 
 from __future__ import annotations
 

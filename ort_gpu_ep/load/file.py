@@ -1,4 +1,4 @@
-"""A load that a file tells: for drills and tests (option `load=file:PATH`)."""
+"""A load read from a file, for tests (option `load=file:PATH`)."""
 
 from __future__ import annotations
 

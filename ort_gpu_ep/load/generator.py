@@ -1,4 +1,4 @@
-"""Load on purpose: another process that keeps an adapter busy, for tests and for `ort-gpu-ep bench --load`."""
+"""Starts a process that keeps an adapter busy, for tests and for `ort-gpu-ep bench --load`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apple's GPUs: what IOKit's registry says of its accelerators."""
+"""Apple's GPUs: the utilization in IOKit's registry."""
 
 from __future__ import annotations
 

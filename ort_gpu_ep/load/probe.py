@@ -1,4 +1,4 @@
-"""The last resort, for any adapter: how much longer does a tiny dispatch take than on the idle GPU?"""
+"""Fallback for any adapter: times a tiny dispatch and compares it with its time on the idle GPU."""
 
 from __future__ import annotations
 

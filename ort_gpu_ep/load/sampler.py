@@ -1,4 +1,4 @@
-"""One thread for each adapter reads its load now and then; runs read the last result as an attribute."""
+"""One thread for each adapter that reads its load periodically; runs read the last value as an attribute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows: one per ONNX op. Importing this package fills the registry."""
+"""Registrations of ONNX ops with their kernels. Importing this package fills the registry."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""Attention of one query for each head over many keys: the keys are split among workgroups, and heads that share keys read them once."""
+"""Attention of one query for each head over many keys: the keys are split among workgroups and read once for heads that share them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Axes and row-major layout: the arithmetic that rows on shapes share."""
+"""Axes and row-major layout: shape arithmetic that the ops share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GatherBlockQuantized: rows of a table of codes, of which only those that are picked are decoded."""
+"""GatherBlockQuantized: decodes only the selected rows of a quantized table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node as several ops that have rows already: their kernels one after the other, with temporaries in between, as one lowering."""
+"""Ops composed of other ops' kernels, one after the other with temporaries, as one lowering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementwise ops: how a row with one WGSL expression becomes a kernel. The rows are in unary, binary, variadic and cast."""
+"""Elementwise ops: makes a kernel from one WGSL expression. The ops are in unary, binary, variadic and cast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of ops that only the fuser makes (domain ort_gpu_ep)."""
+"""Ops that only fusion creates (domain ort_gpu_ep)."""
 
 from __future__ import annotations
 

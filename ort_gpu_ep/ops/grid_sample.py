@@ -1,4 +1,4 @@
-"""GridSample: an image read at places that another tensor names."""
+"""GridSample: reads an image at coordinates given by another tensor."""
 
 from __future__ import annotations
 

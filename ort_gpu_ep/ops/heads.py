@@ -1,4 +1,4 @@
-"""What stands around attention: keys behind those of a cache, masks of every kind as one that is added, scores as an output."""
+"""Parts around attention: caches of keys and values, masks brought to one additive form, scores as an output."""
 
 from __future__ import annotations
 

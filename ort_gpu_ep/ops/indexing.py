@@ -1,4 +1,4 @@
-"""Ops that pick or replace elements named by a tensor of indices.
+"""Ops that select or replace elements by a tensor of indices.
 
 Indices are read as words, so that int64 needs no device feature; negative ones count from the end. One that is out of range reads the
 nearest element (Gather...) or writes nothing (Scatter...), and is noted: the run is then the CPU's, which says what is wrong.

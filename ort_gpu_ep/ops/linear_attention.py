@@ -1,4 +1,4 @@
-"""What carries a state from token to token: LinearAttention, and the causal convolution before it."""
+"""Ops with a state from token to token: LinearAttention and CausalConvWithState."""
 
 from __future__ import annotations
 

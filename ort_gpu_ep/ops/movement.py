@@ -1,4 +1,4 @@
-"""Ops that copy elements to other places by an affine map of their coordinates."""
+"""Ops that move elements by an affine map of their coordinates."""
 
 from __future__ import annotations
 

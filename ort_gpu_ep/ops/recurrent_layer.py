@@ -1,4 +1,4 @@
-"""What the forms of a recurrent layer share: its cell, its dimensions, where its outputs lie."""
+"""Code that the kernels of recurrent layers share: the cell, its dimensions, the layout of outputs."""
 
 from __future__ import annotations
 

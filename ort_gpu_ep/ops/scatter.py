@@ -1,4 +1,4 @@
-"""Ops that replace or update elements of a copy of a tensor."""
+"""Ops that copy a tensor and replace or update elements of the copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that change only the shape (views: nothing is dispatched), and ops that make a tensor of a shape."""
+"""Ops that change only the shape (views, without a dispatch), and ops that create a tensor of a shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of products in register tiles: where the model has them, and how they are packed into rows along M."""
+"""Weights of products in register tiles: where they are in the model, and how they are packed."""
 
 from __future__ import annotations
 

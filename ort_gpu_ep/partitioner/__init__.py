@@ -1,4 +1,4 @@
-"""Which nodes go to the GPU, fused how, in which groups, and why."""
+"""Decides which nodes go to the GPU, how they are fused and grouped, and why."""
 
 from ort_gpu_ep.partitioner.costs import Costs
 from ort_gpu_ep.partitioner.partition import Partitioning, nothing, partition

@@ -1,4 +1,4 @@
-"""What each node costs on each side, what each value costs to move, and what an assignment then takes."""
+"""Cost of each node on each side, cost of moving each value, and the total cost of an assignment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Concat without a dispatch: whatever makes its inputs writes them into their places in the result.
+"""Concat without a dispatch: the producers of its inputs write directly into the result.
 
 Only where all inputs can be written so: a dispatch is saved then, and no byte is moved twice. And only where that is more than it costs
 that a barrier separates writers of one buffer.

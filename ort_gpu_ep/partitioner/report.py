@@ -1,4 +1,4 @@
-"""What the partitioner decided and why: plain data, and the tables that show it."""
+"""The partitioner's decisions and reasons: plain data, and the tables that show it."""
 
 from __future__ import annotations
 

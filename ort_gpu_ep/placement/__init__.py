@@ -1,4 +1,4 @@
-"""Which way a session runs its model: measured, remembered, and revised while it runs.
+"""Which candidate runs a model with placement=auto: measured, stored, and revised while it runs.
 
 Order of reading: candidates.py, cpu_costs.py, trial.py, proof.py, estimate.py, rhythm.py, learner.py, decisions.py, chooser.py, policy.py,
 runner.py.

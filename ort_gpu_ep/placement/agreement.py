@@ -1,4 +1,4 @@
-"""Whether a candidate gives what the CPU gives: asked of its first run in a race, where both answer the same inputs anyway."""
+"""Compares a candidate's first result with the CPU's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways to run one model: a session of onnxruntime each, made when it is first needed."""
+"""The candidates of a model, each a session of ONNX Runtime, created when first needed."""
 
 from __future__ import annotations
 

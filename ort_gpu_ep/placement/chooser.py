@@ -1,4 +1,4 @@
-"""Which candidate answers a run: by what runs of this size took, and of others; once a session by running all side by side."""
+"""Chooses the candidate for a run, from measured runs of this size and others, after one comparison of all candidates."""
 
 from __future__ import annotations
 

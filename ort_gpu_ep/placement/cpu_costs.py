@@ -1,4 +1,4 @@
-"""What each node of a model takes on the CPU, by ONNX Runtime's own profile."""
+"""Time of each node of a model on the CPU, by ONNX Runtime's profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was decided for a model, its input shapes and a device; kept on disk."""
+"""Stored decisions for a model, its input shapes and a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds of one candidate over the size of its inputs, learnt from its runs: robust, local, and with how far to trust it. Pure."""
+"""Estimates a candidate's time from the size of its inputs, with an uncertainty, from its measured runs. Pure."""
 
 from __future__ import annotations
 

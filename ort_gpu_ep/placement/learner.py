@@ -1,4 +1,4 @@
-"""Which candidate answers a run of some size, in some rhythm, by what runs have taken so far. Pure: told the time.
+"""Chooses the candidate for a size and a class of pauses between runs, from the times so far. Pure: told the time.
 
 A first run of a size goes by prediction from other sizes; steady runs refine it. A candidate that could be better is tried one run at a
 time, and all that trying costs comes out of a budget.

@@ -1,4 +1,4 @@
-"""Which of a session's candidates the next run takes, given how busy the GPU and the CPU are. Pure: no clock, no I/O, no device."""
+"""Chooses the candidate of the next run by the load of GPU and CPU. Pure: no clock, no I/O, no device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The candidates side by side on the inputs of a run: which can answer it, whether they agree, and what each takes."""
+"""Runs all candidates on the inputs of a run: which can answer it, whether they agree, and how long each takes."""
 
 from __future__ import annotations
 

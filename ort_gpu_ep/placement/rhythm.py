@@ -1,4 +1,4 @@
-"""How often a session is asked, and whether the GPU has gone to sleep in between. Pure: told the time."""
+"""Pauses between runs, and whether the GPU has lowered its clock meanwhile. Pure: told the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs of a session whose placement is chosen while it runs."""
+"""Runs of a session with several candidates."""
 
 from __future__ import annotations
 

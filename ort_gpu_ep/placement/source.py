@@ -1,4 +1,4 @@
-"""The model that a session was made of: its candidates are made of it later, when the file may be gone or another one."""
+"""The model file of a session, kept open so that candidates can be created after the file is gone or replaced."""
 
 from __future__ import annotations
 

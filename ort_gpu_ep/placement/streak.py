@@ -1,4 +1,4 @@
-"""Runs of one size that follow each other quickly on one candidate: nothing is decided anew, and what they took is filed together."""
+"""Fast path for quick runs of one size on one candidate: no new decision, and their times are recorded together."""
 
 from __future__ import annotations
 

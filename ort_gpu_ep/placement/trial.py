@@ -1,4 +1,4 @@
-"""The proof by running: candidates take turns on the inputs of a run, and the fastest stays."""
+"""Compares candidates by running them in turn on the inputs of a run; the fastest is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ONNX Runtime plugin: registration, and what is known of each session. The only package that touches the C ABI."""
+"""The ONNX Runtime plugin: registration, and the state of each session. The only package that uses the C ABI."""
 
 from ort_gpu_ep.plugin.bound import BoundRun, Turns, download_later, fill
 from ort_gpu_ep.plugin.direct import Direct

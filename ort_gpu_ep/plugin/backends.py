@@ -1,4 +1,4 @@
-"""Which backend a session has: by the option `isolation`."""
+"""Chooses the backend of a session by the option `isolation`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiled partition at work: ONNX Runtime's values in and out, and the CPU where the GPU fails."""
+"""A compiled partition that ONNX Runtime runs: reads inputs, writes outputs, and falls back to the CPU."""
 
 from __future__ import annotations
 

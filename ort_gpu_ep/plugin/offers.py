@@ -1,4 +1,4 @@
-"""The devices on which the provider is offered: one for each adapter, so that onnxruntime's own calls choose among them."""
+"""The devices that the provider offers to ONNX Runtime: one for each adapter."""
 
 from __future__ import annotations
 

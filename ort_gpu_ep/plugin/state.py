@@ -1,4 +1,4 @@
-"""What happened to a session: its options, its placement reports, its errors, its copies.
+"""State of a session: its options, placement reports, errors and copies.
 
 ONNX Runtime swallows an exception in GetCapability and its Python layer retries a failed CreateEp on the CPU, so both
 are recorded here; `capture()` gives the states of the sessions that the calling thread creates meanwhile.

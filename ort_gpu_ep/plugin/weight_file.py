@@ -1,4 +1,4 @@
-"""Weights on disk for the CPU fallback, so that they take no RAM while the GPU works.
+"""Weights on disk for the CPU fallback, so that they take no memory while the GPU works.
 
 Each process writes into a folder of its own under the cache, and holds a lock on it; folders whose lock nobody holds
 are left over from dead processes and are removed.

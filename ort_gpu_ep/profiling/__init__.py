@@ -1,1 +1,1 @@
-"""Where the time of a run goes: each dispatch by the GPU's clock, beside what the adapter could do, and what the host does around them."""
+"""Profiles a run: each dispatch by the GPU's clock, compared with the adapter's limits, and the host's phases."""

@@ -1,4 +1,4 @@
-"""What a profile of runs says, as data: prints, compares, and goes to JSON."""
+"""The result of a profile as data: text, JSON, comparison."""
 
 from __future__ import annotations
 

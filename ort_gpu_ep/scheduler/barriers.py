@@ -1,4 +1,4 @@
-"""Where a plan causes barriers (`Plan.barriers` counts them), and how one serves several dispatches.
+"""Counts the barriers that a plan causes, and lets one barrier serve several dispatches.
 
 Within a compute pass wgpu puts a barrier in front of each dispatch that binds a buffer which was written since the pass began, or that
 writes one which was read; the barrier waits for all work before it. A buffer that the pass has not bound before costs nothing, and a

@@ -1,4 +1,4 @@
-"""How many rows go into a run, and whether the CPU helps: by short measurements of what they take."""
+"""Chooses the batch size, and whether the CPU gets a share, by short measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batches there are, who has them, and which shards are whole: the state that the threads of a run share."""
+"""State of a run that its threads share: the batches, who has them, and which shards are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the columns of a table to the inputs of a model: which, of what type, and what is wrong with which row."""
+"""Converts columns of a table to inputs of a model, and reports the rows that don't fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One adapter's part of a run: a thread that keeps its worker process busy, and replaces it."""
+"""The thread of one adapter: keeps its worker process busy, and replaces it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run's workers are: on this machine, a process an adapter."""
+"""The workers of a run on this machine, one process for each adapter."""
 
 from __future__ import annotations
 

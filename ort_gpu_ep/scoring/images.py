@@ -1,4 +1,4 @@
-"""A folder of images, made into what a model takes."""
+"""Reads a folder of images as a model's input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is about, before anything runs: model, files, columns, shards. The same on one machine and with Ray."""
+"""Everything about a run before it starts: model, files, columns, shards. The same on one machine and with Ray."""
 
 from __future__ import annotations
 

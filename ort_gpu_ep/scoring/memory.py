@@ -1,4 +1,4 @@
-"""Arrays that processes share: in shared memory, as Arrow's IPC tensors. What is there is read where it lies."""
+"""Arrays in shared memory, as Arrow IPC tensors, read without a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model takes and gives, row by row, read from its file: no session is made."""
+"""Inputs and outputs of a model, row by row, read from its file without a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker process as its parent has it: calls with a deadline, and its end in words."""
+"""A worker process seen from its parent: calls with a deadline, and how it ended."""
 
 from __future__ import annotations
 

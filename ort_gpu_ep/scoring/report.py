@@ -1,4 +1,4 @@
-"""What came of a run, and how far it is."""
+"""Report and progress of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to score: files of rows that can be read from any row on."""
+"""Input files, readable from any row on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSV files: an index of where rows begin makes any of them readable, and tells how many there are."""
+"""CSV files, with an index of where rows begin."""
 
 from __future__ import annotations
 

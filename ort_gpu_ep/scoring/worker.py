@@ -1,4 +1,4 @@
-"""What happens in a worker process: one session, two batches under way.
+"""The worker process: one session, two batches at a time.
 
 Sessions allow several runs at a time: while one computes, the next one's inputs are uploaded and the last one's outputs read back.
 """

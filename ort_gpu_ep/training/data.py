@@ -1,4 +1,4 @@
-"""A user's arrays as what a step is fed: checked before anything changes, short batches padded."""
+"""Checks a user's arrays and turns them into the inputs of a step; pads short batches."""
 
 from __future__ import annotations
 

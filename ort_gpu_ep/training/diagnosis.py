@@ -1,4 +1,4 @@
-"""Where a NaN comes from: a step run again on the CPU with all its values as outputs."""
+"""Finds where a NaN comes from: repeats a step on the CPU with all its values as outputs."""
 
 from __future__ import annotations
 

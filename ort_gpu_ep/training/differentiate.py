@@ -1,4 +1,4 @@
-"""Reverse mode: from the gradient of some values to those of what they were computed from."""
+"""Reverse-mode differentiation: gradients of values from the gradients of what is computed from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps taken on a device, with what it takes to go on when the device fails or the loss is no number any more."""
+"""Runs steps on a device, and recovers when the device fails or the loss is not finite."""
 
 from __future__ import annotations
 

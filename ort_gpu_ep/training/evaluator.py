@@ -1,4 +1,4 @@
-"""The model as it is now, on the trainer's device: loss, metrics and outputs of further samples."""
+"""Loss, metrics and outputs of the current model on other samples, on the trainer's device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a step's feeds are on the device."""
+"""Places a step's inputs on the device."""
 
 from __future__ import annotations
 

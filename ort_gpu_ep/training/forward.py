@@ -1,4 +1,4 @@
-"""The forward pass in a step: the user's nodes, with sizes and types, and those that training computes in another way."""
+"""The forward pass in a step: the user's nodes with sizes and types, some of them replaced for training."""
 
 from __future__ import annotations
 

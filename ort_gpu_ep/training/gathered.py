@@ -1,4 +1,4 @@
-"""A data set in the memory of the device that takes the steps, and the next batches, gathered from it there.
+"""A data set in device memory, from which batches are gathered there.
 
 A model of its own gathers them, for several steps at once: the numbers of their samples go up, 4 B each. The step reads what that wrote as
 it reads a batch from the host, so it is the same step, and gives the same bits.

@@ -1,4 +1,4 @@
-"""What a trainer needs to be where it was after its device is gone: a snapshot on the host, and the batches since."""
+"""Recovery data of a trainer: a snapshot on the host, and the batches since."""
 
 from __future__ import annotations
 

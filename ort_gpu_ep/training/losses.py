@@ -1,4 +1,4 @@
-"""Losses: a scalar, and its gradient with respect to the model's output in the form that loses least.
+"""Losses: a scalar, and its gradient with respect to the model's output in a numerically stable form.
 
 Each is the sum over samples of sample_weight [N] times the sample's mean: weights that sum to 1 make it the mean.
 """

@@ -1,4 +1,4 @@
-"""On which side the next step runs while others use the machine: by the policy that inference has, with steps in the place of runs."""
+"""Moves training between GPU and CPU by the load, with the policy of inference."""
 
 from __future__ import annotations
 

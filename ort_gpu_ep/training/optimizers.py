@@ -1,4 +1,4 @@
-"""Optimizers: what an update computes, and the numbers that the host gives it each step, in float64 until the last moment.
+"""Optimizers: the update, and the numbers that the host computes for each step in float64.
 
 A bias correction computed in float32 is off by 5e-5 at first: 1 - 0.999^t cancels. So it comes with the step.
 """

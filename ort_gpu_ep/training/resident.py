@@ -1,4 +1,4 @@
-"""A step's session, with what it carries from step to step in the memory of the device that runs it.
+"""A step's session, whose parameters and state stay in the memory of its device.
 
 Two sets of values take turns: what a step reads is there until it has succeeded. Losses go round through LOSSES places, and so do
 feeds: steps then meet the same buffers again, so that no bind group is made and the next steps are recorded while the host waits.

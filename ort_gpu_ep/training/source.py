@@ -1,4 +1,4 @@
-"""The user's model, loaded: of an opset that gradients are written for, without functions of its own."""
+"""Loads the user's model: converts its opset, and inlines its functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainer: a model, a loss and an optimizer; steps on batches, with everything else taken care of."""
+"""Trainer: trains a model with a loss and an optimizer, step by step or with `fit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a step: what is carried from step to step, and what the optimizer makes of it."""
+"""The end of a step: the optimizer's update, and the state that is carried to the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the graph of a training step: nodes with the types of what they give, known at once."""
+"""Writes the graph of a training step; types of all values are known at once."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Measures which form of each kernel is the fastest on an adapter, in the model that needs it: see docs/tuning.md."""
+"""Measures which kernel is the fastest for each choice, inside the model that needs it: see docs/tuning.md."""

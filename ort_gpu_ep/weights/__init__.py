@@ -1,1 +1,1 @@
-"""Compressed weights inside an ONNX file: how they are stored, and the functions that say so in standard operators."""
+"""Compressed weights inside an ONNX file: how they are stored, and functions that decode them by standard operators."""

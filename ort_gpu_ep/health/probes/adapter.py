@@ -1,4 +1,4 @@
-"""Enumeration, limits, and bytes that go there and back."""
+"""Probes of enumeration, limits and transfers."""
 
 from __future__ import annotations
 

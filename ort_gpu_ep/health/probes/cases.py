@@ -1,4 +1,4 @@
-"""The probes that follow from the records of kernels: each of a record's cases against ONNX's reference implementation."""
+"""Probes made from kernels' records: each of a record's cases against ONNX's reference implementation."""
 
 from __future__ import annotations
 

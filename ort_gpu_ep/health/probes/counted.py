@@ -1,4 +1,4 @@
-"""Kernels whose results are as many as the data say."""
+"""Probes of kernels whose output size depends on the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that work on images whose channels lie together, beside convolutions (tiles.py)."""
+"""Probes of kernels on channel-last images, other than convolutions (tiles.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory up to a budget: that buffers hold what was written, all at the same time."""
+"""Probe of device memory: many buffers keep what was written, all at the same time."""
 
 from __future__ import annotations
 

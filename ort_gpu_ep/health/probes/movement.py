@@ -1,4 +1,4 @@
-"""Kernels that move elements: transposed and sliced; and those that make them of a shape."""
+"""Probes of kernels that move elements or create tensors of a shape."""
 
 from __future__ import annotations
 

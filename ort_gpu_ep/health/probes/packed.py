@@ -1,4 +1,4 @@
-"""Products that read packed weights, what brings these into order before, and the decoders of weights that no product absorbs."""
+"""Probes of products with compressed weights, of their reordering, and of decoders."""
 
 from __future__ import annotations
 

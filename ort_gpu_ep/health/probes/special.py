@@ -1,4 +1,4 @@
-"""Values that drivers like to get wrong: NaN, infinity, denormals, arguments far beyond a period."""
+"""Probes of special values: NaN, infinity, denormals, arguments far beyond a period."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of ONNX Runtime's own ops for transformers, of which ONNX's reference knows nothing: by numpy."""
+"""Probes of ONNX Runtime's transformer ops, against numpy, since ONNX's reference does not define them."""
 
 from __future__ import annotations
 
