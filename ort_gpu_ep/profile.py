@@ -22,7 +22,8 @@ FORMAT = 3
 
 SIBLING: Mapping[str, str] = {
     "matvec": "product", "direct": "product", "recurrent": "matvec", "recurrent_held": "recurrent",
-    "movement": "elementwise", "gather": "movement", "reduction": "elementwise", "pool": "reduction", "sorting": "reduction",
+    "movement": "elementwise", "gather": "movement", "reduction": "elementwise", "reduction_held": "reduction",
+    "pool": "reduction", "sorting": "reduction",
 }
 """Family -> the one that stands in for it where it was not measured: the nearest that is counted in the same unit."""
 

@@ -67,6 +67,10 @@ def _recurrent_held(units: int) -> Graph:
 
 
 def _reduction(rows: int) -> Graph:
+    return single("ReduceSum", (rows, 256), [np.array([1])])
+
+
+def _reduction_held(rows: int) -> Graph:
     return single("Softmax", (rows, 256))
 
 
@@ -99,6 +103,7 @@ def _sorting(rows: int) -> Graph:
 WORKLOADS = (
     Workload("product", (128, 192, 384, 768, 1536), 3, _product),
     Workload("elementwise", (1 << 16, 1 << 19, 1 << 22, 1 << 24), 1, _elementwise),
+    Workload("reduction_held", (256, 2048, 16384, 65536), 1, _reduction_held),
     Workload("reduction", (256, 2048, 16384, 65536), 1, _reduction),
     Workload("matvec", (256, 1024, 2048, 4096), 2, _matvec),
     Workload("direct", (28, 112, 224, 448), 2, _direct),

@@ -26,13 +26,13 @@ MVN_EPSILON = 1e-9
 record("normalize.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
 ROWS, MOMENTS, JOINED = "normalize_rows.wgsl", "moments_of_pieces.wgsl", "normalize_pieces.wgsl"
 record(
-    ROWS, "reduction", loop_bound=lambda k: 3 * (ceil_div(k["N4"] * k["PER_GROUP"], k.workgroup_size) + 64),
+    ROWS, "reduction_held", loop_bound=lambda k: 3 * (ceil_div(k["N4"] * k["PER_GROUP"], k.workgroup_size) + 64),
     cases=[
         case("LayerNormalization", 17, normal(*shape), normal(shape[-1]), normal(shape[-1]))
         for shape in ((3, 4), (7, 132), (37, 1028), (5, 4100))
     ] + [case("RMSNormalization", 23, normal(9, 260), normal(260))])
-record(MOMENTS, "reduction", loop_bound=lambda k: 64)
-record(JOINED, "reduction", loop_bound=lambda k: ceil_div(k["PIECE4"], k.workgroup_size) + 64)
+record(MOMENTS, "reduction_held", loop_bound=lambda k: 64)
+record(JOINED, "reduction_held", loop_bound=lambda k: ceil_div(k["PIECE4"], k.workgroup_size) + 64)
 record("row_moments.wgsl", "reduction", loop_bound=lambda k: k.rows(2))
 record(
     "channel_moments.wgsl", "reduction", loop_bound=lambda k: 2 * (2 * ceil_div(k["COUNT"], k.workgroup_size) + 16),

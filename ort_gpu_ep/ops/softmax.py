@@ -19,7 +19,7 @@ SHORTEST = 32
 
 record("softmax.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
 record(
-    "softmax_rows.wgsl", "reduction", loop_bound=lambda k: 3 * (ceil_div(k["UNITS"] * k["PER_GROUP"], k.workgroup_size) + 64),
+    "softmax_rows.wgsl", "reduction_held", loop_bound=lambda k: 3 * (ceil_div(k["UNITS"] * k["PER_GROUP"], k.workgroup_size) + 64),
     cases=[
         case(op, 13, normal(*shape), axis=-1)
         for op, shape in (("Softmax", (7, 132)), ("Softmax", (3, 4100)), ("LogSoftmax", (5, 77)), ("LogSoftmax", (2, 40_004)))])
