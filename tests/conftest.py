@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, settings
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device import circuit as circuit_module
 from ort_gpu_ep.device.faults import FaultyGpu
-from ort_gpu_ep.health import open_adapter
+from ort_gpu_ep.health import helper, open_adapter
+from ort_gpu_ep.isolation import remote
+from ort_gpu_ep.load import generator
 from tests import patience
 
 os.environ.pop("COLUMNS", None)       # rich keeps a width that it says when a console is made, and tests ask for several: they are made here
@@ -33,9 +35,14 @@ settings.load_profile("repeatable")
 
 @pytest.fixture(scope="session", autouse=True)
 def patient() -> Iterator[None]:
-    """A first use waits until all its probes are done: on a busy machine it would go on without some of them, which is another test."""
+    """A first use waits until all its probes are done: on a busy machine it would go on without some of them, which is another test.
+
+    And processes that take long to start are not given up.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(open_adapter, "QUICK_S", 300.0)
+        for module in (helper, remote, generator):
+            patch.setattr(module, "START_S", 300.0)
         yield
 
 

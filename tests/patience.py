@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TypeVar
+from types import FrameType, SimpleNamespace
 
 import pytest
 
 from ort_gpu_ep.device import faults
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """As many seconds as nobody waits for where the code is right, on a machine with many times the load that it can take."""
 
 
@@ -23,38 +23,23 @@ def until(condition: Callable[[], object], what: str = "", seconds: float = PATI
         time.sleep(0.01)
 
 
-def least_s(action: Callable[[], object], enough_s: float, times: int = 1, seconds: float = 10.0, attempts: int = 20) -> float:
-    """Seconds of an action, the least of as many attempts as it takes to get below `enough_s`. times: it is done so often in each.
+def steps(action: Callable[[], object]) -> int:
+    """Bytecode instructions of Python that an action executes on this thread: what it costs, whatever the machine does meanwhile."""
+    count = 0
 
-    It gives up after so many seconds, but not before so many attempts: a process that is stopped lets time pass without any.
-    """
-    end_s, best_s, tried = time.monotonic() + seconds, float("inf"), 0
-    while best_s >= enough_s and (tried < attempts or time.monotonic() < end_s):
-        tried += 1
-        start_s = time.perf_counter()
-        for _ in range(times):
-            action()
-        best_s = min(best_s, (time.perf_counter() - start_s) / times)
-    return best_s
+    def traced(frame: FrameType, event: str, argument: object) -> Callable[..., object]:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return traced
 
-
-def work_s(action: Callable[[], object]) -> float:
-    """What an action makes this process compute, all its threads together, in seconds of a CPU."""
-    start_s = time.process_time()
-    action()
-    return time.process_time() - start_s
-
-
-T = TypeVar("T")
-
-
-def at_once(action: Callable[[], T], most_s: float = 2.0) -> T:
-    """What an action gives, which computes for less than that and waits for nothing but, on a busy machine, for a core."""
-    start_s, worked_s = time.monotonic(), time.process_time()
-    found = action()
-    assert time.process_time() - worked_s < most_s
-    assert time.monotonic() - start_s < PATIENCE_S
-    return found
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 HANG_S = 0.1

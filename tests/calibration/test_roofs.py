@@ -1,20 +1,17 @@
-"""The roofs of this machine's adapter: measured, plausible, and no kernel is above them."""
+"""The roofs of an adapter: what is done in how many seconds, which are told; kernels that do their work."""
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ort_gpu_ep.calibration import roofs
-from ort_gpu_ep.calibration.measure import Job
-from ort_gpu_ep.calibration.workloads import random, single
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device import Buffer, Gpu
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, ShaderError
-from tests.patience import work_s
+from tests.patience import Clock
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +19,30 @@ def gpu() -> Gpu:
     return Gpu.open(Config())
 
 
-def test_no_product_is_faster_than_the_roof(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In seconds of a CPU, on all sides: a software adapter's work is this process's, whatever others do."""
-    assert gpu.info.is_software
-    monkeypatch.setattr(roofs, "time", SimpleNamespace(perf_counter=time.process_time))
-    flops_per_s, nbytes_per_s = roofs.measure_roofs(gpu, None)
-    job, n = Job(gpu, single("MatMul", (512, 512), [random((512, 512))])), 512
-    try:
-        job.run()
-        taken_s = min(work_s(job.run) for _ in range(3))
-    finally:
-        job.close()
-    assert flops_per_s > 2 * n**3 / taken_s
-    array = np.zeros(1 << 24, np.uint8)
-    assert 1e8 < nbytes_per_s < 20 * 2 * array.nbytes / min(work_s(array.copy) for _ in range(3))
+def test_the_roofs_are_of_the_work_that_was_done(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a told clock, on which an adapter does 1e12 operations, and moves 1e11 bytes, in each second."""
+    clock, job = Clock(monkeypatch, roofs), roofs._Job
+    made, fill, download = job.__init__, job.fill, gpu.download
+    doing: list[float] = [0.0]
+
+    def begun(self: Any, gpu: Gpu, timer: None, label: str, source: str, x: Any, y: Any, groups: int, times: int, want: Any) -> None:
+        made(self, gpu, timer, label, source, x, y, groups, times, want)
+        self.told = label
+        doing[0] = 2 * times * y[1] / 1e11
+
+    def filled(self: Any, buffer: Buffer, offset: int, data: np.ndarray) -> None:
+        fill(self, buffer, offset, data)
+        if self.told == "fma":      # each invocation: so many steps of four times eight chains of four multiply-adds
+            doing[0] = float(data[2, 0]) * self.groups * 64 * 4 * 8 * 4 * 2 / 1e12
+
+    def waited(*given: Any) -> None:
+        download(*given)
+        clock.rest(doing[0])
+
+    monkeypatch.setattr(job, "__init__", begun)
+    monkeypatch.setattr(job, "fill", filled)
+    monkeypatch.setattr(gpu, "download", waited)
+    assert roofs.measure_roofs(gpu, None) == (pytest.approx(1e12), pytest.approx(1e11))
 
 
 def test_little_memory_leaves_the_copy_out(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

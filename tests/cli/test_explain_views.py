@@ -95,7 +95,7 @@ def test_the_page_in_a_browser(model: Path, tmp_path: Path) -> None:
     printed("explain", model, *GPU, "--html", tmp_path / "page.html")
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run",
                f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--dump-dom"]
-    done = subprocess.run([*command, f"file://{tmp_path / 'page.html'}#Sin_2"], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*command, f"file://{tmp_path / 'page.html'}#Sin_2"], capture_output=True, text=True, timeout=500, check=True)
     assert done.stdout.count('class="n ') == 16
     assert "1 of 16 nodes" in done.stdout
     assert len(re.findall(r'class="n \w+ off', done.stdout)) == 15

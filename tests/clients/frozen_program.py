@@ -34,7 +34,7 @@ def main(path: str) -> None:
         queue = spawned.Queue()
         process = spawned.Process(target=child, args=(path, queue))
         process.start()
-        told["child"] = queue.get(timeout=120)
+        told["child"] = queue.get(timeout=300)
         process.join()
     print(json.dumps(told))
 

@@ -111,7 +111,7 @@ print(json.dumps(told))
 
 def test_wgpu_itself_holds_a_device_to_its_class() -> None:
     """But for workgroup memory, which wgpu-native 29 does not look at: the claim and scripts/tint.sh do."""
-    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     assert told.pop("name").endswith(" as minimum")
@@ -123,7 +123,7 @@ def test_wgpu_itself_holds_a_device_to_its_class() -> None:
 def test_a_process_that_has_looked_at_its_adapters_is_told() -> None:
     code = ("from ort_gpu_ep.device import adapter, classes\nadapter.adapters()\n"
             "try:\n    adapter.hold_to(classes.named('minimum'))\nexcept Exception as error:\n    print(error)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
     assert "has looked at its adapters already" in done.stdout, done.stderr
 
 

@@ -26,7 +26,6 @@ from ort_gpu_ep.placement.decisions import Decisions, Learnt
 from ort_gpu_ep.placement.names import NAMES
 from ort_gpu_ep.plugin import weight_file
 from ort_gpu_ep.profile import GUESSED
-from tests.patience import at_once
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, reference
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="FIFOs and symbolic links as POSIX has them")
@@ -102,10 +101,6 @@ def load(kind: str, cache: Path) -> object:
             return None if markers.take_stale(str(cache), "k") <= 1 else "too many"
 
 
-def check(kind: str, cache: Path) -> object:
-    return at_once(lambda: load(kind, cache))
-
-
 def variants(kind: str) -> Iterator[str]:
     """The whole file with one value replaced, for each value at each depth."""
     def places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -131,7 +126,7 @@ def test_what_is_whole_is_read(kind: str, tmp_path: Path) -> None:
     path = file_of(kind, tmp_path)
     store.make_folder(path.parent)
     path.write_text(json.dumps(WHOLE[kind]))
-    assert (check(kind, tmp_path) is None) == (kind == "marker")
+    assert (load(kind, tmp_path) is None) == (kind == "marker")
 
 
 @pytest.mark.parametrize("content", CONTENTS)
@@ -140,7 +135,7 @@ def test_hostile_files(kind: str, content: str, tmp_path: Path) -> None:
     path = file_of(kind, tmp_path)
     store.make_folder(path.parent)
     CONTENTS[content](path)
-    assert check(kind, tmp_path) is None
+    assert load(kind, tmp_path) is None
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -150,7 +145,7 @@ def test_hostile_values(kind: str, tmp_path: Path) -> None:
     store.make_folder(path.parent)
     for text in variants(kind):
         path.write_text(text)
-        found = check(kind, tmp_path)
+        found = load(kind, tmp_path)
         assert not ({"Infinity", "NaN", "1e999", HUGE} & set(text.replace("-", " ").replace("]", " ").replace("}", " ").replace(",", " ").split())) \
             or found is None, text[:300]
         if isinstance(found, Verdict):
@@ -193,7 +188,7 @@ def test_hostile_locks(make: Callable[[Path], object], tmp_path: Path) -> None:
     root = tmp_path / "weights"
     root.mkdir()
     make(root / "12-abcd.lock")
-    folder = at_once(lambda: weight_file.WeightFolder(root))
+    folder = weight_file.WeightFolder(root)
     assert not (root / "victim").exists()
     folder.remove()
 
@@ -213,7 +208,7 @@ def test_a_lock_names_no_other_folder(tmp_path: Path) -> None:
 def test_a_manifest_that_is_a_fifo(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "icd.json")
     dump(tmp_path / "deep.json", "[" * 100_000)
-    at_once(lambda: drivers.fingerprint({"VK_DRIVER_FILES": os.pathsep.join(str(tmp_path / n) for n in ("icd.json", "deep.json"))}))
+    drivers.fingerprint({"VK_DRIVER_FILES": os.pathsep.join(str(tmp_path / n) for n in ("icd.json", "deep.json"))})
 
 
 @pytest.mark.parametrize("text", ["[" + "[" * 100_000, "[" + "1" * 5000 + "]", '[{"what": ' + "{" * 100_000])
@@ -252,7 +247,7 @@ def test_sessions_answer(content: str, tmp_path: Path, fresh: None) -> None:
     os.mkfifo(cache / "weights" / "77-ff.lock")
     for module, name, value in ((enumeration, "_seen", None), (open_adapter, "_known", {}), (weight_file, "_folders", {})):
         setattr(module, name, value)
-    opened = at_once(lambda: open_session(MODEL, cache_dir=str(cache)), 30.0)
+    opened = open_session(MODEL, cache_dir=str(cache))
     assert_close(opened.run(x=X), reference(MODEL, x=X))
     assert opened.state.gpu is not None
 

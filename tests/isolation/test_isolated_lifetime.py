@@ -62,7 +62,7 @@ def test_the_parent_ends(then: str) -> None:
     process = parent(then)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
-    process.wait(120)
+    process.wait(300)
     until(lambda: end_of(pid), "the end of the worker")
     process.stdout.close()
     until(lambda: abandoned() <= files, "the files gone")
@@ -76,7 +76,7 @@ def test_the_parent_is_killed_while_the_worker_hangs() -> None:
     pids = [int(process.stdout.readline()) for _ in range(2)]
     time.sleep(1)
     process.kill()
-    process.wait(120)
+    process.wait(300)
     until(lambda: all(map(end_of, pids)), "the end of the workers")
     process.stdout.close()
 
@@ -121,8 +121,8 @@ def test_many_sessions_leave_nothing(own: dict[str, str]) -> None:
         one(number)
     gc.collect()
     until(lambda: psutil.Process().num_threads() <= threads, "threads gone")
-    assert open_files() <= files
-    assert len(workers()) == processes == 1
+    until(lambda: open_files() <= files, "files closed")
+    until(lambda: len(workers()) == processes == 1, "one worker")
 
 
 def test_auto_on_a_software_adapter_leaves_no_worker() -> None:
@@ -188,7 +188,7 @@ def test_a_forked_child_gets_a_worker_of_its_own(own: dict[str, str]) -> None:
 
 def in_the_child(opened: Any, parents: int | None, pipe: int) -> int:
     """0 if runs are right at once, and come from another worker later."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while gpu_of(opened).pid is None or gpu_of(opened).circuit.state != "closed":
         assert_close(opened.run(x=X), WANT)
         if time.monotonic() > end:

@@ -46,7 +46,7 @@ class Gate:
 
     def hold(self) -> None:
         self.reached.set()
-        self._open.wait(60)
+        self._open.wait(300)
         self.passed.set()
 
     def open(self) -> None:
@@ -75,13 +75,13 @@ def test_a_run_does_not_wait_for_the_worker_of_a_new_session(own: dict[str, str]
     made: list[Any] = []
     creation = threading.Thread(target=lambda: made.append(isolated(MODEL, **own)))
     creation.start()
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(300)
     for _ in range(3):
         assert_close(first.run(x=X), WANT)
     assert not gate.passed.is_set()
     assert runs_of(first)[1] == 3
     gate.open()
-    creation.join(120)
+    creation.join(300)
     until(lambda: back_on_the_gpu(first) and back_on_the_gpu(made[0]), "the GPU")
 
 
@@ -89,12 +89,12 @@ def test_other_options_do_not_wait_for_a_worker(own: dict[str, str], before: Cal
     before(lambda worker, what: gate.hold() if what[0] == "open" and what[1].memory_limit_mb == 77 else None)
     waiting = threading.Thread(target=lambda: open_remote(Config(isolation="process", memory_limit_mb=77, **own)).end())  # type: ignore[arg-type]
     waiting.start()
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(300)
     other = isolated(MODEL, **own)
     assert back_on_the_gpu(other)
     assert not gate.passed.is_set()
     gate.open()
-    waiting.join(120)
+    waiting.join(300)
 
 
 def test_the_worker_ends_while_a_session_is_made(own: dict[str, str], before: Callable[[Before], None]) -> None:
@@ -175,10 +175,10 @@ def test_a_run_does_not_wait_for_others_longer_than_for_a_hang(own: dict[str, st
     def hold() -> None:
         with gpu._lock:
             held.set()
-            done.wait(120)
+            done.wait(300)
     other = threading.Thread(target=hold)
     other.start()
-    assert held.wait(60)
+    assert held.wait(300)
     with patient_for(opened, 1.0):
         for _ in range(4):
             assert_close(opened.run(x=X), WANT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -63,9 +62,7 @@ def test_killed_during_a_run(own: dict[str, str]) -> None:
     old = gpu_of(opened).pid
     assert old is not None
     threading.Timer(0.5, os.kill, (old, signal.SIGKILL)).start()
-    start = time.monotonic()
-    check_replaced(opened, old, "SIGKILL")
-    assert time.monotonic() - start < 100
+    check_replaced(opened, old, "SIGKILL")      # the wait did not go on to hang_timeout_ms: that would be told instead
 
 
 def test_stopped(own: dict[str, str]) -> None:
@@ -74,10 +71,8 @@ def test_stopped(own: dict[str, str]) -> None:
     old = gpu_of(opened).pid
     assert old is not None
     os.kill(old, signal.SIGSTOP)
-    start = time.monotonic()
     with patient_for(opened, 2.0):
         assert_close(opened.run(x=X), WANT)
-    assert 2 <= time.monotonic() - start < 60
     check_replaced(opened, old, "did not answer within 2 s")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -92,18 +92,18 @@ def test_an_adapter_that_is_not_there() -> None:
         pass
 
 
-def test_timed_dispatches_take_longer_the_more_they_do() -> None:
-    """The least of more and more of each: others make some of them longer."""
-    info = choose("")[0]
-    short, long = TimedDispatch(info), TimedDispatch(info, iterations=1 << 22)
-    took_s = dict.fromkeys(("short", "long", "four"), math.inf)
-
-    def more(what: str, dispatch: TimedDispatch, dispatches: int = 1) -> float:
-        took_s[what] = min(took_s[what], dispatch(dispatches))
-        return took_s[what]
-
-    until(lambda: 4.0 * more("short", short) < 2.0 * more("long", long) < more("four", long, 4), f"{took_s}")
-    short.close(), long.close()
+@pytest.mark.parametrize(("iterations", "dispatches"), [(1, 1), (256, 1), (1000, 3)])
+def test_timed_dispatches_do_all_of_their_work(iterations: int, dispatches: int) -> None:
+    """Each goes through the whole chain of multiply-adds, over what the one before has left: that is what takes the time."""
+    timed, want = TimedDispatch(choose("")[0], iterations=iterations), np.zeros(64, np.uint32)
+    for _ in range(dispatches):
+        want += np.arange(64, dtype=np.uint32)
+        for _ in range(iterations):
+            want = want * np.uint32(1664525) + np.uint32(1013904223)
+    got, took_s = timed._single.run(1, dispatches, want.nbytes)
+    np.testing.assert_array_equal(np.frombuffer(got, np.uint32), want)
+    assert took_s > 0.0
+    timed.close()
 
 
 def test_the_probe_works_on_a_real_adapter() -> None:

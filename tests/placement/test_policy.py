@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ort_gpu_ep.placement.policy import EXPLORE_EVERY, LEAVE, Policy, _band, slowdown
 from ort_gpu_ep.utilization import BANDS, UNKNOWN, Load
-from tests.patience import least_s
+from tests.patience import steps
 
 PERIOD_S = 0.1
 
@@ -250,4 +250,5 @@ def test_what_is_shown() -> None:
 
 def test_choosing_is_quick() -> None:
     policy, load = Policy({"cpu": 1.0, "gpu": 2.0, "cut": 1.5}, 2, False), Load(0.5, 0.2, 8, "", 0.0)
-    assert least_s(lambda: policy.choose(load), 2e-6, 1000) < 2e-6
+    policy.choose(load)
+    assert steps(lambda: policy.choose(load)) < 150      # what it thinks once per reading takes thousands

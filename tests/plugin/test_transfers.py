@@ -18,7 +18,7 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.plugin import SessionState
 from ort_gpu_ep.session import InferenceSession
-from tests.patience import least_s
+from tests.patience import steps
 from tests.plugin.cases import Opened, assert_close, device_value, info, island, make_model, node, raises, reference
 from tests.unit.graphs import random_models
 
@@ -238,7 +238,7 @@ def test_what_stays_on_the_host_is_not_counted(mlp: bytes, rng: np.random.Genera
     assert last_run(opened.state) == Crossed([], [])
 
 
-def test_counting_takes_less_than_two_microseconds_a_run() -> None:
+def test_counting_takes_little_of_a_run() -> None:
     """Of a run with one value in and one out."""
     state = SessionState()
 
@@ -247,4 +247,5 @@ def test_counting_takes_less_than_two_microseconds_a_run() -> None:
         state.count("host_to_device", 64)
         state.count("device_to_host", 64)
 
-    assert least_s(run, 2e-6) < 2e-6
+    run()
+    assert steps(run) < 400

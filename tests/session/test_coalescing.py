@@ -210,7 +210,7 @@ def test_a_closed_plan_lets_nobody_wait(branches: bytes, rng: np.random.Generato
     waiting = threading.Thread(target=lambda: found.append(running.join()))    # all runs are taken
     waiting.start()
     steady.close()
-    waiting.join(30)
+    waiting.join(300)
     assert found == [None]
     assert runs[0].submitted() is None
     for run in runs:

@@ -38,7 +38,7 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Policy, "observe", told)
 
 
-def until(session: Any, feeds: dict[str, Array], want: list[Any], candidate: str, readings: int = 1000) -> None:
+def until(session: Any, feeds: dict[str, Array], want: list[Any], candidate: str, readings: int = 3000) -> None:
     """Runs until that candidate answers five times in a row, within so many readings of the load; every answer is right."""
     sampler, streak = session._runner.sampler, 0
     end = sampler.samples + readings
