@@ -1,10 +1,12 @@
 #!/bin/sh
 # Unpacks Debian packages, with those of their dependencies that this machine lacks, into a folder. Needs no root and
 # installs nothing. The folder appears whole or not at all, and any number of runs may do this at once.
-# usage: sh scripts/unpack_debs.sh DIR PACKAGE...
+# usage: sh scripts/unpack_debs.sh [--alone] DIR PACKAGE...        --alone: without dependencies
 # exit code: 0 unpacked, or DIR was there already; 2 this machine has no apt-get and dpkg-deb; 1 anything else
 set -eu
-[ $# -ge 2 ] || { echo "usage: sh scripts/unpack_debs.sh DIR PACKAGE..." >&2; exit 1; }
+alone=
+[ "${1:-}" = --alone ] && { alone=1; shift; }
+[ $# -ge 2 ] || { echo "usage: sh scripts/unpack_debs.sh [--alone] DIR PACKAGE..." >&2; exit 1; }
 dir=$1
 shift
 say() { echo "unpack_debs.sh: $*" >&2; }
@@ -27,7 +29,8 @@ apt() {
 
 apt update >&2 || { say "apt-get update failed; see above"; exit 1; }
 # What an installation would add, one package a line. Never the C library: a second one can't be loaded beside the first.
-packages=$(apt --simulate --no-install-recommends install "$@" | sed -n 's/^Inst \([^ ]*\) .*/\1/p' | grep -Evx 'libc6|libc-bin' || true)
+packages=
+[ -n "$alone" ] || packages=$(apt --simulate --no-install-recommends install "$@" | sed -n 's/^Inst \([^ ]*\) .*/\1/p' | grep -Evx 'libc6|libc-bin' || true)
 [ -n "$packages" ] || packages=$*
 # shellcheck disable=SC2086  # a list of names
 (cd "$scratch/debs" && apt download $packages >&2) || { say "could not download: $packages"; exit 1; }
