@@ -95,8 +95,9 @@ var<private> next_a: array<vec4<f32>, 2>;
 var<private> next_b: array<vec4<f32>, 2>;
 var<private> acc: mat4x4<f32>;   // a column for each of the four rows
 
+// `&` and `|` calculate both sides: naga makes a branch of each `&&`, and a loop full of branches takes some drivers seconds to compile.
 fn a_or_zero(m: u32, k: u32) -> f32 {
-    if ((M % TM == 0u || m < M) && (K_EXACT || k < K)) {
+    if (((M % TM == 0u) | (m < M)) & (K_EXACT | (k < K))) {
         if (GRADIENT) { return a_at(a_start + m * A_ROW + k / PIXELS * A_IMAGE + k % PIXELS); }
         return a_at(a_start + m * A_ROW + k * A_K);
     }
@@ -104,7 +105,7 @@ fn a_or_zero(m: u32, k: u32) -> f32 {
 }
 
 fn b_or_zero(k: u32, n: u32) -> f32 {
-    if ((N % TN == 0u || n < N) && (K_EXACT || k < K)) { return b_at(b_start + k * B_K + n * B_COL); }
+    if (((N % TN == 0u) | (n < N)) & (K_EXACT | (k < K))) { return b_at(b_start + k * B_K + n * B_COL); }
     return 0.0;
 }
 
