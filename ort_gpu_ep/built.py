@@ -13,6 +13,12 @@ from ort_gpu_ep.types import Shape, TensorType
 
 Const: TypeAlias = int | float | bool
 
+Bindings: TypeAlias = Mapping[str, tuple[TensorType, bool]]
+"""Of a kernel, by name: the tensor, and whether it is written."""
+
+Pieces: TypeAlias = Mapping[str, Sequence[tuple[int, int]]]
+"""Of bindings, by name: the first element and the number of elements of each part, where one buffer can't be bound as a whole."""
+
 ERROR_FLAGS = "error_flags"
 """What a kernel calls the word that is not 0 once data brought an index or a length out of range, or an integer divisor of 0."""
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Attribute
 from ort_gpu_ep.halves import halved
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, OpSpec, View
+from ort_gpu_ep.registry import Bindings, BoundNode, Kernel, Lowering, OpSpec, View
 from ort_gpu_ep.symbolic import hint, hints
 from ort_gpu_ep.types import Shape, TensorType
 
@@ -204,7 +204,7 @@ class Work:
     steps: int = 1
 
 
-def work_of(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> Work:
+def work_of(kernel: Kernel, bindings: Bindings) -> Work:
     """In the run that is being planned. bindings: as registry.tensors_of has them. Raises UnsupportedNodeError(LIMIT) without a record."""
     tensors = {name: TensorType(tensor.dtype, hints(tensor.shape)) for name, (tensor, _) in bindings.items()}
     found, call = record_of(kernel.shader), KernelCall(kernel, {name: hint(value) for name, value in kernel.consts}, tensors)

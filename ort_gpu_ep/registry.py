@@ -17,11 +17,13 @@ from ort_gpu_ep.built import DIVISOR as DIVISOR
 from ort_gpu_ep.built import ERROR_FLAGS as ERROR_FLAGS
 from ort_gpu_ep.built import INDEX as INDEX
 from ort_gpu_ep.built import LENGTH as LENGTH
+from ort_gpu_ep.built import Bindings as Bindings
 from ort_gpu_ep.built import Const as Const
 from ort_gpu_ep.built import Counted as Counted
 from ort_gpu_ep.built import InPlace as InPlace
 from ort_gpu_ep.built import Kernel as Kernel
 from ort_gpu_ep.built import Lowering as Lowering
+from ort_gpu_ep.built import Pieces as Pieces
 from ort_gpu_ep.built import Strided as Strided
 from ort_gpu_ep.built import View as View
 from ort_gpu_ep.built import kernel as kernel

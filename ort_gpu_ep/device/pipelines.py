@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -11,13 +11,12 @@ from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.errors import ShaderError
-from ort_gpu_ep.registry import Kernel, Limits, parts
+from ort_gpu_ep.registry import Bindings, Kernel, Limits, parts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.shaders.composer import parameters
-from ort_gpu_ep.types import TensorType
 
-Composer: TypeAlias = Callable[[Kernel, Mapping[str, tuple[TensorType, bool]], Limits], str]
+Composer: TypeAlias = Callable[[Kernel, Bindings, Limits], str]
 """The WGSL of a kernel: (kernel, its bindings, the adapter's limits), see shaders.compose. A drill brings one that plants a fault."""
 
 

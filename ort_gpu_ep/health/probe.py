@@ -19,7 +19,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, Tensor, run_wgsl
 from ort_gpu_ep.errors import DeviceError, WrongResultError
 from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
-from ort_gpu_ep.registry import ADAPTER, Kernel, Limits
+from ort_gpu_ep.registry import ADAPTER, Bindings, Kernel, Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.types import UINT8, Shape, TensorType, dtype_of, packed
@@ -183,7 +183,7 @@ class Trial:
         self.gpu.upload(buffer, 0, data.ctypes.data, data.nbytes)
         return Tensor(buffer, 0, kind)
 
-    def _composed(self, kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], limits: Limits) -> str:
+    def _composed(self, kernel: Kernel, bindings: Bindings, limits: Limits) -> str:
         """In a drill, the fault is in the composed text of every kernel."""
         return self._drilled(compose(kernel, bindings, limits), [inner.shader for _, inner in kernel.inlined])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ort_gpu_ep.errors import InternalError
@@ -39,8 +40,28 @@ def violations(plan: Plan, limits: Limits | None = None) -> list[str]:
     for k, tensor in enumerate(plan.outputs):
         if tensor.nbytes and Place(Kind.OUTPUT, k) not in written:
             found.append(f"output {k} {tensor} is never written")
+    found += _in_place_violations(plan)
     return [*found, *(f"{place} is never whole: {missing} elements of a row are missing" for place in filling
                       if (missing := _missing(filling[place])))]
+
+
+def _in_place_violations(plan: Plan) -> Iterator[str]:
+    """What is wrong with the pairs that may be one buffer: a run that gets one buffer for both leaves out the copy, and no more."""
+    copies = Counter((s.source.index, s.target.index) for s in plan.steps
+                     if isinstance(s, Copy) and (s.source.kind, s.target.kind) == (Kind.INPUT, Kind.OUTPUT))
+    reads = Counter(place.index for step in plan.steps for place in set(_uses(step)[0]) if place.kind is Kind.INPUT)
+    first = plan.steps[:len(plan.in_place)]
+    for i, o in plan.in_place:
+        pair = f"input {i} and output {o}, one buffer in place"
+        if plan.inputs[i] != plan.outputs[o]:
+            yield f"{pair}: {plan.inputs[i]} is not {plan.outputs[o]}"
+        if copies[i, o] != 1 or not any(isinstance(s, Copy) and s.source == Place(Kind.INPUT, i) for s in first):
+            yield f"{pair}: the first steps do not copy one into the other"
+        if reads[i] > 1:
+            yield f"{pair}: another step reads the input"
+    for side in zip(*plan.in_place, strict=True):
+        if len(set(side)) < len(side):
+            yield f"in place: one value in two pairs of {plan.in_place}"
 
 
 def _part_violations(step: Dispatch | Copy, filling: dict[Place, list[Part]]) -> Iterator[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.registry import Bindings, Kernel
 from ort_gpu_ep.shaders.element_types import per_word, value_type, vector_type
 from ort_gpu_ep.shaders.steps import plain_vector, vector_steps
-from ort_gpu_ep.types import BOOL, FLOAT16, FLOAT32, HALF, DType, TensorType
+from ort_gpu_ep.types import BOOL, FLOAT16, FLOAT32, HALF, DType
 
 
 def part_name(name: str, part: int) -> str:
@@ -114,7 +114,7 @@ def word_writer(name: str, kernel: Kernel, first: str, text: str) -> str:
 
 
 def vector_writer(
-    name: str, kernel: Kernel, first: str, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Sequence[tuple[int, int]],
+    name: str, kernel: Kernel, first: str, bindings: Bindings, pieces: Sequence[tuple[int, int]],
 ) -> str:
     """`<name>_final4(i, v)`, the fused steps; `<name>_store4(i, v)`; and `<name>_set4(i, v)`, one after the other."""
     fused = bool(kernel.epilogue) and name == first

@@ -39,14 +39,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.registry import DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Const, Kernel, Limits, parts
+from ort_gpu_ep.registry import DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Bindings, Const, Kernel, Limits, Pieces, parts
 from ort_gpu_ep.shaders.accessors import (
     in_parts,
     part_name,
@@ -89,7 +89,7 @@ def library() -> dict[str, str]:
     return {m.group(1): part.strip() for part in parts if (m := re.search(r"(?m)^fn (\w+)", part))}
 
 
-def compose(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], limits: Limits = DEFAULT_LIMITS) -> str:
+def compose(kernel: Kernel, bindings: Bindings, limits: Limits = DEFAULT_LIMITS) -> str:
     """The whole WGSL module of a kernel for an adapter with these limits.
 
     bindings: as registry.tensors_of gives them; one that is larger than the adapter binds at a time is bound in several parts.
@@ -104,7 +104,7 @@ _sources: Memo[str] = Memo(1024)     # of a few kilobytes each
 
 
 def _signature(
-    kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Mapping[str, Sequence[tuple[int, int]]],
+    kernel: Kernel, bindings: Bindings, pieces: Pieces,
 ) -> Hashable:
     """All that the text follows from. A size of the run is in it as its kind: which size it is stands in no text."""
     first = first_written(bindings)
@@ -128,7 +128,7 @@ def _fixed(value: object) -> str:
 
 
 def _composed(
-    kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], pieces: Mapping[str, Sequence[tuple[int, int]]], full: bool,
+    kernel: Kernel, bindings: Bindings, pieces: Pieces, full: bool,
 ) -> str:
     """full: no subgroup lacks an invocation."""
     given = parameters(kernel, bindings)
@@ -138,32 +138,18 @@ def _composed(
     if "shader-f16" in kernel.features or any(t.dtype.storage == "f16" and not raw[name] for name, (t, _) in bindings.items()):
         out.insert(0, "enable f16;")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
-    vectors, atomics = vector_bindings(kernel, bindings), (*kernel.atomics, ERROR_FLAGS)
     inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw, name in kernel.vectors)]
     called = [f"{name}_word()" for name, way in fused_reading(kernel, bindings).items() if way == "word"]
     text = "\n".join([body(kernel.shader), *inner, *called])
-    for i, (name, k) in enumerate(variables):
-        tensor, written = bindings[name]
-        access, element = "read_write" if written else "read", storage(tensor.dtype, raw[name])
-        element = vector_type(tensor.dtype, raw[name]) if name in vectors else element
-        element = "atomic<u32>" if name in atomics else element
-        out.append(f"@group(0) @binding({i}) var<storage, {access}> {part_name(name, k)}: array<{element}>;")
+    vectors = vector_bindings(kernel, bindings)
+    out += [_declaration(kernel, bindings, vectors, name, f"@group(0) @binding({i}) var<storage, {{}}> {part_name(name, k)}")
+            for i, (name, k) in enumerate(variables)]
     out += _parameter_struct(given, len(variables))
     out += [_const(name, value) for name, value in kernel.consts if name not in symbols]
     out += [_optional(name, given) for name, given in kernel.optionals]
     first = first_written(bindings)
     out += [strided(name, index) for name, index in kernel.indices]
-    for name, (tensor, _) in bindings.items():
-        if name in atomics:
-            continue
-        plain = kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
-        out.append(f"alias {name}_t = {value_type(plain, as_bits(kernel, plain, name))};")
-        if name in vectors and (tensor.dtype in (FLOAT32, FLOAT16, HALF) or (raw[name] and tensor.dtype.bits == 32)):
-            out += vector_readers(name, pieces[name], tensor.dtype, text, raw[name])
-        elif name not in vectors:
-            out.append(in_parts(name, pieces[name], tensor.dtype, raw[name]))
-        out += word_readers(name, pieces[name], tensor.dtype, name in vectors, text, raw[name])
-        out += word_pairs(name, tensor.dtype, body(kernel.shader), raw[name])
+    out += _readers(kernel, bindings, pieces, vectors, text)
     out += inner
     for call, bit in (("out_of_range", INDEX), ("wrong_length", LENGTH)):
         if f"{call}(" in text:
@@ -174,24 +160,55 @@ def _composed(
         out.append(steps(kernel, bindings, first))
         if stores_words(kernel, first, bindings[first][0]):
             out.append(word_steps(kernel, bindings, first))
-    is_map = is_elementwise(kernel.shader)
-    for name, (tensor, written) in bindings.items():
-        if written and name in vectors and (raw[name] or tensor.dtype in (FLOAT32, FLOAT16)):
-            out.append(vector_writer(name, kernel, first, bindings, pieces[name]))
-        elif written and name in kernel.words:
-            out.append(word_writer(name, kernel, first, text))
-        elif written and name not in (*vectors, *atomics) and not (is_map and per_word(tensor.dtype, kernel.raw) > 1):
-            out.append(writer(name, tensor.dtype, kernel, first, pieces[name]))
+    out += _writers(kernel, bindings, pieces, vectors, text)
     bits = {name: tensor.dtype.bits for name, (tensor, _) in bindings.items()} | {n: k.outputs[0].dtype.bits for n, k in kernel.inlined}
     text = expand(body(kernel.shader), {**{f"{name.upper()}_BITS": count for name, count in bits.items()}, **_numbers(kernel)})
     out.append(_with_parameters(text, symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
-    if is_map:
+    if is_elementwise(kernel.shader):
         out.append(_map_main(kernel, bindings[first][0], first))
     else:
         subgroup = _subgroup(kernel, full)
         out[-1] = subgroup.passed_to(out[-1])
         out.append(_group_main(kernel, subgroup))
     return "\n".join([*out, *_called("\n".join(out))]) + "\n"
+
+
+def _declaration(kernel: Kernel, bindings: Bindings, vectors: Container[str], name: str, head: str) -> str:
+    """head: all before the type, with a place for the access."""
+    (tensor, written), raw = bindings[name], as_bits(kernel, bindings[name][0].dtype, name)
+    element = vector_type(tensor.dtype, raw) if name in vectors else storage(tensor.dtype, raw)
+    element = "atomic<u32>" if name in (*kernel.atomics, ERROR_FLAGS) else element
+    return f"{head.format('read_write' if written else 'read')}: array<{element}>;"
+
+
+def _readers(kernel: Kernel, bindings: Bindings, pieces: Pieces, vectors: Container[str], text: str) -> Iterable[str]:
+    """Each binding's element type and the functions that read it. text: what may call them."""
+    first = first_written(bindings)
+    for name, (tensor, _) in bindings.items():
+        if name in (*kernel.atomics, ERROR_FLAGS):
+            continue
+        raw, plain = as_bits(kernel, tensor.dtype, name), kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
+        yield f"alias {name}_t = {value_type(plain, as_bits(kernel, plain, name))};"
+        if name in vectors and (tensor.dtype in (FLOAT32, FLOAT16, HALF) or (raw and tensor.dtype.bits == 32)):
+            yield from vector_readers(name, pieces[name], tensor.dtype, text, raw)
+        elif name not in vectors:
+            yield in_parts(name, pieces[name], tensor.dtype, raw)
+        yield from word_readers(name, pieces[name], tensor.dtype, name in vectors, text, raw)
+        yield from word_pairs(name, tensor.dtype, body(kernel.shader), raw)
+
+
+def _writers(kernel: Kernel, bindings: Bindings, pieces: Pieces, vectors: Container[str], text: str) -> Iterable[str]:
+    """The functions that write a binding. text: what may call them."""
+    first, is_map = first_written(bindings), is_elementwise(kernel.shader)
+    for name, (tensor, written) in bindings.items():
+        raw = as_bits(kernel, tensor.dtype, name)
+        if written and name in vectors and (raw or tensor.dtype in (FLOAT32, FLOAT16)):
+            yield vector_writer(name, kernel, first, bindings, pieces[name])
+        elif written and name in kernel.words:
+            yield word_writer(name, kernel, first, text)
+        elif written and name not in vectors and name not in (*kernel.atomics, ERROR_FLAGS) and not (
+                is_map and per_word(tensor.dtype, kernel.raw) > 1):
+            yield writer(name, tensor.dtype, kernel, first, pieces[name])
 
 
 def _texts(kernel: Kernel) -> Iterable[str]:
@@ -208,7 +225,7 @@ def is_elementwise(shader: str) -> bool:
     return re.search(r"\bfn element\b", body(shader)) is not None
 
 
-def parameters(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> list[tuple[str, Size | Real]]:
+def parameters(kernel: Kernel, bindings: Bindings) -> list[tuple[str, Size | Real]]:
     """What only a run knows, by its name in the shader's uniform struct, in the struct's order. Each takes four bytes."""
     found: list[tuple[str, object]] = list(kernel.consts)
     for name, index in kernel.indices:

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.graph import Step
-from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.registry import Bindings, Kernel
 from ort_gpu_ep.shaders.element_types import as_bits, value_type
 from ort_gpu_ep.symbolic import is_symbolic, same
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, UINT8, DType, TensorType
 
 
-def first_written(bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
+def first_written(bindings: Bindings) -> str:
     return next((n for n, (_, written) in bindings.items() if written), "y")
 
 
-def steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first: str) -> str:
+def steps(kernel: Kernel, bindings: Bindings, first: str) -> str:
     """Each fused step as a function of its own, and `fused(v, i)` that calls them in order."""
     types, functions, lines = {"v": f"{first}_t"}, [], []
     for operand in fused_operands(kernel):
@@ -42,12 +42,12 @@ def fused_operands(kernel: Kernel) -> list[str]:
     return sorted({a for s in kernel.epilogue for a in s.arguments if a[0] == "e"}, key=lambda a: int(a[1:]))
 
 
-def vector_bindings(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> set[str]:
+def vector_bindings(kernel: Kernel, bindings: Bindings) -> set[str]:
     """Bindings of four elements at a time: the kernel's, and operands of the fused steps whose neighbours are the output's neighbours."""
     return set(kernel.vectors) | {name for name, reading in fused_reading(kernel, bindings).items() if reading == "four"}
 
 
-def fused_reading(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> dict[str, str]:
+def fused_reading(kernel: Kernel, bindings: Bindings) -> dict[str, str]:
     """How four neighbours of a kernel that stores vectors, or words of bytes, read each operand of its fused steps: as `four` (a vector),
     as a `word`, as `one` for all, or `each`.
 
@@ -79,7 +79,7 @@ def stores_words(kernel: Kernel, first: str, out: TensorType) -> bool:
     return bool(kernel.epilogue) and (first in kernel.words or whole)
 
 
-def word_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], first: str) -> str:
+def word_steps(kernel: Kernel, bindings: Bindings, first: str) -> str:
     """`fused_word(v, i)`: the fused steps on elements 4 i .. 4 i + 3, as a word. Their functions stand there already (`steps`)."""
     read, applied = _on_four(kernel, bindings)
     lines, last = ["    var word = 0u;", *read], len(kernel.epilogue) - 1
@@ -88,7 +88,7 @@ def word_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]], 
     return "\n".join([f"fn fused_word(v: vec4<{first}_t>, i: u32) -> u32 {{", *lines, "    return word;", "}"])
 
 
-def vector_steps(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> str:
+def vector_steps(kernel: Kernel, bindings: Bindings) -> str:
     """`fused4(v, i)`: the fused steps on elements 4 i .. 4 i + 3. Their functions stand there already (`steps`)."""
     read, applied = _on_four(kernel, bindings)
     values = ", ".join(f"s{len(kernel.epilogue) - 1}_{k}" for k in range(4))
@@ -101,7 +101,7 @@ def plain_vector(kernel: Kernel) -> str:
     return f"vec4<{kernel.plain.dtype.value if kernel.plain else 'f32'}>"
 
 
-def _on_four(kernel: Kernel, bindings: Mapping[str, tuple[TensorType, bool]]) -> tuple[list[str], list[list[str]]]:
+def _on_four(kernel: Kernel, bindings: Bindings) -> tuple[list[str], list[list[str]]]:
     """WGSL that reads operands for elements 4 i .. 4 i + 3, and that applies the steps to each of them: what step s gives is `s<s>_<k>`."""
     reading, read = fused_reading(kernel, bindings), ["    let at = 4u * i;"]
     for name, way in reading.items():

@@ -162,6 +162,23 @@ def test_verify_accepts_a_legal_plan(plan: Plan) -> None:
     check(plan)
 
 
+CACHED = """(float[1, 1, 48] q, float[1, 2, 16, 8] pk, float[1, 2, 16, 8] pv, int32[1] lengths)
+         => (float[1, 1, 16] y, float[1, 2, 16, 8] nk, float[1, 2, 16, 8] nv)
+         { y, nk, nv = com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=2>(q, , , pk, pv, lengths, total) }"""
+
+
+def test_verify_knows_what_may_stay_in_place() -> None:
+    """Rows are added to a cache whose copy a run leaves out: nothing else may read it, and the copies come first."""
+    plan = plan_of(graph_of(CACHED, {"total": np.array([16], np.int32)}))
+    assert plan.in_place == ((1, 1), (2, 2))
+    assert violations(plan) == []
+    assert "another step reads the input" in "".join(found(plan, steps=(*plan.steps, plan.steps[0])))
+    assert "do not copy one" in "".join(found(plan, steps=(*plan.steps[2:], *plan.steps[:2])))
+    assert "do not copy one" in "".join(found(plan, steps=plan.steps[1:]))
+    assert "is not" in "".join(found(plan, inputs=(*plan.inputs[:1], tensor(1, 2, 15, 8), *plan.inputs[2:])))
+    assert "in two pairs" in "".join(found(plan, in_place=((1, 1), (1, 1))))
+
+
 def test_verify_finds_a_wrong_order(plan: Plan) -> None:
     assert any("before anything wrote it" in v for v in found(plan, steps=plan.steps[::-1]))
 
