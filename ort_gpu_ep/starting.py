@@ -220,7 +220,7 @@ class Start:
                 job |= {"model": model if isinstance(model, str) else "", "nbytes": len(given), "folder": folder}
                 return self._follow(Worker(job, None, "ort_gpu_ep.scout", [given, *payload], listens=True))
         except OSError as error:
-            log.info("placement: no process can be started (%s): this one finds out", error)
+            log.info("placement: no process can be started (%s): this process measures the candidates", error)
             return None
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -127,6 +127,6 @@ def write(path: Path, format: int, data: Mapping[str, object]) -> bool:
             Path(name).unlink(missing_ok=True)
             raise
     except (OSError, ValueError) as error:
-        log.info("cache folder %s can't be written: %s; what it would hold is found out again in the next process", path.parent, error)
+        log.info("cache folder %s can't be written: %s; the next process has to measure again", path.parent, error)
         return False
     return True

@@ -111,7 +111,7 @@ def look_again(cache_path: str) -> Sight:
         failures = (before.failures if before is not None else 0) + 1
         sight = Sight((), f"{error}{_culprits()}", failures, time.time() + _pause_s(failures))
     except OSError as error:
-        log.info("no process can be started (%s): the GPU drivers are loaded into this one unseen", error)
+        log.info("no process can be started (%s): the GPU drivers are loaded into this process without a check", error)
         return Sight(_adapters_here())
     if sight.adapters or sight.trouble:     # nothing found may be a matter of permissions: not kept
         data = {"adapters": [a.as_dict() for a in sight.adapters], "trouble": sight.trouble, "failures": sight.failures,

@@ -94,7 +94,7 @@ def with_decoder(built: Kernel, at: int, decoder: Kernel, parts: int, weight: bo
             reads.append((name, source + parts - 1 if isinstance(source, int) and source > at else source))
             continue
         if weight and (name in built.vectors or record_of(built.shader).family == "movement"):
-            raise UnsupportedNodeError(Code.COST, f"{built.shader} brings its weight into another order: it is written out before")
+            raise UnsupportedNodeError(Code.COST, f"{built.shader} reorders its weight, which is decoded to float32 first")
         inlined.append((name, decoder))
         reads += [(inner_name(name, part), where) for part, where in decoder.reads or ()]
     return replace(built, reads=tuple(reads), inlined=(*built.inlined, *inlined))

@@ -121,11 +121,11 @@ def _sparse_conv(node: BoundNode, shape: Shape, window: Window) -> Lowering:
     _check_sparse(node, tuple(range(len(shape))), (rows, depth))
     product = of_filters(node, window, of_entries(node, rows, depth), 4 if node.has(4) else None)
     if product is None:
-        raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: their zeros are written out")
+        raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: this convolution runs with dense filters")
     dense = plain(node, "Conv", shape, 1)
     choice = choose_sparse(product, unpack_sparse_ns(node.target, math.prod(shape)) + written_out_ns(dense))
     if choice.form == DENSE:
-        raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: estimated to be slower than with their zeros written out")
+        raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: estimated to be slower than with dense filters")
     return lower_many(product, choice, TensorType(x.dtype, (x.shape[0], rows, *window.small)))
 
 
@@ -198,7 +198,7 @@ def _sparse_product(
                                    "a dense copy of the sparse weight is estimated to be faster")
     choice = choose_sparse(product, unpack_sparse_ns(node.target, rows * k) + _written_out_ns(node.target, rows, k, transposed, columns))
     if choice.form == DENSE:
-        raise UnsupportedNodeError(Code.COST, f"{node.op}: estimated to be slower than with the zeros of its matrix written out")
+        raise UnsupportedNodeError(Code.COST, f"{node.op}: estimated to be slower than with a dense matrix")
     return lower_many(product, choice, out)
 
 

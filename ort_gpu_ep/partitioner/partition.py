@@ -116,9 +116,9 @@ def _cheapest(
     for key, error in prices.failed.items():
         label = state.answers[key][0].label
         if config.strict:
-            raise InternalError(f"{label}: its price can't be told: {error}")
-        state.declined.setdefault(key, Decline(Code.COST, f"its price can't be told: {error}"))
-        state.events.append(f"{label} stays on the CPU, its price can't be told: {error}")
+            raise InternalError(f"{label}: its time can't be predicted: {error}")
+        state.declined.setdefault(key, Decline(Code.COST, f"its time can't be predicted: {error}"))
+        state.events.append(f"{label} stays on the CPU, its time can't be predicted: {error}")
     every = _copy(state, {})
     every_group = _settle(every, config, limits)
     on_gpu = cheapest_on_gpu(prices.nodes, prices.crossings)

@@ -96,7 +96,7 @@ def tune(
     Raises ConfigError, where the adapter has no timestamps; what sessions and runs raise.
     """
     if "timestamp-query" not in gpu.limits.features:
-        raise ConfigError(f"{gpu.info.name} has no timestamps: forms of kernels can't be told apart on it; estimates choose.")
+        raise ConfigError(f"{gpu.info.name} has no timestamps: kernels can't be timed on it, so estimates choose.")
     say, start = progress or (lambda what, part: None), time.perf_counter()
     with _alone:
         known = gpu.limits.tuned

@@ -131,7 +131,7 @@ def test_a_price_that_fails_is_an_event_and_the_model_stays(mlp: bytes, x: Any, 
     opened = open_session(mlp, placement="auto", adapter="software", fusion=0)
     devices = {n.op: (n.device, n.reason) for r in opened.state.reports for n in r.nodes}
     assert devices["MatMul"] == ("gpu", "")
-    assert devices["Relu"] == ("cpu", "its price can't be told: Boom: priced")
+    assert devices["Relu"] == ("cpu", "its time can't be predicted: Boom: priced")
     assert any("Boom: priced" in e for e in explanation(opened.state).events)
     assert_close(opened.run(x=x), reference(mlp, x=x))
     boom.__traceback__ = None

@@ -180,10 +180,10 @@ def test_a_pricing_failure_costs_one_node(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(RECORDS, "pool.wgsl", Record("pool.wgsl", "pool", RECORDS["pool.wgsl"].loop_bound, flops=broken))
     report = partition(graph, auto, Limits(), software=False).report
     assert {n.op: (n.device, n.code) for n in report.nodes} == {"Conv": ("gpu", ""), "MaxPool": ("cpu", "COST")}
-    assert "its price can't be told: ZeroDivisionError: by a test" in next(n.reason for n in report.nodes if n.op == "MaxPool")
+    assert "its time can't be predicted: ZeroDivisionError: by a test" in next(n.reason for n in report.nodes if n.op == "MaxPool")
     assert len(report.events) == 1
     assert "ZeroDivisionError: by a test" in report.events[0]
-    with pytest.raises(InternalError, match="price can't be told: ZeroDivisionError: by a test"):
+    with pytest.raises(InternalError, match="time can't be predicted: ZeroDivisionError: by a test"):
         partition(graph, Config(placement="auto", strict=True), Limits(), software=False)
 
 
