@@ -7,7 +7,7 @@ token alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +56,7 @@ def step_of(model: onnx.ModelProto, rows: int) -> Step:
             f"perhaps {_POSITIONS}, caches that only {_ATTENTION} reads, {_GIVEN_LOGITS}. Run other models' steps with InferenceSession.")
     caches = dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]]()
     for name, (node, present) in pasts.items():
-        shape = (1, _attribute(node, "kv_num_heads"), rows, _head(node, inputs[name], graph.node, initializers))
+        shape = (1, _attribute(node, "kv_num_heads"), rows, _head(node, inputs[name], graph, initializers))
         caches[name] = (present, shape, np.dtype(helper.tensor_dtype_to_np_dtype(inputs[name].type.tensor_type.elem_type)))
     ids = inputs[IDS].type.tensor_type.elem_type
     _around(graph, inputs, rows, ids)
@@ -69,9 +69,9 @@ def _attribute(node: onnx.NodeProto, name: str) -> int:
 
 
 def _head(
-    node: onnx.NodeProto, past: onnx.ValueInfoProto, nodes: Iterable[onnx.NodeProto], initializers: dict[str, onnx.TensorProto],
+    node: onnx.NodeProto, past: onnx.ValueInfoProto, graph: onnx.GraphProto, initializers: dict[str, onnx.TensorProto],
 ) -> int:
-    """Elements of a head of the cache: the builder may leave them open, then the product that gives the queries tells.
+    """Elements of a head of the cache: the builder may leave them open, then the queries tell, or the product that gives them.
 
     Raises ModelError where that does not, either.
     """
@@ -80,11 +80,12 @@ def _head(
         return int(dims[3].dim_value)
     heads = _attribute(node, "num_heads")
     shares = heads if len(node.input) > 1 and node.input[1] else heads + 2 * _attribute(node, "kv_num_heads")
-    source = next((n for n in nodes if node.input[0] in n.output), None)
-    width = 0
-    if source is not None and source.op_type == "MatMulNBits":
+    source = next((n for n in graph.node if node.input[0] in n.output), None)
+    known = next((v.type.tensor_type.shape.dim for v in graph.value_info if v.name == node.input[0]), ())
+    width = known[-1].dim_value if known else 0
+    if not width and source is not None and source.op_type == "MatMulNBits":
         width = _attribute(source, "N")
-    elif source is not None and source.op_type == "MatMul" and source.input[1] in initializers:
+    elif not width and source is not None and source.op_type == "MatMul" and source.input[1] in initializers:
         width = initializers[source.input[1]].dims[-1]
     if not width or width % shares:
         raise ModelError(

@@ -7,6 +7,7 @@ what is declined then goes to the CPU as a node, and not, in each run, as a part
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from ort_gpu_ep.graph import Graph, Value
@@ -18,6 +19,9 @@ CANDIDATES = (64, 224, 640)
 
 _BATCH = 1
 """Broadcasts against the stand-in of a batch that an exporter has put elsewhere (a recurrent state is [layers, batch, units])."""
+
+_PASTS = (3, 4)
+"""Inputs of GroupQueryAttention: keys and values before this step."""
 
 
 class Assumption(NamedTuple):
@@ -93,7 +97,23 @@ def is_static(graph: Graph, names: Iterable[str]) -> bool:
 def input_types(graph: Graph, assumption: Assumption) -> Mapping[str, TensorType]:
     """A stand-in type for each graph input whose rank is known."""
     found = {n: stand_in(graph.values[n], assumption) for n in graph.inputs if n in graph.values}
-    return {n: t for n, t in found.items() if t is not None}
+    told = _heads_of_caches(graph)
+    return {n: replace(t, shape=(*t.shape[:-1], told[n])) if n in told else t for n, t in found.items() if t is not None}
+
+
+def _heads_of_caches(graph: Graph) -> dict[str, int]:
+    """Elements of a head, by the names of caches that leave them open, as onnxruntime-genai's builder does. The queries' width tells."""
+    found = dict[str, int]()
+    for node in graph.nodes:
+        if node.op != "GroupQueryAttention" or len(node.inputs) <= _PASTS[-1] or node.inputs[0] not in graph.values:
+            continue
+        width = (graph.values[node.inputs[0]].shape or (None,))[-1]
+        heads, groups = (node.attributes.get(name) for name in ("num_heads", "kv_num_heads"))
+        shares = 0 if not isinstance(heads, int) or not isinstance(groups, int) else heads if node.inputs[1] else heads + 2 * groups
+        if isinstance(width, int) and width > 0 and shares > 0:
+            caches = [node.inputs[at] for at in _PASTS if node.inputs[at] in graph.values]
+            found |= {name: width // shares for name in caches if not isinstance((graph.values[name].shape or (1,))[-1], int)}
+    return found
 
 
 def opened(graph: Graph, inputs: Mapping[str, TensorType]) -> dict[str, TensorType] | None:
