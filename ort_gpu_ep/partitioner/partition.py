@@ -37,9 +37,12 @@ class Partitioning:
 
 @dataclass
 class _State:
-    """One attempt with one stand-in size. declined: by id of the (fused) node. events: what went wrong, in sentences."""
+    """One attempt with one stand-in size. graph: fused; source: before that. declined: by id of the (fused) node. events: what went wrong,
+    in sentences.
+    """
 
     graph: Graph
+    source: Graph
     facts: Facts
     answers: dict[int, tuple[Node, Answer, BoundNode | None]]
     declined: dict[int, Decline]
@@ -99,7 +102,7 @@ def _attempt(graph: Graph, config: Config, limits: Limits, inputs: Mapping[str, 
     facts = facts_of(fused, inputs)
     answers = {id(node): (node, answer, bound) for node, answer, bound in walk(fused, facts, limits, otherwise)}
     declined = {key: answer for key, (_, answer, _) in answers.items() if isinstance(answer, Decline)}
-    return _State(fused, facts, answers, declined)
+    return _State(fused, graph, facts, answers, declined)
 
 
 def _otherwise(graph: Graph, assumption: Assumption) -> Callable[[str], TensorType | None]:
@@ -206,9 +209,23 @@ def _decline_open(
         if wanted & set(node.writes):
             nodes.append(node)
             wanted |= set(node.reads)
-    for node, answer, _ in walk(alone.with_nodes(tuple(reversed(nodes))), facts_of(alone, opened), limits, state.facts.types.get):
-        if isinstance(answer, Decline):
-            state.declined[id(node)] = replace(answer, reason=plain(answer.reason))
+    asked = alone.with_nodes(tuple(reversed(nodes)))
+    declined = _declines(asked, opened, limits, state)
+    if fused := [node for node in asked.nodes if id(node) in declined and len(node.members) > 1]:     # a plan then leaves them as they were
+        members = {i: node for node in fused for i in node.members}
+        single = [node for node in state.source.nodes if node.id in members]
+        parted = asked.with_nodes(tuple(n for node in asked.nodes for n in (
+            [s for s in single if members[s.id] is node] if any(node is f for f in fused) else [node])))
+        still = _declines(parted, opened, limits, state)
+        declined = {id(members.get(n.id, n)): still[id(n)] for n in parted.nodes if id(n) in still}
+    for key, decline in declined.items():
+        state.declined[key] = replace(decline, reason=plain(decline.reason))
+
+
+def _declines(graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, state: _State) -> dict[int, Decline]:
+    """By id of the node."""
+    answers = walk(graph, facts_of(graph, inputs), limits, state.facts.types.get)
+    return {id(node): answer for node, answer, _ in answers if isinstance(answer, Decline)}
 
 
 def _reads_content(graph: Graph, node: Node) -> bool:
