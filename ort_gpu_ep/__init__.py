@@ -13,6 +13,7 @@ Every other public name of onnxruntime can be reached through this module too (`
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.errors import (
@@ -253,7 +254,7 @@ if not TYPE_CHECKING:       # for a type checker each name would be there then
     def __getattr__(name):
         if name in _LAZY:
             return getattr(_module(_LAZY[name]), name)
-        if not name.startswith("_"):
+        if not name.startswith("_") and find_spec(f"ort_gpu_ep.{name}") is None:     # `from ort_gpu_ep import store` asks here first
             onnxruntime = _module("onnxruntime")
             if hasattr(onnxruntime, name):
                 return getattr(onnxruntime, name)

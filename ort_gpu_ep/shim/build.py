@@ -20,8 +20,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_dir
 
-import ort_gpu_ep.child as child  # `from ort_gpu_ep import child` would import onnxruntime, which the build has not installed yet
-import ort_gpu_ep.store as store
+from ort_gpu_ep import child, store
 from ort_gpu_ep.errors import GpuEpError
 
 FOLDER = Path(__file__).parent

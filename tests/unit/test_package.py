@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
 import subprocess
 import sys
@@ -301,6 +303,68 @@ def test_a_plain_installation_brings_neither() -> None:
     assert not names & {"onnxruntime", *PACKAGES}
     extras = PROJECT["optional-dependencies"]
     assert {re.split("[<>=]", d)[0] for extra in ("cli", "onnxruntime") for d in extras[extra]} == set(PACKAGES)
+
+
+LOADED = """
+import json, os, sys
+import numpy, onnx, psutil
+
+def told(modules, theirs):
+    ends, begins = os.pipe()
+    if not os.fork():
+        for name in modules:
+            __import__(name)
+        loaded = {".".join(m.split(".")[:2]) for m in sys.modules if m.startswith("ort_gpu_ep.")} | {m for m in theirs if m in sys.modules}
+        os.write(begins, json.dumps(sorted(loaded)).encode())
+        os._exit(0)
+    os.close(begins)
+    with os.fdopen(ends) as pipe:
+        said = pipe.read()
+    assert os.wait()[1] == 0, modules
+    return json.loads(said)
+
+asked, theirs = json.loads(sys.argv[1])
+print(json.dumps({name: told(modules, theirs) for name, modules in asked.items()}))
+"""
+"""What the modules of each part bring along, each in a process in which nothing of ours has been imported before."""
+
+LIGHT = ("ort_gpu_ep.isolation.worker", "ort_gpu_ep.health.worker", "ort_gpu_ep.scheduler.planner", "ort_gpu_ep.partitioner.partition")
+"""What does without onnxruntime, although what it may import may import that."""
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """By part, and by module of LIGHT: which parts and which packages of others are there after its import."""
+    asked = {name: [name] for name in LIGHT}
+    for path in MODULES:
+        dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if path.stem.isidentifier() and path.stem != "__main__" and part(dotted) not in ("hook", "__pyinstaller"):        # those run when they are imported
+            asked.setdefault(part(dotted), []).append(dotted)
+    done = subprocess.run([sys.executable, "-c", LOADED, json.dumps([asked, sorted(ONLY)])], capture_output=True, text=True, cwd=ROOT, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return {name: set(found) for name, found in json.loads(done.stdout).items()}
+
+
+def reached(name: str) -> set[str]:
+    """A part, and all that its imports lead to."""
+    found, ahead = set[str](), [name]
+    while ahead:
+        if (this := ahead.pop()) not in found:
+            found.add(this)
+            ahead += ALLOWED[this]
+    return found
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each part is imported in a fork of one process")
+def test_layers_hold_at_run_time(loaded: dict[str, set[str]]) -> None:
+    """Not only in the text: `from ort_gpu_ep import contrib` asked the package for that name, which imported onnxruntime to look there."""
+    wrong = {}
+    for name in loaded.keys() - set(LIGHT):
+        parts = reached(name) | {"errors"}       # the package itself has them
+        theirs = {package for package, owners in ONLY.items() if owners & parts}
+        wrong[name] = {m for m in loaded[name] if (m.split(".")[1] not in parts if m.startswith("ort_gpu_ep.") else m not in theirs)}
+    assert {name: found for name, found in wrong.items() if found} == {}
+    assert {name: loaded[name] & {"onnxruntime", "typer"} for name in LIGHT} == {name: set() for name in LIGHT}
 
 
 def test_import_is_lazy() -> None:
