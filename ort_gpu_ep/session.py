@@ -15,7 +15,7 @@ from onnxruntime import OrtValue
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config, resolve
-from ort_gpu_ep.errors import AdapterError, ConfigError
+from ort_gpu_ep.errors import AdapterError, ConfigError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.explain import Explanation, explanation  # here: two threads that load modules in a circle at a time fail
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.opening import (
@@ -246,7 +246,9 @@ class InferenceSession(plugin.PlainSession):
         return super().io_binding()
 
     def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
-        """As onnxruntime's. Values that are bound on the device don't cross; inputs in host memory are read in each run."""
+        """As onnxruntime's. Values that are bound on the device don't cross; inputs in host memory are read in each run, once more where
+        the device is lost meanwhile.
+        """
         bound: Any = getattr(iobinding, "_session", self._sess)
         if bound is not self._sess and bound in self._fronts:       # onnxruntime.IOBinding(session), before another candidate was chosen
             uninterrupted(refresh, iobinding)
@@ -254,7 +256,12 @@ class InferenceSession(plugin.PlainSession):
             return
         if self._state is not None:
             self._state.begin_run()
-        super().run_with_iobinding(iobinding, run_options)
+        try:
+            super().run_with_iobinding(iobinding, run_options)
+        except Exception as error:
+            if not (self._lost_its_device(error) and isinstance(iobinding, plugin.IOBinding) and iobinding.keeps_inputs):
+                raise
+            super().run_with_iobinding(iobinding, run_options)
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
         """As onnxruntime's. With placement=auto, values on a device go to the candidate that io_binding() would keep."""
@@ -269,7 +276,17 @@ class InferenceSession(plugin.PlainSession):
             return self.run_with_ort_values(output_names, input_dict_ort_values, run_options)
         if self._state is not None:
             self._state.begin_run()
-        return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
+        try:
+            return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
+        except Exception as error:
+            if not self._lost_its_device(error):
+                raise
+            return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
+
+    def _lost_its_device(self, error: Exception) -> bool:
+        """Whether a run failed with its device, so that it can be done again from inputs that host memory has: then the CPU answers it."""
+        cause = self._state.cause_of(error) if self._state is not None else None
+        return isinstance(cause, (DeviceLostError, DeviceHangError)) and self._state is not None and not self._state.strict
 
     def ready(self) -> bool:
         """Whether nothing is under way any more: with placement=auto, where runs go is found out beside the first of them."""

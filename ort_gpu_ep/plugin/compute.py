@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu
     from ort_gpu_ep.device.index_check import Word
     from ort_gpu_ep.graph import Array, Graph
+    from ort_gpu_ep.plugin.direct import Form, Key
     from ort_gpu_ep.plugin.fallback import Fallback
     from ort_gpu_ep.plugin.state import SessionState
     from ort_gpu_ep.types import Shape, TensorType
@@ -62,6 +63,7 @@ class Partition(Table):
     program: None where it could not be compiled; the CPU then does every run. fallback: None in strict mode without verify.
     positions: which of the fused node's inputs the program reads, in the order of graph.inputs.
     runs, fallbacks: how often it ran, and how often on the CPU. cpu_because: why its last run was on the CPU; empty if it was on the GPU.
+    forms: what runs past ONNX Runtime keep of the program (direct.py), by the sizes and the names that they are for.
     """
 
     SLOTS = slots.NODE_COMPUTE_INFO
@@ -75,6 +77,7 @@ class Partition(Table):
         self.program, self.fallback = program, fallback
         self.output_dtypes = tuple(graph.values[name].dtype for name in graph.outputs)
         self.runs = self.fallbacks = 0
+        self.forms: dict[Key, dict[tuple[str, ...], Form]] = {}
         self.cpu_because = "" if program is not None else "it could not be compiled"
         self._runs_of: dict[tuple[tuple[TensorType, ...], int], itertools.count[int]] = {}
         self._lock = threading.Lock()
@@ -176,6 +179,7 @@ class Partition(Table):
         with self._lock:
             unused = program if self._closed else self.program
             self.program = self.program if self._closed else program
+            self.forms = {}         # they hold the old program's device; who asks for both asks for these first
             self._runs_of.clear()
         if unused is not None:
             unused.close()

@@ -79,7 +79,6 @@ class Direct:
         graph = partition.graph
         self._read = tuple(self._names.index(name) for name in graph.inputs)
         self._given = {o.name: graph.outputs.index(o.name) for o in session.get_outputs()}
-        self._known: dict[Key, dict[tuple[str, ...], Form]] = {}
         self._seen: dict[Key, int] = {}
 
     @staticmethod
@@ -90,11 +89,10 @@ class Direct:
 
     def run(self, output_names: Sequence[str] | None, feeds: Any) -> list[Array] | None:
         """What the session's `run` gives. None where ONNX Runtime is to do it. Raises as the partition does in strict mode."""
-        arrays = self._arrays(feeds)
-        forms = self._known.get(tuple([(a.dtype, a.shape) for a in arrays])) if arrays is not None else None
+        arrays, partition = self._arrays(feeds), self._partition
+        forms = partition.forms.get(tuple([(a.dtype, a.shape) for a in arrays])) if arrays is not None else None
         if arrays is None or forms is None:
             return None
-        partition = self._partition
         form = forms.get(tuple(output_names) if output_names else ())
         if form is None or form.program is not partition.program or partition.avoids_the_gpu():
             return None
@@ -109,7 +107,7 @@ class Direct:
 
     def passed(self, output_names: Sequence[str] | None, feeds: Any) -> None:
         """ONNX Runtime has answered a run with these inputs and outputs: it takes what they are."""
-        arrays, program = self._arrays(feeds), self._partition.program
+        arrays, known, program = self._arrays(feeds), self._partition.forms, self._partition.program
         if arrays is None or program is None:
             return
         key = tuple([(a.dtype, a.shape) for a in arrays])
@@ -118,15 +116,15 @@ class Direct:
             steady = program.steady(self._types(arrays)) if seen >= RUNS_BEFORE else None
         if steady is not None:
             names = tuple(output_names or ())
-            forms = self._known.get(key, {})
+            forms = known.get(key, {})
             if any(form.steady is not steady for form in forms.values()):
                 forms = {}
             if len(set(names)) == len(names):
-                self._known[key] = {**forms, names: Form(program, steady, [self._given[name] for name in names or self._given])}
+                known[key] = {**forms, names: Form(program, steady, [self._given[name] for name in names or self._given])}
         while len(self._seen) > _MAX_SIZES:
             oldest = next(iter(self._seen))
             self._seen.pop(oldest, None)
-            self._known.pop(oldest, None)
+            known.pop(oldest, None)
 
     def _arrays(self, feeds: Any) -> list[Array] | None:
         """The inputs in the session's order, if they are dense arrays and no others are given."""

@@ -7,6 +7,7 @@ such inputs anew before each run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -33,28 +34,52 @@ class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
         self._dtypes = {i.name: TENSORS.get(i.type) for i, _ in inputs}
         self._wants_host_memory = {i.name: where.name == "Cpu" for i, where in inputs}
         self._elsewhere: dict[str, Bind] = {}
+        self._read, self._written = dict[str, range](), dict[str, range]()      # host memory, by the input or output that lies there
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         bind = OrtBinding.bind_cpu_input, (name, arr_on_cpu)
         if isinstance(arr_on_cpu, np.ndarray) and arr_on_cpu.flags.c_contiguous:
+            self._read[name] = range(arr_on_cpu.ctypes.data, arr_on_cpu.ctypes.data + arr_on_cpu.nbytes)
             self._bind(name, True, arr_on_cpu.dtype, bind)
         else:       # on the CPU, too, it is copied now
             self._bind(name, self._wants_host_memory.get(name), None, bind)
 
     def bind_input(self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int) -> None:
         bind = OrtBinding.bind_input, (name, device_type, device_id, element_type, list(shape), buffer_ptr)
+        self._read[name] = _place(element_type, shape, buffer_ptr)
         self._bind(name, device_type == "cpu", _dtype(element_type) if buffer_ptr else None, bind)
 
     def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
         bind = OrtBinding.bind_ortvalue_input, (name, ortvalue)
         if ortvalue.is_tensor():
+            self._read[name] = _place_of(ortvalue)
             self._bind(name, ortvalue.device_name() == "cpu", TENSORS.get(ortvalue.data_type()), bind)
         else:
             self._bind(name, self._wants_host_memory.get(name), None, bind)
 
+    def bind_output(
+        self, name: str, device_type: str = "cpu", device_id: int = 0, element_type: Any = None, shape: Any = None, buffer_ptr: Any = None,
+    ) -> None:
+        super().bind_output(name, device_type, device_id, element_type, shape, buffer_ptr)
+        self._written[name] = _place(element_type, shape or (), buffer_ptr)
+
+    def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
+        super().bind_ortvalue_output(name, ortvalue)
+        self._written[name] = _place_of(ortvalue)
+
     def clear_binding_inputs(self) -> None:
         self._elsewhere.clear()
+        self._read.clear()
         super().clear_binding_inputs()
+
+    def clear_binding_outputs(self) -> None:
+        self._written.clear()
+        super().clear_binding_outputs()
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether a run that fails half-way has left its inputs as they were: no output lies where an input does."""
+        return not any(r.start < w.stop and w.start < r.stop for r in self._read.values() for w in self._written.values())
 
     def refresh(self) -> None:
         """Before a run: binds the inputs that lie elsewhere than the session wants them to what they hold now."""
@@ -85,6 +110,18 @@ def take_over(of_ours: Callable[[Any], bool]) -> None:
         return object.__new__(IOBinding if cls is OrtBinding and of_ours(session) else cls)
 
     OrtBinding.__new__ = new
+
+
+def _place(element_type: Any, shape: Sequence[int], address: int | None) -> range:
+    """Where a tensor lies; more than that for an element type that numpy has not."""
+    dtype = _dtype(element_type)
+    return range(address, address + math.prod(shape) * (dtype.itemsize if dtype is not None else 16)) if address else range(0)
+
+
+def _place_of(value: Any) -> range:
+    if not value.is_tensor() or value.data_type() not in TENSORS:
+        return range(0)
+    return range(value.data_ptr(), value.data_ptr() + value.tensor_size_in_bytes())
 
 
 def _dtype(element_type: Any) -> np.dtype[Any] | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 import ort_gpu_ep
@@ -35,8 +37,8 @@ def model() -> bytes:
     return make_model(nodes, [info("x", ["N", SIDE])], ["y"], weights)
 
 
-def session(faults: str, **options: object) -> Any:
-    return ort_gpu_ep.InferenceSession(model(), provider_options={"placement": "gpu", "faults": faults, **options})
+def session(faults: str, made: bytes = b"", **options: object) -> Any:
+    return ort_gpu_ep.InferenceSession(made or model(), provider_options={"placement": "gpu", "faults": faults, **options})
 
 
 def run(opened: Any, rng: np.random.Generator) -> None:
@@ -74,16 +76,26 @@ def test_a_session_comes_back(kind: str, rng: np.random.Generator) -> None:
     assert any("uses the GPU again" in event for event in opened.explain().events)
 
 
-def test_lost_devices_are_given_back_while_the_session_lives(rng: np.random.Generator) -> None:
-    """Nobody has to look for cycles by chance: each holds threads and memory of its driver."""
+def one_partition() -> bytes:
+    """Runs of sizes that come again go past onnxruntime."""
+    return make_model([node("MatMul", "x W", "h"), node("Tanh", "h", "y")], [info("x", ["N", SIDE])], ["y"],
+                      {"W": np.random.default_rng(6).normal(size=(SIDE, SIDE)).astype("f") / 8})
+
+
+@pytest.mark.parametrize("made", [model, one_partition])
+def test_lost_devices_are_given_back_while_the_session_lives(made: Callable[[], bytes], rng: np.random.Generator) -> None:
+    """Nobody has to look for cycles by chance: each holds threads and memory of its driver. What was kept for one size goes, too, also
+    where no run has it again.
+    """
     losses = 8
-    opened = session(",".join(f"lost@{3 * k}" for k in range(1, losses + 1)) + ";seed=13")
+    opened = session(",".join(f"lost@{6 * k}" for k in range(1, losses + 1)) + ";seed=13", made())
     gc.collect()
     gc.disable()
     try:
         before = len(Device._alive)
-        while opened.stats()["renewals"] < losses:
-            run(opened, rng)
+        while (renewals := opened.stats()["renewals"]) < losses:
+            x = rng.normal(size=(SIDE if made is model else SIDE - renewals, SIDE)).astype("f")
+            assert_close(opened.run(None, {"x": x}), reference(made(), x=x))
             opened._state.gpu.circuit.reset()
             until(lambda: not opened._state.renewing.locked())
         assert len(Device._alive) <= before + 1     # the last one may still be on its way
@@ -176,6 +188,50 @@ def test_a_value_on_the_lost_device_does_not_condemn_the_new_one(rng: np.random.
     fallbacks = opened.stats()["fallbacks"]
     run(opened, rng)
     assert opened.stats()["fallbacks"] == fallbacks
+
+
+def by_values(opened: Any, x: Any) -> Any:
+    return opened.run_with_ort_values(None, {"x": onnxruntime.OrtValue.ortvalue_from_numpy(x)})[0].numpy()
+
+
+def by_binding(opened: Any, x: Any) -> Any:
+    binding = opened.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y")
+    opened.run_with_iobinding(binding)
+    return binding.copy_outputs_to_cpu()[0]
+
+
+def into_memory(opened: Any, x: Any) -> Any:
+    binding, y = opened.io_binding(), np.empty_like(x)
+    binding.bind_input("x", "cpu", 0, np.float32, x.shape, x.ctypes.data)
+    binding.bind_output("y", "cpu", 0, np.float32, y.shape, y.ctypes.data)
+    opened.run_with_iobinding(binding)
+    return y
+
+
+@pytest.mark.parametrize("way", [by_values, by_binding, into_memory])
+@pytest.mark.parametrize("kind", ["lost", "hang"])
+def test_inputs_in_host_memory_are_there_for_another_run(kind: str, way: Callable[..., Any], rng: np.random.Generator) -> None:
+    """The copy of them that onnxruntime has made is gone with the device."""
+    for at in (1, 2, 3):
+        opened = session(f"{kind}@{at};seed=18")
+        for _ in range(3):
+            x = rng.normal(size=(SIDE, SIDE)).astype("f")
+            assert_close([way(opened, x)], reference(model(), x=x))
+        assert opened.stats()["fallbacks"] >= 1
+
+
+def test_a_run_that_writes_where_it_reads_is_not_done_again(rng: np.random.Generator) -> None:
+    opened, x = session("lost@1;seed=19"), rng.normal(size=(SIDE, SIDE)).astype("f")
+    binding = opened.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y", "cpu", 0, np.float32, x.shape, x.ctypes.data)
+    before = x.copy()
+    with pytest.raises(Exception, match="DeviceLostError"):
+        opened.run_with_iobinding(binding)
+    opened.run_with_iobinding(binding)
+    assert_close([x], reference(model(), x=before))
 
 
 def test_a_cleared_cache_folder_does_not_matter(rng: np.random.Generator, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.health import helper
 from ort_gpu_ep.scout import DONE
 from tests.session.conftest import NODES, assert_close, on_the_cpu
+from tests.session.drills import ENDS, condemned, end_of_a_program
 from tests.unit.graphs import model_of
 
 Array = np.ndarray[Any, Any]
@@ -305,22 +306,6 @@ def test_with_a_worker_process(begin: Any, mlp: bytes, x: Array) -> None:
 
 # ---- the ends of processes
 
-PROGRAM = """
-    import os, sys, time
-    import numpy as np
-    import psutil
-    import ort_gpu_ep as ort
-
-    x = np.ones((5, 16), "f")
-    session = ort.InferenceSession(sys.argv[1], provider_options={"adapter": "0", "cache_dir": sys.argv[2], "load": "off"})
-    want = session.run(None, {"x": x})
-    begin_s, until_s = time.monotonic(), float(sys.argv[3])
-    while time.monotonic() - begin_s < until_s:
-        assert all((a == b).all() for a, b in zip(session.run(None, {"x": x}), want))
-    print([p.pid for p in psutil.Process().children(recursive=True)], flush=True)
-"""
-
-
 def test_both_threads_load_modules(mlp: bytes, tmp_path: Path) -> None:
     """The program asks what makes plans while the other thread loads its device: neither meets half a module."""
     (tmp_path / "model.onnx").write_bytes(mlp)
@@ -343,44 +328,13 @@ def test_both_threads_load_modules(mlp: bytes, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (0, f"True {NODES} True ''\n"), done.stderr
 
 
-def program(tmp_path: Path, end: str, model: bytes, cache: Path, until_s: float, **variables: str) -> tuple[subprocess.Popen[str], Path]:
-    """A process that runs a session for so long after its first run, and then does what `end` says. Its temporary folder."""
-    (tmp_path / "model.onnx").write_bytes(model)
-    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM + end))
-    folder = tmp_path / "temporary"
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "model.onnx"), str(cache), str(until_s)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-                            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), **variables}), folder
-
-
-def is_left(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-ENDS = {
-    "its last line": ("", 0), "exit": ("\n    sys.exit(3)", 3), "an exception": ("\n    raise RuntimeError('planted')", 1),
-    "os._exit": ("\n    os._exit(4)", 4), "kill -9": ("\n    os.kill(os.getpid(), 9)", -9),
-    "Ctrl-C": ("\n    import signal; signal.raise_signal(signal.SIGINT); time.sleep(5)", -2),
-    "fork": ("\n    child = os.fork()\n    session.run(None, {'x': x})\n    assert session.ready() or child\n    os._exit(0) if child == 0 else "
-             "os.waitpid(child, 0)", 0)}
-
-
 @pytest.mark.parametrize("until_s", [0.0, 0.5, 1.5])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_program_that_ends_meanwhile(end: str, until_s: float, mlp: bytes, tmp_path: Path) -> None:
     """As it would end without us; nothing is left behind, and no verdict is the worse for it."""
-    code, expected = ENDS[end]
-    cache = tmp_path / "cache"
-    done, folder = program(tmp_path, code, mlp, cache, until_s)
-    assert done.stdout is not None
-    pids = json.loads(done.stdout.readline() or "[]")
-    _, said = done.communicate(timeout=LONG_S)
-    assert done.returncode in (expected, 1 if end == "Ctrl-C" else expected), said     # 1: CPython forgets it where a thread imports then
-    assert "Fatal" not in said
-    assert until(lambda: not any(map(is_left, pids)))
-    assert until(lambda: not list(folder.glob("ort_gpu_ep*"))), list(folder.iterdir())
-    assert list((cache / "health").glob("*.open")) == []
+    found, _ = end_of_a_program(end, until_s, tmp_path, tmp_path / "cache", mlp)
+    assert not found
+    assert end == "a driver that crashes" or not condemned(tmp_path / "cache")
 
 
 def test_the_process_that_finds_out_has_nobody_to_tell(mlp: bytes, x: Array, tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_threads_have_buffers_of_their_own(mlp: bytes, rng: np.random.Generator,
 
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(some, range(12)))
-    (forms,) = session.direct._known.values()
+    (forms,) = session.direct._partition.forms.values()
     steady = forms[()].steady
     assert len(steady._idle) == steady._made <= MAX_IN_FLIGHT
     assert steady_runs["done"] > 100
@@ -255,7 +255,7 @@ def test_a_forked_child_leaves_the_gpu_alone(python: Callable[..., Any]) -> None
         session, x = ort.InferenceSession(model, settings, provider_options={"placement": "gpu"}), np.linspace(-1, 1, 4, dtype="f")
         for _ in range(5):
             session.run(None, {"x": x})
-        assert session.direct._known
+        assert session.direct._partition.forms
         child = os.fork()
         if child == 0:
             np.testing.assert_allclose(session.run(None, {"x": x})[0], np.tanh(x), rtol=1e-5)
