@@ -259,7 +259,7 @@ class InferenceSession(plugin.PlainSession):
         try:
             super().run_with_iobinding(iobinding, run_options)
         except Exception as error:
-            if not (self._lost_its_device(error) and isinstance(iobinding, plugin.IOBinding) and iobinding.keeps_inputs):
+            if not (self._lost_its_device(error) and getattr(iobinding, "keeps_inputs", False)):      # of our bindings only
                 raise
             super().run_with_iobinding(iobinding, run_options)
 

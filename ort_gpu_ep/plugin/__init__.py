@@ -2,7 +2,6 @@
 
 from ort_gpu_ep.plugin.bound import BoundRun, Turns, download_later, fill
 from ort_gpu_ep.plugin.direct import Direct
-from ort_gpu_ep.plugin.io_binding import IOBinding
 from ort_gpu_ep.plugin.plain import OrtSession, PlainSession, exact_products, ort_session
 from ort_gpu_ep.plugin.registration import (
     ensure_registered,
@@ -28,7 +27,6 @@ __all__ = [
     "Copies",
     "Direct",
     "Event",
-    "IOBinding",
     "OrtSession",
     "PlainSession",
     "SessionState",

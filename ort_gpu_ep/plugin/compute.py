@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu
     from ort_gpu_ep.device.index_check import Word
     from ort_gpu_ep.graph import Array, Graph
-    from ort_gpu_ep.plugin.direct import Form, Key
     from ort_gpu_ep.plugin.fallback import Fallback
     from ort_gpu_ep.plugin.state import SessionState
     from ort_gpu_ep.types import Shape, TensorType
@@ -77,7 +76,7 @@ class Partition(Table):
         self.program, self.fallback = program, fallback
         self.output_dtypes = tuple(graph.values[name].dtype for name in graph.outputs)
         self.runs = self.fallbacks = 0
-        self.forms: dict[Key, dict[tuple[str, ...], Form]] = {}
+        self.forms: dict[Any, dict[tuple[str, ...], Any]] = {}
         self.cpu_because = "" if program is not None else "it could not be compiled"
         self._runs_of: dict[tuple[tuple[TensorType, ...], int], itertools.count[int]] = {}
         self._lock = threading.Lock()

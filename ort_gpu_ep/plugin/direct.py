@@ -116,7 +116,7 @@ class Direct:
             steady = program.steady(self._types(arrays)) if seen >= RUNS_BEFORE else None
         if steady is not None:
             names = tuple(output_names or ())
-            forms = known.get(key, {})
+            forms: dict[tuple[str, ...], Form] = known.get(key, {})
             if any(form.steady is not steady for form in forms.values()):
                 forms = {}
             if len(set(names)) == len(names):

@@ -111,12 +111,12 @@ class Kills:
     """Three sessions that share a worker, which is killed: between runs, during them, while one of the sessions is made, while the first one
     is made, and again while the next worker starts.
 
-    took_s: of each kill, until all sessions were back. made: sessions whose worker was killed meanwhile.
+    took_s: until all sessions were back, of each drill.
     """
 
     seed: int
     folder: Path
-    took_s: list[float] = field(default_factory=list)
+    took_s: dict[str, list[float]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
 
@@ -163,7 +163,7 @@ class Kills:
         with ThreadPoolExecutor(3) as pool:
             took_s = list(pool.map(lambda s: s.back_s(killed), self.sessions))
         killer.join()
-        self.took_s.append(max(took_s))
+        self.took_s.setdefault(how, []).append(max(took_s))
         wrong = sum(s.wrong for s in self.sessions)
         if wrong or max(took_s) == float("inf"):
             self.wrong.append(f"kill {number} ({how}, after {after_s}): {wrong} wrong answers, back after {took_s} s")
@@ -178,9 +178,9 @@ class Kills:
         self.sessions.clear()
         gc.collect()
         until(lambda: not workers(), "no worker left")
-        took_s = np.array(self.took_s)
-        return {"kills": dict(self.kills), "median_s": round(float(np.median(took_s)), 2), "longest_s": round(float(took_s.max()), 2),
-                "above_10_s": int((took_s > 10).sum()), "wrong": self.wrong}
+        return {"kills": dict(self.kills), "median_s": {how: round(float(np.median(took_s)), 2) for how, took_s in self.took_s.items()},
+                "longest_s": {how: round(max(took_s), 2) for how, took_s in self.took_s.items()},
+                "above_10_s": {how: sum(s > 10 for s in took_s) for how, took_s in self.took_s.items()}, "wrong": self.wrong}
 
 
 def kills(count: int, seed: int, folder: Path) -> dict[str, Any]:
