@@ -5,6 +5,6 @@
 # usage: sh scripts/clients.sh [PYTEST_ARGUMENT...]
 set -eu
 cd "$(dirname "$0")/.."
-extras="test,clients,frozen"
+extras="all,frozen,test,clients"
 . scripts/setup.sh
 "$python" -m pytest --clients tests/clients "$@"

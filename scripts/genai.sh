@@ -4,6 +4,6 @@
 # usage: sh scripts/genai.sh [PYTEST_ARGUMENT...]
 set -eu
 cd "$(dirname "$0")/.."
-extras="test,genai"
+extras="all,genai,test"
 . scripts/setup.sh
 exec "$python" -m pytest --clients tests/clients/test_genai.py "$@"

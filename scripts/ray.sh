@@ -3,6 +3,6 @@
 # usage: sh scripts/ray.sh [PYTEST_ARGUMENT...]
 set -eu
 cd "$(dirname "$0")/.."
-extras="test,ray"
+extras="all,ray,test"
 . scripts/setup.sh
 exec "$python" -m pytest -m ray tests/scoring tests/cli/test_examples.py "$@"

@@ -1,6 +1,6 @@
 # Sets this checkout up: a virtual environment with the package in it (editable), and a Vulkan driver. Does nothing that
-# is done already. To be sourced from the checkout's root with `extras` set to the extras to install, comma-separated:
-#   extras=test; . scripts/setup.sh
+# is done already. To be sourced from the checkout's root with `extras` set to the extras and dependency groups to install:
+#   extras=all,test; . scripts/setup.sh
 # Afterwards `$python` is the environment's interpreter, and its commands are first on PATH.
 # Environment: VIRTUAL_ENV an environment to use instead of .venv; PYTHON the interpreter to make .venv with.
 # shellcheck shell=sh
@@ -83,7 +83,8 @@ if [ "$(cat "$_stamp" 2>/dev/null)" != "$_wanted" ] || [ ! -x "$(_bin "$_venv")/
         "$(_bin "$_venv")/python" -c '' 2>/dev/null || _make_venv "$_venv"
         _has_pip "$_venv" || _add_pip "$_venv"
         say "installing the package${extras:+ with the extras $extras} into $_venv"
-        if ! "$(_bin "$_venv")/python" -m pip install --disable-pip-version-check --editable ".${extras:+[$extras]}" > build/pip.log 2>&1; then
+        "$(_bin "$_venv")/python" scripts/requirements.py "${extras:-}" > build/requirements.txt
+        if ! "$(_bin "$_venv")/python" -m pip install --disable-pip-version-check --requirement build/requirements.txt > build/pip.log 2>&1; then
             cat build/pip.log >&2
             say "pip failed; see above"
             exit 1

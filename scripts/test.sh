@@ -4,7 +4,7 @@
 # usage: sh scripts/test.sh [PYTEST_ARGUMENT...]
 set -eu
 cd "$(dirname "$0")/.."
-extras="test"
+extras="all,test"
 . scripts/setup.sh
 unset PYTHONDONTWRITEBYTECODE       # some container images set it: each of the hundreds of processes would compile the package again
 

@@ -161,9 +161,9 @@ def test_no_recorded_line_is_longer_than_80_columns() -> None:
     assert [line for block in blocks for line in block.splitlines() if cell_len(line) > 80] == []
 
 
-def test_the_clients_are_those_of_the_extra() -> None:
+def test_the_clients_are_those_of_the_group() -> None:
     shown = re.findall(r"^\| (\S+) (\S+) \| .* of [\d, ]+ \|$", (ROOT / "docs" / "drop-in.md").read_text("utf-8"), re.M)
-    extra = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]["clients"]
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]["clients"]
     assert [f"{package}=={version}" for package, version in shown] == extra
 
 
