@@ -169,8 +169,8 @@ class Backend(Protocol):
     def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> Executable:
         """A partition. constants: where graph's are later on. Raises UnsupportedNodeError, ShaderError, DeviceError."""
 
-    def profile(self, config: Config) -> Profile:
-        """What the adapter takes, measured at the first call; GUESSED where it can't be."""
+    def profile(self, config: Config, measured: bool = True) -> Profile:
+        """What the adapter takes, measured at the first call; GUESSED where it can't be, or is not to be and was not."""
 
     def close(self) -> None:
         """The session ends."""

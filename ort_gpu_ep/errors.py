@@ -67,6 +67,7 @@ class Code(StrEnum):
     NOT_CONSTANT = "NOT_CONSTANT"
     LIMIT = "LIMIT"
     COST = "COST"
+    HOST = "HOST"
     DRIVER = "DRIVER"
     ERROR = "ERROR"
 

@@ -183,10 +183,21 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Parent:
+    """The If, Loop or Scan that a graph is a body of: op, version, attributes and outputs of its node."""
+
+    op: str
+    writes: tuple[str, ...]
+    version: int = field(default=0, compare=False)
+    attributes: Mapping[str, Attribute] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """Nodes in topological order, and every value they name.
 
-    inputs, outputs: names; for a graph inside If, Loop or Scan, values from outside count as inputs.
+    inputs, outputs: names; for a graph inside If, Loop or Scan, values from outside count as inputs, behind its own.
+    parent: of such a graph, where ONNX Runtime says so.
     """
 
     name: str
@@ -195,6 +206,7 @@ class Graph:
     nodes: tuple[Node, ...]
     values: Mapping[str, Value] = field(repr=False)
     nested: bool = False
+    parent: Parent | None = None
 
     def constant(self, name: str) -> Array | None:
         """The array of a constant, None for anything else."""

@@ -32,7 +32,7 @@ A row takes the listed versions of an op with the listed element types. What els
 value, a rank) it says as the reason of a decline: `ort-gpu-ep explain MODEL`. Whatever is declined runs on ONNX Runtime's CPU
 provider. float16 needs an adapter with `shader-f16`. Where `shader-int64` is missing, int64 and uint64 are calculated as pairs of
 32-bit words, but for the few rows that say so when they decline (Pow, BitShift, Sign). Rows that only move bits ("any") need
-neither. If, Loop and Scan stay with ONNX Runtime; the nodes of their bodies are taken as any other. Nodes whose
+neither. If, Loop and Scan are run by ONNX Runtime, on the GPU where their bodies are. Nodes whose
 inputs are known before the run, and Shape and Size, are computed once by the host inside a partition, whatever the op.
 
 {taken} of the {all} operators of ONNX's default domain have a row.

@@ -39,6 +39,12 @@ def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress
         return known
 
 
+def known_profile(gpu: Gpu, config: Config) -> Profile | None:
+    """The profile of the adapter, where it was measured; None where it was not. Nobody is waited for who measures it."""
+    key = key_of(gpu.info)
+    return _known.get(key) or read(config.cache_path, key)
+
+
 def with_roofs(gpu: Gpu, config: Config) -> Profile:
     """The profile with its roofs: measured by the first who asks, since no placement needs them, and kept with it.
 

@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 
-from ort_gpu_ep.errors import GpuEpError
+from ort_gpu_ep.errors import Code, GpuEpError
 
 STATUSES = ("PASS", "FOLDED", "UNSUPPORTED", "FAIL", "EXCLUDED", "NOT_RUN")
 """FOLDED: right, but onnxruntime computed it before any provider saw a node; whoever looks at onnxruntime alone counts it as a pass.
@@ -134,10 +134,10 @@ def _has_body(node: Any) -> bool:
 
 
 def _declined(session: Any) -> tuple[str, str] | None:
-    """Code and reason of the first node that is not ours, None if all are."""
+    """Code and reason of the first node that is not ours, None if all are, but for those that the host has anyway."""
     for report in session.explain().reports:
         for node in report.nodes:
-            if node.device == "cpu":
+            if node.device == "cpu" and node.code != Code.HOST:
                 return node.code, f"{node.op}: {node.reason}"
     return None
 

@@ -29,7 +29,7 @@ class WorkerBackend:
     def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> RemoteProgram:
         return RemoteProgram(graph, constants, config, self.adapter, rewrite)
 
-    def profile(self, config: Config) -> Profile:
+    def profile(self, config: Config, measured: bool = True) -> Profile:
         """Only the worker could measure its adapter."""
         return GUESSED
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from ort_gpu_ep.graph import Graph, Node
@@ -33,17 +33,18 @@ class Costs:
     """What is known before the graph is seen.
 
     profile: of the adapter. cpu_s: seconds of each node on the CPU by (id, op), from ONNX Runtime's profile of this model; empty where it
-    did not run yet. shapes: of the graph's inputs in the run that was profiled.
+    did not run yet. shapes: of the graph's inputs in the run that was profiled. host_s: of a run of a partition, beside the profile's.
     """
 
     profile: Profile = GUESSED
     cpu_s: Mapping[tuple[int, str], float] = field(default_factory=dict)
     shapes: Mapping[str, Shape] = field(default_factory=dict)
+    host_s: float = HOST_S
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """The costs of one graph. nodes: by id() of the node. crossings: values that the run computes or is given, with `values` as names.
+    """The costs of one graph. nodes: by id() of the node. crossings: values that the run computes or is given; names, nbytes: theirs.
 
     failed: by id() of the node, what went wrong where one could not be priced; it has no cost on the GPU.
     """
@@ -53,6 +54,8 @@ class Prices:
     nbytes: tuple[int, ...]
     wait_s: float
     failed: Mapping[int, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    host_s: float = HOST_S
 
 
 def products_of(bound: BoundNode, answer: Lowering) -> float:
@@ -81,13 +84,14 @@ def price(
     for name in graph.outputs:
         readers.setdefault(name, {})[None] = None
     profile, crossings, sizes = costs.profile, [], []
-    for name in (n for n in readers if n in names):
+    crossed = tuple(n for n in readers if n in names)
+    for name in crossed:
         nbytes = facts.types[name].nbytes
         wait_s = profile.run_s if name in waits else 0.0     # a CPU node that reads from the GPU waits for it; the user waits anyway
         crossings.append(Crossing(
             producer.get(name), tuple(readers[name]), profile.upload_s(nbytes), profile.download_s(nbytes) + wait_s))
         sizes.append(nbytes)
-    return Prices(nodes, tuple(crossings), tuple(sizes), profile.run_s, failed)
+    return Prices(nodes, tuple(crossings), tuple(sizes), profile.run_s, failed, crossed, costs.host_s)
 
 
 def _movable(graph: Graph, answers: Mapping[int, tuple[Node, Answer, BoundNode | None]], facts: Facts) -> set[str]:
@@ -114,22 +118,31 @@ def _node_cost(node: Node, originals: Mapping[int, Node], answer: Answer, bound:
     return NodeCost(cpu_s, costs.profile.node_s(answer, bound))
 
 
-def predict(candidate: str, prices: Prices, groups: Collection[Collection[Node]]) -> Prediction:
-    """What a run takes with these groups on the GPU, one after the other with the rest on the CPU."""
+def predict(
+    candidate: str, prices: Prices, groups: Collection[Collection[Node]], is_there: Callable[[str], bool] = lambda name: False,
+) -> Prediction:
+    """What a run takes with these groups on the GPU, one after the other with the rest on the CPU.
+
+    is_there: whether whoever gives or wants a value from outside has it on the GPU, too.
+    """
     group_of = {id(node): i for i, group in enumerate(groups) for node in group}
+
+    def on_gpu(key: Hashable | None, name: str) -> bool:
+        return key in group_of if key is not None else is_there(name)
+
     cpu_s = sum(cost.cpu_s for key, cost in prices.nodes.items() if key not in group_of)
     gpu_s = sum(cost.gpu_s or 0.0 for key, cost in prices.nodes.items() if key in group_of)
-    transfer_s, up, down, waits = 0.0, 0, 0, set()
-    for crossing, nbytes in zip(prices.crossings, prices.nbytes, strict=True):
-        sides = {reader in group_of for reader in crossing.readers}
-        if crossing.producer in group_of:
+    transfer_s, up, down, waits = 0.0, 0, 0, False
+    for crossing, nbytes, name in zip(prices.crossings, prices.nbytes, prices.names, strict=True):
+        sides = {on_gpu(reader, name) for reader in crossing.readers}
+        if on_gpu(crossing.producer, name):
             if False in sides:
                 transfer_s += crossing.download_s
                 down += nbytes
-                waits.add(group_of[crossing.producer])
+                waits = True
         elif True in sides:
             transfer_s += crossing.upload_s
             up += nbytes
     transfer_s += prices.wait_s if waits else 0.0     # the run's last wait; those in between stand in the crossings
-    transfer_s += HOST_S * len(groups)
+    transfer_s += prices.host_s * len(groups)
     return Prediction(candidate, cpu_s + gpu_s + transfer_s, cpu_s, gpu_s, transfer_s, up, down, len(groups))

@@ -12,7 +12,7 @@ from ort_gpu_ep.graph import Graph, Node
 from ort_gpu_ep.halves import halved_nbytes, left_whole
 from ort_gpu_ep.lowering import Answer, Facts, HostValues, facts_of, walk
 from ort_gpu_ep.ops.pruned import packed_nbytes
-from ort_gpu_ep.partitioner import sizes
+from ort_gpu_ep.partitioner import bodies, sizes
 from ort_gpu_ep.partitioner.absorption import packed_weights
 from ort_gpu_ep.partitioner.costs import Costs, Prices, predict, price
 from ort_gpu_ep.partitioner.cut import cheapest_on_gpu
@@ -52,13 +52,17 @@ class _State:
         return id(node) not in self.declined
 
 
-def partition(graph: Graph, config: Config, limits: Limits, software: bool, costs: Costs | None = None) -> Partitioning:
+def partition(
+    graph: Graph, config: Config, limits: Limits, software: bool, costs: Costs | None = None,
+    inner: Mapping[int, Sequence[Report]] | None = None, resident: bool = False,
+) -> Partitioning:
     """Decides for every node of a graph.
 
     software: the adapter is the CPU in disguise; placement=auto then takes nothing, unless the adapter was asked for by name.
-    costs: what placement=auto decides by.
+    costs: what placement=auto decides by, and bodies of Loop and Scan. inner: what was decided on the bodies of its own If, Loop and Scan,
+    by id of the node. resident: whether the session's values stay on the device, and so If, Loop and Scan can be ours.
     """
-    costs = costs or Costs()
+    costs, inner = costs or Costs(), inner or {}
     if config.placement == "cpu":
         return nothing(graph, config, Decline(Code.COST, "placement=cpu"))
     if config.placement == "auto" and software and not config.adapter:
@@ -66,13 +70,32 @@ def partition(graph: Graph, config: Config, limits: Limits, software: bool, cost
     graph = with_damage(graph)
     state = _best_attempt(graph, config, limits, costs)
     state.events += complaints(graph)
+    _decline_all(state, bodies.deciding(state.graph), Code.HOST, "it gives the loop's condition: on the GPU, each turn would wait for it")
+    ours = resident and bodies.can_be_ours(graph)
+    measured, choice = sum((node.id, node.op) in costs.cpu_s for node in graph.nodes), None
     if config.placement == "auto":
         state, groups, predictions = _cheapest(graph, state, config, limits, costs)
     else:
         groups, predictions = _settle(state, config, limits), ()
-    measured = sum((node.id, node.op) in costs.cpu_s for node in graph.nodes)
-    report = replace(_report(graph, state, groups, config, limits), predictions=predictions, measured=measured)
-    return Partitioning(tuple(tuple(i for node in g for i in node.members) for g in groups), report)
+        if graph.parent is not None:
+            groups, choice = _body(graph, state, groups, config, costs, inner, ours)
+            predictions, measured = choice.predictions, 0
+    report = replace(
+        _report(graph, state, groups, config, limits), predictions=predictions, measured=measured, able=ours,
+        resident=choice is not None and choice.resident)
+    return Partitioning(tuple(tuple(i for node in g for i in node.members) for g in groups), bodies.seen(report, graph.nodes, inner))
+
+
+def _body(
+    graph: Graph, state: _State, groups: list[list[Node]], config: Config, costs: Costs, inner: Mapping[int, Sequence[Report]], ours: bool,
+) -> tuple[list[list[Node]], bodies.Choice]:
+    """What is left of the groups of a body, and why."""
+    prices = price(state.graph, {n.id: n for n in graph.nodes}, state.answers, state.facts, replace(costs, cpu_s={}))
+    choice = bodies.choose(state.graph, *bodies.with_inner(prices, state.graph, groups, inner), ours, config.strict)
+    if not choice.on_cpu:
+        return groups, choice
+    _decline_all(state, [node for group in groups for node in group], Code.COST, choice.why)
+    return [], choice
 
 
 def nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
@@ -238,7 +261,7 @@ def _reads_content(graph: Graph, node: Node) -> bool:
     return any(name not in graph.values or not graph.values[name].is_constant for name in read)
 
 
-def _decline_all(state: _State, group: list[Node], code: Code, reason: str) -> None:
+def _decline_all(state: _State, group: Sequence[Node], code: Code, reason: str) -> None:
     for node in group:
         state.declined.setdefault(id(node), Decline(code, reason))
 

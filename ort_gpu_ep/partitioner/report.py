@@ -55,7 +55,8 @@ class PartitionReport:
 class Prediction:
     """What a run is expected to take with one assignment of the nodes, in seconds and bytes.
 
-    candidate: `cpu` (all nodes), `gpu` (every node that has a kernel) or `cut` (the cheapest assignment).
+    candidate: `cpu` (all nodes), `gpu` (every node that has a kernel) or `cut` (the cheapest assignment); of a body also `resident`: as
+    `gpu`, where its If, Loop or Scan has all values on the GPU, too.
     total_s = cpu_s (nodes there) + gpu_s (nodes there) + transfer_s (copies, waits, and what a run of a partition takes on
     the host).
     """
@@ -78,7 +79,9 @@ class Prediction:
 class Report:
     """The decision for one graph (the model's main graph, or a body of If, Loop or Scan).
 
-    predictions: of the assignments that were considered, the cheapest first, the runner-up second; empty unless placement=auto.
+    predictions: of the assignments that were considered, the cheapest first, the runner-up second; empty unless placement=auto, or of a
+    body of If, Loop or Scan: a turn.
+    resident: what a turn of the body leaves is to stay on the GPU, because its If, Loop or Scan is ours, too. able: that it can be.
     measured: how many nodes' CPU seconds come from a profile of this model rather than from constants.
     events: what went wrong while it was decided, a sentence each.
     """
@@ -91,6 +94,8 @@ class Report:
     predictions: tuple[Prediction, ...] = ()
     measured: int = 0
     events: tuple[str, ...] = ()
+    resident: bool = False
+    able: bool = False
 
     def count(self, device: str) -> int:
         return sum(n.device == device for n in self.nodes)

@@ -13,6 +13,7 @@ from ort_gpu_ep.errors import ConfigError, forget_frames
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
 from ort_gpu_ep.plugin.backends import open_backend
+from ort_gpu_ep.plugin.control_flow import add_control_flow
 from ort_gpu_ep.plugin.given import GivenInitializers
 from ort_gpu_ep.plugin.offers import Hardware, choice, key_value_pairs, metadata
 from ort_gpu_ep.plugin.plain import COMPILES
@@ -98,6 +99,7 @@ class Factory(Table):
                 self._open_gpu(state)
             if not self.registry:
                 self.registry = memcpy_registry(self.c_name, create_memcpy_kernel)
+                add_control_flow(self.registry, self.c_name)
             to_be_written = entries.get("ep.context_enable") == "1"
             forbidden = COMPILES if entries.get("session.disable_model_compile") == "1" and state.config.placement != "cpu" else ""
             if forbidden and state.strict:

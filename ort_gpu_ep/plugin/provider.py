@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from ort_gpu_ep.backend import Executable
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, ConfigError, InternalError, forget_frames
-from ort_gpu_ep.graph import Graph
-from ort_gpu_ep.partitioner import Costs, Partitioning, nothing, partition, rewrite
+from ort_gpu_ep.graph import Graph, Parent
+from ort_gpu_ep.partitioner import Costs, Partitioning, Report, is_ours, nothing, partition, rewrite
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, ffi
 from ort_gpu_ep.plugin.compute import Partition
@@ -46,6 +46,7 @@ class Provider(Table):
     ) -> None:
         super().__init__()
         self.factory, self.state, self.given, self.to_be_written, self.forbidden = factory, state, given, to_be_written, forbidden
+        self._bodies: dict[Parent, dict[str, Report]] = {}
         if state.backend is None or state.backend.device is not None:
             self.pointer.slot[slots.EP["GetDefaultMemoryDevice"].number] = NULL
 
@@ -76,6 +77,16 @@ class Provider(Table):
                 check_border(whole, group)
                 nodes = ffi.new("void*[]", [reader.nodes[i] for i in group])
                 api.EpGraphSupportInfo_AddNodesToFuse(support, nodes, len(group), options)
+            for node in whole.nodes:
+                if is_ours(self._inner(whole).get(node.id, ())):
+                    api.EpGraphSupportInfo_AddSingleNode(support, reader.nodes[node.id])
+            if whole.parent is not None:
+                self._bodies.setdefault(whole.parent, {}).setdefault(whole.name, partitioning.report)     # asked again, it is in partitions
+
+    def _inner(self, graph: Graph) -> dict[int, list[Report]]:
+        """What was decided on the bodies of a graph's If, Loop and Scan, by id of the node."""
+        found = {n.id: self._bodies.get(Parent(n.op, n.writes)) for n in graph.nodes if n.has_subgraph}
+        return {key: list(reports.values()) for key, reports in found.items() if reports is not None}
 
     def _partitioning(self, graph: Graph) -> Partitioning:
         """What goes where; where that can't be told, the report says why."""
@@ -87,17 +98,23 @@ class Provider(Table):
             return nothing(graph, self.config, Decline(Code.DRIVER, why))
         limits, software = (gpu.limits.of(self.config), gpu.info.type == "software") if gpu is not None else (Limits(), True)
         try:
-            return partition(graph, self.config, limits, software, self._costs(software))
+            resident = self.state.backend is not None and self.state.backend.device is not None
+            return partition(graph, self.config, limits, software, self._costs(graph, software), self._inner(graph), resident)
         except Exception as error:
             why = f"the partitioner fails: {type(error).__name__}: {error}"
             self.state.reports.append(nothing(graph, self.config, Decline(Code.ERROR, why)).report)
             raise
 
-    def _costs(self, software: bool) -> Costs | None:
-        """What placement=auto decides by: what was given, else the adapter's profile; not for a software adapter that nobody asked for."""
-        wanted = self.config.placement == "auto" and (bool(self.config.adapter) or not software)
-        if self.state.costs is None and self.state.backend is not None and wanted:
-            self.state.costs = Costs(self.state.backend.profile(self.config))
+    def _costs(self, graph: Graph, software: bool) -> Costs | None:
+        """What placement=auto decides by: what was given, else the adapter's profile; not for a software adapter that nobody asked for.
+
+        For a body of Loop or Scan, the profile if it is known: nothing is measured for it.
+        """
+        backend, auto = self.state.backend, self.config.placement == "auto"
+        if self.state.costs is None and backend is not None and auto and (bool(self.config.adapter) or not software):
+            self.state.costs = Costs(backend.profile(self.config))
+        if self.state.costs is None and backend is not None and not auto and graph.parent is not None:
+            return Costs(backend.profile(self.config, measured=False))
         return self.state.costs
 
     def compile(self, graphs: Any, fused: Any, count: int, infos: Any, context_nodes: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
+from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Parent, Value
 from ort_gpu_ep.plugin.abi import NULL, address_of, api, ffi, get, get_list, get_text, pointer_to, tensor_of, text_of
 from ort_gpu_ep.types import BY_ORT, DType, Shape, SymbolicShape, TensorType, unpacked
 
@@ -58,12 +58,20 @@ class Reader:
         formal = [self._name(p) for p in get_list(api.Graph_GetNumInputs, api.Graph_GetInputs, g)]
         formal_outputs = [self._name(p) for p in get_list(api.Graph_GetNumOutputs, api.Graph_GetOutputs, g)]
         nodes = tuple(self._node(p) for p in get_list(api.Graph_GetNumNodes, api.Graph_GetNodes, g))
-        nested = get(api.Graph_GetParentNode, g) != NULL
+        parent = self._parent(get(api.Graph_GetParentNode, g))
         made = {name for node in nodes for name in node.writes}
         outside = [name for node in nodes for name in node.reads if name not in made]
         found = [n for n in dict.fromkeys((*(formal if inputs is None else inputs), *outside)) if not self._values[n].is_constant]
         results = tuple(formal_outputs if outputs is None else outputs)
-        return Graph(get_text(api.Graph_GetName, g), tuple(found), results, nodes, self._values, nested)
+        return Graph(get_text(api.Graph_GetName, g), tuple(found), results, nodes, self._values, parent is not None, parent)
+
+    @staticmethod
+    def _parent(node: Any) -> Parent | None:
+        if node == NULL:
+            return None
+        writes = (get_text(api.GetValueInfoName, p) for p in get_list(api.Node_GetNumOutputs, api.Node_GetOutputs, node) if p != NULL)
+        op, version = get_text(api.Node_GetOperatorType, node), get(api.Node_GetSinceVersion, node, "int*")
+        return Parent(op, tuple(name for name in writes if name), version, _attributes(node))
 
     def opsets(self) -> dict[str, int]:
         """Domain -> opset version; the ONNX domain is ""."""
@@ -117,7 +125,6 @@ class Reader:
     def _node(self, p: Any) -> Node:
         identity = int(get(api.Node_GetId, p, "size_t*"))
         self.nodes[identity] = p
-        attributes = get_list(api.Node_GetNumAttributes, api.Node_GetAttributes, p)
         return Node(
             op=get_text(api.Node_GetOperatorType, p),
             inputs=self.names(api.Node_GetNumInputs, api.Node_GetInputs, p),
@@ -125,7 +132,7 @@ class Reader:
             name=get_text(api.Node_GetName, p),
             domain=_domain(get_text(api.Node_GetDomain, p)),
             version=get(api.Node_GetSinceVersion, p, "int*"),
-            attributes={get_text(api.OpAttr_GetName, a): _attribute(a) for a in attributes},
+            attributes=_attributes(p),
             implicit=self.names(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, p),
             has_subgraph=get(api.Node_GetNumSubgraphs, p, "size_t*") > 0,
             id=identity,
@@ -154,6 +161,10 @@ def _type_of(info: Any) -> tuple[DType | None, SymbolicShape | None]:
 def _tensor_array(value: Any) -> Array:
     address, shape, kind = tensor_of(address_of(value))
     return array_at(address, shape, BY_ORT[kind])
+
+
+def _attributes(node: Any) -> dict[str, Attribute]:
+    return {get_text(api.OpAttr_GetName, a): _attribute(a) for a in get_list(api.Node_GetNumAttributes, api.Node_GetAttributes, node)}
 
 
 def _attribute(attribute: Any) -> Attribute:

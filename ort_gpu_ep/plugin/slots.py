@@ -96,6 +96,7 @@ ORT_API = {
 EP_API = {
     "CreateEpDevice": Slot(0, "sppppp"),
     "EpGraphSupportInfo_AddNodesToFuse": Slot(2, "sppzp"),
+    "EpGraphSupportInfo_AddSingleNode": Slot(3, "spp"),
     "NodeComputeContext_NodeName": Slot(4, "cp"),
     "EpDevice_AddAllocatorInfo": Slot(5, "spp"),
     "MemoryInfo_GetMemoryDevice": Slot(6, "pp"),
@@ -118,6 +119,9 @@ EP_API = {
     "KernelDefBuilder_Build": Slot(32, "spp"),
     "ReleaseKernelDef": Slot(33, "vp"),
     "GetTensorDataType": Slot(40, "sip"),
+    "CreateIfKernel": Slot(45, "spo"),
+    "CreateLoopKernel": Slot(46, "sppo"),
+    "CreateScanKernel": Slot(47, "sppo"),
 }
 
 # Tables that this package fills: {uint32_t version; void *slot[]}. Here the signature is that of the callback,
@@ -170,4 +174,14 @@ DATA_TRANSFER = {
 KERNEL = {
     "Compute": Slot(0, "saa"),
     "Release": Slot(1, "va"),
+}
+
+LOOP_HELPER = {
+    "Release": Slot(0, "va"),
+    "ConcatOutput": Slot(1, "sapazaz"),
+}
+
+SCAN_HELPER = {
+    "Release": Slot(0, "va"),
+    "Transpose": Slot(1, "sanzapa"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,8 @@ log = logging.getLogger("ort_gpu_ep")
 VENDOR = "ort_gpu_ep"
 CPU_DEVICE, GPU_DEVICE = 0, 1
 _MEM_CPU_INPUT, _MEM_CPU_OUTPUT = -2, -1
-_ANY_VERSION = 2147483647
+_ANY_VERSION = 2147483646
+"""ONNX Runtime takes its largest number for no range at all."""
 
 
 class Allocator(Table):
@@ -78,12 +79,12 @@ class DataTransfer(Table):
                 outwards.append((source[0], target[0], tensor_type(source[2], source[1]).nbytes))
             else:
                 copy_value(sources[i], targets[i])
-        with _recording(*(address for address, _, _ in outwards)):
+        with recording(*(address for address, _, _ in outwards)):
             memory.copy_out_all(outwards)
 
 
 @contextmanager
-def _recording(*addresses: int) -> Iterator[None]:
+def recording(*addresses: int) -> Iterator[None]:
     """Works for the session that one of these addresses belongs to, if one does, and keeps what is raised meanwhile for it."""
     state = next(filter(None, map(memory.state_of, addresses)), None)
     if state is None:
@@ -100,7 +101,7 @@ def copy_value(source: int, target: int) -> None:
     nbytes = tensor_type(kind, shape).nbytes
     if nbytes == 0:
         return
-    with _recording(address, into):
+    with recording(address, into):
         if memory.owns(into):
             if memory.owns(address):
                 memory.copy(gpu_for(into), address, into, nbytes)
@@ -162,24 +163,32 @@ class MemcpyKernel(Table):
 def memcpy_registry(ep_name: Any, create_kernel: Any) -> Any:
     """An OrtKernelRegistry with the two Memcpy kernels, for all element types that this package knows."""
     registry = _make(api.CreateKernelRegistry)
-    types = ffi.new("void*[]", [get(api.GetTensorDataType, dtype.onnx) for dtype in DTYPES])
-    constraint = c_text("T")
     for op in ("MemcpyFromHost", "MemcpyToHost"):
-        builder = _make(api.CreateKernelDefBuilder)
-        api.KernelDefBuilder_SetOperatorType(builder, c_text(op))
-        api.KernelDefBuilder_SetDomain(builder, c_text(""))
-        api.KernelDefBuilder_SetSinceVersion(builder, 1, _ANY_VERSION)
-        api.KernelDefBuilder_SetExecutionProvider(builder, ep_name)
-        if op == "MemcpyFromHost":
-            api.KernelDefBuilder_SetInputMemType(builder, 0, _MEM_CPU_INPUT)
-        else:
-            api.KernelDefBuilder_SetOutputMemType(builder, 0, _MEM_CPU_OUTPUT)
-        api.KernelDefBuilder_AddTypeConstraint(builder, constraint, types, len(DTYPES))
-        definition = get(api.KernelDefBuilder_Build, builder)
-        api.KernelRegistry_AddKernel(registry, definition, create_kernel, NULL)
-        api.ReleaseKernelDef(definition)
-        api.ReleaseKernelDefBuilder(builder)
+        from_host = op == "MemcpyFromHost"
+        add_kernel(registry, ep_name, op, create_kernel, (0,) if from_host else (), () if from_host else (0,), "T")
     return registry
+
+
+def add_kernel(
+    registry: Any, ep_name: Any, op: str, create: Any, host_inputs: Iterable[int] = (), host_outputs: Iterable[int] = (), typed: str = "",
+) -> None:
+    """Adds a kernel for all versions of an op. host_inputs, host_outputs: what is in host memory. typed: what has one of our types."""
+    builder = _make(api.CreateKernelDefBuilder)
+    api.KernelDefBuilder_SetOperatorType(builder, c_text(op))
+    api.KernelDefBuilder_SetDomain(builder, c_text(""))
+    api.KernelDefBuilder_SetSinceVersion(builder, 1, _ANY_VERSION)
+    api.KernelDefBuilder_SetExecutionProvider(builder, ep_name)
+    for index in host_inputs:
+        api.KernelDefBuilder_SetInputMemType(builder, index, _MEM_CPU_INPUT)
+    for index in host_outputs:
+        api.KernelDefBuilder_SetOutputMemType(builder, index, _MEM_CPU_OUTPUT)
+    if typed:
+        types = ffi.new("void*[]", [get(api.GetTensorDataType, dtype.onnx) for dtype in DTYPES])
+        api.KernelDefBuilder_AddTypeConstraint(builder, c_text(typed), types, len(DTYPES))
+    definition = get(api.KernelDefBuilder_Build, builder)
+    api.KernelRegistry_AddKernel(registry, definition, create, NULL)
+    api.ReleaseKernelDef(definition)
+    api.ReleaseKernelDefBuilder(builder)
 
 
 def _make(function: Any) -> Any:
