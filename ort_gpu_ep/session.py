@@ -54,17 +54,17 @@ _OF_A_SESSION = frozenset((
 
 
 class InferenceSession(plugin.PlainSession):
-    """A drop-in for onnxruntime.InferenceSession that runs on the GPU what is better there.
+    """A drop-in for onnxruntime.InferenceSession that uses the GPU where that is faster.
 
     path_or_bytes, sess_options, providers, provider_options, kwargs: as in onnxruntime. Without `providers` the session uses
-    the GPU and the CPU, and `provider_options` may be one mapping of this package's options (see config.OPTIONS).
+    the GPU and the CPU, and `provider_options` may be one mapping of this package's options.
 
-    With placement=auto the session is onnxruntime's on the CPU at first, and there as soon as that. Behind the first run it is found out
-    beside the runs what is faster (starting.py), then by the runs for which sizes and rhythms (placement/chooser.py). stays_on_cpu: why
-    not, where that is a surprise.
+    With placement=auto the session starts on onnxruntime's CPU provider. After the first run it measures in the background which side is
+    faster (starting.py), and then chooses for each size of the inputs (placement/chooser.py). stays_on_cpu: why the GPU is not used, if
+    that is unexpected.
 
-    Raises: ConfigError for an unknown option or value; with strict=1, AdapterError where there is no usable adapter and
-    whatever kept the GPU from its part; onnxruntime's own exceptions for what it rejects.
+    Raises: ConfigError for an unknown option or value; with strict=1, AdapterError if there is no usable adapter, and the exception
+    that kept nodes from the GPU; onnxruntime's own exceptions for what it rejects.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class InferenceSession(plugin.PlainSession):
         return self._created(kept, [own.get(name, {}) for name in kept], costs)
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """As onnxruntime's: the session is made anew. Without providers it uses the GPU and the CPU. An unknown name is a RuntimeError."""
+        """As in onnxruntime: recreates the session, on GPU and CPU if no providers are given. Raises RuntimeError for an unknown name."""
         there = [EP_NAME, *onnxruntime.get_available_providers()]
         for name in asked_providers(providers, None, None)[0] if providers else ():
             if name not in there and name not in onnxruntime.get_all_providers():
@@ -205,7 +205,7 @@ class InferenceSession(plugin.PlainSession):
         self._open_any(providers, provider_options)
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
-        """As onnxruntime's. If the GPU fails, the CPU answers with the same inputs; with strict=1 the failure is raised."""
+        """As in onnxruntime. If the GPU fails, the CPU answers from the same inputs; with strict=1 the failure is raised."""
         if self._runner is not None:
             if not any(isinstance(v, OrtValue) and not _is_on_cpu(v) for v in input_feed.values()):
                 return self._runner.run(output_names, input_feed, run_options)
@@ -224,7 +224,7 @@ class InferenceSession(plugin.PlainSession):
             return self._cpu_session().run(output_names, input_feed, run_options)
 
     def run_async(self, output_names: Any, input_feed: Any, callback: Any, user_data: Any, run_options: Any = None) -> None:
-        """As onnxruntime's, but in a thread of its own, so that the run is one like `run`'s."""
+        """As in onnxruntime, in a thread of its own that calls `run`."""
         self._validate_input(list(input_feed))
 
         def answer() -> None:
@@ -238,7 +238,7 @@ class InferenceSession(plugin.PlainSession):
         threading.Thread(target=answer, name="ort_gpu_ep-run_async", daemon=True).start()
 
     def io_binding(self) -> Any:
-        """As onnxruntime's; with placement=auto the session keeps the candidate it has now for all bound runs, and waits for its device."""
+        """As in onnxruntime. With placement=auto the session waits for its device, and all bound runs use its present candidate."""
         if self._start is not None:
             self._start.wait(hurry=True)
         if self._runner is not None:
@@ -246,8 +246,8 @@ class InferenceSession(plugin.PlainSession):
         return super().io_binding()
 
     def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
-        """As onnxruntime's. Values that are bound on the device don't cross; inputs in host memory are read in each run, once more where
-        the device is lost meanwhile.
+        """As in onnxruntime. Values that are bound on the device are not copied; inputs in host memory are read in each run, and again
+        if the device is lost during the run.
         """
         bound: Any = getattr(iobinding, "_session", self._sess)
         if bound is not self._sess and bound in self._fronts:       # onnxruntime.IOBinding(session), before another candidate was chosen
@@ -264,7 +264,7 @@ class InferenceSession(plugin.PlainSession):
             super().run_with_iobinding(iobinding, run_options)
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
-        """As onnxruntime's. With placement=auto, values on a device go to the candidate that io_binding() would keep."""
+        """As in onnxruntime. With placement=auto, a run with values on a device uses the candidate that io_binding() would use."""
         if self._runner is not None:
             if all(map(_is_on_cpu, input_dict_ort_values.values())):
                 return self._runner.run(output_names, input_dict_ort_values, run_options, values=True)
@@ -289,26 +289,26 @@ class InferenceSession(plugin.PlainSession):
         return isinstance(cause, (DeviceLostError, DeviceHangError)) and self._state is not None and not self._state.strict
 
     def ready(self) -> bool:
-        """Whether nothing is under way any more: with placement=auto, where runs go is found out beside the first of them."""
+        """Whether the session has decided where it runs; with placement=auto it measures that in the background of the first runs."""
         return self._start is None or self._start.is_over
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
-        """Waits for that, so long at most; gives `ready()`.
+        """Waits for that decision, at most `timeout_s`; returns `ready()`.
 
-        Before the first run it opens the GPU and waits for it, with what is known of the model; what is not, the first run finds out then,
+        Before the first run it opens the GPU with what is known about the model. If that is not enough, the first run measures the rest
         and takes longer.
         """
         return self._start is None or self._start.wait(timeout_s)
 
     @property
     def missing_gpu(self) -> str:
-        """Why a session with placement=gpu has none; empty where it has one, or need not."""
+        """Why a session with placement=gpu has no GPU; empty if it has one, or needs none."""
         return self._trouble
 
     def profile(
         self, inputs: Mapping[str, Any] | None = None, runs: int = 21, progress: Callable[[str, float], None] | None = None,
     ) -> RunProfile:
-        """What runs take on the GPU: each dispatch by its clock, beside what the adapter could do, and the host's phases.
+        """Times runs on the GPU: each dispatch by the GPU's clock, compared with the adapter's limits, and the host's phases.
 
         inputs: of each run; guessed where none are given (guess.py). runs: counted. A session that chooses for itself, or has
         chosen the CPU, is made once more with placement=gpu; one with nodes on the CPU, once more with onnxruntime's profiler.
@@ -343,10 +343,10 @@ class InferenceSession(plugin.PlainSession):
         self, inputs: Mapping[str, Any] | None = None, budget_s: float | None = None, fresh: bool = False,
         progress: Callable[[str, float], None] | None = None,
     ) -> TuneResult:
-        """Measures which forms of the kernels are the fastest for these inputs on this adapter, and keeps that on disk (docs/tuning.md).
+        """Measures which kernels are the fastest for these inputs on this adapter, and stores the result (docs/tuning.md).
 
-        inputs: guessed where none are given (guess.py). budget_s: of running, 10 s by default. fresh: also what is known.
-        This session is made anew with what was found, as by `set_providers`; others that are made from now on have it.
+        inputs: guessed where none are given (guess.py). budget_s: of running, 10 s by default. fresh: measure again what is stored.
+        This session is recreated with the result, as by `set_providers`; sessions created from now on use it, too.
         Raises ConfigError where nothing runs on a GPU of this process, or its adapter has no timestamps.
         """
         from ort_gpu_ep.health.open_adapter import open_gpu
@@ -393,9 +393,9 @@ class InferenceSession(plugin.PlainSession):
             log.warning("tune=1: not tuned, %s: %s", type(error).__name__, error)
 
     def explain(self, profile: bool | Mapping[str, Any] = False) -> Explanation:
-        """Which node runs where and why, what crosses between the devices, and what memory it takes.
+        """Which node runs where and why, what is copied between the devices, and how much memory is used.
 
-        profile: also what each dispatch takes, see `profile`: true, or the inputs of its runs.
+        profile: also times each dispatch, see `profile`; true, or the inputs of its runs.
         """
         found = self._explain()
         if profile is False:

@@ -55,7 +55,7 @@ _make_venv() {
 # Debian and Ubuntu ship Python without ensurepip. Then pip comes from the Python at hand, or out of Debian's own package.
 _add_pip() {
     _python=$(_bin "$1")/python
-    "$_python" -m ensurepip >/dev/null 2>&1 && _has_pip "$1" && return
+    "$_python" -m ensurepip --default-pip >/dev/null 2>&1 && _has_pip "$1" && return
     _get="install --quiet --disable-pip-version-check pip"
     # shellcheck disable=SC2086
     "$(_find_python)" -m pip --python "$_python" $_get >/dev/null 2>&1 && _has_pip "$1" && return

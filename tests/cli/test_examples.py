@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PRINTED = {"classify_image": "nodes on the GPU", "io_binding": "farthest from numpy", "sequence": "31 steps: class", "own_quirk": "Softmax  cpu",
-           "serve_with_ray": "32 requests in batches of"}
+           "train_and_compress": "right predictions: ", "serve_with_ray": "32 requests in batches of"}
 WITH_CLIENTS = {"read_text": "Graphics 2026", "find_speech": "speech from 0.80 to 2.24 s"}
 WITH_GENAI = {"chat": "[24 tokens]"}
 """These two need packages that the tests have with the extras `clients` and `genai` only: tests/clients runs them."""
