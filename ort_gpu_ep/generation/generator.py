@@ -21,8 +21,9 @@ from onnxruntime import OrtValue
 from ort_gpu_ep.bound_runs import Runs, state_of
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, InputError, ModelError
+from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of
 from ort_gpu_ep.generation.model_file import without_weights
-from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, Step, step_of
+from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, SHARES, Step, step_of
 from ort_gpu_ep.plugin import VENDOR_ID, download_later, fill
 from ort_gpu_ep.session import InferenceSession
 
@@ -40,8 +41,9 @@ Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 class Generator:
     """A decoder, opened to generate; one generation at a time.
 
-    model: path, bytes or ModelProto of a decoder as onnxruntime-genai's model builder writes it. max_length: tokens of prompt and answer
-    together, for which the caches have room from the beginning. provider_options: as InferenceSession's; by default placement=gpu.
+    model: path, bytes or ModelProto of a decoder as onnxruntime-genai's model builder writes it, or optimum (its caches grow). max_length:
+    tokens of prompt and answer together, for which caches that do not grow have room from the beginning. provider_options: as
+    InferenceSession's; by default placement=gpu.
 
     Raises:
         ModelError: the model is no such decoder. ConfigError: an option.
@@ -54,27 +56,38 @@ class Generator:
         if max_length < 2:
             raise ConfigError(f"generate: max_length: got {max_length}, expected 2 tokens or more")
         loaded, folder = _loaded(model)
-        self.max_length, self._step = max_length, step_of(loaded, max_length)
+        self.max_length, self._turn = max_length, 0
+        growing = None if any(n.op_type == SHARES for n in loaded.graph.node) else growing_step_of(loaded)
+        step = growing or step_of(loaded, max_length)
         settings = sess_options if sess_options is not None else onnxruntime.SessionOptions()
         if folder:
             settings.add_session_config_entry(EXTERNAL_FOLDER, folder)
         options = {"placement": "gpu", "specialize": "off", **(provider_options or {})}     # one plan: tokens come evenly
-        self.session = InferenceSession(self._step.model.SerializeToString(), settings, provider_options=options)
+        self.session = InferenceSession(step.model.SerializeToString(), settings, provider_options=options)
         here = state_of(self.session) is not None and resolve(options).isolation == "none"
         self._device = ("gpu", 0, VENDOR_ID) if here else ("cpu", 0)
-        self._step = Step(onnx.ModelProto(), self._step.caches, self._step.ids)     # the weights are the session's now
+        self.vocabulary = self._logits_info().shape[-1]
+        if not isinstance(self.vocabulary, int):
+            raise ModelError("generate: the model leaves the number of logits open; write it into the shape of output 'logits'")
+        self._ids = step.kinds[IDS] if isinstance(step, GrowingStep) else step.ids
+        self._growing = Growing(self.session, step, self._device[:2]) if isinstance(step, GrowingStep) else None
+        if isinstance(step, Step):
+            self._prepare(step)
+
+    def _logits_info(self) -> Any:
+        return next(o for o in self.session.get_outputs() if o.name == LOGITS)
+
+    def _prepare(self, step: Step) -> None:
+        """The values that the steps with caches of one length read and write."""
+        self._step = Step(onnx.ModelProto(), step.caches, step.ids)     # the weights are the session's now
         self._caches = {name: self._value(np.zeros(shape, dtype)) for name, (_, shape, dtype) in self._step.caches.items()}
         self._presents = {present: self._caches[name] for name, (present, _, _) in self._step.caches.items()}
         self._tokens = [self._value(np.zeros((1, 1), self._step.ids)) for _ in range(2)]
         self._lengths = [self._value(np.zeros((1, 1), np.int64)) for _ in range(2)]
-        info = next(o for o in self.session.get_outputs() if o.name == LOGITS)
-        self.vocabulary = info.shape[-1]
-        if not isinstance(self.vocabulary, int):
-            raise ModelError("generate: the model leaves the number of logits open; write it into the shape of output 'logits'")
+        info = self._logits_info()
         kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[info.type]
         self._logits = self._value(np.zeros((1, 1, self.vocabulary), kind))
         self._runs = Runs(self.session, [self._bound(place) for place in range(2)])
-        self._turn = 0
 
     def generate(
         self, ids: npt.ArrayLike, *, max_new_tokens: int | None = None, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
@@ -103,7 +116,10 @@ class Generator:
         if count < 0:
             raise ConfigError(f"generate: max_new_tokens: got {max_new_tokens}, expected 0 or more")
         self._turn += 1
-        return self._tokens_of(prompt.astype(self._step.ids), count, choose, frozenset(stop), self._turn)
+        given = prompt.astype(self._ids)
+        if self._growing is not None:
+            return self._growing.tokens(given, count, choose, frozenset(stop))
+        return self._tokens_of(given, count, choose, frozenset(stop), self._turn)
 
     def _tokens_of(
         self, prompt: npt.NDArray[Any], count: int, choose: Callable[[npt.NDArray[Any]], int] | None, stop: frozenset[int], turn: int,

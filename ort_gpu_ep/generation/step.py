@@ -20,8 +20,10 @@ IDS, LENGTH, NEXT, NEXT_LENGTH, LOGITS = "input_ids", "generation.length", "gene
 """Inputs and outputs of a step besides its caches: tokens [1, S]; how many tokens there are with these [1, 1]; the most likely next token
 [1, 1]; length + 1; logits [1, 1, vocabulary] of the last token."""
 
-_MASK, _POSITIONS, _GIVEN_LOGITS = "attention_mask", "position_ids", "logits"
-_ATTENTION, _DOMAIN, _PAST = "GroupQueryAttention", "com.microsoft", (3, 4)
+MASK, POSITIONS, GIVEN_LOGITS = "attention_mask", "position_ids", "logits"
+SHARES, _DOMAIN, _PAST = "GroupQueryAttention", "com.microsoft", (3, 4)
+"""The op whose caches are past and present at once, of which domain, and where it reads them."""
+
 _PRODUCTS = ("MatMul", "MatMulNBits")
 
 
@@ -43,17 +45,17 @@ def step_of(model: onnx.ModelProto, rows: int) -> Step:
     graph = model.graph
     inputs, outputs = {i.name: i for i in graph.input}, {o.name for o in graph.output}
     initializers = {t.name: t for t in graph.initializer}
-    attention = [n for n in graph.node if n.op_type == _ATTENTION and n.domain == _DOMAIN]
+    attention = [n for n in graph.node if n.op_type == SHARES and n.domain == _DOMAIN]
     pasts = {n.input[at]: (n, n.output[at - 2]) for n in attention for at in _PAST if len(n.input) > at and n.input[at]}
-    others = [n for n in inputs if n not in (IDS, _MASK, _POSITIONS, *pasts, *initializers)]
+    others = [n for n in inputs if n not in (IDS, MASK, POSITIONS, *pasts, *initializers)]
     problem = (
-        f"no input {IDS!r}" if IDS not in inputs else f"no output {_GIVEN_LOGITS!r}" if _GIVEN_LOGITS not in outputs
-        else f"no {_ATTENTION} with a past and a present" if not pasts or not set(pasts) <= set(inputs)
+        f"no input {IDS!r}" if IDS not in inputs else f"no output {GIVEN_LOGITS!r}" if GIVEN_LOGITS not in outputs
+        else f"neither inputs 'past_key_values.*' nor {SHARES} with a past and a present" if not pasts or not set(pasts) <= set(inputs)
         else f"inputs that a generation does not know: {', '.join(map(repr, others))}" if others else "")
     if problem:
         raise ModelError(
-            f"generate: the model has {problem}. Expected a decoder as onnxruntime-genai's model builder writes it: {IDS}, {_MASK}, "
-            f"perhaps {_POSITIONS}, caches that only {_ATTENTION} reads, {_GIVEN_LOGITS}. Run other models' steps with InferenceSession.")
+            f"generate: the model has {problem}. Expected a decoder as onnxruntime-genai's model builder writes it: {IDS}, {MASK}, "
+            f"perhaps {POSITIONS}, caches that only {SHARES} reads, {GIVEN_LOGITS}. Run other models' steps with InferenceSession.")
     caches = dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]]()
     for name, (node, present) in pasts.items():
         shape = (1, _attribute(node, "kv_num_heads"), rows, _head(node, inputs[name], graph, initializers))
@@ -103,33 +105,37 @@ def _around(graph: onnx.GraphProto, inputs: dict[str, onnx.ValueInfoProto], rows
     """What comes before the decoder (mask, positions) and behind it (the last token's logits, the choice, the next count)."""
     before, behind = list[onnx.NodeProto](), list[onnx.NodeProto]()
     places = _constant(graph, "places", np.arange(rows)[None])
-    if _MASK in inputs:
-        kind = inputs[_MASK].type.tensor_type.elem_type
+    if MASK in inputs:
+        kind = inputs[MASK].type.tensor_type.elem_type
         before += [helper.make_node("Less", [places, LENGTH], ["generation.seen"]),
-                   helper.make_node("Cast", ["generation.seen"], [_MASK], to=kind)]
-    if _POSITIONS in inputs:
-        kind = inputs[_POSITIONS].type.tensor_type.elem_type
+                   helper.make_node("Cast", ["generation.seen"], [MASK], to=kind)]
+    if POSITIONS in inputs:
+        kind = inputs[POSITIONS].type.tensor_type.elem_type
         axis = _constant(graph, "axis", [1])
         before += [helper.make_node("Shape", [IDS], ["generation.count"], start=1, end=2),
                    helper.make_node("Slice", [places, _constant(graph, "zero", [0]), "generation.count", axis], ["generation.first"]),
                    helper.make_node("Sub", [LENGTH, "generation.count"], ["generation.before"]),
                    helper.make_node("Add", ["generation.first", "generation.before"], ["generation.positions"]),
-                   helper.make_node("Cast", ["generation.positions"], [_POSITIONS], to=kind)]
-    behind += _last_logits(graph)
-    behind += [helper.make_node("ArgMax", [LOGITS], ["generation.best"], axis=-1, keepdims=0),
-               helper.make_node("Cast", ["generation.best"], [NEXT], to=ids),
-               helper.make_node("Add", [LENGTH, _constant(graph, "one", [1])], [NEXT_LENGTH])]
+                   helper.make_node("Cast", ["generation.positions"], [POSITIONS], to=kind)]
+    behind += last_token(graph, ids)
+    behind += [helper.make_node("Add", [LENGTH, _constant(graph, "one", [1])], [NEXT_LENGTH])]
     nodes = [*before, *graph.node, *behind]
     del graph.node[:]
     graph.node.extend(nodes)
 
 
+def last_token(graph: onnx.GraphProto, ids: int) -> Sequence[onnx.NodeProto]:
+    """Nodes that give LOGITS of the last token, and NEXT."""
+    return [*_last_logits(graph), helper.make_node("ArgMax", [LOGITS], ["generation.best"], axis=-1, keepdims=0),
+            helper.make_node("Cast", ["generation.best"], [NEXT], to=ids)]
+
+
 def _last_logits(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
     """Makes LOGITS those of the last token: where a product with a weight gives them, it is made for that token alone."""
     last = [_constant(graph, "last", [-1]), _constant(graph, "end", [np.iinfo(np.int64).max]), _constant(graph, "tokens", [1])]
-    at, product = next((k, n) for k, n in enumerate(graph.node) if _GIVEN_LOGITS in n.output)
+    at, product = next((k, n) for k, n in enumerate(graph.node) if GIVEN_LOGITS in n.output)
     if product.op_type not in _PRODUCTS:
-        return [helper.make_node("Slice", [_GIVEN_LOGITS, *last], [LOGITS])]
+        return [helper.make_node("Slice", [GIVEN_LOGITS, *last], [LOGITS])]
     cut = helper.make_node("Slice", [product.input[0], *last], ["generation.last_state"])
     product.input[0], product.output[0] = "generation.last_state", LOGITS
     graph.node.insert(at, cut)
@@ -138,7 +144,7 @@ def _last_logits(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
 
 def _give(graph: onnx.GraphProto, caches: dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]], ids: int) -> None:
     """The step's inputs and outputs. Sizes of the caches are the model's."""
-    logits = next(o for o in graph.output if o.name == _GIVEN_LOGITS).type.tensor_type
+    logits = next(o for o in graph.output if o.name == GIVEN_LOGITS).type.tensor_type
     vocabulary = logits.shape.dim[-1].dim_value or "vocabulary"
     kinds = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, (_, _, dtype) in caches.items()}
     made = helper.make_tensor_value_info
