@@ -23,45 +23,43 @@ var<private> padding: i32;
 
 fn byte(v: i32) -> u32 { return u32(v) & 0xffu; }
 
-fn a_word_at(m: u32, k: u32) -> u32 {
-    if (m >= M || k >= K) { return 0u; }
-    let at = a_start + m * A_ROW + k * A_K;
+// Outside, the first element is read and left out: a branch for each element makes some drivers compile for minutes, or for ever.
 #if A_WORDS
-    return a_word(at / 4u) ^ select(0u, 0x80808080u, A_SHIFT == 128u);
+fn a_word_at(m: u32, k: u32) -> u32 {
+    let inside = (m < M) & (k < K);
+    return select(0u, a_word(select(0u, (a_start + m * A_ROW + k * A_K) / 4u, inside)) ^ select(0u, 0x80808080u, A_SHIFT == 128u), inside);
+}
 #else
-    var word = byte(i32(a_at(at)) - i32(A_SHIFT));
-    if (k + 1u < K) { word |= byte(i32(a_at(at + A_K)) - i32(A_SHIFT)) << 8u; }
-    if (k + 2u < K) { word |= byte(i32(a_at(at + 2u * A_K)) - i32(A_SHIFT)) << 16u; }
-    if (k + 3u < K) { word |= byte(i32(a_at(at + 3u * A_K)) - i32(A_SHIFT)) << 24u; }
-    return word;
-#end
+fn a_element(m: u32, k: u32) -> u32 {
+    let inside = (m < M) & (k < K);
+    return select(0u, byte(i32(a_at(select(0u, a_start + m * A_ROW + k * A_K, inside))) - i32(A_SHIFT)), inside);
 }
 
+fn a_word_at(m: u32, k: u32) -> u32 {
+    return a_element(m, k) | (a_element(m, k + 1u) << 8u) | (a_element(m, k + 2u) << 16u) | (a_element(m, k + 3u) << 24u);
+}
+#end
+
 fn b_element(k: u32, n: u32) -> u32 {
-    if (k >= K || n >= N) { return 0u; }
-    if (!IM2COL) { return byte(i32(b_at(b_start + k * B_K + n * B_COL)) - i32(B_SHIFT)); }
+    let within = (k < K) & (n < N);
+    if (!IM2COL) { return select(0u, byte(i32(b_at(select(0u, b_start + k * B_K + n * B_COL, within))) - i32(B_SHIFT)), within); }
     let tap = k % (WINDOW_Z * WINDOW_Y * WINDOW_X);
     let channel = k / (WINDOW_Z * WINDOW_Y * WINDOW_X);
     let z = i32(n / (OUT_HEIGHT * OUT_WIDTH) * STRIDE_Z + tap / (WINDOW_Y * WINDOW_X) * DILATION_Z) - i32(PAD_Z);
     let y = i32(n / OUT_WIDTH % OUT_HEIGHT * STRIDE_Y + tap / WINDOW_X % WINDOW_Y * DILATION_Y) - i32(PAD_Y);
     let x = i32(n % OUT_WIDTH * STRIDE_X + tap % WINDOW_X * DILATION_X) - i32(PAD_X);
-    if (u32(z) >= DEPTH || u32(y) >= HEIGHT || u32(x) >= WIDTH) { return byte(padding); }
-    return byte(i32(b_at(b_start + ((channel * DEPTH + u32(z)) * HEIGHT + u32(y)) * WIDTH + u32(x))) - i32(B_SHIFT));
+    let inside = (u32(z) < DEPTH) & (u32(y) < HEIGHT) & (u32(x) < WIDTH);
+    let at = select(0u, b_start + ((channel * DEPTH + u32(z)) * HEIGHT + u32(y)) * WIDTH + u32(x), inside & within);
+    return select(0u, byte(select(padding, i32(b_at(at)) - i32(B_SHIFT), inside)), within);
 }
 
 // Four elements along k of each of four columns.
 fn b_words(k: u32, n: u32) -> vec4<u32> {
 #if B_WORDS
-    var rows = vec4<u32>();
-    if (n < N) {
-        let at = (b_start + k * B_K + n) / 4u;
-        if (k < K) { rows.x = b_word(at); }
-        if (k + 1u < K) { rows.y = b_word(at + B_K / 4u); }
-        if (k + 2u < K) { rows.z = b_word(at + 2u * (B_K / 4u)); }
-        if (k + 3u < K) { rows.w = b_word(at + 3u * (B_K / 4u)); }
-        let turn = select(0u, 0x80808080u, B_SHIFT == 128u);
-        rows = select(vec4<u32>(), rows ^ vec4<u32>(turn), vec4<u32>(k, k + 1u, k + 2u, k + 3u) < vec4<u32>(K));
-    }
+    let inside = (vec4<u32>(k, k + 1u, k + 2u, k + 3u) < vec4<u32>(K)) & vec4<bool>(n < N);
+    let at = select(vec4<u32>(), vec4<u32>((b_start + k * B_K + n) / 4u) + vec4<u32>(0u, 1u, 2u, 3u) * (B_K / 4u), inside);
+    let turn = select(0u, 0x80808080u, B_SHIFT == 128u);
+    let rows = select(vec4<u32>(), vec4<u32>(b_word(at.x), b_word(at.y), b_word(at.z), b_word(at.w)) ^ vec4<u32>(turn), inside);
     let low = vec4<u32>(0xffu);
     var columns = vec4<u32>();
 #for e in 4
