@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.device.missing import no_adapter
-from ort_gpu_ep.health import bundle, verdicts
+from ort_gpu_ep.health import bundle, tested, verdicts
 from ort_gpu_ep.health.enumeration import look_again
 from ort_gpu_ep.health.examination import Device, Outcome, examine
 from ort_gpu_ep.health.open_adapter import reasons, workarounds_for
@@ -34,7 +35,9 @@ COLORS = {"PASS": "green", "UNSUPPORTED": "yellow", "NOT_RUN": "yellow"}
 def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Only the probes that the first session would run.")] = False,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Repetitions of each probe with new random inputs.")] = 2,
-    report: Annotated[Path | None, shared.file_to_write("--report", "Write a .zip for a bug report, without names.", (".zip",))] = None,
+    report: Annotated[Path | None, shared.file_to_write(
+        "--report", "A .zip for a bug report, or a .json table of tested adapters, which gets a line: no names, no folders.",
+        (".zip", ".json"))] = None,
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:
@@ -59,8 +62,10 @@ def doctor(
     whole = verdicts.with_quirks(verdict, reasons(quirks, chosen))
     known = workarounds_for(quirks, chosen)
     data = _data(found, chosen, device, outcomes, whole, known)
-    if report is not None:
+    if report is not None and report.suffix.lower() == ".zip":
         bundle.write(report, data)
+    elif report is not None:
+        tested.append(report, tested.entry(chosen, "doctor", Counter(o.status for o in outcomes)))
     if json:
         shared.print_json(data)
     else:
@@ -136,6 +141,7 @@ def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict
         table.add_row(o.group, o.name, Text(o.status, color), f"{o.time_ms:.0f}", shared.lines(o.seen))
     shared.out.print(table)
     shared.out.print(f"{verdict.health}", style="bold")
+    shared.out.print(tested.about(chosen))
     for what, why in verdict.disabled:
         shared.out.print(f"not used from now on: {what}: {why}")
     for workaround in known:
