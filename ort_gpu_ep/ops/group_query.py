@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ort_gpu_ep.contrib import DOMAIN
@@ -76,7 +77,7 @@ def group_query_attention(node: BoundNode) -> Lowering:
     queries = Heads(q.source, shape, (batch, step.size, q.width))
     if turns or node.has(Q_NORM):
         turned = TensorType(dtype, shape)
-        kernels.append(_appended(node, step, q, None, Q_NORM, turns, turned, "queries"))
+        appended.append(_appended(node, step, q, None, Q_NORM, turns, turned, "queries"))
         temps.append(("queries", turned))
         queries = Heads("queries", shape, (step.heads * step.sequence * step.size, step.sequence * step.size, step.size))
     strides = (step.groups * step.capacity * step.size, step.capacity * step.size, step.size)
@@ -96,7 +97,7 @@ def group_query_attention(node: BoundNode) -> Lowering:
         kernels.append(attend(node, queries, keys, values, mask, options, out, y_strides))
     present = [cache if node.wants(i) else None for i in (1, 2)]
     stays = node.has(PAST_KEY) and node.wants(1) and node.wants(2) and same(node.input(PAST_KEY).shape[2], step.capacity)
-    put = tuple(_put(k, step) for k in appended)
+    put = _put(node, step, appended[::-1])
     return Lowering(
         (out, *present, None)[:max(1, len(node.node.outputs))], (*appended, *kernels), tuple(temps),
         stored=(("present_key", 1), ("present_value", 2)),
@@ -166,7 +167,8 @@ def _appended(
     shape: Shape = out.shape
     before = node.input(past).shape[2] if given["past"] is not None and past is not None else 0
     consts: dict[str, Const] = {
-        "QUERY": is_query, "NORM": weight is not None, "ROTARY": turns, "SEQUENCE": step.sequence, "ROWS": shape[2], "HEADS": shape[1],
+        "QUERY": is_query, "PART": (None, PAST_KEY, PAST_VALUE).index(past),
+        "NORM": weight is not None, "ROTARY": turns, "SEQUENCE": step.sequence, "ROWS": shape[2], "HEADS": shape[1],
         "HEAD": step.size, "PAST": before, "TOTAL": step.total,
         "FIRST": step.first, "HALF": pairs, "COSINES": rows, "INTERLEAVED": bool(node.attr("rotary_interleaved")),
         "EPSILON": float(epsilon), "X_BATCH": step.sequence * tokens.width, "X_TOKEN": tokens.width, "X_FIRST": tokens.first}
@@ -177,12 +179,50 @@ def _appended(
     return replace(built, optionals=tuple((n, at is not None) for n, at in given.items()))
 
 
-def _put(appended: Kernel, step: Step) -> Kernel:
-    """The same for a cache that holds what came before."""
-    count = step.batch * step.groups * step.sequence * step.size
-    return replace(
-        appended, shader="put_tokens.wgsl", consts=(*appended.consts, ("COUNT", count)), groups=ceil_div(count, PUT_WORKGROUP_SIZE),
-        workgroup_size=PUT_WORKGROUP_SIZE, reads=tuple((name, at) for name, at in appended.reads or () if name != "past"))
+def _put(node: BoundNode, step: Step, appended: Sequence[Kernel]) -> list[Kernel]:
+    """The same for caches that hold what came before: one kernel, or several where it would have more buffers than the adapter takes.
+
+    appended: of the values, of the keys and perhaps of the queries, from the last one on.
+    """
+    if len({dict(k.consts)["EPSILON"] for k in appended if dict(k.consts)["NORM"]}) < 2 and node.has(Q_NORM) == node.has(K_NORM):
+        whole = _put_together(step, appended)
+        if len(whole.reads or ()) + len(whole.outputs) + whole.looks <= node.target.limits.max_buffers_per_stage:
+            return [whole]
+    return [_put_together(step, [k]) for k in appended]
+
+
+def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
+    consts = dict[str, Const]({f"{letter}_{what}": 0 for letter in "QKV" for what in ("BATCH", "TOKEN", "FIRST", "COUNT")})
+    consts |= {"QUERIES": False, "KEYS": False, "VALUES": False, "NORM": False, "ROTARY": False, "COSINES": 0, "HALF": 0}
+    optionals, reads = dict[str, bool](), dict[str, int | str]()
+    names = {0: ("Q", "queries"), 1: ("K", "keys"), 2: ("V", "values")}
+    writes, outputs, count = dict[str, int | str](), list[TensorType](), 0
+    parts = sorted(appended, key=lambda k: int(dict(k.consts)["PART"]))
+    for built in parts:
+        its, (letter, name), given = dict(built.consts), names[int(dict(built.consts)["PART"])], dict(built.reads or ())
+        own = step.batch * step.sequence * step.size * (step.heads if letter == "Q" else step.groups)
+        count += own
+        consts |= {f"{letter}_{what}": its[f"X_{what}"] for what in ("BATCH", "TOKEN", "FIRST")}
+        consts |= {name.upper(): True, f"{letter}_COUNT": own}
+        for key in ("NORM", "ROTARY", "COSINES", "HALF"):
+            consts[key] = consts[key] or its[key]
+        consts |= {key: its[key] for key in ("SEQUENCE", "TOTAL", "FIRST", "INTERLEAVED", "HEAD")}
+        if its["NORM"] or "EPSILON" not in consts:
+            consts["EPSILON"] = its["EPSILON"]
+        reads |= {n: at for n, at in given.items() if n in ("lengths", "cosines", "sines", "positions")}
+        if "x" not in reads:
+            reads["x"] = given["x"]
+        elif given["x"] != reads["x"]:
+            reads[letter.lower()] = given["x"]
+        if "weight" in given:
+            reads["k_weight" if "weight" in reads else "weight"] = given["weight"]
+        writes[name], outputs = dict(built.writes or ())["y"], [*outputs, *built.outputs]
+    consts |= {"HEADS": step.heads, "KEY_HEADS": step.groups, "ROWS": step.capacity, "COUNT": count}
+    optionals = {n: n in reads for n in ("k", "v", "k_weight", "weight", "cosines", "sines", "positions")}
+    made = kernel(
+        "put_tokens.wgsl", outputs, consts=consts, groups=ceil_div(count, PUT_WORKGROUP_SIZE), workgroup_size=PUT_WORKGROUP_SIZE,
+        reads=reads, writes=writes, reports=True)
+    return replace(made, optionals=tuple(optionals.items()))
 
 
 def _angles(node: BoundNode, step: Step) -> tuple[int, int]:

@@ -107,9 +107,16 @@ def _held(node: BoundNode, rows: Rows, epsilon: float, *, rms: bool = False, cha
         return _in_pieces(node, rows, pieces[choice.form][0], consts, {"x": 0, "scale": 1, **bias}, choice)
     form = known[choice.form]
     return kernel(
-        ROWS, [x.type], consts={"COUNT": rows.count, "RMS": rms, "SKIP": False, "SUM": False, **consts, **form.consts(target, ROWS)},
+        ROWS, [x.type], consts={
+            "COUNT": rows.count, "RMS": rms, "SKIP": False, "SUM": False, "EARLY": channels is None and _is_early(target, rows), **consts,
+            **form.consts(target, ROWS)},
         groups=form.groups(rows.count), workgroup_size=form.workgroup_size, workgroup_nbytes=form.workgroup_nbytes(target, ROWS),
         reads={"x": 0, "scale": 1, **bias}, writes={"y": 0}, vectors=vectors, features=form.features(target, ROWS), choice=choice)
+
+
+def _is_early(target: Target, rows: Rows) -> bool:
+    """Whether a row waits for what it reads: where there are few, registers for its scale are free."""
+    return bool(hint(rows.count) <= target.figures.units)
 
 
 def _pieces(target: Target, rows: Rows, n4: int) -> dict[str, tuple[RowForm, float]]:
@@ -249,8 +256,9 @@ def _of_sum(node: BoundNode, rms: bool, optional: Mapping[str, int]) -> Lowering
         f"skip normalize {n}, about {1 << hint(rows.count).bit_length()} rows", estimates_ns(target, known, rows.count, n // 4))
     form, wants_sum = known[choice.form], node.wants(3)
     consts: dict[str, Const] = {
-        "COUNT": rows.count, "RMS": rms, "SKIP": True, "SUM": wants_sum, "SKIP_ROWS": prod(skip.shape[:-1]), "N4": n // 4,
-        "EPSILON": float(node.attr("epsilon")), "CHANNELS": 0, "PER_ROW": 1, "PLANE4": 1, **form.consts(target, ROWS)}
+        "COUNT": rows.count, "RMS": rms, "SKIP": True, "SUM": wants_sum, "EARLY": _is_early(target, rows),
+        "SKIP_ROWS": prod(skip.shape[:-1]), "N4": n // 4, "EPSILON": float(node.attr("epsilon")), "CHANNELS": 0, "PER_ROW": 1, "PLANE4": 1,
+        **form.consts(target, ROWS)}
     stored = {"y": 0, **({"total": 3} if wants_sum else {})}
     built = kernel(
         ROWS, [x.type] * len(stored), consts=consts, groups=form.groups(rows.count), workgroup_size=form.workgroup_size,

@@ -5,12 +5,13 @@ ONNX Runtime has then nothing left to check or to do but to make values, ask for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ort_gpu_ep.plugin.compute import Partition
+from ort_gpu_ep.plugin.direct_binding import BindingRun
 from ort_gpu_ep.plugin.state import COPIES, SessionState
 from ort_gpu_ep.types import TensorType
 
@@ -75,6 +76,7 @@ class Direct:
 
     def __init__(self, session: Any, partition: Partition) -> None:
         self._alive, self._partition, self._state = session._sess, partition, partition.state
+        self._bound_runs = 0        # of onnxruntime's
         self._names = tuple(i.name for i in session.get_inputs())
         graph = partition.graph
         self._read = tuple(self._names.index(name) for name in graph.inputs)
@@ -125,6 +127,14 @@ class Direct:
             oldest = next(iter(self._seen))
             self._seen.pop(oldest, None)
             known.pop(oldest, None)
+
+    def bound_run(self, dtypes: Mapping[str, Any], given: Mapping[str, Any], wanted: Mapping[str, Any]) -> BindingRun | None:
+        """Runs with an IO binding, see BindingRun.of; None where ONNX Runtime is to make them."""
+        return BindingRun.of(self._partition, dtypes, given, wanted) if self._bound_runs >= RUNS_BEFORE else None
+
+    def bound_passed(self) -> None:
+        """ONNX Runtime has made a run with an IO binding."""
+        self._bound_runs += 1
 
     def _arrays(self, feeds: Any) -> list[Array] | None:
         """The inputs in the session's order, if they are dense arrays and no others are given."""

@@ -21,12 +21,15 @@ TENSORS = {f"tensor({name})": np.dtype(numpy) for name, numpy in (
 
 OrtBinding: Any = onnxruntime_inference_collection.IOBinding
 
+HOST = "host"
+"""Stands for an output that is to be a new value on the host."""
+
 Bind: TypeAlias = tuple[Callable[..., object], tuple[Any, ...]]
 """A method of onnxruntime's class and its arguments. Not bound to the binding: a cycle would keep its values until a collection."""
 
 
 class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
-    """onnxruntime's, for sessions that call `refresh` before each run."""
+    """onnxruntime's, for sessions that call `run_past`, or else `refresh`, before each run."""
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
@@ -35,56 +38,118 @@ class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
         self._wants_host_memory = {i.name: where.name == "Cpu" for i, where in inputs}
         self._elsewhere: dict[str, Bind] = {}
         self._read, self._written = dict[str, range](), dict[str, range]()      # host memory, by the input or output that lies there
+        self._given: dict[str, Any] = {}        # by name: arrays and OrtValues as they are bound; None: what onnxruntime alone knows
+        self._wanted: dict[str, Any] = {}       # by name, in onnxruntime's order: OrtValues, HOST; None: what onnxruntime alone knows
+        self._run: Any = None        # direct_binding.py, for what is bound now
+        self._is_answered = False               # the last run went past onnxruntime, which has none of its outputs
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         bind = OrtBinding.bind_cpu_input, (name, arr_on_cpu)
         if isinstance(arr_on_cpu, np.ndarray) and arr_on_cpu.flags.c_contiguous:
             self._read[name] = range(arr_on_cpu.ctypes.data, arr_on_cpu.ctypes.data + arr_on_cpu.nbytes)
             self._bind(name, True, arr_on_cpu.dtype, bind)
+            self._give(name, arr_on_cpu)
         else:       # on the CPU, too, it is copied now
             self._bind(name, self._wants_host_memory.get(name), None, bind)
+            self._give(name, None)
 
     def bind_input(self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int) -> None:
         bind = OrtBinding.bind_input, (name, device_type, device_id, element_type, list(shape), buffer_ptr)
         self._read[name] = _place(element_type, shape, buffer_ptr)
         self._bind(name, device_type == "cpu", _dtype(element_type) if buffer_ptr else None, bind)
+        self._give(name, None)
 
     def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
         bind = OrtBinding.bind_ortvalue_input, (name, ortvalue)
-        if ortvalue.is_tensor():
+        is_tensor = ortvalue.is_tensor()
+        if is_tensor:
             self._read[name] = _place_of(ortvalue)
             self._bind(name, ortvalue.device_name() == "cpu", TENSORS.get(ortvalue.data_type()), bind)
         else:
             self._bind(name, self._wants_host_memory.get(name), None, bind)
+        self._give(name, ortvalue if is_tensor else None)
+
+    def clear_binding_inputs(self) -> None:
+        self._elsewhere.clear()
+        self._read.clear()
+        self._given.clear()
+        self._run = None
+        super().clear_binding_inputs()
 
     def bind_output(
         self, name: str, device_type: str = "cpu", device_id: int = 0, element_type: Any = None, shape: Any = None, buffer_ptr: Any = None,
     ) -> None:
         super().bind_output(name, device_type, device_id, element_type, shape, buffer_ptr)
         self._written[name] = _place(element_type, shape or (), buffer_ptr)
+        self._want(name, HOST if device_type == "cpu" and buffer_ptr is None else None)
 
     def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
         super().bind_ortvalue_output(name, ortvalue)
         self._written[name] = _place_of(ortvalue)
-
-    def clear_binding_inputs(self) -> None:
-        self._elsewhere.clear()
-        self._read.clear()
-        super().clear_binding_inputs()
+        self._want(name, ortvalue if ortvalue.is_tensor() else None)
 
     def clear_binding_outputs(self) -> None:
-        self._written.clear()
         super().clear_binding_outputs()
+        self._written.clear()
+        self._wanted.clear()
+        self._run, self._is_answered = None, False
 
     @property
     def keeps_inputs(self) -> bool:
         """Whether a run that fails half-way has left its inputs as they were: no output lies where an input does."""
         return not any(r.start < w.stop and w.start < r.stop for r in self._read.values() for w in self._written.values())
 
+    def get_outputs(self) -> Any:
+        return self._answers() if self._is_answered else super().get_outputs()
+
+    def get_outputs_as_ortvaluevector(self) -> Any:
+        if not self._is_answered:
+            return super().get_outputs_as_ortvaluevector()
+        found = onnxruntime_inference_collection.C.OrtValueVector()
+        for value in self._answers():
+            found.push_back(value._ortvalue)
+        return found
+
+    def copy_outputs_to_cpu(self) -> Any:
+        return [np.array(value.numpy()) for value in self._answers()] if self._is_answered else super().copy_outputs_to_cpu()
+
+    def run_past(self, session: Any, direct: Any) -> bool:
+        """One run of a session past onnxruntime, if this is a binding of that one. direct: its way past, see plain.Shortcut.
+
+        False, and nothing is done, where that is not possible. Raises what the partition does.
+        """
+        self._is_answered = False
+        if self._session is not session:
+            return False
+        if self._run is None:
+            self._run = direct.bound_run(self._dtypes, self._given, self._wanted)
+        self._is_answered = self._run is not None and self._run.run(self._given)
+        return self._is_answered
+
     def refresh(self) -> None:
-        """Before a run: binds the inputs that lie elsewhere than the session wants them to what they hold now."""
+        """Before a run of onnxruntime: binds the inputs that lie elsewhere than the session wants them to what they hold now."""
+        self._is_answered = False
         for bind, arguments in self._elsewhere.values():
             bind(self, *arguments)
+
+    def _give(self, name: str, value: Any) -> None:
+        """Notes an input. Arrays may be others in each run; all else is looked at anew."""
+        before, self._given[name] = self._given.get(name), value
+        if before is not value and not (isinstance(before, np.ndarray) and isinstance(value, np.ndarray)):
+            self._run = None
+
+    def _want(self, name: str, value: Any) -> None:
+        """Notes an output: onnxruntime has no values of a run any more, and makes a new one for HOST."""
+        before, self._wanted[name] = self._wanted.get(name), value
+        self._is_answered = False
+        if before is not value:
+            self._run = None
+        elif self._run is not None:
+            self._run.forget(name)
+
+    def _answers(self) -> list[Any]:
+        assert self._run is not None, "it has made the last run"
+        return [self._run.made[name] if value is HOST else value for name, value in self._wanted.items()]
 
     def _bind(self, name: str, on_host: bool | None, dtype: np.dtype[Any] | None, bind: Bind) -> None:
         """dtype: of the input, if known. One that is as the session wants it is copied before a run only: to bind it can't fail."""

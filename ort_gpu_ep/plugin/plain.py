@@ -8,7 +8,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_inference_collection
 
 from ort_gpu_ep.interrupts import uninterrupted
-from ort_gpu_ep.plugin.io_binding import refresh, take_over
+from ort_gpu_ep.plugin.io_binding import IOBinding, refresh, take_over
 
 OrtSession: Any = onnxruntime_inference_collection.InferenceSession
 
@@ -41,6 +41,12 @@ class Shortcut(Protocol):
 
     def passed(self, output_names: Any, feeds: Any) -> None:
         """onnxruntime has answered a run with these inputs and outputs."""
+
+    def bound_run(self, dtypes: Any, given: Any, wanted: Any) -> Any:
+        """How runs with what is bound get past onnxruntime, see io_binding.py; None where it is to make them."""
+
+    def bound_passed(self) -> None:
+        """onnxruntime has made a run with an IO binding."""
 
 
 def exact_products(settings: Any) -> Any:
@@ -86,8 +92,13 @@ class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no type
 
 
 def _run_bound(session: Any, iobinding: Any, run_options: Any) -> None:
+    direct = session.direct if run_options is None and isinstance(iobinding, IOBinding) else None
+    if direct is not None and iobinding.run_past(session._sess, direct):
+        return
     refresh(iobinding)
     OrtSession.run_with_iobinding(session, iobinding, run_options)
+    if direct is not None:
+        direct.bound_passed()
 
 
 def _refreshes(session: Any) -> bool:

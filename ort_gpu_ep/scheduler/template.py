@@ -8,7 +8,7 @@ did; where they don't (a size of 1 that broadcasts, say), another template is ma
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from operator import is_
 from typing import Any
@@ -73,34 +73,44 @@ class Template:
         self.plan, self._limits, self._trace, self._values = plan, limits, trace, dict(values or {})
         self.offsets: list[int | None] = []
         wanted = _Wanted()
-        self._outputs = [wanted.add(t.shape) for t in plan.outputs]
+        self._outputs = _Varying(plan.outputs, {
+            k: wanted.add(t.shape) for k, t in enumerate(plan.outputs) if any(map(is_symbolic, t.shape))})
         self._slots = wanted.add(plan.slots)
-        self._groups = [
-            wanted.add(s.groups) if isinstance(s, Dispatch) and any(map(is_symbolic, s.groups)) else None for s in plan.steps]
-        self._nbytes = [wanted.add((s.nbytes,)) if isinstance(s, Copy) else None for s in plan.steps]
+        dispatches = {k: s for k, s in enumerate(plan.steps) if isinstance(s, Dispatch)}
+        self._groups = _Varying([s.groups if isinstance(s, Dispatch) else None for s in plan.steps], {
+            k: wanted.add(s.groups) for k, s in dispatches.items() if any(map(is_symbolic, s.groups))})
+        self._nbytes = _Varying([s.nbytes if isinstance(s, Copy) else None for s in plan.steps], {
+            k: wanted.add((s.nbytes,)) for k, s in enumerate(plan.steps) if isinstance(s, Copy) and is_symbolic(s.nbytes)})
         self._constants = [(c, wanted.add(c.type.shape), wanted.add(c.varying)) for c in plan.constants if c.varying]
-        self._structs, self.parameter_nbytes = self._place_parameters(wanted)
+        self._parameters = self._place_parameters(wanted)
+        self.parameter_nbytes = self._layout.size
         self._formula = Formula(trace, wanted.values)
         self._symbols: list[Any] = []
         if self._values or any(is_symbolic(size) for t in plan.inputs for size in t.shape):     # nothing else brings symbols in
             _walk(plan, self._symbols.append)
         self.varies = bool(self._symbols)
 
-    def _place_parameters(self, wanted: _Wanted) -> tuple[list[tuple[int, str, slice]], int]:
-        """(offset, struct format, values) of each step's parameters, and the bytes of all."""
-        structs, end = list[tuple[int, str, slice]](), 0
+    def _place_parameters(self, wanted: _Wanted) -> slice:
+        """The values of all steps' parameters, whose structs lie behind one another in one."""
+        layout, values, end = "<", list[Any](), 0
+        self._struct_nbytes = dict[int, int]()
         for step in self.plan.steps:
             found = parameters(step.kernel, step.bindings) if isinstance(step, Dispatch) else []
             self.offsets.append(end if found else None)
             if found:
-                layout = "".join("I" if isinstance(value, Size) else "f" for _, value in found)
-                structs.append((end, f"<{layout}", wanted.add([value for _, value in found])))
-                end += -(-4 * len(found) // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
-        return structs, end
+                nbytes = -(-4 * len(found) // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
+                layout += "".join("I" if isinstance(value, Size) else "f" for _, value in found) + f"{nbytes - 4 * len(found)}x"
+                self._struct_nbytes[end] = 4 * len(found)
+                values += [value for _, value in found]
+                end += nbytes
+        self._layout = struct.Struct(layout)
+        return wanted.add(values)
 
     def struct_nbytes(self, step: int) -> int:
         """Bytes of a step's parameters."""
-        return next(struct.calcsize(layout) for offset, layout, _ in self._structs if offset == self.offsets[step])
+        offset = self.offsets[step]
+        assert offset is not None, "a step with parameters"
+        return self._struct_nbytes[offset]
 
     def fill(self, types: Sequence[TensorType], given: Mapping[int, Array] | None = None) -> Filled | None:
         """The numbers for these input types and contents, or None where the plan does not hold for them.
@@ -111,18 +121,20 @@ class Template:
         values = None if numbers is None else self._formula(numbers)
         if values is None:
             return None
-        most = self._limits.max_groups_per_dimension
-        groups = tuple(
-            (step.groups if where is None else _grid(step, values[where], most)) if isinstance(step, Dispatch) else None
-            for step, where in zip(self.plan.steps, self._groups, strict=True))
-        data = bytearray(self.parameter_nbytes)
-        for offset, layout, where in self._structs:
-            struct.pack_into(layout, data, offset, *(v & 0xffffffff if type(v) is int else v for v in values[where]))
-        outputs = tuple(TensorType(t.dtype, values[w]) for t, w in zip(self.plan.outputs, self._outputs, strict=True))
+        most, steps, given_outputs = self._limits.max_groups_per_dimension, self.plan.steps, self.plan.outputs
         return Filled(
-            tuple(types), tuple(numbers or ()), outputs, groups,
-            tuple(None if w is None else values[w][0] for w in self._nbytes), values[self._slots], bytes(data),
+            tuple(types), tuple(numbers or ()),
+            self._outputs.at(lambda k, where: TensorType(given_outputs[k].dtype, values[where])),
+            self._groups.at(lambda k, where: _grid(steps[k], values[where], most)), self._nbytes.at(lambda k, where: values[where][0]),
+            values[self._slots], self._packed(values[self._parameters]),
             {c.name: _array_bytes(c.type, values[w]) for c, _, w in self._constants})
+
+    def _packed(self, values: Sequence[Any]) -> bytes:
+        """The uniform structs. A number below zero is that modulo 2^32."""
+        try:
+            return self._layout.pack(*values)
+        except struct.error:
+            return self._layout.pack(*(v & 0xffffffff if type(v) is int else v for v in values))
 
     def _numbers(self, types: Sequence[TensorType], given: Mapping[int, Array]) -> list[int] | None:
         """What the symbols stand for; None for other element types, ranks, or contents that are no integers."""
@@ -151,7 +163,7 @@ class Template:
         return replace(plan, steps=steps, constants=constants)
 
 
-def _grid(step: Dispatch, groups: Sequence[int], most: int) -> tuple[int, int, int]:
+def _grid(step: Any, groups: Sequence[int], most: int) -> tuple[int, int, int]:
     return folded(groups[0], most) if step.kernel.grid is None else (groups[0], groups[1], groups[2])
 
 
@@ -165,6 +177,22 @@ class _Wanted:
         start = len(self.values)
         self.values += values
         return slice(start, len(self.values))
+
+
+class _Varying:
+    """A row of values, of which those at some places depend on the sizes. places: those, and where in a formula's result they are."""
+
+    def __init__(self, values: Iterable[Any], places: Mapping[int, slice]) -> None:
+        self._values, self._places = tuple(values), tuple(places.items())
+
+    def at(self, value: Callable[[int, slice], Any]) -> tuple[Any, ...]:
+        """With what `value` gives for each such place."""
+        if not self._places:
+            return self._values
+        found = list(self._values)
+        for k, where in self._places:
+            found[k] = value(k, where)
+        return tuple(found)
 
 
 def _array_bytes(tensor: TensorType, values: Sequence[Any]) -> bytes:

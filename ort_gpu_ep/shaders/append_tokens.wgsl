@@ -3,10 +3,19 @@
 // the angles of their position). One invocation per element.
 // Expects: x (tokens: of a batch, a token and the first head at X_BATCH, X_TOKEN, X_FIRST), past? ([BATCH, HEADS, PAST, HEAD]), lengths (of each
 // batch: its tokens up to and with this step, less one), cosines? sines? ([COSINES, HALF]), positions? ([BATCH, SEQUENCE]), weight? ([HEAD]), y;
-// SEQUENCE ROWS HEADS HEAD PAST TOTAL (tokens of the longest batch), FIRST (no steps before: lengths are of padded batches), HALF (pairs of a head
+// SEQUENCE ROWS HEADS HEAD PAST PART (0: queries, 1: keys, 2: values) TOTAL (tokens of the longest batch), FIRST (no steps before: lengths are of padded batches), HALF (pairs of a head
 // that are turned), INTERLEAVED (a pair is two neighbours, else HALF apart), EPSILON.
 // Source: GroupQueryAttention of ONNX Runtime (com.microsoft).
 #include tokens_before.wgsl
+
+fn token_at(part: u32, i: u32) -> f32 { return x_at(i); }
+
+#if NORM
+fn norm_weight(part: u32, d: u32) -> f32 { return weight_at(d); }
+#end
+
+fn origin(part: u32, b: u32, token: u32, head: u32) -> u32 { return b * X_BATCH + token * X_TOKEN + X_FIRST + head * HEAD; }
+
 #include token_element.wgsl
 
 fn element(i: u32) -> y_t {
@@ -26,5 +35,5 @@ fn element(i: u32) -> y_t {
     }
     let token = row - before;
 #end
-    return token_element(b, token, head, d, before);
+    return token_element(PART, b, token, head, d, before);
 }

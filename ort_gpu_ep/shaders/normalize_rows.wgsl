@@ -2,6 +2,7 @@
 // (SUBGROUPS), TEAM invocations or (PER_GROUP 1) a workgroup have a row, four elements at a time: the first HELD of each stay in registers
 // between the passes. RMS: mean = 0. Scale and bias are vectors of a row's length, or (CHANNELS > 0) one number for PLANE4 vectors: row r has
 // those of the channels r % (CHANNELS / PER_ROW) * PER_ROW on, PER_ROW of them.
+// EARLY: scale and bias, of a row's length, are read before the row is added up, not behind.
 // SKIP: x + skip + added instead of x; SUM: that sum is stored, too.
 // Expects: x, scale?, bias?, y (as vectors of four elements; by elements what belongs to channels), COUNT (rows), N4 (vectors of a row),
 //   PER_GROUP (rows of a workgroup), HELD, EPSILON, RMS, CHANNELS, PER_ROW, PLANE4; SKIP, SUM: skip (of SKIP_ROWS rows, which repeat), added?
@@ -42,6 +43,14 @@ fn normalize(row: u32, member: u32, team: u32, lane: u32) {
         for (var k = member + $(HELD)u * team; k < N4; k += team) { total_set4(row * N4 + k, of_row(row, k)); }
     }
 #end
+#if EARLY
+#for h in HELD
+    let scale$h = scale_at4(min(member + $(h)u * team, N4 - 1u));     // under way while the row is added up
+#if HAS_BIAS
+    let bias$h = bias_at4(min(member + $(h)u * team, N4 - 1u));
+#end
+#end
+#end
 #if RMS
     let mean = 0.0;
 #else
@@ -62,7 +71,16 @@ fn normalize(row: u32, member: u32, team: u32, lane: u32) {
     let scale = 1.0 / sqrt(whole_sum(sum_of(squares), lane) / f32(4u * N4) + EPSILON);
     if (row >= COUNT) { return; }
 #for h in HELD
+#if EARLY
+#if HAS_BIAS
+    x$h = fma(x$h * scale, scale$h, bias$h);
+#else
+    x$h *= scale * scale$h;
+#end
+    if (member + $(h)u * team < N4) { y_set4(row * N4 + member + $(h)u * team, x$h); }
+#else
     if (member + $(h)u * team < N4) { store(row, member + $(h)u * team, x$h * scale); }
+#end
 #end
     for (var k = member + $(HELD)u * team; k < N4; k += team) { store(row, k, (of_row(row, k) - mean) * scale); }
 }

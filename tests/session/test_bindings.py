@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 import ort_gpu_ep as ort
-from ort_gpu_ep.plugin import COPIES
+from ort_gpu_ep.plugin import COPIES, plain
 from tests.session.conftest import on_the_cpu
 from tests.unit.graphs import model_of
 
@@ -146,3 +146,71 @@ def test_an_input_bound_elsewhere_afterwards_is_forgotten(auto: Callable[..., An
     binding.clear_binding_inputs()
     with pytest.raises(RuntimeError):
         session.run_with_iobinding(binding)
+
+
+def calls_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each bound run that onnxruntime makes from now on."""
+    made, run = list[int](), plain.OrtSession.run_with_iobinding
+
+    def counted(*arguments: Any) -> Any:
+        made.append(1)
+        return run(*arguments)
+
+    monkeypatch.setattr(plain.OrtSession, "run_with_iobinding", counted)
+    return made
+
+
+def test_bound_runs_go_past_onnxruntime(
+    auto: Callable[..., Any], mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Arrays of other sizes, values on the device, outputs on either side, each bound anew or not: the answers of the CPU."""
+    session, made = auto(mlp, placement="gpu"), calls_of_onnxruntime(monkeypatch)
+    binding, kept = session.io_binding(), []
+    for k, rows in enumerate((5, 5, 5, 5, 3, 3, 7, 5)):
+        x = rng.standard_normal((rows, 16)).astype("f")
+        if k % 2:
+            binding.bind_cpu_input("x", x)
+        else:
+            binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu"))
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+        (value,), (want,) = binding.get_outputs(), on_the_cpu(mlp, {"x": x}, ["y"])
+        kept.append((value.numpy(), want))
+        for found in (value.numpy(), binding.copy_outputs_to_cpu()[0], binding.get_outputs_as_ortvaluevector()[0].numpy()):
+            np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5)
+        assert len(made) == min(k + 1, 2)
+    y = onnxruntime.OrtValue.ortvalue_from_shape_and_type((5, kept[0][1].shape[1]), np.float32, "gpu")
+    binding.bind_ortvalue_output("y", y)
+    for _ in range(3):
+        np.copyto(x, rng.standard_normal(x.shape).astype("f"))
+        session.run_with_iobinding(binding)
+        np.testing.assert_allclose(y.numpy(), on_the_cpu(mlp, {"x": x}, ["y"])[0], rtol=2e-5, atol=2e-5)
+    assert len(made) == 2
+    del binding, value
+    for found, want in kept:        # what was given stays as it was
+        np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5)
+
+
+def test_what_does_not_fit_is_left_to_onnxruntime(
+    auto: Callable[..., Any], mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, x = auto(mlp, placement="gpu"), rng.standard_normal((5, 16)).astype("f")
+    binding = session.io_binding()
+    for _ in range(3):
+        binding.bind_cpu_input("x", x)
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+    made = calls_of_onnxruntime(monkeypatch)
+    good = binding.copy_outputs_to_cpu()[0]
+    wrong = onnxruntime.OrtValue.ortvalue_from_shape_and_type((4, good.shape[1]), np.float32, "gpu")
+    for spoil in (lambda: binding.bind_cpu_input("x", x[:, :8].copy()), lambda: binding.bind_ortvalue_output("y", wrong),
+                  binding.clear_binding_inputs, binding.clear_binding_outputs):
+        before = len(made)
+        spoil()
+        with pytest.raises(Exception, match=r"x|y|dimension|shape|[Oo]utput"):
+            session.run_with_iobinding(binding)
+        assert len(made) == before + 1
+        binding.bind_cpu_input("x", x)
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+        np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], good)

@@ -1,0 +1,174 @@
+"""Runs with an IO binding that go past ONNX Runtime: it asks for each of a decoder's 67 values in a dozen calls, though few change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnxruntime import OrtValue
+
+from ort_gpu_ep.device.tensor import Tensor
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.plugin.compute import Partition, Run
+from ort_gpu_ep.plugin.io_binding import HOST
+from ort_gpu_ep.plugin.memory import Storage, memory
+from ort_gpu_ep.plugin.transfer import tensor_type
+from ort_gpu_ep.types import Shape, TensorType
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.graph import Array
+
+
+class _Refused(Exception):
+    """The run is not such a one: nothing was enqueued, ONNX Runtime is to do it, or to say what is wrong."""
+
+
+class BindingRun(Run):
+    """Runs of a session's only partition with what is bound. Not thread-safe.
+
+    What lies on the device is found once, and again where memory may have moved; arrays on the host may be others in each run.
+    made: values of the last run for HOST, by the output's name.
+    """
+
+    def __init__(
+        self, partition: Partition, places: list[tuple[int, TensorType] | None], targets: list[tuple[int, TensorType] | None],
+        unwanted: set[int],
+    ) -> None:
+        super().__init__(partition, 0)
+        self._unwanted = unwanted       # positions of outputs that are not bound
+        self.made: dict[str, Any] = {}
+        self._where, self._targets = places, targets
+        self._arrays = [k for k, place in enumerate(places) if place is None]
+        self._refused = False
+        self._version = -1      # of the memory, when a run found what follows: such a run pins it, later ones need not
+        self._known_inputs: dict[int, tuple[Storage, Tensor]] = {}
+        self._known_outputs: dict[int, tuple[Storage, Tensor]] = {}
+
+    @staticmethod
+    def of(
+        partition: Partition, dtypes: Mapping[str, np.dtype[Any] | None], given: Mapping[str, Any], wanted: Mapping[str, Any],
+    ) -> BindingRun | None:
+        """None where runs need ONNX Runtime.
+
+        dtypes: numpy's of each of the session's inputs, if there is one. given, wanted: what is bound.
+        """
+        graph = partition.graph
+        is_whole = bool(wanted) and set(wanted) <= set(graph.outputs) and set(given) == set(dtypes)
+        if partition.state.gpu is None or not is_whole or any(v is None for v in (*given.values(), *wanted.values())):
+            return None
+        if any(dtype is None or dtype.numpy is None for dtype in partition.output_dtypes):
+            return None
+        places = [None if isinstance(given[n], np.ndarray) else _place_of(given[n]) for n in graph.inputs]
+        targets = [None if wanted.get(n, HOST) is HOST else _place_of(wanted[n]) for n in graph.outputs]
+        found = BindingRun(partition, places, targets, {k for k, n in enumerate(graph.outputs) if n not in wanted})
+        fits = all(found._fits(k, place[1]) for k, place in enumerate(places) if place is not None)
+        return found if fits else None
+
+    def run(self, given: Mapping[str, Any]) -> bool:
+        """One run. Returns False, and has done nothing, where ONNX Runtime is to do it. Raises what the partition does."""
+        partition, names = self.partition, self.partition.graph.inputs
+        for index in self._arrays:
+            array = given[names[index]]
+            dtype = partition.graph.values[names[index]].dtype
+            if dtype is None or array.dtype != dtype.numpy:
+                return False
+            place = self._where[index] = array.ctypes.data, tensor_type(dtype.onnx, array.shape)
+            if not self._fits(index, place[1]):
+                return False
+        if partition.avoids_the_gpu():
+            return False
+        self.pins, self._late, self._inputs, self._outputs, self._refused = [], [], [], [], False
+        try:
+            partition.perform(self)
+        finally:
+            memory.release(self.pins)
+        partition.runs += not self._refused
+        return not self._refused
+
+    def forget(self, name: str) -> None:
+        """The next run makes a new value for this output."""
+        self.made.pop(name, None)
+
+    def on_gpu(self) -> None:
+        before = memory.version
+        try:
+            super().on_gpu()
+        except _Refused:
+            self._refused = True
+            return
+        self._version = before if memory.version == before else -1
+
+    # ---- for the program
+
+    def tensors(self, gpu: Gpu) -> list[Tensor]:
+        if self._version != memory.version or self._gpu is not gpu:
+            self._known_inputs, self._known_outputs = {}, {}
+        self._gpu, self._version = gpu, -1
+        found = list[Tensor]()
+        for index in range(len(self._where)):
+            known = self._known_inputs.get(index)
+            if known is None:
+                found.append(self._input(gpu, index))
+                if index not in self._arrays and memory.owns(self._input_address(index)[0]):
+                    self._known_inputs[index] = self._inputs[-1][0], found[-1]
+            else:
+                self._inputs.append((known[0], known[1].offset_bytes))
+                found.append(known[1])
+        self._types = tuple(t.type for t in found)
+        return found
+
+    def new_tensor(self, index: int, shape: Shape, over: int | None = None) -> Tensor:
+        known = self._known_outputs.get(index)
+        if known is not None and known[1].type.shape == shape:
+            known[0].content = None
+            self._outputs.append(known[0])
+            return known[1]
+        if index in self._unwanted:
+            dtype = self.partition.output_dtypes[index]
+            assert dtype is not None, "`of` has seen to it"
+            self.pins.append(memory.temporary(self._gpu, TensorType(dtype, shape).nbytes))      # type: ignore[arg-type]
+            return Tensor(self.pins[-1].buffer, 0, TensorType(dtype, shape))        # type: ignore[arg-type]
+        found = super().new_tensor(index, shape, over)
+        if memory.owns(self.output(index, shape)[0]):
+            self._known_outputs[index] = self._outputs[-1], found
+        return found
+
+    def output(self, index: int, shape: Shape) -> tuple[int, TensorType]:
+        target, name, dtype = self._targets[index], self.partition.graph.outputs[index], self.partition.output_dtypes[index]
+        if target is not None:
+            if target[1].shape != shape:
+                raise _Refused(f"output {name!r}: a value of {target[1]} is bound, the run gives {list(shape)}")
+            return target
+        if dtype is None:
+            raise InternalError(f"output {name!r} has no known element type")
+        value = self.made.get(name)
+        if value is None or tuple(value.shape()) != shape:
+            value = self.made[name] = OrtValue.ortvalue_from_shape_and_type(shape, dtype.numpy.type)     # views of it keep it alive
+        return value.data_ptr(), tensor_type(dtype.onnx, shape)
+
+    def _input_address(self, index: int) -> tuple[int, TensorType]:
+        place = self._where[index]
+        assert place is not None, "a run begins with its arrays' places"
+        return place
+
+    def _host_input(self, index: int) -> tuple[TensorType, Array]:
+        address, tensor = self._input_address(index)
+        if not tensor.nbytes or memory.owns(address):
+            return super()._host_input(index)
+        data = np.empty(tensor.nbytes, np.uint8)        # from where it is bound: its copy may be lost with the device
+        self.read(address, data.ctypes.data, tensor.nbytes)
+        return tensor, data
+
+    def _fits(self, index: int, kind: TensorType) -> bool:
+        """Whether an input is of the type and the sizes that the model declares."""
+        value = self.partition.graph.values[self.partition.graph.inputs[index]]
+        if value.dtype is not kind.dtype or value.shape is None or len(value.shape) != len(kind.shape):
+            return False
+        pairs = zip(value.shape, kind.shape, strict=True)
+        return all(not isinstance(wanted, int) or wanted < 0 or wanted == size for wanted, size in pairs)
+
+
+def _place_of(value: Any) -> tuple[int, TensorType]:
+    return value.data_ptr(), tensor_type(value.element_type(), tuple(value.shape()))
