@@ -1,11 +1,12 @@
 """What compressing the builders' networks gives: size of the file, memory of the weights, errors, times beside the dense model's.
 
-    python -m benchmarks.compression [--models resnet50,tcn] [--methods codebook5,int8] [--runs 16] [--json FILE]
+    python -m benchmarks.compression [--models resnet50,tcn] [--methods codebook5,int8] [--runs 16] [--json FILE] [--weights auto,packed]
 
 `alexnet` has the published densities: products pruned to 9, 9 and 25 %, 15 values for what is left, convolutions by 5-bit codebooks
 (method `published`). Weights are random, so errors against the dense model say what rounding does to a layer's numbers, not to accuracy
 (that is benchmarks.digits). `static` is int8 with calibration data: random inputs here. "gpu - file": our results against ONNX Runtime's
-CPU of the same file, relative L2. Times: medians of whole runs in blocks of one side, with `placement` of cpu, gpu and auto.
+CPU of the same file, relative L2. `--weights`: a row for each choice of that option.
+Times: medians of whole runs in blocks of one side, with `placement` of cpu, gpu and auto.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ def written(model: Path, out: Path, name: str, method: str, feeds: Mapping[str, 
         compress(model, out, method)
 
 
-def measured(model: Path, dense: Path, feeds: Mapping[str, Any], runs: int) -> dict[str, Any]:
+def measured(model: Path, dense: Path, feeds: Mapping[str, Any], runs: int, weights: str) -> dict[str, Any]:
     """Errors and times of a file, and of the dense model where that is another."""
-    options = {"cpu": {"placement": "cpu"}, "gpu": {"placement": "gpu", "strict": 1}} | ({"auto": {"placement": "auto"}} if runs else {})
+    options: dict[str, dict[str, Any]] = {"cpu": {"placement": "cpu"}, "gpu": {"placement": "gpu", "strict": 1, "weights": weights}}
+    options |= {"auto": {"placement": "auto", "weights": weights}} if runs else {}
     sides = {side: cases.waited(InferenceSession(str(model), cases.quiet(), provider_options=given)) for side, given in options.items()}
     by_side = {side: session.run(None, feeds) for side, session in sides.items()}
     dense_cpu = InferenceSession(str(dense), cases.quiet(), provider_options={"placement": "cpu"}).run(None, feeds)
@@ -58,6 +60,7 @@ def measured(model: Path, dense: Path, feeds: Mapping[str, Any], runs: int) -> d
     found = {
         "file": model.stat().st_size, "weights": sum(p.weight_nbytes for p in programs),
         "uploaded": sum(p.uploaded_nbytes for p in programs),
+        "dense": sum(p.plans[-1].dense_nbytes for p in programs), "dispatches": sum(p.plans[-1].dispatches for p in programs),
         "dense_error": error(by_side["cpu"], dense_cpu), "gpu_error": error(by_side["gpu"], by_side["cpu"])}
     if runs:
         calls: Mapping[str, Callable[[], object]] = {side: partial(session.run, None, feeds) for side, session in sides.items()}
@@ -75,10 +78,12 @@ def main(
     names: Annotated[str, typer.Option("--models", help="Builders, by commas.")] = NETWORKS,
     methods: Annotated[str, typer.Option(help="Methods, by commas; also `published` and `static`.")] = METHODS,
     runs: Annotated[int, typer.Option(help="Timed runs of each side; 0: no times.")] = 16,
+    weights: Annotated[str, typer.Option(help="Choices of the option `weights`, by commas.")] = "auto",
     json: Annotated[Path | None, typer.Option(help="Write the figures here, too.")] = None,
 ) -> None:
     """Measure each model as it is, and by each method."""
-    table = Table("model", "method", "file MB", "weights MB", "uploaded MB", "file - dense", "gpu - file", "cpu ms", "gpu ms", "auto ms")
+    table = Table("model", "method", "weights", "file MB", "weights MB", "dense MB", "uploaded MB", "dispatches",
+                  "file - dense", "gpu - file", "cpu ms", "gpu ms", "auto ms")
     rows: list[dict[str, Any]] = []
     for name in names.split(","):
         with tempfile.TemporaryDirectory() as folder:
@@ -91,14 +96,15 @@ def main(
                 if method != "float32":
                     file = Path(folder) / f"{method}.onnx"
                     written(dense, file, name, method, feeds)
-                row = {"model": name, "method": method, **measured(file, dense, feeds, runs)}
-                rows.append(row)
-                console.print(_line(row), highlight=False)
-                table.add_row(name, method, *(f"{row[k] / 1e6:.2f}" for k in ("file", "weights", "uploaded")),
-                              *(f"{row[k]:.1e}" for k in ("dense_error", "gpu_error")),
-                              *(f"{row[k]:.2f}" for k in ("cpu_ms", "gpu_ms", "auto_ms") if k in row))
-                if json is not None:        # after each: nothing is lost where the time is over
-                    json.write_text(json_module.dumps(rows, indent=1))
+                for choice in weights.split(",") if method != "float32" else ("packed",):
+                    row = {"model": name, "method": method, "choice": choice, **measured(file, dense, feeds, runs, choice)}
+                    rows.append(row)
+                    console.print(_line(row), highlight=False)
+                    table.add_row(name, method, choice, *(f"{row[k] / 1e6:.2f}" for k in ("file", "weights", "dense", "uploaded")),
+                                  str(row["dispatches"]), *(f"{row[k]:.1e}" for k in ("dense_error", "gpu_error")),
+                                  *(f"{row[k]:.2f}" for k in ("cpu_ms", "gpu_ms", "auto_ms") if k in row))
+                    if json is not None:        # after each: nothing is lost where the time is over
+                        json.write_text(json_module.dumps(rows, indent=1))
     console.print(table)
 
 

@@ -86,7 +86,7 @@ def of_layers(pattern: str, top: int) -> list[dict[str, Any]]:
     layers = [layer for layer in LAYERS if re.search(pattern, layer.name)]
     if not layers:
         raise typer.BadParameter(f"no layer is called so: {pattern!r}; there are {', '.join(layer.name for layer in LAYERS)}")
-    config = Config(checked_shaders="0")
+    config = Config(checked_shaders="0", weights="packed")
     gpu = Gpu.open(config)
     figures = SOFTWARE_FIGURES if gpu.info.is_software else gpu.limits.figures
     gpu.limits = replace(gpu.limits, features=gpu.limits.features | {LAST_ARRIVING}, figures=figures)

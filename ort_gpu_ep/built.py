@@ -163,6 +163,7 @@ class Lowering:
 
     deferred: a value that a run brings decides; until then only the types of the outputs are known, as shape inference tells them.
     once: temporaries whose kernels read constants of the graph only: these run once for a program, not in every run.
+    dense: of these, a weight written out whose input is packed.
     kept: temporaries that are zero before the first run and that every run leaves as it found them.
     stored: (temporary, output index): outputs that kernels of the same node read again; plain temporaries where the node leaves them out.
     inverses: (input index, kernel from a `once` temporary to that input): the input need not stay on the device beside the temporary.
@@ -176,6 +177,7 @@ class Lowering:
     views: tuple[tuple[int, int], ...] = ()
     deferred: bool = False
     once: tuple[str, ...] = ()
+    dense: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     inverses: tuple[tuple[int, Kernel], ...] = ()
     stored: tuple[tuple[str, int], ...] = ()

@@ -69,6 +69,9 @@ OPTIONS = (
            "differ; `off`: never.", ("auto", "off")),
     Option("join_runs", "auto", "`auto`: concurrent runs of three or more threads are submitted together where that was measured "
            "to be faster (not on software adapters); `1`: always; `0`: never.", ("auto", "0", "1")),
+    Option("weights", "auto", "Compressed weights that are faster dense. `auto`: a dense copy stays on the device while all of them take "
+           "at most 1 GiB (or a quarter of memory_limit_mb), and is given back when memory runs short; `packed`: they are written out "
+           "in each run; `fast`: a dense copy always stays (see docs/packed-weights.md).", ("auto", "packed", "fast")),
     Option("winograd", "1", "`1`: 3 x 3 convolutions use Winograd's algorithm where it is estimated to be faster; `0`: never. With "
            "Winograd an infinity or NaN can spread to neighbouring outputs.", ("0", "1")),
     Option("fusion", "1", "`0`: no node is fused with another, to find out whether fusion causes a difference.", ("0", "1")),
@@ -106,6 +109,7 @@ class Config:
     precision: str = "float32"
     specialize: str = "auto"
     join_runs: str = "auto"
+    weights: str = "auto"
     winograd: bool = True
     fusion: bool = True
     memory_limit_mb: int = 0

@@ -63,6 +63,7 @@ class Memory:
     barriers: dispatches that wait for all before them. activations: what its intermediate values share. unshared: what they would take with
     a buffer each. weights: constants. exact: the shapes are the model's own or those of a run; else they are stand-ins for dynamic
     dimensions. channels_last: nodes whose images are stored so. conversions: dispatches for the sake of layouts.
+    dense_nbytes: of the weights, what is dense beside their packed form (the option `weights`).
     """
 
     partition: str
@@ -75,6 +76,7 @@ class Memory:
     exact: bool = True
     channels_last: int = 0
     conversions: int = 0
+    dense_nbytes: int = 0
 
     @property
     def ratio(self) -> float:
@@ -179,6 +181,9 @@ def _memory_lines(found: Sequence[Memory]) -> list[str]:
             f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights")
         steps = f"{_counted(memory.dispatches, 'dispatch', 'es')}, {_counted(memory.barriers, 'barrier')} between them"
         lines.append(f"  {steps}{_layout(memory)}")
+        if memory.dense_nbytes:
+            lines.append(f"  of the weights {_size(memory.dense_nbytes)} are dense copies; without them (weights=packed) the others are "
+                         f"{_size(max(0, memory.weight_nbytes - memory.dense_nbytes))} and are written out in each run")
     return lines
 
 
@@ -226,7 +231,8 @@ def _report_lines(report: Report) -> list[str]:
         if part.packed_nbytes:
             lines.append(f"    weights read packed: {_size(part.packed_nbytes)}, as float32 {_size(part.dense_nbytes)}")
         if part.unpacked:
-            lines.append(f"    written out in each run, because no kernel reads them packed, or not as fast: {', '.join(part.unpacked)}")
+            how = "written out once, and dense on the device" if part.stays_dense else "written out in each run"
+            lines.append(f"    {how}, because no kernel reads them packed, or not as fast: {', '.join(part.unpacked)}")
         if part.halved_nbytes:
             lines.append(f"    weights in float16: {_size(part.halved_nbytes)}")
         if part.whole:
@@ -311,10 +317,10 @@ def explanation(state: SessionState | None) -> Explanation:
             memory.append(Memory(
                 names.get(partition.graph.name, partition.graph.name), tuple(map(str, plan.inputs)), plan.dispatches, len(plan.barriers),
                 plan.slot_nbytes, plan.intermediate_nbytes, program.weight_nbytes or _stated_weights(reports, partition.graph.outputs),
-                bool(made), plan.channels_last, plan.conversions))
+                bool(made), plan.channels_last, plan.conversions, plan.dense_nbytes))
         last = (*made, expected)[-1 if expected else len(made) - 1] if made or expected else None
         if last is not None:
-            reports = [_with_dispatches(report, partition.graph.outputs, last.dispatches) for report in reports]
+            reports = [_as_planned(report, partition.graph.outputs, last) for report in reports]
     return Explanation(
         adapter_of(state), tuple(reports), tuple(memory), events_of(state), tuple(plans), specialized=specialized(state))
 
@@ -357,9 +363,10 @@ def _stated_weights(reports: Iterable[Report], outputs: Sequence[str]) -> int:
     return sum(part.weight_nbytes for report in reports for part in report.partitions if set(part.outputs) & set(outputs))
 
 
-def _with_dispatches(report: Report, outputs: Sequence[str], dispatches: int) -> Report:
-    """With the number of a partition's plan: fusions that only a plan can make have come since the report."""
-    parts = tuple(replace(p, dispatches=dispatches) if set(p.outputs) & set(outputs) else p for p in report.partitions)
+def _as_planned(report: Report, outputs: Sequence[str], plan: Plan) -> Report:
+    """With what a partition's plan has: fusions that only a plan can make have come since the report, and weights that may stay dense."""
+    parts = tuple(replace(p, dispatches=plan.dispatches, stays_dense=bool(plan.dense)) if set(p.outputs) & set(outputs) else p
+                  for p in report.partitions)
     return replace(report, partitions=parts)
 
 

@@ -6,7 +6,7 @@ sizes of a run to build a plan. Both get their answer from the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from ort_gpu_ep.graph import Array, Graph, Node, Nonzeros, fits_half, nonzeros_o
 from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand, spec_of
 from ort_gpu_ep.symbolic import is_symbolic
 from ort_gpu_ep.types import BOOL, FLOAT16, FLOAT32, INT32, INT64, DType, TensorType
+from ort_gpu_ep.weights.functions import DOMAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,20 @@ def walk(
                 answer = _deferred(node, answer, facts, otherwise) or answer
             yield node, answer, bound
         _learn(facts, node, answer, otherwise)
+        if limits.keeps_dense and runs_once(node, answer, facts.constants.__contains__, graph.outputs):
+            facts.constants |= set(node.writes)
         if facts.later:
             _learn_later(facts, node, answer)
+
+
+def runs_once(node: Node, answer: Answer, is_constant: Callable[[str], bool], outputs: Collection[str]) -> bool:
+    """Whether a node is a decoder of constants whose result can stay on the device from one run to the next. outputs: of the graph."""
+    return _decodes(node) and isinstance(answer, Lowering) and bool(answer.kernels) and node.into is None and (
+        all(map(is_constant, node.reads)) and not any(name in outputs for name in node.writes))
+
+
+def _decodes(node: Node) -> bool:
+    return (node.domain, node.op) == ("", "DequantizeLinear") or node.domain == DOMAIN
 
 
 def _deferred(node: Node, decline: Decline, facts: Facts, otherwise: Callable[[str], TensorType | None]) -> Lowering | None:
@@ -148,7 +161,8 @@ def bind(node: Node, facts: Facts) -> BoundNode | Decline:
 
 
 def _answer(bound: BoundNode, limits: Limits) -> Answer:
-    if not host.is_host_node(bound):
+    keeps = limits.keeps_dense and _decodes(bound.node) and bound.input(0).rank > 1
+    if keeps or not host.is_host_node(bound):       # a decoded weight is treated as one that the model holds, also a small one
         return claim(bound, limits)
     known = shape_arithmetic.evaluate(bound)
     if known is not None:

@@ -70,7 +70,7 @@ class Limits:
         WORKGROUP.
     subgroup_size: invocations of every subgroup of this adapter; 0 where it is not known, or differs between shaders.
     tuned: which forms of kernels are the fastest on it, as far as that was measured. figures: what the choice goes by where it was not.
-    precision: the option of that name, of the session that plans.
+    precision: the option of that name, of the session that plans. keeps_dense: what decodes a constant may run once for all runs.
     """
 
     features: frozenset[str] = frozenset()
@@ -87,12 +87,14 @@ class Limits:
     tuned: Tuned = UNTUNED
     figures: Figures = DEFAULT_FIGURES
     precision: str = FLOAT32.name
+    keeps_dense: bool = False
 
     def of(self, config: Config) -> Limits:
         """For a session with these options: what they put out of use is `disabled`, too."""
-        if not config.disabled and config.precision == self.precision:
+        keeps = config.weights != "packed"
+        if not config.disabled and (config.precision, keeps) == (self.precision, self.keeps_dense):
             return self
-        return replace(self, disabled=(*self.disabled, *config.disabled), precision=config.precision)
+        return replace(self, disabled=(*self.disabled, *config.disabled), precision=config.precision, keeps_dense=keeps)
 
     def fills_subgroups(self, workgroup_size: int) -> bool:
         """Whether each subgroup of such a workgroup is known to have all of its invocations."""

@@ -122,7 +122,7 @@ class Job:
 
     def __init__(self, gpu: Gpu, graph: Graph) -> None:
         self.gpu, self._taken = gpu, list[Tensor]()
-        self.program = Program(graph, Config(), gpu)
+        self.program = Program(graph, Config(weights="packed"), gpu)
         try:
             self.inputs = [self._tensor(random(_shape(graph, name))) for name in graph.inputs]
             self.plan = self.program.plan([t.type for t in self.inputs])

@@ -18,6 +18,7 @@ class Bound:
     def __init__(self, prepared: Prepared, filled: Filled, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         self.inputs, self.outputs, self.gpu = list(inputs), list(outputs), prepared.gpu
         self._prepared, self._filled, self._lock = prepared, filled, prepared.context.lock
+        prepared.context.bound.add(self)
         self._parts: tuple[tuple[Any, ...], list[Part]] | None = None               # each with what it holds for
         self._ahead: tuple[tuple[Any, ...], tuple[list[Any], Word | None]] | None = None
 

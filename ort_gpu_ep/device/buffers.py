@@ -85,6 +85,7 @@ class Buffers(ABC):
         self.device = raw
         self._limit_nbytes = 0
         self._lock = threading.RLock()
+        self.holders: weakref.WeakSet[Any] = weakref.WeakSet()      # programs that can give memory back
         self._free: dict[int, list[Buffer]] = {}
         self._staging: dict[int, list[Buffer]] = {}
         self._swept_s = time.monotonic()
@@ -116,6 +117,26 @@ class Buffers(ABC):
 
         Raises: OutOfDeviceMemoryError, DeviceLostError.
         """
+        try:
+            return self._taken(nbytes)
+        except OutOfDeviceMemoryError as error:
+            if not self._given_back(error):
+                raise
+        return self._taken(nbytes)
+
+    def _given_back(self, error: OutOfDeviceMemoryError) -> bool:
+        """Has holders free what they can do without: those of this session, where it is the session that may have no more."""
+        own = current() if isinstance(error, MemoryLimitError) and not self._limit_nbytes else None
+        freed = [holder.give_back() for holder in list(self.holders) if own is None or holder.allowance is own]
+        if any(freed):
+            self.trim()
+        return any(freed)
+
+    def dense_nbytes(self, apart_from: object) -> int:
+        """What holders could give back. apart_from: the context of one that does not count."""
+        return sum(holder.context.prologue.dense_nbytes for holder in list(self.holders) if holder.context is not apart_from)
+
+    def _taken(self, nbytes: int) -> Buffer:
         size, allowance = size_class(nbytes), current()
         with self._lock:
             if allowance is not None:

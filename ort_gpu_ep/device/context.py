@@ -6,7 +6,9 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -25,6 +27,13 @@ from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Template, make_template
 from ort_gpu_ep.types import FLOAT32, TensorType, dtype_of, packed
 
+DENSE_SHARE, MAX_DENSE_NBYTES = 4, 1 << 30
+"""Dense copies of packed weights take one part in so many of memory_limit_mb; without one so much of a device, by all programs together:
+how much an adapter has, WebGPU does not tell."""
+
+MAX_WAITING_NBYTES = 16 << 20
+"""Of weights, so much is staged before it is waited for, or freed before it goes back to the driver: both take memory beside them."""
+
 RECENT_RUNS = 32
 """Runs of which the context remembers whether they needed a plan of their own."""
 
@@ -35,7 +44,8 @@ class PlanContext:
     lock: held for whatever changes a plan or enqueues its runs, and for every method here, unless it says otherwise.
     replaced: weights that are only there as the prologue packed them, each with the dispatch that gives it back.
     uses: numbers for runs in order, by which the plan is found that was used least recently.
-    made_plan: whether each of the last runs needed a plan of its own.
+    made_plan: whether each of the last runs needed a plan of its own. keeps_dense: whether a dense copy of a packed weight may stay.
+    bound: runs with values of their own, which no plan may be taken from.
     """
 
     def __init__(self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None, composer: Composer) -> None:
@@ -43,23 +53,44 @@ class PlanContext:
         self.config, self.gpu, self.rewrite, self.composer = config, gpu, rewrite, composer
         self._weights: dict[str, Buffer] = {}
         self.replaced: dict[str, Dispatch] = {}
-        self.prologue = Prologue(gpu, config.checked_shaders, self.weight, composer)
+        self.prologue = Prologue(gpu, config.checked_shaders, self.weight, composer, self._have_been_read)
+        self._going: dict[str, Dispatch] = {}       # of a plan that is made: weights that need not stay once they are packed
+        self._staged_nbytes = 0
         self.uses = itertools.count()
         self.made_plan: deque[bool] = deque(maxlen=RECENT_RUNS)
         self.closed = False
+        self.keeps_dense, self.bound = config.weights != "packed", WeakSet[Any]()
         self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
         self.graph = self._take_constants(graph)
 
     @property
     def limits(self) -> Limits:
         """What its plans are made for: the adapter, as the options want it."""
-        return self.gpu.limits.of(self.config)
+        limits = self.gpu.limits.of(self.config)
+        return limits if limits.keeps_dense == self.keeps_dense else replace(limits, keeps_dense=self.keeps_dense)
 
     def template(
         self, types: tuple[TensorType, ...], values: Mapping[int, Array] | None = None, constant: bool = False, apart: bool = False,
     ) -> Template:
         """A plan for these input types, see make_template. Needs no lock."""
-        return make_template(self.graph, types, self.limits, self.rewrite, values, constant=constant, apart=apart)
+        made = make_template(self.graph, types, self.limits, self.rewrite, values, constant=constant, apart=apart)
+        if made.plan.dense and not self._has_room(made.plan):
+            self.keeps_dense = False
+            return self.template(types, values, constant, apart)
+        return made
+
+    def _has_room(self, plan: Plan) -> bool:
+        """Whether a plan's dense copies of packed weights may stay on the device, beside those of other programs."""
+        if self.config.weights == "fast":
+            return True
+        limits = [n for n in (self.gpu.memory_limit_nbytes, self.config.memory_limit_mb << 20) if n]
+        most = min(limits) // DENSE_SHARE if limits else MAX_DENSE_NBYTES
+        return plan.dense_nbytes + self.gpu.dense_nbytes(apart_from=self) <= most
+
+    def give_back(self) -> None:
+        """Frees dense copies of packed weights, which there will be no more of. The plans that read them are gone, or go next."""
+        self.keeps_dense = False
+        self.prologue.free_dense()
 
     def pipeline(self, step: Any) -> Any:
         """The pipeline of a step of a plan, None for a copy. Needs no lock. Raises ShaderError."""
@@ -94,6 +125,10 @@ class PlanContext:
     def upload(self, buffer: Buffer, address: int, nbytes: int) -> None:
         """Copies a constant to the device, and counts it. Raises DeviceError."""
         self.gpu.upload(buffer, 0, address, nbytes)
+        self._staged_nbytes += nbytes
+        if self._staged_nbytes > MAX_WAITING_NBYTES:
+            self._staged_nbytes = 0
+            self.gpu.finish()
         if nbytes:
             self.uploads += 1
             self.uploaded_nbytes += nbytes
@@ -127,17 +162,33 @@ class PlanContext:
     def missing_nbytes(self, plan: Plan) -> int:
         """Device memory of weights that a plan wants in an order in which they are not there."""
         restored = (self.replaced[name].tensors[-1].type.nbytes for name in plan.weights if name in self.replaced)
-        return self.prologue.missing_nbytes(plan.prologue) + sum(restored)
+        return self.prologue.missing_nbytes(plan) + sum(restored)
 
     def release_packed(self, plans: Sequence[Plan]) -> None:
         """Frees weights that no run of these plans reads and that could be had back from what the prologue made of them."""
+        self._going = self._replaceable(plans)
+        self._have_been_read(list(self._going))
+        self._going = {}
+
+    def going(self, plans: Sequence[Plan]) -> None:
+        """The last of these plans is made next: such weights are freed as soon as its prologue has read them, each on its own."""
+        self._going = self._replaceable(plans)
+
+    def _replaceable(self, plans: Sequence[Plan]) -> dict[str, Dispatch]:
         places = {place for plan in plans for step in plan.steps
                   for place in ([t.place for t in step.tensors] if isinstance(step, Dispatch) else [step.source])}
-        for inverse in [step for plan in plans for step in plan.inverses]:
-            weight = inverse.tensors[-1].place
-            if weight not in places and weight.name in self._weights:
-                self.gpu.free(self._weights.pop(weight.name))
-                self.replaced[weight.name] = inverse
+        inverses = {step.tensors[-1].place: step for plan in reversed(plans) for step in reversed(plan.inverses)}
+        return {place.name: step for place, step in inverses.items() if place not in places}
+
+    def _have_been_read(self, names: Iterable[str]) -> None:
+        """No step of a prologue reads these weights any more. What was freed goes back to the driver, which takes memory in blocks."""
+        for name in names:
+            if name in self._going and name in self._weights:
+                self.gpu.free(self._weights.pop(name))
+                self.replaced[name] = self._going[name]
+        if self._going and self.gpu.stats.pooled_nbytes > MAX_WAITING_NBYTES:
+            self.gpu.finish()
+            self.gpu.trim()
 
     def keep(self, plans: Sequence[Plan]) -> None:
         """These plans are all that is left: frees what the prologue made for others. Raises DeviceError."""

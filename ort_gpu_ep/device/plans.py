@@ -45,6 +45,7 @@ class Plans:
     def add(self, template: Template, compiled: list[Any] | None = None) -> Prepared:
         """Puts a plan on the device. compiled: its pipelines, where it is a specialized one. Raises ShaderError, DeviceError."""
         self._context.provide(template.plan.weights)
+        self._context.going([*(p.template.plan for p in (*self.general, *self.specialized)), template.plan])
         made = Prepared(template, self._context, compiled, self._often)
         (self.specialized if made.is_specialized else self.general).append(made)
         self._context.release_packed([p.template.plan for p in (*self.general, *self.specialized)])

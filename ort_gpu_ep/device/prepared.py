@@ -98,11 +98,11 @@ class Prepared:
         self.template, self.context, self.gpu, plan, once = template, context, context.gpu, template.plan, context.prologue
         self._often, self.last_use = often, next(context.uses)
         self.is_specialized = compiled is not None
-        steps = [*plan.steps, *once.missing(plan.prologue)]     # the pipelines of the latter are nobody's when it has run
+        steps = [*plan.steps, *once.missing(plan)]     # the pipelines of the latter are nobody's when it has run
         compiled = compiled or pipelines(self.gpu, steps, context.config.checked_shaders, context.composer)
         self._pipelines = compiled[:len(plan.steps)]
         self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in enumerate(plan.steps)]
-        self._once = once.buffers(plan.prologue)
+        self._once = once.buffers(plan)
         self._slots: list[Buffer] = []
         self._constants: dict[str, Buffer] = {}
         self._parameters: Buffer | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.device.allowance import current
 from ort_gpu_ep.device.bound import Bound
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.context import PlanContext
@@ -19,7 +21,7 @@ from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.specialization import Specializer
 from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
+from ort_gpu_ep.errors import Code, InternalError, OutOfDeviceMemoryError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
@@ -27,6 +29,8 @@ from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Filled, Specialization, Template, sources
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.types import TensorType
+
+log = logging.getLogger("ort_gpu_ep")
 
 MAX_PLANS = 8
 """Plans (with their pipelines and activation buffers) that a program keeps; the least recently used goes first. One plan serves all
@@ -66,6 +70,9 @@ class Program:
         self.compiled = Plans(self.context, self._often)
         self._specializer = Specializer(self.context, self.compiled)
         self.lock, self.graph = self.context.lock, self.context.graph
+        self.allowance = current()
+        if config.weights == "auto":
+            gpu.holders.add(self)
         static = _static_types(graph)
         if static is not None:
             try:
@@ -137,10 +144,36 @@ class Program:
                 return self._run_counted(prepared, filled, inputs, make_output)
             over = {output: (source,) for source, output in prepared.template.plan.in_place}
             outputs = [make_output(i, t.shape, *over.get(i, ())) for i, t in enumerate(filled.outputs)]
-            word = prepared.run(filled, [*inputs], outputs)
+            try:
+                word = prepared.run(filled, [*inputs], outputs)
+            except OutOfDeviceMemoryError:
+                if not self._give_back():
+                    raise
+                prepared, filled = self._prepared(tuple(t.type for t in inputs), read)
+                word = prepared.run(filled, [*inputs], outputs)
             if self._ran is not None:
                 self._ran(outputs)
             return word
+
+    def give_back(self) -> bool:
+        """Frees dense copies of packed weights, if no run is being made ready; later runs have plans without. Whether there were any."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            return self._give_back()
+        finally:
+            self.lock.release()
+
+    def _give_back(self) -> bool:
+        context, compiled = self.context, self.compiled
+        if context.bound or not context.prologue.dense_nbytes or self.config.weights == "fast":
+            return False
+        log.warning("%s: device memory is short: %d MiB of dense weights are given back, which are stored packed (option weights)",
+                    self.graph.name, context.prologue.dense_nbytes >> 20)
+        context.give_back()
+        for prepared in [p for p in (*compiled.general, *compiled.specialized) if p.template.plan.dense]:
+            compiled.drop(prepared)
+        return True
 
     def _run_counted(self, prepared: Prepared, filled: Filled, inputs: Sequence[Tensor], make_output: MakeOutput) -> Word | None:
         """A run that tells the sizes of outputs: into buffers for the most there can be; it is waited for, and what is there is copied."""
@@ -201,7 +234,12 @@ class Program:
         if found is None:
             found = self.compiled.fill(types, values)
             if found is None:
-                found, values = self._new_plan(types, values, read)
+                try:
+                    found, values = self._new_plan(types, values, read)
+                except OutOfDeviceMemoryError:
+                    if not self._give_back():
+                        raise
+                    found, values = self._new_plan(types, values, read)
                 key = (types, _key(values))     # more content may count than was known
             self.compiled.remember(key, found)
         self.compiled.found.move_to_end(key)

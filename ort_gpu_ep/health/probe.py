@@ -137,7 +137,7 @@ class Trial:
 
     def graph(self, graph: Graph, arrays: Sequence[Array], precision: str = "float32") -> list[Array]:
         """The outputs of a graph on the adapter. Sizes that it leaves open come with the arrays, which are its inputs."""
-        program = Program(graph, Config(precision=precision), self.gpu, composer=self._composed)
+        program = Program(graph, Config(precision=precision, weights="packed"), self.gpu, composer=self._composed)
         try:
             return self._run(program, arrays)
         finally:
@@ -145,7 +145,8 @@ class Trial:
 
     def weight(self, graph: Graph, arrays: Sequence[Array], name: str) -> Array:
         """A constant of a graph as the device gives it back after a run, which may have packed it; less than 8 bits as bytes of them."""
-        program, constant = Program(graph, Config(), self.gpu, composer=self._composed), packed(np.asarray(graph.constant(name)))
+        program = Program(graph, Config(weights="packed"), self.gpu, composer=self._composed)
+        constant = packed(np.asarray(graph.constant(name)))
         try:
             self._run(program, arrays)
             self.shaders |= {step.kernel.shader for plan in program.plans for step in plan.inverses}

@@ -12,7 +12,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import Attribute, Node
 from ort_gpu_ep.kernels import completed, record_of
 from ort_gpu_ep.ops.quantize import byte_decoder
-from ort_gpu_ep.registry import OPS, BoundNode, Kernel, Lowering, op, spec_of
+from ort_gpu_ep.registry import OPS, BoundNode, Kernel, Lowering, Operand, op, spec_of
 from ort_gpu_ep.shaders.inlining import inner_name
 from ort_gpu_ep.types import FLOAT32, INT8, INT32, INT64, PACKED_INTS, UINT8, Shape, TensorType
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN
@@ -58,12 +58,20 @@ def _peeled(node: BoundNode, packed: Sequence[tuple[str, int]], name: str, domai
     return replace(built, kernels=tuple(with_decoder(k, at, decoder, PARTS, node.input(at).is_constant) for k in built.kernels))
 
 
-def plain(node: BoundNode, name: str, shape: Shape, at: int, domain: str = "", bits: int = 0) -> BoundNode:
-    """The node as if its weight at input `at`, of that shape, were dense, but computed in each run. bits: as Operand.decoded."""
+def plain(
+    node: BoundNode, name: str, shape: Shape, at: int, domain: str = "", bits: int = 0, constant: bool = False,
+) -> BoundNode:
+    """The node as if its weight at input `at`, of that shape, were dense. bits: as Operand.decoded. constant: not computed in each run."""
     names, operands = node.node.inputs, node.inputs
-    dense = replace(node.input(at), type=TensorType(FLOAT32, shape), content=None, expected=False, constant=False, decoded=bits)
+    dense = Operand(node.input(at).name, TensorType(FLOAT32, shape), constant=constant, decoded=bits, asked=node.input(at).asked)
     found = replace(node.node, op=name, domain=domain, version=node.attr("op_version"), inputs=(*names[:at + 1], *names[at + PARTS:]))
     return replace(node, node=found, inputs=(*operands[:at], dense, *operands[at + PARTS:]))
+
+
+def check_not_kept(node: BoundNode) -> None:
+    """Raises UnsupportedNodeError, where a dense weight may stay on the device, which is faster for the node than any packed one."""
+    if node.target.limits.keeps_dense:
+        raise UnsupportedNodeError(Code.COST, f"{node.op}: its weight is written out once for all runs (option weights)")
 
 
 def _decoder(node: BoundNode, weight: str, at: int) -> Kernel:
@@ -109,6 +117,7 @@ def packed_gather(node: BoundNode) -> Lowering:
 @op("PackedConvTranspose", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)
 def packed_conv_transpose(node: BoundNode) -> Lowering:
     """ConvTranspose with packed filters."""
+    check_not_kept(node)
     return read_in_place(node, "ConvTranspose")
 
 

@@ -47,10 +47,11 @@ def lower_packed(
         return lower_vectors(node, weights, columns, out, bias, alpha, beta)
     rows = rows_of(weights, node.input(weights.source).type)
     choice: Choice | None = None
+    keeps = node.target.limits.keeps_dense
     if (dense := _dense(node, weights, columns, bias, alpha, beta)) is not None:
-        choice = node.target.choose( f"{dense.key}, {weights.bits} bits", {
-            IN_TILES: UNPACKED_GAIN * product_ns(node.target, weights, columns),
-            BEFORE: DENSE_SHARE * (unpack_ns(node.target, weights) + tiles.best_ns(dense))})
+        choice = node.target.choose(f"{dense.key}, {weights.bits} bits{', kept' if keeps else ''}", {
+            IN_TILES: (1 if keeps else UNPACKED_GAIN) * product_ns(node.target, weights, columns),
+            BEFORE: DENSE_SHARE * (tiles.best_ns(dense) + (0 if keeps else unpack_ns(node.target, weights)))})
         if choice.form == BEFORE:
             return _unpacked(node, weights, rows, dense, out, choice)
     built = replace(_product(weights, columns, rows, out), choice=choice)
@@ -95,17 +96,17 @@ def _is_wide(node: BoundNode, weights: Weights) -> bool:
 
 
 def _unpacked(node: BoundNode, weights: Weights, rows: Layout, dense: tiles.TiledProduct, out: TensorType, choice: Choice) -> Lowering:
-    """The weights written out for this run, and the dense product."""
+    """The weights written out, for this run or, where a dense copy may stay, for all; and the dense product."""
     written = ("unpacked", TensorType(FLOAT32, (weights.k, weights.rows)))
     unpack = kernel(
         "unpack_product.wgsl", [written[1]], consts=_described(node, weights, rows),
         groups=ceil_div(rows.words * weights.rows, UNPACK_WORKGROUP_SIZE), workgroup_size=UNPACK_WORKGROUP_SIZE, choice=choice,
         reads={**rows.sources, "table": weights.table, **({"zp": weights.zp} if weights.zp is not None else {})},
         writes={"y": "unpacked"})
-    product = tiles.lower_tiled(dense, out)
+    product, kept = tiles.lower_tiled(dense, out), [written] if node.target.limits.keeps_dense else []
     return replace(
         product, kernels=(*rows.kernels, unpack, *product.kernels), temps=(*rows.temps, written, *product.temps),
-        once=tuple(name for name, _ in rows.temps), inverses=rows.inverses)
+        once=tuple(name for name, _ in (*rows.temps, *kept)), dense=tuple(name for name, _ in kept), inverses=rows.inverses)
 
 
 def product_ns(target: Target, weights: Weights, columns: Columns) -> float:

@@ -10,7 +10,7 @@ from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns
 from ort_gpu_ep.ops.conv import written_out_ns
 from ort_gpu_ep.ops.decoders import check_codebook, check_sparse, decoded_shape, unpack_sparse_ns
-from ort_gpu_ep.ops.in_place import plain, read_in_place
+from ort_gpu_ep.ops.in_place import check_not_kept, plain, read_in_place
 from ort_gpu_ep.ops.packed import UNPACKED_GAIN, lower_packed, product_ns, unpack_ns
 from ort_gpu_ep.ops.packed_operands import Columns, Weights
 from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, lower_sparse
@@ -65,6 +65,8 @@ def packed_matmul(node: BoundNode) -> Lowering | Kernel:
     columns, out = Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1), TensorType(x.dtype, (*x.shape[:-1], n))
     if node.attr("weight_sparse"):
         return _sparse_product(node, n, k, False, columns, out)
+    if hint(columns.count) > MAX_VECTORS:
+        check_not_kept(node)
     return lower_packed(node, _weights(node, shape, row_axis=1), columns, out)
 
 
@@ -84,6 +86,8 @@ def packed_gemm(node: BoundNode) -> Lowering | Kernel:
     out, factors = TensorType(x.dtype, (m, n)), (node.attr("alpha"), node.attr("beta"))
     if node.attr("weight_sparse"):
         return _sparse_product(node, n, k, row_axis == 0, columns, out, bias, *factors)
+    if hint(m) > MAX_VECTORS:
+        check_not_kept(node)
     return lower_packed(node, _weights(node, shape, row_axis), columns, out, bias, *factors)
 
 
@@ -95,6 +99,8 @@ def packed_conv(node: BoundNode) -> Lowering:
             c and c.shape != shape[:1]) or tuple(node.attr("kernel_shape") or shape[2:]) != shape[2:]:
         raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type} and {list(shape)} with group {groups}: shapes do not fit")
     rows, channels = shape[0] // groups, shape[1]
+    if not node.attr("weight_sparse"):
+        check_not_kept(node)
     if groups > 1 and rows < MIN_ROWS and not node.attr("weight_sparse"):
         return read_in_place(node, "Conv")
     window = conv_window(node, x.shape[2:], shape[2:])
@@ -122,8 +128,9 @@ def _sparse_conv(node: BoundNode, shape: Shape, window: Window) -> Lowering:
     product = of_filters(node, window, of_entries(node, rows, depth), 4 if node.has(4) else None)
     if product is None:
         raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: this convolution runs with dense filters")
-    dense = plain(node, "Conv", shape, 1)
-    choice = choose_sparse(product, unpack_sparse_ns(node.target, math.prod(shape)) + written_out_ns(dense))
+    keeps = node.target.limits.keeps_dense
+    dense_ns = written_out_ns(plain(node, "Conv", shape, 1, constant=keeps))
+    choice = choose_sparse(product, dense_ns + (0 if keeps else unpack_sparse_ns(node.target, math.prod(shape))))
     if choice.form == DENSE:
         raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: estimated to be slower than with dense filters")
     return lower_many(product, choice, TensorType(x.dtype, (x.shape[0], rows, *window.small)))
@@ -196,7 +203,8 @@ def _sparse_product(
     if product is None:
         raise UnsupportedNodeError(Code.COST, f"{node.op}: batch of {hint(columns.count)}: "
                                    "a dense copy of the sparse weight is estimated to be faster")
-    choice = choose_sparse(product, unpack_sparse_ns(node.target, rows * k) + _written_out_ns(node.target, rows, k, transposed, columns))
+    unpack_ns = 0 if node.target.limits.keeps_dense else unpack_sparse_ns(node.target, rows * k)
+    choice = choose_sparse(product, unpack_ns + _written_out_ns(node.target, rows, k, transposed, columns))
     if choice.form == DENSE:
         raise UnsupportedNodeError(Code.COST, f"{node.op}: estimated to be slower than with a dense matrix")
     return lower_many(product, choice, out)

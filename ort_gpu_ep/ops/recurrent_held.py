@@ -136,7 +136,9 @@ def _general_ns(target: Target, sizes: Sizes, bits: int = 0) -> float:
 
 
 def _written_out_ns(target: Target, sizes: Sizes, bits: int) -> float:
-    """A dispatch that decodes the recurrent weights, one that brings them into the order of the steps, and the steps."""
+    """A dispatch that decodes the recurrent weights and one that brings them into the order of the steps, if not once; and the steps."""
+    if target.limits.keeps_dense:
+        return _general_ns(target, sizes)
     by, weights = target.figures, sizes.directions * sizes.gates * sizes.hidden * sizes.hidden
     return _general_ns(target, sizes) + 2 * by.dispatch_ns + weights * (bits / 8 + 3 * 4) * by.byte_ns
 

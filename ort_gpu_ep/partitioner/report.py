@@ -31,8 +31,9 @@ class PartitionReport:
     """One group of nodes that runs as a unit. Sizes in bytes, for the model's static shapes or their stand-ins (`exact`).
 
     packed_nbytes: of weights that kernels read packed, of the weights; dense_nbytes: what these would take as float32. unpacked: nodes
-    whose packed weight no other kernel reads: one writes it out in each run. halved_nbytes: of weights in float16 (the option
-    `precision`); whole: names of those that stay float32 because of numbers beyond float16's.
+    whose packed weight no other kernel reads: one writes it out in each run, or where it `stays_dense`, once.
+    halved_nbytes: of weights in float16 (the option `precision`); whole: names of those that stay float32 because of numbers beyond
+    float16's.
     """
 
     index: int
@@ -49,6 +50,7 @@ class PartitionReport:
     unpacked: tuple[str, ...] = ()
     halved_nbytes: int = 0
     whole: tuple[str, ...] = ()
+    stays_dense: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class BoundRun(Run):
         """One run, enqueued. Returns False, and has done nothing, where ONNX Runtime is to do it. Raises what the partition does."""
         partition = self.partition
         with partition.state.allowance:
-            is_known = self._bound is not None and memory.version == self._version
+            is_known = self._bound is not None and not self._bound.closed and memory.version == self._version
             if partition.avoids_the_gpu() or not (is_known or self._resolve()):
                 return False
             partition.state.begin_run()

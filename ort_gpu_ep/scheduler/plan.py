@@ -122,6 +122,7 @@ class Plan:
     kept: name and bytes of each KEPT place. inverses: dispatches from a PREPARED place back to the weight that it was made of.
     channels_last: nodes whose values are stored so. conversions: dispatches that bring a value into another layout.
     counted: outputs whose length is read when the steps have run.
+    dense: PREPARED places of weights that are stored packed, written out once (the option `weights`), and of what is made of them.
     in_place: (input, output) that may be one buffer; the first steps copy one into the other, which a run leaves out where they are.
     intermediate_nbytes: what all intermediate tensors would take if each had a buffer of its own.
     """
@@ -140,6 +141,21 @@ class Plan:
     inverses: tuple[Dispatch, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
     counted: tuple[Counted, ...] = ()
+    dense: tuple[Place, ...] = ()
+
+    @property
+    def kept_places(self) -> frozenset[Place]:
+        """What the prologue writes and has to stay: steps read it, or weights could be had back from it."""
+        read = {t.place for step in (*self.steps, *self.inverses) if isinstance(step, Dispatch) for t in step.tensors}
+        return frozenset({*read, *(step.source for step in self.steps if isinstance(step, Copy))})
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Device memory of what stays of `dense`."""
+        if not self.dense:
+            return 0
+        kept = self.kept_places.intersection(self.dense)
+        return sum(t.type.nbytes for step in self.prologue for t in step.tensors if t.written and t.place in kept)
 
     @property
     def dispatches(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.lowering import HostValues, facts_of, walk
+from ort_gpu_ep.lowering import HostValues, facts_of, runs_once, walk
 from ort_gpu_ep.registry import BoundNode, Counted, Decline, Limits, Lowering, UnknownValueError, parts, tensors_of
 from ort_gpu_ep.scheduler.barriers import share_barriers
 from ort_gpu_ep.scheduler.lifetime import assign_slots, slots_apart
@@ -42,6 +42,11 @@ class _Draft:
     conversions: int = 0
     in_place: list[tuple[int, int]] = field(default_factory=list)    # (graph input, graph output) that may be one buffer
     counted: list[Counted] = field(default_factory=list)
+    dense: list[Place] = field(default_factory=list)             # what the prologue writes of weights that are stored packed
+
+    def is_constant(self, name: str) -> bool:
+        """Whether the program keeps a value on the device from one run to the next."""
+        return name in self.prepared or (name in self.graph.values and self.graph.values[name].is_constant)
 
     def root(self, name: str) -> str:
         while name in self.roots:
@@ -109,6 +114,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
     draft.types.update({temps[name]: tensor for name, tensor in lowering.temps})
     draft.kept.update({temps[name]: tensor.nbytes for name, tensor in lowering.temps if name in lowering.kept})
     draft.counted += _counted(draft, bound, lowering, temps)
+    decodes_once = draft.limits.keeps_dense and runs_once(node, lowering, draft.is_constant, draft.graph.outputs)
     for kernel in lowering.kernels:
         if all(tensor.size == 0 for tensor in kernel.outputs):
             continue
@@ -133,8 +139,8 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
             raise InternalError(f"{node.label}: kernel {kernel.shader} writes {first}, its value is {written_type}")
         label = f"{node.label}/{kernel.shader.removesuffix('.wgsl')}"
         dispatch = Dispatch(label, kernel, tensors, groups, 0)
-        if lowering.runs_once(kernel) and _may_run_once(draft, dispatch, names):
-            _run_once(draft, dispatch, names)
+        if (decodes_once or lowering.runs_once(kernel)) and _may_run_once(draft, dispatch, names):
+            _run_once(draft, dispatch, names, decodes_once or any(target in lowering.dense for _, target in kernel.writes or ()))
             draft.inverses += _inverses(draft, bound, lowering, temps)
         else:
             draft.dispatches.append((dispatch, tuple(names)))
@@ -174,13 +180,16 @@ def _may_run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str]) -> bo
     """Whether it reads only what the program keeps on the device, and no size of a run."""
     reads = [draft.root(n) for t, n in zip(dispatch.tensors, names, strict=True) if not t.written]
     fixed = not any(map(is_symbolic, dispatch.groups)) and not parameters(dispatch.kernel, dispatch.bindings)
-    return fixed and all(n in draft.graph.values and draft.graph.values[n].is_constant and n not in draft.known for n in reads)
+    return fixed and all(draft.is_constant(n) and n not in draft.known for n in reads)
 
 
-def _run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str]) -> None:
+def _run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str], dense: bool) -> None:
+    """dense: it writes out what is stored packed."""
     draft.prepared |= {n for t, n in zip(dispatch.tensors, names, strict=True) if t.written}
     tensors = tuple(replace(t, place=_place_of(draft, {}, n)) for t, n in zip(dispatch.tensors, names, strict=True))
     draft.prologue.append(replace(dispatch, tensors=tensors))
+    if dense or any(t.place in draft.dense for t in tensors):
+        draft.dense += [t.place for t in tensors if t.written]
 
 
 def _inverses(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: Mapping[str, str]) -> list[Dispatch]:
@@ -232,7 +241,7 @@ def _place(draft: _Draft, apart: bool) -> Plan:
         tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps),
         _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()),
         tuple(draft.prologue), tuple(draft.kept.items()), draft.channels_last, draft.conversions, tuple(draft.inverses),
-        tuple(draft.in_place), tuple(draft.counted))
+        tuple(draft.in_place), tuple(draft.counted), tuple(draft.dense))
 
 
 def _costs(draft: _Draft, levels: Sequence[int]) -> list[float]:

@@ -110,7 +110,8 @@ def _prologue_violations(plan: Plan) -> tuple[list[str], set[Place]]:
     written: set[Place] = set()
     for i, step in enumerate(plan.prologue):
         reads, writes = _uses(step)
-        found += [f"prologue {i} {step.label}: reads {place}" for place in reads if place.kind is not Kind.WEIGHT]
+        found += [f"prologue {i} {step.label}: reads {place}" for place in reads
+                  if place.kind is not Kind.WEIGHT and place not in written]
         found += [f"prologue {i} {step.label}: reads {place}, which is not among the weights" for place in reads
                   if place.kind is Kind.WEIGHT and place.name not in plan.weights]
         found += [f"prologue {i} {step.label}: writes {place}" for place in writes if place.kind is not Kind.PREPARED]

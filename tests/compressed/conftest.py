@@ -22,6 +22,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
+@pytest.fixture(autouse=True)
+def packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sessions: these tests are about kernels that read packed weights, test_dense_weights.py apart."""
+    monkeypatch.setenv("ORT_GPU_EP_WEIGHTS", "packed")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def registered() -> None:
     onnxruntime.set_default_logger_severity(4)

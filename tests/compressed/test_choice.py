@@ -25,7 +25,7 @@ from ort_gpu_ep.target import Target, Tuned
 from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.compressed.test_functions import model_of as codebook_model
 from tests.compressed.test_packed_products import RNG, close, exact, nbits_model, weighted
-from tests.direct import run_program
+from tests.direct import PACKED, run_program
 
 SLOW_STEPS = replace(DEFAULT_FIGURES, step_ns=1e6)
 """Of an adapter that is slow where tiles unpack; SLOW_WRITES: where a weight is written out."""
@@ -63,7 +63,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 def run_on(gpu: Gpu, model: onnx.ModelProto, feeds: Any, most_nbytes: float) -> Any:
     """The output. No dense weight stays on the device."""
-    program = Program(from_onnx(model), Config(), gpu, rewrite)
+    program = Program(from_onnx(model), PACKED, gpu, rewrite)
     try:
         (got,) = run_program(program, feeds)
         assert program.weight_nbytes <= most_nbytes

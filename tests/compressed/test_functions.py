@@ -27,7 +27,7 @@ from ort_gpu_ep.weights.formats import codebook_fault, pack_codes, pack_sparse, 
 from ort_gpu_ep.weights.functions import BITS, DOMAIN, MIN_OPSET, function, functions
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
 from tests.compressed.test_packed_products import RNG, close
-from tests.direct import run_program
+from tests.direct import PACKED, run_program
 from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session
 
@@ -190,7 +190,7 @@ def test_rows_are_summed_with_x_in_workgroup_memory(vectors: int, rows: int, k: 
     model, dense = model_of("Gemm", "Sparse", (vectors, k), (rows, k), (0, 1), density=density, transB=1)
     feeds = {"x": RNG.normal(size=(vectors, k)).astype("f")}
     with chosen(HELD):
-        program = Program(from_onnx(model), Config(), Gpu.open(Config()), rewrite)
+        program = Program(from_onnx(model), PACKED, Gpu.open(Config()), rewrite)
         try:
             (got,) = run_program(program, feeds)
             close(got, on_cpu(dense_model(model, dense), feeds)[0])
@@ -233,7 +233,7 @@ def test_a_kernel_given_damaged_rows_reads_nothing_outside(vectors: int, form: s
     model, _ = model_of("Gemm", "Sparse", (vectors, 515), (3, 515), (0, 1), transB=1)
     replaced(model, "starts", np.array(starts, np.int32))
     with chosen(form):
-        program = Program(from_onnx(model), Config(), Gpu.open(Config()), rewrite)
+        program = Program(from_onnx(model), PACKED, Gpu.open(Config()), rewrite)
         try:
             (got,) = run_program(program, {"x": RNG.normal(size=(vectors, 515)).astype("f")})
         finally:
@@ -349,7 +349,7 @@ def test_what_is_not_finite_meets_all_of_a_row_or_its_entries(vectors: int, form
             products = x[:, None].astype("d") * dense
             of_all, of_entries = products.sum(-1), np.where(dense == 0, 0, products).sum(-1)
         with chosen(form):
-            program = Program(from_onnx(model), Config(), Gpu.open(Config()), rewrite)
+            program = Program(from_onnx(model), PACKED, Gpu.open(Config()), rewrite)
             try:
                 (got,) = run_program(program, {"x": x})
             finally:

@@ -25,7 +25,7 @@ from ort_gpu_ep.target import Target, Tuned
 from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
 from tests.compressed.test_packed_products import close
-from tests.direct import run_program
+from tests.direct import PACKED, run_program
 from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session
 
@@ -72,7 +72,7 @@ def test_products_without_their_zeros(
 ) -> None:
     weight = sparse_matrix(*shape, density)
     model, feeds = product(op, x, weight, bias, **attributes), {"x": RNG.normal(size=x).astype("f")}
-    program = Program(from_onnx(model), Config(), bytes_count, rewrite)
+    program = Program(from_onnx(model), PACKED, bytes_count, rewrite)
     try:
         (got,) = run_program(program, feeds)
         close(got, on_cpu(model, feeds)[0])
@@ -91,7 +91,7 @@ def test_what_is_no_number_is_kept(bytes_count: Gpu) -> None:
     weight = sparse_matrix(300, 400, 0.05)
     weight[7, 11], weight[9, 13], weight[11] = np.nan, np.inf, 0
     weight[11, 17] = 1e-41      # denormal
-    program = Program(from_onnx(product("Gemm", (1, 400), weight, transB=1)), Config(), bytes_count, rewrite)
+    program = Program(from_onnx(product("Gemm", (1, 400), weight, transB=1)), PACKED, bytes_count, rewrite)
     try:
         (got,) = run_program(program, {"x": np.ones((1, 400), "f")})
         assert got[0, 9] == np.inf

@@ -27,7 +27,7 @@ from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.compressed.test_functions import dense_model, model_of
 from tests.compressed.test_packed_products import close
 from tests.compressed.test_pruned import product, runs_packed, sparse_matrix
-from tests.direct import run_program
+from tests.direct import PACKED, run_program
 from tests.ops.single_node import on_cpu
 
 RNG = np.random.default_rng(23)
@@ -65,7 +65,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 def check(gpu: Gpu, model: onnx.ModelProto, *runs: Mapping[str, Any], weight: Any = None) -> None:
     """Right in each run; the weight comes back bit for bit from what is packed, and is not on the device beside it."""
-    program = Program(from_onnx(model), Config(), gpu, rewrite)
+    program = Program(from_onnx(model), PACKED, gpu, rewrite)
     try:
         for feeds in runs:
             close(run_program(program, feeds)[0], on_cpu(model, feeds)[0])
@@ -124,7 +124,7 @@ def test_what_no_weight_reads_does_not_matter(gpu: Gpu) -> None:
     weight = filters((64, 64, 1, 1), 0.1)
     weight[:, 5] = 0
     weight[3, 5], weight[9, 6] = 2.0, np.nan
-    program = Program(from_onnx(convolution((1, 64, 4, 4), weight)), Config(), gpu, rewrite)
+    program = Program(from_onnx(convolution((1, 64, 4, 4), weight)), PACKED, gpu, rewrite)
     x = np.zeros((1, 64, 4, 4), "f")
     x[0, 5] = np.inf
     try:
@@ -143,7 +143,7 @@ def test_what_no_weight_reads_does_not_matter(gpu: Gpu) -> None:
 def test_entries_of_a_file(op: str, x: Any, stored: Any, perm: Any, attributes: Any, density: float, gpu: Gpu) -> None:
     model, dense = model_of(op, "Sparse", x, stored, perm, density=density, **attributes)
     feeds = {"x": RNG.normal(size=x).astype("f")}
-    program = Program(from_onnx(model), Config(), gpu, rewrite)
+    program = Program(from_onnx(model), PACKED, gpu, rewrite)
     try:
         close(run_program(program, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
         assert set(shaders_of(program)) <= {SHADER, "strided.wgsl"}
@@ -160,7 +160,7 @@ def test_broken_entries_lead_nowhere(gpu: Gpu) -> None:
         other.CopyFrom(model)
         held = next(t for t in other.graph.initializer if t.name == name)
         held.CopyFrom(numpy_helper.from_array(broken(numpy_helper.to_array(held)), name))
-        program = Program(from_onnx(other), Config(), gpu, rewrite)
+        program = Program(from_onnx(other), PACKED, gpu, rewrite)
         try:
             assert np.isfinite(run_program(program, {"x": np.ones((1, 64, 6, 6), "f")})[0]).all()
         finally:

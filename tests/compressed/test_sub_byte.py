@@ -14,7 +14,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import from_onnx
-from tests.direct import run_direct
+from tests.direct import PACKED, run_direct
 from tests.ops.single_node import check_decline, on_cpu
 from tests.plugin.cases import open_session
 
@@ -60,7 +60,7 @@ def test_dequantize_constants(kind: str, zero_point: bool, shape: tuple[int, ...
 @pytest.mark.parametrize("kind", ["int4", "uint2"])
 def test_they_are_uploaded_packed(kind: str) -> None:
     shape = (1001, 333)
-    program = Program(from_onnx(dequantized(kind, shape, (), False)), Config(), Gpu.open(Config()))
+    program = Program(from_onnx(dequantized(kind, shape, (), False)), PACKED, Gpu.open(Config()))
     try:
         assert program.uploaded_nbytes <= -(-shape[0] * shape[1] * int(kind[-1]) // 8) + 4
     finally:

@@ -107,7 +107,7 @@ def test_all_plans_of_a_program_share_what_was_packed_and_it_is_counted(programs
         seen.append((program.planned, program.weight_nbytes))
     assert seen[-1][0] > 1, "this test wants more than one plan"
     assert len({nbytes for _, nbytes in seen}) == 1
-    packed = program.context.prologue.buffers(program.plans[-1].prologue)
+    packed = program.context.prologue.buffers(program.plans[-1])
     assert [p.kind for p in packed] == [Kind.PREPARED]
     assert program.weight_nbytes == program.context.prologue.nbytes + sum(program.weight(n).nbytes for n in ("w", "r", "b"))
 
