@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import Any
 
 import onnxruntime
-from onnxruntime.capi import onnxruntime_inference_collection as collection
 
-from ort_gpu_ep import children, plugin
+from ort_gpu_ep import children, plugin, private
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.opening import IDLE_PROVIDER, forbids_cpu
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, OrtSession
@@ -95,7 +94,7 @@ def in_front(providers: Any, options: Any, settings: Any) -> tuple[Any, Any]:
         plugin.ensure_registered()
     there = onnxruntime.get_available_providers()
     try:
-        names, found = collection.check_and_normalize_provider_args(providers, options, [*there, EP_NAME])
+        names, found = private.normalized_providers(providers, options, [*there, EP_NAME])
     except ValueError as error:
         warnings.warn(f"{error} Going on with {EP_NAME} and {CPU_PROVIDER}.", stacklevel=2)
         names, found = [], []
@@ -123,7 +122,7 @@ _before: dict[Any, Any] = {}
 
 def _put_in() -> None:
     """The name, so that subclasses are ours, too; the constructor, for the class that others hold."""
-    for module in (onnxruntime, collection):
+    for module in private.HOLDERS:
         _before[module] = module.InferenceSession
         module.InferenceSession = PatchedSession
     OrtSession.__init__ = _patched_init

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import onnxruntime
 from onnxruntime import OrtValue
 
-from ort_gpu_ep import plugin
+from ort_gpu_ep import plugin, private
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.errors import AdapterError, ConfigError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.explain import Explanation, explanation  # here: two threads that load modules in a circle at a time fail
@@ -46,11 +46,6 @@ if TYPE_CHECKING:
     from ort_gpu_ep.tuning.measure import TuneResult
 
 log = logging.getLogger("ort_gpu_ep")
-
-_OF_A_SESSION = frozenset((
-    "_sess", "_sess_options", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
-    "_input_epdevices", "_model_meta", "_providers", "_provider_options", "_profiling_start_time_ns"))
-"""What onnxruntime.InferenceSession keeps of the C++ session behind it."""
 
 
 class InferenceSession(plugin.PlainSession):
@@ -149,7 +144,7 @@ class InferenceSession(plugin.PlainSession):
             source = Source(model if isinstance(model, bytes) else os.fspath(model))
         state = self._created(names, options, runner.candidates.costs if runner is not None else None)
         self._state, self._runner, self._source, self._asked, self._lease, self._trouble = state, runner, source, asked, lease, trouble
-        self._fronts = weakref.WeakSet((self._sess,))
+        self._fronts = weakref.WeakSet((private.behind(self),))
         self.direct = plugin.Direct.of(self, state)
         if runner is not None:
             runner.begin(self._front(runner.first), has_fixed_sizes(self), _weakly(self._become))
@@ -225,7 +220,7 @@ class InferenceSession(plugin.PlainSession):
 
     def run_async(self, output_names: Any, input_feed: Any, callback: Any, user_data: Any, run_options: Any = None) -> None:
         """As in onnxruntime, in a thread of its own that calls `run`."""
-        self._validate_input(list(input_feed))
+        private.check_inputs(self, list(input_feed))
 
         def answer() -> None:
             results, message = [], ""
@@ -249,10 +244,11 @@ class InferenceSession(plugin.PlainSession):
         """As in onnxruntime. Values that are bound on the device are not copied; inputs in host memory are read in each run, and again
         if the device is lost during the run.
         """
-        bound: Any = getattr(iobinding, "_session", self._sess)
-        if bound is not self._sess and bound in self._fronts:       # onnxruntime.IOBinding(session), before another candidate was chosen
+        mine = private.behind(self)
+        bound = private.bound_session(iobinding, mine)
+        if bound is not mine and bound in self._fronts:       # onnxruntime.IOBinding(session), before another candidate was chosen
             uninterrupted(refresh, iobinding)
-            uninterrupted(bound.run_with_iobinding, iobinding._iobinding, run_options)
+            uninterrupted(bound.run_with_iobinding, private.behind_binding(iobinding), run_options)
             return
         if self._state is not None:
             self._state.begin_run()
@@ -410,7 +406,7 @@ class InferenceSession(plugin.PlainSession):
         if self._asked is not None and self._source is not None:     # the CPU was chosen before the graph was seen: ask the partitioner now
             plugin.ensure_registered()
             with plugin.capture() as states:
-                self._source.session(self._sess_options_initial, *self._asked, {})
+                self._source.session(private.first_settings_of(self), *self._asked, {})
             self._state, self._asked = states[-1], None
         if self._runner is not None:
             return self._runner.explain()
@@ -436,7 +432,7 @@ class InferenceSession(plugin.PlainSession):
     def _cpu_session(self) -> Any:
         """The same model on the CPU only, for one run: its arena would keep that run's tensors, and the weights once more."""
         assert self._source is not None, "only a session with our provider asks"
-        return self._source.session(self._sess_options_initial, [CPU_PROVIDER], [{}], {})
+        return self._source.session(private.first_settings_of(self), [CPU_PROVIDER], [{}], {})
 
     def _front(self, name: str) -> Candidate:
         """What this session is now, as a candidate that stays when the session becomes another one."""
@@ -457,8 +453,8 @@ class InferenceSession(plugin.PlainSession):
 
     def _become(self, candidate: Candidate) -> None:
         """Puts another C++ session behind this object: the memory of the one before is free when its last run ends."""
-        uninterrupted(self.__dict__.update, {k: v for k, v in vars(candidate.session).items() if k in _OF_A_SESSION})
-        self._fronts.add(self._sess)
+        uninterrupted(self.__dict__.update, private.state_of(candidate.session))
+        self._fronts.add(private.behind(self))
         self._state, self.direct = candidate.state, getattr(candidate.session, "direct", None)
 
 

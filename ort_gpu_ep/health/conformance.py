@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 
+from ort_gpu_ep import private
 from ort_gpu_ep.errors import Code, GpuEpError
 
 STATUSES = ("PASS", "FOLDED", "UNSUPPORTED", "FAIL", "EXCLUDED", "NOT_RUN")
@@ -86,7 +86,7 @@ def _run_case(case: Any, session_class: Any, options: dict[str, str]) -> Outcome
     model = case.model.SerializeToString()
     try:
         session = session_class(model, _quiet(), provider_options=options)
-    except NotImplemented as error:      # also as ours, which says what no provider takes
+    except private.NotImplemented as error:      # also as ours, which says what no provider takes
         return Outcome(case.name, "EXCLUDED", "", f"onnxruntime: {str(error).splitlines()[0][-200:]}")
     except GpuEpError as error:
         return Outcome(case.name, "FAIL", "", f"{type(error).__name__}: {error}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ort_gpu_ep import private
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.direct_binding import BindingRun
 from ort_gpu_ep.plugin.state import COPIES, SessionState
@@ -75,7 +76,7 @@ class Direct:
     """Of one session, which it keeps alive while a run is under way. Thread-safe, as far as Partition and Steady are."""
 
     def __init__(self, session: Any, partition: Partition) -> None:
-        self._alive, self._partition, self._state = session._sess, partition, partition.state
+        self._alive, self._partition, self._state = private.behind(session), partition, partition.state
         self._bound_runs = 0        # of onnxruntime's
         self._names = tuple(i.name for i in session.get_inputs())
         graph = partition.graph
@@ -159,7 +160,7 @@ def only_partition(session: Any, state: SessionState | None) -> Partition | None
     """The partition that takes a session's inputs and gives its outputs; None where runs need ONNX Runtime, too."""
     if state is None or len(state.partitions) != 1 or state.config is None or state.config.verify:
         return None
-    partition, options = state.partitions[0], session._sess_options
+    partition, options = state.partitions[0], private.settings_of(session)
     if not isinstance(partition, Partition) or (options is not None and options.enable_profiling):
         return None
     inputs, outputs = {i.name for i in session.get_inputs()}, {o.name for o in session.get_outputs()}

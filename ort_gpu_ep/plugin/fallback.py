@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state
 
+from ort_gpu_ep import private
 from ort_gpu_ep.errors import GpuEpError, InternalError
 from ort_gpu_ep.plugin.plain import exact_products, ort_session
 from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES, WeightFile
@@ -34,11 +34,11 @@ _MIN_IR_VERSION = 10
 
 _SUB_BYTE = frozenset(t.name for t in SUB_BYTE)
 
-NO_KERNEL = (onnxruntime_pybind11_state.Fail, onnxruntime_pybind11_state.NotImplemented)
+NO_KERNEL = (private.Fail, private.NotImplemented)
 """What onnxruntime raises for a model that it has no kernel for; of some operators ours have forms that its CPU provider lacks."""
 
 
-class NoProviderError(GpuEpError, onnxruntime_pybind11_state.NotImplemented):  # type: ignore[misc]  # which onnxruntime has no types for
+class NoProviderError(GpuEpError, private.NotImplemented):  # type: ignore[misc]  # which onnxruntime has no types for
     """No provider of a session takes a node of its model."""
 
 

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from onnxruntime.capi import onnxruntime_inference_collection
+
+from ort_gpu_ep.private import OrtBinding
 
 TENSORS = {f"tensor({name})": np.dtype(numpy) for name, numpy in (
     ("float", "f4"), ("double", "f8"), ("float16", "f2"), ("bool", "?"), ("int8", "i1"), ("uint8", "u1"), ("int16", "i2"), ("uint16", "u2"),
     ("int32", "i4"), ("uint32", "u4"), ("int64", "i8"), ("uint64", "u8"))}
 """ONNX Runtime's names of tensors that numpy has, too, and numpy's element types."""
-
-OrtBinding: Any = onnxruntime_inference_collection.IOBinding
 
 HOST = "host"
 """Stands for an output that is to be a new value on the host."""

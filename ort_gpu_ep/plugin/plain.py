@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import onnxruntime
-from onnxruntime.capi import onnxruntime_inference_collection
 
 from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.plugin.io_binding import IOBinding, refresh, take_over
-
-OrtSession: Any = onnxruntime_inference_collection.InferenceSession
+from ort_gpu_ep.private import OrtSession as OrtSession
+from ort_gpu_ep.private import behind
 
 _ACCURACY = "session.qdq_matmulnbits_accuracy_level"
 
@@ -93,7 +92,7 @@ class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no type
 
 def _run_bound(session: Any, iobinding: Any, run_options: Any) -> None:
     direct = session.direct if run_options is None and isinstance(iobinding, IOBinding) else None
-    if direct is not None and iobinding.run_past(session._sess, direct):
+    if direct is not None and iobinding.run_past(behind(session), direct):
         return
     refresh(iobinding)
     OrtSession.run_with_iobinding(session, iobinding, run_options)
