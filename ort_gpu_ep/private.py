@@ -17,6 +17,9 @@ OrtBinding: Any = _collection.IOBinding
 HOLDERS: tuple[Any, ...] = (onnxruntime, _collection)
 """The modules in which its class of sessions is looked for: a patch puts another one into both."""
 
+OrtValueVector: Any = _binary.OrtValueVector
+"""C++'s values, as a run with a binding gives them."""
+
 Fail: Any = _binary.Fail
 NotImplemented: Any = _binary.NotImplemented
 

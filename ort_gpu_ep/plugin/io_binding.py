@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.private import OrtBinding
+from ort_gpu_ep.private import OrtBinding, OrtValueVector
 
 TENSORS = {f"tensor({name})": np.dtype(numpy) for name, numpy in (
     ("float", "f4"), ("double", "f8"), ("float16", "f2"), ("bool", "?"), ("int8", "i1"), ("uint8", "u1"), ("int16", "i2"), ("uint16", "u2"),
@@ -104,7 +104,7 @@ class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
     def get_outputs_as_ortvaluevector(self) -> Any:
         if not self._is_answered:
             return super().get_outputs_as_ortvaluevector()
-        found = onnxruntime_inference_collection.C.OrtValueVector()
+        found = OrtValueVector()
         for value in self._answers():
             found.push_back(value._ortvalue)
         return found
