@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,16 +139,28 @@ def _listen(answers: queue.Queue[dict[str, Any]]) -> None:
 
 
 def _end() -> None:
-    """Without exit handlers, which would wait; with nothing left behind. Whichever thread comes second waits for the end."""
+    """Without exit handlers, which would wait; with nothing left behind. Whichever thread comes second waits for the end.
+
+    So the end must come: what one step raises (the other thread may be loading its module) keeps none of the others from being done.
+    """
     _ending.acquire()
-    for module, name in (("ort_gpu_ep.health.helper", "kill_all"), ("ort_gpu_ep.health.markers", "remove_mine")):
-        if module in sys.modules:
-            getattr(sys.modules[module], name)()
+    with ExitStack() as steps:          # from the last to the first
+        steps.callback(os._exit, DONE)
+        steps.callback(_remove_folder)
+        for module, name in (("ort_gpu_ep.health.markers", "remove_mine"), ("ort_gpu_ep.health.helper", "kill_all")):
+            if module in sys.modules:
+                steps.callback(_call, module, name)
+
+
+def _call(module: str, name: str) -> None:
+    getattr(sys.modules[module], name)()
+
+
+def _remove_folder() -> None:
     for _ in range(REMOVALS):
         if tempfile.tempdir is None or not os.path.exists(tempfile.tempdir):
             break
         shutil.rmtree(tempfile.tempdir, ignore_errors=True)
-    os._exit(DONE)
 
 
 if __name__ == "__main__":

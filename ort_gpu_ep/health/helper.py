@@ -55,7 +55,7 @@ class Worker:
             pass           # it ended before it read its job; how, the exit code says
         if not listens:
             self.hang_up()
-        _running.add(self)
+        _running[id(self)] = self
         self._reader = threading.Thread(target=self._read, name="ort_gpu_ep-probe", daemon=True)
         self._reader.start()
 
@@ -120,22 +120,23 @@ class Worker:
             code = self._process.wait()
         self.hang_up()
         self._reader.join()
-        _running.discard(self)
+        _running.pop(id(self), None)
         return code
 
 
-_running: weakref.WeakSet[Worker] = weakref.WeakSet()
+_running: weakref.WeakValueDictionary[int, Worker] = weakref.WeakValueDictionary()
 
 
 def kill_all() -> None:
     """Ends the helpers of this process, which is about to end itself."""
-    for worker in list(_running):
-        worker._process.kill()
+    for reference in _running.valuerefs():      # at once: another thread may start one now
+        if (worker := reference()) is not None:
+            worker._process.kill()
 
 
 def _after_fork() -> None:
     """In the child: the helpers are the parent's, and shall see when that is gone."""
-    for worker in list(_running):
+    for worker in list(_running.values()):
         worker._process.returncode = 0
         for pipe in (worker._process.stdin, worker._process.stdout):
             with suppress(OSError, AttributeError):

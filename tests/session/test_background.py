@@ -356,6 +356,25 @@ def test_the_process_that_finds_out_has_nobody_to_tell(mlp: bytes, x: Array, tmp
     assert (tmp_path / "cache").exists()
 
 
+def test_the_process_that_finds_out_ends_whatever_a_step_of_its_end_raises(tmp_path: Path) -> None:
+    """A thread that failed there kept the other one waiting, which held the lock of that cache: nobody found out anything any more."""
+    (tmp_path / "folder").mkdir()
+    code = f"""
+import sys, tempfile, threading, types
+from ort_gpu_ep import scout
+sys.modules["ort_gpu_ep.health.helper"] = types.ModuleType("half of it")
+sys.modules["ort_gpu_ep.health.markers"] = types.SimpleNamespace(remove_mine=lambda: print("markers", flush=True))
+tempfile.tempdir = {str(tmp_path / "folder")!r}
+first = threading.Thread(target=scout._end)
+first.start()
+first.join()
+scout._end()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (DONE, "markers\n"), done.stderr
+    assert not (tmp_path / "folder").exists()
+
+
 @pytest.mark.parametrize(("how", "said"), [(signal.SIGKILL, "was ended"), (signal.SIGSEGV, "ended with signal SIGSEGV")])
 def test_a_process_that_finds_out_and_dies(
         how: int, said: str, begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
