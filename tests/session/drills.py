@@ -349,7 +349,7 @@ def end_of_a_program(name: str, until_s: float, folder: Path, cache: Path, model
         pids = json.loads(program.stdout.readline() or "[]")
         start_s = time.monotonic()
         try:
-            said = program.communicate(timeout=PATIENCE_S)[1]
+            said = program.communicate(timeout=PATIENCE_S * 3)[1]
         except subprocess.TimeoutExpired:
             program.kill()
             said = "it does not end"
