@@ -244,6 +244,7 @@ def losses(count: int, seed: int, folder: Path) -> dict[str, Any]:
 
 PROGRAM = """
     import os, resource, signal, sys, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)        # a shell starts what runs in the background without
     import numpy as np
     import psutil
     import ort_gpu_ep as ort
