@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -134,9 +135,11 @@ def _text(path: Path) -> str:
 
 
 def _group(path: Path) -> str:
-    import grp  # not on Windows
-
     number = path.stat().st_gid
+    if sys.platform == "win32":
+        return str(number)
+    import grp
+
     try:
         return grp.getgrgid(number).gr_name
     except KeyError:

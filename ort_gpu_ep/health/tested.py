@@ -7,13 +7,13 @@ import platform
 import sys
 from collections.abc import Mapping
 from datetime import date
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.health.drivers import wgpu_version
 
 WHAT = ("doctor", "conformance", "models")
 """doctor: its probes. conformance: ONNX's node cases. models: networks against onnxruntime's CPU provider."""
@@ -32,7 +32,7 @@ def entry(info: AdapterInfo, what: str, results: Mapping[str, int] | Mapping[str
     return {
         "adapter": info.name.removesuffix(f" as {held_to}"), "type": info.type, "backend": info.backend, "driver": info.driver,
         "system": f"{platform.system()} {platform.machine()}", "as": held_to, "what": what, "date": date.today().isoformat(),
-        "package": version("ort-gpu-ep"), "onnxruntime": onnxruntime.__version__, "wgpu": version("wgpu"),
+        "package": sys.modules["ort_gpu_ep"].__version__, "onnxruntime": onnxruntime.__version__, "wgpu": wgpu_version(),
         "python": ".".join(map(str, sys.version_info[:2])), "results": dict(results)}
 
 

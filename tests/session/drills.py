@@ -214,6 +214,10 @@ WAYS: tuple[Callable[[Any, Array], Array], ...] = (
     lambda session, x: session.run_with_ort_values(None, {"x": onnxruntime.OrtValue.ortvalue_from_numpy(x)})[0].numpy())
 
 
+AT_MOST_MORE = {"MiB": 16, "threads": 4, "devices": 0}
+"""What may be there at the end that was not after a fifth of the losses: threads that begin when something is first used."""
+
+
 def losses(count: int, seed: int, folder: Path) -> dict[str, Any]:
     """One session loses its device again and again, and has a new one each time. held: at four moments, the first after a fifth of them."""
     rng = np.random.default_rng(seed)
@@ -235,7 +239,7 @@ def losses(count: int, seed: int, folder: Path) -> dict[str, Any]:
     found[count] = held()
     first, last = found[moments[0]], found[count]
     grown = [name for name, more in zip(("MiB", "threads", "devices"), np.subtract(last, first), strict=True)
-             if more > (16 if name == "MiB" else 0)]
+             if more > AT_MOST_MORE[name]]
     return {"losses": count, "held": {str(k): dict(zip(("MiB", "threads", "devices"), h, strict=True)) for k, h in found.items()},
             "wrong": [f"{wrong} wrong answers"] * bool(wrong) + [f"more {name}: {found}" for name in grown]}
 
