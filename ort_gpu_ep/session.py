@@ -36,6 +36,7 @@ from ort_gpu_ep.placement.source import Source, not_written, with_profiler, writ
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME
 from ort_gpu_ep.plugin.fallback import NO_KERNEL, NoProviderError, taken_by_nobody
 from ort_gpu_ep.plugin.io_binding import refresh
+from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.starting import WAITING, Start
 
 if TYPE_CHECKING:
@@ -299,6 +300,8 @@ class InferenceSession(plugin.PlainSession):
     @property
     def missing_gpu(self) -> str:
         """Why a session with placement=gpu has no GPU; empty if it has one, or needs none."""
+        if memory.forked and self._state is not None and self._state.gpu is not None:
+            return FORKED
         return self._trouble
 
     def profile(

@@ -183,7 +183,7 @@ def test_sessions_of_a_forked_server_are_told_what_to_do(python: Python) -> None
 np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5)
 own = opened()
 np.testing.assert_allclose(own.run(None, {"x": x})[0], expected, rtol=1e-5)
-for text in (own.missing_gpu, session.explain().events[-1]):
+for text in (own.missing_gpu, session.missing_gpu, session.explain().events[-1]):
     assert "gunicorn: without --preload" in text and "isolation=process" in text, text
 try:
     opened(strict="1")
