@@ -101,11 +101,11 @@ def _empty(model: FuzzModel, defect: str) -> bool:
 
 
 DIFFERENCES: Mapping[str, Callable[[FuzzModel, str], bool]] = {
-    "forms that the CPU has no kernel for": _more,
-    "NaN among numbers that are compared": _order,
+    "operators that the CPU has no kernel for": _more,
+    "NaN in comparisons": _order,
     "NaN and infinity in recurrent layers": _recurrent,
-    "sums and products that leave the range": _overflow,
-    "floats that no integer holds": _range,
+    "overflow in sums and products": _overflow,
+    "floats beyond the range of an integer": _range,
     "equal elements in MeanVarianceNormalization": _equal,
     "large int64 in ReduceMax and ReduceMin": _compared,
     "denormal floats": _tiny,

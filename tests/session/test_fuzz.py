@@ -76,7 +76,7 @@ def test_values_decide_what_is_allowed() -> None:
     wrong = "1 of 3 int8 differ, 127 instead of 0 at (0,)"
     runs = [{"x": np.array(values, "f")} for values in ([1, -128.9, 127.5], [1, 2, np.inf], [1, 2, 128], [1, 2, np.nan])]
     models = FuzzModel(cast, runs, "", (), "normal")
-    assert [allowed(models, f"run {n}: {wrong}") for n in range(4)] == ["", *["floats that no integer holds"] * 3]
+    assert [allowed(models, f"run {n}: {wrong}") for n in range(4)] == ["", *["floats beyond the range of an integer"] * 3]
     assert not allowed(models, "run 1: Fail: no instead of [('int8', (3,))]")
 
     mean = make_model([node("MeanVarianceNormalization", "x", "y")], [info("x", [2, 2, 1, 1])], ["y"])
