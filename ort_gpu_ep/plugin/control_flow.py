@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ort_gpu_ep.errors import InternalError
@@ -49,19 +50,18 @@ class ScanHelper(Table):
 
 @entry("sppo")
 def create_loop(state: Any, info: Any, out: Any) -> None:
-    helper = LoopHelper()
-    try:
-        api.CreateLoopKernel(info, helper.pointer, out)
-    except InternalError:
-        helper.drop()
-        raise
+    _create(api.CreateLoopKernel, info, LoopHelper(), out)
 
 
 @entry("sppo")
 def create_scan(state: Any, info: Any, out: Any) -> None:
-    helper = ScanHelper()
+    _create(api.CreateScanKernel, info, ScanHelper(), out)
+
+
+def _create(create: Callable[..., Any], info: Any, helper: Table, out: Any) -> None:
+    """The kernel releases the helper; where there is none, nobody else would."""
     try:
-        api.CreateScanKernel(info, helper.pointer, out)
+        create(info, helper.pointer, out)
     except InternalError:
         helper.drop()
         raise
