@@ -1,11 +1,15 @@
 """From import to the first result: a new machine, a new model, a known one; and what runs take meanwhile.
 
-    python -m benchmarks.start [MODEL ...] [--runs 3] [--during 0] [--option NAME=VALUE] [--json]
+    python -m benchmarks.start [MODEL ...] [--runs 3] [--during 0] [--limit 60] [--option NAME=VALUE] [--json FILE]
 
-MODEL: of a builder, of a pretrained model, or an .onnx file. Each figure is the median of processes of their own. New machine: no caches at
-all, neither ours nor the driver's. New model: another model has settled with these caches. Known model: this one has. Beside it
-onnxruntime's CPU provider, and its WebGPU provider where this onnxruntime has it. --during: runs that follow the first one on a new
-machine, whose p50 and p99 are set against the CPU's alone.
+MODEL: of a builder, of a pretrained model, or an .onnx file. A line is printed as soon as its processes have ended: medians of so many,
+each a process of its own. New machine: no caches at all, neither ours nor the driver's. New model: another model has settled with these caches.
+Known model: this one has. Sides: onnxruntime's CPU provider, its WebGPU provider where this onnxruntime has it, `ours` with default options
+and `gpu`, which is ours with placement=gpu. --during: runs that follow the first one on a new machine, whose p50 and p99 are set against
+the CPU's alone. --limit: a process that takes longer is ended, and its line says so.
+
+Columns: seconds to the session, to the first result, until the session has settled, until the GPU first answered; MiB of the process at
+most and at the end; MiB of an NVIDIA device that came into use with the process; which candidates answered.
 """
 
 from __future__ import annotations
@@ -23,109 +27,135 @@ from typing import Annotated, Any
 import numpy as np
 import onnxruntime
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.first_result import CACHES, ROOT, prepared
+from benchmarks.start_process import used_nbytes
 
 OTHER = "mlp_784"
 """The model that has settled before a new one is met."""
 
 SITUATIONS = ("new machine", "new model", "known model")
+SECONDS = ("session_s", "first_s", "settled_s", "gpu_s")
+BYTES = ("host_most", "host_end", "device_used")
+GRACE_S = 20.0
+"""What a process may take beyond its limit to end."""
 
 
-def one(side: str, path: Path, inputs: dict[str, Any], options: dict[str, str], caches: Path, runs: int) -> dict[str, Any]:
-    """What a process says of itself. Raises CalledProcessError."""
+class FailedError(Exception):
+    """A process failed, or took too long."""
+
+
+def one(side: str, path: Path, inputs: dict[str, Any], options: dict[str, str], caches: Path, runs: int, limit_s: float) -> dict[str, Any]:
+    """What a process says of itself. Raises FailedError."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment |= {name: str(caches / folder) for name, folder in CACHES.items()}
-    said = [side, str(path), json_module.dumps(inputs), json_module.dumps(options), str(runs)]
+    said = [side, str(path), json_module.dumps(inputs), json_module.dumps(options), str(runs), str(limit_s)]
     command = [sys.executable, "-m", "benchmarks.start_process", *said]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    before = used_nbytes()
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=limit_s + GRACE_S)
+    except subprocess.TimeoutExpired:
+        raise FailedError(f"ended after {limit_s + GRACE_S:.0f} s") from None
     if done.returncode:
-        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
-    return dict(json_module.loads(done.stdout.splitlines()[-1]))
+        raise FailedError(f"exit code {done.returncode}: {done.stderr[-1000:]}")
+    found = dict(json_module.loads(done.stdout.splitlines()[-1]))
+    found["device_used"] = None if before is None or found["device_used"] is None else max(found["device_used"] - before, 0)
+    return found
 
 
 class Machine:
     """Caches in each situation. folder: for them. Each process gets a copy, so that none changes what the next one meets."""
 
-    def __init__(self, folder: Path, options: dict[str, str]) -> None:
-        self._folder, self._options, self._count = folder, options, 0
-        self._settled = {"new machine": folder / "none"}
-        self._settled["new machine"].mkdir()
+    def __init__(self, folder: Path, options: dict[str, str], limit_s: float) -> None:
+        self._folder, self._options, self._limit_s, self._count = folder, options, limit_s, 0
+        self.empty = folder / "none"
+        self.empty.mkdir()
 
-    def learn(self, situation: str, path: Path, inputs: dict[str, Any]) -> None:
-        """Lets a model settle on a machine that knows what is known in the situation before."""
-        caches = self.caches(SITUATIONS[SITUATIONS.index(situation) - 1])
-        one("ours", path, inputs, self._options, caches, -1)
-        one("ours", path, inputs, self._options, caches, -1)     # writes what only a second process needs
-        self._settled[situation] = caches
+    def settled(self, path: Path, inputs: dict[str, Any]) -> Path:
+        """Caches with which a model has settled, in two processes: the second one writes what the first could not know."""
+        caches = self.copy(self.empty)
+        for side in ("ours", "ours", "gpu"):
+            one(side, path, inputs, self._options, caches, -1, self._limit_s)
+        return caches
 
-    def caches(self, situation: str) -> Path:
+    def copy(self, caches: Path) -> Path:
         self._count += 1
         made = self._folder / f"caches{self._count}"
-        shutil.copytree(self._settled[situation], made)
+        shutil.copytree(caches, made)
         return made
 
 
-def measure(name: str, runs: int, during: int, options: dict[str, str]) -> dict[str, Any]:
-    """Medians of each side in each situation, in seconds."""
-    sides = ["cpu", "ours", *(["webgpu"] if "WebGpuExecutionProvider" in onnxruntime.get_available_providers() else [])]
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        for part in ("model", "other"):
-            (folder / part).mkdir()
-        path, inputs = prepared(name, folder / "model")
-        machine = Machine(folder, options)
-        machine.learn("new model", *prepared(OTHER, folder / "other"))
-        machine.learn("known model", path, inputs)
-        table: dict[str, Any] = {}
-        for situation in SITUATIONS:
-            found = {side: [one(side, path, inputs, options, machine.caches(situation), -1 if side == "ours" else 0) for _ in range(runs)]
-                     for side in sides}
-            table[situation] = {side: {key: median(run[key] for run in of_side) for key in ("session_s", "first_s", "settled_s")}
-                                for side, of_side in found.items()}
-            table[situation]["answered"] = found["ours"][-1]["answered"]
-        spent = {}
-        if during:
-            for side in ("cpu", "ours"):
-                took_ms = one(side, path, inputs, options, machine.caches("new machine"), during)["took_ms"]
-                spent[side] = {"p50_ms": float(np.percentile(took_ms, 50)), "p99_ms": float(np.percentile(took_ms, 99)),
-                               "max_ms": max(took_ms)}
+def middle(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over processes; None where one has no figure."""
+    row: dict[str, Any] = {key: median(run[key] for run in found) if all(run.get(key) is not None for run in found) else None
+                           for key in (*SECONDS, *BYTES)}
+    return {**row, "answered": found[-1]["answered"]}
+
+
+def line(model: str, situation: str, side: str, row: dict[str, Any]) -> str:
+    seconds = (f"{row[key]:9.2f}" if row.get(key) is not None else " " * 8 + "-" for key in SECONDS)
+    sizes = (f"{row[key] / (1 << 20):9.0f}" if row.get(key) is not None else " " * 8 + "-" for key in BYTES)
+    tail = row.get("failed") or " ".join(f"{name}:{runs}" for name, runs in row.get("answered", {}).items())
+    return "".join((f"{model:16}{situation:13}{side:7}", *seconds, *sizes, f"  {tail}"))
+
+
+def measure(name: str, sides: list[str], runs: int, during: int, machine: Machine, caches: dict[str, Path], options: dict[str, str],
+            limit_s: float, folder: Path) -> dict[str, Any]:
+    """Medians of each side in each situation, each printed when it is there. caches: of each situation, without the known model's."""
+    (folder / name).mkdir()
+    path, inputs = prepared(name, folder / name)
+    table: dict[str, Any] = {}
+    for situation in SITUATIONS:
+        if situation not in caches:
+            print(f"# {name} settles, so that it is a known model ...", flush=True)
+            caches = caches | {situation: machine.settled(path, inputs)}
+        for side in sides:
+            try:
+                found = [one(side, path, inputs, options, machine.copy(caches[situation]), -1 if side == "ours" else 0, limit_s)
+                         for _ in range(runs)]
+                row = middle(found)
+            except FailedError as error:
+                row = {"failed": str(error)}
+            table.setdefault(situation, {})[side] = row
+            print(line(name, situation, side, row), flush=True)
+    spent = {}
+    for side in ("cpu", "ours") if during else ():
+        took_ms = one(side, path, inputs, options, machine.copy(machine.empty), during, limit_s)["took_ms"]
+        spent[side] = {"p50_ms": float(np.percentile(took_ms, 50)), "p99_ms": float(np.percentile(took_ms, 99)), "max_ms": max(took_ms)}
+        print(f"{name:16}{during} runs on a new machine, {side}: " + ", ".join(f"{k} {v:.2f}" for k, v in spent[side].items()), flush=True)
     return {"model": name, "options": options, "runs": runs, "situations": table, "during": spent, "runs_during": during}
-
-
-def shown(result: dict[str, Any]) -> Table:
-    table = Table("", "first result", "of it: session", "settled", "answered by",
-                  title=f"{result['model']}: seconds from import, medians of {result['runs']} processes")
-    for situation, found in result["situations"].items():
-        for side in [s for s in found if s != "answered"]:
-            settled = (f"{found[side]['settled_s']:.2f}", str(found["answered"])) if side == "ours" else ("", "")
-            table.add_row(f"{situation}: {side}", *(f"{found[side][key]:.2f}" for key in ("first_s", "session_s")), *settled)
-    for side, took in result["during"].items():
-        name = f"{result['runs_during']} runs on a new machine: {side}"
-        table.add_row(name, *(f"{what} {took[f'{what}_ms']:.2f} ms" for what in ("p50", "p99", "max")), "")
-    return table
 
 
 def main(
     models: Annotated[list[str] | None, typer.Argument(help="Builders, pretrained models, or .onnx files.")] = None,
     runs: Annotated[int, typer.Option(min=1, help="Processes of each figure.")] = 3,
     during: Annotated[int, typer.Option(min=0, help="Runs that follow the first one on a new machine, for p50 and p99.")] = 0,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds a process may take.")] = 60.0,
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE, of our provider.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the figures here, too, after each model.")] = None,
 ) -> None:
     """Starts processes and takes medians."""
     options = dict(text.split("=", 1) for text in option or ())
-    for name in models or ["squeezenet1_1"]:
+    webgpu = "WebGpuExecutionProvider" in onnxruntime.get_available_providers()
+    sides = ["cpu", *(["webgpu"] if webgpu else []), "ours", "gpu"]
+    if not webgpu:
+        print("# this onnxruntime has no WebGPU provider", flush=True)
+    results = []
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        machine = Machine(folder, options, limit)
+        print(f"# {OTHER} settles, so that the machine is known ...", flush=True)
+        (folder / "other").mkdir()
         try:
-            result = measure(name, runs, during, options)
-        except subprocess.CalledProcessError as error:
-            sys.exit(f"the process failed:\n{error.stderr}")
-        if json:
-            print(json_module.dumps(result, indent=1))
-        else:
-            Console().print(shown(result))
+            caches = {"new machine": machine.empty, "new model": machine.settled(*prepared(OTHER, folder / "other"))}
+            print("".join((f"{'model':16}{'situation':13}{'side':7}", *(f"{key:>9}" for key in (*SECONDS, "host", "host end", "device")),
+                           "  answered by")), flush=True)
+            for name in models or ["squeezenet1_1"]:
+                results.append(measure(name, sides, runs, during, machine, caches, options, limit, folder))
+                if json is not None:
+                    json.write_text(json_module.dumps(results, indent=1))
+        except FailedError as error:
+            sys.exit(f"a process failed: {error}")
 
 
 if __name__ == "__main__":

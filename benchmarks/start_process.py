@@ -1,25 +1,51 @@
 """One new process from its imports to its first result, and on until it has settled: what benchmarks/start.py starts many of.
 
-    python -m benchmarks.start_process SIDE MODEL INPUTS OPTIONS RUNS
+    python -m benchmarks.start_process SIDE MODEL INPUTS OPTIONS RUNS LIMIT_S
 
-SIDE: `cpu` (onnxruntime's CPU provider), `webgpu` (its WebGPU provider) or `ours`. INPUTS: JSON, name -> [numpy type, shape]; zeros are
-fed. OPTIONS: JSON, of our provider. RUNS: how many follow the first one; with -1 as many as it takes until the session has settled. Prints
-JSON: seconds to the session, to the first result, until it settled, which candidates answered, and milliseconds of the runs that followed.
+SIDE: `cpu` (onnxruntime's CPU provider), `webgpu` (its WebGPU provider), `ours`, or `gpu`, which is ours with placement=gpu. INPUTS: JSON,
+name -> [numpy type, shape]; zeros are fed. OPTIONS: JSON, of our provider. RUNS: how many follow the first one; with -1 as many as it takes
+until the session has settled, and five more, but none that begins after LIMIT_S. Prints JSON: seconds to the session, to the first result,
+until it settled (null: not within the limit) and until the GPU first answered, which candidates answered, milliseconds of the runs that
+followed, resident bytes of the process at most and in the end, and what all processes have of an NVIDIA device's memory.
 """
 
 import json
+import shutil
+import subprocess
 import sys
 import time
 
+MORE_RUNS = 5
 
-def main(side: str, model: str, inputs: dict[str, tuple[str, list[int]]], options: dict[str, str], runs: int) -> None:
+
+def used_nbytes() -> "int | None":
+    """Memory of the first NVIDIA device that is in use, by whomever; None where nvidia-smi does not tell."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout.split()
+    return int(said[0]) << 20 if said and said[0].isdigit() else None
+
+
+def resident() -> "dict[str, int]":
+    """Bytes of this process in memory, at most and now, by Linux; empty elsewhere."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+    except OSError:
+        return {}
+    return {"host_most": int(lines["VmHWM"].split()[0]) << 10, "host_end": int(lines["VmRSS"].split()[0]) << 10}
+
+
+def main(side: str, model: str, inputs: "dict[str, tuple[str, list[int]]]", options: "dict[str, str]", runs: int, limit_s: float) -> None:
     begin_s = time.perf_counter()
     import numpy as np
 
-    if side == "ours":
+    ours = side in ("ours", "gpu")
+    if ours:
         from ort_gpu_ep import InferenceSession
 
-        session = InferenceSession(model, provider_options=options)
+        session = InferenceSession(model, provider_options={**options, **({"placement": "gpu"} if side == "gpu" else {})})
     else:
         import onnxruntime
 
@@ -31,18 +57,24 @@ def main(side: str, model: str, inputs: dict[str, tuple[str, list[int]]], option
     first_s = time.perf_counter() - begin_s
     ready = getattr(session, "ready", lambda: True)
     settled_s = first_s if ready() else None
-    took_ms = []
-    while len(took_ms) < runs or (runs < 0 and settled_s is None):
+    gpu_s = first_s if side in ("gpu", "webgpu") else None
+    took_ms: list[float] = []
+    more = MORE_RUNS
+    while len(took_ms) < runs or (runs < 0 and more and time.perf_counter() - begin_s < limit_s):
         start_s = time.perf_counter()
         session.run(None, feeds)
         now_s = time.perf_counter()
         took_ms.append((now_s - start_s) * 1e3)
+        more -= settled_s is not None
         if settled_s is None and ready():
             settled_s = now_s - begin_s
-    found = {"session_s": session_s, "first_s": first_s, "settled_s": settled_s, "took_ms": took_ms}
-    found["answered"] = session.stats().get("runs_by_candidate", {}) if side == "ours" else {}
+        if gpu_s is None and settled_s is not None and set(session.stats().get("runs_by_candidate", {})) - {"cpu"} and ours:
+            gpu_s = now_s - begin_s
+    found = {"session_s": session_s, "first_s": first_s, "settled_s": settled_s, "gpu_s": gpu_s, "took_ms": took_ms, **resident()}
+    found["answered"] = session.stats().get("runs_by_candidate", {}) if ours else {}
+    found["device_used"] = None if side == "cpu" else used_nbytes()
     print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4]), int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4]), int(sys.argv[5]), float(sys.argv[6]))
