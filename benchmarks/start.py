@@ -3,10 +3,10 @@
     python -m benchmarks.start [MODEL ...] [--runs 3] [--during 0] [--limit 60] [--option NAME=VALUE] [--json FILE]
 
 MODEL: of a builder, of a pretrained model, or an .onnx file. A line is printed as soon as its processes have ended: medians of so many,
-each a process of its own. New machine: no caches at all, neither ours nor the driver's. New model: another model has settled with these caches.
-Known model: this one has. Sides: onnxruntime's CPU provider, its WebGPU provider where this onnxruntime has it, `ours` with default options
-and `gpu`, which is ours with placement=gpu. --during: runs that follow the first one on a new machine, whose p50 and p99 are set against
-the CPU's alone. --limit: a process that takes longer is ended, and its line says so.
+each a process of its own. New machine: no caches at all, neither ours nor the driver's. New model: another model has settled with these
+caches. Known model: this one has. Sides: onnxruntime's CPU provider, its WebGPU provider where this onnxruntime has it, `ours` with default
+options and `gpu`, which is ours with placement=gpu. --during: runs that follow the first one on a new machine, whose p50 and p99 are set
+against the CPU's alone. --limit: a process that takes longer is ended, and its line says so.
 
 Columns: seconds to the session, to the first result, until the session has settled, until the GPU first answered; MiB of the process at
 most and at the end; MiB of an NVIDIA device that came into use with the process; which candidates answered.
