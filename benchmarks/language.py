@@ -1,6 +1,7 @@
 """Milliseconds of a language model's token and tokens a second of its prompt, with caches that stay where they are.
 
-    python -m benchmarks.language [--sides generate,gpu,cpu] [--contexts 512,4096] [--prompt 512] [--tokens 64] [--tiny] [--json FILE]
+    python -m benchmarks.language [--sides generate,gpu,cpu] [--contexts 512,4096] [--prompt 512] [--tokens 64] [--tiny]
+        [--accuracy-level 4] [--dtype float16] [--json FILE]
 
 The model is models/language.py with Llama-3.2-1B's sizes (int4 in blocks of 32, random weights), or small ones. Past and present of a layer
 are one buffer. A side runs in a process of its own: `gpu` by IO binding, `generate` by ort_gpu_ep.generate, `cpu` on ONNX Runtime's CPU
@@ -49,8 +50,9 @@ class Decoder:
         device = "cpu" if side == "cpu" else "gpu"
         rng = np.random.default_rng(3)
         shapes = {i.name: (1, i.shape[1], rows, i.shape[3]) for i in self.session.get_inputs()[2:]}
+        kind = np.float16 if "float16" in self.session.get_inputs()[2].type else np.float32
         self.caches = {
-            name: onnxruntime.OrtValue.ortvalue_from_numpy(0.5 * rng.standard_normal(shape, np.float32), device)
+            name: onnxruntime.OrtValue.ortvalue_from_numpy((0.5 * rng.standard_normal(shape, np.float32)).astype(kind), device)
             for name, shape in shapes.items()}
         self.binding = self.session.io_binding()
         for name, cache in self.caches.items():
@@ -120,6 +122,8 @@ def main(
     contexts: Annotated[str, typer.Option(help="Tokens before those that are timed.")] = "512,4096",
     prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 512,
     tokens: Annotated[int, typer.Option(help="Tokens that are timed behind each context.")] = 64,
+    accuracy_level: Annotated[int, typer.Option(help="Of the products; 4 lets prompts be rounded to bytes.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32 or float16")] = "float32",
     tiny: Annotated[bool, typer.Option("--tiny", help="A small network, to try it.")] = False,
     json: Annotated[Path | None, typer.Option(help="Also write what was found there.")] = None,
     one: Annotated[str, typer.Option(hidden=True, help="A model's path: measure one side in this process and print JSON.")] = "",
@@ -130,7 +134,8 @@ def main(
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        path.write_bytes(language_model(**(TINY if tiny else LARGE)).SerializeToString())
+        sizes = TINY if tiny else LARGE
+        path.write_bytes(language_model(**sizes, accuracy=accuracy_level, dtype=dtype).SerializeToString())     # type: ignore[arg-type]
         found = {}
         for side in sides.split(","):
             command = [sys.executable, "-m", "benchmarks.language", "--one", str(path), "--sides", side, "--contexts", contexts,

@@ -18,10 +18,11 @@ CONTRIB = "com.microsoft"
 
 
 class LanguageNet(Net):
-    """A graph with nodes of ONNX Runtime's own domain. dtype: of its floats."""
+    """A graph with nodes of ONNX Runtime's own domain. dtype: of its floats. accuracy: the accuracy_level of its products."""
 
-    def __init__(self, name: str, seed: int, dtype: str) -> None:
+    def __init__(self, name: str, seed: int, dtype: str, accuracy: int = 0) -> None:
         super().__init__(name, seed)
+        self.accuracy = {"accuracy_level": accuracy} if accuracy else {}
         self.dtype = np.dtype(dtype)
         self.element = helper.np_dtype_to_tensor_dtype(self.dtype)
         self._model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
@@ -54,7 +55,8 @@ class LanguageNet(Net):
         with self.scope(label):
             codes, scales = self.codes("/".join([*self._scopes, "weight"]), out, x.channels, 0.7 / np.sqrt(x.channels))
             weight = self.initializer(scales.name.replace(".scales", ".codes"), codes.reshape(out, x.channels // BLOCK, -1))
-            (y,) = self.contrib("MatMulNBits", [x, weight, scales], channels=out, K=x.channels, N=out, bits=BITS, block_size=BLOCK)
+            (y,) = self.contrib(
+                "MatMulNBits", [x, weight, scales], channels=out, K=x.channels, N=out, bits=BITS, block_size=BLOCK, **self.accuracy)
         return y
 
     def norm(self, x: Value, skip: Value | None, label: str, last: bool = False) -> tuple[Value, Value]:
@@ -71,6 +73,7 @@ class LanguageNet(Net):
 def language_model(
     *, layers: int = 2, width: int = 128, heads: int = 4, groups: int = 2, hidden: int = 256, vocabulary: int = 512, context: int = 1024,
     dtype: Literal["float32", "float16"] = "float32", packed: bool = True, norms: bool = False, head: int | None = None, seed: int = 0,
+    accuracy: int = 0,
 ) -> onnx.ModelProto:
     """A decoder as Llama (packed=False, norms=False) or Qwen3 (norms=True) has it, with random int4 weights in blocks of 32.
 
@@ -80,6 +83,7 @@ def language_model(
 
     heads, groups: of queries, and of keys and values. head: elements of one; width / heads unless given. context: positions that the tables
     of angles have. packed: one product gives queries, keys and values. norms: queries and keys are normalized.
+    accuracy: accuracy_level of the products, 4 lets x be rounded to bytes.
 
     Raises:
         ModelError: width, hidden or heads do not divide as they must.
@@ -91,7 +95,7 @@ def language_model(
     require_multiple("language_model: heads", heads, groups)
     size = head or width // heads
     require_multiple("language_model: heads times head", heads * size, BLOCK)
-    net = LanguageNet("language_model", seed, dtype)
+    net = LanguageNet("language_model", seed, dtype, accuracy)
     tokens = net.input("input_ids", ["batch", "sequence"], dtype=TensorProto.INT64, channels=0)
     mask = net.input("attention_mask", ["batch", "total"], dtype=TensorProto.INT64, channels=0)
     names = [(layer, what) for layer in range(layers) for what in ("key", "value")]

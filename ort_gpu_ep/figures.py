@@ -23,7 +23,7 @@ class Figures:
     ten instructions over 128 lanes, and the L1. planes_factor: what a product over planes takes beside its launch, over its estimate (16
     layers of ResNet-50 took 228 us, with launches of 3 us each, and were estimated at 139).
 
-    Packed products: launch_ns: a dispatch without its steps.
+    Packed products: launch_ns: a dispatch without its steps. dot_ns: four products of bytes, of a unit.
 
     product.wgsl: tile_launch_ns: a dispatch without its steps and stores. arrival_ns, arrival_element_ns: what it adds that the last
     workgroup of several adds up their sums, and each of these. tile_step_ns, window_step_ns: the least that a step takes, and one with a
@@ -86,6 +86,7 @@ class Figures:
     planes_factor: float = 1.3
 
     launch_ns: float = 2600.0
+    dot_ns: float = 1 / 57
     tile_launch_ns: float = 1193.0
     arrival_ns: float = 3156.0
     arrival_element_ns: float = 0.0751

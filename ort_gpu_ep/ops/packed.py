@@ -13,13 +13,13 @@ import numpy as np
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.graph import LARGEST_HALF
 from ort_gpu_ep.kernels import ceil_div, record
-from ort_gpu_ep.ops import tiles
+from ort_gpu_ep.ops import rounded_products, tiles
 from ort_gpu_ep.ops.packed_operands import NO_WINDOW, PLANES, Columns, Layout, Weights, rows_of
 from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, lower_vectors
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.symbolic import hint, is_symbolic
 from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import FLOAT32, TensorType
+from ort_gpu_ep.types import FLOAT32, FLOATS, TensorType
 
 TILE_ROWS, TILE_COLUMNS = 64, (64, 16)
 """packed_product.wgsl: a workgroup's rows, its columns (many, few)."""
@@ -39,21 +39,31 @@ record(
 
 def lower_packed(
     node: BoundNode, weights: Weights, columns: Columns, out: TensorType, bias: tuple[int, Strided] | None = None,
-    alpha: float = 1.0, beta: float = 1.0,
+    alpha: float = 1.0, beta: float = 1.0, rounds: bool = False,
 ) -> Lowering:
-    """The kernels of a product with packed weights. bias: its input, and where an element of y finds it. Raises UnsupportedNodeError."""
+    """The kernels of a product with packed weights. Raises UnsupportedNodeError.
+
+    bias: its input, and where an element of y finds it. rounds: many vectors may be rounded to bytes, where alpha and beta are 1.
+    """
     _check(node, weights)
     if columns.batches * weights.groups == 1 and not columns.window and hint(columns.count) <= MAX_VECTORS:
         return lower_vectors(node, weights, columns, out, bias, alpha, beta)
     rows = rows_of(weights, node.input(weights.source).type)
     choice: Choice | None = None
-    keeps = node.target.limits.keeps_dense
-    if (dense := _dense(node, weights, columns, bias, alpha, beta)) is not None:
-        choice = node.target.choose(f"{dense.key}, {weights.bits} bits{', kept' if keeps else ''}", {
-            IN_TILES: (1 if keeps else UNPACKED_GAIN) * product_ns(node.target, weights, columns),
-            BEFORE: DENSE_SHARE * (tiles.best_ns(dense) + (0 if keeps else unpack_ns(node.target, weights)))})
-        if choice.form == BEFORE:
-            return _unpacked(node, weights, rows, dense, out, choice)
+    keeps, dense = node.target.limits.keeps_dense, _dense(node, weights, columns, bias, alpha, beta)
+    forms = {IN_TILES: (1 if keeps or dense is None else UNPACKED_GAIN) * product_ns(node.target, weights, columns)}
+    if dense is not None:
+        forms[BEFORE] = DENSE_SHARE * (tiles.best_ns(dense) + (0 if keeps else unpack_ns(node.target, weights)))
+    if rounds and rounded_products.takes(node, weights, columns):
+        forms[rounded_products.ROUNDED] = rounded_products.estimate_ns(node.target, weights, columns)
+    if len(forms) > 1:
+        varying = "+" if is_symbolic(columns.count) else ""
+        key = dense.key if dense else f"packed {hint(columns.count)}x{weights.rows}x{weights.k}{varying}"
+        choice = node.target.choose(f"{key}, {weights.bits} bits{', kept' if keeps else ''}{', rounded' if rounds else ''}", forms)
+    if choice and choice.form == rounded_products.ROUNDED:
+        return rounded_products.lower(node, weights, columns, out, bias, choice)
+    if choice and dense and choice.form == BEFORE:
+        return _unpacked(node, weights, rows, dense, out, choice)
     built = replace(_product(weights, columns, rows, out), choice=choice)
     reads: dict[str, int | str] = {**rows.sources, "x": columns.source, "table": weights.table}
     reads |= {"zp": weights.zp} if weights.zp is not None else {}
@@ -73,9 +83,9 @@ def _dense(
     x, c = node.input(columns.source), node.optional(bias[0]) if bias else None
     is_plain = not columns.window and columns.batches == weights.groups == columns.k == columns.y_row == 1
     lies_right = k > 0 and n > 0 and k % tiles.PACKED_ROWS == n % 4 == 0 and columns.column == k and columns.y_column == n
-    takes_bias = bias is None or (bias[1] == Strided((count, n), (0, 1)) and beta == 1 and c is not None and c.dtype is FLOAT32)
+    takes_bias = bias is None or (bias[1] == Strided((count, n), (0, 1)) and beta == 1 and c is not None and c.dtype in FLOATS)
     allowed = node.target.limits.allow("unpack_product.wgsl") and tiles.fits(node.target)
-    if not (is_plain and lies_right and takes_bias and allowed and x.dtype is FLOAT32) or 4 * n * k > node.target.limits.max_binding_nbytes:
+    if not (is_plain and lies_right and takes_bias and allowed and x.dtype in FLOATS) or 4 * n * k > node.target.limits.max_binding_nbytes:
         return None
     rows = tiles.Weights("unpacked", k, 1, 1, n, 0, False)
     return tiles.TiledProduct(count, n, rows, bias[0] if bias else None, alpha, target=node.target, wide=_is_wide(node, weights))

@@ -27,6 +27,8 @@ TAKEN = {"T": (FLOAT32, FLOAT16, UINT8, INT8, INT32, *PACKED_INTS)}
 MIN_ROWS = 8
 """A group of a convolution with fewer filters has no use for a tile: each invocation decodes what it reads."""
 
+ROUNDS = 4
+"""The accuracy_level of MatMulNBits with which x may be rounded to bytes."""
 
 NBITS = {"T1": (FLOAT32, FLOAT16), "T2": (UINT8,), "T3": (UINT8, FLOAT32, FLOAT16), "T4": (INT32,)}
 
@@ -52,7 +54,8 @@ def matmul_nbits(node: BoundNode) -> Lowering:
         zp_strides=(zp_row, 1), zp_bits=zp_bits, zero=float(1 << bits - 1))
     out = TensorType(x.dtype, (*x.shape[:-1], n))
     bias = (5, Strided((out.size // max(n, 1), n), (0, 1))) if node.has(5) else None
-    return lower_packed(node, weights, Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1), out, bias)
+    columns = Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1)
+    return lower_packed(node, weights, columns, out, bias, rounds=node.attr("accuracy_level") == ROUNDS)
 
 
 @op("PackedMatMul", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)

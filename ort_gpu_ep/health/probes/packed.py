@@ -14,6 +14,7 @@ from ort_gpu_ep.ops import packed as packed_ops
 from ort_gpu_ep.ops import pruned as pruned_ops
 from ort_gpu_ep.ops import sparse_products
 from ort_gpu_ep.ops.packed_vectors import HALVES, HELD, HOLDING, SPARSE_TEAMS
+from ort_gpu_ep.ops.rounded_products import ROUNDED
 from ort_gpu_ep.questions import apart
 from ort_gpu_ep.registry import INLINED
 from ort_gpu_ep.target import SUBNORMAL_HALVES, Choice, Target
@@ -113,6 +114,36 @@ def written_out(trial: Trial) -> str:
             for bits in (3, 5):
                 _decoded(trial, f"Codebook{bits}", 9, stored=(36, 96))
     return "bytes, nibbles, two planes"
+
+
+@probe("vectors rounded to bytes", "kernels", disables=("quantize_blocks.wgsl", "rounded_product.wgsl"))
+def rounded(trial: Trial) -> str:
+    """Bytes and nibbles, with zero points and without, blocks of one step and of three, tiles that are full and others."""
+    for _ in range(trial.rounds):
+        with chosen(ROUNDED):
+            for bits, (m, k, n, block), zeros in trial.some(
+                    (4, 8), ((5, 64, 9, 32), (131, 100, 66, 32), (66, 192, 65, 96)), (False, True)):
+                _rounded(trial, m, k, n, block, bits, zeros)
+    return "4 and 8 bits"
+
+
+def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_zeros: bool) -> None:
+    """A MatMulNBits whose x is bytes times a scale, so that rounding changes nothing."""
+    blocks, per = -(-k // block), 8 // bits
+    codes, scale = trial.integers(0, 1 << bits, n, blocks * block), abs(trial.normal(n, blocks)) + np.float32(0.1)
+    zeros = trial.integers(0, 1 << bits, n, -(-blocks // per) * per)
+    steps = trial.integers(-127, 128, m, blocks * block)
+    steps[:, ::block] = 127
+    x = (steps * np.exp2(trial.integers(-3, 4, m, blocks)).repeat(block, 1)).astype(np.float32)[:, :k]
+    held = {"w": pack_codes(codes, bits).reshape(n, blocks, -1), "s": scale}
+    held |= {"z": pack_codes(zeros, bits).reshape(-1)[:zeros.size // per]} if with_zeros else {}
+    values = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
+    node = Node("MatMulNBits", ("x", *held), ("y",), domain="com.microsoft", version=1, attributes={
+        "K": k, "N": n, "bits": bits, "block_size": block, "accuracy_level": 4, "weight_prepacked": 0})
+    graph = Graph("probe", ("x",), ("y",), (node,), {**values, "x": Value("x", FLOAT32, x.shape)})
+    taken = (zeros[:, :blocks] if with_zeros else np.full((n, blocks), 1 << bits - 1)).repeat(block, 1)
+    dense = ((codes - taken) * scale.astype(np.float64).repeat(block, 1))[:, :k]
+    agree(f"{bits} bits, {m} x {k} x {n}", trial.graph(graph, [x])[0], x.astype(np.float64) @ dense.T)
 
 
 @probe("packed weights given back", "kernels", disables=("restore_codes.wgsl",))
