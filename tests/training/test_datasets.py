@@ -24,6 +24,12 @@ def test_digits(size: int) -> None:
     np.testing.assert_allclose(x.mean((1, 2, 3)), small.mean((1, 2, 3)), atol=0.03)
 
 
+def test_onnxruntimes_examples_are_there_too() -> None:
+    assert Path(datasets.get_example("mul_1.onnx")).is_file()
+    with pytest.raises(AttributeError, match="no attribute 'cifar'"):
+        datasets.cifar      # noqa: B018
+
+
 def test_without_scikit_learn_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
