@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIMS = 6
+SHIMS = 5
 MAX_NBYTES = 2 << 20
 
 

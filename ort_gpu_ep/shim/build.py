@@ -1,6 +1,7 @@
 """Finds the compiled shim of this platform, or compiles it.
 
-A wheel carries the shims of six platforms; a source checkout compiles one with the system's C compiler (or `ziglang`).
+A wheel carries the shims of the platforms that have wheels of onnxruntime; a source checkout compiles one with the system's C compiler (or
+`ziglang`).
 The file name holds a digest of shim.c, so that a stale file is never loaded.
 """
 
@@ -31,11 +32,11 @@ SUFFIXES = {"linux": "so", "macos": "dylib", "windows": "dll"}
 ZIG_TARGETS = {
     "linux-x86_64": "x86_64-linux-gnu",
     "linux-arm64": "aarch64-linux-gnu",
-    "macos-x86_64": "x86_64-macos",
-    "macos-arm64": "aarch64-macos",
+    "macos-arm64": "aarch64-macos.14.0",
     "windows-x86_64": "x86_64-windows-gnu",
     "windows-arm64": "aarch64-windows-gnu",
 }
+"""Those that have wheels of onnxruntime 1.26 and newer; macOS from the version on that they need."""
 
 
 _NO_COMPILER = "no C compiler was found (looked for $CC, cc, gcc, clang and the package ziglang)"
@@ -85,7 +86,7 @@ def build(path: Path, target: str | None = None) -> Path:
         with tempfile.TemporaryDirectory(prefix=".shim-", dir=path.parent) as folder:
             made = Path(folder) / path.name
             try:
-                done = subprocess.run([*command, *FLAGS, "-o", str(made), str(SOURCE)], capture_output=True, text=True)
+                done = subprocess.run([*command, *FLAGS, *_names(path), "-o", str(made), str(SOURCE)], capture_output=True, text=True)
             except OSError as error:
                 said.append(f"{' '.join(command)}: {error}")
                 continue
@@ -117,6 +118,11 @@ def _compilers(target: str | None) -> list[Sequence[str]]:
     names = [os.environ.get("CC", ""), "cc", "gcc", "clang"]
     native = next(([found, *position] for name in names if name and (found := shutil.which(name))), None)
     return [*([native] if native else []), *zig]
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    """A library of macOS holds its own name; by default that is where it was made, another folder each time."""
+    return (f"-Wl,-install_name,@rpath/{path.name}",) if path.suffix == ".dylib" else ()
 
 
 def _publish(scratch: Path, path: Path) -> Path:

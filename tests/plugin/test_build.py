@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import struct
 import subprocess
 import sys
 import types
@@ -128,11 +129,35 @@ def test_a_wheel_has_the_shim_where_it_is_looked_for(tmp_path: Path, monkeypatch
 def test_all_platforms(tmp_path: Path) -> None:
     magic = {"so": b"\x7fELF", "dylib": b"\xcf\xfa\xed\xfe", "dll": b"MZ"}
     built = build.build_all(tmp_path)
-    assert len(built) == 6
+    assert len(built) == 5
     for path in built:
         data = path.read_bytes()
         assert data.startswith(magic[path.suffix[1:]])
         assert all(name.encode() in data for name in EXPORTS)
+        assert str(tmp_path).encode() not in data
+    (macos,) = (path.read_bytes() for path in built if path.suffix == ".dylib")
+    assert load_commands(macos) == {"name": f"@rpath/{build.file_name('macos-arm64')}".encode(), "system": (1, 14 << 16)}
+
+
+def load_commands(data: bytes) -> dict[str, Any]:
+    """What a library of macOS says of itself: LC_ID_DYLIB's name; LC_BUILD_VERSION's platform (1: macOS) and least version."""
+    found, at = dict[str, Any](), 32
+    for _ in range(struct.unpack_from("<I", data, 16)[0]):
+        kind, size = struct.unpack_from("<II", data, at)
+        if kind == 0x0D:
+            found["name"] = data[at + struct.unpack_from("<I", data, at + 8)[0]:at + size].rstrip(b"\0")
+        elif kind == 0x32:
+            found["system"] = struct.unpack_from("<II", data, at + 8)
+        at += size
+    return found
+
+
+def test_a_shim_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
+    texts = []
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        texts.append([path.read_bytes() for path in build.build_all(tmp_path / name)])
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(("version", "api"), [("1.24.4", 24), ("1.26.0", 26), ("1.31.1", 29), ("2.0.0", 29)])

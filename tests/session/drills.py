@@ -340,7 +340,7 @@ def is_left(pid: int) -> bool:
 def end_of_a_program(name: str, until_s: float, folder: Path, cache: Path, model: bytes, **variables: str) -> tuple[list[str], float]:
     """What is wrong with a program that ends so, that long after its first run, and how long it took to end."""
     code, codes = ENDS[name]
-    temporary = folder / "temporary"
+    temporary, before = folder / "temporary", markers(cache)
     temporary.mkdir(exist_ok=True)
     (folder / "model.onnx").write_bytes(model)
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM + code))
@@ -364,9 +364,14 @@ def end_of_a_program(name: str, until_s: float, folder: Path, cache: Path, model
         found.append(f"processes are left: {[psutil.Process(p).cmdline() for p in pids if is_left(p)]}")
     if not comes(lambda: not any(temporary.glob("ort_gpu_ep*"))):
         found.append(f"files are left: {list(temporary.rglob('*'))}")
-    unclean = f".{program.pid}-" if name in ("kill -9", "os._exit") else None       # it may have had the adapter open itself
-    markers = [p.name for p in (cache / "health").glob("*.open") if name != "a driver that crashes" and not (unclean and unclean in p.name)]
-    return found + [f"{name}: {marker} is left" for marker in markers], took_s
+    unclean = name in ("kill -9", "os._exit", "a driver that crashes")       # it may have had the adapter open itself
+    left = [] if unclean else [marker for marker in markers(cache) if marker not in before]
+    return found + [f"{name}: {marker} is left" for marker in left], took_s
+
+
+def markers(cache: Path) -> list[str]:
+    """Of programs that have the adapter open, or had it when they were killed: until another one opens it."""
+    return [p.name for p in (cache / "health").glob("*.open")]
 
 
 def condemned(cache: Path) -> list[str]:
@@ -403,7 +408,8 @@ def ends(count: int, seed: int, folder: Path) -> dict[str, Any]:
         wrong += [f"end {number} ({name}, {until_s:.2f} s): {what}" for what in found]
         kinds[name] += 1
         longest_s = max(longest_s, took_s)
-    return {"ends": dict(kinds), "longest_s": round(longest_s, 2), "wrong": wrong + on_the_gpu(known, model)}
+    wrong += on_the_gpu(known, model) + [f"{marker} is left by a program that opened the adapter" for marker in markers(known)]
+    return {"ends": dict(kinds), "longest_s": round(longest_s, 2), "wrong": wrong}
 
 
 DRILLS: Mapping[str, Callable[[int, int, Path], dict[str, Any]]] = {"kills": kills, "losses": losses, "ends": ends}
