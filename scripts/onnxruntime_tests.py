@@ -203,7 +203,7 @@ def main() -> None:
         run_here(asked.here, asked.results, asked.paths)
     tests, options = Path(asked.paths[0]).resolve(), asked.option or ["placement=gpu", "load=off"]
     unexpected = 0
-    print("| onnxruntime | form | pass alone | pass here | partitions run on the GPU | differ as expected | differ |\n|---|---|---|---|---|---|---|")
+    print("| onnxruntime | form | pass alone | pass here | runs on the GPU | differ as expected | differ |\n|---|---|---|---|---|---|---|")
     for python in asked.python or [sys.executable]:
         asks = [python, "-c", "import onnxruntime; print(onnxruntime.__version__)"]
         version = subprocess.run(asks, capture_output=True, text=True, check=True).stdout.strip()
