@@ -175,7 +175,7 @@ def _with_epilogue(
             if words and result.dtype not in (INT8, UINT8):
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as words of bytes")
             fours = [name for name, target in built.writes or () if target == 0 and name in built.vectors]
-            if built.groups and result.dtype.bits < 32 and not (words or fours):
+            if built.groups and result.dtype.bits < 32 and result.dtype.storage == "u32" and not (words or fours):
                 raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which only an elementwise kernel can pack")
             if fours and result.dtype in (INT8, UINT8):     # four bytes are a word
                 built = replace(built, vectors=tuple(n for n in built.vectors if n not in fours), words=(*built.words, *fours))

@@ -102,12 +102,17 @@ def count_nonzeros(matrix: Array) -> Nonzeros:
     return Nonzeros(int(there.sum()), int(there.sum(axis=1).max()), int(there.sum(axis=0).max()))
 
 
+BESIDE = "beside"
+"""Among the arguments of steps, and a variable of the shader."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One elementwise operation inside a fused node.
 
     expression: WGSL over x, y, z, ... (the arguments in order).
-    arguments: "v" is what the kernel computed, "s<k>" the result of step k, "e<k>" operand k of the node.
+    arguments: "v" is what the kernel computed, BESIDE what one that computes two values computed beside it, "s<k>" the result of step
+        k, "e<k>" operand k of the node.
     dtype: of the result. op: the ONNX op it stands for. divides: its expression calls `divided_by_zero()` where an integer is.
     """
 

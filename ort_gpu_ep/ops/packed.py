@@ -45,7 +45,7 @@ def lower_packed(
 
     bias: its input, and where an element of y finds it. rounds: many vectors may be rounded to bytes, where alpha and beta are 1.
     """
-    _check(node, weights)
+    check_weights(node, weights)
     if columns.batches * weights.groups == 1 and not columns.window and hint(columns.count) <= MAX_VECTORS:
         return lower_vectors(node, weights, columns, out, bias, alpha, beta)
     rows = rows_of(weights, node.input(weights.source).type)
@@ -133,7 +133,8 @@ def unpack_ns(target: Target, weights: Weights) -> float:
     return float(by.dispatch_ns + (4 * size + 32 * (size * weights.bits / 32)) * by.byte_ns)
 
 
-def _check(node: BoundNode, weights: Weights) -> None:
+def check_weights(node: BoundNode, weights: Weights) -> None:
+    """Raises UnsupportedNodeError where they are no constants, or a scale is of other codes than the kernels take."""
     held = [i for i in (weights.source, weights.table, weights.zp) if i is not None]
     for i in held:
         if not node.input(i).is_constant:

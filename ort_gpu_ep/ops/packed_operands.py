@@ -117,29 +117,31 @@ def rows_of(weights: Weights, stored: TensorType) -> Layout:
     return Layout(words, bits, high, 0, sources, tuple(kernels), tuple(temps), _inverse(weights, stored, reads, words, bits, high))
 
 
-def interleaved(node: BoundNode, weights: Weights) -> Layout:
+def interleaved(node: BoundNode, weights: Weights, number: str = "") -> Layout:
     """Codes of neighbouring rows together in a word, those of one k, as packed_matvec.wgsl reads them: K whole vectors of four words.
 
     Scales of blocks are brought into the same order, and zero points that are codes of as many bits: `scales`, `zeros` of its sources.
+    number: behind these names, and behind `w`.
     """
-    layout = _interleaved(node, weights, "w", ceil_div(weights.k, 4) * 4)
+    layout, scaled = _interleaved(node, weights, f"w{number}", ceil_div(weights.k, 4) * 4), f"scales{number}"
     if not 0 < weights.block < weights.k:
         return layout
     blocks, per = ceil_div(weights.k, weights.block), 32 // weights.bits
     ordered = TensorType(FLOAT32, (ceil_div(weights.rows, per), blocks, per))
     places = {"N": weights.rows, "PER": per, "BLOCKS": blocks}
     scales = kernel(
-        "interleave_scales.wgsl", [ordered], reads={"table": weights.table}, writes={"y": "scales"},
+        "interleave_scales.wgsl", [ordered], reads={"table": weights.table}, writes={"y": scaled},
         consts={**places, "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1]})
     back = kernel(
-        "restore_scales.wgsl", [node.input(weights.table).type], reads={"scales": "scales"}, writes={"y": weights.table},
+        "restore_scales.wgsl", [node.input(weights.table).type], reads={"scales": scaled}, writes={"y": weights.table},
         consts={**places, "BLOCK_FIRST": weights.table_strides[1] == 1})
-    parts = [layout, Layout(0, 0, 0, 0, {"scales": "scales"}, (scales,), (("scales", ordered),), ((weights.table, back),))]
+    parts = [layout, Layout(0, 0, 0, 0, {scaled: scaled}, (scales,), ((scaled, ordered),), ((weights.table, back),))]
     if weights.zp is not None:
         zp = node.input(weights.zp).dtype
         if zp.value in ("u32", "i32") and (weights.zp_bits or zp.bits) == weights.bits:
             outer, inner = weights.zp_strides
-            parts.append(_interleaved(node, replace(weights, source=weights.zp, k=blocks, outer=outer, inner=inner), "zeros", blocks))
+            points = replace(weights, source=weights.zp, k=blocks, outer=outer, inner=inner)
+            parts.append(_interleaved(node, points, f"zeros{number}", blocks))
     return replace(
         layout, sources={name: source for p in parts for name, source in p.sources.items()},
         kernels=tuple(k for p in parts for k in p.kernels), temps=tuple(t for p in parts for t in p.temps),

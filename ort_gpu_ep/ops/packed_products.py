@@ -30,6 +30,8 @@ MIN_ROWS = 8
 ROUNDS = 4
 """The accuracy_level of MatMulNBits with which x may be rounded to bytes."""
 
+GROUPING, BIAS = 4, 5
+"""Inputs of MatMulNBits: in which order codes belong to blocks, and what is added."""
 NBITS = {"T1": (FLOAT32, FLOAT16), "T2": (UINT8,), "T3": (UINT8, FLOAT32, FLOAT16), "T4": (INT32,)}
 
 
@@ -39,23 +41,28 @@ def matmul_nbits(node: BoundNode) -> Lowering:
 
     x: [..., K]; scales and zero points: one a block. `g_idx` is declined.
     """
-    x, bits, size = node.input(0), node.attr("bits"), node.attr("block_size")
-    k, n = node.attr("K"), node.attr("N")
-    blocks = ceil_div(k, size)
+    x, k, n = node.input(0), node.attr("K"), node.attr("N")
     if node.has(4) and node.input(4).size:
         raise UnsupportedNodeError(Code.ATTRIBUTE, "MatMulNBits with g_idx: rows in another order than that of the blocks")
-    if bits not in (2, 4, 8) or node.input(1).dtype is not UINT8 or node.input(1).size * 8 != n * blocks * size * bits:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"MatMulNBits with bits {bits} and {node.input(1).type}; taken: 2, 4 and 8 in bytes")
-    if not x.rank or x.shape[-1] != k or node.input(2).size != n * blocks:
-        raise UnsupportedNodeError(Code.RANK, f"MatMulNBits of {x.type} with K {k}, N {n} and scales {node.input(2).type}")
-    zp_bits, zp_row = (bits, ceil_div(blocks * bits, 8) * 8 // bits) if node.has(3) and node.input(3).dtype is UINT8 else (0, blocks)
-    weights = Weights(
-        n, k, blocks * size, 1, bits, 1, 2, zp=3 if node.has(3) else None, block=size, table_strides=(blocks, 1),
-        zp_strides=(zp_row, 1), zp_bits=zp_bits, zero=float(1 << bits - 1))
+    weights = nbits_weights(node, n, 1)
     out = TensorType(x.dtype, (*x.shape[:-1], n))
-    bias = (5, Strided((out.size // max(n, 1), n), (0, 1))) if node.has(5) else None
+    bias = (BIAS, Strided((out.size // max(n, 1), n), (0, 1))) if node.has(BIAS) else None
     columns = Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1)
     return lower_packed(node, weights, columns, out, bias, rounds=node.attr("accuracy_level") == ROUNDS)
+
+
+def nbits_weights(node: BoundNode, n: int, at: int) -> Weights:
+    """The weights of a MatMulNBits: codes, scales and perhaps zero points from input `at` on. Raises UnsupportedNodeError."""
+    x, bits, size, k = node.input(0), node.attr("bits"), node.attr("block_size"), node.attr("K")
+    blocks, codes, zp = ceil_div(k, size), node.input(at), node.optional(at + 2)
+    if bits not in (2, 4, 8) or codes.dtype is not UINT8 or codes.size * 8 != n * blocks * size * bits:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"MatMulNBits with bits {bits} and {codes.type}; taken: 2, 4 and 8 in bytes")
+    if not x.rank or x.shape[-1] != k or node.input(at + 1).size != n * blocks:
+        raise UnsupportedNodeError(Code.RANK, f"MatMulNBits of {x.type} with K {k}, N {n} and scales {node.input(at + 1).type}")
+    zp_bits, zp_row = (bits, ceil_div(blocks * bits, 8) * 8 // bits) if zp and zp.dtype is UINT8 else (0, blocks)
+    return Weights(
+        n, k, blocks * size, 1, bits, at, at + 1, zp=at + 2 if zp else None, block=size, table_strides=(blocks, 1),
+        zp_strides=(zp_row, 1), zp_bits=zp_bits, zero=float(1 << bits - 1))
 
 
 @op("PackedMatMul", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)

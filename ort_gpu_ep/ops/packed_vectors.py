@@ -35,7 +35,7 @@ SPARSE_TEAMS = {32: 128, 8: 64, 1: 64}
 
 record(
     "packed_matvec.wgsl", "matvec", flops=lambda k: 2 * k["N"] * k["K"] * k["COLS"],
-    loop_bound=lambda k: (1 + k["HALVES"]) * ceil_div(k["WORDS"], 4 * k.workgroup_size) + _closing_loops(
+    loop_bound=lambda k: (1 + k["HALVES"]) * ceil_div(k["WORDS"], 4 * k.workgroup_size) + closing_loops(
         k["PER"] * k["COLS"], k.workgroup_size))
 record(
     "sparse_matvec.wgsl", "matvec", flops=lambda k: 2 * k.size("entries") * k["COLS"],
@@ -55,9 +55,9 @@ def lower_vectors(
     copies = min(MAX_COPIES, BOOK_ENTRIES // entries) if entries else 1
     subgroups = node.target.limits.allow("packed_matvec.wgsl", "subgroup")
     choice = None if weights.codebook else node.target.choose(
-        f"vectors {weights.rows} x {weights.k}, {weights.bits} bits", _decoding_ns(node.target, weights.rows * weights.k))
+        f"vectors {weights.rows} x {weights.k}, {weights.bits} bits", decoding_ns(node.target, weights.rows * weights.k))
     halves = choice is not None and choice.form == HALVES
-    size = _workgroup_size(node.target, weights.rows, layout.words, per, count, subgroups)
+    size = workgroup_size(node.target, ceil_div(weights.rows, per), layout.words, per * count, subgroups)
     zp = node.optional(weights.zp) if weights.zp is not None else None
     reads: dict[str, int | str] = {**layout.sources, "x": columns.source} | ({"c": bias[0]} if bias else {})
     reads |= {} if by_blocks else {"table": weights.table}
@@ -65,7 +65,7 @@ def lower_vectors(
     built = kernel(
         "packed_matvec.wgsl", [out], consts={
             "BITS": weights.bits, "WORDS": layout.words, "N": weights.rows, "K": weights.k, "COLS": count, "PER": per,
-            "VEC": _under_way(layout.words // 4, size, count), "CODEBOOK": weights.codebook, "ENTRIES": entries or 1,
+            "VEC": under_way(layout.words // 4, size, count), "CODEBOOK": weights.codebook, "ENTRIES": entries or 1,
             "COPY_BITS": copies.bit_length() - 1, "TABLE_SIZE": node.input(weights.table).size, "BLOCK": weights.block if by_blocks else 0,
             "BLOCKS": ceil_div(weights.k, weights.block) if by_blocks else 1, "HAS_ZEROS": "zeros" in layout.sources,
             "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1], "ZP_BITS": weights.zp_bits,
@@ -75,42 +75,45 @@ def lower_vectors(
             "X4": x4, "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
             "ALPHA": float(alpha), "BETA": float(beta), "SUBGROUPS": subgroups, "HALVES": halves},
         indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(weights.rows, per), workgroup_size=size,
-        workgroup_nbytes=4 * (_parts(size, subgroups) * per * count + (entries * copies if entries else 0)), reads=reads, writes={"y": 0},
+        workgroup_nbytes=4 * (sums_of_workgroup(size, subgroups) * per * count + (entries * copies if entries else 0)), reads=reads,
+        writes={"y": 0},
         vectors=[n for n in ("w", "scales", "x") if n in reads and (n != "x" or x4)],
         features=[name for name, used in (("subgroup", subgroups), (SUBNORMAL_HALVES, halves)) if used], choice=choice)
     return Lowering(
         (out,), (*layout.kernels, built), layout.temps, once=tuple(name for name, _ in layout.temps), inverses=layout.inverses)
 
 
-def _decoding_ns(target: Target, codes: int) -> dict[str, float]:
+def decoding_ns(target: Target, codes: int, shader: str = "packed_matvec.wgsl") -> dict[str, float]:
     """Of each form that the adapter can do."""
     clocks = {WORDS: target.figures.packed_words_clocks}
-    if target.limits.allow("packed_matvec.wgsl", SUBNORMAL_HALVES):
+    if target.limits.allow(shader, SUBNORMAL_HALVES):
         clocks[HALVES] = target.figures.packed_halves_clocks
     return {form: codes * each / target.figures.units / target.figures.clocks_per_ns for form, each in clocks.items()}
 
 
-def _workgroup_size(target: Target, rows: int, words: int, per: int, count: int, subgroups: bool) -> int:
-    """Invocations that share K: as many as the adapter has for each PER rows, while each has a vector of words, and their sums fit."""
-    wanted = min(target.figures.units * UNIT_LANES // ceil_div(rows, per), words // 4, MAX_WORKGROUP_SIZE, target.limits.max_invocations)
+def workgroup_size(target: Target, groups: int, words: int, outputs: int, subgroups: bool) -> int:
+    """Invocations that share K: as many as the adapter has for each of the groups of rows, while each has a vector of words, and the sums
+    of their outputs fit.
+    """
+    wanted = min(target.figures.units * UNIT_LANES // max(groups, 1), words // 4, MAX_WORKGROUP_SIZE, target.limits.max_invocations)
     size = MIN_WORKGROUP_SIZE
-    while 2 * size <= wanted and 8 * _parts(size, subgroups) * per * count <= target.limits.max_workgroup_nbytes - 4 * BOOK_ENTRIES:
+    while 2 * size <= wanted and 8 * sums_of_workgroup(size, subgroups) * outputs <= target.limits.max_workgroup_nbytes - 4 * BOOK_ENTRIES:
         size *= 2
     return size
 
 
-def _parts(size: int, subgroups: bool) -> int:
+def sums_of_workgroup(size: int, subgroups: bool) -> int:
     """Sums of each output that a workgroup adds up: of each subgroup, whose size nobody knows before, or of each invocation."""
     return size // 4 if subgroups else size
 
 
-def _under_way(vectors: int, size: int, count: int) -> int:
+def under_way(vectors: int, size: int, count: int) -> int:
     """Reads under way of an invocation: so many that it waits for the fewest rounds, where what is left goes one by one."""
     share, most = max(1, vectors // size), max(1, UNDER_WAY // max(1, count))
     return min(range(1, most + 1), key=lambda n: (share // n + share % n, n))
 
 
-def _closing_loops(outputs: int, size: int) -> int:
+def closing_loops(outputs: int, size: int) -> int:
     """Iterations in which the sums of a workgroup are added up, and its codebook is filled."""
     stored = ceil_div(outputs, size) * (1 + size // 4)
     return outputs + size.bit_length() + stored + ceil_div(BOOK_ENTRIES, size) + 8

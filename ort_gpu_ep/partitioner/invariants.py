@@ -27,9 +27,11 @@ from ort_gpu_ep.partitioner.passes import (
     LAYOUTS_CHOSEN,
     PARTS_PLACED,
     PATTERNS_FUSED,
+    PRODUCTS_JOINED,
     PRODUCTS_QUANTIZED,
     Work,
 )
+from ort_gpu_ep.partitioner.shared_inputs import join_products
 from ort_gpu_ep.registry import Decline
 from ort_gpu_ep.symbolic import hints
 from ort_gpu_ep.types import TensorType
@@ -131,6 +133,12 @@ def _no_chain(work: Work) -> Iterator[str]:
         yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when chains are fused once more"
 
 
+def _no_products(work: Work) -> Iterator[str]:
+    again = join_products(work.graph, work.facts, work.limits, work.answers)
+    if len(again.nodes) != len(work.graph.nodes):
+        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when products of one input are joined once more"
+
+
 def _layouts(work: Work) -> Iterator[str]:
     """No channel-last value reaches a node that knows nothing of it, nor the outside; none is converted twice, or without need."""
     graph = work.graph
@@ -164,5 +172,5 @@ def _parts(work: Work) -> Iterator[str]:
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
     ASKED: _asked, PRODUCTS_QUANTIZED: _no_float_product, BYTES_KEPT: _no_floats_between, DECODERS_ABSORBED: _no_decoder,
     PATTERNS_FUSED: _no_pattern, LAYERS_ABSORBED: _no_decoder_of_layers, ACTIVATIONS_READ: _no_decoder_of_activations,
-    CHAINS_FUSED: _no_chain, LAYOUTS_CHOSEN: _layouts, PARTS_PLACED: _parts}
+    CHAINS_FUSED: _no_chain, PRODUCTS_JOINED: _no_products, LAYOUTS_CHOSEN: _layouts, PARTS_PLACED: _parts}
 """Each property that a pass requires or ensures, as a rule."""

@@ -21,6 +21,7 @@ from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.integers import quantize_products
 from ort_gpu_ep.partitioner.layouts import choose_layouts
 from ort_gpu_ep.partitioner.parts import place_parts
+from ort_gpu_ep.partitioner.shared_inputs import join_products
 from ort_gpu_ep.registry import BoundNode, Limits
 from ort_gpu_ep.types import TensorType
 
@@ -77,6 +78,10 @@ def _chains(work: Work) -> Graph:
     return Chains(work.graph, work.facts, work.limits, work.answers).run()
 
 
+def _products(work: Work) -> Graph:
+    return join_products(work.graph, work.facts, work.limits, work.answers)
+
+
 def _layouts(work: Work) -> Graph:
     graph, work.facts = choose_layouts(work.graph, work.facts, work.limits)
     return graph
@@ -94,6 +99,7 @@ LAYERS_ABSORBED = "no decoder of a constant is left that the recurrent layers be
 ACTIVATIONS_READ = "no decoder of a run's bytes is left that the one reduction behind it could do itself"
 PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
 CHAINS_FUSED = "no elementwise node is left that its producer could do"
+PRODUCTS_JOINED = "no two products of the same few vectors are left that one dispatch could do"
 LAYOUTS_CHOSEN = "every value is stored as its readers read it"
 PARTS_PLACED = "what is joined in place is written there, and read by nobody else"
 
@@ -121,6 +127,7 @@ FUSION: Sequence[Pass] = (
 
 PASSES: Sequence[Pass] = (
     *FUSION,
+    Pass("products", _products, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({PRODUCTS_JOINED})),
     Pass("layouts", _layouts, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({LAYOUTS_CHOSEN})),
     Pass("parts", _parts, requires=frozenset({ASKED, LAYOUTS_CHOSEN}), ensures=frozenset({PARTS_PLACED})),
 )

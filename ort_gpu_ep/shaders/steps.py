@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import Step
+from ort_gpu_ep.graph import BESIDE, Step
 from ort_gpu_ep.registry import Bindings, Kernel
 from ort_gpu_ep.shaders.element_types import as_bits, value_type
 from ort_gpu_ep.symbolic import is_symbolic, same
@@ -18,7 +18,7 @@ def first_written(bindings: Bindings) -> str:
 
 def steps(kernel: Kernel, bindings: Bindings, first: str) -> str:
     """Each fused step as a function of its own, and `fused(v, i)` that calls them in order."""
-    types, functions, lines = {"v": f"{first}_t"}, [], []
+    types, functions, lines = {"v": f"{first}_t", BESIDE: f"{first}_t"}, [], []
     for operand in fused_operands(kernel):
         tensor = bindings[operand][0]
         types[operand] = value_type(tensor.dtype, as_bits(kernel, tensor.dtype))
@@ -26,7 +26,7 @@ def steps(kernel: Kernel, bindings: Bindings, first: str) -> str:
     for k, step in enumerate(kernel.epilogue):
         types[f"s{k}"] = _calculated(kernel, step.dtype)
         functions.append(_step_function(k, step, types))
-        arguments = ", ".join("v" if a == "v" else f"{a}_value" for a in step.arguments)
+        arguments = ", ".join(a if a in ("v", BESIDE) else f"{a}_value" for a in step.arguments)
         lines.append(f"    let s{k}_value = step{k}({arguments});")
     lines.append(f"    return s{len(kernel.epilogue) - 1}_value;")
     return "\n".join([*functions, f"fn fused(v: {first}_t, i: u32) -> {types[f's{len(kernel.epilogue) - 1}']} {{", *lines, "}"])

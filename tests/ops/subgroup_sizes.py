@@ -22,7 +22,7 @@ from ort_gpu_ep.ops import matvec, normalization, packed_vectors, row_forms
 from ort_gpu_ep.registry import Kernel, Limits
 from ort_gpu_ep.types import TensorType
 
-PROBED = ("subgroups", "fours in a subgroup", "matrix times vector, rows by fours", "attention", "packed weights",
+PROBED = ("subgroups", "fours in a subgroup", "matrix times vector, rows by fours", "attention", "packed weights", "packed weights together",
           "sparse weights with x in workgroup memory", "softmax rows", "normalize rows", "recurrent layers in registers")
 
 

@@ -51,6 +51,7 @@ def test_a_kernel_that_loops_states_a_bound(shader: str) -> None:
 
 BOUNDED = {
     "packed_matvec.wgsl": "codes are masked to as many bits as the book has entries for",
+    "packed_matvecs.wgsl": "it has no book",
     "packed_product.wgsl": "codes are masked to as many bits as the book has entries for",
     "sparse_matvec_held.wgsl": "codes are masked to four bits, places and the ends of rows are clamped",
     "sparse_product.wgsl": "columns below K are read: of four the last is compared, and pack_pruned.wgsl and pack_entries.wgsl sort them"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
+from ort_gpu_ep.graph import BESIDE, Array, Attribute, Graph, Node, Step, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe
 from ort_gpu_ep.ops import packed as packed_ops
 from ort_gpu_ep.ops import pruned as pruned_ops
@@ -73,6 +73,39 @@ _HALVES = """
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) { out[id.x] = unpack2x16float(words[id.x] & 0x03ff03ffu) * 16777216.0; }
 """
+
+
+@probe("packed weights together", "kernels", disables=("packed_matvecs.wgsl",))
+def together(trial: Trial) -> str:
+    """Three products of one input behind a normalization, and two of which one is an argument of the other's step."""
+    for _ in range(trial.rounds):
+        for count, rows, beside in ((1, (69, 12, 5), False), (3, (33, 20), False), (2, (37, 37), True)):
+            _together(trial, count, 132, rows, beside)
+    return "queries, keys and values; gated units"
+
+
+def _together(trial: Trial, count: int, k: int, rows: tuple[int, ...], beside: bool) -> None:
+    """x [count, k], divided by its root mean square, times matrices of so many rows in blocks of 16."""
+    blocks, x, gamma = -(-k // 16), trial.normal(count, k), trial.normal(k)
+    held, dense, names = {"g": gamma}, list[Array](), ["x", "g"]
+    for i, n in enumerate(rows):
+        codes, scale = trial.integers(0, 256, n, blocks, 8).astype(np.uint8), abs(trial.normal(n, blocks)) + np.float32(0.1)
+        held |= {f"w{i}": codes, f"s{i}": scale, f"c{i}": trial.normal(n)}
+        names += [f"w{i}", f"s{i}", "", f"c{i}"]
+        wide = np.stack((codes & 15, codes >> 4), 3).reshape(n, blocks, 16).astype(np.float64) - 8
+        dense.append((wide * scale[..., None]).reshape(n, -1)[:, :k])
+    values = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
+    outputs = ("y0",) if beside else tuple(f"y{i}" for i in range(len(rows)))
+    node = Node(
+        "PackedProducts", tuple(names), outputs, domain="ort_gpu_ep", version=1,
+        attributes={"K": k, "N": rows, "bits": 4, "block_size": 16, "epsilon": 1e-5, "beside": int(beside)},
+        epilogue=(Step("Sub", "x - y", ("v", BESIDE), FLOAT32),) if beside else ())
+    graph = Graph("probe", ("x",), outputs, (node,), {**values, "x": Value("x", FLOAT32, x.shape)})
+    normed = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5) * gamma
+    wanted = [normed @ d.T + held[f"c{i}"] for i, d in enumerate(dense)]
+    wanted = [wanted[0] - wanted[1]] if beside else wanted
+    for i, (got, want) in enumerate(zip(trial.graph(graph, [x]), wanted, strict=True)):
+        agree(f"{count} x {k} x {rows}, {i}", got, want)
 
 
 @probe("subnormal float16", "kernels", disables=(SUBNORMAL_HALVES,), fault=("0x10001u", "0x10000u"), trusts=True)

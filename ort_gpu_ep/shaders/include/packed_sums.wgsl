@@ -1,0 +1,207 @@
+// The sums of products of PER rows of WIDE matrices from number MATRIX on, whose codes lie alike, with COLS vectors, in workgroup memory: `sums`, OUTPUTS for
+// each of `parts`; row by row, of each the vectors. With NORM x is multiplied by gamma, and what comes last are the sums of its squares before.
+// Expects: group, lane, and what packed_matvec.wgsl says; of other matrices than the first words_of_1 scales1 zeros1 and so on.
+#let SUMS = PER * WIDE + NORM
+#let field = 23 // BITS
+#let beside = 10 // BITS
+#for r in SUMS
+#if BLOCK == 0 and not CODEBOOK
+    let zero$r = zero_of(min(group * PER + $(r)u, N - 1u), 0u);
+#end
+#for c in COLS
+    var sum$(r)_$c = 0.0;
+#end
+#end
+    var q = lane;
+#for round in 3 if HALVES else 2
+#let count = VEC if round == 0 else 1
+#let halves = HALVES and round < 2
+#if round == 2
+#for r in PER * WIDE
+#for c in COLS
+    sum$(r)_$c *= 1.0 / f32(1u << $(r % (PER // 2) % beside * BITS)u);
+#end
+#end
+    // Zero points were taken off sums: what is not finite by that is added up anew, code by code.
+    var all = 0.0;
+#for r in SUMS
+#for c in COLS
+    all += sum$(r)_$c;
+#end
+#end
+    if ((bitcast<u32>(all) & 0x7f800000u) == 0x7f800000u) {
+        q = lane;
+#for r in SUMS
+#for c in COLS
+        sum$(r)_$c = 0.0;
+#end
+#end
+    }
+#end
+    for (; q + $(count - 1)u * WORKGROUP_SIZE < WORDS4; q += $(count)u * WORKGROUP_SIZE) {
+#for v in count
+        let at$v = q + $(v)u * WORKGROUP_SIZE;
+#for m in WIDE
+#if MATRIX + m == 0
+        let words$v = w_word4(group * WORDS4 + at$v);
+#else
+        let words$(m * count + v) = words_of_$(MATRIX + m)(group * WORDS4 + at$v);
+#end
+#end
+#if NORM
+        let gamma$v = gamma_at4(at$v);
+#end
+#for c in COLS
+#if NORM
+        let plain$(v)_$c = four_of_x($(c)u, at$v);
+        sum$(SUMS - 1)_$c += dot(plain$(v)_$c, plain$(v)_$c);
+#if halves
+        let x$(v)_$c = LIFT * (gamma$v * plain$(v)_$c);
+#else
+        let x$(v)_$c = gamma$v * plain$(v)_$c;
+#end
+#else
+#if halves
+        let x$(v)_$c = LIFT * four_of_x($(c)u, at$v);
+#else
+        let x$(v)_$c = four_of_x($(c)u, at$v);
+#end
+#end
+#end
+#if BLOCK
+#for m in WIDE
+#for s in PER // 4
+#if MATRIX + m == 0
+        let scale$(v)_$s = scales_at4((group * BLOCKS + 4u * at$v / BLOCK) * $(PER // 4)u + $(s)u);
+#else
+        let scale$(m * count + v)_$s = scales$(MATRIX + m)_at4((group * BLOCKS + 4u * at$v / BLOCK) * $(PER // 4)u + $(s)u);
+#end
+#end
+#if HAS_ZEROS
+#if MATRIX + m == 0
+        let zeros$v = zeros_at(group * BLOCKS + 4u * at$v / BLOCK);
+#else
+        let zeros$(m * count + v) = zeros$(MATRIX + m)_at(group * BLOCKS + 4u * at$v / BLOCK);
+#end
+#end
+#end
+#end
+#end
+#for e in WIDE * count
+#let v = e % count
+#let first = e // count * PER
+        {
+#let span = beside if halves else field
+#for part in ((PER // 2 if halves else PER) + span - 1) // span
+            let part$part = words$e >> vec4<u32>($(part * span * BITS)u);
+#end
+#if halves
+#for c in COLS
+            let total$c = (x$(v)_$c.x + x$(v)_$c.y) + (x$(v)_$c.z + x$(v)_$c.w);
+#end
+#for r in PER // 2
+#if HAS_ZEROS
+            let zeros_of$r = unpack2x16float((zeros$e >> $(r // beside * beside * BITS)u) & (MASK << $(r % beside * BITS)u));
+#end
+#for i in 4
+            let pair$(r)_$i = unpack2x16float(part$(r // beside)[$i] & (MASK << $(r % beside * BITS)u));
+#end
+#end
+#end
+#for r in PER
+#let pair = r % (PER // 2)
+#let half = r // (PER // 2)
+#if CODEBOOK
+#let shift = r * BITS
+#if shift < COPY_BITS
+            let codes$r = words$e << vec4<u32>($(COPY_BITS - shift)u);
+#else
+            let codes$r = words$e >> vec4<u32>($(shift - COPY_BITS)u);
+#end
+            let weight$r = looked_up((codes$r & vec4<u32>((ENTRIES - 1u) << COPY_BITS)) | vec4<u32>(copy));
+#else
+#if halves and HAS_ZEROS
+            let taken$r = -zeros_of$(pair)[$half];
+#else
+#if HAS_ZEROS
+            let zero$r = f32(extractBits(zeros$e, $(r * BITS)u, BITS));
+#else
+#if BLOCK
+            let zero$r = zero_of(min(group * PER + $(r)u, N - 1u), 4u * at$v / BLOCK);
+#end
+#end
+#if halves
+            let taken$r = zero$r * (f32(1u << $(pair % beside * BITS)u) / -LIFT);
+#else
+            let weight$r = number(part$(r // field), $(r % field * BITS)u, zero$r);
+#end
+#end
+#end
+#for c in COLS
+#if halves
+            var dot$(r)_$c = taken$r * total$c;
+#for i in 4
+            dot$(r)_$c = fma(pair$(pair)_$i[$half], x$(v)_$c[$i], dot$(r)_$c);
+#end
+#else
+            let dot$(r)_$c = dot(weight$r, x$(v)_$c);
+#end
+#if BLOCK
+            sum$(first + r)_$c = fma(scale$(e)_$(r // 4)[$(r % 4)], dot$(r)_$c, sum$(first + r)_$c);
+#else
+            sum$(first + r)_$c += dot$(r)_$c;
+#end
+#end
+#end
+        }
+#end
+    }
+#end
+#if SUBGROUPS
+#let fours = (SUMS * COLS + 3) // 4
+    // Of four sums each of four neighbours keeps one and passes on the others; then fours add up.
+    let odd = (subgroup_lane & 1u) != 0u;
+    let late = (subgroup_lane & 2u) != 0u;
+#for j in fours
+#for i in 2
+#let first = 4 * j + 2 * i
+#if first + 1 < SUMS * COLS
+    let two$(j)_$i = select(sum$(first // COLS)_$(first % COLS), sum$((first + 1) // COLS)_$((first + 1) % COLS), odd)
+        + subgroupShuffleXor(select(sum$((first + 1) // COLS)_$((first + 1) % COLS), sum$(first // COLS)_$(first % COLS), odd), 1u);
+#else
+#if first < SUMS * COLS
+    let two$(j)_$i = sum$(first // COLS)_$(first % COLS) + subgroupShuffleXor(sum$(first // COLS)_$(first % COLS), 1u);
+#else
+    let two$(j)_$i = 0.0;
+#end
+#end
+#end
+    var four$j = select(two$(j)_0, two$(j)_1, late) + subgroupShuffleXor(select(two$(j)_1, two$(j)_0, late), 2u);
+#end
+    for (var far = 4u; far < subgroup_size; far *= 2u) {
+#for j in fours
+        four$j += subgroupShuffleXor(four$j, far);
+#end
+    }
+    if (subgroup_lane < 4u) {
+#for j in fours
+        if ($(4 * j)u + subgroup_lane < OUTPUTS) { sums[subgroup_id * OUTPUTS + $(4 * j)u + subgroup_lane] = four$j; }
+#end
+    }
+#else
+#for r in SUMS
+#for c in COLS
+    sums[lane * OUTPUTS + $(r * COLS + c)u] = sum$(r)_$c;
+#end
+#end
+#end
+#if SUBGROUPS
+    let parts = subgroups;
+#else
+    for (var half = WORKGROUP_SIZE / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        for (var i = lane; i < half * OUTPUTS; i += WORKGROUP_SIZE) { sums[i] += sums[i + half * OUTPUTS]; }
+    }
+    let parts = 1u;
+#end
+    workgroupBarrier();
