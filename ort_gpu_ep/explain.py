@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.partitioner import NodeReport, Report, sizes
+from ort_gpu_ep.partitioner.report import PartitionReport
 from ort_gpu_ep.providers import EP_NAME
 from ort_gpu_ep.scheduler import Plan, make_plan
 from ort_gpu_ep.scheduler.template import Specialization
@@ -159,8 +160,13 @@ class Explanation:
         unseen = "none was shown to this provider; all are on onnxruntime's own"
         lines = [f"adapter: {self.adapter}", f"nodes: {counted if self.reports else unseen}"]
         lines += _decision_lines(self.decisions)
-        for report in self.reports:
+        bodies = [report for report in self.reports if report.nested]
+        for report in self.reports if len(bodies) <= LISTED else (report for report in self.reports if not report.nested):
             lines += _report_lines(report)
+        if len(bodies) > LISTED:
+            parts = [part for report in bodies for part in report.partitions]
+            lines.append(f"{len(bodies)} graphs inside of If, Loop and Scan:")
+            lines += [*([_sum_line(parts)] if parts else []), *_cpu_lines(node for report in bodies for node in report.nodes)]
         lines += _memory_lines(self.memory)
         lines += [f"{partition} for {found}" for partition, found in self.specialized if not found.why]
         lines += [f"event: {e}" for e in self.events]
@@ -218,10 +224,7 @@ def _decision_lines(decisions: Sequence[tuple[str, Decision]]) -> list[str]:
 def _report_lines(report: Report) -> list[str]:
     lines = [f"graph {report.graph or 'main'}{' (body)' if report.nested else ''}, placement={report.placement}:"]
     if len(report.partitions) > LISTED:
-        counted = ("nodes", "dispatches", "input_nbytes", "output_nbytes")
-        sums = {name: sum(getattr(part, name) for part in report.partitions) for name in counted}
-        lines.append(f"  {len(report.partitions)} partitions: {sums['nodes']} nodes in {sums['dispatches']} dispatches, "
-                     f"{_size(sums['input_nbytes'])} in, {_size(sums['output_nbytes'])} out")
+        lines.append(_sum_line(report.partitions))
     for part in report.partitions if len(report.partitions) <= LISTED else ():
         about = "" if part.exact else "about "
         lines.append(
@@ -243,10 +246,24 @@ def _report_lines(report: Report) -> list[str]:
         for prediction in report.predictions:
             lines.append(f"    {prediction}, {prediction.partitions} partitions, {_size(prediction.upload_nbytes)} up, "
                          f"{_size(prediction.download_nbytes)} down")
+    return [*lines, *_cpu_lines(report.nodes)]
+
+
+def _sum_line(parts: Sequence[PartitionReport]) -> str:
+    """What many partitions are together."""
+    nodes, dispatches = sum(part.nodes for part in parts), sum(part.dispatches for part in parts)
+    read, written = sum(part.input_nbytes for part in parts), sum(part.output_nbytes for part in parts)
+    return (f"  {_counted(len(parts), 'partition')}: {_counted(nodes, 'node')} in {_counted(dispatches, 'dispatch', 'es')}, "
+            f"{_size(read)} in, {_size(written)} out")
+
+
+def _cpu_lines(nodes: Iterable[NodeReport]) -> list[str]:
+    """One a reason why nodes are on the CPU, the most frequent first."""
+    lines = list[str]()
     reasons, first = dict[str, Counter[str]](), dict[str, str]()       # by what is the same but for names of values
-    for n in report.nodes:
+    for n in nodes:
         if n.device == "cpu":
-            kind = re.sub("'[^']*'", "''", f"{n.code}: {n.reason}")
+            kind = re.sub("'[^']*'", "''", f"{n.code}: {n.reason}").replace(f" of {n.op} ", " of it ")
             first.setdefault(kind, f"{n.code}: {n.reason}")
             reasons.setdefault(kind, Counter())[n.op] += 1
     for reason, ops in sorted(reasons.items(), key=lambda item: -item[1].total()):

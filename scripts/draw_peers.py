@@ -31,7 +31,7 @@ def main() -> None:
     times.xaxis.set_major_formatter("{x:g}")
     times.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
     errors.barh(range(len(rows)), [row["relative_l2"] for row in rows], 0.5, color="tab:green")
-    errors.set(xscale="log", xlabel="relative L2 error against the CPU", xlim=(1e-8, 1e-5))
+    errors.set(xscale="log", xlabel="relative L2 error", xlim=(1e-8, 1e-5))
     figure.tight_layout()
     figure.savefig(DOCS / "peers.svg", metadata={"Date": None})
 

@@ -9,11 +9,25 @@ set -eu
 say() { echo "setup.sh: $*" >&2; }
 
 _cleanup() {
+    for _process in ${_driver:-} ${_pip:-}; do kill "$_process" 2>/dev/null || true; done
+    rm -f "build/vulkan.$$"
     [ -z "${_lock:-}" ] || rm -rf "$_lock"
     [ -z "${_runtime:-}" ] || rm -rf "$_runtime"
 }
 trap _cleanup EXIT
 trap 'exit 130' HUP INT TERM
+
+# Waits for a process that this shell started, with a dot every 2 seconds, and returns its status.
+_wait() {
+    _half=
+    while kill -0 "$1" 2>/dev/null; do
+        sleep 1
+        if [ -n "$_half" ]; then printf . >&2; _half=; _dots=1; else _half=1; fi
+    done
+    [ -z "${_dots:-}" ] || echo >&2
+    _dots=
+    wait "$1"
+}
 
 # Two runs in one checkout take turns. The lock holds the owner's process id, so that a dead run's lock is taken over.
 _take_lock() {
@@ -74,21 +88,26 @@ if [ -n "${VIRTUAL_ENV:-}" ] && [ ! -x "$(_bin "$VIRTUAL_ENV")/python" ]; then
     VIRTUAL_ENV=
 fi
 _venv=${VIRTUAL_ENV:-$PWD/.venv}
+mkdir -p build
+sh scripts/lavapipe.sh .vulkan > "build/vulkan.$$" &      # it downloads while pip installs
+_driver=$!
 _stamp=$_venv/.ort-gpu-ep.$(echo "${extras:-}" | tr ',' '.')
 _wanted=$(echo "$PWD"; cksum pyproject.toml build_backend/*.py)
 if [ "$(cat "$_stamp" 2>/dev/null)" != "$_wanted" ] || [ ! -x "$(_bin "$_venv")/python" ]; then
-    mkdir -p build
     _take_lock "$PWD/build/setup.lock"
     if [ "$(cat "$_stamp" 2>/dev/null)" != "$_wanted" ]; then
         "$(_bin "$_venv")/python" -c '' 2>/dev/null || _make_venv "$_venv"
         _has_pip "$_venv" || _add_pip "$_venv"
         say "installing the package${extras:+ with the extras $extras} into $_venv"
         "$(_bin "$_venv")/python" scripts/requirements.py "${extras:-}" > build/requirements.txt
-        if ! "$(_bin "$_venv")/python" -m pip install --disable-pip-version-check --requirement build/requirements.txt > build/pip.log 2>&1; then
+        "$(_bin "$_venv")/python" -m pip install --disable-pip-version-check --requirement build/requirements.txt > build/pip.log 2>&1 &
+        _pip=$!
+        if ! _wait "$_pip"; then
             cat build/pip.log >&2
             say "pip failed; see above"
             exit 1
         fi
+        _pip=
         echo "$_wanted" > "$_stamp"
     fi
     rm -rf "$_lock"
@@ -98,8 +117,10 @@ _commands=$(_bin "$_venv")
 python=$_commands/python   # for the script that sources this one
 export VIRTUAL_ENV="$_venv" PATH="$_commands:$PATH"
 
-_exports=$(sh scripts/lavapipe.sh .vulkan)
-eval "$_exports"
+_wait "$_driver"
+_driver=
+eval "$(cat "build/vulkan.$$")"
+rm -f "build/vulkan.$$"
 if [ -z "${XDG_RUNTIME_DIR:-}" ]; then   # Mesa complains about every process without it
     _runtime=$(mktemp -d)
     export XDG_RUNTIME_DIR="$_runtime"

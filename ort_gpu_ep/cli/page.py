@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from ort_gpu_ep.explain import Explanation, why_of
 from ort_gpu_ep.scheduler.plan import Dispatch
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 168, 40, 24, 36
+TITLE, ROW = 24, 6 * 192
+"""Height of a block's name; width up to which blocks stand side by side."""
 
 
 def page_of(title: str, explained: Explanation) -> str:
     """The whole page. Names of a model are data in it, never markup."""
-    data = json.dumps({"nodes": _nodes(explained), "width": WIDTH, "height": HEIGHT}).replace("<", "\\u003c")
+    nodes = _nodes(explained)
+    data = json.dumps({"nodes": nodes, "titles": _place(nodes), "width": WIDTH, "height": HEIGHT}).replace("<", "\\u003c")
     return (Path(__file__).with_suffix(".html").read_text("utf-8").replace("@TITLE@", escape(title)).replace("@DATA@", data)
             .replace("@SUMMARY@", explained._repr_html_()))
 
@@ -33,7 +37,7 @@ def _nodes(explained: Explanation) -> list[dict[str, Any]]:
         node = timed["label"].rpartition("/")[0]
         times[node] = times.get(node, 0.0) + timed["us"]
     found: list[dict[str, Any]] = []
-    for report in explained.reports:
+    for report in sorted(explained.reports, key=lambda report: report.nested):      # the model's own graph first
         writer = {name: len(found) + k for k, node in enumerate(report.nodes) for name in node.writes}
         parts = {part.index: part for part in report.partitions}
         for node in report.nodes:
@@ -45,16 +49,33 @@ def _nodes(explained: Explanation) -> list[dict[str, Any]]:
                 "kernel": ", ".join(dict.fromkeys(kernels.get(label, []))), "us": times.get(label),
                 "partition": "" if part is None else f"{part.index}: {part.nodes} nodes, {part.dispatches} dispatches, "
                                                      f"{part.input_nbytes:,} B in, {part.output_nbytes:,} B out"})
-    _place(found)
     return found
 
 
-def _place(nodes: list[dict[str, Any]]) -> None:
-    """x and y: by the longest path to a node, and beside what it reads from."""
+def _place(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """x and y of every node: a block for each graph, several small ones side by side. Returns the names of the blocks below the first."""
+    titles = []
+    left = top = below = 0.0
+    for name, members in groupby(range(len(nodes)), key=lambda k: nodes[k]["graph"]):
+        block = list(members)
+        width, height = _place_block(nodes, block)
+        if left and (not titles or left + width > ROW):
+            left, top = 0.0, below
+        for k in block:
+            nodes[k]["x"] += left + width / 2
+            nodes[k]["y"] += top + (TITLE if name else 0)
+        if name:
+            titles.append({"x": left, "y": top + TITLE - 8, "text": name})
+        left, below = left + width + 2 * GAP_X, max(below, top + height + TITLE + GAP_Y)
+    return titles
+
+
+def _place_block(nodes: list[dict[str, Any]], block: list[int]) -> tuple[float, float]:
+    """Places a graph's nodes around x = 0: by the longest path to a node, and beside what it reads from. Returns width and height."""
     levels: dict[int, list[int]] = {}
     level: dict[int, int] = {}
-    for k, node in enumerate(nodes):
-        level[k] = 1 + max((level[j] for j in node["from"] if j in level), default=-1)
+    for k in block:
+        level[k] = 1 + max((level[j] for j in nodes[k]["from"] if j in level), default=-1)
         levels.setdefault(level[k], []).append(k)
     at: dict[int, float] = {}
     for depth, members in sorted(levels.items()):
@@ -63,6 +84,7 @@ def _place(nodes: list[dict[str, Any]]) -> None:
             at[k] = place - (len(members) - 1) / 2
             nodes[k]["x"] = at[k] * (WIDTH + GAP_X)
             nodes[k]["y"] = depth * (HEIGHT + GAP_Y)
+    return max(map(len, levels.values())) * (WIDTH + GAP_X) - GAP_X, len(levels) * (HEIGHT + GAP_Y) - GAP_Y
 
 
 def _mean(node: Mapping[str, Any], at: Mapping[int, float]) -> float:

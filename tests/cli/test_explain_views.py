@@ -101,6 +101,39 @@ def test_the_page_in_a_browser(model: Path, tmp_path: Path) -> None:
     assert len(re.findall(r'class="n \w+ off', done.stdout)) == 15
 
 
+def loops(count: int) -> bytes:
+    """A graph with `count` Ifs, each with two bodies of float64 nodes."""
+    text = "".join(f"""v{k + 1} = If (c) <then_branch = t{k} () => (double[4] p{k}) {{ p{k} = Sin(v{k}) }},
+        else_branch = e{k} () => (double[4] q{k}) {{ q{k} = Cos(v{k}) }}> """ for k in range(count))
+    return model_of(f"(double[4] v0, bool c) => (double[4] v{count}) {{ {text} }}").SerializeToString()
+
+
+def test_many_bodies_are_told_together(tmp_path: Path) -> None:
+    """A network of 224 nodes with 50 bodies had 479 lines."""
+    (tmp_path / "m.onnx").write_bytes(loops(16))
+    lines = printed("explain", tmp_path / "m.onnx", *GPU).splitlines()
+    assert [line for line in lines if line.startswith("32 graphs inside")]
+    assert len([line for line in lines if line.startswith("graph ")]) == 1
+    assert "16 Sin" in " ".join(lines)
+    assert len(lines) < 30
+
+
+def test_the_page_begins_with_the_models_own_graph(tmp_path: Path) -> None:
+    """The bodies of all Ifs lay in one line with the model's first nodes: 32 side by side, too small to read."""
+    (tmp_path / "m.onnx").write_bytes(loops(12))
+    printed("explain", tmp_path / "m.onnx", *GPU, "--html", tmp_path / "page.html")
+    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>',  # type: ignore[union-attr]
+                                (tmp_path / "page.html").read_text("utf-8")).group(1))
+    nodes = data["nodes"]
+    assert [n["graph"] for n in nodes[:12]] == [""] * 12
+    assert len({t["text"] for t in data["titles"]}) == len(data["titles"]) == 24
+    lowest = max(n["y"] for n in nodes[:12])
+    assert all(n["y"] > lowest for n in nodes[12:])
+    places = [(n["x"], n["y"]) for n in nodes]
+    assert len(set(places)) == len(places)
+    assert max(n["x"] for n in nodes) - min(n["x"] for n in nodes) < 6 * (data["width"] + 24)
+
+
 def test_one_line_a_reason_and_one_number_of_dispatches(tmp_path: Path) -> None:
     """A sentence stood there for each op type, two numbers of dispatches, 0 B of weights, names of 20 digits, nodes fused into themselves."""
     rng = np.random.default_rng(0)
