@@ -53,10 +53,11 @@ def proposed(image, session):
 
 
 def main(photo=None, result="faces.png"):
-    photo = photo or pretrained.fetch_photo()
+    photo = photo or pretrained.fetch_file("portrait")
     print("photo:", photo)
     image = Image.open(photo).convert("RGB")
-    sessions = [ort.InferenceSession(pretrained.fetch(name), provider_options={"placement": "gpu"}) for name in ("mtcnn_pnet", "mtcnn_onet")]
+    names, options = ("mtcnn_pnet", "mtcnn_onet"), {"placement": "gpu"}
+    sessions = [ort.InferenceSession(pretrained.fetch(name), provider_options=options) for name in names]
     squares = proposed(image, sessions[0])
     crops = np.array([pixels(image.crop(tuple(box)), (48, 48)) for box in squares.round().astype(int)], np.float32)
     outputs = sessions[1].run(None, {sessions[1].get_inputs()[0].name: crops.reshape(-1, 48, 48, 3)})

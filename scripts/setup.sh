@@ -97,7 +97,7 @@ if [ "$(cat "$_stamp" 2>/dev/null)" != "$_wanted" ] || [ ! -x "$(_bin "$_venv")/
     _take_lock "$PWD/build/setup.lock"
     if [ "$(cat "$_stamp" 2>/dev/null)" != "$_wanted" ]; then
         "$(_bin "$_venv")/python" -c '' 2>/dev/null || _make_venv "$_venv"
-        _has_pip "$_venv" || _add_pip "$_venv"
+        _has_pip "$_venv" || { _add_pip "$_venv" & _pip=$!; _wait "$_pip"; }
         say "installing the package${extras:+ with the extras $extras} into $_venv"
         "$(_bin "$_venv")/python" scripts/requirements.py "${extras:-}" > build/requirements.txt
         "$(_bin "$_venv")/python" -m pip install --disable-pip-version-check --requirement build/requirements.txt > build/pip.log 2>&1 &

