@@ -237,10 +237,11 @@ __all__ = [
 
 def _module(name: str) -> Any:
     """A module, imported as a whole or not at all. Raises ModuleNotFoundError, with what to do where onnxruntime is not installed."""
-    from ort_gpu_ep.interrupts import uninterrupted  # half an import is not made up for by the next
+    from ort_gpu_ep.interrupts import load
 
     try:
-        return uninterrupted(import_module, name)
+        load(name)
+        return import_module(name)
     except ModuleNotFoundError as error:
         if error.name != "onnxruntime":
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -72,6 +73,33 @@ def uninterrupted(function: Callable[..., T], *arguments: Any, **named: Any) -> 
     finally:
         if release(handler):
             handler(signal.SIGINT, sys._getframe())
+
+
+def load(*names: str) -> None:
+    """Imports modules that are not loaded with the package: whole, whatever Ctrl-C says, and one thread after the other.
+
+    Two threads that load two modules of one folder at a time can wait for each other, which ends in an ImportError in one of them.
+    """
+    if all(name in _loaded for name in names):
+        return
+    with _loading:
+        for name in names:
+            uninterrupted(importlib.import_module, name)
+            _loaded.add(name)
+
+
+_loaded = set[str]()
+_loading = threading.RLock()
+
+
+def _after_fork() -> None:
+    """In the child: who was loading is not there."""
+    global _loading
+    _loading = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def callback(function: Callable[..., T]) -> Callable[..., T]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError, ConfigError
-from ort_gpu_ep.interrupts import uninterrupted
+from ort_gpu_ep.interrupts import load
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, too_old
 from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.plugin.plain import COMPILES, NOT_COMPILED
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
 
 IDLE_PROVIDER = "AzureExecutionProvider"
 """It runs its own operators only; a list with it leaves the same choice as one without."""
+
+MODULES = ("ort_gpu_ep.explain", "ort_gpu_ep.plugin.factory")
+"""What a session with a GPU needs, with all that makes partitions."""
 
 ORT_FORMAT = (
     "models in ORT format run on the CPU, because onnxruntime would hand values in the GPU's memory to kernels of its own: give the "
@@ -132,6 +134,7 @@ def look_for_gpu(config: Config) -> tuple[bool, Lease | None, str]:
     """
     if config.placement == "cpu":
         return True, None, ""
+    load(*MODULES)
     unasked = config.placement == "auto" and not config.adapter
     try:
         if config.isolation == "process":
@@ -144,7 +147,7 @@ def look_for_gpu(config: Config) -> tuple[bool, Lease | None, str]:
             return True, None, ""
         if memory.forked:
             raise AdapterError(FORKED)
-        uninterrupted(import_module, "ort_gpu_ep.health.open_adapter")       # half an import is not made up for by the next
+        load("ort_gpu_ep.health.open_adapter")
         from ort_gpu_ep.health.enumeration import look
         from ort_gpu_ep.health.open_adapter import open_gpu
 

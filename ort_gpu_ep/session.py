@@ -16,8 +16,7 @@ from onnxruntime import OrtValue
 from ort_gpu_ep import plugin, private
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.errors import AdapterError, ConfigError, DeviceHangError, DeviceLostError
-from ort_gpu_ep.explain import Explanation, explanation  # here: two threads that load modules in a circle at a time fail
-from ort_gpu_ep.interrupts import uninterrupted
+from ort_gpu_ep.interrupts import load, uninterrupted
 from ort_gpu_ep.opening import (
     asked_providers,
     begins_on_cpu,
@@ -40,6 +39,7 @@ from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.starting import WAITING, Start
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.explain import Explanation
     from ort_gpu_ep.isolation.remote import Lease
     from ort_gpu_ep.partitioner import Costs
     from ort_gpu_ep.placement.runner import Runner
@@ -402,6 +402,9 @@ class InferenceSession(plugin.PlainSession):
         return replace(found, profile=self.profile(None if profile is True else profile))
 
     def _explain(self) -> Explanation:
+        load("ort_gpu_ep.explain")
+        from ort_gpu_ep.explain import Explanation, explanation  # with it all that makes partitions: not where the CPU answers
+
         if self._start is not None and not self._start.is_over:
             if self._start.stage != WAITING:
                 return Explanation("not open yet", (), (), (f"placement: the CPU answers, until {self._start.stage} is done",))

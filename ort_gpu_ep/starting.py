@@ -26,7 +26,8 @@ from ort_gpu_ep.child import ending as how_it_ended
 from ort_gpu_ep.config import OPTIONS, Config
 from ort_gpu_ep.device.background import Background, ending
 from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
-from ort_gpu_ep.opening import is_decided, look_for_gpu, make_runner
+from ort_gpu_ep.interrupts import load
+from ort_gpu_ep.opening import MODULES, is_decided, look_for_gpu, make_runner
 from ort_gpu_ep.placement.names import CPU
 from ort_gpu_ep.plugin import ensure_registered
 
@@ -181,6 +182,7 @@ class Start:
     def _found(self) -> tuple[Runner | None, Lease | None, str]:
         """What answers the session's runs from now on, a lease of the worker if that has the GPU, and why there is none of both."""
         feeds = self._feeds
+        load(*MODULES)
         alone = self._stops or self._hurried.is_set()
         if feeds is not None and not alone and not is_decided(self.config, self.source, self._settings):
             why = self._search(feeds)

@@ -12,7 +12,7 @@ from typing import Any
 import onnxruntime
 
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.interrupts import uninterrupted
+from ort_gpu_ep.interrupts import load, uninterrupted
 from ort_gpu_ep.plugin import state, tables, weight_file
 from ort_gpu_ep.plugin.abi import NULL, check_version, ffi, release_of
 from ort_gpu_ep.plugin.memory import memory
@@ -60,6 +60,7 @@ def get_library_path() -> str:
 
     Raises: as `register`.
     """
+    load("ort_gpu_ep.plugin.factory")
     with _lock:
         from ort_gpu_ep.plugin import factory
         from ort_gpu_ep.plugin.offers import known_adapters
@@ -71,6 +72,7 @@ def get_library_path() -> str:
 
 def _library_path() -> str:
     global _shim
+    load("ort_gpu_ep.plugin.factory")
     from ort_gpu_ep.plugin.factory import create_factories, release_factory  # all that makes partitions: not where the CPU answers
 
     with _lock:

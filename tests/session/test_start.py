@@ -87,3 +87,15 @@ def test_the_benchmarks_clock_gives_time_to_the_innermost_part(monkeypatch: pyte
         clock.wrap(told.rest, "inner")(0.1)
         told.rest(0.01)
     assert clock.spent_s == pytest.approx({"rest": 0.003, "outer": 0.03, "inner": 0.1})
+
+
+def test_a_session_that_begins_on_the_cpu_loads_nothing_that_makes_partitions(tmp_path: Path) -> None:
+    """What a first result takes beyond onnxruntime's own is what is imported for it."""
+    (tmp_path / "model.onnx").write_bytes(model_of(MODEL).SerializeToString())
+    program = ("import sys; from ort_gpu_ep import InferenceSession; "
+               "session = InferenceSession(sys.argv[1], provider_options={'adapter': '0'}); "
+               "heavy = ('onnx.', 'ort_gpu_ep.ops', 'ort_gpu_ep.partitioner', 'ort_gpu_ep.scheduler', 'ort_gpu_ep.plugin.factory'); "
+               "print(session._start is not None, [m for m in sys.modules if m.startswith(heavy)])")
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "model.onnx")], capture_output=True, text=True, check=True,
+                          cwd=Path(__file__).parents[2])
+    assert done.stdout.splitlines()[-1] == "True []"
