@@ -13,12 +13,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.private import OrtBinding, OrtValueVector
+from ort_gpu_ep.private import OrtBinding, OrtValueVector, behind
 
 TENSORS = {f"tensor({name})": np.dtype(numpy) for name, numpy in (
     ("float", "f4"), ("double", "f8"), ("float16", "f2"), ("bool", "?"), ("int8", "i1"), ("uint8", "u1"), ("int16", "i2"), ("uint16", "u2"),
     ("int32", "i4"), ("uint32", "u4"), ("int64", "i8"), ("uint64", "u8"))}
 """ONNX Runtime's names of tensors that numpy has, too, and numpy's element types."""
+
+STRINGS = 8
+"""ONNX's number of strings (TensorProto.DataType)."""
 
 HOST = "host"
 """Stands for an output that is to be a new value on the host."""
@@ -32,6 +35,7 @@ class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
+        self._session = behind(session)         # onnxruntime keeps it, too, since 1.31
         inputs = list(zip(session.get_inputs(), session.get_input_memory_infos(), strict=True))
         self._dtypes = {i.name: TENSORS.get(i.type) for i, _ in inputs}
         self._wants_host_memory = {i.name: where.name == "Cpu" for i, where in inputs}
@@ -53,9 +57,14 @@ class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
             self._give(name, None)
 
     def bind_input(self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int) -> None:
+        dtype = _dtype(element_type)
+        if dtype.kind in "OSU" if dtype is not None else element_type == STRINGS:
+            # onnxruntime says so itself since 1.30; before, it wrote to memory that nobody has given it, and the process ended
+            raise RuntimeError(f"Only binding non-string Tensors is currently supported: {name!r} was given as {element_type}. "
+                               "Use bind_ortvalue_input for strings.")
         bind = OrtBinding.bind_input, (name, device_type, device_id, element_type, list(shape), buffer_ptr)
         self._read[name] = _place(element_type, shape, buffer_ptr)
-        self._bind(name, device_type == "cpu", _dtype(element_type) if buffer_ptr else None, bind)
+        self._bind(name, device_type == "cpu", dtype if buffer_ptr else None, bind)
         self._give(name, None)
 
     def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:

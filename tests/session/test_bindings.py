@@ -6,14 +6,17 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
 import ort_gpu_ep as ort
 from ort_gpu_ep.plugin import COPIES, plain
-from tests.session.conftest import on_the_cpu
+from ort_gpu_ep.private import OrtBinding
+from tests.session.conftest import gpu_session, on_the_cpu
 from tests.unit.graphs import model_of
 
 Array = np.ndarray[Any, Any]
@@ -121,6 +124,32 @@ def test_what_can_not_be_bound_is_refused_at_once(opened: Any, mlp: bytes) -> No
                     found.append(type(error).__name__)
         answers.append(found)
     assert answers[0] == answers[1]
+
+
+def test_a_binding_knows_its_session(mlp: bytes) -> None:
+    """onnxruntime before 1.31 does not keep it, and a binding of another session is not one of this."""
+    one, other = gpu_session(mlp), gpu_session(mlp)
+    with patch.object(OrtBinding, "__init__", without_session):
+        binding = one.io_binding()
+    binding.bind_cpu_input("x", np.ones((5, 16), "f"))
+    binding.bind_output("y")
+    one.run_with_iobinding(binding)
+    assert binding.copy_outputs_to_cpu()[0].shape[0] == 5
+    with pytest.raises(Exception, match="created it"):
+        other.run_with_iobinding(binding)
+
+
+def without_session(self: Any, session: Any, init: Any = OrtBinding.__init__) -> None:
+    init(self, session)
+    self.__dict__.pop("_session", None)
+
+
+@pytest.mark.parametrize("strings", [onnx.TensorProto.STRING, np.dtype("U1"), "S1", object])
+def test_memory_without_strings_is_not_bound_as_strings(strings: Any, mlp: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OrtBinding, "bind_input", lambda *_: pytest.fail("onnxruntime before 1.30 writes to it"))
+    memory = np.zeros(4, np.uint8)
+    with pytest.raises(RuntimeError, match="Only binding non-string Tensors"):
+        gpu_session(mlp).io_binding().bind_input("x", "cpu", 0, strings, [1], memory.ctypes.data)
 
 
 def test_an_input_that_is_bound_for_one_run_crosses_once(auto: Callable[..., Any], mlp: bytes, rng: np.random.Generator) -> None:
