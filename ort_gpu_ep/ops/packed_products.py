@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
+
+from ort_gpu_ep.contrib import DOMAIN as CONTRIB
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import ceil_div
+from ort_gpu_ep.graph import Array
+from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.ops import tiles
+from ort_gpu_ep.ops.composed import Composed, known
 from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns
 from ort_gpu_ep.ops.conv import written_out_ns
 from ort_gpu_ep.ops.decoders import check_codebook, check_sparse, decoded_shape, unpack_sparse_ns
@@ -18,7 +24,7 @@ from ort_gpu_ep.ops.sparse_products import DENSE, of_entries, of_filters, of_mat
 from ort_gpu_ep.ops.sparse_products import choose as choose_sparse
 from ort_gpu_ep.ops.sparse_products import lower as lower_many
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, op
+from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.symbolic import hint
 from ort_gpu_ep.target import Target
 from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, Shape, TensorType
@@ -32,19 +38,22 @@ ROUNDS = 4
 
 GROUPING, BIAS = 4, 5
 """Inputs of MatMulNBits: in which order codes belong to blocks, and what is added."""
+
+record("order_codes.wgsl", "gather")
+
 NBITS = {"T1": (FLOAT32, FLOAT16), "T2": (UINT8,), "T3": (UINT8, FLOAT32, FLOAT16), "T4": (INT32,)}
 
 
-@op("MatMulNBits", domain="com.microsoft", dtypes=NBITS, bindings="x w table zp? _g_idx? c? -> y", epilogue=True)
+@op("MatMulNBits", domain=CONTRIB, dtypes=NBITS, bindings="x w table zp? g_idx? c? -> y", epilogue=True)
 def matmul_nbits(node: BoundNode) -> Lowering:
     """y = x w' + bias, w' of [K, N] stored as N rows of blocks of 2-, 4- or 8-bit codes: (code - zero point) * scale.
 
-    x: [..., K]; scales and zero points: one a block. `g_idx` is declined.
+    x: [..., K]; scales and zero points: one a block; g_idx: [K], the block that each k belongs to, each block as long as without.
     """
     x, k, n = node.input(0), node.attr("K"), node.attr("N")
-    if node.has(4) and node.input(4).size:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, "MatMulNBits with g_idx: rows in another order than that of the blocks")
     weights = nbits_weights(node, n, 1)
+    if node.has(GROUPING) and node.input(GROUPING).size and (order := _other_order(node, k, node.attr("block_size"))) is not None:
+        return _in_order(node, order)
     out = TensorType(x.dtype, (*x.shape[:-1], n))
     bias = (BIAS, Strided((out.size // max(n, 1), n), (0, 1))) if node.has(BIAS) else None
     columns = Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1)
@@ -63,6 +72,35 @@ def nbits_weights(node: BoundNode, n: int, at: int) -> Weights:
     return Weights(
         n, k, blocks * size, 1, bits, at, at + 1, zp=at + 2 if zp else None, block=size, table_strides=(blocks, 1),
         zp_strides=(zp_row, 1), zp_bits=zp_bits, zero=float(1 << bits - 1))
+
+
+def _other_order(node: BoundNode, k: int, size: int) -> Array | None:
+    """g_idx of each k, None where blocks lie one after another. Raises UnsupportedNodeError for blocks of other lengths."""
+    index, blocks = np.asarray(node.input(GROUPING).ints(), np.int64)[:k], np.arange(k) // size
+    if len(index) < k or not np.array_equal(np.sort(index), blocks):
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"MatMulNBits with g_idx: blocks of other lengths than {size}; taken: those, in any order")
+    return None if np.array_equal(index, blocks) else index
+
+
+def _in_order(node: BoundNode, index: Array) -> Lowering:
+    """The same product with x and, once, the codes in the order of the blocks."""
+    composed, (x, w) = Composed(node), (node.input(0), node.input(1))
+    _, places = composed.add_all(
+        "TopK", (composed.given(GROUPING).seen((len(index),)), known([len(index)])), (None, None), version=11,
+        attributes={"axis": 0, "largest": 0, "sorted": 1})
+    ordered = composed.add("Gather", composed.given(0), places, axis=x.rank - 1)
+    codes = composed.computed(kernel(
+        "order_codes.wgsl", [w.type], consts={"K": len(index), "BITS": node.attr("bits"), "LENGTH": w.size // max(node.attr("N"), 1)},
+        reads={"w": 1, **({"places": places.source} if places.source is not None else {})}))
+    assert isinstance(codes.source, str)
+    composed.once.append(codes.source)
+    codes = replace(codes, operand=replace(codes.operand, constant=True))
+    names = ("K", "N", "bits", "block_size", "accuracy_level")
+    composed.add(
+        "MatMulNBits", ordered, codes, composed.given(2), composed.optional(3), None, composed.optional(BIAS), version=1, domain=CONTRIB, to=0,
+        **{name: node.attr(name) for name in names})
+    return composed.lowering()
 
 
 @op("PackedMatMul", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)

@@ -18,7 +18,7 @@ from ort_gpu_ep.ops.rounded_products import ROUNDED
 from ort_gpu_ep.questions import apart
 from ort_gpu_ep.registry import INLINED
 from ort_gpu_ep.target import SUBNORMAL_HALVES, Choice, Target
-from ort_gpu_ep.types import BY_NAME, FLOAT32, INT64
+from ort_gpu_ep.types import BY_NAME, FLOAT32, INT32, INT64
 from ort_gpu_ep.types import packed as as_bytes
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
@@ -149,7 +149,7 @@ def written_out(trial: Trial) -> str:
     return "bytes, nibbles, two planes"
 
 
-@probe("vectors rounded to bytes", "kernels", disables=("quantize_blocks.wgsl", "rounded_product.wgsl"))
+@probe("vectors rounded to bytes", "kernels", disables=("quantize_blocks.wgsl", "rounded_product.wgsl", "order_codes.wgsl"))
 def rounded(trial: Trial) -> str:
     """Bytes and nibbles, with zero points and without, blocks of one step and of three, tiles that are full and others."""
     for _ in range(trial.rounds):
@@ -161,7 +161,7 @@ def rounded(trial: Trial) -> str:
 
 
 def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_zeros: bool) -> None:
-    """A MatMulNBits whose x is bytes times a scale, so that rounding changes nothing."""
+    """A MatMulNBits whose x is bytes times a scale, so that rounding changes nothing; and with its k in another order, exact."""
     blocks, per = -(-k // block), 8 // bits
     codes, scale = trial.integers(0, 1 << bits, n, blocks * block), abs(trial.normal(n, blocks)) + np.float32(0.1)
     zeros = trial.integers(0, 1 << bits, n, -(-blocks // per) * per)
@@ -177,6 +177,16 @@ def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_z
     taken = (zeros[:, :blocks] if with_zeros else np.full((n, blocks), 1 << bits - 1)).repeat(block, 1)
     dense = ((codes - taken) * scale.astype(np.float64).repeat(block, 1))[:, :k]
     agree(f"{bits} bits, {m} x {k} x {n}", trial.graph(graph, [x])[0], x.astype(np.float64) @ dense.T)
+    index = trial.rng.permutation(np.arange(k) // block).astype(np.int32)
+    values |= {"g": Value("g", INT32, index.shape, lambda: index), "x": Value("x", FLOAT32, x.shape)}
+    inputs = ("x", "w", "s", "z" if with_zeros else "", "g")
+    sorted_graph = Graph("probe", ("x",), ("y",), (replace(node, inputs=inputs),), values)
+    taken = zeros[:, index] if with_zeros else np.full((n, k), 1 << bits - 1)
+    dense = (codes[:, :k] - taken) * scale.astype(np.float64)[:, index]
+    order = np.argsort(index, kind="stable")
+    stands = x.copy()
+    stands[:, order] = x        # in the blocks' order x is what rounding leaves alone
+    agree(f"{bits} bits in another order", trial.graph(sorted_graph, [stands])[0], stands.astype(np.float64) @ dense.T)
 
 
 @probe("packed weights given back", "kernels", disables=("restore_codes.wgsl",))
