@@ -145,7 +145,7 @@ class Composed:
     def _merged(self, built: Lowering, sources: Sequence[int | str | None], to: Sequence[int | None], prefix: str) -> tuple[Part, ...]:
         """Takes over a part's kernels, under names of its own."""
         places: dict[int, int | str] = {k: f"{prefix}.y{k}" if at is None else at for k, at in enumerate(to)}
-        views = dict(built.views)
+        views, held = dict(built.views), {at: name for name, at in built.stored}
 
         def source_of(at: int | str) -> int | str:
             found = f"{prefix}.{at}" if isinstance(at, str) else sources[at]
@@ -177,6 +177,8 @@ class Composed:
                 source = found
             elif at is not None:
                 self.outputs[at] = tensor
+            elif k in held:
+                source = f"{prefix}.{held[k]}"
             else:
                 self.temps[str(source)] = tensor
             parts.append(Part(source, Operand(str(source), tensor)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ops import window_cache
 from ort_gpu_ep.ops.attention import Heads, Options, attend
 from ort_gpu_ep.ops.attention_split import fits, split_attention
 from ort_gpu_ep.registry import BoundNode, Const, InPlace, Kernel, Lowering, kernel, op
@@ -63,6 +64,8 @@ def group_query_attention(node: BoundNode) -> Lowering:
     and present: [B, groups, tokens, size]; lengths: [B], tokens up to this step, less one; total: the largest of these plus one; y:
     [B, S, heads * size].
     """
+    if node.attr("sliding_window_cache"):
+        return window_cache.lower(node)
     _check(node)
     step, tokens = _step(node)
     q, k, v = tokens
@@ -108,8 +111,7 @@ def _check(node: BoundNode) -> None:
     """Raises UnsupportedNodeError for what these kernels don't do."""
     quantized = node.has(K_SCALE) or node.has(V_SCALE) or node.attr("k_quant_type") != "NONE" or node.attr("v_quant_type") != "NONE"
     for wrong, what in (
-            (quantized, "a quantized cache"), (node.attr("sliding_window_cache"), "a cache that keeps a window of tokens"),
-            (node.has(QUERY_LENGTHS), "query_seqlens"), (node.wants(3), "its scores as an output"),
+            (quantized, "a quantized cache"), (node.has(QUERY_LENGTHS), "query_seqlens"), (node.wants(3), "its scores as an output"),
             (node.has(PAST_KEY) != node.has(PAST_VALUE), "past keys or past values alone")):
         if wrong:
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"GroupQueryAttention with {what}")

@@ -124,6 +124,28 @@ def _cached_attention(trial: Trial) -> str:
     return "2 caches"
 
 
+@probe("caches that keep a window", "kernels", disables=("window_start.wgsl", "window_rows.wgsl"))
+def windowed_cache(trial: Trial) -> str:
+    """GroupQueryAttention with sliding_window_cache: one token behind 18, of which the cache keeps 10; with it, it is full."""
+    window, capacity, before, kept, size = 8, 11, 18, 10, 32
+    for _ in range(trial.rounds):
+        q, k, v = (trial.normal(1, 1, size) for _ in range(3))
+        past_k, past_v = trial.normal(1, 1, capacity, size), trial.normal(1, 1, capacity, size)
+        angles = np.arange(before + 1)[:, None] * 100.0 ** (-np.arange(size // 2) / (size // 2))
+        tables = [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+        got = trial.node(
+            "GroupQueryAttention", 1, [q, k, v, past_k, past_v, np.array([before], np.int32), None, *tables],
+            {6: np.array(before + 1, np.int32)}, 3, DOMAIN, num_heads=1, kv_num_heads=1, do_rotary=1, local_window_size=window,
+            sliding_window_cache=1)
+        query, key = (_turned(a[0].astype(np.float64), tables, before) for a in (q, k))
+        keys, values = np.concatenate([past_k[0, 0, :kept], key]), np.concatenate([past_v[0, 0, :kept], v[0]])
+        powers = np.exp(keys[-window:] @ query[0] / math.sqrt(size))
+        agree("one token behind a window", got[0][0, 0], powers / powers.sum() @ values[-window:])
+        for name, cache, wanted in zip(("keys", "values"), got[1:], (keys, values), strict=True):
+            agree(f"{name} that stay", cache[0, 0, :kept + 1], wanted)
+    return "a cache of 11"
+
+
 def _turned(x: Array, tables: list[Array], position: int) -> Array:
     """Pairs half a head apart, turned by the angles of a position."""
     cosines, sines = (t[position].astype(np.float64) for t in tables)
