@@ -22,7 +22,7 @@ class LanguageNet(Net):
 
     def __init__(self, name: str, seed: int, dtype: str, accuracy: int = 0) -> None:
         super().__init__(name, seed)
-        self.accuracy = {"accuracy_level": accuracy} if accuracy else {}
+        self.accuracy = accuracy
         self.dtype = np.dtype(dtype)
         self.element = helper.np_dtype_to_tensor_dtype(self.dtype)
         self._model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
@@ -56,7 +56,8 @@ class LanguageNet(Net):
             codes, scales = self.codes("/".join([*self._scopes, "weight"]), out, x.channels, 0.7 / np.sqrt(x.channels))
             weight = self.initializer(scales.name.replace(".scales", ".codes"), codes.reshape(out, x.channels // BLOCK, -1))
             (y,) = self.contrib(
-                "MatMulNBits", [x, weight, scales], channels=out, K=x.channels, N=out, bits=BITS, block_size=BLOCK, **self.accuracy)
+                "MatMulNBits", [x, weight, scales], channels=out, K=x.channels, N=out, bits=BITS, block_size=BLOCK,
+                accuracy_level=self.accuracy)
         return y
 
     def norm(self, x: Value, skip: Value | None, label: str, last: bool = False) -> tuple[Value, Value]:
