@@ -98,8 +98,8 @@ def _in_order(node: BoundNode, index: Array) -> Lowering:
     codes = replace(codes, operand=replace(codes.operand, constant=True))
     names = ("K", "N", "bits", "block_size", "accuracy_level")
     composed.add(
-        "MatMulNBits", ordered, codes, composed.given(2), composed.optional(3), None, composed.optional(BIAS), version=1, domain=CONTRIB, to=0,
-        **{name: node.attr(name) for name in names})
+        "MatMulNBits", ordered, codes, composed.given(2), composed.optional(3), None, composed.optional(BIAS), version=1, domain=CONTRIB,
+        to=0, **{name: node.attr(name) for name in names})
     return composed.lowering()
 
 
