@@ -66,6 +66,9 @@ class Program:
         self.config, self.gpu, self.rewrite, self._ran = config, gpu, rewrite, ran
         self.steering: tuple[int, ...] = ()     # positions of the inputs whose content decides on shapes: read before a run
         self.planned = 0        # plans ever made: a new size makes none where one holds for it
+        self._last: tuple[TensorType, ...] = ()         # input types of the last run
+        self._changed: tuple[tuple[TensorType, ...], tuple[TensorType, ...]] | None = None     # of the last two, where these differ
+        self._foreseen: tuple[tuple[TensorType, ...], Found] | None = None
         self.context = PlanContext(graph, config, gpu, rewrite, composer)
         self.compiled = Plans(self.context, self._often)
         self._specializer = Specializer(self.context, self.compiled)
@@ -153,7 +156,30 @@ class Program:
                 word = prepared.run(filled, [*inputs], outputs)
             if self._ran is not None:
                 self._ran(outputs)
+            self._foresee(filled.inputs)
             return word
+
+    def _foresee(self, types: tuple[TensorType, ...]) -> None:
+        """Notes a run. Where its sizes are others than in the run before, they most likely change by as much again: a mask that grows with
+        each token.
+        """
+        before, self._last = self._last, types
+        if before and before != types and not self.steering:
+            self._changed = before, types
+            self.gpu.on_wait(self)
+
+    def record_ahead(self) -> None:
+        """Called while the host waits for the GPU: finds the numbers of the next run's plan."""
+        if self._changed is None or not self.lock.acquire(blocking=False):
+            return
+        try:
+            (before, last), self._changed, self._foreseen = self._changed, None, None
+            types = tuple(b if a is b or a == b else _grown(a, b) for a, b in zip(before, last, strict=True))
+            if not self.context.closed and (types, ()) not in self.compiled.found:
+                found = self.compiled.fill(types, {})
+                self._foreseen = None if found is None else (types, found)
+        finally:
+            self.lock.release()
 
     def give_back(self) -> bool:
         """Frees dense copies of packed weights, if no run is being made ready; later runs have plans without. Whether there were any."""
@@ -232,7 +258,9 @@ class Program:
         found = self.compiled.found.get(key)
         made = self.planned
         if found is None:
-            found = self.compiled.fill(types, values)
+            foreseen, self._foreseen = self._foreseen, None
+            is_there = foreseen is not None and not values and foreseen[0] == types and not foreseen[1][0].closed
+            found = foreseen[1] if is_there and foreseen is not None else self.compiled.fill(types, values)
             if found is None:
                 try:
                     found, values = self._new_plan(types, values, read)
@@ -297,6 +325,13 @@ class Program:
             self.compiled.close()
             self.context.close()
         self.gpu.trim()
+
+
+def _grown(before: TensorType, last: TensorType) -> TensorType:
+    """What comes next, where each size changes by as much again; the last where that can't be."""
+    if before.rank != last.rank or any(2 * n < m for m, n in zip(before.shape, last.shape, strict=True)):
+        return last
+    return TensorType(last.dtype, tuple(2 * n - m for m, n in zip(before.shape, last.shape, strict=True)))
 
 
 def _may_share(plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.ops.attention import Heads, Mask, Options, mask_consts
 from ort_gpu_ep.registry import BoundNode, Const, Kernel, kernel
@@ -25,6 +28,19 @@ record(
 record("attention_join.wgsl", "reduction", loop_bound=lambda k: 2 * k["SPLITS"] + 3 * JOIN_LANES)
 
 
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The tokens of this step, one a batch, where the kernel turns them and stores their keys and values: constants, what is read, which of
+    that may be missing; and for each cache what is written, and its type.
+    """
+
+    consts: Mapping[str, Const]
+    reads: Mapping[str, int | str]
+    optionals: tuple[tuple[str, bool], ...]
+    writes: Mapping[str, str]
+    cache: TensorType
+
+
 def fits(node: BoundNode, q: Heads, k: Heads, v: Heads) -> bool:
     """Whether there is one query for each head, and a head that this form takes."""
     width, limits = q.shape[3], node.target.limits
@@ -34,9 +50,11 @@ def fits(node: BoundNode, q: Heads, k: Heads, v: Heads) -> bool:
 
 def split_attention(
     node: BoundNode, q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType,
-    y_strides: tuple[int, int, int],
+    y_strides: tuple[int, int, int], newest: Newest | None = None,
 ) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
-    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. Raises UnsupportedNodeError for the mask's shape."""
+    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. newest: stands for q and the last key and value.
+    Raises UnsupportedNodeError for the mask's shape.
+    """
     batch, heads, _, width = q.shape
     tokens, d4, group = k.shape[2], width // 4, heads // int(k.shape[1])
     share = next(n for n in (4, 2, 1) if group % n == 0)
@@ -46,16 +64,20 @@ def split_attention(
     consts: dict[str, Const] = {
         "BATCH": batch, "HEADS": heads, "SQ": 1, "SEQUENCE": 1, "SK": tokens, "D4": d4, "GROUP": group, "SHARE": share, "KEYS": keys,
         "PARTS": parts, "SPLITS": splits, "LOADS": ceil_div(keys, LANES // d4), "ROUNDS": ceil_div(keys * share, LANES),
-        **q.consts("Q"), **k.consts("K"), **v.consts("V"), **options.consts(), **mask_consts(mask, (batch, heads, 1, tokens))}
+        **q.consts("Q"), **k.consts("K"), **v.consts("V"), **options.consts(), **mask_consts(mask, (batch, heads, 1, tokens)),
+        "APPEND": newest is not None, **(newest.consts if newest else {})}
     sums = TensorType(FLOAT32, (batch, heads, splits, width))
     tops = TensorType(FLOAT32, (batch, heads, splits, 2))
     reads = options.reads()
     sink = {"sink": reads.pop("sink")} if "sink" in reads else {}
+    given = newest.reads if newest else {"q": q.source, "k": k.source, "v": v.source}
     split = kernel(
-        "attention_split.wgsl", [sums, tops], consts=consts, grid=(splits, heads // share, batch), workgroup_size=LANES,
-        workgroup_nbytes=_memory(share, keys, parts, d4), vectors=("q", "k", "v", "sums"), reports=options.lengths is not None,
-        reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {}), **reads},
-        writes={"sums": "attention_sums", "tops": "attention_tops"})
+        "attention_split.wgsl", [sums, tops, *([newest.cache] * 2 if newest else [])], consts=consts, grid=(splits, heads // share, batch),
+        workgroup_size=LANES, workgroup_nbytes=_memory(share, keys, parts, d4) + (16 * d4 if newest else 0),
+        vectors=("keys", "values", "sums") if newest else ("q", "k", "v", "sums"), reports=options.lengths is not None,
+        reads={**given, **({"mask": mask[0]} if mask else {}), **reads},
+        writes={"sums": "attention_sums", "tops": "attention_tops", **(newest.writes if newest else {})})
+    split = replace(split, optionals=newest.optionals) if newest else split
     join = kernel(
         "attention_join.wgsl", [out], grid=(heads, batch, 1), workgroup_size=JOIN_LANES,
         workgroup_nbytes=20 * JOIN_LANES + 4 * (JOIN_LANES // d4),

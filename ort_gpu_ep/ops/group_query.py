@@ -10,7 +10,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import ceil_div, record
 from ort_gpu_ep.ops import window_cache
 from ort_gpu_ep.ops.attention import Heads, Options, attend
-from ort_gpu_ep.ops.attention_split import fits, split_attention
+from ort_gpu_ep.ops.attention_split import Newest, fits, split_attention
 from ort_gpu_ep.registry import BoundNode, Const, InPlace, Kernel, Lowering, kernel, op
 from ort_gpu_ep.symbolic import same
 from ort_gpu_ep.types import FLOATS, INT32, Shape, TensorType
@@ -93,18 +93,22 @@ def group_query_attention(node: BoundNode) -> Lowering:
     mask = (BIAS, node.input(BIAS)) if node.has(BIAS) else None
     out, width = TensorType(dtype, (step.batch, step.sequence, step.heads * step.size)), step.heads * step.size
     y_strides = (step.sequence * width, step.size, width)
+    put = _put(node, step, appended[::-1])
     if fits(node, queries, keys, values):
         split, more = split_attention(node, queries, keys, values, mask, options, out, y_strides)
         kernels, temps = [*kernels, *split], [*temps, *more]
+        newest = _newest(node, step, tokens, turns, cache)
+        at_once, _ = split_attention(node, queries, keys, values, mask, options, out, y_strides, newest) if newest else ([], [])
+        changing = at_once if at_once and _bindings(at_once[0]) <= node.target.limits.max_buffers_per_stage else [*put, *split]
     else:
         kernels.append(attend(node, queries, keys, values, mask, options, out, y_strides))
+        changing = [*put, *kernels]
     present = [cache if node.wants(i) else None for i in (1, 2)]
     stays = node.has(PAST_KEY) and node.wants(1) and node.wants(2) and same(node.input(PAST_KEY).shape[2], step.capacity)
-    put = _put(node, step, appended[::-1])
     return Lowering(
         (out, *present, None)[:max(1, len(node.node.outputs))], (*appended, *kernels), tuple(temps),
         stored=(("present_key", 1), ("present_value", 2)),
-        in_place=InPlace(((1, PAST_KEY), (2, PAST_VALUE)), (*put, *kernels)) if stays else None)
+        in_place=InPlace(((1, PAST_KEY), (2, PAST_VALUE)), tuple(changing)) if stays else None)
 
 
 def _check(node: BoundNode) -> None:
@@ -188,9 +192,31 @@ def _put(node: BoundNode, step: Step, appended: Sequence[Kernel]) -> list[Kernel
     """
     if len({dict(k.consts)["EPSILON"] for k in appended if dict(k.consts)["NORM"]}) < 2 and node.has(Q_NORM) == node.has(K_NORM):
         whole = _put_together(step, appended)
-        if len(whole.reads or ()) + len(whole.outputs) + whole.looks <= node.target.limits.max_buffers_per_stage:
+        if _bindings(whole) <= node.target.limits.max_buffers_per_stage:
             return [whole]
     return [_put_together(step, [k]) for k in appended]
+
+
+def _bindings(built: Kernel) -> int:
+    return len(built.reads or ()) + len(built.outputs) + built.looks
+
+
+def _newest(node: BoundNode, step: Step, tokens: tuple[Tokens, Tokens, Tokens], turns: bool, cache: TensorType) -> Newest | None:
+    """Of attention that stores the keys and values of its one token; None where these are normalized, which takes a kernel of its own."""
+    if node.has(Q_NORM) or node.has(K_NORM):
+        return None
+    pairs, rows = _angles(node, step) if turns else (0, 0)
+    q, k, v = tokens
+    consts: dict[str, Const] = {
+        "NORM": False, "ROTARY": turns, "HEAD": step.size, "HALF": pairs, "COSINES": rows,
+        "INTERLEAVED": bool(node.attr("rotary_interleaved"))}
+    for letter, part in zip("QKV", tokens, strict=True):
+        consts |= {f"{letter}_ROW": part.width, f"{letter}_AT": part.first}
+    apart = {"x_k": k.source, "x_v": v.source} if k.source != q.source else {}
+    angles = {"cosines": COSINES, "sines": SINES, **({"positions": POSITIONS} if node.has(POSITIONS) and not step.first else {})}
+    given: dict[str, int | str] = {**apart, **(angles if turns else {})}
+    optionals = tuple((name, name in given) for name in ("x_k", "x_v", "cosines", "sines", "positions"))
+    return Newest(consts, {"x": q.source, **given}, optionals, {"keys": "present_key", "values": "present_value"}, cache)
 
 
 def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:

@@ -5,16 +5,52 @@
 // Expects: q, k, v (vectors of four elements), mask?, lengths?, sums (vectors: [batch, head, part, D4]), tops ([batch, head, part, 2]);
 // D4 (vectors of a head), LOADS (rows of values that an invocation reads), ROUNDS (powers that it has), HEADS SPLITS (parts of the keys) SQ (1), SCALE, and of
 // attention.wgsl its strides and offsets, BEFORE, GROUP, SK, MASK, CAUSAL, CAPPED, LENGTHS, WINDOW.
+// With APPEND q and the newest key are tokens, turned here, and key and value are stored behind those of the steps before, by one of the workgroups that have
+// their place. Then keys and values, which are written, stand for k and v, and x for q, perhaps x_k and x_v beside it, with Q_ROW Q_AT and so on (of a
+// batch, and from which element on), and what include/token_element.wgsl expects.
 // Source: Dao et al., Flash-Decoding for long-context inference, 2023.
 #include attention_scores.wgsl
 const LANES: u32 = WORKGROUP_SIZE;
 const TEAM: u32 = LANES / SHARE;        // invocations that have a head's powers
 const ROWS: u32 = LANES / D4;           // of values that are read at a time
 
+#if APPEND
+var<workgroup> queries: array<vec4<f32>, (SHARE + 1u) * D4>;    // and the newest key
+#else
 var<workgroup> queries: array<vec4<f32>, SHARE * D4>;
+#end
 var<workgroup> scores: array<f32, SHARE * KEYS * PARTS>;
 var<workgroup> found: array<f32, LANES>;
 var<workgroup> joined: array<vec4<f32>, SHARE * ROWS * D4>;
+
+#if APPEND
+fn k_at4(i: u32) -> vec4<f32> { return keys_at4(i); }
+fn v_at4(i: u32) -> vec4<f32> { return values_at4(i); }
+
+fn token_at(part: u32, i: u32) -> f32 {
+#if HAS_X_K
+    if (part == 1u) { return x_k_at(i); }
+#end
+#if HAS_X_V
+    if (part == 2u) { return x_v_at(i); }
+#end
+    return x_at(i);
+}
+
+fn origin(part: u32, b: u32, token: u32, head: u32) -> u32 {
+    if (part == 0u) { return b * Q_ROW + Q_AT + head * HEAD; }
+    if (part == 1u) { return b * K_ROW + K_AT + head * HEAD; }
+    return b * V_ROW + V_AT + head * HEAD;
+}
+
+#include token_element.wgsl
+
+fn token4(part: u32, b: u32, head: u32, d4: u32, before: u32) -> vec4<f32> {
+    return vec4<f32>(
+        token_element(part, b, 0u, head, 4u * d4, before), token_element(part, b, 0u, head, 4u * d4 + 1u, before),
+        token_element(part, b, 0u, head, 4u * d4 + 2u, before), token_element(part, b, 0u, head, 4u * d4 + 3u, before));
+}
+#end
 
 fn grid_main(group: vec3<u32>, lane: u32) {
     let b = group.z;
@@ -33,7 +69,12 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for d in D4 // PARTS
     var k$d = vec4<f32>();
 #end
-    if (is_seen) {
+#if APPEND
+    let is_stored = is_seen && key != before;
+#else
+    let is_stored = is_seen;
+#end
+    if (is_stored) {
 #for d in D4 // PARTS
         k$d = k_at4(k_from + $(d * PARTS)u);
 #end
@@ -41,13 +82,40 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for n in LOADS
     var v$n = vec4<f32>();
     if (lane < ROWS * D4 && sees(b, first_head, 0u, first + lane / D4 + $(n)u * ROWS, before)) {
+#if APPEND
+        if (first + lane / D4 + $(n)u * ROWS == before) {
+            v$n = token4(2u, b, first_head / GROUP, lane % D4, before);
+        } else {
+            v$n = v_at4(v_from + (first + lane / D4 + $(n)u * ROWS) * V_S);
+        }
+#else
         v$n = v_at4(v_from + (first + lane / D4 + $(n)u * ROWS) * V_S);       // under way while scores become powers
+#end
     }
 #end
+#if APPEND
+    let is_new = before >= first && before < first + KEYS;
+    for (var i = lane; i < SHARE * D4; i += LANES) { queries[i] = token4(0u, b, first_head + i / D4, i % D4, before) * SCALE; }
+    if (is_new && lane < D4) {
+        let newest = token4(1u, b, first_head / GROUP, lane, before);
+        queries[SHARE * D4 + lane] = newest;
+        if (first_head % GROUP == 0u && lengths_fit(b)) {
+            keys_set4(b * K_B + first_head / GROUP * K_H + before * K_S + K_FIRST + lane, newest);
+            values_set4(b * V_B + first_head / GROUP * V_H + before * V_S + V_FIRST + lane, token4(2u, b, first_head / GROUP, lane, before));
+        }
+    }
+    workgroupBarrier();
+    if (is_seen && !is_stored) {
+#for d in D4 // PARTS
+        k$d = queries[SHARE * D4 + part + $(d * PARTS)u];
+#end
+    }
+#else
     for (var i = lane; i < SHARE * D4; i += LANES) {
         queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE;
     }
     workgroupBarrier();
+#end
 #for h in SHARE
     var s$h = 0.0;
 #for d in D4 // PARTS

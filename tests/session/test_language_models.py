@@ -10,6 +10,8 @@ import pytest
 
 from models.language import language_model
 from ort_gpu_ep import InferenceSession
+from ort_gpu_ep.device.plans import Plans
+from ort_gpu_ep.device.program import Program
 from ort_gpu_ep.plugin.memory import memory
 
 PROMPT, STEPS = 9, 6
@@ -117,6 +119,33 @@ def test_one_buffer_is_past_and_present() -> None:
         logits = bound_step(ours, caches, tokens, total)[0, -1]
         np.testing.assert_allclose(logits, theirs[k], rtol=2e-4, atol=2e-4)
         tokens, total = np.array([[wanted[k]]]), total + 1
+
+
+def test_the_numbers_of_the_next_step_are_found_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the host waits for the step before: its mask is longer by as much again."""
+    ours = session(language_model(layers=1), "gpu")
+    caches, asked, within = shared_caches(ours, 40), list[bool](), list[bool]()
+    bound_step(ours, caches, prompt_of(5)[None], PROMPT)
+    real_fill, real_prepared = Plans.fill, Program._prepared
+
+    def fill(plans: Plans, *given: Any) -> Any:
+        asked.append(bool(within))
+        return real_fill(plans, *given)
+
+    def prepared(program: Program, *given: Any) -> Any:
+        within.append(True)
+        try:
+            return real_prepared(program, *given)
+        finally:
+            within.clear()
+
+    monkeypatch.setattr(Plans, "fill", fill)
+    monkeypatch.setattr(Program, "_prepared", prepared)
+    for k in range(8):
+        bound_step(ours, caches, np.array([[k]]), PROMPT + 1 + k)
+    assert asked[0]                     # of the first step behind the prompt nobody could know
+    assert not any(asked[3:])
+    assert len(asked) >= 7
 
 
 def test_a_shared_cache_is_changed_in_place() -> None:

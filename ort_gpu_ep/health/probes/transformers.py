@@ -89,19 +89,19 @@ def _mixed(x: Array, scores: Array, first: Array, second: Array) -> Array:
 
 @probe("cached tokens", "kernels", disables=("append_tokens.wgsl", "put_tokens.wgsl"))
 def cached_tokens(trial: Trial) -> str:
-    """GroupQueryAttention of one token behind a cache that grows, and in place in a longer one: pairs are turned, heads share keys."""
-    return _cached_attention(trial)
+    """GroupQueryAttention of one token behind a cache that grows, and in place in a longer one: normalized, turned; heads share keys."""
+    return _cached_attention(trial, True)
 
 
 @probe(
     "attention in parts", "kernels", disables=("attention_split.wgsl", "attention_join.wgsl"),
     fault=(r"exp2\(x \* 1\.44269504\)", "exp2(x)"))
 def attention_in_parts(trial: Trial) -> str:
-    """The same: what its parts of the keys give, and their join."""
-    return _cached_attention(trial)
+    """The same without the normalization, where the parts store the newest key: what they give, and their join."""
+    return _cached_attention(trial, False)
 
 
-def _cached_attention(trial: Trial) -> str:
+def _cached_attention(trial: Trial, normed: bool) -> str:
     for _ in range(trial.rounds):
         for rows in (150, 200):
             before, heads, groups, size = 150, 4, 2, 32
@@ -109,10 +109,15 @@ def _cached_attention(trial: Trial) -> str:
             past_k, past_v = trial.normal(1, groups, rows, size), trial.normal(1, groups, rows, size)
             angles = np.arange(before + 1)[:, None] * 100.0 ** (-np.arange(size // 2) / (size // 2))
             tables = [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+            weights = [trial.normal(size) for _ in range(2 * normed)]
             got = trial.node(
-                "GroupQueryAttention", 1, [q, k, v, past_k, past_v, np.array([before], np.int32), None, *tables],
+                "GroupQueryAttention", 1,
+                [q, k, v, past_k, past_v, np.array([before], np.int32), None, *tables, *([None] * 5 if normed else []), *weights],
                 {6: np.array(before + 1, np.int32)}, 3, DOMAIN, num_heads=heads, kv_num_heads=groups, do_rotary=1)
-            tokens = [_turned(a.reshape(-1, size).astype(np.float64), tables, before) for a in (q, k)]
+            wide = [a.reshape(-1, size).astype(np.float64) for a in (q, k)]
+            if normed:
+                wide = [a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-6) * w for a, w in zip(wide, weights, strict=True)]
+            tokens = [_turned(a, tables, before) for a in wide]
             keys, values = (np.concatenate([p[0, :, :before], t[:, None]], 1).astype(np.float64)
                             for p, t in ((past_k, tokens[1]), (past_v, v.reshape(groups, size))))
             shared = np.arange(heads) // (heads // groups)
