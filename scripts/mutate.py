@@ -3,8 +3,8 @@
     python scripts/mutate.py [--faults 60] [--seed 0] [--area kernels] [--limit 600] [--json FILE]
 
 A fault is a small change of meaning: an operator or a comparison turned round, a number off by one, a condition turned over, an `and`
-for an `or`. Areas take turns. Exit code 1 where more than one in thirty is missed. A missed one is a test to write, or a change that
-changes nothing: its diff is printed. `--dry` prints the faults alone.
+for an `or`. Areas take turns; --area plants only those of the asked faults that are of it. Exit code 1 where more than one in thirty is
+missed. A missed one is a test to write, or a change that changes nothing: its diff is printed. `--dry` prints the faults alone.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ def meant_for(fault: Fault) -> list[str]:
     return ["tests/health/test_probes.py", *sorted(counted, key=lambda f: -counted[f])[:6]]
 
 
-def chosen(areas: list[str], count: int, seed: int) -> list[Fault]:
+def chosen(count: int, seed: int) -> list[Fault]:
     """By seed: areas in turn, in each the file first, so that a long one has no more than a short one."""
     rng, found = random.Random(seed), list[Fault]()
-    possible = {area: faults_of(area) for area in areas}
+    possible = {area: faults_of(area) for area in AREAS}
     while len(found) < count:
-        area = areas[len(found) % len(areas)]
+        area = list(AREAS)[len(found) % len(AREAS)]
         file = rng.choice(sorted({f.file for f in possible[area]}))
         fault = rng.choice([f for f in possible[area] if f.file == file])
         if fault not in found:
@@ -165,12 +165,13 @@ def options() -> argparse.Namespace:
 def main() -> int:
     asked = options()
     missed, told = 0, []
+    faults = [fault for fault in chosen(asked.faults, asked.seed) if fault.area in (asked.area or AREAS)]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "checkout"
         if not asked.dry:
             left_out = shutil.ignore_patterns(".git", ".venv", ".vulkan", ".*_cache", "__pycache__")
             shutil.copytree(ROOT, folder, ignore=left_out, symlinks=True)
-        for number, fault in enumerate(chosen(asked.area or list(AREAS), asked.faults, asked.seed), 1):
+        for number, fault in enumerate(faults, 1):
             text, start_s = (ROOT / fault.file).read_text("utf-8"), time.monotonic()
             print(f"{number} {fault.file}\n{fault.diff(text)}", flush=True)
             if asked.dry:
@@ -183,7 +184,7 @@ def main() -> int:
             print(f"{'MISSED' if survived else 'found'} in {time.monotonic() - start_s:.0f} s; {number - missed} of {number}", flush=True)
             if asked.json:
                 asked.json.write_text(json.dumps(told, indent=1))
-    return int(30 * missed > asked.faults)
+    return int(30 * missed > len(faults))
 
 
 if __name__ == "__main__":

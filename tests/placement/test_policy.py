@@ -73,6 +73,17 @@ def test_moves_to_the_cpu_under_load_and_back() -> None:
     assert machine.policy.switches == 2
 
 
+def test_two_runs_lie_between_two_moves() -> None:
+    """Where runs take long, readings alone move nothing."""
+    policy = Policy(IDLE, 1, False)
+    busy, idle = ([Load(gpu, 0.0, 2, "test", start_s + k) for k in range(3)] for gpu, start_s in ((0.95, 100.0), (0.0, 1000.0)))
+    assert [policy.follow(load) for load in busy] == ["gpu", "cpu", "cpu"]
+    policy.observe("cpu", 0.015, busy[2])
+    assert [policy.follow(load) for load in idle[:2]] == ["cpu", "cpu"]
+    policy.observe("cpu", 0.015, idle[1])
+    assert policy.follow(idle[2]) == "gpu"
+
+
 def test_a_load_that_does_not_change_the_order_moves_nothing() -> None:
     machine = Machine(Policy(IDLE, 1, False), queued(IDLE))
     assert machine.go(0.25, seconds=20)["cpu"] <= 20     # 13.3 against 15 ms: tried now and then
