@@ -127,15 +127,17 @@ def meant_for(fault: Fault) -> list[str]:
 
 
 def chosen(count: int, seed: int) -> list[Fault]:
-    """By seed: areas in turn, in each the file first, so that a long one has no more than a short one."""
-    rng, found = random.Random(seed), list[Fault]()
-    possible = {area: faults_of(area) for area in AREAS}
-    while len(found) < count:
-        area = list(AREAS)[len(found) % len(AREAS)]
-        file = rng.choice(sorted({f.file for f in possible[area]}))
-        fault = rng.choice([f for f in possible[area] if f.file == file])
-        if fault not in found:
-            found.append(fault)
+    """Areas in turn, in each the file first, so that a long one has no more than a short one. Each fault is drawn by the seed and its own
+    number: a change of one file leaves those of the others what they are.
+    """
+    found, possible = list[Fault](), {area: faults_of(area) for area in AREAS}
+    for number in range(count):
+        area, rng = list(AREAS)[number % len(AREAS)], random.Random(f"{seed} {number}")
+        while len(found) == number:
+            file = rng.choice(sorted({f.file for f in possible[area]}))
+            fault = rng.choice([f for f in possible[area] if f.file == file])
+            if fault not in found:
+                found.append(fault)
     return found
 
 

@@ -25,7 +25,7 @@ def convex_groups(
     groups: dict[int, list[Node]] = {}
     for node in nodes:
         apart = (breaks or {}).get(id(node), ())
-        level = max((level_of.get(name, 0) + (name in apart and level_of.get(name, 0) % 2) for name in node.reads), default=0)
+        level = max((level_of[name] + (name in apart and level_of[name] % 2) for name in node.reads if name in level_of), default=0)
         if (level % 2 == 1) != taken(node):
             level += 1
         for name in node.writes:

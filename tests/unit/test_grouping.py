@@ -73,6 +73,11 @@ def test_a_chain_is_one_group() -> None:
     assert groups_of(chain("a", "b", "c"), {"a", "b", "c"}) == [["a", "b", "c"]]
 
 
+def test_what_waits_for_an_untaken_node_at_the_beginning_joins_the_rest() -> None:
+    nodes = [Node("Any", reads, (name,), name, id=i) for i, (reads, name) in enumerate(((("x",), "a"), (("x",), "b"), (("a", "b"), "c")))]
+    assert groups_of(nodes, {"b", "c"}) == [["b", "c"]]
+
+
 def test_an_untaken_node_splits_a_chain() -> None:
     assert groups_of(chain("a", "b", "c"), {"a", "c"}) == [["a"], ["c"]]
 

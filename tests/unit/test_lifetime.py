@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,9 +71,10 @@ def test_a_chain_needs_two_slots() -> None:
     assert slot_of["a"] == slot_of["c"] != slot_of["b"] == slot_of["d"]
 
 
-def test_best_fit() -> None:
+@pytest.mark.parametrize("nbytes", [300, 512])
+def test_best_fit(nbytes: int) -> None:
     uses = [("a",), ("b",), ("a", "b", "c"), ("c", "d"), ("d", "y")]
-    _, slot_of, slots = assign_slots(uses, [0, 1, 2, 3, 4], {"a": 4096, "b": 512, "c": 256, "d": 300})
+    _, slot_of, slots = assign_slots(uses, [0, 1, 2, 3, 4], {"a": 4096, "b": 512, "c": 256, "d": nbytes})
     assert slot_of["d"] == slot_of["b"]
     assert slots == [4096, 512, 256]
 
@@ -88,6 +90,13 @@ def test_independent_branches_stay_parallel_while_memory_allows() -> None:
     assert order == [0, 1, 2, 3, 4]
     assert slot_of["a"] == slot_of["c"]
     assert sum(slots) * MEMORY_FOR_PARALLELISM < 2 * large + 2 * 256
+
+
+def test_many_branches_stay_parallel_where_they_take_little_memory() -> None:
+    """Many times the least, and less than PARALLEL_NBYTES."""
+    uses = [use for k in range(8) for use in (("x", f"a{k}"), (f"a{k}", f"b{k}"))]
+    for nbytes, order in ((PARALLEL_NBYTES // 16, [*range(0, 16, 2), *range(1, 16, 2)]), (PARALLEL_NBYTES, [*range(16)])):
+        assert assign_slots(uses, [0, 1] * 8, {f"a{k}": nbytes for k in range(8)})[0] == order
 
 
 LEVELS = [0, 1, 1, 2, 2]
