@@ -5,6 +5,7 @@ usage: python scripts/record_commands.py
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -79,6 +80,7 @@ def record(name: str, folder: Path) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder))
         with ThreadPoolExecutor(4) as threads:

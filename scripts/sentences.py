@@ -25,7 +25,7 @@ def sentences(text: str) -> list[str]:
 
 
 def documents() -> list[Path]:
-    return [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").glob("*.md") if p.name not in LEFT_OUT)]
+    return [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name not in LEFT_OUT)]
 
 
 def main(count: int = 30, seed: int = 22) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -65,6 +65,8 @@ def bench(
         return
     session = shared.open_session(model, options)
     shared.check_gpu(session)
+    if batch:
+        _check_sizes(session, shared.pairs(dims, "--dim"))
     values = inputs_of(session, model, *given)
     if batch or threads:
         sizes, counts = (throughput.numbers(text, flag) for text, flag in ((batch, "--batch"), (threads, "--threads")))
@@ -92,6 +94,13 @@ def _check_together(**given: Any) -> None:
         rest = [f"--{name}" for name in others if name != alone]
         if alone in there and rest:
             raise ConfigError(f"--{alone} does not go with {' and '.join(rest)}: they measure different things; give one of them")
+
+
+def _check_sizes(session: Any, sizes: Iterable[str]) -> None:
+    """Raises ConfigError for a size that --batch sets."""
+    for value in session.get_inputs():
+        if value.shape and value.shape[0] in sizes:
+            raise ConfigError(f"--batch and --dim {value.shape[0]}: both set the first size of {value.name}; give one of them")
 
 
 def _earlier(path: Path) -> dict[str, Any]:

@@ -34,9 +34,13 @@ def feeds(
     _known(given, list(there), "--input", "input")
     _known(shapes, list(there), "--shape", "input")
     _known(sizes, symbols, "--dim", "named size")
-    arrays = {name: _given(there[name], text) for name, text in given.items()}
+    fixed = sizes_of(dims)
+    both = next((name for name in given if name in shapes), None)
+    if both is not None:
+        raise ModelError(f"--input {both} and --shape {both}: the input has a shape already; give one of them")
+    arrays = {name: _given(there[name], text, fixed) for name, text in given.items()}
     found = guess(
-        list(there.values()), structure_of(model), arrays, sizes_of(dims),
+        list(there.values()), structure_of(model), arrays, fixed,
         {name: _shape(there[name], text) for name, text in shapes.items()}, seed, _tries(model, there.values(), given, shapes, sizes))
     if found.guessed:
         shared.err.print(found.line(seed))
@@ -61,12 +65,12 @@ def _tries(model: Path, values: Iterable[Any], given: Mapping[str, str], shapes:
     return lambda feeds: plain.run(None, dict(feeds))
 
 
-def _given(value: Any, text: str) -> Any:
+def _given(value: Any, text: str, sizes: Mapping[str, int]) -> Any:
     """An input from a number (or several, 1,2,3), an image, a text or a .npy file. Raises ModelError."""
     path, flag = Path(text), f"--input {value.name}"
     numbers = _numbers(text)
     if numbers is not None and not path.exists():
-        return _from_numbers(value, numbers, flag)
+        return _from_numbers(value, numbers, flag, sizes)
     if path.suffix.lower() in SUFFIXES:
         return _from_image(value, path, flag)
     if value.type == "tensor(string)" and path.suffix.lower() in (".txt", ".text"):
@@ -85,15 +89,15 @@ def _numbers(text: str) -> list[float] | None:
         return None
 
 
-def _from_numbers(value: Any, numbers: Sequence[float], flag: str) -> Any:
+def _from_numbers(value: Any, numbers: Sequence[float], flag: str, sizes: Mapping[str, int]) -> Any:
     dtype = dtype_of(value)
     if dtype is None:
         raise ModelError(f"{flag}: the input is a {value.type}, which numbers can't be given for")
     if dtype.kind in "iub" and any(n != int(n) for n in numbers):
         raise ModelError(f"{flag}: the input is {dtype}, got {', '.join(f'{n:g}' for n in numbers)}; expected whole numbers")
     found = np.array(numbers).astype(dtype)
-    if len(numbers) == 1:        # for every element, where the model fixes how many
-        return np.full([d if isinstance(d, int) and d > 0 else 1 for d in value.shape], found[0], dtype)
+    if len(numbers) == 1:        # for every element: as many as the model or --dim says
+        return np.full([d if isinstance(d, int) and d > 0 else sizes.get(d, 1) for d in value.shape], found[0], dtype)
     return found.reshape([1] * (len(value.shape) - 1) + [len(numbers)])
 
 

@@ -100,7 +100,7 @@ def _writable_folder(path: Path | None, suffixes: Sequence[str]) -> Path | None:
 def _check_name(path: Path) -> None:
     """`=` in a file's name is an option in the wrong place: `--out placement=gpu`; `-` would be a file of that name."""
     if "=" in path.name:
-        raise typer.BadParameter(f"{path}: names of output files may not contain '='; options of the provider are given with -o NAME=VALUE")
+        raise typer.BadParameter(f"{path}: names of output files may not contain '='")
     if str(path) == "-":
         raise typer.BadParameter("-: expected a file name; --json prints to the standard output")
 
@@ -156,6 +156,8 @@ def open_session(model: Path, options: Mapping[str, str], tell: bool = True, siz
 
     tell: says on a terminal that it goes on; not below another display. sizes: of open dimensions, which the session then has fixed.
     """
+    if not model.is_file():
+        raise ModelError(f"{model}: {'a folder, expected a model file' if model.is_dir() else 'there is no such file'}")
     with waiting(f"loading {model.name}: planning, compiling") if tell else nullcontext():
         from ort_gpu_ep.session import InferenceSession
 

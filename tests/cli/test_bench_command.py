@@ -103,6 +103,13 @@ def test_peers_that_are_not_there(model: Path, monkeypatch: pytest.MonkeyPatch) 
     assert call("bench", model, "--against", "abacus").returncode == 2
 
 
+def test_a_size_is_given_once(tmp_path: Path) -> None:
+    """The size by --dim was printed, and the ones by --batch were measured."""
+    model = tmp_path / "open.onnx"
+    model.write_bytes(model_of("(float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }").SerializeToString())
+    assert "both set the first size of x" in " ".join(rejected("bench", model, "--batch", "1,8", "--dim", "N=3", "--runs", 2).split())
+
+
 @pytest.mark.parametrize(("options", "message"), [
     (("--load", "low", "--batch", "1,8"), "--load does not go with --batch"), (("--load", "low", "--threads", "2"), "--load does not go with --threads"),
     (("--load", "low", "--against", "cpu"), "--load does not go with --against"),

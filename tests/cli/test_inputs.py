@@ -42,6 +42,22 @@ def test_a_model_that_refuses_says_so_in_our_words(tmp_path: Path) -> None:
     assert "--input NAME=FILE" in " ".join(done.stderr.split())
 
 
+def test_a_number_fills_the_sizes_that_are_given(tmp_path: Path) -> None:
+    """--dim was dropped in silence beside --input."""
+    model = tmp_path / "m.onnx"
+    model.write_bytes(model_of("(float[N, 4] x) => (float[N, 4] y) { y = Neg(x) }").SerializeToString())
+    (output,) = parsed("run", model, "--input", "x=5", "--dim", "N=3", "--json")["outputs"]
+    assert (output["shape"], output["min"]) == ([3, 4], -5)
+    assert "give one of them" in " ".join(rejected("run", model, "--input", "x=5", "--shape", "x=3x4").split())
+
+
+def test_a_missing_model_is_named_in_our_words(tmp_path: Path) -> None:
+    for command in ("run", "explain", "bench", "profile"):
+        said = " ".join(rejected(command, tmp_path / "none.onnx").split())
+        assert "there is no such file" in said
+        assert "ONNXRuntimeError" not in said
+
+
 def test_numbers(tmp_path: Path) -> None:
     model = written(tmp_path, "(int64 sr, float[3] x, float[N] y) => (a, b, c) { a = Identity(sr) b = Neg(x) c = Neg(y) }")
     found = parsed("run", model, "--input", "sr=8000", "--input", "x=2", "--input", "y=1,2,4", "--json")["outputs"]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +178,15 @@ def test_the_reference_names_what_there_is() -> None:
 def test_issues_ask_for_the_report() -> None:
     for template in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         assert "ort-gpu-ep doctor --report report.zip" in template.read_text("utf-8")
+
+
+def test_help_of_the_recorder_writes_nothing() -> None:
+    document = ROOT / "docs" / "commands.md"
+    before = document.stat().st_mtime_ns
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "record_commands.py", "--help"], capture_output=True, text=True, timeout=200, check=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert "usage:" in done.stdout
+    assert document.stat().st_mtime_ns == before
 
 
 def test_readme_shows_two_scripts_that_exist() -> None:
