@@ -87,10 +87,23 @@ def limits_of(raw: Adapter) -> Limits:
     """What kernels may use on this adapter."""
     got = raw.limits
     return Limits(
-        raw.features, got.maxStorageBufferBindingSize, got.maxBufferSize, min(got.maxStorageBuffersPerShaderStage, 32),
+        raw.features, got.maxStorageBufferBindingSize, got.maxBufferSize, _storage_buffers(raw),
         got.maxComputeWorkgroupStorageSize, min(got.maxComputeInvocationsPerWorkgroup, got.maxComputeWorkgroupSizeX),
         got.maxComputeWorkgroupsPerDimension, got.minStorageBufferOffsetAlignment,
         LLVMPIPE_LOOP_ITERATIONS if "llvmpipe" in raw.name else ANY_LOOP_ITERATIONS, _subgroup_size(raw))
+
+
+MOST_BUFFERS = 32
+"""That a kernel may bind, where the adapter takes so many."""
+
+BESIDE_STORAGE = 2
+"""Buffers of a pipeline besides its storage buffers: the uniform of a run's sizes, and on Metal the one that naga puts the buffers' sizes in."""
+
+
+def _storage_buffers(raw: Adapter) -> int:
+    """On Metal storage buffers share one table with all other buffers; wgpu (wgpu-hal, src/metal) tells the size of the table."""
+    told = raw.limits.maxStorageBuffersPerShaderStage
+    return min(told - BESIDE_STORAGE if _BACKENDS[raw.info.backendType] == "Metal" else told, MOST_BUFFERS)
 
 
 _SUBGROUP_SIZES = {0x10DE: 32}
