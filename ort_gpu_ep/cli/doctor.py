@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import Config, resolve
-from ort_gpu_ep.device import AdapterInfo
+from ort_gpu_ep.device import AdapterInfo, dxc
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.device.missing import no_adapter
 from ort_gpu_ep.health import bundle, tested, verdicts
@@ -109,7 +109,8 @@ def _data(
 ) -> dict[str, Any]:
     return {
         "versions": _versions(), "adapters": [a.as_dict() for a in found], "chosen": chosen.as_dict(), "features": list(device.features),
-        "limits": device.limits, "probes": [o.as_dict() for o in outcomes], "health": verdict.health, "healthy": verdict.health == HEALTHY,
+        "limits": device.limits, "lacks": dxc.lost(chosen.backend), "probes": [o.as_dict() for o in outcomes], "health": verdict.health,
+        "healthy": verdict.health == HEALTHY,
         "disabled": [{"what": what, "why": why} for what, why in verdict.disabled],
         "workarounds": [{"what": w.name, "value": w.value, "why": w.why} for w in known]}
 
@@ -134,6 +135,8 @@ def _print_adapters(found: list[AdapterInfo]) -> None:
 
 def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict, known: list[Workaround]) -> None:
     shared.out.print(f"chosen: {chosen.name}; features: {', '.join(device.features) or 'none'}")
+    if lost := dxc.lost(chosen.backend):
+        shared.out.print(lost)
     shared.out.print("limits: " + ", ".join(f"{k} {v:,}" for k, v in device.limits.items()))
     table = Table("group", "probe", "result", "ms", "what was seen")
     for o in outcomes:

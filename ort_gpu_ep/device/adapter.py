@@ -97,12 +97,12 @@ MOST_BUFFERS = 32
 """That a kernel may bind, where the adapter takes so many."""
 
 BESIDE_STORAGE = 2
-"""Buffers of a pipeline besides its storage buffers: the uniform of a run's sizes, and on Metal the one that naga puts the buffers' sizes in."""
+"""Other buffers of a pipeline: the uniform of a run's sizes, and on Metal the one that naga puts the buffers' sizes in."""
 
 
 def _storage_buffers(raw: Adapter) -> int:
     """On Metal storage buffers share one table with all other buffers; wgpu (wgpu-hal, src/metal) tells the size of the table."""
-    told = raw.limits.maxStorageBuffersPerShaderStage
+    told: int = raw.limits.maxStorageBuffersPerShaderStage
     return min(told - BESIDE_STORAGE if _BACKENDS[raw.info.backendType] == "Metal" else told, MOST_BUFFERS)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ort_gpu_ep import interrupts
+from ort_gpu_ep.device import dxc
 from ort_gpu_ep.device.library import checked, ffi, lib, on_error, text_of
 
 _VULKAN, _METAL, _DX12 = 1 << 0, 1 << 2, 1 << 3
@@ -300,6 +301,10 @@ def instance() -> Any:
     if not _instances:
         extras = ffi.new("WGPUInstanceExtras *", {"backends": _VULKAN | _METAL | _DX12, "flags": 0})    # no checks of indirect dispatches
         extras.chain.sType = lib.WGPUSType_InstanceExtras
+        if compiler := dxc.path().encode():
+            held = ffi.from_buffer(compiler)
+            extras.dx12ShaderCompiler, extras.dxcMaxShaderModel = lib.WGPUDx12Compiler_Dxc, lib.WGPUDxcMaxShaderModel_V6_5
+            extras.dxcPath = {"data": held, "length": len(held)}
         descriptor = ffi.new("WGPUInstanceDescriptor *", {"nextInChain": ffi.addressof(extras, "chain")})
         _instances.append(checked.wgpuCreateInstance(descriptor))
     return _instances[0]
