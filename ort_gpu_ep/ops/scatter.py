@@ -10,7 +10,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels import case, ceil_div, integers, normal, record
 from ort_gpu_ep.ops.axes import axis_of, replaced, strides_of
 from ort_gpu_ep.ops.indexing import check_rank, in_range, tuple_consts, tuple_length
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.registry import BoundNode, InPlace, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.symbolic import is_symbolic
 from ort_gpu_ep.types import ANY, FLOATS, INT64, INTS, NUMBERS, UINT32, Shape, TensorType, names
 
@@ -39,7 +39,13 @@ record(
 
 
 record("tensor_scatter.wgsl", "gather", cases=[
+    case("TensorScatter", 24, *(integers(0, 100, 2, rows, 5, dtype="int32") for rows in (9, 4)), integers(0, 6, 2), mode=mode)
+    for mode in ("linear", "circular")])
+record("put_rows.wgsl", "gather", cases=[
     case("TensorScatter", 24, normal(2, 9, 5), normal(2, 4, 5), integers(0, 6, 2), mode=mode) for mode in ("linear", "circular")])
+
+
+PUT_WORKGROUP_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +174,7 @@ def _reducing(node: BoundNode, scatter: _Scatter, reduction: str) -> Kernel:
 
 
 @op("TensorScatter", since=24, dtypes={"T": ANY}, bindings="past update places? -> y")
-def tensor_scatter(node: BoundNode) -> Kernel:
+def tensor_scatter(node: BoundNode) -> Lowering:
     """y = past with the rows of `update` along `axis`, of each batch from places[batch] on; circular: rows past the end begin again.
 
     past, y: [B, ..., rows, ...]; update: the same with fewer rows; places: [B].
@@ -184,4 +190,13 @@ def tensor_scatter(node: BoundNode) -> Kernel:
     consts = {
         "INNER": math.prod(past.shape[axis + 1:]), "LENGTH": past.shape[axis], "COUNT": count, "BATCH": math.prod(past.shape[1:]),
         "CIRCULAR": mode == "circular"}
-    return kernel("tensor_scatter.wgsl", [past.type], consts=consts, raw=True, reports=places is not None)
+    reads = {"past": 0, "update": 1, **({"places": 2} if places else {})}
+    whole = kernel("tensor_scatter.wgsl", [past.type], consts=consts, raw=True, reports=places is not None, reads=reads, writes={"y": 0})
+    stays = None
+    if past.dtype in FLOATS and update.size:
+        put = kernel(
+            "put_rows.wgsl", [past.type], consts={**consts, "SIZE": update.size}, groups=ceil_div(update.size, PUT_WORKGROUP_SIZE),
+            workgroup_size=PUT_WORKGROUP_SIZE, reads={n: at for n, at in reads.items() if n != "past"}, writes={"y": 0},
+            reports=places is not None)
+        stays = InPlace(((0, 0),), (put,))
+    return Lowering((past.type,), (whole,), in_place=stays)

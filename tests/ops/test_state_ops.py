@@ -8,10 +8,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import ort_gpu_ep
 from ort_gpu_ep.errors import Code, IndexOutOfRangeError, UnsupportedNodeError
+from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.registry import DEFAULT_LIMITS
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.planner import make_plan
+from ort_gpu_ep.types import TensorType, dtype_of
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, assert_same, data, model_of, on_cpu
 
@@ -92,6 +98,31 @@ def test_tensor_scatter(axis: int, mode: str, places: Any, dtype: str) -> None:
     model, feeds = model_of("TensorScatter", given, opset=24, mode=mode, axis=axis)
     assert_same(run_direct(model, feeds), on_cpu(model, feeds))
     assert_same(run_direct(model, feeds, every_size_open=True), on_cpu(model, feeds))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_cache_that_is_past_and_present_is_changed_in_place(dtype: str) -> None:
+    """By an IO binding, token after token: nothing but the update is written, and the cache is not copied."""
+    cache, update = data(2, 3, 9, 4, dtype=dtype), data(2, 3, 2, 4, dtype=dtype, seed=2)
+    model, feeds = model_of("TensorScatter", (cache, update, np.array([0, 3])), opset=24, axis=2)
+    (past, new, places), (y,) = ([v.name for v in model.graph.input], [v.name for v in model.graph.output])
+    session = ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options={"placement": "gpu", "strict": "1"})
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(cache, "gpu")
+    wanted = cache
+    for turn in range(3):
+        feeds = {past: wanted, new: data(*update.shape, dtype=dtype, seed=turn + 5), places: np.array([2 * turn, 7 - turn])}
+        (wanted,) = on_cpu(model, feeds)
+        binding = session.io_binding()
+        binding.bind_ortvalue_input(past, value)
+        binding.bind_ortvalue_output(y, value)
+        for name in (new, places):
+            binding.bind_cpu_input(name, feeds[name])
+        session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(value.numpy(), wanted)
+    types = {name: TensorType(dtype_of(array), array.shape) for name, array in feeds.items()}
+    plan = make_plan(from_onnx(model), types, DEFAULT_LIMITS)
+    assert plan.in_place == ((0, 0),)
+    assert [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)] == ["put_rows.wgsl"]
 
 
 @pytest.mark.parametrize("places", [[0, 6], [-1, 0]])
