@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -30,6 +31,7 @@ import typer
 
 from benchmarks.first_result import CACHES, ROOT, prepared
 from benchmarks.start_process import used_nbytes
+from ort_gpu_ep.cli.peers import WEBGPU
 
 OTHER = "mlp_784"
 """The model that has settled before a new one is met."""
@@ -136,10 +138,10 @@ def main(
 ) -> None:
     """Starts processes and takes medians."""
     options = dict(text.split("=", 1) for text in option or ())
-    webgpu = "WebGpuExecutionProvider" in onnxruntime.get_available_providers()
+    webgpu = "WebGpuExecutionProvider" in onnxruntime.get_available_providers() or find_spec(WEBGPU) is not None
     sides = ["cpu", *(["webgpu"] if webgpu else []), "ours", "gpu"]
     if not webgpu:
-        print("# this onnxruntime has no WebGPU provider", flush=True)
+        print(f"# no WebGPU provider: neither this onnxruntime has it nor is {WEBGPU} installed", flush=True)
     results = []
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -148,8 +150,8 @@ def main(
         (folder / "other").mkdir()
         try:
             caches = {"new machine": machine.empty, "new model": machine.settled(*prepared(OTHER, folder / "other"))}
-            print("".join((f"{'model':16}{'situation':13}{'side':7}", *(f"{key:>9}" for key in (*SECONDS, "host", "host end", "device")),
-                           "  answered by")), flush=True)
+            keys = ("session", "first", "settled", "GPU", "host", "host end", "device")
+            print(f"{'model':16}{'situation':13}{'side':7}" + "".join(f"{key:>9}" for key in keys) + "  answered by", flush=True)
             for name in models or ["squeezenet1_1"]:
                 results.append(measure(name, sides, runs, during, machine, caches, options, limit, folder))
                 if json is not None:

@@ -49,8 +49,16 @@ def main(side: str, model: str, inputs: "dict[str, tuple[str, list[int]]]", opti
     else:
         import onnxruntime
 
-        names = ["CPUExecutionProvider"] if side == "cpu" else ["WebGpuExecutionProvider", "CPUExecutionProvider"]
-        session = onnxruntime.InferenceSession(model, providers=names)
+        if side == "webgpu" and "WebGpuExecutionProvider" not in onnxruntime.get_available_providers():
+            import onnxruntime_ep_webgpu as plugin  # as ort_gpu_ep.cli.peers does it, of which nothing is to be loaded here
+
+            onnxruntime.register_execution_provider_library("webgpu_peer", plugin.get_library_path())
+            settings = onnxruntime.SessionOptions()
+            settings.add_provider_for_devices([d for d in onnxruntime.get_ep_devices() if d.ep_name == plugin.get_ep_name()][:1], {})
+            session = onnxruntime.InferenceSession(model, settings)
+        else:
+            names = ["CPUExecutionProvider"] if side == "cpu" else ["WebGpuExecutionProvider", "CPUExecutionProvider"]
+            session = onnxruntime.InferenceSession(model, providers=names)
     session_s = time.perf_counter() - begin_s
     feeds = {name: np.zeros(shape, kind) for name, (kind, shape) in inputs.items()}
     session.run(None, feeds)
