@@ -47,6 +47,14 @@ def test_what_is_known_is_not_measured(batch: Any, fixed: Any, why: str) -> None
     assert (slot.batch, slot.measured) == (7, 0)
 
 
+@pytest.mark.parametrize("batch", [0, -1, 1.5, "0", "x", ""])
+def test_what_is_no_number_of_rows_is_refused(batch: Any) -> None:
+    for right in ("auto", 1, 7, "1"):
+        batching.check(right)
+    with pytest.raises(ScoringError, match="expected auto or a number of rows"):
+        batching.check(batch)
+
+
 def test_a_run_that_goes_on_has_the_batch_that_it_was_begun_with() -> None:
     slots = [Slot("A"), Slot("B", [(1, 5.0)])]
     assert choose(slots, before={"A": 9, "B": 0}) == "A: 9 (as this output was begun with); B: 1 (5 rows/s, the most that was tried)"

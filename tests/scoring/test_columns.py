@@ -36,6 +36,12 @@ def test_columns_of_many_kinds_are_the_same_input(column: Any, dtype: str, inner
     assert len(found.arrays["x"].shape) == 1 + len(inner)
 
 
+def test_lists_of_one_number_beside_a_longer_one() -> None:
+    found = packed(pa.array([[1.0], [2.0, 3.0], [4.0]]), inner=(1,))
+    assert (found.kept.tolist(), found.arrays["x"].tolist()) == ([0, 2], [[1], [4]])
+    assert found.errors == {1: "column 'c' has 2 values, expected 1 as the other rows have"}
+
+
 def test_bad_rows_are_told_and_the_others_stay() -> None:
     found = packed(pa.array([[1.0, 2.0], None, [3.0], [4.0, 5.0], [6.0, None]]))
     assert found.kept.tolist() == [0, 3]

@@ -14,7 +14,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.graph import from_onnx
 from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler import Plan
-from ort_gpu_ep.scheduler.barriers import share_barriers
+from ort_gpu_ep.scheduler.barriers import share_barriers, unsettled
 from ort_gpu_ep.scheduler.plan import Dispatch, Kind, Place
 from ort_gpu_ep.scheduler.verify import check, violations
 from tests.unit.graphs import graph_of, plan_of, random_models
@@ -68,6 +68,18 @@ def test_what_awaits_changes_barriers_alone(model: onnx.ModelProto) -> None:
     assert plan.barriers <= unshared(plan).barriers
     assert violations(plan, LARGE) == []
     assert tuple(share_barriers(unshared(plan).steps, LARGE)) == plan.steps
+
+
+@settings(max_examples=30)
+@given(random_models())
+def test_what_a_barrier_is_for_was_written_last(model: onnx.ModelProto) -> None:
+    steps = plan_of(from_onnx(model), with_fusion=False, limits=LARGE).steps
+    for i, (step, places) in enumerate(zip(steps, unsettled(steps), strict=True)):
+        expected = set[Place]()
+        for place in [place for place, written in step.uses.items() if not written] if isinstance(step, Dispatch) else []:
+            before = next((s for s in reversed(steps[:i]) if not isinstance(s, Dispatch) or place in s.uses), None)
+            expected |= {place} if isinstance(before, Dispatch) and before.uses[place] else set()
+        assert set(places) == expected
 
 
 def test_reads_of_what_is_read_need_none() -> None:
