@@ -54,7 +54,7 @@ def _nodes(explained: Explanation) -> list[dict[str, Any]]:
 
 def _place(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """x and y of every node: a block for each graph, several small ones side by side. Returns the names of the blocks below the first."""
-    titles = []
+    titles: list[dict[str, Any]] = []
     left = top = below = 0.0
     for name, members in groupby(range(len(nodes)), key=lambda k: nodes[k]["graph"]):
         block = list(members)
