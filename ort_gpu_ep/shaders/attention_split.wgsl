@@ -61,6 +61,16 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #else
     let before = BEFORE;
 #end
+#if LENGTHS and CAUSAL
+    if (first > before) {       // a part that no token has reached: the same for the whole workgroup
+        if (lane < SHARE) {
+            let at = ((b * HEADS + first_head + lane) * SPLITS + group.x) * 2u;
+            tops_set(at, LOWEST);
+            tops_set(at + 1u, 0.0);
+        }
+        return;
+    }
+#end
     let key = first + lane / PARTS;
     let part = lane % PARTS;
     let k_from = b * K_B + first_head / GROUP * K_H + min(key, SK - 1u) * K_S + K_FIRST + part;

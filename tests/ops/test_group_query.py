@@ -170,6 +170,13 @@ def test_one_query_over_many_parts_of_the_keys(heads: int, groups: int, size: in
     check(given, lengths)
 
 
+@pytest.mark.parametrize("lengths", [[1], [64], [65, 300], [130, 2]], ids=str)
+@pytest.mark.parametrize("given", [{"rotary": 16}, {"packed": True}, {"sink": True, "heads": 8, "groups": 1}], ids=lambda g: " ".join(g))
+def test_a_cache_with_room_for_many_more_tokens(lengths: list[int], given: dict[str, Any]) -> None:
+    """Most parts of the keys have none that a token has reached."""
+    check(model(lengths, 1, 700, **given), lengths)
+
+
 @pytest.mark.parametrize("window", [1, 64, 100])
 def test_a_window_leaves_out_whole_parts(window: int) -> None:
     check(model([300, 77], 1, 320, local_window_size=window), [300, 77])
