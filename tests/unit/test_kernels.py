@@ -54,6 +54,7 @@ BOUNDED = {
     "packed_matvec.wgsl": "codes are masked to as many bits as the book has entries for",
     "packed_matvecs.wgsl": "it has no book",
     "packed_product.wgsl": "codes are masked to as many bits as the book has entries for",
+    "put_rows.wgsl": "rows are taken modulo LENGTH",
     "sparse_matvec_held.wgsl": "codes are masked to four bits, places and the ends of rows are clamped",
     "sparse_product.wgsl": "columns below K are read: of four the last is compared, and pack_pruned.wgsl and pack_entries.wgsl sort them"}
 """Kernels that bound an index otherwise than by clamp or min, which the flow of names does not see."""

@@ -286,13 +286,13 @@ def test_without_the_command_lines_packages(package: str) -> None:
     assert done.stdout == "InferenceSession\n", done.stderr
 
 
-def test_without_onnxruntime() -> None:
+def test_without_onnxruntime(tmp_path: Path) -> None:
     for name in ("InferenceSession", "SessionOptions", "register"):
         done = without("onnxruntime", f"import ort_gpu_ep; ort_gpu_ep.{name}")
         assert done.returncode == 1
         assert "ort_gpu_ep needs ONNX Runtime, which is not installed" in done.stderr.splitlines()[-1], done.stderr
         assert "pip install 'onnxruntime>=1.26', or onnxruntime-gpu" in done.stderr.splitlines()[-1]
-    done = without("onnxruntime", "from ort_gpu_ep.__main__ import main; main()", "run", "model.onnx")
+    done = without("onnxruntime", "from ort_gpu_ep.__main__ import main; main()", "run", str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith("pip install 'onnxruntime>=1.26', or another build of ONNX Runtime\n")
     assert len(done.stderr.splitlines()) == 1
