@@ -19,9 +19,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-NICE = 5
-"""A thread of this process gets a quarter of a core that another one wants, too. Source: sched_prio_to_weight in the Linux kernel. With 10,
-a tenth, it did not come to an end in 30 s beside runs in a row, whose threads keep all cores busy (an H200's host)."""
+NICE = 10
+"""A thread of this process gets a tenth of a core that another one wants, too. Source: sched_prio_to_weight in the Linux kernel."""
 
 DONE = 120
 
