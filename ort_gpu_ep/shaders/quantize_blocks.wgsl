@@ -33,7 +33,7 @@ fn group_main(group: u32, lane: u32) {
         most = max(most, max(bitcast<vec4<u32>>(abs(x[0])), bitcast<vec4<u32>>(abs(x[1]))));
     }
     let largest = bitcast<f32>(max(max(most.x, most.y), max(most.z, most.w)));
-    let up = select(127.0 / largest, 0.0, largest < 1e-35);     // 127 / 1e-37 is no float
+    let up = select(divide_f32(127.0, largest).x, 0.0, largest < 1e-35);     // 127 / 1e-37 is no float; halves are common among float16 numbers
     var sum = 0;
     for (var k = first; k < first + BLOCK; k += 8u) {
         var low = vec4<i32>();
@@ -53,6 +53,6 @@ fn group_main(group: u32, lane: u32) {
         let both = low + high;
         sum += both.x + both.y + both.z + both.w;
     }
-    numbers_set(2u * block * PADDED + row, bitcast<u32>(largest / 127.0));
+    numbers_set(2u * block * PADDED + row, bitcast<u32>(divide_f32(largest, 127.0).x));
     numbers_set((2u * block + 1u) * PADDED + row, bitcast<u32>(sum));
 }
