@@ -292,7 +292,9 @@ def test_without_onnxruntime(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert "ort_gpu_ep needs ONNX Runtime, which is not installed" in done.stderr.splitlines()[-1], done.stderr
         assert "pip install 'onnxruntime>=1.26', or onnxruntime-gpu" in done.stderr.splitlines()[-1]
-    done = without("onnxruntime", "from ort_gpu_ep.__main__ import main; main()", "run", str(tmp_path))
+    model = tmp_path / "model.onnx"
+    model.touch()
+    done = without("onnxruntime", "from ort_gpu_ep.__main__ import main; main()", "run", str(model))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith("pip install 'onnxruntime>=1.26', or another build of ONNX Runtime\n")
     assert len(done.stderr.splitlines()) == 1
