@@ -39,11 +39,11 @@ from ort_gpu_ep.compression.model import assembled
 from ort_gpu_ep.compression.prune import by_magnitude
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.figures import SOFTWARE_FIGURES
-from ort_gpu_ep.graph import Graph, Value
+from ort_gpu_ep.ir.graph import Graph, Value
+from ort_gpu_ep.ir.types import FLOAT32
+from ort_gpu_ep.kernels.cost_parameters import SOFTWARE_FIGURES
+from ort_gpu_ep.kernels.target import LAST_ARRIVING
 from ort_gpu_ep.ops.sparse_products import DENSE
-from ort_gpu_ep.target import LAST_ARRIVING
-from ort_gpu_ep.types import FLOAT32
 
 DENSITIES = (50, 35, 25, 20, 15, 10, 5)
 LAYER_DENSITIES = (20, 10, 5)

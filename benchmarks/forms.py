@@ -24,9 +24,9 @@ import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from benchmarks.gpu_time import Warmth, forced, microseconds
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.graph import Graph, Node, Value
-from ort_gpu_ep.target import Choice
-from ort_gpu_ep.types import FLOAT32, Shape
+from ort_gpu_ep.ir.graph import Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT32, Shape
+from ort_gpu_ep.kernels.target import Choice
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, Tensor, native
 from ort_gpu_ep.device.timing import Timer
-from ort_gpu_ep.graph import Graph, Node, Value
-from ort_gpu_ep.questions import apart
+from ort_gpu_ep.ir.graph import Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
-from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import FLOAT32, TensorType
 
 REPEATS = 20
 WARM_S = 0.4

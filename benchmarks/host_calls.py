@@ -132,11 +132,11 @@ def _phases(name: str) -> Iterator[tuple[str, int, Callable[[], object]]]:
         made.append(InferenceSession(model, cases.quiet(), provider_options={"placement": "gpu"}))
 
     yield "opening", 1, open_session
-    from ort_gpu_ep.graph import from_onnx
+    from ort_gpu_ep.ir.graph import from_onnx
+    from ort_gpu_ep.ir.types import TensorType, dtype_of
+    from ort_gpu_ep.kernels.target import DEFAULT_LIMITS
     from ort_gpu_ep.partitioner import rewrite
     from ort_gpu_ep.scheduler.template import make_template
-    from ort_gpu_ep.target import DEFAULT_LIMITS
-    from ort_gpu_ep.types import TensorType, dtype_of
 
     graph = from_onnx(onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model))
     types = [TensorType(dtype_of(feeds[n]), feeds[n].shape) for n in graph.inputs]

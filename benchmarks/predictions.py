@@ -24,11 +24,11 @@ from ort_gpu_ep.calibration.measure import Bench, Job, measure
 from ort_gpu_ep.calibration.workloads import random, single
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.graph import Graph
-from ort_gpu_ep.lowering import facts_of, walk
-from ort_gpu_ep.profile import Profile
-from ort_gpu_ep.registry import Limits, Lowering
-from ort_gpu_ep.types import FLOAT32, TensorType
+from ort_gpu_ep.ir.graph import Graph
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.lowering import facts_of, walk
+from ort_gpu_ep.kernels.profile import Profile
+from ort_gpu_ep.kernels.registry import Limits, Lowering
 
 CASES = {
     "product": single("MatMul", (160, 160), [random((160, 160))]),

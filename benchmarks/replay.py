@@ -36,20 +36,20 @@ from models.inputs import make_inputs, model_inputs
 from ort_gpu_ep.compression import compress
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import GpuEpError
-from ort_gpu_ep.figures import SOFTWARE_FIGURES
-from ort_gpu_ep.graph import Array, Graph, from_onnx
 from ort_gpu_ep.health import conformance
-from ort_gpu_ep.kernels import RECORDS, Case, Known, Random
+from ort_gpu_ep.ir.graph import Array, Graph, from_onnx
+from ort_gpu_ep.ir.types import BY_NAME, TensorType
+from ort_gpu_ep.kernels.cost_parameters import SOFTWARE_FIGURES
+from ort_gpu_ep.kernels.records import RECORDS, Case, Known, Random
+from ort_gpu_ep.kernels.registry import UnknownValueError
+from ort_gpu_ep.kernels.target import DEFAULT_LIMITS, SHOWN_FEATURES, Limits
 from ort_gpu_ep.partitioner import partition, rewrite
 from ort_gpu_ep.partitioner.grouping import boundary
 from ort_gpu_ep.partitioner.sizes import Assumption, stand_in
-from ort_gpu_ep.registry import UnknownValueError
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.template import make_template, sources
 from ort_gpu_ep.shaders import compose
-from ort_gpu_ep.target import DEFAULT_LIMITS, SHOWN_FEATURES, Limits
 from ort_gpu_ep.training import SGD, Adam, make_training_step
-from ort_gpu_ep.types import BY_NAME, TensorType
 
 RECORDED = Path(__file__).with_suffix(".txt")
 HASH_DIGITS = 10

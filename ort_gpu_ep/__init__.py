@@ -103,10 +103,8 @@ if TYPE_CHECKING:
         OrtEpContextDataBuffer as OrtEpContextDataBuffer,
     )
 
-    from ort_gpu_ep.explain import Explanation
     from ort_gpu_ep.generation import Generator, generate
     from ort_gpu_ep.health.enumeration import adapters
-    from ort_gpu_ep.patching import Patch, patch
     from ort_gpu_ep.plugin import (
         EP_NAME,
         get_available_providers,
@@ -116,17 +114,19 @@ if TYPE_CHECKING:
         register,
         unregister,
     )
-    from ort_gpu_ep.session import InferenceSession
+    from ort_gpu_ep.plugin.explain import Explanation
+    from ort_gpu_ep.session.patching import Patch, patch
+    from ort_gpu_ep.session.session import InferenceSession
     from ort_gpu_ep.training import datasets
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "EP_NAME": "ort_gpu_ep.plugin",
-    "Explanation": "ort_gpu_ep.explain",
+    "Explanation": "ort_gpu_ep.plugin.explain",
     "Generator": "ort_gpu_ep.generation",
-    "InferenceSession": "ort_gpu_ep.session",
-    "Patch": "ort_gpu_ep.patching",
+    "InferenceSession": "ort_gpu_ep.session.session",
+    "Patch": "ort_gpu_ep.session.patching",
     "adapters": "ort_gpu_ep.health.enumeration",
     "datasets": "ort_gpu_ep.training",
     "generate": "ort_gpu_ep.generation",
@@ -134,7 +134,7 @@ _LAZY = {
     "get_ep_name": "ort_gpu_ep.plugin",
     "get_ep_names": "ort_gpu_ep.plugin",
     "get_library_path": "ort_gpu_ep.plugin",
-    "patch": "ort_gpu_ep.patching",
+    "patch": "ort_gpu_ep.session.patching",
     "register": "ort_gpu_ep.plugin",
     "unregister": "ort_gpu_ep.plugin",
 }
@@ -237,7 +237,7 @@ __all__ = [
 
 def _module(name: str) -> Any:
     """A module, imported as a whole or not at all. Raises ModuleNotFoundError, with what to do where onnxruntime is not installed."""
-    from ort_gpu_ep.interrupts import load
+    from ort_gpu_ep.processes.interrupts import load
 
     try:
         load(name)

@@ -26,7 +26,7 @@ import models  # noqa: E402
 from models.inputs import make_inputs, model_inputs  # noqa: E402
 from ort_gpu_ep.device import adapter, classes  # noqa: E402
 from ort_gpu_ep.health import conformance, tested  # noqa: E402
-from ort_gpu_ep.session import InferenceSession  # noqa: E402
+from ort_gpu_ep.session.session import InferenceSession  # noqa: E402
 
 TABLE = ROOT / "ort_gpu_ep" / "health" / "tested.json"
 PAGE = ROOT / "docs" / "adapters.md"

@@ -15,11 +15,11 @@ from types import CodeType, FunctionType
 import onnx.defs
 
 import ort_gpu_ep.health.probes  # noqa: F401  fills the table of probes, and the registry
-from ort_gpu_ep import contrib
 from ort_gpu_ep.health.probe import EDGE, PROBES
-from ort_gpu_ep.registry import KNOWN_OPSET, OPS, OpSpec
-from ort_gpu_ep.schemas import onnx_name
-from ort_gpu_ep.types import DTYPES, DType
+from ort_gpu_ep.ir import contrib
+from ort_gpu_ep.ir.schemas import onnx_name
+from ort_gpu_ep.ir.types import DTYPES, DType
+from ort_gpu_ep.kernels.registry import KNOWN_OPSET, OPS, OpSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 FUSED_DOMAIN = "ort_gpu_ep"

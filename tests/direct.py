@@ -22,10 +22,10 @@ from ort_gpu_ep.device import Gpu, Program, Tensor
 from ort_gpu_ep.device.adapter import choose, limits_of
 from ort_gpu_ep.device.info import FEATURES
 from ort_gpu_ep.errors import UnsupportedNodeError
-from ort_gpu_ep.graph import Graph, from_onnx
+from ort_gpu_ep.ir.graph import Graph, from_onnx
+from ort_gpu_ep.ir.types import TensorType, dtype_of
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.verify import check
-from ort_gpu_ep.types import TensorType, dtype_of
 
 Array = np.ndarray[Any, Any]
 

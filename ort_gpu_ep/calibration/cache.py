@@ -13,8 +13,8 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.health.verdicts import key_of
-from ort_gpu_ep.interrupts import uninterrupted
-from ort_gpu_ep.profile import GUESSED, Profile, read, write
+from ort_gpu_ep.kernels.profile import GUESSED, Profile, read, write
+from ort_gpu_ep.processes.interrupts import uninterrupted
 
 log = logging.getLogger("ort_gpu_ep")
 

@@ -15,12 +15,12 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import Code, OutOfDeviceMemoryError, UnsupportedNodeError
-from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.kernels import BY_FLOPS, Work, work_of
-from ort_gpu_ep.lowering import facts_of, walk
-from ort_gpu_ep.profile import GUESSED, SIBLING, Curve, Profile
-from ort_gpu_ep.registry import Limits, Lowering, tensors_of
-from ort_gpu_ep.types import TensorType, dtype_of
+from ort_gpu_ep.ir.graph import Array, Graph
+from ort_gpu_ep.ir.types import TensorType, dtype_of
+from ort_gpu_ep.kernels.lowering import facts_of, walk
+from ort_gpu_ep.kernels.profile import GUESSED, SIBLING, Curve, Profile
+from ort_gpu_ep.kernels.records import BY_FLOPS, Work, work_of
+from ort_gpu_ep.kernels.registry import Limits, Lowering, tensors_of
 
 WAKE_S = 0.8
 """How long a GPU works before its kernels are timed: one that was left alone raises its clock only after 0.4 s, sometimes

@@ -12,7 +12,7 @@ from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, ShaderError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 
 LONG_S = 2e-3
 """A measurement that takes as long is long enough: launching takes some microseconds of it."""

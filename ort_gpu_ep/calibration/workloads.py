@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
-from ort_gpu_ep.types import FLOAT32, Shape, dtype_of
+from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT32, Shape, dtype_of
 
 
 def random(shape: Shape) -> Array:

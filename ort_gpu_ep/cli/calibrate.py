@@ -14,8 +14,8 @@ from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health.open_adapter import open_gpu
-from ort_gpu_ep.kernels import BY_FLOPS
-from ort_gpu_ep.profile import GUESSED, Curve, Profile
+from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile
+from ort_gpu_ep.kernels.records import BY_FLOPS
 
 
 @shared.reports_errors

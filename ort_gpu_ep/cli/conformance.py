@@ -26,7 +26,7 @@ def conformance(
     json: shared.JsonOption = False,
 ) -> None:
     """Run ONNX's node tests on the GPU without CPU fallback; count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails."""
-    from ort_gpu_ep.session import InferenceSession
+    from ort_gpu_ep.session.session import InferenceSession
 
     if device:
         from ort_gpu_ep.device import classes

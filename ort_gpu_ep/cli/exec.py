@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from ort_gpu_ep.children import announcement, hooked
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import resolve
+from ort_gpu_ep.processes.children import announcement, hooked
 
 NOT_FOUND = 127
 """What a shell gives as the exit code of a command that is not there."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.inputs import sizes_of
 from ort_gpu_ep.cli.page import page_of
-from ort_gpu_ep.explain import Explanation, why_of
+from ort_gpu_ep.plugin.explain import Explanation, why_of
 
 _COLOURS = {"gpu": "green", "host": "cyan", "cpu": "yellow"}
 

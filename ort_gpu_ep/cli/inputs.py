@@ -11,8 +11,8 @@ import numpy as np
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.feeds import array_in, dtype_of
-from ort_gpu_ep.guess import Guess, guess, structure_of
+from ort_gpu_ep.inputs.feeds import array_in, dtype_of
+from ort_gpu_ep.inputs.guess import Guess, guess, structure_of
 from ort_gpu_ep.scoring.images import SUFFIXES, prepared, preprocessing
 from ort_gpu_ep.scoring.model import Value
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ort_gpu_ep.explain import Explanation, why_of
+from ort_gpu_ep.plugin.explain import Explanation, why_of
 from ort_gpu_ep.scheduler.plan import Dispatch
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 168, 40, 24, 36

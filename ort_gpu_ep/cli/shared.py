@@ -159,7 +159,7 @@ def open_session(model: Path, options: Mapping[str, str], tell: bool = True, siz
     if not model.is_file():
         raise ModelError(f"{model}: {'a folder, expected a model file' if model.is_dir() else 'there is no such file'}")
     with waiting(f"loading {model.name}: planning, compiling") if tell else nullcontext():
-        from ort_gpu_ep.session import InferenceSession
+        from ort_gpu_ep.session.session import InferenceSession
 
         settings = quiet()
         for symbol, size in (sizes or {}).items():

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ort_gpu_ep import tuned
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.inputs import feeds as inputs_of
 from ort_gpu_ep.config import Config, resolve
@@ -15,7 +14,8 @@ from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.open_adapter import tuning_key
-from ort_gpu_ep.tuned import Measured
+from ort_gpu_ep.kernels import tuned
+from ort_gpu_ep.kernels.tuned import Measured
 from ort_gpu_ep.tuning.measure import BUDGET_S, TuneResult
 
 

@@ -18,7 +18,7 @@ from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.timed_dispatch import LazyTimedDispatch
 from ort_gpu_ep.load import Sampler, open_sampler
 from ort_gpu_ep.load.generator import DUTY, LoadGenerator
-from ort_gpu_ep.session import InferenceSession
+from ort_gpu_ep.session.session import InferenceSession
 
 IDLE = "none"
 """No load is added; others may keep the GPU busy all the same."""

@@ -13,8 +13,8 @@ import onnxruntime
 
 from ort_gpu_ep.compression.layers import Array
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.feeds import array_in, arrays_in, dtype_of
-from ort_gpu_ep.guess import guess, structure_of
+from ort_gpu_ep.inputs.feeds import array_in, arrays_in, dtype_of
+from ort_gpu_ep.inputs.guess import guess, structure_of
 from ort_gpu_ep.providers import CPU_PROVIDER
 
 HELD_OUT = 4

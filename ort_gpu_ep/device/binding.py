@@ -10,7 +10,7 @@ from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import bind_group_layout
-from ort_gpu_ep.registry import parts
+from ort_gpu_ep.kernels.registry import parts
 from ort_gpu_ep.scheduler.plan import Dispatch, Kind, Place
 
 

@@ -16,7 +16,7 @@ from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, MAP_READ, STORAGE
 from ort_gpu_ep.errors import DeviceError, MemoryLimitError, OutOfDeviceMemoryError
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.kernels.registry import Limits
 
 _USAGE = STORAGE | COPY_SRC | COPY_DST
 STAGING = MAP_READ | COPY_DST

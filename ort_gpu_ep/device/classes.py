@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.kernels.registry import Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,20 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ort_gpu_ep import host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.pipelines import Composer, pipeline
 from ort_gpu_ep.device.prologue import Prologue
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import Array, Graph, Value, fits_half, nonzeros_of
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.ir.graph import Array, Graph, Value, fits_half, nonzeros_of
+from ort_gpu_ep.ir.types import FLOAT32, TensorType, dtype_of, packed
+from ort_gpu_ep.kernels import host
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Template, make_template
-from ort_gpu_ep.types import FLOAT32, TensorType, dtype_of, packed
 
 DENSE_SHARE, MAX_DENSE_NBYTES = 4, 1 << 30
 """Dense copies of packed weights take one part in so many of memory_limit_mb; without one so much of a device, by all programs together:

@@ -11,10 +11,10 @@ from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-from ort_gpu_ep import processes
 from ort_gpu_ep.device import background
 from ort_gpu_ep.device.library import ffi
-from ort_gpu_ep.interrupts import uninterrupted
+from ort_gpu_ep.processes import known as processes
+from ort_gpu_ep.processes.interrupts import uninterrupted
 
 _BY_INTERPRETER_NBYTES = 64 << 10
 """Up to here a copy on the host takes less than giving the GIL away and getting it back."""

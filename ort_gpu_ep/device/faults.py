@@ -19,7 +19,7 @@ from ort_gpu_ep.device.gpu import Gpu, Maker
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, ShaderError
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.kernels.registry import Limits
 
 KINDS = ("lost", "hang", "corrupt", "oom", "compile", "abort", "segfault", "leak")
 DEADLY = ("abort", "segfault", "leak")

@@ -23,7 +23,7 @@ from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.library import GPUError, ffi
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.errors import DeviceError, DeviceLostError, InternalError, OutOfDeviceMemoryError
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.utilization import Uses
 
 KEPT_PIPELINES = 2048

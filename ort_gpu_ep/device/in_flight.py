@@ -13,8 +13,8 @@ from ort_gpu_ep.device.library import lib
 from ort_gpu_ep.device.recording import BufferCopy, Part
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import DeviceError
+from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.scheduler.template import Filled
-from ort_gpu_ep.types import TensorType
 
 
 class InFlight:

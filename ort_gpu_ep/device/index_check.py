@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ort_gpu_ep.errors import IndexOutOfRangeError, InputError, IntegerDivisionError
-from ort_gpu_ep.registry import DIVISOR, INDEX, LENGTH
+from ort_gpu_ep.kernels.registry import DIVISOR, INDEX, LENGTH
 
 NBYTES = 4
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ort_gpu_ep import interrupts
+from ort_gpu_ep.processes import interrupts
 
 log = logging.getLogger("ort_gpu_ep")
 

@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ort_gpu_ep import interrupts
 from ort_gpu_ep.device import dxc
 from ort_gpu_ep.device.library import checked, ffi, lib, on_error, text_of
+from ort_gpu_ep.processes import interrupts
 
 _VULKAN, _METAL, _DX12 = 1 << 0, 1 << 2, 1 << 3
 """WGPUInstanceBackend: cffi doesn't compute what C writes so. Without OpenGL, whose compute shaders miss features that the kernels need

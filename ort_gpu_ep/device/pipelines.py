@@ -11,7 +11,7 @@ from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.errors import ShaderError
-from ort_gpu_ep.registry import Bindings, Kernel, Limits, parts
+from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits, parts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.shaders.composer import parameters

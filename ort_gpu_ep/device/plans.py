@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 from ort_gpu_ep.device.context import PlanContext
 from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.steady import Steady
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.scheduler.template import Filled, Specialization, Template
-from ort_gpu_ep.types import TensorType
 
 Key: TypeAlias = tuple[tuple[TensorType, ...], tuple[bytes, ...]]
 """What the numbers of a plan follow from: the types of the inputs, and the content of those that decide on shapes."""

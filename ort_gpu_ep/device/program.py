@@ -22,13 +22,13 @@ from ort_gpu_ep.device.specialization import Specializer
 from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import Code, InternalError, OutOfDeviceMemoryError, UnsupportedNodeError
-from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.registry import UnknownValueError
+from ort_gpu_ep.ir.graph import Array, Graph
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Filled, Specialization, Template, sources
 from ort_gpu_ep.shaders import compose
-from ort_gpu_ep.types import TensorType
 
 log = logging.getLogger("ort_gpu_ep")
 

@@ -12,7 +12,7 @@ from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.errors import ShaderError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 
 
 def run_wgsl(gpu: Gpu, label: str, source: str, inputs: Sequence[Array], output: Array, groups: int) -> Array:

@@ -9,7 +9,7 @@ from ort_gpu_ep.device.adapter import choose, request_device
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.library import ffi
 from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, MAP_READ, STORAGE
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 
 
 class Single:

@@ -17,10 +17,10 @@ from ort_gpu_ep.device.plans import Key, Plans
 from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, forget_frames
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.scheduler.plan import Plan
 from ort_gpu_ep.scheduler.template import Filled, Specialization
-from ort_gpu_ep.types import TensorType
 
 log = logging.getLogger("ort_gpu_ep")
 

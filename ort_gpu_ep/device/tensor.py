@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device.buffers import Buffer  # loads wgpu-native, which a process with isolated sessions does without
-    from ort_gpu_ep.types import TensorType
+    from ort_gpu_ep.ir.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ import onnx
 import onnxruntime
 from onnxruntime import OrtValue
 
-from ort_gpu_ep.bound_runs import Runs, state_of
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, InputError, ModelError
 from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of
 from ort_gpu_ep.generation.model_file import without_weights
 from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, SHARES, Step, step_of
 from ort_gpu_ep.plugin import VENDOR_ID, download_later, fill
-from ort_gpu_ep.session import InferenceSession
+from ort_gpu_ep.session.bound_runs import Runs, state_of
+from ort_gpu_ep.session.session import InferenceSession
 
 AHEAD = 2
 """Steps that are submitted before the token of the first of them is read."""

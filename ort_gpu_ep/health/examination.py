@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
-from ort_gpu_ep.child import ending
 from ort_gpu_ep.health import helper
 from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
 from ort_gpu_ep.health.probe import PROBES, Probe, Status
 from ort_gpu_ep.health.worker import DONE
+from ort_gpu_ep.processes.child import ending
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ort_gpu_ep.child import command, ending, environment, starved_s
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.health.worker import DONE
+from ort_gpu_ep.processes.child import command, ending, environment, starved_s
 
 START_S = 30.0
 """A worker that has not begun its first probe by then hangs while it opens the device."""

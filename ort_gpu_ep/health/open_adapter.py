@@ -7,12 +7,10 @@ import threading
 import time
 from dataclasses import replace
 
-from ort_gpu_ep import profile, tuned
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.device.faults import maker
-from ort_gpu_ep.figures import DEFAULT_FIGURES, SOFTWARE_FIGURES, Figures
 from ort_gpu_ep.health import markers, verdicts
 from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.examination import examine
@@ -20,9 +18,11 @@ from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.quirks import Quirk, load, shipped
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, with_workarounds
-from ort_gpu_ep.interrupts import uninterrupted
-from ort_gpu_ep.kernels import unchecked
-from ort_gpu_ep.target import UNTUNED
+from ort_gpu_ep.kernels import profile, tuned
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, SOFTWARE_FIGURES, Figures
+from ort_gpu_ep.kernels.records import unchecked
+from ort_gpu_ep.kernels.target import UNTUNED
+from ort_gpu_ep.processes.interrupts import uninterrupted
 
 log = logging.getLogger("ort_gpu_ep")
 

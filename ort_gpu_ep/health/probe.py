@@ -18,11 +18,11 @@ import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, Tensor, run_wgsl
 from ort_gpu_ep.errors import DeviceError, WrongResultError
-from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Value
-from ort_gpu_ep.registry import ADAPTER, Bindings, Kernel, Limits
+from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node, Value
+from ort_gpu_ep.ir.types import UINT8, Shape, TensorType, dtype_of, packed
+from ort_gpu_ep.kernels.registry import ADAPTER, Bindings, Kernel, Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.shaders import compose
-from ort_gpu_ep.types import UINT8, Shape, TensorType, dtype_of, packed
 
 POISON = 0xFF
 """Every output buffer is filled with it first (NaN, -1), so that an element that is never written is seen."""

@@ -25,9 +25,9 @@ from ort_gpu_ep.device.info import FEATURES, AdapterInfo
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health import workarounds
 from ort_gpu_ep.health.probe import PROBES
-from ort_gpu_ep.kernels import RECORDS
-from ort_gpu_ep.registry import ADAPTER, INLINED, PACKED, WORKGROUP
-from ort_gpu_ep.target import SHOWN_FEATURES
+from ort_gpu_ep.kernels.records import RECORDS
+from ort_gpu_ep.kernels.registry import ADAPTER, INLINED, PACKED, WORKGROUP
+from ort_gpu_ep.kernels.target import SHOWN_FEATURES
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}

@@ -20,9 +20,9 @@ from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.health.drivers import wgpu_version
 from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.health.probe import PROBES
-from ort_gpu_ep.kernels import FAMILIES, RECORDS
-from ort_gpu_ep.registry import ADAPTER
-from ort_gpu_ep.target import SHOWN_FEATURES
+from ort_gpu_ep.kernels.records import FAMILIES, RECORDS
+from ort_gpu_ep.kernels.registry import ADAPTER
+from ort_gpu_ep.kernels.target import SHOWN_FEATURES
 
 FORMAT = 3
 HEALTHY, DEGRADED, UNUSABLE = "healthy", "degraded", "unusable"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.kernels.registry import Limits
 
 
 @dataclass(frozen=True, slots=True)

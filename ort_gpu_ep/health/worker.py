@@ -103,7 +103,7 @@ def _both_ways(gpu: Any, check: Any, begin: Any) -> dict[str, object]:
 
     A software adapter keeps the checks: without them llvmpipe compiles loops for ten times as long.
     """
-    from ort_gpu_ep.kernels import FAMILIES, unchecked
+    from ort_gpu_ep.kernels.records import FAMILIES, unchecked
 
     software = gpu.info.is_software
     gpu.trusted, trial = unchecked(() if software else FAMILIES), begin()

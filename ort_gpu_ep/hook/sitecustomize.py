@@ -29,7 +29,7 @@ def _patch() -> None:
             return
         _wanted = False
     try:
-        from ort_gpu_ep.patching import patch
+        from ort_gpu_ep.session.patching import patch
         patch(say=False)
     except Exception as error:
         print(f"ort-gpu-ep: process {os.getpid()} uses onnxruntime without the GPU: {type(error).__name__}: {error}", file=sys.stderr)

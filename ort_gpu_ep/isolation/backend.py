@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ort_gpu_ep.backend import Backend, FilePlace
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.graph import Array, Graph
+from ort_gpu_ep.device.backend import Backend, FilePlace
+from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.isolation.program import RemoteProgram
 from ort_gpu_ep.isolation.remote import Lease, RemoteGpu, open_remote
-from ort_gpu_ep.profile import GUESSED, Profile
+from ort_gpu_ep.kernels.profile import GUESSED, Profile
 from ort_gpu_ep.scheduler.planner import Rewrite
 
 

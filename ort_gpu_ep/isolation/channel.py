@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
-from ort_gpu_ep.processes import cores
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.processes.known import cores
 
 _HEAD = struct.Struct("<I")
 MAX_MESSAGE_NBYTES = 1 << 30

@@ -10,11 +10,11 @@ import subprocess
 from contextlib import suppress
 from typing import Any
 
-from ort_gpu_ep.child import command, ending, environment
 from ort_gpu_ep.errors import ConfigError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.isolation.channel import Channel, SharedMemory
 from ort_gpu_ep.isolation.wire import GarbageError, parse, raise_error
-from ort_gpu_ep.processes import count_as_own, forget
+from ort_gpu_ep.processes.child import command, ending, environment
+from ort_gpu_ep.processes.known import count_as_own, forget
 
 PREPARE_S = 180.0
 """For what takes compiling: a driver takes some 10 ms a shader, a large network has some 500."""

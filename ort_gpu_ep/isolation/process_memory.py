@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from ort_gpu_ep.isolation.channel import MIN_CORES
-from ort_gpu_ep.processes import cores
+from ort_gpu_ep.processes.known import cores
 
 NBYTES = 256 << 10
 """Tensors from here on are not copied through the shared memory. Pinning pages takes as long as copying some 100 KiB, and an output takes

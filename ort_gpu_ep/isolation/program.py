@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.backend import FilePlace, Host
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.device.backend import FilePlace, Host
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError
-from ort_gpu_ep.graph import Array, Graph
+from ort_gpu_ep.ir.graph import Array, Graph
+from ort_gpu_ep.ir.types import Shape, TensorType
 from ort_gpu_ep.isolation.channel import SharedMemory, aligned
 from ort_gpu_ep.isolation.process import PREPARE_S
 from ort_gpu_ep.isolation.process_memory import NBYTES
 from ort_gpu_ep.isolation.remote import RUN_S, BusyError, RemoteGpu, Request
 from ort_gpu_ep.isolation.wire import SharedPlace, with_constants, without_constants
-from ort_gpu_ep.registry import UnknownValueError
+from ort_gpu_ep.kernels.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Specialization, Template, make_template
-from ort_gpu_ep.types import Shape, TensorType
 
 INLINE_NBYTES = 4 << 10
 """Larger constants don't go through the socket."""

@@ -16,14 +16,14 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import AdapterError, DeviceError, DeviceHangError, DeviceLostError
+from ort_gpu_ep.ir.types import Shape
 from ort_gpu_ep.isolation.channel import SharedMemory
 from ort_gpu_ep.isolation.leak_watch import Held, LeakWatch
 from ort_gpu_ep.isolation.process import WorkerProcess, check_system, garbage
 from ort_gpu_ep.isolation.process_memory import AccessCheck
 from ort_gpu_ep.isolation.wire import GarbageError, device_of, outputs_of, specialized_of
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.scheduler.template import Specialization
-from ort_gpu_ep.types import Shape
 from ort_gpu_ep.utilization import Uses
 
 log = logging.getLogger("ort_gpu_ep")

@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 
 from ort_gpu_ep.load.source import SourceError, clip, read_text
-from ort_gpu_ep.processes import cores, workers
+from ort_gpu_ep.processes.known import cores, workers
 
 Times = tuple[float, float]
 """Seconds that the cores were busy, and that they existed."""
 
 
 class OwnTime:
-    """CPU seconds of this process, and of the workers that processes.py knows."""
+    """CPU seconds of this process, and of the workers that processes/known.py knows."""
 
     def __init__(self, root: Path = Path("/"), pids: Callable[[], Iterable[int]] = workers) -> None:
         self._root, self._pids = root, pids

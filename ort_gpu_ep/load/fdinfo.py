@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ort_gpu_ep.load.source import SourceError, clip
-from ort_gpu_ep.processes import own_pids
+from ort_gpu_ep.processes.known import own_pids
 
 OTHER_ENGINES = re.compile(r"video|enc|dec|jpeg|copy|dma|bcs|vcs|vecs|vpe|tfu|cpu")
 """Engines that do not share the shader cores: video, copies. Names of i915, xe, amdgpu, v3d and panthor."""

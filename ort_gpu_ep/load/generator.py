@@ -9,8 +9,8 @@ import threading
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
-from ort_gpu_ep.child import command, environment
 from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.processes.child import command, environment
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device.info import AdapterInfo

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.load.source import SourceError, clip
-from ort_gpu_ep.processes import own_pids
+from ort_gpu_ep.processes.known import own_pids
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device.info import AdapterInfo

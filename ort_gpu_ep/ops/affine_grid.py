@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import Known, case, normal, record
+from ort_gpu_ep.ir.types import FLOATS, TensorType
+from ort_gpu_ep.kernels.records import Known, case, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, kernel, op
 from ort_gpu_ep.ops.axes import vector_of
-from ort_gpu_ep.registry import BoundNode, Kernel, kernel, op
-from ort_gpu_ep.types import FLOATS, TensorType
 
 record(
     "affine_grid.wgsl", "elementwise",

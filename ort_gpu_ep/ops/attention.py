@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.figures import Figures
-from ort_gpu_ep.kernels import KernelCall, ceil_div, record
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Operand, broadcast, broadcast_strides, kernel, op
-from ort_gpu_ep.symbolic import hint, same
-from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import BOOL, FLOATS, Shape, TensorType, names
+from ort_gpu_ep.ir.symbolic import hint, same
+from ort_gpu_ep.ir.types import BOOL, FLOATS, Shape, TensorType, names
+from ort_gpu_ep.kernels.cost_parameters import Figures
+from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Operand, broadcast, broadcast_strides, kernel, op
+from ort_gpu_ep.kernels.target import Choice, Target
 
 MAX_HEAD = 256
 """Elements of a head: more do not fit into registers, even of four invocations."""

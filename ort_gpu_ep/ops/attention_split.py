@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.symbolic import hint, same
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
 from ort_gpu_ep.ops.attention import Heads, Mask, Options, mask_consts
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, kernel
-from ort_gpu_ep.symbolic import hint, same
-from ort_gpu_ep.types import FLOAT32, TensorType
 
 MAX_SHARE = 4
 """Heads of a workgroup: each takes registers and workgroup memory of its own."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.registry import BoundNode, Operand
-from ort_gpu_ep.types import Shape
+from ort_gpu_ep.ir.types import Shape
+from ort_gpu_ep.kernels.registry import BoundNode, Operand
 
 
 def axis_of(node: BoundNode, axis: int, rank: int) -> int:

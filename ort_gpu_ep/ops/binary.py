@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.types import BOOL, INT32, INT64, UINT32, UINT64, DType
+from ort_gpu_ep.kernels.registry import BoundNode
 from ort_gpu_ep.ops.elementwise import (
     COMPUTABLE,
     FLOATING,
@@ -19,9 +21,7 @@ from ort_gpu_ep.ops.elementwise import (
     in_pairs,
     paired,
 )
-from ort_gpu_ep.registry import BoundNode
 from ort_gpu_ep.shaders.composer import literal
-from ort_gpu_ep.types import BOOL, INT32, INT64, UINT32, UINT64, DType
 
 PAIR = "x y -> z"
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Node
-from ort_gpu_ep.kernels import ceil_div, completed, record
+from ort_gpu_ep.ir.graph import Node
+from ort_gpu_ep.ir.types import FLOATS, INT4, INT32, INT64, UINT4, UINT8, Shape, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, completed, record
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, Kernel, Lowering, kernel, op
 from ort_gpu_ep.ops.axes import axis_of
 from ort_gpu_ep.ops.in_place import with_decoder
-from ort_gpu_ep.registry import OPS, BoundNode, Kernel, Lowering, kernel, op
-from ort_gpu_ep.types import FLOATS, INT4, INT32, INT64, UINT4, UINT8, Shape, TensorType
 
 TAKEN = {"T1": (UINT8, INT4, UINT4), "T2": FLOATS, "Tind": (INT32, INT64)}
 GATHER_VERSION = 13

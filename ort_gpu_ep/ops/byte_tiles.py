@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.types import INT32, UINT32, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, kernel
+from ort_gpu_ep.kernels.target import LAST_ARRIVING, Choice
 from ort_gpu_ep.ops import requantized, tiles
 from ort_gpu_ep.ops.conv_last import DEPTHWISE_WORKGROUP_SIZE, MAX_PLANES
 from ort_gpu_ep.ops.requantized import W_SCALE, W_ZERO, X_SCALE, X_ZERO, Folded, W, X, ends, shift
 from ort_gpu_ep.ops.tiles import Tile, TiledProduct, Weights
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, kernel
-from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.target import LAST_ARRIVING, Choice
-from ort_gpu_ep.types import INT32, UINT32, TensorType
 
 GATHERING_NS = 3500.0
 """A step of integer_product.wgsl, 64 bytes of K: each byte of a window is loaded by itself. On an H200 ResNet-50 took 3 ms for 860."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.types import ANY, BOOL, FLOAT16, FLOAT64, INT64, DType, TensorType, names
+from ort_gpu_ep.kernels.registry import BoundNode, Lowering, View, kernel, op, result_dtype
 from ort_gpu_ep.ops import channels_last
 from ort_gpu_ep.ops.elementwise import COMPUTABLE, FLOATING, REAL, Expression, elementwise
-from ort_gpu_ep.registry import BoundNode, Lowering, View, kernel, op, result_dtype
-from ort_gpu_ep.types import ANY, BOOL, FLOAT16, FLOAT64, INT64, DType, TensorType, names
 
 
 def converted(source: DType, target: DType) -> str:

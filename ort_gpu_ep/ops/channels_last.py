@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Array
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, LayoutRule, spec_of
-from ort_gpu_ep.symbolic import is_symbolic
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, LayoutRule, spec_of
 
 TO_CHANNELS_LAST = (0, 2, 3, 1)
 """Transpose's perm from [N, C, H, W] to [N, H, W, C]."""

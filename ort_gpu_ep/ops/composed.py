@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import Attribute, Node, Step
-from ort_gpu_ep.kernels import completed
-from ort_gpu_ep.registry import OPS, BoundNode, Kernel, Lowering, Operand, Strided, broadcast, broadcast_strides, kernel
-from ort_gpu_ep.types import DType, Shape, TensorType, dtype_of
+from ort_gpu_ep.ir.graph import Attribute, Node, Step
+from ort_gpu_ep.ir.types import DType, Shape, TensorType, dtype_of
+from ort_gpu_ep.kernels.records import completed
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, Kernel, Lowering, Operand, Strided, broadcast, broadcast_strides, kernel
 
 
 @dataclass(frozen=True, slots=True)

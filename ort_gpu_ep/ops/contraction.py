@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ort_gpu_ep.kernels import record
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.records import record
+from ort_gpu_ep.kernels.registry import Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.target import DEFAULT_TARGET, Target
 from ort_gpu_ep.ops.matvec import Matrix as Matrix
 from ort_gpu_ep.ops.matvec import VectorProduct, estimates
 from ort_gpu_ep.ops.matvec import lower as matvec
-from ort_gpu_ep.registry import Const, Kernel, Lowering, Strided, kernel
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.target import DEFAULT_TARGET, Target
-from ort_gpu_ep.types import FLOAT32, TensorType
 
 
 @dataclass(frozen=True, slots=True)

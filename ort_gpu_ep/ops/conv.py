@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import KernelCall, case, normal, record
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
+from ort_gpu_ep.kernels.records import KernelCall, case, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Kernel, Lowering, Strided, at_hand, kernel, op
 from ort_gpu_ep.ops import conv_last, sparse_products
 from ort_gpu_ep.ops.contraction import Matrix, Product, choose, estimate_ns, lower_product
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window, transpose_window
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, Lowering, Strided, at_hand, kernel, op
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.types import FLOAT16, FLOAT32, TensorType
 
 GEMM_MIN_FILTERS = 8
 """With fewer filters in a group most rows of the smallest matrix tile would be padding: the direct kernel reads less."""

@@ -8,12 +8,12 @@ import math
 from typing import Any
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, kernel
 from ort_gpu_ep.ops import tiles, winograd
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window, transpose_window
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, kernel
-from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.types import FLOAT32, Shape, TensorType
 
 MAX_PLANES = 4
 """A convolution of so few channels reads them from planes, [N, C, H, W]: to reorder an image first would only cost."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import ceil_div, record
-from ort_gpu_ep.registry import BoundNode, Kernel, Strided, kernel, op
-from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import FLOAT32, INT32, UINT8, Shape, TensorType
+from ort_gpu_ep.ir.types import FLOAT32, INT32, UINT8, Shape, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Strided, kernel, op
+from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.weights.formats import VALUES
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
 

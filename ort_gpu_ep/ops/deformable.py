@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import Known, case, normal, record
+from ort_gpu_ep.ir.types import FLOATS, TensorType
+from ort_gpu_ep.kernels.records import Known, case, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel, op
 from ort_gpu_ep.ops.axes import vector_of
 from ort_gpu_ep.ops.window import Window, conv_window
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, kernel, op
-from ort_gpu_ep.types import FLOATS, TensorType
 
 MAX_SPATIAL = 3
 IMAGE, BLOCKS = ("DEPTH", "HEIGHT", "WIDTH"), ("OUT_DEPTH", "OUT_HEIGHT", "OUT_WIDTH")

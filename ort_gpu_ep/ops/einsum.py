@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, normal, record
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOAT64, Shape, TensorType
+from ort_gpu_ep.kernels.records import case, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, View, kernel, op
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.ops.movement import moved
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, View, kernel, op
 from ort_gpu_ep.shaders.indices import merged
-from ort_gpu_ep.types import FLOAT16, FLOAT32, FLOAT64, Shape, TensorType
 
 ELLIPSIS = "0123456789"
 """Labels that stand for the dimensions of `...`, which broadcast; the last one is the innermost."""

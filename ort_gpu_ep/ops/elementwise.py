@@ -6,12 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Step
-from ort_gpu_ep.kernels import record
-from ort_gpu_ep.ops import channels_last
-from ort_gpu_ep.registry import BoundNode, Kernel, broadcast, kernel, op
-from ort_gpu_ep.shaders.composer import literal, literal_f64
-from ort_gpu_ep.types import (
+from ort_gpu_ep.ir.graph import Step
+from ort_gpu_ep.ir.types import (
     BOOL,
     FLOAT16,
     FLOAT32,
@@ -28,6 +24,10 @@ from ort_gpu_ep.types import (
     Shape,
     TensorType,
 )
+from ort_gpu_ep.kernels.records import record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, broadcast, kernel, op
+from ort_gpu_ep.ops import channels_last
+from ort_gpu_ep.shaders.composer import literal, literal_f64
 
 FLOATING = (FLOAT32, FLOAT16)
 SIGNED = (INT32, INT64, INT8, INT16)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.types import FLOAT32, FLOATS, INT32, UINT8, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op
 from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.unary import TANH_GELU
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel, op
 from ort_gpu_ep.shaders.composer import literal
-from ort_gpu_ep.types import FLOAT32, FLOATS, INT32, UINT8, TensorType
 
 WORKGROUP_SIZE, TEAM = 64, 16
 """expert_product.wgsl: invocations of a workgroup, and of an output."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import Known, case, ceil_div, normal, record
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INTS, TensorType
+from ort_gpu_ep.kernels.records import Known, case, ceil_div, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op, result_dtype
 from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel, op, result_dtype
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INTS, TensorType
 
 MAX_LENGTH = (1 << 27) - 1
 """Eight times a place on the circle, or on two, fits 32 bits."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, broadcast, kernel, op
 from ort_gpu_ep.ops import channels_last
-from ort_gpu_ep.registry import BoundNode, Kernel, broadcast, kernel, op
-from ort_gpu_ep.types import TensorType
 
 
 @op("Elementwise", domain="ort_gpu_ep", dtypes={}, bindings="-> y", epilogue=True, channels_last=channels_last.elementwise)

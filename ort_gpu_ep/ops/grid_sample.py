@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, normal, record
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, kernel, op
-from ort_gpu_ep.types import BOOL, FLOAT16, FLOAT32, INT8, INT32, INT64, UINT8, UINT32, UINT64, TensorType
+from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, INT8, INT32, INT64, UINT8, UINT32, UINT64, TensorType
+from ort_gpu_ep.kernels.records import case, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel, op
 
 MAX_SPATIAL = 3
 FLOATING = (FLOAT32, FLOAT16)

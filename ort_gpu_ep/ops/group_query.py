@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.symbolic import same
+from ort_gpu_ep.ir.types import FLOATS, INT32, Shape, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, InPlace, Kernel, Lowering, kernel, op
 from ort_gpu_ep.ops import window_cache
 from ort_gpu_ep.ops.attention import Heads, Options, attend
 from ort_gpu_ep.ops.attention_split import Newest, fits, split_attention
-from ort_gpu_ep.registry import BoundNode, Const, InPlace, Kernel, Lowering, kernel, op
-from ort_gpu_ep.symbolic import same
-from ort_gpu_ep.types import FLOATS, INT32, Shape, TensorType
 
 (QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL, COSINES, SINES, POSITIONS, BIAS, SINK, K_SCALE, V_SCALE, Q_NORM, K_NORM,
  QUERY_LENGTHS) = range(17)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, integers, normal, record
+from ort_gpu_ep.ir.symbolic import same
+from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType
+from ort_gpu_ep.kernels.records import case, integers, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, broadcast, broadcast_strides, kernel
 from ort_gpu_ep.ops.attention import Heads, Mask, Options, attend, mask_consts
 from ort_gpu_ep.ops.reduce import rows_of
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, broadcast, broadcast_strides, kernel
-from ort_gpu_ep.symbolic import same
-from ort_gpu_ep.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType
 
 _QUERIES, _KEYS = normal(2, 4, 5, 8), normal(2, 2, 7, 8)
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Attribute, Node
-from ort_gpu_ep.kernels import completed, record_of
+from ort_gpu_ep.ir.graph import Attribute, Node
+from ort_gpu_ep.ir.types import FLOAT32, INT8, INT32, INT64, PACKED_INTS, UINT8, Shape, TensorType
+from ort_gpu_ep.kernels.records import completed, record_of
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, Kernel, Lowering, Operand, op, spec_of
 from ort_gpu_ep.ops.quantize import byte_decoder
-from ort_gpu_ep.registry import OPS, BoundNode, Kernel, Lowering, Operand, op, spec_of
 from ort_gpu_ep.shaders.inlining import inner_name
-from ort_gpu_ep.types import FLOAT32, INT8, INT32, INT64, PACKED_INTS, UINT8, Shape, TensorType
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN
 
 TAKEN = {"T": (FLOAT32, UINT8, INT8, INT32, INT64, *PACKED_INTS)}

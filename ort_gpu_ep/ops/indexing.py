@@ -11,11 +11,11 @@ import math
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import Known, case, integers, normal, record
+from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.types import ANY, BOOL, FLOAT32, FLOAT64, INT32, INT64, INTS, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.kernels.records import Known, case, integers, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Operand, Strided, kernel, op, result_dtype
 from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced, strides_of
-from ort_gpu_ep.registry import BoundNode, Kernel, Operand, Strided, kernel, op, result_dtype
-from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import ANY, BOOL, FLOAT32, FLOAT64, INT32, INT64, INTS, UINT32, DType, Shape, TensorType
 
 MAX_TUPLE = 8
 """Length of the tables in gather.wgsl and scatter_places.wgsl."""

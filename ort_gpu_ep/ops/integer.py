@@ -7,15 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, ceil_div, integers, record
+from ort_gpu_ep.ir.symbolic import hint, same
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, Shape, TensorType
+from ort_gpu_ep.kernels.records import case, ceil_div, integers, record
+from ort_gpu_ep.kernels.registry import (
+    BoundNode,
+    ChannelsLast,
+    Const,
+    Kernel,
+    Lowering,
+    Strided,
+    at_hand,
+    broadcast,
+    broadcast_strides,
+    kernel,
+    op,
+)
 from ort_gpu_ep.ops import byte_tiles, requantized
 from ort_gpu_ep.ops.packed_operands import NO_WINDOW
 from ort_gpu_ep.ops.quantized import DOMAIN
 from ort_gpu_ep.ops.requantized import shift, zero_counts
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, conv_window
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, at_hand, broadcast, broadcast_strides, kernel, op
-from ort_gpu_ep.symbolic import hint, same
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, Shape, TensorType
 
 BYTES = (UINT8, INT8)
 TILES = ((64, 64), (16, 64), (4, 128))

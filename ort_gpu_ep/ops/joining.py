@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import KernelCall, Known, case, integers, normal, record
+from ort_gpu_ep.ir.symbolic import same
+from ort_gpu_ep.ir.types import ANY, FLOAT32, DType, TensorType
+from ort_gpu_ep.kernels.records import KernelCall, Known, case, integers, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, kernel, op, part_count
 from ort_gpu_ep.ops.axes import around, axis_of, ints_of, replaced, strides_of
 from ort_gpu_ep.ops.channels_last import along_axis
 from ort_gpu_ep.ops.movement import moves_bits, reading
 from ort_gpu_ep.ops.quantize import limits_of
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, kernel, op, part_count
-from ort_gpu_ep.symbolic import same
-from ort_gpu_ep.types import ANY, FLOAT32, DType, TensorType
 
 WORKGROUP_SIZE = 128
 

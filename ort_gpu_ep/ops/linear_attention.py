@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, ceil_div, normal, record
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel, op
-from ort_gpu_ep.types import FLOATS, TensorType
+from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.types import FLOATS, TensorType
+from ort_gpu_ep.kernels.records import case, ceil_div, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op
 
 COLUMNS, PARTS = 16, 8
 """linear_attention.wgsl: columns of a workgroup, and invocations that share one."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.types import FLOATS, Shape, TensorType
+from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Strided, broadcast, broadcast_strides, op
 from ort_gpu_ep.ops import pruned, sparse_products, tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns, lower_product
-from ort_gpu_ep.registry import BoundNode, Lowering, Strided, broadcast, broadcast_strides, op
-from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import FLOATS, Shape, TensorType
 
 
 @op("MatMul", dtypes={"T": FLOATS}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from ort_gpu_ep.kernels import ceil_div, record
-from ort_gpu_ep.registry import Kernel, Strided, kernel
-from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import TensorType
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import Kernel, Strided, kernel
+from ort_gpu_ep.kernels.target import Choice, Target
 
 SPLITS = 32
 """Parts of K, at most."""

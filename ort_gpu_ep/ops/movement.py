@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.symbolic import hint, same
+from ort_gpu_ep.ir.types import ANY, Shape, TensorType
+from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Kernel, Strided, View, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.ops.axes import axes_of, ints_of, strides_of
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN, ints, own, stored
 from ort_gpu_ep.ops.transposition import moving_ns, swap_of, swapping, transposed
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, Strided, View, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.shaders.indices import merged
-from ort_gpu_ep.symbolic import hint, same
-from ort_gpu_ep.types import ANY, Shape, TensorType
 
 
 def moves_bits(node: BoundNode) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.types import BOOL, FLOATS, INT32, INT64, TensorType
+from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, op
 from ort_gpu_ep.ops.attention import Heads, Options
 from ort_gpu_ep.ops.composed import Composed
 from ort_gpu_ep.ops.heads import BY_KEY, COUNTS, ENDS, ENDS_AND_STARTS, SCORES, Assembly, Padding, assembled, contiguous, split
-from ort_gpu_ep.registry import BoundNode, Lowering, Operand, op
-from ort_gpu_ep.types import BOOL, FLOATS, INT32, INT64, TensorType
 
 
 @op("Attention", since=23, dtypes={"T1": FLOATS, "T2": FLOATS, "U": (*FLOATS, BOOL), "tensor(int64)": (INT64,)},

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, ceil_div, integers, normal, record
+from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.types import FLOAT32, FLOATS, Shape, TensorType
+from ort_gpu_ep.kernels.records import case, ceil_div, integers, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, broadcast_strides, kernel, op
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops.channels_last import own
 from ort_gpu_ep.ops.reduce import Rows, normal_axes, reduced_shape, rows_of
 from ort_gpu_ep.ops.row_forms import MOST_HELD, RowForm, any_ns, estimates_ns, forms, wide_ns
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, broadcast_strides, kernel, op
-from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import FLOAT32, FLOATS, Shape, TensorType
 
 VARIANCE, DEVIATION, L2, L1 = range(4)
 """What rows are divided by: SPREAD of normalize.wgsl."""

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Step
-from ort_gpu_ep.kernels import record
+from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.graph import Step
+from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.types import FLOAT32, FLOATS, INT8, INT32, INT64, UINT8, TensorType
+from ort_gpu_ep.kernels.records import record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.ops import conv_last
 from ort_gpu_ep.ops.axes import number_of
 from ort_gpu_ep.ops.composed import Composed, Part, step_of
 from ort_gpu_ep.ops.normalization import VARIANCE, normalized
 from ort_gpu_ep.ops.reduce import rows_of
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
-from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import FLOAT32, FLOATS, INT8, INT32, INT64, UINT8, TensorType
 
 IDS, SEGMENT_IDS, WORDS, POSITIONS, SEGMENTS, GAMMA, BETA, MASK, PLACES = range(9)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import KernelCall, Known, case, ceil_div, integers, normal, record
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.types import ANY, BOOL, FLOAT64, INT64, NUMBERS, UINT32, UINT64, DType, TensorType
+from ort_gpu_ep.kernels.records import KernelCall, Known, case, ceil_div, integers, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced, vector_of
 from ort_gpu_ep.ops.indexing import tuple_consts
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
-from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.types import ANY, BOOL, FLOAT64, INT64, NUMBERS, UINT32, UINT64, DType, TensorType
 
 MAX_WORKGROUP_SIZE = 256
 SUMMED = (*NUMBERS, FLOAT64, UINT32, UINT64)

@@ -11,15 +11,15 @@ from dataclasses import replace
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import LARGEST_HALF
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.graph import LARGEST_HALF
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.types import FLOAT32, FLOATS, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import rounded_products, tiles
 from ort_gpu_ep.ops.packed_operands import NO_WINDOW, PLANES, Columns, Layout, Weights, rows_of
 from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, lower_vectors
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
-from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import FLOAT32, FLOATS, TensorType
 
 TILE_ROWS, TILE_COLUMNS = 64, (64, 16)
 """packed_product.wgsl: a workgroup's rows, its columns (many, few)."""

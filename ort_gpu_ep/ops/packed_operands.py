@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ort_gpu_ep.kernels import ceil_div, record
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, kernel
-from ort_gpu_ep.types import FLOAT32, UINT32, TensorType
+from ort_gpu_ep.ir.types import FLOAT32, UINT32, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
 
 PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
 """Bits of a code -> bits in the first and in the second plane, as the kernels read them."""

@@ -7,10 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from ort_gpu_ep.contrib import DOMAIN as CONTRIB
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Array
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.contrib import DOMAIN as CONTRIB
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, Shape, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, kernel, op
+from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.composed import Composed, known
 from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns
@@ -24,10 +28,6 @@ from ort_gpu_ep.ops.sparse_products import DENSE, of_entries, of_filters, of_mat
 from ort_gpu_ep.ops.sparse_products import choose as choose_sparse
 from ort_gpu_ep.ops.sparse_products import lower as lower_many
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, kernel, op
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, Shape, TensorType
 
 TAKEN = {"T": (FLOAT32, FLOAT16, UINT8, INT8, INT32, *PACKED_INTS)}
 MIN_ROWS = 8

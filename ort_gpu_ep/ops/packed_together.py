@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, UINT8, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, kernel, op
+from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice
 from ort_gpu_ep.ops.packed import check_weights
 from ort_gpu_ep.ops.packed_operands import Layout, Weights, interleaved
 from ort_gpu_ep.ops.packed_products import nbits_weights
 from ort_gpu_ep.ops.packed_vectors import HALVES, MAX_VECTORS, closing_loops, decoding_ns, sums_of_workgroup, under_way, workgroup_size
-from ort_gpu_ep.registry import BoundNode, Const, Lowering, kernel, op
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.target import SUBNORMAL_HALVES, Choice
-from ort_gpu_ep.types import FLOAT16, FLOAT32, UINT8, TensorType
 
 SHADER = "packed_matvecs.wgsl"
 MOST = 3

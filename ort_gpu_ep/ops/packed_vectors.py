@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOATS, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Target
 from ort_gpu_ep.ops.packed_operands import Columns, Weights, interleaved
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.target import SUBNORMAL_HALVES, Target
-from ort_gpu_ep.types import FLOATS, TensorType
 
 MAX_VECTORS = 4
 """Columns of activations that packed_matvec.wgsl takes: more are worth a tile."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import Known, case, normal, record
+from ort_gpu_ep.ir.symbolic import same
+from ort_gpu_ep.ir.types import ANY, DType, TensorType
+from ort_gpu_ep.kernels.records import Known, case, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Kernel, View, kernel, op
 from ort_gpu_ep.ops.axes import axes_of, ints_of, number_of
 from ort_gpu_ep.ops.channels_last import ints, permuted, stored
 from ort_gpu_ep.ops.movement import moves_bits
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, View, kernel, op
-from ort_gpu_ep.symbolic import same
-from ort_gpu_ep.types import ANY, DType, TensorType
 
 MAX_RANK = 8
 """Lengths of the tables in pad.wgsl; neighbouring dimensions without padding count as one."""

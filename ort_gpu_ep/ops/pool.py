@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, ceil_div, normal, record
+from ort_gpu_ep.ir.symbolic import same
+from ort_gpu_ep.ir.types import FLOAT32, FLOATS, INT8, INT64, UINT8, TensorType
+from ort_gpu_ep.kernels.records import case, ceil_div, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op
 from ort_gpu_ep.ops.channels_last import own
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel, op
-from ort_gpu_ep.symbolic import same
-from ort_gpu_ep.types import FLOAT32, FLOATS, INT8, INT64, UINT8, TensorType
 
 MAX_SPATIAL = 3
 WORKGROUP_SIZE = 128

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ort_gpu_ep.kernels import ceil_div, record
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel
-from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import FLOAT32, UINT32, TensorType
+from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.types import FLOAT32, UINT32, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.target import Choice, Target
 
 SHADER, PACKING, RESTORING = "pruned_matvec.wgsl", "pack_pruned.wgsl", "restore_pruned.wgsl"
 MAX_VECTORS = 4

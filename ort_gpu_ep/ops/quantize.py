@@ -7,13 +7,13 @@ from dataclasses import replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Step
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.graph import Step
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic, same
+from ort_gpu_ep.ir.types import FLOAT32, INT8, INT16, INT32, PACKED_INTS, UINT8, UINT16, DType, Shape, TensorType, names
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, result_dtype
 from ort_gpu_ep.ops.channels_last import one_scale
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, result_dtype
 from ort_gpu_ep.shaders.composer import literal
-from ort_gpu_ep.symbolic import hint, is_symbolic, same
-from ort_gpu_ep.types import FLOAT32, INT8, INT16, INT32, PACKED_INTS, UINT8, UINT16, DType, Shape, TensorType, names
 
 BYTES = (UINT8, INT8)
 SHORTS = (UINT16, INT16)

@@ -10,8 +10,11 @@ from typing import TypeAlias
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Step
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.graph import Step
+from ort_gpu_ep.ir.symbolic import hint, same
+from ort_gpu_ep.ir.types import FLOAT32, INT8, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, broadcast, kernel, op
 from ort_gpu_ep.ops import channels_last
 from ort_gpu_ep.ops.axes import axis_of
 from ort_gpu_ep.ops.in_place import with_decoder
@@ -19,10 +22,7 @@ from ort_gpu_ep.ops.joining import joined_type, packed_concat
 from ort_gpu_ep.ops.pool import in_words, pool, word_pool
 from ort_gpu_ep.ops.quantize import BYTES, byte_decoder, dequantizing, limits_of, number, quantizing, saturated, stepwise
 from ort_gpu_ep.ops.softmax import normalized
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, broadcast, kernel, op
 from ort_gpu_ep.shaders.composer import literal
-from ort_gpu_ep.symbolic import hint, same
-from ort_gpu_ep.types import FLOAT32, INT8, TensorType
 
 DOMAIN = "com.microsoft"
 Float: TypeAlias = np.float32

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import KernelCall, ceil_div, record
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT32, TensorType
+from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.ops import recurrent_held
 from ort_gpu_ep.ops.indexing import are_lengths
 from ort_gpu_ep.ops.recurrent_held import held, product_of
 from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, RNN, Cell, Sizes, output_types, sizes_of, strides_of
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INT32, TensorType
 
 WORKGROUP_SIZE = 256
 """WebGPU's guaranteed workgroup size."""

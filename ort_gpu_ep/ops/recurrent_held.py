@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import record
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.records import record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.ops.indexing import are_lengths
 from ort_gpu_ep.ops.packed import UNPACKED_GAIN
 from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, Cell, Sizes, check_given, output_types, sizes_of, strides_of
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.shaders.inlining import inner_name
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import FLOAT32, TensorType
 
 SHADER, PACKING = "recurrent_held.wgsl", "recurrent_held_weights.wgsl"
 

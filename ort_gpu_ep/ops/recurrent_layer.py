@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.registry import BoundNode, Const
-from ort_gpu_ep.types import Shape, TensorType
+from ort_gpu_ep.ir.types import Shape, TensorType
+from ort_gpu_ep.kernels.registry import BoundNode, Const
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import Known, Random, case, integers, record
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import BOOL, FLOAT64, FLOATS, INT8, INT32, INT64, NUMBERS, UINT8, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.kernels.records import Known, Random, case, integers, record
+from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
 from ort_gpu_ep.ops.axes import vector_of
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, ints, own, stored
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.types import BOOL, FLOAT64, FLOATS, INT8, INT32, INT64, NUMBERS, UINT8, UINT32, DType, Shape, TensorType
 
 WORKGROUP_SIZE = 256
 """Invocations a workgroup: WebGPU's guaranteed maximum."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ort_gpu_ep.kernels import Case, Known, case, integers, record
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, kernel
-from ort_gpu_ep.types import INT8, UINT8, UINT32, DType, TensorType
+from ort_gpu_ep.ir.types import INT8, UINT8, UINT32, DType, TensorType
+from ort_gpu_ep.kernels.records import Case, Known, case, integers, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
 
 X, X_SCALE, X_ZERO, W, W_SCALE, W_ZERO = range(6)
 """Positions of the inputs."""

@@ -8,13 +8,13 @@ from math import ceil, floor, prod
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Array
-from ort_gpu_ep.kernels import Known, case, normal, record
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.ir.symbolic import derived, is_symbolic
+from ort_gpu_ep.ir.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType
+from ort_gpu_ep.kernels.records import Known, case, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Operand, Strided, kernel, op
 from ort_gpu_ep.ops.channels_last import ints, permuted, stored
 from ort_gpu_ep.ops.reduce import normal_axes
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, Const, Kernel, Operand, Strided, kernel, op
-from ort_gpu_ep.symbolic import derived, is_symbolic
-from ort_gpu_ep.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType
 
 F = np.float32
 """Scales and coordinates are float32, rounded after each operation, as in ONNX Runtime."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, integers, normal, record
-from ort_gpu_ep.registry import BoundNode, Kernel, Operand, Strided, kernel, op
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INT64, Shape
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT64, Shape
+from ort_gpu_ep.kernels.records import case, integers, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Operand, Strided, kernel, op
 
 FLOATING = (FLOAT32, FLOAT16)
 

@@ -6,12 +6,12 @@ instruction then. The weights are read as the model stores them.
 
 from __future__ import annotations
 
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOATS, UINT32, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops.packed_operands import Columns, Weights
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import FLOATS, UINT32, TensorType
 
 ROUNDED = "vectors as bytes"
 """The form of a product, beside those of packed.py."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from ort_gpu_ep.kernels import ceil_div
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.types import Shape
+from ort_gpu_ep.kernels.records import ceil_div
+from ort_gpu_ep.kernels.registry import Const
+from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.ops.reduce import Rows
-from ort_gpu_ep.registry import Const
-from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import Shape
 
 MOST_HELD = 8
 """Units of a row that an invocation keeps; of a longer row it reads the others anew in each pass."""

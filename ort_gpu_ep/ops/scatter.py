@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, ceil_div, integers, normal, record
+from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.types import ANY, FLOATS, INT64, INTS, NUMBERS, UINT32, Shape, TensorType, names
+from ort_gpu_ep.kernels.records import case, ceil_div, integers, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, InPlace, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.ops.axes import axis_of, replaced, strides_of
 from ort_gpu_ep.ops.indexing import check_rank, in_range, tuple_consts, tuple_length
-from ort_gpu_ep.registry import BoundNode, InPlace, Kernel, Lowering, Strided, kernel, op
-from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import ANY, FLOATS, INT64, INTS, NUMBERS, UINT32, Shape, TensorType, names
 
 TILE = 4096
 """Places that a workgroup of scatter_owner.wgsl looks after: 4 bytes each, in WebGPU's 16 KiB of workgroup memory."""

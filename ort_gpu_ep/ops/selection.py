@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Step
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.graph import Step
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import ANY, BOOL, FLOAT64, FLOATS, INT8, INT32, INT64, UINT8, UINT32, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Counted, Kernel, Lowering, kernel, op
 from ort_gpu_ep.ops.axes import around, axis_of, replaced, strides_of
 from ort_gpu_ep.ops.cast import converted
 from ort_gpu_ep.ops.elementwise import COMPUTABLE
-from ort_gpu_ep.registry import BoundNode, Const, Counted, Kernel, Lowering, kernel, op
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.types import ANY, BOOL, FLOAT64, FLOATS, INT8, INT32, INT64, UINT8, UINT32, TensorType
 
 CHUNK, WORKGROUP_SIZE = 1024, 256
 MAX_UNIQUE = 1 << 14

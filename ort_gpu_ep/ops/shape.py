@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import record
+from ort_gpu_ep.ir.symbolic import derived
+from ort_gpu_ep.ir.types import ANY, FLOAT16, FLOAT32, FLOATS, INT32, INT64, Shape, TensorType, dtype_of
+from ort_gpu_ep.kernels.records import record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, View, kernel, op
 from ort_gpu_ep.ops.axes import axes_of, ints_of, number_of
-from ort_gpu_ep.registry import BoundNode, Kernel, View, kernel, op
-from ort_gpu_ep.symbolic import derived
-from ort_gpu_ep.types import ANY, FLOAT16, FLOAT32, FLOATS, INT32, INT64, Shape, TensorType, dtype_of
 
 
 def _view(node: BoundNode, shape: Shape) -> View:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import case, ceil_div, normal, record
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOATS, Shape
+from ort_gpu_ep.kernels.records import case, ceil_div, normal, record
+from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Kernel, kernel, op
 from ort_gpu_ep.ops.channels_last import along_axis
 from ort_gpu_ep.ops.reduce import Rows, rows_of
 from ort_gpu_ep.ops.row_forms import any_ns, estimates_ns, forms, length_of
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, Kernel, kernel, op
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.types import FLOATS, Shape
 
 SHORTEST = 32
 """softmax_rows.wgsl: rows that are shorter leave most of a subgroup idle."""

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ort_gpu_ep.graph import MIN_COUNTED_FILTERS
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.graph import MIN_COUNTED_FILTERS
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import pruned
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
-from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import FLOAT32, TensorType
 
 SHADER, PACKING = "sparse_product.wgsl", "pack_entries.wgsl"
 DENSE = "dense"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.types import FLOAT32, INT64, UINT32, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Counted, Lowering, kernel, op
 from ort_gpu_ep.ops.axes import number_of
 from ort_gpu_ep.ops.selection import COUNT, ONE, WORKGROUP_SIZE, starts_of
-from ort_gpu_ep.registry import BoundNode, Const, Counted, Lowering, kernel, op
-from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import FLOAT32, INT64, UINT32, TensorType
 
 record(
     "suppress.wgsl", "sorting", steps=lambda k: k["MOST"],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ort_gpu_ep.kernels import ceil_div, record
-from ort_gpu_ep.registry import Const, Kernel, kernel
-from ort_gpu_ep.types import FLOAT32, DType, Shape, TensorType
+from ort_gpu_ep.ir.types import FLOAT32, DType, Shape, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import Const, Kernel, kernel
 
 record("pack_rows.wgsl", "movement")
 record("unpack_rows.wgsl", "movement")

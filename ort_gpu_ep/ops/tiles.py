@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOATS, UINT32, Shape, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.target import DEFAULT_TARGET, LAST_ARRIVING, Choice, Limits, Target
 from ort_gpu_ep.ops.tile_weights import PACKED_ROWS as PACKED_ROWS
 from ort_gpu_ep.ops.tile_weights import Phases as Phases
 from ort_gpu_ep.ops.tile_weights import Weights as Weights
 from ort_gpu_ep.ops.tile_weights import packing as packing
 from ort_gpu_ep.ops.tile_weights import unpacking as unpacking
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
-from ort_gpu_ep.symbolic import hint, is_symbolic
-from ort_gpu_ep.target import DEFAULT_TARGET, LAST_ARRIVING, Choice, Limits, Target
-from ort_gpu_ep.types import FLOAT16, FLOAT32, FLOATS, UINT32, Shape, TensorType
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import KernelCall, ceil_div, record
+from ort_gpu_ep.ir.types import FLOAT32, INT32, Shape, TensorType
+from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.ops.reduce import rows_of
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
-from ort_gpu_ep.types import FLOAT32, INT32, Shape, TensorType
 
 DOMAIN = "ort_gpu_ep.training"
 WORKGROUP_SIZE, MAX_SLICES = 256, 8

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ort_gpu_ep.figures import Figures
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.symbolic import hint, same
+from ort_gpu_ep.ir.types import FLOAT32, INT8, UINT8, DType, Shape, TensorType
+from ort_gpu_ep.kernels.cost_parameters import Figures
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import WORKGROUP, BoundNode, Kernel, Strided, kernel
+from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.ops.axes import strides_of
-from ort_gpu_ep.registry import WORKGROUP, BoundNode, Kernel, Strided, kernel
 from ort_gpu_ep.shaders.indices import merged
-from ort_gpu_ep.symbolic import hint, same
-from ort_gpu_ep.target import Choice
-from ort_gpu_ep.types import FLOAT32, INT8, UINT8, DType, Shape, TensorType
 
 record("strided.wgsl", "movement", nbytes=lambda k: 2 * k.nbytes("y"))
 record("transpose.wgsl", "movement", nbytes=lambda k: 2 * k.nbytes("y"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import record
+from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.types import BOOL, TensorType
+from ort_gpu_ep.kernels.records import record
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, kernel, op
 from ort_gpu_ep.ops.elementwise import FLOATING, INTEGERS, NUMERIC, REAL, SIGNED, by_type, elementwise
-from ort_gpu_ep.registry import BoundNode, Kernel, kernel, op
 from ort_gpu_ep.shaders.composer import literal
-from ort_gpu_ep.types import BOOL, TensorType
 
 
 def with_attributes(text: str, *names: str) -> Callable[[BoundNode], str]:

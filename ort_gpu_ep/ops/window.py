@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.registry import BoundNode, Const
-from ort_gpu_ep.types import Shape
+from ort_gpu_ep.ir.types import Shape
+from ort_gpu_ep.kernels.registry import BoundNode, Const
 
 
 @dataclass(frozen=True, slots=True)

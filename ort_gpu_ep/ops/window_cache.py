@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_gpu_ep.contrib import DOMAIN
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.types import INT32, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, Operand, kernel
 from ort_gpu_ep.ops.composed import Composed, Part
-from ort_gpu_ep.registry import BoundNode, Const, Lowering, Operand, kernel
-from ort_gpu_ep.types import INT32, TensorType
 
 PAST_KEY, PAST_VALUE, LENGTHS, TOTAL, COSINES, POSITIONS, BIAS = 3, 4, 5, 6, 7, 9, 10
 WORKGROUP_SIZE = 64

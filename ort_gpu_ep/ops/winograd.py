@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
-from ort_gpu_ep.kernels import ceil_div, record
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel
+from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.tiles import Tile, TiledProduct
 from ort_gpu_ep.ops.window import Window
-from ort_gpu_ep.registry import BoundNode, Const, Kernel, Lowering, kernel
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.target import Choice
-from ort_gpu_ep.types import FLOAT32, Shape, TensorType
 
 OUTPUTS, INPUTS = 4, 6
 """Of a tile, in each direction."""

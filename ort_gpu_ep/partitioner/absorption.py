@@ -13,16 +13,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ort_gpu_ep.claim import claim
-from ort_gpu_ep.graph import Attribute, Graph, Node
-from ort_gpu_ep.lowering import Facts, bind
+from ort_gpu_ep.ir.graph import Attribute, Graph, Node
+from ort_gpu_ep.ir.schemas import default_attribute, schema
+from ort_gpu_ep.ir.types import INT8, UINT8, TensorType
+from ort_gpu_ep.kernels.claim import claim
+from ort_gpu_ep.kernels.lowering import Facts, bind
+from ort_gpu_ep.kernels.registry import Decline, Limits, Lowering
 from ort_gpu_ep.ops.decoders import DAMAGE
 from ort_gpu_ep.ops.in_place import PARTS, packed_inputs, prefix
 from ort_gpu_ep.ops.recurrent_held import PER_LAYER
 from ort_gpu_ep.partitioner.recurrent_rules import DEPTHS
-from ort_gpu_ep.registry import Decline, Limits, Lowering
-from ort_gpu_ep.schemas import default_attribute, schema
-from ort_gpu_ep.types import INT8, UINT8, TensorType
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, NAMES, SPARSE
 
 Consumers: TypeAlias = Mapping[tuple[str, str], tuple[str, tuple[int, ...]]]

@@ -7,11 +7,11 @@ from inspect import Parameter, Signature
 
 import numpy as np
 
-from ort_gpu_ep.graph import Node
-from ort_gpu_ep.lowering import Facts
+from ort_gpu_ep.ir.graph import Node
+from ort_gpu_ep.ir.types import FLOAT32
+from ort_gpu_ep.kernels.lowering import Facts
 from ort_gpu_ep.partitioner.fusions import Built, fusion
 from ort_gpu_ep.partitioner.patterns import Call, Match
-from ort_gpu_ep.types import FLOAT32
 
 
 class _Attention:

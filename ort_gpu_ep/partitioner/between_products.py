@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ort_gpu_ep.graph import Graph, Node
-from ort_gpu_ep.lowering import Facts
+from ort_gpu_ep.ir.graph import Graph, Node
+from ort_gpu_ep.ir.types import INT8, UINT8
+from ort_gpu_ep.kernels.lowering import Facts
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.ops.quantized import DOMAIN
 from ort_gpu_ep.partitioner.integers import Surroundings, in_place_of, replaced_by
-from ort_gpu_ep.registry import Limits
-from ort_gpu_ep.types import INT8, UINT8
 
 MOVING: Mapping[str, int] = {
     "MaxPool": 12, "Reshape": 5, "Flatten": 1, "Transpose": 1, "Squeeze": 1, "Unsqueeze": 1, "Slice": 10, "Gather": 1, "DepthToSpace": 1,

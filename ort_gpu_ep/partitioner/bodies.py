@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.graph import Graph, Node
+from ort_gpu_ep.ir.graph import Graph, Node
 from ort_gpu_ep.partitioner.costs import Prices, predict
 from ort_gpu_ep.partitioner.cut import NodeCost
 from ort_gpu_ep.partitioner.report import NodeReport, Prediction, Report

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 
-from ort_gpu_ep.graph import Graph, Node
-from ort_gpu_ep.kernels import BY_FLOPS, work_of
-from ort_gpu_ep.lowering import Answer, Facts, HostValues
+from ort_gpu_ep.ir.graph import Graph, Node
+from ort_gpu_ep.ir.types import Shape
+from ort_gpu_ep.kernels.lowering import Answer, Facts, HostValues
+from ort_gpu_ep.kernels.profile import GUESSED, Profile
+from ort_gpu_ep.kernels.records import BY_FLOPS, work_of
+from ort_gpu_ep.kernels.registry import BoundNode, Lowering, tensors_of
 from ort_gpu_ep.partitioner.cut import Crossing, NodeCost
 from ort_gpu_ep.partitioner.report import Prediction
-from ort_gpu_ep.profile import GUESSED, Profile
-from ort_gpu_ep.registry import BoundNode, Lowering, tensors_of
-from ort_gpu_ep.types import Shape
 
 CPU_FLOPS = 2e11
 """Floating-point operations a second of ONNX Runtime's CPU kernels in dense layers, on 8-16 cores: for nodes that were not measured."""

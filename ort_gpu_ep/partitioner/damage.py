@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ort_gpu_ep.graph import Graph, Node
+from ort_gpu_ep.ir.graph import Graph, Node
 from ort_gpu_ep.ops.decoders import DAMAGE
 from ort_gpu_ep.weights.formats import codebook_fault, sparse_fault
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, NAMES, SPARSE

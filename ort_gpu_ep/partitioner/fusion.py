@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ort_gpu_ep.claim import claim
-from ort_gpu_ep.graph import Graph, Node, Step
-from ort_gpu_ep.lowering import Answer, Facts, HostValues, bind
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, spec_of
-from ort_gpu_ep.types import TensorType
+from ort_gpu_ep.ir.graph import Graph, Node, Step
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.claim import claim
+from ort_gpu_ep.kernels.lowering import Answer, Facts, HostValues, bind
+from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering, spec_of
 
 MAX_STEPS = 24
 """Steps in one fused kernel: enough for every chain seen in exported models, small enough for quick compilation."""

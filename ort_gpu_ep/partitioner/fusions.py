@@ -8,13 +8,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.claim import claim
-from ort_gpu_ep.graph import Graph, Node, Step, Value
-from ort_gpu_ep.lowering import Facts, bind
+from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
+from ort_gpu_ep.ir.symbolic import is_symbolic, same
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.claim import claim
+from ort_gpu_ep.kernels.lowering import Facts, bind
+from ort_gpu_ep.kernels.registry import Decline, Limits
 from ort_gpu_ep.partitioner.patterns import Call, Match, match, trace
-from ort_gpu_ep.registry import Decline, Limits
-from ort_gpu_ep.symbolic import is_symbolic, same
-from ort_gpu_ep.types import FLOAT32, TensorType
 
 
 @dataclass(frozen=True)

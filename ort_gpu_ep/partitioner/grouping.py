@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ort_gpu_ep.graph import Node
+from ort_gpu_ep.ir.graph import Node
 
 
 def convex_groups(

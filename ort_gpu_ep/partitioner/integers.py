@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.claim import claim
-from ort_gpu_ep.graph import Graph, Node, Step
-from ort_gpu_ep.lowering import Facts, bind
+from ort_gpu_ep.ir.graph import Graph, Node, Step
+from ort_gpu_ep.ir.types import INT8, INT32, UINT8
+from ort_gpu_ep.kernels.claim import claim
+from ort_gpu_ep.kernels.lowering import Facts, bind
+from ort_gpu_ep.kernels.registry import Decline, Limits
 from ort_gpu_ep.ops.quantize import limits_of
 from ort_gpu_ep.ops.quantized import DOMAIN
-from ort_gpu_ep.registry import Decline, Limits
-from ort_gpu_ep.types import INT8, INT32, UINT8
 
 PRODUCTS: Mapping[str, tuple[str, str, int]] = {
     "Conv": ("QLinearConv", "", 10), "MatMul": ("QLinearMatMul", "", 10), "Gemm": ("QGemm", DOMAIN, 1)}

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from ort_gpu_ep.graph import Node
-from ort_gpu_ep.lowering import Facts, facts_of, walk
+from ort_gpu_ep.ir.graph import Node
+from ort_gpu_ep.ir.symbolic import hints
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.lowering import Facts, facts_of, walk
+from ort_gpu_ep.kernels.registry import Decline
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST
 from ort_gpu_ep.ops.joining import IN_PLACE
 from ort_gpu_ep.partitioner.absorption import ACTIVATIONS, LAYERS, PRODUCTS, Consumers, absorb
@@ -32,9 +35,6 @@ from ort_gpu_ep.partitioner.passes import (
     Work,
 )
 from ort_gpu_ep.partitioner.shared_inputs import join_products
-from ort_gpu_ep.registry import Decline
-from ort_gpu_ep.symbolic import hints
-from ort_gpu_ep.types import TensorType
 
 
 def violations(work: Work) -> list[str]:

@@ -13,18 +13,18 @@ from functools import lru_cache
 
 import numpy as np
 
-from ort_gpu_ep.claim import claim
 from ort_gpu_ep.errors import UnsupportedNodeError
-from ort_gpu_ep.figures import Figures
-from ort_gpu_ep.graph import Array, Graph, Node, Value
-from ort_gpu_ep.lowering import Facts, bind
+from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
+from ort_gpu_ep.ir.symbolic import hints, is_symbolic
+from ort_gpu_ep.ir.types import BY_NAME, INT64, DType, Shape, TensorType
+from ort_gpu_ep.kernels.claim import claim
+from ort_gpu_ep.kernels.cost_parameters import Figures
+from ort_gpu_ep.kernels.lowering import Facts, bind
+from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Decline, Limits, spec_of
+from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN
 from ort_gpu_ep.ops.transposition import moving_ns, transposed
 from ort_gpu_ep.partitioner.cut import Move, first_side
-from ort_gpu_ep.registry import BoundNode, ChannelsLast, Decline, Limits, spec_of
-from ort_gpu_ep.symbolic import hints, is_symbolic
-from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import BY_NAME, INT64, DType, Shape, TensorType
 
 CHANNELS_LAST = "@channels_last"
 """What the name of a value ends in that is stored so; without it, the name is that of the same value in plain."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ort_gpu_ep import host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, InternalError
-from ort_gpu_ep.graph import Graph, Node
-from ort_gpu_ep.halves import halved_nbytes, left_whole
-from ort_gpu_ep.lowering import Answer, Facts, HostValues, facts_of, walk
+from ort_gpu_ep.ir.graph import Graph, Node
+from ort_gpu_ep.ir.symbolic import plain
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels import host
+from ort_gpu_ep.kernels.halves import halved_nbytes, left_whole
+from ort_gpu_ep.kernels.lowering import Answer, Facts, HostValues, facts_of, walk
+from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering, spec_of
+from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.ops.pruned import packed_nbytes
 from ort_gpu_ep.partitioner import bodies, sizes
 from ort_gpu_ep.partitioner.absorption import packed_weights
@@ -21,10 +25,6 @@ from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
 from ort_gpu_ep.partitioner.passes import fuse
 from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Prediction, Report
 from ort_gpu_ep.partitioner.sizes import Assumption
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, spec_of
-from ort_gpu_ep.symbolic import plain
-from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)

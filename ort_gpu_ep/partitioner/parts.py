@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ort_gpu_ep.claim import claim
-from ort_gpu_ep.figures import Figures
-from ort_gpu_ep.graph import Graph, Node, Part
-from ort_gpu_ep.lowering import Facts, bind
+from ort_gpu_ep.ir.graph import Graph, Node, Part
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.kernels.claim import claim
+from ort_gpu_ep.kernels.cost_parameters import Figures
+from ort_gpu_ep.kernels.lowering import Facts, bind
+from ort_gpu_ep.kernels.registry import Decline, Limits, Lowering, part_count
 from ort_gpu_ep.ops.axes import around
 from ort_gpu_ep.ops.joining import IN_PLACE
-from ort_gpu_ep.registry import Decline, Limits, Lowering, part_count
-from ort_gpu_ep.symbolic import hint, is_symbolic
 
 WAIT_DISPATCHES = 2.0
 """What it costs that two who could run side by side don't: a barrier, and the shorter of the two. On an H200, with everything in place (and

@@ -12,8 +12,10 @@ import ort_gpu_ep.ops
 import ort_gpu_ep.partitioner.attention_rules
 import ort_gpu_ep.partitioner.product_rules
 import ort_gpu_ep.partitioner.recurrent_rules  # noqa: F401  adds its rules
-from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.lowering import Answer, Facts, facts_of, walk
+from ort_gpu_ep.ir.graph import Array, Graph
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.lowering import Answer, Facts, facts_of, walk
+from ort_gpu_ep.kernels.registry import BoundNode, Limits
 from ort_gpu_ep.partitioner.absorption import ACTIVATIONS, LAYERS, PRODUCTS, absorb
 from ort_gpu_ep.partitioner.between_products import keep_bytes
 from ort_gpu_ep.partitioner.fusion import Chains
@@ -22,8 +24,6 @@ from ort_gpu_ep.partitioner.integers import quantize_products
 from ort_gpu_ep.partitioner.layouts import choose_layouts
 from ort_gpu_ep.partitioner.parts import place_parts
 from ort_gpu_ep.partitioner.shared_inputs import join_products
-from ort_gpu_ep.registry import BoundNode, Limits
-from ort_gpu_ep.types import TensorType
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from ort_gpu_ep.graph import Array, Graph, Node
+from ort_gpu_ep.ir.graph import Array, Graph, Node
 
 COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Sum", "And", "Or", "Xor", "Equal"))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ort_gpu_ep.graph import Node
-from ort_gpu_ep.lowering import Facts
+from ort_gpu_ep.ir.graph import Node
+from ort_gpu_ep.kernels.lowering import Facts
 from ort_gpu_ep.partitioner.fusions import Built, fusion
 from ort_gpu_ep.partitioner.patterns import Match
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ort_gpu_ep.claim import claim
-from ort_gpu_ep.graph import BESIDE, Graph, Node, Value
-from ort_gpu_ep.lowering import Answer, Facts, bind
+from ort_gpu_ep.ir.graph import BESIDE, Graph, Node, Value
+from ort_gpu_ep.ir.symbolic import same
+from ort_gpu_ep.kernels.claim import claim
+from ort_gpu_ep.kernels.lowering import Answer, Facts, bind
+from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits
 from ort_gpu_ep.ops.packed_products import BIAS, GROUPING
 from ort_gpu_ep.ops.packed_together import MOST
 from ort_gpu_ep.partitioner.fusion import Chains
-from ort_gpu_ep.registry import BoundNode, Decline, Limits
-from ort_gpu_ep.symbolic import same
 
 PRODUCT, SKIP_NORM = ("com.microsoft", "MatMulNBits"), ("com.microsoft", "SkipSimplifiedLayerNormalization")
 NORM = ("", "SimplifiedLayerNormalization")

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ort_gpu_ep.graph import Graph, Value
-from ort_gpu_ep.symbolic import Trace
-from ort_gpu_ep.types import Shape, SymbolicShape, TensorType
+from ort_gpu_ep.ir.graph import Graph, Value
+from ort_gpu_ep.ir.symbolic import Trace
+from ort_gpu_ep.ir.types import Shape, SymbolicShape, TensorType
 
 CANDIDATES = (64, 224, 640)
 """Sizes tried for unknown dimensions, in this order: sequences and tiles, images, documents. The first dimension is the batch."""

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakMethod
 
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.kernels.profile import Profile
 from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.decisions import Decision, Decisions, Learnt, NodeTimes, Signature, signature, work_of
 from ort_gpu_ep.placement.estimate import Estimate
@@ -18,7 +19,6 @@ from ort_gpu_ep.placement.learner import ASSUMED, Entry, Learner, Turn
 from ort_gpu_ep.placement.names import CPU, CUT
 from ort_gpu_ep.placement.proof import Proof, Prover
 from ort_gpu_ep.placement.rhythm import BUSY
-from ort_gpu_ep.profile import Profile
 from ort_gpu_ep.utilization import Uses
 
 log = logging.getLogger("ort_gpu_ep")

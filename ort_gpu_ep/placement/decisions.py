@@ -16,12 +16,12 @@ import onnxruntime
 import psutil
 
 from ort_gpu_ep import store
+from ort_gpu_ep.ir.types import Shape
 from ort_gpu_ep.placement.estimate import KEPT, Size
 from ort_gpu_ep.placement.learner import KINDS, MAX_SIZES
 from ort_gpu_ep.placement.names import NAMES
 from ort_gpu_ep.placement.rhythm import BUSY, RESTS
 from ort_gpu_ep.placement.source import external_files
-from ort_gpu_ep.types import Shape
 
 Signature: TypeAlias = tuple[tuple[str, Shape], ...]
 """Names and shapes of a run's inputs."""

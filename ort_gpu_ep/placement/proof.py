@@ -11,7 +11,7 @@ from typing import Any
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import WrongResultError
-from ort_gpu_ep.explain import adapter_of
+from ort_gpu_ep.kernels.profile import Profile
 from ort_gpu_ep.partitioner import Costs, Report
 from ort_gpu_ep.partitioner.costs import HOST_S
 from ort_gpu_ep.placement.agreement import check_outputs
@@ -20,7 +20,7 @@ from ort_gpu_ep.placement.cpu_costs import cpu_costs
 from ort_gpu_ep.placement.names import CPU, CUT, GPU
 from ort_gpu_ep.placement.trial import WAKE_S, race
 from ort_gpu_ep.plugin import fall_back_or_raise
-from ort_gpu_ep.profile import Profile
+from ort_gpu_ep.plugin.explain import adapter_of
 
 log = logging.getLogger("ort_gpu_ep")
 

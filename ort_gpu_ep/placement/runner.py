@@ -19,7 +19,7 @@ from onnxruntime import OrtValue
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import WrongResultError
-from ort_gpu_ep.explain import Explanation, events_of, explanation, on_cpu
+from ort_gpu_ep.kernels.profile import Profile
 from ort_gpu_ep.load import Sampler
 from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement.agreement import check_outputs
@@ -33,8 +33,8 @@ from ort_gpu_ep.placement.proof import check_answer, rejected, trouble
 from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.placement.streak import Streak
 from ort_gpu_ep.plugin import SessionState, fall_back_or_raise
+from ort_gpu_ep.plugin.explain import Explanation, events_of, explanation, on_cpu
 from ort_gpu_ep.plugin.io_binding import TENSORS
-from ort_gpu_ep.profile import Profile
 from ort_gpu_ep.utilization import UNKNOWN, Load, Uses
 
 log = logging.getLogger("ort_gpu_ep")

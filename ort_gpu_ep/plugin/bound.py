@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ort_gpu_ep.device import Buffer
     from ort_gpu_ep.device.bound import Bound
     from ort_gpu_ep.device.program import Program
-    from ort_gpu_ep.graph import Array
+    from ort_gpu_ep.ir.graph import Array
+    from ort_gpu_ep.ir.types import Shape, TensorType
     from ort_gpu_ep.plugin.state import SessionState
-    from ort_gpu_ep.types import Shape, TensorType
 
 
 class BoundRun(Run):

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ort_gpu_ep import private
+from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.direct_binding import BindingRun
 from ort_gpu_ep.plugin.state import COPIES, SessionState
-from ort_gpu_ep.types import TensorType
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.backend import Executable
+    from ort_gpu_ep.device.backend import Executable
     from ort_gpu_ep.device.steady import Steady
-    from ort_gpu_ep.graph import Array
+    from ort_gpu_ep.ir.graph import Array
     from ort_gpu_ep.plugin.fallback import Fallback
 
 RUNS_BEFORE = 2

@@ -10,15 +10,15 @@ from onnxruntime import OrtValue
 
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.ir.types import Shape, TensorType
 from ort_gpu_ep.plugin.compute import Partition, Run
 from ort_gpu_ep.plugin.io_binding import HOST
 from ort_gpu_ep.plugin.memory import Storage, memory
 from ort_gpu_ep.plugin.transfer import tensor_type
-from ort_gpu_ep.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu
-    from ort_gpu_ep.graph import Array
+    from ort_gpu_ep.ir.graph import Array
 
 
 class _Refused(Exception):

@@ -10,6 +10,7 @@ from typing import Any
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError, forget_frames
+from ort_gpu_ep.kernels.target import lacks
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
 from ort_gpu_ep.plugin.backends import open_backend
@@ -22,7 +23,6 @@ from ort_gpu_ep.plugin.state import SessionState, announce
 from ort_gpu_ep.plugin.tables import Table, entry, owner_of
 from ort_gpu_ep.plugin.transfer import CPU_DEVICE, GPU_DEVICE, VENDOR, Allocator, DataTransfer, MemcpyKernel, memcpy_registry
 from ort_gpu_ep.providers import EP_NAME, STAND_IN_NAME, VENDOR_ID
-from ort_gpu_ep.target import lacks
 
 adapters: tuple[AdapterInfo, ...] = ()
 """What is offered from the next registration on: set by registration.py, which knows whether anybody asked to see them."""

@@ -17,17 +17,17 @@ import onnxruntime
 
 from ort_gpu_ep import private
 from ort_gpu_ep.errors import GpuEpError, InternalError
+from ort_gpu_ep.ir.types import SUB_BYTE, TensorType, packed
 from ort_gpu_ep.plugin.plain import exact_products, ort_session
 from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES, WeightFile
 from ort_gpu_ep.providers import CPU_PROVIDER, EP_NAME
-from ort_gpu_ep.types import SUB_BYTE, TensorType, packed
 
 if TYPE_CHECKING:
     import onnx
 
-    from ort_gpu_ep.backend import FilePlace
     from ort_gpu_ep.config import Config
-    from ort_gpu_ep.graph import Array, Attribute, Graph, Node
+    from ort_gpu_ep.device.backend import FilePlace
+    from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node
     from ort_gpu_ep.partitioner.report import Report
 
 _MIN_IR_VERSION = 10

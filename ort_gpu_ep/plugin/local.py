@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ort_gpu_ep.backend import Backend, FilePlace, Host
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.allowance import Allowance
+from ort_gpu_ep.device.backend import Backend, FilePlace, Host
 from ort_gpu_ep.device.faults import after_run
 from ort_gpu_ep.device.program import Program
 from ort_gpu_ep.errors import DeviceLostError
-from ort_gpu_ep.graph import Array, Graph
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.workarounds import with_workarounds
+from ort_gpu_ep.ir.graph import Array, Graph
+from ort_gpu_ep.kernels.profile import GUESSED, Profile
 from ort_gpu_ep.plugin.memory import memory
-from ort_gpu_ep.profile import GUESSED, Profile
 from ort_gpu_ep.scheduler.planner import Rewrite
 
 

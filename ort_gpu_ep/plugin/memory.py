@@ -25,7 +25,7 @@ from ort_gpu_ep.plugin.state import COPIES, SessionState
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Buffer, Gpu
     from ort_gpu_ep.device.index_check import Word
-    from ort_gpu_ep.graph import Array
+    from ort_gpu_ep.ir.graph import Array
 
 _ALIGNMENT = 256
 """Binding offsets are multiples of this (WebGPU's default minStorageBufferOffsetAlignment)."""

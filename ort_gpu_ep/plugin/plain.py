@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import onnxruntime
 
-from ort_gpu_ep.interrupts import uninterrupted
 from ort_gpu_ep.plugin.io_binding import IOBinding, refresh, take_over
 from ort_gpu_ep.private import OrtSession as OrtSession
 from ort_gpu_ep.private import behind
+from ort_gpu_ep.processes.interrupts import uninterrupted
 
 _ACCURACY = "session.qdq_matmulnbits_accuracy_level"
 

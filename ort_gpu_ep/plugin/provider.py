@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Protocol
 
-from ort_gpu_ep.backend import Executable
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.device.backend import Executable
 from ort_gpu_ep.errors import Code, ConfigError, InternalError, forget_frames
-from ort_gpu_ep.graph import Graph, Parent
+from ort_gpu_ep.ir.graph import Graph, Parent
+from ort_gpu_ep.kernels.registry import Decline, Limits
 from ort_gpu_ep.partitioner import Costs, Partitioning, Report, is_ours, nothing, partition, rewrite
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, ffi
@@ -20,7 +21,6 @@ from ort_gpu_ep.plugin.reader import Reader
 from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table, owner_of
 from ort_gpu_ep.plugin.transfer import Allocator
-from ort_gpu_ep.registry import Decline, Limits
 
 
 class Owner(Protocol):

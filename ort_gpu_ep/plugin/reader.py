@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import Array, Attribute, Graph, Node, Parent, Value
+from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node, Parent, Value
+from ort_gpu_ep.ir.types import BY_ORT, DType, Shape, SymbolicShape, TensorType, unpacked
 from ort_gpu_ep.plugin.abi import NULL, address_of, api, ffi, get, get_list, get_text, pointer_to, tensor_of, text_of
-from ort_gpu_ep.types import BY_ORT, DType, Shape, SymbolicShape, TensorType, unpacked
 
 _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _TENSOR = 1, 2, 3, 4, 5, 6, 8
 

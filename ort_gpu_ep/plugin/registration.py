@@ -12,10 +12,10 @@ from typing import Any
 import onnxruntime
 
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.interrupts import load, uninterrupted
 from ort_gpu_ep.plugin import state, tables, weight_file
 from ort_gpu_ep.plugin.abi import NULL, check_version, ffi, release_of
 from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.processes.interrupts import load, uninterrupted
 from ort_gpu_ep.providers import EP_NAME
 from ort_gpu_ep.shim.build import find_or_build
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ort_gpu_ep.errors import AdapterError, DeviceError, InputError
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.backend import Backend, Executable
     from ort_gpu_ep.config import Config
     from ort_gpu_ep.device import Gpu
-    from ort_gpu_ep.graph import Graph
+    from ort_gpu_ep.device.backend import Backend, Executable
+    from ort_gpu_ep.ir.graph import Graph
     from ort_gpu_ep.partitioner import Costs, Report
     from ort_gpu_ep.plugin.fallback import Fallback
 

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from ort_gpu_ep import interrupts
 from ort_gpu_ep.errors import forget_frames
 from ort_gpu_ep.plugin.abi import NULL, address_of, api, c_signature, ffi
 from ort_gpu_ep.plugin.slots import Slot
+from ort_gpu_ep.processes import interrupts
 
 log = logging.getLogger("ort_gpu_ep")
 

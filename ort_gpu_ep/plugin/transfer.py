@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import GpuEpError, InternalError
+from ort_gpu_ep.ir.types import BY_ONNX, DTYPES, Shape, TensorType
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.tables import Table
-from ort_gpu_ep.types import BY_ONNX, DTYPES, Shape, TensorType
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu

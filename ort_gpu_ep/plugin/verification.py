@@ -9,7 +9,7 @@ import numpy as np
 from ort_gpu_ep.errors import WrongResultError
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.graph import Array
+    from ort_gpu_ep.ir.graph import Array
 
 TOLERANCE = {2: 2e-2, 4: 1e-3, 8: 1e-3}
 """Largest allowed error of a float, as a part of the tensor's largest magnitude, by bytes an element.

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from ort_gpu_ep import store
-from ort_gpu_ep.backend import FilePlace
+from ort_gpu_ep.device.backend import FilePlace
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.graph import Array
+    from ort_gpu_ep.ir.graph import Array
 
 MIN_FILE_NBYTES = 64 << 10
 """Smaller constants stay in memory."""

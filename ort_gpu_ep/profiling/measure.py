@@ -16,7 +16,7 @@ from ort_gpu_ep.device.adapter import order_among_equals
 from ort_gpu_ep.device.pipelines import is_checked
 from ort_gpu_ep.device.timing import Stopwatch
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.kernels import record_of, work_of
+from ort_gpu_ep.kernels.records import record_of, work_of
 from ort_gpu_ep.load.clocks import read_clocks
 from ort_gpu_ep.profiling.result import PHASES, Roofs, RunProfile, TimedDispatch
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan

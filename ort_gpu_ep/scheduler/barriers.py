@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ort_gpu_ep.registry import Limits, part_count
+from ort_gpu_ep.kernels.registry import Limits, part_count
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, conflicts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ort_gpu_ep.figures import DEFAULT_FIGURES
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 
 ALIGN_NBYTES = 256
 

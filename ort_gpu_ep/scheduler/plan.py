@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ort_gpu_ep.registry import Counted, Kernel
-from ort_gpu_ep.types import TensorType
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.registry import Counted, Kernel
 
 ERROR_WORD = "\0error_flags"
 """Name of the KEPT place that holds the word of kernels that report; no value of a model has it, which come as C strings."""

@@ -11,17 +11,17 @@ from typing import Protocol
 import numpy as np
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.lowering import HostValues, facts_of, runs_once, walk
-from ort_gpu_ep.registry import BoundNode, Counted, Decline, Limits, Lowering, UnknownValueError, parts, tensors_of
+from ort_gpu_ep.ir.graph import Array, Graph
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic, largest, plain
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.lowering import HostValues, facts_of, runs_once, walk
+from ort_gpu_ep.kernels.registry import BoundNode, Counted, Decline, Limits, Lowering, UnknownValueError, parts, tensors_of
 from ort_gpu_ep.scheduler.barriers import share_barriers
 from ort_gpu_ep.scheduler.lifetime import assign_slots, slots_apart
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Constant, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.shaders.composer import folded, parameters, workgroup_count
 from ort_gpu_ep.shaders.steps import fused_reading
-from ort_gpu_ep.symbolic import hint, is_symbolic, largest, plain
-from ort_gpu_ep.types import TensorType
 
 
 @dataclass

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep import shape_arithmetic
-from ort_gpu_ep.formula import Formula
-from ort_gpu_ep.graph import Array, Graph
-from ort_gpu_ep.lowering import is_readable
-from ort_gpu_ep.registry import OFFSET_ALIGNMENT, Limits
+from ort_gpu_ep.ir.formula import Formula
+from ort_gpu_ep.ir.graph import Array, Graph
+from ort_gpu_ep.ir.symbolic import Real, Size, Trace, is_symbolic
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels import shape_arithmetic
+from ort_gpu_ep.kernels.lowering import is_readable
+from ort_gpu_ep.kernels.registry import OFFSET_ALIGNMENT, Limits
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
 from ort_gpu_ep.scheduler.planner import Rewrite, make_plan
 from ort_gpu_ep.shaders.composer import folded, parameters
-from ort_gpu_ep.symbolic import Real, Size, Trace, is_symbolic
-from ort_gpu_ep.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import Part
-from ort_gpu_ep.registry import Limits, part_count
+from ort_gpu_ep.ir.graph import Part
+from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.kernels.registry import Limits, part_count
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.shaders.composer import parameters
-from ort_gpu_ep.symbolic import is_symbolic
 
 _READ_ONLY = (Kind.INPUT, Kind.WEIGHT, Kind.CONSTANT, Kind.PREPARED)
 

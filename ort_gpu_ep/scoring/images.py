@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import ScoringError
-from ort_gpu_ep.processes import cores
+from ort_gpu_ep.processes.known import cores
 from ort_gpu_ep.scoring.columns import Array, Rows
 from ort_gpu_ep.scoring.model import Value
 from ort_gpu_ep.scoring.require import require

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from ort_gpu_ep.child import ending
+from ort_gpu_ep.processes.child import ending
 from ort_gpu_ep.scoring import worker
 
 P = ParamSpec("P")

@@ -55,7 +55,7 @@ def open_session(path: str | bytes, adapter: str, options: Mapping[str, Any]) ->
     """A session on one adapter, or on the CPU (`cpu`): what the GPU can't do is an error, never silently the CPU's work."""
     import onnxruntime
 
-    from ort_gpu_ep.session import InferenceSession
+    from ort_gpu_ep.session.session import InferenceSession
 
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3

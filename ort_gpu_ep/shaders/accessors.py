@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ort_gpu_ep.registry import Bindings, Kernel
+from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, HALF, DType
+from ort_gpu_ep.kernels.registry import Bindings, Kernel
 from ort_gpu_ep.shaders.element_types import per_word, value_type, vector_type
 from ort_gpu_ep.shaders.steps import plain_vector, vector_steps
-from ort_gpu_ep.types import BOOL, FLOAT16, FLOAT32, HALF, DType
 
 
 def part_name(name: str, part: int) -> str:

@@ -45,8 +45,10 @@ from functools import cache
 from importlib.resources import files
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
+from ort_gpu_ep.ir.symbolic import Real, Size, is_symbolic
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
+from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Bindings, Const, Kernel, Limits, Pieces, parts
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.registry import DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Bindings, Const, Kernel, Limits, Pieces, parts
 from ort_gpu_ep.shaders.accessors import (
     in_parts,
     part_name,
@@ -62,8 +64,6 @@ from ort_gpu_ep.shaders.indices import merged, strided
 from ort_gpu_ep.shaders.inlining import inlined
 from ort_gpu_ep.shaders.steps import first_written, fused_reading, steps, stores_words, vector_bindings, word_steps
 from ort_gpu_ep.shaders.unroll import expand, resolved
-from ort_gpu_ep.symbolic import Real, Size, is_symbolic
-from ort_gpu_ep.types import FLOAT16, FLOAT32, HALF, TensorType
 
 MAP_WORKGROUP_SIZE = 64
 """Workgroup size of an `element` body: two subgroups on most hardware."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ort_gpu_ep.registry import Kernel
+from ort_gpu_ep.ir.types import HALF, DType
+from ort_gpu_ep.kernels.registry import Kernel
 from ort_gpu_ep.shaders.inlining import is_inner
-from ort_gpu_ep.types import HALF, DType
 
 _RAW_VALUE = {1: "u32", 2: "u32", 4: "u32", 8: "vec2<u32>"}
 

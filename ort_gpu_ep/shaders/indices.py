@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ort_gpu_ep.registry import Strided
-from ort_gpu_ep.symbolic import is_symbolic, same
-from ort_gpu_ep.types import Shape
+from ort_gpu_ep.ir.symbolic import is_symbolic, same
+from ort_gpu_ep.ir.types import Shape
+from ort_gpu_ep.kernels.registry import Strided
 
 
 def strided(name: str, index: Strided) -> str:

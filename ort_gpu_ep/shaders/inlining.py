@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from ort_gpu_ep.registry import Kernel
-from ort_gpu_ep.types import FLOAT16
+from ort_gpu_ep.ir.types import FLOAT16
+from ort_gpu_ep.kernels.registry import Kernel
 
 
 def inner_name(name: str, binding: str) -> str:

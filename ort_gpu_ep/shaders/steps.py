@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import BESIDE, Step
-from ort_gpu_ep.registry import Bindings, Kernel
+from ort_gpu_ep.ir.graph import BESIDE, Step
+from ort_gpu_ep.ir.symbolic import is_symbolic, same
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, UINT8, DType, TensorType
+from ort_gpu_ep.kernels.registry import Bindings, Kernel
 from ort_gpu_ep.shaders.element_types import as_bits, value_type
-from ort_gpu_ep.symbolic import is_symbolic, same
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, UINT8, DType, TensorType
 
 
 def first_written(bindings: Bindings) -> str:

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from platformdirs import user_cache_dir
 
-from ort_gpu_ep import child, store
+from ort_gpu_ep import store
 from ort_gpu_ep.errors import GpuEpError
+from ort_gpu_ep.processes import child
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "shim.c"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training.optimizers import Optimizer
 from ort_gpu_ep.training.source import matching
 from ort_gpu_ep.training.writer import Value

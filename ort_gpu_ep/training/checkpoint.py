@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 
 _TYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4"}
 _MOST_DIMENSIONS = 64

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 
 Inputs: TypeAlias = "Array | Mapping[str, Array]"
 

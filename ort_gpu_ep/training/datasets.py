@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 
 STEPS, SIGNALS, ACTIVITIES = 128, 9, 6
 """Of a window of UCI HAR: samples, signals; classes."""

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.plugin import CPU_PROVIDER, ort_session
 from ort_gpu_ep.training.gradient import label_of
 

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training.writer import Value, Writer
 
 _SPREAD, _FIRST, _SECOND, _NODE = 0x9E3779B1, 0x7FEB352D, 0x846CA68B, 0x85EBCA6B

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ort_gpu_ep.bound_runs import state_of
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import AdapterError, DeviceError, OutOfDeviceMemoryError, TrainingError, forget_frames
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.session.bound_runs import state_of
 from ort_gpu_ep.training.data import Batch, DataSet
 from ort_gpu_ep.training.diagnosis import first_bad_node
 from ort_gpu_ep.training.feeding import Coming, coming

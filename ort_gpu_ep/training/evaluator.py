@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training.resident import Resident, open_session
 from ort_gpu_ep.training.step import LOSS, TrainingStep
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.plugin import download_later, fill
 
 MAX_NBYTES = 16 << 20

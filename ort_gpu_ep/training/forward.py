@@ -11,7 +11,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training import source
 from ort_gpu_ep.training.dropout import masked
 from ort_gpu_ep.training.gradient import label_of, per_channel

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ort_gpu_ep.bound_runs import Runs
-from ort_gpu_ep.graph import Array
-from ort_gpu_ep.session import InferenceSession
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.session.bound_runs import Runs
+from ort_gpu_ep.session.session import InferenceSession
 from ort_gpu_ep.training.data import DataSet, Rows
 from ort_gpu_ep.training.feeding import Feed
 from ort_gpu_ep.training.writer import Shape, Writer

@@ -11,8 +11,8 @@ import onnx
 from onnx import helper
 
 from ort_gpu_ep.errors import InternalError, TrainingError
-from ort_gpu_ep.graph import Array
-from ort_gpu_ep.schemas import default_attribute
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.ir.schemas import default_attribute
 from ort_gpu_ep.training.writer import Shape, Value, Writer, schema_of
 
 

@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training.data import Batch
 
 SHARE = 0.02

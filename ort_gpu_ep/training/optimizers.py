@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training.functions import function
 from ort_gpu_ep.training.schedules import Rate, as_schedule
 from ort_gpu_ep.training.writer import Value, Writer

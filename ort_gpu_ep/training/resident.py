@@ -20,12 +20,12 @@ import numpy as np
 import onnxruntime
 from onnxruntime import OrtValue
 
-from ort_gpu_ep.bound_runs import Runs, state_of
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import DeviceError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.plugin import VENDOR_ID
-from ort_gpu_ep.session import InferenceSession
+from ort_gpu_ep.session.bound_runs import Runs, state_of
+from ort_gpu_ep.session.session import InferenceSession
 from ort_gpu_ep.training.data import Batch, DataSet, equal_weights
 from ort_gpu_ep.training.feeding import Coming, Feed, coming
 from ort_gpu_ep.training.gathered import Gathered, gathering, too_large

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, inliner, numpy_helper, version_converter
 
 from ort_gpu_ep.errors import ModelError, TrainingError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 
 MIN_OPSET = 13
 """From here on axes of ReduceSum, Squeeze and Unsqueeze are inputs, and Softmax is over one axis."""

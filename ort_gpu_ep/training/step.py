@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training import source
 from ort_gpu_ep.training.differentiate import differentiate
 from ort_gpu_ep.training.forward import SEED, Forward, read

@@ -14,8 +14,8 @@ from onnx import numpy_helper
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, TrainingError
-from ort_gpu_ep.graph import Array
-from ort_gpu_ep.interrupts import uninterrupted
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.training import checkpoint, data, source
 from ort_gpu_ep.training.dropout import seed_of
 from ort_gpu_ep.training.engine import Engine, Loss, numbers_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training.forward import Forward
 from ort_gpu_ep.training.optimizers import Optimizer, clipped
 from ort_gpu_ep.training.writer import Value, Writer

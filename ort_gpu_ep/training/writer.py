@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ort_gpu_ep.errors import InternalError, TrainingError
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 
 DOMAIN = "ort_gpu_ep.training"
 """Of the model-local functions of a step."""

@@ -21,10 +21,10 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.timing import Stopwatch
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, WrongResultError
 from ort_gpu_ep.health.open_adapter import tuning_key
+from ort_gpu_ep.kernels.target import Choice, Tuned
+from ort_gpu_ep.kernels.tuned import Measured, read, write
 from ort_gpu_ep.plugin.verification import compare
 from ort_gpu_ep.scheduler.plan import Dispatch
-from ort_gpu_ep.target import Choice, Tuned
-from ort_gpu_ep.tuned import Measured, read, write
 
 CANDIDATES = 4
 """Forms of each kernel that are measured, the best by estimate: the formula picks within 10 % of the best for most (ops/tiles.py)."""

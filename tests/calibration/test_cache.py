@@ -19,8 +19,8 @@ from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
 from ort_gpu_ep.health.verdicts import key_of
-from ort_gpu_ep.profile import GUESSED, Curve, Profile
-from ort_gpu_ep.session import InferenceSession
+from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile
+from ort_gpu_ep.session.session import InferenceSession
 from tests.unit.graphs import model_of
 
 MADE = Profile("a test", 1e-4, 1e-6, Curve(((1.0, 1e-9),)), Curve(((1.0, 1e-9),)), {"gather": Curve(((1.0, 1e-9),))})

@@ -18,14 +18,14 @@ from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, random, single
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu
 from ort_gpu_ep.device.timing import Timer
-from ort_gpu_ep.graph import Graph
-from ort_gpu_ep.kernels import FAMILIES, RECORDS, Work
-from ort_gpu_ep.lowering import facts_of, walk
+from ort_gpu_ep.ir.graph import Graph
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.lowering import facts_of, walk
+from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile
+from ort_gpu_ep.kernels.records import FAMILIES, RECORDS, Work
+from ort_gpu_ep.kernels.registry import Limits, Lowering
 from ort_gpu_ep.partitioner import partition
 from ort_gpu_ep.partitioner.costs import Costs
-from ort_gpu_ep.profile import GUESSED, Curve, Profile
-from ort_gpu_ep.registry import Limits, Lowering
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.patience import Clock
 from tests.unit.graphs import graph_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from ort_gpu_ep.calibration import cache
 from ort_gpu_ep.cli.calibrate import draw
-from ort_gpu_ep.profile import GUESSED, Curve, Profile
+from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile
 from tests.cli.test_cli import call, parsed, printed, rejected
 
 MADE = Profile(

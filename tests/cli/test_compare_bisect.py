@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep import questions
 from ort_gpu_ep.cli import peers
-from ort_gpu_ep.registry import OPS
+from ort_gpu_ep.kernels import questions
+from ort_gpu_ep.kernels.registry import OPS
 from tests.cli.test_cli import call, parsed, printed, rejected
 from tests.comparison.test_bisection import scaled
 from tests.unit.graphs import model_of

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from ort_gpu_ep import InferenceSession
-from ort_gpu_ep.explain import GROUPS
+from ort_gpu_ep.plugin.explain import GROUPS
 from tests.cli.test_cli import call, parsed, printed
 from tests.unit.graphs import model_of
 

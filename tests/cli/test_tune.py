@@ -11,7 +11,7 @@ import pytest
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.health.open_adapter import open_gpu
-from ort_gpu_ep.target import UNTUNED
+from ort_gpu_ep.kernels.target import UNTUNED
 from tests.cli.test_cli import parsed, printed, rejected
 from tests.unit.graphs import model_of
 

@@ -12,10 +12,11 @@ import onnx
 import onnxruntime
 import pytest
 
-from ort_gpu_ep import InferenceSession, claim, questions
+from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.comparison.bisection import bisect
 from ort_gpu_ep.comparison.models import alone, reads_of, save, save_case, up_to
-from ort_gpu_ep.registry import OPS, BoundNode, Lowering, OpSpec
+from ort_gpu_ep.kernels import claim, questions
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, Lowering, OpSpec
 from tests.unit.graphs import model_of
 
 TEXT = """(float[8, 16] x) => (float[8, 12] y) {

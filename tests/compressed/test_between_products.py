@@ -12,10 +12,10 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from ort_gpu_ep.explain import explanation
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import rewrite
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.plugin.explain import explanation
 from tests.direct import run_direct
 from tests.ops.single_node import on_cpu_exactly
 from tests.plugin.cases import open_session

@@ -12,17 +12,17 @@ from onnx import numpy_helper
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.figures import DEFAULT_FIGURES, Figures
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, Figures
+from ort_gpu_ep.kernels.profile import GUESSED, Curve
+from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.target import Target, Tuned
 from ort_gpu_ep.ops import packed, tiles
 from ort_gpu_ep.partitioner import partition, rewrite
 from ort_gpu_ep.partitioner.costs import Costs
-from ort_gpu_ep.profile import GUESSED, Curve
-from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.target import Target, Tuned
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.compressed.test_functions import model_of as codebook_model
 from tests.compressed.test_packed_products import RNG, close, exact, nbits_model, weighted
 from tests.direct import PACKED, run_program

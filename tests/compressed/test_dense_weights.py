@@ -16,16 +16,16 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, context
 from ort_gpu_ep.device.allowance import Allowance
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
-from ort_gpu_ep.explain import explanation
-from ort_gpu_ep.figures import DEFAULT_FIGURES
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
+from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.partitioner import rewrite
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.plugin.explain import explanation
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.scheduler.verify import check
-from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.compressed.test_choice import SLOW_STEPS
 from tests.compressed.test_functions import model_of as function_model
 from tests.compressed.test_packed_products import RNG, close, exact, nbits_model, weighted

@@ -13,16 +13,16 @@ from onnx import helper, numpy_helper
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.errors import InternalError, ModelError
-from ort_gpu_ep.explain import explanation
-from ort_gpu_ep.figures import DEFAULT_FIGURES, SOFTWARE_FIGURES
-from ort_gpu_ep.graph import from_onnx
 from ort_gpu_ep.health.probes.packed import chosen, in_teams
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, SOFTWARE_FIGURES
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.ops.packed_vectors import HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.partitioner import rewrite
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.plugin.explain import explanation
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.types import FLOAT32, TensorType
 from ort_gpu_ep.weights.formats import codebook_fault, pack_codes, pack_sparse, unpack_sparse
 from ort_gpu_ep.weights.functions import BITS, DOMAIN, MIN_OPSET, function, functions
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes

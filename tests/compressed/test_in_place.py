@@ -122,9 +122,9 @@ def test_a_node_that_its_row_declines_stays_one() -> None:
     """Fusing a decoder makes no node claimable that is not so by itself."""
     feeds = {"x": normal(1, 3, 6, 5)}
     model = model_of(helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2], kernel_shape=[2, 2]), "int8", (3, 5, 3, 3), 1, feeds, {})
-    from ort_gpu_ep.graph import from_onnx
-    from ort_gpu_ep.registry import Limits
-    from ort_gpu_ep.types import FLOAT32, TensorType
+    from ort_gpu_ep.ir.graph import from_onnx
+    from ort_gpu_ep.ir.types import FLOAT32, TensorType
+    from ort_gpu_ep.kernels.registry import Limits
 
     graph = from_onnx(model)
     assert [n.op for n in fuse(graph, {"x": TensorType(FLOAT32, (1, 3, 6, 5))}, Limits()).nodes] == ["DequantizeLinear", "ConvTranspose"]

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from ort_gpu_ep.explain import explanation
+from ort_gpu_ep.plugin.explain import explanation
 from ort_gpu_ep.scheduler.plan import Dispatch
 from tests.ops.single_node import on_cpu, on_cpu_exactly
 from tests.plugin.cases import Opened, open_session

@@ -9,15 +9,15 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from ort_gpu_ep.graph import Graph, from_onnx
 from ort_gpu_ep.health.probes.recurrent import in_form
+from ort_gpu_ep.ir.graph import Graph, from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.ops.recurrent_held import GENERAL, PRODUCT, WHOLE
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.partitioner.passes import fuse
-from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.types import FLOAT32, TensorType
 from ort_gpu_ep.weights.formats import pack_codes
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, functions
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes

@@ -13,14 +13,14 @@ from onnx import helper, numpy_helper
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.figures import DEFAULT_FIGURES
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
+from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES
 from ort_gpu_ep.ops.packed_vectors import HALVES
 from ort_gpu_ep.partitioner import fuse
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.target import SUBNORMAL_HALVES
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.compressed.test_sub_byte import constant
 from tests.direct import run_direct
 from tests.ops.single_node import on_cpu

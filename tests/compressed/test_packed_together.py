@@ -14,14 +14,14 @@ from onnx import TensorProto, helper, numpy_helper
 from models.language import language_model
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.figures import DEFAULT_FIGURES
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import BY_ONNX, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
+from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS, Limits
+from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES
 from ort_gpu_ep.partitioner import rewrite
-from ort_gpu_ep.registry import DEFAULT_LIMITS, Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.target import SUBNORMAL_HALVES
-from ort_gpu_ep.types import BY_ONNX, TensorType
 from tests.direct import run_direct
 from tests.ops.single_node import on_cpu
 

@@ -12,17 +12,17 @@ from onnx import helper, numpy_helper
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.explain import explanation
-from ort_gpu_ep.figures import DEFAULT_FIGURES, Figures
-from ort_gpu_ep.graph import Nonzeros, count_nonzeros, from_onnx
+from ort_gpu_ep.ir.graph import Nonzeros, count_nonzeros, from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, Figures
+from ort_gpu_ep.kernels.registry import Limits, Strided
+from ort_gpu_ep.kernels.target import Target, Tuned
 from ort_gpu_ep.ops import pruned
 from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns
 from ort_gpu_ep.partitioner import rewrite
-from ort_gpu_ep.registry import Limits, Strided
+from ort_gpu_ep.plugin.explain import explanation
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.target import Target, Tuned
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
 from tests.compressed.test_packed_products import close
 from tests.direct import PACKED, run_program

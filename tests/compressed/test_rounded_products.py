@@ -16,15 +16,15 @@ from onnx import helper, numpy_helper
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
+from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.ops import rounded_products, tiles
 from ort_gpu_ep.ops.packed import BEFORE, DENSE_SHARE, IN_TILES, product_ns
 from ort_gpu_ep.ops.packed_operands import Columns, Weights
 from ort_gpu_ep.ops.rounded_products import ROUNDED
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import FLOAT16, FLOAT32, TensorType
 from tests.compressed.test_packed_products import RNG, close, nbits_model, pack
 from tests.direct import run_direct
 from tests.ops.single_node import on_cpu

@@ -13,17 +13,17 @@ from onnx import helper, numpy_helper
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.figures import DEFAULT_FIGURES
-from ort_gpu_ep.graph import from_onnx
 from ort_gpu_ep.health.probes.packed import chosen
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
+from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.target import Tuned
 from ort_gpu_ep.ops import sparse_products
 from ort_gpu_ep.ops.sparse_products import DENSE, FORMS, SHADER
 from ort_gpu_ep.partitioner import rewrite
-from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.target import Tuned
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.compressed.test_functions import dense_model, model_of
 from tests.compressed.test_packed_products import close
 from tests.compressed.test_pruned import product, runs_packed, sparse_matrix

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
 from tests.direct import PACKED, run_direct
 from tests.ops.single_node import check_decline, on_cpu
 from tests.plugin.cases import open_session

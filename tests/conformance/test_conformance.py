@@ -21,7 +21,7 @@ import pytest
 from ort_gpu_ep.cli.conformance import status_text
 from ort_gpu_ep.health import conformance
 from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
-from ort_gpu_ep.session import InferenceSession
+from ort_gpu_ep.session.session import InferenceSession
 from tests.unit.graphs import model_of
 
 RECORD = Path(__file__).parent / "status.txt"

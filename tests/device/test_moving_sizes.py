@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.device.prepared import Prepared
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
 from tests.direct import run_program
 
 
@@ -51,7 +51,7 @@ def test_sizes_that_take_turns_have_one_each() -> None:
 def test_a_pending_run_keeps_its_numbers() -> None:
     """Both runs are enqueued before either is submitted."""
     from ort_gpu_ep.device import Tensor
-    from ort_gpu_ep.types import FLOAT32, TensorType
+    from ort_gpu_ep.ir.types import FLOAT32, TensorType
 
     made, gpu = program(), Gpu.open(Config())
     run(made, 30)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ort_gpu_ep import child
+from ort_gpu_ep.processes import child
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(json.__file__).parent, *(Path(p) for p in sys.path if p.endswith("site-packages"))
@@ -103,7 +103,7 @@ def test_a_package_that_only_the_parent_finds(tmp_path: Path) -> None:
     vendored = tmp_path / "vendored"
     shutil.copytree(ROOT / "ort_gpu_ep", vendored / "ort_gpu_ep", ignore=shutil.ignore_patterns("__pycache__"))
     (vendored / "ort_gpu_ep" / "told.py").write_text("import ort_gpu_ep, numpy, json, sys\nprint(json.dumps([ort_gpu_ep.__file__, sys.argv[1:]]))\n")
-    code = (f"import sys; sys.path.insert(0, {str(vendored)!r}); import subprocess, ort_gpu_ep; from ort_gpu_ep import child\n"
+    code = (f"import sys; sys.path.insert(0, {str(vendored)!r}); import subprocess, ort_gpu_ep; from ort_gpu_ep.processes import child\n"
             "sys.path.pop(0)\n"
             "print(subprocess.run(child.command('ort_gpu_ep.told', 'ä b'), env=child.environment(), capture_output=True, text=True).stdout)")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, timeout=300, check=True)

@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 import ort_gpu_ep.health.probes  # noqa: F401  fills the table
-from ort_gpu_ep.child import starved_s
 from ort_gpu_ep.cli import app
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError
@@ -24,6 +23,7 @@ from ort_gpu_ep.health.examination import examine
 from ort_gpu_ep.health.helper import list_adapters
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.verdicts import Verdict
+from ort_gpu_ep.processes.child import starved_s
 
 NAMES = ["enumeration", "softmax", "strided reads"]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import ort_gpu_ep.health.probes  # noqa: F401  fills the table
-from ort_gpu_ep import child
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.health import enumeration, helper
 from ort_gpu_ep.health.examination import examine
 from ort_gpu_ep.health.helper import HelperError, list_adapters
+from ort_gpu_ep.processes import child
 
 DRILL = "ORT_GPU_EP_DRILL"
 

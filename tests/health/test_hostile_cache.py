@@ -17,15 +17,16 @@ import numpy as np
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep import profile, register, store
+from ort_gpu_ep import register, store
 from ort_gpu_ep.calibration import cache as calibration
 from ort_gpu_ep.health import drivers, enumeration, markers, open_adapter, quirks, verdicts
 from ort_gpu_ep.health.helper import list_adapters
 from ort_gpu_ep.health.verdicts import Verdict
+from ort_gpu_ep.kernels import profile
+from ort_gpu_ep.kernels.profile import GUESSED
 from ort_gpu_ep.placement.decisions import Decisions, Learnt
 from ort_gpu_ep.placement.names import NAMES
 from ort_gpu_ep.plugin import weight_file
-from ort_gpu_ep.profile import GUESSED
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, reference
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="FIFOs and symbolic links as POSIX has them")

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 import ort_gpu_ep.health.probes  # noqa: F401  fills the table
-from ort_gpu_ep import lowering
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.health.probe import PROBES, Trial, Unsupported, agree, slower
 from ort_gpu_ep.health.quirks import known_targets
+from ort_gpu_ep.kernels import lowering
+from ort_gpu_ep.kernels.profile import GUESSED
+from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering
+from ort_gpu_ep.kernels.target import SHOWN_FEATURES
 from ort_gpu_ep.ops.contraction import TILES
 from ort_gpu_ep.ops.tiles import TILES as LARGER_TILES
-from ort_gpu_ep.profile import GUESSED
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering
-from ort_gpu_ep.target import SHOWN_FEATURES
 
 ROOT = Path(__file__).parents[2]
 SHADERS = {f.name for f in (ROOT / "ort_gpu_ep" / "shaders").glob("*.wgsl")} - {"functions.wgsl"}

@@ -20,9 +20,9 @@ from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.verdicts import Verdict, verdict_of
 from ort_gpu_ep.health.worker import _both_ways
-from ort_gpu_ep.kernels import FAMILIES, RECORDS, unchecked
+from ort_gpu_ep.kernels.records import FAMILIES, RECORDS, unchecked
+from ort_gpu_ep.kernels.target import LAST_ARRIVING, SUBNORMAL_HALVES
 from ort_gpu_ep.plugin import local
-from ort_gpu_ep.target import LAST_ARRIVING, SUBNORMAL_HALVES
 from tests.session.conftest import gpu_session
 from tests.unit.graphs import model_of
 

@@ -20,8 +20,8 @@ from ort_gpu_ep.errors import Code
 from ort_gpu_ep.health import drivers, enumeration, markers, open_adapter, verdicts
 from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.health.verdicts import Verdict, verdict_of
+from ort_gpu_ep.kernels.registry import ADAPTER, PACKED, WORKGROUP, Limits
 from ort_gpu_ep.partitioner import partition
-from ort_gpu_ep.registry import ADAPTER, PACKED, WORKGROUP, Limits
 from tests.unit.graphs import graph_of
 
 ROOT = Path(__file__).parents[2]

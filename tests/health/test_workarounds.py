@@ -20,7 +20,7 @@ from ort_gpu_ep.errors import ConfigError, UnsupportedNodeError
 from ort_gpu_ep.health import workarounds
 from ort_gpu_ep.health.quirks import parse
 from ort_gpu_ep.health.workarounds import NAMES, Workaround, lowered, with_workarounds
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.shaders.composer import folded
 from tests.unit.graphs import model_of
 

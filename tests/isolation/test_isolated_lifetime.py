@@ -19,7 +19,7 @@ import pytest
 
 import ort_gpu_ep
 from ort_gpu_ep.isolation import process
-from ort_gpu_ep.processes import own_pids
+from ort_gpu_ep.processes.known import own_pids
 from tests.isolation.conftest import end_of, gpu_of, isolated, mlp, rows, workers
 from tests.patience import PATIENCE_S, until
 from tests.plugin.cases import assert_close, reference

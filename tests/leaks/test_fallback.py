@@ -17,9 +17,9 @@ import pytest
 import ort_gpu_ep
 from ort_gpu_ep import register
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.ir.types import BY_ONNX, TensorType
 from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin.fallback import Fallback
-from ort_gpu_ep.types import BY_ONNX, TensorType
 from tests.plugin.cases import info, make_model, node, open_session, reference
 from tests.unit.graphs import graph_of
 

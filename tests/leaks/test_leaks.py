@@ -13,13 +13,14 @@ import onnxruntime
 import pytest
 
 import ort_gpu_ep as ort
-from ort_gpu_ep import host, plugin
+from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, objects, prepared
 from ort_gpu_ep.device.buffers import POOL_AGE_S
 from ort_gpu_ep.device.prepared import MAX_BINDINGS, SHRINK_RUNS
 from ort_gpu_ep.device.program import MAX_SHOWN
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
+from ort_gpu_ep.kernels import host
 from tests.unit.graphs import model_of
 
 Array = np.ndarray[Any, Any]

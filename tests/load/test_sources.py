@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ort_gpu_ep import processes
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.load import choose, fdinfo
@@ -27,6 +26,7 @@ from ort_gpu_ep.load.nvml import NvmlLoad
 from ort_gpu_ep.load.probe import DispatchProbe
 from ort_gpu_ep.load.source import SourceError
 from ort_gpu_ep.load.xe import open_xe
+from ort_gpu_ep.processes import known as processes
 from tests.patience import Clock
 
 SLOT = "0000:03:00.0"

@@ -15,7 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.registry import OPS
+from ort_gpu_ep.kernels.registry import OPS
 from tests.direct import run_direct
 
 Array = np.ndarray[Any, Any]

@@ -18,9 +18,9 @@ from ort_gpu_ep.errors import WrongResultError
 from ort_gpu_ep.health import probes as _  # noqa: F401  fills the table
 from ort_gpu_ep.health.probe import PROBES, Trial, agree
 from ort_gpu_ep.health.probes.rows import forced
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.registry import Kernel, Limits
 from ort_gpu_ep.ops import matvec, normalization, packed_vectors, row_forms
-from ort_gpu_ep.registry import Kernel, Limits
-from ort_gpu_ep.types import TensorType
 
 PROBED = ("subgroups", "fours in a subgroup", "matrix times vector, rows by fours", "attention", "packed weights", "packed weights together",
           "sparse weights with x in workgroup memory", "softmax rows", "normalize rows", "recurrent layers in registers")

@@ -10,14 +10,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import attention
 from ort_gpu_ep.ops.attention import Form, Problem, forms_of
 from ort_gpu_ep.partitioner.passes import fuse
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.registry import Limits
-from ort_gpu_ep.target import Choice, Target
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.direct import run_direct
 from tests.ops.single_node import Array, assert_agree, check_decline, node_model, normal, on_cpu
 

@@ -12,10 +12,10 @@ from onnx.reference import ReferenceEvaluator
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Dispatch
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.direct import opened, run_program
 from tests.unit.graphs import model_of
 

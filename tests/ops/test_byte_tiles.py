@@ -10,12 +10,12 @@ import pytest
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.graph import Graph, Node, Step, Value
+from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
+from ort_gpu_ep.ir.types import BY_NAME, FLOAT32, INT8
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.target import LAST_ARRIVING
 from ort_gpu_ep.ops import tiles
-from ort_gpu_ep.questions import apart
 from ort_gpu_ep.scheduler.plan import Dispatch
-from ort_gpu_ep.target import LAST_ARRIVING
-from ort_gpu_ep.types import BY_NAME, FLOAT32, INT8
 from tests.direct import opened, run_program
 from tests.ops.test_tiles import expected
 from tests.unit.graphs import graph_of, plan_of

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.types import Shape
+from ort_gpu_ep.ir.types import Shape
+from ort_gpu_ep.kernels.questions import apart
 from tests.direct import run_direct
 from tests.ops.test_matmul import assert_close, check_against_ort, declined, model_of, random_inputs, with_steps
 

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Program
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
 from tests.direct import device_without, run_direct
 from tests.ops.single_node import Array, data, node_model, on_cpu
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import UnsupportedNodeError
-from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.registry import DEFAULT_LIMITS
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import TensorType, dtype_of
+from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.types import TensorType, dtype_of
 from tests.direct import run_direct
 from tests.ops.single_node import Host, model_of, on_cpu
 

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import rewrite
-from ort_gpu_ep.registry import Limits
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, assert_agree, assert_same, data, model_of, on_cpu
 from tests.unit.graphs import plan_of

@@ -13,13 +13,13 @@ import pytest
 from onnx import helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Graph, Step, from_onnx
 from ort_gpu_ep.health.probes.products import chosen
+from ort_gpu_ep.ir.graph import Graph, Step, from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
+from ort_gpu_ep.kernels.registry import Limits, Strided
 from ort_gpu_ep.ops.contraction import SPLITS, TILES, Matrix, Product, choose
-from ort_gpu_ep.registry import Limits, Strided
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.types import FLOAT32, Shape, TensorType
 from tests.direct import run_direct
 
 TOLERANCE = 1e-6

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.graph import from_onnx
 from ort_gpu_ep.health.probes.products import vectors_in_form
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.ops.matvec import ROWS, SIDES
-from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.direct import run_direct
 from tests.ops.single_node import assert_agree, node_model, normal
 

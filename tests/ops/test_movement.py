@@ -11,11 +11,11 @@ import pytest
 from onnx import helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import TensorType, dtype_of
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import rewrite
-from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.types import TensorType, dtype_of
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, assert_same, data, model_of, on_cpu, onnx_cases
 

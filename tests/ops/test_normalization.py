@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.direct import run_direct
 from tests.ops.single_node import Array, check_decline, check_node, node_model, normal, positive
 

@@ -15,15 +15,15 @@ import pytest
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.graph import Graph, Node, Value, from_onnx
 from ort_gpu_ep.health.probes.products import vectors_in_form
 from ort_gpu_ep.health.probes.rows import forced
 from ort_gpu_ep.health.probes.tiles import chosen
+from ort_gpu_ep.ir.graph import Graph, Node, Value, from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, HALF
+from ort_gpu_ep.kernels.target import LAST_ARRIVING, lacks
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.packed import BEFORE
 from ort_gpu_ep.scheduler.plan import Dispatch
-from ort_gpu_ep.target import LAST_ARRIVING, lacks
-from ort_gpu_ep.types import FLOAT32, HALF
 from tests.compressed.test_packed_products import nbits_model
 from tests.direct import run_program
 

@@ -14,12 +14,12 @@ from onnx import numpy_helper
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.scheduler.verify import check, violations
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.direct import opened, run_program
 from tests.ops.test_recurrent import GATES, assert_close, feeds_of, model_of, on_cpu
 

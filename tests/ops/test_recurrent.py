@@ -11,11 +11,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.scheduler.plan import Plan
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.direct import run_direct
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

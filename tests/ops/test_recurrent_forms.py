@@ -9,15 +9,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ort_gpu_ep.graph import from_onnx
 from ort_gpu_ep.health.probes.recurrent import in_form
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.ops import recurrent_held
 from ort_gpu_ep.ops.recurrent_held import GENERAL, PRODUCT, WHOLE
 from ort_gpu_ep.partitioner.passes import fuse
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.direct import run_direct
 from tests.ops.single_node import node_model
 from tests.ops.test_recurrent import GATES, assert_close, feeds_of, model_of, on_cpu

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 import pytest
 
-from ort_gpu_ep.registry import Limits, kernel
+from ort_gpu_ep.kernels.registry import Limits, kernel
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.shaders.composer import body
 from tests.unit.graphs import tensor

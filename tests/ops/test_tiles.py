@@ -11,11 +11,11 @@ import pytest
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.graph import Graph, Node, Step, Value
+from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
+from ort_gpu_ep.ir.types import FLOAT32
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.target import LAST_ARRIVING
 from ort_gpu_ep.ops import tiles
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.target import LAST_ARRIVING
-from ort_gpu_ep.types import FLOAT32
 from tests.direct import opened, run_program
 
 Array = np.ndarray[Any, Any]

@@ -174,6 +174,6 @@ def test_shapes_that_do_not_fit_are_left_to_the_body(rng: np.random.Generator) -
 
 
 def test_every_function_has_a_kernel() -> None:
-    from ort_gpu_ep.registry import OPS
+    from ort_gpu_ep.kernels.registry import OPS
 
     assert {name for domain, name in OPS if domain == DOMAIN} == set(TEXTS)

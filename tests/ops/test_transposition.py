@@ -14,15 +14,15 @@ from onnx import helper
 from benchmarks.gpu_time import forced
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import TensorType, dtype_of
+from ort_gpu_ep.kernels.registry import Strided
+from ort_gpu_ep.kernels.target import Choice, Limits
 from ort_gpu_ep.ops import transposition
 from ort_gpu_ep.ops.axes import strides_of
 from ort_gpu_ep.ops.transposition import BLOCKS, EACH, TILES, swap_of
 from ort_gpu_ep.partitioner import rewrite
-from ort_gpu_ep.registry import Strided
 from ort_gpu_ep.scheduler.planner import make_plan
-from ort_gpu_ep.target import Choice, Limits
-from ort_gpu_ep.types import TensorType, dtype_of
 from tests.direct import run_direct, run_program
 from tests.ops.single_node import Array, Host, assert_same, data, model_of, on_cpu
 from tests.ops.test_movement import slices

@@ -10,15 +10,15 @@ import pytest
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.figures import DEFAULT_FIGURES, SOFTWARE_FIGURES
-from ort_gpu_ep.graph import Graph
+from ort_gpu_ep.ir.graph import Graph
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, SOFTWARE_FIGURES
+from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.target import LAST_ARRIVING, Tuned
 from ort_gpu_ep.ops import winograd
-from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.scheduler.template import make_template
-from ort_gpu_ep.target import LAST_ARRIVING, Tuned
-from ort_gpu_ep.types import FLOAT32, TensorType
 from tests.direct import opened, run_program
 from tests.ops.test_tiles import Array, check_conv, conv_graph, expected
 

@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from ort_gpu_ep import plugin
+from ort_gpu_ep.kernels.profile import GUESSED
 from ort_gpu_ep.partitioner import Costs
-from ort_gpu_ep.profile import GUESSED
 from tests.plugin.cases import Opened, assert_close, open_session, reference
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'

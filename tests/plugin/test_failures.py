@@ -26,10 +26,10 @@ from ort_gpu_ep.errors import (
     OutOfDeviceMemoryError,
     UnsupportedNodeError,
 )
-from ort_gpu_ep.explain import explanation
-from ort_gpu_ep.kernels import RECORDS
+from ort_gpu_ep.kernels.records import RECORDS
 from ort_gpu_ep.partitioner import costs
 from ort_gpu_ep.plugin import local, provider
+from ort_gpu_ep.plugin.explain import explanation
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, raises, reference
 
 pytestmark = pytest.mark.usefixtures("long_pauses")

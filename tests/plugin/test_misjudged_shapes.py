@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.partitioner.sizes import misjudged
 from tests.ops.single_node import Array, on_cpu
 from tests.plugin.cases import info, open_session

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.graph import Graph, from_onnx
+from ort_gpu_ep.ir.graph import Graph, from_onnx
 from ort_gpu_ep.plugin import provider
 from ort_gpu_ep.plugin.reader import Reader
 from tests.plugin.cases import info, make_model, node, open_session

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ort_gpu_ep import interrupts
+from ort_gpu_ep.processes import interrupts
 
 ROOT = Path(__file__).parents[2]
 COUNT = int(os.environ.get("TEST_INTERRUPTS", "12"))

@@ -17,7 +17,7 @@ import pytest
 
 import ort_gpu_ep as ort
 from ort_gpu_ep.calibration import cache as calibration
-from ort_gpu_ep.profile import GUESSED
+from ort_gpu_ep.kernels.profile import GUESSED
 from tests.unit.graphs import model_of
 
 ROOT = Path(__file__).parents[2]

@@ -311,7 +311,7 @@ static int finds_out(int pid) {
     for (size_t k = 0; k < count; k++)
         if (!line[k]) line[k] = ' ';
     if (file) fclose(file);
-    return strstr(line, "ort_gpu_ep.scout") != NULL;
+    return strstr(line, "ort_gpu_ep.session.scout") != NULL;
 }
 
 __attribute__((constructor)) static void at_load(void) {

@@ -19,7 +19,7 @@ import ort_gpu_ep
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.errors import UnsupportedNodeError
-from ort_gpu_ep.graph import from_onnx
+from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.partitioner import rewrite
 from tests.direct import run_program
 from tests.session.random_graphs import Array, Value, quiet, random_model, wrong

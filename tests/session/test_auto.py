@@ -17,10 +17,10 @@ import pytest
 import ort_gpu_ep as ort
 from ort_gpu_ep.compression import compress
 from ort_gpu_ep.errors import DeviceError, WrongResultError
+from ort_gpu_ep.kernels.profile import GUESSED
 from ort_gpu_ep.placement import chooser, learner, proof, runner
 from ort_gpu_ep.placement.learner import LAW, LAW_S, STAY, STAY_S
 from ort_gpu_ep.placement.runner import KEEP_S
-from ort_gpu_ep.profile import GUESSED
 from tests.patience import Clock
 from tests.plugin.cases import info, make_model, node
 from tests.session.conftest import NODES, assert_close, gpu_session, on_the_cpu

@@ -21,11 +21,11 @@ import psutil
 import pytest
 
 import ort_gpu_ep as ort
-from ort_gpu_ep import starting
 from ort_gpu_ep.config import OPTIONS
 from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.health import helper
-from ort_gpu_ep.scout import DONE
+from ort_gpu_ep.session import starting
+from ort_gpu_ep.session.scout import DONE
 from tests.session.conftest import NODES, assert_close, on_the_cpu
 from tests.session.drills import ENDS, condemned, end_of_a_program
 from tests.unit.graphs import model_of
@@ -343,7 +343,7 @@ def test_the_process_that_finds_out_has_nobody_to_tell(mlp: bytes, x: Array, tmp
     options = {o.name: str(int(o.default) if isinstance(o.default, bool) else o.default) for o in OPTIONS}
     options |= {"adapter": "0", "cache_dir": str(tmp_path / "cache"), "load": "off"}
     job = {"options": options, "settings": {}, "feeds": [["x", x.dtype.str, x.shape]], "model": "", "nbytes": len(mlp), "folder": str(folder)}
-    command = [sys.executable, "-m", "ort_gpu_ep.scout"]
+    command = [sys.executable, "-m", "ort_gpu_ep.session.scout"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as scout:
         assert scout.stdin is not None
         assert scout.stdout is not None
@@ -361,7 +361,7 @@ def test_the_process_that_finds_out_ends_whatever_a_step_of_its_end_raises(tmp_p
     (tmp_path / "folder").mkdir()
     code = f"""
 import sys, tempfile, threading, types
-from ort_gpu_ep import scout
+from ort_gpu_ep.session import scout
 sys.modules["ort_gpu_ep.health.helper"] = types.ModuleType("half of it")
 sys.modules["ort_gpu_ep.health.markers"] = types.SimpleNamespace(remove_mine=lambda: print("markers", flush=True))
 tempfile.tempdir = {str(tmp_path / "folder")!r}

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.session import InferenceSession
+from ort_gpu_ep.session.session import InferenceSession
 from tests.plugin.cases import info, make_model, node
 
 RNG = np.random.default_rng(2)

@@ -17,8 +17,9 @@ from onnxruntime import InferenceSession as HeldBefore
 from onnxruntime.capi import onnxruntime_inference_collection as collection
 
 import ort_gpu_ep as ort
-from ort_gpu_ep import children, patching
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.processes import children
+from ort_gpu_ep.session import patching
 from tests.session.conftest import NODES, ROOT, assert_close, on_the_cpu
 
 Array = np.ndarray[Any, Any]
@@ -234,7 +235,7 @@ def test_children(how: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [
-    "from ort_gpu_ep import EP_NAME", "import ort_gpu_ep; ort_gpu_ep.InferenceSession", "import ort_gpu_ep.patching", "import ort_gpu_ep.graph",
+    "from ort_gpu_ep import EP_NAME", "import ort_gpu_ep; ort_gpu_ep.InferenceSession", "import ort_gpu_ep.session.patching", "import ort_gpu_ep.ir.graph",
     "from ort_gpu_ep import adapters", "from ort_gpu_ep.training import trainer", "import ort_gpu_ep; ort_gpu_ep.register()"])
 def test_a_program_that_imports_ours_first(before: str, folder: Path) -> None:
     """Then it is our modules that load onnxruntime."""
@@ -253,7 +254,7 @@ def test_threads_that_import_ours_and_onnxruntime(folder: Path) -> None:
     """Whoever comes first: afterwards it is patched."""
     (folder / "threads.py").write_text(
         "import importlib, threading\n"
-        "names = ['ort_gpu_ep.session', 'onnxruntime', 'ort_gpu_ep.patching']\n"
+        "names = ['ort_gpu_ep.session.session', 'onnxruntime', 'ort_gpu_ep.session.patching']\n"
         "threads = [threading.Thread(target=importlib.import_module, args=(name,)) for name in names]\n"
         "[t.start() for t in threads]; [t.join() for t in threads]\n" + APP)
     done = executed(folder, "-o", "placement=gpu", "--", sys.executable, "threads.py", "y.npy")

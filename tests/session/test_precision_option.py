@@ -13,9 +13,9 @@ from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import ConfigError, WrongResultError
+from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.placement.runner import _SPEED
 from ort_gpu_ep.plugin.verification import compare
-from ort_gpu_ep.target import Target
 from ort_gpu_ep.training import SGD, Trainer
 from tests.session.conftest import gpu_session, on_the_cpu
 from tests.unit.graphs import model_of

@@ -12,7 +12,7 @@ import pytest
 
 from models import build
 from models.inputs import make_inputs, model_inputs
-from ort_gpu_ep.registry import OPS, BoundNode, Built, OpSpec
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, Built, OpSpec
 from tests.session.conftest import gpu_session
 
 MOST_CALLS_A_NODE = 1.2

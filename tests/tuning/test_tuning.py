@@ -12,13 +12,14 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ort_gpu_ep import InferenceSession, tuned
+from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, WrongResultError
 from ort_gpu_ep.health.open_adapter import open_gpu, tuning_key
-from ort_gpu_ep.target import UNTUNED, Tuned
-from ort_gpu_ep.tuned import Measured
+from ort_gpu_ep.kernels import tuned
+from ort_gpu_ep.kernels.target import UNTUNED, Tuned
+from ort_gpu_ep.kernels.tuned import Measured
 from ort_gpu_ep.tuning import measure
 from ort_gpu_ep.tuning.measure import CANDIDATES, choices_of
 from tests.unit.graphs import model_of

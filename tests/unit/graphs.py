@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
-from ort_gpu_ep.graph import Graph, from_onnx
+from ort_gpu_ep.ir.graph import Graph, from_onnx
+from ort_gpu_ep.ir.types import BY_NAME, FLOAT32, TensorType
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import fuse, rewrite
-from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler import Plan, make_plan
-from ort_gpu_ep.types import BY_NAME, FLOAT32, TensorType
 
 Array = np.ndarray[Any, Any]
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
-from ort_gpu_ep.registry import OPS, BoundNode, ChannelsLast, LayoutRule, OpSpec
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, ChannelsLast, LayoutRule, OpSpec
 
 
 @contextmanager

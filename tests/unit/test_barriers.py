@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 import models
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.barriers import share_barriers, unsettled
 from ort_gpu_ep.scheduler.plan import Dispatch, Kind, Place

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.graph import Graph
+from ort_gpu_ep.ir.graph import Graph
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import partition
 from ort_gpu_ep.partitioner.grouping import boundary
-from ort_gpu_ep.registry import Limits
 from ort_gpu_ep.scheduler.template import make_template
-from ort_gpu_ep.types import TensorType
 from tests.unit.graphs import graph_of
 
 ARANGE = """(float[B, N] x) => (y) <int64 zero = {0}, int64 one = {1}, int64[1] end = {-1}> {

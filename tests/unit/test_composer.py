@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 
 from models import build
-from ort_gpu_ep.graph import Graph, from_onnx
+from ort_gpu_ep.ir.graph import Graph, from_onnx
+from ort_gpu_ep.kernels.registry import Kernel, Limits, Strided, kernel, parts
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.partitioner import rewrite
-from ort_gpu_ep.registry import Kernel, Limits, Strided, kernel, parts
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
 from ort_gpu_ep.scheduler.template import make_template
 from ort_gpu_ep.shaders import composer

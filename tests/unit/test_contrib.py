@@ -10,12 +10,12 @@ from onnx.defs import OpSchema
 from onnxruntime.capi import onnxruntime_pybind11_state as ort
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
-from ort_gpu_ep import contrib
-from ort_gpu_ep.claim import claim
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.graph import Node
-from ort_gpu_ep.registry import OPS, BoundNode, Decline, Limits, Lowering, Operand
-from ort_gpu_ep.schemas import default_attribute, schema
+from ort_gpu_ep.ir import contrib
+from ort_gpu_ep.ir.graph import Node
+from ort_gpu_ep.ir.schemas import default_attribute, schema
+from ort_gpu_ep.kernels.claim import claim
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, Decline, Limits, Lowering, Operand
 from tests.unit.graphs import tensor
 
 THEIRS = {s.name: s for s in ort.get_all_operator_schema() if (s.domain, s.name) in contrib.schemas() or s.domain == contrib.DOMAIN}

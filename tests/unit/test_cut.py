@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.graph import Graph, from_onnx
-from ort_gpu_ep.lowering import facts_of, walk
+from ort_gpu_ep.ir.graph import Graph, from_onnx
+from ort_gpu_ep.kernels.lowering import facts_of, walk
+from ort_gpu_ep.kernels.profile import GUESSED
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import partition
 from ort_gpu_ep.partitioner.costs import HOST_S, Costs, Prices, predict, price
 from ort_gpu_ep.partitioner.cut import Crossing, NodeCost, cheapest_on_gpu
 from ort_gpu_ep.partitioner.report import Prediction
-from ort_gpu_ep.profile import GUESSED
-from ort_gpu_ep.registry import Limits
 from tests.unit.graphs import graph_of, random_models, static_types
 
 AUTO = Config(placement="auto")

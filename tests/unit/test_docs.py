@@ -21,7 +21,7 @@ from rich.cells import cell_len
 
 from ort_gpu_ep.cli import COMMANDS, command
 from ort_gpu_ep.config import OPTIONS
-from ort_gpu_ep.registry import KNOWN_OPSET
+from ort_gpu_ep.kernels.registry import KNOWN_OPSET
 from scripts import build_wheel, gen_operators, record_commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,3 +220,12 @@ def test_architecture_lists_every_module() -> None:
 
 def test_architecture_is_short() -> None:
     assert len(ARCHITECTURE.splitlines()) <= 140
+
+
+def test_the_four_ways_lead_somewhere() -> None:
+    """Each path of the section names modules that are there, and what they define."""
+    section = ARCHITECTURE.split("## Four ways through the code")[1].split("## ")[0]
+    named = re.findall(r"`([\w/]+\.py)` `(\w+)`", section)
+    assert len(named) >= 8
+    for path, name in named:
+        assert re.search(rf"^ *(def|class) {name}\b", (ROOT / "ort_gpu_ep" / path).read_text("utf-8"), re.M), (path, name)

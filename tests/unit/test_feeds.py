@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.feeds import array_in, arrays_in
+from ort_gpu_ep.inputs.feeds import array_in, arrays_in
 
 X = np.arange(6.0).reshape(2, 3)
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ort_gpu_ep import profile
 from ort_gpu_ep.device.info import AdapterInfo
-from ort_gpu_ep.figures import (
+from ort_gpu_ep.health import verdicts
+from ort_gpu_ep.health.open_adapter import _figures
+from ort_gpu_ep.kernels import profile
+from ort_gpu_ep.kernels.cost_parameters import (
     DEFAULT_FIGURES,
     MEASURED_DISPATCH_S,
     MEASURED_FLOPS_PER_S,
@@ -18,14 +20,12 @@ from ort_gpu_ep.figures import (
     Figures,
     figures_of,
 )
-from ort_gpu_ep.health import verdicts
-from ort_gpu_ep.health.open_adapter import _figures
+from ort_gpu_ep.kernels.profile import GUESSED
+from ort_gpu_ep.kernels.registry import Strided
+from ort_gpu_ep.kernels.target import Limits, Target
 from ort_gpu_ep.ops import matvec
 from ort_gpu_ep.ops.contraction import Matrix
 from ort_gpu_ep.ops.tiles import TiledProduct, Weights, forms
-from ort_gpu_ep.profile import GUESSED
-from ort_gpu_ep.registry import Strided
-from ort_gpu_ep.target import Limits, Target
 
 SMALL = figures_of(MEASURED_FLOPS_PER_S / 16, MEASURED_NBYTES_PER_S / 16, MEASURED_DISPATCH_S * 4)
 GPU = AdapterInfo(0, "a GPU", "discrete", "Vulkan", "driver 1", 1, 2)

@@ -7,12 +7,12 @@ import onnx
 import pytest
 from hypothesis import given, settings
 
-from ort_gpu_ep.graph import Graph, from_onnx
-from ort_gpu_ep.lowering import facts_of, walk
+from ort_gpu_ep.ir.graph import Graph, from_onnx
+from ort_gpu_ep.kernels.lowering import facts_of, walk
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner.fusion import MAX_STEPS
 from ort_gpu_ep.partitioner.fusions import RULES, Rule, apply_rules
 from ort_gpu_ep.partitioner.patterns import match, trace
-from ort_gpu_ep.registry import Limits
 from tests.unit.graphs import fused, graph_of, ops_of, plan_of, random_models, static_types
 from tests.unit.rule_models import EXAMPLES, RULE_IDS, model_of_rule
 

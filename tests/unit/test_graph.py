@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.graph import Node, from_onnx
-from ort_gpu_ep.types import FLOAT32, INT64
+from ort_gpu_ep.ir.graph import Node, from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, INT64
 from tests.unit.graphs import graph_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ort_gpu_ep.graph import Node
+from ort_gpu_ep.ir.graph import Node
 from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
 
 

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.guess import Guess, guess, structure_of
+from ort_gpu_ep.inputs.guess import Guess, guess, structure_of
 from tests.unit.graphs import model_of
 
 

@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 
 import ort_gpu_ep.ops  # noqa: F401  fills the records
-from ort_gpu_ep import kernels
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import Graph, Node, Value
-from ort_gpu_ep.kernels import RECORDS, Record, loop_bound, record
-from ort_gpu_ep.lowering import facts_of, walk
+from ort_gpu_ep.ir.graph import Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT32, TensorType, dtype_of
+from ort_gpu_ep.kernels import records as kernels
+from ort_gpu_ep.kernels.lowering import facts_of, walk
+from ort_gpu_ep.kernels.profile import GUESSED
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.records import RECORDS, Record, loop_bound, record
+from ort_gpu_ep.kernels.registry import Decline, Limits, Lowering, kernel
 from ort_gpu_ep.partitioner import partition
 from ort_gpu_ep.partitioner.costs import products_of
-from ort_gpu_ep.profile import GUESSED
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.registry import Decline, Limits, Lowering, kernel
 from ort_gpu_ep.shaders.composer import body
-from ort_gpu_ep.types import FLOAT32, TensorType, dtype_of
 from tests.unit.graphs import graph_of
 from tests.unit.shader_flow import indices_from_data
 
-SHADERS = Path(kernels.__file__).parent / "shaders"
+SHADERS = Path(kernels.__file__).parents[1] / "shaders"
 KERNELS = {p.name: body(p.name) for p in SHADERS.glob("*.wgsl") if re.search(r"^fn (element|group_main|grid_main)\(", body(p.name), re.M)}
 LIMITS = Limits(features=frozenset({"shader-int64", "shader-f16"}))
 N = 2048

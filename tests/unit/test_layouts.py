@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from ort_gpu_ep.figures import Figures
-from ort_gpu_ep.graph import Graph
-from ort_gpu_ep.lowering import Facts
+from ort_gpu_ep.ir.graph import Graph
+from ort_gpu_ep.kernels.cost_parameters import Figures
+from ort_gpu_ep.kernels.lowering import Facts
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import layouts
 from ort_gpu_ep.partitioner.layouts import CHANNELS_LAST, choose_layouts, conversion_ns, is_conversion
 from ort_gpu_ep.partitioner.passes import FUSION, Work, run
-from ort_gpu_ep.registry import Limits
 from tests.unit.graphs import graph_of, ops_of, static_types
 from tests.unit.layouts import gaining
 

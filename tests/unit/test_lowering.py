@@ -6,13 +6,13 @@ import numpy as np
 import onnx
 import pytest
 
-from ort_gpu_ep import host
-from ort_gpu_ep.claim import FLAGS
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.graph import Graph
-from ort_gpu_ep.lowering import Answer, HostValues, bind, facts_of, walk
-from ort_gpu_ep.registry import OPS, BoundNode, Decline, Limits, Lowering
-from ort_gpu_ep.types import TensorType
+from ort_gpu_ep.ir.graph import Graph
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels import host
+from ort_gpu_ep.kernels.claim import FLAGS
+from ort_gpu_ep.kernels.lowering import Answer, HostValues, bind, facts_of, walk
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, Decline, Limits, Lowering
 from tests.unit.graphs import graph_of, plan_of, static_types, tensor
 
 CHAIN = """(float[N, C, H, W] x) => (y) {

@@ -359,7 +359,7 @@ def reached(name: str) -> set[str]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each part is imported in a fork of one process")
 def test_layers_hold_at_run_time(loaded: dict[str, set[str]]) -> None:
-    """Not only in the text: `from ort_gpu_ep import contrib` asked the package for that name, which imported onnxruntime to look there."""
+    """Not only in the text: `from ort_gpu_ep.ir import contrib` asked the package for that name, which imported onnxruntime to look there."""
     wrong = {}
     for name in loaded.keys() - set(LIGHT):
         parts = reached(name) | {"errors"}       # the package itself has them

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.graph import Graph, Value
+from ort_gpu_ep.ir.graph import Graph, Value
+from ort_gpu_ep.ir.types import FLOAT32
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import partition, sizes
-from ort_gpu_ep.registry import Limits
-from ort_gpu_ep.types import FLOAT32
 from tests.unit.graphs import graph_of, tensor
 
 GPU = Config(placement="gpu")

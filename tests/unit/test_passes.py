@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 
 from models import BUILDERS, build
-from ort_gpu_ep.graph import Graph, from_onnx
+from ort_gpu_ep.ir.graph import Graph, from_onnx
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner.invariants import PROPERTIES, violations
 from ort_gpu_ep.partitioner.layouts import is_conversion
 from ort_gpu_ep.partitioner.passes import FUSION, PASSES, Pass, Work
 from ort_gpu_ep.partitioner.sizes import Assumption, input_types
-from ort_gpu_ep.registry import Limits
 from tests.unit.graphs import random_models
 from tests.unit.layouts import gaining
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import from_onnx
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import DTYPES, DType
+from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.verify import check, violations
-from ort_gpu_ep.types import DTYPES, DType
 from tests.unit.graphs import graph_of, plan_of, random_models, tensor
 
 MLP = "(float[3, 16] x) => (float[3, 8] y) { h = MatMul(x, w)  s = Softmax(h)  y = MatMul(s, v) }"

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ort_gpu_ep.ops  # noqa: F401  fills the records
-from ort_gpu_ep.graph import Node
-from ort_gpu_ep.kernels import BY_FLOPS, FAMILIES, Work
-from ort_gpu_ep.profile import GUESSED, SIBLING, Curve, Profile
-from ort_gpu_ep.registry import BoundNode, Lowering, Operand, kernel
-from ort_gpu_ep.types import FLOAT32, TensorType
+from ort_gpu_ep.ir.graph import Node
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.profile import GUESSED, SIBLING, Curve, Profile
+from ort_gpu_ep.kernels.records import BY_FLOPS, FAMILIES, Work
+from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, kernel
 
 MEASURED = Profile(
     "a", 1e-4, 2e-6, Curve(((4096.0, 1e-6), (65536.0, 1e-5))), Curve(((4096.0, 2e-6),)),

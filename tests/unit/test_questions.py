@@ -13,10 +13,10 @@ import pytest
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.lowering import Answer, facts_of, walk
+from ort_gpu_ep.kernels.lowering import Answer, facts_of, walk
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, Built, Decline, Limits, Lowering
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.partitioner import partition, rewrite
-from ort_gpu_ep.registry import OPS, BoundNode, Built, Decline, Limits, Lowering
 from ort_gpu_ep.scheduler.template import make_template
 from tests.unit.graphs import graph_of, static_types
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.formula import Formula
-from ort_gpu_ep.symbolic import Real, Size, Trace, derived, hint, largest, same
+from ort_gpu_ep.ir.formula import Formula
+from ort_gpu_ep.ir.symbolic import Real, Size, Trace, derived, hint, largest, same
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b,

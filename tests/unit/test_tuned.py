@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ort_gpu_ep import tuned
 from ort_gpu_ep.device.info import AdapterInfo
-from ort_gpu_ep.figures import figures_of
 from ort_gpu_ep.isolation.wire import GarbageError, device_of, limits_answer
-from ort_gpu_ep.registry import Limits
-from ort_gpu_ep.target import UNTUNED, Target, Tuned
-from ort_gpu_ep.tuned import MAX_CHOICES, MAX_MODELS, Measured, Table
+from ort_gpu_ep.kernels import tuned
+from ort_gpu_ep.kernels.cost_parameters import figures_of
+from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.target import UNTUNED, Target, Tuned
+from ort_gpu_ep.kernels.tuned import MAX_CHOICES, MAX_MODELS, Measured, Table
 
 FORMS = {"slow": 9.0, "quick": 1.0, "other": 2.0}
 
@@ -101,9 +101,10 @@ def test_the_kernels_are_part_of_the_name(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name in ("shaders", "ops"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.wgsl").write_text("x")
-    for name in ("kernels.py", "figures.py", "target.py"):
-        (tmp_path / name).write_text("x")
-    monkeypatch.setattr(tuned, "__file__", str(tmp_path / "tuned.py"))
+    (tmp_path / "kernels").mkdir()
+    for name in ("records.py", "cost_parameters.py", "target.py"):
+        (tmp_path / "kernels" / name).write_text("x")
+    monkeypatch.setattr(tuned, "__file__", str(tmp_path / "kernels" / "tuned.py"))
     tuned.kernel_hash.cache_clear()
     first = tuned.kernel_hash()
     (tmp_path / "shaders" / "a.wgsl").write_text("y")

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ort_gpu_ep.types import (
+from ort_gpu_ep.ir.types import (
     BY_NAME,
     BY_ONNX,
     DTYPES,

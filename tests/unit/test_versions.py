@@ -6,12 +6,12 @@ import onnx.defs
 import pytest
 
 from ort_gpu_ep import ops  # noqa: F401  fills the registry
-from ort_gpu_ep.claim import claim
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.graph import Attribute, Node
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Operand
-from ort_gpu_ep.schemas import same_but_for_types
-from ort_gpu_ep.types import FLOAT32, TensorType
+from ort_gpu_ep.ir.graph import Attribute, Node
+from ort_gpu_ep.ir.schemas import same_but_for_types
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.claim import claim
+from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Operand
 
 pytestmark = pytest.mark.skipif(onnx.defs.onnx_opset_version() < 28, reason="this onnx is older than the opset that the cases are of")
 
@@ -24,7 +24,7 @@ def answer(op: str, version: int, inputs: int = 1, **attributes: Attribute) -> o
 
 @pytest.mark.parametrize(("op", "attributes"), [("Cast", {"to": 6}), ("Celu", {}), ("DepthToSpace", {"blocksize": 2})])
 def test_a_newer_form_of_other_types_is_taken(op: str, attributes: dict[str, Attribute], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ort_gpu_ep.claim.KNOWN_OPSET", 26)
+    monkeypatch.setattr("ort_gpu_ep.kernels.claim.KNOWN_OPSET", 26)
     assert not isinstance(answer(op, 28, **attributes), Decline)
 
 
@@ -32,7 +32,7 @@ def test_a_newer_form_of_other_types_is_taken(op: str, attributes: dict[str, Att
 def test_a_newer_form_that_says_something_else_is_declined(
         op: str, inputs: int, attributes: dict[str, Attribute], monkeypatch: pytest.MonkeyPatch) -> None:
     assert not isinstance(answer(op, 28, inputs, **attributes), Decline)
-    monkeypatch.setattr("ort_gpu_ep.claim.KNOWN_OPSET", 26)
+    monkeypatch.setattr("ort_gpu_ep.kernels.claim.KNOWN_OPSET", 26)
     found = answer(op, 28, inputs, **attributes)
     assert isinstance(found, Decline)
     assert (found.code, found.reason) == (Code.OPSET, f"{op} of opset 28; taken from opset 1 to 26")

@@ -9,9 +9,9 @@ import numpy as np
 
 from ort_gpu_ep.device import adapters
 from ort_gpu_ep.errors import DeviceError, WrongResultError
-from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, probe
-from ort_gpu_ep.registry import Limits
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.kernels.registry import Limits
 
 LOW_LIMITS, FLIPPED_BIT = "limits below WebGPU's minimum", "a bit of the readback is flipped"
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, agree, probe
+from ort_gpu_ep.ir.graph import Array
 
 COUNT = 4099
 """Elements: a prime, not a multiple of any workgroup."""

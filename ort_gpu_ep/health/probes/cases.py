@@ -8,9 +8,9 @@ import numpy as np
 
 import ort_gpu_ep.ops  # noqa: F401  fills the records
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, Unsupported, compare, probe
-from ort_gpu_ep.kernels import RECORDS, Case, Known, Random, Record
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.kernels.records import RECORDS, Case, Known, Random, Record
 
 
 def name_of(shader: str) -> str:

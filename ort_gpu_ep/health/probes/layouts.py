@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe, reference
-from ort_gpu_ep.types import dtype_of
+from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
+from ort_gpu_ep.ir.types import dtype_of
 
 
 def _channels_last(trial: Trial, op: str, version: int, image: Array, **attributes: Any) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_gpu_ep.graph import Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe
 from ort_gpu_ep.health.probes.rows import forced
+from ort_gpu_ep.ir.graph import Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT32, dtype_of
 from ort_gpu_ep.ops.transposition import BLOCKS, TILES
-from ort_gpu_ep.types import FLOAT32, dtype_of
 
 
 @probe("strided reads", "kernels", disables=("strided.wgsl",), quick=True)

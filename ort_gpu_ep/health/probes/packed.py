@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from ort_gpu_ep.graph import BESIDE, Array, Attribute, Graph, Node, Step, Value
 from ort_gpu_ep.health.probe import Trial, agree, probe
+from ort_gpu_ep.ir.graph import BESIDE, Array, Attribute, Graph, Node, Step, Value
+from ort_gpu_ep.ir.types import BY_NAME, FLOAT32, INT32, INT64
+from ort_gpu_ep.ir.types import packed as as_bytes
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.registry import INLINED
+from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
 from ort_gpu_ep.ops import packed as packed_ops
 from ort_gpu_ep.ops import pruned as pruned_ops
 from ort_gpu_ep.ops import sparse_products
 from ort_gpu_ep.ops.packed_vectors import HALVES, HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.ops.rounded_products import ROUNDED
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.registry import INLINED
-from ort_gpu_ep.target import SUBNORMAL_HALVES, Choice, Target
-from ort_gpu_ep.types import BY_NAME, FLOAT32, INT32, INT64
-from ort_gpu_ep.types import packed as as_bytes
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
 

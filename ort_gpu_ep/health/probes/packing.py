@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ort_gpu_ep.health.probe import Trial, agree, probe
-from ort_gpu_ep.registry import PACKED
+from ort_gpu_ep.kernels.registry import PACKED
 
 SIZES = (1, 2, 3, 4, 5, 255, 257, 4099)
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe, slower
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import contraction, matvec
 from ort_gpu_ep.ops.contraction import TILES, Tile
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.target import Choice, Target
 
 FACTOR = 10.0
 """A variant that takes so many times longer than its fastest sibling, for the same work, is a fault."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe, reference
 from ort_gpu_ep.health.probes.tiles import LAST_ROW, chosen
+from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
+from ort_gpu_ep.ir.types import Shape, dtype_of
 from ort_gpu_ep.ops.tiles import TILES
-from ort_gpu_ep.types import Shape, dtype_of
 
 
 @probe("quantization", "kernels", disables=("quantize.wgsl", "dequantize.wgsl"))

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.graph import Attribute, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe, reference
+from ort_gpu_ep.ir.graph import Attribute, Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT32, dtype_of
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.registry import INLINED, BoundNode
+from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.ops import recurrent_held
 from ort_gpu_ep.ops.in_place import PARTS, prefix
 from ort_gpu_ep.ops.recurrent_held import GENERAL, PACKING, PRODUCT, SHADER, WHOLE
 from ort_gpu_ep.ops.recurrent_layer import Cell, Sizes
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.registry import INLINED, BoundNode
-from ort_gpu_ep.target import Choice
-from ort_gpu_ep.types import FLOAT32, dtype_of
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.target import Choice, Target
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.target import Choice, Target
 
 ROWS = ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001))
 """(rows, length): teams of 1 to 256 invocations, and a row long enough to be cut into pieces."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array, Graph, Node, Value
 from ort_gpu_ep.health.probe import Trial, Unsupported, agree, probe, reference
+from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, Shape
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.target import LAST_ARRIVING
 from ort_gpu_ep.ops import conv_last, tiles, winograd
 from ort_gpu_ep.ops.tiles import SPLIT_TILES, TILES, Tile, TiledProduct
-from ort_gpu_ep.questions import apart
-from ort_gpu_ep.target import LAST_ARRIVING
-from ort_gpu_ep.types import FLOAT16, FLOAT32, Shape
 
 LAST_ROW = (r"if \((m\w+) < M4 && (o\w+) < ROWS\)", r"if (\1 < M4 && \2 + 1u < ROWS)")
 """The fault of the tiles' probes: the last row is left out."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from ort_gpu_ep.device.timing import start_timing
 from ort_gpu_ep.errors import DeviceError
-from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, Unsupported, agree, probe
+from ort_gpu_ep.ir.graph import Array
 
 STOPPED_CLOCK = "timestamps stand still"
 

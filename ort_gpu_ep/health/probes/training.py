@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, agree, probe, reference
+from ort_gpu_ep.ir.graph import Array
 
 DOMAIN = "ort_gpu_ep.training"
 STEPS, BATCH = 4, 3

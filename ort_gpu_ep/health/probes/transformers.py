@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe
+from ort_gpu_ep.ir.graph import Array
 
 DOMAIN = "com.microsoft"
 TOKENS, EXPERTS, HIDDEN, INNER = 9, 6, 32, 24

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
 from ort_gpu_ep.health.probe import Trial, agree, probe
-from ort_gpu_ep.registry import WORKGROUP
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.kernels.registry import WORKGROUP
 
 GROUPS = 37
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training.gradient import Gradients, Site, axis_of, gradient
 from ort_gpu_ep.training.rules.movement import pick
 from ort_gpu_ep.training.writer import Value

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training.functions import function
 from ort_gpu_ep.training.gradient import Gradients, Site, gradient
 from ort_gpu_ep.training.rules.convolution import Windows, windows

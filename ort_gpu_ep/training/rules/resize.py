@@ -7,7 +7,7 @@ import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from ort_gpu_ep.graph import Array
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training.gradient import Gradients, Site, gradient
 
 _EXTRAPOLATES = "tf_crop_and_resize"

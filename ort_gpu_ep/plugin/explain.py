@@ -19,7 +19,7 @@ from ort_gpu_ep.scheduler.template import Specialization
 from ort_gpu_ep.terminal import printable
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.backend import Executable
+    from ort_gpu_ep.device.backend import Executable
     from ort_gpu_ep.plugin import SessionState
 
 

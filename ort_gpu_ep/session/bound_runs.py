@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ort_gpu_ep.plugin import BoundRun, SessionState, Turns
-from ort_gpu_ep.session import InferenceSession
+from ort_gpu_ep.session.session import InferenceSession
 
 
 def state_of(session: InferenceSession) -> SessionState | None:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
-from ort_gpu_ep import host, shape_arithmetic
-from ort_gpu_ep.claim import claim
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.graph import Array, Graph, Node, Nonzeros, fits_half, nonzeros_of
-from ort_gpu_ep.registry import BoundNode, Decline, Limits, Lowering, Operand, spec_of
-from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import BOOL, FLOAT16, FLOAT32, INT32, INT64, DType, TensorType
+from ort_gpu_ep.ir.graph import Array, Graph, Node, Nonzeros, fits_half, nonzeros_of
+from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, INT32, INT64, DType, TensorType
+from ort_gpu_ep.kernels import host, shape_arithmetic
+from ort_gpu_ep.kernels.claim import claim
+from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering, Operand, spec_of
 from ort_gpu_ep.weights.functions import DOMAIN
 
 

@@ -13,33 +13,33 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import onnx
 
-from ort_gpu_ep.built import DIVISOR as DIVISOR
-from ort_gpu_ep.built import ERROR_FLAGS as ERROR_FLAGS
-from ort_gpu_ep.built import INDEX as INDEX
-from ort_gpu_ep.built import LENGTH as LENGTH
-from ort_gpu_ep.built import Bindings as Bindings
-from ort_gpu_ep.built import Const as Const
-from ort_gpu_ep.built import Counted as Counted
-from ort_gpu_ep.built import InPlace as InPlace
-from ort_gpu_ep.built import Kernel as Kernel
-from ort_gpu_ep.built import Lowering as Lowering
-from ort_gpu_ep.built import Pieces as Pieces
-from ort_gpu_ep.built import Strided as Strided
-from ort_gpu_ep.built import View as View
-from ort_gpu_ep.built import kernel as kernel
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import LARGEST_HALF, Array, Attribute, Node, Nonzeros
-from ort_gpu_ep.schemas import default_attribute
-from ort_gpu_ep.symbolic import Size, hints
-from ort_gpu_ep.target import ADAPTER as ADAPTER
-from ort_gpu_ep.target import DEFAULT_LIMITS as DEFAULT_LIMITS
-from ort_gpu_ep.target import DEFAULT_TARGET, Target
-from ort_gpu_ep.target import INLINED as INLINED
-from ort_gpu_ep.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
-from ort_gpu_ep.target import PACKED as PACKED
-from ort_gpu_ep.target import WORKGROUP as WORKGROUP
-from ort_gpu_ep.target import Limits as Limits
-from ort_gpu_ep.types import BY_ONNX, DTYPES, FLOAT32, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.ir.graph import LARGEST_HALF, Array, Attribute, Node, Nonzeros
+from ort_gpu_ep.ir.schemas import default_attribute
+from ort_gpu_ep.ir.symbolic import Size, hints
+from ort_gpu_ep.ir.types import BY_ONNX, DTYPES, FLOAT32, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.kernels.built import DIVISOR as DIVISOR
+from ort_gpu_ep.kernels.built import ERROR_FLAGS as ERROR_FLAGS
+from ort_gpu_ep.kernels.built import INDEX as INDEX
+from ort_gpu_ep.kernels.built import LENGTH as LENGTH
+from ort_gpu_ep.kernels.built import Bindings as Bindings
+from ort_gpu_ep.kernels.built import Const as Const
+from ort_gpu_ep.kernels.built import Counted as Counted
+from ort_gpu_ep.kernels.built import InPlace as InPlace
+from ort_gpu_ep.kernels.built import Kernel as Kernel
+from ort_gpu_ep.kernels.built import Lowering as Lowering
+from ort_gpu_ep.kernels.built import Pieces as Pieces
+from ort_gpu_ep.kernels.built import Strided as Strided
+from ort_gpu_ep.kernels.built import View as View
+from ort_gpu_ep.kernels.built import kernel as kernel
+from ort_gpu_ep.kernels.target import ADAPTER as ADAPTER
+from ort_gpu_ep.kernels.target import DEFAULT_LIMITS as DEFAULT_LIMITS
+from ort_gpu_ep.kernels.target import DEFAULT_TARGET, Target
+from ort_gpu_ep.kernels.target import INLINED as INLINED
+from ort_gpu_ep.kernels.target import OFFSET_ALIGNMENT as OFFSET_ALIGNMENT
+from ort_gpu_ep.kernels.target import PACKED as PACKED
+from ort_gpu_ep.kernels.target import WORKGROUP as WORKGROUP
+from ort_gpu_ep.kernels.target import Limits as Limits
 
 KNOWN_OPSET = 28
 """Newest ONNX opset whose changes were read; a later form of an op is declined unless it allows other types and says the same else."""

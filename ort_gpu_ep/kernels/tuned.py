@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ort_gpu_ep import store
-from ort_gpu_ep.target import Tuned
+from ort_gpu_ep.kernels.target import Tuned
 
 FORMAT = 1
 
 MAX_CHOICES, MAX_MODELS = 2048, 256
 """What a file holds at most; the oldest goes first. A network has some 10 to 60 choices."""
 
-_KERNELS = ("shaders", "ops", "kernels.py", "figures.py", "target.py")
+_KERNELS = ("shaders", "ops", "kernels/records.py", "kernels/cost_parameters.py", "kernels/target.py")
 """Files and folders of this package that forms, and what they take, follow from."""
 
 
@@ -51,7 +51,7 @@ class Table:
 @cache
 def kernel_hash() -> str:
     """Of the kernels and of what chooses among their forms: what was measured of others says nothing."""
-    digest, root = hashlib.sha256(), Path(__file__).resolve().parent
+    digest, root = hashlib.sha256(), Path(__file__).resolve().parents[1]
     for name in _KERNELS:
         path = root / name
         for file in [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix in (".wgsl", ".py")):

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ort_gpu_ep import contrib
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.types import BY_ONNX, FLOAT32, DType, SymbolicShape, TensorType
+from ort_gpu_ep.ir import contrib
+from ort_gpu_ep.ir.types import BY_ONNX, FLOAT32, DType, SymbolicShape, TensorType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Attribute: TypeAlias = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Array | None

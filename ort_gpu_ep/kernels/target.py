@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.figures import DEFAULT_FIGURES, Figures
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INT64
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT64
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, Figures
 
 OFFSET_ALIGNMENT = 256
 """Where in a buffer a binding may begin: a multiple of what WebGPU lets every adapter ask for."""
@@ -65,7 +65,7 @@ UNTUNED = Tuned()
 class Limits:
     """What an adapter offers (WebGPU's guaranteed minimum by default). Sizes in bytes.
 
-    max_loop_iterations: of all loops of an invocation together (kernels.py); the default is the least that any known driver does.
+    max_loop_iterations: of all loops of an invocation together (records.py); the default is the least that any known driver does.
     disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, INLINED, PACKED,
         WORKGROUP.
     subgroup_size: invocations of every subgroup of this adapter; 0 where it is not known, or differs between shaders.

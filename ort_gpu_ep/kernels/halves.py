@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ort_gpu_ep.registry import BoundNode, Kernel, Lowering, Operand, kernel
-from ort_gpu_ep.types import FLOAT32, HALF, TensorType
+from ort_gpu_ep.ir.types import FLOAT32, HALF, TensorType
+from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Operand, kernel
 
 ORDER = "pack_rows.wgsl"
 

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array, Node
-from ort_gpu_ep.registry import BoundNode, Operand
-from ort_gpu_ep.symbolic import Real, Size, derived, largest
-from ort_gpu_ep.types import BOOL, BY_NAME, BY_ONNX, FLOAT32, INT32, INT64, DType
+from ort_gpu_ep.ir.graph import Array, Node
+from ort_gpu_ep.ir.symbolic import Real, Size, derived, largest
+from ort_gpu_ep.ir.types import BOOL, BY_NAME, BY_ONNX, FLOAT32, INT32, INT64, DType
+from ort_gpu_ep.kernels.registry import BoundNode, Operand
 
 MAX_ELEMENTS = 1024
 """Of one tensor: sizes are few, and what is large is data."""

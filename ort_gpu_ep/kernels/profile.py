@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ort_gpu_ep import store
-from ort_gpu_ep.figures import Figures, figures_of
-from ort_gpu_ep.kernels import BY_FLOPS, FAMILIES, Work, work_of
-from ort_gpu_ep.registry import BoundNode, Lowering, tensors_of
+from ort_gpu_ep.kernels.cost_parameters import Figures, figures_of
+from ort_gpu_ep.kernels.records import BY_FLOPS, FAMILIES, Work, work_of
+from ort_gpu_ep.kernels.registry import BoundNode, Lowering, tensors_of
 
 FORMAT = 3
 

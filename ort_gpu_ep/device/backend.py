@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ort_gpu_ep.device.index_check import Word
     from ort_gpu_ep.device.info import AdapterInfo
     from ort_gpu_ep.device.steady import Steady
-    from ort_gpu_ep.graph import Array, Graph
-    from ort_gpu_ep.profile import Profile
-    from ort_gpu_ep.registry import Limits
+    from ort_gpu_ep.ir.graph import Array, Graph
+    from ort_gpu_ep.ir.types import Shape, TensorType
+    from ort_gpu_ep.kernels.profile import Profile
+    from ort_gpu_ep.kernels.registry import Limits
     from ort_gpu_ep.scheduler import Plan
     from ort_gpu_ep.scheduler.planner import Rewrite
     from ort_gpu_ep.scheduler.template import Specialization
-    from ort_gpu_ep.types import Shape, TensorType
     from ort_gpu_ep.utilization import Uses
 
 

@@ -16,8 +16,15 @@ from onnxruntime import OrtValue
 from ort_gpu_ep import plugin, private
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.errors import AdapterError, ConfigError, DeviceHangError, DeviceLostError
-from ort_gpu_ep.interrupts import load, uninterrupted
-from ort_gpu_ep.opening import (
+from ort_gpu_ep.placement.candidates import Candidate
+from ort_gpu_ep.placement.names import CPU
+from ort_gpu_ep.placement.source import Source, not_written, with_profiler, write_optimized
+from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME
+from ort_gpu_ep.plugin.fallback import NO_KERNEL, NoProviderError, taken_by_nobody
+from ort_gpu_ep.plugin.io_binding import refresh
+from ort_gpu_ep.plugin.memory import FORKED, memory
+from ort_gpu_ep.processes.interrupts import load, uninterrupted
+from ort_gpu_ep.session.opening import (
     asked_providers,
     begins_on_cpu,
     checked,
@@ -29,20 +36,13 @@ from ort_gpu_ep.opening import (
     stays_on_cpu,
     without_ours,
 )
-from ort_gpu_ep.placement.candidates import Candidate
-from ort_gpu_ep.placement.names import CPU
-from ort_gpu_ep.placement.source import Source, not_written, with_profiler, write_optimized
-from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME
-from ort_gpu_ep.plugin.fallback import NO_KERNEL, NoProviderError, taken_by_nobody
-from ort_gpu_ep.plugin.io_binding import refresh
-from ort_gpu_ep.plugin.memory import FORKED, memory
-from ort_gpu_ep.starting import WAITING, Start
+from ort_gpu_ep.session.starting import WAITING, Start
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.explain import Explanation
     from ort_gpu_ep.isolation.remote import Lease
     from ort_gpu_ep.partitioner import Costs
     from ort_gpu_ep.placement.runner import Runner
+    from ort_gpu_ep.plugin.explain import Explanation
     from ort_gpu_ep.profiling.result import RunProfile
     from ort_gpu_ep.tuning.measure import TuneResult
 
@@ -361,7 +361,7 @@ class InferenceSession(plugin.PlainSession):
 
     def _guessed(self) -> dict[str, Any]:
         """Inputs of sizes and values that the model's structure allows. Raises ModelError."""
-        from ort_gpu_ep.guess import guess, structure_of
+        from ort_gpu_ep.inputs.guess import guess, structure_of
 
         return dict(guess(self.get_inputs(), structure_of(self._arguments[0])).feeds)
 
@@ -372,8 +372,8 @@ class InferenceSession(plugin.PlainSession):
 
     def _tune_once(self, config: Config) -> None:
         """For the option `tune`: measures a model that was not tuned on this adapter yet; a failure of that is a warning."""
-        from ort_gpu_ep import tuned
         from ort_gpu_ep.health.open_adapter import open_gpu, tuning_key
+        from ort_gpu_ep.kernels import tuned
         from ort_gpu_ep.placement.decisions import key_of
         from ort_gpu_ep.tuning.measure import tune
 
@@ -402,8 +402,8 @@ class InferenceSession(plugin.PlainSession):
         return replace(found, profile=self.profile(None if profile is True else profile))
 
     def _explain(self) -> Explanation:
-        load("ort_gpu_ep.explain")
-        from ort_gpu_ep.explain import Explanation, explanation  # with it all that makes partitions: not where the CPU answers
+        load("ort_gpu_ep.plugin.explain")
+        from ort_gpu_ep.plugin.explain import Explanation, explanation  # with it all that makes partitions: not where the CPU answers
 
         if self._start is not None and not self._start.is_over:
             if self._start.stage != WAITING:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ort_gpu_ep import shape_arithmetic
-from ort_gpu_ep.graph import Array, Attribute, Node
-from ort_gpu_ep.registry import BoundNode
-from ort_gpu_ep.types import DType, dtype_of
+from ort_gpu_ep.ir.graph import Array, Attribute, Node
+from ort_gpu_ep.ir.types import DType, dtype_of
+from ort_gpu_ep.kernels import shape_arithmetic
+from ort_gpu_ep.kernels.registry import BoundNode
 
 MAX_CONSTANT_NBYTES = 64 << 10
 """A larger constant is a weight: it lives on the device, and the host does not calculate with it."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ort_gpu_ep.graph import Part, Step
-from ort_gpu_ep.target import Choice
-from ort_gpu_ep.types import Shape, TensorType
+from ort_gpu_ep.ir.graph import Part, Step
+from ort_gpu_ep.ir.types import Shape, TensorType
+from ort_gpu_ep.kernels.target import Choice
 
 Const: TypeAlias = int | float | bool
 

@@ -14,11 +14,11 @@ from functools import partial
 
 import numpy as np
 
-from ort_gpu_ep.graph import Array, Attribute, Node
+from ort_gpu_ep.ir.graph import Array, Attribute, Node
+from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.types import FLOAT32
+from ort_gpu_ep.kernels.registry import BoundNode, Decline, Lowering, Operand, OpSpec
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.registry import BoundNode, Decline, Lowering, Operand, OpSpec
-from ort_gpu_ep.symbolic import is_symbolic
-from ort_gpu_ep.types import FLOAT32
 
 KEPT = 4096
 """Questions whose answers are kept, process-wide: more than any known model has of different nodes. One takes a few kilobytes."""

@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ort_gpu_ep import contrib
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.graph import Node
-from ort_gpu_ep.kernels import completed, loop_bound, record_of
-from ort_gpu_ep.questions import Question, question
-from ort_gpu_ep.registry import (
+from ort_gpu_ep.ir import contrib
+from ort_gpu_ep.ir.graph import Node
+from ort_gpu_ep.ir.schemas import fault, same_but_for_types, schema
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, UINT8, DType, TensorType, names
+from ort_gpu_ep.kernels.questions import Question, question
+from ort_gpu_ep.kernels.records import completed, loop_bound, record_of
+from ort_gpu_ep.kernels.registry import (
     ADAPTER,
     INLINED,
     KNOWN_OPSET,
@@ -31,10 +34,7 @@ from ort_gpu_ep.registry import (
     spec_of,
     tensors_of,
 )
-from ort_gpu_ep.schemas import fault, same_but_for_types, schema
-from ort_gpu_ep.symbolic import hint
-from ort_gpu_ep.target import Target
-from ort_gpu_ep.types import FLOAT16, FLOAT32, INT8, UINT8, DType, TensorType, names
+from ort_gpu_ep.kernels.target import Target
 
 FLAGS = frozenset((
     "align_corners", "allowzero", "antialias", "ceil_mode", "center_point_box", "count_include_pad", "exclude_outside", "exclusive",

@@ -13,11 +13,12 @@ from typing import Any
 
 import onnxruntime
 
-from ort_gpu_ep import children, plugin, private
+from ort_gpu_ep import plugin, private
 from ort_gpu_ep.config import resolve
-from ort_gpu_ep.opening import IDLE_PROVIDER, forbids_cpu
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, OrtSession
-from ort_gpu_ep.session import InferenceSession
+from ort_gpu_ep.processes import children
+from ort_gpu_ep.session.opening import IDLE_PROVIDER, forbids_cpu
+from ort_gpu_ep.session.session import InferenceSession
 
 _lock = threading.RLock()
 _patches: list[Patch] = []

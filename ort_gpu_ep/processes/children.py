@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ort_gpu_ep.config import variables
 
-HOOK = str(Path(__file__).with_name("hook"))
+HOOK = str(Path(__file__).parents[1] / "hook")
 
 
 def hooked(options: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, str]:

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from onnxruntime import OrtValue
 
-from ort_gpu_ep.child import ending as how_it_ended
 from ort_gpu_ep.config import OPTIONS, Config
 from ort_gpu_ep.device.background import Background, ending
 from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
-from ort_gpu_ep.interrupts import load
-from ort_gpu_ep.opening import MODULES, is_decided, look_for_gpu, make_runner
 from ort_gpu_ep.placement.names import CPU
 from ort_gpu_ep.plugin import ensure_registered
+from ort_gpu_ep.processes.child import ending as how_it_ended
+from ort_gpu_ep.processes.interrupts import load
+from ort_gpu_ep.session.opening import MODULES, is_decided, look_for_gpu, make_runner
 
 if TYPE_CHECKING:
     from ort_gpu_ep.isolation.remote import Lease
@@ -220,7 +220,7 @@ class Start:
             with self.source.there() as model:
                 given = b"" if isinstance(model, str) else model
                 job |= {"model": model if isinstance(model, str) else "", "nbytes": len(given), "folder": folder}
-                return self._follow(Worker(job, None, "ort_gpu_ep.scout", [given, *payload], listens=True))
+                return self._follow(Worker(job, None, "ort_gpu_ep.session.scout", [given, *payload], listens=True))
         except OSError as error:
             log.info("placement: no process can be started (%s): this process measures the candidates", error)
             return None

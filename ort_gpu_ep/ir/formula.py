@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ort_gpu_ep.symbolic import Real, Size, Terms, Trace, text_of
+from ort_gpu_ep.ir.symbolic import Real, Size, Terms, Trace, text_of
 
 
 class Formula:

@@ -8,9 +8,9 @@ from typing import Any
 
 import onnx.defs
 
-from ort_gpu_ep import contrib
-from ort_gpu_ep.graph import Attribute, Node
-from ort_gpu_ep.types import DType
+from ort_gpu_ep.ir import contrib
+from ort_gpu_ep.ir.graph import Attribute, Node
+from ort_gpu_ep.ir.types import DType
 
 
 @cache

@@ -69,7 +69,7 @@ def _found(
     import onnxruntime
 
     from ort_gpu_ep.health import open_adapter
-    from ort_gpu_ep.session import InferenceSession
+    from ort_gpu_ep.session.session import InferenceSession
 
     open_adapter.QUICK_S = math.inf      # nobody waits
     settings = onnxruntime.SessionOptions()

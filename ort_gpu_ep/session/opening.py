@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError, ConfigError
-from ort_gpu_ep.interrupts import load
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, too_old
 from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.plugin.plain import COMPILES, NOT_COMPILED
 from ort_gpu_ep.plugin.state import say_once
+from ort_gpu_ep.processes.interrupts import load
 
 if TYPE_CHECKING:
     from ort_gpu_ep.isolation.remote import Lease
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 IDLE_PROVIDER = "AzureExecutionProvider"
 """It runs its own operators only; a list with it leaves the same choice as one without."""
 
-MODULES = ("ort_gpu_ep.explain", "ort_gpu_ep.plugin.factory")
+MODULES = ("ort_gpu_ep.plugin.explain", "ort_gpu_ep.plugin.factory")
 """What a session with a GPU needs, with all that makes partitions."""
 
 ORT_FORMAT = (
@@ -239,7 +239,7 @@ def make_runner(model: Source, settings: Any, options: Mapping[str, str], kwargs
     sampler, software = sampler_for(config)
     if config.isolation == "process":
         from ort_gpu_ep.isolation.remote import open_remote
-        from ort_gpu_ep.profile import GUESSED
+        from ort_gpu_ep.kernels.profile import GUESSED
 
         remote = open_remote(config)
         return Runner(model, settings, options, kwargs, config, f"{remote.key} isolated", lambda: GUESSED, remote.uses, sampler,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.feeds import dtype_of
+from ort_gpu_ep.inputs.feeds import dtype_of
 
 Array = np.ndarray[Any, Any]
 

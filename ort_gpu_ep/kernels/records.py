@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.graph import Attribute
-from ort_gpu_ep.halves import halved
-from ort_gpu_ep.registry import Bindings, BoundNode, Kernel, Lowering, OpSpec, View
-from ort_gpu_ep.symbolic import hint, hints
-from ort_gpu_ep.types import Shape, TensorType
+from ort_gpu_ep.ir.graph import Attribute
+from ort_gpu_ep.ir.symbolic import hint, hints
+from ort_gpu_ep.ir.types import Shape, TensorType
+from ort_gpu_ep.kernels.halves import halved
+from ort_gpu_ep.kernels.registry import Bindings, BoundNode, Kernel, Lowering, OpSpec, View
 
 FAMILIES: Mapping[str, str] = {
     "product": "a tile of a matrix product in workgroup memory; most convolutions, too",
