@@ -18,6 +18,13 @@ DRAWN = ("int8", "int4", "codebook5", "prune50", "prune80", "prune90")
 """Methods that --plot draws."""
 
 
+def _no_options(given: str | None) -> None:
+    """`-o` is `--option` in the other commands; here it is a file more often than not."""
+    if given is not None:
+        raise typer.BadParameter("compress has no -o: give the file to write as --out FILE.onnx; options of the provider (-o NAME=VALUE) "
+                                 "belong to the commands that run a model")
+
+
 @shared.reports_errors
 def compress(
     model: shared.ModelArgument,
@@ -27,6 +34,7 @@ def compress(
     labels: Annotated[Path | None, typer.Option("--labels", help="A .npy file: the class of each sample, for the accuracy.")] = None,
     layers: Annotated[list[str] | None, typer.Option("--layers", help="PATTERN=METHOD for layers whose name matches; repeat.")] = None,
     max_error: Annotated[float | None, typer.Option("--max-error", min=0, help="Largest error of a layer, else a gentler method.")] = None,
+    short: Annotated[str | None, typer.Option("-o", hidden=True, callback=_no_options)] = None,
     plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw size and accuracy of all methods.", shared.PICTURES)] = None,
     json: shared.JsonOption = False,
 ) -> None:

@@ -138,9 +138,24 @@ def _seen(node: Node, bodies: Sequence[Report]) -> Callable[[NodeReport], NodeRe
         return lambda n: replace(n, device="gpu", code="", reason="")
     left = next((r for r in bodies if r.predictions and r.predictions[0].candidate == "cpu"), None)
     if left is None:
-        return None
+        reason = _without_kernel(node.op, bodies)
+        return (lambda n: replace(n, reason=reason) if n.code == Code.OP else n) if reason else None
     why = f"left to the CPU with its body: {_why(left.predictions)}"
     return lambda n: replace(n, code=Code.COST, reason=why)
+
+
+def _without_kernel(op: str, bodies: Sequence[Report]) -> str:
+    """Why an If, Loop or Scan is not on the GPU though others are. Empty for other ops, and where nothing is known of the bodies."""
+    if not bodies or op not in ("If", "Loop", "Scan"):
+        return ""
+    if any(body.placement == "auto" for body in bodies):
+        return f"placement=auto leaves {op} to the CPU unless it chooses the candidate gpu; placement=gpu can run it on the GPU"
+    if not all(body.able for body in bodies):
+        return (f"this {op} can't keep its values on the GPU: isolation=process, a value that is no tensor of a known type, "
+                "or a Scan that is of opset 8 or over another axis than the first")
+    if any(body.partitions for body in bodies):
+        return f"copying the values of each turn of this {op} is predicted to take no longer than keeping them on the GPU"
+    return f"no node in the bodies of this {op} is on the GPU"
 
 
 def _why(predictions: Sequence[Prediction]) -> str:

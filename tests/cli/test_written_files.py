@@ -108,3 +108,12 @@ def test_o_is_option_in_every_command(command: str) -> None:
     short = {name for name, hint in hints.items() for known in get_args(hint)[1:] if "-o" in (getattr(known, "param_decls", None) or ())}
     assert short <= {"option"}
     assert ("option" in hints) == bool(short)
+
+
+@pytest.mark.parametrize("given", ["small.onnx", "placement=gpu"])
+def test_compress_says_what_to_use_in_place_of_o(given: str) -> None:
+    """In the other commands -o sets an option of the provider, and in many programs it names the file to write."""
+    done = CliRunner().invoke(cli.app, ["compress", "none.onnx", "--method", "int8", "-o", given], env={"COLUMNS": "400"}, catch_exceptions=False)
+    assert done.exit_code == 2
+    assert "--out FILE.onnx" in done.stderr
+    assert "-o NAME=VALUE" in done.stderr

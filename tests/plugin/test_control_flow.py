@@ -147,6 +147,25 @@ def test_both_branches_of_an_if(x: Any) -> None:
     assert resident(same(IF, *({"x": x, "c": np.array(c)} for c in (True, False, True)))) == {"If"}
 
 
+STRINGS = """m (bool c, string[N] x) => (y) {
+    r = If (c) <then_branch = yes () => (string[N] p) { p = Concat <axis = 0> (x, x) },
+        else_branch = no () => (string[N] s) { s = Identity(x) }>
+    y = Concat <axis = 0> (r, x) }"""
+
+
+@pytest.mark.parametrize(("text", "options", "said"), [
+    (IF, {"placement": "gpu", "isolation": "process"}, "isolation=process"),
+    (IF, {"placement": "auto", "adapter": "llvmpipe"}, "left to the CPU with its body"),
+    (STRINGS, {"placement": "gpu"}, "no tensor of a known type"),
+], ids=["isolation", "auto", "strings"])
+def test_why_control_flow_is_not_on_the_gpu(text: str, options: dict[str, object], said: str) -> None:
+    """If, Loop and Scan have kernels of ours, so the reason for one that stays on the CPU is not that there is none."""
+    opened = open_session(model(text), **options)
+    reasons = [node.reason for report in opened.state.reports for node in report.nodes if node.op == "If"]
+    assert reasons
+    assert all(said in reason and "no kernel" not in reason for reason in reasons), reasons
+
+
 def test_what_turns_leave_stays_on_the_device(x: Any) -> None:
     opened = same(COUNTED, {"x": x, "n": n(9)})
     before = dict(opened.state.counts())
