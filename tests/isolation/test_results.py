@@ -209,7 +209,7 @@ def test_this_process_loads_no_driver(way: str) -> None:
     program = f"""
         import sys, onnxruntime, ort_gpu_ep
         from tests.isolation.conftest import mlp, rows
-        for name in [n for n in sys.modules if n.split('.')[0] == 'wgpu']:
+        for name in [n for n in list(sys.modules) if n.split('.')[0] == 'wgpu']:
             raise AssertionError(name)
         ort_gpu_ep.register()
         m = mlp()

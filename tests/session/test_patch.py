@@ -294,7 +294,7 @@ def test_children_of_a_patched_process(folder: Path) -> None:
 
 
 def test_a_program_without_onnxruntime_loads_nothing_of_ours(folder: Path) -> None:
-    code = "import sys; print([m for m in sys.modules if m.partition('.')[0] in ('ort_gpu_ep', 'onnxruntime', 'numpy', 'wgpu')])"
+    code = "import sys; print([m for m in list(sys.modules) if m.partition('.')[0] in ('ort_gpu_ep', 'onnxruntime', 'numpy', 'wgpu')])"
     assert executed(folder, "-o", "placement=gpu", sys.executable, "-c", code) == (0, "[]\n", SAID)
 
 

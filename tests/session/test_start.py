@@ -95,7 +95,7 @@ def test_a_session_that_begins_on_the_cpu_loads_nothing_that_makes_partitions(tm
     program = ("import sys; from ort_gpu_ep import InferenceSession; "
                "session = InferenceSession(sys.argv[1], provider_options={'adapter': '0'}); "
                "heavy = ('onnx.', 'ort_gpu_ep.ops', 'ort_gpu_ep.partitioner', 'ort_gpu_ep.scheduler', 'ort_gpu_ep.plugin.factory'); "
-               "print(session._start is not None, [m for m in sys.modules if m.startswith(heavy)])")
+               "print(session._start is not None, [m for m in list(sys.modules) if m.startswith(heavy)])")
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "model.onnx")], capture_output=True, text=True, check=True,
                           cwd=Path(__file__).parents[2])
     assert done.stdout.splitlines()[-1] == "True []"

@@ -316,7 +316,7 @@ def told(modules, theirs):
     if not os.fork():
         for name in modules:
             __import__(name)
-        loaded = {".".join(m.split(".")[:2]) for m in sys.modules if m.startswith("ort_gpu_ep.")} | {m for m in theirs if m in sys.modules}
+        loaded = {".".join(m.split(".")[:2]) for m in list(sys.modules) if m.startswith("ort_gpu_ep.")} | {m for m in theirs if m in sys.modules}
         os.write(begins, json.dumps(sorted(loaded)).encode())
         os._exit(0)
     os.close(begins)
