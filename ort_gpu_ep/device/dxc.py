@@ -1,4 +1,4 @@
-"""DirectX's newer compiler, DXC: Windows has only the older one, FXC, which knows neither float16 nor 64-bit integers nor subgroups."""
+"""Finds DirectX's newer shader compiler, DXC. Windows includes only the older FXC, without float16, 64-bit integers and subgroups."""
 
 from __future__ import annotations
 

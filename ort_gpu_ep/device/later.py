@@ -1,4 +1,4 @@
-"""A readback that nobody waits for yet: the host goes on, and work enqueued behind it may change what it reads."""
+"""A readback that the host does not wait for yet; work that is submitted after it may change the buffer that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""wgpu-native: the library that wgpu-py brings along, found, loaded, and called with its errors raised.
+"""Finds and loads the library wgpu-native that wgpu-py contains, and raises its errors.
 
 wgpu-py itself stays unloaded. Through cffi's parser it reads each C type anew with all names of its header: 24 ms for each of about
 a hundred, at every start. Here the types come from declarations.py, where they are parsed already. A header that is not the one

@@ -1,4 +1,4 @@
-"""WebGPU's objects over wgpu-native's C functions: what this package uses of them, in WebGPU's words.
+"""WebGPU's objects on top of wgpu-native's C functions: the part of WebGPU that this package uses.
 
 What validation can refuse goes through `checked` and raises a GPUError. An object is released with the last reference to it, and
 holds its device.

@@ -1,4 +1,4 @@
-"""A read-only graph: what the partitioner and the scheduler see of a model.
+"""A read-only graph: the form of a model that the partitioner and the scheduler read.
 
 It is filled from an OrtGraph (plugin/reader.py) or from an ONNX model (`from_onnx`: tests and tools).
 """

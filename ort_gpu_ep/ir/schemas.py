@@ -1,4 +1,4 @@
-"""What ONNX, or ONNX Runtime for its own domain, says of an op: its schema, the defaults of its attributes, whether a node keeps to it."""
+"""Schemas of ops, from ONNX or for ONNX Runtime's own domain from it: defaults of attributes, and whether a node follows its schema."""
 
 from __future__ import annotations
 

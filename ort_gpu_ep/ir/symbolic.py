@@ -1,4 +1,4 @@
-"""Integers that a run brings: arithmetic on them is recorded, so that a plan made once serves every size.
+"""Symbolic sizes that are known only in a run: arithmetic on them is recorded, so that one plan serves every size.
 
 A builder is written for plain ints and never told. It gets `Size` objects, which know the value of the run that is being planned
 (the hint) and the formula that gives it; what it computes from them are formulas, too. A comparison answers for the hint and is

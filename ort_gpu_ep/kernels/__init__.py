@@ -1,1 +1,1 @@
-"""How operators become kernels: the registry, the claim, lowering, and what the choice between forms of a kernel goes by."""
+"""How operators become kernels: the registry, the claim, lowering, and the cost model that chooses between forms of a kernel."""

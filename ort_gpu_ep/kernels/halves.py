@@ -1,4 +1,4 @@
-"""Weights in float16 on the device, where the option `precision` asks for that: a lowering, changed after its builder has made it.
+"""Stores weights in float16 on the device if the option `precision` asks for it, by changing finished lowerings.
 
 What a program computes once from such a weight (another order of it) is stored in float16 then; a kernel that reads the weight as the model
 has it gets a copy, made once. Kernels read float32 all the same: the composer writes the conversion. The float32 original leaves the

@@ -1,4 +1,4 @@
-"""Walks a graph with concrete input types and asks, node by node, what it becomes.
+"""Walks a graph with concrete input types and lowers it node by node.
 
 The partitioner calls it with representative sizes to learn what can be claimed; the scheduler calls it with the real
 sizes of a run to build a plan. Both get their answer from the same rows.

@@ -1,4 +1,4 @@
-"""What an adapter takes: for a run at all, a dispatch, a transfer, and the work of each family of kernels. Plain data.
+"""The profile of an adapter: the time of a run, a dispatch and a transfer, and the rate of each family of kernels. Plain data.
 
 `calibration/` measures it; the partitioner reads it, and an adapter that is opened gets its figures of it.
 """

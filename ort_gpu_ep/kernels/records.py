@@ -1,4 +1,4 @@
-"""What is known of a kernel besides its text: one record for each shader file, stated in `ops/` beside the row that uses it.
+"""Records of kernels: facts about each shader file besides its WGSL, written in `ops/` beside the op that uses it.
 
 From it come what the kernel is predicted to take (profile.py), whether a driver would cut its loops short (claim.py), and the
 doctor's probe of it (health/probes/cases.py). The functions of a record are plain arithmetic over constants and sizes.

@@ -1,4 +1,4 @@
-"""The table of ops: what a row is, what its builder reads and returns. `claim.py` asks a row.
+"""The table of ops that have kernels: what an entry contains, and what its builder reads and returns.
 
 A row states only what our kernel restricts. Attribute defaults, optional inputs, type constraints and the versions of
 an op come from `onnx.defs`.

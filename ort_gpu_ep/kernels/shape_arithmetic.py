@@ -1,4 +1,4 @@
-"""What exporters calculate from shapes, on the host: small tensors of integers, any of which may be a size of the run.
+"""Arithmetic on shapes, evaluated on the host: small integer tensors whose elements may be sizes of the run.
 
 Arrays with such a size have numpy's object type; what has none again becomes an array of its element type. Anything that is not
 here, or not in a form that is here, is left to ONNX's reference implementation (host.py), which needs numbers.

@@ -1,4 +1,4 @@
-"""Runs whose values all stay on the device, without ONNX Runtime: a training step has about 40, and each costs it several calls."""
+"""Runs whose values all stay on the device. They bypass ONNX Runtime, which makes several calls for each value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that go past ONNX Runtime: of a session whose outputs all come from one partition, with inputs of sizes that it has run before.
+"""Runs that bypass ONNX Runtime, if one partition gives all outputs of the session and has run with inputs of these sizes before.
 
 ONNX Runtime has then nothing left to check or to do but to make values, ask for memory and copy, call by call through Python: 0.1 ms.
 """

@@ -1,4 +1,4 @@
-"""Runs with an IO binding that go past ONNX Runtime: it asks for each of a decoder's 67 values in a dozen calls, though few change."""
+"""Runs with an IO binding that bypass ONNX Runtime, which makes a dozen calls for each bound value though few values change."""
 
 from __future__ import annotations
 

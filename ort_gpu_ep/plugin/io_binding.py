@@ -1,4 +1,4 @@
-"""IO bindings of our sessions: what is bound is read in each run, wherever it lies and wherever the run happens.
+"""IO bindings of our sessions: each run reads the bound values, whether they and the run are on the CPU or the GPU.
 
 Where an input lies on another device than the session wants it, ONNX Runtime copies it when it is bound. What a program writes into the
 bound array or OrtValue afterwards would be seen by a session on the CPU, and not by one on a GPU. Sessions of ours answer alike: they bind

@@ -1,4 +1,4 @@
-"""Device memory as ONNX Runtime sees it: addresses in, GPU buffers out.
+"""Device memory as ONNX Runtime sees it: finds the GPU buffer that belongs to an address.
 
 ONNX Runtime allocates a block and uses ranges of it as tensors (its memory patterns put many into one block). A block
 takes address space only. A GPU buffer is made when a range is written, one for each range: so Alloc never waits and

@@ -1,4 +1,4 @@
-"""OrtGraph -> graph.Graph.
+"""Reads ONNX Runtime's OrtGraph into this package's Graph.
 
 ONNX Runtime's graph, nodes and constants die with the callback they are passed to: everything is copied, except
 constants, whose `load` gives a view that is valid until the Reader is closed.

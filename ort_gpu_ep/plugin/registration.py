@@ -1,4 +1,4 @@
-"""Tells ONNX Runtime about our provider, and makes sure that nothing calls Python once the interpreter is going."""
+"""Tells ONNX Runtime about our provider, and makes sure that nothing calls Python after the interpreter has begun to exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session's way back to the GPU after its device was lost: its programs, rebuilt on a new device in the background.
+"""Brings a session back to the GPU after its device was lost: rebuilds its programs on a new device in the background.
 
 Weights come from the CPU fallback, which keeps them on disk (weight_file.py). The lost device is not used again.
 """

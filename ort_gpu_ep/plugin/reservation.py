@@ -1,4 +1,4 @@
-"""Addresses for device memory: a stretch of address space that the CPU can neither read nor write.
+"""Addresses for device memory: a reserved range of address space that the CPU can neither read nor write.
 
 ONNX Runtime wants a pointer for every tensor. Ours name device memory; whoever follows one by mistake faults at once
 instead of reading garbage.

@@ -1,4 +1,4 @@
-"""C tables of callbacks whose methods are Python.
+"""Tables of C callbacks that are implemented by Python methods.
 
 A subclass of Table names its slots and defines a method per slot that it fills (`GetCapability` -> `get_capability`).
 No exception leaves a callback: one that returns an OrtStatus turns it into a status, any other logs it.

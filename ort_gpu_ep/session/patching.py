@@ -1,4 +1,4 @@
-"""`patch()`: sessions of a program that does not know this package use this provider."""
+"""`patch()`: makes the onnxruntime sessions of an unchanged program use this provider."""
 
 from __future__ import annotations
 

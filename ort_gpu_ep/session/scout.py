@@ -1,4 +1,4 @@
-"""The process that finds out for a session where it runs best, while that one answers from the CPU. starting.py starts it.
+"""The helper process that measures where a session runs best, while the session answers from the CPU. starting.py starts it.
 
 It makes a session of the same model with the same options and runs it once: adapters, probes, the device profile and the candidates side by
 side, all of which ends up in the caches. It runs below the priority of others and ends at once when its standard input is closed.

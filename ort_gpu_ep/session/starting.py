@@ -1,4 +1,4 @@
-"""What a session with placement=auto finds out beside its runs: it answers as onnxruntime's on the CPU until that is done.
+"""The start of a session with placement=auto: it runs on onnxruntime's CPU provider until measurements in the background have ended.
 
 Where nothing is known of the machine or the model, another process finds out (scout.py) and leaves it in the caches, so that a driver may
 crash and a search may take long without the user's runs noticing. What is left for this process is a device and the candidate that won.
