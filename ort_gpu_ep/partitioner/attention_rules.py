@@ -8,7 +8,7 @@ from inspect import Parameter, Signature
 import numpy as np
 
 from ort_gpu_ep.ir.graph import Node
-from ort_gpu_ep.ir.types import FLOAT32
+from ort_gpu_ep.ir.types import FLOATS, names
 from ort_gpu_ep.kernels.lowering import Facts
 from ort_gpu_ep.partitioner.fusions import Built, fusion
 from ort_gpu_ep.partitioner.patterns import Call, Match
@@ -42,8 +42,8 @@ class _Attention:
 def _attention(found: Match, facts: Facts) -> Built | str:
     """One node of q, k and v as they are before their heads are transposed."""
     types = {v: facts.types.get(found.values[v]) for v in ("x", "keys", "values")}
-    if any(t is None or t.dtype is not FLOAT32 or t.rank not in (3, 4) for t in types.values()):
-        return f"{types}, expected float32 of rank 3 or 4"
+    if any(t is None or t.dtype not in FLOATS or t.rank not in (3, 4) for t in types.values()):
+        return f"{types}, expected {names(FLOATS)} of rank 3 or 4"
     rank = types["x"].rank      # type: ignore[union-attr]
     if any(t.rank != rank for t in types.values()):     # type: ignore[union-attr]
         return f"{types}, expected one rank"

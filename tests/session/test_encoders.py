@@ -9,6 +9,7 @@ import numpy as np
 import onnx.parser
 import onnxruntime
 import pytest
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import ort_gpu_ep
 from tests.encoder import Encoder, feeds, optimised
@@ -36,6 +37,25 @@ def test_an_optimised_encoder_is_one_partition_and_right(attention: str, dtype: 
         (got,), (wanted,) = session.run(None, given), cpu.run(None, given)
         np.testing.assert_allclose(got.astype("d"), wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
     assert session.stats()["fallbacks"] == 0
+
+
+def test_neither_the_optimiser_nor_float16_adds_a_dispatch(tmp_path: Path) -> None:
+    plain = Encoder().model()
+    models = {"float32": plain, "float16": convert_float_to_float16(Encoder().model())}
+    for attention in ("Attention", "MultiHeadAttention"):
+        for half in (False, True):
+            path = str(tmp_path / "encoder.onnx")
+            models[f"{attention}, float{16 if half else 32}"] = optimised(plain, path, half, attention == "MultiHeadAttention")
+    taken = dict[str, int]()
+    for name, model in models.items():
+        session = ort_gpu_ep.InferenceSession(model.SerializeToString(), quiet(), provider_options={"placement": "gpu", "strict": "1"})
+        session.run(None, feeds(2, 9))
+        report = session.explain()
+        assert ([len(r.partitions) for r in report.reports], report.count("cpu")) == ([1], 0), name
+        (taken[name],) = (m.dispatches for m in report.memory)
+    assert max(taken["float16"], taken["Attention, float32"]) <= taken["float32"], taken
+    for attention in ("Attention", "MultiHeadAttention"):
+        assert taken[f"{attention}, float16"] <= taken[f"{attention}, float32"], taken
 
 
 MASKED = """<ir_version: 8, opset_import: ["": 18]> g (float16[1, S, 32] x) => (float16[1, 4, S, S] y)
