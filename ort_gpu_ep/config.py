@@ -20,6 +20,9 @@ log = logging.getLogger("ort_gpu_ep")
 OTHER_VARIABLES = frozenset(("ORT_GPU_EP_DRILL", "ORT_GPU_EP_MODELS"))
 """What drills and the catalogue of models read."""
 
+OF_THE_PROCESS = ("webgpu", "webgpu_library")
+"""Options that only the environment can set: a library is loaded once."""
+
 _warned: set[str] = set()
 
 
@@ -92,6 +95,10 @@ OPTIONS = (
            "the fastest is chosen."),
     Option("isolation", "none", "`process`: a worker process uses the GPU, so that a driver that crashes or hangs ends the worker "
            "and not this process (see docs/faults.md); `none`: no worker.", ("none", "process")),
+    Option("webgpu", "wgpu", "Which library drives the GPUs: `wgpu` (wgpu-native, which comes with the package) or `dawn` (experimental, "
+           "to be installed, see docs/decisions/0023-dawn.md). One for all sessions of a process: to be set as an environment variable.",
+           ("wgpu", "dawn")),
+    Option("webgpu_library", "", "The path of Dawn's library, for `webgpu=dawn`; empty: that of the package ort-gpu-ep-dawn."),
     Option("cache_dir", "", "Folder for caches; empty: the user's cache folder."),
 )
 
@@ -121,6 +128,8 @@ class Config:
     load: str = "auto"
     deadline_ms: int = 0
     isolation: str = "none"
+    webgpu: str = "wgpu"
+    webgpu_library: str = ""
     cache_dir: str = ""
 
     @property
@@ -155,6 +164,9 @@ def resolve(options: Mapping[str, object] | None = None, environment: Mapping[st
         if option.name in given:
             source, text = f"provider option {option.name!r}", given[option.name]
         values[option.name] = _parse(option, text, source)
+        if option.name in OF_THE_PROCESS and text != environment.get(option.variable, option.default):
+            raise ConfigError(f"provider option {option.name!r} is {text!r}, but one library drives the GPUs for all sessions of a "
+                              f"process: set the environment variable {option.variable} before it starts.")
     return Config(**values)  # type: ignore[arg-type]
 
 

@@ -35,10 +35,10 @@ void *ort_gpu_ep_gone(void);
 
 SHIM = """
 typedef struct { void *pipeline; void *group; uint32_t x, y, z, offsets, offset; } Step;
-void ort_gpu_ep_use(void *pipeline, void *group, void *workgroups, void *polled);
+void ort_gpu_ep_use(void *pipeline, void *group, void *workgroups, void *polled, void *events);
 void ort_gpu_ep_record(void *pass, const Step *steps, size_t count);
 void ort_gpu_ep_mapped(void);
-int ort_gpu_ep_poll(void *device, const int *done, uint32_t most);
+int ort_gpu_ep_poll(void *polled, const int *done, uint32_t most);
 """
 """What device/ calls of shim/shim.c. `ort_gpu_ep_mapped` is only passed on, to wgpu-native."""
 

@@ -46,7 +46,13 @@ class _Lazy(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in COMMANDS:
-            self.commands[args[0]] = command(args[0])
+            from ort_gpu_ep.errors import ConfigError  # not for the help
+
+            try:
+                self.commands[args[0]] = command(args[0])
+            except ConfigError as error:        # of the library that drives the GPUs, which is loaded with the command
+                typer.echo(f"ConfigError: {error}", err=True)
+                raise typer.Exit(2) from error
         return super().resolve_command(ctx, args)
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import Config, resolve
-from ort_gpu_ep.device import AdapterInfo, dxc
+from ort_gpu_ep.device import AdapterInfo, dawn_builds, dxc
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.device.missing import no_adapter
 from ort_gpu_ep.health import bundle, tested, verdicts
@@ -121,7 +121,9 @@ def _versions() -> dict[str, str]:
 
     import onnxruntime
 
-    return {"python": sys.version.split()[0], "onnxruntime": onnxruntime.__version__, **{p: version(p) for p in ("onnx", "wgpu", "numpy")}}
+    found = {"python": sys.version.split()[0], "onnxruntime": onnxruntime.__version__, **{p: version(p) for p in ("onnx", "wgpu", "numpy")}}
+    chosen = resolve()
+    return found | ({"webgpu": dawn_builds.find(chosen.webgpu_library).name} if chosen.webgpu == "dawn" else {})
 
 
 def _print_adapters(found: list[AdapterInfo]) -> None:

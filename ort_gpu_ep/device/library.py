@@ -1,8 +1,9 @@
-"""Finds and loads the library wgpu-native that wgpu-py contains, and raises its errors.
+"""Finds and loads the library that implements WebGPU, and raises its errors: wgpu-native, which wgpu-py contains, or Dawn.
 
 wgpu-py itself stays unloaded. Through cffi's parser it reads each C type anew with all names of its header: 24 ms for each of about
 a hundred, at every start. Here the types come from declarations.py, where they are parsed already. A header that is not the one
-they were made from, as an update of wgpu-py brings it, is parsed as wgpu-py does it.
+they were made from, as an update of wgpu-py brings it, is parsed as wgpu-py does it. Dawn has the same C interface, so far as this package
+uses it; where the two differ, implementation.py chooses.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ort_gpu_ep.config import resolve
+from ort_gpu_ep.device import dawn_builds
 from ort_gpu_ep.processes import interrupts
 
 log = logging.getLogger("ort_gpu_ep")
@@ -26,7 +29,7 @@ _LIBRARIES = {"win32": "wgpu_native-release.dll", "darwin": "libwgpu_native-rele
 
 
 class GPUError(Exception):
-    """What wgpu-native refuses or fails at."""
+    """What the library refuses or fails at."""
 
 
 class GPUValidationError(GPUError):
@@ -68,7 +71,7 @@ def _declared(header: str) -> Any:
 
 
 def _path() -> str:
-    """Of the library. WGPU_LIB_PATH names another one, as for wgpu-py."""
+    """Of wgpu-native. WGPU_LIB_PATH names another one, as for wgpu-py."""
     path = resources() / _LIBRARIES.get(sys.platform, "libwgpu_native-release.so")
     if os.environ.get("WGPU_LIB_PATH", "").strip() or os.environ.get("WGPU_DEBUG", "").strip() == "1" or not path.exists():
         from wgpu.backends.wgpu_native import lib_path
@@ -78,7 +81,12 @@ def _path() -> str:
 
 
 ffi = _declared((resources() / HEADER).read_text("utf-8"))
-lib = ffi.dlopen(_path())
+_asked = resolve()
+KIND = _asked.webgpu
+"""Which implementation this process uses, as the option `webgpu` says: one for all sessions."""
+BUILD = dawn_builds.find(_asked.webgpu_library) if KIND == "dawn" else None
+lib = ffi.dlopen(BUILD.path if BUILD is not None else _path())
+NAME = BUILD.name if BUILD is not None else "wgpu-native"
 
 _ERRORS = {lib.WGPUErrorType_Validation: GPUValidationError, lib.WGPUErrorType_OutOfMemory: GPUOutOfMemoryError,
            lib.WGPUErrorType_Internal: GPUInternalError}
@@ -105,12 +113,12 @@ def text_of(view: Any) -> str:
 @ffi.callback("WGPUUncapturedErrorCallback", onerror=interrupts.late)  # type: ignore[untyped-decorator]  # cffi has none
 @interrupts.callback
 def on_error(device: Any, kind: int, message: Any, unused: Any, unused_too: Any) -> None:
-    """wgpu-native calls this within the call that fails, on the same thread."""
+    """Called within the call that fails, on the same thread."""
     error = _ERRORS.get(kind, GPUError)("\n".join(line.rstrip() for line in text_of(message).splitlines()))
     if not _call.checked:
-        log.error("wgpu-native: %s", error)
+        log.error("%s: %s", NAME, error)
     elif _call.error is not None:
-        log.error("wgpu-native: %s", _call.error)
+        log.error("%s: %s", NAME, _call.error)
     _call.error = error
 
 

@@ -1,4 +1,4 @@
-"""Transfers, submission, mapping and waiting: calls of wgpu-native on the handles of objects.py.
+"""Transfers, submission, mapping and waiting: calls of webgpu.h on the handles of objects.py.
 
 Anything that can be refused by validation goes through `checked`: an invalid command buffer must raise here, because submitting it
 would abort the process.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ort_gpu_ep.device import objects, waiting
+from ort_gpu_ep.device.implementation import own
 from ort_gpu_ep.device.library import GPUError, GPUOutOfMemoryError, checked, ffi, lib
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.shim import loops as shim
@@ -23,9 +24,8 @@ POLLS = 64
 
 def _pointers() -> tuple[Any, ...]:
     """What the shim's loops call, in the order of `ort_gpu_ep_use`."""
-    names = ("wgpuComputePassEncoderSetPipeline", "wgpuComputePassEncoderSetBindGroup", "wgpuComputePassEncoderDispatchWorkgroups",
-             "wgpuDevicePoll")
-    return tuple(ffi.cast("void *", ffi.addressof(lib, name)) for name in names)
+    names = ("wgpuComputePassEncoderSetPipeline", "wgpuComputePassEncoderSetBindGroup", "wgpuComputePassEncoderDispatchWorkgroups")
+    return tuple(ffi.cast("void *", function) for function in (*(ffi.addressof(lib, name) for name in names), *own.polling()))
 
 
 loops: Any = shim.loops(*_pointers())
@@ -90,28 +90,17 @@ def copy_buffer(encoder: Any, source: Any, source_offset: int, target: Any, targ
     checked.wgpuCommandEncoderCopyBufferToBuffer(encoder.handle, source, source_offset, target, target_offset, nbytes)
 
 
-_LEAKING_VERSION = 29 << 24 | 1 << 8 | 1
-"""wgpu-native 29.0.1.1: releasing a command buffer that was never submitted leaks it, and with it its device, its memory, a thread.
-
-Its struct is {context pointer, id: u64, submitted: bool}, and its release gives back only what has `submitted` set. Seen by
-tests/leaks/test_devices.py; other versions are left as they are.
-"""
-
-_leaks = lib.wgpuGetVersion() == _LEAKING_VERSION and ffi.sizeof("void *") == 8
-
-
 def finish(encoder: Any) -> Any:
     """encoder.finish(), as a command buffer that may be dropped without being submitted."""
     command_buffer = encoder.finish()
-    if _leaks:
-        ffi.cast("uint8_t *", command_buffer.handle)[16] = 1
+    own.droppable(command_buffer)
     return command_buffer
 
 
 def submit(device: Any, command_buffers: list[Any]) -> int:
     """Submits in order. Returns the submission's index, to wait for."""
     array = ffi.new("WGPUCommandBuffer[]", [c.handle for c in command_buffers])
-    return int(checked.wgpuQueueSubmitForIndex(device.queue, len(command_buffers), array))
+    return own.submit(device, len(command_buffers), array)
 
 
 def map_read(device: Any, buffer: Any, nbytes: int) -> Arrival:
@@ -139,7 +128,7 @@ def map_write(gpu: Any, buffer: Any, nbytes: int, arrival: Arrival | None = None
     if arrival is None or arrival not in gpu.device.expected:
         arrival = start_mapping(gpu.device, buffer, nbytes, arrival or Arrival(lib.WGPUMapMode_Write))
     if not arrival.status:
-        lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
+        own.poll(gpu.device)
     _await(gpu, arrival)
     return int(ffi.cast("uintptr_t", lib.wgpuBufferGetMappedRange(buffer, 0, nbytes)))
 
@@ -189,7 +178,7 @@ def _await(gpu: Any, arrival: Arrival) -> None:
     """The end of a mapping that nothing on the GPU stands before."""
     while not arrival.status and not gpu.lost:
         _pause.wait(20e-6)          # another thread's poll is about to call the callback
-        lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL)
+        own.poll(gpu.device)
     status = arrival.status
     if status:
         gpu.device.expected.discard(arrival)
@@ -203,12 +192,12 @@ def _await(gpu: Any, arrival: Arrival) -> None:
 def finished(gpu: Any, arrival: Arrival | None) -> bool:
     """Whether a readback has arrived, after POLLS polls at most; without one, whether the queue is empty, after one. Without the GIL."""
     if arrival is None:
-        return bool(lib.wgpuDevicePoll(gpu.device.handle, False, ffi.NULL))
-    return bool(loops.ort_gpu_ep_poll(gpu.device.handle, arrival.word, POLLS))
+        return own.poll(gpu.device)
+    return bool(loops.ort_gpu_ep_poll(gpu.device.polled, arrival.word, POLLS))
 
 
 def trusted_module(device: Any, label: str, code: str) -> Any:
-    """A shader module without bounds and loop checks (wgpu-native's wgpuDeviceCreateShaderModuleTrusted)."""
+    """A shader module without bounds and loop checks, where the library can make one."""
     return device.create_shader_module_trusted(label, code)
 
 
@@ -239,4 +228,4 @@ def dispatch(compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[in
 
 def timestamp_period_ns(device: Any) -> float:
     """Nanoseconds that one tick of a timestamp query stands for."""
-    return float(lib.wgpuQueueGetTimestampPeriod(device.queue))
+    return own.timestamp_period_ns(device.queue)

@@ -1,4 +1,4 @@
-"""WebGPU's objects on top of wgpu-native's C functions: the part of WebGPU that this package uses.
+"""WebGPU's objects on top of the C functions of webgpu.h: the part of WebGPU that this package uses.
 
 What validation can refuse goes through `checked` and raises a GPUError. An object is released with the last reference to it, and
 holds its device.
@@ -11,22 +11,9 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ort_gpu_ep.device import dxc
-from ort_gpu_ep.device.library import checked, ffi, lib, on_error, text_of
+from ort_gpu_ep.device.implementation import own
+from ort_gpu_ep.device.library import NAME, checked, ffi, lib, on_error, text_of
 from ort_gpu_ep.processes import interrupts
-
-_VULKAN, _METAL, _DX12 = 1 << 0, 1 << 2, 1 << 3
-"""WGPUInstanceBackend: cffi doesn't compute what C writes so. Without OpenGL, whose compute shaders miss features that the kernels need
-and whose libraries take time to load.
-"""
-_MAX_ADAPTERS = 256
-"""Room for what wgpu-native enumerates: it is not told how much there is, and asked for the number it would look at all drivers twice."""
-
-_FEATURES = {
-    "shader-int64": lib.WGPUNativeFeature_ShaderInt64, "shader-f16": lib.WGPUFeatureName_ShaderF16,
-    "shader-f64": lib.WGPUNativeFeature_ShaderF64,
-    "subgroup": lib.WGPUNativeFeature_Subgroup, "timestamp-query": lib.WGPUFeatureName_TimestampQuery,
-    "timestamp-query-inside-passes": lib.WGPUNativeFeature_TimestampQueryInsidePasses}
 
 MAP_READ, MAP_WRITE, COPY_SRC, COPY_DST = 1, 2, 4, 8
 UNIFORM, STORAGE, QUERY_RESOLVE = 0x40, 0x80, 0x200
@@ -41,7 +28,7 @@ def _write(view: Any, text: str) -> object:
 
 
 class Object:
-    """A handle of wgpu-native."""
+    """A handle of the library."""
 
     __slots__ = ("__weakref__", "device", "handle")
     _release: ClassVar[Callable[[Any], None]]
@@ -120,9 +107,10 @@ class Device(Object):
 
     on_loss: called with a text when the driver drops it; may come on any thread. expected: what wgpu-native will write to when buffers are
     mapped. That must live until then, also where nobody waits any more: as long as the device, which waits that do not end hold.
+    polled: what the shim's loop polls.
     """
 
-    __slots__ = ("expected", "number", "on_loss", "queue")
+    __slots__ = ("expected", "number", "on_loss", "polled", "queue")
     _release = lib.wgpuDeviceRelease
     _alive: ClassVar[weakref.WeakValueDictionary[int, Device]] = weakref.WeakValueDictionary()
     _numbers = itertools.count(1)
@@ -132,9 +120,11 @@ class Device(Object):
         self.number, self.queue = number, checked.wgpuDeviceGetQueue(handle)
         self.on_loss: Callable[[str], object] | None = None
         self.expected: set[Any] = set()
+        self.polled = own.polled(self)
         self._alive[number] = self
 
     def __del__(self) -> None:
+        own.close(self)
         lib.wgpuQueueRelease(self.queue)
         super().__del__()
 
@@ -155,14 +145,14 @@ class Device(Object):
         return self._module(label, code, lambda descriptor: checked.wgpuDeviceCreateShaderModule(self.handle, descriptor))
 
     def create_shader_module_trusted(self, label: str, code: str) -> Any:
-        """The same without checks, an extension of wgpu-native."""
-        return self._module(label, code, lambda descriptor: checked.wgpuDeviceCreateShaderModuleTrusted(self.handle, descriptor, 0))
+        """The same without checks, where the library can do that."""
+        return self._module(label, code, lambda descriptor: own.trusted_module(self.handle, descriptor))
 
     def _module(self, label: str, code: str, create: Callable[[Any], Any]) -> Any:
         source, descriptor = ffi.new("WGPUShaderSourceWGSL *"), ffi.new("WGPUShaderModuleDescriptor *")
         source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
         descriptor.nextInChain = ffi.addressof(source, "chain")
-        held = _write(source.code, code), _write(descriptor.label, label)
+        held = _write(source.code, own.wgsl(code)), _write(descriptor.label, label)
         made = ShaderModule(create(descriptor), self)
         del held
         return made
@@ -246,21 +236,20 @@ class Adapter(Object):
     info: the numbers of a WGPUAdapterInfo. limits: WGPULimits. features: those of device/info.py's FEATURES that it has.
     """
 
-    __slots__ = ("description", "features", "info", "limits", "name", "native_limits")
+    __slots__ = ("_extended", "description", "features", "info", "limits", "name")
     _release = lib.wgpuAdapterRelease
 
     def __init__(self, handle: Any) -> None:
         super().__init__(handle, None)
         self.info = ffi.new("WGPUAdapterInfo *")
-        self.limits, self.native_limits = ffi.new("WGPULimits *"), ffi.new("WGPUNativeLimits *")
-        self.native_limits.chain.sType = lib.WGPUSType_NativeLimits
-        self.limits.nextInChain = ffi.addressof(self.native_limits, "chain")
+        self.limits = ffi.new("WGPULimits *")
+        self._extended = own.extend_limits(self.limits)
         for status in (lib.wgpuAdapterGetInfo(handle, self.info), lib.wgpuAdapterGetLimits(handle, self.limits)):
             if status != lib.WGPUStatus_Success:
-                raise RuntimeError(f"wgpu-native does not tell what an adapter is (status {status})")
+                raise RuntimeError(f"{NAME} does not tell what an adapter is (status {status})")
         self.name, self.description = text_of(self.info.device), text_of(self.info.description)
         lib.wgpuAdapterInfoFreeMembers(self.info[0])
-        self.features = frozenset(name for name, number in _FEATURES.items() if lib.wgpuAdapterHasFeature(handle, number))
+        self.features = frozenset(name for name, number in own.features.items() if lib.wgpuAdapterHasFeature(handle, number))
 
     def restrict(self, features: Iterable[str], limits: Mapping[str, int]) -> None:
         """From now on it offers no more than this, by WebGPU's names of limits: wgpu-native holds its devices to it."""
@@ -271,23 +260,24 @@ class Adapter(Object):
 
     def request_device(self, label: str, features: Iterable[str]) -> Device:
         """A device with what the adapter offers. Raises RuntimeError, where the driver refuses."""
-        numbers = ffi.new("WGPUFeatureName[]", [_FEATURES[name] for name in features])
-        native = ffi.new("WGPUNativeLimits *", {"maxNonSamplerBindings": self.native_limits.maxNonSamplerBindings})
-        native.chain.sType = lib.WGPUSType_NativeLimits
+        numbers = ffi.new("WGPUFeatureName[]", own.feature_numbers(list(features)))
         limits = ffi.new("WGPULimits *", self.limits[0])
-        limits.nextInChain = ffi.addressof(native, "chain")
         descriptor = ffi.new("WGPUDeviceDescriptor *", {
             "requiredFeatureCount": len(numbers), "requiredFeatures": numbers, "requiredLimits": limits})
+        chained = own.require(descriptor, limits, self._extended)
         held, number = _write(descriptor.label, label), next(Device._numbers)
         lost = descriptor.deviceLostCallbackInfo
         lost.mode, lost.callback, lost.userdata1 = lib.WGPUCallbackMode_AllowSpontaneous, _on_loss, ffi.cast("void *", number)
         descriptor.uncapturedErrorCallbackInfo.callback = on_error
         answer = ffi.new("WGPURequestDeviceCallbackInfo *")
         answer.mode, answer.callback, answer.userdata1 = lib.WGPUCallbackMode_AllowProcessEvents, _on_device, ffi.cast("void *", number)
-        checked.wgpuAdapterRequestDevice(self.handle, descriptor, answer[0])
+        fresh = own.fresh(instance(), self.handle)
+        checked.wgpuAdapterRequestDevice(fresh, descriptor, answer[0])
         lib.wgpuInstanceProcessEvents(instance())
+        if fresh != self.handle:
+            lib.wgpuAdapterRelease(fresh)
         made, why = _answers.pop(number, (None, "no answer"))
-        del held
+        del held, chained
         if made is None:
             raise RuntimeError(f"request for a device failed ({why})")
         return Device(made, number)
@@ -299,26 +289,15 @@ _instances: list[Any] = []
 def instance() -> Any:
     """The process's one instance: the Vulkan loader and the drivers, loaded by the first call."""
     if not _instances:
-        extras = ffi.new("WGPUInstanceExtras *", {"backends": _VULKAN | _METAL | _DX12, "flags": 0})    # no checks of indirect dispatches
-        extras.chain.sType = lib.WGPUSType_InstanceExtras
-        if compiler := dxc.path().encode():
-            held = ffi.from_buffer(compiler)
-            extras.dx12ShaderCompiler, extras.dxcMaxShaderModel = lib.WGPUDx12Compiler_Dxc, lib.WGPUDxcMaxShaderModel_V6_5
-            extras.dxcPath = {"data": held, "length": len(held)}
-        descriptor = ffi.new("WGPUInstanceDescriptor *", {"nextInChain": ffi.addressof(extras, "chain")})
-        _instances.append(checked.wgpuCreateInstance(descriptor))
+        _instances.append(own.create_instance())
     return _instances[0]
 
 
 def enumerate_adapters() -> list[Adapter]:
     """All adapters of all backends but OpenGL."""
-    room = ffi.new("WGPUAdapter[]", _MAX_ADAPTERS)
-    count = checked.wgpuInstanceEnumerateAdapters(instance(), ffi.NULL, room)
-    return [Adapter(handle) for handle in room[0:count]]
+    return [Adapter(handle) for handle in own.adapters(instance())]
 
 
 def live() -> dict[str, int]:
-    """How many objects of each kind, by its name in WebGPU, wgpu-native holds for this process's instance."""
-    report = ffi.new("WGPUGlobalReport *")
-    lib.wgpuGenerateReport(instance(), report)
-    return {kind[0].upper() + kind[1:-1]: int(getattr(report.hub, kind).numKeptFromUser) for kind, _ in ffi.typeof("WGPUHubReport").fields}
+    """How many objects of each kind, by its name in WebGPU, the library holds for this process's instance; empty where it does not tell."""
+    return own.live(instance())

@@ -1,4 +1,4 @@
-"""Waiting for the GPU with a deadline. wgpu-native's blocking wait has none, so another thread waits, and the caller waits for it."""
+"""Waiting for the GPU with a deadline. The blocking wait has none, so another thread waits, and the caller waits for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Any
 
-from ort_gpu_ep.device.library import ffi, lib
+from ort_gpu_ep.device.implementation import own
 
 SPIN_S = 3e-4
 SPIN_ON_HARDWARE_S = 5e-3
@@ -53,7 +53,7 @@ class Waiter(threading.Thread):
 
 def block(device: Any, index: int) -> None:
     """Waits for a submission, without the GIL, however long it takes."""
-    lib.wgpuDevicePoll(device.handle, True, ffi.new("WGPUSubmissionIndex *", index))
+    own.block(device, index)
 
 
 def ends_in_time(device: Any, index: int, timeout_s: float) -> bool:

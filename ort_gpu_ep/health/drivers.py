@@ -16,7 +16,7 @@ from ort_gpu_ep.device.loader_paths import in_folders, library, manifests
 from ort_gpu_ep.health.bundle import DRIVER_VARIABLES
 from ort_gpu_ep.health.worker import DRILL
 
-_VARIABLES = (*DRIVER_VARIABLES, "LD_LIBRARY_PATH", "DRI_PRIME", DRILL)
+_VARIABLES = (*DRIVER_VARIABLES, "LD_LIBRARY_PATH", "DRI_PRIME", DRILL, "ORT_GPU_EP_WEBGPU")
 _DEVICES = ("dri/*", "nvidia*", "kfd", "kgsl*", "mali*")
 
 

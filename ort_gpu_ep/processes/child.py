@@ -61,9 +61,13 @@ def _folders() -> dict[str, str]:
     return found
 
 
+_KEPT = ("ORT_GPU_EP_DRILL", "ORT_GPU_EP_WEBGPU", "ORT_GPU_EP_WEBGPU_LIBRARY")
+"""A drill, and which library is probed."""
+
+
 def environment() -> dict[str, str]:
     """This process's, without options that are not about probing; packages are found by `command`, not by PYTHONPATH."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith("ORT_GPU_EP_") or k == "ORT_GPU_EP_DRILL"}
+    own = {k: v for k, v in os.environ.items() if not k.startswith("ORT_GPU_EP_") or k in _KEPT}
     own.pop("PYTHONPATH", None)
     return own
 

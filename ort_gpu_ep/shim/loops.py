@@ -10,16 +10,24 @@ from ort_gpu_ep.shim.declarations import ffi
 
 _lock = threading.Lock()
 _loaded: list[Any] = []
+_bound: list[Any] = []
+
+
+def load() -> Any:
+    """The shim as a cffi library. Raises: BuildError, where it is not there and can't be compiled."""
+    with _lock:
+        if not _loaded:
+            _loaded.append(ffi.dlopen(str(find_or_build())))
+        return _loaded[0]
 
 
 def loops(*functions: Any) -> Any:
-    """The shim as a cffi library. functions: wgpu-native's that it calls, in the order of `ort_gpu_ep_use`; the first call binds them.
-
-    Raises: BuildError, where the shim is not there and can't be compiled.
+    """The same with what its loops call, in the order of `ort_gpu_ep_use`: functions of the library that drives the GPUs. The first call
+    binds them. Raises: BuildError.
     """
+    library = load()
     with _lock:
-        if not _loaded:
-            library = ffi.dlopen(str(find_or_build()))
+        if not _bound:
             library.ort_gpu_ep_use(*functions)
-            _loaded.append(library)
-        return _loaded[0]
+            _bound.append(library)
+        return library

@@ -64,6 +64,7 @@ typedef void (*set_pipeline_function)(void *pass, void *pipeline);
 typedef void (*set_group_function)(void *pass, unsigned index, void *group, usize count, const unsigned *offsets);
 typedef void (*dispatch_function)(void *pass, unsigned x, unsigned y, unsigned z);
 typedef unsigned (*poll_function)(void *device, unsigned wait, const void *submission);
+typedef void (*events_function)(void *instance);
 struct text { const char *data; usize length; };
 struct step { void *pipeline, *group; unsigned x, y, z, offsets, offset; };
 
@@ -71,12 +72,14 @@ static set_pipeline_function set_pipeline;
 static set_group_function set_group;
 static dispatch_function dispatch;
 static poll_function poll;
+static events_function process_events;
 
-EXPORT void ort_gpu_ep_use(void *pipeline, void *group, void *workgroups, void *polled) {
+EXPORT void ort_gpu_ep_use(void *pipeline, void *group, void *workgroups, void *polled, void *events) {
   set_pipeline = (set_pipeline_function)pipeline;
   set_group = (set_group_function)group;
   dispatch = (dispatch_function)workgroups;
   poll = (poll_function)polled;
+  process_events = (events_function)events;
 }
 
 /* Records dispatches, in order. What may be refused is reported when the command encoder is finished. */
@@ -98,11 +101,11 @@ EXPORT void ort_gpu_ep_mapped(int status, struct text message, void *done, void 
 /* Steps of a counter between two polls, less than a microsecond: a poll takes locks that another thread's submission wants. */
 enum { PAUSE = 300 };
 
-/* Polls the device until the word is set, `most` times at most. Returns the word. */
-EXPORT int ort_gpu_ep_poll(void *device, const int *done, unsigned most) {
+/* Polls a device (Dawn: processes the events of its instance) until the word is set, `most` times at most. Returns the word. */
+EXPORT int ort_gpu_ep_poll(void *polled, const int *done, unsigned most) {
   int found = __atomic_load_n(done, __ATOMIC_ACQUIRE);
   for (; !found && most; most--) {
-    poll(device, 0, 0);
+    if (poll) poll(polled, 0, 0); else process_events(polled);
     found = __atomic_load_n(done, __ATOMIC_ACQUIRE);
     for (volatile unsigned pause = 0; !found && pause < PAUSE; pause++) {}
   }

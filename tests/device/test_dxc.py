@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ort_gpu_ep.device import dxc, objects
+from ort_gpu_ep.device import dxc, objects, wgpu_native
 from ort_gpu_ep.device.library import ffi, lib, text_of
 
 
@@ -56,7 +56,7 @@ def test_wgpu_is_given_it(monkeypatch: pytest.MonkeyPatch) -> None:
             return "made"
 
     monkeypatch.setattr(objects, "_instances", [])
-    monkeypatch.setattr(objects, "checked", Created)
+    monkeypatch.setattr(wgpu_native, "checked", Created)
     for path, kind in ((r"C:\tools\dxcompiler.dll", lib.WGPUDx12Compiler_Dxc), ("", lib.WGPUDx12Compiler_Undefined)):
         objects._instances.clear()
         monkeypatch.setattr(dxc, "path", lambda path=path: path)

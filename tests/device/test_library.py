@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from cffi import FFI
 
-from ort_gpu_ep.device import Gpu, info, native, objects
+from ort_gpu_ep.device import Gpu, info, native, objects, wgpu_native
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from ort_gpu_ep.device.library import HEADER, GPUError, GPUValidationError, checked, ffi, lib, resources
 from scripts import gen_declarations
 
 DEVICE = Path(objects.__file__).parent
-USED = sorted({name for file in ("objects.py", "native.py", "waiting.py", "library.py")
+USED = sorted({name for file in ("objects.py", "native.py", "library.py", "wgpu_native.py", "dawn.py")
                for name in re.findall(r'"(WGPU[A-Z][a-z]\w+)(?: \*|\[\])?"', (DEVICE / file).read_text("utf-8"))})
-FUNCTIONS = sorted({name for file in ("objects.py", "native.py", "waiting.py")
+FUNCTIONS = sorted({name for file in ("objects.py", "native.py", "wgpu_native.py", "dawn.py")
                     for name in re.findall(r"(?:lib|checked)\.(wgpu\w+)", (DEVICE / file).read_text("utf-8"))})
 
 
@@ -61,13 +61,13 @@ def test_functions_have_the_prototype_that_the_header_gives_them(parsed: FFI) ->
 
 def test_numbers_are_the_headers() -> None:
     text = (resources() / HEADER).read_text("utf-8")
-    for name, number in (("Vulkan", objects._VULKAN), ("Metal", objects._METAL), ("DX12", objects._DX12)):
+    for name, number in (("Vulkan", wgpu_native._VULKAN), ("Metal", wgpu_native._METAL), ("DX12", wgpu_native._DX12)):
         shift = re.search(rf"WGPUInstanceBackend_{name} = 1 << (\d+);", text)
         assert shift is not None
         assert 1 << int(shift[1]) == number
     for name in ("MAP_READ", "MAP_WRITE", "COPY_SRC", "COPY_DST", "STORAGE", "QUERY_RESOLVE"):
         assert getattr(lib, f"WGPUBufferUsage_{name.title().replace('_', '')}") == getattr(objects, name)
-    assert set(objects._FEATURES) == set(info.FEATURES)
+    assert set(wgpu_native.WgpuNative.features) == set(info.FEATURES)
 
 
 def test_another_header_is_parsed() -> None:

@@ -7,8 +7,8 @@ import sys
 
 PROGRAM = '''
 import numpy as np, onnx.parser, onnxruntime
-from ort_gpu_ep.device import objects
-objects._FEATURES.pop("shader-int64")           # neither seen nor asked for
+from ort_gpu_ep.device.wgpu_native import WgpuNative
+WgpuNative.features.pop("shader-int64")           # neither seen nor asked for
 import ort_gpu_ep
 model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
 g (int64[B, N] ids, float[B, N, 6] x) => (float[B, N, 6] y, int64[B] best) <int64 zero = {0}, int64 one = {1}, int64[1] last = {-1}> {

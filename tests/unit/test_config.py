@@ -31,6 +31,15 @@ def test_it_reads_the_environment_of_the_process(monkeypatch: pytest.MonkeyPatch
     assert resolve().memory_limit_mb == 512
 
 
+def test_what_is_of_the_process_is_set_by_the_environment_alone() -> None:
+    with pytest.raises(ConfigError, match="set the environment variable ORT_GPU_EP_WEBGPU before"):
+        resolve({"webgpu": "dawn"}, {})
+    environment = {"ORT_GPU_EP_WEBGPU": "dawn", "ORT_GPU_EP_WEBGPU_LIBRARY": "/a/library.so"}
+    assert resolve({"webgpu": "dawn", "webgpu_library": "/a/library.so"}, environment) == resolve({}, environment)
+    with pytest.raises(ConfigError, match="ORT_GPU_EP_WEBGPU_LIBRARY"):
+        resolve({"webgpu_library": "/another/library.so"}, environment)
+
+
 @pytest.mark.parametrize(("given", "want"), [(True, True), (False, False), (1, True), ("0", False)])
 def test_flags_may_be_bools_or_text(given: object, want: bool) -> None:
     assert resolve({"strict": given}, {}).strict is want

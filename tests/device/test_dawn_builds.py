@@ -1,0 +1,75 @@
+"""Dawn's library is loaded only where it is a build that is known: what is refused before, with which reason, and that it stays unloaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ort_gpu_ep.device import dawn_builds
+from ort_gpu_ep.device.implementation import own
+from ort_gpu_ep.device.library import KIND, NAME
+from ort_gpu_ep.device.wgpu_native import WgpuNative
+from ort_gpu_ep.errors import ConfigError
+
+PROGRAM = """
+import onnx, onnx.parser, ort_gpu_ep
+model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 18]> g (float[4] x) => (float[4] y) { y = Relu (x) }')
+ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options={"strict": "1"})
+"""
+
+
+def test_without_the_option_it_is_wgpu_native() -> None:
+    assert (KIND, NAME, type(own)) == ("wgpu", "wgpu-native", WgpuNative)
+
+
+def test_a_build_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, known = tmp_path / "any_name.so", tmp_path / "known.json"
+    library.write_bytes(b"a build")
+    digest = hashlib.sha256(b"a build").hexdigest()
+    known.write_text(json.dumps({digest: {"name": "the build", "features": {"One": 7}}}))
+    monkeypatch.setattr(dawn_builds, "KNOWN", known)
+    assert dawn_builds.find(str(library)) == dawn_builds.Build(str(library), "the build", {"One": 7})
+    library.write_bytes(b"a build of another day")
+    with pytest.raises(ConfigError, match=r"no build of Dawn .*known: the build\. Use one of these, or webgpu=wgpu"):
+        dawn_builds.find(str(library))
+
+
+def test_every_known_build_has_a_name_and_the_features_that_are_asked_for() -> None:
+    for digest, build in json.loads(dawn_builds.KNOWN.read_text("utf-8")).items():
+        assert len(bytes.fromhex(digest)) == 32
+        assert build["name"]
+        assert {"ImplicitDeviceSynchronization", "ChromiumExperimentalSubgroupMatrix"} <= set(build["features"])
+
+
+def test_a_path_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't be read"):
+        dawn_builds.find(str(tmp_path / "missing.so"))
+
+
+def test_without_path_and_package_it_says_what_to_install() -> None:
+    with pytest.raises(ConfigError, match="ort_gpu_ep_dawn"):
+        dawn_builds.find("")
+
+
+def test_a_session_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """What is no library at all ends as a sentence, and not as an error of the loader or a crash."""
+    library = tmp_path / "libwebgpu_dawn.so"
+    library.write_bytes(b"\x7fELF and nothing more")
+    environment = {**os.environ, "ORT_GPU_EP_WEBGPU": "dawn", "ORT_GPU_EP_WEBGPU_LIBRARY": str(library)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"{library} is no build of Dawn that this version of ort_gpu_ep was tested with" in done.stderr
+
+
+def test_a_command_is_refused_with_the_reason(tmp_path: Path) -> None:
+    environment = {**os.environ, "ORT_GPU_EP_WEBGPU": "dawn", "ORT_GPU_EP_WEBGPU_LIBRARY": str(tmp_path / "missing.so")}
+    done = subprocess.run([sys.executable, "-m", "ort_gpu_ep", "doctor"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ConfigError: option webgpu_library=")
+    assert "Traceback" not in done.stderr
