@@ -3,9 +3,10 @@
     python scripts/tint.py [--select REGEX] [--share N] [CLASS...]
 
 The texts are those of benchmarks/replay.py: ONNX's node cases, the kernels' records, networks, compressed ones and training steps, composed
-without a GPU, here for classes of GPUs (ort_gpu_ep/device/classes.json) without 64-bit integers, which WGSL has only with naga. Tint runs
-on the null backend of Dawn in npm's package `webgpu`, which this installs into .tint/: it needs node, and no GPU. tint_expected.txt lists
-what Tint may refuse, with a reason for each. Exit code 1 if it refuses another text, or takes one of those. share: one in so many cases.
+without a GPU, as they are and with the bounds checks that device/bounds.py writes into them for Dawn. They are composed for classes of
+GPUs (ort_gpu_ep/device/classes.json) without 64-bit integers, which WGSL has only with naga. Tint runs on the null backend of Dawn in
+npm's package `webgpu`, which this installs into .tint/: it needs node, and no GPU. tint_expected.txt lists what Tint may refuse, with a
+reason for each. Exit code 1 if it refuses another text, or takes one of those. share: one in so many cases.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.replay import replayed  # noqa: E402
+from ort_gpu_ep.device.bounds import with_bounds  # noqa: E402
 from ort_gpu_ep.device.classes import named  # noqa: E402
 
 CHECKER = Path(__file__).with_name("tint.mjs")
@@ -61,6 +63,7 @@ def written(folder: Path, classes: list[str], select: str, share: int) -> list[P
                 path = folder / name / f"{digest}.wgsl"
                 if not path.exists():
                     path.write_text(f"// {case}\n{texts[digest]}", "utf-8")
+                    path.with_stem(f"{digest}_checked").write_text(f"// {case}\n{with_bounds(texts[digest])}", "utf-8")
     return [folder / name for name in classes]
 
 

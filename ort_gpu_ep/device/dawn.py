@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from ort_gpu_ep.device.bounds import with_bounds
 from ort_gpu_ep.device.library import BUILD, checked, ffi, lib, text_of
 from ort_gpu_ep.device.wgpu_native import WgpuNative
 from ort_gpu_ep.processes import interrupts
@@ -16,7 +17,8 @@ from ort_gpu_ep.shim.declarations import ffi as shim_ffi
 _TOGGLES = 0x5000A
 """WGPUSType_DawnTogglesDescriptor, whose struct is the next one: wgpu-native's header has neither."""
 _BACKENDS = {"win32": (lib.WGPUBackendType_D3D12, lib.WGPUBackendType_Vulkan), "darwin": (lib.WGPUBackendType_Metal,)}
-_ADAPTER_TOGGLES = ("allow_unsafe_apis", "use_vulkan_memory_model", "vulkan_enable_f16_on_nvidia")
+_ON = ("allow_unsafe_apis", "disable_robustness", "use_vulkan_memory_model", "vulkan_enable_f16_on_nvidia")
+"""disable_robustness: bounds.py writes the checks into those shaders that need them."""
 _OFF = ("timestamp_quantization",)
 _FOREVER_NS = 2 ** 64 - 1
 _SUBGROUPS = re.compile(r"\b(subgroup|quad)[A-Z]\w*\(|@builtin\((subgroup_|num_subgroups)")
@@ -47,7 +49,7 @@ class _Toggles:
 
 class Dawn(WgpuNative):
     """Dawn. Its adapters are found by asking for the best one of each backend, so equal GPUs can't be told apart, and an adapter makes a
-    single device. All shaders are checked: it leaves bounds checks out for a whole device or not at all.
+    single device. It leaves bounds checks out for a whole device or not at all: it does, and checked shaders have theirs in their text.
     """
 
     features: ClassVar[Mapping[str, int]] = {
@@ -58,7 +60,7 @@ class Dawn(WgpuNative):
         assert BUILD is not None
         self._leaks = False
         self._build = BUILD
-        self._toggles = _Toggles(_ADAPTER_TOGGLES)
+        self._toggles = _Toggles(_ON)
         self._instance: Any = None
         self._asked: dict[Any, Any] = {}
         self._submissions: dict[int, tuple[int, Any]] = {}
@@ -122,7 +124,8 @@ class Dawn(WgpuNative):
     def feature_numbers(self, names: list[str]) -> list[int]:
         return [*super().feature_numbers(names), self._build.features["ImplicitDeviceSynchronization"]]     # calls from several threads
 
-    def wgsl(self, code: str) -> str:
+    def wgsl(self, code: str, checked: bool) -> str:
+        code = with_bounds(code) if checked else code
         return f"enable subgroups; {code}" if _SUBGROUPS.search(code) else code
 
     def trusted_module(self, device: Any, descriptor: Any) -> Any:

@@ -142,17 +142,17 @@ class Device(Object):
 
     def create_shader_module(self, label: str, code: str) -> Any:
         """The ShaderModule of WGSL code, with bounds and loop checks."""
-        return self._module(label, code, lambda descriptor: checked.wgpuDeviceCreateShaderModule(self.handle, descriptor))
+        return self._module(label, own.wgsl(code, True), lambda descriptor: checked.wgpuDeviceCreateShaderModule(self.handle, descriptor))
 
     def create_shader_module_trusted(self, label: str, code: str) -> Any:
         """The same without checks, where the library can do that."""
-        return self._module(label, code, lambda descriptor: own.trusted_module(self.handle, descriptor))
+        return self._module(label, own.wgsl(code, False), lambda descriptor: own.trusted_module(self.handle, descriptor))
 
     def _module(self, label: str, code: str, create: Callable[[Any], Any]) -> Any:
         source, descriptor = ffi.new("WGPUShaderSourceWGSL *"), ffi.new("WGPUShaderModuleDescriptor *")
         source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
         descriptor.nextInChain = ffi.addressof(source, "chain")
-        held = _write(source.code, own.wgsl(code)), _write(descriptor.label, label)
+        held = _write(source.code, code), _write(descriptor.label, label)
         made = ShaderModule(create(descriptor), self)
         del held
         return made

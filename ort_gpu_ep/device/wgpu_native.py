@@ -74,8 +74,8 @@ class WgpuNative:
         """What a device is asked for so that it has these features."""
         return [self.features[name] for name in names]
 
-    def wgsl(self, code: str) -> str:
-        """The code as its compiler takes it."""
+    def wgsl(self, code: str, checked: bool) -> str:
+        """The code as its compiler takes it. checked: it is to have bounds checks."""
         return code
 
     def trusted_module(self, device: Any, descriptor: Any) -> Any:
