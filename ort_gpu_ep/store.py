@@ -113,19 +113,24 @@ def make_folder(path: Path) -> None:
             folder.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
 
+def replace(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all, for this user only. Raises OSError."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")     # which makes it for this user only
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 def write(path: Path, format: int, data: Mapping[str, object]) -> bool:
     """Stores data. False where the cache can't be written: that is said, and nothing else happens."""
     try:
         text = json.dumps({"format": format, **data}, allow_nan=False)
         make_folder(path.parent)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")     # which makes it for this user only
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace(path, text.encode())
     except (OSError, ValueError) as error:
         log.info("cache folder %s can't be written: %s; the next process has to measure again", path.parent, error)
         return False

@@ -26,9 +26,10 @@ from ort_gpu_ep.device.faults import FaultyGpu, after_run
 from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.staging import Staging
+from ort_gpu_ep.device.texts import composer
 from ort_gpu_ep.health.markers import remove_mine
 from ort_gpu_ep.health.open_adapter import open_gpu
-from ort_gpu_ep.health.verdicts import key_of
+from ort_gpu_ep.health.verdicts import code_hash, key_of
 from ort_gpu_ep.health.workarounds import with_workarounds
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.types import BY_ONNX, Shape, TensorType
@@ -121,7 +122,8 @@ class Worker:
     ) -> dict[str, object]:
         arrays = {name: self._shared(c) if isinstance(c, SharedPlace) else c for name, c in constants.items()}
         program = Program(
-            with_constants(graph, arrays), config, self.gpu, rewrite if config.fusion else None, ran=after_run(self.gpu))
+            with_constants(graph, arrays), config, self.gpu, rewrite if config.fusion else None,
+            composer(config.cache_path, code_hash()), after_run(self.gpu))
         self._programs[number] = _Held(program)
         return {"weight_nbytes": program.weight_nbytes, "uploads": program.uploads, "uploaded_nbytes": program.uploaded_nbytes}
 

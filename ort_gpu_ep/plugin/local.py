@@ -10,8 +10,10 @@ from ort_gpu_ep.device.allowance import Allowance
 from ort_gpu_ep.device.backend import Backend, FilePlace, Host
 from ort_gpu_ep.device.faults import after_run
 from ort_gpu_ep.device.program import Program
+from ort_gpu_ep.device.texts import composer
 from ort_gpu_ep.errors import DeviceLostError
 from ort_gpu_ep.health.open_adapter import open_gpu
+from ort_gpu_ep.health.verdicts import code_hash
 from ort_gpu_ep.health.workarounds import with_workarounds
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.kernels.profile import GUESSED, Profile
@@ -52,7 +54,8 @@ class LocalBackend:
 
     def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> LocalProgram:
         with self.allowance:
-            return LocalProgram(graph, config, self.device, rewrite, ran=after_run(self.device))
+            kept = composer(config.cache_path, code_hash())
+            return LocalProgram(graph, config, self.device, rewrite, kept, after_run(self.device))
 
     def profile(self, config: Config, measured: bool = True) -> Profile:
         from ort_gpu_ep.calibration import known_profile, profile_of  # a session that is told where to run loads none of it

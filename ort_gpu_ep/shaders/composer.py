@@ -39,10 +39,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
+from typing import TypeAlias
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import Real, Size, is_symbolic
@@ -68,6 +69,10 @@ from ort_gpu_ep.shaders.unroll import expand, resolved
 MAP_WORKGROUP_SIZE = 64
 """Workgroup size of an `element` body: two subgroups on most hardware."""
 
+Kept: TypeAlias = Callable[[Hashable, Callable[[], str]], str]
+"""Gives a text by all that it follows from; where it has none, by a function that makes it."""
+
+
 @cache
 def body(shader: str) -> str:
     """The text of a shader file, with what it includes. Raises InternalError where a file does not exist or includes itself."""
@@ -89,15 +94,17 @@ def library() -> dict[str, str]:
     return {m.group(1): part.strip() for part in parts if (m := re.search(r"(?m)^fn (\w+)", part))}
 
 
-def compose(kernel: Kernel, bindings: Bindings, limits: Limits = DEFAULT_LIMITS) -> str:
+def compose(kernel: Kernel, bindings: Bindings, limits: Limits = DEFAULT_LIMITS, kept: Kept | None = None) -> str:
     """The whole WGSL module of a kernel for an adapter with these limits.
 
     bindings: as registry.tensors_of gives them; one that is larger than the adapter binds at a time is bound in several parts.
+    kept: where texts of earlier processes are, see device/texts.py.
     """
     pieces = {name: parts(tensor, limits.max_binding_nbytes) for name, (tensor, _) in bindings.items()}
     full = "subgroup" in kernel.features and limits.fills_subgroups(kernel.workgroup_size)
     signature = (_signature(kernel, bindings, pieces), full)
-    return _sources.get(signature) or _sources.put(signature, _composed(kernel, bindings, pieces, full))
+    made = partial(_composed, kernel, bindings, pieces, full)
+    return _sources.get(signature) or _sources.put(signature, made() if kept is None else kept(signature, made))
 
 
 _sources: Memo[str] = Memo(1024)     # of a few kilobytes each

@@ -1,6 +1,7 @@
 """What ends workers, devices and programs, again and again, at moments by seed: answers stay right, the GPU comes back, nothing stays behind.
 
-`python -m tests.session.drills --kills 500 --losses 200 --ends 200` prints a table (`--json`: data); it ends with 1 where anything is wrong.
+`python -m tests.session.drills --kills 500 --losses 200 --ends 200 --openings 1000` prints a table (`--json`: data); it ends with 1 where
+anything is wrong.
 Times are reported, and nothing depends on them: what never comes true within PATIENCE_S is wrong.
 """
 
@@ -12,6 +13,7 @@ import gc
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -412,7 +414,57 @@ def ends(count: int, seed: int, folder: Path) -> dict[str, Any]:
     return {"ends": dict(kinds), "longest_s": round(longest_s, 2), "wrong": wrong}
 
 
-DRILLS: Mapping[str, Callable[[int, int, Path], dict[str, Any]]] = {"kills": kills, "losses": losses, "ends": ends}
+# ---- sessions that are closed while the GPU is tried in the background
+
+MOST_MORE = {"MiB": 24, "threads": 4, "devices": 0, "files": 0, "processes": 0}
+"""What may be there at the end that was not after a third of the openings."""
+
+
+def settled() -> dict[str, int]:
+    """What this process holds when nothing works for a session any more."""
+    until(lambda: not any(t.name == "ort_gpu_ep-background" for t in threading.enumerate()), "the background's thread is done")
+    until(lambda: not psutil.Process().children(recursive=True), "no process is left")
+    mib, threads, devices = held()
+    files = psutil.Process().num_handles() if sys.platform == "win32" else psutil.Process().num_fds()
+    return {"MiB": mib, "threads": threads, "devices": devices, "files": files, "processes": len(psutil.Process().children())}
+
+
+def openings(count: int, seed: int, folder: Path) -> dict[str, Any]:
+    """Sessions of placement=auto, closed at a moment by seed: before, while and after another process finds out, or the GPU is opened.
+
+    A third of them have caches in which all is known, the others begin with none. stages: what each waited for when it was closed.
+    """
+    model, x, wrong = mlp(seed), np.ones((5, 16), "f"), 0
+    want = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    known, stages, found = folder / "known", Counter[str](), dict[int, dict[str, int]]()
+    options = {"adapter": "0", "load": "off"}
+    first = ort_gpu_ep.InferenceSession(model, provider_options={**options, "cache_dir": str(known)})
+    first.run(None, {"x": x})
+    assert first.wait_ready(PATIENCE_S * 3), "the first session does not settle"
+    del first
+    moments = [max(1, count * part // 3) for part in (1, 2, 3)]
+    for number in range(1, count + 1):
+        rng = np.random.default_rng([seed, number])
+        cache = known if number % 3 == 0 else folder / f"openings-{number}"
+        until_s = time.monotonic() + float(rng.choice([0.0, rng.uniform(0, 0.1), rng.uniform(0, 1.5)], p=[0.2, 0.4, 0.4]))
+        session = ort_gpu_ep.InferenceSession(model, provider_options={**options, "cache_dir": str(cache)})
+        while True:
+            wrong += not np.allclose(session.run(None, {"x": x})[0], want, rtol=2e-5, atol=2e-5)
+            if time.monotonic() >= until_s:
+                break
+        stages[(session._start.stage if session._start is not None else "") or "nothing"] += 1
+        del session
+        shutil.rmtree(cache, ignore_errors=True) if cache is not known else None
+        if number in moments:
+            print(f"opening {number}", file=sys.stderr, flush=True)
+            found[number] = settled()
+    grown = [f"more {name}: {found}" for name, most in MOST_MORE.items() if found[moments[2]][name] - found[moments[0]][name] > most]
+    return {"openings": count, "stages": dict(stages), "held": {str(k): h for k, h in found.items()},
+            "wrong": [f"{wrong} wrong answers"] * bool(wrong) + grown}
+
+
+DRILLS: Mapping[str, Callable[[int, int, Path], dict[str, Any]]] = {
+    "kills": kills, "losses": losses, "ends": ends, "openings": openings}
 
 
 def show(found: Mapping[str, Mapping[str, Any]]) -> None:
