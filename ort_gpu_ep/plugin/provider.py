@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.backend import Executable
 from ort_gpu_ep.errors import Code, ConfigError, InternalError, forget_frames
+from ort_gpu_ep.heap import give_back
 from ort_gpu_ep.ir.graph import Graph, Parent
 from ort_gpu_ep.kernels.registry import Decline, Limits
 from ort_gpu_ep.partitioner import Costs, Partitioning, Report, is_ours, nothing, partition, rewrite
@@ -176,6 +177,7 @@ class Provider(Table):
 
     def on_session_initialization_end(self) -> None:
         self.state.ready = True
+        give_back(sum(p.program.uploaded_nbytes for p in self.state.partitions if p.program is not None))
 
 
 def check_border(graph: Graph, group: tuple[int, ...]) -> None:
