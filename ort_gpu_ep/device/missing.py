@@ -37,6 +37,18 @@ def no_adapter(environment: Mapping[str, str], root: Path = ROOT, may_use: Calla
     return f"no GPU adapter: {cause}. {remedy} {_INSTEAD}"
 
 
+def no_driver(environment: Mapping[str, str], root: Path = ROOT) -> str:
+    """The text of `no_adapter` where files alone tell that there is no Vulkan driver; empty where only a look at the adapters can tell.
+
+    A loader in Python's own folder (conda's) searches folders of its own.
+    """
+    if root == ROOT and platform.system() != "Linux":
+        return ""
+    if any(path.exists() for path in manifests(environment, root)) or (Path(sys.prefix) / "lib" / "libvulkan.so.1").exists():
+        return ""
+    return no_adapter(environment, root)
+
+
 class _System:
     """What can be seen of a system without loading a driver."""
 

@@ -184,14 +184,20 @@ def begins_on_cpu(config: Config, names: Sequence[str], model: Any, settings: An
 
 
 def stays_on_cpu(config: Config) -> bool:
-    """Whether an earlier look tells that there is nothing but the CPU for a session that chooses for itself; it is said once."""
+    """Whether an earlier look, or the absence of any driver, tells that a session that chooses for itself has only the CPU; that is said once."""
+    from ort_gpu_ep.device.missing import no_driver
     from ort_gpu_ep.health.enumeration import known
 
     if config.adapter:
         return False
     try:
         found = known(config)
-        return found is not None and pick(found, "").is_software
+        if found is not None:
+            return pick(found, "").is_software
+        why = no_driver(os.environ)
+        if why:
+            say_once(why)
+        return bool(why)
     except AdapterError as error:       # there is none, or drivers failed
         say_once(str(error))
         return True

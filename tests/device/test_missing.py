@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ort_gpu_ep.device.missing import no_adapter
+from ort_gpu_ep.device.missing import no_adapter, no_driver
 
 LIB = f"usr/lib/{platform.machine()}-linux-gnu"
 LOADER, GLX, ICD = f"{LIB}/libvulkan.so.1", f"{LIB}/libGLX_nvidia.so.0", "usr/share/vulkan/icd.d/nvidia_icd.json"
@@ -79,3 +79,20 @@ def test_the_manifest_of_the_remedy_is_one(tmp_path: Path) -> None:
     (tmp_path / "etc/vulkan/icd.d").mkdir(parents=True)
     (tmp_path / "etc/vulkan/icd.d/nvidia_icd.json").write_text(manifest[1])
     assert "offers no device" in said(tmp_path, ())
+
+
+def test_files_tell_that_there_is_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a manifest, or a loader that searches elsewhere, that only a look can tell."""
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "prefix"))
+    assert "no GPU is visible" in no_driver({}, _made(tmp_path / "none", LOADER))
+    assert no_driver({}, _made(tmp_path / "one", LOADER, ICD)) == ""
+    (tmp_path / "prefix" / "lib").mkdir(parents=True)
+    (tmp_path / "prefix" / "lib" / "libvulkan.so.1").touch()
+    assert no_driver({}, _made(tmp_path / "none", LOADER)) == ""
+
+
+def _made(root: Path, *files: str) -> Path:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    return root

@@ -286,6 +286,16 @@ def test_one_sentence_without_a_driver(folder: Path, tmp_path: Path) -> None:
         assert err.count("no GPU adapter") == 1, err
 
 
+def test_a_short_program_without_a_driver(folder: Path, tmp_path: Path) -> None:
+    """With placement=auto adapters are looked for beside the runs: a program that ended before said nothing."""
+    nothing = {name: str(tmp_path / "none.json") for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")}
+    rc, out, err = executed(folder, "-o", f"cache_dir={tmp_path / 'cache'}", "--", sys.executable, "app.py", folder / "y.npy", **nothing)
+    assert rc == 0, err
+    assert " 0 " in out
+    assert err.count("running on the CPU: no GPU adapter") == 1, err
+    assert "Unset VK_DRIVER_FILES" in err
+
+
 def test_children_of_a_patched_process(folder: Path) -> None:
     with ort.patch(GPU):
         env = {**os.environ, "MODEL": str(folder / "model.onnx"), "X": str(folder / "x.npy")}
