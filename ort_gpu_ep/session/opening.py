@@ -184,7 +184,7 @@ def begins_on_cpu(config: Config, names: Sequence[str], model: Any, settings: An
 
 
 def stays_on_cpu(config: Config) -> bool:
-    """Whether an earlier look, or the absence of any driver, tells that a session that chooses for itself has only the CPU; that is said once."""
+    """Whether an earlier look, or the lack of any driver, leaves a session that chooses for itself only the CPU; that is said once."""
     from ort_gpu_ep.device.missing import no_driver
     from ort_gpu_ep.health.enumeration import known
 
