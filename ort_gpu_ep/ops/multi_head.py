@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
-from ort_gpu_ep.ir.types import BOOL, FLOATS, INT32, INT64, TensorType
+from ort_gpu_ep.ir.types import BOOL, BY_ONNX, FLOATS, INT32, INT64, Shape, TensorType
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, op
 from ort_gpu_ep.ops.attention import Heads, Options
 from ort_gpu_ep.ops.composed import Composed
 from ort_gpu_ep.ops.heads import BY_KEY, COUNTS, ENDS, ENDS_AND_STARTS, SCORES, Assembly, Padding, assembled, contiguous, split
+
+BIAS, MASK = 3, 5
+"""Of MultiHeadAttention: the input of the bias; of it and of ONNX Runtime's Attention: that of the mask which is added."""
+
+PADDING = {(DOMAIN, "MultiHeadAttention"): 4, (DOMAIN, "Attention"): 3}
+"""The input that says which keys are padding."""
 
 
 @op("Attention", since=23, dtypes={"T1": FLOATS, "T2": FLOATS, "U": (*FLOATS, BOOL), "tensor(int64)": (INT64,)},
@@ -145,6 +153,31 @@ def _padding(node: BoundNode, mask: Operand, source: int, scores: tuple[int, ...
     raise UnsupportedNodeError(
         Code.RANK, f"{node.op} with mask {mask.name!r} {mask.type}; expected of {batch} batches, {queries} queries and {keys} keys "
         "[B], [2 B], [3 B + 2], [B, keys], [B, queries, keys] or [B, 1, most keys, most keys]")
+
+
+def masked_scores(node: BoundNode) -> tuple[Shape, int, float]:
+    """Of a node of PADDING that its row takes: scores [B, heads, S, keys], how many keys its cache has, and what padding adds."""
+    heads, past = int(node.attr("num_heads")), node.optional(4 if node.op == "Attention" else 6)
+    if node.op == "Attention":
+        batch, rows, keys = node.input(0).shape[0], node.input(0).shape[1], node.input(0).shape[1]
+    else:
+        q, k, _ = _three(node)
+        batch, rows, keys = q.shape[0], q.shape[2], k.shape[2]
+    before = past.shape[-2] if past else 0
+    return (batch, heads, rows, before + keys), before, float(node.attr("mask_filter_value"))
+
+
+@op("AttentionMask", domain="ort_gpu_ep", dtypes={}, bindings="padding -> y")
+def attention_mask(node: BoundNode) -> Lowering:
+    """What is added to scores [B, heads, S, keys] where keys are padding: made once for all attention with the same padding.
+
+    padding: as that of MultiHeadAttention; y: [B, 1, S or 1, keys]. Made by the partitioner (partitioner/attention_inputs.py).
+    """
+    scores, before, made = node.attr("scores"), node.attr("before"), Assembly(node, BY_ONNX[node.attr("to")])
+    padding = _padding(node, node.input(0), 0, scores, before)
+    (_, mask), _ = made.mask(scores, None, padding, float(node.attr("mask_filter_value")), Options(1.0, before=before))
+    out = TensorType(made.dtype, mask.shape)
+    return Lowering((out,), (replace(made.kernels[0], outputs=(out,), writes=(("y", 0),)),))
 
 
 @op("Attention", domain=DOMAIN, dtypes={"T": FLOATS, "M": (INT32,)},

@@ -23,16 +23,20 @@ IDS, SEGMENT_IDS, WORDS, POSITIONS, SEGMENTS, GAMMA, BETA, MASK, PLACES = range(
 
 TO_CHANNELS_LAST, TO_PLANES = (0, 2, 3, 1), (0, 3, 1, 2)
 
-record("embed_tokens.wgsl", "gather")
+record("embed_tokens.wgsl", "gather", pairs=True)
 record("position_bias.wgsl", "elementwise")
 
 
-@op("EmbedLayerNormalization", domain=DOMAIN, dtypes={"T": FLOATS, "T1": (INT32,)},
-    bindings="ids segment_ids? words positions segments? gamma beta mask? places? -> y counts total")
+EMBEDDING = "ids segment_ids? words positions segments? gamma beta mask? places? -> y counts total"
+
+
+@op("EmbedLayerNormalization", domain="ort_gpu_ep", dtypes={}, bindings=EMBEDDING)
+@op("EmbedLayerNormalization", domain=DOMAIN, dtypes={"T": FLOATS, "T1": (INT32,)}, bindings=EMBEDDING)
 def embed_layer_normalization(node: BoundNode) -> Lowering:
     """LayerNormalization of the sum of each token's word, position and segment; of each sequence how many tokens its mask leaves.
 
-    ids, segment_ids, mask: [B, S]; words, positions, segments: [rows, H]; places: [B, S] or [1, S]; y, total: [B, S, H]; counts: [B].
+    ids, segment_ids, mask: [B, S], the first two of 64 bits where the partitioner left their Cast out; words, positions, segments:
+    [rows, H]; places: [B, S] or [1, S]; y, total: [B, S, H]; counts: [B].
     """
     made, ids, words = Composed(node), node.input(IDS), node.input(WORDS)
     if ids.rank != 2 or words.rank != 2 or node.has(SEGMENT_IDS) != node.has(SEGMENTS):

@@ -15,6 +15,7 @@ from ort_gpu_ep.kernels.registry import Decline
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST
 from ort_gpu_ep.ops.joining import IN_PLACE
 from ort_gpu_ep.partitioner.absorption import ACTIVATIONS, LAYERS, PRODUCTS, Consumers, absorb
+from ort_gpu_ep.partitioner.attention_inputs import simplify_attention
 from ort_gpu_ep.partitioner.between_products import keep_bytes
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
@@ -23,6 +24,7 @@ from ort_gpu_ep.partitioner.layouts import CHANNELS_LAST, is_conversion
 from ort_gpu_ep.partitioner.passes import (
     ACTIVATIONS_READ,
     ASKED,
+    ATTENTION_SIMPLIFIED,
     BYTES_KEPT,
     CHAINS_FUSED,
     DECODERS_ABSORBED,
@@ -139,6 +141,11 @@ def _no_products(work: Work) -> Iterator[str]:
         yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when products of one input are joined once more"
 
 
+def _no_attention(work: Work) -> Iterator[str]:
+    if simplify_attention(work.graph, work.facts, work.limits).nodes != work.graph.nodes:
+        yield "nodes change when attention is simplified once more"
+
+
 def _layouts(work: Work) -> Iterator[str]:
     """No channel-last value reaches a node that knows nothing of it, nor the outside; none is converted twice, or without need."""
     graph = work.graph
@@ -172,5 +179,6 @@ def _parts(work: Work) -> Iterator[str]:
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
     ASKED: _asked, PRODUCTS_QUANTIZED: _no_float_product, BYTES_KEPT: _no_floats_between, DECODERS_ABSORBED: _no_decoder,
     PATTERNS_FUSED: _no_pattern, LAYERS_ABSORBED: _no_decoder_of_layers, ACTIVATIONS_READ: _no_decoder_of_activations,
-    CHAINS_FUSED: _no_chain, PRODUCTS_JOINED: _no_products, LAYOUTS_CHOSEN: _layouts, PARTS_PLACED: _parts}
+    CHAINS_FUSED: _no_chain, PRODUCTS_JOINED: _no_products,
+    ATTENTION_SIMPLIFIED: _no_attention, LAYOUTS_CHOSEN: _layouts, PARTS_PLACED: _parts}
 """Each property that a pass requires or ensures, as a rule."""

@@ -17,6 +17,7 @@ from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.lowering import Answer, Facts, facts_of, walk
 from ort_gpu_ep.kernels.registry import BoundNode, Limits
 from ort_gpu_ep.partitioner.absorption import ACTIVATIONS, LAYERS, PRODUCTS, absorb
+from ort_gpu_ep.partitioner.attention_inputs import simplify_attention
 from ort_gpu_ep.partitioner.between_products import keep_bytes
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
@@ -82,6 +83,10 @@ def _products(work: Work) -> Graph:
     return join_products(work.graph, work.facts, work.limits, work.answers)
 
 
+def _attention(work: Work) -> Graph:
+    return simplify_attention(work.graph, work.facts, work.limits)
+
+
 def _layouts(work: Work) -> Graph:
     graph, work.facts = choose_layouts(work.graph, work.facts, work.limits)
     return graph
@@ -100,6 +105,7 @@ ACTIVATIONS_READ = "no decoder of a run's bytes is left that the one reduction b
 PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
 CHAINS_FUSED = "no elementwise node is left that its producer could do"
 PRODUCTS_JOINED = "no two products of the same few vectors are left that one dispatch could do"
+ATTENTION_SIMPLIFIED = "no attention has a bias that the products before it could add, or a mask that another has, too"
 LAYOUTS_CHOSEN = "every value is stored as its readers read it"
 PARTS_PLACED = "what is joined in place is written there, and read by nobody else"
 
@@ -128,6 +134,7 @@ FUSION: Sequence[Pass] = (
 PASSES: Sequence[Pass] = (
     *FUSION,
     Pass("products", _products, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({PRODUCTS_JOINED})),
+    Pass("attention", _attention, requires=frozenset({ASKED, PRODUCTS_JOINED}), ensures=frozenset({ATTENTION_SIMPLIFIED})),
     Pass("layouts", _layouts, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({LAYOUTS_CHOSEN})),
     Pass("parts", _parts, requires=frozenset({ASKED, LAYOUTS_CHOSEN}), ensures=frozenset({PARTS_PLACED})),
 )

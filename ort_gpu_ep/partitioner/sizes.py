@@ -14,8 +14,9 @@ from ort_gpu_ep.ir.graph import Graph, Value
 from ort_gpu_ep.ir.symbolic import Trace
 from ort_gpu_ep.ir.types import Shape, SymbolicShape, TensorType
 
-CANDIDATES = (64, 224, 640)
-"""Sizes tried for unknown dimensions, in this order: sequences and tiles, images, documents. The first dimension is the batch."""
+CANDIDATES = (64, 224, 640, 8)
+"""Sizes tried for unknown dimensions, in this order: sequences and tiles, images, documents, sequences of a model with few positions. The first
+dimension is the batch."""
 
 _BATCH = 1
 """Broadcasts against the stand-in of a batch that an exporter has put elsewhere (a recurrent state is [layers, batch, units])."""

@@ -217,6 +217,7 @@ def _output_name(draft: _Draft, bound: BoundNode, index: int) -> str:
 
 def _place(draft: _Draft, apart: bool) -> Plan:
     graph = draft.graph
+    _drop_unread(draft)
     _unwanted_types(draft)
     places = _fixed_places(draft)
     levels = _levels(draft)
@@ -242,6 +243,17 @@ def _place(draft: _Draft, apart: bool) -> Plan:
         _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()),
         tuple(draft.prologue), tuple(draft.kept.items()), draft.channels_last, draft.conversions, tuple(draft.inverses),
         tuple(draft.in_place), tuple(draft.counted), tuple(draft.dense))
+
+
+def _drop_unread(draft: _Draft) -> None:
+    """Leaves out dispatches of which nothing is read: nodes name outputs that no other node wants."""
+    read, live = {*draft.kept, *map(draft.root, draft.graph.outputs)}, list[tuple[Dispatch, tuple[str, ...]]]()
+    for dispatch, names in reversed(draft.dispatches):
+        roots = [(draft.root(name), tensor.written) for name, tensor in zip(names, dispatch.tensors, strict=True)]
+        if any(written and name in read for name, written in roots):
+            live.append((dispatch, names))
+            read |= {name for name, written in roots if not written}
+    draft.dispatches = live[::-1]
 
 
 def _costs(draft: _Draft, levels: Sequence[int]) -> list[float]:

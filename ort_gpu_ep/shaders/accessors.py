@@ -81,7 +81,7 @@ def word_pairs(name: str, dtype: DType, text: str, raw: bool) -> list[str]:
     if f"{name}_of(" in text:
         made = "low" if dtype.nbytes < 8 else "vec2<u32>(low, high)" if raw else f"{name}_t((u64(high) << 32u) | u64(low))"
         found.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {made}; }}")
-    if f"{name}_pair(" in text:
+    if f"{name}_pair(" in text and dtype.nbytes == 8:
         value = f"{name}_at(i)"
         words = value if raw else f"vec2<u32>(u32({value} & 4294967295li), u32(({value} >> 32u) & 4294967295li))"
         found.append(f"fn {name}_pair(i: u32) -> vec2<u32> {{ return {words}; }}")
