@@ -1,7 +1,7 @@
 """Tokens of a language model, one after another.
 
-The most likely token is chosen on the device and is the next step's input there. So steps are submitted ahead of what the host has read:
-4 bytes a token cross, and the GPU does not wait for the host.
+The next token, the most likely or a random one, is chosen on the device and is the next step's input there. So steps are submitted ahead of
+what the host has read: a token crosses and no logits, and the GPU does not wait for the host.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, InputError, ModelError
 from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of
 from ort_gpu_ep.generation.model_file import without_weights
+from ort_gpu_ep.generation.sampling import Draw, Sampler, draw_of
 from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, SHARES, Step, step_of
 from ort_gpu_ep.plugin import VENDOR_ID, download_later, fill
 from ort_gpu_ep.session.bound_runs import Runs, state_of
@@ -62,13 +64,16 @@ class Generator:
         settings = sess_options if sess_options is not None else onnxruntime.SessionOptions()
         if folder:
             settings.add_session_config_entry(EXTERNAL_FOLDER, folder)
-        options = {"placement": "gpu", "specialize": "off", **(provider_options or {})}     # one plan: tokens come evenly
-        self.session = InferenceSession(step.model.SerializeToString(), settings, provider_options=options)
-        here = state_of(self.session) is not None and resolve(options).isolation == "none"
+        self._options = {"placement": "gpu", "specialize": "off", **(provider_options or {})}     # one plan: tokens come evenly
+        self.session = InferenceSession(step.model.SerializeToString(), settings, provider_options=self._options)
+        here = state_of(self.session) is not None and resolve(self._options).isolation == "none"
         self._device = ("gpu", 0, VENDOR_ID) if here else ("cpu", 0)
         self.vocabulary = self._logits_info().shape[-1]
         if not isinstance(self.vocabulary, int):
             raise ModelError("generate: the model leaves the number of logits open; write it into the shape of output 'logits'")
+        self._kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[self._logits_info().type]
+        self._samplers = dict[int, Sampler]()
+        self._failed = False
         self._ids = step.kinds[IDS] if isinstance(step, GrowingStep) else step.ids
         self._growing = Growing(self.session, step, self._device[:2]) if isinstance(step, GrowingStep) else None
         if isinstance(step, Step):
@@ -84,9 +89,8 @@ class Generator:
         self._presents = {present: self._caches[name] for name, (present, _, _) in self._step.caches.items()}
         self._tokens = [self._value(np.zeros((1, 1), self._step.ids)) for _ in range(2)]
         self._lengths = [self._value(np.zeros((1, 1), np.int64)) for _ in range(2)]
-        info = self._logits_info()
-        kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[info.type]
-        self._logits = self._value(np.zeros((1, 1, self.vocabulary), kind))
+        self._logits = self._value(np.zeros((1, 1, self.vocabulary), self._kind))
+        self._draws, self._drawn = [self._value(np.zeros(3, np.float32)) for _ in range(2)], dict[int, Runs]()
         self._runs = Runs(self.session, [self._bound(place) for place in range(2)])
 
     def generate(
@@ -97,7 +101,7 @@ class Generator:
 
         ids: the prompt, [S] or [1, S]. max_new_tokens: at most so many; None: as max_length allows. temperature: 0 takes the most likely
         token; else logits are divided by it and a token is drawn by `seed`, among the `top_k` most likely ones (0: all), of these the
-        fewest that have `top_p` of the probability: on the host, which reads the logits for that. A generation ends the one before it.
+        fewest that have `top_p` of the probability. A generation ends the one before it.
 
         Raises:
             InputError: an empty prompt, or no room for one token behind it. ConfigError: a parameter. IndexOutOfRangeError: a token that
@@ -111,36 +115,55 @@ class Generator:
         if room < 1:
             raise InputError(
                 f"generate: a prompt of {prompt.shape[1]} tokens leaves no room for another one; raise max_length={self.max_length}")
-        choose = _choice(temperature, top_k, top_p, seed)
+        draw = draw_of(temperature, top_k, top_p, seed)
         count = room if max_new_tokens is None else min(room, max_new_tokens)
         if count < 0:
             raise ConfigError(f"generate: max_new_tokens: got {max_new_tokens}, expected 0 or more")
         self._turn += 1
+        if self._failed:
+            self._prepare(self._step)
+            self._failed = False
         given = prompt.astype(self._ids)
         if self._growing is not None:
+            choose = None if draw is None else partial(self._sampler(draw).token, draw=draw)
             return self._growing.tokens(given, count, choose, frozenset(stop))
-        return self._tokens_of(given, count, choose, frozenset(stop), self._turn)
+        return self._tokens_of(given, count, draw, frozenset(stop), self._turn)
+
+    def _sampler(self, draw: Draw) -> Sampler:
+        count = min(draw.top_k or self.vocabulary, self.vocabulary)
+        if count not in self._samplers:
+            self._samplers[count] = Sampler(self.vocabulary, count, self._kind, self._ids, self._options)
+        return self._samplers[count]
 
     def _tokens_of(
-        self, prompt: npt.NDArray[Any], count: int, choose: Callable[[npt.NDArray[Any]], int] | None, stop: frozenset[int], turn: int,
+        self, prompt: npt.NDArray[Any], count: int, draw: Draw | None, stop: frozenset[int], turn: int,
     ) -> Iterator[int]:
         waiting, submitted = deque[Callable[[], int]](), 0
         try:
             for _ in range(count):
-                ahead = 1 if choose is not None else AHEAD
-                while submitted < count and len(waiting) < ahead:
+                while submitted < count and len(waiting) < AHEAD:
                     if turn != self._turn:
                         raise InputError("generate: another generation has begun with this Generator, whose caches it needs; use one each")
                     self._submit(prompt, submitted)
-                    waiting.append(self._token(submitted % 2, choose))
+                    if draw is not None:
+                        self._choose(draw, submitted % 2)
+                    waiting.append(self._token(submitted % 2))
                     submitted += 1
-                token = waiting.popleft()()
+                token = self._waited(waiting.popleft())
                 yield token
                 if token in stop:
                     return
         finally:
             while waiting:      # the device writes what these read
-                waiting.popleft()()
+                self._waited(waiting.popleft())
+
+    def _waited(self, token: Callable[[], int]) -> int:
+        """The token. One that the vocabulary lacks leaves caches that no later generation may read: it makes new ones."""
+        try:
+            return token()
+        except InputError:
+            self._failed = True
+            raise
 
     def _submit(self, prompt: npt.NDArray[Any], index: int) -> None:
         """The step that gives token `index` of the answer, into place index % 2."""
@@ -157,15 +180,20 @@ class Generator:
             binding.bind_ortvalue_output(name, value)
         self.session.run_with_iobinding(binding)
 
-    def _token(self, place: int, choose: Callable[[npt.NDArray[Any]], int] | None) -> Callable[[], int]:
+    def _choose(self, draw: Draw, place: int) -> None:
+        """Puts a random token in place of the most likely one."""
+        sampler = self._sampler(draw)
+        runs = self._drawn.get(id(sampler))
+        if runs is None:
+            runs = self._drawn[id(sampler)] = sampler.runs(self._logits, self._draws, self._tokens)
+        self._set(self._draws[place], draw.next())
+        runs.run(place)
+
+    def _token(self, place: int) -> Callable[[], int]:
         """Waits for the token of a step that has been submitted."""
         value = self._tokens[place]
-        if choose is None:
-            wait = download_later([value])
-            return (lambda: int(value.numpy().item())) if wait is None else lambda: int(np.frombuffer(wait()[0], self._step.ids)[0])
-        token = choose(np.asarray(self._logits.numpy(), np.float64).reshape(-1))
-        self._set(value, np.array([[token]], self._step.ids))
-        return lambda: token
+        wait = download_later([value])
+        return (lambda: int(value.numpy().item())) if wait is None else lambda: int(np.frombuffer(wait()[0], self._step.ids)[0])
 
     def _bound(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Inputs and outputs of the steps that read the token of this place."""
@@ -212,22 +240,3 @@ def _loaded(model: Model) -> tuple[onnx.ModelProto, str]:
     except Exception as error:
         name = "bytes" if isinstance(model, bytes) else os.fspath(model)
         raise ModelError(f"generate: {name}: not a readable ONNX model ({error})") from error
-
-
-def _choice(temperature: float, top_k: int, top_p: float, seed: int | None) -> Callable[[npt.NDArray[Any]], int] | None:
-    """How a token is drawn from logits; None: the most likely one. Raises ConfigError."""
-    if not temperature >= 0 or top_k < 0 or not 0 < top_p <= 1:
-        raise ConfigError(
-            f"generate: got temperature={temperature}, top_k={top_k}, top_p={top_p}; expected temperature >= 0, top_k >= 0, 0 < top_p <= 1")
-    if temperature == 0 or top_k == 1:
-        return None
-    rng = np.random.default_rng(seed)
-
-    def choose(logits: npt.NDArray[Any]) -> int:
-        order = np.argsort(-logits, kind="stable")[:top_k or None]
-        powers = np.exp((logits[order] - logits[order[0]]) / temperature)
-        shares = powers / powers.sum()
-        kept = int(np.searchsorted(np.cumsum(shares), top_p - 1e-12)) + 1
-        return int(rng.choice(order[:kept], p=shares[:kept] / shares[:kept].sum()))
-
-    return choose

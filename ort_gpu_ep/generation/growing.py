@@ -24,7 +24,8 @@ BRANCH = "use_cache_branch"
 _PAST, _PRESENT = "past_key_values.", "present."
 _KNOWN = (IDS, MASK, POSITIONS, BRANCH)
 
-Choose = Callable[[npt.NDArray[Any]], int] | None
+Choose = Callable[[Any], int] | None
+"""Gives a token for logits, which are an OrtValue; None: the most likely one."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,13 @@ class Growing:
                 binding.bind_cpu_input(name, self._empty[name])
             else:
                 binding.bind_ortvalue_input(name, caches[name])
-        binding.bind_output(NEXT if choose is None else LOGITS, "cpu")
+        if choose is None:
+            binding.bind_output(NEXT, "cpu")
+        else:
+            binding.bind_output(LOGITS, *self._device)
         for name in self._empty:
             binding.bind_output(_present(name), *self._device)
         self._session.run_with_iobinding(binding)
         found, *presents = binding.get_outputs()
-        array = found.numpy()
-        token = int(array.item()) if choose is None else choose(np.asarray(array, np.float64).reshape(-1))
+        token = int(found.numpy().item()) if choose is None else choose(found)
         return token, dict(zip(self._empty, presents, strict=True))

@@ -130,6 +130,16 @@ def made_tokens(made: Generator, seed: int) -> Any:
     return made.generate(prompt_of(seed), max_new_tokens=TOKENS)
 
 
+@pytest.mark.parametrize("length", [12, 128])
+def test_a_generation_behind_one_with_a_token_out_of_range_is_right(length: int) -> None:
+    made, prompt = Generator(language_model(), max_length=length), [3, 1, 4]
+    wanted = list(made.generate(prompt, max_new_tokens=4))
+    for _ in range(2):
+        with pytest.raises(Exception, match="out of range"):
+            list(made.generate([10**6], max_new_tokens=3))
+        assert list(made.generate(prompt, max_new_tokens=4)) == wanted
+
+
 def test_bad_input() -> None:
     made = Generator(language_model(), max_length=12)
     for ids in ([], np.zeros((2, 3), int), [0.5], np.zeros((1, 1, 1), int), np.arange(12)):

@@ -1,0 +1,130 @@
+"""Draws of a token from logits, as a model of its own: it runs behind a decoder's step, on the same device.
+
+The host brings a random number for each token and no logits cross. Sums are those of powers in falling order, so a draw depends on the seed
+alone, not on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.generation.step import LOGITS, NEXT
+from ort_gpu_ep.session.bound_runs import Runs
+from ort_gpu_ep.session.session import InferenceSession
+
+DRAW = "sampling.draw"
+"""An input: 1 / temperature, top_p, a random number in [0, 1)."""
+
+_STEEPEST = 1e30
+"""At most 1 / temperature: 0 times it is still 0."""
+
+_ROW = 512
+"""Powers that are summed by one workgroup, where there are several times as many."""
+
+
+@dataclass
+class Draw:
+    """What a user wants. rng: gives a number for each token."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    rng: np.random.Generator = field(repr=False)
+
+    def next(self) -> npt.NDArray[np.float32]:
+        """DRAW for one more token."""
+        return np.array([min(1 / self.temperature, _STEEPEST), self.top_p, self.rng.random()], np.float32)
+
+
+def draw_of(temperature: float, top_k: int, top_p: float, seed: int | None) -> Draw | None:
+    """None: the most likely token. Raises ConfigError."""
+    if not temperature >= 0 or top_k < 0 or not 0 < top_p <= 1:
+        raise ConfigError(
+            f"generate: got temperature={temperature}, top_k={top_k}, top_p={top_p}; expected temperature >= 0, top_k >= 0, 0 < top_p <= 1")
+    return None if temperature == 0 or top_k == 1 else Draw(temperature, top_k, top_p, np.random.default_rng(seed))
+
+
+class Sampler:
+    """Draws among the `count` most likely tokens of a vocabulary. kind: numpy type of the logits; ids: of tokens."""
+
+    def __init__(self, vocabulary: int, count: int, kind: npt.DTypeLike, ids: npt.DTypeLike, options: Mapping[str, Any]) -> None:
+        made = _model(vocabulary, count, *(helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (kind, ids)))
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 3
+        self.session = InferenceSession(made.SerializeToString(), settings, provider_options=dict(options))
+
+    def runs(self, logits: Any, draws: Sequence[Any], tokens: Sequence[Any]) -> Runs:
+        """Runs over values that stay where they are, in turn."""
+        return Runs(self.session, [({LOGITS: logits, DRAW: draw}, {NEXT: token}) for draw, token in zip(draws, tokens, strict=True)])
+
+    def token(self, logits: Any, draw: Draw) -> int:
+        """One token, waited for. logits: an OrtValue."""
+        binding = self.session.io_binding()
+        binding.bind_ortvalue_input(LOGITS, logits)
+        binding.bind_cpu_input(DRAW, draw.next())
+        binding.bind_output(NEXT, "cpu")
+        self.session.run_with_iobinding(binding)
+        return int(binding.get_outputs()[0].numpy().item())
+
+
+class _Nodes:
+    """A graph as it is written."""
+
+    def __init__(self) -> None:
+        self.nodes, self.held = list[onnx.NodeProto](), list[onnx.TensorProto]()
+
+    def __call__(self, op: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+        """inputs: names, or arrays that become constants. Returns the name of the output, or the names."""
+        names = [given if isinstance(given, str) else self._hold(given) for given in inputs]
+        made = [f"{op}{len(self.nodes)}.{k}" for k in range(outputs)]
+        self.nodes.append(helper.make_node(op, names, made, **attributes))
+        return made[0] if outputs == 1 else made
+
+    def _hold(self, value: Any) -> str:
+        name = f"constant{len(self.held)}"
+        self.held.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+
+def _model(vocabulary: int, count: int, kind: int, ids: int) -> onnx.ModelProto:
+    """LOGITS [1, 1, vocabulary] and DRAW -> NEXT [1, 1]."""
+    op = _Nodes()
+    logits = op("Cast", op("Reshape", LOGITS, np.array([vocabulary])), to=TensorProto.FLOAT)
+    values, order = op("TopK", logits, np.array([count]), outputs=2)
+    steepness, share, chance = op("Split", DRAW, np.array([1, 1, 1]), outputs=3)
+    zero, one, end = np.array([0]), np.array([1]), np.array([np.iinfo(np.int64).max])
+    powers = op("Exp", op("Mul", op("Sub", values, op("Slice", values, zero, one)), steepness))
+    powers, sums = _summed(op, powers, count)
+    likely = op("Less", op("Sub", sums, powers), op("Mul", op("Slice", sums, np.array([-1]), end), share))
+    most = op("ReduceMax", op("Where", likely, sums, np.zeros(1, np.float32)), axes=[0])
+    passed = op("And", op("LessOrEqual", sums, op("Mul", most, chance)), likely)
+    picked = op("ReduceSum", op("Cast", passed, to=TensorProto.INT32), zero)
+    last = op("Sub", op("ReduceSum", op("Cast", likely, to=TensorProto.INT32), zero), np.ones(1, np.int32))
+    token = op("Gather", order, op("Min", picked, last))        # the last one where rounding has passed them all
+    op.nodes.append(helper.make_node("Cast", [op("Reshape", token, np.array([1, 1]))], [NEXT], to=ids))
+    graph = helper.make_graph(
+        op.nodes, "sampling",
+        [helper.make_tensor_value_info(LOGITS, kind, [1, 1, vocabulary]), helper.make_tensor_value_info(DRAW, TensorProto.FLOAT, [3])],
+        [helper.make_tensor_value_info(NEXT, ids, [1, 1])], op.held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _summed(op: _Nodes, powers: str, count: int) -> tuple[str, str]:
+    """The powers, perhaps with zeros behind them, and their running sums: many in rows, whose totals are summed then."""
+    rows, last = -(-count // _ROW), np.array([-1])
+    if rows < 4:
+        return powers, op("CumSum", powers, np.array(0))
+    powers = op("Pad", powers, np.array([0, rows * _ROW - count]))
+    within = op("CumSum", op("Reshape", powers, np.array([rows, _ROW])), np.array(1))
+    totals = op("Slice", within, last, np.array([np.iinfo(np.int64).max]), np.array([1]))
+    sums = op("Add", within, op("CumSum", totals, np.array(0), exclusive=1))
+    return powers, op("Reshape", sums, last)
