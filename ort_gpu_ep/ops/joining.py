@@ -44,7 +44,8 @@ record(
     "split.wgsl", "movement", nbytes=_moved("y"),
     cases=[
         case("Split", 13, normal(7, 18), Known((3, 4, 5, 6)), outputs=4, axis=1),
-        case("Split", 13, normal(7, 24), Known((8, 16)), outputs=2, axis=1)])
+        case("Split", 13, normal(7, 24), Known((8, 16)), outputs=2, axis=1),
+        case("Split", 13, integers(0, 200, 7, 24, dtype="uint8"), Known((8, 16)), outputs=2, axis=1)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +108,13 @@ def _batches(node: BoundNode, whole: TensorType, parts: Sequence[TensorType]) ->
     yield first, len(parts)
 
 
-def _rows(whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last: int) -> tuple[dict[str, Const], int]:
-    """Constants of concat.wgsl and split.wgsl for parts `first` to `last`, and workgroups."""
+def _rows(whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last: int, unit: int = 1) -> tuple[dict[str, Const], int]:
+    """Constants of concat.wgsl and split.wgsl for parts `first` to `last`, and workgroups. unit: elements that are counted as one."""
     outer, size, inner = around(whole.shape, axis)
     sizes = [part.size * inner for part in parts]
     before, row, whole_row = sum(sizes[:first]), sum(sizes[first:last]), size * inner
     fours = whole.dtype is FLOAT32 and all(same(n % 4, 0) for n in (before, whole_row, *sizes[first:last]))
-    unit = 4 if fours else 1
+    unit = 4 if fours else unit
     total = outer * row // unit
     consts: dict[str, Const] = {
         "VECTORS": fours, "COUNT": last - first, "TOTAL": total, "ROW": row // unit, "WHOLE_ROW": whole_row // unit,
@@ -166,22 +167,24 @@ def packed_concat(out: TensorType, axis: int, sizes: Sequence[int], reads: Mappi
 
 @op("Split", since=2, dtypes={"T": ANY}, bindings="x _split? -> y", channels_last=along_axis)
 def split(node: BoundNode) -> Lowering:
-    """y_k = the k-th part of x along `axis`: one kernel for as many parts as the adapter binds at once, of packed elements one a part."""
+    """y_k = the k-th part of x along `axis`: a kernel for as many parts as the adapter binds at once; for each where they share words."""
     x = node.input(0)
     axis = axis_of(node, int(node.attr("axis")), x.rank)
     sizes = _sizes(node, x.shape[axis])
     outputs = tuple(TensorType(x.dtype, replaced(x.shape, axis, size)) for size in sizes)
     parts = [_Part(k, size) for k, size in enumerate(sizes)]
-    if x.dtype.nbytes < 4 or not all(node.wants(k) for k in range(len(sizes))) or any(t.size == 0 for t in outputs):
+    wanted = all(node.wants(k) for k in range(len(sizes))) and all(t.size != 0 for t in outputs)
+    per_word, (*_, inner) = max(1, 4 // x.dtype.nbytes), around(x.shape, axis)
+    if not wanted or not all(same(size * inner % per_word, 0) for size in sizes):
         return Lowering(outputs, tuple(_each(node, outputs, axis)))
     kernels = []
     for first, last in _batches(node, x.type, outputs):
-        consts, groups = _rows(x.type, axis, parts, first, last)
+        consts, groups = _rows(x.type, axis, parts, first, last, per_word)
         names = [f"y{k}" for k in range(last - first)]
         vectors = ["x", *names] if consts["VECTORS"] else []
         kernels.append(kernel(
             "split.wgsl", outputs[first:last], consts={**consts, "IN_ROW": consts.pop("WHOLE_ROW")}, groups=groups,
-            workgroup_size=WORKGROUP_SIZE, raw=not vectors, vectors=vectors, reads={"x": 0},
+            workgroup_size=WORKGROUP_SIZE, raw=not vectors, vectors=vectors, words=names if per_word > 1 else (), reads={"x": 0},
             writes={name: first + k for k, name in enumerate(names)}))
     return Lowering(outputs, tuple(kernels))
 

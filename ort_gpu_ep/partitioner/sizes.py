@@ -15,8 +15,7 @@ from ort_gpu_ep.ir.symbolic import Trace
 from ort_gpu_ep.ir.types import Shape, SymbolicShape, TensorType
 
 CANDIDATES = (64, 224, 640, 8)
-"""Sizes tried for unknown dimensions, in this order: sequences and tiles, images, documents, sequences of a model with few positions. The first
-dimension is the batch."""
+"""Sizes tried for unknown dimensions, in this order: sequences and tiles, images, documents, few tokens. The first one is the batch."""
 
 _BATCH = 1
 """Broadcasts against the stand-in of a batch that an exporter has put elsewhere (a recurrent state is [layers, batch, units])."""

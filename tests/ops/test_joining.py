@@ -55,6 +55,14 @@ def test_four_at_a_time_where_all_rows_are_fours() -> None:
     assert dispatches(model_of("Split", (data(2, 3, 4), Host([1, 2])), outputs=2, axis=1)[0]) == ["split4"]
 
 
+@pytest.mark.parametrize(("dtype", "sizes", "count"), [
+    ("float16", (6, 2, 4), 1), ("float16", (6, 3, 3), 3), ("uint8", (8, 4), 1), ("uint8", (6, 6), 2), ("bool", (4, 4, 4), 1)])
+def test_packed_elements_are_split_by_words(dtype: str, sizes: tuple[int, ...], count: int) -> None:
+    model, feeds = model_of("Split", (data(3, 5, 12, dtype=dtype), Host(sizes)), outputs=len(sizes), axis=2)
+    assert len(dispatches(model)) == count
+    check(model, feeds)
+
+
 def test_a_part_that_takes_several_bindings_counts_as_several() -> None:
     """Three parts of two bindings each, and a result of six: no two of the parts are joined at once."""
     model, _ = model_of("Concat", tuple(data(4, 16, 16) for _ in range(3)), axis=0)
