@@ -54,6 +54,9 @@ SILENT_S = 300.0
 LAST_S = 0.5
 """How long such a process may take to clear up."""
 
+FORKS = "ort_gpu_ep.processes.forks"
+"""Loaded before the first thread of this package begins; not with the package, because it loads modules of its own."""
+
 SETTINGS = (
     "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "execution_mode", "execution_order", "graph_optimization_level",
     "inter_op_num_threads", "intra_op_num_threads", "use_deterministic_compute")
@@ -106,6 +109,7 @@ class Start:
             if self._begun:
                 return
             self._begun, self._pid = True, os.getpid()
+        load(FORKS)
         self._feeds, self.stage = _copied(feeds), QUEUED
         self._shapes = {name: value.shape for name, value in (self._feeds or {}).items()}
         _queue.add(self._work)
@@ -135,6 +139,7 @@ class Start:
         if hurry:
             self._hurried.set()
         if first or (hurry and not self._taken):
+            load(FORKS)
             threading.Thread(target=self._work, name="ort_gpu_ep-start").start()
         return self._over.wait(timeout_s)
 
