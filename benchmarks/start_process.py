@@ -76,7 +76,7 @@ def main(side: str, model: str, inputs: "dict[str, tuple[str, list[int]]]", opti
         more -= settled_s is not None
         if settled_s is None and ready():
             settled_s = now_s - begin_s
-        if gpu_s is None and settled_s is not None and set(session.stats().get("runs_by_candidate", {})) - {"cpu"} and ours:
+        if ours and gpu_s is None and settled_s is not None and set(session.stats().get("runs_by_candidate", {})) - {"cpu"}:
             gpu_s = now_s - begin_s
     found = {"session_s": session_s, "first_s": first_s, "settled_s": settled_s, "gpu_s": gpu_s, "took_ms": took_ms, **resident()}
     found["answered"] = session.stats().get("runs_by_candidate", {}) if ours else {}

@@ -34,7 +34,8 @@ COLORS = {"PASS": "green", "UNSUPPORTED": "yellow", "NOT_RUN": "yellow"}
 @shared.reports_errors
 def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Only the probes that the first session would run.")] = False,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Repetitions of each probe with new random inputs.")] = 2,
+    rounds: Annotated[int | None, typer.Option(
+        "--rounds", min=1, help="Repetitions of each probe with new random inputs; default: 2, on a software adapter 1.")] = None,
     report: Annotated[Path | None, shared.file_to_write(
         "--report", "A .zip for a bug report, or a .json table of tested adapters, which gets a line: no names, no folders.",
         (".zip", ".json"))] = None,
@@ -56,7 +57,7 @@ def doctor(
     chosen, device = pick(found, config.adapter), Device()
     if not json:
         _print_adapters(found)
-    outcomes = _examine(chosen, quick, 1 if quick else rounds, device)
+    outcomes = _examine(chosen, quick, 1 if quick else rounds or (1 if chosen.is_software else 2), device)
     verdict = verdicts.verdict_of(outcomes, "quick" if quick else "full")
     _remember(config, chosen, verdict, outcomes)
     whole = verdicts.with_quirks(verdict, reasons(quirks, chosen))

@@ -102,14 +102,20 @@ class Trial:
         if feature not in self.gpu.limits.features:
             raise Unsupported(f"the adapter has no {feature}")
 
-    def some(self, *axes: Sequence[Any], of: int = 2, turn: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Every combination; on a software adapter, which compiles each for up to half a second, one in `of`.
+    def some(self, *axes: Sequence[Any], of: int = 0, turn: int = 0) -> Iterator[tuple[Any, ...]]:
+        """Every combination; on a software adapter, which compiles each for up to half a second, as few as meet each value of each axis.
 
-        They are spread such that each value of each axis is met. turn: another one in each probe of a family, so that all are in the end.
+        of: instead one combination in so many. turn: another one in each probe of a family, so that all are in the end.
         """
-        for places in product(*(range(len(axis)) for axis in axes)):
-            if not self.gpu.info.is_software or sum(places) % of == turn % of:
-                yield tuple(axis[place] for axis, place in zip(axes, places, strict=True))
+        if not self.gpu.info.is_software:
+            yield from product(*axes)
+        elif of:
+            for places in product(*(range(len(axis)) for axis in axes)):
+                if sum(places) % of == turn % of:
+                    yield tuple(axis[place] for axis, place in zip(axes, places, strict=True))
+        else:
+            for k in range(max(map(len, axes))):
+                yield tuple(axis[(k + turn) % len(axis)] for axis in axes)
 
     def wgsl(self, name: str, source: str, inputs: Sequence[Array], output: tuple[str, int], groups: int) -> Array:
         """The output (numpy type, elements) of one dispatch of a module, see device.run_wgsl."""

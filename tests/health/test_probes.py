@@ -93,8 +93,7 @@ def test_a_software_adapter_gets_a_part_in_which_each_value_is_met(software: boo
     if not software:
         assert [set(part) for part in some] == [whole, whole]
         return
-    assert [len(part) for part in some] == [6, 6]
-    assert set(some[0]) | set(some[1]) == whole
+    assert [len(part) for part in some] == [3, 3], "as many as the longest axis has values"
     for part in some:
         assert [set(values) for values in zip(*part, strict=True)] == [set(axis) for axis in axes]
     assert set().union(*(asked.some(*axes, of=4, turn=turn) for turn in range(4))) == whole

@@ -79,7 +79,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) { out[id.x] = unpack2x16fl
 def together(trial: Trial) -> str:
     """Three products of one input behind a normalization, and two of which one is an argument of the other's step."""
     for _ in range(trial.rounds):
-        for count, rows, beside in ((1, (69, 12, 5), False), (3, (33, 20), False), (2, (37, 37), True)):
+        for (count, rows, beside), in trial.some(((1, (69, 12, 5), False), (3, (33, 20), False), (2, (37, 37), True)), of=2):
             _together(trial, count, 132, rows, beside)
     return "queries, keys and values; gated units"
 
@@ -141,9 +141,8 @@ def written_out(trial: Trial) -> str:
     """Before a dense product: rows of codes and columns of codes, words that are full and others, two planes."""
     for _ in range(trial.rounds):
         with chosen(packed_ops.BEFORE):
-            for kind in ("int8", "uint4"):
-                _product(trial, 17, 96, 68, kind, True)
-                _product(trial, 5, 160, 36, kind, False)
+            for kind, (m, k, n, transposed) in trial.some(("int8", "uint4"), ((17, 96, 68, True), (5, 160, 36, False))):
+                _product(trial, m, k, n, kind, transposed)
             for bits in (3, 5):
                 _decoded(trial, f"Codebook{bits}", 9, stored=(36, 96))
     return "bytes, nibbles, two planes"
@@ -244,7 +243,7 @@ def _decoded(trial: Trial, op: str, m: int, density: float = 0.2, stored: tuple[
 def codebooks(trial: Trial) -> str:
     """Codes within a word, across words, and in two planes."""
     for _ in range(trial.rounds):
-        for op, m in trial.some((*CODEBOOK,), (2, 17)):
+        for op, m in trial.some((*CODEBOOK,), (2, 17), of=4):
             _decoded(trial, op, m)
     return ", ".join(CODEBOOK)
 
@@ -254,7 +253,7 @@ def sparse_held(trial: Trial) -> str:
     """Rows that begin and end within words, and that take several rounds of a subgroup."""
     for _ in range(trial.rounds):
         with chosen(HELD):
-            for m, density in ((1, 0.01), (2, 0.2), (1, 1.0)):
+            for (m, density), in trial.some(((1, 0.01), (2, 0.2), (1, 1.0)), of=2):
                 _decoded(trial, SPARSE, m, density, (67, 1500 + m))
     return "densities 0.01, 0.2 and 1"
 
@@ -297,10 +296,9 @@ def chosen(form: str) -> Iterator[None]:
 def pruned(trial: Trial) -> str:
     """Rows and columns of none, few and many values; the matrix back again."""
     for _ in range(trial.rounds):
-        for team in SPARSE_TEAMS:
+        for team, transposed in trial.some((*SPARSE_TEAMS,), (True, False)):
             with in_teams(team):
-                _pruned(trial, min(3, team), (257, 259), True)
-                _pruned(trial, 1, (262, 251), False)
+                _pruned(trial, *((min(3, team), (257, 259)) if transposed else (1, (262, 251))), transposed)
     return f"teams of {', '.join(map(str, SPARSE_TEAMS))}"
 
 
@@ -335,7 +333,7 @@ def entries(trial: Trial) -> str:
     """Packed into columns and values: rows of few and of many."""
     for _ in range(trial.rounds):
         with chosen("1 x 4"):
-            for density in (0.01, 0.2, 1.0):
+            for density, in trial.some((0.01, 0.2, 1.0), of=2):
                 _decoded(trial, SPARSE, 41, density)
     return "densities 0.01, 0.2 and 1"
 

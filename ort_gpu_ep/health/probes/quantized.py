@@ -71,7 +71,7 @@ def byte_tiles(trial: Trial) -> str:
     """A window and a point in every tile that the adapter can run, around its edges; planes; the depth of K no multiple of 16."""
     ran = [tile for tile in TILES if tile.fits(trial.gpu.limits)]
     for _ in range(trial.rounds):
-        for tile, window in trial.some(ran, (3, 1)):
+        for tile, window in trial.some(ran, (3, 1), of=8):
             with chosen(tile, 1):
                 _convolution(trial, np.uint8, (1, 20, 5, 13), (min(tile.m, 32) + 4, 20, window, window), pads=(window // 2,) * 4)
         _convolution(trial, np.int8, (1, 3, 17, 15), (12, 3, 5, 5), pads=(2, 2, 2, 2), strides=(2, 2))
@@ -92,7 +92,7 @@ def byte_depthwise(trial: Trial) -> str:
 def sums(trial: Trial) -> str:
     """MatMulInteger of a constant matrix, with zero points of 128 and others."""
     for _ in range(trial.rounds):
-        for kind, zero in ((np.uint8, 140), (np.int8, -3)):
+        for (kind, zero), in trial.some(((np.uint8, 140), (np.int8, -3)), of=2):
             a, b = trial.integers(0, 100, 33, 36).astype(kind), trial.integers(-127, 128, 36, 20).astype(np.int8)
             got, = trial.node("MatMulInteger", 10, [a, None, np.asarray(kind(zero))], {1: b})
             agree("MatMulInteger", got, (a.astype(np.int64) - zero) @ b.astype(np.int64), 0.0)
@@ -103,7 +103,7 @@ def sums(trial: Trial) -> str:
 def words(trial: Trial) -> str:
     """Bytes of windows and of points: packed once, used, and given back bit for bit."""
     for _ in range(trial.rounds):
-        for shape in ((16, 128, 1, 1), (8, 36, 3, 3)):
+        for shape, in trial.some(((16, 128, 1, 1), (8, 36, 3, 3)), of=2):
             graph, image, weights = _convolution(trial, np.uint8, (1, shape[1], 6, 7), shape)
             agree(f"weights {list(shape)} given back", trial.weight(graph, [image], "w"), weights, 0.0)
     return "2 shapes"
