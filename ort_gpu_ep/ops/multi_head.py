@@ -175,8 +175,8 @@ def attention_mask(node: BoundNode) -> Lowering:
     """
     scores, before, made = node.attr("scores"), node.attr("before"), Assembly(node, BY_ONNX[node.attr("to")])
     padding = _padding(node, node.input(0), 0, scores, before)
-    (_, mask), _ = made.mask(scores, None, padding, float(node.attr("mask_filter_value")), Options(1.0, before=before))
-    out = TensorType(made.dtype, mask.shape)
+    made.mask(scores, None, padding, float(node.attr("mask_filter_value")), Options(1.0, before=before))
+    out = TensorType(made.dtype, made.temps["mask"].shape)
     return Lowering((out,), (replace(made.kernels[0], outputs=(out,), writes=(("y", 0),)),))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -152,9 +153,9 @@ class _Inputs:
     def _share(self, alike: Sequence[_Masked], origins: Sequence[Node]) -> None:
         first, name = alike[0], f"{origins[0].outputs[0]}.mask"
         dtype = self.facts.types[first.node.inputs[0]].dtype
-        attributes = {"scores": first.scores, "before": first.before, "to": dtype.onnx, "mask_filter_value": first.filtered}
+        attributes: dict[str, Any] = {"scores": first.scores, "before": first.before, "to": dtype.onnx, "mask_filter_value": first.filtered}
         made = Node("AttentionMask", (_padding(first.node),), (name,), f"{origins[0].label}.mask", "ort_gpu_ep", 1, attributes,
-                    id=origins[0].id, sources=origins[0].members)      # type: ignore[arg-type]
+                    id=origins[0].id, sources=origins[0].members)
         bound = bind(made, self.facts)
         answer = bound if isinstance(bound, Decline) else claim(bound, self.limits)
         if isinstance(answer, Decline) or answer.outputs[0] is None:
