@@ -1,4 +1,7 @@
-"""A sample of the drills: `python -m tests.session.drills --kills 500 --losses 200 --ends 200` does more. The ends are in test_background.py."""
+"""A sample of the drills: `python -m tests.session.drills --kills 500 --losses 200 --ends 200 --openings 1000` does more.
+
+The ends are in test_background.py.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from tests.session.drills import ROOT, kills, losses
 
 @pytest.mark.timeout(1800)
 def test_workers_are_killed_and_devices_lost() -> None:
-    command = [sys.executable, "-m", "tests.session.drills", "--kills", "6", "--losses", "15", "--seed", "3", "--json"]
+    command = [sys.executable, "-m", "tests.session.drills", "--kills", "6", "--losses", "15", "--openings", "12", "--seed", "3", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert sum(found["kills"]["kills"].values()) >= 6
-    assert found["kills"]["wrong"] == found["losses"]["wrong"] == []
+    assert found["kills"]["wrong"] == found["losses"]["wrong"] == found["openings"]["wrong"] == []
+    assert sum(found["openings"]["stages"].values()) == 12
     assert [h["devices"] for h in found["losses"]["held"].values()][1:] == [found["losses"]["held"]["3"]["devices"]] * 3
 
 

@@ -298,7 +298,7 @@ def pruned(trial: Trial) -> str:
     for _ in range(trial.rounds):
         for team, transposed in trial.some((*SPARSE_TEAMS,), (True, False)):
             with in_teams(team):
-                _pruned(trial, *((min(3, team), (257, 259)) if transposed else (1, (262, 251))), transposed)
+                _pruned(trial, min(3, team) if transposed else 1, (257, 259) if transposed else (262, 251), transposed)
     return f"teams of {', '.join(map(str, SPARSE_TEAMS))}"
 
 
