@@ -16,8 +16,8 @@ from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.decisions import Decision, Decisions, Learnt, NodeTimes, Signature, signature, work_of
 from ort_gpu_ep.placement.estimate import Estimate
 from ort_gpu_ep.placement.learner import ASSUMED, Entry, Learner, Turn
-from ort_gpu_ep.placement.names import CPU, CUT
-from ort_gpu_ep.placement.proof import Proof, Prover
+from ort_gpu_ep.placement.names import CPU, CUT, GPU
+from ort_gpu_ep.placement.proof import Proof, Prover, rejected
 from ort_gpu_ep.placement.rhythm import BUSY
 from ort_gpu_ep.utilization import Uses
 
@@ -105,7 +105,7 @@ class Chooser:
                 entry.why = f"it is done before a GPU could have answered ({profile.run_s * 1e3:.3f} ms for nothing at all)"
                 learner.teach(entry.size, CPU, cpu_s, 1, now_s)
             else:
-                self._believe(entry, self.prover.prove(feeds, dict(signature(feeds)), cpu_s, profile))
+                self._believe(entry, self._proof(feeds, cpu_s, profile))
                 self._proved = True
             learner.decide(entry, time.perf_counter())
             entry.ready = True
@@ -117,6 +117,15 @@ class Chooser:
             else:
                 self.save()
         entry.ready = True
+
+    def _proof(self, feeds: Mapping[str, Any], cpu_s: float, profile: Profile) -> Proof:
+        """Runs the candidates. Where that can't be done (the model's file was overwritten, a full disk), the CPU answers."""
+        try:
+            return self.prover.prove(feeds, dict(signature(feeds)), cpu_s, profile)
+        except Exception as error:
+            if self.config.strict:
+                raise
+            return Proof({CPU: cpu_s}, {}, {GPU: rejected(None, GPU, error, strict=False)})
 
     def _believe(self, entry: Entry, proof: Proof) -> None:
         """Passes on what the candidates took side by side."""

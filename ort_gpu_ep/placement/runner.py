@@ -18,7 +18,7 @@ import psutil
 from onnxruntime import OrtValue
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.errors import WrongResultError
+from ort_gpu_ep.errors import ModelError, WrongResultError
 from ort_gpu_ep.kernels.profile import Profile
 from ort_gpu_ep.load import Sampler
 from ort_gpu_ep.partitioner import Costs
@@ -321,7 +321,10 @@ class Runner:
             self._bound.set()
             if self.front.state is None:
                 chosen = [entry.choice for entry in self.chooser.learner.entries.values() if entry.choice != CPU]
-                self._lead(self.candidates.get(chosen[-1] if chosen else CUT))
+                try:
+                    self._lead(self.candidates.get(chosen[-1] if chosen else CUT))
+                except ModelError as error:
+                    log.warning("placement: the session binds on the CPU: %s", error)
 
     def explain(self) -> Explanation:
         """Of the candidate that the latest run's size goes by; before the first run, of the one that the partitioner expects to be best."""

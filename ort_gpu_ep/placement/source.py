@@ -9,10 +9,11 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, PlainSession, ort_session
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class Source:
     """A model as it is now. Thread-safe.
 
     model: path or bytes. Files are held open, weights of their own too (not on Windows, where nobody could delete them then): that takes
-    no memory, and what is deleted or replaced meanwhile is copied to a temporary folder where it is needed.
+    no memory, and what is deleted or replaced meanwhile is copied to a temporary folder where it is needed. What is overwritten in place
+    is gone: all that would read it then raises ModelError, for it may be another model.
     """
 
     def __init__(self, model: str | bytes) -> None:
@@ -33,20 +35,25 @@ class Source:
         self._folder = os.path.dirname(self._model) if isinstance(self._model, str) else os.getcwd()
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}       # path -> file descriptor
+        self._written: dict[str, tuple[int, int]] = {}
         weakref.finalize(self, _close, self._held)
         if os.name != "nt":
             self._hold()
+        self._written = self._last_written()
 
     def content(self) -> bytes:
-        """What the model's own file holds. Raises OSError."""
+        """What the model's own file holds. Raises OSError, ModelError."""
         if isinstance(self._model, bytes):
             return self._model
         file = self._held.get(self._model)
         if file is None:
-            return Path(self._model).read_bytes()
-        with self._lock, os.fdopen(os.dup(file), "rb") as source:
-            source.seek(0)
-            return source.read()
+            content = Path(self._model).read_bytes()
+        else:
+            with self._lock, os.fdopen(os.dup(file), "rb") as source:
+                source.seek(0)
+                content = source.read()
+        self._check()
+        return content
 
     @property
     def path_or_bytes(self) -> str | bytes:
@@ -54,7 +61,7 @@ class Source:
         return self._model
 
     def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> Any:
-        """A session of the model. Raises what onnxruntime raises."""
+        """A session of the model. Raises what onnxruntime raises, and ModelError."""
         kind = PlainSession if EP_NAME in names else ort_session      # without callbacks of ours, Ctrl-C needs no care: half a microsecond
         with not_written(settings), self.there() as model:
             return kind(model, settings, names, options, **kwargs)
@@ -70,6 +77,24 @@ class Source:
         except OSError:
             return
 
+    def _last_written(self) -> dict[str, tuple[int, int]]:
+        """Of each file, its size and time of change. Without held files, of the model's own."""
+        found, files = {}, dict[str, int | str](self._held)
+        if not files and isinstance(self._model, str):
+            files[self._model] = self._model
+        with suppress(OSError):     # deleted: onnxruntime says so
+            for path, file in files.items():
+                state = os.stat(file)
+                found[path] = state.st_size, state.st_mtime_ns
+        return found
+
+    def _check(self) -> None:
+        """Raises ModelError where a file has been written to since the session was made."""
+        for path, written in self._last_written().items():
+            if self._written.get(path, written) != written:
+                raise ModelError(f"{path} was overwritten after the session had been made of it. The session goes on with what it has; "
+                                 "make a new one for the file as it is now, and put a new model in a file's place by os.replace.")
+
     def _locations(self) -> Iterable[str]:
         if isinstance(self._model, bytes):
             return external_files(self._model)
@@ -81,14 +106,17 @@ class Source:
 
     @contextmanager
     def there(self) -> Iterator[str | bytes]:
-        """The model where onnxruntime finds all of it."""
+        """The model where onnxruntime finds all of it. Raises ModelError, also where it changes meanwhile."""
+        self._check()
         if all(_is_there(path, file) for path, file in self._held.items()) and (
                 isinstance(self._model, str) or not self._held or os.getcwd() == self._folder):
             yield self._model
+            self._check()
             return
         with tempfile.TemporaryDirectory(prefix="ort_gpu_ep-") as folder:
             for path, file in self._held.items():
                 self._copy(file, Path(folder) / os.path.relpath(path, self._folder))
+            self._check()
             if isinstance(self._model, str):
                 yield str(Path(folder) / os.path.basename(self._model))
             else:
