@@ -298,7 +298,7 @@ def on_cpu(adapter: str, reports: Iterable[Report], reason: str, events: Iterabl
 
 def events_of(state: SessionState) -> tuple[str, ...]:
     """A line for each, those last that happened beside the runs."""
-    names = _labels(state)
+    names = state.labels()
     lines = (*(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events)),
              *(f"warning in {partition}: {found}" for partition, found in specialized(state) if found.why))
     return tuple(_renamed(line, names) for line in lines)
@@ -312,7 +312,7 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 
 def specialized(state: SessionState) -> tuple[tuple[str, Specialization], ...]:
     """Of each partition, by name, the sizes that have a plan of their own, or could not get one."""
-    names = _labels(state)
+    names = state.labels()
     return tuple((names.get(p.graph.name, p.graph.name), found)
                  for p in state.partitions if p.program is not None for found in p.program.specialized)
 
@@ -322,7 +322,7 @@ def explanation(state: SessionState | None) -> Explanation:
     if state is None:
         return Explanation("none (the session does not use this provider)", (), (), ())
     memory, plans = [], []
-    names, reports = _labels(state), list(as_run(state))
+    names, reports = state.labels(), list(as_run(state))
     for partition in state.partitions:
         program = partition.program
         if program is None:
@@ -362,17 +362,6 @@ def _fallen_back(report: Report, because: Mapping[str, str], whole: str) -> Iter
     for node in report.nodes:
         reason = why.get(node.partition, whole) if node.device == "gpu" else ""
         yield replace(node, device="cpu", code=Code.ERROR, reason=f"the CPU answered the last run: {reason}") if reason else node
-
-
-def _labels(state: SessionState) -> dict[str, str]:
-    """ONNX Runtime's name of a fused node, which ends in 20 digits -> what the report calls its partition."""
-    found = {}
-    for partition in state.partitions:
-        for report in state.reports:
-            for part in report.partitions:
-                if set(part.outputs) & set(partition.graph.outputs):
-                    found[partition.graph.name] = f"partition {part.index}{f' of {report.graph}' if report.nested else ''}"
-    return found
 
 
 def _stated_weights(reports: Iterable[Report], outputs: Sequence[str]) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ort_gpu_ep.errors import AdapterError, DeviceError, InputError
+from ort_gpu_ep.providers import EP_NAME
 
 if TYPE_CHECKING:
     from ort_gpu_ep.config import Config
@@ -137,7 +138,7 @@ class SessionState:
         self.runs = 0
         self.last_run: list[tuple[str, int]] = []
         self.cpu_because = ""
-        self._said: set[tuple[str, str, str]] = set()
+        self._said: set[tuple[str, str]] = set()
 
     def begin_run(self) -> None:
         """The session begins a run; what is copied from now on belongs to it. (A callback by ONNX Runtime's OnRunStart takes 7 us.)"""
@@ -205,6 +206,16 @@ class SessionState:
             self.reports[:] = self.reports[before[-1] + 1:] or [known for known in self.reports if known.nested]
         self.reports.append(report)
 
+    def labels(self) -> dict[str, str]:
+        """ONNX Runtime's name of a fused node, which ends in 20 digits -> what the report calls its partition."""
+        found = {}
+        for partition in list(self.partitions):
+            for report in self.reports:
+                for part in report.partitions:
+                    if set(part.outputs) & set(partition.graph.outputs):
+                        found[partition.graph.name] = f"partition {part.index}{f' of {report.graph}' if report.nested else ''}"
+        return found
+
     def record(self, kind: str, where: str, what: BaseException | str) -> Event:
         """Keeps an event, and logs it unless the same was said before."""
         message = what if isinstance(what, str) else f"{type(what).__name__}: {what}"
@@ -212,10 +223,11 @@ class SessionState:
         event = Event(next(_numbers), kind, where, message, error)
         self.events.append(event)
         self.troubles += kind in ("error", "fallback")
-        if (kind, where, message) not in self._said and len(self._said) < _MAX_EVENTS:
-            self._said.add((kind, where, message))
+        if (where, message) not in self._said and len(self._said) < _MAX_EVENTS:
+            self._said.add((where, message))
             if not isinstance(error, AdapterError):
-                log.log(logging.INFO if kind == "notice" else logging.WARNING, "%s: %s", where, message)
+                label = self.labels().get(where, "a partition") if where.startswith(f"{EP_NAME}_") else where
+                log.log(logging.INFO if kind == "notice" else logging.WARNING, "%s: %s", label, message.replace(where, label))
             elif not self.strict:       # what is strict is raised
                 say_once(str(error))
         return event

@@ -145,6 +145,17 @@ def test_compile_falls_back(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch)
     assert opened.state.partitions[0].fallbacks == 1
 
 
+def test_a_warning_names_the_partition_as_explain_does(mlp: bytes, x: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="ort_gpu_ep"):
+        opened = open_session(mlp, faults="compile@1")
+        opened.run(x=x)
+        event = opened.state.events[0]
+        opened.state.record("error", event.where, event.message)
+    assert sum(m.startswith("partition 0: ") for m in caplog.messages) == 1, caplog.messages
+    assert not any("WgpuExecutionProvider_" in m for m in caplog.messages), caplog.messages
+    assert "in partition 0" in str(explanation(opened.state))
+
+
 def test_compile_in_strict_mode_is_an_error(mlp: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     boom = Boom("compile")
     monkeypatch.setattr(local, "LocalProgram", raises(boom))
