@@ -130,6 +130,8 @@ def one_hot(node: BoundNode) -> Kernel:
     axis = axis_of(node, int(node.attr("axis")), indices.rank + 1)
     if depth < 1:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"OneHot of depth {depth}")
+    if values.shape != (2,):
+        raise UnsupportedNodeError(Code.RANK, f"OneHot with values {values.type}; taken: off and on")
     out = TensorType(values.dtype, (*indices.shape[:axis], depth, *indices.shape[axis:]))
     consts = {"DEPTH": depth, "INNER": math.prod(indices.shape[axis:]), "FLOATING": indices.dtype is FLOAT32}
     return kernel("one_hot.wgsl", [out], consts=consts | {"WIDE": indices.dtype.nbytes == 8}, raw=True)

@@ -333,7 +333,7 @@ def batch_normalization(node: BoundNode) -> Kernel | Lowering:
     x, y: [N, C, spatial...]; the rest: [C].
     """
     x = node.input(0)
-    training = bool(node.version >= 14 and node.attr("training_mode"))
+    training = bool(node.version >= 14 and node.attr("training_mode") == 1)       # of other numbers onnxruntime takes none for true
     if not training and any(node.wants(k) for k in range(1, 5)):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"BatchNormalization of opset {node.version} in training mode; taken: from 14 on")
     if node.attr("spatial") == 0:

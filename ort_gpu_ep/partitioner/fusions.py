@@ -113,12 +113,14 @@ def _giver(array: np.ndarray) -> Callable[[], np.ndarray]:
 def batch_normalization(found: Match, facts: Facts) -> Built | str:
     """scale * (x - mean) / sqrt(var + epsilon) + bias with constant parameters is x * a + b: elementwise, so that it fuses on."""
     node = found.nodes[0]
-    if node.attributes.get("training_mode") or node.version < 7 or len(node.writes) > 1:
+    if node.attributes.get("training_mode") == 1 or node.version < 7 or len(node.writes) > 1:
         return "training form"
     parameters = [found.constant(v) for v in ("scale", "bias", "mean", "var")]
     x = facts.types.get(found.values["x"])
     if x is None or x.dtype is not FLOAT32 or any(p is None or p.dtype != np.float32 for p in parameters):
         return "parameters are not float32 constants"
+    if x.rank < 2 or any(p is not None and p.shape != (x.shape[1],) for p in parameters):
+        return "not a parameter for each channel"
     scale, bias, mean, var = (np.asarray(p, np.float64) for p in parameters)
     epsilon = float(node.attributes.get("epsilon", 1e-5))  # type: ignore[arg-type]
     factor = scale / np.sqrt(var + epsilon)

@@ -184,3 +184,43 @@ def test_huge_sizes_that_the_model_fixes(op: str) -> None:
     session = opened(make_model([node(op, inputs, "y", **attributes)], [info("x", [65536] * 4)], ["y"], weight))
     assert psutil.Process().memory_info().rss - before < 64 << 20
     assert session.explain().count("gpu") == 0
+
+
+def refusals(model: bytes, runs: list[dict[str, np.ndarray]]) -> tuple[list[str], list[str]]:
+    """Of each run, what the GPU's session and what the CPU's raises; what they answer agrees."""
+    found: tuple[list[str], list[str]] = [], []
+    sessions = opened(model), on_cpu(model)
+    for feeds in runs:
+        answers = list[Any]()
+        for session, raised in zip(sessions, found, strict=True):
+            try:
+                answers.append(session.run(None, feeds))
+                raised.append("nothing")
+            except Exception as error:
+                raised.append(type(error).__name__)
+        if len(answers) == 2:
+            for got, want in zip(*answers, strict=True):
+                assert (got is None) == (want is None)
+                if want is not None:
+                    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    return found
+
+
+def test_channels_that_a_folded_normalization_has_no_parameters_for() -> None:
+    parameters = {name: np.abs(floats(1)) + 1 for name in ("scale", "bias", "mean", "var")}
+    model = make_model([node("BatchNormalization", "x scale bias mean var", "y")], [info("x", ["N", "C", 3])], ["y"], parameters)
+    ours, theirs = refusals(model, [{"x": floats(2, channels, 3)} for channels in (1, 33, 1, 2)])
+    assert ours == theirs == ["nothing", "InvalidArgument", "nothing", "InvalidArgument"]
+
+
+def test_one_hot_values_that_are_not_two() -> None:
+    model = make_model([node("OneHot", "i depth v", "y")], [info("i", ["N"], INT64), info("v", ["V"])], ["y"], {"depth": np.array(5)})
+    ours, theirs = refusals(model, [{"i": np.array([1, 0, 4]), "v": floats(size)} for size in (2, 5, 16, 2)])
+    assert ours == theirs == ["nothing", "InvalidArgument", "InvalidArgument", "nothing"]
+
+
+def test_a_training_mode_that_is_neither_0_nor_1() -> None:
+    inputs = [info("x", [2, 3, 4]), *(info(name, [3]) for name in ("scale", "bias", "mean", "var"))]
+    model = make_model([node("BatchNormalization", "x scale bias mean var", "y m v", training_mode=8)], inputs, ["y", "m", "v"])
+    feeds = {"x": floats(2, 3, 4), **{name: np.abs(floats(3)) + 1 for name in ("scale", "bias", "mean", "var")}}
+    assert refusals(model, [feeds]) == (["nothing"], ["nothing"])
