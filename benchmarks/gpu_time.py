@@ -55,8 +55,9 @@ def microseconds(gpu: Gpu, graph: Graph, config: Config, rewrite: Rewrite | None
     rng, program = np.random.default_rng(1), Program(graph, config, gpu, rewrite)
     tensors = []
     for name in graph.inputs:
-        data = rng.standard_normal(graph.values[name].shape, np.float32)     # type: ignore[arg-type]
-        tensors.append(Tensor(gpu.allocate(data.nbytes), 0, TensorType(FLOAT32, data.shape)))
+        value = graph.values[name]
+        data = rng.standard_normal(value.shape, np.float32).astype(value.dtype.numpy)     # type: ignore[arg-type]
+        tensors.append(Tensor(gpu.allocate(data.nbytes), 0, TensorType(value.dtype, data.shape)))
         gpu.upload(tensors[-1].buffer, 0, data.ctypes.data, data.nbytes)
     plan = program.plan([t.type for t in tensors])
     outputs = [Tensor(gpu.allocate(t.nbytes), 0, t) for t in plan.outputs]

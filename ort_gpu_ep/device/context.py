@@ -19,9 +19,10 @@ from ort_gpu_ep.device.pipelines import Composer, pipeline
 from ort_gpu_ep.device.prologue import Prologue
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.graph import Array, Graph, Value, fits_half, nonzeros_of
-from ort_gpu_ep.ir.types import FLOAT32, TensorType, dtype_of, packed
+from ort_gpu_ep.ir.types import TensorType, dtype_of, packed
 from ort_gpu_ep.kernels import host
 from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.target import HALVED
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
@@ -112,7 +113,7 @@ class PlanContext:
             else:
                 if name in read:
                     self._weights[name] = self._upload(array)
-                fits = self.config.precision != FLOAT32.name and fits_half(value)
+                fits = self.config.precision in HALVED and fits_half(value)
                 values[name] = Value(name, value.dtype, value.shape, _refuser(name), nonzeros_of(value), fits)
         return graph.with_nodes(graph.nodes, values)
 

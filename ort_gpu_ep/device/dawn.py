@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from ort_gpu_ep.device.bounds import with_bounds
 from ort_gpu_ep.device.library import BUILD, checked, ffi, lib, text_of
@@ -52,12 +52,12 @@ class Dawn(WgpuNative):
     single device. It leaves bounds checks out for a whole device or not at all: it does, and checked shaders have theirs in their text.
     """
 
-    features: ClassVar[Mapping[str, int]] = {
-        "shader-f16": lib.WGPUFeatureName_ShaderF16, "subgroup": lib.WGPUFeatureName_Subgroups,
-        "timestamp-query": lib.WGPUFeatureName_TimestampQuery}
-
     def __init__(self) -> None:
         assert BUILD is not None
+        self.features: Mapping[str, int] = {
+            "shader-f16": lib.WGPUFeatureName_ShaderF16, "subgroup": lib.WGPUFeatureName_Subgroups,
+            "timestamp-query": lib.WGPUFeatureName_TimestampQuery,
+            "subgroup-matrix": BUILD.features["ChromiumExperimentalSubgroupMatrix"]}
         self._leaks = False
         self._build = BUILD
         self._toggles = _Toggles(_ON)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from ort_gpu_ep.errors import AdapterError
 
-FEATURES = ("shader-int64", "shader-f16", "shader-f64", "subgroup", "timestamp-query", "timestamp-query-inside-passes")
+FEATURES = ("shader-int64", "shader-f16", "shader-f64", "subgroup", "subgroup-matrix", "timestamp-query", "timestamp-query-inside-passes")
 """Asked for where the adapter has them."""
 
 

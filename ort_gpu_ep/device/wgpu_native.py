@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from ort_gpu_ep.device import dxc
 from ort_gpu_ep.device.library import checked, ffi, lib
@@ -26,7 +26,7 @@ tests/leaks/test_devices.py; other versions are left as they are.
 class WgpuNative:
     """features: the numbers of those of device/info.py's FEATURES that it knows."""
 
-    features: ClassVar[Mapping[str, int]] = {
+    features: Mapping[str, int] = {
         "shader-int64": lib.WGPUNativeFeature_ShaderInt64, "shader-f16": lib.WGPUFeatureName_ShaderF16,
         "shader-f64": lib.WGPUNativeFeature_ShaderF64,
         "subgroup": lib.WGPUNativeFeature_Subgroup, "timestamp-query": lib.WGPUFeatureName_TimestampQuery,

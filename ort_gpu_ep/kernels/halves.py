@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ort_gpu_ep.ir.types import FLOAT32, HALF, TensorType
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Operand, kernel
+from ort_gpu_ep.kernels.target import HALVED
 
 ORDER = "pack_rows.wgsl"
 
@@ -41,7 +42,7 @@ def halved_nbytes(lowering: Lowering) -> int:
 
 
 def _weights(bound: BoundNode, weights: Iterable[int]) -> Iterator[tuple[int, Operand]]:
-    if bound.target.limits.precision != FLOAT32.name:
+    if bound.target.limits.precision in HALVED:
         for index in weights:
             operand = bound.optional(index)
             if operand is not None and operand.is_weight:

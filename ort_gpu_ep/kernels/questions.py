@@ -16,8 +16,8 @@ import numpy as np
 
 from ort_gpu_ep.ir.graph import Array, Attribute, Node
 from ort_gpu_ep.ir.symbolic import is_symbolic
-from ort_gpu_ep.ir.types import FLOAT32
 from ort_gpu_ep.kernels.registry import BoundNode, Decline, Lowering, Operand, OpSpec
+from ort_gpu_ep.kernels.target import HALVED
 from ort_gpu_ep.memo import Memo
 
 KEPT = 4096
@@ -61,7 +61,7 @@ class Question:
 
     def _content(self) -> Hashable:
         looked_at = sorted(_looked_at.get(self._form) or ())
-        halves = self.bound.target.limits.precision != FLOAT32.name     # else nobody asks, and to look at each weight takes long
+        halves = self.bound.target.limits.precision in HALVED     # else nobody asks, and to look at each weight takes long
         return tuple((k, _end(self.bound.node) if k == _STEPS else _content(self._operands[k], halves)) for k in looked_at)
 
     def _whole(self) -> Hashable:

@@ -21,8 +21,17 @@ LAST_ARRIVING = "last-arriving-workgroup"
 does not promise it, so an adapter has this feature only where a probe has seen it hold (health/open_adapter.py)."""
 SUBNORMAL_HALVES = "subnormal-float16"
 """Among Limits.features: unpack2x16float keeps float16 numbers below 2^-14. WGSL lets it flush them to zero; so likewise."""
-SHOWN_FEATURES = frozenset({LAST_ARRIVING, SUBNORMAL_HALVES})
+SUBGROUP_MATRIX = "subgroup-matrix"
+"""Among Limits.features: WGSL's chromium_experimental_subgroup_matrix, which Dawn alone has."""
+MATRIX_UNITS = "matrix-units"
+"""Among Limits.features: with it fragments of 16 x 16 float16 numbers are multiplied rightly into sums of float32. A feature says only that
+there is some configuration, so likewise."""
+SHOWN_FEATURES = frozenset({LAST_ARRIVING, SUBNORMAL_HALVES, MATRIX_UNITS})
 """What no adapter promises, and a probe shows."""
+
+HALVED = frozenset({"f16", "f16acc"})
+"""Values of the option `precision` with which weights are stored in float16."""
+TF32 = "tf32"
 
 
 class Tuned:
@@ -118,11 +127,33 @@ def lacks(limits: Limits, precision: str) -> str:
     """Why an adapter can't do what the option `precision` asks for; empty where it can."""
     if precision == FLOAT32.name:
         return ""
+    if precision == TF32:
+        return no_matrix_units(limits)
     for what, why in limits.disabled:
         if what in (PACKED, FLOAT16.feature):
             return f"{what} is not used on this adapter: {why}"
     there = precision == "f16" or FLOAT16.feature in limits.features
     return "" if there else f"the adapter lacks the feature {FLOAT16.feature}"
+
+
+def no_matrix_units(limits: Limits) -> str:
+    """Why products can't be done by an adapter's matrix units; empty where they can."""
+    for what, why in limits.disabled:
+        if what in (MATRIX_UNITS, SUBGROUP_MATRIX, FLOAT16.feature, "subgroup", WORKGROUP, "matrix_product.wgsl", "line_scales.wgsl"):
+            return f"{what} is not used on this adapter: {why}"
+    if SUBGROUP_MATRIX not in limits.features:
+        return "the adapter's matrix units can't be used: only the library Dawn gives access to them (option webgpu), on some GPUs"
+    for feature in (FLOAT16.feature, "subgroup", MATRIX_UNITS):
+        if feature not in limits.features:
+            why = "no probe has shown right results" if feature == MATRIX_UNITS else f"the feature {feature} is missing"
+            return f"the adapter's matrix units can't be used: {why}"
+    if limits.subgroup_size != MATRIX_SUBGROUP:
+        return f"the adapter's matrix units can't be used: its subgroups have {limits.subgroup_size or 'unknown'} invocations, not 32"
+    return ""
+
+
+MATRIX_SUBGROUP = 32
+"""Invocations of a subgroup for which matrix_product.wgsl is written."""
 
 
 @dataclass(frozen=True, slots=True)

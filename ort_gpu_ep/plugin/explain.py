@@ -15,6 +15,7 @@ from ort_gpu_ep.partitioner import NodeReport, Report, sizes
 from ort_gpu_ep.partitioner.report import PartitionReport
 from ort_gpu_ep.providers import EP_NAME
 from ort_gpu_ep.scheduler import Plan, make_plan
+from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.template import Specialization
 from ort_gpu_ep.terminal import printable
 
@@ -168,10 +169,24 @@ class Explanation:
             lines.append(f"{len(bodies)} graphs inside of If, Loop and Scan:")
             lines += [*([_sum_line(parts)] if parts else []), *_cpu_lines(node for report in bodies for node in report.nodes)]
         lines += _memory_lines(self.memory)
+        lines += _matrix_unit_lines(self.plans)
         lines += [f"{partition} for {found}" for partition, found in self.specialized if not found.why]
         lines += [f"event: {e}" for e in self.events]
         profiled = f"\n\n{self.profile}" if self.profile is not None else ""
         return "\n".join(map(printable, lines)) + profiled
+
+
+def _matrix_unit_lines(plans: Iterable[Plan]) -> list[str]:
+    """Which products use matrix units, each with its error bound (docs/precision.md)."""
+    found: dict[str, str] = {}
+    for step in (step for plan in plans for step in plan.steps):
+        if isinstance(step, Dispatch) and step.kernel.shader == "matrix_product.wgsl":
+            consts = dict(step.kernel.consts)
+            rounded = "" if consts["PLAIN_HALVES"] else "2^-10 + "
+            found[step.label] = f"  {step.label}: within ({rounded}{consts['K']} * 2^-24) of the sum of |x w|"
+    shown = list(found.values())
+    rest = [f"  and {len(shown) - LISTED} more"] if len(shown) > LISTED else []
+    return [f"on matrix units: {_counted(len(shown), 'product')}", *shown[:LISTED], *rest] if shown else []
 
 
 def _memory_lines(found: Sequence[Memory]) -> list[str]:

@@ -49,6 +49,7 @@ from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import Real, Size, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
 from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Bindings, Const, Kernel, Limits, Pieces, parts
+from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.shaders.accessors import (
     in_parts,
@@ -144,6 +145,8 @@ def _composed(
     raw = {name: as_bits(kernel, tensor.dtype, name) for name, (tensor, _) in bindings.items()}
     if "shader-f16" in kernel.features or any(t.dtype.storage == "f16" and not raw[name] for name, (t, _) in bindings.items()):
         out.insert(0, "enable f16;")
+    if SUBGROUP_MATRIX in kernel.features:
+        out.insert(0, "enable chromium_experimental_subgroup_matrix;\ndiagnostic(off, chromium.subgroup_matrix_uniformity);")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
     inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw, name in kernel.vectors)]
     called = [f"{name}_word()" for name, way in fused_reading(kernel, bindings).items() if way == "word"]

@@ -1,0 +1,140 @@
+"""Products on matrix units beside the forms without: GPU time, and error against float64 on five kinds of data.
+
+    ORT_GPU_EP_WEBGPU=dawn ORT_GPU_EP_WEBGPU_LIBRARY=PATH python -m benchmarks.matrix_units [--size N] [--json FILE]
+
+Times as in benchmarks.gpu_time. Errors are relative to sum |x w|, of eight rows: the largest, and the mean (a bias); `l2` is relative L2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu_time import Warmth, forced, microseconds
+from ort_gpu_ep.config import Config, resolve
+from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.health.open_adapter import open_gpu
+from ort_gpu_ep.health.probe import Trial
+from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType
+from ort_gpu_ep.kernels.target import Choice, no_matrix_units
+from ort_gpu_ep.ops.matrix_units import TILES
+
+KINDS = ("normal", "positive", "large", "small", "mixed")
+
+
+def drawn(kind: str, rows: int, columns: int, seed: int, half: bool = False) -> Array:
+    """A matrix of float32. half: within what float16 holds."""
+    rng = np.random.default_rng(seed)
+    made = rng.random((rows, columns), np.float32) if kind == "positive" else rng.standard_normal((rows, columns), np.float32)
+    powers = {"large": (4 if half else 50), "small": (-10 if half else -50)}.get(kind, 0)
+    if kind == "mixed":
+        made *= np.exp2(rng.integers(*((-6, 7) if half else (-40, 41)), (rows, 1))).astype(np.float32)
+    return made * np.float32(2.0 ** powers)
+
+
+def graph_of(m: int, n: int, k: int, dtype: DType, transposed: bool = False, batch: int = 0, weight: Array | None = None) -> Graph:
+    left, right = ((batch, m, k), (batch, k, n)) if batch else ((m, k), (n, k) if transposed else (k, n))
+    load = None if weight is None else (lambda: weight)
+    values = {"a": Value("a", dtype, left), "b": Value("b", dtype, right, load), "y": Value("y", dtype)}
+    attributes = {"transB": 1} if transposed else {}
+    node = Node("Gemm" if transposed else "MatMul", ("a", "b"), ("y",), version=13, attributes=attributes)
+    return Graph("g", ("a", "b") if weight is None else ("a",), ("y",), (node,), values)
+
+
+def errors(gpu: Gpu, graph: Graph, a: Array, b: Array, right: Array, precision: str) -> dict[str, float]:
+    got, = Trial(gpu, np.random.default_rng(0)).graph(graph, [a, b][:len(graph.inputs)], precision)
+    rows = np.random.default_rng(1).integers(0, a.shape[0], 8)
+    exact, sizes = a[rows].astype(np.float64) @ right, np.abs(a[rows]).astype(np.float64) @ np.abs(right.astype(np.float64))
+    off = got[rows].astype(np.float64) - exact
+    return {"l2": float(np.linalg.norm(off / sizes) / np.linalg.norm(exact / sizes)), "worst": float(np.abs(off / sizes).max()),
+            "bias": float((off / sizes).mean()), "finite": float(np.isfinite(got).mean())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--adapter", default="")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    gpu = open_gpu(resolve({"adapter": asked.adapter}))
+    found: list[dict[str, Any]] = [{
+        "adapter": gpu.info.name, "features": sorted(gpu.limits.features), "why_not": no_matrix_units(gpu.limits),
+        "trusted": sorted(gpu.trusted)}]
+    print(json.dumps(found[0]), flush=True)
+
+    def say(**row: Any) -> None:
+        found.append(row)
+        print(json.dumps(row), flush=True)
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    if not no_matrix_units(gpu.limits):
+        for_errors(gpu, asked.size, say)
+    for_times(gpu, asked.size, say)
+
+
+EDGES = ((150, 132, 100, False), (131, 132, 68, True), (131, 67, 35, False), (67, 131, 99, True), (300, 260, 512, False))
+
+
+def for_errors(gpu: Gpu, size: int, say: Any) -> None:
+    """Around the tiles' edges, in each tile, and at full size in what is chosen."""
+    for precision, dtype in (("tf32", FLOAT32), ("f16acc", FLOAT32), ("float32", FLOAT16)):
+        half = precision != "tf32"
+        for tile in TILES:
+            for m, n, k, transposed in EDGES:
+                kind = "mixed" if m == 300 else "normal"
+                a, b = (drawn(kind, *shape, seed, half).astype(dtype.numpy) for seed, shape in enumerate(((m, k), (k, n))))
+                given = np.ascontiguousarray(b.T) if transposed else b
+                with forced(tile.name, seen := dict[str, Choice]()):
+                    row = errors(gpu, graph_of(m, n, k, dtype, transposed), a, given, b, precision)
+                say(what="edges", precision=precision, dtype=dtype.name, tile=tile.name, size=[m, n, k], transposed=transposed,
+                    keys=list(seen), **row)
+        m = n = size // 4
+        for kind in KINDS:
+            a, b = (drawn(kind, *shape, seed, half).astype(dtype.numpy) for seed, shape in enumerate(((m, size), (size, n))))
+            row = errors(gpu, graph_of(m, n, size, dtype), a, b, b, precision)
+            say(what="error", precision=precision, dtype=dtype.name, kind=kind, size=[m, n, size], **row)
+
+
+def shapes_of(size: int) -> tuple[tuple[int, int, int, bool, int], ...]:
+    """Rows, columns, k, whether the second matrix is transposed, batches (0: none)."""
+    half, quarter, eighth = size // 2, size // 4, size // 8
+    return ((size, size, size, False, 0), (half, half, half, False, 0), (quarter, quarter, quarter, False, 0),
+            (eighth, size * 2, half, False, 0), (eighth, size * 2, half, True, 0), (size // 32, size // 32, size // 64, False, 96),
+            (quarter, size // 16, size // 16, False, 0), (size, size // 10, size // 10, False, 0))
+
+
+def for_times(gpu: Gpu, size: int, say: Any) -> None:
+    warmth = Warmth(gpu, Config())
+    modes = (("tf32", FLOAT32, True), ("tf32", FLOAT32, False), ("f16acc", FLOAT32, True), ("float32", FLOAT16, False))
+    for precision, dtype, constant in modes:
+        for m, n, k, transposed, batch in shapes_of(size):
+            if constant and batch:
+                continue
+            weight = np.random.default_rng(0).standard_normal((n, k) if transposed else (k, n), np.float32) if constant else None
+            graph, config = graph_of(m, n, k, dtype, transposed, batch, weight), Config(precision=precision)
+            forms, estimates = dict[str, Choice](), dict[str, Any]()
+            with forced("", forms, estimates):
+                warmth.give()
+                usual, shaders = microseconds(gpu, graph, config)
+            flops = 2.0 * m * n * k * max(batch, 1)
+            for key, choice in forms.items():
+                row = {}
+                others = [f for f in choice.forms if not f.startswith("units")][:1]
+                for form in (*(t.name for t in TILES if t.name in choice.forms), *others):
+                    with forced(form, {}):
+                        warmth.give()
+                        us = microseconds(gpu, graph, config)[0]
+                    estimate = round(estimates[key][form] / 1e3, 1)
+                    row[form] = {"us": round(us, 1), "tflops": round(flops / us / 1e6, 1), "estimate_us": estimate}
+                say(what="time", precision=precision, dtype=dtype.name, size=[m, n, k], transposed=transposed, batch=batch,
+                    constant=constant, chosen=choice.form, us=round(usual, 1), shaders=shaders, forms=row)
+
+
+if __name__ == "__main__":
+    main()

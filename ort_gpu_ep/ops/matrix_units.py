@@ -1,0 +1,216 @@
+"""Matrix products on an adapter's matrix units (matrix_product.wgsl): float16 operands, sums in float32. A form beside those without.
+
+Only where a probe saw right results (kernels/target.py MATRIX_UNITS), and only for float16 models, `precision=f16acc` and `tf32`.
+Tiles and the figures of the estimate were measured on an H200 (docs/decisions/0021-matrix-units.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, Limits, no_matrix_units
+from ort_gpu_ep.ops import contraction, tiles
+from ort_gpu_ep.ops.contraction import Matrix, Product
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTile:
+    """A workgroup's share: m columns of n rows, k of them a step, over gn x gm subgroups. efficiency: of figures.matrix_fma_per_ns."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+    gm: int
+    gn: int
+    efficiency: float
+
+    @property
+    def workgroup_size(self) -> int:
+        return 32 * self.gm * self.gn
+
+    def workgroup_nbytes(self, w_rows: bool) -> int:
+        """Of both operands, and of the sums on their way out."""
+        w = self.k * (self.m // 8 + 1) if w_rows else self.m * (self.k // 8 + 1)
+        return 16 * (self.n * (self.k // 8 + 1) + w) + 4 * self.gn * 16 * (self.m + 8)
+
+    def fits(self, limits: Limits, w_rows: bool) -> bool:
+        return self.workgroup_size <= limits.max_invocations and self.workgroup_nbytes(w_rows) <= limits.max_workgroup_nbytes
+
+
+TILES: tuple[UnitTile, ...] = (UnitTile("units 128x128", 128, 128, 32, 2, 2, 1.0), UnitTile("units 64x64", 64, 64, 64, 2, 2, 0.57))
+
+LEAST = 16
+"""Rows, columns and k of a product for which a fragment is worth its zeros."""
+RESIDENT = 2
+"""Workgroups that a compute unit has at once."""
+ROUNDED, ACROSS, BY_ELEMENTS = 0.72, 0.9, 0.3
+"""How much slower products are whose operands are rounded on the way in, whose w lies along k, and for each that is read by elements."""
+SCALES_TEAM = {True: 8, False: 64}
+"""line_scales.wgsl: lanes that go along a line, where neighbours are other lines and where they are not."""
+
+record(
+    "matrix_product.wgsl", "product", loop_bound=lambda k: ceil_div(k["K"], k["TK"]) + 16 * k["TM"],
+    flops=lambda k: 2 * k["BATCH"] * k["N"] * k["M"] * k["K"])
+record("line_scales.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["LENGTH"], k["TEAM"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """How the shader reads a matrix. outer: its lines (rows of x, columns of w). fours: as vectors. along_k: what is next to each other."""
+
+    matrix: Matrix
+    outer: int
+    fours: bool
+    along_k: bool
+    constant: bool
+
+    @property
+    def batches(self) -> bool:
+        """Whether batches differ."""
+        return any(is_symbolic(stride) or stride != 0 for stride in self.matrix.base.strides)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitProduct:
+    """A product that matrix units may do. scaled: its operands are brought into float16's range by lines. plain: the model's float16."""
+
+    product: Product
+    x: Operand
+    w: Operand
+    scaled: bool
+    plain: bool
+
+
+def of_product(node: BoundNode, product: Product) -> UnitProduct | None:
+    """None where it is to stay off matrix units."""
+    a, b = node.input(0), node.input(1)
+    limits, plain = product.target.limits, a.dtype is FLOAT16
+    if not (plain or limits.precision in (TF32, "f16acc")) or no_matrix_units(limits):
+        return None
+    if a.decoded or b.decoded or product.window or product.images or min(map(hint, (product.m, product.n, product.k))) < LEAST:
+        return None
+    if tiles.are_wide(node):
+        return None
+    x = _operand(product.a, product.m, product.k, a.is_constant, product.fours)
+    w = _operand(product.b, product.n, product.k, b.is_constant, product.fours)
+    return UnitProduct(product, x, w, limits.precision == TF32 and not plain, plain)
+
+
+def _operand(matrix: Matrix, outer: int, k: int, constant: bool, fours: bool) -> Operand:
+    along_k = not is_symbolic(matrix.k) and matrix.k == 1
+    beside, inner, other = (k, matrix.k, matrix.outer) if along_k else (outer, matrix.outer, matrix.k)
+    numbers = (beside, other, *matrix.base.strides, matrix.base.offset)
+    whole = not any(map(is_symbolic, (*numbers, inner))) and inner == 1 and all(n % 4 == 0 for n in numbers)
+    return Operand(matrix, outer, fours and whole, along_k, constant)
+
+
+def forms(units: UnitProduct | None) -> dict[str, UnitTile]:
+    """The tiles that may be taken, by name."""
+    if units is None:
+        return {}
+    limits, product = units.product.target.limits, units.product
+    most = limits.max_groups_per_dimension
+    return {tile.name: tile for tile in TILES if tile.fits(limits, not units.w.along_k) and max(
+        ceil_div(int(hint(product.m)), tile.n), ceil_div(int(hint(product.n)), tile.m), int(hint(product.batch))) <= most}
+
+
+def estimate_ns(units: UnitProduct, tile: UnitTile) -> float:
+    """As tiles.estimate_ns, with the rate of matrix units; of scaled operands the dispatches that find the scales."""
+    product, by = units.product, units.product.target.figures
+    rows, columns, k, batch = (int(hint(n)) for n in (product.m, product.n, product.k, product.batch))
+    groups = batch * ceil_div(rows, tile.n) * ceil_div(columns, tile.m)
+    waves = ceil_div(groups, by.units)
+    resident = min(waves, RESIDENT)
+    rate = by.matrix_fma_per_ns * tile.efficiency * (1.0 if units.plain else ROUNDED) * (ACROSS if units.w.along_k else 1.0)
+    for operand in (units.x, units.w):
+        # a matrix x along n is read by elements: a vector holds other rows
+        rate *= 1.0 if _by_fours(units, operand) else BY_ELEMENTS
+    step_ns = max(by.matrix_step_ns * tile.k / 32, tile.m * tile.n * tile.k * resident / rate)
+    time = by.matrix_launch_ns + ceil_div(k, tile.k) * waves / resident * step_ns + 4 * groups * tile.m * tile.n * by.byte_ns
+    for operand in (units.x, units.w):
+        if units.scaled and not operand.constant:
+            time += by.dispatch_ns + 4 * batch * int(hint(operand.outer)) * k * by.byte_ns
+    return float(time)
+
+
+def _by_fours(units: UnitProduct, operand: Operand) -> bool:
+    return operand.fours and (operand.along_k or operand is not units.x)
+
+
+def best_ns(units: UnitProduct | None) -> float:
+    return min((estimate_ns(units, tile) for tile in forms(units).values()), default=float("inf")) if units is not None else float("inf")
+
+
+def lower_best(node: BoundNode, product: Product, tiled: tiles.TiledProduct | None, out: TensorType) -> Lowering:
+    """The product in the fastest of its forms: on matrix units, in register tiles (`tiled`), or in general."""
+    units = of_product(node, product)
+    mine = forms(units)
+    if units is None or not mine:
+        return tiles.lower_tiled(tiled, out) if tiled is not None else contraction.lower_product(product, out)
+    times = {name: estimate_ns(units, tile) for name, tile in mine.items()}
+    if tiled is not None:
+        choice = product.target.choose(tiled.key, {**tiles.estimates_ns(tiled, tiles.forms(tiled)), **times})
+        return _lower(units, mine[choice.form], choice, out) if choice.form in mine else tiles.lower_tiled(tiled, out, choice)
+    size = "x".join(str(hint(n)) for n in (product.batch, product.m, product.n, product.k))
+    varying = "+" if any(map(is_symbolic, (product.batch, product.m, product.n, product.k))) else ""
+    choice = product.target.choose(f"matrices {size}{varying}", {GENERAL: contraction.best_ns(product), **times})
+    return _lower(units, mine[choice.form], choice, out) if choice.form in mine else contraction.lower_product(product, out)
+
+
+GENERAL = "general"
+"""The form of a product by matvec*.wgsl or gemm.wgsl."""
+
+
+def _lower(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType) -> Lowering:
+    product = units.product
+    kernels, temps, once = list[Kernel](), list[tuple[str, TensorType]](), list[str]()
+    reads: dict[str, int | str] = {"x": product.a.source, "w": product.b.source}
+    for name, operand in (("x", units.x), ("w", units.w)) if units.scaled else ():
+        built = _scales(product, operand, f"{name}_scales")
+        kernels.append(built)
+        temps.append((f"{name}_scales", built.outputs[0]))
+        reads[f"{name}_scales"] = f"{name}_scales"
+        if operand.constant and not is_symbolic(built.outputs[0].size):
+            once.append(f"{name}_scales")
+    built = _product(units, tile, choice, out, reads)
+    return Lowering((out,), (*kernels, built), tuple(temps), once=tuple(once))
+
+
+def _scales(product: Product, operand: Operand, name: str) -> Kernel:
+    batch = product.batch if operand.batches else 1
+    across = not operand.along_k
+    team = SCALES_TEAM[across]
+    return kernel(
+        "line_scales.wgsl", [TensorType(FLOAT32, (batch, operand.outer))], workgroup_size=256, workgroup_nbytes=4 * (256 // team),
+        consts={"BATCH": batch, "LINES": operand.outer, "LENGTH": product.k, "LINE": operand.matrix.outer, "STEP": operand.matrix.k,
+                "TEAM": team, "ACROSS": across},
+        indices={"x_base": operand.matrix.base}, groups=ceil_div(batch * operand.outer, 256 // team),
+        reads={"x": operand.matrix.source}, writes={"scales": name})
+
+
+def _product(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType, reads: dict[str, int | str]) -> Kernel:
+    product, x, w = units.product, units.x, units.w
+    x_fours, w_fours = _by_fours(units, x), _by_fours(units, w)
+    y_fours = product.fours and not is_symbolic(product.n) and product.n % 4 == 0
+    bias = product.bias
+    c_fours = y_fours and bias is not None and bias.strides == (0, 1) and bias.offset == 0
+    consts: dict[str, Const] = {
+        "BATCH": product.batch, "N": product.m, "M": product.n, "K": product.k, "TM": tile.m, "TN": tile.n, "TK": tile.k,
+        "GM": tile.gm, "GN": tile.gn, "X_N": x.matrix.outer, "X_K": x.matrix.k, "W_M": w.matrix.outer, "W_K": w.matrix.k,
+        "X_FOURS": x_fours, "W_FOURS": w_fours, "X_ROWS": x.along_k, "W_ROWS": not w.along_k,
+        "K_WHOLE": not is_symbolic(product.k) and product.k % tile.k == 0, "PLAIN_HALVES": units.plain, "SCALED": units.scaled,
+        "X_BATCHES": x.batches, "W_BATCHES": w.batches, "Y_FOURS": y_fours, "C_FOURS": c_fours,
+        "ALPHA": float(product.alpha), "BETA": float(product.beta)}
+    names = (("x", x_fours), ("w", w_fours), ("y", y_fours), ("c", c_fours))
+    return kernel(
+        "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size,
+        workgroup_nbytes=tile.workgroup_nbytes(not w.along_k),
+        indices={"x_base": x.matrix.base, "w_base": w.matrix.base, "c_index": bias or Strided((1,), (0,))},
+        grid=(ceil_div(product.n, tile.m), ceil_div(product.m, tile.n), product.batch),
+        reads={**reads, **({} if bias is None else {"c": 2})}, writes={"y": 0}, vectors=tuple(name for name, fours in names if fours),
+        choice=choice, features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))

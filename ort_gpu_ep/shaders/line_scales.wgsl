@@ -1,0 +1,34 @@
+// For each line of a matrix the power of two that brings its largest finite magnitude into [2^14, 2^15), within 2^-120 .. 2^120: times it
+// no number of the line is beyond float16, and those within 2^29 of the largest keep all of float16's digits. 1 for a line of zeros.
+// TEAM lanes go along a line; a workgroup has SIDE = WORKGROUP_SIZE / TEAM of them, neighbours next to each other where ACROSS.
+// Expects: x, scales [BATCH, LINES]; x_base(b); LINE, STEP the strides between lines and along them; LENGTH of a line.
+var<workgroup> most: array<atomic<u32>, $(WORKGROUP_SIZE // TEAM)>;
+
+fn group_main(group: u32, lane: u32) {
+#let side = WORKGROUP_SIZE // TEAM
+#if ACROSS
+    let own = lane % $(side)u;
+    let first = lane / $(side)u;
+#else
+    let own = lane / TEAM;
+    let first = lane % TEAM;
+#end
+    let line = group * $(side)u + own;
+    var largest = 0u;
+    if (line < BATCH * LINES) {
+        let start = x_base(line / LINES) + line % LINES * LINE;
+        for (var k = first; k < LENGTH; k += TEAM) {
+            let bits = bitcast<u32>(x_at(start + k * STEP)) & 0x7fffffffu;
+            if (bits < 0x7f800000u) { largest = max(largest, bits); }
+        }
+    }
+    if (first == 0u) { atomicStore(&most[own], 0u); }
+    workgroupBarrier();
+    atomicMax(&most[own], largest);
+    workgroupBarrier();
+    if (first == 0u && line < BATCH * LINES) {
+        let exponent = atomicLoad(&most[own]) >> 23u;       // of the largest: 127 more than that of two
+        let scale = clamp(268 - i32(exponent), 7, 247);     // 14 more than 127 - (exponent - 127)
+        scales_set(line, select(bitcast<f32>(u32(scale) << 23u), 1.0, atomicLoad(&most[own]) == 0u));
+    }
+}

@@ -1,0 +1,105 @@
+"""Subgroup matrices in plain WGSL: what matrix_product.wgsl asks of matrix units, for adapters that have none.
+
+32 lanes next to each other count as a subgroup. A fragment of an operand is where it lies; a lane has eight of a fragment's sums. Sums are
+cut off rather than rounded, after every eight products, as an H200 does: its error on positive data, 2.4e-5 at k = 4096, is like that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.health.probe import Trial
+from ort_gpu_ep.ir.types import FLOAT16
+from ort_gpu_ep.kernels.records import loop_bound, work_of
+from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits
+from ort_gpu_ep.kernels.target import MATRIX_SUBGROUP, MATRIX_UNITS, SUBGROUP_MATRIX
+
+FUNCTIONS = """
+fn half_at(word: vec4<u32>, i: u32) -> f32 { return unpack2x16float(word[i / 2u])[i % 2u]; }
+fn x_half(place: vec3<u32>, line: u32, i: u32) -> f32 { return half_at(x_tile[place.x + line * place.y + i / 8u], i % 8u); }
+fn w_half(place: vec3<u32>, k: u32, m: u32) -> f32 {
+    let line = select(k, m, place.z == 1u);
+    let i = select(m, k, place.z == 1u);
+    return half_at(w_tile[place.x + line * place.y + i / 8u], i % 8u);
+}
+// `zero` keeps llvmpipe from calculating with these as if they were exact.
+fn kept(v: f32, zero: u32) -> f32 { return bitcast<f32>(bitcast<u32>(v) ^ zero); }
+fn cut_sum(a: f32, b: f32, zero: u32) -> f32 {
+    let s = kept(a + b, zero);
+    let c = kept(s - a, zero);
+    let d = kept(s - c, zero);
+    let lost = kept(a - d, zero) + kept(b - c, zero);
+    let beyond = (lost < 0.0 && s > 0.0) || (lost > 0.0 && s < 0.0);
+    return select(s, bitcast<f32>(bitcast<u32>(s) - 1u), beyond);
+}
+fn emulated_product(a: vec3<u32>, b: vec3<u32>, before: array<f32, 8>, lane: u32) -> array<f32, 8> {
+    var sums = before;
+    for (var j = 0u; j < 8u; j++) {
+        for (var part = 0u; part < 2u; part++) {
+            var sum = 0.0;
+            for (var k = part * 8u; k < part * 8u + 8u; k++) {
+                sum += x_half(a, lane % 32u / 2u, k) * w_half(b, k, lane % 2u * 8u + j);
+            }
+            sums[j] = cut_sum(sums[j], sum, lane >> 31u);
+        }
+    }
+    return sums;
+}
+fn emulated_store(first: u32, sums: array<f32, 8>, row: u32, lane: u32) {
+    var own = sums;
+    for (var j = 0u; j < 8u; j++) { stage[first + lane % 32u / 2u * row + lane % 2u * 8u + j] = own[j]; }
+}
+"""
+
+_REPLACED = (
+    (r"enable chromium\w+;\n", ""), (r"// [^\n]*", ""), (r"diagnostic\([^)]*\);\n", ""),
+    (r"subgroup_matrix_(?:left|right)<[^>]*>", "vec3<u32>"), (r"subgroup_matrix_result<[^>]*>", "array<f32, 8>"),
+    (r"subgroupMatrixLoad<\w+, row_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 0u);"),
+    (r"subgroupMatrixLoad<\w+, col_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 1u);"),
+    (r"subgroupMatrixMultiplyAccumulate\((.*)\);", r"emulated_product(\1, lane);"),
+    (r"subgroupMatrixStore<row_major>\(&stage, (.*)\);", r"emulated_store(\1, lane);"),
+    (r", @builtin\(subgroup_id\) its_subgroup_id: u32", ""), (r"\{ subgroup_id = its_subgroup_id; ", "{ let its_subgroup_id = lane / 32u; "))
+
+
+def emulated(text: str) -> str:
+    """The same module without subgroup matrices; other modules as they are."""
+    if "subgroupMatrix" not in text:
+        return text
+    if not re.search(r"alias \w+ = vec4<f16>|<storage[^>]*> \w+: array<(vec4<)?f16>", text):
+        text = text.replace("enable f16;\n", "")
+    for pattern, new in _REPLACED:
+        text = re.sub(pattern, new, text)
+    assert "subgroupMatrix" not in text, text
+    return text + FUNCTIONS
+
+
+class Emulated(Trial):
+    """A trial whose adapter has matrix units."""
+
+    def _composed(self, kernel: Kernel, bindings: Bindings, limits: Limits) -> str:
+        assert work_of(kernel, bindings).nbytes > 0     # each has a price
+        assert loop_bound(kernel) > 0
+        return super()._composed(kernel, bindings, limits)
+
+    def _drilled(self, source: str, inlined: Collection[str] = ()) -> str:
+        return emulated(super()._drilled(source, inlined))
+
+
+@contextmanager
+def emulation(shown: bool = True) -> Iterator[Emulated]:
+    """shown: a probe has seen them."""
+    gpu = Gpu.open(Config())
+    usual = gpu.limits
+    features = {FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, *((MATRIX_UNITS,) if shown else ())}
+    gpu.limits = replace(usual, features=usual.features | features, subgroup_size=MATRIX_SUBGROUP)
+    try:
+        yield Emulated(gpu, np.random.default_rng())
+    finally:
+        gpu.limits = usual

@@ -1,0 +1,173 @@
+"""Products on matrix units, which are emulated (matrix_emulation.py): each mode within its error bound, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.errors import WrongResultError
+from ort_gpu_ep.health.probe import PROBES
+from ort_gpu_ep.health.probes.matrix_units import in_tile
+from ort_gpu_ep.ir.graph import Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, lacks
+from ort_gpu_ep.ops.matrix_units import TILES
+from ort_gpu_ep.plugin.explain import Explanation
+from ort_gpu_ep.scheduler import make_plan
+from tests.ops.matrix_emulation import Emulated, emulation
+
+Array = np.ndarray[Any, Any]
+SMALL = TILES[1]
+LARGE = replace(TILES[0], k=16)
+"""With a shorter step, so that it has room in lavapipe's workgroup memory."""
+KINDS = ("normal", "positive", "large", "small", "mixed")
+
+
+@pytest.fixture
+def trial() -> Iterator[Emulated]:
+    with emulation() as made:
+        yield made
+
+
+def drawn(kind: str, rows: int, columns: int, by_rows: bool) -> Array:
+    rng = np.random.default_rng()
+    made = rng.random((rows, columns), np.float32) if kind == "positive" else rng.standard_normal((rows, columns), np.float32)
+    powers: Any = {"large": 55, "small": -55}.get(kind, 0)
+    if kind == "mixed":
+        powers = rng.integers(-50, 51, (rows, 1) if by_rows else (1, columns))
+    return (made * np.exp2(powers)).astype(np.float32)
+
+
+def product(trial: Emulated, a: Array, b: Array, precision: str, op: str = "MatMul", bias: Array | None = None, **attributes: Any) -> Array:
+    arrays = [a, b] if bias is None else [a, b, bias]
+    names = "abc"[:len(arrays)]
+    values = {name: Value(name, FLOAT32, array.shape) for name, array in zip(names, arrays, strict=True)}
+    node = Node(op, tuple(names), ("y",), version=13, attributes=attributes)
+    got, = trial.graph(Graph("g", tuple(names), ("y",), (node,), values), arrays, precision)
+    return got
+
+
+def assert_within(got: Array, a: Array, b: Array) -> None:
+    """The bound of docs/precision.md."""
+    wide, other = a.astype(np.float64), b.astype(np.float64)
+    k = a.shape[-1]
+    below = 2.0 ** -38 * (np.abs(wide).max(-1, keepdims=True) * np.abs(other).sum(-2, keepdims=True)
+                          + np.abs(wide).sum(-1, keepdims=True) * np.abs(other).max(-2, keepdims=True))
+    allowed = (2.0 ** -10 + k * 2.0 ** -24) * (np.abs(wide) @ np.abs(other)) + below
+    assert (np.abs(got - wide @ other) <= allowed).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tf32_is_within_its_bound(trial: Emulated, kind: str) -> None:
+    a, b = drawn(kind, 70, 133, True), drawn(kind, 133, 68, False)
+    with in_tile(SMALL):
+        assert_within(product(trial, a, b, "tf32"), a, b)
+    assert "matrix_product.wgsl" in trial.shaders
+
+
+@pytest.mark.parametrize("kind", ["normal", "positive"])
+def test_f16acc_is_within_its_bound(trial: Emulated, kind: str) -> None:
+    a, b = drawn(kind, 130, 100, True), drawn(kind, 100, 132, False)
+    with in_tile(LARGE):
+        assert_within(product(trial, a, b, "f16acc"), a, b)
+    assert trial.shaders == {"matrix_product.wgsl"}
+
+
+@pytest.mark.parametrize("sizes", [(33, 35, 37), (65, 68, 64)])
+@pytest.mark.parametrize("turned", [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_gemm_of_any_size_with_transposed_operands(trial: Emulated, sizes: tuple[int, int, int], turned: tuple[int, int]) -> None:
+    m, n, k = sizes
+    a, b, bias = drawn("normal", m, k, True), drawn("normal", k, n, False), drawn("normal", 1, n, True)[0]
+    given = [np.ascontiguousarray(v.T) if turn else v for v, turn in zip((a, b), turned, strict=True)]
+    with in_tile(SMALL):
+        got = product(trial, given[0], given[1], "tf32", "Gemm", bias, transA=turned[0], transB=turned[1], alpha=0.5, beta=2.0)
+    exact = 0.5 * a.astype(np.float64) @ b + 2.0 * bias
+    assert np.abs(got - exact).max() <= (2.0 ** -10 + k * 2.0 ** -24) * (np.abs(a).astype(np.float64) @ np.abs(b)).max()
+    assert "matrix_product.wgsl" in trial.shaders
+
+
+def test_batches_that_broadcast(trial: Emulated) -> None:
+    a, b = np.stack([drawn("mixed", 40, 36, True) for _ in range(3)]), np.stack([drawn("mixed", 36, 24, False) for _ in range(6)])
+    b = b.reshape(2, 3, 36, 24)
+    with in_tile(SMALL):
+        assert_within(product(trial, a, b, "tf32"), a, b)
+    assert "matrix_product.wgsl" in trial.shaders
+
+
+def test_no_number_becomes_infinite_that_float32_holds(trial: Emulated) -> None:
+    """The largest float32, the smallest normal one, rows of zeros; infinities and NaN stay in their rows."""
+    a, b = drawn("normal", 40, 48, True), drawn("normal", 48, 32, False)
+    a[0] *= np.float32(2.0 ** 120)
+    a[1] *= np.float32(2.0 ** -120)
+    a[2] = 0.0
+    a[3, 5], a[4, 6] = np.inf, np.nan
+    a[5, :2] = 3e38, 1e-3
+    b[:, 0] *= np.float32(1e-30)
+    with in_tile(SMALL), np.errstate(all="ignore"):
+        got, exact = product(trial, a, b, "tf32"), a.astype(np.float64) @ b
+    finite = [row for row in range(40) if row not in (3, 4)]
+    held = np.abs(exact[finite]) < 3.3e38
+    assert np.isfinite(got[finite][held]).all()
+    assert np.array_equal(got[3], exact[3].astype(np.float32))
+    assert np.isnan(got[4]).all()
+    assert not got[2].any()
+    few = [row for row in finite if row not in (0, 1, 5)]
+    assert_within(got[few], a[few], b)
+
+
+def test_truncated_sums_are_a_bias(trial: Emulated) -> None:
+    """On positive data that float16 holds, sums are too small, by more than rounding makes and less than the bound says."""
+    rng = np.random.default_rng()
+    a, b = (rng.random(shape, np.float32).astype(np.float16).astype(np.float32) for shape in ((32, 1024), (1024, 32)))
+    with in_tile(SMALL):
+        got = product(trial, a, b, "f16acc")
+    exact = a.astype(np.float64) @ b
+    bias = ((got - exact) / exact).mean()
+    assert -1024 * 2.0 ** -24 < bias < -1e-6
+
+
+def test_float32_never_uses_them(trial: Emulated) -> None:
+    a, b = drawn("normal", 64, 64, True), drawn("normal", 64, 64, False)
+    with in_tile(SMALL):
+        product(trial, a, b, "float32")
+    assert "matrix_product.wgsl" not in trial.shaders
+
+
+def test_explain_names_them_and_their_bound(trial: Emulated) -> None:
+    values = {name: Value(name, FLOAT32, (512, 512)) for name in "ab"}
+    graph = Graph("g", ("a", "b"), ("y",), (Node("MatMul", ("a", "b"), ("y",), "product", version=13),), values)
+    types = dict.fromkeys("ab", TensorType(FLOAT32, (512, 512)))
+    with in_tile(SMALL):
+        plan = make_plan(graph, types, trial.gpu.limits.of(Config(precision="tf32")))
+        usual = make_plan(graph, types, trial.gpu.limits)
+    lines = str(Explanation("adapter", (), (), (), (plan,))).splitlines()
+    assert "on matrix units: 1 product" in lines
+    assert any("product" in line and "within (2^-10 + 512 * 2^-24) of the sum of |x w|" in line for line in lines)
+    assert "matrix units" not in str(Explanation("adapter", (), (), (), (usual,)))
+
+
+def test_without_a_probe_or_the_feature_there_is_a_reason(trial: Emulated) -> None:
+    limits = trial.gpu.limits
+    assert lacks(limits, "tf32") == ""
+    assert "no probe" in lacks(replace(limits, features=limits.features - {MATRIX_UNITS}), "tf32")
+    assert "Dawn" in lacks(replace(limits, features=limits.features - {SUBGROUP_MATRIX}), "tf32")
+    assert "64" in lacks(replace(limits, subgroup_size=64), "tf32")
+    assert "it failed" in lacks(replace(limits, disabled=((MATRIX_UNITS, "it failed"),)), "tf32")
+
+
+@pytest.mark.parametrize("shader", ["", "matrix_product.wgsl", "line_scales.wgsl"])
+def test_the_probe_passes_and_sees_its_fault(shader: str) -> None:
+    found = PROBES["matrix units"]
+    with emulation(shown=False) as trial, apart():
+        trial.only, trial.planted = shader, found.fault if shader else ""
+        if shader:
+            with pytest.raises(WrongResultError):
+                found.check(trial)
+        else:
+            assert found.check(trial)
