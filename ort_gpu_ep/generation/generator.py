@@ -25,7 +25,7 @@ from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of
 from ort_gpu_ep.generation.model_file import without_weights
 from ort_gpu_ep.generation.sampling import Draw, Sampler, draw_of
 from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, SHARES, Step, step_of
-from ort_gpu_ep.plugin import VENDOR_ID, download_later, fill
+from ort_gpu_ep.plugin import VENDOR_ID, Turns, download_later, fill
 from ort_gpu_ep.session.bound_runs import Runs, state_of
 from ort_gpu_ep.session.session import InferenceSession
 
@@ -90,7 +90,7 @@ class Generator:
         self._tokens = [self._value(np.zeros((1, 1), self._step.ids)) for _ in range(2)]
         self._lengths = [self._value(np.zeros((1, 1), np.int64)) for _ in range(2)]
         self._logits = self._value(np.zeros((1, 1, self.vocabulary), self._kind))
-        self._draws, self._drawn = [self._value(np.zeros(3, np.float32)) for _ in range(2)], dict[int, Runs]()
+        self._draws, self._drawn = [self._value(np.zeros(3, np.float32)) for _ in range(2)], dict[int, Turns | None]()
         self._runs = Runs(self.session, [self._bound(place) for place in range(2)])
 
     def generate(
@@ -125,7 +125,7 @@ class Generator:
             self._failed = False
         given = prompt.astype(self._ids)
         if self._growing is not None:
-            choose = None if draw is None else partial(self._sampler(draw).token, draw=draw)
+            choose = None if draw is None else partial(self._drawn_of, draw)
             return self._growing.tokens(given, count, choose, frozenset(stop))
         return self._tokens_of(given, count, draw, frozenset(stop), self._turn)
 
@@ -134,6 +134,9 @@ class Generator:
         if count not in self._samplers:
             self._samplers[count] = Sampler(self.vocabulary, count, self._kind, self._ids, self._options)
         return self._samplers[count]
+
+    def _drawn_of(self, draw: Draw, logits: Any) -> int:
+        return self._sampler(draw).token(logits, draw.next())
 
     def _tokens_of(
         self, prompt: npt.NDArray[Any], count: int, draw: Draw | None, stop: frozenset[int], turn: int,
@@ -182,12 +185,15 @@ class Generator:
 
     def _choose(self, draw: Draw, place: int) -> None:
         """Puts a random token in place of the most likely one."""
-        sampler = self._sampler(draw)
-        runs = self._drawn.get(id(sampler))
-        if runs is None:
-            runs = self._drawn[id(sampler)] = sampler.runs(self._logits, self._draws, self._tokens)
-        self._set(self._draws[place], draw.next())
-        runs.run(place)
+        sampler, numbers = self._sampler(draw), draw.next()
+        if id(sampler) not in self._drawn:
+            self._drawn[id(sampler)] = sampler.turns(self._logits, self._draws, self._tokens)
+        turns = self._drawn[id(sampler)]
+        if turns is not None:
+            self._set(self._draws[place], numbers)
+        if turns is None or not turns.run(place):
+            token = sampler.token(OrtValue.ortvalue_from_numpy(self._logits.numpy()), numbers)
+            self._set(self._tokens[place], np.array([[token]], self._step.ids))
 
     def _token(self, place: int) -> Callable[[], int]:
         """Waits for the token of a step that has been submitted."""

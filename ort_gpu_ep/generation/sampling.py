@@ -18,7 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.generation.step import LOGITS, NEXT
-from ort_gpu_ep.session.bound_runs import Runs
+from ort_gpu_ep.plugin import BoundRun, Turns
+from ort_gpu_ep.session.bound_runs import state_of
 from ort_gpu_ep.session.session import InferenceSession
 
 DRAW = "sampling.draw"
@@ -62,15 +63,17 @@ class Sampler:
         settings.log_severity_level = 3
         self.session = InferenceSession(made.SerializeToString(), settings, provider_options=dict(options))
 
-    def runs(self, logits: Any, draws: Sequence[Any], tokens: Sequence[Any]) -> Runs:
-        """Runs over values that stay where they are, in turn."""
-        return Runs(self.session, [({LOGITS: logits, DRAW: draw}, {NEXT: token}) for draw, token in zip(draws, tokens, strict=True)])
+    def turns(self, logits: Any, draws: Sequence[Any], tokens: Sequence[Any]) -> Turns | None:
+        """Runs over values that stay on the device, in turn. None where onnxruntime is to do them: it wants values of this session."""
+        pairs = [({LOGITS: logits, DRAW: draw}, {NEXT: token}) for draw, token in zip(draws, tokens, strict=True)]
+        bound = [run for run in (BoundRun.of(self.session, state_of(self.session), *pair) for pair in pairs) if run is not None]
+        return Turns(bound) if len(bound) == len(pairs) else None
 
-    def token(self, logits: Any, draw: Draw) -> int:
-        """One token, waited for. logits: an OrtValue."""
+    def token(self, logits: Any, numbers: npt.NDArray[np.float32]) -> int:
+        """One token, waited for. logits: an OrtValue of no session; numbers: of a Draw."""
         binding = self.session.io_binding()
         binding.bind_ortvalue_input(LOGITS, logits)
-        binding.bind_cpu_input(DRAW, draw.next())
+        binding.bind_cpu_input(DRAW, numbers)
         binding.bind_output(NEXT, "cpu")
         self.session.run_with_iobinding(binding)
         return int(binding.get_outputs()[0].numpy().item())

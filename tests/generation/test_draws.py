@@ -9,6 +9,7 @@ from onnxruntime import OrtValue
 from models.language import language_model
 from ort_gpu_ep import Generator
 from ort_gpu_ep.generation.sampling import Draw, Sampler
+from ort_gpu_ep.plugin import Turns
 
 OPTIONS = {"placement": "gpu", "strict": "1"}
 ROUNDING = 2e-5
@@ -52,7 +53,7 @@ def test_draws_are_those_of_numpy(vocabulary: int, top_k: int, dtype: str) -> No
             draw = Draw(temperature, top_k, top_p, Chosen(float(chance)))      # type: ignore[arg-type]
             value = OrtValue.ortvalue_from_numpy(logits.reshape(1, 1, -1), "gpu")
             wanted = expected(logits.astype("f"), draw, float(np.float32(chance)))
-            found = sampler.token(value, draw)
+            found = sampler.token(value, draw.next())
             assert found in wanted, (temperature, top_p, chance)
             seen.add(found)
     assert len(seen) > 2 or vocabulary == 3
@@ -72,6 +73,22 @@ def test_a_random_token_crosses_without_its_logits() -> None:
         moved.append(after["device_to_host_nbytes"] - before["device_to_host_nbytes"])
     assert moved == [9 * 8] * 3
     assert all(s.session.stats()["device_to_host_nbytes"] == 0 for s in made._samplers.values())
+
+
+@pytest.mark.parametrize("options", [{"isolation": "process"}, {"placement": "cpu"}])
+def test_draws_are_the_same_elsewhere(options: dict[str, str]) -> None:
+    asked = {"max_new_tokens": 8, "temperature": 1.5, "top_k": 30, "top_p": 0.9, "seed": 1}
+    model = language_model()
+    here, there = (list(Generator(model, max_length=64, provider_options=o).generate([3, 1, 4], **asked)) for o in ({}, options))
+    assert here == there
+
+
+def test_the_host_draws_where_the_gpu_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Generator(language_model(), max_length=64)
+    asked = {"max_new_tokens": 8, "temperature": 1.5, "seed": 1}
+    wanted = list(made.generate([3, 1, 4], **asked))
+    monkeypatch.setattr(Turns, "run", lambda *_: False)
+    assert list(made.generate([3, 1, 4], **asked)) == wanted
 
 
 def test_parameters_of_draws_can_change_between_generations() -> None:
