@@ -113,7 +113,7 @@ please open an issue with it.
 
 def page(entries: list[dict[str, Any]]) -> str:
     parts = [HEAD, "## Probes of the doctor\n", *doctor_rows(entries), "\n## ONNX's node cases\n",
-             "Declined: with a reason. Left out: onnxruntime itself refuses the case, or its expected values say nothing.\n",
+             "Declined: with a reason. Left out are cases that onnxruntime itself refuses, or whose expected values can't be compared.\n",
              *case_rows(entries), "\n## Networks\n",
              "The largest difference from ONNX Runtime's CPU provider, as a part of the largest output; "
              f"up to {TOLERANCE:.0e} passes.\n", *network_rows(entries)]
