@@ -37,6 +37,8 @@ def attention(node: BoundNode) -> Lowering:
     past = [_past(node, i, heads) for i, heads in ((4, k), (5, v))]
     if (past[0] is None) != (past[1] is None) or (past[0] and node.has(6)):
         raise UnsupportedNodeError(Code.ATTRIBUTE, "Attention with past keys alone, past values alone, or lengths beside them")
+    if k.shape[3] != q.shape[3] or v.shape[2] != k.shape[2]:
+        raise UnsupportedNodeError(Code.RANK, f"Attention of queries {list(q.shape)} with keys {list(k.shape)} and values {list(v.shape)}")
     if past[0] and node.attr("is_causal") and k.shape[2] != q.shape[2] and q.shape[2] == 1:
         raise UnsupportedNodeError(
             Code.ATTRIBUTE, f"Attention with is_causal of one query behind a cache, and {k.shape[2]} keys: ONNX lets it see one of them, "

@@ -224,3 +224,11 @@ def test_a_training_mode_that_is_neither_0_nor_1() -> None:
     model = make_model([node("BatchNormalization", "x scale bias mean var", "y m v", training_mode=8)], inputs, ["y", "m", "v"])
     feeds = {"x": floats(2, 3, 4), **{name: np.abs(floats(3)) + 1 for name in ("scale", "bias", "mean", "var")}}
     assert refusals(model, [feeds]) == (["nothing"], ["nothing"])
+
+
+def test_keys_of_another_width_than_queries() -> None:
+    inputs = [info("q", ["B", 3, 4, "D"]), info("k", ["B", 3, "K", "E"]), info("v", ["B", 3, "K", "D"])]
+    model = make_model([node("Attention", "q k v", "y", softcap=2.0)], inputs, ["y"], opset=23)
+    sizes = ((8, 8), (1, 4), (8, 4), (1, 1))
+    ours, theirs = refusals(model, [{"q": floats(2, 3, 4, d), "k": floats(2, 3, 6, e), "v": floats(2, 3, 6, d)} for d, e in sizes])
+    assert ours == theirs == ["nothing", "Fail", "Fail", "nothing"]
