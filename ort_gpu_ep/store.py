@@ -99,7 +99,7 @@ def read(path: Path, format: int, parse: Callable[[dict[str, Any]], T]) -> T | N
         if data["format"] != format:
             raise ValueError(f"format {str(data['format'])[:40]}, expected {format}")
         return parse(data)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         log.info("cache file %s is ignored and made anew: %s: %s", path, type(error).__name__, str(error)[:200])

@@ -46,7 +46,7 @@ class Texts:
         path = self.folder / f"{key[:32]}.wgsl"
         try:
             return _read(path, key)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, ValueError) as error:
             log.info("cache file %s is ignored and made anew: %s: %s", path, type(error).__name__, str(error)[:200])

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ort_gpu_ep.device import Gpu, copying, joined_runs, native, objects, staging, steady
+from ort_gpu_ep.device import Gpu, copying, joined_runs, native, objects, staging, steady, wgpu_native
 from ort_gpu_ep.device.buffers import size_class
 from ort_gpu_ep.device.in_flight import places_of
 from ort_gpu_ep.device.timing import start_timing
@@ -72,7 +72,7 @@ def native_calls(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> 
     """What a call has wgpu-native do."""
     counts = Counter[str]()
     with monkeypatch.context() as patch:
-        for module in (native, objects, steady):
+        for module in (native, objects, steady, wgpu_native):
             for name in ("lib", "checked"):
                 patch.setattr(module, name, Counted(getattr(module, name), counts))
         run()
