@@ -1,12 +1,14 @@
 """From import to the first result: a new machine, a new model, a known one; and what runs take meanwhile.
 
-    python -m benchmarks.start [MODEL ...] [--runs 3] [--during 0] [--limit 60] [--option NAME=VALUE] [--json FILE]
+    python -m benchmarks.start [MODEL ...] [--runs 3] [--during 0] [--limit 60] [--situations LIST] [--sides LIST]
+        [--pause 0] [--option NAME=VALUE] [--json FILE]
 
 MODEL: of a builder, of a pretrained model, or an .onnx file. A line is printed as soon as its processes have ended: medians of so many,
 each a process of its own. New machine: no caches at all, neither ours nor the driver's. New model: another model has settled with these
 caches. Known model: this one has. Sides: onnxruntime's CPU provider, its WebGPU provider where this onnxruntime has it, `ours` with default
 options and `gpu`, which is ours with placement=gpu. --during: runs that follow the first one on a new machine, whose p50 and p99 are set
-against the CPU's alone. --limit: a process that takes longer is ended, and its line says so.
+against the CPU's alone. --limit: a process that takes longer is ended, and its line says so. --pause: milliseconds between two runs of a
+process; onnxruntime's threads keep every core busy between runs that follow at once, beside which the search for a candidate takes long.
 
 Columns: seconds to the session, to the first result, until the session has settled, until the GPU first answered; MiB of the process at
 most and at the end; MiB of an NVIDIA device that came into use with the process; which candidates answered.
@@ -30,7 +32,7 @@ import onnxruntime
 import typer
 
 from benchmarks.first_result import CACHES, ROOT, prepared
-from benchmarks.start_process import used_nbytes
+from benchmarks.start_process import ALONE, used_nbytes
 from ort_gpu_ep.cli.peers import WEBGPU
 
 OTHER = "mlp_784"
@@ -47,11 +49,12 @@ class FailedError(Exception):
     """A process failed, or took too long."""
 
 
-def one(side: str, path: Path, inputs: dict[str, Any], options: dict[str, str], caches: Path, runs: int, limit_s: float) -> dict[str, Any]:
+def one(side: str, path: Path, inputs: dict[str, Any], options: dict[str, str], caches: Path, runs: int, limit_s: float,
+        pause_ms: float = 0.0) -> dict[str, Any]:
     """What a process says of itself. Raises FailedError."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment |= {name: str(caches / folder) for name, folder in CACHES.items()}
-    said = [side, str(path), json_module.dumps(inputs), json_module.dumps(options), str(runs), str(limit_s)]
+    said = [side, str(path), json_module.dumps(inputs), json_module.dumps(options), str(runs), str(limit_s), str(pause_ms)]
     command = [sys.executable, "-m", "benchmarks.start_process", *said]
     before = used_nbytes()
     try:
@@ -77,7 +80,7 @@ class Machine:
         """Caches with which a model has settled, in two processes: the second one writes what the first could not know."""
         caches = self.copy(self.empty)
         for side in ("ours", "ours", "gpu"):
-            one(side, path, inputs, self._options, caches, -1, self._limit_s)
+            one(side, path, inputs, self._options, caches, ALONE, self._limit_s)
         return caches
 
     def copy(self, caches: Path) -> Path:
@@ -101,19 +104,19 @@ def line(model: str, situation: str, side: str, row: dict[str, Any]) -> str:
     return "".join((f"{model:16}{situation:13}{side:7}", *seconds, *sizes, f"  {tail}"))
 
 
-def measure(name: str, sides: list[str], runs: int, during: int, machine: Machine, caches: dict[str, Path], options: dict[str, str],
-            limit_s: float, folder: Path) -> dict[str, Any]:
-    """Medians of each side in each situation, each printed when it is there. caches: of each situation, without the known model's."""
+def measure(name: str, sides: list[str], runs: int, during: int, machine: Machine, caches: dict[str, Path | None], options: dict[str, str],
+            limit_s: float, pause_ms: float, folder: Path) -> dict[str, Any]:
+    """Medians of each side in each situation, each printed when it is there. caches: of each situation; the known model's are made here."""
     (folder / name).mkdir()
     path, inputs = prepared(name, folder / name)
     table: dict[str, Any] = {}
-    for situation in SITUATIONS:
-        if situation not in caches:
+    for situation, known in caches.items():
+        if known is None:
             print(f"# {name} settles, so that it is a known model ...", flush=True)
-            caches = caches | {situation: machine.settled(path, inputs)}
+            known = machine.settled(path, inputs)
         for side in sides:
             try:
-                found = [one(side, path, inputs, options, machine.copy(caches[situation]), -1 if side == "ours" else 0, limit_s)
+                found = [one(side, path, inputs, options, machine.copy(known), -1 if side == "ours" else 0, limit_s, pause_ms)
                          for _ in range(runs)]
                 row = middle(found)
             except FailedError as error:
@@ -122,7 +125,7 @@ def measure(name: str, sides: list[str], runs: int, during: int, machine: Machin
             print(line(name, situation, side, row), flush=True)
     spent = {}
     for side in ("cpu", "ours") if during else ():
-        took_ms = one(side, path, inputs, options, machine.copy(machine.empty), during, limit_s)["took_ms"]
+        took_ms = one(side, path, inputs, options, machine.copy(machine.empty), during, limit_s, pause_ms)["took_ms"]
         spent[side] = {"p50_ms": float(np.percentile(took_ms, 50)), "p99_ms": float(np.percentile(took_ms, 99)), "max_ms": max(took_ms)}
         print(f"{name:16}{during} runs on a new machine, {side}: " + ", ".join(f"{k} {v:.2f}" for k, v in spent[side].items()), flush=True)
     return {"model": name, "options": options, "runs": runs, "situations": table, "during": spent, "runs_during": during}
@@ -133,6 +136,9 @@ def main(
     runs: Annotated[int, typer.Option(min=1, help="Processes of each figure.")] = 3,
     during: Annotated[int, typer.Option(min=0, help="Runs that follow the first one on a new machine, for p50 and p99.")] = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds a process may take.")] = 60.0,
+    situations: Annotated[str, typer.Option(help="By commas.")] = ",".join(SITUATIONS),
+    only: Annotated[str, typer.Option("--sides", help="By commas; all that there are by default.")] = "",
+    pause: Annotated[float, typer.Option(min=0, help="Milliseconds between two runs of a process.")] = 0.0,
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE, of our provider.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures here, too, after each model.")] = None,
 ) -> None:
@@ -142,18 +148,25 @@ def main(
     sides = ["cpu", *(["webgpu"] if webgpu else []), "ours", "gpu"]
     if not webgpu:
         print(f"# no WebGPU provider: neither this onnxruntime has it nor is {WEBGPU} installed", flush=True)
-    results = []
+    sides = [side for side in sides if not only or side in only.split(",")]
+    asked, results = situations.split(","), []
+    if wrong := set(asked) - set(SITUATIONS):
+        sys.exit(f"--situations: {', '.join(sorted(wrong))}: expected some of {', '.join(SITUATIONS)}")
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         machine = Machine(folder, options, limit)
-        print(f"# {OTHER} settles, so that the machine is known ...", flush=True)
         (folder / "other").mkdir()
         try:
-            caches = {"new machine": machine.empty, "new model": machine.settled(*prepared(OTHER, folder / "other"))}
+            caches: dict[str, Path | None] = dict.fromkeys(asked)
+            if "new machine" in caches:
+                caches["new machine"] = machine.empty
+            if "new model" in caches:
+                print(f"# {OTHER} settles, so that the machine is known ...", flush=True)
+                caches["new model"] = machine.settled(*prepared(OTHER, folder / "other"))
             keys = ("session", "first", "settled", "GPU", "host", "host end", "device")
             print(f"{'model':16}{'situation':13}{'side':7}" + "".join(f"{key:>9}" for key in keys) + "  answered by", flush=True)
             for name in models or ["squeezenet1_1"]:
-                results.append(measure(name, sides, runs, during, machine, caches, options, limit, folder))
+                results.append(measure(name, sides, runs, during, machine, caches, options, limit, pause, folder))
                 if json is not None:
                     json.write_text(json_module.dumps(results, indent=1))
         except FailedError as error:
