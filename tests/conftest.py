@@ -79,6 +79,11 @@ def slow_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     patience.Clock(monkeypatch, pytest.importorskip("matplotlib.legend"), tick_s=2.0)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("xdist"):
+        import_module("tests.dead_processes").install(config)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="Write the golden files anew instead of comparing with them.")
     parser.addoption("--clients", action="store_true", help="Collect tests/clients, too: they need the extra `clients` (scripts/clients.sh).")
