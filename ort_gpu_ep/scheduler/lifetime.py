@@ -97,7 +97,7 @@ def _choose(free: list[int], slots: list[int], nbytes: int) -> int:
     elif free:
         slot = max(free, key=lambda s: slots[s])
     else:
-        slots.append(0)
+        slots.append(nbytes)
         return len(slots) - 1
     free.remove(slot)
     return slot

@@ -69,7 +69,7 @@ def columns(value: Value, pieces: Sequence[Array], kept: Array, rows: int) -> di
     places[kept] = np.arange(len(kept))
     indices = pa.array(places, mask=places < 0)
     kind, shapes = arrow_type(value), shape_column(value)
-    whole = pa.concat_arrays([_array(value, p, kind) for p in pieces]) if pieces else pa.nulls(0, kind)
+    whole = pa.concat_arrays([_array(value, p, kind) for p in pieces]) if pieces else pa.array([], kind)
     found = {value.name: _filled(whole, indices, kind)}
     if shapes:
         sizes = [list(p.shape[1:]) for p in pieces for _ in range(len(p))]

@@ -55,6 +55,14 @@ def test_what_is_no_number_of_rows_is_refused(batch: Any) -> None:
         batching.check(batch)
 
 
+def test_no_more_rows_are_tried_than_a_shard_has_and_memory_takes() -> None:
+    row = model().row_nbytes()
+    assert [batching.limit(model(), rows) for rows in (0, 1, 2, 10**9)] == [1, 1, 2, batching.MOST_ROWS]
+    large = Model("m", "", (Value("x", "float32", (batching.MOST_NBYTES // 4,), None),), ())
+    assert large.row_nbytes() > row
+    assert batching.limit(large, 1000) == 1
+
+
 def test_a_run_that_goes_on_has_the_batch_that_it_was_begun_with() -> None:
     slots = [Slot("A"), Slot("B", [(1, 5.0)])]
     assert choose(slots, before={"A": 9, "B": 0}) == "A: 9 (as this output was begun with); B: 1 (5 rows/s, the most that was tried)"

@@ -71,6 +71,14 @@ def test_rows_of_another_size_than_the_model_takes() -> None:
     assert found.errors[1] == "column 'c' has 3 values in a row, expected x float32[?, 2]"
 
 
+def test_a_flat_list_takes_the_one_open_size_where_it_divides() -> None:
+    found = packed(pa.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]), inner=(2, None))
+    assert found.arrays["x"].tolist() == [[[1, 2, 3], [4, 5, 6]]]
+    for inner in ((4, None), (None, None, 2)):
+        found = packed(pa.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]), inner=inner)
+        assert (len(found.kept), list(found.errors)) == (0, [0])
+
+
 def test_several_columns_are_one_input() -> None:
     columns = {"a": pa.chunked_array([pa.array(["1", None, "3"])]), "b": pa.chunked_array([pa.array([4, 5, None])])}
     found = pack(model(), {"x": ["a", "b"]}, Rows(3, columns))

@@ -130,6 +130,23 @@ def test_an_answered_question_may_be_asked_again_in_other_terms() -> None:
         _ = n * k < 101
 
 
+def test_what_an_equality_says_holds_in_all_that_follows() -> None:
+    trace, (n, m, k) = sizes(3, 5, 10)
+    assert n * k < 100
+    assert k == 2 * m
+    assert same(n * k + 1, 2 * n * m + 1)
+    Formula(trace, [n * k])
+    assert 2 * n * m < 100, "the guard says so, in other terms"
+
+
+def test_an_equality_that_divides_no_number_says_only_itself() -> None:
+    trace, (n, m) = sizes(9, 6)
+    assert 2 * n == 3 * m
+    assert not same(2 * n, 3 * m)
+    assert Formula(trace, [n, m])((3, 2)) == (3, 2)
+    assert Formula(trace, [n, m])((3, 3)) is None
+
+
 def test_a_new_question_after_planning_raises() -> None:
     trace, (n,) = sizes(3)
     assert n != 1
