@@ -21,12 +21,16 @@ def save_folder(folder: Path, provider: str = "", options: Mapping[str, str] | N
     provider: as onnxruntime-genai calls it, "" for the CPU; options: its options.
     """
     given = SIZES | sizes
-    model = language_model(**given)
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    (folder / "model.onnx").write_bytes(language_model(**given).SerializeToString())
+    save_settings(folder, given, provider, options)
+
+
+def save_settings(folder: Path, sizes: Mapping[str, Any], provider: str = "", options: Mapping[str, str] | None = None) -> None:
+    """Writes what onnxruntime-genai reads beside a model.onnx of these sizes, all of them; see `save_folder`."""
     tables = {
         "genai_config": {
-            "model": _described(given, [{provider: dict(options or {})}] if provider else []),
-            "search": _SEARCH | {"max_length": given["context"]}},
+            "model": _described(sizes, [{provider: dict(options or {})}] if provider else []),
+            "search": _SEARCH | {"max_length": sizes["context"]}},
         "tokenizer": _tokenizer(),
         "tokenizer_config": {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": False, **dict.fromkeys(("bos_token", "eos_token"), _END)},
     }

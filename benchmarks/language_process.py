@@ -1,0 +1,207 @@
+"""One side of benchmarks/language.py in this process: a token, a prompt, the opening of a language model.
+
+usage: python -m benchmarks.language_process '{"path": MODEL, "side": SIDE, "contexts": [512], "prompt": 512, "tokens": 64}'
+
+Prints one JSON object. host_ms_N: of a token behind a context of N the part in which the program does not wait for the GPU, submit_ms_N
+of it in submissions (a software adapter's last as long as what is submitted); gpu_ms_N: of its compute passes, by timestamps in tokens of
+their own. host_open, host_most: resident memory beyond what the process had before the model
+was opened, as parts of the model's size; weights too that are on a software adapter's device.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from benchmarks import cases
+from ort_gpu_ep import Generator, InferenceSession, get_library_path
+from ort_gpu_ep.cli import decoding
+from ort_gpu_ep.device.timing import Stopwatch
+
+GENAI = {"genai": ("WebGPU", "WebGpuExecutionProvider"), "genai_own": ("WgpuExecutionProvider", "WgpuExecutionProvider")}
+"""Sides of onnxruntime-genai: our provider's name in its settings, and under which the library is registered."""
+
+PROMPTS = 6
+TIMED = 6
+"""Tokens whose passes have timestamps."""
+
+Step = Callable[[], object]
+"""One more token, on the host when this returns."""
+
+
+def memory_of(field: str) -> int:
+    """Bytes, of /proc/self/status: VmRSS what is resident, VmHWM the most."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+class Opening:
+    """Seconds and host memory of opening a model. nbytes: its size, with files beside it."""
+
+    def __init__(self, path: str) -> None:
+        self._nbytes = sum(f.stat().st_size for f in Path(path).parent.glob("model.onnx*"))
+        Path("/proc/self/clear_refs").write_text("5")       # VmHWM begins anew
+        self._before, self._start = memory_of("VmRSS"), time.perf_counter()
+
+    def end(self) -> dict[str, float]:
+        seconds = time.perf_counter() - self._start
+        return {"opening_s": seconds, "host_most": (memory_of("VmHWM") - self._before) / self._nbytes,
+                "host_open": (memory_of("VmRSS") - self._before) / self._nbytes}
+
+
+def timed(step: Step, count: int, gpu: Any) -> tuple[float, float, float]:
+    """Medians of milliseconds of a token, of what it takes but for waiting for the GPU, and of submissions."""
+    stats = gpu.stats if gpu is not None else None
+    seen = []
+    for _ in range(count):
+        before = (stats.wait_s, stats.submit_s) if stats is not None else (0.0, 0.0)
+        start = time.perf_counter()
+        step()
+        ended = time.perf_counter() - start
+        waited, submitted = (stats.wait_s - before[0], stats.submit_s - before[1]) if stats is not None else before
+        seen.append((ended * 1e3, (ended - waited) * 1e3, submitted * 1e3))
+    ms, host_ms, submit_ms = np.median(seen, axis=0)
+    return float(ms), float(host_ms), float(submit_ms)
+
+
+def gpu_ms(step: Step, gpu: Any) -> float:
+    """From the first pass of a token to its last one. Recordings that were made ahead have no timestamps: they are used up first."""
+    gpu.timer = watch = Stopwatch(gpu, each=False)
+    for _ in range(TIMED):
+        step()
+    passes = watch.read()
+    gpu.stop_timing()
+    return (max(end for *_, end in passes) - min(begin for *_, begin, _ in passes)) * 1e-6 if passes else float("nan")
+
+
+def of_context(step: Step, context: int, tokens: int, gpu: Any) -> dict[str, float]:
+    """step: tokens behind this context, the first of which are not timed."""
+    for _ in range(tokens // 2):
+        step()
+    ms, host_ms, submit_ms = timed(step, tokens, gpu)
+    found = {f"token_ms_{context}": ms}
+    if gpu is not None:
+        found |= {f"host_ms_{context}": host_ms, f"submit_ms_{context}": submit_ms}
+        if "timestamp-query" in gpu.limits.features:
+            found[f"gpu_ms_{context}"] = gpu_ms(step, gpu)
+    return found
+
+
+class Bound:
+    """A loop by IO binding over caches of `rows` tokens on the session's device."""
+
+    def __init__(self, path: str, side: str, rows: int) -> None:
+        opening = Opening(path)
+        if side == "cpu":
+            self.session: Any = onnxruntime.InferenceSession(path, cases.quiet(), providers=["CPUExecutionProvider"])
+            self.gpu = None
+        else:
+            self.session = InferenceSession(path, cases.quiet(), provider_options={"placement": "gpu", "strict": "1"})
+            self.gpu = self.session._state.gpu
+        self.opened = opening.end()
+        rng, device = np.random.default_rng(3), "cpu" if side == "cpu" else "gpu"
+        self.binding, self._token, self._total = self.session.io_binding(), 1, 0
+        for given in self.session.get_inputs()[2:]:
+            kind = np.float16 if "float16" in given.type else np.float32
+            content = (0.5 * rng.standard_normal((1, given.shape[1], rows, given.shape[3]), np.float32)).astype(kind)
+            cache = onnxruntime.OrtValue.ortvalue_from_numpy(content, device)
+            self.binding.bind_ortvalue_input(given.name, cache)
+            self.binding.bind_ortvalue_output(given.name.replace("past_key_values", "present"), cache)
+
+    def prompt(self, ids: np.ndarray) -> None:
+        self._total = 0
+        self._run(ids[None])
+
+    def after(self, context: int) -> Step:
+        self._total = context
+        return lambda: self._run(np.array([[self._token]]))
+
+    def _run(self, ids: np.ndarray) -> None:
+        self._total += ids.shape[1]
+        self.binding.bind_cpu_input("input_ids", ids)
+        self.binding.bind_cpu_input("attention_mask", np.ones((1, self._total), np.int64))
+        self.binding.bind_output("logits", "cpu")
+        self.session.run_with_iobinding(self.binding)
+        self._token = int(np.asarray(self.binding.get_outputs()[-1].numpy())[0, -1].argmax())
+
+
+class Generated:
+    """ort_gpu_ep.Generator."""
+
+    def __init__(self, path: str, side: str, rows: int) -> None:
+        opening = Opening(path)
+        self._generator = Generator(path, max_length=rows, sess_options=cases.quiet(), provider_options={"strict": 1})
+        self.opened = opening.end()
+        self.gpu = self._generator.session._state.gpu      # type: ignore[union-attr]
+
+    def prompt(self, ids: np.ndarray) -> None:
+        decoding.timed(self._generator, ids, 0)
+
+    def after(self, context: int) -> Step:
+        answer = self._generator.generate(np.random.default_rng(context).integers(0, 1000, context))
+        return lambda: next(answer)
+
+
+class Genai:
+    """onnxruntime-genai's own loop over our provider."""
+
+    def __init__(self, path: str, side: str, rows: int) -> None:
+        import onnxruntime_genai as genai
+
+        self._genai, self._rows = genai, rows
+        opening = Opening(path)
+        genai.register_execution_provider_library(GENAI[side][1], get_library_path())
+        self._model = genai.Model(str(Path(path).parent))
+        self.opened = opening.end()
+        self._generator: Any = None
+
+    @property
+    def gpu(self) -> Any:
+        from ort_gpu_ep.device import Gpu
+
+        return next(iter(Gpu._open.values()))
+
+    def prompt(self, ids: np.ndarray) -> None:
+        settings = self._genai.GeneratorParams(self._model)
+        settings.set_search_options(max_length=self._rows)
+        self._generator = None      # its caches first
+        self._generator = self._genai.Generator(self._model, settings)
+        self._generator.append_tokens(ids.astype(np.int32))
+        self._next()
+
+    def after(self, context: int) -> Step:
+        self.prompt(np.random.default_rng(context).integers(0, 1000, context))
+        return self._next
+
+    def _next(self) -> None:
+        self._generator.generate_next_token()
+        self._generator.get_next_tokens()
+
+
+def measure(path: str, side: str, contexts: list[int], prompt: int, tokens: int) -> dict[str, float]:
+    """What a side takes."""
+    made: type[Any] = Generated if side == "generate" else Genai if side in GENAI else Bound
+    decoder = made(path, side, max(contexts) + 2 * tokens + 64)
+    rng, prompts, found = np.random.default_rng(1), [], dict[str, float](decoder.opened)
+    for _ in range(PROMPTS):
+        ids, start = rng.integers(0, 1000, prompt), time.perf_counter()
+        decoder.prompt(ids)
+        prompts.append(time.perf_counter() - start)
+    found |= {"first_prompt_s": prompts[0], "prompt_tokens_s": prompt / float(np.median(prompts[1:]))}
+    for context in contexts:
+        found |= of_context(decoder.after(context), context, tokens, decoder.gpu)
+    if decoder.gpu is not None:
+        stats = decoder.gpu.stats
+        found |= {"device_MiB": (stats.allocated_nbytes - stats.pooled_nbytes) / 2**20, "device_most_MiB": stats.peak_nbytes / 2**20}
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(**json.loads(sys.argv[1]))))
