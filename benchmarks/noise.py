@@ -42,13 +42,17 @@ def difference(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]], s
     random = np.random.default_rng(seed)
     sides = [[np.asarray(runs, float) for runs in side] for side in (old, new)]
     was, now = (float(np.median([np.median(runs) for runs in side])) for side in sides)
-    drawn = [[_drawn(side, random) for _ in range(DRAWS)] for side in sides]
-    ratios = np.array(drawn[1]) / np.array(drawn[0])
+    before, after = (_drawn(side, random) for side in sides)
+    ratios = after / before
     low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Difference(was, now, now / was, float(low), float(high))
 
 
-def _drawn(side: Sequence[np.ndarray], random: np.random.Generator) -> float:
-    """The median of medians of a draw with replacement."""
-    processes = [side[k] for k in random.integers(0, len(side), len(side))]
-    return float(np.median([np.median(runs[random.integers(0, len(runs), len(runs))]) for runs in processes]))
+def _drawn(side: Sequence[np.ndarray], random: np.random.Generator) -> np.ndarray:
+    """The medians of medians of DRAWS draws with replacement, [DRAWS]."""
+    processes = random.integers(0, len(side), (DRAWS, len(side)))
+    medians = np.empty(processes.shape)
+    for k, runs in enumerate(side):
+        drawn = processes == k
+        medians[drawn] = np.median(runs[random.integers(0, len(runs), (int(drawn.sum()), len(runs)))], axis=1)
+    return np.asarray(np.median(medians, axis=1))

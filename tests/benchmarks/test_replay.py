@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from benchmarks import replay
 
-SHARE = 12
-SELECT = "conformance/test_softmax_axis_[01]$"
+SHARE = 20
+SELECT = "record/softmax_rows/[01]$"
 
 
 def test_the_file_agrees_with_the_kernels() -> None:
@@ -46,7 +46,7 @@ def test_two_folders_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[s
     root = replay.RECORDED.parents[1]
     for name in ("ort_gpu_ep", "models"):
         shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shader = tmp_path / "ort_gpu_ep" / "shaders" / "softmax.wgsl"
+    shader = tmp_path / "ort_gpu_ep" / "shaders" / "softmax_rows.wgsl"
     shader.write_text(shader.read_text().replace("fn group_main(group: u32, lane: u32) {", "fn group_main(group: u32, lane: u32) { // here"))
     done = CliRunner().invoke(replay.app, ["compare", str(root), str(tmp_path), "--select", SELECT])
     assert not done.exit_code, done.output
