@@ -75,8 +75,7 @@ def bench(
     result = _compare(model, session, options, values, runs, against, start, quiet=json) | earlier
     if earlier:
         result["change"] = result["before"]["median_ms"] / result["this"]["median_ms"]
-    if plot is not None:
-        plot_times(plot, f"{model.stem} on {result['adapter']}", {side: result[side]["times_ms"] for side in SIDES if side in result})
+    _draw(plot_times, plot, f"{model.stem} on {result['adapter']}", {side: result[side]["times_ms"] for side in SIDES if side in result})
     if json:
         shared.print_json(result)
     else:
@@ -84,6 +83,18 @@ def bench(
 
 
 SIDES = ("this", "before", *Peer)
+
+
+def _draw(draw: Callable[..., object], path: Path | None, title: str, measured: object) -> None:
+    """Draws what was measured, where a picture is wanted, and says so on stderr."""
+    if path is not None:
+        draw(path, title, measured)
+        shared.err.print(f"written: {path}", soft_wrap=True)
+
+
+def _ratio(speed: float, other: str) -> str:
+    """The larger number of speed and time, so that its digits say something."""
+    return f"{speed:.2f} x the speed of {other}" if speed >= 1.0 else f"{1 / speed:.2f} x the time of {other}"
 
 
 def _check_together(**given: Any) -> None:
@@ -123,8 +134,7 @@ def _under_load(
     info, sampler = under_load.sampler_of(options)
     levels = [level for level in under_load.LEVELS if level == under_load.IDLE or level in wanted or "all" in wanted]
     rows = under_load.measure(candidates, values, info, sampler, levels, runs, tell=lambda level: shared.err.print(f"measuring: {level}"))
-    if plot is not None:
-        plot_load(plot, f"{model.stem} on {info.name}", rows)
+    _draw(plot_load, plot, f"{model.stem} on {info.name}", rows)
     if json:
         shared.print_json({"model": str(model), "adapter": info.as_dict(), "notes": sampler.notes, "rows": [r.as_dict() for r in rows]})
     else:
@@ -153,8 +163,7 @@ def _decoding(
         raise ConfigError(f"--decode compares with --against cpu alone; got {against}")
     with shared.progress("measuring", quiet=json) as tell:
         found = decoding.measure(model, options, context, tokens, against is not None, tell)
-    if plot is not None:
-        plot_times(plot, f"{model.stem}: a token behind {context}", {row.side: row.token_ms for row in found})
+    _draw(plot_times, plot, f"{model.stem}: a token behind {context}", {row.side: row.token_ms for row in found})
     if json:
         shared.print_json({"model": str(model), "context": context, "tokens": tokens, "rows": [row.as_dict() for row in found]})
         return
@@ -189,12 +198,11 @@ def _throughput(
     other, notes = _other(session, model, against, facts)
     with shared.progress("measuring", quiet=json) as tell:
         rows = [row for count in threads for row in throughput.measure({"this": session, **other}, feeds, count, runs, tell)]
-    if plot is not None:
-        plot_throughput(plot, f"{model.stem} on {facts['adapter']}", rows)
+    _draw(plot_throughput, plot, f"{model.stem} on {facts['adapter']}", rows)
     if json:
         shared.print_json({"model": str(model), **facts, "notes": notes, "rows": [r.as_dict() for r in rows]})
         return
-    table = Table("batch", "threads", "side", "median ms", "per s", title=f"{model.name}, {runs} runs a thread")
+    table = Table("batch", "threads", "side", "median ms", "rows/s", title=f"{model.name}, {runs} runs a thread")
     for row in rows:
         table.add_row(str(row.batch), str(row.threads), row.side, _digits(row.median_ms), f"{row.per_s:,.0f}")
     shared.out.print(table)
@@ -284,8 +292,8 @@ def _print(result: dict[str, Any]) -> None:
     shared.out.print(table)
     shared.out.print(f"first run, loading included: {result['first_ms']:.0f} ms")
     if "change" in result:
-        shared.out.print(f"{result['change']:.2f} x the speed of before")
+        shared.out.print(_ratio(result["change"], "before"))
     if "speedup" in result:
-        shared.out.print(f"{result['speedup']:.2f} x the speed of {result['against']}; relative L2 difference {result['relative_l2']:.1e}")
+        shared.out.print(f"{_ratio(result['speedup'], result['against'])}; relative L2 difference {result['relative_l2']:.1e}")
     for line in (*peers.about_lines(result), *result["notes"]):
         shared.out.print(line)

@@ -38,7 +38,7 @@ def calibrate(
     else:
         _print(profile, gpu)
         if plot is not None:
-            shared.out.print(f"drawn: {plot}", soft_wrap=True)
+            shared.out.print(f"written: {plot}", soft_wrap=True)
 
 
 def _profile(gpu: Gpu, config: Config, fresh: bool) -> Profile:

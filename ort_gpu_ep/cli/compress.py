@@ -56,7 +56,7 @@ def compress(
         shared.out.print(line)
     shared.out.print(f"written: {out}", soft_wrap=True)
     if plot is not None:
-        shared.out.print(f"drawn: {plot}", soft_wrap=True)
+        shared.out.print(f"written: {plot}", soft_wrap=True)
 
 
 def _others(model: Path, method: str, calibrate: Path, labels: Path | None, quiet: bool) -> dict[str, Report]:

@@ -63,9 +63,10 @@ def _print(outcomes: list[Outcome]) -> None:
     shared.out.print(table)
     strict = counts["PASS"] + counts["FOLDED"]
     shared.out.print(
-        f"{strict} pass without a node on onnxruntime's CPU provider; in {counts['PASS']} of them a kernel of ours ran.")
+        f"{strict} pass without a node on onnxruntime's CPU provider; in {counts['PASS']} of them a kernel of this package ran.")
     reasons = Counter((o.code, o.reason) for o in outcomes if o.status == "UNSUPPORTED")
     why = Table("cases", "code", "most frequent reasons")
     for (code, reason), count in reasons.most_common(12):
         why.add_row(str(count), code, reason)
-    shared.out.print(why)
+    if reasons:
+        shared.out.print(why)

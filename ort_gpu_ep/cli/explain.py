@@ -14,7 +14,7 @@ from rich.text import Text
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.inputs import sizes_of
 from ort_gpu_ep.cli.page import page_of
-from ort_gpu_ep.plugin.explain import Explanation, why_of
+from ort_gpu_ep.plugin.explain import ON, Explanation, why_of
 
 _COLOURS = {"gpu": "green", "host": "cyan", "cpu": "yellow"}
 
@@ -64,7 +64,7 @@ def explain(
     json: shared.JsonOption = False,
 ) -> None:
     """Show where each node of MODEL runs and why, the partitions, the bytes that are copied, and the memory. Does not run MODEL."""
-    session = shared.open_session(model, shared.pairs(option, "--option"), sizes=sizes_of(dims))
+    session = shared.open_session(model, shared.pairs(option, "--option"), sizes=sizes_of(dims, model))
     explained = session.explain()
     count = sum(len(report.nodes) for report in explained.reports)
     if html is not None:
@@ -76,7 +76,7 @@ def explain(
     if group is not None:
         shared.out.print(_group_table(explained, group))
     elif nodes or only is not None or (nodes is None and count <= MOST_LISTED):
-        shared.out.print(_table(explained, only, sort))
+        shared.out.print(_table(explained, only, sort) if only is None or explained.count(only) else f"no node is {ON[only]}")
     elif nodes is None:
         shared.out.print(_group_table(explained, By.OP))
         shared.out.print(f"--nodes lists all {count} nodes, --only cpu those on the CPU, --html FILE draws them")
@@ -96,10 +96,13 @@ def _group_table(explained: Explanation, by: By) -> Table:
 
 
 def _table(explained: Explanation, only: Device | None, sort: Order) -> Table:
-    table = Table("node", "op", "device", "partition", "why")
+    """A reason is written out at the first node that has it; later ones name that node."""
+    table, first = Table("node", "op", "device", "partition", "why"), dict[str, str]()
     for report in explained.reports:
         for node in sorted((n for n in report.nodes if only is None or n.device == only), key=_KEYS[sort]):
             colour = _COLOURS[node.device]
             part = str(node.partition) if node.partition >= 0 else ""
-            table.add_row(node.name, node.op, Text(node.device, colour), part, why_of(node))
+            known = first.setdefault(node.reason, node.name)
+            seen = known != node.name and len(known) < len(node.reason)
+            table.add_row(node.name, node.op, Text(node.device, colour), part, f"{node.code}, see {known}" if seen else why_of(node))
     return table

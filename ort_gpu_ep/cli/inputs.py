@@ -12,7 +12,7 @@ import numpy as np
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.inputs.feeds import array_in, dtype_of
-from ort_gpu_ep.inputs.guess import Guess, guess, structure_of
+from ort_gpu_ep.inputs.guess import Guess, guess, structure_of, symbols_of
 from ort_gpu_ep.scoring.images import SUFFIXES, prepared, preprocessing
 from ort_gpu_ep.scoring.model import Value
 
@@ -132,8 +132,11 @@ def _known(given: Iterable[str], there: Sequence[str], what: str, kind: str) -> 
                              (f". Did you mean {near[0]!r}?" if near else ""))
 
 
-def sizes_of(dims: shared.Texts) -> dict[str, int]:
-    """Symbol -> size, by --dim. Raises ModelError."""
+def sizes_of(dims: shared.Texts, model: Path | None = None) -> dict[str, int]:
+    """Symbol -> size, by --dim. model: a file that has to have these symbols. Raises ModelError."""
+    symbols = symbols_of(model) if model is not None and dims else None
+    if symbols is not None:
+        _known(shared.pairs(dims, "--dim"), symbols, "--dim", "named size")
     return {name: _size(name, text) for name, text in shared.pairs(dims, "--dim").items()}
 
 

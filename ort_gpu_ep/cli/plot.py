@@ -93,12 +93,15 @@ def plot_profile(path: Path, profile: RunProfile) -> None:
             ends = [d.flops / d.nbytes for d in placed] or [ridge]
             low, high = min(*ends, ridge) / 2, max(*ends, ridge) * 2
             axes.plot([low, ridge, high], [low * roofs.gbytes, roofs.gflops, roofs.gflops], color="gray",
-                      label=f"measured roofs: {roofs.gflops:,.0f} GFLOP/s, {roofs.gbytes:,.0f} GB/s")
+                      label=f"measured limits: {roofs.gflops:,.0f} GFLOP/s, {roofs.gbytes:,.0f} GB/s")
         axes.set(xscale="log", yscale="log", xlabel="floating-point operations per byte", ylabel="GFLOP/s",
                  title=f"{profile.model} on {profile.adapter}")
         axes.grid(visible=True, which="major", alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="best", fontsize="small")
+            legend = axes.legend(loc="best", fontsize="small")
+            for handle in legend.legend_handles:
+                if hasattr(handle, "set_sizes"):        # a family's circle, not as large as its longest dispatch
+                    handle.set_sizes([40])
 
 
 def plot_methods(path: Path, title: str, reports: Mapping[str, Report]) -> None:

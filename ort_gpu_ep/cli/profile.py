@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.inputs import feeds as inputs_of
+from ort_gpu_ep.cli.page import page_of
 from ort_gpu_ep.cli.plot import plot_profile, pyplot
 from ort_gpu_ep.profiling.trace import write_trace
 
@@ -20,6 +22,7 @@ def profile(
     top: Annotated[int, typer.Option("--top", min=0, help="Number of dispatches to list, the longest first.")] = 20,
     trace: Annotated[Path | None, shared.file_to_write("--trace", "Write a trace of one run for ui.perfetto.dev.", (".json",))] = None,
     plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw a roofline plot of the dispatches.", shared.PICTURES)] = None,
+    html: Annotated[Path | None, shared.file_to_write("--html", "Write the page of `explain --html`, timed.", (".html", ".htm"))] = None,
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -39,11 +42,13 @@ def profile(
         write_trace(found, trace)
     if plot is not None:
         plot_profile(plot, found)
+    if html is not None:
+        html.write_text(page_of(model.stem, replace(session.explain(), profile=found)), encoding="utf-8")
     if json:
         shared.print_json(found.as_dict())
         return
     for line in found.lines(top):
         shared.out.print(line, soft_wrap=True)
-    for path in (trace, plot):
+    for path in (trace, plot, html):
         if path is not None:
             shared.out.print(f"written: {path}", soft_wrap=True)

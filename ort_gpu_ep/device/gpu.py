@@ -5,10 +5,13 @@ Commands are collected and submitted together with the readback that needs them:
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from ort_gpu_ep.config import Config
@@ -364,3 +367,15 @@ class Gpu(Buffers):
     def pipeline(self, source: Hashable, make: Callable[[], Any]) -> Any:
         """The pipeline of a source, which `make` compiles if there is none."""
         return self.pipelines.get(source, make)
+
+
+def _let_drivers_finish(process: int) -> None:
+    """At exit: a software adapter's driver compiles and runs kernels on a thread of its own, and crashes where the process ends meanwhile.
+    Nothing else waits for what a session submits when it is opened. process: whose devices these are; not a forked child's.
+    """
+    for gpu in [gpu for gpu in Gpu._open.values() if gpu.info.is_software and not gpu.lost] if os.getpid() == process else []:
+        with suppress(DeviceError), gpu._lock:
+            waiting.block(gpu.device, gpu._submit([]))      # by this thread: Python starts none any more
+
+
+atexit.register(_let_drivers_finish, os.getpid())

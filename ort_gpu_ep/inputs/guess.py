@@ -33,6 +33,9 @@ TRIED = 12
 _PASSING = {"Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Flatten", "Slice", "Clip", "Expand", "Concat"}
 """Ops through which an index reaches the table that it is an index of."""
 
+_ELEMENTWISE = {"DequantizeLinear", "Cast", "Identity", "Add", "Sub", "Mul", "Div"}
+"""Ops by which models compute a table from the constants that they store."""
+
 _WORDS = "text"
 
 
@@ -70,39 +73,65 @@ class Guess:
         return f"random inputs, seed {seed}: {shown}{more}.{sizes} To change: {', '.join(ways)}."
 
 
-def structure_of(model: Any) -> Structure:
-    """model: a path, bytes or a ModelProto. Of one that onnx can't read, nothing is known."""
+def _read(model: Any) -> Any:
+    """A ModelProto without the weights that lie beside it; None for what onnx can't read."""
     import onnx
 
     try:
         if isinstance(model, (str, os.PathLike)):
-            model = onnx.load(os.fspath(model), load_external_data=False)
-        elif isinstance(model, bytes):
-            model = onnx.load_from_string(model)
+            return onnx.load(os.fspath(model), load_external_data=False)
+        return onnx.load_from_string(model) if isinstance(model, bytes) else model
     except Exception:       # of protobuf; onnxruntime reads more formats than onnx does
+        return None
+
+
+def symbols_of(model: Any) -> list[str] | None:
+    """Names of the sizes that a model's inputs leave open; None for a model that onnx can't read."""
+    model = _read(model)
+    return None if model is None else list(dict.fromkeys(
+        d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param))
+
+
+def structure_of(model: Any) -> Structure:
+    """model: a path, bytes or a ModelProto. Of one that onnx can't read, nothing is known."""
+    model = _read(model)
+    if model is None:
         return Structure()
     shapes = {i.name: tuple(i.dims) for i in model.graph.initializer}
     held = {i.name: i for i in model.graph.initializer}
     for node in model.graph.node:
         for value in (a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"):
             shapes[node.output[0]], held[node.output[0]] = tuple(value.dims), value
-        if node.op_type in ("DequantizeLinear", "Cast") and node.input[0] in shapes:
-            shapes[node.output[0]] = shapes[node.input[0]]
-    return Structure({i.name: rows for i in model.graph.input if (rows := _rows(model.graph.node, shapes, i.name))},
+        if node.op_type in _ELEMENTWISE and all(name in shapes for name in node.input[:2]):
+            shapes[node.output[0]] = max((shapes[name] for name in node.input[:2]), key=math.prod)      # a scale is smaller than its table
+    return Structure({i.name: rows for i in model.graph.input if (rows := _rows(model.graph.node, shapes, held, i.name))},
                      tuple(islice(_lengths(model.graph.node, held), 4)))
 
 
-def _rows(nodes: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], name: str) -> int:
-    """Of the smallest table that an input is an index of; 0 if it is none."""
+def _rows(nodes: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], held: Mapping[str, Any], name: str) -> int:
+    """Of the smallest table that an input is an index of, or its number of classes; 0 if it is no index."""
     reached, rows = {name}, []
     for node in nodes:
         if node.op_type in ("Gather", "GatherBlockQuantized") and node.input[1] in reached and node.input[0] in shapes:
             key = "axis" if node.op_type == "Gather" else "gather_axis"
             axis = next((a.i for a in node.attribute if a.name == key), 0)
             rows.append(shapes[node.input[0]][axis])
+        elif node.op_type in ("OneHot", "Equal") and reached.intersection(node.input):
+            rows.extend(_classes(node, held))
         elif node.op_type in _PASSING and reached.intersection(node.input[:1] if node.op_type != "Concat" else node.input):
             reached.update(node.output)
     return min(rows, default=0)
+
+
+def _classes(node: Any, held: Mapping[str, Any]) -> Iterator[int]:
+    """How many values a OneHot tells apart, or an Equal that stands for one: it compares with 0, 1, 2, ..."""
+    from onnx import numpy_helper
+
+    for constant in (numpy_helper.to_array(held[name]).ravel() for name in node.input[:2] if name in held):
+        if node.op_type == "OneHot" and constant.size == 1:
+            yield int(constant[0])
+        elif constant.size > 1 and constant.dtype.kind in "iuf" and np.array_equal(constant, np.arange(constant.size)):
+            yield constant.size
 
 
 def _lengths(nodes: Sequence[Any], held: Mapping[str, Any]) -> Iterator[int]:
@@ -188,10 +217,11 @@ def _size(value: Any, axis: int, dim: Any, batches: set[str], lengths: tuple[int
     rank, name = len(value.shape), dim.lower() if isinstance(dim, str) else ""
     if "past" in name and "total" not in name:
         return 0            # a language model's cache is empty at first
-    if (axis == 0 and rank > 1) or dim in batches or "batch" in name:
+    is_state = rank == 3 and axis == 1 and all(isinstance(d, int) and d > 0 for d in (value.shape[0], value.shape[2]))
+    if (axis == 0 and rank > 1) or dim in batches or "batch" in name or is_state:       # a state's shape: layers, batch, width
         return BATCH
-    channels = value.shape[1] if rank == 4 and axis > 1 else value.shape[3] if rank == 4 else None
-    is_image = channels in CHANNELS or any(word in name for word in ("height", "width"))
+    channels_first, channels_last = (rank == 4 and value.shape[k] in CHANNELS for k in (1, 3))
+    is_image = channels_first or channels_last or any(word in name for word in ("height", "width"))
     return lengths[1] if is_image else lengths[0]
 
 

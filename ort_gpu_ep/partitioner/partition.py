@@ -210,7 +210,7 @@ def _check_group(state: _State, group: list[Node], config: Config, limits: Limit
             return
     lowered = [a for _, a, _ in found if isinstance(a, Lowering)]
     if not lowered or (config.placement == "auto" and not any(a.kernels for a in lowered)):
-        _decline_all(state, group, Code.COST, "its group has nothing to dispatch")
+        _decline_all(state, group, Code.COST, "no node near it needs a kernel: the GPU would have nothing to compute")
 
 
 def _decline_open(

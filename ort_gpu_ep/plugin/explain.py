@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from ort_gpu_ep.plugin import SessionState
 
 
+ON = {"gpu": "on the GPU", "host": "on the host, once per shape", "cpu": "on the CPU"}
+"""Where a node runs, in words."""
+
 GROUPS: dict[str, Callable[[NodeReport], str]] = {
     "op": lambda node: node.op,
-    "reason": lambda node: f"{node.code}: {node.reason}" if node.code else f"on the {node.device.upper()}",
+    "reason": lambda node: f"{node.code}: {node.reason}" if node.code else ON[node.device],
     "block": lambda node: "/".join(node.name.strip("/").split("/")[:-1][:2]) or "-",
 }
 """What nodes can be grouped by: their op, why they are where they are, or the first two parts of their name, as exporters write blocks."""
@@ -199,7 +202,7 @@ def _memory_lines(found: Sequence[Memory]) -> list[str]:
         about = "" if memory.exact else "about "
         lines.append(
             f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations "
-            f"({memory.ratio:.0%} of {_size(memory.unshared_nbytes)} unshared), {_size(memory.weight_nbytes)} of weights")
+            f"({_size(memory.unshared_nbytes)} if none shared its buffer), {_size(memory.weight_nbytes)} of weights")
         steps = f"{_counted(memory.dispatches, 'dispatch', 'es')}, {_counted(memory.barriers, 'barrier')} between them"
         lines.append(f"  {steps}{_layout(memory)}")
         if memory.dense_nbytes:
@@ -291,7 +294,8 @@ def _cpu_lines(nodes: Iterable[NodeReport]) -> list[str]:
 def _layout(memory: Memory) -> str:
     if not memory.channels_last:
         return ""
-    return f", {memory.channels_last} nodes channel-last with {memory.conversions} conversion{'' if memory.conversions == 1 else 's'}"
+    converted = _counted(memory.conversions, "conversion") if memory.conversions else "no conversions"
+    return f", {_counted(memory.channels_last, 'node')} in channels-last layout with {converted}"
 
 
 def _size(nbytes: int) -> str:

@@ -173,12 +173,12 @@ class RunProfile:
         return [printable(line) for line in self._lines(top)]
 
     def _lines(self, top: int) -> list[str]:
-        checks = "checked shaders" if self.checked else "unchecked shaders"
+        checks = f"shaders {'with' if self.checked else 'without'} bounds checks"
         lines = [f"{self.model}: {_us(self.run_us)} a run, median of {self.runs}; {len(self.dispatches)} dispatches, {checks}",
                  f"adapter: {self.adapter}, {self.driver}"]
         lines += [f"clocks: {text} {when}" for text, when in zip(self.clocks, ("before", "after"), strict=True) if text]
         if self.roofs.gflops or self.roofs.gbytes:
-            lines.append(f"roofs, measured: f {self.roofs.gflops:,.0f} GFLOP/s, b {self.roofs.gbytes:,.0f} GB/s")
+            lines.append(f"limits, measured: {self.roofs.gflops:,.0f} GFLOP/s (f), {self.roofs.gbytes:,.0f} GB/s (b)")
         lines = [part for line in (*lines, *(f"note: {note}" for note in self.notes)) for part in wrap(line, WIDTH, subsequent_indent="  ")]
         lines += ["", "host, us"] + [f"  {name:8} {self.phases_us[name]:9.1f}  {what}" for name, what in PHASES.items()]
         lines += self._on_cpu(top)
@@ -190,7 +190,7 @@ class RunProfile:
         lines += [f"  {f.name:12} {f.dispatches:10} {f.us:9.1f} {_part(f.us, self.kernels_us)} {_rate(f.flops, f.us):>9} "
                   f"{_rate(f.nbytes, f.us):>7}" for f in self.families]
         shown = self.costliest[:top]
-        lines += ["", f"  {'us':>8} {'part':>5} {'GFLOP/s':>7} {'GB/s':>5} {'roof':>6} {'kernel':11} output, node"]
+        lines += ["", f"  {'us':>8} {'part':>5} {'GFLOP/s':>7} {'GB/s':>5} {'limit':>6} {'kernel':11} output, node"]
         lines += [self._line(d) for d in shown]
         if len(shown) < len(self.dispatches):
             rest = self.kernels_us - sum(d.us for d in shown)

@@ -108,7 +108,7 @@ class Engine:
         state = state_of(gpu.session)
         software = state is not None and state.gpu is not None and state.gpu.info.is_software
         if state is None or (software and not self.options.get("adapter")):
-            self.why = "no node of the step has a kernel" if state is None else "the adapter is a software one that nobody asked for"
+            self.why = "no node of the step has a kernel" if state is None else "the adapter is software, used with placement=gpu only"
             return cpu
         return self._faster({"cpu": cpu, "gpu": gpu}, carried)
 

@@ -58,7 +58,7 @@ def test_rows_a_second(model: Path) -> None:
     data = parsed("bench", model, "--runs", 3, "--batch", "1,8", "--against", "cpu", "--json", *GPU)
     assert [(r["side"], r["batch"]) for r in data["rows"]] == [("this", 1), ("cpu", 1), ("this", 8), ("cpu", 8)]
     assert all(r["per_s"] > 0 and r["median_ms"] > 0 for r in data["rows"])
-    assert "per s" in printed("bench", model, "--runs", 3, "--batch", "1,8", *GPU)
+    assert "rows/s" in printed("bench", model, "--runs", 3, "--batch", "1,8", *GPU)
 
 
 def test_threads(model: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_distribution_and_what_was_before(model: Path, tmp_path: Path) -> None
     text = picture.read_text("utf-8")
     for side in ("this: median", "before: median", "cpu: median"):
         assert f"<!-- {side}" in text
-    assert "x the speed of before" in printed("bench", model, "--runs", 3, "--before", before, *GPU)
+    assert "of before" in printed("bench", model, "--runs", 3, "--before", before, *GPU)
     before.write_text("{}")
     assert "expected what `ort-gpu-ep bench MODEL --json` printed" in " ".join(rejected("bench", model, "--before", before, *GPU).split())
 

@@ -57,7 +57,7 @@ def test_what_was_not_measured_is_said(measured: list[int], tmp_path: Path) -> N
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_the_plot(suffix: str, magic: bytes, measured: list[int], tmp_path: Path) -> None:
     path = tmp_path / f"transfers.{suffix}"
-    assert f"drawn: {path}" in call("calibrate", "--plot", path, "-o", f"cache_dir={tmp_path}").stdout
+    assert f"written: {path}" in call("calibrate", "--plot", path, "-o", f"cache_dir={tmp_path}").stdout
     assert path.read_bytes().startswith(magic)
 
 

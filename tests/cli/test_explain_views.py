@@ -156,6 +156,9 @@ def test_one_line_a_reason_and_one_number_of_dispatches(tmp_path: Path) -> None:
     text = printed("explain", tmp_path / "m.onnx", "-o", "placement=cpu")
     assert text.count("COST: placement=cpu") + text.count("COST:  placement") >= 1
     assert text.split("━")[0].count("on the CPU:") == 1
+    table = " ".join(re.sub("[│┃]", "", printed("explain", tmp_path / "m.onnx").split("━")[-1]).split())     # a sentence is there once
+    assert (table.count("COST: placement=auto"), table.count("COST, see node0")) == (1, 1)
+    assert "no node is on the GPU" in printed("explain", tmp_path / "m.onnx", "-o", "placement=cpu", "--only", "gpu")
 
 
 def test_a_long_model_is_listed_by_its_ops(tmp_path: Path) -> None:

@@ -86,3 +86,4 @@ def test_explain_takes_sizes(tmp_path: Path) -> None:
     found = parsed("explain", model, *GPU, "--dim", "N=3", "--dim", "S=50", "--json")
     assert found["graphs"][0]["partitions"][0]["input_nbytes"] == 3 * 50 * 4
     assert found["graphs"][0]["partitions"][0]["exact"]
+    assert "--dim M: the model has no such named size; it has N, S" in rejected("explain", model, "--dim", "M=3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -25,20 +26,23 @@ def test_the_table_fits_80_columns(model: Path) -> None:
     done = call("profile", model, "--runs", 3, "--dim", "N=5")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
-    for wanted in ("a model.onnx", "median of 3", "roofs, measured", "before", "wait", "softmax", "5x8"):
+    for wanted in ("a model.onnx", "median of 3", "limits, measured", "before", "wait", "softmax", "5x8"):
         assert wanted in done.stdout
 
 
 @pytest.mark.usefixtures("slow_drawing")
 def test_files_and_data(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    trace, plot = tmp_path / "trace.json", tmp_path / "roofline.png"
-    data = parsed("profile", model, "--runs", 3, "--json", "--trace", trace, "--plot", plot)
+    trace, plot, page = tmp_path / "trace.json", tmp_path / "roofline.png", tmp_path / "page.html"
+    data = parsed("profile", model, "--runs", 3, "--json", "--trace", trace, "--plot", plot, "--html", page)
     assert data["model"] == model.name
     assert data["roofs"]["gflops"] > 0
     assert {"label", "kernel", "family", "us", "gflops", "gbytes", "roof_share"} <= set(data["dispatches"][0])
     assert sum(e["ph"] == "X" and e["tid"] == 2 for e in json.loads(trace.read_text("utf-8"))["traceEvents"]) == len(data["dispatches"])
     assert plot.read_bytes().startswith(b"\x89PNG")
+    drawn = re.search(r'<script id="data" type="application/json">(.*?)</script>', page.read_text("utf-8"))
+    assert drawn is not None
+    assert [node["us"] is not None or bool(node["within"]) for node in json.loads(drawn.group(1))["nodes"]] == [True, True]
 
 
 def test_top(model: Path) -> None:

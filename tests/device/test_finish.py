@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
+import onnx
 
+from models import build
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, native
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.device.timing import Timer
+
+ROOT = Path(__file__).resolve().parents[2]
 
 LOOP = """
 @group(0) @binding(0) var<storage, read_write> y: array<f32>;
@@ -43,3 +51,14 @@ def test_finish_waits_for_the_gpu() -> None:
         waited_s = time.perf_counter() - start
         assert waited_s > 0.9 * timer.read_s()
     gpu.free(buffer)
+
+
+def test_a_process_that_ends_leaves_no_driver_at_work(tmp_path: Path) -> None:
+    """llvmpipe compiles what a session submits when it is opened on a thread of its own, here for a second: a process that ended
+    meanwhile crashed.
+    """
+    onnx.save(build("squeezenet1_1"), tmp_path / "model.onnx")
+    code = "import ort_gpu_ep\nsession = ort_gpu_ep.InferenceSession('model.onnx', provider_options={'placement': 'gpu'})\nprint('made')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "MESA_SHADER_CACHE_DIR": str(tmp_path / "cache")})
+    assert (done.returncode, done.stdout) == (0, "made\n"), done.stderr

@@ -100,7 +100,7 @@ def test_explain_counts_them() -> None:
     (memory,) = session.explain().memory
     assert memory.channels_last >= 6
     assert memory.conversions == 2
-    assert f"{memory.channels_last} nodes channel-last with 2 conversions" in str(session.explain())
+    assert f"{memory.channels_last} nodes in channels-last layout with 2 conversions" in str(session.explain())
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -33,10 +33,29 @@ def test_integers_are_indices_of_the_table_that_they_look_up() -> None:
     assert "--dim B=N" in found.line(0)
 
 
+def test_a_table_that_is_computed_from_bytes() -> None:
+    model = model_of("(int64[B, S] ids) => (y) { f = Cast<to=1>(t) e = Mul(f, s) y = Gather(e, ids) }",
+                     {"t": np.zeros((500, 4), np.int8), "s": np.ones((500, 1), "f")})
+    assert 100 < guessed(model).feeds["ids"].max() < 500
+
+
+@pytest.mark.parametrize("text", ["u = Unsqueeze(x, last) y = Equal(u, n)", "y = OneHot(x, depth, two)"])
+def test_numbers_of_a_class_are_below_the_number_of_classes(text: str) -> None:
+    model = model_of(f"(int64[B, S] x) => (y) {{ {text} }}", {"n": np.arange(257), "last": np.array([-1]), "depth": np.array(257),
+                                                              "two": np.array([0, 1], "f")})
+    assert 100 < guessed(model).feeds["x"].max() < 257
+
+
+def test_a_state_has_the_batch_in_the_middle() -> None:
+    model = model_of("(float[N, L] x, float[2, M, 8] state) => (y, z) { y = Neg(x) z = Neg(state) }")
+    assert guessed(model).feeds["state"].shape == (2, 1, 8)
+
+
 def test_images_have_the_size_of_images() -> None:
     model = model_of("(float[N, 3, H, W] x) => (y) { y = Relu(x) }")
     assert guessed(model).feeds["x"].shape == (1, 3, 224, 224)
     assert guessed(model, sizes={"H": 8}).feeds["x"].shape == (1, 3, 8, 224)
+    assert guessed(model_of("(float[N, H, W, 3] x) => (y) { y = Relu(x) }")).feeds["x"].shape == (1, 224, 224, 3)
 
 
 def test_a_length_that_a_reshape_wants() -> None:
