@@ -66,8 +66,8 @@ OPTIONS = (
            "result is kept on disk, see docs/tuning.md); `0`: use earlier measurements, else estimates.", ("0", "1")),
     Option("precision", "float32", "`float32`: as the model says; `f16`: constant weights of products and convolutions are stored "
            "in float16, which halves their device memory; `f16acc`: products also calculate in float16 and sum every 64 of them "
-           "in float32; `tf32`: matrix products of float32 round their operands to 11 significant bits, for matrix units (with Dawn, see "
-           "docs/precision.md).", ("float32", "f16", "f16acc", "tf32")),
+           "in float32; `tf32`: matrix products and convolutions round their operands to 11 significant bits, for matrix units (with "
+           "Dawn, see docs/precision.md).", ("float32", "f16", "f16acc", "tf32")),
     Option("specialize", "auto", "`auto`: after 256 runs with equal shapes, a dynamic model gets a plan compiled for those shapes, "
            "in the background, if it takes at most 256 MiB of device memory (or a sixteenth of memory_limit_mb); rounding may "
            "differ; `off`: never.", ("auto", "off")),

@@ -26,6 +26,8 @@ SUBGROUP_MATRIX = "subgroup-matrix"
 MATRIX_UNITS = "matrix-units"
 """Among Limits.features: with it fragments of 16 x 16 float16 numbers are multiplied rightly into sums of float32. A feature says only that
 there is some configuration, so likewise."""
+UNIT_SHADERS = ("matrix_product.wgsl", "line_scales.wgsl", "part_scales.wgsl", "scaled_rows.wgsl")
+"""Products on matrix units, and what scales their operands."""
 SHOWN_FEATURES = frozenset({LAST_ARRIVING, SUBNORMAL_HALVES, MATRIX_UNITS})
 """What no adapter promises, and a probe shows."""
 
@@ -139,7 +141,7 @@ def lacks(limits: Limits, precision: str) -> str:
 def no_matrix_units(limits: Limits) -> str:
     """Why products can't be done by an adapter's matrix units; empty where they can."""
     for what, why in limits.disabled:
-        if what in (MATRIX_UNITS, SUBGROUP_MATRIX, FLOAT16.feature, "subgroup", WORKGROUP, "matrix_product.wgsl", "line_scales.wgsl"):
+        if what in (MATRIX_UNITS, SUBGROUP_MATRIX, FLOAT16.feature, "subgroup", WORKGROUP, *UNIT_SHADERS):
             return f"{what} is not used on this adapter: {why}"
     if SUBGROUP_MATRIX not in limits.features:
         return "the adapter's matrix units can't be used: only the library Dawn gives access to them (option webgpu), on some GPUs"

@@ -12,7 +12,7 @@ from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, kernel
-from ort_gpu_ep.ops import tiles, winograd
+from ort_gpu_ep.ops import tiles, unit_windows, winograd
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window, transpose_window
 
 MAX_PLANES = 4
@@ -83,11 +83,13 @@ def build(node: BoundNode) -> Lowering:
     if node.attr("group") > 1:
         return _depthwise(node, window, out) if w.shape[1] == 1 else _grouped(node, window, out)
     product = _product(node, window)
-    tiled = winograd.of(node, window, product)
-    if tiled is None:
+    tiled, units = winograd.of(node, window, product), unit_windows.of(node, product)
+    if tiled is None and units is None:
         return tiles.lower_tiled(product, out)
-    choice = node.target.choose(product.key + tiled.key, _weighed(product, tiled))
-    if choice.form in winograd.forms(tiled.product):
+    choice = node.target.choose(product.key + (tiled.key if tiled else ""), _weighed(product, tiled) | unit_windows.estimates_ns(units))
+    if units is not None and choice.form in unit_windows.forms(units):
+        return unit_windows.lower(units, choice, out)
+    if tiled is not None and choice.form in winograd.forms(tiled.product):
         return winograd.lower(tiled, product.bias, out, choice)
     return tiles.lower_tiled(product, out, choice)
 
@@ -137,12 +139,14 @@ def estimate_ns(node: BoundNode, window: Window) -> float:
     if node.attr("group") > 1:
         return min(_grouped_forms(node, window).values())
     product = _product(node, window)
-    tiled = winograd.of(node, window, product)
-    return min((_weighed(product, tiled) if tiled else _direct_ns(product)).values())
+    forms = _weighed(product, winograd.of(node, window, product)) | unit_windows.estimates_ns(unit_windows.of(node, product))
+    return min(forms.values())
 
 
-def _weighed(product: tiles.TiledProduct, tiled: winograd.TiledConvolution) -> dict[str, float]:
+def _weighed(product: tiles.TiledProduct, tiled: winograd.TiledConvolution | None) -> dict[str, float]:
     """Nanoseconds of each form. Where a run brings sizes, of those that win on its side of a number of tiles: a plan holds there."""
+    if tiled is None:
+        return _direct_ns(product)
     if not is_symbolic(tiled.product.rows):
         return {**_direct_ns(product), **winograd.estimates_ns(tiled)}
     fewest = winograd.fewest_tiles(tiled, product)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
+from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, Limits, no_matrix_units
 from ort_gpu_ep.ops import contraction, tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product
+from ort_gpu_ep.ops.tile_weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +36,32 @@ class UnitTile:
         return 32 * self.gm * self.gn
 
     def workgroup_nbytes(self, w_rows: bool) -> int:
-        """Of both operands, and of the sums on their way out."""
+        """Of both operands, the sums on their way out, and the scales of rows."""
         w = self.k * (self.m // 8 + 1) if w_rows else self.m * (self.k // 8 + 1)
-        return 16 * (self.n * (self.k // 8 + 1) + w) + 4 * self.gn * 16 * (self.m + 8)
+        return 16 * (self.n * (self.k // 8 + 1) + w) + 4 * self.gn * 16 * (self.m + 8) + 4 * self.n
 
     def fits(self, limits: Limits, w_rows: bool) -> bool:
         return self.workgroup_size <= limits.max_invocations and self.workgroup_nbytes(w_rows) <= limits.max_workgroup_nbytes
 
 
-TILES: tuple[UnitTile, ...] = (UnitTile("units 128x128", 128, 128, 32, 2, 2, 1.0), UnitTile("units 64x64", 64, 64, 64, 2, 2, 0.57))
+TILES: tuple[UnitTile, ...] = (
+    UnitTile("units 128x128", 128, 128, 32, 2, 2, 1.0), UnitTile("units 64x128", 64, 128, 32, 2, 2, 0.7),
+    UnitTile("units 64x64", 64, 64, 64, 2, 2, 0.57))
 
 LEAST = 16
 """Rows, columns and k of a product for which a fragment is worth its zeros."""
 RESIDENT = 2
 """Workgroups that a compute unit has at once."""
-ROUNDED, ACROSS, BY_ELEMENTS = 0.72, 0.9, 0.3
-"""How much slower products are whose operands are rounded on the way in, whose w lies along k, and for each that is read by elements."""
+ROUNDED, HALF_ROUNDED, ACROSS, BY_ELEMENTS = 0.72, 0.85, 0.9, 0.3
+"""How much slower products are whose operands are rounded on the way in, of which one is, whose w lies along k, and for each operand that
+is read by elements."""
 SCALES_TEAM = {True: 8, False: 64}
 """line_scales.wgsl: lanes that go along a line, where neighbours are other lines and where they are not."""
 
 record(
     "matrix_product.wgsl", "product", loop_bound=lambda k: ceil_div(k["K"], k["TK"]) + 16 * k["TM"],
     flops=lambda k: 2 * k["BATCH"] * k["N"] * k["M"] * k["K"])
+record("scaled_rows.wgsl", "movement")
 record("line_scales.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["LENGTH"], k["TEAM"]))
 
 
@@ -77,13 +83,16 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class UnitProduct:
-    """A product that matrix units may do. scaled: its operands are brought into float16's range by lines. plain: the model's float16."""
+    """A product that matrix units may do. scaled: its operands are brought into float16's range by lines. plain: the model's float16.
+    stored: w as the model has it, where it is constant, and scaled and stored in float16 once.
+    """
 
     product: Product
     x: Operand
     w: Operand
     scaled: bool
     plain: bool
+    stored: Operand | None = None
 
 
 def of_product(node: BoundNode, product: Product) -> UnitProduct | None:
@@ -98,7 +107,12 @@ def of_product(node: BoundNode, product: Product) -> UnitProduct | None:
         return None
     x = _operand(product.a, product.m, product.k, a.is_constant, product.fours)
     w = _operand(product.b, product.n, product.k, b.is_constant, product.fours)
-    return UnitProduct(product, x, w, limits.precision == TF32 and not plain, plain)
+    scaled = limits.precision == TF32 and not plain
+    static = not any(map(is_symbolic, (product.n, product.k, *product.b.base.strides)))
+    if scaled and b.is_constant and static and not w.batches and product.b.base.offset == 0:
+        ready = _operand(Matrix(1, product.b.base, 1, product.n), product.n, product.k, True, product.fours)
+        return UnitProduct(product, x, ready, scaled, plain, w)
+    return UnitProduct(product, x, w, scaled, plain)
 
 
 def _operand(matrix: Matrix, outer: int, k: int, constant: bool, fours: bool) -> Operand:
@@ -123,19 +137,29 @@ def estimate_ns(units: UnitProduct, tile: UnitTile) -> float:
     """As tiles.estimate_ns, with the rate of matrix units; of scaled operands the dispatches that find the scales."""
     product, by = units.product, units.product.target.figures
     rows, columns, k, batch = (int(hint(n)) for n in (product.m, product.n, product.k, product.batch))
-    groups = batch * ceil_div(rows, tile.n) * ceil_div(columns, tile.m)
-    waves = ceil_div(groups, by.units)
-    resident = min(waves, RESIDENT)
-    rate = by.matrix_fma_per_ns * tile.efficiency * (1.0 if units.plain else ROUNDED) * (ACROSS if units.w.along_k else 1.0)
+    factor = (1.0 if units.plain else ROUNDED if units.stored is None else HALF_ROUNDED) * (ACROSS if units.w.along_k else 1.0)
     for operand in (units.x, units.w):
         # a matrix x along n is read by elements: a vector holds other rows
-        rate *= 1.0 if _by_fours(units, operand) else BY_ELEMENTS
-    step_ns = max(by.matrix_step_ns * tile.k / 32, tile.m * tile.n * tile.k * resident / rate)
-    time = by.matrix_launch_ns + ceil_div(k, tile.k) * waves / resident * step_ns + 4 * groups * tile.m * tile.n * by.byte_ns
+        factor *= 1.0 if _by_fours(units, operand) else BY_ELEMENTS
+    time = tile_ns(by, tile, rows, columns, k, batch, factor)
     for operand in (units.x, units.w):
         if units.scaled and not operand.constant:
             time += by.dispatch_ns + 4 * batch * int(hint(operand.outer)) * k * by.byte_ns
     return float(time)
+
+
+def tile_ns(by: Figures, tile: UnitTile, rows: int, columns: int, k: int, batch: int, factor: float) -> float:
+    """Of matrix_product.wgsl: waves of workgroups, a step as long as its latency or its work at `factor` of the tile's rate; the stores."""
+    groups = batch * ceil_div(rows, tile.n) * ceil_div(columns, tile.m)
+    waves = ceil_div(groups, by.units)
+    resident = min(waves, RESIDENT)
+    step_ns = max(by.matrix_step_ns * tile.k / 32, tile.m * tile.n * tile.k * resident / (by.matrix_fma_per_ns * tile.efficiency * factor))
+    return float(by.matrix_launch_ns + ceil_div(k, tile.k) * waves / resident * step_ns + 4 * groups * tile.m * tile.n * by.byte_ns)
+
+
+def consts_of(tile: UnitTile) -> dict[str, Const]:
+    """What matrix_product.wgsl has of its tile."""
+    return {"TM": tile.m, "TN": tile.n, "TK": tile.k, "GM": tile.gm, "GN": tile.gn}
 
 
 def _by_fours(units: UnitProduct, operand: Operand) -> bool:
@@ -170,15 +194,31 @@ def _lower(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType) 
     product = units.product
     kernels, temps, once = list[Kernel](), list[tuple[str, TensorType]](), list[str]()
     reads: dict[str, int | str] = {"x": product.a.source, "w": product.b.source}
-    for name, operand in (("x", units.x), ("w", units.w)) if units.scaled else ():
+    for name, operand in (("x", units.x), ("w", units.stored or units.w)) if units.scaled else ():
         built = _scales(product, operand, f"{name}_scales")
         kernels.append(built)
         temps.append((f"{name}_scales", built.outputs[0]))
         reads[f"{name}_scales"] = f"{name}_scales"
         if operand.constant and not is_symbolic(built.outputs[0].size):
             once.append(f"{name}_scales")
+    if units.stored is not None:
+        packed = TensorType(HALF, (product.k, product.n))
+        kernels.append(ready_weights(packed, Weights(
+            product.b.source, product.k, 1, units.stored.matrix.outer, units.stored.matrix.k, 0, True, multiple=1)))
+        temps.append(("packed", packed))
+        once.append("packed")
+        reads["w"] = "packed"
     built = _product(units, tile, choice, out, reads)
     return Lowering((out,), (*kernels, built), tuple(temps), once=tuple(once))
+
+
+def ready_weights(packed: TensorType, weights: Weights) -> Kernel:
+    """Weights [K, M] in float16, times `w_scales`."""
+    return kernel(
+        "scaled_rows.wgsl", [packed],
+        consts={"M": packed.shape[1], "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps,
+                "W_M": weights.m_stride, "W_CHANNEL": weights.channel_stride, "W_TAP": weights.tap_stride},
+        reads={"w": weights.source, "scales": "w_scales"}, writes={"y": "packed"})
 
 
 def _scales(product: Product, operand: Operand, name: str) -> Kernel:
@@ -200,8 +240,8 @@ def _product(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType
     bias = product.bias
     c_fours = y_fours and bias is not None and bias.strides == (0, 1) and bias.offset == 0
     consts: dict[str, Const] = {
-        "BATCH": product.batch, "N": product.m, "M": product.n, "K": product.k, "TM": tile.m, "TN": tile.n, "TK": tile.k,
-        "GM": tile.gm, "GN": tile.gn, "X_N": x.matrix.outer, "X_K": x.matrix.k, "W_M": w.matrix.outer, "W_K": w.matrix.k,
+        **consts_of(tile), "IM2COL": False, "BATCH": product.batch, "N": product.m, "M": product.n, "K": product.k,
+        "X_N": x.matrix.outer, "X_K": x.matrix.k, "W_M": w.matrix.outer, "W_K": w.matrix.k,
         "X_FOURS": x_fours, "W_FOURS": w_fours, "X_ROWS": x.along_k, "W_ROWS": not w.along_k,
         "K_WHOLE": not is_symbolic(product.k) and product.k % tile.k == 0, "PLAIN_HALVES": units.plain, "SCALED": units.scaled,
         "X_BATCHES": x.batches, "W_BATCHES": w.batches, "Y_FOURS": y_fours, "C_FOURS": c_fours,

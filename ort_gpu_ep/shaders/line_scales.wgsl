@@ -1,7 +1,8 @@
 // For each line of a matrix the power of two that brings its largest finite magnitude into [2^14, 2^15), within 2^-120 .. 2^120: times it
-// no number of the line is beyond float16, and those within 2^29 of the largest keep all of float16's digits. 1 for a line of zeros.
+// no number of the line is beyond float16, and those within 2^29 of the largest keep all of float16's digits. 2^120 for a line of zeros.
 // TEAM lanes go along a line; a workgroup has SIDE = WORKGROUP_SIZE / TEAM of them, neighbours next to each other where ACROSS.
 // Expects: x, scales [BATCH, LINES]; x_base(b); LINE, STEP the strides between lines and along them; LENGTH of a line.
+#include scale_of.wgsl
 var<workgroup> most: array<atomic<u32>, $(WORKGROUP_SIZE // TEAM)>;
 
 fn group_main(group: u32, lane: u32) {
@@ -27,8 +28,6 @@ fn group_main(group: u32, lane: u32) {
     atomicMax(&most[own], largest);
     workgroupBarrier();
     if (first == 0u && line < BATCH * LINES) {
-        let exponent = atomicLoad(&most[own]) >> 23u;       // of the largest: 127 more than that of two
-        let scale = clamp(268 - i32(exponent), 7, 247);     // 14 more than 127 - (exponent - 127)
-        scales_set(line, select(bitcast<f32>(u32(scale) << 23u), 1.0, atomicLoad(&most[own]) == 0u));
+        scales_set(line, scale_of(atomicLoad(&most[own])));
     }
 }

@@ -7,8 +7,11 @@
 // PLAIN_HALVES: operands are the model's float16. X_BITS, W_BITS = 16 without it: weights stored as two halves a word.
 // SCALED: x and w are float32, and each of their lines is multiplied by a power of two on the way in (line_scales.wgsl).
 // Y_FOURS: y and what the steps read are vectors along m. C_FOURS: so is c, [M].
-// Expects: x, w, c?, y; x_scales, w_scales of each line where SCALED, for each batch with X_BATCHES, W_BATCHES; x_base(b), w_base(b), c_index(i); X_N X_K W_M W_K the
-// strides; N M K; K_WHOLE: K is a multiple of TK; TM TN TK GM GN.
+// W_BITS = 16 and SCALED: w was multiplied by its powers of two when it was stored.
+// IM2COL: of a convolution. Row n is an output pixel, k is (tap, channel of C), and the window is read in place. PLANES: x is stored
+// [image, channel, y, x] with CHANNELS <= 4 of them, which count as C = 4. x_scales are those of PARTS parts of each image.
+// Expects: x, w, c?, y; x_scales, w_scales of each line where SCALED, for each batch with X_BATCHES, W_BATCHES; x_base(b), w_base(b), c_index(i);
+// X_N X_K W_M W_K the strides; N M K; K_WHOLE: K is a multiple of TK; TM TN TK GM GN; with IM2COL POINTWISE and HEIGHT.. (Window.consts).
 alias left_t = subgroup_matrix_left<f16, 16, 16>;
 alias right_t = subgroup_matrix_right<f16, 16, 16>;
 alias sums_t = subgroup_matrix_result<f32, 16, 16>;
@@ -20,9 +23,13 @@ alias sums_t = subgroup_matrix_result<f32, 16, 16>;
 #let own_n = TN // GN
 #let own_m = TM // GM
 #let stage_row = TM + 8
+#let stores = GN * 16 * TM // 4 // WORKGROUP_SIZE
 var<workgroup> x_tile: array<vec4<u32>, $(TN * x_row)>;
 var<workgroup> w_tile: array<vec4<u32>, $(w_rows * w_row)>;
 var<workgroup> stage: array<f32, $(GN * 16 * stage_row)>;
+#if IM2COL and SCALED
+var<workgroup> row_scales: array<f32, TN>;
+#end
 
 #if X_FOURS
 alias x_loaded = x_four_t;
@@ -84,22 +91,51 @@ fn w_halves(v: w_loaded, scale: vec4<f32>) -> vec2<u32> {
 }
 #end
 
-// Four elements of k of row n of x, zeros behind the last of k. A row behind the last repeats it: its sums are not stored.
-fn load_x(base: u32, n: u32, k: u32) -> x_loaded {
+#if IM2COL and not POINTWISE
+// Of the window's tap and channel that k is: rows down and across from the window's first pixel, and how far in x. Far out behind the last k.
+fn tap_of(k: u32) -> vec3<i32> {
+    let tap = k / $(C)u;
+    let dy = i32(tap / WINDOW_X * DILATION_Y);
+    let dx = i32(tap % WINDOW_X * DILATION_X);
+#if PLANES
+    return vec3<i32>(select(dy, -0x40000000, k >= K), dx, dy * i32(WIDTH) + dx);
+#else
+    return vec3<i32>(select(dy, -0x40000000, k >= K), dx, (dy * i32(WIDTH) + dx) * $(C) + i32(k % $(C)u));
+#end
+}
+
+fn load_x(base: i32, top: i32, left: i32, tap: vec3<i32>) -> x_loaded {
+    if (u32(top + tap.x) >= HEIGHT || u32(left + tap.y) >= WIDTH) { return x_loaded(); }
+#if PLANES
+    let at = u32(base + tap.z);
+    var v = vec4<f32>(x_at(at), 0.0, 0.0, 0.0);
+#for channel in CHANNELS - 1
+    v[$(channel + 1)] = x_at(at + $(channel + 1)u * HEIGHT * WIDTH);
+#end
+    return v;
+#else
+    return x_four(u32(base + tap.z) / 4u);
+#end
+}
+#else
+// Four elements of k of the row of x that begins at `row`, zeros behind the last of k. A row behind the last repeats it: its sums are not
+// stored.
+fn load_x(row: u32, k: u32) -> x_loaded {
 #if X_FOURS
 #if not K_WHOLE
     if (k >= K) { return x_loaded(); }
 #end
-    return x_four((base + n * X_N + k) / 4u);
+    return x_four((row + k) / 4u);
 #else
     var v = vec4<f32>();
-    let at = base + n * X_N + k * X_K;
+    let at = row + k * X_K;
 #for i in 4
     if (k + $(i)u < K) { v[$i] = x_at(at + $(i)u * X_K); }
 #end
     return v;
 #end
 }
+#end
 
 // Of w: four columns of a k from m on (W_ROWS), else four k of a column.
 fn load_w(base: u32, m: u32, k: u32) -> w_loaded {
@@ -137,10 +173,14 @@ fn load_w(base: u32, m: u32, k: u32) -> w_loaded {
 
 #if SCALED
 fn x_scale(batch: u32, n: u32) -> f32 {
+#if IM2COL
+    return row_scales[n % TN];
+#else
 #if X_BATCHES
     return x_scales_at(batch * N + n);
 #else
     return x_scales_at(n);
+#end
 #end
 }
 
@@ -171,6 +211,15 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let batch = group.z;
     let x_start = x_base(batch);
     let w_start = w_base(batch);
+#if IM2COL and SCALED
+    for (var e = lane; e < TN; e += WORKGROUP_SIZE) {
+        let image = min(n_first + e, N - 1u) / (OUT_HEIGHT * OUT_WIDTH);
+        var least = x_scales_at(image * $(PARTS)u);
+        for (var part = 1u; part < $(PARTS)u; part++) { least = min(least, x_scales_at(image * $(PARTS)u + part)); }
+        row_scales[e] = least;
+    }
+    workgroupBarrier();
+#end
 #for i in x_loads
     let xe$i = lane + $(i * WORKGROUP_SIZE)u;
 #if X_ROWS
@@ -182,6 +231,25 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     let xr$i = min(n_first + xn$i, N - 1u);
     let xt$i = xn$i * $(x_row)u + xk$i;
+#if IM2COL
+    let image$i = xr$i / (OUT_HEIGHT * OUT_WIDTH);
+    let pixel$i = xr$i - image$i * (OUT_HEIGHT * OUT_WIDTH);
+    let oy$i = pixel$i / OUT_WIDTH;
+    let ox$i = pixel$i - oy$i * OUT_WIDTH;
+#if POINTWISE
+    let xb$i = ((image$i * HEIGHT + oy$i * STRIDE_Y) * WIDTH + ox$i * STRIDE_X) * $(C)u;
+#else
+    let top$i = i32(oy$i * STRIDE_Y) - i32(PAD_Y);
+    let left$i = i32(ox$i * STRIDE_X) - i32(PAD_X);
+#if PLANES
+    let xb$i = (i32(image$i * CHANNELS * HEIGHT) + top$i) * i32(WIDTH) + left$i;
+#else
+    let xb$i = ((i32(image$i * HEIGHT) + top$i) * i32(WIDTH) + left$i) * $(C);
+#end
+#end
+#else
+    let xb$i = x_start + xr$i * X_N;
+#end
 #if SCALED
     let xs$i = vec4<f32>(x_scale(batch, xr$i));
 #else
@@ -200,7 +268,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let wt$i = we$i / $(TK // 8)u * $(w_row)u + we$i % $(TK // 8)u;
 #end
 #for h in 2
-#if SCALED
+#if SCALED and W_BITS != 16
 #if W_ROWS
     let ws$(i)_$h = w_scale4(batch, wm$i + $(4 * h)u);
 #else
@@ -211,9 +279,20 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #end
+#if IM2COL and not POINTWISE
+#for h in 2
+    let tap_$h = tap_of(xk0 * 8u + $(4 * h)u);
+#end
 #for i in x_loads
 #for h in 2
-    var x$(i)_$h = load_x(x_start, xr$i, xk$i * 8u + $(4 * h)u);
+    var x$(i)_$h = load_x(xb$i, top$i, left$i, tap_$h);
+#end
+#end
+#else
+#for i in x_loads
+#for h in 2
+    var x$(i)_$h = load_x(xb$i, xk$i * 8u + $(4 * h)u);
+#end
 #end
 #end
 #for i in w_loads
@@ -246,9 +325,20 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
         workgroupBarrier();
         if (k + TK < K) {
+#if IM2COL and not POINTWISE
+#for h in 2
+            let next_$h = tap_of(k + TK + xk0 * 8u + $(4 * h)u);
+#end
 #for i in x_loads
 #for h in 2
-            x$(i)_$h = load_x(x_start, xr$i, k + TK + xk$i * 8u + $(4 * h)u);
+            x$(i)_$h = load_x(xb$i, top$i, left$i, next_$h);
+#end
+#end
+#else
+#for i in x_loads
+#for h in 2
+            x$(i)_$h = load_x(xb$i, k + TK + xk$i * 8u + $(4 * h)u);
+#end
 #end
 #end
 #for i in w_loads
@@ -286,39 +376,47 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     subgroupMatrixStore<row_major>(&stage, staged + $(j * 16)u, s$(i)_$j, $(stage_row)u);
 #end
     workgroupBarrier();
-    for (var e = lane; e < $(GN * 16 * TM // 4)u; e += WORKGROUP_SIZE) {
-        let line = e / $(TM // 4)u;
-        let n = n_first + line / 16u * $(own_n)u + $(i * 16)u + line % 16u;
-        let m = m_first + e % $(TM // 4)u * 4u;
-        let source = line * $(stage_row)u + e % $(TM // 4)u * 4u;
-        if (n < N && m < M) {
-            var v = vec4<f32>(stage[source], stage[source + 1u], stage[source + 2u], stage[source + 3u]);
+    // what the fused steps read is under way for all of a round: a store in between would keep the next load waiting
+#for u in stores
+    let line$(i)_$u = (lane + $(u * WORKGROUP_SIZE)u) / $(TM // 4)u;
+    let n$(i)_$u = n_first + line$(i)_$u / 16u * $(own_n)u + $(i * 16)u + line$(i)_$u % 16u;
+    let m$(i)_$u = m_first + (lane + $(u * WORKGROUP_SIZE)u) % $(TM // 4)u * 4u;
+    let source$(i)_$u = line$(i)_$u * $(stage_row)u + m$(i)_$u - m_first;
+    var v$(i)_$u = vec4<f32>(stage[source$(i)_$u], stage[source$(i)_$u + 1u], stage[source$(i)_$u + 2u], stage[source$(i)_$u + 3u]);
 #if SCALED
-            v = scaled_back(v, bitcast<u32>(x_scale(batch, n)), bitcast<vec4<u32>>(w_scale4(batch, m)));
+    v$(i)_$u = scaled_back(
+        v$(i)_$u, bitcast<u32>(x_scale(batch, min(n$(i)_$u, N - 1u))), bitcast<vec4<u32>>(w_scale4(batch, m$(i)_$u)));
 #end
-            v *= ALPHA;
-            let at = (batch * N + n) * M + m;
+    v$(i)_$u *= ALPHA;
 #if Y_FOURS
+    let at$(i)_$u = (batch * N + min(n$(i)_$u, N - 1u)) * M + min(m$(i)_$u, M - 4u);
 #if HAS_C
 #if C_FOURS
-            v += BETA * c_at4(m / 4u);
+    v$(i)_$u += BETA * c_at4(min(m$(i)_$u, M - 4u) / 4u);
 #else
-            v += BETA * vec4<f32>(c_at(c_index(at)), c_at(c_index(at + 1u)), c_at(c_index(at + 2u)), c_at(c_index(at + 3u)));
+    v$(i)_$u += BETA * vec4<f32>(c_at(c_index(at$(i)_$u)), c_at(c_index(at$(i)_$u + 1u)), c_at(c_index(at$(i)_$u + 2u)), c_at(c_index(at$(i)_$u + 3u)));
 #end
 #end
-            y_set4(at / 4u, v);
+    let final$(i)_$u = y_final4(at$(i)_$u / 4u, v$(i)_$u);
+#end
+#end
+#for u in stores
+    if (n$(i)_$u < N && m$(i)_$u < M) {
+#if Y_FOURS
+        y_store4(at$(i)_$u / 4u, final$(i)_$u);
 #else
+        let at = (batch * N + n$(i)_$u) * M + m$(i)_$u;
 #for j in 4
-            if (m + $(j)u < M) {
+        if (m$(i)_$u + $(j)u < M) {
 #if HAS_C
-                y_set(at + $(j)u, v[$j] + BETA * c_at(c_index(at + $(j)u)));
+            y_set(at + $(j)u, v$(i)_$u[$j] + BETA * c_at(c_index(at + $(j)u)));
 #else
-                y_set(at + $(j)u, v[$j]);
-#end
-            }
-#end
+            y_set(at + $(j)u, v$(i)_$u[$j]);
 #end
         }
+#end
+#end
     }
+#end
 #end
 }

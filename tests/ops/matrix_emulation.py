@@ -20,6 +20,7 @@ from ort_gpu_ep.ir.types import FLOAT16
 from ort_gpu_ep.kernels.records import loop_bound, work_of
 from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits
 from ort_gpu_ep.kernels.target import MATRIX_SUBGROUP, MATRIX_UNITS, SUBGROUP_MATRIX
+from ort_gpu_ep.shaders.composer import is_elementwise
 
 FUNCTIONS = """
 fn half_at(word: vec4<u32>, i: u32) -> f32 { return unpack2x16float(word[i / 2u])[i % 2u]; }
@@ -85,7 +86,7 @@ class Emulated(Trial):
 
     def _composed(self, kernel: Kernel, bindings: Bindings, limits: Limits) -> str:
         assert work_of(kernel, bindings).nbytes > 0     # each has a price
-        assert loop_bound(kernel) > 0
+        assert loop_bound(kernel) > 0 or is_elementwise(kernel.shader)
         return super()._composed(kernel, bindings, limits)
 
     def _drilled(self, source: str, inlined: Collection[str] = ()) -> str:

@@ -16,14 +16,16 @@ from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.questions import apart
-from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, lacks
-from ort_gpu_ep.ops.matrix_units import TILES
+from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, UNIT_SHADERS, lacks
+from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
 from ort_gpu_ep.plugin.explain import Explanation
 from ort_gpu_ep.scheduler import make_plan
 from tests.ops.matrix_emulation import Emulated, emulation
 
 Array = np.ndarray[Any, Any]
-SMALL = TILES[1]
+SMALL = TILES[-1]
+QUICK = UnitTile("quick", 32, 32, 32, 2, 2, 1.0)
+"""One fragment a subgroup: software compiles it ten times as fast."""
 LARGE = replace(TILES[0], k=16)
 """With a shorter step, so that it has room in lavapipe's workgroup memory."""
 KINDS = ("normal", "positive", "large", "small", "mixed")
@@ -66,9 +68,21 @@ def assert_within(got: Array, a: Array, b: Array) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_tf32_is_within_its_bound(trial: Emulated, kind: str) -> None:
     a, b = drawn(kind, 70, 133, True), drawn(kind, 133, 68, False)
-    with in_tile(SMALL):
+    with in_tile(SMALL if kind == "mixed" else QUICK):
         assert_within(product(trial, a, b, "tf32"), a, b)
     assert "matrix_product.wgsl" in trial.shaders
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_constant_weights_are_scaled_and_stored_in_float16_once(trial: Emulated, transposed: int) -> None:
+    a, b = drawn("mixed", 37, 70, True), drawn("mixed", 70, 52, False)
+    given = np.ascontiguousarray(b.T) if transposed else b
+    values = {"a": Value("a", FLOAT32, a.shape), "b": Value("b", FLOAT32, given.shape, lambda: given)}
+    node = Node("Gemm", ("a", "b"), ("y",), version=13, attributes={"transB": transposed})
+    with in_tile(QUICK):
+        got, = trial.graph(Graph("g", ("a",), ("y",), (node,), values), [a], "tf32")
+    assert_within(got, a, b)
+    assert "scaled_rows.wgsl" in trial.shaders
 
 
 @pytest.mark.parametrize("kind", ["normal", "positive"])
@@ -85,7 +99,7 @@ def test_gemm_of_any_size_with_transposed_operands(trial: Emulated, sizes: tuple
     m, n, k = sizes
     a, b, bias = drawn("normal", m, k, True), drawn("normal", k, n, False), drawn("normal", 1, n, True)[0]
     given = [np.ascontiguousarray(v.T) if turn else v for v, turn in zip((a, b), turned, strict=True)]
-    with in_tile(SMALL):
+    with in_tile(QUICK):
         got = product(trial, given[0], given[1], "tf32", "Gemm", bias, transA=turned[0], transB=turned[1], alpha=0.5, beta=2.0)
     exact = 0.5 * a.astype(np.float64) @ b + 2.0 * bias
     assert np.abs(got - exact).max() <= (2.0 ** -10 + k * 2.0 ** -24) * (np.abs(a).astype(np.float64) @ np.abs(b)).max()
@@ -95,7 +109,7 @@ def test_gemm_of_any_size_with_transposed_operands(trial: Emulated, sizes: tuple
 def test_batches_that_broadcast(trial: Emulated) -> None:
     a, b = np.stack([drawn("mixed", 40, 36, True) for _ in range(3)]), np.stack([drawn("mixed", 36, 24, False) for _ in range(6)])
     b = b.reshape(2, 3, 36, 24)
-    with in_tile(SMALL):
+    with in_tile(QUICK):
         assert_within(product(trial, a, b, "tf32"), a, b)
     assert "matrix_product.wgsl" in trial.shaders
 
@@ -109,7 +123,7 @@ def test_no_number_becomes_infinite_that_float32_holds(trial: Emulated) -> None:
     a[3, 5], a[4, 6] = np.inf, np.nan
     a[5, :2] = 3e38, 1e-3
     b[:, 0] *= np.float32(1e-30)
-    with in_tile(SMALL), np.errstate(all="ignore"):
+    with in_tile(QUICK), np.errstate(all="ignore"):
         got, exact = product(trial, a, b, "tf32"), a.astype(np.float64) @ b
     finite = [row for row in range(40) if row not in (3, 4)]
     held = np.abs(exact[finite]) < 3.3e38
@@ -125,7 +139,7 @@ def test_truncated_sums_are_a_bias(trial: Emulated) -> None:
     """On positive data that float16 holds, sums are too small, by more than rounding makes and less than the bound says."""
     rng = np.random.default_rng()
     a, b = (rng.random(shape, np.float32).astype(np.float16).astype(np.float32) for shape in ((32, 1024), (1024, 32)))
-    with in_tile(SMALL):
+    with in_tile(QUICK):
         got = product(trial, a, b, "f16acc")
     exact = a.astype(np.float64) @ b
     bias = ((got - exact) / exact).mean()
@@ -134,7 +148,7 @@ def test_truncated_sums_are_a_bias(trial: Emulated) -> None:
 
 def test_float32_never_uses_them(trial: Emulated) -> None:
     a, b = drawn("normal", 64, 64, True), drawn("normal", 64, 64, False)
-    with in_tile(SMALL):
+    with in_tile(QUICK):
         product(trial, a, b, "float32")
     assert "matrix_product.wgsl" not in trial.shaders
 
@@ -143,7 +157,7 @@ def test_explain_names_them_and_their_bound(trial: Emulated) -> None:
     values = {name: Value(name, FLOAT32, (512, 512)) for name in "ab"}
     graph = Graph("g", ("a", "b"), ("y",), (Node("MatMul", ("a", "b"), ("y",), "product", version=13),), values)
     types = dict.fromkeys("ab", TensorType(FLOAT32, (512, 512)))
-    with in_tile(SMALL):
+    with in_tile(QUICK):
         plan = make_plan(graph, types, trial.gpu.limits.of(Config(precision="tf32")))
         usual = make_plan(graph, types, trial.gpu.limits)
     lines = str(Explanation("adapter", (), (), (), (plan,))).splitlines()
@@ -161,11 +175,12 @@ def test_without_a_probe_or_the_feature_there_is_a_reason(trial: Emulated) -> No
     assert "it failed" in lacks(replace(limits, disabled=((MATRIX_UNITS, "it failed"),)), "tf32")
 
 
-@pytest.mark.parametrize("shader", ["", "matrix_product.wgsl", "line_scales.wgsl"])
-def test_the_probe_passes_and_sees_its_fault(shader: str) -> None:
+@pytest.mark.parametrize("shader", ["", *UNIT_SHADERS])
+def test_the_probe_passes_and_sees_its_fault(shader: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = PROBES["matrix units"]
     with emulation(shown=False) as trial, apart():
         trial.only, trial.planted = shader, found.fault if shader else ""
+        monkeypatch.setattr("ort_gpu_ep.health.probes.matrix_units.TILES", (replace(QUICK, n=64), QUICK))
         if shader:
             with pytest.raises(WrongResultError):
                 found.check(trial)

@@ -1,32 +1,33 @@
-"""matrix_product.wgsl and line_scales.wgsl: whether an adapter's matrix units give right results."""
+"""matrix_product.wgsl, and what scales its operands: whether an adapter's matrix units give right results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, probe
+from ort_gpu_ep.health.probe import Trial, agree, probe, reference
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32
 from ort_gpu_ep.kernels.questions import apart
-from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32
-from ort_gpu_ep.ops import matrix_units
+from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, UNIT_SHADERS
+from ort_gpu_ep.ops import matrix_units, unit_windows
 from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
 
 
 @contextmanager
 def in_tile(tile: UnitTile) -> Iterator[None]:
     """Every product that matrix units may do is done by them meanwhile, in this tile (a worker probes in one thread)."""
-    usual = matrix_units.TILES, matrix_units.estimate_ns
-    matrix_units.TILES, matrix_units.estimate_ns = (tile,), lambda units, tile: 0.0
+    usual = matrix_units.TILES, matrix_units.estimate_ns, unit_windows.estimate_ns
+    matrix_units.TILES, matrix_units.estimate_ns, unit_windows.estimate_ns = (tile,), lambda units, tile: 0.0, lambda units, tile: 0.0
     try:
         with apart():
             yield
     finally:
-        matrix_units.TILES, matrix_units.estimate_ns = usual
+        matrix_units.TILES, matrix_units.estimate_ns, unit_windows.estimate_ns = usual
 
 
 def _product(trial: Trial, rows: int, columns: int, k: int, precision: str, transposed: bool) -> None:
@@ -43,21 +44,39 @@ def _product(trial: Trial, rows: int, columns: int, k: int, precision: str, tran
     agree(f"{precision} {rows} x {k} x {columns}", got, a @ b, 0.0)
 
 
-@probe("matrix units", "kernels", disables=(MATRIX_UNITS, "matrix_product.wgsl", "line_scales.wgsl"),
-       fault=(r"\b(n|line) < (N && m < M|BATCH \* LINES)\)", r"\1 + 1u < \2)"), trusts=True)
+def _convolution(trial: Trial, filters: int, precision: str) -> None:
+    """Likewise, 3 x 3, of constant weights. The last number of each image is by far its largest."""
+    image = trial.integers(-4, 5, 2, 20, 7, 5).astype(np.float32)
+    image[:, -1, -1, -1] = 2.0 ** 17
+    image *= np.exp2(trial.integers(-30, 31, 2, 1, 1, 1)).astype(np.float32)
+    weights = trial.integers(-4, 5, filters, 20, 3, 3).astype(np.float32)
+    attributes: dict[str, Any] = {"pads": (1, 1, 1, 1), "strides": (2, 1)}
+    stored = np.ascontiguousarray(image.transpose(0, 2, 3, 1))
+    values = {"x": Value("x", FLOAT32, stored.shape), "w": Value("w", FLOAT32, weights.shape, lambda: weights)}
+    node = Node("Conv", ("x", "w"), ("y",), "", "", 11, attributes, channels_last=True)
+    got, = trial.graph(Graph("probe", ("x",), ("y",), (node,), values), [stored], precision)
+    want, = reference("Conv", 11, [image, weights], **attributes)
+    agree(f"{precision} convolution", got, want.transpose(0, 2, 3, 1), 0.0)
+
+
+@probe("matrix units", "kernels", disables=(MATRIX_UNITS, *UNIT_SHADERS),
+       fault=(r"\b(n\d+_\d+|line|k|channel) < (N && m\d+_\d+ < M|BATCH \* LINES|end|CHANNELS && tap < TAPS)", r"\1 + 1u < \2"), trusts=True)
 def units(trial: Trial) -> str:
-    """Products around the edges of each tile: rounded to float16, and brought into its range by lines."""
+    """Products around the edges of each tile, and a convolution: rounded to float16, and brought into its range by lines and images."""
     for feature in (SUBGROUP_MATRIX, FLOAT16.feature, "subgroup"):
         trial.need(feature)
     usual = trial.gpu.limits
     trial.gpu.limits = replace(usual, features=usual.features | {MATRIX_UNITS})
-    ran = [tile for tile in TILES if tile.fits(usual, w_rows=False)]
+    ran = [tile for tile in TILES if tile.fits(usual, w_rows=True)]
     try:
         for _ in range(trial.rounds):
             for tile in ran:
-                precision = TF32 if tile is ran[-1] else "f16acc"
                 with in_tile(tile):
-                    _product(trial, tile.n + 5, tile.m + 4, 2 * tile.k + 4, precision, precision != TF32)
+                    if tile.m < tile.n:
+                        _convolution(trial, tile.m + 4, TF32)
+                    else:
+                        precision = TF32 if tile is ran[-1] else "f16acc"
+                        _product(trial, tile.n + 5, tile.m + 4, 2 * tile.k + 4, precision, precision != TF32)
     finally:
         trial.gpu.limits = usual
     return f"{len(ran)} tiles"

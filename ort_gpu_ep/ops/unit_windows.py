@@ -1,0 +1,136 @@
+"""Convolutions on an adapter's matrix units, channels last: the window is read in place (matrix_product.wgsl, IM2COL).
+
+Beside the forms in register tiles and Winograd's, where matrix_units.py says that products may use the units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, no_matrix_units
+from ort_gpu_ep.ops import matrix_units, tiles
+from ort_gpu_ep.ops.matrix_units import LEAST, UnitTile
+from ort_gpu_ep.ops.tiles import TiledProduct
+
+PARTS_ALIGNED = 2048
+"""Vectors of a part of an image, at least, of which part_scales.wgsl finds the largest."""
+SCALES_WORKGROUP_SIZE = 256
+WINDOWED = 0.85
+"""How much slower a product is that reads a window in place."""
+
+record("part_scales.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["PER"], 4 * k.workgroup_size))
+
+
+@dataclass(frozen=True, slots=True)
+class UnitConvolution:
+    """A convolution as one product, which matrix units may do. images: of x, each of `size` elements. scaled: as UnitProduct's."""
+
+    product: TiledProduct
+    images: int
+    size: int
+    scaled: bool
+
+    @property
+    def k(self) -> int:
+        return self.product.weights.taps * self.product.weights.padded
+
+    @property
+    def parts(self) -> int:
+        """Of an image: so many that all of them keep the units busy."""
+        units, most = self.product.target.figures.units, max(1, int(hint(self.size)) // (4 * PARTS_ALIGNED))
+        return max(1, min(64, most, ceil_div(2 * units, max(1, int(hint(self.images))))))
+
+
+def of(node: BoundNode, product: TiledProduct) -> UnitConvolution | None:
+    """None where it is to stay off matrix units. product: the convolution in register tiles, of float32."""
+    limits, weights = node.target.limits, product.weights
+    if limits.precision not in (TF32, "f16acc") or no_matrix_units(limits):
+        return None
+    if product.groups > 1 or product.spread or product.batch > 1 or not weights.constant or weights.phases or tiles.are_wide(node):
+        return None
+    if min(product.m, weights.taps * weights.channels, int(hint(product.rows))) < LEAST:
+        return None
+    x = node.input(0)
+    images = x.shape[0]
+    return UnitConvolution(product, images, x.size // images if images else 0, limits.precision == TF32) if hint(images) else None
+
+
+def forms(units: UnitConvolution | None) -> dict[str, UnitTile]:
+    """The tiles that may be taken, by name."""
+    if units is None:
+        return {}
+    product, limits = units.product, units.product.target.limits
+    return {tile.name: tile for tile in matrix_units.TILES if tile.fits(limits, w_rows=True) and max(
+        ceil_div(int(hint(product.rows)), tile.n), ceil_div(product.m, tile.m)) <= limits.max_groups_per_dimension}
+
+
+def estimates_ns(units: UnitConvolution | None) -> dict[str, float]:
+    """Of each form."""
+    return {name: estimate_ns(units, tile) for name, tile in forms(units).items()} if units is not None else {}
+
+
+def estimate_ns(units: UnitConvolution, tile: UnitTile) -> float:
+    """As matrix_units.estimate_ns: w is in float16 already, x is read from float32, and scales take a look at all of it."""
+    product, by = units.product, units.product.target.figures
+    factor = matrix_units.HALF_ROUNDED * (1.0 if product.pointwise else WINDOWED)
+    time = matrix_units.tile_ns(by, tile, int(hint(product.rows)), product.m, units.k, 1, factor)
+    if units.scaled:
+        time += by.dispatch_ns + 4 * int(hint(units.images)) * int(hint(units.size)) * by.byte_ns
+    return time
+
+
+def lower(units: UnitConvolution, choice: Choice, out: TensorType) -> Lowering:
+    """The scales of x; the product, of weights that were packed once. choice: of the forms here."""
+    product, tile = units.product, forms(units)[choice.form]
+    weights, columns = product.weights, product.columns
+    rows = product.packed_rows
+    if not units.scaled:
+        packed = TensorType(FLOAT32, (rows, columns))
+        inverses = ((weights.source, tiles.unpacking(weights, columns)),) if isinstance(weights.source, int) else ()
+        plain = (tiles.packing(weights, packed), _product(units, tile, choice, out, {"x": 0, "w": "packed"}))
+        return Lowering((out,), plain, (("packed", packed),), once=("packed",), inverses=inverses)
+    parts, w_scales = TensorType(FLOAT32, (units.images, units.parts)), TensorType(FLOAT32, (columns,))
+    packed = TensorType(HALF, (rows, columns))
+    team = matrix_units.SCALES_TEAM[False]
+    of_w = kernel(
+        "line_scales.wgsl", [w_scales], workgroup_size=256, workgroup_nbytes=4 * (256 // team),
+        consts={"BATCH": 1, "LINES": columns, "LENGTH": weights.taps * weights.channels, "LINE": weights.m_stride, "STEP": 1, "TEAM": team,
+                "ACROSS": False},
+        indices={"x_base": Strided((1,), (0,))}, groups=ceil_div(columns, 256 // team), reads={"x": weights.source},
+        writes={"scales": "w_scales"})
+    read: dict[str, int | str] = {"x": 0, "w": "packed", "x_scales": "x_scales", "w_scales": "w_scales"}
+    built = _product(units, tile, choice, out, read)
+    kernels = (of_w, matrix_units.ready_weights(packed, weights), _scales(units, parts), built)
+    temps = (("w_scales", w_scales), ("packed", packed), ("x_scales", parts))
+    return Lowering((out,), kernels, temps, once=("w_scales", "packed"))
+
+
+def _scales(units: UnitConvolution, parts: TensorType) -> Kernel:
+    fours = not units.product.planes
+    size = units.size // 4 if fours else units.size
+    return kernel(
+        "part_scales.wgsl", [parts], consts={"SIZE": size, "PER": ceil_div(size, units.parts), "PARTS": units.parts, "FOURS": fours},
+        workgroup_size=SCALES_WORKGROUP_SIZE, workgroup_nbytes=4, grid=(units.parts, units.images, 1), reads={"x": 0},
+        writes={"scales": "x_scales"}, vectors=("x",) if fours else ())
+
+
+def _product(units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorType, reads: dict[str, int | str]) -> Kernel:
+    product = units.product
+    fours, bias = not product.planes, {} if product.bias is None else {"c": product.bias}
+    consts: dict[str, Const] = {
+        **matrix_units.consts_of(tile), "BATCH": 1, "N": product.rows, "M": product.m, "K": units.k, "X_FOURS": fours, "W_FOURS": True,
+        "X_ROWS": True, "W_ROWS": True, "W_M": 1, "W_K": product.m, "K_WHOLE": units.k % tile.k == 0, "PLAIN_HALVES": False,
+        "SCALED": units.scaled, "X_BATCHES": False, "W_BATCHES": False, "Y_FOURS": True, "C_FOURS": True, "ALPHA": product.alpha,
+        "BETA": 1.0, "IM2COL": True, "POINTWISE": product.pointwise, "PLANES": product.planes > 0, "CHANNELS": product.planes,
+        "C": product.weights.padded, "PARTS": units.parts, **product.window}
+    flat = Strided((1,), (0,))
+    return kernel(
+        "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=tile.workgroup_nbytes(True),
+        indices={"x_base": flat, "w_base": flat, "c_index": flat},
+        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), 1), reads={**reads, **bias}, writes={"y": 0},
+        vectors=("w", "y", *(("x",) if fours else ()), *bias), choice=choice,
+        features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))

@@ -1,0 +1,124 @@
+"""Convolutions on matrix units, which are emulated (matrix_emulation.py): each mode within its error bound, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.health.probes.matrix_units import in_tile
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
+from ort_gpu_ep.scheduler import make_plan
+from ort_gpu_ep.scheduler.plan import Dispatch
+from tests.ops.matrix_emulation import Emulated, emulation
+from tests.ops.test_matrix_units import KINDS, QUICK, SMALL, Array
+from tests.ops.test_tiles import conv_graph, expected
+
+
+@pytest.fixture
+def trial() -> Iterator[Emulated]:
+    with emulation() as made:
+        yield made
+
+
+WINDOWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "1x1": ((2, 20, 7, 5), (36, 20, 1, 1), {}),
+    "1x1 steps": ((2, 32, 9, 7), (20, 32, 1, 1), {"strides": (2, 2)}),
+    "3x3": ((1, 32, 7, 9), (68, 32, 3, 3), {"pads": (1, 1, 1, 1)}),
+    "3x3 few channels": ((2, 12, 6, 5), (24, 12, 3, 3), {"pads": (1, 0, 0, 1), "strides": (2, 1)}),
+    "3x3 apart": ((1, 16, 9, 9), (16, 16, 3, 3), {"dilations": (2, 2), "pads": (2, 2, 2, 2)}),
+    "planes": ((2, 3, 15, 13), (20, 3, 5, 5), {"strides": (2, 2), "pads": (2, 2, 2, 2)}),
+}
+
+
+def scaled(kind: str, x: Array, w: Array) -> tuple[Array, Array]:
+    """Of a kind of data. mixed: images and filters of other magnitudes each."""
+    rng = np.random.default_rng()
+    if kind == "positive":
+        return np.abs(x), np.abs(w)
+    if kind == "mixed":
+        powers = np.exp2(rng.integers(-50, 51, (len(x), 1, 1, 1))), np.exp2(rng.integers(-50, 51, (len(w), 1, 1, 1)))
+        return (x * powers[0]).astype(np.float32), (w * powers[1]).astype(np.float32)
+    factor = np.float32(2.0 ** {"large": 55, "small": -55}.get(kind, 0))
+    return x * factor, w * factor
+
+
+def check(trial: Emulated, name: str, kind: str, precision: str, residual: bool = False) -> None:
+    rng = np.random.default_rng()
+    shape, filters, attributes = WINDOWS[name]
+    x, w = scaled(kind, rng.standard_normal(shape, np.float32), rng.standard_normal(filters, np.float32))
+    bias = rng.standard_normal(filters[0], np.float32) if kind == "normal" else None
+    exact = expected(x, w, bias, None, attributes)
+    added: Array | None = rng.standard_normal(exact.shape, np.float32) if residual else None
+    arrays: list[Array] = [x if filters[1] <= 4 else np.ascontiguousarray(x.transpose(0, 2, 3, 1)), *([] if added is None else [added])]
+    got, = trial.graph(conv_graph(arrays[0], w, bias, added, **attributes), arrays, precision)
+    wide, other, k = np.abs(x).astype(np.float64), np.abs(w).astype(np.float64), int(np.prod(filters[1:]))
+    allowed = (2.0 ** -10 + k * 2.0 ** -24) * expected(wide, other, None, None, attributes)
+    allowed += 2.0 ** -20 if kind == "normal" else 0.0      # of the bias, and of what is added
+    if precision == "tf32":     # of an image and of a filter
+        ones, largest = np.ones_like(w), wide.max((1, 2, 3))[:, None, None, None]
+        allowed += 2.0 ** -38 * (largest * other.sum((1, 2, 3)) + expected(wide, ones, None, None, attributes) * other.max((1, 2, 3)))
+    want = exact if added is None else np.maximum(exact, 0) + added
+    assert np.isfinite(got).all()
+    assert (np.abs(got - want) <= allowed).all()
+    assert "matrix_product.wgsl" in trial.shaders
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_in_tf32(trial: Emulated, name: str) -> None:
+    with in_tile(SMALL if name == "3x3" else QUICK):
+        check(trial, name, "normal", "tf32")
+
+
+@pytest.mark.parametrize("name", ["1x1", "3x3 few channels", "planes"])
+def test_windows_in_f16acc(trial: Emulated, name: str) -> None:
+    with in_tile(QUICK):
+        check(trial, name, "normal", "f16acc")
+    assert "part_scales.wgsl" not in trial.shaders
+
+
+def test_fused_steps(trial: Emulated) -> None:
+    with in_tile(QUICK):
+        check(trial, "3x3 few channels", "normal", "tf32", residual=True)
+
+
+def test_an_image_out_of_float16_leaves_the_others_alone(trial: Emulated) -> None:
+    """Images of a batch have a power of two each: the largest float32 in one, an infinity in another."""
+    rng = np.random.default_rng()
+    x, w = rng.standard_normal((4, 20, 7, 5), np.float32), rng.standard_normal((36, 20, 1, 1), np.float32) / 64
+    x[1] *= np.float32(2.0 ** 120)
+    x[2] *= np.float32(2.0 ** -120)
+    x[3, 0, 0, 0] = np.inf
+    with in_tile(QUICK), np.errstate(all="ignore"):
+        stored = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+        got, = trial.graph(conv_graph(stored, w, None, None), [stored], "tf32")
+        exact = expected(x, w, None, None, {})
+    sizes = np.einsum("nchw,mc->nhwm", np.abs(x[:3]).astype(np.float64), np.abs(w[:, :, 0, 0]))
+    assert (np.abs(got[:3] - exact[:3]) <= 2.0 ** -10 * 1.01 * sizes).all()
+    assert np.isinf(got[3, 0, 0]).all()
+    assert np.isfinite(got[3, 1:]).all()
+
+
+def test_layers_of_resnet_choose_them(trial: Emulated) -> None:
+    """By estimate, with the figures of an H200: 32 images, and not one of few pixels."""
+    def chosen(images: int, size: int, channels: int, filters: int, window: int) -> str:
+        x, w = np.empty((images, size, size, channels), np.float32), np.zeros((filters, channels, window, window), np.float32)
+        pads = (window // 2,) * 4
+        limits = replace(trial.gpu.limits.of(Config(precision="tf32")), figures=DEFAULT_FIGURES, max_workgroup_nbytes=49152)
+        plan = make_plan(conv_graph(x, w, None, None, pads=pads), {"x": TensorType(FLOAT32, x.shape)}, limits)
+        return next(step.kernel.choice.form for step in plan.steps if isinstance(step, Dispatch) and step.kernel.choice)
+
+    assert chosen(32, 14, 256, 1024, 1).startswith("units")
+    assert chosen(32, 28, 128, 128, 3).startswith("units")
+    assert not chosen(1, 7, 64, 16, 1).startswith("units")
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_kinds_of_data(trial: Emulated, kind: str) -> None:
+    with in_tile(QUICK):
+        check(trial, "3x3 few channels", kind, "tf32")
