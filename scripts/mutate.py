@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from changed import of_kernel
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ort_gpu_ep"
 COMPARED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
@@ -114,16 +116,7 @@ def meant_for(fault: Fault) -> list[str]:
     """Tests of the area; of a kernel those that name an op which its row lowers to it, the most telling first."""
     if fault.area != "kernels":
         return list(AREAS[fault.area].always)
-    shader = Path(fault.file).name
-    ops = {op for row in (PACKAGE / "ops").glob("*.py") if shader in (text := row.read_text("utf-8"))
-           for op in re.findall(r"\b(?:op|case)\(\s*\"(\w+)\"", text)}
-    counted = {}
-    for file in [*(ROOT / "tests" / "ops").glob("test_*.py"), *(ROOT / "tests" / "compressed").glob("test_*.py")]:
-        text = file.read_text("utf-8")
-        named = sum(len(re.findall(rf"\b{op}\b", text)) for op in ops) + 50 * text.count(shader)
-        if named:
-            counted[file.relative_to(ROOT).as_posix()] = named / len(text)
-    return ["tests/health/test_probes.py", *sorted(counted, key=lambda f: -counted[f])[:6]]
+    return ["tests/health/test_probes.py", *of_kernel(Path(fault.file).name)]
 
 
 def chosen(count: int, seed: int) -> list[Fault]:

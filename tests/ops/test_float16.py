@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ def close_to_twin(model: onnx.ModelProto, feeds: dict[str, Any], rewrite: Any = 
         np.testing.assert_allclose(got.astype("d"), wanted, rtol=2e-3, atol=2e-3 * largest)
 
 
+@cache
 def cases() -> dict[str, Any]:
     """A sixth of ONNX's node cases with a float32 input."""
     found = [c for c in _node_cases() if len(c.model.graph.node) == 1 and c.model.graph.node[0].op_type not in OTHER_INPUTS_STAY_FLOAT32
@@ -62,14 +64,11 @@ def cases() -> dict[str, Any]:
     return {c.name: c for c in found[::6]}
 
 
-CASES = cases()
-
-
 @pytest.mark.parametrize("part", range(8))
 def test_onnx_cases_in_float16(part: int) -> None:
     """What runs in float32 runs in float16."""
     ran = 0
-    for case in list(CASES.values())[part::8]:
+    for case in list(cases().values())[part::8]:
         given, _ = case.data_sets[0]
         feeds = {i.name: np.asarray(v) for i, v in zip(case.model.graph.input, given, strict=False)}
         try:

@@ -18,12 +18,12 @@ from tests.session.fuzz_allowed import DIFFERENCES, allowed
 from tests.session.fuzz_models import FuzzModel
 from tests.session.situations import situation
 
-QUANTIZED_SEEDS = 24
-SITUATIONS = 24
+QUANTIZED_SEEDS = 16
+SITUATIONS = 12
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seeds", [range(200), pytest.param(range(200, 1000), marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.nightly)], ids=str)
 def test_fuzzed_models_end_as_on_the_cpu(seeds: range) -> None:
     """A tenth of a second of CPU time each, and ten seconds to make the models they start as."""
     tally = run(seeds, START_S)       # however busy the machine is
@@ -119,7 +119,7 @@ def test_situations_end_as_on_the_cpu() -> None:
     assert found is not None, done.stdout
     situations, runs, left = map(int, found.groups())
     assert situations == SITUATIONS
-    assert runs - left > 800
+    assert runs - left > 400
 
 
 def test_situations_see_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:

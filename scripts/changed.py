@@ -1,0 +1,185 @@
+"""Runs the tests that belong to the files that you changed, the most telling first, in about a minute.
+
+    python scripts/changed.py [--against main] [--seconds 60] [--list] [PYTEST_ARGUMENT...]
+
+Changed: what differs from where this branch left `--against`, committed or not, and files that git does not know yet. To a module of the
+package belong the tests that name it, those that name a module which imports it, and the folder of tests for its folder; to a kernel those
+that name an op which is lowered to it; to a test's helper the tests that import it. They are taken while they are expected to end in time,
+by tests/seconds.json (`python -m pytest --record-seconds tests/...` renews what it runs). What is left out, `sh scripts/test.sh` runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "ort_gpu_ep"
+UNKNOWN_S = 4.0
+"""CPU seconds of a test file that nobody has measured."""
+
+EVERYWHERE = ("tests/unit/test_package.py", "tests/plugin/test_sessions.py", "tests/golden/test_golden.py")
+"""Rules of the package, and models from end to end."""
+
+TESTED_IN = {**dict.fromkeys(("ir", "kernels", "partitioner", "scheduler"), "unit"), "compression": "compressed", "processes": "isolation",
+             "runtime": "device"}
+"""Folder of the package -> folder of tests, where they have other names."""
+
+START_S = 6.0
+"""Of each process of pytest."""
+
+ELSEWHERE = (
+    (r"docs/|README|CHANGELOG|CONTRIBUTING|mkdocs", ("tests/unit/test_docs.py",)),
+    (r"pyproject\.toml|build_backend/|MANIFEST", ("tests/unit/test_release.py", "tests/unit/test_package.py")),
+    (r"examples/", ("tests/cli/test_examples.py",)), (r"models/", ("tests/models/test_builders.py", "tests/models/test_models.py")))
+"""What is neither of the package nor of the tests, and its tests."""
+
+
+@cache
+def test_files() -> dict[str, str]:
+    """Path -> text of all test files."""
+    return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))
+            if "clients" not in path.parts}
+
+
+def of_kernel(shader: str, most: int = 6) -> list[str]:
+    """The tests that name an op whose row lowers it to this kernel, or the kernel itself, the most telling first: with its first word
+    or its row's name in theirs before all others.
+    """
+    texts = {path.stem: path.read_text("utf-8") for path in [*(PACKAGE / "ops").glob("*.py"), *(PACKAGE / "kernels").glob("*.py")]}
+    rows = modules = {name for name, text in texts.items() if shader in text}
+    while True:     # what several rows share is imported by them
+        ops = {op for name in modules for op in re.findall(r"\b(?:op|case)\(\s*\"(\w+)\"", texts[name])}
+        imported = re.compile("|".join(rf"\bimport\b.*\b{name}\b|\.{name} import" for name in modules) or "(?!)")
+        wider = modules | {name for name, text in texts.items() if imported.search(text)}
+        if ops or wider == modules:
+            break
+        modules = wider
+    named_so, counted = re.compile("|".join([*rows, shader.removesuffix(".wgsl").split("_")[0]])), {}
+    for file, text in test_files().items():
+        if file.startswith(("tests/ops/", "tests/compressed/")):
+            named = sum(len(re.findall(rf"\b{op}\b", text)) for op in ops) + 50 * text.count(shader)
+            if named or named_so.search(Path(file).name):
+                counted[file] = named / len(text) + (named_so.search(Path(file).name) is not None)
+    return sorted(counted, key=lambda f: -counted[f])[:most]
+
+
+def naming(path: str) -> re.Pattern[str]:
+    """What names a module of the package in a text."""
+    *folder, name = Path(path.removesuffix("/__init__.py")).with_suffix("").parts
+    package = r"\.".join(folder)
+    return re.compile(rf"\b{package}\.{name}\b|from {package} import [^\n]*\b{name}\b|\b{name}\.py\b")
+
+
+def counted(path: str) -> dict[str, float]:
+    """The tests that name a module, and how often for their length; test_NAME.py before all others."""
+    named, own = naming(path), f"test_{Path(path).stem}.py"
+    found = {f: len(named.findall(text)) + 100 * (Path(f).name == own) for f, text in test_files().items()}
+    return {f: count / len(test_files()[f]) for f, count in found.items() if count}
+
+
+def of_module(path: str) -> list[str]:
+    """The tests that name a module of the package, those that name a module which imports it, and those of its folder."""
+    direct, nearby = counted(path), dict[str, float]()
+    named = naming(path)
+    for other in PACKAGE.rglob("*.py"):
+        if named.search(other.read_text("utf-8")) and (near := other.relative_to(ROOT).as_posix()) != path:
+            for file, weight in counted(near).items():
+                nearby[file] = max(weight, nearby.get(file, 0.0))
+    first, second = (sorted(found, key=lambda f, found=found: -found[f]) for found in (direct, nearby))  # type: ignore[misc]
+    folder = TESTED_IN.get(room := Path(path).parts[1], room)
+    beside = [f for f in test_files() if f.startswith(f"tests/{folder}/")]
+    return list(dict.fromkeys([*first[:4], *EVERYWHERE, *first[4:], *second, *beside]))
+
+
+def of_helper(path: str) -> list[str]:
+    """The tests that import from a file of the tests, directly."""
+    if path == "tests/conftest.py":
+        return list(EVERYWHERE)
+    if Path(path).name == "conftest.py":
+        return [f for f in test_files() if f.startswith(Path(path).parent.as_posix() + "/")]
+    named = naming(path)
+    return [f for f, text in test_files().items() if named.search(text)]
+
+
+def of_file(path: str) -> list[str]:
+    """The tests that belong to one file of the checkout."""
+    if path in test_files():
+        return [path]
+    if path.startswith("tests/golden/"):
+        return ["tests/golden/test_golden.py"]
+    if path.startswith("tests/"):
+        return of_helper(path)
+    if path.endswith(".wgsl"):
+        return of_kernel(Path(path).name)
+    if path.startswith("ort_gpu_ep/") and path.endswith(".py"):
+        return of_module(path)
+    found = next((list(tests) for pattern, tests in ELSEWHERE if re.match(pattern, path)), [])
+    return found or [f for f, text in test_files().items() if re.search(rf"\b{re.escape(Path(path).stem)}\b", text)
+                     and Path(path).parts[0] in text]
+
+
+def in_turn(lists: Iterable[list[str]]) -> list[str]:
+    """The first of each list, then the second of each."""
+    rest = [list(found) for found in lists]
+    taken: dict[str, None] = {}
+    while any(rest):
+        for found in rest:
+            if found:
+                taken.setdefault(found.pop(0))
+    return list(taken)
+
+
+def within(tests: list[str], seconds: float, cores: int) -> tuple[list[str], list[str]]:
+    """Those that are expected to end in time, in this order, and the others. One at least."""
+    known = json.loads((ROOT / "tests" / "seconds.json").read_text("utf-8"))
+    left_s, longest_s, taken, others = (seconds - START_S) * cores, seconds - START_S, list[str](), list[str]()
+    for test in tests:
+        takes_s = float(known.get(test, UNKNOWN_S))
+        if not taken or (takes_s <= left_s and takes_s <= longest_s):
+            taken.append(test)
+            left_s -= takes_s
+        else:
+            others.append(test)
+    return taken, others
+
+
+def git(*arguments: str) -> list[str]:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def changed(against: str) -> list[str]:
+    """Files that differ, and are there."""
+    (base,) = git("merge-base", "HEAD", against)
+    found = [*git("diff", "--name-only", base), *git("ls-files", "--others", "--exclude-standard")]
+    return [f for f in dict.fromkeys(found) if (ROOT / f).is_file()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", default="main", help="a branch or commit")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--list", action="store_true", help="only tell which tests")
+    asked, more = parser.parse_known_args()
+    files = changed(asked.against)
+    cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 4)
+    tests, others = within(in_turn(map(of_file, files)), asked.seconds, cores)
+    left_out = f", {len(others)} more would take too long" if others else ""
+    print(f"{len(files)} files changed, {len(tests)} test files belong to them{left_out}", flush=True)
+    if asked.list or not tests:
+        print("\n".join([*tests, *(f"({f})" for f in others)]))
+        return 0
+    spread = ["-n", str(min(cores, len(tests))), "--dist", "loadfile", "--no-loadscope-reorder"] if len(tests) > 1 else []
+    environment = {**os.environ, "GALLIVM_PERF": os.environ.get("GALLIVM_PERF", "nopt")}        # as scripts/test.sh has it
+    return subprocess.run([sys.executable, "-m", "pytest", *spread, *tests, *more], cwd=ROOT, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
