@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import cases
-from benchmarks.gpu_time import Warmth, forced, microseconds
+from benchmarks.gpu_time import Warmth, microseconds
 from benchmarks.tiles import LAYERS, Layer, graph_of
 from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.compression.layers import find_layers
@@ -42,8 +42,9 @@ from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.ir.graph import Graph, Value
 from ort_gpu_ep.ir.types import FLOAT32
 from ort_gpu_ep.kernels.cost_parameters import SOFTWARE_FIGURES
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import LAST_ARRIVING
-from ort_gpu_ep.ops.sparse_products import DENSE
+from ort_gpu_ep.ops.sparse_products import FORMS
 
 DENSITIES = (50, 35, 25, 20, 15, 10, 5)
 LAYER_DENSITIES = (20, 10, 5)
@@ -98,14 +99,13 @@ def of_layers(pattern: str, top: int) -> list[dict[str, Any]]:
         for density in LAYER_DENSITIES:
             weights = whole * (np.random.default_rng(1).random(layer.w, np.float32) < density / 100)
             graph = in_planes(layer, weights)
-            seen: dict[str, Mapping[str, float]] = {}
-            with forced("", {}, seen):
+            with forced() as made:
                 Program(graph, config, gpu).close()
-            forms = next((forms for key, forms in seen.items() if key.startswith("sparse")), {})
+            forms = next((choice.estimates_ns for key, choice in made.items() if key.startswith("sparse")), {})
             row[f"{density} %"] = {}
-            for form in sorted(set(forms) - {DENSE}, key=lambda name: forms[name])[:top]:
+            for form in [form for form in forms if form in FORMS][:top]:
                 warmth.give()
-                with forced(form, {}):
+                with forced(form):
                     row[f"{density} %"][form] = (microseconds(gpu, graph, config)[0], forms[form] / 1e3)
         found.append(row)
     return found

@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
-from benchmarks.gpu_time import Warmth, forced, microseconds
+from benchmarks.gpu_time import Warmth, microseconds
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT32, Shape
-from ort_gpu_ep.kernels.target import Choice
+from ort_gpu_ep.kernels.forms import forced
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,15 @@ def graph_of(case: Case) -> Graph:
 
 def measure(gpu: Gpu, case: Case, config: Config, top: int, warmth: Warmth) -> dict[str, Any]:
     """us of the forms of a case that are estimated the best, the chosen one first."""
-    graph, seen = graph_of(case), dict[str, Choice]()
+    graph = graph_of(case)
     warmth.give()
-    with forced("", seen):
+    with forced() as seen:
         usual = microseconds(gpu, graph, config)
     forms = next(iter(seen.values())).forms[:top] if seen else ()
     times = {forms[0] if forms else "the only one": usual[0]}
     for form in forms[1:]:
         warmth.give()
-        with forced(form, {}):
+        with forced(form):
             times[form] = microseconds(gpu, graph, config)[0]
     return {"case": case.name, "gflop": case.gflop, "gbyte": case.gbyte, "us": times, "kernels": usual[1]}
 

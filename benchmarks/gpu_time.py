@@ -7,8 +7,6 @@ before, so that its clock does not fall while shaders are compiled. The launch o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import numpy as np
 
@@ -18,8 +16,6 @@ from ort_gpu_ep.device import Gpu, Program, Tensor, native
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
-from ort_gpu_ep.kernels.questions import apart
-from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
 
@@ -27,27 +23,6 @@ REPEATS = 20
 WARM_S = 0.4
 """How much work the GPU is given before each form: longer than it takes to compile one."""
 WARM_SIZE = 2048
-
-
-@contextmanager
-def forced(form: str, seen: dict[str, Choice], estimates: dict[str, Mapping[str, float]] | None = None) -> Iterator[None]:
-    """Kernels that are lowered meanwhile get this form, where it is one of theirs. seen, estimates: the choices that were made and the
-    nanoseconds of what they were made of, by key.
-    """
-    usual = Target.choose
-
-    def chosen(self: Target, key: str, forms: Mapping[str, float]) -> Choice:
-        choice = seen[key] = usual(self, key, forms)
-        if estimates is not None:
-            estimates[key] = forms
-        return Choice(key, form if form in forms else choice.form, choice.forms)
-
-    Target.choose = chosen      # type: ignore[method-assign]
-    try:
-        with apart():
-            yield
-    finally:
-        Target.choose = usual   # type: ignore[method-assign]
 
 
 def microseconds(gpu: Gpu, graph: Graph, config: Config, rewrite: Rewrite | None = None) -> tuple[float, list[str]]:

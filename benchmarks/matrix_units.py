@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu_time import Warmth, forced, microseconds
+from benchmarks.gpu_time import Warmth, microseconds
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.probe import Trial
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType
-from ort_gpu_ep.kernels.target import Choice, no_matrix_units
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.target import no_matrix_units
 from ort_gpu_ep.ops.matrix_units import TILES
 
 KINDS = ("normal", "positive", "large", "small", "mixed")
@@ -90,7 +91,7 @@ def for_errors(gpu: Gpu, size: int, say: Any) -> None:
                 kind = "mixed" if m == 300 else "normal"
                 a, b = (drawn(kind, *shape, seed, half).astype(dtype.numpy) for seed, shape in enumerate(((m, k), (k, n))))
                 given = np.ascontiguousarray(b.T) if transposed else b
-                with forced(tile.name, seen := dict[str, Choice]()):
+                with forced(tile.name) as seen:
                     row = errors(gpu, graph_of(m, n, k, dtype, transposed), a, given, b, precision)
                 say(what="edges", precision=precision, dtype=dtype.name, tile=tile.name, size=[m, n, k], transposed=transposed,
                     keys=list(seen), **row)
@@ -118,19 +119,18 @@ def for_times(gpu: Gpu, size: int, say: Any) -> None:
                 continue
             weight = np.random.default_rng(0).standard_normal((n, k) if transposed else (k, n), np.float32) if constant else None
             graph, config = graph_of(m, n, k, dtype, transposed, batch, weight), Config(precision=precision)
-            forms, estimates = dict[str, Choice](), dict[str, Any]()
-            with forced("", forms, estimates):
+            with forced() as forms:
                 warmth.give()
                 usual, shaders = microseconds(gpu, graph, config)
             flops = 2.0 * m * n * k * max(batch, 1)
-            for key, choice in forms.items():
+            for choice in list(forms.values()):
                 row = {}
                 others = [f for f in choice.forms if not f.startswith("units")][:1]
                 for form in (*(t.name for t in TILES if t.name in choice.forms), *others):
-                    with forced(form, {}):
+                    with forced(form):
                         warmth.give()
                         us = microseconds(gpu, graph, config)[0]
-                    estimate = round(estimates[key][form] / 1e3, 1)
+                    estimate = round(choice.estimates_ns[form] / 1e3, 1)
                     row[form] = {"us": round(us, 1), "tflops": round(flops / us / 1e6, 1), "estimate_us": estimate}
                 say(what="time", precision=precision, dtype=dtype.name, size=[m, n, k], transposed=transposed, batch=batch,
                     constant=constant, chosen=choice.form, us=round(usual, 1), shaders=shaders, forms=row)

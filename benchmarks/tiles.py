@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
-from benchmarks.gpu_time import Warmth, forced, microseconds
+from benchmarks.gpu_time import Warmth, microseconds
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT32, Shape
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import LAST_ARRIVING
 
 
@@ -105,7 +105,7 @@ def measure(gpu: Gpu, layer: Layer, config: Config, top: int, warmth: Warmth) ->
     times: dict[str, float] = {}
     for form in sorted(estimates, key=lambda name: estimates[name])[:top]:
         warmth.give()
-        with forced(form, {}):
+        with forced(form):
             times[form] = microseconds(gpu, graph, config)[0]
     return {"layer": layer.name, "count": layer.count, "gflop": layer.flops / 1e9, "us": times,
             "estimated_us": {form: estimates[form] for form in times}}
@@ -113,11 +113,10 @@ def measure(gpu: Gpu, layer: Layer, config: Config, top: int, warmth: Warmth) ->
 
 def _estimates(gpu: Gpu, graph: Graph, config: Config) -> dict[str, float]:
     """us of each form that could be taken."""
-    seen: dict[str, Mapping[str, float]] = {}
-    with forced("", {}, seen):
+    with forced() as made:
         Program(graph, config, gpu).close()
-    estimates, = seen.values()
-    return {form: ns / 1e3 for form, ns in estimates.items()}
+    choice, = made.values()
+    return {form: ns / 1e3 for form, ns in choice.estimates_ns.items()}
 
 
 def report(results: list[dict[str, Any]], title: str) -> Table:

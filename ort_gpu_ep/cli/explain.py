@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +14,19 @@ from rich.text import Text
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.inputs import sizes_of
 from ort_gpu_ep.cli.page import page_of
+from ort_gpu_ep.config import Config, resolve
+from ort_gpu_ep.device.adapter import choose
+from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.health.open_adapter import tuning_key
+from ort_gpu_ep.kernels import tuned
+from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.plugin.explain import ON, Explanation, why_of
+from ort_gpu_ep.terminal import printable
 
 _COLOURS = {"gpu": "green", "host": "cyan", "cpu": "yellow"}
+
+MOST_FORMS = 8
+"""Of a kernel, in a table."""
 
 MOST_LISTED = 40
 """Nodes that are listed one by one without being asked for."""
@@ -60,17 +70,26 @@ def explain(
     group: Annotated[By | None, typer.Option("--group", help="Print a line for each group of nodes instead.")] = None,
     only: Annotated[Device | None, typer.Option("--only", help="Only the nodes on this device.")] = None,
     sort: Annotated[Order, typer.Option("--sort", help="Order of the nodes.")] = Order.MODEL,
+    kernel: Annotated[str | None, typer.Option("--kernel", metavar="NODE", help="The kernels of this node, and of which forms each was \
+taken: what each form is estimated to take, and what `tune` measured.")] = None,
     html: Annotated[Path | None, shared.file_to_write("--html", "Write an HTML page with the graph.", (".html", ".htm"))] = None,
     json: shared.JsonOption = False,
 ) -> None:
     """Show where each node of MODEL runs and why, the partitions, the bytes that are copied, and the memory. Does not run MODEL."""
-    session = shared.open_session(model, shared.pairs(option, "--option"), sizes=sizes_of(dims, model))
+    options = shared.pairs(option, "--option")
+    session = shared.open_session(model, options, sizes=sizes_of(dims, model))
     explained = session.explain()
     count = sum(len(report.nodes) for report in explained.reports)
     if html is not None:
         html.write_text(page_of(model.stem, explained), encoding="utf-8")
+    kernels = _kernels(explained, kernel, resolve(options)) if kernel is not None else []
     if json:
-        shared.print_json({**explained.as_dict(), **({"groups": _groups(explained, group)} if group else {})})
+        groups, shown = {"groups": _groups(explained, group)} if group else {}, {"kernels": kernels} if kernel is not None else {}
+        shared.print_json({**explained.as_dict(), **groups, **shown})
+        return
+    if kernel is not None:
+        for found in kernels:
+            shared.out.print(_form_table(found))
         return
     shared.out.print(shared.lines(str(explained)))
     if group is not None:
@@ -82,6 +101,37 @@ def explain(
         shared.out.print(f"--nodes lists all {count} nodes, --only cpu those on the CPU, --html FILE draws them")
     if html is not None:
         shared.out.print(f"written: {html}", soft_wrap=True)
+
+
+def _kernels(explained: Explanation, name: str, config: Config) -> list[dict[str, Any]]:
+    """For JSON and tables: each kernel of a node with its forms, by estimate the fastest first. Raises ModelError where it has none."""
+    kernels = explained.kernels_of(name)
+    if not kernels:
+        raise ModelError(f"{name}: no kernel is planned for a node of this name. --nodes lists the nodes and their devices; with "
+                         "-o placement=gpu all that can be are on the GPU")
+    info, _ = choose(config.adapter)
+    known, found = tuned.read(config.cache_path, tuning_key(info)).choices, []
+    for label, kernel in kernels.items():
+        choice = kernel.choice or Choice("", "the only one", ("the only one",))
+        measured = known[choice.key].ns if choice.key in known else {}
+        forms = [{"form": form, "estimated_us": ns / 1e3, "measured_us": measured[form] / 1e3 if form in measured else None}
+                 for form, ns in choice.estimates_ns.items()]
+        found.append({"kernel": label, "choice": choice.key, "form": choice.form, "because": choice.because, "forms": forms})
+    return found
+
+
+def _form_table(kernel: Mapping[str, Any]) -> Table:
+    """The best forms by estimate, and the one that was taken."""
+    chosen = f": {kernel['form']}, {kernel['because']}" if kernel["forms"] else ": it has one form"
+    table = Table("form", "estimated us", "measured us", title=Text(printable(kernel["kernel"] + chosen)), title_justify="left")
+    for place, row in enumerate(kernel["forms"]):
+        taken, measured = row["form"] == kernel["form"], row["measured_us"]
+        if place < MOST_FORMS or taken:
+            table.add_row(
+                Text(row["form"], "green" if taken else ""), f"{row['estimated_us']:.1f}", "" if measured is None else f"{measured:.1f}")
+    if len(kernel["forms"]) > MOST_FORMS:
+        table.caption = f"{len(kernel['forms'])} forms; --json has all of them"
+    return table
 
 
 def _groups(explained: Explanation, by: By) -> list[dict[str, object]]:

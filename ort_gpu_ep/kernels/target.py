@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT64
@@ -158,17 +159,38 @@ MATRIX_SUBGROUP = 32
 """Invocations of a subgroup for which matrix_product.wgsl is written."""
 
 
+Because: TypeAlias = Literal["estimated", "measured", "forced"]
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One of several forms of a kernel.
 
     key: what there was to choose for, the same wherever the same forms would be weighed alike. form: the one taken. forms: all of them, by
-    estimate the fastest first.
+    estimate the fastest first; ns: these estimates. because: what it was taken for.
     """
 
     key: str
     form: str
     forms: tuple[str, ...]
+    ns: tuple[float, ...] = ()
+    because: Because = "estimated"
+
+    @property
+    def estimates_ns(self) -> dict[str, float]:
+        return dict(zip(self.forms, self.ns, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Forcing:
+    """names: of forms, the first of which is taken wherever it is among those to choose from. made: the choices meanwhile, by key."""
+
+    names: tuple[str, ...]
+    made: dict[str, Choice]
+
+
+FORCING: Forcing | None = None
+"""What kernels/forms.py `forced` sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +209,14 @@ class Target:
         forms: estimated nanoseconds of each. A measured form that is not among them (of an older version, say) counts for nothing.
         """
         key = key if self.limits.precision == FLOAT32.name else f"{key}, {self.limits.precision}"
-        ranked = tuple(sorted(forms, key=lambda form: forms[form]))
-        measured = self.limits.tuned.get(key)
-        return Choice(key, measured if measured in forms else ranked[0], ranked)
+        ranked = sorted(forms, key=lambda form: forms[form])
+        forced = next((name for name in FORCING.names if name in forms), "") if FORCING else ""
+        taken: dict[Because, str] = {"forced": forced, "measured": self.limits.tuned.get(key)}
+        because: Because = next((why for why, form in taken.items() if form in forms), "estimated")
+        made = Choice(key, taken.get(because, ranked[0]), tuple(ranked), tuple(float(forms[name]) for name in ranked), because)
+        if FORCING:
+            FORCING.made[key] = made
+        return made
 
 
 DEFAULT_TARGET = Target()

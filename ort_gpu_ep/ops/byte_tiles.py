@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import INT32, UINT32, TensorType
+from ort_gpu_ep.kernels.forms import Form, best_ns, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, kernel
 from ort_gpu_ep.kernels.target import LAST_ARRIVING, Choice
@@ -150,7 +152,7 @@ def image(node: BoundNode) -> Lowering:
 
 def image_ns(node: BoundNode, window: Window) -> float:
     """What a QLinearConv of one group is estimated to take channels-last."""
-    return tiles.best_ns(_of_image(node, window))
+    return best_ns(tiles.forms(_of_image(node, window)))
 
 
 def _of_image(node: BoundNode, window: Window) -> TiledProduct:
@@ -178,10 +180,17 @@ def _packing(node: BoundNode, source: int, words: int, m: int, folded: Folded, p
 def _lowered(
     node: BoundNode, product: TiledProduct, out: TensorType, channels: int, folded: Folded, ending: Ending,
 ) -> Lowering:
-    """channels: of x, in bytes."""
-    known = {name: form for name, form in tiles.forms(product).items() if form[1] == 1 or _may_arrive(product, out, *form)}
-    choice = product.target.choose(product.key, tiles.estimates_ns(product, known))
-    tile, split = known[choice.form]
+    """In the best of its shares. channels: of x, in bytes."""
+    return lower(product.target, product.key, {
+        name: Form(tiles.estimate_ns(product, *share), partial(_in_tiles, node, product, share, channels, folded, ending))
+        for name, share in tiles.shares(product).items() if share[1] == 1 or _may_arrive(product, out, *share)}, out)
+
+
+def _in_tiles(
+    node: BoundNode, product: TiledProduct, share: tuple[Tile, int], channels: int, folded: Folded, ending: Ending, choice: Choice,
+    out: TensorType,
+) -> Lowering:
+    tile, split = share
     taps = folded.k // channels
     source = int(product.weights.source)
     pack, unpack = _packing(node, source, product.packed_rows, product.m, folded, 1 if product.planes else product.weights.padded, taps)

@@ -5,17 +5,19 @@ MatMul, Gemm and Conv state their product; this module owns the tables that choo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import Const, Kernel, Lowering, Strided, kernel
-from ort_gpu_ep.kernels.target import DEFAULT_TARGET, Target
+from ort_gpu_ep.kernels.target import DEFAULT_TARGET, Choice, Target
+from ort_gpu_ep.ops import matvec
+from ort_gpu_ep.ops.matvec import Make, VectorProduct
 from ort_gpu_ep.ops.matvec import Matrix as Matrix
-from ort_gpu_ep.ops.matvec import VectorProduct, estimates
-from ort_gpu_ep.ops.matvec import lower as matvec
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,35 @@ class Product:
     fours: bool = False
     images: tuple[int, int] | None = None
 
+    @property
+    def key(self) -> str:
+        """What a choice is made for."""
+        sizes = (self.batch, self.m, self.n, self.k)
+        varying = "+" if any(map(is_symbolic, sizes)) else ""
+        if not self.window and 1 in (self.m, self.n):
+            by = _by_vector(self)
+            order = "rows" if by.wide.k == 1 else "columns"
+            return f"matvec {hint(by.batch)} x {hint(by.count)} x {hint(by.k)}{varying}, {order}"
+        return f"matrices {' x '.join(str(hint(size)) for size in sizes)}{varying}{', window' if self.window else ''}"
+
 
 def lower_product(product: Product, out: TensorType, target: int | str = 0) -> Lowering:
     """The kernels of a product that writes output 0, or the temporary `target`."""
-    is_vector = not product.window and 1 in (product.m, product.n)
-    built = matvec(_by_vector(product), out) if is_vector else _gemm(product, out, *choose(product))
+    return lower(product.target, product.key, forms(product, target), out)
+
+
+def forms(product: Product, target: int | str = 0) -> dict[str, Form]:
+    """By matvec*.wgsl where an operand is a vector, else the tiles of gemm.wgsl with each number of parts of K."""
+    if not product.window and 1 in (product.m, product.n):
+        made = matvec.kernels(_by_vector(product))
+        return {name: Form(ns, partial(_lowered, product, make, target)) for name, (ns, make) in made.items()}
+    return {f"gemm {tile.m}x{tile.n}x{tile.k}*{split}": Form(ns, partial(_lowered, product, partial(_gemm, product, tile, split), target))
+            for tile, split, ns in _tiled(product)}
+
+
+def _lowered(product: Product, make: Make, target: int | str, choice: Choice, out: TensorType) -> Lowering:
+    """The product, and where K is cut the sum of its parts."""
+    built = replace(make(out), choice=choice)
     temps = () if target == 0 else ((str(target), out),)
     split = int(dict(built.consts)["SPLIT"])
     if split == 1:
@@ -85,11 +111,6 @@ def lower_product(product: Product, out: TensorType, target: int | str = 0) -> L
         writes=(("y", "parts"),))
     total = kernel("sum_parts.wgsl", [out], consts={"SPLIT": split, "SIZE": out.size}, reads={"part": "parts"})
     return Lowering((out,), (first, _finished(product, total, target)), (*temps, ("parts", parts)))
-
-
-def best_ns(product: Product) -> float:
-    """What `lower_product` makes of it is estimated to take, for a product without a window."""
-    return min(estimates(_by_vector(product)).values()) if 1 in (product.m, product.n) else estimate_ns(product, *choose(product))
 
 
 _NO_BIAS = ("c_index", Strided((1,), (0,)))
@@ -110,19 +131,26 @@ def _by_vector(product: Product) -> VectorProduct:
     return VectorProduct(product.batch, count, product.k, wide, vector, product.fours, product.target)
 
 
-def choose(product: Product) -> tuple[Tile, int]:
-    """The tile and split of K with the smallest estimated time; for sizes that vary, at those of the run that is planned.
+def gemm_ns(product: Product) -> float:
+    """What the best of gemm.wgsl's tiles is estimated to take, also for a vector."""
+    return min(ns for _, _, ns in _tiled(product))
 
-    Of the tiles that the adapter's limits allow; where they allow none, the claim says so of the smallest.
+
+def _tiled(product: Product) -> Iterator[tuple[Tile, int, float]]:
+    """Tiles that the adapter's limits allow, numbers of parts of K, nanoseconds. Where limits allow none, the claim says so of the least.
+
+    Sizes that vary count as in the run that is planned.
     """
     limits = product.target.limits
     tiles = [t for t in TILES if t.workgroup_size <= limits.max_invocations and t.nbytes <= limits.max_workgroup_nbytes]
-    tiles = tiles or [min(TILES, key=lambda t: t.nbytes)]
     product = replace(product, **{name: hint(getattr(product, name)) for name in ("batch", "m", "n", "k")})
-    return min(((t, s) for t in tiles for s in SPLITS if s == 1 or s * t.k * 2 <= product.k), key=lambda c: estimate_ns(product, *c))
+    for tile in tiles or [min(TILES, key=lambda t: t.nbytes)]:
+        for split in SPLITS:
+            if split == 1 or split * tile.k * 2 <= product.k:
+                yield tile, split, _estimate_ns(product, tile, split)
 
 
-def estimate_ns(product: Product, tile: Tile, split: int) -> float:
+def _estimate_ns(product: Product, tile: Tile, split: int) -> float:
     """Time by the target's figures: each step takes the longer of its latency and the work of the workgroups that share a unit."""
     by = product.target.figures
     groups = product.batch * -(-product.m // tile.m) * -(-product.n // tile.n) * split
@@ -139,7 +167,7 @@ _NO_WINDOW = {
 } | {"DEPTH": 1, "HEIGHT": 1, "WIDTH": 1, "OUT_DEPTH": 1, "OUT_HEIGHT": 1, "OUT_WIDTH": 1}
 
 
-def _gemm(product: Product, out: TensorType, tile: Tile, split: int) -> Kernel:
+def _gemm(product: Product, tile: Tile, split: int, out: TensorType) -> Kernel:
     """A workgroup for each tile and part of K."""
     tiles_m, tiles_n = -(-product.m // tile.m), -(-product.n // tile.n)
     sizes: dict[str, Const] = {

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
+from ort_gpu_ep.kernels.forms import Forms, lower, taken
 from ort_gpu_ep.kernels.records import KernelCall, case, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Kernel, Lowering, Strided, at_hand, kernel, op
-from ort_gpu_ep.ops import conv_last, sparse_products
-from ort_gpu_ep.ops.contraction import Matrix, Product, choose, estimate_ns, lower_product
+from ort_gpu_ep.ops import contraction, conv_last, sparse_products
+from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window, transpose_window
 
 GEMM_MIN_FILTERS = 8
@@ -72,12 +74,14 @@ def conv(node: BoundNode) -> Lowering | Kernel:
     bias = Strided((x.shape[0], w.shape[0], math.prod(window.small)), (0, 1, 0)) if node.has(2) else None
     if _few_filters(node):
         return _direct(node, window, out, bias)
-    sparse = _sparse(node, window)
-    if sparse is not None:
-        choice = sparse_products.choose(sparse, _dense_ns(at_hand(node)))
-        if choice.form != sparse_products.DENSE:
-            return sparse_products.lower(sparse, choice, out)
-    return lower_product(_product(node, window, bias), out)
+    return lower(node.target, *_forms(node, window, bias), out)
+
+
+def _forms(node: BoundNode, window: Window, bias: Strided | None) -> tuple[str, Forms]:
+    """What a choice is made for, and the forms of a Conv over planes with many filters in a group."""
+    sparse, product = _sparse(node, window), _product(node, window, bias)
+    dense = {name: replace(form, ns=_over_planes_ns(node, form.ns)) for name, form in contraction.forms(product).items()}
+    return (product.key, dense) if sparse is None else (sparse.key, sparse_products.forms(sparse) | dense)
 
 
 def _sparse(node: BoundNode, window: Window) -> sparse_products.SparseProduct | None:
@@ -120,8 +124,10 @@ def _window(node: BoundNode) -> Window:
 
 def _plain_ns(node: BoundNode) -> float:
     """Of a Conv over planes, in the better of its ways."""
-    sparse, dense_ns = _sparse(node, _window(node)), _dense_ns(node)
-    return dense_ns if sparse is None else min(dense_ns, sparse_products.best_ns(sparse, dense_ns))
+    if _few_filters(node) or _sparse(node, _window(node)) is None:
+        return _dense_ns(node)
+    key, forms = _forms(node, _window(node), None)
+    return forms[taken(node.target, key, forms).form].ns
 
 
 def _dense_ns(node: BoundNode) -> float:
@@ -130,8 +136,13 @@ def _dense_ns(node: BoundNode) -> float:
         by, w = node.target.figures, node.input(1)
         window = _window(node)
         return by.launch_ns + 2 * w.size * node.input(0).shape[0] * math.prod(window.small) / by.direct_flops_per_ns
-    product, by = _product(node, _window(node), None), node.target.figures
-    return by.launch_ns + by.planes_factor * estimate_ns(product, *choose(product))
+    return _over_planes_ns(node, contraction.gemm_ns(_product(node, _window(node), None)))
+
+
+def _over_planes_ns(node: BoundNode, ns: float) -> float:
+    """Of a product whose windows are read in place, by the estimate of one of matrices."""
+    by = node.target.figures
+    return float(by.launch_ns + by.planes_factor * ns)
 
 
 def written_out_ns(node: BoundNode) -> float:
@@ -171,7 +182,7 @@ def _gathered_ns(node: BoundNode, window: Window) -> float:
     channels, rows, positions = w.shape[0], w.shape[1] * window.taps, math.prod(window.small)
     product = _columns_product(x.shape[0], 1, rows, positions, channels, node)
     moved = 8 * x.shape[0] * rows * positions + 4 * x.shape[0] * w.shape[1] * math.prod(window.large)
-    return float(by.launch_ns + by.planes_factor * estimate_ns(product, *choose(product)) + by.dispatch_ns + moved * by.byte_ns)
+    return float(_over_planes_ns(node, contraction.gemm_ns(product)) + by.dispatch_ns + moved * by.byte_ns)
 
 
 @op("ConvTranspose", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True, channels_last=_transposed_layout,
@@ -199,7 +210,7 @@ def conv_transpose(node: BoundNode) -> Lowering:
         reads={"x": "columns" if by_columns else 0, "w": 1, **({"c": 2} if node.has(2) else {})}, writes={"y": 0})
     if not by_columns:
         return Lowering((out,), (gather,))
-    product = lower_product(_columns_product(x.shape[0], groups, rows, positions, channels, node), columns, "columns")
+    product = contraction.lower_product(_columns_product(x.shape[0], groups, rows, positions, channels, node), columns, "columns")
     return Lowering((out,), (*product.kernels, gather), product.temps)
 
 

@@ -5,13 +5,16 @@ pass says so.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
+from ort_gpu_ep.kernels.forms import Form, Forms, best_ns, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, kernel
+from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.ops import tiles, unit_windows, winograd
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window, transpose_window
 
@@ -80,18 +83,9 @@ def build(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type}, channels last, and {w.type}: channels do not fit")
     window = conv_window(node, x.shape[2:] if planes else x.shape[1:3], w.shape[2:])
     out = _output(node, window.small)
-    if node.attr("group") > 1:
-        return _depthwise(node, window, out) if w.shape[1] == 1 else _grouped(node, window, out)
-    product = _product(node, window)
-    tiled, units = winograd.of(node, window, product), unit_windows.of(node, product)
-    if tiled is None and units is None:
-        return tiles.lower_tiled(product, out)
-    choice = node.target.choose(product.key + (tiled.key if tiled else ""), _weighed(product, tiled) | unit_windows.estimates_ns(units))
-    if units is not None and choice.form in unit_windows.forms(units):
-        return unit_windows.lower(units, choice, out)
-    if tiled is not None and choice.form in winograd.forms(tiled.product):
-        return winograd.lower(tiled, product.bias, out, choice)
-    return tiles.lower_tiled(product, out, choice)
+    if node.attr("group") > 1 and w.shape[1] == 1:
+        return _depthwise(node, window, out)
+    return lower(node.target, *_forms(node, window), out)
 
 
 def build_transposed(node: BoundNode) -> Lowering:
@@ -114,7 +108,7 @@ def _output(node: BoundNode, spatial: Shape) -> TensorType:
 
 def transposed_ns(node: BoundNode, window: Window) -> float:
     """Of a ConvTranspose, likewise."""
-    return tiles.best_ns(_phases(node, window))
+    return best_ns(tiles.forms(_phases(node, window)))
 
 
 def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
@@ -136,25 +130,28 @@ def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
 
 def estimate_ns(node: BoundNode, window: Window) -> float:
     """Of a Conv that is no depthwise one; whatever its x is stored like."""
-    if node.attr("group") > 1:
-        return min(_grouped_forms(node, window).values())
+    return best_ns(_forms(node, window)[1])
+
+
+def _forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
+    """What a choice is made for, and all forms of a Conv that is no depthwise one.
+
+    Where a run brings sizes, of one product and Winograd's those that win on its side of a number of tiles: a plan holds there.
+    """
     product = _product(node, window)
-    forms = _weighed(product, winograd.of(node, window, product)) | unit_windows.estimates_ns(unit_windows.of(node, product))
-    return min(forms.values())
-
-
-def _weighed(product: tiles.TiledProduct, tiled: winograd.TiledConvolution | None) -> dict[str, float]:
-    """Nanoseconds of each form. Where a run brings sizes, of those that win on its side of a number of tiles: a plan holds there."""
+    direct = tiles.forms(product)
+    if node.attr("group") > 1:
+        w, pixels = node.input(1), hint(node.input(0).shape[0]) * hint(math.prod(window.small))
+        size = f"{pixels}x{w.shape[0]}x{window.taps}*{w.shape[1]}"
+        key = f"grouped {size} of {node.attr('group')} steps {'x'.join(map(str, window.strides))}"
+        return key, _grouped_forms(node, window) | direct
+    tiled, units = winograd.of(node, window, product), unit_windows.forms(unit_windows.of(node, product))
     if tiled is None:
-        return _direct_ns(product)
+        return product.key, direct | units
     if not is_symbolic(tiled.product.rows):
-        return {**_direct_ns(product), **winograd.estimates_ns(tiled)}
+        return product.key + tiled.key, direct | winograd.forms(tiled) | units
     fewest = winograd.fewest_tiles(tiled, product)
-    return winograd.estimates_ns(tiled) if fewest and tiled.product.rows >= fewest else _direct_ns(product)
-
-
-def _direct_ns(product: tiles.TiledProduct) -> dict[str, float]:
-    return tiles.estimates_ns(product, tiles.forms(product))
+    return product.key + tiled.key, (winograd.forms(tiled) if fewest and tiled.product.rows >= fewest else direct) | units
 
 
 def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
@@ -170,20 +167,20 @@ def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
         wide=tiles.are_wide(node))
 
 
-def _grouped_forms(node: BoundNode, window: Window) -> dict[str, float]:
-    """Nanoseconds of each form of a Conv of several groups: pixels and slices of grouped_last.wgsl, or a product."""
+def _grouped_forms(node: BoundNode, window: Window) -> dict[str, Form]:
+    """Pixels and slices of grouped_last.wgsl."""
     w, by = node.input(1), node.target.figures
     steps, fours = ceil_div(math.prod(w.shape[1:]), 4), w.shape[0] // 4
     lines, width = hint(node.input(0).shape[0]) * hint(window.small[0]), hint(window.small[1])
-    forms = {}
+    forms = dict[str, Form]()
     for pixels, slices in GROUPED_FORMS if node.target.limits.allow("grouped_last.wgsl") else ():
         if slices > max(1, steps // 4) or _parts_nbytes(pixels, slices) > node.target.limits.max_workgroup_nbytes:
             continue
         loads = lines * ceil_div(width, pixels) * fours * steps * (4 + pixels)
         rounds = ceil_div(ceil_div(steps, slices), _ahead(pixels))
-        forms[f"{pixels} pixels, {slices} slices"] = by.grouped_launch_ns + max(
-            by.grouped_round_ns * rounds, by.grouped_load_ns * loads / by.units)
-    return {**forms, "product": tiles.best_ns(_product(node, window))}
+        ns = by.grouped_launch_ns + max(by.grouped_round_ns * rounds, by.grouped_load_ns * loads / by.units)
+        forms[f"{pixels} pixels, {slices} slices"] = Form(float(ns), partial(_grouped, node, window, pixels, slices))
+    return forms
 
 
 def _parts_nbytes(pixels: int, slices: int) -> int:
@@ -196,14 +193,8 @@ def _ahead(pixels: int) -> int:
     return 3 if pixels < 4 else 2
 
 
-def _grouped(node: BoundNode, window: Window, out: TensorType) -> Lowering:
-    """In the form that is estimated, or was measured, to be the fastest."""
+def _grouped(node: BoundNode, window: Window, pixels: int, slices: int, choice: Choice, out: TensorType) -> Lowering:
     w, groups = node.input(1), node.attr("group")
-    size = f"{hint(out.size) // w.shape[0]}x{w.shape[0]}x{window.taps}*{w.shape[1]}"
-    choice = node.target.choose(f"grouped {size} of {groups} steps {'x'.join(map(str, window.strides))}", _grouped_forms(node, window))
-    if choice.form == "product":
-        return tiles.lower_tiled(_product(node, window), out)
-    pixels, slices = next(form for form in GROUPED_FORMS if choice.form == f"{form[0]} pixels, {form[1]} slices")
     packed = TensorType(FLOAT32, (math.prod(w.shape[1:]), w.shape[0]))
     weights = tiles.Weights(1, w.shape[1], window.taps, math.prod(w.shape[1:]), window.taps, 1, w.is_constant)
     bias = {"c": 2} if node.has(2) else {}

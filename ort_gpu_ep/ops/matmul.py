@@ -9,9 +9,10 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.symbolic import is_symbolic
 from ort_gpu_ep.ir.types import FLOATS, Shape, TensorType
+from ort_gpu_ep.kernels.forms import Forms, lower
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Strided, broadcast, broadcast_strides, op
-from ort_gpu_ep.ops import matrix_units, pruned, sparse_products, tiles
-from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns
+from ort_gpu_ep.ops import contraction, matrix_units, pruned, sparse_products, tiles
+from ort_gpu_ep.ops.contraction import Matrix, Product
 
 
 @op("MatMul", dtypes={"T": FLOATS}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
@@ -52,7 +53,7 @@ def _matmul(node: BoundNode, turns_a: bool = False, turns_b: bool = False, alpha
         math.prod(batches), m, n, k, Matrix(0, _batches(left, batches), *((1, m) if turns_a else (k, 1))),
         Matrix(1, _batches(right, batches), *((k, 1) if turns_b else (1, n))), None, alpha, target=node.target, fours=a.dtype in FLOATS)
     if batches or turns_a:
-        return matrix_units.lower_best(node, product, None, TensorType(a.dtype, shape))
+        return lower(node.target, *_dense_forms(node, product, None), TensorType(a.dtype, shape))
     return _by_zeros(node, product, tiles.of_matrices(node, m, n, k, turns_b, None, alpha), turns_b, TensorType(a.dtype, shape))
 
 
@@ -62,25 +63,24 @@ def _by_zeros(node: BoundNode, product: Product, tiled: tiles.TiledProduct | Non
     transposed: the weights are stored [n, k].
     """
     vectors, n, k, of_x = product.m, product.n, product.k, (product.a.outer, product.a.k)
+    key, dense = _dense_forms(node, product, tiled)
     few = pruned.of_matrices(node, vectors, n, k, of_x, transposed, product.bias, product.alpha, product.beta)
     if few is not None:
-        choice = pruned.choose(few, _dense_ns(node, product, tiled))
-        if choice.form != pruned.DENSE:
-            return pruned.lower(few, choice, out)
+        return lower(node.target, few.key, pruned.forms(few) | dense, out)
     held = sparse_products.of_dense(node, transposed) if node.input(1).rank == 2 else None
     bias = None if product.bias is None else (2, product.bias)
     many = sparse_products.of_matrices(node, vectors, held, of_x, bias, product.alpha, product.beta)
     if many is not None and (tiled is not None or not is_symbolic(vectors)):
-        choice = sparse_products.choose(many, _dense_ns(node, product, tiled))
-        if choice.form != sparse_products.DENSE:
-            return sparse_products.lower(many, choice, out)
-    return matrix_units.lower_best(node, product, tiled, out)
+        return lower(node.target, many.key, sparse_products.forms(many) | dense, out)
+    return lower(node.target, key, dense, out)
 
 
-def _dense_ns(node: BoundNode, product: Product, tiled: tiles.TiledProduct | None) -> float:
-    """What the product takes with its zeros, in the fastest way."""
-    others = tiles.best_ns(tiled) if tiled is not None else best_ns(product)
-    return min(matrix_units.best_ns(matrix_units.of_product(node, product)), others)
+def _dense_forms(node: BoundNode, product: Product, tiled: tiles.TiledProduct | None) -> tuple[str, Forms]:
+    """What a choice is made for, and the forms of a product with its zeros: on matrix units, in register tiles (`tiled`), or in general."""
+    units = matrix_units.forms(matrix_units.of_product(node, product))
+    if tiled is not None:
+        return tiled.key, tiles.forms(tiled) | units
+    return product.key, contraction.forms(product) | units
 
 
 def _batches(shape: Shape, batches: Shape) -> Strided:

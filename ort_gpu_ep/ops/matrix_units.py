@@ -7,14 +7,16 @@ Tiles and the figures of the estimate were measured on an H200 (docs/decisions/0
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
 from ort_gpu_ep.kernels.cost_parameters import Figures
+from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, Limits, no_matrix_units
-from ort_gpu_ep.ops import contraction, tiles
+from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.tile_weights import Weights
 
@@ -123,14 +125,15 @@ def _operand(matrix: Matrix, outer: int, k: int, constant: bool, fours: bool) ->
     return Operand(matrix, outer, fours and whole, along_k, constant)
 
 
-def forms(units: UnitProduct | None) -> dict[str, UnitTile]:
-    """The tiles that may be taken, by name."""
+def forms(units: UnitProduct | None) -> dict[str, Form]:
+    """In each tile that may be taken."""
     if units is None:
         return {}
     limits, product = units.product.target.limits, units.product
     most = limits.max_groups_per_dimension
-    return {tile.name: tile for tile in TILES if tile.fits(limits, not units.w.along_k) and max(
-        ceil_div(int(hint(product.m)), tile.n), ceil_div(int(hint(product.n)), tile.m), int(hint(product.batch))) <= most}
+    return {tile.name: Form(estimate_ns(units, tile), partial(_lowered, units, tile)) for tile in TILES
+            if tile.fits(limits, not units.w.along_k) and max(
+                ceil_div(int(hint(product.m)), tile.n), ceil_div(int(hint(product.n)), tile.m), int(hint(product.batch))) <= most}
 
 
 def estimate_ns(units: UnitProduct, tile: UnitTile) -> float:
@@ -166,31 +169,7 @@ def _by_fours(units: UnitProduct, operand: Operand) -> bool:
     return operand.fours and (operand.along_k or operand is not units.x)
 
 
-def best_ns(units: UnitProduct | None) -> float:
-    return min((estimate_ns(units, tile) for tile in forms(units).values()), default=float("inf")) if units is not None else float("inf")
-
-
-def lower_best(node: BoundNode, product: Product, tiled: tiles.TiledProduct | None, out: TensorType) -> Lowering:
-    """The product in the fastest of its forms: on matrix units, in register tiles (`tiled`), or in general."""
-    units = of_product(node, product)
-    mine = forms(units)
-    if units is None or not mine:
-        return tiles.lower_tiled(tiled, out) if tiled is not None else contraction.lower_product(product, out)
-    times = {name: estimate_ns(units, tile) for name, tile in mine.items()}
-    if tiled is not None:
-        choice = product.target.choose(tiled.key, {**tiles.estimates_ns(tiled, tiles.forms(tiled)), **times})
-        return _lower(units, mine[choice.form], choice, out) if choice.form in mine else tiles.lower_tiled(tiled, out, choice)
-    size = "x".join(str(hint(n)) for n in (product.batch, product.m, product.n, product.k))
-    varying = "+" if any(map(is_symbolic, (product.batch, product.m, product.n, product.k))) else ""
-    choice = product.target.choose(f"matrices {size}{varying}", {GENERAL: contraction.best_ns(product), **times})
-    return _lower(units, mine[choice.form], choice, out) if choice.form in mine else contraction.lower_product(product, out)
-
-
-GENERAL = "general"
-"""The form of a product by matvec*.wgsl or gemm.wgsl."""
-
-
-def _lower(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType) -> Lowering:
+def _lowered(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType) -> Lowering:
     product = units.product
     kernels, temps, once = list[Kernel](), list[tuple[str, TensorType]](), list[str]()
     reads: dict[str, int | str] = {"x": product.a.source, "w": product.b.source}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import Kernel, Strided, kernel
-from ort_gpu_ep.kernels.target import Choice, Target
+from ort_gpu_ep.kernels.target import Target
 
 SPLITS = 32
 """Parts of K, at most."""
@@ -39,6 +39,10 @@ record(
 record(
     "matvec_columns.wgsl", "matvec", loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
     flops=lambda k: 8 * k["BATCH"] * k["COUNT4"] * k["K"])
+
+
+Make: TypeAlias = Callable[[TensorType], Kernel]
+"""Makes the kernel of a form, for its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +84,15 @@ class VectorProduct:
         return int(max(1, min(SPLITS, filled, iterations // ITERATIONS)))
 
 
-def lower(given: VectorProduct, out: TensorType) -> Kernel:
-    """The kernel, without what happens to its sums; a part of K for each of SPLIT."""
-    key = f"matvec {hint(given.batch)} x {hint(given.count)} x {hint(given.k)}, {'rows' if given.wide.k == 1 else 'columns'}"
-    forms = _forms(given)
-    choice = choose(given.target, key, estimates(given))
-    return replace(forms[choice.form][1](given, out), choice=choice)
-
-
-def estimates(given: VectorProduct) -> dict[str, float]:
-    """Nanoseconds of each form."""
-    return {name: estimate(given) for name, (estimate, _) in _forms(given).items()}
-
-
-_Form: TypeAlias = tuple[Callable[[VectorProduct], float], Callable[[VectorProduct, TensorType], Kernel]]
-
-
-def _forms(given: VectorProduct) -> dict[str, _Form]:
-    """Name -> what estimates it, what makes it."""
-    forms: dict[str, _Form] = {"any": (_any_ns, _any)}
+def kernels(given: VectorProduct) -> dict[str, tuple[float, Make]]:
+    """By the name of each form its estimated nanoseconds, and what makes its kernel, without what happens to the sums; SPLIT parts of K."""
+    found: dict[str, tuple[float, Make]] = {"any": (_any_ns(given), partial(_any, given))}
     if given.wide.k == 1 and given.vector.k == 1 and given.vectors(given.k, given.wide.outer):
         if given.target.limits.allow("matvec_rows.wgsl"):
-            forms |= {f"rows {rows}": (partial(_rows_ns, rows=rows), partial(_rows, rows=rows)) for rows in ROWS}
+            found |= {f"rows {rows}": (_rows_ns(given, rows), partial(_rows, given, rows=rows)) for rows in ROWS}
     elif given.wide.outer == 1 and given.vectors(given.count, given.wide.k) and given.target.limits.allow("matvec_columns.wgsl"):
-        forms |= {f"columns {side}": (partial(_columns_ns, side=side), partial(_columns, side=side)) for side in SIDES}
-    return forms
-
-
-def choose(target: Target, key: str, estimates: Mapping[str, float]) -> Choice:
-    return target.choose(key, estimates)
+        found |= {f"columns {side}": (_columns_ns(given, side), partial(_columns, given, side=side)) for side in SIDES}
+    return found
 
 
 def _any(given: VectorProduct, out: TensorType) -> Kernel:

@@ -7,6 +7,7 @@ kernels read words in an order of their own (packed_layouts.py); what is on the 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import LARGEST_HALF
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, FLOATS, TensorType
+from ort_gpu_ep.kernels.forms import Form, best_ns, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
@@ -49,21 +51,26 @@ def lower_packed(
     if columns.batches * weights.groups == 1 and not columns.window and hint(columns.count) <= MAX_VECTORS:
         return lower_vectors(node, weights, columns, out, bias, alpha, beta)
     rows = rows_of(weights, node.input(weights.source).type)
-    choice: Choice | None = None
     keeps, dense = node.target.limits.keeps_dense, _dense(node, weights, columns, bias, alpha, beta)
-    forms = {IN_TILES: (1 if keeps or dense is None else UNPACKED_GAIN) * product_ns(node.target, weights, columns)}
+    forms = {IN_TILES: Form(
+        (1 if keeps or dense is None else UNPACKED_GAIN) * product_ns(node.target, weights, columns),
+        partial(_in_tiles, node, weights, columns, rows, bias, alpha, beta))}
     if dense is not None:
-        forms[BEFORE] = DENSE_SHARE * (tiles.best_ns(dense) + (0 if keeps else unpack_ns(node.target, weights)))
-    if rounds and rounded_products.takes(node, weights, columns):
-        forms[rounded_products.ROUNDED] = rounded_products.estimate_ns(node.target, weights, columns)
-    if len(forms) > 1:
-        varying = "+" if is_symbolic(columns.count) else ""
-        key = dense.key if dense else f"packed {hint(columns.count)}x{weights.rows}x{weights.k}{varying}"
-        choice = node.target.choose(f"{key}, {weights.bits} bits{', kept' if keeps else ''}{', rounded' if rounds else ''}", forms)
-    if choice and choice.form == rounded_products.ROUNDED:
-        return rounded_products.lower(node, weights, columns, out, bias, choice)
-    if choice and dense and choice.form == BEFORE:
-        return _unpacked(node, weights, rows, dense, out, choice)
+        unpacked_ns = best_ns(tiles.forms(dense)) + (0 if keeps else unpack_ns(node.target, weights))
+        forms[BEFORE] = Form(DENSE_SHARE * unpacked_ns, partial(_unpacked, node, weights, rows, dense))
+    rounds = rounds and rounded_products.takes(node, weights, columns)
+    if rounds:
+        forms[rounded_products.ROUNDED] = rounded_products.form(node, weights, columns, bias)
+    varying = "+" if is_symbolic(columns.count) else ""
+    key = dense.key if dense else f"packed {hint(columns.count)}x{weights.rows}x{weights.k}{varying}"
+    return lower(node.target, f"{key}, {weights.bits} bits{', kept' if keeps else ''}{', rounded' if rounds else ''}", forms, out)
+
+
+def _in_tiles(
+    node: BoundNode, weights: Weights, columns: Columns, rows: Layout, bias: tuple[int, Strided] | None, alpha: float, beta: float,
+    choice: Choice, out: TensorType,
+) -> Lowering:
+    """packed_product.wgsl, whose tiles are unpacked on their way in."""
     built = replace(_product(weights, columns, rows, out), choice=choice)
     reads: dict[str, int | str] = {**rows.sources, "x": columns.source, "table": weights.table}
     reads |= {"zp": weights.zp} if weights.zp is not None else {}
@@ -105,7 +112,7 @@ def _is_wide(node: BoundNode, weights: Weights) -> bool:
     return not largest <= LARGEST_HALF
 
 
-def _unpacked(node: BoundNode, weights: Weights, rows: Layout, dense: tiles.TiledProduct, out: TensorType, choice: Choice) -> Lowering:
+def _unpacked(node: BoundNode, weights: Weights, rows: Layout, dense: tiles.TiledProduct, choice: Choice, out: TensorType) -> Lowering:
     """The weights written out, for this run or, where a dense copy may stay, for all; and the dense product."""
     written = ("unpacked", TensorType(FLOAT32, (weights.k, weights.rows)))
     unpack = kernel(

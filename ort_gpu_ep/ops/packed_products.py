@@ -12,12 +12,13 @@ from ort_gpu_ep.ir.contrib import DOMAIN as CONTRIB
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, INT32, PACKED_INTS, UINT8, Shape, TensorType
+from ort_gpu_ep.kernels.forms import best_ns, elsewhere, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.kernels.target import Target
-from ort_gpu_ep.ops import tiles
+from ort_gpu_ep.ops import contraction, sparse_products, tiles
 from ort_gpu_ep.ops.composed import Composed, known
-from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns
+from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.conv import written_out_ns
 from ort_gpu_ep.ops.decoders import check_codebook, check_sparse, decoded_shape, unpack_sparse_ns
 from ort_gpu_ep.ops.in_place import check_not_kept, plain, read_in_place
@@ -25,8 +26,6 @@ from ort_gpu_ep.ops.packed import UNPACKED_GAIN, lower_packed, product_ns, unpac
 from ort_gpu_ep.ops.packed_operands import Columns, Weights
 from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, lower_sparse
 from ort_gpu_ep.ops.sparse_products import DENSE, of_entries, of_filters, of_matrices
-from ort_gpu_ep.ops.sparse_products import choose as choose_sparse
-from ort_gpu_ep.ops.sparse_products import lower as lower_many
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
 
 TAKEN = {"T": (FLOAT32, FLOAT16, UINT8, INT8, INT32, *PACKED_INTS)}
@@ -177,21 +176,22 @@ def _sparse_conv(node: BoundNode, shape: Shape, window: Window) -> Lowering:
     if product is None:
         raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: this convolution runs with dense filters")
     keeps = node.target.limits.keeps_dense
-    dense_ns = written_out_ns(plain(node, "Conv", shape, 1, constant=keeps))
-    choice = choose_sparse(product, dense_ns + (0 if keeps else unpack_sparse_ns(node.target, math.prod(shape))))
-    if choice.form == DENSE:
-        raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: estimated to be slower than with dense filters")
-    return lower_many(product, choice, TensorType(x.dtype, (x.shape[0], rows, *window.small)))
+    dense_ns = written_out_ns(plain(node, "Conv", shape, 1, constant=keeps)) + (
+        0 if keeps else unpack_sparse_ns(node.target, math.prod(shape)))
+    dense = elsewhere(dense_ns, "Conv with sparse filters: estimated to be slower than with dense filters")
+    return lower(node.target, product.key, sparse_products.forms(product) | {DENSE: dense}, TensorType(
+        x.dtype, (x.shape[0], rows, *window.small)))
 
 
 def _written_out_ns(target: Target, rows: int, k: int, transposed: bool, columns: Columns) -> float:
     """Of a product of many vectors with a matrix that each run writes out, in the better of its kernels."""
     count, start = int(hint(columns.count)), Strided((1,), (0,))
     weights = Matrix(1, start, *((k, 1) if transposed else (1, rows)))
-    dense_ns = best_ns(Product(1, count, rows, k, Matrix(0, start, columns.column, columns.k), weights, target=target, fours=True))
+    product = Product(1, count, rows, k, Matrix(0, start, columns.column, columns.k), weights, target=target, fours=True)
+    dense_ns = best_ns(contraction.forms(product))
     if transposed or k % tiles.PACKED_ROWS or rows % 4 or columns.k != 1 or not tiles.fits(target):
         return dense_ns
-    return min(dense_ns, tiles.best_ns(tiles.TiledProduct(count, rows, tiles.Weights(1, k, 1, 1, rows, 0, False), target=target)))
+    return min(dense_ns, best_ns(tiles.forms(tiles.TiledProduct(count, rows, tiles.Weights(1, k, 1, 1, rows, 0, False), target=target))))
 
 
 def _dense(node: BoundNode, rank: int | None = None) -> Shape:
@@ -252,10 +252,9 @@ def _sparse_product(
         raise UnsupportedNodeError(Code.COST, f"{node.op}: batch of {hint(columns.count)}: "
                                    "a dense copy of the sparse weight is estimated to be faster")
     unpack_ns = 0 if node.target.limits.keeps_dense else unpack_sparse_ns(node.target, rows * k)
-    choice = choose_sparse(product, unpack_ns + _written_out_ns(node.target, rows, k, transposed, columns))
-    if choice.form == DENSE:
-        raise UnsupportedNodeError(Code.COST, f"{node.op}: estimated to be slower than with a dense matrix")
-    return lower_many(product, choice, out)
+    dense_ns = unpack_ns + _written_out_ns(node.target, rows, k, transposed, columns)
+    dense = elsewhere(dense_ns, f"{node.op}: estimated to be slower than with a dense matrix")
+    return lower(node.target, product.key, sparse_products.forms(product) | {DENSE: dense}, out)
 
 
 def _scale_strides(node: BoundNode, shape: Shape, scales: Shape, row_axis: int) -> tuple[tuple[int, int], int]:

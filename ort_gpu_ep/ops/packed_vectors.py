@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOATS, TensorType
+from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
-from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Target
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
 from ort_gpu_ep.ops.packed_operands import Columns, Weights, interleaved
 
 MAX_VECTORS = 4
@@ -48,15 +48,23 @@ record(
 def lower_vectors(
     node: BoundNode, weights: Weights, columns: Columns, out: TensorType, bias: tuple[int, Strided] | None, alpha: float, beta: float,
 ) -> Lowering:
-    """The kernels of a product of at most MAX_VECTORS vectors with one group of rows: the weights interleaved, once, and the product."""
+    """The kernels of a product of at most MAX_VECTORS vectors with one group of rows."""
+    decoding = decoding_ns(node.target, weights.rows * weights.k)
+    forms = {name: Form(ns, partial(_vectors, node, weights, columns, bias, alpha, beta, name == HALVES)) for name, ns in decoding.items()
+             if name == WORDS or not weights.codebook}
+    return lower(node.target, f"vectors {weights.rows} x {weights.k}, {weights.bits} bits", forms, out)
+
+
+def _vectors(
+    node: BoundNode, weights: Weights, columns: Columns, bias: tuple[int, Strided] | None, alpha: float, beta: float, halves: bool,
+    choice: Choice, out: TensorType,
+) -> Lowering:
+    """The weights interleaved, once, and the product. halves: codes become floats two by two."""
     layout, count, of_x = interleaved(node, weights), int(columns.count), node.input(columns.source)
     x4 = of_x.dtype in FLOATS and columns.k == 1 and weights.k % 4 == 0 and (count == 1 or columns.column % 4 == 0)
     by_blocks, per, entries = "scales" in layout.sources, 32 // weights.bits, 1 << weights.bits if weights.codebook else 0
     copies = min(MAX_COPIES, BOOK_ENTRIES // entries) if entries else 1
     subgroups = node.target.limits.allow("packed_matvec.wgsl", "subgroup")
-    choice = None if weights.codebook else node.target.choose(
-        f"vectors {weights.rows} x {weights.k}, {weights.bits} bits", decoding_ns(node.target, weights.rows * weights.k))
-    halves = choice is not None and choice.form == HALVES
     size = workgroup_size(node.target, ceil_div(weights.rows, per), layout.words, per * count, subgroups)
     zp = node.optional(weights.zp) if weights.zp is not None else None
     reads: dict[str, int | str] = {**layout.sources, "x": columns.source} | ({"c": bias[0]} if bias else {})
@@ -122,27 +130,29 @@ def closing_loops(outputs: int, size: int) -> int:
 def lower_sparse(
     node: BoundNode, rows: int, k: int, columns: Columns, out: TensorType, bias: tuple[int, Strided] | None = None,
     alpha: float = 1.0, beta: float = 1.0,
-) -> Kernel:
+) -> Lowering:
     """The kernel of a product of few vectors with sparse rows: entries, values and starts are inputs 1, 2 and 3."""
-    if hint(columns.count) > MAX_VECTORS:
-        raise UnsupportedNodeError(Code.COST, f"{node.op}: batch of {hint(columns.count)}: "
-                                   "a dense copy of the sparse weight is estimated to be faster")
-    count, entries = int(columns.count), node.input(1).size
-    forms = {f"team {team}": _sparse_ns(node, rows, team) for team in SPARSE_TEAMS
-             if team == max(SPARSE_TEAMS) or (team >= count and _sparse_loops(k, team) <= node.target.limits.max_loop_iterations)}
-    if entries and 4 * (k + 1) * count + BOOK_NBYTES <= node.target.limits.max_workgroup_nbytes and node.target.limits.allow(
-            HOLDING, "subgroup"):
-        forms[HELD] = _held_ns(node, rows, k, count)
-    choice = node.target.choose(f"sparse {rows} x {k}, {entries} entries", forms)
-    shape = _held(node, rows, k, count) if choice.form == HELD else _in_teams(rows, count, int(choice.form.split()[1]))
+    limits, count, entries = node.target.limits, int(columns.count), node.input(1).size
+    build = partial(_sparse, node, rows, k, columns, bias, alpha, beta)
+    forms = {f"team {team}": Form(_sparse_ns(node, rows, team), partial(build, _in_teams(rows, count, team))) for team in SPARSE_TEAMS
+             if team == max(SPARSE_TEAMS) or (team >= count and _sparse_loops(k, team) <= limits.max_loop_iterations)}
+    if entries and 4 * (k + 1) * count + BOOK_NBYTES <= limits.max_workgroup_nbytes and limits.allow(HOLDING, "subgroup"):
+        forms[HELD] = Form(_held_ns(node, rows, k, count), partial(build, _held(node, rows, k, count)))
+    return lower(node.target, f"sparse {rows} x {k}, {entries} entries", forms, out)
+
+
+def _sparse(
+    node: BoundNode, rows: int, k: int, columns: Columns, bias: tuple[int, Strided] | None, alpha: float, beta: float, shape: _Shape,
+    choice: Choice, out: TensorType,
+) -> Lowering:
     reads: dict[str, int | str] = {"entries": 1, "starts": 3, "x": columns.source, "table": 2, **({"c": bias[0]} if bias else {})}
     consts: dict[str, Const] = {
-        "N": rows, "K": k, "ENTRIES": entries, "COLS": count, "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column,
-        "Y_ROW": columns.y_row, "ALPHA": float(alpha), "BETA": float(beta)}
-    return kernel(
+        "N": rows, "K": k, "ENTRIES": node.input(1).size, "COLS": int(columns.count), "X_COL": columns.column, "X_K": columns.k,
+        "Y_COL": columns.y_column, "Y_ROW": columns.y_row, "ALPHA": float(alpha), "BETA": float(beta)}
+    return Lowering((out,), (kernel(
         shape.shader, [out], consts={**consts, **shape.consts}, indices={"c_index": bias[1] if bias else Strided((1,), (0,))},
         groups=shape.groups, workgroup_size=shape.size, workgroup_nbytes=shape.nbytes, reads=reads, writes={"y": 0}, choice=choice,
-        features=shape.features)
+        features=shape.features),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ort_gpu_ep.ir.symbolic import is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, UINT32, TensorType
+from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
@@ -25,7 +27,6 @@ NOWHERE = 0xffff
 TEAMS = {32: 128, 8: 64, 1: 64}
 """Invocations of an output -> of a workgroup."""
 PACKING_SIZE = 64
-DENSE = "dense"
 
 record(PACKING, "movement", loop_bound=lambda k: 2 * ceil_div(k["K"], PACKING_SIZE) + k["K"] + k["WIDTH"] + 8, data_indices=True)
 record(RESTORING, "movement", loop_bound=lambda k: k["WIDTH"].bit_length() + 1)
@@ -56,6 +57,11 @@ class PrunedProduct:
     def nbytes(self) -> int:
         return self.n * self.width * 6
 
+    @property
+    def key(self) -> str:
+        """What a choice is made for."""
+        return f"pruned {self.vectors} x {self.n} x {self.k}, {self.width} of an output"
+
 
 def of_matrices(
     node: BoundNode, vectors: int, n: int, k: int, x_strides: tuple[int, int], transposed: bool = False, bias: Strided | None = None,
@@ -74,12 +80,10 @@ def of_matrices(
     return product if packs and 2 * k + width + 8 <= limits.max_loop_iterations else None
 
 
-def choose(product: PrunedProduct, dense_ns: float) -> Choice:
-    """One of its own forms, or DENSE."""
-    teams = {f"team {team}": _estimate_ns(product, team) for team in TEAMS if team == max(TEAMS) or (
+def forms(product: PrunedProduct) -> dict[str, Form]:
+    """By so many invocations for an output."""
+    return {f"team {team}": Form(_estimate_ns(product, team), partial(_lowered, product, team)) for team in TEAMS if team == max(TEAMS) or (
         team >= product.vectors and product.width // 4 // team <= product.target.limits.max_loop_iterations)}
-    key = f"pruned {product.vectors} x {product.n} x {product.k}, {product.width} of an output"
-    return product.target.choose(key, {**teams, DENSE: dense_ns})
 
 
 def _estimate_ns(product: PrunedProduct, team: int) -> float:
@@ -93,9 +97,8 @@ def _estimate_ns(product: PrunedProduct, team: int) -> float:
     return float(begun_ns + product.nbytes / by.matvec_bytes_per_ns + turns * clocks / by.clocks_per_ns)
 
 
-def lower(product: PrunedProduct, choice: Choice, out: TensorType) -> Lowering:
-    """The packing, once, and the product in the form that was chosen."""
-    team = int(choice.form.split()[1])
+def _lowered(product: PrunedProduct, team: int, choice: Choice, out: TensorType) -> Lowering:
+    """The packing, once, and the product."""
     workgroup_size, (columns, values) = TEAMS[team], places(product.n, product.width)
     packing, inverse = packed(product.n, product.k, product.width, product.w_strides)
     built = kernel(

@@ -84,7 +84,8 @@ def form_of(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1) -> Choic
     steps, packed = 1 << hint(sizes.steps).bit_length(), f", {bits} bits" if bits else ""
     choice = node.target.choose(
         f"recurrent {cell.code} {sizes.inputs} {sizes.hidden} x {layers}, {sizes.directions} directions, {steps} steps{packed}", times)
-    if bits and choice.form == GENERAL and _written_out_ns(node.target, sizes, bits) < UNPACKED_GAIN * times[GENERAL]:
+    is_general = bits and choice.form == GENERAL and choice.because != "forced"
+    if is_general and _written_out_ns(node.target, sizes, bits) < UNPACKED_GAIN * times[GENERAL]:
         raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(sizes.steps)} steps, weights of {bits} bits are decoded first")
     return choice
 

@@ -6,8 +6,11 @@ instruction then. The weights are read as the model stores them.
 
 from __future__ import annotations
 
+from functools import partial
+
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOATS, UINT32, TensorType
+from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
@@ -51,6 +54,11 @@ def _tile(target: Target, weights: Weights, count: int) -> int:
     return min(fitting, key=lambda tile: (_steps_ns(target, weights, count, tile), abs(tile - count)))
 
 
+def form(node: BoundNode, weights: Weights, columns: Columns, bias: tuple[int, Strided] | None) -> Form:
+    """The vectors as bytes, and their product."""
+    return Form(estimate_ns(node.target, weights, columns), partial(_lowered, node, weights, columns, bias))
+
+
 def estimate_ns(target: Target, weights: Weights, columns: Columns) -> float:
     """Of both kernels: the rounding reads each element, and writes and reads a byte of it, and its numbers."""
     by, count = target.figures, int(hint(columns.count))
@@ -58,10 +66,9 @@ def estimate_ns(target: Target, weights: Weights, columns: Columns) -> float:
     return float(rounding_ns + by.launch_ns + _steps_ns(target, weights, count, _tile(target, weights, count)))
 
 
-def lower(
-    node: BoundNode, weights: Weights, columns: Columns, out: TensorType, bias: tuple[int, Strided] | None, choice: Choice,
+def _lowered(
+    node: BoundNode, weights: Weights, columns: Columns, bias: tuple[int, Strided] | None, choice: Choice, out: TensorType,
 ) -> Lowering:
-    """The vectors as bytes, and their product."""
     count, blocks = columns.count, ceil_div(weights.k, weights.block)
     fours, padded = ceil_div(count, 4), ceil_div(count, 4) * 4
     codes = TensorType(UINT32, (blocks * weights.block // 4, padded))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from ort_gpu_ep.ir.graph import MIN_COUNTED_FILTERS
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
@@ -22,6 +24,7 @@ from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window
 
 SHADER, PACKING = "sparse_product.wgsl", "pack_entries.wgsl"
 DENSE = "dense"
+"""The form of a weight that is stored sparse: it is written out before."""
 MAX_TAPS = 32
 """Of a window: those that a pixel sees are the bits of a word."""
 TEAM, WORKGROUP_SIZE = 32, 256
@@ -162,10 +165,13 @@ def _fits(product: SparseProduct) -> bool:
     return limits.allow(SHADER) and limits.max_invocations >= WORKGROUP_SIZE and product.held.width // 4 < limits.max_loop_iterations
 
 
-def forms(product: SparseProduct) -> dict[str, tuple[int, int, int]]:
-    """Every form that could be taken, by name."""
+def forms(product: SparseProduct | None) -> dict[str, Form]:
+    """Every form that could be taken: rows and pixels of a lane, teams that share a row."""
+    if product is None:
+        return {}
     limits, unit, total = product.target.limits, 4 if product.fours else 1, hint(product.images * product.pixels)
-    return {name: (rows, each, slices) for name, (rows, each, slices) in FORMS.items()
+    return {name: Form(_estimate_ns(product, rows, each, slices), partial(_lowered, product))
+            for name, (rows, each, slices) in FORMS.items()
             if each % unit == 0 and max(_grid(product, total, rows, each, slices)) <= limits.max_groups_per_dimension
             and _sums_nbytes(each, slices) <= limits.max_workgroup_nbytes}
 
@@ -176,22 +182,6 @@ def _grid(product: SparseProduct, total: int, rows: int, each: int, slices: int)
 
 def _sums_nbytes(each: int, slices: int) -> int:
     return 4 * WORKGROUP_SIZE * each if slices > 1 else 0
-
-
-def estimates_ns(product: SparseProduct) -> dict[str, float]:
-    """Nanoseconds of each form."""
-    return {name: _estimate_ns(product, *form) for name, form in forms(product).items()}
-
-
-def choose(product: SparseProduct, dense_ns: float) -> Choice:
-    """One of its own forms, or DENSE."""
-    return product.target.choose(product.key, {**estimates_ns(product), DENSE: dense_ns})
-
-
-def best_ns(product: SparseProduct, dense_ns: float) -> float:
-    """What it takes as `choose` has it."""
-    found = choose(product, dense_ns)
-    return dense_ns if found.form == DENSE else estimates_ns(product)[found.form]
 
 
 def _estimate_ns(product: SparseProduct, rows: int, each: int, slices: int) -> float:
@@ -218,8 +208,8 @@ def _estimate_ns(product: SparseProduct, rows: int, each: int, slices: int) -> f
     return float(by.sparse_factor * ns)
 
 
-def lower(product: SparseProduct, choice: Choice, out: TensorType) -> Lowering:
-    """The packing, once; x in planes, where it does not lie so; the product in the form that was chosen."""
+def _lowered(product: SparseProduct, choice: Choice, out: TensorType) -> Lowering:
+    """The packing, once; x in planes, where it does not lie so; the product."""
     held = product.held
     packing, inverses = held.packing()
     kernels, temps = [packing], [*pruned.places(held.n, held.width)]

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOATS, UINT32, Shape, TensorType
+from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import DEFAULT_TARGET, LAST_ARRIVING, Choice, Limits, Target
@@ -208,7 +210,12 @@ def fits(target: Target) -> bool:
     return any(tile.fits(target.limits) for tile in TILES)
 
 
-def forms(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
+def forms(product: TiledProduct) -> dict[str, Form]:
+    """product.wgsl in each of its shares."""
+    return {name: Form(estimate_ns(product, *share), partial(_lowered, product, *share)) for name, share in shares(product).items()}
+
+
+def shares(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
     """Every tile and number of parts of K that could be taken, by name. Small tiles of large products are more than a grid may have."""
     most, fitting = product.target.limits.max_groups_per_dimension, [t for t in TILES if t.fits(product.target.limits, product.halves)]
     rows, columns = int(hint(product.rows)), int(hint(product.m))
@@ -252,18 +259,9 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
     return float(time * BYTE_CUT_FACTOR) if product.bytes and split > 1 else float(time)
 
 
-def estimates_ns(product: TiledProduct, known: Mapping[str, tuple[Tile, int]]) -> dict[str, float]:
-    """Of each form."""
-    return {name: estimate_ns(product, *form) for name, form in known.items()}
-
-
 def are_wide(node: BoundNode) -> bool:
     """Whether input 0 or 1 is a constant that float16 does not reach to. Asked for f16acc alone: to look at each weight takes long."""
     return node.target.limits.precision == "f16acc" and any(node.input(i).exceeds_half for i in (0, 1))
-
-
-def best_ns(product: TiledProduct) -> float:
-    return min(estimates_ns(product, forms(product)).values())
 
 
 def of_matrices(
@@ -284,15 +282,15 @@ def of_matrices(
     return product if weights.constant or lies_right else None
 
 
-def lower_tiled(product: TiledProduct, out: TensorType, choice: Choice | None = None) -> Lowering:
-    """The kernels of a product: its weights packed, once where they are constant, and if they don't lie right already; the product; where
-    K is cut and the parts are not added up by the product itself, their sum.
+def lower_tiled(product: TiledProduct, out: TensorType) -> Lowering:
+    """The kernels of a product in the best of its shares."""
+    return lower(product.target, product.key, forms(product), out)
 
-    choice: one of its forms, where others than these were weighed, too.
+
+def _lowered(product: TiledProduct, tile: Tile, split: int, choice: Choice, out: TensorType) -> Lowering:
+    """The weights packed, once where they are constant, and if they don't lie right already; the product; where K is cut and the parts are
+    not added up by the product itself, their sum.
     """
-    known = forms(product)
-    choice = choice or product.target.choose(product.key, estimates_ns(product, known))
-    tile, split = known[choice.form]
     per = ceil_div(ceil_div(product.fours, tile.fours), split)
     rows = product.packed_rows
     kernels, temps, once = list[Kernel](), list[tuple[str, TensorType]](), list[str]()

@@ -6,9 +6,11 @@ Beside the forms in register tiles and Winograd's, where matrix_units.py says th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
+from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, no_matrix_units
@@ -59,18 +61,14 @@ def of(node: BoundNode, product: TiledProduct) -> UnitConvolution | None:
     return UnitConvolution(product, images, x.size // images if images else 0, limits.precision == TF32) if hint(images) else None
 
 
-def forms(units: UnitConvolution | None) -> dict[str, UnitTile]:
-    """The tiles that may be taken, by name."""
+def forms(units: UnitConvolution | None) -> dict[str, Form]:
+    """In each tile that may be taken."""
     if units is None:
         return {}
     product, limits = units.product, units.product.target.limits
-    return {tile.name: tile for tile in matrix_units.TILES if tile.fits(limits, w_rows=True) and max(
-        ceil_div(int(hint(product.rows)), tile.n), ceil_div(product.m, tile.m)) <= limits.max_groups_per_dimension}
-
-
-def estimates_ns(units: UnitConvolution | None) -> dict[str, float]:
-    """Of each form."""
-    return {name: estimate_ns(units, tile) for name, tile in forms(units).items()} if units is not None else {}
+    return {tile.name: Form(estimate_ns(units, tile), partial(_lowered, units, tile)) for tile in matrix_units.TILES
+            if tile.fits(limits, w_rows=True) and max(
+                ceil_div(int(hint(product.rows)), tile.n), ceil_div(product.m, tile.m)) <= limits.max_groups_per_dimension}
 
 
 def estimate_ns(units: UnitConvolution, tile: UnitTile) -> float:
@@ -83,9 +81,9 @@ def estimate_ns(units: UnitConvolution, tile: UnitTile) -> float:
     return time
 
 
-def lower(units: UnitConvolution, choice: Choice, out: TensorType) -> Lowering:
-    """The scales of x; the product, of weights that were packed once. choice: of the forms here."""
-    product, tile = units.product, forms(units)[choice.form]
+def _lowered(units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorType) -> Lowering:
+    """The scales of x; the product, of weights that were packed once."""
+    product = units.product
     weights, columns = product.weights, product.columns
     rows = product.packed_rows
     if not units.scaled:

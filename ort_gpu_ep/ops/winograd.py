@@ -11,10 +11,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
+from ort_gpu_ep.kernels.forms import Form, best_ns
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel
 from ort_gpu_ep.kernels.target import Choice
@@ -50,7 +52,10 @@ record("winograd_weights.wgsl", "movement")
 
 @dataclass(frozen=True, slots=True)
 class TiledConvolution:
-    """x: input 0, [image, *large, channel], 3 x 3 weights: input 1. down, across: tiles of an image. product: what comes of all tiles."""
+    """x: input 0, [image, *large, channel], 3 x 3 weights: input 1. down, across: tiles of an image. product: what comes of all tiles.
+
+    bias: the input that has it.
+    """
 
     large: Shape
     small: Shape
@@ -58,6 +63,7 @@ class TiledConvolution:
     down: int
     across: int
     product: TiledProduct
+    bias: int | None
 
     @property
     def key(self) -> str:
@@ -79,16 +85,17 @@ def of(node: BoundNode, window: Window, direct: TiledProduct) -> TiledConvolutio
     if hint(rows) * widest * PRODUCTS * 4 > min(MAX_NBYTES, node.target.limits.max_binding_nbytes):
         return None
     product = TiledProduct(rows, direct.m, replace(direct.weights, source="weights", taps=1), target=node.target, batch=PRODUCTS)
-    return TiledConvolution(window.large, window.small, window.pads, down, across, product)
+    return TiledConvolution(window.large, window.small, window.pads, down, across, product, direct.bias)
 
 
-def forms(product: TiledProduct) -> dict[str, Tile]:
-    """By name, the tiles that the batch of products may have."""
-    return {FORM + tile.name: tile for tile, split in tiles.forms(product).values() if split == 1}
+def forms(conv: TiledConvolution) -> dict[str, Form]:
+    """The batch of products in each tile."""
+    return {FORM + tile.name: Form(_estimate_ns(conv, tile), partial(_lowered, conv, tile))
+            for tile, split in tiles.shares(conv.product).values() if split == 1}
 
 
-def estimates_ns(conv: TiledConvolution) -> dict[str, float]:
-    """Of each form: the products, what the other two kernels move, and the weights from memory, which are too many for a cache.
+def _estimate_ns(conv: TiledConvolution, tile: Tile) -> float:
+    """The products, what the other two kernels move, and the weights from memory, which are too many for a cache.
 
     On an H200 the products of 17 layers of 1 to 32 images took 0.7 to 1.1 times their part of it.
     """
@@ -96,7 +103,7 @@ def estimates_ns(conv: TiledConvolution) -> dict[str, float]:
     moved_nbytes = 4 * (PRODUCTS + OUTPUTS * OUTPUTS) * hint(product.rows) * (product.weights.channels + product.m)
     weights_nbytes = 4 * PRODUCTS * product.packed_rows * product.m
     beside_ns = 2 * by.dispatch_ns + (MOVED * moved_nbytes + weights_nbytes) * by.byte_ns
-    return {name: by.winograd_factor * (tiles.estimate_ns(product, tile, 1) + beside_ns) for name, tile in forms(product).items()}
+    return float(by.winograd_factor * (tiles.estimate_ns(product, tile, 1) + beside_ns))
 
 
 def fewest_tiles(conv: TiledConvolution, direct: TiledProduct) -> int:
@@ -106,17 +113,15 @@ def fewest_tiles(conv: TiledConvolution, direct: TiledProduct) -> int:
 
     def wins(rows: int) -> bool:
         sums = replace(direct, rows=ceil(rows * outputs))
-        ours = min(estimates_ns(replace(conv, product=replace(conv.product, rows=rows))).values())
-        return ours < min(tiles.estimates_ns(sums, tiles.forms(sums)).values())
+        return best_ns(forms(replace(conv, product=replace(conv.product, rows=rows)))) < best_ns(tiles.forms(sums))
 
     found = bisect_left(POWERS, True, key=wins)
     return POWERS[found] if found < len(POWERS) else 0
 
 
-def lower(conv: TiledConvolution, bias: int | None, out: TensorType, choice: Choice) -> Lowering:
-    """The three kernels, after one that transforms the weights once. bias: the input that has it."""
-    product, tile = conv.product, forms(conv.product)[choice.form]
-    channels, m = product.weights.channels, product.m
+def _lowered(conv: TiledConvolution, tile: Tile, choice: Choice, out: TensorType) -> Lowering:
+    """The three kernels, after one that transforms the weights once."""
+    product, channels, m = conv.product, conv.product.weights.channels, conv.product.m
     weights = TensorType(FLOAT32, (PRODUCTS, product.packed_rows, m))
     seen, sums = (TensorType(FLOAT32, (PRODUCTS, product.rows, width)) for width in (channels, m))
     once = kernel(
@@ -131,7 +136,7 @@ def lower(conv: TiledConvolution, bias: int | None, out: TensorType, choice: Cho
         outputs=(sums,), reads=(("x", "seen"), ("w", "weights")), writes=(("y", "sums"),))
     last = _by_lanes(
         "winograd_output.wgsl", conv, out, {"M4": m // 4, "OUT_HEIGHT": out_height, "OUT_WIDTH": out_width},
-        {"p": "sums", **({} if bias is None else {"c": bias})}, {"y": 0})
+        {"p": "sums", **({} if conv.bias is None else {"c": conv.bias})}, {"y": 0})
     return Lowering((out,), (once, first, middle, last), (("weights", weights), ("seen", seen), ("sums", sums)), once=("weights",))
 
 

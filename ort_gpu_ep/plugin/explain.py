@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.kernels.built import Kernel
 from ort_gpu_ep.partitioner import NodeReport, Report, sizes
 from ort_gpu_ep.partitioner.report import PartitionReport
 from ort_gpu_ep.providers import EP_NAME
@@ -140,6 +141,12 @@ class Explanation:
     def count(self, device: str) -> int:
         """Nodes on `gpu`, `host` (shape arithmetic, done when a plan is made) or `cpu`."""
         return sum(r.count(device) for r in self.reports)
+
+    def kernels_of(self, name: str) -> dict[str, Kernel]:
+        """What the runs that are planned dispatch for a node, by label: that of its kernels, or of the node that it was fused into."""
+        hosts = {node.fused_into or node.name for report in self.reports for node in report.nodes if node.name == name} | {name}
+        steps = (step for plan in self.plans for step in plan.steps if isinstance(step, Dispatch))
+        return {step.label: step.kernel for step in steps if step.label.rpartition("/")[0] in hosts}
 
     def grouped(self, by: str) -> tuple[Group, ...]:
         """The nodes of all graphs by one of GROUPS, the most on the CPU first, then the largest. Raises KeyError for another one."""

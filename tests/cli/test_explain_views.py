@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from ort_gpu_ep import InferenceSession
+from ort_gpu_ep.config import resolve
+from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.health.open_adapter import tuning_key
+from ort_gpu_ep.kernels import tuned
 from ort_gpu_ep.plugin.explain import GROUPS
-from tests.cli.test_cli import call, parsed, printed
+from tests.cli.test_cli import call, parsed, printed, rejected
 from tests.unit.graphs import model_of
 
 
@@ -54,6 +59,34 @@ def test_groups_count_every_node(by: str, model: Path) -> None:
     assert sum(g["gpu"] + g["host"] + g["cpu"] for g in groups) == 16
     assert [g["cpu"] for g in groups] == sorted((g["cpu"] for g in groups), reverse=True)
     assert groups[0]["name"] in " ".join(printed("explain", model, *GPU, "--group", by).split())[:100_000] or by == "reason"
+
+
+def test_the_forms_of_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its estimate, the chosen one marked; what `tune` has measured is there, and taken."""
+    weights = np.random.default_rng(0).standard_normal((64, 48), np.float32)
+    file, cache = tmp_path / "product.onnx", ("-o", f"cache_dir={tmp_path / 'cache'}")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["v"], name="product"), helper.make_node("Relu", ["v"], ["y"], name="behind")], "g",
+        [helper.make_tensor_value_info("x", 1, [8, 64])], [helper.make_tensor_value_info("y", 1, [8, 48])],
+        [onnx.numpy_helper.from_array(weights, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), file)
+    kernel, = parsed("explain", file, *GPU, *cache, "--kernel", "behind", "--json")["kernels"]
+    forms = [row["form"] for row in kernel["forms"]]
+    assert (kernel["because"], kernel["form"]) == ("estimated", forms[0])
+    assert [row["estimated_us"] for row in kernel["forms"]] == sorted(row["estimated_us"] for row in kernel["forms"])
+    assert all(row["measured_us"] is None for row in kernel["forms"])
+    config = resolve(dict(pair.split("=") for pair in (GPU[1], cache[1])))
+    gpu = Gpu.open(config)
+    table = tuned.Table({kernel["choice"]: tuned.Measured(forms[1], {forms[0]: 9000.0, forms[1]: 7000.0})})
+    assert tuned.write(config.cache_path, tuning_key(gpu.info), table)
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, tuned=table.tuned))      # as a new process has them
+    kernel, = parsed("explain", file, *GPU, *cache, "--kernel", "product", "--json")["kernels"]
+    assert (kernel["because"], kernel["form"]) == ("measured", forms[1])
+    assert [row["measured_us"] for row in kernel["forms"]][:3] == [9.0, 7.0, None]
+    text = printed("explain", file, *GPU, *cache, "--kernel", "product")
+    assert forms[1] in text
+    assert "7.0" in text
+    assert "no kernel is planned" in rejected("explain", file, *GPU, *cache, "--kernel", "other")
 
 
 def test_blocks_are_the_beginnings_of_names(model: Path) -> None:

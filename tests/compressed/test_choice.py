@@ -15,6 +15,7 @@ from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, Figures
+from ort_gpu_ep.kernels.forms import best_ns
 from ort_gpu_ep.kernels.profile import GUESSED, Curve
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import Target, Tuned
@@ -106,7 +107,7 @@ def test_an_h200_writes_weights_out_where_a_dense_product_gains_by_its_forms() -
         weights = packed.Weights(n, k, k, 1, 8, 1, 2)
         packed_ns = packed.product_ns(Target(), weights, packed.Columns(0, vectors, k, 1, n, 1))
         dense = tiles.TiledProduct(vectors, n, tiles.Weights("unpacked", k, 1, 1, n, 0, False))
-        return packed.unpack_ns(Target(), weights) + tiles.best_ns(dense) < packed.UNPACKED_GAIN * packed_ns
+        return packed.unpack_ns(Target(), weights) + best_ns(tiles.forms(dense)) < packed.UNPACKED_GAIN * packed_ns
 
     assert forms(128, 1024, 1024)       # K is cut
     assert not forms(8, 1024, 1024)

@@ -13,10 +13,10 @@ from onnx import helper, numpy_helper
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.errors import InternalError, ModelError
-from ort_gpu_ep.health.probes.packed import chosen, in_teams
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, SOFTWARE_FIGURES
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.ops.packed_vectors import HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.partitioner import rewrite
@@ -179,7 +179,7 @@ def test_any_team_sums_a_row(team: int) -> None:
     for rows, k, density in ((1, 5, 1.0), (70, 1030, 0.1), (257, 67, 0.3)):
         model, dense = model_of("Gemm", "Sparse", (min(3, team), k), (rows, k), (0, 1), density=density, transB=1)
         feeds = {"x": RNG.normal(size=(min(3, team), k)).astype("f")}
-        with in_teams(team):
+        with forced(f"team {team}"):
             opened = open_session(model.SerializeToString())
             close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
 
@@ -189,7 +189,7 @@ def test_rows_are_summed_with_x_in_workgroup_memory(vectors: int, rows: int, k: 
     """Rows begin and end within words, are shorter than a subgroup's entries, or take several rounds of them."""
     model, dense = model_of("Gemm", "Sparse", (vectors, k), (rows, k), (0, 1), density=density, transB=1)
     feeds = {"x": RNG.normal(size=(vectors, k)).astype("f")}
-    with chosen(HELD):
+    with forced(HELD):
         program = Program(from_onnx(model), PACKED, Gpu.open(Config()), rewrite)
         try:
             (got,) = run_program(program, feeds)
@@ -232,7 +232,7 @@ def test_a_kernel_given_damaged_rows_reads_nothing_outside(vectors: int, form: s
     """Rows that begin and end anywhere: sums of something, in bounded time; entries that lead past a row count for nothing."""
     model, _ = model_of("Gemm", "Sparse", (vectors, 515), (3, 515), (0, 1), transB=1)
     replaced(model, "starts", np.array(starts, np.int32))
-    with chosen(form):
+    with forced(form):
         program = Program(from_onnx(model), PACKED, Gpu.open(Config()), rewrite)
         try:
             (got,) = run_program(program, {"x": RNG.normal(size=(vectors, 515)).astype("f")})
@@ -348,7 +348,7 @@ def test_what_is_not_finite_meets_all_of_a_row_or_its_entries(vectors: int, form
         with np.errstate(invalid="ignore"):
             products = x[:, None].astype("d") * dense
             of_all, of_entries = products.sum(-1), np.where(dense == 0, 0, products).sum(-1)
-        with chosen(form):
+        with forced(form):
             program = Program(from_onnx(model), PACKED, Gpu.open(Config()), rewrite)
             try:
                 (got,) = run_program(program, {"x": x})

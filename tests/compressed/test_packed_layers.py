@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from ort_gpu_ep.health.probes.recurrent import in_form
 from ort_gpu_ep.ir.graph import Graph, from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.ops.recurrent_held import GENERAL, PRODUCT, WHOLE
 from ort_gpu_ep.partitioner import rewrite
@@ -120,7 +120,7 @@ def test_every_form_reads_them_in_place(case: str, kinds: tuple[str, str], form:
         seen.append(rewrite(*arguments, **named))
         return seen[-1]
 
-    with in_form(form):
+    with forced(form):
         got = run_direct(model, feeds, watched)
     for ours, wanted in zip(got, on_cpu(dense, feeds), strict=True):
         close(ours, wanted)
@@ -135,7 +135,7 @@ def test_layers_on_top_of_each_other_are_one_node(op: str, kinds: list[tuple[str
     model, dense, feeds = layers_model(op, kinds, (6, 2, 5), 7, **extra)
     fused = fuse(from_onnx(model), {"x": TensorType(FLOAT32, (6, 2, 5))}, LIMITS)
     assert [node.op for node in fused.nodes] == ["PackedRecurrentStack"]
-    with in_form(form):
+    with forced(form):
         for ours, wanted in zip(run_direct(model, feeds, rewrite), on_cpu(dense, feeds), strict=True):
             close(ours, wanted)
 

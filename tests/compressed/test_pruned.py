@@ -15,10 +15,11 @@ from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.ir.graph import Nonzeros, count_nonzeros, from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, Figures
+from ort_gpu_ep.kernels.forms import best_ns, elsewhere, taken
 from ort_gpu_ep.kernels.registry import Limits, Strided
 from ort_gpu_ep.kernels.target import Target, Tuned
 from ort_gpu_ep.ops import pruned
-from ort_gpu_ep.ops.contraction import Matrix, Product, best_ns
+from ort_gpu_ep.ops.contraction import Matrix, Product, forms
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.plugin.explain import explanation
 from ort_gpu_ep.scheduler.plan import Dispatch
@@ -104,15 +105,15 @@ def test_what_is_no_number_is_kept(bytes_count: Gpu) -> None:
 
 def chosen(vectors: int, n: int, k: int, width: int, dense_ns: float) -> str:
     given = pruned.PrunedProduct(vectors, n, k, width, (k, 1), (k, 1), None, 1.0, 1.0, Target())
-    return pruned.choose(given, dense_ns).form
+    return taken(Target(), given.key, pruned.forms(given) | {"dense": elsewhere(dense_ns, "")}).form
 
 
 def test_the_estimate_decides() -> None:
     """By an H200's figures; 44 us are what the dense matrix takes there."""
     assert chosen(1, 4096, 9216, 1000, 44e3) == "team 32"
-    assert chosen(1, 4096, 9216, 2400, 44e3) == pruned.DENSE
-    assert chosen(1, 256, 256, 30, best_ns(matrix(1, 256, 256))) == pruned.DENSE
-    assert chosen(1, 1024, 8192, 900, best_ns(matrix(1, 1024, 8192))) == "team 32"
+    assert chosen(1, 4096, 9216, 2400, 44e3) == "dense"
+    assert chosen(1, 256, 256, 30, best_ns(forms(matrix(1, 256, 256)))) == "dense"
+    assert chosen(1, 1024, 8192, 900, best_ns(forms(matrix(1, 1024, 8192)))) == "team 32"
     assert chosen(4, 4096, 9216, 4, 44e3).startswith("team ")
 
 
@@ -128,8 +129,8 @@ def test_what_is_packed_and_what_is_not() -> None:
     assert steps_of(model, (1, 400), SLOW_MEMORY) == [pruned.SHADER]
     assert pruned.SHADER not in steps_of(product("Gemm", (5, 400), weight, transB=1), (5, 400), SLOW_MEMORY)
     assert pruned.SHADER not in steps_of(product("Gemm", (1, 400), sparse_matrix(300, 400, 0.3), transB=1), (1, 400), SLOW_MEMORY)
-    key = pruned.choose(pruned.PrunedProduct(1, 300, 400, width_of(weight, True), (400, 1), (400, 1), None, 1.0, 1.0, Target()), 0.0).key
-    assert pruned.SHADER not in steps_of(model, (1, 400), SLOW_MEMORY, Tuned({key: pruned.DENSE}))
+    key = pruned.PrunedProduct(1, 300, 400, width_of(weight, True), (400, 1), (400, 1), None, 1.0, 1.0, Target()).key
+    assert pruned.SHADER not in steps_of(model, (1, 400), SLOW_MEMORY, Tuned({key: "any"}))
     weight[5] = 1       # the fullest row gives all rows their places
     assert pruned.SHADER not in steps_of(product("Gemm", (1, 400), weight, transB=1), (1, 400), SLOW_MEMORY)
 

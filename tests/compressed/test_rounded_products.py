@@ -5,8 +5,8 @@ And products of many float16 vectors, whose weights are written out before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
-from ort_gpu_ep.kernels.target import Target
+from ort_gpu_ep.kernels.forms import best_ns, forced
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import rounded_products, tiles
 from ort_gpu_ep.ops.packed import BEFORE, DENSE_SHARE, IN_TILES, product_ns
 from ort_gpu_ep.ops.packed_operands import Columns, Weights
@@ -38,21 +39,15 @@ def level(model: onnx.ModelProto, value: int) -> onnx.ModelProto:
 
 
 @pytest.fixture
-def form(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
-    """Makes products of many vectors take a form wherever they have it. Gives the forms that were there, by choice."""
-    real = Target.choose
+def form() -> Iterator[Callable[[str], dict[str, Choice]]]:
+    """Makes products take a form wherever they have it. Gives the choices that are made, by key."""
+    with ExitStack() as stack:
+        yield lambda name: stack.enter_context(forced(name))
 
-    def take(name: str) -> list[str]:
-        offered = list[str]()
 
-        def choose(target: Target, key: str, forms: Any) -> Any:
-            offered.extend(forms if IN_TILES in forms else ())
-            return replace(real(target, key, forms), form=name) if name in forms else real(target, key, forms)
-
-        monkeypatch.setattr(Target, "choose", choose)
-        return offered
-
-    return take
+def offered(made: dict[str, Choice]) -> set[str]:
+    """The forms that there were for products of many vectors."""
+    return {form for choice in made.values() if IN_TILES in choice.forms for form in choice.forms}
 
 
 def shaders(model: onnx.ModelProto, x: Any) -> list[str]:
@@ -89,14 +84,14 @@ def test_x_in_bytes(bits: int, zero: str, shape: tuple[int, ...], n: int, block:
 
 def test_bytes_are_a_form_only_of_nodes_that_allow_it(form: Any) -> None:
     """Other levels, zero points that are no codes, and codes of 2 bits have no such form."""
-    offered = form("")
+    made = form("")
     for accuracy, bits, zero in ((4, 4, "none"), (4, 8, "codes"), (0, 4, "none"), (1, 4, "none"), (3, 8, "codes"), (4, 4, "floats"), (4, 2, "none")):
         model, _ = nbits_model((64, 256), 256, 64, bits, 32, zero, bias=False)
         level(model, accuracy)
-        offered.clear()
+        made.clear()
         found = shaders(model, np.zeros((64, 256), "f"))
         may = accuracy == 4 and bits > 2 and zero != "floats"
-        assert (ROUNDED in offered) == may
+        assert (ROUNDED in offered(made)) == may
         assert may or "rounded_product.wgsl" not in found
 
 
@@ -104,7 +99,7 @@ def test_a_gpu_prefers_bytes_for_a_prompt() -> None:
     weights = Weights(8192, 2048, 2048, 1, 4, 1, 2, block=32, table_strides=(64, 1), zero=8.0)
     columns = Columns(0, 512, 2048, 1, 8192, 1)
     dense = tiles.TiledProduct(512, 8192, tiles.Weights("unpacked", 2048, 1, 1, 8192, 0, False), target=Target())
-    others = min(product_ns(Target(), weights, columns), DENSE_SHARE * tiles.best_ns(dense))
+    others = min(product_ns(Target(), weights, columns), DENSE_SHARE * best_ns(tiles.forms(dense)))
     assert rounded_products.estimate_ns(Target(), weights, columns) < 0.8 * others
 
 
@@ -145,11 +140,11 @@ def half_model(m: int, k: int, n: int, bias: bool, accuracy: int) -> tuple[onnx.
 @pytest.mark.parametrize(("name", "accuracy"), [(BEFORE, 0), (IN_TILES, 0), (ROUNDED, 4)])
 @pytest.mark.parametrize(("m", "k", "n"), [(37, 128, 68), (260, 64, 132)])
 def test_float16_prompts_take_the_forms_of_float32(m: int, k: int, n: int, name: str, accuracy: int, bias: bool, form: Any) -> None:
-    offered = form(name)
+    made = form(name)
     model, (dense, c) = half_model(m, k, n, bias, accuracy)
     x = RNG.normal(size=(m, k)).astype("e")
     (got,) = run_direct(model, {"x": x})
-    assert name in offered
+    assert name in offered(made)
     wanted = (rounded(x.astype("f"), 32) if accuracy == 4 else x.astype("d")) @ dense + c
     assert got.dtype == np.float16
     np.testing.assert_allclose(got, wanted, rtol=2.0**-10, atol=2e-4 * np.abs(wanted).max())

@@ -13,14 +13,13 @@ from onnx import helper, numpy_helper
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.health.probes.packed import chosen
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import Tuned
-from ort_gpu_ep.ops import sparse_products
-from ort_gpu_ep.ops.sparse_products import DENSE, FORMS, SHADER
+from ort_gpu_ep.ops.sparse_products import FORMS, SHADER
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
@@ -82,7 +81,7 @@ def check(gpu: Gpu, model: onnx.ModelProto, *runs: Mapping[str, Any], weight: An
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form(form: str, gpu: Gpu) -> None:
     """Fours of pixels and single ones, rows that are no multiple of a workgroup's, and taps outside x."""
-    with chosen(form):
+    with forced(form):
         for size in (6, 7) if int(form.split()[2].strip(",")) >= 4 else (7,):
             weight = filters((70, 64, 1, 1), 0.1)
             check(gpu, convolution((2, 64, size, size), weight), {"x": RNG.normal(size=(2, 64, size, size)).astype("f")}, weight=weight)
@@ -172,19 +171,18 @@ def planned(model: onnx.ModelProto, shape: tuple[int, ...], tuned: Tuned | None 
     return [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)]
 
 
-def test_the_estimate_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_decides() -> None:
     """By an H200's figures, of one image of ResNet-50: 90 % zeros pay, half of them do not; a measured form counts more."""
     shape, weight = (1, 1024, 14, 14), filters((256, 1024, 1, 1), 0.1)
     model = convolution(shape, weight)
     assert planned(model, shape) == [SHADER]
     assert SHADER not in planned(convolution(shape, filters((256, 1024, 1, 1), 0.5)), shape)
     assert SHADER not in planned(model, shape, disabled=((SHADER, "a fault"),))
-    keys: list[str] = []
-    usual = sparse_products.choose
-    monkeypatch.setattr(sparse_products, "choose", lambda given, ns: (keys.append(given.key), usual(given, ns))[1])
-    planned(model, shape, figures=replace(DEFAULT_FIGURES, dispatch_ns=2401.0))
-    assert keys
-    assert SHADER not in planned(model, shape, Tuned({keys[0]: DENSE}))
+    with forced() as made:
+        planned(model, shape)
+    (choice,) = [choice for choice in made.values() if choice.form in FORMS]
+    measured = next(form for form in choice.forms if form not in FORMS)
+    assert SHADER not in planned(model, shape, Tuned({choice.key: measured}))
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])

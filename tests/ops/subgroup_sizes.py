@@ -17,8 +17,8 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import WrongResultError
 from ort_gpu_ep.health import probes as _  # noqa: F401  fills the table
 from ort_gpu_ep.health.probe import PROBES, Trial, agree
-from ort_gpu_ep.health.probes.rows import forced
 from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import Kernel, Limits
 from ort_gpu_ep.ops import matvec, normalization, packed_vectors, row_forms
 

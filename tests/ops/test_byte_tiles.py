@@ -10,9 +10,9 @@ import pytest
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.health.probes.tiles import chosen
 from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import BY_NAME, FLOAT32, INT8
-from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.target import LAST_ARRIVING
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.scheduler.plan import Dispatch
@@ -75,10 +75,9 @@ def check_conv(
 def test_parts_of_k(name: str, split: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of teams and of workgroups, of steps within a tap and across taps; the probe of the doctor has every tile."""
     tile = next(t for t in tiles.TILES if t.name == name)
-    monkeypatch.setattr(tiles, "forms", lambda product: {"tested": (tile, split)})
     limits = Gpu.open(Config()).limits
     monkeypatch.setattr(Gpu.open(Config()), "limits", replace(limits, features=limits.features | {LAST_ARRIVING}))
-    with apart():
+    with chosen(tile, split):
         check_conv((1, 272, 5, 13), (tile.m + 4, 272, 1, 1))
         check_conv((2, 20, 7, 5), (8, 20, 3, 2), "int8", "int8", strides=[2, 1], pads=[1, 1, 1, 1])
         check_conv((1, 128, 5, 8), (12, 128, 3, 3), pads=[1, 1, 1, 1])

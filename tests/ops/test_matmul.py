@@ -13,11 +13,12 @@ import pytest
 from onnx import helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.health.probes.products import chosen
+from ort_gpu_ep.health.probes.products import form_of
 from ort_gpu_ep.ir.graph import Graph, Step, from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
+from ort_gpu_ep.kernels.forms import forced, taken
 from ort_gpu_ep.kernels.registry import Limits, Strided
-from ort_gpu_ep.ops.contraction import SPLITS, TILES, Matrix, Product, choose
+from ort_gpu_ep.ops.contraction import SPLITS, TILES, Matrix, Product, Tile, forms
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.direct import run_direct
@@ -129,7 +130,7 @@ def test_error_of_long_sums_stays_small(shapes: list[Shape]) -> None:
 
 
 def test_error_of_long_sums_stays_small_in_one_part() -> None:
-    with chosen(TILES[0], 1):
+    with forced(form_of(TILES[0], 1)):
         check_error([(64, 4608), (4608, 49)], 6e-7)
 
 
@@ -173,7 +174,7 @@ def test_fused_steps_run_once_in_every_kernel_form(shapes: list[Shape]) -> None:
 def test_every_tile_and_split_gives_the_same() -> None:
     for tile in TILES:
         for split in (1, 3):
-            with chosen(tile, split):
+            with forced(form_of(tile, split)):
                 check_against_ort("Gemm", [(131, 67), (71, 131), (71,)], transA=1, transB=1, alpha=0.5)
                 check_against_ort("MatMul", [(2, 67, 131), (2, 131, 71)])
 
@@ -184,7 +185,7 @@ def test_a_tile_that_is_asked_for_is_what_a_plan_has() -> None:
     graph = from_onnx(model_of("MatMul", [np.empty(s, np.float32) for s in shapes.values()]))
     plans = []
     for tile in TILES:
-        with chosen(tile, 1):
+        with forced(form_of(tile, 1)):
             plans.append(make_plan(graph, {n: TensorType(FLOAT32, s) for n, s in shapes.items()}, Limits()))
     found = [dict(step.kernel.consts) for plan in plans for step in plan.steps if isinstance(step, Dispatch)]
     assert [(c["TM"], c["TN"], c["TK"]) for c in found] == [(t.m, t.n, t.k) for t in TILES]
@@ -195,8 +196,12 @@ def test_the_choice_fills_a_large_gpu() -> None:
         whole = Strided((1,), (0,))
         return Product(1, m, n, k, Matrix(0, whole, k, 1), Matrix(1, whole, 1, n))
 
-    assert choose(product(4096, 4096, 4096)) == (TILES[0], 1)
-    tile, split = choose(product(512, 49, 4608))
+    def chosen(product: Product) -> tuple[Tile, int]:
+        form = taken(product.target, product.key, forms(product)).form
+        return next((tile, split) for tile in TILES for split in SPLITS if form_of(tile, split) == form)
+
+    assert chosen(product(4096, 4096, 4096)) == (TILES[0], 1)
+    tile, split = chosen(product(512, 49, 4608))
     assert split in SPLITS[4:]
     assert 100 <= split * -(-512 // tile.m) * -(-49 // tile.n) <= 400
     assert all(t.nbytes <= 16384 and t.workgroup_size <= 256 for t in TILES)

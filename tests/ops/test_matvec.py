@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.health.probes.products import vectors_in_form
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.ops.matvec import ROWS, SIDES
 from ort_gpu_ep.scheduler.planner import make_plan
@@ -42,7 +42,7 @@ def test_rows(rows: int, limits: Limits, count: int, k: int, monkeypatch: pytest
     if not limits.features:
         monkeypatch.setattr(Limits, "allow", lambda self, shader, *features: not features)
     x, w, c = normal(1, k), normal(count, k, seed=1), normal(count, seed=2)
-    with vectors_in_form(f"rows {rows}"):
+    with forced(f"rows {rows}"):
         (got,) = run_direct(*node_model("Gemm", [x, w, c], 13, (1,), transB=1, alpha=0.5, beta=2.0))
         assert_agree(got, (0.5 * x.astype(np.float64) @ w.T + 2 * c).astype("f"), 2e-6)
         a, b = normal(3, count, k, seed=3), normal(3, k, 1, seed=4)
@@ -53,7 +53,7 @@ def test_rows(rows: int, limits: Limits, count: int, k: int, monkeypatch: pytest
 @pytest.mark.parametrize(("count", "k"), [(4, 1), (36, 257), (1000, 1030), (1004, 129), (8, 20_001)])
 def test_columns(count: int, k: int, side: int) -> None:
     x, w, c = normal(1, k), normal(k, count, seed=1), normal(count, seed=2)
-    with vectors_in_form(f"columns {side}"):
+    with forced(f"columns {side}"):
         (got,) = run_direct(*node_model("Gemm", [x, w, c], 13, (1,), alpha=0.5, beta=2.0))
         assert_agree(got, (0.5 * x.astype(np.float64) @ w + 2 * c).astype("f"), 2e-6)
         a, b = normal(3, 1, k, seed=3), normal(3, k, count, seed=4)

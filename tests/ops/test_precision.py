@@ -15,11 +15,10 @@ import pytest
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
-from ort_gpu_ep.health.probes.products import vectors_in_form
-from ort_gpu_ep.health.probes.rows import forced
 from ort_gpu_ep.health.probes.tiles import chosen
 from ort_gpu_ep.ir.graph import Graph, Node, Value, from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, HALF
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import LAST_ARRIVING, lacks
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.packed import BEFORE
@@ -105,7 +104,7 @@ def test_parts_of_k_and_windows_in_float16(monkeypatch: pytest.MonkeyPatch) -> N
 def test_products_by_a_vector(form: str, op: str, k: int, count: int, shader: str, precision: str) -> None:
     """Weights as the model has them, in float16. What is calculated is float32."""
     x, w = normal(1, k), normal(k, count)
-    with vectors_in_form(form):
+    with forced(form):
         graph = graph_of(op, x, np.ascontiguousarray(w.T), transB=1) if op == "Gemm" else graph_of(op, x, w)
         got, shaders, stored = result(graph, x, precision)
     assert_within(got, x, w, "f16")

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ort_gpu_ep.health.probes.recurrent import in_form
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.ops import recurrent_held
@@ -62,7 +62,7 @@ def test_every_form(
     feeds = feeds_of(op, named, given, lengths, 1.0, 2 if direction == "bidirectional" else 1)
     want = ["y", "yh", "yc"] if op == "LSTM" else ["y", "yh"]
     model = model_of(op, feeds, want, 14, {"direction": direction, **ATTRIBUTES[op]})
-    with in_form(form):
+    with forced(form):
         assert_close(run_direct(model, feeds), on_cpu(model, feeds))
 
 
@@ -104,7 +104,7 @@ def test_stacks(op: str, depth: int, states: bool, hidden: int, quads: bool, for
         monkeypatch.setattr(recurrent_held, "_quads", lambda target: False)
     model, feeds = stack_of(op, depth, states, ["y", "yh", "yc"] if op == "LSTM" else ["y", "yh"], hidden)
     assert fused_ops(model, feeds) == ["RecurrentStack"]
-    with in_form(form):
+    with forced(form):
         assert_close(run_direct(model, feeds, fuse), on_cpu(model, feeds))
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pytest
 
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
-from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import Limits
-from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.ops.single_node import Array, check_node, node_model, normal
 
@@ -24,19 +21,6 @@ def subgroups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(Limits, "allow", lambda self, shader, *features: not features)
 
 
-def forced(monkeypatch: pytest.MonkeyPatch, form: str) -> list[str]:
-    """Kernels take this form from now on, those that have it: their keys are in the list."""
-    usual, seen = Target.choose, list[str]()
-
-    def chosen(self: Target, key: str, forms: Mapping[str, float]) -> Choice:
-        choice = usual(self, key, forms)
-        seen.extend([key] if form in forms else [])
-        return Choice(key, form if form in forms else choice.form, choice.forms)
-
-    monkeypatch.setattr(Target, "choose", chosen)
-    return seen
-
-
 def softmax(x: Array) -> Array:
     with np.errstate(invalid="ignore"):
         power = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
@@ -47,12 +31,11 @@ def softmax(x: Array) -> Array:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", [(5, 64), (3, 7, 77), (130, 384), (2, 1021), (3, 1024), (1, 9004), (2, 40_001)], ids=str)
 def test_softmax(shape: tuple[int, ...], form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = forced(monkeypatch, form)
     x = normal(*shape) * 20
-    with apart():
+    with forced(form) as made:
         check_node("Softmax", [x], 13, axis=-1, wanted=[softmax(x).astype("f")], tolerance=2e-6)
         check_node("LogSoftmax", [x], 13, axis=-1, wanted=[np.log(np.maximum(softmax(x), 1e-300)).astype("f")], tolerance=2e-6)
-    assert seen or shape[-1] != 1024
+    assert any(form in choice.forms for choice in made.values()) or shape[-1] != 1024
 
 
 def test_rows_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +43,7 @@ def test_rows_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     x = normal(5, 132)
     x[0, 7], x[1, :100], x[3] = np.nan, -np.inf, -np.inf
     for form in ("fours", "wide 128"):
-        forced(monkeypatch, form)
-        with apart():
+        with forced(form):
             check_node("Softmax", [x], 13, axis=-1, wanted=[softmax(x).astype("f")])
 
 
@@ -69,11 +51,10 @@ def test_rows_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", [(5, 132), (37, 1024), (3, 4100), (1, 40_004)], ids=str)
 def test_layers(shape: tuple[int, ...], form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    forced(monkeypatch, form)
     x, scale, bias = normal(*shape) * 3 + 5, normal(shape[-1], seed=1), normal(shape[-1], seed=2)
     wide = x.astype(np.float64)
     whole = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5) * scale + bias
-    with apart():
+    with forced(form):
         check_node("LayerNormalization", [x, scale, bias], 17, tolerance=2e-6, wanted=[whole.astype("f")])
         want = wide / np.sqrt((wide ** 2).mean(-1, keepdims=True) + 1e-5) * scale
         check_node("RMSNormalization", [x, scale], 23, wanted=[want.astype("f")], tolerance=2e-6, epsilon=1e-5)
@@ -83,11 +64,10 @@ def test_layers(shape: tuple[int, ...], form: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("form", [*FORMS, "2 pieces", "8 pieces"])
 @pytest.mark.parametrize(("shape", "groups"), [((2, 6, 4, 8), 3), ((1, 6, 40, 66), 2), ((2, 4, 61, 100), 4), ((1, 4, 90, 52), 1)], ids=str)
 def test_groups(shape: tuple[int, ...], groups: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = forced(monkeypatch, form)
     x, channels = normal(*shape) * 3 + 5, shape[1]
     wide = x.reshape(shape[0], groups, -1).astype(np.float64)
     whole = ((wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)).reshape(shape)
-    with apart():
+    with forced(form) as made:
         for opset, size in ((18, groups), (21, channels)):
             scale, bias = normal(size, seed=1), normal(size, seed=2)
             of_channels = [np.repeat(v, channels // size).reshape(channels, 1, 1) for v in (scale, bias)]
@@ -95,7 +75,7 @@ def test_groups(shape: tuple[int, ...], groups: int, form: str, monkeypatch: pyt
             check_node("GroupNormalization", [x, scale, bias], opset, num_groups=groups, wanted=[want.astype("f")], tolerance=2e-6)
         if groups == channels:
             check_node("InstanceNormalization", [x, scale, bias], 6, wanted=[want.astype("f")], tolerance=2e-6)
-    assert seen or form == "fours" or shape[2:] != (90, 52)
+    assert any(form in choice.forms for choice in made.values()) or form == "fours" or shape[2:] != (90, 52)
 
 
 def shaders(op: str, shapes: list[tuple[int, ...]], limits: Limits, version: int) -> list[str]:

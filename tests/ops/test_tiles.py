@@ -11,9 +11,9 @@ import pytest
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.health.probes.tiles import chosen
 from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import FLOAT32
-from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.target import LAST_ARRIVING
 from ort_gpu_ep.ops import tiles
 from tests.direct import opened, run_program
@@ -117,8 +117,7 @@ def test_every_tile(name: str, split: int, monkeypatch: pytest.MonkeyPatch) -> N
     if not tile.fits(Gpu.open(Config()).limits):
         assert name in ("64x64/4", "128x128")       # for adapters with 48 KiB of workgroup memory, as most have
         return
-    monkeypatch.setattr(tiles, "forms", lambda product: {name: (tile, split)})
-    with apart():
+    with chosen(tile, split):
         check_conv((2, 40, 9, 11), (72, 40, 3, 3), pads=[1, 1, 1, 1])
         check_conv((1, 72, 12, 13), (136, 72, 1, 1), residual=True)
 
@@ -129,8 +128,7 @@ def test_the_last_workgroup_adds_the_parts_up(split: int, monkeypatch: pytest.Mo
     gpu = Gpu.open(Config())
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=gpu.limits.features | {LAST_ARRIVING}))
     tile = next(t for t in tiles.TILES if t.name == "32x32/4")
-    monkeypatch.setattr(tiles, "forms", lambda product: {"one": (tile, split)})
-    with apart():
+    with chosen(tile, split):
         check_conv((2, 64, 9, 11), (72, 64, 3, 3), pads=[1, 1, 1, 1])
         check_conv((1, 512, 7, 7), (40, 512, 1, 1), residual=True)
         check_conv((1, 512, 7, 7), (40, 512, 1, 1), bias=False)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from benchmarks.gpu_time import forced
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import TensorType, dtype_of
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import Strided
-from ort_gpu_ep.kernels.target import Choice, Limits
+from ort_gpu_ep.kernels.target import Limits
 from ort_gpu_ep.ops import transposition
 from ort_gpu_ep.ops.axes import strides_of
 from ort_gpu_ep.ops.transposition import BLOCKS, EACH, TILES, swap_of
@@ -76,15 +76,14 @@ def test_every_permutation(rank: int) -> None:
     del model.graph.output[:]
     model.graph.output.extend(helper.make_tensor_value_info(f"t{k}", 1, None) for k in range(len(perms)))
     for form in ("tile 32 x 32", EACH):
-        with forced(form, {}):
+        with forced(form):
             assert_same(run_direct(model, feeds), [np.ascontiguousarray(x.transpose(perm)) for perm in perms])
 
 
 def turned(x: Array, perm: tuple[int, ...], form: str, **options: Any) -> bool:
     """Checks a Transpose in this form, where it has it: whether it has."""
     model, feeds = model_of("Transpose", (x,), perm=perm, **options)
-    seen: dict[str, Choice] = {}
-    with forced(form, seen):
+    with forced(form) as seen:
         assert_same(run_direct(model, feeds, rewrite), on_cpu(model, feeds))
     return any(form in choice.forms for choice in seen.values())
 
@@ -132,8 +131,7 @@ def test_fused_steps(name: str, form: str) -> None:
     model.graph.input.append(helper.make_tensor_value_info("operand", 1, (36, 68)))
     model.graph.initializer.extend([
         helper.make_tensor("s", 1, [], [0.05]), helper.make_tensor("z", 3, [], np.array([3], np.int8).tobytes(), raw=True)])
-    seen: dict[str, Choice] = {}
-    with forced(form, seen):
+    with forced(form):
         assert_same(run_direct(model, feeds, rewrite), on_cpu(model, feeds))
         graph = from_onnx(model)
         plan = make_plan(graph, {n: TensorType(dtype_of(feeds[n]), feeds[n].shape) for n in graph.inputs}, Limits(), rewrite)
@@ -148,7 +146,7 @@ def test_fused_steps(name: str, form: str) -> None:
 @pytest.mark.parametrize("form", ["blocks 32 x 32", "tile 32 x 32"])
 def test_other_readings(op: str, inputs: Any, options: dict[str, Any], form: str) -> None:
     model, feeds = model_of(op, inputs, **options)
-    with forced(form, {}):
+    with forced(form):
         assert_same(run_direct(model, feeds), on_cpu(model, feeds))
 
 
@@ -160,8 +158,8 @@ def test_sizes_of_a_run(form: str) -> None:
              helper.make_node("Relu", ["t"], ["y"])]
     model = helper.make_model(helper.make_graph(
         nodes, "g", [helper.make_tensor_value_info("x", 1, shape)], [helper.make_tensor_value_info(n, 1, None) for n in "yu"]), ir_version=10)
-    program, seen = Program(from_onnx(model), Config(), Gpu.open(Config()), rewrite), dict[str, Choice]()
-    with forced(form, seen):
+    program = Program(from_onnx(model), Config(), Gpu.open(Config()), rewrite)
+    with forced(form) as seen:
         for size in sizes:
             x = data(*size, *shape[len(size):])
             assert_same(run_program(program, {"x": x}), [np.maximum(x.transpose(0, 2, 1), 0), x.transpose(1, 2, 0)])
@@ -181,7 +179,7 @@ def test_tensors_in_parts(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, feeds = model_of("Transpose", (data(2, 68, 36),), perm=(0, 2, 1))
     gpu = Gpu.open(Config())
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_binding_nbytes=8192))
-    with forced(form, seen := dict[str, Choice]()):
+    with forced(form) as seen:
         program = Program(from_onnx(model), Config(), gpu, rewrite)
         assert_same(run_program(program, feeds), on_cpu(model, feeds))
     assert [form in choice.forms for choice in seen.values()] == [True]

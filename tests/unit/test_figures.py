@@ -25,7 +25,7 @@ from ort_gpu_ep.kernels.registry import Strided
 from ort_gpu_ep.kernels.target import Limits, Target
 from ort_gpu_ep.ops import matvec
 from ort_gpu_ep.ops.contraction import Matrix
-from ort_gpu_ep.ops.tiles import TiledProduct, Weights, forms
+from ort_gpu_ep.ops.tiles import TiledProduct, Weights, shares
 
 SMALL = figures_of(MEASURED_FLOPS_PER_S / 16, MEASURED_NBYTES_PER_S / 16, MEASURED_DISPATCH_S * 4)
 GPU = AdapterInfo(0, "a GPU", "discrete", "Vulkan", "driver 1", 1, 2)
@@ -68,7 +68,7 @@ def test_what_is_chosen_follows_from_them() -> None:
 def test_where_k_is_cut_follows_from_them() -> None:
     def cuts(figures: Figures) -> int:
         target = Target(Limits(max_workgroup_nbytes=49152, figures=figures))
-        return sum(split > 1 for _, split in forms(TiledProduct(64, 64, Weights(1, 4096, 1, 4096, 1, 0, True), None, target=target)).values())
+        return sum(split > 1 for _, split in shares(TiledProduct(64, 64, Weights(1, 4096, 1, 4096, 1, 0, True), None, target=target)).values())
 
     assert cuts(DEFAULT_FIGURES) > cuts(replace(SMALL, few_groups=1, many_groups=1)) == 0
 

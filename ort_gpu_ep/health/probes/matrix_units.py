@@ -12,22 +12,21 @@ import numpy as np
 from ort_gpu_ep.health.probe import Trial, agree, probe, reference
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32
-from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, UNIT_SHADERS
-from ort_gpu_ep.ops import matrix_units, unit_windows
+from ort_gpu_ep.ops import matrix_units
 from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
 
 
 @contextmanager
 def in_tile(tile: UnitTile) -> Iterator[None]:
     """Every product that matrix units may do is done by them meanwhile, in this tile (a worker probes in one thread)."""
-    usual = matrix_units.TILES, matrix_units.estimate_ns, unit_windows.estimate_ns
-    matrix_units.TILES, matrix_units.estimate_ns, unit_windows.estimate_ns = (tile,), lambda units, tile: 0.0, lambda units, tile: 0.0
+    usual, matrix_units.TILES = matrix_units.TILES, (tile,)
     try:
-        with apart():
+        with forced(tile.name):
             yield
     finally:
-        matrix_units.TILES, matrix_units.estimate_ns, unit_windows.estimate_ns = usual
+        matrix_units.TILES = usual
 
 
 def _product(trial: Trial, rows: int, columns: int, k: int, precision: str, transposed: bool) -> None:

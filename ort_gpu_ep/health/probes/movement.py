@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ort_gpu_ep.health.probe import Trial, agree, probe
-from ort_gpu_ep.health.probes.rows import forced
 from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT32, dtype_of
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.ops.transposition import BLOCKS, TILES
 
 

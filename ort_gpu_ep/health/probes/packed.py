@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +10,9 @@ from ort_gpu_ep.health.probe import Trial, agree, probe
 from ort_gpu_ep.ir.graph import BESIDE, Array, Attribute, Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import BY_NAME, FLOAT32, INT32, INT64
 from ort_gpu_ep.ir.types import packed as as_bytes
-from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import INLINED
-from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
+from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES
 from ort_gpu_ep.ops import packed as packed_ops
 from ort_gpu_ep.ops import pruned as pruned_ops
 from ort_gpu_ep.ops import sparse_products
@@ -118,7 +116,7 @@ def subnormal(trial: Trial) -> str:
     usual = trial.gpu.limits
     trial.gpu.limits = replace(usual, features=usual.features | {SUBNORMAL_HALVES})
     try:
-        with chosen(HALVES):
+        with forced(HALVES):
             _product(trial, 1, 132, 69, "int4", True)
             _product(trial, 1, 132, 69, "int4", True, peak=1e32)    # which one invocation of a workgroup adds up anew
     finally:
@@ -140,7 +138,7 @@ def in_blocks(trial: Trial) -> str:
 def written_out(trial: Trial) -> str:
     """Before a dense product: rows of codes and columns of codes, words that are full and others, two planes."""
     for _ in range(trial.rounds):
-        with chosen(packed_ops.BEFORE):
+        with forced(packed_ops.BEFORE):
             for kind, (m, k, n, transposed) in trial.some(("int8", "uint4"), ((17, 96, 68, True), (5, 160, 36, False))):
                 _product(trial, m, k, n, kind, transposed)
             for bits in (3, 5):
@@ -152,7 +150,7 @@ def written_out(trial: Trial) -> str:
 def rounded(trial: Trial) -> str:
     """Bytes and nibbles, with zero points and without, blocks of one step and of three, tiles that are full and others."""
     for _ in range(trial.rounds):
-        with chosen(ROUNDED):
+        with forced(ROUNDED):
             for bits, (m, k, n, block), zeros in trial.some(
                     (4, 8), ((5, 64, 9, 32), (131, 100, 66, 32), (66, 192, 65, 96)), (False, True)):
                 _rounded(trial, m, k, n, block, bits, zeros)
@@ -252,7 +250,7 @@ def codebooks(trial: Trial) -> str:
 def sparse_held(trial: Trial) -> str:
     """Rows that begin and end within words, and that take several rounds of a subgroup."""
     for _ in range(trial.rounds):
-        with chosen(HELD):
+        with forced(HELD):
             for (m, density), in trial.some(((1, 0.01), (2, 0.2), (1, 1.0)), of=2):
                 _decoded(trial, SPARSE, m, density, (67, 1500 + m))
     return "densities 0.01, 0.2 and 1"
@@ -264,32 +262,9 @@ def sparse(trial: Trial) -> str:
     densities = (0.01, 0.2, 1.0)
     for _ in range(trial.rounds):
         for team, density in trial.some((*SPARSE_TEAMS,), densities):
-            with in_teams(team):
+            with forced(f"team {team}"):
                 _decoded(trial, SPARSE, min(3, team), density)
     return f"densities {densities}"
-
-
-@contextmanager
-def in_teams(team: int) -> Iterator[None]:
-    """Sparse products that are lowered meanwhile sum a row by so many invocations, and pruned matrices are taken for sparse."""
-    with chosen(f"team {team}"):
-        yield
-
-
-@contextmanager
-def chosen(form: str) -> Iterator[None]:
-    """Products that are lowered meanwhile have that form, where it is one of theirs."""
-    usual = Target.choose
-
-    def choose(self: Target, key: str, forms: Mapping[str, float]) -> Choice:
-        return Choice(key, form, tuple(forms)) if form in forms else usual(self, key, forms)
-
-    Target.choose = choose      # type: ignore[method-assign]
-    try:
-        with apart():
-            yield
-    finally:
-        Target.choose = usual   # type: ignore[method-assign]
 
 
 @probe("pruned weights", "kernels", disables=(pruned_ops.SHADER, pruned_ops.PACKING, pruned_ops.RESTORING))
@@ -297,7 +272,7 @@ def pruned(trial: Trial) -> str:
     """Rows and columns of none, few and many values; the matrix back again."""
     for _ in range(trial.rounds):
         for team, transposed in trial.some((*SPARSE_TEAMS,), (True, False)):
-            with in_teams(team):
+            with forced(f"team {team}"):
                 _pruned(trial, min(3, team) if transposed else 1, (257, 259) if transposed else (262, 251), transposed)
     return f"teams of {', '.join(map(str, SPARSE_TEAMS))}"
 
@@ -323,7 +298,7 @@ def sparse_product(trial: Trial) -> str:
     for _ in range(trial.rounds):
         for form, given in trial.some(("1 x 1", "1 x 4, 4 slices", "4 x 8"), (
                 ((2, 64, 6, 6), (70, 64, 1, 1), 0, (1, 1)), ((1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2)))):
-            with chosen(form):
+            with forced(form):
                 _convolved(trial, *given)
     return "planes, windows, steps"
 
@@ -332,7 +307,7 @@ def sparse_product(trial: Trial) -> str:
 def entries(trial: Trial) -> str:
     """Packed into columns and values: rows of few and of many."""
     for _ in range(trial.rounds):
-        with chosen("1 x 4"):
+        with forced("1 x 4"):
             for density, in trial.some((0.01, 0.2, 1.0), of=2):
                 _decoded(trial, SPARSE, 41, density)
     return "densities 0.01, 0.2 and 1"

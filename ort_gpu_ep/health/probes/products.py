@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe, slower
 from ort_gpu_ep.ir.graph import Array
-from ort_gpu_ep.kernels.questions import apart
-from ort_gpu_ep.kernels.target import Choice, Target
-from ort_gpu_ep.ops import contraction, matvec
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.ops import matvec
 from ort_gpu_ep.ops.contraction import TILES, Tile
 
 FACTOR = 10.0
@@ -21,16 +19,8 @@ FACTOR = 10.0
 SLOW = "the first variant takes 1 s longer"
 
 
-@contextmanager
-def chosen(tile: Tile, split: int) -> Iterator[None]:
-    """Every product that is lowered meanwhile gets this tile and split (a worker probes in one thread)."""
-    usual = contraction.choose
-    contraction.choose = lambda product: (tile, split)
-    try:
-        with apart():
-            yield
-    finally:
-        contraction.choose = usual
+def form_of(tile: Tile, split: int) -> str:
+    return f"gemm {tile.m}x{tile.n}x{tile.k}*{split}"
 
 
 def _product(trial: Trial, m: int, k: int, n: int, transposed: int, tolerance: float = 1e-5) -> None:
@@ -55,10 +45,10 @@ def _tile_probe(tile: Tile) -> None:
             thin = trial.gpu.info.is_software      # each tile then has one of two, beside the product that is cut
             for case, in (*(() if thin and turn % 2 else trial.some(whole, of=3, turn=turn)), (cut,)):
                 transposed, split, (m, k, n) = case
-                with chosen(tile, split):
+                with forced(form_of(tile, split)):
                     _product(trial, m, k, n, transposed)
             for strides in () if thin and turn % 2 == 0 else ([2, 1],):
-                with chosen(tile, 1):
+                with forced(form_of(tile, 1)):
                     filters = trial.normal(tile.m + 1, 3, 3, 3)
                     compare(trial, "Conv", 11, [trial.normal(1, 3, 9, 11), filters], pads=[1, 1, 1, 1], strides=strides)
         return "4 shapes and a window"
@@ -79,28 +69,12 @@ for _tile in TILES:
     _tile_probe(_tile)
 
 
-@contextmanager
-def vectors_in_form(form: str) -> Iterator[None]:
-    """Every product by a vector that is lowered meanwhile gets this form, where it may."""
-    usual = matvec.choose
-
-    def chosen(target: Target, key: str, estimates: Mapping[str, float]) -> Choice:
-        return Choice(key, form if form in estimates else usual(target, key, estimates).form, tuple(estimates))
-
-    matvec.choose = chosen
-    try:
-        with apart():
-            yield
-    finally:
-        matvec.choose = usual
-
-
 def _matvec_probe(name: str, shader: str, forms: Sequence[str], orders: Sequence[int], shapes: Sequence[tuple[int, int, int]]) -> None:
     """Adds the probe of a kernel that multiplies by a vector. orders: whether B is transposed. shapes: m, k, n."""
     def check(trial: Trial) -> str:
         for _ in range(trial.rounds):
             for form, (m, k, n), transposed in trial.some(forms, shapes, orders):
-                with vectors_in_form(form):
+                with forced(form):
                     _product(trial, m, k, n, transposed)
         return f"{len(forms) * len(orders) * len(shapes)} products"
 
@@ -121,7 +95,7 @@ _matvec_probe(
 def sum_parts(trial: Trial) -> str:
     """A product whose K is cut into 2 and into 12 parts."""
     for split in (2, 12):
-        with chosen(TILES[-1], split):
+        with forced(form_of(TILES[-1], split)):
             _product(trial, 17, 400, 19, 0)
     return "2 splits"
 
@@ -134,7 +108,7 @@ def speed(trial: Trial) -> str:
     times: dict[str, float] = {}
     for tile in TILES:
         name = f"{tile.m}x{tile.n}x{tile.k}"
-        with chosen(tile, 1):
+        with forced(form_of(tile, 1)):
             times[name] = min(_seconds(trial, a, b) for _ in range(4))
         if trial.planted == SLOW and len(times) == 1:
             times[name] += 1.0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,30 +9,10 @@ import numpy as np
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe, reference
 from ort_gpu_ep.ir.graph import Attribute, Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT32, dtype_of
-from ort_gpu_ep.kernels.questions import apart
-from ort_gpu_ep.kernels.registry import INLINED, BoundNode
-from ort_gpu_ep.kernels.target import Choice
-from ort_gpu_ep.ops import recurrent_held
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.registry import INLINED
 from ort_gpu_ep.ops.in_place import PARTS, prefix
 from ort_gpu_ep.ops.recurrent_held import GENERAL, PACKING, PRODUCT, SHADER, WHOLE
-from ort_gpu_ep.ops.recurrent_layer import Cell, Sizes
-
-
-@contextmanager
-def in_form(form: str) -> Iterator[None]:
-    """Every layer that is lowered meanwhile gets this form, where it may (a worker probes in one thread)."""
-    usual = recurrent_held.form_of
-
-    def chosen(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1) -> Choice:
-        choice = usual(node, cell, sizes, layers)
-        return replace(choice, form=form) if form in choice.forms else choice
-
-    recurrent_held.form_of = chosen
-    try:
-        with apart():
-            yield
-    finally:
-        recurrent_held.form_of = usual
 
 
 def _layer(trial: Trial, op: str, gates: int, hidden: int, **attributes: Attribute) -> None:
@@ -48,7 +25,7 @@ def _layer(trial: Trial, op: str, gates: int, hidden: int, **attributes: Attribu
 def layers(trial: Trial) -> str:
     """Hidden sizes below, at and above the number of lanes a slice has."""
     sizes = (1, 33, 130)
-    with in_form(GENERAL):
+    with forced(GENERAL):
         for _ in range(trial.rounds):
             for hidden, (op, gates) in trial.some(sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1))):
                 _layer(trial, op, gates, hidden)
@@ -61,7 +38,7 @@ def held(trial: Trial) -> str:
     sizes = (1, 8, 33)
     layers: tuple[tuple[str, int, dict[str, Attribute]], ...] = (("LSTM", 4, {}), ("GRU", 3, {"linear_before_reset": 1}))
     for form, hidden, (op, gates, attributes) in trial.some((WHOLE, PRODUCT), sizes, layers):
-        with in_form(form):
+        with forced(form):
             for _ in range(trial.rounds):
                 _layer(trial, op, gates, hidden, **attributes)
     return f"2 ops, 2 forms, {len(sizes)} sizes"
@@ -73,7 +50,7 @@ def packed(trial: Trial) -> str:
     """Bytes of the input's weights and of the state's, decoded into registers, and in each step."""
     layers: tuple[tuple[str, int, int, dict[str, Any]], ...] = (("LSTM", 4, 12, {}), ("GRU", 3, 21, {"linear_before_reset": 1}))
     for form, (op, gates, hidden, attributes) in trial.some((WHOLE, PRODUCT, GENERAL), layers):
-        with in_form(form):
+        with forced(form):
             for _ in range(trial.rounds):
                 _packed_layer(trial, op, gates, hidden, **attributes)
     return "2 ops, 3 forms"

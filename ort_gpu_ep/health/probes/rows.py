@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-
 import numpy as np
 
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe
-from ort_gpu_ep.kernels.questions import apart
-from ort_gpu_ep.kernels.target import Choice, Target
+from ort_gpu_ep.kernels.forms import forced
 
 ROWS = ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001))
 """(rows, length): teams of 1 to 256 invocations, and a row long enough to be cut into pieces."""
@@ -71,23 +66,6 @@ def normalisations(trial: Trial) -> str:
         compare(trial, "InstanceNormalization", 6, [trial.normal(2, 5, 7, 9), trial.normal(5), trial.normal(5)], epsilon=1e-5)
         compare(trial, "LpNormalization", 1, [trial.normal(6, 33)], axis=1, p=2)
     return f"{len(ROWS) + 1} shapes"
-
-
-@contextmanager
-def forced(form: str) -> Iterator[None]:
-    """Kernels that are lowered meanwhile get this form, those that have it (a worker probes in one thread)."""
-    usual = Target.choose
-
-    def chosen(self: Target, key: str, forms: Mapping[str, float]) -> Choice:
-        choice = usual(self, key, forms)
-        return replace(choice, form=form) if form in forms else choice
-
-    Target.choose = chosen      # type: ignore[method-assign]
-    try:
-        with apart():
-            yield
-    finally:
-        Target.choose = usual   # type: ignore[method-assign]
 
 
 @probe("rows in pieces", "kernels", disables=("moments_of_pieces.wgsl", "normalize_pieces.wgsl"))

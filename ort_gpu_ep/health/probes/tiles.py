@@ -12,10 +12,10 @@ import numpy as np
 from ort_gpu_ep.health.probe import Trial, Unsupported, agree, probe, reference
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, Shape
-from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import LAST_ARRIVING
 from ort_gpu_ep.ops import conv_last, tiles, winograd
-from ort_gpu_ep.ops.tiles import SPLIT_TILES, TILES, Tile, TiledProduct
+from ort_gpu_ep.ops.tiles import SPLIT_TILES, TILES, Tile
 
 LAST_ROW = (r"if \((m\w+) < M4 && (o\w+) < ROWS\)", r"if (\1 < M4 && \2 + 1u < ROWS)")
 """The fault of the tiles' probes: the last row is left out."""
@@ -30,17 +30,13 @@ ARRIVALS = 6
 @contextmanager
 def chosen(tile: Tile, split: int) -> Iterator[None]:
     """Every product in tiles that is lowered meanwhile gets this one (a worker probes in one thread)."""
-    usual = tiles.forms
-
-    def only(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
-        return {"probed": (tile, split)}
-
-    tiles.forms = only
+    usual = tiles.shares
+    tiles.shares = lambda product: {"probed": (tile, split)}
     try:
-        with apart():
+        with forced("probed"):
             yield
     finally:
-        tiles.forms = usual
+        tiles.shares = usual
 
 
 def _convolution(trial: Trial, x: Shape, w: Shape, op: str = "Conv", **attributes: Any) -> None:
@@ -151,26 +147,11 @@ GROUPS: tuple[tuple[Shape, Shape, dict[str, Any]], ...] = (
        fault=(r"block < LINES \* BLOCKS", "block + 1u < LINES * BLOCKS"), trusts=True)
 def grouped(trial: Trial) -> str:
     """Every number of pixels and slices, where the last pixels of a row are alone; strides, dilations, a batch."""
-    usual = conv_last.GROUPED_FORMS
-    try:
-        for form, (x, w, attributes) in trial.some(usual if trial.rounds > 1 else usual[::5], GROUPS):
-            conv_last.GROUPED_FORMS = (form,)
-            with apart(), _no_product():
-                _convolution(trial, x, w, **attributes)
-    finally:
-        conv_last.GROUPED_FORMS = usual
-    return f"{len(usual)} forms"
-
-
-@contextmanager
-def _no_product() -> Iterator[None]:
-    """A product in tiles counts as slow meanwhile."""
-    usual = tiles.best_ns
-    tiles.best_ns = lambda product: 1e12
-    try:
-        yield
-    finally:
-        tiles.best_ns = usual
+    forms = conv_last.GROUPED_FORMS
+    for (pixels, slices), (x, w, attributes) in trial.some(forms if trial.rounds > 1 else forms[::5], GROUPS):
+        with forced(f"{pixels} pixels, {slices} slices"):
+            _convolution(trial, x, w, **attributes)
+    return f"{len(forms)} forms"
 
 
 @probe("sums of other places", "kernels", disables=("pack_phases.wgsl", "unpack_phases.wgsl"), trusts=True)
