@@ -5,12 +5,13 @@ usage: python scripts/gen_operators.py [--check]      (--check: writes nothing, 
 
 from __future__ import annotations
 
+import dis
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 
 import onnx.defs
 
@@ -117,10 +118,22 @@ def _shaders(function: object, seen: set[CodeType]) -> Iterator[str]:
                 codes.append(constant)
             elif isinstance(constant, str) and constant.endswith(".wgsl"):
                 yield constant
-        for name in code.co_names:
-            inner.append(function.__globals__.get(name))
+        inner += _named(code, function.__globals__)
     for other in inner:
+        if isinstance(other, str) and other.endswith(".wgsl"):
+            yield other
         yield from _shaders(other, seen)
+
+
+def _named(code: CodeType, names: Mapping[str, object]) -> Iterator[object]:
+    """What code takes from its module, or from a module of ort_gpu_ep.ops that this one imports."""
+    module: object = None
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(module, ModuleType):
+            yield getattr(module, step.argval, None)
+        found = names.get(step.argval) if step.opname == "LOAD_GLOBAL" else None
+        module = found if isinstance(found, ModuleType) and found.__name__.startswith("ort_gpu_ep.ops.") else None
+        yield found
 
 
 PROBES_HEAD = "| probe | planted fault that it finds | out of use if it fails |\n|---|---|---|\n"
