@@ -52,7 +52,7 @@ class Kernel:
     optionals: WGSL name -> given or left out, of the row's optional inputs; filled by `claim.lower`.
     grid: workgroups in x, y and z of a body with `fn grid_main(group: vec3<u32>, lane: u32)`; `groups` is then their product.
     vectors: bindings of float32 (of a raw kernel, of any 32 bits) that are bound four elements at a time; of packed elements, four words.
-    words: bindings of packed elements that the body stores by whole words.
+    words: bindings of packed elements that the body stores by whole words. Of `vectors` that are read: where they have 16 bits, by eight.
     choice: which form of the kernel this is, of those that were weighed.
     into: where what it stores of its first output lies in a larger tensor, filled in by the planner.
     inlined: (name, kernel with an `element` body): what the body reads by that name is not bound but computed by that kernel, whose own

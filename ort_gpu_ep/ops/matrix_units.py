@@ -38,9 +38,9 @@ class UnitTile:
         return 32 * self.gm * self.gn
 
     def workgroup_nbytes(self, w_rows: bool) -> int:
-        """Of both operands, the sums on their way out, and the scales of rows."""
+        """Of both operands, or the sums on their way out; and of the scales of rows."""
         w = self.k * (self.m // 8 + 1) if w_rows else self.m * (self.k // 8 + 1)
-        return 16 * (self.n * (self.k // 8 + 1) + w) + 4 * self.gn * 16 * (self.m + 8) + 4 * self.n
+        return 16 * max(self.n * (self.k // 8 + 1) + w, self.gn * 16 * (self.m // 4 + 2)) + 4 * self.n
 
     def fits(self, limits: Limits, w_rows: bool) -> bool:
         return self.workgroup_size <= limits.max_invocations and self.workgroup_nbytes(w_rows) <= limits.max_workgroup_nbytes
@@ -69,11 +69,14 @@ record("line_scales.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["LENGTH"
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How the shader reads a matrix. outer: its lines (rows of x, columns of w). fours: as vectors. along_k: what is next to each other."""
+    """How the shader reads a matrix. outer: its lines (rows of x, columns of w). fours: as vectors. eights: by eight where it has 16
+    bits. along_k: what is next to each other.
+    """
 
     matrix: Matrix
     outer: int
     fours: bool
+    eights: bool
     along_k: bool
     constant: bool
 
@@ -122,7 +125,7 @@ def _operand(matrix: Matrix, outer: int, k: int, constant: bool, fours: bool) ->
     beside, inner, other = (k, matrix.k, matrix.outer) if along_k else (outer, matrix.outer, matrix.k)
     numbers = (beside, other, *matrix.base.strides, matrix.base.offset)
     whole = not any(map(is_symbolic, (*numbers, inner))) and inner == 1 and all(n % 4 == 0 for n in numbers)
-    return Operand(matrix, outer, fours and whole, along_k, constant)
+    return Operand(matrix, outer, fours and whole, fours and whole and all(n % 8 == 0 for n in numbers), along_k, constant)
 
 
 def forms(units: UnitProduct | None) -> dict[str, Form]:
@@ -221,15 +224,17 @@ def _product(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType
     consts: dict[str, Const] = {
         **consts_of(tile), "IM2COL": False, "BATCH": product.batch, "N": product.m, "M": product.n, "K": product.k,
         "X_N": x.matrix.outer, "X_K": x.matrix.k, "W_M": w.matrix.outer, "W_K": w.matrix.k,
-        "X_FOURS": x_fours, "W_FOURS": w_fours, "X_ROWS": x.along_k, "W_ROWS": not w.along_k,
+        "X_FOURS": x_fours, "W_FOURS": w_fours, "X_EIGHTS": x_fours and x.eights, "W_EIGHTS": w_fours and w.eights,
+        "X_ROWS": x.along_k, "W_ROWS": not w.along_k,
         "K_WHOLE": not is_symbolic(product.k) and product.k % tile.k == 0, "PLAIN_HALVES": units.plain, "SCALED": units.scaled,
         "X_BATCHES": x.batches, "W_BATCHES": w.batches, "Y_FOURS": y_fours, "C_FOURS": c_fours,
         "ALPHA": float(product.alpha), "BETA": float(product.beta)}
     names = (("x", x_fours), ("w", w_fours), ("y", y_fours), ("c", c_fours))
+    words = tuple(name for name, given in (("x", consts["X_EIGHTS"]), ("w", consts["W_EIGHTS"])) if given)
     return kernel(
         "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size,
         workgroup_nbytes=tile.workgroup_nbytes(not w.along_k),
         indices={"x_base": x.matrix.base, "w_base": w.matrix.base, "c_index": bias or Strided((1,), (0,))},
         grid=(ceil_div(product.n, tile.m), ceil_div(product.m, tile.n), product.batch),
         reads={**reads, **({} if bias is None else {"c": 2})}, writes={"y": 0}, vectors=tuple(name for name, fours in names if fours),
-        choice=choice, features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))
+        words=words, choice=choice, features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))

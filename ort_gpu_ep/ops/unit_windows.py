@@ -121,6 +121,7 @@ def _product(units: UnitConvolution, tile: UnitTile, choice: Choice, out: Tensor
     fours, bias = not product.planes, {} if product.bias is None else {"c": product.bias}
     consts: dict[str, Const] = {
         **matrix_units.consts_of(tile), "BATCH": 1, "N": product.rows, "M": product.m, "K": units.k, "X_FOURS": fours, "W_FOURS": True,
+        "X_EIGHTS": False, "W_EIGHTS": product.m % 8 == 0,
         "X_ROWS": True, "W_ROWS": True, "W_M": 1, "W_K": product.m, "K_WHOLE": units.k % tile.k == 0, "PLAIN_HALVES": False,
         "SCALED": units.scaled, "X_BATCHES": False, "W_BATCHES": False, "Y_FOURS": True, "C_FOURS": True, "ALPHA": product.alpha,
         "BETA": 1.0, "IM2COL": True, "POINTWISE": product.pointwise, "PLANES": product.planes > 0, "CHANNELS": product.planes,
@@ -130,5 +131,5 @@ def _product(units: UnitConvolution, tile: UnitTile, choice: Choice, out: Tensor
         "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=tile.workgroup_nbytes(True),
         indices={"x_base": flat, "w_base": flat, "c_index": flat},
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), 1), reads={**reads, **bias}, writes={"y": 0},
-        vectors=("w", "y", *(("x",) if fours else ()), *bias), choice=choice,
+        vectors=("w", "y", *(("x",) if fours else ()), *bias), words=("w",) if product.m % 8 == 0 else (), choice=choice,
         features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))

@@ -75,6 +75,13 @@ def vector_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, t
             f"fn {name}_at4(i: u32) -> vec4<f32> {{ return {name}_of_four({name}_four(i)); }}", single]
 
 
+def eights(name: str, pieces: Sequence[tuple[int, int]]) -> str:
+    """`<name>_eight(i)`: eight neighbours of 16 bits."""
+    cases = "".join(f"if (i >= {first // 8}u) {{ return {part_name(name, k)}[i - {first // 8}u]; }} "
+                    for k, (first, _) in reversed(list(enumerate(pieces))) if k)
+    return f"fn {name}_eight(i: u32) -> vec4<u32> {{ {cases}return {name}[i]; }}"
+
+
 def word_pairs(name: str, dtype: DType, text: str, raw: bool) -> list[str]:
     """`<name>_of(low, high)`, an element from its bits, and `<name>_pair(i)`, one of 64 bits as two words, where the body calls them."""
     found = []

@@ -13,6 +13,7 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     X_BITS         of a stored element, in directives
     y_final4(i, v), y_store4(i, v)    the two halves of y_set4: the fused steps, and the store of what they gave: four numbers, or
                    a word where the steps end in bytes
+    x_eight(i)     elements 8 i .. 8 i + 7 of 16 bits, as vec4<u32>, of what the kernel binds as vectors and as words, and reads
     x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
     x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
     x_set_word(i, v)    the same of four bytes as numbers, after the fused steps
@@ -52,6 +53,7 @@ from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, IN
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.shaders.accessors import (
+    eights,
     in_parts,
     part_name,
     vector_readers,
@@ -61,7 +63,7 @@ from ort_gpu_ep.shaders.accessors import (
     word_writer,
     writer,
 )
-from ort_gpu_ep.shaders.element_types import as_bits, per_word, storage, value_type, vector_type
+from ort_gpu_ep.shaders.element_types import as_bits, by_eight, per_word, storage, value_type, vector_type
 from ort_gpu_ep.shaders.indices import merged, strided
 from ort_gpu_ep.shaders.inlining import inlined
 from ort_gpu_ep.shaders.steps import first_written, fused_reading, steps, stores_words, vector_bindings, word_steps
@@ -186,7 +188,7 @@ def _composed(
 def _declaration(kernel: Kernel, bindings: Bindings, vectors: Container[str], name: str, head: str) -> str:
     """head: all before the type, with a place for the access."""
     (tensor, written), raw = bindings[name], as_bits(kernel, bindings[name][0].dtype, name)
-    element = vector_type(tensor.dtype, raw) if name in vectors else storage(tensor.dtype, raw)
+    element = vector_type(tensor.dtype, raw or by_eight(kernel, name, tensor.dtype)) if name in vectors else storage(tensor.dtype, raw)
     element = "atomic<u32>" if name in (*kernel.atomics, ERROR_FLAGS) else element
     return f"{head.format('read_write' if written else 'read')}: array<{element}>;"
 
@@ -199,6 +201,9 @@ def _readers(kernel: Kernel, bindings: Bindings, pieces: Pieces, vectors: Contai
             continue
         raw, plain = as_bits(kernel, tensor.dtype, name), kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
         yield f"alias {name}_t = {value_type(plain, as_bits(kernel, plain, name))};"
+        if by_eight(kernel, name, tensor.dtype):
+            yield eights(name, pieces[name])
+            continue
         if name in vectors and (tensor.dtype in (FLOAT32, FLOAT16, HALF) or (raw and tensor.dtype.bits == 32)):
             yield from vector_readers(name, pieces[name], tensor.dtype, text, raw)
         elif name not in vectors:

@@ -1,8 +1,10 @@
 // y[b, n, m] = ALPHA * sum over k of x[b, n, k] * w[b, k, m] + BETA * c, on matrix units (chromium_experimental_subgroup_matrix): operands
 // are float16, sums float32, in fragments of 16 x 16. A workgroup makes TM columns of TN rows; each subgroup has one of its GN x GM shares. A step
 // brings TK of k into workgroup memory as float16, eight to a vector, while the next step's loads are under way in registers. Sums go
-// through workgroup memory, 16 rows of each subgroup at a time, to where the fused steps are done.
-// X_FOURS, W_FOURS: an operand is bound as vectors along what is next to each other there; else it is read by elements.
+// through the same memory, 16 rows of each subgroup at a time, to where the fused steps are done: with more of it a compute unit has room for
+// one workgroup only, which took twice as long on an H100.
+// X_FOURS, W_FOURS: an operand is bound as vectors along what is next to each other there; else it is read by elements. X_EIGHTS, W_EIGHTS:
+// of 16 bits each, it is bound by eight.
 // X_ROWS: what is next to each other in x is k (else n). W_ROWS: in w it is m, and its tile lies [k, m] (else k, and it lies [m, k]).
 // PLAIN_HALVES: operands are the model's float16. X_BITS, W_BITS = 16 without it: weights stored as two halves a word.
 // SCALED: x and w are float32, and each of their lines is multiplied by a power of two on the way in (line_scales.wgsl).
@@ -22,15 +24,21 @@ alias sums_t = subgroup_matrix_result<f32, 16, 16>;
 #let w_loads = TM * TK // 8 // WORKGROUP_SIZE
 #let own_n = TN // GN
 #let own_m = TM // GM
-#let stage_row = TM + 8
+#let x_parts = 1 if X_FOURS and X_EIGHTS and X_BITS == 16 else 2
+#let w_parts = 1 if W_FOURS and W_EIGHTS and W_BITS == 16 else 2
+#let x_size = TN * x_row
+#let both = x_size + w_rows * w_row
+#let stage_row = TM // 4 + 2
+#let staged = GN * 16 * stage_row
 #let stores = GN * 16 * TM // 4 // WORKGROUP_SIZE
-var<workgroup> x_tile: array<vec4<u32>, $(TN * x_row)>;
-var<workgroup> w_tile: array<vec4<u32>, $(w_rows * w_row)>;
-var<workgroup> stage: array<f32, $(GN * 16 * stage_row)>;
+var<workgroup> tile: array<vec4<u32>, $(both if both > staged else staged)>;
 #if IM2COL and SCALED
 var<workgroup> row_scales: array<f32, TN>;
 #end
 
+#if x_parts == 1
+alias x_loaded = vec4<u32>;
+#else
 #if X_FOURS
 alias x_loaded = x_four_t;
 fn x_halves(v: x_loaded, scale: vec4<f32>) -> vec2<u32> {
@@ -60,7 +68,11 @@ fn x_halves(v: x_loaded, scale: vec4<f32>) -> vec2<u32> {
     return vec2<u32>(pack2x16float(s.xy), pack2x16float(s.zw));
 }
 #end
+#end
 
+#if w_parts == 1
+alias w_loaded = vec4<u32>;
+#else
 #if W_FOURS
 alias w_loaded = w_four_t;
 fn w_halves(v: w_loaded, scale: vec4<f32>) -> vec2<u32> {
@@ -90,6 +102,7 @@ fn w_halves(v: w_loaded, scale: vec4<f32>) -> vec2<u32> {
     return vec2<u32>(pack2x16float(s.xy), pack2x16float(s.zw));
 }
 #end
+#end
 
 #if IM2COL and not POINTWISE
 // Of the window's tap and channel that k is: rows down and across from the window's first pixel, and how far in x. Far out behind the last k.
@@ -118,58 +131,64 @@ fn load_x(base: i32, top: i32, left: i32, tap: vec3<i32>) -> x_loaded {
 #end
 }
 #else
-// Four elements of k of the row of x that begins at `row`, zeros behind the last of k. A row behind the last repeats it: its sums are not
-// stored.
-fn load_x(row: u32, k: u32) -> x_loaded {
 #if X_FOURS
+// What lies at `place` (in vectors) in x, from k on; zeros behind the last of k.
+fn load_x(place: u32, k: u32) -> x_loaded {
 #if not K_WHOLE
     if (k >= K) { return x_loaded(); }
 #end
-    return x_four((row + k) / 4u);
+#if x_parts == 1
+    return x_eight(place);
 #else
+    return x_four(place);
+#end
+}
+#else
+// Four elements of k of the row of x that begins at `row`.
+fn load_x(row: u32, k: u32) -> x_loaded {
     var v = vec4<f32>();
     let at = row + k * X_K;
 #for i in 4
     if (k + $(i)u < K) { v[$i] = x_at(at + $(i)u * X_K); }
 #end
     return v;
-#end
 }
 #end
+#end
 
-// Of w: four columns of a k from m on (W_ROWS), else four k of a column.
-fn load_w(base: u32, m: u32, k: u32) -> w_loaded {
-#if W_ROWS
+#if W_FOURS
+// What lies at `place` (in vectors) in w, from column m and k on.
+fn load_w(place: u32, m: u32, k: u32) -> w_loaded {
 #if not K_WHOLE
     if (k >= K) { return w_loaded(); }
 #end
-#if W_FOURS
+#if W_ROWS
     if (m >= M) { return w_loaded(); }
-    return w_four((base + k * W_K + m) / 4u);
+#end
+#if w_parts == 1
+    return w_eight(place);
 #else
+    return w_four(place);
+#end
+}
+#else
+// Four columns of a k from m on (W_ROWS), else four k of a column.
+fn load_w(base: u32, m: u32, k: u32) -> w_loaded {
     var v = vec4<f32>();
     let at = base + k * W_K + m * W_M;
+#if W_ROWS
+    if (k >= K) { return v; }
 #for i in 4
     if (m + $(i)u < M) { v[$i] = w_at(at + $(i)u * W_M); }
 #end
-    return v;
-#end
 #else
-#if W_FOURS
-#if not K_WHOLE
-    if (k >= K) { return w_loaded(); }
-#end
-    return w_four((base + m * W_M + k) / 4u);
-#else
-    var v = vec4<f32>();
-    let at = base + k * W_K + m * W_M;
 #for i in 4
     if (k + $(i)u < K) { v[$i] = w_at(at + $(i)u * W_K); }
 #end
+#end
     return v;
-#end
-#end
 }
+#end
 
 #if SCALED
 fn x_scale(batch: u32, n: u32) -> f32 {
@@ -250,6 +269,9 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #else
     let xb$i = x_start + xr$i * X_N;
 #end
+#if X_FOURS and not (IM2COL and not POINTWISE)
+    let xp$i = (xb$i + xk$i * 8u) / $(8 // x_parts)u;
+#end
 #if SCALED
     let xs$i = vec4<f32>(x_scale(batch, xr$i));
 #else
@@ -267,6 +289,12 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let wk$i = we$i % $(TK // 8)u * 8u;
     let wt$i = we$i / $(TK // 8)u * $(w_row)u + we$i % $(TK // 8)u;
 #end
+#if W_FOURS and W_ROWS
+    let wp$i = (w_start + wk$i * W_K + wm$i) / $(8 // w_parts)u;
+#end
+#if W_FOURS and not W_ROWS
+    let wp$i = (w_start + wm$i * W_M + wk$i) / $(8 // w_parts)u;
+#end
 #for h in 2
 #if SCALED and W_BITS != 16
 #if W_ROWS
@@ -279,36 +307,25 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #end
-#if IM2COL and not POINTWISE
-#for h in 2
-    let tap_$h = tap_of(xk0 * 8u + $(4 * h)u);
-#end
 #for i in x_loads
-#for h in 2
-    var x$(i)_$h = load_x(xb$i, top$i, left$i, tap_$h);
-#end
-#end
-#else
-#for i in x_loads
-#for h in 2
-    var x$(i)_$h = load_x(xb$i, xk$i * 8u + $(4 * h)u);
-#end
+#for h in x_parts
+    var x$(i)_$h = x_loaded();
 #end
 #end
 #for i in w_loads
-#for h in 2
-#if W_ROWS
-    var w$(i)_$h = load_w(w_start, wm$i + $(4 * h)u, wk$i);
-#else
-    var w$(i)_$h = load_w(w_start, wm$i, wk$i + $(4 * h)u);
+#for h in w_parts
+    var w$(i)_$h = w_loaded();
 #end
 #end
-#end
+    {
+        let next = 0u;
+#include matrix_loads.wgsl
+    }
     let x_own = subgroup_id / $(GM)u * $(own_n * x_row)u;
 #if W_ROWS
-    let w_own = subgroup_id % $(GM)u * $(own_m // 8)u;
+    let w_own = $(x_size)u + subgroup_id % $(GM)u * $(own_m // 8)u;
 #else
-    let w_own = subgroup_id % $(GM)u * $(own_m * w_row)u;
+    let w_own = $(x_size)u + subgroup_id % $(GM)u * $(own_m * w_row)u;
 #end
 #for i in own_n // 16
 #for j in own_m // 16
@@ -318,50 +335,35 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     for (var k = 0u; k < K; k += TK) {
         workgroupBarrier();
 #for i in x_loads
-        x_tile[xt$i] = vec4<u32>(x_halves(x$(i)_0, xs$i), x_halves(x$(i)_1, xs$i));
+#if x_parts == 1
+        tile[xt$i] = x$(i)_0;
+#else
+        tile[xt$i] = vec4<u32>(x_halves(x$(i)_0, xs$i), x_halves(x$(i)_1, xs$i));
+#end
 #end
 #for i in w_loads
-        w_tile[wt$i] = vec4<u32>(w_halves(w$(i)_0, ws$(i)_0), w_halves(w$(i)_1, ws$(i)_1));
+#if w_parts == 1
+        tile[$(x_size)u + wt$i] = w$(i)_0;
+#else
+        tile[$(x_size)u + wt$i] = vec4<u32>(w_halves(w$(i)_0, ws$(i)_0), w_halves(w$(i)_1, ws$(i)_1));
+#end
 #end
         workgroupBarrier();
         if (k + TK < K) {
-#if IM2COL and not POINTWISE
-#for h in 2
-            let next_$h = tap_of(k + TK + xk0 * 8u + $(4 * h)u);
-#end
-#for i in x_loads
-#for h in 2
-            x$(i)_$h = load_x(xb$i, top$i, left$i, next_$h);
-#end
-#end
-#else
-#for i in x_loads
-#for h in 2
-            x$(i)_$h = load_x(xb$i, k + TK + xk$i * 8u + $(4 * h)u);
-#end
-#end
-#end
-#for i in w_loads
-#for h in 2
-#if W_ROWS
-            w$(i)_$h = load_w(w_start, wm$i + $(4 * h)u, k + TK + wk$i);
-#else
-            w$(i)_$h = load_w(w_start, wm$i, k + TK + wk$i + $(4 * h)u);
-#end
-#end
-#end
+            let next = k + TK;
+#include matrix_loads.wgsl
         }
 #for q in TK // 16
         {
 #for j in own_m // 16
 #if W_ROWS
-            let b$j = subgroupMatrixLoad<right_t, row_major>(&w_tile, w_own + $(q * 16 * w_row + j * 2)u, $(w_row)u);
+            let b$j = subgroupMatrixLoad<right_t, row_major>(&tile, w_own + $(q * 16 * w_row + j * 2)u, $(w_row)u);
 #else
-            let b$j = subgroupMatrixLoad<right_t, col_major>(&w_tile, w_own + $(j * 16 * w_row + q * 2)u, $(w_row)u);
+            let b$j = subgroupMatrixLoad<right_t, col_major>(&tile, w_own + $(j * 16 * w_row + q * 2)u, $(w_row)u);
 #end
 #end
 #for i in own_n // 16
-            let a$i = subgroupMatrixLoad<left_t, row_major>(&x_tile, x_own + $(i * 16 * x_row + q * 2)u, $(x_row)u);
+            let a$i = subgroupMatrixLoad<left_t, row_major>(&tile, x_own + $(i * 16 * x_row + q * 2)u, $(x_row)u);
 #for j in own_m // 16
             s$(i)_$j = subgroupMatrixMultiplyAccumulate(a$i, b$j, s$(i)_$j);
 #end
@@ -369,11 +371,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         }
 #end
     }
-    let staged = subgroup_id / $(GM)u * $(16 * stage_row)u + subgroup_id % $(GM)u * $(own_m)u;
+    let own_stage = subgroup_id / $(GM)u * $(16 * stage_row)u + subgroup_id % $(GM)u * $(own_m // 4)u;
 #for i in own_n // 16
     workgroupBarrier();
 #for j in own_m // 16
-    subgroupMatrixStore<row_major>(&stage, staged + $(j * 16)u, s$(i)_$j, $(stage_row)u);
+    subgroupMatrixStore<row_major>(&tile, own_stage + $(j * 4)u, s$(i)_$j, $(stage_row)u);
 #end
     workgroupBarrier();
     // what the fused steps read is under way for all of a round: a store in between would keep the next load waiting
@@ -381,8 +383,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let line$(i)_$u = (lane + $(u * WORKGROUP_SIZE)u) / $(TM // 4)u;
     let n$(i)_$u = n_first + line$(i)_$u / 16u * $(own_n)u + $(i * 16)u + line$(i)_$u % 16u;
     let m$(i)_$u = m_first + (lane + $(u * WORKGROUP_SIZE)u) % $(TM // 4)u * 4u;
-    let source$(i)_$u = line$(i)_$u * $(stage_row)u + m$(i)_$u - m_first;
-    var v$(i)_$u = vec4<f32>(stage[source$(i)_$u], stage[source$(i)_$u + 1u], stage[source$(i)_$u + 2u], stage[source$(i)_$u + 3u]);
+    var v$(i)_$u = bitcast<vec4<f32>>(tile[line$(i)_$u * $(stage_row)u + (m$(i)_$u - m_first) / 4u]);
 #if SCALED
     v$(i)_$u = scaled_back(
         v$(i)_$u, bitcast<u32>(x_scale(batch, min(n$(i)_$u, N - 1u))), bitcast<vec4<u32>>(w_scale4(batch, m$(i)_$u)));

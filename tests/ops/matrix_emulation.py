@@ -24,11 +24,11 @@ from ort_gpu_ep.shaders.composer import is_elementwise
 
 FUNCTIONS = """
 fn half_at(word: vec4<u32>, i: u32) -> f32 { return unpack2x16float(word[i / 2u])[i % 2u]; }
-fn x_half(place: vec3<u32>, line: u32, i: u32) -> f32 { return half_at(x_tile[place.x + line * place.y + i / 8u], i % 8u); }
+fn x_half(place: vec3<u32>, line: u32, i: u32) -> f32 { return half_at(tile[place.x + line * place.y + i / 8u], i % 8u); }
 fn w_half(place: vec3<u32>, k: u32, m: u32) -> f32 {
     let line = select(k, m, place.z == 1u);
     let i = select(m, k, place.z == 1u);
-    return half_at(w_tile[place.x + line * place.y + i / 8u], i % 8u);
+    return half_at(tile[place.x + line * place.y + i / 8u], i % 8u);
 }
 // `zero` keeps llvmpipe from calculating with these as if they were exact.
 fn kept(v: f32, zero: u32) -> f32 { return bitcast<f32>(bitcast<u32>(v) ^ zero); }
@@ -55,17 +55,20 @@ fn emulated_product(a: vec3<u32>, b: vec3<u32>, before: array<f32, 8>, lane: u32
 }
 fn emulated_store(first: u32, sums: array<f32, 8>, row: u32, lane: u32) {
     var own = sums;
-    for (var j = 0u; j < 8u; j++) { stage[first + lane % 32u / 2u * row + lane % 2u * 8u + j] = own[j]; }
+    let to = first + lane % 32u / 2u * row + lane % 2u * 2u;
+    tile[to] = bitcast<vec4<u32>>(vec4<f32>(own[0], own[1], own[2], own[3]));
+    tile[to + 1u] = bitcast<vec4<u32>>(vec4<f32>(own[4], own[5], own[6], own[7]));
 }
 """
 
 _REPLACED = (
+    (r"return bitcast<vec2<u32>>\(v\);", "return vec2<u32>(pack2x16float(vec2<f32>(v.xy)), pack2x16float(vec2<f32>(v.zw)));"),  # naga can't
     (r"enable chromium\w+;\n", ""), (r"// [^\n]*", ""), (r"diagnostic\([^)]*\);\n", ""),
     (r"subgroup_matrix_(?:left|right)<[^>]*>", "vec3<u32>"), (r"subgroup_matrix_result<[^>]*>", "array<f32, 8>"),
     (r"subgroupMatrixLoad<\w+, row_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 0u);"),
     (r"subgroupMatrixLoad<\w+, col_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 1u);"),
     (r"subgroupMatrixMultiplyAccumulate\((.*)\);", r"emulated_product(\1, lane);"),
-    (r"subgroupMatrixStore<row_major>\(&stage, (.*)\);", r"emulated_store(\1, lane);"),
+    (r"subgroupMatrixStore<row_major>\(&tile, (.*)\);", r"emulated_store(\1, lane);"),
     (r", @builtin\(subgroup_id\) its_subgroup_id: u32", ""), (r"\{ subgroup_id = its_subgroup_id; ", "{ let its_subgroup_id = lane / 32u; "))
 
 

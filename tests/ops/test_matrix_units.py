@@ -14,7 +14,7 @@ from ort_gpu_ep.errors import WrongResultError
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Value
-from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, UNIT_SHADERS, lacks
 from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
@@ -90,6 +90,23 @@ def test_f16acc_is_within_its_bound(trial: Emulated, kind: str) -> None:
     a, b = drawn(kind, 130, 100, True), drawn(kind, 100, 132, False)
     with in_tile(LARGE):
         assert_within(product(trial, a, b, "f16acc"), a, b)
+    assert trial.shaders == {"matrix_product.wgsl"}
+
+
+@pytest.mark.parametrize("sizes", [(40, 72, 64), (33, 36, 44), (35, 37, 39)])
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_float16_models(trial: Emulated, sizes: tuple[int, int, int], transposed: int) -> None:
+    """Operands are read by eight, by four, and by elements."""
+    m, n, k = sizes
+    a, b = (drawn("normal", *shape, True).astype(np.float16) for shape in ((m, k), (k, n)))
+    given = np.ascontiguousarray(b.T) if transposed else b
+    values = {name: Value(name, FLOAT16, array.shape) for name, array in (("a", a), ("b", given))}
+    node = Node("Gemm", ("a", "b"), ("y",), version=13, attributes={"transB": transposed})
+    with in_tile(QUICK):
+        got, = trial.graph(Graph("g", ("a", "b"), ("y",), (node,), values), [a, given])
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    allowed = k * 2.0 ** -24 * (np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64)) + 2.0 ** -11 * np.abs(exact) + 2.0 ** -24
+    assert (np.abs(got - exact) <= allowed).all()
     assert trial.shaders == {"matrix_product.wgsl"}
 
 

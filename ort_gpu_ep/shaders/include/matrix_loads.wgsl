@@ -1,0 +1,36 @@
+// The loads of matrix_product.wgsl for the step of k that begins at `next`.
+#if IM2COL and not POINTWISE
+#for h in x_parts
+    let tap_$h = tap_of(next + xk0 * 8u + $(4 * h)u);
+#end
+#end
+#for i in x_loads
+#for h in x_parts
+#if IM2COL and not POINTWISE
+    x$(i)_$h = load_x(xb$i, top$i, left$i, tap_$h);
+#else
+#if X_FOURS
+    x$(i)_$h = load_x(xp$i + next / $(8 // x_parts)u + $(h)u, next + xk$i * 8u + $(4 * h)u);
+#else
+    x$(i)_$h = load_x(xb$i, next + xk$i * 8u + $(4 * h)u);
+#end
+#end
+#end
+#end
+#for i in w_loads
+#for h in w_parts
+#if W_FOURS
+#if W_ROWS
+    w$(i)_$h = load_w(wp$i + next * W_K / $(8 // w_parts)u + $(h)u, wm$i + $(4 * h)u, next + wk$i);
+#else
+    w$(i)_$h = load_w(wp$i + next / $(8 // w_parts)u + $(h)u, wm$i, next + wk$i + $(4 * h)u);
+#end
+#else
+#if W_ROWS
+    w$(i)_$h = load_w(w_start, wm$i + $(4 * h)u, next + wk$i);
+#else
+    w$(i)_$h = load_w(w_start, wm$i, next + wk$i + $(4 * h)u);
+#end
+#end
+#end
+#end
