@@ -143,28 +143,25 @@ class Generator:
     ) -> Iterator[int]:
         waiting, submitted = deque[Callable[[], int]](), 0
         try:
-            for _ in range(count):
-                while submitted < count and len(waiting) < AHEAD:
-                    if turn != self._turn:
-                        raise InputError("generate: another generation has begun with this Generator, whose caches it needs; use one each")
-                    self._submit(prompt, submitted)
-                    if draw is not None:
-                        self._choose(draw, submitted % 2)
-                    waiting.append(self._token(submitted % 2))
-                    submitted += 1
-                token = self._waited(waiting.popleft())
-                yield token
-                if token in stop:
-                    return
-        finally:
-            while waiting:      # the device writes what these read
-                self._waited(waiting.popleft())
-
-    def _waited(self, token: Callable[[], int]) -> int:
-        """The token. One that the vocabulary lacks leaves caches that no later generation may read: it makes new ones."""
-        try:
-            return token()
-        except InputError:
+            try:
+                for _ in range(count):
+                    while submitted < count and len(waiting) < AHEAD:
+                        if turn != self._turn:
+                            raise InputError(
+                                "generate: another generation has begun with this Generator, whose caches it needs; use one each")
+                        self._submit(prompt, submitted)
+                        if draw is not None:
+                            self._choose(draw, submitted % 2)
+                        waiting.append(self._token(submitted % 2))
+                        submitted += 1
+                    token = waiting.popleft()()
+                    yield token
+                    if token in stop:
+                        return
+            finally:
+                while waiting:      # the device writes what these read
+                    waiting.popleft()()
+        except Exception:       # a token that the vocabulary lacks, a lost device: caches that no later generation may read
             self._failed = True
             raise
 

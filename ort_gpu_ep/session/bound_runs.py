@@ -10,7 +10,8 @@ from ort_gpu_ep.session.session import InferenceSession
 
 
 def state_of(session: InferenceSession) -> SessionState | None:
-    """The provider in a session; None where it runs on the CPU alone."""
+    """The provider in a session to which values are to be bound; None where it runs on the CPU alone."""
+    session._stay()
     return session._state if session._state is not None and session._state.partitions else None
 
 

@@ -109,10 +109,14 @@ def _inputs(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _give_way() -> None:
-    """Lowers the priority, also where the system shares cores among terminals first (Linux' autogroup), and who dies where memory ends."""
+    """Lowers the priority, also where the system shares cores among terminals first (Linux' autogroup), and who dies where memory ends.
+
+    An autogroup is a session's: that of the program's terminal stays as it is.
+    """
     if hasattr(os, "nice"):
         os.nice(NICE)
-    for file, text in (("autogroup", str(NICE)), ("oom_score_adj", "1000")):
+    alone = hasattr(os, "getsid") and os.getsid(0) == os.getpid()
+    for file, text in ((("autogroup", str(NICE)),) if alone else ()) + (("oom_score_adj", "1000"),):
         with suppress(OSError):
             Path("/proc/self", file).write_text(text)
 

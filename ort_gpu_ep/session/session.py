@@ -235,11 +235,28 @@ class InferenceSession(plugin.PlainSession):
 
     def io_binding(self) -> Any:
         """As in onnxruntime. With placement=auto the session waits for its device, and all bound runs use its present candidate."""
+        self._stay()
+        return super().io_binding()
+
+    if hasattr(plugin.OrtSession, "create_ortvalue_from_shape_and_type"):       # since onnxruntime 1.30
+
+        def create_ortvalue_from_shape_and_type(
+            self, shape: Sequence[int], element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1,
+        ) -> OrtValue:
+            """As in onnxruntime. With placement=auto a value on a device is as one that is bound, and one in host memory is no session's:
+            onnxruntime takes a session's values in no other one, and the runs may go to several.
+            """
+            if device_type == "cpu" and (self._runner is not None or self._start is not None):
+                return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id)
+            self._stay()
+            return super().create_ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
+
+    def _stay(self) -> None:
+        """With placement=auto: waits for the device, and from now on values can be bound to the present candidate."""
         if self._start is not None:
             self._start.wait(hurry=True)
         if self._runner is not None:
             self._runner.bind()
-        return super().io_binding()
 
     def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
         """As in onnxruntime. Values that are bound on the device are not copied; inputs in host memory are read in each run, and again

@@ -26,7 +26,8 @@ def wanted() -> list[int]:
     return generated(session(language_model(), "plain"), prompt_of(1))[0]
 
 
-@pytest.mark.parametrize("options", [{}, {"isolation": "process"}, {"placement": "cpu"}], ids=str)
+@pytest.mark.parametrize("options", [
+    {}, {"isolation": "process"}, {"placement": "cpu"}, {"placement": "auto", "adapter": "software", "load": "off"}], ids=str)
 def test_the_tokens_of_the_cpu(options: dict[str, str], wanted: list[int]) -> None:
     made = Generator(language_model(), max_length=64, provider_options=options)
     for _ in range(2):      # the second time by plans that are there
@@ -138,6 +139,15 @@ def test_a_generation_behind_one_with_a_token_out_of_range_is_right(length: int)
         with pytest.raises(Exception, match="out of range"):
             list(made.generate([10**6], max_new_tokens=3))
         assert list(made.generate(prompt, max_new_tokens=4)) == wanted
+
+
+def test_a_generation_behind_one_that_lost_its_device_is_right(wanted: list[int]) -> None:
+    """The caches were on that device."""
+    made = Generator(language_model(), max_length=64, provider_options={"faults": "lost@5;seed=1"})
+    with pytest.raises(DeviceError):
+        list(made.generate(prompt_of(2), max_new_tokens=TOKENS))
+    for _ in range(2):
+        assert list(made.generate(prompt_of(1), max_new_tokens=TOKENS)) == wanted
 
 
 def test_bad_input() -> None:

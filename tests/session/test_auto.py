@@ -365,6 +365,25 @@ def test_threads(auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.rand
     assert sum(session.stats()["runs_by_candidate"].values()) == len(inputs)
 
 
+@pytest.mark.skipif(not hasattr(onnxruntime.InferenceSession, "create_ortvalue_from_shape_and_type"), reason="since onnxruntime 1.30")
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_value_of_the_session_goes_into_all_its_runs(auto: Open, device: str, mlp: bytes, x: Array) -> None:
+    """onnxruntime takes a value in the session alone that made it, and with placement=auto there are several."""
+    session, (y, z) = auto(mlp), on_the_cpu(mlp, {"x": x})
+    value = session.create_ortvalue_from_shape_and_type(x.shape, np.float32, device)
+    value.update_inplace(x)
+    for _ in range(6):
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("x", value)
+        binding.bind_output("y")
+        binding.bind_output("z")
+        for got in (session.run(None, {"x": value}), [v.numpy() for v in session.run_with_ort_values(None, {"x": value})]):
+            assert_close(got, [y, z])
+        session.run_with_iobinding(binding)
+        assert_close(binding.copy_outputs_to_cpu(), [y, z])
+        session.run(None, {"x": x})
+
+
 def test_io_binding_keeps_what_it_was_bound_to(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
     timed(cpu=1.0, gpu=2.0)
     session, want = auto(mlp), on_the_cpu(mlp, {"x": x})

@@ -337,9 +337,17 @@ def test_a_program_that_ends_meanwhile(end: str, until_s: float, mlp: bytes, tmp
     assert end == "a driver that crashes" or not condemned(tmp_path / "cache")
 
 
+def priority_here() -> str:
+    """Of this terminal's processes together; empty where the system has no such priority."""
+    file = Path("/proc/self/autogroup")
+    return file.read_text() if file.exists() else ""
+
+
 def test_the_process_that_finds_out_has_nobody_to_tell(mlp: bytes, x: Array, tmp_path: Path) -> None:
-    """Its next line meets a closed pipe before its input ends: it goes, and its folder with it."""
-    folder = tmp_path / "scout"
+    """Its next line meets a closed pipe before its input ends: it goes, and its folder with it. What else runs in this terminal keeps its
+    priority: without a session of its own the process has this one's autogroup.
+    """
+    folder, priority = tmp_path / "scout", priority_here()
     options = {o.name: str(int(o.default) if isinstance(o.default, bool) else o.default) for o in OPTIONS}
     options |= {"adapter": "0", "cache_dir": str(tmp_path / "cache"), "load": "off"}
     job = {"options": options, "settings": {}, "feeds": [["x", x.dtype.str, x.shape]], "model": "", "nbytes": len(mlp), "folder": str(folder)}
@@ -352,6 +360,7 @@ def test_the_process_that_finds_out_has_nobody_to_tell(mlp: bytes, x: Array, tmp
         scout.stdin.write(json.dumps(job).encode() + b"\n" + mlp + x.tobytes())
         scout.stdin.flush()
         assert scout.wait(LONG_S) == DONE, scout.stderr.read()
+    assert priority_here() == priority
     assert not folder.exists()
     assert (tmp_path / "cache").exists()
 
