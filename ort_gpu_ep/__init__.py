@@ -1,4 +1,4 @@
-"""ONNX models on any GPU: a wgpu (Vulkan, Metal, DX12) execution provider for ONNX Runtime.
+"""ONNX models on GPUs: an execution provider for ONNX Runtime through wgpu (Vulkan; Metal and DX12 are untested).
 
     from ort_gpu_ep import InferenceSession            # a subclass of onnxruntime.InferenceSession
     session = InferenceSession("model.onnx")

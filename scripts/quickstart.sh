@@ -16,7 +16,10 @@ show ort-gpu-ep explain "$model" -o placement=gpu --no-nodes
 echo; echo "\$ python examples/find_faces.py"
 PYTHONPATH=. "$python" -u examples/find_faces.py
 echo
-echo "Look at faces.png. Next, with a model of yours:"
+echo "Look at faces.png. Next, in your shell:"
+echo "  . $(_bin "$VIRTUAL_ENV")/activate"
+[ ! -f .vulkan/env.sh ] || echo "  . .vulkan/env.sh      (Mesa's software driver)"
+echo "and with a model of yours:"
 echo "  ort-gpu-ep compare MODEL      are the results right?"
 echo "  ort-gpu-ep bench MODEL --against cpu      is it faster?"
 echo "  ort-gpu-ep exec -o placement=gpu -- python APP.py      your program, unchanged"

@@ -74,7 +74,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help="ONNX models on any GPU: run, explain and measure them, and check the driver.")
+@app.callback(help="ONNX models on GPUs through Vulkan: run, explain and measure them, and check the driver.")
 def _app(version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version.")) -> None:
     from ort_gpu_ep.config import unknown_variables  # not for the help
 

@@ -136,11 +136,18 @@ def _print_adapters(found: list[AdapterInfo]) -> None:
     shared.out.print(table)
 
 
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):,.0f} MiB"
+
+
 def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict, known: list[Workaround]) -> None:
     shared.out.print(f"chosen: {chosen.name}; features: {', '.join(device.features) or 'none'}")
     if lost := dxc.lost(chosen.backend):
         shared.out.print(lost)
-    shared.out.print("limits: " + ", ".join(f"{k} {v:,}" for k, v in device.limits.items()))
+    limit = device.limits
+    shared.out.print(f"limits: {_mib(limit['max_buffer_nbytes'])} a buffer, {_mib(limit['max_binding_nbytes'])} a binding, "
+                     f"{limit['max_buffers_per_stage']} buffers a kernel; {limit['max_invocations']:,} threads and "
+                     f"{limit['max_workgroup_nbytes'] >> 10} KiB of shared memory a workgroup")
     table = Table("group", "probe", "result", "ms", "what was seen")
     for o in outcomes:
         color = COLORS.get(o.status, "red")

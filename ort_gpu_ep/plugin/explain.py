@@ -207,9 +207,9 @@ def _memory_lines(found: Sequence[Memory]) -> list[str]:
     lines = []
     for memory in found:
         about = "" if memory.exact else "about "
-        lines.append(
-            f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations "
-            f"({_size(memory.unshared_nbytes)} if none shared its buffer), {_size(memory.weight_nbytes)} of weights")
+        shared = f" ({_size(memory.unshared_nbytes)} if none shared its buffer)" if memory.ratio < 1.0 else ""
+        lines.append(f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations"
+                     f"{shared}, {_size(memory.weight_nbytes)} of weights")
         steps = f"{_counted(memory.dispatches, 'dispatch', 'es')}, {_counted(memory.barriers, 'barrier')} between them"
         lines.append(f"  {steps}{_layout(memory)}")
         if memory.dense_nbytes:

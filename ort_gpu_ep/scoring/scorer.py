@@ -85,7 +85,7 @@ class _Run:
         self._before = job.rows - sum(shard.rows for shard in left)
         self._notes = [f"{self._before:,} rows were there from an earlier run"] if self._before else []
         if job.unused():
-            self._notes.append(f"columns that nobody asked for: {', '.join(job.unused()[:12])}")
+            self._notes.append(f"columns that are not used: {', '.join(job.unused()[:12])}")
         if job.how is not None:
             guessed = "" if job.request.preprocess else " (guessed from the model's input: --preprocess FILE.json says otherwise)"
             self._notes.append(f"images are {job.how}{guessed}")

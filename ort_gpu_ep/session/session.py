@@ -56,8 +56,7 @@ class InferenceSession(plugin.PlainSession):
     the GPU and the CPU, and `provider_options` may be one mapping of this package's options.
 
     With placement=auto the session starts on onnxruntime's CPU provider. After the first run it measures in the background which side is
-    faster (starting.py), and then chooses for each size of the inputs (placement/chooser.py). stays_on_cpu: why the GPU is not used, if
-    that is unexpected.
+    faster, and then chooses for each size of the inputs. stays_on_cpu: why the GPU is not used, if that is unexpected.
 
     Raises: ConfigError for an unknown option or value; with strict=1, AdapterError if there is no usable adapter, and the exception
     that kept nodes from the GPU; onnxruntime's own exceptions for what it rejects.

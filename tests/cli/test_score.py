@@ -35,7 +35,7 @@ def test_score_prints_a_report_and_goes_on(files: list[str], tmp_path: Path) -> 
     assert done.exit_code == 0, done.output
     assert "10 rows in " in done.stdout
     assert "10 rows were there from an earlier run" in done.stdout
-    assert "columns that nobody asked for: rest" in done.stdout
+    assert "columns that are not used: rest" in done.stdout
 
 
 @pytest.mark.parametrize(("change", "message"), [

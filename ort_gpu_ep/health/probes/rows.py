@@ -49,7 +49,7 @@ def softmax(trial: Trial) -> str:
     if trial.rounds > 1:
         compare(trial, "LogSoftmax", 13, [trial.normal(37, 211)], axis=0)
         compare(trial, "ReduceLogSumExp", 13, [trial.normal(5, 77)], axes=[1], keepdims=1)
-    return f"{2 + len(ROWS) if trial.rounds > 1 else 1} shapes"
+    return f"{2 + len(ROWS)} shapes" if trial.rounds > 1 else "1 shape"
 
 
 

@@ -203,4 +203,4 @@ def cross_entropy(trial: Trial) -> str:
             losses, dz = trial.node("SoftmaxCrossEntropy", 1, [z, label, weight], outputs=2, domain=DOMAIN, classes=n)
             agree(f"SoftmaxCrossEntropy of {[rows, n]}, losses", losses, -(logs * onehot).sum(1) * weight)
             agree(f"SoftmaxCrossEntropy of {[rows, n]}, gradient", dz, (np.exp(logs) - onehot) * weight[:, None])
-    return f"{len(shapes)} shapes"
+    return f"{len(shapes)} shapes" if len(shapes) > 1 else "1 shape"
