@@ -145,7 +145,7 @@ def no_matrix_units(limits: Limits) -> str:
         if what in (MATRIX_UNITS, SUBGROUP_MATRIX, FLOAT16.feature, "subgroup", WORKGROUP, *UNIT_SHADERS):
             return f"{what} is not used on this adapter: {why}"
     if SUBGROUP_MATRIX not in limits.features:
-        return "the adapter's matrix units can't be used: only the library Dawn gives access to them (option webgpu), on some GPUs"
+        return "matrix units need the library Dawn (webgpu=dawn) and a GPU that has them"
     for feature in (FLOAT16.feature, "subgroup", MATRIX_UNITS):
         if feature not in limits.features:
             why = "no probe has shown right results" if feature == MATRIX_UNITS else f"the feature {feature} is missing"

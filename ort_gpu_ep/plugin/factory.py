@@ -118,7 +118,7 @@ class Factory(Table):
                 if state.config.strict:
                     raise ConfigError(f"precision={state.config.precision} on {state.backend.adapter.info.name}: {why}. "
                                       "Choose precision=float32, or another adapter.")
-                state.record("warning", "precision", f"{why}: precision=float32 instead of {state.config.precision}")
+                state.record("warning", "precision", f"{state.config.precision} has no effect, float32 is used: {why}")
                 state.config = replace(state.config, precision="float32")
             for notice in state.backend.notices:
                 state.record("notice", "adapter", notice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.config import Config, resolve
@@ -103,11 +104,23 @@ def has_fixed_sizes(session: Any) -> bool:
 
 
 def checked(options: dict[str, Any]) -> Config:
-    """The config of provider options, which become texts. Raises: ConfigError (onnxruntime would print it and go on)."""
+    """The config of provider options, which become texts. Raises: ConfigError (onnxruntime would print it and go on), also for a build of
+    Dawn that is not there.
+    """
     config = resolve(options)
+    if config.webgpu == "dawn":
+        _find_dawn(config.webgpu_library)
     for name, value in options.items():
         options[name] = str(int(value)) if isinstance(value, bool) else str(value)
     return config
+
+
+@cache
+def _find_dawn(path: str) -> None:
+    """Raises ConfigError."""
+    from ort_gpu_ep.device.dawn_builds import find
+
+    find(path)
 
 
 def is_ort_format(model: Any) -> bool:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
+import onnx.parser
 import pytest
 
 from ort_gpu_ep.device import dawn_builds
@@ -17,10 +19,11 @@ from ort_gpu_ep.device.library import KIND, NAME
 from ort_gpu_ep.device.wgpu_native import WgpuNative
 from ort_gpu_ep.errors import ConfigError
 
-PROGRAM = """
+MODEL = '<ir_version: 10, opset_import: ["": 18]> g (float[4] x) => (float[4] y) { y = Relu (x) }'
+PROGRAM = f"""
 import onnx, onnx.parser, ort_gpu_ep
-model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 18]> g (float[4] x) => (float[4] y) { y = Relu (x) }')
-ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options={"strict": "1"})
+model = onnx.parser.parse_model('{MODEL}')
+ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options={{"strict": "1"}})
 """
 
 
@@ -69,7 +72,9 @@ def test_a_session_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 def test_a_command_is_refused_with_the_reason(tmp_path: Path) -> None:
     environment = {**os.environ, "ORT_GPU_EP_WEBGPU": "dawn", "ORT_GPU_EP_WEBGPU_LIBRARY": str(tmp_path / "missing.so")}
-    done = subprocess.run([sys.executable, "-m", "ort_gpu_ep", "doctor"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("ConfigError: option webgpu_library=")
-    assert "Traceback" not in done.stderr
+    onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "m.onnx")
+    for arguments, code in ((["doctor"], 2), (["run", "m.onnx"], 1)):
+        done = subprocess.run([sys.executable, "-m", "ort_gpu_ep", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == code
+        assert " ".join(done.stderr.split()).startswith("ConfigError: option webgpu_library=")
+        assert "Traceback" not in done.stderr
