@@ -58,7 +58,7 @@ def model(tmp_path: Path) -> Path:
 METHODS = ["int8", "int4", "codebook2", "codebook5", "codebook8", "prune80", "prune90+codebook4"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param(m, marks=pytest.mark.nightly if m == "codebook5" else []) for m in METHODS])
 def test_files_run_everywhere_with_the_same_result(method: str, model: Path) -> None:
     out = model.with_name("small.onnx")
     report = compress(model, out, method)

@@ -27,6 +27,7 @@ from ort_gpu_ep.weights.formats import codebook_fault, pack_codes, pack_sparse, 
 from ort_gpu_ep.weights.functions import BITS, DOMAIN, MIN_OPSET, function, functions
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
 from tests.compressed.test_packed_products import RNG, close
+from tests.daily import part
 from tests.direct import PACKED, run_program
 from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session
@@ -117,8 +118,7 @@ CASES = [
     ("Gemm", ("n", 1024), (130, 1024), (0, 1), {"transB": 1}), ("Gemm", ("n", 64), (33, 64), (1, 0), {"alpha": 0.5})]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("op", "x", "stored", "perm", "attributes"), CASES)
+@pytest.mark.parametrize(("op", "x", "stored", "perm", "attributes", "kind"), part(CASES, KINDS))
 def test_products_read_them(kind: str, op: str, x: Any, stored: Any, perm: Any, attributes: Any) -> None:
     model, dense = model_of(op, kind, x, stored, perm, **attributes)
     opened = open_session(model.SerializeToString(), verify=1)

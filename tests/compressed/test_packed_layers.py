@@ -105,7 +105,8 @@ CASES: dict[str, tuple[str, tuple[int, int, int], int, dict[str, Any]]] = {
     "rnn": ("RNN", (6, 3, 5), 33, {"activations": ["Relu"]})}
 KINDS = [("int8", "int8"), ("int8 rows", "uint4 rows"), ("Codebook5", "Codebook3"), ("", "int8"), ("Codebook8", "")]
 IN_FORMS = [
-    (case, kinds, form) for case in CASES for kinds in (KINDS if case == "lstm" else KINDS[1:3]) for form in (WHOLE, PRODUCT, GENERAL)
+    pytest.param(case, kinds, form, marks=pytest.mark.nightly if case != "lstm" and kinds == KINDS[2] else [])
+    for case in CASES for kinds in (KINDS if case == "lstm" else KINDS[1:3]) for form in (WHOLE, PRODUCT, GENERAL)
     if form == GENERAL or case not in ("gru, reset first", "rnn")]
 """Registers hold no other cells than the textbook's."""
 

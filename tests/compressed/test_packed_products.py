@@ -22,6 +22,7 @@ from ort_gpu_ep.partitioner import fuse
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.compressed.test_sub_byte import constant
+from tests.daily import part
 from tests.direct import run_direct
 from tests.ops.single_node import on_cpu
 
@@ -65,10 +66,9 @@ def close(got: Any, wanted: Any) -> None:
     assert error < 1e-5, error
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("zero", ["none", "codes", "floats"])
-@pytest.mark.parametrize(("shape", "n", "block"), [
-    ((1, 64), 5, 32), ((3, 100), 33, 16), ((2, 3, 37), 70, 16), ((41, 257), 67, 128), ((64,), 9, 64), ((1, 1, 1030), 130, 32), ((0, 32), 8, 32)])
+@pytest.mark.parametrize(("shape", "n", "block", "zero", "bits"), part(
+    [((1, 64), 5, 32), ((3, 100), 33, 16), ((2, 3, 37), 70, 16), ((41, 257), 67, 128), ((64,), 9, 64), ((1, 1, 1030), 130, 32), ((0, 32), 8, 32)],
+    ["none", "codes", "floats"], [2, 4, 8]))
 def test_matmul_nbits(bits: int, zero: str, shape: tuple[int, ...], n: int, block: int) -> None:
     model, (dense, bias) = nbits_model(shape, shape[-1], n, bits, block, zero, bias=n % 2 == 1)
     x = RNG.normal(size=shape).astype("f")
@@ -140,10 +140,9 @@ def with_order(shape: tuple[int, ...], n: int, bits: int, block: int, zero: str,
     return model, (((codes_of(held["B"], k) - zeros[:, own].astype("d")) * held["s"][:, own].astype("d")).T, bias)
 
 
-@pytest.mark.parametrize("order", ["blocks", "shuffled", "padded"])
-@pytest.mark.parametrize("zero", ["none", "codes", "floats"])
-@pytest.mark.parametrize(("shape", "n", "bits", "block"), [
-    ((1, 64), 40, 4, 16), ((2, 3, 100), 33, 4, 32), ((70, 256), 64, 4, 64), ((1, 96), 9, 8, 32), ((5, 128), 20, 2, 32)])
+@pytest.mark.parametrize(("shape", "n", "bits", "block", "zero", "order"), part(
+    [((1, 64), 40, 4, 16), ((2, 3, 100), 33, 4, 32), ((70, 256), 64, 4, 64), ((1, 96), 9, 8, 32), ((5, 128), 20, 2, 32)],
+    ["none", "codes", "floats"], ["blocks", "shuffled", "padded"]))
 def test_blocks_in_any_order(order: str, zero: str, shape: tuple[int, ...], n: int, bits: int, block: int) -> None:
     """g_idx, as models have it that were quantised by the size of their activations. onnxruntime's CPU leaves out zero points that are
     codes, takes 2 bits for 4, and does not take 8: there the sums in float64 tell."""
@@ -198,8 +197,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("op", "x", "w", "scale", "bias", "decoder", "attributes"), CASES)
+@pytest.mark.parametrize(("op", "x", "w", "scale", "bias", "decoder", "attributes", "kind"), part(CASES, KINDS))
 def test_decoders_are_absorbed(kind: str, op: str, x: Any, w: Any, scale: Any, bias: Any, decoder: Any, attributes: Any) -> None:
     for zero_point in (False, True):
         model = weighted(op, kind, x, w, scale, zero_point, bias, decoder, **attributes)
