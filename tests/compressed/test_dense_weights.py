@@ -228,12 +228,12 @@ def test_a_session_at_its_limit_does_without(choice: str, programs: Any, monkeyp
     gpu = Gpu.open(Config())
     monkeypatch.setattr(context, "DENSE_SHARE", 1)
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, figures=replace(gpu.limits.figures, byte_ns=1e3)))
-    model = stack(16)
+    model = stack(8)
     feeds = [{"x": RNG.normal(size=(n, 128, 9, 9)).astype("f") / 100} for n in (1, 24)]
     with Allowance(64 << 20, 0.0) as allowance:
         program = programs(model, choice)
         before, = run_program(program, feeds[0])
-        assert program.plans[-1].dense_nbytes == 16 * DENSE_NBYTES
+        assert program.plans[-1].dense_nbytes == 8 * DENSE_NBYTES
         allowance.memory_nbytes = allowance.held_nbytes + (2 << 20)
         if choice == "fast":
             with pytest.raises(OutOfDeviceMemoryError):
