@@ -46,7 +46,7 @@ def known_profile(gpu: Gpu, config: Config) -> Profile | None:
 
 
 def with_roofs(gpu: Gpu, config: Config) -> Profile:
-    """The profile with its roofs: measured by the first who asks, since no placement needs them, and kept with it.
+    """The profile with its roofs: measured by the first who asks, where the profile was made without them, and kept with it.
 
     Without them where they can't be measured. Raises DeviceError, ShaderError.
     """
@@ -54,19 +54,24 @@ def with_roofs(gpu: Gpu, config: Config) -> Profile:
     with _lock:
         if profile is GUESSED or (profile.flops_per_s and profile.nbytes_per_s):
             return profile
-        by_gpu = "timestamp-query" in gpu.limits.features and not gpu.info.is_software      # llvmpipe may take a timestamp late
-        timer, wake_s = Timer(gpu) if by_gpu else None, 0.0 if gpu.info.is_software else WAKE_S
-        flops_per_s, nbytes_per_s = uninterrupted(measure_roofs, gpu, timer, wake_s)
         key = key_of(gpu.info)
-        found = _known[key] = replace(profile, flops_per_s=flops_per_s, nbytes_per_s=nbytes_per_s)
+        found = _known[key] = _roofed(gpu, profile, 0.0 if gpu.info.is_software else WAKE_S)
         write(config.cache_path, key, found)
     return found
+
+
+def _roofed(gpu: Gpu, profile: Profile, wake_s: float) -> Profile:
+    by_gpu = "timestamp-query" in gpu.limits.features and not gpu.info.is_software      # llvmpipe may take a timestamp late
+    flops_per_s, nbytes_per_s = uninterrupted(measure_roofs, gpu, Timer(gpu) if by_gpu else None, wake_s)
+    return replace(profile, flops_per_s=flops_per_s, nbytes_per_s=nbytes_per_s)
 
 
 def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None) -> Profile:
     start = time.perf_counter()
     try:
         profile = uninterrupted(measure, gpu, progress=progress)   # 3 s: what is in flight uses its memory
+        if not gpu.info.is_software:        # whose kernels are not chosen by them
+            profile = _roofed(gpu, profile, 0.0)
     except Exception as error:      # a record that is wrong, too: no profile is worth a model
         log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
         return GUESSED

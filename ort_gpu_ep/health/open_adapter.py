@@ -19,7 +19,7 @@ from ort_gpu_ep.health.quirks import Quirk, load, shipped
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, with_workarounds
 from ort_gpu_ep.kernels import profile, tuned
-from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, SOFTWARE_FIGURES, Figures
+from ort_gpu_ep.kernels.cost_parameters import Figures, figures_for
 from ort_gpu_ep.kernels.records import unchecked
 from ort_gpu_ep.kernels.target import UNTUNED
 from ort_gpu_ep.processes.interrupts import uninterrupted
@@ -66,11 +66,9 @@ def open_gpu(config: Config) -> Gpu:
 
 
 def _figures(info: AdapterInfo, cache_path: str) -> Figures:
-    """By the adapter's profile, where that has its roofs (`ort-gpu-ep calibrate`). A driver that computes on the CPU is not like a GPU."""
-    if info.is_software:
-        return SOFTWARE_FIGURES
-    known = profile.read(cache_path, verdicts.key_of(info))
-    return (known.figures if known is not None else None) or DEFAULT_FIGURES
+    """By the adapter's profile, where there is one with its roofs, and its type."""
+    known = profile.read(cache_path, verdicts.key_of(info)) if not info.is_software else None
+    return figures_for(info.type, known.figures if known is not None else None)
 
 
 def tuning_key(info: AdapterInfo) -> str:

@@ -188,9 +188,12 @@ class Figures:
     def scaled(self, arithmetic: float, memory: float, dispatch: float) -> Figures:
         """Those of an adapter with so many times the arithmetic and the bytes a second, and the time of a dispatch; all positive.
 
-        What a unit does, and how long it waits, stays: an adapter with less arithmetic counts as one with fewer units.
+        What a unit does, and how long it waits, stays: an adapter with less arithmetic counts as one with fewer units, down to
+        LEAST_UNITS; with still less its units are slower.
         """
-        by = dict.fromkeys(_BANDWIDTHS, memory) | dict.fromkeys(_LAUNCHES, dispatch) | dict.fromkeys(_COUNTS, arithmetic)
+        slower = max(1.0, LEAST_UNITS / (self.units * arithmetic))
+        by = dict.fromkeys(_BANDWIDTHS, memory) | dict.fromkeys(_LAUNCHES, dispatch) | dict.fromkeys(_COUNTS, arithmetic * slower)
+        by |= dict.fromkeys(_UNIT_RATES, 1 / slower) | dict.fromkeys(_UNIT_TIMES, slower)
         found = {name: getattr(self, name) * factor for name, factor in by.items()}
         return replace(self, byte_ns=self.byte_ns / memory, **found | {name: max(1, round(found[name])) for name in _COUNTS})
 
@@ -207,7 +210,11 @@ SOFTWARE_FIGURES = replace(
 transforms move there costs more than the products that they save, and float16 is read by a chain of integer operations. Nobody waits for an
 entry of a sparse row, and reading x costs little more than a multiply-add of a dense product."""
 
+LEAST_UNITS = 12
+"""Small GPUs have few units, but more than their arithmetic alone would say: Intel's UHD 3, Iris Xe 6, Apple's M1 8, Mali G78 up to 24."""
+
 _COUNTS = ("units", "few_groups", "many_groups")
+_UNIT_RATES, _UNIT_TIMES = ("clocks_per_ns", "fma_per_ns", "matrix_fma_per_ns"), ("fma_ns", "load_ns", "dot_ns", "grouped_load_ns")
 _BANDWIDTHS = tuple(f.name for f in fields(Figures) if f.name.endswith("bytes_per_ns"))
 _LAUNCHES = ("dispatch_ns", "launch_ns", "arrival_ns", "byte_arrival_ns", "normalize_fours_ns", "normalize_any_ns", "input_ns",
              *(f.name for f in fields(Figures) if f.name.endswith("_launch_ns")))
@@ -224,6 +231,24 @@ def figures_of(flops_per_s: float, nbytes_per_s: float, dispatch_s: float) -> Fi
     """
     return DEFAULT_FIGURES.scaled(
         _step(flops_per_s / MEASURED_FLOPS_PER_S), _step(nbytes_per_s / MEASURED_NBYTES_PER_S), _step(dispatch_s / MEASURED_DISPATCH_S))
+
+
+INTEGRATED_REGISTERS = 64
+"""Of 32 bits, of an invocation: Arm's Valhall, and Intel's Gen9 with 16 invocations a subgroup (128 registers of 32 bytes)."""
+
+INTEGRATED_FLOPS_PER_S, INTEGRATED_NBYTES_PER_S, INTEGRATED_DISPATCH_S = 2e12, 6e10, 1e-5
+"""Assumed of an integrated GPU that was not measured. Intel's Iris Xe: 96 units of 8 lanes at 1.35 GHz, so 2.07 TFLOP/s; two channels of
+LPDDR4x-4267, so 68 GB/s."""
+
+
+def figures_for(kind: str, measured: Figures | None) -> Figures:
+    """The figures of an adapter of a type (AdapterInfo.type): by its profile, where it was measured, else what is known of the type."""
+    if kind == "software":
+        return SOFTWARE_FIGURES
+    if kind != "integrated":
+        return measured or DEFAULT_FIGURES
+    found = measured or figures_of(INTEGRATED_FLOPS_PER_S, INTEGRATED_NBYTES_PER_S, INTEGRATED_DISPATCH_S)
+    return replace(found, lane_registers=INTEGRATED_REGISTERS)
 
 
 def _step(ratio: float) -> float:

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from ort_gpu_ep.calibration import cache, profile_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
+from ort_gpu_ep.health.open_adapter import _figures
 from ort_gpu_ep.health.verdicts import key_of
+from ort_gpu_ep.kernels.cost_parameters import figures_for, figures_of
 from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile
 from ort_gpu_ep.session.session import InferenceSession
 from tests.unit.graphs import model_of
@@ -162,6 +165,15 @@ def test_roofs_are_measured_once_and_kept(
     forget()
     assert cache.with_roofs(gpu, config).flops_per_s == 2.0
     assert (len(calls), measured.calls) == (1, 1)
+
+
+def test_the_profile_of_a_gpu_has_its_roofs(gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are chosen by them from the next process on; on a software adapter nothing asks for them."""
+    monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: (2e12, 5e10))
+    monkeypatch.setattr(gpu, "info", replace(gpu.info, type="integrated"))
+    assert profile_of(gpu, config).flops_per_s == 2e12
+    found = _figures(gpu.info, config.cache_path)
+    assert found == figures_for("integrated", figures_of(2e12, 5e10, MADE.dispatch_s))
 
 
 def test_what_is_guessed_has_no_roofs(gpu: Gpu, tmp_path: Path, measured: Measured) -> None:
