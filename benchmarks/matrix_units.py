@@ -1,6 +1,8 @@
 """Products on matrix units beside the forms without: GPU time, and error against float64 on five kinds of data.
 
-    ORT_GPU_EP_WEBGPU=dawn ORT_GPU_EP_WEBGPU_LIBRARY=PATH python -m benchmarks.matrix_units [--size N] [--json FILE]
+    ORT_GPU_EP_WEBGPU=dawn ORT_GPU_EP_WEBGPU_LIBRARY=PATH python -m benchmarks.matrix_units [--only WHAT,...] [--size N] [--json FILE]
+
+WHAT: `errors` and `times` of matrix products, `layers` times of ResNet-50's convolutions on 32 images.
 
 Times as in benchmarks.gpu_time. Errors are relative to sum |x w|, of eight rows: the largest, and the mean (a bias); `l2` is relative L2.
 """
@@ -22,7 +24,7 @@ from ort_gpu_ep.health.probe import Trial
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType
 from ort_gpu_ep.kernels.forms import forced
-from ort_gpu_ep.kernels.target import no_matrix_units
+from ort_gpu_ep.kernels.target import Choice, no_matrix_units
 from ort_gpu_ep.ops.matrix_units import TILES
 
 KINDS = ("normal", "positive", "large", "small", "mixed")
@@ -59,6 +61,7 @@ def errors(gpu: Gpu, graph: Graph, a: Array, b: Array, right: Array, precision: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--only", default="errors,times,layers")
     parser.add_argument("--adapter", default="")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -74,9 +77,13 @@ def main() -> None:
         if asked.json:
             asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
-    if not no_matrix_units(gpu.limits):
+    wanted = asked.only.split(",")
+    if "errors" in wanted and not no_matrix_units(gpu.limits):
         for_errors(gpu, asked.size, say)
-    for_times(gpu, asked.size, say)
+    if "times" in wanted:
+        for_times(gpu, asked.size, say)
+    if "layers" in wanted:
+        for_layers(gpu, say)
 
 
 EDGES = ((150, 132, 100, False), (131, 132, 68, True), (131, 67, 35, False), (67, 131, 99, True), (300, 260, 512, False))
@@ -122,18 +129,50 @@ def for_times(gpu: Gpu, size: int, say: Any) -> None:
             with forced() as forms:
                 warmth.give()
                 usual, shaders = microseconds(gpu, graph, config)
-            flops = 2.0 * m * n * k * max(batch, 1)
-            for choice in list(forms.values()):
-                row = {}
-                others = [f for f in choice.forms if not f.startswith("units")][:1]
-                for form in (*(t.name for t in TILES if t.name in choice.forms), *others):
-                    with forced(form):
-                        warmth.give()
-                        us = microseconds(gpu, graph, config)[0]
-                    estimate = round(choice.estimates_ns[form] / 1e3, 1)
-                    row[form] = {"us": round(us, 1), "tflops": round(flops / us / 1e6, 1), "estimate_us": estimate}
-                say(what="time", precision=precision, dtype=dtype.name, size=[m, n, k], transposed=transposed, batch=batch,
-                    constant=constant, chosen=choice.form, us=round(usual, 1), shaders=shaders, forms=row)
+            chosen = list(forms.values())
+            row = by_form(gpu, graph, config, warmth, chosen, 2.0 * m * n * k * max(batch, 1))
+            say(what="time", precision=precision, dtype=dtype.name, size=[m, n, k], transposed=transposed, batch=batch,
+                constant=constant, chosen=[choice.form for choice in chosen], us=round(usual, 1), shaders=shaders, forms=row)
+
+
+def by_form(gpu: Gpu, graph: Graph, config: Config, warmth: Warmth, chosen: list[Choice], flops: float) -> dict[str, dict[str, float]]:
+    """The forms on matrix units and the best without: microseconds, TFLOP/s, and the estimate."""
+    row = {}
+    for choice in chosen:
+        others = [f for f in choice.forms if not f.startswith("units")][:1]
+        for form in (*(t.name for t in TILES if t.name in choice.forms), *others):
+            with forced(form):
+                warmth.give()
+                us = microseconds(gpu, graph, config)[0]
+            row[form] = {"us": round(us, 1), "tflops": round(flops / us / 1e6, 1), "estimate_us": round(choice.estimates_ns[form] / 1e3, 1)}
+    return row
+
+
+LAYERS = ((224, 3, 64, 7, 2), (56, 64, 64, 1, 1), (56, 64, 64, 3, 1), (56, 64, 256, 1, 1), (56, 256, 64, 1, 1), (56, 256, 512, 1, 2),
+          (28, 128, 128, 3, 1), (28, 128, 512, 1, 1), (28, 512, 128, 1, 1), (14, 256, 256, 3, 1), (14, 256, 1024, 1, 1),
+          (14, 1024, 256, 1, 1), (7, 512, 512, 3, 1), (7, 512, 2048, 1, 1), (7, 2048, 512, 1, 1))
+"""Width and height, channels, filters, window, steps."""
+
+
+def for_layers(gpu: Gpu, say: Any, images: int = 32) -> None:
+    """Channels last, as the layout pass has them."""
+    warmth = Warmth(gpu, Config())
+    for size, channels, filters, window, step in LAYERS:
+        w, out = np.ones((filters, channels, window, window), np.float32), -(-size // step)
+        shape = (images, channels, size, size) if channels <= 4 else (images, size, size, channels)
+        values = {"x": Value("x", FLOAT32, shape), "w": Value("w", FLOAT32, w.shape, lambda w=w: w), "y": Value("y", FLOAT32)}
+        attributes: dict[str, Any] = {"pads": (window // 2,) * 4, "strides": (step, step)}
+        node = Node("Conv", ("x", "w"), ("y",), version=11, attributes=attributes, channels_last=True)
+        graph = Graph("g", ("x",), ("y",), (node,), values)
+        for precision in ("tf32", "f16acc"):
+            config = Config(precision=precision)
+            with forced() as forms:
+                warmth.give()
+                usual, shaders = microseconds(gpu, graph, config)
+            chosen = list(forms.values())
+            row = by_form(gpu, graph, config, warmth, chosen, 2.0 * images * out * out * w.size)
+            say(what="layer", precision=precision, layer=[size, channels, filters, window, step],
+                chosen=[choice.form for choice in chosen], us=round(usual, 1), shaders=shaders, forms=row)
 
 
 if __name__ == "__main__":

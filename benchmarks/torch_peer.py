@@ -1,4 +1,7 @@
-"""Training steps in torch of the models of models/: what ours are compared with, in losses and in time. torch is imported by who has it."""
+"""Models of models/ in torch, training steps and forward passes: what ours are compared with, in losses and in time.
+
+torch is imported by who has it.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +79,58 @@ class TorchStep:
         loss.backward()
         self._update.step()
         return loss.detach()
+
+
+class Forward(TorchStep):
+    """A model's forward pass. tf32: products of float32 may use TF32."""
+
+    def __init__(self, torch: Any, model: onnx.ModelProto, dtype: Any, tf32: bool, device: str = "cuda") -> None:
+        super().__init__(torch, model, lambda parameters: None, dtype=dtype, device=device, trainable=())
+        self._ops = self._ops | _forward_ops(torch)
+        self._tf32 = tf32
+        for name, value in self._values.items():
+            if value.dim() == 4:
+                self._values[name] = value.contiguous(memory_format=torch.channels_last)
+
+    def __call__(self, x: Any) -> Any:
+        self.torch.backends.cuda.matmul.allow_tf32 = self.torch.backends.cudnn.allow_tf32 = self._tf32
+        with self.torch.inference_mode():
+            return self.forward(x)
+
+    def captured(self, x: Any) -> Callable[[], Any]:
+        """A call that copies the array in, replays the pass as a CUDA graph, and copies the result out."""
+        torch = self.torch
+        given = self._tensor(x)
+        given = given.contiguous(memory_format=torch.channels_last) if given.dim() == 4 else given
+        torch.backends.cudnn.benchmark = True
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self(given)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph, host = torch.cuda.CUDAGraph(), torch.from_numpy(x).pin_memory()
+        with torch.cuda.graph(graph):
+            result = self(given)
+
+        def run() -> Any:
+            given.copy_(host, non_blocking=True)
+            graph.replay()
+            return result.float().cpu().numpy()
+
+        return run
+
+
+def _forward_ops(torch: Any) -> dict[str, Callable[..., Any]]:
+    """What a forward pass has besides, or otherwise."""
+    f = torch.nn.functional
+    return {
+        "MaxPool": lambda a, x: f.max_pool2d(x, a["kernel_shape"], a["strides"], a["pads"][:2]),
+        "Softmax": lambda a, x: torch.softmax(x, a.get("axis", -1)),
+        "MatMul": lambda a, x, y: x @ y, "Div": lambda a, x, y: x / y, "Mul": lambda a, x, y: x * y,
+        "Erf": lambda a, x: torch.erf(x),
+        "Reshape": lambda a, x, shape: x.reshape([x.shape[i] if n == 0 else n for i, n in enumerate(shape.tolist())]),
+        "LayerNormalization": lambda a, x, s, b: f.layer_norm(x, x.shape[-1:], s, b, a.get("epsilon", 1e-5)),
+    }
 
 
 def _ops(torch: Any) -> dict[str, Callable[..., Any]]:

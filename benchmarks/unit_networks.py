@@ -1,0 +1,121 @@
+"""Networks on matrix units: each precision beside float32, and torch CUDA where torch is installed.
+
+    ORT_GPU_EP_WEBGPU=dawn python -m benchmarks.unit_networks [NAME ...] [--sides tf32,f16acc,int8] [--runs 24] [--json FILE]
+
+Whole runs with placement=gpu, arrays in and out, in blocks with a warm clock (cases.in_blocks). `int8` quantizes the network before by
+random images (benchmarks.compression). Errors are relative L2 from onnxruntime's CPU. torch runs the same nodes, as a CUDA graph with
+arrays copied in and out: float32 without TF32, with TF32, and in float16.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import typer
+from rich.console import Console
+
+import models
+from benchmarks import cases
+from benchmarks.torch_peer import Forward
+from models.inputs import make_inputs, model_inputs
+from ort_gpu_ep import InferenceSession
+from ort_gpu_ep.compression import compress
+
+console = Console(width=160)
+
+NETWORKS: Mapping[str, tuple[str, dict[str, Any], float]] = {
+    "resnet50": ("resnet50", {"batch": 32}, 32), "encoder": ("encoder", {"batch": 32}, 32 * 128),
+    "bert_base": ("encoder", {"batch": 32, "layers": 12, "width": 768}, 32 * 128)}
+"""Name -> builder, its parameters, and images or tokens of a run."""
+
+Array = np.ndarray[Any, Any]
+
+
+def int8_of(builder: str, parameters: Mapping[str, Any], feeds: Mapping[str, Array]) -> onnx.ModelProto:
+    """The network quantized by eight of the images, for all of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "model.onnx"), Path(folder, "small.onnx")
+        onnx.save(models.build(builder, **{**parameters, "batch": "N"}), source)
+        compress(source, target, "int8", calibrate={name: array[:8] for name, array in feeds.items()})
+        small = onnx.load(target)
+    for value in (*small.graph.input, *small.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = parameters["batch"]
+    del small.graph.value_info[:]
+    return small
+
+
+def sessions(
+    model: onnx.ModelProto, small: onnx.ModelProto | None, wanted: list[str], adapter: str,
+) -> dict[str, Any]:
+    """By side. small: a model of batches of 1 that is quantized for the side int8."""
+    found = {}
+    for side in ("float32", *wanted):
+        options = {"placement": "gpu", "precision": side if side in ("tf32", "f16acc", "f16") else "float32"}
+        options |= {"adapter": adapter} if adapter else {}
+        data = (small if side == "int8" and small is not None else model).SerializeToString()
+        found[side] = InferenceSession(data, cases.quiet(), provider_options=options)
+    return found
+
+
+def torch_sides(model: onnx.ModelProto, x: Array) -> dict[str, Callable[[], Array]]:
+    """By side; none where torch has no CUDA."""
+    try:
+        import torch  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return {}
+    if not torch.cuda.is_available():
+        return {}
+    return {f"torch {name}": Forward(torch, model, dtype, name == "tf32").captured(x)
+            for name, dtype in (("float32", torch.float32), ("tf32", torch.float32), ("float16", torch.float16))}
+
+
+def measure(name: str, wanted: list[str], runs: int, adapter: str, peers: bool) -> dict[str, Any]:
+    """Milliseconds, images or tokens a second, and error by side; which forms the products have."""
+    builder, parameters, count = NETWORKS[name]
+    model = models.build(builder, **parameters)
+    feeds = make_inputs(model_inputs(model))
+    small = int8_of(builder, parameters, feeds) if "int8" in wanted else None
+    made = sessions(model, small, wanted, adapter)
+    calls: dict[str, Callable[[], Array]] = {side: (lambda s=s: s.run(None, feeds)[0]) for side, s in made.items()}     # type: ignore[misc]
+    if peers:
+        calls |= torch_sides(model, next(iter(feeds.values())))
+    want = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+    rows: dict[str, Any] = {}
+    for side, times in cases.in_blocks(calls, runs).items():
+        got, ms = calls[side]().astype(np.float64), float(np.median(times))
+        rows[side] = {"ms": ms, "per_s": count / ms * 1e3, "error": float(np.linalg.norm(got - want) / np.linalg.norm(want))}
+        if side in made:
+            lines = str(made[side].explain()).splitlines()
+            rows[side]["units"] = next((line for line in lines if line.startswith("on matrix units")), "")
+    for row in rows.values():
+        row["times"] = rows["float32"]["ms"] / row["ms"]
+    return rows
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument()] = None,
+    sides: Annotated[str, typer.Option(help="Besides float32: tf32, f16acc, f16, int8 (of convolutions).")] = "tf32,f16acc",
+    runs: Annotated[int, typer.Option(min=1)] = 24,
+    adapter: Annotated[str, typer.Option()] = "",
+    peers: Annotated[bool, typer.Option(help="torch, too.")] = True,
+    json: Annotated[Path | None, typer.Option()] = None,
+) -> None:
+    results = {}
+    for name in names or NETWORKS:
+        results[name] = rows = measure(name, sides.split(","), runs, adapter, peers)
+        for side, row in rows.items():
+            console.print(f"{name}, {side}: {row['ms']:.2f} ms, {row['per_s']:,.0f} a second, {row['times']:.2f} x float32, "
+                          f"error {row['error']:.1e} {row.get('units', '')}")
+        if json is not None:
+            json.write_text(json_module.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)
