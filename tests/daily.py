@@ -13,13 +13,13 @@ TIMES = 2
 """How often each value is there, of two axes."""
 
 
-def part(*axes: Sequence[Any]) -> list[Any]:
-    """Parameters for the product of the axes, in its order. Every day: of three axes or more, each pair of values; of two, each value TIMES.
+def part(*axes: Sequence[Any], of_two: int = TIMES) -> list[Any]:
+    """Parameters for the product of the axes, in its order. Every day: of three axes or more, each pair of values; of two, each value so often.
 
     A tuple stands for several arguments of the test.
     """
     cases = list(product(*(range(len(axis)) for axis in axes)))
-    together, times = (1, TIMES) if len(axes) == 2 else (2, 1)
+    together, times = (1, of_two) if len(axes) == 2 else (2, 1)
     wanted = {case: list(combinations(enumerate(case), together)) for case in cases}
     seen, chosen = Counter[Any](), set[tuple[int, ...]]()
     while rest := [case for case in cases if case not in chosen and any(seen[w] < times for w in wanted[case])]:

@@ -15,6 +15,7 @@ from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes
 from tests.compressed.test_functions import compressed
 from tests.compressed.test_packed_products import RNG, close
 from tests.compressed.test_sub_byte import constant
+from tests.daily import part
 from tests.direct import run_direct
 from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session
@@ -81,8 +82,7 @@ CASES = {
     "rnn": ("RNN", (1, 20, 7), 1, {"x": normal(5, 1, 7)}, {"r": normal(1, 20, 20)}, ["x", "w", "r"], {"hidden_size": 20}, 0)}
 
 
-@pytest.mark.parametrize("kind", ["int8", "uint4", "Codebook5", "Codebook8"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "kind"), part(list(CASES), ["int8", "uint4", "Codebook5", "Codebook8"]))
 def test_they_are_read_in_place(case: str, kind: str) -> None:
     op, w, axis, feeds, held, names, attributes, block = CASES[case]
     outputs = ["", "y"] if op in ("LSTM", "GRU", "RNN") else ["y"]

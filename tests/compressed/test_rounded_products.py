@@ -27,6 +27,7 @@ from ort_gpu_ep.ops.rounded_products import ROUNDED
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.compressed.test_packed_products import RNG, close, nbits_model, pack
+from tests.daily import part
 from tests.direct import run_direct
 from tests.ops.single_node import on_cpu
 
@@ -65,9 +66,7 @@ def rounded(x: Any, block: int) -> Any:
     return (np.round(blocks * up).astype("d") * (largest / np.float32(127))).reshape(*x.shape[:-1], -1)[..., :k]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("zero", ["none", "codes"])
-@pytest.mark.parametrize(("shape", "n", "block"), CASES)
+@pytest.mark.parametrize(("shape", "n", "block", "zero", "bits"), part(CASES, ["none", "codes"], [4, 8]))
 def test_x_in_bytes(bits: int, zero: str, shape: tuple[int, ...], n: int, block: int, form: Any) -> None:
     form(ROUNDED)
     model, (dense, bias) = nbits_model(shape, shape[-1], n, bits, block, zero, bias=n % 2 == 1)

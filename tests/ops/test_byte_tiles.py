@@ -16,6 +16,7 @@ from ort_gpu_ep.ir.types import BY_NAME, FLOAT32, INT8
 from ort_gpu_ep.kernels.target import LAST_ARRIVING
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.scheduler.plan import Dispatch
+from tests.daily import part
 from tests.direct import opened, run_program
 from tests.ops.test_tiles import expected
 from tests.unit.graphs import graph_of, plan_of
@@ -92,20 +93,19 @@ def test_padding_of_a_network_without_a_zero_point_of_x() -> None:
     check(graph, image, as_bytes(sums, given))
 
 
-@pytest.mark.parametrize(("x", "w", "attributes"), [
+@pytest.mark.parametrize(("x", "w", "attributes", "kind", "out", "bias"), part([
     ((2, 3, 17, 15), (12, 3, 5, 5), {"pads": [2, 2, 2, 2], "strides": [2, 2]}), ((1, 1, 9, 8), (4, 1, 3, 3), {"pads": [1, 0, 1, 2]}),
     ((1, 4, 6, 7), (8, 4, 1, 1), {}), ((2, 12, 9, 7), (12, 1, 3, 3), {"group": 12, "pads": [1, 1, 1, 1], "strides": [2, 2]}),
     ((1, 36, 11, 10), (36, 1, 7, 7), {"group": 36, "pads": [3, 3, 3, 3]}), ((1, 8, 13, 9), (8, 1, 3, 2), {"group": 8, "dilations": [2, 3]}),
     ((1, 64, 9, 8), (16, 64, 1, 1), {"strides": [2, 2]}), ((1, 12, 8, 9), (8, 12, 1, 1), {"pads": [1, 1, 1, 1]}),
-    ((0, 12, 5, 6), (8, 12, 3, 3), {"pads": [1, 1, 1, 1]})])
-@pytest.mark.parametrize(("kind", "out", "bias"), [("uint8", "uint8", True), ("int8", "int8", False)])
+    ((0, 12, 5, 6), (8, 12, 3, 3), {"pads": [1, 1, 1, 1]})], [("uint8", "uint8", True), ("int8", "int8", False)], of_two=1))
 def test_windows(x: Any, w: Any, attributes: Any, kind: str, out: str, bias: bool) -> None:
     for every_size_open in (False, True):
         check_conv(x, w, kind, out, bias, every_size_open, **attributes)
 
 
-@pytest.mark.parametrize(("kind", "zero"), [("uint8", 113), ("int8", -7), ("uint8", None)])
-@pytest.mark.parametrize(("x", "m"), [((33, 64), 20), ((2, 5, 20), 36), ((9, 20), 21), ((3, 20), 8)])
+@pytest.mark.parametrize(("x", "m", "kind", "zero"), part(
+    [((33, 64), 20), ((2, 5, 20), 36), ((9, 20), 21), ((3, 20), 8)], [("uint8", 113), ("int8", -7), ("uint8", None)]))
 def test_sums(kind: str, zero: int | None, x: tuple[int, ...], m: int) -> None:
     """Of MatMulInteger, with the zero point of a run, and steps behind it: in tiles of words where there are enough rows and whole words."""
     a, w, zeros = integers(kind, *x), integers("int8", x[-1], m), np.asarray(zero or 0, kind)

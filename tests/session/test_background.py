@@ -26,6 +26,7 @@ from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.health import helper
 from ort_gpu_ep.session import starting
 from ort_gpu_ep.session.scout import DONE
+from tests.daily import part
 from tests.session.conftest import NODES, assert_close, on_the_cpu
 from tests.session.drills import ENDS, condemned, end_of_a_program
 from tests.unit.graphs import model_of
@@ -328,8 +329,7 @@ def test_both_threads_load_modules(mlp: bytes, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (0, f"True {NODES} True ''\n"), done.stderr
 
 
-@pytest.mark.parametrize("until_s", [0.0, 0.5, 1.5])
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(("end", "until_s"), part(list(ENDS), [0.0, 0.5, 1.5], of_two=1))
 def test_a_program_that_ends_meanwhile(end: str, until_s: float, mlp: bytes, tmp_path: Path) -> None:
     """As it would end without us; nothing is left behind, and no verdict is the worse for it."""
     found, _ = end_of_a_program(end, until_s, tmp_path, tmp_path / "cache", mlp)
