@@ -64,7 +64,8 @@ class BindingRun(Run):
         targets = [None if wanted.get(n, HOST) is HOST else _place_of(wanted[n]) for n in graph.outputs]
         found = BindingRun(partition, places, targets, {k for k, n in enumerate(graph.outputs) if n not in wanted})
         fits = all(found._fits(k, place[1]) for k, place in enumerate(places) if place is not None)
-        return found if fits else None
+        kinds = zip(targets, partition.output_dtypes, strict=True)      # memory for another type may be too small, too
+        return found if fits and all(target is None or target[1].dtype is dtype for target, dtype in kinds) else None
 
     def run(self, given: Mapping[str, Any]) -> bool:
         """One run. Returns False, and has done nothing, where ONNX Runtime is to do it. Raises what the partition does."""

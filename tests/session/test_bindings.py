@@ -230,11 +230,14 @@ def test_what_does_not_fit_is_left_to_onnxruntime(
     made = calls_of_onnxruntime(monkeypatch)
     good = binding.copy_outputs_to_cpu()[0]
     wrong = onnxruntime.OrtValue.ortvalue_from_shape_and_type((4, good.shape[1]), np.float32, "gpu")
+    of_other_types = [onnxruntime.OrtValue.ortvalue_from_shape_and_type(good.shape, kind, device)
+                      for kind in (np.float64, np.float16, np.int32) for device in ("cpu", "gpu")]      # 2 bytes are too few, too
     for spoil in (lambda: binding.bind_cpu_input("x", x[:, :8].copy()), lambda: binding.bind_ortvalue_output("y", wrong),
+                  *(lambda v=value: binding.bind_ortvalue_output("y", v) for value in of_other_types),
                   binding.clear_binding_inputs, binding.clear_binding_outputs):
         before = len(made)
         spoil()
-        with pytest.raises(Exception, match=r"x|y|dimension|shape|[Oo]utput"):
+        with pytest.raises(Exception, match=r"x|y|dimension|shape|[Oo]utput|type"):
             session.run_with_iobinding(binding)
         assert len(made) == before + 1
         binding.bind_cpu_input("x", x)
