@@ -60,6 +60,14 @@ def test_readme_counts_the_operators() -> None:
     assert len(re.findall(r"Of ONNX's [\d,]+ node cases [\d,]+ pass with\nno node on the CPU", README)) == 1
 
 
+def test_the_count_of_node_cases_is_the_recorded_one() -> None:
+    lines = (ROOT / "tests" / "conformance" / "status.txt").read_text("utf-8").splitlines()
+    passed, cases = (f"{n:,}" for n in (sum(line.split()[1] == "PASS" for line in lines), len(lines)))
+    assert f"Of ONNX's {cases} node cases {passed} pass" in README
+    assert f"Of ONNX's {cases} node cases {passed} pass" in (ROOT / "docs" / "status.md").read_text("utf-8")
+    assert f"| {passed} of {cases} pass, 0 fail;" in (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+
+
 def test_readme_says_the_wheels_size() -> None:
     """The most that the script which builds it lets through."""
     assert f"- **One wheel of less than {build_wheel.MAX_NBYTES >> 20} MB**" in README
