@@ -104,8 +104,8 @@ def compared(name: str) -> str:
 
 HEAD = """# Adapters
 
-On what this package was tested, from `ort_gpu_ep/health/tested.json`: `python scripts/adapters.py table` writes this page. Software drivers
-and classes of GPUs ([doctor.md](doctor.md#classes-of-gpus)) are here because few GPUs are. **Yours is not here?**
+On what this package was tested, from `ort_gpu_ep/health/tested.json`: `python scripts/adapters.py table` writes this page. Few GPUs
+have been tested, so the list also has software drivers and classes of GPUs ([doctor.md](doctor.md#classes-of-gpus)). **Yours is not here?**
 `ort-gpu-ep doctor --report adapter.json` writes the entry of your adapter, which says nothing of whose machine it is:
 please open an issue with it.
 """
@@ -115,7 +115,7 @@ def page(entries: list[dict[str, Any]]) -> str:
     parts = [HEAD, "## Probes of the doctor\n", *doctor_rows(entries), "\n## ONNX's node cases\n",
              "Declined: with a reason. Left out are cases that onnxruntime itself refuses, or whose expected values can't be compared.\n",
              *case_rows(entries), "\n## Networks\n",
-             "The largest difference from ONNX Runtime's CPU provider, as a part of the largest output; "
+             "The largest difference from ONNX Runtime's CPU provider, as a fraction of the largest output; "
              f"up to {TOLERANCE:.0e} passes.\n", *network_rows(entries)]
     return "\n".join(parts) + "\n"
 
