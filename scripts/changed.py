@@ -162,6 +162,11 @@ def changed(against: str) -> list[str]:
     return [f for f in dict.fromkeys(found) if (ROOT / f).is_file()]
 
 
+def environment() -> dict[str, str]:
+    """Of tests, as scripts/test.sh has it and says why."""
+    return {"GALLIVM_PERF": "nopt", **os.environ}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", default="main", help="a branch or commit")
@@ -177,8 +182,7 @@ def main() -> int:
         print("\n".join([*tests, *(f"({f})" for f in others)]))
         return 0
     spread = ["-n", str(min(cores, len(tests))), "--dist", "loadfile", "--no-loadscope-reorder"] if len(tests) > 1 else []
-    environment = {**os.environ, "GALLIVM_PERF": os.environ.get("GALLIVM_PERF", "nopt")}        # as scripts/test.sh has it
-    return subprocess.run([sys.executable, "-m", "pytest", *spread, *tests, *more], cwd=ROOT, env=environment, check=False).returncode
+    return subprocess.run([sys.executable, "-m", "pytest", *spread, *tests, *more], cwd=ROOT, env=environment(), check=False).returncode
 
 
 if __name__ == "__main__":
