@@ -88,6 +88,7 @@ class Buffers(ABC):
         self.holders: weakref.WeakSet[Any] = weakref.WeakSet()      # programs that can give memory back
         self._free: dict[int, list[Buffer]] = {}
         self._staging: dict[int, list[Buffer]] = {}
+        self.destroyed = 0          # buffers given back to the driver so far
         self._swept_s = time.monotonic()
         self._most_nbytes = self._most_before_nbytes = 0    # in use at once, since the last sweep and before it
 
@@ -216,6 +217,18 @@ class Buffers(ABC):
             if self.stats.pooled_nbytes > most:
                 self._shrink(most / 2)
 
+    def lend_staging(self, nbytes: int) -> Buffer:
+        """A buffer for a readback of so many bytes, unmapped; `take_staging` gives it back. Raises DeviceError."""
+        with self._lock:
+            pool = self._staging.get(size_class(nbytes))
+            return pool.pop() if pool else self.create(size_class(nbytes), STAGING)
+
+    def take_staging(self, buffer: Buffer) -> None:
+        """Gives a readback's buffer back to the pool; it is mapped no more."""
+        with self._lock:
+            buffer.freed_s = time.monotonic()
+            self._staging.setdefault(buffer.nbytes, []).append(buffer)
+
     def trim(self, before_s: float = math.inf) -> None:
         """Returns pooled buffers to the driver: all, or those that nobody has wanted since `before_s` (monotonic clock)."""
         with self._lock:
@@ -242,6 +255,7 @@ class Buffers(ABC):
 
     def destroy(self, buffer: Buffer) -> None:
         """Returns a buffer that no pending work names to the driver."""
+        self.destroyed += 1
         buffer.raw.destroy()
         buffer.forgotten()
 

@@ -10,15 +10,16 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import index_check, native, waiting
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from ort_gpu_ep.device.allowance import current
-from ort_gpu_ep.device.buffers import STAGING, Buffer, Buffers, Piece, size_class
+from ort_gpu_ep.device.buffers import Buffer, Buffers, Piece
 from ort_gpu_ep.device.cache import Cache
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.copying import NBYTES_A_THREAD, copy_all, usable_threads
@@ -35,8 +36,8 @@ KEPT_PIPELINES = 2048
 KEPT_PIPELINES_OF_SOFTWARE = 512
 """The same where they are machine code in this process: 1.0 to 1.4 MiB each with llvmpipe (benchmarks/shapes.py)."""
 
-_READBACK_NBYTES = 64 << 20
-"""What is read back together, with one wait, at most; a larger piece comes alone."""
+READBACK_NBYTES, READBACKS_AHEAD = 32 << 20, 2
+"""What is read back together, with one wait, at most: of more the GPU copies so many such parts ahead of the host."""
 
 ALIGNMENT = 64
 """Of a piece among those that are read back together: a cache line, and what mapping and copying ask for."""
@@ -46,6 +47,37 @@ MAX_PENDING = 64
 
 Maker: TypeAlias = "Callable[[AdapterInfo, Any, Limits], Gpu]"
 """Makes a Gpu of an adapter, its device and its limits."""
+
+
+class _Readback(NamedTuple):
+    """One under way. places: (index of a piece, its offset in the staging buffer). arrival: of the mapping."""
+
+    places: Sequence[tuple[int, int]]
+    nbytes: int
+    staging: Buffer
+    submission: int
+    arrival: native.Arrival
+
+
+def _parts(piece: Piece) -> Iterator[tuple[int, Piece]]:
+    """A piece as parts that are read back one after another, each with where it begins."""
+    buffer, offset, nbytes = piece
+    for shift in range(0, max(nbytes, 1), READBACK_NBYTES):
+        yield shift, (buffer, offset + shift, min(READBACK_NBYTES, nbytes - shift))
+
+
+def _batches(pieces: Sequence[Piece]) -> Iterator[tuple[list[tuple[int, int]], int]]:
+    """What is read back together: (index of a piece, offset in a staging buffer), and the bytes of all. Empty pieces are left out."""
+    places, end = list[tuple[int, int]](), 0
+    for index, (_, _, nbytes) in enumerate(pieces):
+        if places and end + nbytes > READBACK_NBYTES:
+            yield places, end
+            places, end = [], 0
+        if nbytes:
+            places.append((index, end))
+            end += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    if places:
+        yield places, end
 
 
 class PassTimes(Protocol):
@@ -158,7 +190,7 @@ class Gpu(Buffers):
         """Like `download`, of (piece, address) pairs, with one wait. Raises InputError where one of the words is set."""
         words = [word for word in words if not word.clean]
         seen = ffi.new("uint32_t[]", len(words))
-        places = [(piece, ffi.cast("char *", address)) for piece, address in wanted]
+        places = [(part, ffi.cast("char *", address + shift)) for piece, address in wanted for shift, part in _parts(piece)]
         places += [(word.piece, seen + k) for k, word in enumerate(words)]
 
         def take(index: int, source: int) -> None:
@@ -173,48 +205,53 @@ class Gpu(Buffers):
     def lend(self, pieces: Sequence[Piece], take: Callable[[int, int], object]) -> None:
         """Waits for earlier work and calls `take` with the index and the address of each piece's content, valid meanwhile.
 
-        An empty piece is left out. Raises what `take` does, too.
+        An empty piece is left out. The GPU copies what comes next while `take` is at work. Raises what `take` does, too.
         """
-        places, end = list[tuple[int, int]](), 0
-        for index, (_, _, nbytes) in enumerate(pieces):
-            if places and end + nbytes > _READBACK_NBYTES:
-                self._lend(pieces, places, end, take)
-                places, end = [], 0
-            if nbytes:
-                places.append((index, end))
-                end += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if places:
-            self._lend(pieces, places, end, take)
+        under_way = deque[_Readback]()
+        begin = time.perf_counter()
+        try:
+            for places, nbytes in _batches(pieces):
+                under_way.append(self._start_readback(pieces, places, nbytes))
+                if len(under_way) > READBACKS_AHEAD:
+                    begin = self._end_readback(under_way[0], pieces, take, begin)
+                    under_way.popleft()
+            while under_way:
+                begin = self._end_readback(under_way[0], pieces, take, begin)
+                under_way.popleft()
+        finally:
+            for left in under_way if not self.lost else ():     # one of them failed: nobody waits for those behind it
+                native.give_up(self.device, left.staging.native, left.arrival)
 
-    def _lend(self, pieces: Sequence[Piece], places: Sequence[tuple[int, int]], size: int, take: Callable[[int, int], object]) -> None:
-        start, nbytes = time.perf_counter(), sum(pieces[index][2] for index, _ in places)
+    def _start_readback(self, pieces: Sequence[Piece], places: Sequence[tuple[int, int]], size: int) -> _Readback:
         with self._lock:
             self.check_alive()
-            pool = self._staging.get(size_class(size))
-            staging = pool.pop() if pool else self.create(size_class(size), STAGING)
+            staging = self.lend_staging(size)
             try:
                 encoder = self.device.create_command_encoder("readback")
                 for index, offset in places:
                     buffer, offset_bytes, piece_nbytes = pieces[index]
                     native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, offset, (piece_nbytes + 3) & ~3)
                 submission = self._submit([native.finish(encoder)])
-                token = native.map_read(self.device, staging.native, size)
+                return _Readback(places, size, staging, submission, native.map_read(self.device, staging.native, size))
             except GPUError as error:
-                raise self.failure(error, f"a readback of {nbytes} B") from error
+                raise self.failure(error, f"a readback of {sum(pieces[index][2] for index, _ in places)} B") from error
+
+    def _end_readback(self, readback: _Readback, pieces: Sequence[Piece], take: Callable[[int, int], object], begin: float) -> float:
+        """begin: time.perf_counter when it began, or the one before it ended. Returns that of its end."""
         submitted = time.perf_counter()
         self.while_waiting()
-        native.wait(self, submission, token)
+        native.wait(self, readback.submission, readback.arrival)
         waited_s = time.perf_counter() - submitted
+        staging, places = readback.staging, readback.places
         try:
-            address = native.mapped(staging.native, size)
+            address = native.mapped(staging.native, readback.nbytes)
             for index, offset in places:
                 take(index, address + offset)
         finally:
-            with self._lock:
-                native.unmap(staging.native)
-                staging.freed_s = time.monotonic()
-                self._staging.setdefault(staging.nbytes, []).append(staging)
-        self.exchanged(None, (len(places), nbytes, start, waited_s))
+            native.unmap(staging.native)
+            self.take_staging(staging)
+        self.exchanged(None, (len(places), sum(pieces[index][2] for index, _ in places), begin, waited_s))
+        return time.perf_counter()
 
     def exchanged(self, sent: tuple[int, int, float] | None, received: tuple[int, int, float, float] | None) -> None:
         """Notes transfers that are over.

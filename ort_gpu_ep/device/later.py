@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from ort_gpu_ep.device import index_check, native
-from ort_gpu_ep.device.buffers import STAGING, Piece, size_class
+from ort_gpu_ep.device.buffers import Piece
 from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
 from ort_gpu_ep.device.library import ffi, lib
 from ort_gpu_ep.device.recording import BufferCopy, encode
@@ -23,7 +23,7 @@ class Later:
         self._gpu, self._words, self._count = gpu, [word for word in words if not word.clean], len(pieces)
         self._pieces = [*pieces, *(word.piece for word in self._words)]
         self._arrival = native.Arrival(lib.WGPUMapMode_Read)
-        self._staging = gpu.create(size_class(len(self._pieces) * ALIGNMENT), STAGING)
+        self._staging = gpu.lend_staging(len(self._pieces) * ALIGNMENT)
         copies = [BufferCopy(buffer.native, offset, self._staging.native, k * ALIGNMENT, (nbytes + 3) & ~3)
                   for k, (buffer, offset, nbytes) in enumerate(self._pieces)]
         self._submission = gpu.run(encode(gpu, self, "later", copies, (), lambda: "a readback"), ((self._staging, self._arrival),))
@@ -37,7 +37,7 @@ class Later:
         address = native.mapped(self._staging.native, self._staging.nbytes)
         found = [bytes(ffi.buffer(ffi.cast("char *", address + k * ALIGNMENT), nbytes)) for k, (_, _, nbytes) in enumerate(self._pieces)]
         native.unmap(self._staging.native)
-        self._gpu.destroy(self._staging)
+        self._gpu.take_staging(self._staging)
         self._gpu.exchanged(None, (len(found), sum(map(len, found)), submitted, waited_s))
         index_check.check(self._words, [int.from_bytes(data, sys.byteorder) for data in found[self._count:]])
         for word in self._words:

@@ -13,8 +13,19 @@ from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.scheduler.template import Filled, Specialization, Template
 
-Key: TypeAlias = tuple[tuple[TensorType, ...], tuple[bytes, ...]]
-"""What the numbers of a plan follow from: the types of the inputs, and the content of those that decide on shapes."""
+
+class Key(tuple[tuple[TensorType, ...], tuple[bytes, ...]]):
+    """What the numbers of a plan follow from: the types of the inputs, and the content of those that decide on shapes. A pair whose hash is
+    worked out once.
+    """
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
+
 
 Found: TypeAlias = tuple[Prepared, Filled]
 """A plan, and its numbers for one set of sizes."""

@@ -55,7 +55,8 @@ class _Shape:
     """What a plan keeps of one set of sizes. runs: how many there were, since this is kept. key: of the last one. ahead: (timer,
     key, command buffers, word) of its next one.
 
-    following: the run that came after one of each key: buffers that take turns come in the same order again.
+    following: the run that came after one of each key: buffers that take turns come in the same order again. destroyed: how many
+    buffers the device had given back when all of these were there.
     """
 
     filled: Filled
@@ -64,9 +65,14 @@ class _Shape:
     key: tuple[Any, ...] | None = None
     ahead: tuple[Any, tuple[Any, ...], list[Any], Word | None] | None = None
     following: OrderedDict[tuple[Any, ...], _Run] = field(default_factory=OrderedDict)
+    destroyed: int = -1
 
-    def next_after(self, run: _Run) -> _Run | None:
+    def next_after(self, run: _Run, destroyed: int) -> _Run | None:
         """Notes a run. Gives the one that comes next, if this one was the one to expect."""
+        if self.destroyed != destroyed:
+            self.destroyed = destroyed
+            for key in [key for key, known in self.following.items() if not _there(known)]:
+                del self.following[key]
         before, self.key = self.key, run[0]
         if before is None:
             return None
@@ -75,8 +81,7 @@ class _Shape:
         if len(self.following) > MAX_BINDINGS:
             self.following.popitem(last=False)
         repeats = before == run[0] or (expected is not None and expected[0] == run[0])
-        following = self.following.get(run[0]) if repeats else None
-        return following if following is not None and _there(following) else None
+        return self.following.get(run[0]) if repeats else None
 
 
 def _there(run: _Run) -> bool:
@@ -164,11 +169,11 @@ class Prepared:
         if not self.template.plan.steps:
             return None
         shape = self.current(filled)
-        key = tuple((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs))
+        key = tuple([(t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs)])
         ahead, shape.ahead = shape.ahead, None
         command_buffers, word = ahead[2:] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(shape, key, inputs, outputs)
         self.gpu.execute(command_buffers)
-        following = shape.next_after((key, inputs, outputs))
+        following = shape.next_after((key, inputs, outputs), self.gpu.destroyed)
         self._next = None if following is None else (shape, following)
         if following is not None:
             self.gpu.on_wait(self)

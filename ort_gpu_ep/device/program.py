@@ -142,10 +142,10 @@ class Program:
         an input, by position and type, for those few that decide on shapes. Returns the word to read with the results, if there is one.
         """
         with self.lock:
-            prepared, filled = self._prepared(tuple(t.type for t in inputs), read)
+            prepared, filled = self._prepared(tuple([t.type for t in inputs]), read)
             if prepared.template.plan.counted:
                 return self._run_counted(prepared, filled, inputs, make_output)
-            over = {output: (source,) for source, output in prepared.template.plan.in_place}
+            over = prepared.template.over
             outputs = [make_output(i, t.shape, *over.get(i, ())) for i, t in enumerate(filled.outputs)]
             try:
                 word = prepared.run(filled, [*inputs], outputs)
@@ -238,7 +238,7 @@ class Program:
     def _again(self, inputs: Sequence[TensorType]) -> Found | None:
         """The plan of runs with these input types, that all go the same way; None where they may not, or there is nothing to do."""
         never = self.steering or self.context.closed or self._ran is not None
-        found = None if never else self.compiled.found.get((tuple(inputs), ()))
+        found = None if never else self.compiled.found.get(Key((tuple(inputs), ())))
         plan = None if found is None else found[0].template.plan
         return found if plan is not None and plan.steps and not plan.counted else None
 
@@ -254,7 +254,7 @@ class Program:
         if self.context.closed:
             raise InternalError(f"program {self.graph.name} is closed")
         values: Mapping[int, Array] = self._content(types, read)
-        key: Key = (types, _key(values))
+        key = Key((types, _key(values)))
         found = self.compiled.found.get(key)
         made = self.planned
         if found is None:
@@ -268,7 +268,7 @@ class Program:
                     if not self._give_back():
                         raise
                     found, values = self._new_plan(types, values, read)
-                key = (types, _key(values))     # more content may count than was known
+                key = Key((types, _key(values)))     # more content may count than was known
             self.compiled.remember(key, found)
         self.compiled.found.move_to_end(key)
         found[0].used(self.planned > made)

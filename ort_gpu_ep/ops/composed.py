@@ -12,7 +12,7 @@ from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.graph import Attribute, Node, Step
 from ort_gpu_ep.ir.types import DType, Shape, TensorType, dtype_of
 from ort_gpu_ep.kernels.records import completed
-from ort_gpu_ep.kernels.registry import OPS, BoundNode, Kernel, Lowering, Operand, Strided, broadcast, broadcast_strides, kernel
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, InPlace, Kernel, Lowering, Operand, Strided, broadcast, broadcast_strides, kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def step_of(op: str, dtype: DType, version: int, attributes: Mapping[str, Attrib
 
 @dataclass
 class Composed:
-    """The kernels of a node's parts, as they come together."""
+    """The kernels of a node's parts, as they come together. in_place: of the last part that can change an input in place."""
 
     node: BoundNode
     kernels: list[Kernel] = field(default_factory=list)
@@ -59,6 +59,7 @@ class Composed:
     inverses: list[tuple[int, Kernel]] = field(default_factory=list)
     stored: list[tuple[str, int]] = field(default_factory=list)
     outputs: dict[int, TensorType] = field(default_factory=dict)
+    in_place: InPlace | None = None
     count: int = 0
 
     def given(self, index: int) -> Part:
@@ -159,6 +160,10 @@ class Composed:
                 else one.writes
             return replace(one, reads=reads, writes=writes)
 
+        if built.in_place is not None:
+            pairs = [(places[output], sources[given]) for output, given in built.in_place.pairs]
+            if all(isinstance(at, int) for pair in pairs for at in pair):
+                self.in_place = InPlace(tuple(pairs), (*self.kernels, *(renamed(one) for one in built.in_place.kernels)))    # type: ignore[arg-type]
         self.kernels += [renamed(one) for one in built.kernels]
         self.temps |= {f"{prefix}.{name}": tensor for name, tensor in built.temps}
         self.once += [f"{prefix}.{name}" for name in built.once]
@@ -177,6 +182,8 @@ class Composed:
                 source = found
             elif at is not None:
                 self.outputs[at] = tensor
+                if k in held:
+                    self.stored.append((f"{prefix}.{held[k]}", at))
             elif k in held:
                 source = f"{prefix}.{held[k]}"
             else:
@@ -197,4 +204,4 @@ class Composed:
             wanted[k] = tensor
         return Lowering(
             tuple(wanted), tuple(self.kernels), tuple(self.temps.items()), once=tuple(self.once), kept=tuple(self.kept),
-            inverses=tuple(self.inverses), stored=tuple(self.stored))
+            inverses=tuple(self.inverses), stored=tuple(self.stored), in_place=self.in_place)

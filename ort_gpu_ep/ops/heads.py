@@ -101,27 +101,29 @@ class Assembly:
 
     def mask(
         self, scores: Shape, bias: tuple[int, Operand] | None, padding: Padding | None, filtered: float, options: Options,
-        window: tuple[int, int] = (-1, -1),
+        window: tuple[int, int] = (-1, -1), last_sees_all: bool = False,
     ) -> tuple[Mask, Options]:
         """What attention adds to its scores [B, heads, S, keys], and the options as they are then.
 
         filtered: what a key that is padding gets added. window: keys before and behind a query's own that it sees; -1: any.
+        last_sees_all: where it is causal, the last query sees keys behind its own, too.
         """
         left, right = window
         if options.causal:
             right = -1
-        if padding is None and right < 0 and (bias is None or _is_whole(bias[1], scores)):
+        if padding is None and right < 0 and not last_sees_all and (bias is None or _is_whole(bias[1], scores)):
             return bias, replace(options, window=left + 1 if left >= 0 else 0)
         by_query = options.causal or left >= 0 or right >= 0
-        self._mask(scores, bias, padding or Padding(NO_PADDING, -1), filtered, options, (left, right, by_query))
+        causal: Const = 2 if last_sees_all and options.causal else options.causal
+        self._mask(scores, bias, padding or Padding(NO_PADDING, -1), filtered, options.before, (left, right, causal, by_query))
         return ("mask", Operand("mask", self.temps["mask"])), replace(options, causal=False, window=0)
 
     def _mask(
-        self, scores: Shape, bias: tuple[int, Operand] | None, padding: Padding, filtered: float, options: Options,
-        window: tuple[int, int, bool],
+        self, scores: Shape, bias: tuple[int, Operand] | None, padding: Padding, filtered: float, before: int,
+        window: tuple[int, int, Const, bool],
     ) -> None:
         """The kernel that writes the temporary `mask`."""
-        left, right, by_query = window
+        left, right, causal, by_query = window
         given = bias[1].shape if bias else ()
         if bias:
             _check_bias(bias[1], scores)
@@ -134,7 +136,7 @@ class Assembly:
             "BIAS": 0 if bias is None else 2 if bias[1].dtype is BOOL else 1, "BIAS_KEYS": shape[3] if same(full[3], 1) else full[3],
             **{f"BIAS_{axis}": step for axis, step in zip("BHQK", steps, strict=True)},
             "PADDING": padding.kind, "PADDING_B": padding.strides[0], "PADDING_Q": padding.strides[1], "PADDING_ROW": padding.row,
-            "FILTER": filtered, "BEFORE": options.before, "CAUSAL": options.causal, "LEFT": left + 1, "RIGHT": right + 1}
+            "FILTER": filtered, "BEFORE": before, "CAUSAL": causal, "LEFT": left + 1, "RIGHT": right + 1}
         reads = {"bias": bias[0]} if bias else {}
         if padding.kind != NO_PADDING:
             reads["lengths" if padding.kind == COUNTS else "padding"] = padding.source

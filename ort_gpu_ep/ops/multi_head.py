@@ -8,6 +8,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.types import BOOL, BY_ONNX, FLOATS, INT32, INT64, Shape, TensorType
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, op
+from ort_gpu_ep.ops import shared_cache
 from ort_gpu_ep.ops.attention import Heads, Options
 from ort_gpu_ep.ops.composed import Composed
 from ort_gpu_ep.ops.heads import BY_KEY, COUNTS, ENDS, ENDS_AND_STARTS, SCORES, Assembly, Padding, assembled, contiguous, split
@@ -84,19 +85,17 @@ def multi_head_attention(node: BoundNode) -> Lowering:
 
     q: [B, S, heads D], or with keys and values [B, S, heads, 3, D]; k: [B, L, heads D], or with values [B, L, heads, 2, D], or both as
     [B, heads, L, D]; bias: [all of a token]; padding: [B], [3 B + 2], [B, L] or [B, S, L]; mask: broadcasts to [B, heads, S, L]; past and
-    present: [B, heads, tokens, D]; y: [B, S, heads D].
+    present: [B, heads, tokens, D]; past_length: [1], where both are one cache with room behind its tokens; y: [B, S, heads D].
     """
-    if node.has(8) or node.has(9):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, "MultiHeadAttention with past_sequence_length (a shared cache) or cache_indirection")
+    if node.has(9):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "MultiHeadAttention with cache_indirection")
+    if node.has(8) and node.has(6):
+        return shared_cache.lower(node)
     q, k, v = _three(node)
     dtype, stands = node.input(0).dtype, node.has(1) and node.input(1).rank == 4
     past = [_past(node, i, heads) for i, heads in ((6, k), (7, v))]
     if (past[0] is None) != (past[1] is None) or (past[0] and stands):
         raise UnsupportedNodeError(Code.ATTRIBUTE, "MultiHeadAttention with past keys or past values alone, or beside keys of all tokens")
-    if node.attr("unidirectional") and k.shape[2] != q.shape[2]:
-        raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"MultiHeadAttention with unidirectional of {q.shape[2]} queries over {k.shape[2]} new keys, of which ONNX "
-            "Runtime's providers see others each; taken: as many keys as queries")
     hidden = [int(heads.shape[1] * heads.shape[3]) for heads in (q, k, v)]
     offered = node.optional(3)
     if offered is not None and offered.shape != (sum(hidden),):
@@ -110,7 +109,8 @@ def multi_head_attention(node: BoundNode) -> Lowering:
     options = Options(float(scale) if scale else q.shape[3] ** -0.5, bool(node.attr("unidirectional")), before=before)
     padding = _padding(node, node.input(4), 4, scores, before) if node.has(4) else None
     bias = (5, node.input(5)) if node.has(5) else None
-    mask, options = made.mask(scores, bias, padding, float(node.attr("mask_filter_value")), options)
+    more_keys = options.causal and bool(k.shape[2] > q.shape[2])     # of which ONNX Runtime's CPU lets the last query see all
+    mask, options = made.mask(scores, bias, padding, float(node.attr("mask_filter_value")), options, last_sees_all=more_keys)
     out = made.attend((queries, keys, values), v.shape[3], mask, options, True)
     raw = made.scores(queries, keys, mask, options, 2, True) if node.wants(SCORES) else None
     return made.lowering((out, *(TensorType(dtype, (*h.shape[:2], scores[3], h.shape[3])) for h in (k, v)), raw))

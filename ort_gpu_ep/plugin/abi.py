@@ -173,6 +173,13 @@ def tensor_of(value: int) -> tuple[int, tuple[int, ...], int]:
     return number[0], tuple([sizes[i] for i in range(rank[0])]), kind[0]
 
 
+def data_of(value: int) -> int:
+    """The address of a tensor OrtValue's content."""
+    number = _out.number
+    api.GetTensorMutableData(value, number)
+    return int(number[0])
+
+
 def input_of(context: int, index: int) -> int:
     """The OrtValue of an input of an OrtKernelContext."""
     out = _out.number

@@ -23,7 +23,8 @@ from ort_gpu_ep.errors import (
     forget_frames,
 )
 from ort_gpu_ep.plugin import slots
-from ort_gpu_ep.plugin.abi import input_of, output_of, tensor_of
+from ort_gpu_ep.plugin.abi import data_of, input_of, output_of, tensor_of
+from ort_gpu_ep.plugin.known import Found, Known
 from ort_gpu_ep.plugin.memory import Storage, memory
 from ort_gpu_ep.plugin.renewal import renew
 from ort_gpu_ep.plugin.tables import Table
@@ -78,6 +79,7 @@ class Partition(Table):
         self.runs = self.fallbacks = 0
         self.forms: dict[Any, dict[tuple[str, ...], Any]] = {}
         self.cpu_because = "" if program is not None else "it could not be compiled"
+        self.known: Known | None = None         # of onnxruntime's runs
         self._runs_of: dict[tuple[tuple[TensorType, ...], int], itertools.count[int]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -178,6 +180,7 @@ class Partition(Table):
         with self._lock:
             unused = program if self._closed else self.program
             self.program = self.program if self._closed else program
+            self.known = None
             self.forms = {}         # they hold the old program's device; who asks for both asks for these first
             self._runs_of.clear()
         if unused is not None:
@@ -216,6 +219,9 @@ class Run:
         self._inputs: list[tuple[Storage, int]] = []   # those read so far; they hold even where an output has taken their address
         self._outputs: list[Storage] = []
         self._late: list[tuple[Storage, int, int]] = []   # outputs in host memory: (storage, address, nbytes)
+        self._places: list[tuple[int, TensorType]] = []   # of the inputs
+        self._known: Known | None = None
+        self._found: list[Found] = []                     # values on the device that this run had to look for
 
     def on_gpu(self) -> None:
         program = self.partition.program
@@ -233,13 +239,44 @@ class Run:
         return found
 
     def tensors(self, gpu: Gpu) -> list[Tensor]:
-        self._gpu = gpu
-        found = [self._input(gpu, i) for i in range(len(self.partition.positions))]
-        self._types = tuple(t.type for t in found)
+        known = self._known_on(gpu)
+        self._gpu, self._known = gpu, known
+        self._places = self._all_places()
+        if known is not None:
+            there = {i: value for i, value in known.inputs.items() if value.place == self._places[i] and not value.piece.gone}
+            pins = [value.storage for value in there.values()]
+            memory.pin(pins)
+            self.pins += pins
+        else:
+            there = {}
+        found = list[Tensor]()
+        for index, place in enumerate(self._places):
+            value = there.get(index)
+            if value is not None:
+                self._inputs.append((value.storage, value.offset))
+                found.append(value.tensor)
+            else:
+                found.append(self._input(gpu, place))
+                if memory.owns(place[0]):
+                    self._found.append(Found(False, index, place, self._inputs[-1], found[-1]))
+        self._types = tuple([t.type for t in found])
         return found
+
+    def _all_places(self) -> list[tuple[int, TensorType]]:
+        return [self._input_address(i) for i in range(len(self.partition.positions))]
+
+    def _known_on(self, gpu: Gpu) -> Known | None:
+        """What the partition's last runs there have found."""
+        known = self.partition.known
+        return known if known is not None and known.gpu is gpu else None
+
+    def _keep(self, known: Known) -> None:
+        self.partition.known = known
 
     def deliver(self, word: Word | None) -> None:
         assert self._gpu is not None
+        if self._found:
+            self._keep((self._known or Known(self._gpu)).with_found(self._found))
         before = {word for storage, _ in self._inputs for word in storage.words if not word.clean}
         words = (*before, *((word,) if word is not None else ()))
         for storage in self._outputs:
@@ -305,8 +342,8 @@ class Run:
             raise MissingInputError(why) from error
         return address, _checked(address, tensor_type(kind, shape))
 
-    def _input(self, gpu: Gpu, index: int) -> Tensor:
-        address, tensor = self._input_address(index)
+    def _input(self, gpu: Gpu, place: tuple[int, TensorType]) -> Tensor:
+        address, tensor = place
         if tensor.nbytes and not memory.owns(address):
             storage, offset = memory.temporary(gpu, tensor.nbytes, address), 0
             memory.count("host_to_device", self.partition.state, tensor.nbytes)
@@ -340,14 +377,22 @@ class Run:
         dtype = self.partition.output_dtypes[index]
         if dtype is None:
             raise InternalError(f"output {self.partition.graph.outputs[index]!r} has no known element type")
-        address = tensor_of(output_of(self.context, index, shape))[0]
+        address = data_of(output_of(self.context, index, shape))
         return address, _checked(address, tensor_type(dtype.onnx, shape))
 
     def new_tensor(self, index: int, shape: Shape, over: int | None = None) -> Tensor:
-        gpu = self._gpu
+        gpu, known = self._gpu, self._known
         assert gpu is not None
-        address, tensor = self.output(index, shape)
-        if over is not None and (there := self._written_over(over, address, tensor)) is not None:
+        place = self.output(index, shape)
+        value = known.outputs.get(index) if known is not None else None
+        if value is not None and value.place == place and not value.piece.gone and (value.over, value.users) == (
+                over, value.storage.users):
+            value.storage.content = None
+            self._outputs.append(value.storage)
+            return value.tensor
+        address, tensor = place
+        if over is not None and (there := self._written_over(over, place)) is not None:
+            self._found.append(Found(True, index, place, self._inputs[over], there, over))
             return there
         if tensor.nbytes and not memory.owns(address):
             storage, offset = memory.temporary(gpu, tensor.nbytes), 0
@@ -356,13 +401,15 @@ class Run:
         else:
             storage, offset = memory.write(gpu, address, tensor.nbytes)
         self._outputs.append(storage)
-        return Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
+        made = Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
+        if memory.owns(address):
+            self._found.append(Found(True, index, place, (storage, offset), made, over))
+        return made
 
-
-    def _written_over(self, over: int, address: int, tensor: TensorType) -> Tensor | None:
+    def _written_over(self, over: int, place: tuple[int, TensorType]) -> Tensor | None:
         """The tensor of an input that has the address of an output, if nothing else shares its storage: it can be changed in place."""
-        (storage, offset), (its_address, its_type) = self._inputs[over], self._input_address(over)
-        if its_address != address or its_type != tensor or not tensor.nbytes or not memory.owns(address):
+        (storage, offset), (address, tensor) = self._inputs[over], place
+        if self._places[over] != place or not tensor.nbytes or not memory.owns(address):
             return None
         if storage.users != 2 and storage.users != 1 + sum(pinned is storage for pinned in self.pins):     # the block's and this run's
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from onnxruntime import OrtValue
@@ -13,7 +13,8 @@ from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.types import Shape, TensorType
 from ort_gpu_ep.plugin.compute import Partition, Run
 from ort_gpu_ep.plugin.io_binding import HOST
-from ort_gpu_ep.plugin.memory import Storage, memory
+from ort_gpu_ep.plugin.known import Known
+from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.transfer import tensor_type
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ class BindingRun(Run):
         self._where, self._targets = places, targets
         self._arrays = [k for k, place in enumerate(places) if place is None]
         self._refused = False
-        self._version = -1      # of the memory, when a run found what follows: such a run pins it, later ones need not
-        self._known_inputs: dict[int, tuple[Storage, Tensor]] = {}
-        self._known_outputs: dict[int, tuple[Storage, Tensor]] = {}
+        self._kept: Known | None = None
 
     @staticmethod
     def of(
@@ -80,7 +79,7 @@ class BindingRun(Run):
                 return False
         if partition.avoids_the_gpu():
             return False
-        self.pins, self._late, self._inputs, self._outputs, self._refused = [], [], [], [], False
+        self.pins, self._late, self._inputs, self._outputs, self._found, self._refused = [], [], [], [], [], False
         try:
             partition.perform(self)
         finally:
@@ -93,48 +92,29 @@ class BindingRun(Run):
         self.made.pop(name, None)
 
     def on_gpu(self) -> None:
-        before = memory.version
         try:
             super().on_gpu()
         except _Refused:
             self._refused = True
-            return
-        self._version = before if memory.version == before else -1
 
     # ---- for the program
 
-    def tensors(self, gpu: Gpu) -> list[Tensor]:
-        if self._version != memory.version or self._gpu is not gpu:
-            self._known_inputs, self._known_outputs = {}, {}
-        self._gpu, self._version = gpu, -1
-        found = list[Tensor]()
-        for index in range(len(self._where)):
-            known = self._known_inputs.get(index)
-            if known is None:
-                found.append(self._input(gpu, index))
-                if index not in self._arrays and memory.owns(self._input_address(index)[0]):
-                    self._known_inputs[index] = self._inputs[-1][0], found[-1]
-            else:
-                self._inputs.append((known[0], known[1].offset_bytes))
-                found.append(known[1])
-        self._types = tuple(t.type for t in found)
-        return found
-
     def new_tensor(self, index: int, shape: Shape, over: int | None = None) -> Tensor:
-        known = self._known_outputs.get(index)
-        if known is not None and known[1].type.shape == shape:
-            known[0].content = None
-            self._outputs.append(known[0])
-            return known[1]
         if index in self._unwanted:
             dtype = self.partition.output_dtypes[index]
             assert dtype is not None, "`of` has seen to it"
             self.pins.append(memory.temporary(self._gpu, TensorType(dtype, shape).nbytes))      # type: ignore[arg-type]
             return Tensor(self.pins[-1].buffer, 0, TensorType(dtype, shape))        # type: ignore[arg-type]
-        found = super().new_tensor(index, shape, over)
-        if memory.owns(self.output(index, shape)[0]):
-            self._known_outputs[index] = self._outputs[-1], found
-        return found
+        return super().new_tensor(index, shape, over)
+
+    def _all_places(self) -> list[tuple[int, TensorType]]:
+        return cast("list[tuple[int, TensorType]]", self._where)        # a run begins with its arrays' places
+
+    def _known_on(self, gpu: Gpu) -> Known | None:
+        return self._kept if self._kept is not None and self._kept.gpu is gpu else None
+
+    def _keep(self, known: Known) -> None:
+        self._kept = known
 
     def output(self, index: int, shape: Shape) -> tuple[int, TensorType]:
         target, name, dtype = self._targets[index], self.partition.graph.outputs[index], self.partition.output_dtypes[index]

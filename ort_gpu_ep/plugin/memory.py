@@ -59,12 +59,13 @@ class Storage:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """[start, stop) of the address space is in `storage` from `offset` on."""
+    """[start, stop) of the address space is in `storage` from `offset` on. gone: it is elsewhere now, or the block was freed."""
 
     start: int
     stop: int
     storage: Storage
     offset: int
+    gone: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -123,6 +124,7 @@ class Memory:
             if block is None:
                 raise InternalError(f"device address {address:#x} was freed twice, or never allocated")
             for piece in block.pieces:
+                piece.gone = True
                 self._release(piece.storage)
             self._reservation.give_back(address)
 
@@ -191,11 +193,26 @@ class Memory:
             storage.content = _small(host_address, nbytes)
         return storage
 
+    def piece_of(self, address: int, nbytes: int) -> Piece | None:
+        """The one piece that a range is in, None where there are several or none."""
+        with self._lock:
+            pieces = self._find(address, nbytes)[1] if nbytes and self.owns(address) else []
+            return pieces[0] if len(pieces) == 1 else None
+
+    def pin(self, storages: Iterable[Storage]) -> None:
+        """They must not be reused until they are released."""
+        with self._lock:
+            for storage in storages:
+                storage.users += 1
+
     def release(self, storages: Iterable[Storage]) -> None:
         """Ends the pins of a run."""
         with self._lock:
             for storage in storages:
-                self._release(storage)
+                if storage.users > 1:
+                    storage.users -= 1
+                else:
+                    self._release(storage)
 
     # ---- copies
 
@@ -291,6 +308,7 @@ class Memory:
             if piece.stop <= start or piece.start >= stop:
                 kept.append(piece)
                 continue
+            piece.gone = True
             if piece.start < start:
                 kept.append(Piece(piece.start, start, self._pin(piece.storage), piece.offset))
             if piece.stop > stop:

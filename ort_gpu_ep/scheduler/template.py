@@ -65,12 +65,13 @@ class Specialization:
 class Template:
     """A plan with symbols, and the function that fills them in.
 
-    plan: what was made; its numbers may be Sizes. varies: whether any is one. offsets: where in `Filled.parameters` each step's struct is,
-    None without one.
+    plan: what was made; its numbers may be Sizes. over: outputs that may be an input's buffer, and that input. varies: whether any is a
+    Size. offsets: where in `Filled.parameters` each step's struct is, None without one.
     """
 
     def __init__(self, plan: Plan, trace: Trace, limits: Limits, values: Mapping[int, Array] | None = None) -> None:
         self.plan, self._limits, self._trace, self._values = plan, limits, trace, dict(values or {})
+        self.over = {output: (source,) for source, output in plan.in_place}
         self.offsets: list[int | None] = []
         wanted = _Wanted()
         self._outputs = _Varying(plan.outputs, {

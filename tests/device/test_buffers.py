@@ -5,10 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import gpu as gpu_module
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.device.buffers import POOL_FACTOR, POOL_NBYTES, Buffer, Buffers
+from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError
 
@@ -76,3 +80,31 @@ def test_what_waits_makes_room_where_the_driver_has_none() -> None:
     assert pool.allocate(80 * MIB).nbytes == 80 * MIB
     with pytest.raises(OutOfDeviceMemoryError, match="held"):
         pool.allocate(80 * MIB)
+
+
+def test_a_large_readback_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU copies ahead of the host; what fails half-way leaves nothing behind."""
+    monkeypatch.setattr(gpu_module, "READBACK_NBYTES", 64 << 10)
+    gpu = Gpu.open(Config())
+    data = np.random.default_rng(0).integers(0, 256, 1_000_002, np.uint8)
+    buffer = gpu.allocate(data.nbytes)
+    gpu.upload(buffer, 0, data.ctypes.data, data.nbytes)
+    got, small = np.zeros_like(data), np.zeros(5, np.uint8)
+    before = gpu.stats.downloads
+    gpu.download_all([((buffer, 0, data.nbytes), got.ctypes.data), ((buffer, 8, 5), small.ctypes.data), ((buffer, 0, 0), 0)])
+    np.testing.assert_array_equal(got, data)
+    np.testing.assert_array_equal(small, data[8:13])
+    assert gpu.stats.downloads - before == 17       # sixteen parts of the large piece, and the small one
+
+    def fail(index: int, source: int) -> None:
+        raise OSError("the host is full")
+
+    expected = len(gpu.device.expected)
+    for _ in range(3):
+        with pytest.raises(OSError, match="full"):
+            gpu.lend([(buffer, 0, 60_000)] * 6, fail)
+    assert len(gpu.device.expected) <= expected + 3      # mappings that were given up may yet be reported
+    got[:] = 0
+    gpu.download(buffer, 0, got.ctypes.data, data.nbytes)
+    np.testing.assert_array_equal(got, data)
+    gpu.free(buffer)

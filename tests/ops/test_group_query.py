@@ -65,17 +65,19 @@ PROMPT, STEP, CHUNK, STATIC = ([9], 9, None), ([18], 1, 17), ([21], 5, 16), ([11
 @pytest.mark.parametrize("given", [
     {}, {"packed": True, "rotary": 16}, {"rotary": 16, "rotary_interleaved": 1}, {"rotary": 16, "size": 32, "packed": True, "local_window_size": 6},
     {"softcap": 3.0, "scale": 0.7}, {"bias": True, "heads": 6, "groups": 6}, {"sink": True, "heads": 8, "groups": 1}, {"smooth_softmax": 1},
+    {"causal": 0},
 ], ids=lambda g: " ".join(g) or "plain")
 def test_as_onnxruntimes_cpu(given: dict[str, Any], when: tuple[list[int], int, int | None]) -> None:
     lengths, sequence, past = when
     check(model(lengths, sequence, past, **given), lengths)
 
 
+@pytest.mark.parametrize("causal", [1, 0])
 @pytest.mark.parametrize("when", [([12, 7, 9], 12, None), ([12, 7, 9], 1, 11), ([5, 16], 1, 20)], ids=str)
-def test_batches_of_unequal_lengths(when: tuple[list[int], int, int | None]) -> None:
+def test_batches_of_unequal_lengths(when: tuple[list[int], int, int | None], causal: int) -> None:
     """Rows behind a batch's own tokens hold whatever the padding was."""
     lengths, sequence, past = when
-    given = model(lengths, sequence, past, packed=True, rotary=16)
+    given = model(lengths, sequence, past, packed=True, rotary=16, causal=causal)
     if sequence > 1 and past is None:       # of a padded prompt only the batch's own tokens are compared
         (got, *_), (wanted, *_) = run_direct(*given), on_cpu(*given)
         for b, length in enumerate(lengths):

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from ort_gpu_ep.errors import Code, UnsupportedNodeError
+import ort_gpu_ep
+from ort_gpu_ep.errors import Code, IndexOutOfRangeError, UnsupportedNodeError
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import TensorType, dtype_of
+from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.planner import make_plan
 from tests.direct import run_direct
 from tests.ops.single_node import Array, model_of, on_cpu
 
@@ -92,6 +98,48 @@ def test_scores_are_an_output(given: dict[str, Any]) -> None:
     compare(model, feeds)
 
 
+@pytest.mark.parametrize("given", [{"keys": 19}, {"keys": 3}, {"keys": 12, "past": 9}, {"keys": 19, "pad": "key"}, {"keys": 8, "mask": (B, N, S, 8)}], ids=str)
+def test_causal_with_another_number_of_keys(given: dict[str, Any]) -> None:
+    """Of more keys than queries ONNX Runtime's CPU lets the last query see all."""
+    compare(*mha(unidirectional=1, **given))
+
+
+def shared(
+    past: int, rows: int, tokens: int, bias: bool = False, pad: bool = False, mask: tuple[int, ...] = (), batch: int = B, **attributes: Any,
+) -> tuple[Any, dict[str, Array]]:
+    """A cache of `rows` with room behind `past` tokens; the mask ends with the last token."""
+    hidden = (np.arange(batch * (past + tokens)).reshape(batch, -1) % 5 != 2).astype("int32") if pad else None
+    given = [*(normal(batch, tokens, N * H, seed=i) for i in range(3)), normal(3 * N * H) if bias else None, hidden, normal(*mask) if mask else None,
+             normal(batch, N, rows, H, seed=8), normal(batch, N, rows, H, seed=9), np.array([past], "int32")]
+    return model_of("MultiHeadAttention", tuple(given), 3, domain=ORT, num_heads=N, **attributes)
+
+
+@pytest.mark.parametrize("given", [
+    {}, {"tokens": 5}, {"tokens": 5, "unidirectional": 1}, {"tokens": 5, "past": 0, "unidirectional": 1}, {"bias": True, "past": 11}, {"mask": (1, N, 1, 8)},
+    {"pad": True, "tokens": 2, "unidirectional": 1, "scale": 0.4}, {"pad": True, "mask_filter_value": -3.0}], ids=str)
+def test_a_shared_cache(given: dict[str, Any]) -> None:
+    """Also without a mask the tokens behind the cache's own count for nothing: there are random numbers."""
+    compare(*shared(**({"past": 7, "rows": 12, "tokens": 1} | given)))
+
+
+@pytest.mark.parametrize(("past", "mask"), [(-1, ()), (12, ()), (11, ()), (5, (1, N, 2, 9))])
+def test_what_a_shared_cache_can_not_hold(past: int, mask: tuple[int, ...]) -> None:
+    """Nor does a mask of more keys than there are pass, which ONNX Runtime's CPU refuses, too."""
+    model, feeds = shared(7, 12, 2, mask=mask)
+    feeds["x8"] = np.array([past], "int32")
+    session = ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options={"placement": "gpu", "strict": "1"})
+    with pytest.raises(IndexOutOfRangeError, match="MultiHeadAttention"):
+        session.run(None, feeds)
+
+
+def test_a_shared_cache_changes_in_place() -> None:
+    """The plan writes the rows of its tokens alone where past and present are one buffer."""
+    model, feeds = shared(7, 12, 1)
+    plan = make_plan(from_onnx(model), {name: TensorType(dtype_of(a), a.shape) for name, a in feeds.items()}, DEFAULT_LIMITS)
+    assert len(plan.in_place) == 2
+    assert not any(isinstance(s, Dispatch) and s.kernel.shader == "append_tokens.wgsl" for s in plan.steps)
+
+
 def test_a_query_whose_keys_are_all_padding_sees_them_all() -> None:
     """What is added is no infinity."""
     q, k, v = (normal(B, S, N * H, seed=i) for i in range(3))
@@ -132,7 +180,7 @@ def test_keys_of_another_sequence(bias: bool) -> None:
 
 
 @pytest.mark.parametrize(("made", "code"), [
-    (lambda: mha(mask=(B, N, S, S + 1)), Code.RANK), (lambda: mha(keys=19, unidirectional=1), Code.ATTRIBUTE),
+    (lambda: mha(mask=(B, N, S, S + 1)), Code.RANK),
     (lambda: model_of("Attention", (normal(1, 1, 1, 8), *(normal(1, 1, 8, 8),) * 2, None, *(normal(1, 1, 9, 8),) * 2), 3, opset=23, is_causal=1),
      Code.ATTRIBUTE),
     (lambda: model_of("MultiHeadAttention", (normal(B, S, 25),) * 3, domain=ORT, num_heads=N), Code.RANK),

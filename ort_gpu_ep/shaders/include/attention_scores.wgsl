@@ -23,6 +23,10 @@ fn sees(b: u32, h: u32, i: u32, j: u32, before: u32) -> bool {
 #end
 #if CAUSAL
     if (j > i + before) { return false; }
+#else
+#if LENGTHS
+    if (i32(j) > lengths_at(b)) { return false; }       // a cache has room behind its tokens
+#end
 #end
 #if WINDOW
     if (j + WINDOW <= i + before) { return false; }
