@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 FILE = "file:"
 
+EXPERIMENTAL = frozenset({"IOKit", "kgsl", "mali", "xe", "i915", "amdgpu", "fdinfo"})
+"""Sources that are written by the documents of kernels and vendors, and that no hardware has confirmed."""
+
 Opener = Callable[[], Source]
 """Opens a source. Raises SourceError, where it is absent or unreadable."""
 
@@ -61,13 +64,15 @@ def _make(info: AdapterInfo, wanted: str, probe: Callable[[], float] | None, ord
 
 
 def find_source(sources: list[tuple[str, Opener]], probe: Callable[[], float] | None = None) -> tuple[Source | None, tuple[str, ...]]:
-    """The first source that answers, and a sentence for each before it that does not."""
+    """The first source that answers; a sentence for each before it that does not, and one if it is experimental."""
     notes: list[str] = []
     if probe is not None:
         sources = [*sources, (DispatchProbe.name, lambda: DispatchProbe(probe))]
     for name, opener in sources:
         try:
-            return opener(), tuple(notes)
+            source = opener()
+            own = (f"{name}: experimental: read as its documents say, and not seen on such a GPU yet",) if name in EXPERIMENTAL else ()
+            return source, (*notes, *own)
         except SourceError as error:
             notes.append(f"{name}: {error}")
         except Exception as error:   # whatever a driver's library raises: the next one may do better

@@ -38,7 +38,7 @@ class Sampler:
     """Keeps `latest` up to date from the first look at it on.
 
     gpu: None on a software adapter, whose load is the CPU's, and where `find` looks for it: in the thread, for drivers take their time.
-    notes: which sources were tried before the present one, and why they can't be used.
+    notes: which sources were tried before the present one, and why they can't be used; whether that one is experimental.
     """
 
     def __init__(self, gpu: Source | None, cpu: CpuLoad | None = None, software: bool = False, find: Finder | None = None) -> None:

@@ -393,6 +393,8 @@ def test_what_is_absent_is_said_and_then_the_probe(tmp_path: Path) -> None:
     assert isinstance(source, DispatchProbe)
     assert [n.split(":")[0] for n in notes] == ["amdgpu", "fdinfo"]
     assert all(str(tmp_path / "sys/class/drm") in n for n in notes)
+    assert choose.find_source([("kgsl", lambda: source), ("fdinfo", lambda: source)])[1][0].startswith("kgsl: experimental")
+    assert choose.find_source([("NVML", lambda: source)])[1] == ()
     source, notes = choose.find_source(sources)
     assert source is None
     assert "no source is left" in notes[-1]
