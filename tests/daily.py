@@ -29,6 +29,11 @@ def part(*axes: Sequence[Any], of_two: int = TIMES) -> list[Any]:
     return [pytest.param(*_flat(axes, case), marks=[] if case in chosen else pytest.mark.nightly) for case in cases]
 
 
+def half(count: int) -> list[Any]:
+    """Seeds: the even ones every day."""
+    return [pytest.param(seed, marks=pytest.mark.nightly if seed % 2 else []) for seed in range(count)]
+
+
 def _flat(axes: Sequence[Sequence[Any]], case: tuple[int, ...]) -> list[Any]:
     values = [axis[k] for axis, k in zip(axes, case, strict=True)]
     return [argument for value in values for argument in (value if isinstance(value, tuple) else (value,))]

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 import ort_gpu_ep
+from tests.daily import half
 from tests.session.open_graphs import OpenModel, direct_differences, open_differences, open_model
 from tests.session.random_graphs import differences, quiet, random_model
 
@@ -28,7 +29,7 @@ def one_worker() -> object:
     return ort_gpu_ep.InferenceSession(random_model(0)[0], quiet(), provider_options={"placement": "gpu", "isolation": "process"})
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", half(SEEDS))
 def test_random_models_agree_with_the_cpu(seed: int) -> None:
     """`python -m tests.session.random_graphs --first 1000 --count 1000` tries others."""
     model, feeds, outputs = random_model(seed, dynamic=seed % 8 > 3)
@@ -45,7 +46,7 @@ def test_random_models_are_not_all_alike() -> None:
     assert len(ops) > 80
 
 
-@pytest.mark.parametrize("seed", range(OPEN_SEEDS))
+@pytest.mark.parametrize("seed", half(OPEN_SEEDS))
 def test_random_models_agree_for_every_size_and_content(seed: int) -> None:
     """`python -m tests.session.random_graphs --open --first 1000 --count 1000` tries others."""
     made = opened(seed)
