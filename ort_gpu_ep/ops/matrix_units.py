@@ -6,6 +6,7 @@ Tiles and the figures of the estimate were measured on an H200 (docs/decisions/0
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -89,7 +90,8 @@ class Operand:
 @dataclass(frozen=True, slots=True)
 class UnitProduct:
     """A product that matrix units may do. scaled: its operands are brought into float16's range by lines. plain: the model's float16.
-    stored: w as the model has it, where it is constant, and scaled and stored in float16 once.
+    stored: w as the model has it, where it is constant, and scaled and stored in float16 once. halves: w is in float16, and scaled, whether
+    x is or not.
     """
 
     product: Product
@@ -98,6 +100,7 @@ class UnitProduct:
     scaled: bool
     plain: bool
     stored: Operand | None = None
+    halves: bool = False
 
 
 def of_product(node: BoundNode, product: Product) -> UnitProduct | None:
@@ -110,17 +113,17 @@ def of_product(node: BoundNode, product: Product) -> UnitProduct | None:
         return None
     if tiles.are_wide(node):
         return None
-    x = _operand(product.a, product.m, product.k, a.is_constant, product.fours)
-    w = _operand(product.b, product.n, product.k, b.is_constant, product.fours)
+    x = operand(product.a, product.m, product.k, a.is_constant, product.fours)
+    w = operand(product.b, product.n, product.k, b.is_constant, product.fours)
     scaled = limits.precision == TF32 and not plain
     static = not any(map(is_symbolic, (product.n, product.k, *product.b.base.strides)))
     if scaled and b.is_constant and static and not w.batches and product.b.base.offset == 0:
-        ready = _operand(Matrix(1, product.b.base, 1, product.n), product.n, product.k, True, product.fours)
+        ready = operand(Matrix(1, product.b.base, 1, product.n), product.n, product.k, True, product.fours)
         return UnitProduct(product, x, ready, scaled, plain, w)
     return UnitProduct(product, x, w, scaled, plain)
 
 
-def _operand(matrix: Matrix, outer: int, k: int, constant: bool, fours: bool) -> Operand:
+def operand(matrix: Matrix, outer: int, k: int, constant: bool, fours: bool) -> Operand:
     along_k = not is_symbolic(matrix.k) and matrix.k == 1
     beside, inner, other = (k, matrix.k, matrix.outer) if along_k else (outer, matrix.outer, matrix.k)
     numbers = (beside, other, *matrix.base.strides, matrix.base.offset)
@@ -132,18 +135,24 @@ def forms(units: UnitProduct | None) -> dict[str, Form]:
     """In each tile that may be taken."""
     if units is None:
         return {}
+    return {tile.name: Form(estimate_ns(units, tile), partial(_lowered, units, tile)) for tile in tiles_of(units)}
+
+
+def tiles_of(units: UnitProduct) -> Iterator[UnitTile]:
+    """Those that may be taken."""
     limits, product = units.product.target.limits, units.product
-    most = limits.max_groups_per_dimension
-    return {tile.name: Form(estimate_ns(units, tile), partial(_lowered, units, tile)) for tile in TILES
-            if tile.fits(limits, not units.w.along_k) and max(
-                ceil_div(int(hint(product.m)), tile.n), ceil_div(int(hint(product.n)), tile.m), int(hint(product.batch))) <= most}
+    for tile in TILES:
+        groups = ceil_div(int(hint(product.m)), tile.n), ceil_div(int(hint(product.n)), tile.m), int(hint(product.batch))
+        if tile.fits(limits, not units.w.along_k) and max(groups) <= limits.max_groups_per_dimension:
+            yield tile
 
 
 def estimate_ns(units: UnitProduct, tile: UnitTile) -> float:
     """As tiles.estimate_ns, with the rate of matrix units; of scaled operands the dispatches that find the scales."""
     product, by = units.product, units.product.target.figures
     rows, columns, k, batch = (int(hint(n)) for n in (product.m, product.n, product.k, product.batch))
-    factor = (1.0 if units.plain else ROUNDED if units.stored is None else HALF_ROUNDED) * (ACROSS if units.w.along_k else 1.0)
+    factor = 1.0 if units.plain else HALF_ROUNDED if units.stored is not None or units.halves else ROUNDED
+    factor *= ACROSS if units.w.along_k else 1.0
     for operand in (units.x, units.w):
         # a matrix x along n is read by elements: a vector holds other rows
         factor *= 1.0 if _by_fours(units, operand) else BY_ELEMENTS
@@ -175,9 +184,9 @@ def _by_fours(units: UnitProduct, operand: Operand) -> bool:
 def _lowered(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType) -> Lowering:
     product = units.product
     kernels, temps, once = list[Kernel](), list[tuple[str, TensorType]](), list[str]()
-    reads: dict[str, int | str] = {"x": product.a.source, "w": product.b.source}
+    reads: dict[str, int | str] = {"x": product.a.source, "w": product.b.source, **({} if product.bias is None else {"c": 2})}
     for name, operand in (("x", units.x), ("w", units.stored or units.w)) if units.scaled else ():
-        built = _scales(product, operand, f"{name}_scales")
+        built = scales(product, operand, f"{name}_scales")
         kernels.append(built)
         temps.append((f"{name}_scales", built.outputs[0]))
         reads[f"{name}_scales"] = f"{name}_scales"
@@ -190,32 +199,41 @@ def _lowered(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType
         temps.append(("packed", packed))
         once.append("packed")
         reads["w"] = "packed"
-    built = _product(units, tile, choice, out, reads)
+    built = product_kernel(units, tile, choice, out, reads)
     return Lowering((out,), (*kernels, built), tuple(temps), once=tuple(once))
 
 
-def ready_weights(packed: TensorType, weights: Weights) -> Kernel:
-    """Weights [K, M] in float16, times `w_scales`."""
+def ready_weights(packed: TensorType, weights: Weights, target: str = "packed") -> Kernel:
+    """Weights [K, M] times `w_scales`."""
     return kernel(
         "scaled_rows.wgsl", [packed],
         consts={"M": packed.shape[1], "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps,
                 "W_M": weights.m_stride, "W_CHANNEL": weights.channel_stride, "W_TAP": weights.tap_stride},
-        reads={"w": weights.source, "scales": "w_scales"}, writes={"y": "packed"})
+        reads={"w": weights.source, "scales": "w_scales"}, writes={"y": target})
 
 
-def _scales(product: Product, operand: Operand, name: str) -> Kernel:
-    batch = product.batch if operand.batches else 1
-    across = not operand.along_k
+def weight_scales(source: int | str, lines: int, length: int, line: int, step: int, less: int = 0) -> Kernel:
+    """`w_scales` of a constant whose lines begin so far apart. less: how many powers of two below float16's largest they stay."""
+    team = SCALES_TEAM[False]
+    return kernel(
+        "line_scales.wgsl", [TensorType(FLOAT32, (lines,))], workgroup_size=256, workgroup_nbytes=4 * (256 // team),
+        consts={"BATCH": 1, "LINES": lines, "LENGTH": length, "LINE": line, "STEP": step, "TEAM": team, "ACROSS": False, "LESS": less},
+        indices={"x_base": Strided((1,), (0,))}, groups=ceil_div(lines, 256 // team), reads={"x": source}, writes={"scales": "w_scales"})
+
+
+def scales(product: Product, of: Operand, name: str) -> Kernel:
+    batch = product.batch if of.batches else 1
+    across = not of.along_k
     team = SCALES_TEAM[across]
     return kernel(
-        "line_scales.wgsl", [TensorType(FLOAT32, (batch, operand.outer))], workgroup_size=256, workgroup_nbytes=4 * (256 // team),
-        consts={"BATCH": batch, "LINES": operand.outer, "LENGTH": product.k, "LINE": operand.matrix.outer, "STEP": operand.matrix.k,
-                "TEAM": team, "ACROSS": across},
-        indices={"x_base": operand.matrix.base}, groups=ceil_div(batch * operand.outer, 256 // team),
-        reads={"x": operand.matrix.source}, writes={"scales": name})
+        "line_scales.wgsl", [TensorType(FLOAT32, (batch, of.outer))], workgroup_size=256, workgroup_nbytes=4 * (256 // team),
+        consts={"BATCH": batch, "LINES": of.outer, "LENGTH": product.k, "LINE": of.matrix.outer, "STEP": of.matrix.k,
+                "TEAM": team, "ACROSS": across, "LESS": 0},
+        indices={"x_base": of.matrix.base}, groups=ceil_div(batch * of.outer, 256 // team),
+        reads={"x": of.matrix.source}, writes={"scales": name})
 
 
-def _product(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType, reads: dict[str, int | str]) -> Kernel:
+def product_kernel(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType, reads: dict[str, int | str]) -> Kernel:
     product, x, w = units.product, units.x, units.w
     x_fours, w_fours = _by_fours(units, x), _by_fours(units, w)
     y_fours = product.fours and not is_symbolic(product.n) and product.n % 4 == 0
@@ -226,8 +244,8 @@ def _product(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType
         "X_N": x.matrix.outer, "X_K": x.matrix.k, "W_M": w.matrix.outer, "W_K": w.matrix.k,
         "X_FOURS": x_fours, "W_FOURS": w_fours, "X_EIGHTS": x_fours and x.eights, "W_EIGHTS": w_fours and w.eights,
         "X_ROWS": x.along_k, "W_ROWS": not w.along_k,
-        "K_WHOLE": not is_symbolic(product.k) and product.k % tile.k == 0, "PLAIN_HALVES": units.plain, "SCALED": units.scaled,
-        "X_BATCHES": x.batches, "W_BATCHES": w.batches, "Y_FOURS": y_fours, "C_FOURS": c_fours,
+        "K_WHOLE": not is_symbolic(product.k) and product.k % tile.k == 0, "PLAIN_HALVES": units.plain, "X_SCALED": units.scaled,
+        "W_SCALED": units.scaled or units.halves, "X_BATCHES": x.batches, "W_BATCHES": w.batches, "Y_FOURS": y_fours, "C_FOURS": c_fours,
         "ALPHA": float(product.alpha), "BETA": float(product.beta)}
     names = (("x", x_fours), ("w", w_fours), ("y", y_fours), ("c", c_fours))
     words = tuple(name for name, given in (("x", consts["X_EIGHTS"]), ("w", consts["W_EIGHTS"])) if given)
@@ -236,5 +254,5 @@ def _product(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType
         workgroup_nbytes=tile.workgroup_nbytes(not w.along_k),
         indices={"x_base": x.matrix.base, "w_base": w.matrix.base, "c_index": bias or Strided((1,), (0,))},
         grid=(ceil_div(product.n, tile.m), ceil_div(product.m, tile.n), product.batch),
-        reads={**reads, **({} if bias is None else {"c": 2})}, writes={"y": 0}, vectors=tuple(name for name, fours in names if fours),
+        reads=reads, writes={"y": 0}, vectors=tuple(name for name, fours in names if fours),
         words=words, choice=choice, features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))

@@ -19,7 +19,7 @@ from ort_gpu_ep.kernels.forms import Form, best_ns, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
-from ort_gpu_ep.ops import rounded_products, tiles
+from ort_gpu_ep.ops import rounded_products, tiles, unit_packed
 from ort_gpu_ep.ops.packed_operands import NO_WINDOW, PLANES, Columns, Layout, Weights, rows_of
 from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, lower_vectors
 
@@ -58,6 +58,9 @@ def lower_packed(
     if dense is not None:
         unpacked_ns = best_ns(tiles.forms(dense)) + (0 if keeps else unpack_ns(node.target, weights))
         forms[BEFORE] = Form(DENSE_SHARE * unpacked_ns, partial(_unpacked, node, weights, rows, dense))
+    forms |= unit_packed.forms(
+        node, weights, columns, rows, bias, (alpha, beta), partial(_unpacking, node, weights, rows, scaled=True),
+        unpack_ns(node.target, weights))
     rounds = rounds and rounded_products.takes(node, weights, columns)
     if rounds:
         forms[rounded_products.ROUNDED] = rounded_products.form(node, weights, columns, bias)
@@ -115,15 +118,23 @@ def _is_wide(node: BoundNode, weights: Weights) -> bool:
 def _unpacked(node: BoundNode, weights: Weights, rows: Layout, dense: tiles.TiledProduct, choice: Choice, out: TensorType) -> Lowering:
     """The weights written out, for this run or, where a dense copy may stay, for all; and the dense product."""
     written = ("unpacked", TensorType(FLOAT32, (weights.k, weights.rows)))
-    unpack = kernel(
-        "unpack_product.wgsl", [written[1]], consts=_described(node, weights, rows),
-        groups=ceil_div(rows.words * weights.rows, UNPACK_WORKGROUP_SIZE), workgroup_size=UNPACK_WORKGROUP_SIZE, choice=choice,
-        reads={**rows.sources, "table": weights.table, **({"zp": weights.zp} if weights.zp is not None else {})},
-        writes={"y": "unpacked"})
+    unpack = _unpacking(node, weights, rows, written[1], choice)
     product, kept = tiles.lower_tiled(dense, out), [written] if node.target.limits.keeps_dense else []
     return replace(
         product, kernels=(*rows.kernels, unpack, *product.kernels), temps=(*rows.temps, written, *product.temps),
         once=tuple(name for name, _ in (*rows.temps, *kept)), dense=tuple(name for name, _ in kept), inverses=rows.inverses)
+
+
+def _unpacking(
+    node: BoundNode, weights: Weights, rows: Layout, written: TensorType, choice: Choice, scaled: bool = False,
+) -> Kernel:
+    """Writes the weights out, [k, n]. scaled: of scales [blocks, n] in the temporary `scaled`."""
+    described = {**_described(node, weights, rows), **({"TABLE_ROW": 1, "TABLE_BLOCK": weights.rows} if scaled else {})}
+    return kernel(
+        "unpack_product.wgsl", [written], consts=described,
+        groups=ceil_div(rows.words * weights.rows, UNPACK_WORKGROUP_SIZE), workgroup_size=UNPACK_WORKGROUP_SIZE, choice=choice,
+        reads={**rows.sources, "table": "scaled" if scaled else weights.table, **({"zp": weights.zp} if weights.zp is not None else {})},
+        writes={"y": "unpacked"})
 
 
 def product_ns(target: Target, weights: Weights, columns: Columns) -> float:

@@ -93,13 +93,7 @@ def _lowered(units: UnitConvolution, tile: UnitTile, choice: Choice, out: Tensor
         return Lowering((out,), plain, (("packed", packed),), once=("packed",), inverses=inverses)
     parts, w_scales = TensorType(FLOAT32, (units.images, units.parts)), TensorType(FLOAT32, (columns,))
     packed = TensorType(HALF, (rows, columns))
-    team = matrix_units.SCALES_TEAM[False]
-    of_w = kernel(
-        "line_scales.wgsl", [w_scales], workgroup_size=256, workgroup_nbytes=4 * (256 // team),
-        consts={"BATCH": 1, "LINES": columns, "LENGTH": weights.taps * weights.channels, "LINE": weights.m_stride, "STEP": 1, "TEAM": team,
-                "ACROSS": False},
-        indices={"x_base": Strided((1,), (0,))}, groups=ceil_div(columns, 256 // team), reads={"x": weights.source},
-        writes={"scales": "w_scales"})
+    of_w = matrix_units.weight_scales(weights.source, columns, weights.taps * weights.channels, weights.m_stride, 1)
     read: dict[str, int | str] = {"x": 0, "w": "packed", "x_scales": "x_scales", "w_scales": "w_scales"}
     built = _product(units, tile, choice, out, read)
     kernels = (of_w, matrix_units.ready_weights(packed, weights), _scales(units, parts), built)
@@ -121,11 +115,11 @@ def _product(units: UnitConvolution, tile: UnitTile, choice: Choice, out: Tensor
     fours, bias = not product.planes, {} if product.bias is None else {"c": product.bias}
     consts: dict[str, Const] = {
         **matrix_units.consts_of(tile), "BATCH": 1, "N": product.rows, "M": product.m, "K": units.k, "X_FOURS": fours, "W_FOURS": True,
-        "X_EIGHTS": False, "W_EIGHTS": product.m % 8 == 0,
-        "X_ROWS": True, "W_ROWS": True, "W_M": 1, "W_K": product.m, "K_WHOLE": units.k % tile.k == 0, "PLAIN_HALVES": False,
-        "SCALED": units.scaled, "X_BATCHES": False, "W_BATCHES": False, "Y_FOURS": True, "C_FOURS": True, "ALPHA": product.alpha,
-        "BETA": 1.0, "IM2COL": True, "POINTWISE": product.pointwise, "PLANES": product.planes > 0, "CHANNELS": product.planes,
-        "C": product.weights.padded, "PARTS": units.parts, **product.window}
+        "X_EIGHTS": False, "W_EIGHTS": product.m % 8 == 0, "X_ROWS": True, "W_ROWS": True, "W_M": 1, "W_K": product.m,
+        "K_WHOLE": units.k % tile.k == 0, "PLAIN_HALVES": False, "X_SCALED": units.scaled, "W_SCALED": units.scaled,
+        "X_BATCHES": False, "W_BATCHES": False, "Y_FOURS": True, "C_FOURS": True,
+        "ALPHA": product.alpha, "BETA": 1.0, "IM2COL": True, "POINTWISE": product.pointwise, "PLANES": product.planes > 0,
+        "CHANNELS": product.planes, "C": product.weights.padded, "PARTS": units.parts, **product.window}
     flat = Strided((1,), (0,))
     return kernel(
         "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=tile.workgroup_nbytes(True),

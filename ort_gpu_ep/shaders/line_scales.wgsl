@@ -1,4 +1,4 @@
-// For each line of a matrix the power of two that brings its largest finite magnitude into [2^14, 2^15), within 2^-120 .. 2^120: times it
+// For each line of a matrix the power of two that brings its largest finite magnitude into [2^14, 2^15), or LESS powers lower, within 2^-120 .. 2^120: times it
 // no number of the line is beyond float16, and those within 2^29 of the largest keep all of float16's digits. 2^120 for a line of zeros.
 // TEAM lanes go along a line; a workgroup has SIDE = WORKGROUP_SIZE / TEAM of them, neighbours next to each other where ACROSS.
 // Expects: x, scales [BATCH, LINES]; x_base(b); LINE, STEP the strides between lines and along them; LENGTH of a line.
@@ -28,6 +28,6 @@ fn group_main(group: u32, lane: u32) {
     atomicMax(&most[own], largest);
     workgroupBarrier();
     if (first == 0u && line < BATCH * LINES) {
-        scales_set(line, scale_of(atomicLoad(&most[own])));
+        scales_set(line, scale_of(atomicLoad(&most[own]), i32(LESS)));
     }
 }

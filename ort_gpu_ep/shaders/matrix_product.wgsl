@@ -7,12 +7,11 @@
 // of 16 bits each, it is bound by eight.
 // X_ROWS: what is next to each other in x is k (else n). W_ROWS: in w it is m, and its tile lies [k, m] (else k, and it lies [m, k]).
 // PLAIN_HALVES: operands are the model's float16. X_BITS, W_BITS = 16 without it: weights stored as two halves a word.
-// SCALED: x and w are float32, and each of their lines is multiplied by a power of two on the way in (line_scales.wgsl).
+// X_SCALED, W_SCALED: each line of it is multiplied by a power of two on the way in (line_scales.wgsl), w of 16 bits when it was stored.
 // Y_FOURS: y and what the steps read are vectors along m. C_FOURS: so is c, [M].
-// W_BITS = 16 and SCALED: w was multiplied by its powers of two when it was stored.
 // IM2COL: of a convolution. Row n is an output pixel, k is (tap, channel of C), and the window is read in place. PLANES: x is stored
 // [image, channel, y, x] with CHANNELS <= 4 of them, which count as C = 4. x_scales are those of PARTS parts of each image.
-// Expects: x, w, c?, y; x_scales, w_scales of each line where SCALED, for each batch with X_BATCHES, W_BATCHES; x_base(b), w_base(b), c_index(i);
+// Expects: x, w, c?, y; x_scales, w_scales of each line where it is scaled, for each batch with X_BATCHES, W_BATCHES; x_base(b), w_base(b), c_index(i);
 // X_N X_K W_M W_K the strides; N M K; K_WHOLE: K is a multiple of TK; TM TN TK GM GN; with IM2COL POINTWISE and HEIGHT.. (Window.consts).
 alias left_t = subgroup_matrix_left<f16, 16, 16>;
 alias right_t = subgroup_matrix_right<f16, 16, 16>;
@@ -32,7 +31,7 @@ alias sums_t = subgroup_matrix_result<f32, 16, 16>;
 #let staged = GN * 16 * stage_row
 #let stores = GN * 16 * TM // 4 // WORKGROUP_SIZE
 var<workgroup> tile: array<vec4<u32>, $(both if both > staged else staged)>;
-#if IM2COL and SCALED
+#if IM2COL and X_SCALED
 var<workgroup> row_scales: array<f32, TN>;
 #end
 
@@ -48,7 +47,7 @@ fn x_halves(v: x_loaded, scale: vec4<f32>) -> vec2<u32> {
 #if X_BITS == 16
     return v;
 #else
-#if SCALED
+#if X_SCALED
     let s = v * scale;
     return vec2<u32>(pack2x16float(s.xy), pack2x16float(s.zw));
 #else
@@ -60,7 +59,7 @@ fn x_halves(v: x_loaded, scale: vec4<f32>) -> vec2<u32> {
 #else
 alias x_loaded = vec4<f32>;
 fn x_halves(v: x_loaded, scale: vec4<f32>) -> vec2<u32> {
-#if SCALED
+#if X_SCALED
     let s = v * scale;
 #else
     let s = v;
@@ -82,7 +81,7 @@ fn w_halves(v: w_loaded, scale: vec4<f32>) -> vec2<u32> {
 #if W_BITS == 16
     return v;
 #else
-#if SCALED
+#if W_SCALED
     let s = v * scale;
     return vec2<u32>(pack2x16float(s.xy), pack2x16float(s.zw));
 #else
@@ -94,7 +93,7 @@ fn w_halves(v: w_loaded, scale: vec4<f32>) -> vec2<u32> {
 #else
 alias w_loaded = vec4<f32>;
 fn w_halves(v: w_loaded, scale: vec4<f32>) -> vec2<u32> {
-#if SCALED
+#if W_SCALED
     let s = v * scale;
 #else
     let s = v;
@@ -190,8 +189,11 @@ fn load_w(base: u32, m: u32, k: u32) -> w_loaded {
 }
 #end
 
-#if SCALED
+#if X_SCALED or W_SCALED
 fn x_scale(batch: u32, n: u32) -> f32 {
+#if not X_SCALED
+    return 1.0;
+#else
 #if IM2COL
     return row_scales[n % TN];
 #else
@@ -201,13 +203,18 @@ fn x_scale(batch: u32, n: u32) -> f32 {
     return x_scales_at(n);
 #end
 #end
+#end
 }
 
 fn w_scale(batch: u32, m: u32) -> f32 {
+#if W_SCALED
 #if W_BATCHES
     return w_scales_at(batch * M + min(m, M - 1u));
 #else
     return w_scales_at(min(m, M - 1u));
+#end
+#else
+    return 1.0;
 #end
 }
 
@@ -230,7 +237,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let batch = group.z;
     let x_start = x_base(batch);
     let w_start = w_base(batch);
-#if IM2COL and SCALED
+#if IM2COL and X_SCALED
     for (var e = lane; e < TN; e += WORKGROUP_SIZE) {
         let image = min(n_first + e, N - 1u) / (OUT_HEIGHT * OUT_WIDTH);
         var least = x_scales_at(image * $(PARTS)u);
@@ -272,7 +279,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #if X_FOURS and not (IM2COL and not POINTWISE)
     let xp$i = (xb$i + xk$i * 8u) / $(8 // x_parts)u;
 #end
-#if SCALED
+#if X_SCALED
     let xs$i = vec4<f32>(x_scale(batch, xr$i));
 #else
     let xs$i = vec4<f32>();
@@ -296,7 +303,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let wp$i = (w_start + wm$i * W_M + wk$i) / $(8 // w_parts)u;
 #end
 #for h in 2
-#if SCALED and W_BITS != 16
+#if W_SCALED and W_BITS != 16
 #if W_ROWS
     let ws$(i)_$h = w_scale4(batch, wm$i + $(4 * h)u);
 #else
@@ -384,7 +391,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let n$(i)_$u = n_first + line$(i)_$u / 16u * $(own_n)u + $(i * 16)u + line$(i)_$u % 16u;
     let m$(i)_$u = m_first + (lane + $(u * WORKGROUP_SIZE)u) % $(TM // 4)u * 4u;
     var v$(i)_$u = bitcast<vec4<f32>>(tile[line$(i)_$u * $(stage_row)u + (m$(i)_$u - m_first) / 4u]);
-#if SCALED
+#if X_SCALED or W_SCALED
     v$(i)_$u = scaled_back(
         v$(i)_$u, bitcast<u32>(x_scale(batch, min(n$(i)_$u, N - 1u))), bitcast<vec4<u32>>(w_scale4(batch, m$(i)_$u)));
 #end

@@ -28,5 +28,5 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     workgroupBarrier();
     atomicMax(&most, largest);
     workgroupBarrier();
-    if (lane == 0u) { scales_set(group.y * PARTS + group.x, scale_of(atomicLoad(&most))); }
+    if (lane == 0u) { scales_set(group.y * PARTS + group.x, scale_of(atomicLoad(&most), 0)); }
 }

@@ -1,5 +1,5 @@
-// The power of two that brings the magnitude with these bits into [2^14, 2^15), within 2^-120 .. 2^120.
-fn scale_of(largest: u32) -> f32 {
-    let scale = clamp(268 - i32(largest >> 23u), 7, 247);       // 14 more than 127 - (exponent - 127)
+// The power of two that brings the magnitude with these bits into [2^14, 2^15), less so many powers, within 2^-120 .. 2^120.
+fn scale_of(largest: u32, less: i32) -> f32 {
+    let scale = clamp(268 - less - i32(largest >> 23u), 7, 247);       // 14 more than 127 - (exponent - 127)
     return bitcast<f32>(u32(scale) << 23u);
 }

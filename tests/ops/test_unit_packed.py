@@ -1,0 +1,109 @@
+"""Products of many vectors with packed weights on matrix units, which are emulated: within their error bound, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.ops import matrix_units
+from ort_gpu_ep.ops.matrix_units import TILES
+from ort_gpu_ep.scheduler import make_plan
+from ort_gpu_ep.scheduler.plan import Dispatch
+from tests.compressed.test_packed_products import nbits_model
+from tests.ops.matrix_emulation import Emulated, emulation
+from tests.ops.test_matrix_units import QUICK
+
+
+@pytest.fixture
+def trial(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
+    monkeypatch.setattr(matrix_units, "TILES", (QUICK,))
+    with emulation() as made, forced(f"unpacked for {QUICK.name}"):
+        yield made
+
+
+def product(trial: Emulated, precision: str, zero: str = "none", bits: int = 4, power: float = 0, **changes: Any) -> tuple[Any, Any, Any]:
+    """What comes out, what should, and what may be missing. power: of two, for x; changes: in place of constants."""
+    model, (dense, bias) = nbits_model((40, 96), 96, 72, bits, 32, zero, True)
+    for held in model.graph.initializer:
+        if held.name in changes:
+            before = numpy_helper.to_array(held)
+            array = changes[held.name](before).astype(np.float32)
+            held.raw_data = array.tobytes()
+            dense = dense * np.repeat(array.astype(np.float64) / before, 32, 1)[:, :96].T
+    x = (np.random.default_rng().standard_normal((40, 96)) * 2.0 ** power).astype(np.float32)
+    got, = trial.graph(from_onnx(model), [x], precision)
+    sizes = np.abs(x).astype(np.float64) @ np.abs(dense)
+    return got, x.astype(np.float64) @ dense + bias, (2.0 ** -10 + 96 * 2.0 ** -24) * sizes + 2.0 ** -22 * np.abs(bias)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "f16acc"])
+@pytest.mark.parametrize(("zero", "bits"), [("none", 4), ("codes", 4), ("codes", 8), ("none", 2)])
+def test_codes(trial: Emulated, precision: str, zero: str, bits: int) -> None:
+    got, want, allowed = product(trial, precision, zero, bits)
+    assert (np.abs(got - want) <= allowed).all()
+    assert {"matrix_product.wgsl", "unpack_product.wgsl"} <= trial.shaders
+
+
+@pytest.mark.parametrize("power", [50, -50])
+def test_numbers_beyond_float16(trial: Emulated, power: int) -> None:
+    got, want, allowed = product(trial, "tf32", power=power)
+    assert (np.abs(got - want) <= allowed).all()
+    assert "line_scales.wgsl" in trial.shaders
+
+
+@pytest.mark.parametrize("scale", [1e9, 1e-9])
+def test_weights_that_float16_does_not_hold(trial: Emulated, scale: float) -> None:
+    """Scales of each row go together by a power of two."""
+    for precision in ("tf32", "f16acc"):
+        got, want, allowed = product(trial, precision, s=lambda array: array * scale * 2.0 ** np.arange(-36, 36)[:, None] / 2.0 ** 30)
+        assert np.isfinite(got).all()
+        assert (np.abs(got - want) <= allowed).all()
+    assert "matrix_product.wgsl" in trial.shaders
+
+
+@pytest.mark.parametrize(("precision", "zero"), [("float32", "none"), ("tf32", "floats")])
+def test_others_stay_off(trial: Emulated, precision: str, zero: str) -> None:
+    got, want, _ = product(trial, precision, zero)
+    assert np.linalg.norm(got - want) <= 1e-5 * np.linalg.norm(want)
+    assert "matrix_product.wgsl" not in trial.shaders
+
+
+def test_float16_models(trial: Emulated) -> None:
+    model, (dense, _) = nbits_model((40, 96), 96, 72, 4, 32, "codes", False)
+    for held in model.graph.initializer:
+        if held.name == "s":
+            half = numpy_helper.to_array(held).astype(np.float16)
+            dense = dense * np.repeat(half.astype(np.float64) / numpy_helper.to_array(held), 32, 1)[:, :96].T
+            held.CopyFrom(numpy_helper.from_array(half, "s"))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    x = np.random.default_rng().standard_normal((40, 96)).astype(np.float16)
+    got, = trial.graph(from_onnx(model), [x])
+    want, sizes = x.astype(np.float64) @ dense, np.abs(x).astype(np.float64) @ np.abs(dense)
+    assert (np.abs(got - want) <= (2.0 ** -11 + 96 * 2.0 ** -24) * sizes + 2.0 ** -11 * np.abs(want)).all()
+    assert "matrix_product.wgsl" in trial.shaders
+    assert "part_scales.wgsl" not in trial.shaders
+
+
+def test_a_prompt_takes_them(trial: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By estimate, with the figures of an H200: 512 vectors."""
+    monkeypatch.setattr(matrix_units, "TILES", TILES)
+    model, _ = nbits_model((512, 1024), 1024, 1024, 4, 32, "none", False)
+    for weights in ("auto", "packed"):
+        limits = replace(trial.gpu.limits.of(Config(precision="tf32", weights=weights)), figures=DEFAULT_FIGURES)
+        with forced():
+            plan = make_plan(from_onnx(model), {"x": TensorType(FLOAT32, (512, 1024))}, limits)
+        steps = [step.kernel for step in plan.steps if isinstance(step, Dispatch)]
+        assert "matrix_product.wgsl" in {k.shader for k in steps}
+        assert ("unpack_product.wgsl" in {k.shader for k in steps}) == (weights == "packed")
