@@ -56,7 +56,7 @@ def differing(got: dict[str, Any], want: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [pytest.param(f, marks=pytest.mark.nightly if f == "patched" else []) for f in FORMS])     # `executed` is, too
 def test_habits_give_what_onnxruntime_gives(form: str, plain: dict[str, Any], tmp_path: Path) -> None:
     allowed = {habit for where, habit in DIFFER if where == form}
     found = differing(answers(form, tmp_path), plain)
