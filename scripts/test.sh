@@ -7,6 +7,9 @@ cd "$(dirname "$0")/.."
 extras="all,test"
 . scripts/setup.sh
 unset PYTHONDONTWRITEBYTECODE       # some container images set it: each of the hundreds of processes would compile the package again
+# Mesa keeps compiled kernels for the next process and the next run, where it can write.
+_cache=${MESA_SHADER_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-/dev/null}/.cache}}
+{ mkdir -p "$_cache" && [ -w "$_cache" ]; } 2>/dev/null || export MESA_SHADER_CACHE_DIR="$PWD/build/mesa"
 # Tests run each kernel on few numbers: llvmpipe takes longer to optimise its machine code than that saves. GALLIVM_PERF= optimises.
 export GALLIVM_PERF="${GALLIVM_PERF-nopt}"
 
