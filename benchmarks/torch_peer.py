@@ -117,6 +117,7 @@ class Forward(TorchStep):
             graph.replay()
             return result.float().cpu().numpy()
 
+        run.model = self    # type: ignore[attr-defined]  # whose weights the graph reads
         return run
 
 

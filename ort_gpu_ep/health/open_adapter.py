@@ -11,6 +11,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.device.faults import maker
+from ort_gpu_ep.device.library import KIND
 from ort_gpu_ep.health import markers, verdicts
 from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.examination import examine
@@ -21,13 +22,15 @@ from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, with
 from ort_gpu_ep.kernels import profile, tuned
 from ort_gpu_ep.kernels.cost_parameters import Figures, figures_for
 from ort_gpu_ep.kernels.records import unchecked
-from ort_gpu_ep.kernels.target import UNTUNED
+from ort_gpu_ep.kernels.target import SHOWN_FEATURES, UNTUNED
 from ort_gpu_ep.processes.interrupts import uninterrupted
 
 log = logging.getLogger("ort_gpu_ep")
 
 QUICK_S = 8.0
 """The quick probes take 2 s on an idle machine; what is not done by then is not waited for."""
+DAWN_TIMES = 3
+"""So many times as long with Dawn, where they took more than QUICK_S on an H100 whose driver had no shaders in its cache."""
 
 _lock = threading.Lock()
 _known: dict[str, Verdict] = {}
@@ -115,9 +118,11 @@ def quick(info: AdapterInfo) -> Verdict:
     """The quick probes in a worker process. Where no worker can be started, nothing is known and nothing disabled."""
     import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 
-    names = [p.name for p in PROBES.values() if p.is_quick(info.is_software)]
+    wanted = [p for p in PROBES.values() if p.is_quick(info.is_software)]
+    # forms of many kernels need what these show, so they come first of those that only hardware runs
+    wanted.sort(key=lambda p: 0 if p.quick else 1 if SHOWN_FEATURES & {*p.disables} else 2)
     try:
-        outcomes = list(examine(info.index, names, 1, budget_s=QUICK_S))
+        outcomes = list(examine(info.index, [p.name for p in wanted], 1, budget_s=QUICK_S * (DAWN_TIMES if KIND == "dawn" else 1)))
     except OSError as error:
         log.info("%s is not probed: no process can be started (%s)", info.name, error)
         return Verdict(probed=False)
