@@ -22,7 +22,7 @@ COMMANDS = {
     "doctor": "Test the adapter and its driver, in separate processes. Exit code 0 healthy, 1 degraded, 2 unusable or no adapter.",
     "train": "Train the float32 weights of MODEL on the samples of a .npz file, and write the trained model.",
     "score": "Run MODEL over all rows of DATA on every adapter; write the outputs in order. The same command continues a killed run.",
-    "compress": "Write MODEL with smaller weights. Any ONNX Runtime runs the new file with the same result.",
+    "compress": "Write MODEL with smaller weights. Any ONNX Runtime runs the new file.",
     "exec": "Run COMMAND so that its onnxruntime sessions use the GPU first, also in the Python processes that it starts.",
     "profile": "Time each dispatch of MODEL on the GPU, compare it with the limits of the adapter, and show what the host does.",
     "options": "List the options, their defaults and their environment variables.",

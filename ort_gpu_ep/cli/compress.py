@@ -38,7 +38,7 @@ def compress(
     plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw size and accuracy of all methods.", shared.PICTURES)] = None,
     json: shared.JsonOption = False,
 ) -> None:
-    """Write MODEL with smaller weights. Any ONNX Runtime runs the new file with the same result."""
+    """Write MODEL with smaller weights. Any ONNX Runtime runs the new file."""
     chosen = [_method_of(text) for text in layers or ()]
     if plot is not None:
         if calibrate is None:
