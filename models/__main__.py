@@ -73,7 +73,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Write JSON
 @app.command("build")
 def build_model(
     name: Annotated[str, typer.Argument(help="A name from `list`.")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="The file to write; NAME.onnx by default.")] = None,
+    output: Annotated[Path | None, typer.Option("--out", help="The file to write; NAME.onnx by default.")] = None,
     parameter: Annotated[list[str] | None, typer.Option("-p", "--parameter", metavar="KEY=VALUE", help="A builder's parameter.")] = None,
 ) -> None:
     """Builds a network and writes it as an ONNX file."""

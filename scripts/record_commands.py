@@ -1,12 +1,13 @@
 """Writes docs/commands.md: what each command prints at 80 columns, on Mesa's software driver.
 
-usage: python scripts/record_commands.py
+usage: python scripts/record_commands.py [COMMAND ...]       (without COMMAND: all of them)
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -78,12 +79,24 @@ def record(name: str, folder: Path) -> str:
     return f"## {name}\n\n{COMMANDS[name]}\n\n```console\n$ ort-gpu-ep {RECORDED[name]}\n{printed}\n```\n"
 
 
+def sections(text: str) -> dict[str, str]:
+    """Each command's part of the document, by its name."""
+    parts = (f"## {part.strip()}\n" for part in re.split(r"^## ", text, flags=re.M)[1:])
+    return {part[3:].partition("\n")[0]: part for part in parts}
+
+
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commands", nargs="*", metavar="COMMAND", help="those to record; the others keep their text")
+    wanted = parser.parse_args().commands or list(COMMANDS)
+    unknown = sorted(set(wanted) - set(COMMANDS))
+    if unknown:
+        parser.error(f"no such command: {', '.join(unknown)}; there are {', '.join(COMMANDS)}")
+    kept = sections(DOCUMENT.read_text("utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder))
         record("doctor", Path(folder))      # the others find its verdict, and their times are not those of a first start
-        parts = [record(name, Path(folder)) for name in COMMANDS]
+        parts = [record(name, Path(folder)) if name in wanted or name not in kept else kept[name] for name in COMMANDS]
     DOCUMENT.write_text("\n".join([HEAD, *parts]), "utf-8")
 
 

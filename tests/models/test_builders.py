@@ -244,6 +244,6 @@ def test_command_line_lists_and_builds(tmp_path: Path) -> None:
     assert [row["name"] for row in listing["builders"]] == list(BUILDERS)
     assert all(row["what"].endswith(".") for row in listing["builders"])
     target = tmp_path / "lstm.onnx"
-    result = CliRunner().invoke(app, ["build", "har_lstm", "-o", str(target), "-p", "hidden=64", "-p", "batch=N"])
+    result = CliRunner().invoke(app, ["build", "har_lstm", "--out", str(target), "-p", "hidden=64", "-p", "batch=N"])
     assert result.exit_code == 0, result.output
     assert serialize(onnx.load(target)) == serialize(build("har_lstm", hidden=64, batch="N"))

@@ -163,7 +163,13 @@ def test_each_command_is_recorded_at_80_columns() -> None:
     assert set(record_commands.RECORDED) == set(COMMANDS)
     for name, arguments in record_commands.RECORDED.items():
         assert arguments.split()[0] == name
+        assert f"\n## {name}\n\n{COMMANDS[name]}\n" in text, "run `python scripts/record_commands.py`"
         assert f"\n```console\n$ ort-gpu-ep {arguments}\n" in text, "run `python scripts/record_commands.py`"
+
+
+def test_the_recorder_keeps_what_it_does_not_record_again() -> None:
+    text = record_commands.DOCUMENT.read_text("utf-8")
+    assert "\n".join([record_commands.HEAD, *record_commands.sections(text).values()]) == text
 
 
 def test_no_recorded_line_is_longer_than_80_columns() -> None:
