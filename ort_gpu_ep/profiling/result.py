@@ -178,7 +178,7 @@ class RunProfile:
                  f"adapter: {self.adapter}, {self.driver}"]
         lines += [f"clocks: {text} {when}" for text, when in zip(self.clocks, ("before", "after"), strict=True) if text]
         if self.roofs.gflops or self.roofs.gbytes:
-            lines.append(f"limits, measured: {self.roofs.gflops:,.0f} GFLOP/s (f), {self.roofs.gbytes:,.0f} GB/s (b)")
+            lines.append(f"limits, measured: {_short_number(self.roofs.gflops)} GFLOP/s (f), {_short_number(self.roofs.gbytes)} GB/s (b)")
         lines = [part for line in (*lines, *(f"note: {note}" for note in self.notes)) for part in wrap(line, WIDTH, subsequent_indent="  ")]
         lines += ["", "host, us"] + [f"  {name:8} {self.phases_us[name]:9.1f}  {what}" for name, what in PHASES.items()]
         lines += self._on_cpu(top)
@@ -228,6 +228,10 @@ def _short(name: str, room: int) -> str:
 
 def _family(name: str, members: Sequence[TimedDispatch]) -> Family:
     return Family(name, len(members), sum(d.us for d in members), sum(d.flops for d in members), sum(d.nbytes for d in members))
+
+
+def _short_number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _us(us: float) -> str:
