@@ -51,7 +51,7 @@ def test_files() -> dict[str, str]:
 
 def of_kernel(shader: str, most: int = 6) -> list[str]:
     """The tests that name an op whose row lowers it to this kernel, or the kernel itself, the most telling first: with its first word
-    or its row's name in theirs before all others.
+    or its row's name in theirs, or its name in their text, before all others.
     """
     texts = {path.stem: path.read_text("utf-8") for path in [*(PACKAGE / "ops").glob("*.py"), *(PACKAGE / "kernels").glob("*.py")]}
     rows = modules = {name for name, text in texts.items() if shader in text}
@@ -67,7 +67,7 @@ def of_kernel(shader: str, most: int = 6) -> list[str]:
         if file.startswith(("tests/ops/", "tests/compressed/")):
             named = sum(len(re.findall(rf"\b{op}\b", text)) for op in ops) + 50 * text.count(shader)
             if named or named_so.search(Path(file).name):
-                counted[file] = named / len(text) + (named_so.search(Path(file).name) is not None)
+                counted[file] = named / len(text) + bool(named_so.search(Path(file).name) or shader in text)
     return sorted(counted, key=lambda f: -counted[f])[:most]
 
 

@@ -199,6 +199,22 @@ def test_rows_are_summed_with_x_in_workgroup_memory(vectors: int, rows: int, k: 
             program.close()
 
 
+@pytest.mark.parametrize("bits", [2, 5, 8])
+def test_more_invocations_than_copies_of_a_codebook(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: llvmpipe's own workgroups have fewer."""
+    gpu = Gpu.open(Config())
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, figures=DEFAULT_FIGURES))
+    model, dense = model_of("MatMul", f"Codebook{bits}", (1, 2048), (40, 2048), (1, 0))
+    feeds = {"x": RNG.normal(size=(1, 2048)).astype("f")}
+    program = Program(from_onnx(model), PACKED, gpu, rewrite)
+    try:
+        close(run_program(program, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
+        (kernel,) = [s.kernel for s in program.plans[0].steps if isinstance(s, Dispatch) and s.kernel.shader == "packed_matvec.wgsl"]
+        assert kernel.workgroup_size > 1 << dict(kernel.consts)["COPY_BITS"]
+    finally:
+        program.close()
+
+
 def sparse_form(model: onnx.ModelProto, limits: Limits) -> str:
     """Of a product of a vector of 2048: the form that was chosen."""
     types = {"x": TensorType(FLOAT32, (1, 2048))}
