@@ -86,6 +86,12 @@ def test_several_columns_are_one_input() -> None:
     assert set(found.errors) == {1, 2}
 
 
+def test_of_many_columns_an_error_names_three() -> None:
+    columns = {name: np.array([1.0, 2.5]) for name in "abcde"}
+    found = pack(model("uint8", (5,)), {"x": list(columns)}, Rows(2, columns))
+    assert found.errors == {1: "column 'a, b, c' has 2.5, expected an uint8"}
+
+
 def test_mapping_by_name_by_pattern_and_the_only_one() -> None:
     assert mapping(model(), ["x", "id"], {}, "f") == {"x": ["x"]}
     assert mapping(model(), ["pixels"], {}, "f") == {"x": ["pixels"]}
