@@ -13,6 +13,7 @@ replay.txt has a line for each case and each list of kernels: the case, the limi
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import hashlib
 import json
@@ -176,6 +177,14 @@ def _planned(graph: Graph, types: list[TensorType], feeds: Mapping[str, Array], 
             continue
         steps = (*plan.prologue, *plan.steps, *plan.inverses)
         return [compose(step.kernel, step.bindings, limits) for step in steps if isinstance(step, Dispatch)]
+
+
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """What a script is told that looks at a part of the set."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--select", default="", help="cases whose name matches this regular expression")
+    parser.add_argument("--share", type=int, default=1, help="one in so many cases, but every record's")
+    return parser
 
 
 def replayed(select: str = "", share: int = 1, adapters: Mapping[str, Limits] = LIMITS) -> tuple[Kernels, dict[str, str]]:

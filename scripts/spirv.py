@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.replay import LIMITS, replayed  # noqa: E402
+from benchmarks.replay import LIMITS, parser_of, replayed  # noqa: E402
 
 LAYER = Path(__file__).with_name("spirv_layer.c")
 EXPECTED = Path(__file__).with_name("spirv_expected.txt")
@@ -41,9 +41,7 @@ TOOLS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--select", default="")
-    parser.add_argument("--share", type=int, default=1)
+    parser = parser_of(__doc__.splitlines()[0])
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)     # the process with the layer: of the texts in this folder
     parser.add_argument("limits", nargs="*", default=("h200", "minimum"))
     asked = parser.parse_args()

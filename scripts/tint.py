@@ -11,7 +11,6 @@ reason for each. Exit code 1 if it refuses another text, or takes one of those. 
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.replay import replayed  # noqa: E402
+from benchmarks.replay import parser_of, replayed  # noqa: E402
 from ort_gpu_ep.device.bounds import with_bounds  # noqa: E402
 from ort_gpu_ep.device.classes import named  # noqa: E402
 
@@ -33,9 +32,7 @@ CLASSES = ("minimum", "adreno-6xx", "apple-m1", "amd-rdna")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--select", default="")
-    parser.add_argument("--share", type=int, default=1)
+    parser = parser_of(__doc__.splitlines()[0])
     parser.add_argument("classes", nargs="*", default=CLASSES)
     asked = parser.parse_args()
     for tool in ("node", "npm"):

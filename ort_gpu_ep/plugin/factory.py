@@ -18,7 +18,7 @@ from ort_gpu_ep.plugin.control_flow import add_control_flow
 from ort_gpu_ep.plugin.given import GivenInitializers
 from ort_gpu_ep.plugin.offers import Hardware, choice, key_value_pairs, metadata
 from ort_gpu_ep.plugin.plain import COMPILES
-from ort_gpu_ep.plugin.provider import Provider
+from ort_gpu_ep.plugin.provider import Provider, Shared
 from ort_gpu_ep.plugin.state import SessionState, announce
 from ort_gpu_ep.plugin.tables import Table, entry, owner_of
 from ort_gpu_ep.plugin.transfer import CPU_DEVICE, GPU_DEVICE, VENDOR, Allocator, DataTransfer, MemcpyKernel, memcpy_registry
@@ -106,7 +106,8 @@ class Factory(Table):
                 raise ConfigError(forbidden)
             if forbidden:
                 state.record("warning", "placement", forbidden)
-            out[0] = Provider(self, state, GivenInitializers(options, self._host()), to_be_written, forbidden).pointer
+            shared = Shared(self.c_name, self.registry, self._host())
+            out[0] = Provider(shared, state, GivenInitializers(options, shared.host), to_be_written, forbidden).pointer
 
     @staticmethod
     def _open_gpu(state: SessionState) -> None:
@@ -147,11 +148,8 @@ class Factory(Table):
     def create_data_transfer(self, out: Any) -> None:
         out[0] = DataTransfer(VENDOR_ID).pointer
 
-    def host_device(self) -> Any:
-        """Host memory, as ONNX Runtime names places."""
-        return api.MemoryInfo_GetMemoryDevice(self._host())
-
     def _host(self) -> Any:
+        """The OrtMemoryInfo of host memory."""
         if not self._host_info:
             info = ffi.new("void**")
             api.CreateMemoryInfo_V2(c_text("Cpu"), CPU_DEVICE, 0, 0, _DEVICE_MEMORY, 0, _DEVICE_ALLOCATOR, info)

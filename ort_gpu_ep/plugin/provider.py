@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.backend import Executable
@@ -24,14 +24,12 @@ from ort_gpu_ep.plugin.tables import Table, owner_of
 from ort_gpu_ep.plugin.transfer import Allocator
 
 
-class Owner(Protocol):
-    """What a provider takes from its factory: the provider's name, the registry of its kernels."""
+class Shared(NamedTuple):
+    """What all providers of a factory have, as C has it: their name, the registry of their kernels, the OrtMemoryInfo of host memory."""
 
     c_name: Any
     registry: Any
-
-    def host_device(self) -> Any:
-        """Host memory, as ONNX Runtime names places."""
+    host: Any
 
 
 class Provider(Table):
@@ -43,10 +41,10 @@ class Provider(Table):
     SLOTS = slots.EP
 
     def __init__(
-        self, factory: Owner, state: SessionState, given: GivenInitializers, to_be_written: bool = False, forbidden: str = "",
+        self, shared: Shared, state: SessionState, given: GivenInitializers, to_be_written: bool = False, forbidden: str = "",
     ) -> None:
         super().__init__()
-        self.factory, self.state, self.given, self.to_be_written, self.forbidden = factory, state, given, to_be_written, forbidden
+        self.shared, self.state, self.given, self.to_be_written, self.forbidden = shared, state, given, to_be_written, forbidden
         self._bodies: dict[Parent, dict[str, Report]] = {}
         if state.backend is None or state.backend.device is not None:
             self.pointer.slot[slots.EP["GetDefaultMemoryDevice"].number] = NULL
@@ -58,7 +56,7 @@ class Provider(Table):
         return self.state.config
 
     def get_name(self) -> Any:
-        return self.factory.c_name
+        return self.shared.c_name
 
     def get_capability(self, graph: Any, support: Any) -> None:
         """Offers the partitioner's groups. ONNX Runtime swallows an error here and uses the CPU: it is recorded."""
@@ -169,11 +167,11 @@ class Provider(Table):
         out[0] = Allocator(memory_info, self.state).pointer
 
     def get_kernel_registry(self, out: Any) -> None:
-        out[0] = self.factory.registry
+        out[0] = self.shared.registry
 
     def get_default_memory_device(self, out: Any) -> None:
         """Host memory, where a worker has the GPU; the slot is empty otherwise."""
-        out[0] = self.factory.host_device()
+        out[0] = api.MemoryInfo_GetMemoryDevice(self.shared.host)
 
     def on_session_initialization_end(self) -> None:
         self.state.ready = True
