@@ -27,9 +27,12 @@ SUBGROUP_MATRIX = "subgroup-matrix"
 MATRIX_UNITS = "matrix-units"
 """Among Limits.features: with it fragments of 16 x 16 float16 numbers are multiplied rightly into sums of float32. A feature says only that
 there is some configuration, so likewise."""
+MATRIX_BYTES = "matrix-units-int8"
+"""Among Limits.features: likewise, fragments of 16 x 16 sums of 32 products of signed bytes, in 32 bits."""
+BYTE_UNIT_SHADERS = ("byte_units.wgsl", "pack_byte_rows.wgsl")
 UNIT_SHADERS = ("matrix_product.wgsl", "line_scales.wgsl", "part_scales.wgsl", "scaled_rows.wgsl")
 """Products on matrix units, and what scales their operands."""
-SHOWN_FEATURES = frozenset({LAST_ARRIVING, SUBNORMAL_HALVES, MATRIX_UNITS})
+SHOWN_FEATURES = frozenset({LAST_ARRIVING, SUBNORMAL_HALVES, MATRIX_UNITS, MATRIX_BYTES})
 """What no adapter promises, and a probe shows."""
 
 HALVED = frozenset({"f16", "f16acc"})
@@ -152,6 +155,17 @@ def no_matrix_units(limits: Limits) -> str:
             return f"the adapter's matrix units can't be used: {why}"
     if limits.subgroup_size != MATRIX_SUBGROUP:
         return f"the adapter's matrix units can't be used: its subgroups have {limits.subgroup_size or 'unknown'} invocations, not 32"
+    return ""
+
+
+def no_byte_units(limits: Limits) -> str:
+    """Likewise for products of bytes."""
+    for what, why in limits.disabled:
+        if what in (MATRIX_BYTES, SUBGROUP_MATRIX, "subgroup", WORKGROUP, *BYTE_UNIT_SHADERS):
+            return f"{what} is not used on this adapter: {why}"
+    missing = [feature for feature in (SUBGROUP_MATRIX, "subgroup", MATRIX_BYTES) if feature not in limits.features]
+    if missing or limits.subgroup_size != MATRIX_SUBGROUP:
+        return f"the adapter's matrix units can't be used for bytes: {', '.join(missing) or 'its subgroups are not of 32 invocations'}"
     return ""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
@@ -19,8 +19,9 @@ from ort_gpu_ep.kernels.forms import Form, best_ns, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, kernel
 from ort_gpu_ep.kernels.target import LAST_ARRIVING, Choice
-from ort_gpu_ep.ops import requantized, tiles
+from ort_gpu_ep.ops import requantized, tiles, unit_bytes
 from ort_gpu_ep.ops.conv_last import DEPTHWISE_WORKGROUP_SIZE, MAX_PLANES
+from ort_gpu_ep.ops.matrix_units import UnitTile
 from ort_gpu_ep.ops.requantized import W_SCALE, W_ZERO, X_SCALE, X_ZERO, Folded, W, X, ends, shift
 from ort_gpu_ep.ops.tiles import Tile, TiledProduct, Weights
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
@@ -152,7 +153,8 @@ def image(node: BoundNode) -> Lowering:
 
 def image_ns(node: BoundNode, window: Window) -> float:
     """What a QLinearConv of one group is estimated to take channels-last."""
-    return best_ns(tiles.forms(_of_image(node, window)))
+    product = _of_image(node, window)
+    return min([best_ns(tiles.forms(product)), *(unit_bytes.estimate_ns(product, tile) for tile in unit_bytes.tiles_of(product).values())])
 
 
 def _of_image(node: BoundNode, window: Window) -> TiledProduct:
@@ -180,10 +182,28 @@ def _packing(node: BoundNode, source: int, words: int, m: int, folded: Folded, p
 def _lowered(
     node: BoundNode, product: TiledProduct, out: TensorType, channels: int, folded: Folded, ending: Ending,
 ) -> Lowering:
-    """In the best of its shares. channels: of x, in bytes."""
-    return lower(product.target, product.key, {
+    """In the best of its shares, or on matrix units. channels: of x, in bytes."""
+    forms = {
         name: Form(tiles.estimate_ns(product, *share), partial(_in_tiles, node, product, share, channels, folded, ending))
-        for name, share in tiles.shares(product).items() if share[1] == 1 or _may_arrive(product, out, *share)}, out)
+        for name, share in tiles.shares(product).items() if share[1] == 1 or _may_arrive(product, out, *share)}
+    forms |= {
+        name: Form(unit_bytes.estimate_ns(product, tile), partial(_on_units, node, product, tile, channels, folded, ending))
+        for name, tile in unit_bytes.tiles_of(product).items()}
+    return lower(product.target, product.key, forms, out)
+
+
+def _on_units(
+    node: BoundNode, product: TiledProduct, tile: UnitTile, channels: int, folded: Folded, ending: Ending, choice: Choice, out: TensorType,
+) -> Lowering:
+    """Weights lie along k, packed once; the model's own stay on the device, too."""
+    words, source = 4 * unit_bytes.row_quads(product), int(product.weights.source)
+    pack, _ = _packing(node, source, words, product.m, folded, 1 if product.planes else product.weights.padded, folded.k // channels)
+    packed = TensorType(UINT32, (product.m, words))
+    consts = tuple((name, value) for name, value in pack.consts if name != "M")
+    rows = replace(pack, shader="pack_byte_rows.wgsl", outputs=(packed,), consts=(*consts, ("WORDS", words)))
+    built = unit_bytes.on_units(product, tile, _kernel(node, product, tiles.TILES[0], 1, choice, out, channels, ending), choice)
+    temps = (("packed", packed), ("numbers", ending.numbers.outputs[0]))
+    return Lowering((out,), (rows, ending.numbers, built), temps, once=("packed", "numbers"))
 
 
 def _in_tiles(

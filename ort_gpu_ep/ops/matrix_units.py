@@ -58,6 +58,8 @@ RESIDENT = 2
 ROUNDED, HALF_ROUNDED, ACROSS, BY_ELEMENTS = 0.72, 0.85, 0.9, 0.3
 """How much slower products are whose operands are rounded on the way in, of which one is, whose w lies along k, and for each operand that
 is read by elements."""
+WINDOWED = 0.85
+"""How much slower a product is that reads a window in place."""
 SCALES_TEAM = {True: 8, False: 64}
 """line_scales.wgsl: lanes that go along a line, where neighbours are other lines and where they are not."""
 

@@ -21,8 +21,6 @@ from ort_gpu_ep.ops.tiles import TiledProduct
 PARTS_ALIGNED = 2048
 """Vectors of a part of an image, at least, of which part_scales.wgsl finds the largest."""
 SCALES_WORKGROUP_SIZE = 256
-WINDOWED = 0.85
-"""How much slower a product is that reads a window in place."""
 
 record("part_scales.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["PER"], 4 * k.workgroup_size))
 
@@ -74,7 +72,7 @@ def forms(units: UnitConvolution | None) -> dict[str, Form]:
 def estimate_ns(units: UnitConvolution, tile: UnitTile) -> float:
     """As matrix_units.estimate_ns: w is in float16 already, x is read from float32, and scales take a look at all of it."""
     product, by = units.product, units.product.target.figures
-    factor = matrix_units.HALF_ROUNDED * (1.0 if product.pointwise else WINDOWED)
+    factor = matrix_units.HALF_ROUNDED * (1.0 if product.pointwise else matrix_units.WINDOWED)
     time = matrix_units.tile_ns(by, tile, int(hint(product.rows)), product.m, units.k, 1, factor)
     if units.scaled:
         time += by.dispatch_ns + 4 * int(hint(units.images)) * int(hint(units.size)) * by.byte_ns

@@ -194,6 +194,8 @@ def _matrix_unit_lines(plans: Iterable[Plan]) -> list[str]:
             consts = dict(step.kernel.consts)
             rounded = "" if consts["PLAIN_HALVES"] else "2^-10 + "
             found[step.label] = f"  {step.label}: within ({rounded}{consts['K']} * 2^-24) of the sum of |x w|"
+        elif isinstance(step, Dispatch) and step.kernel.shader == "byte_units.wgsl":
+            found[step.label] = f"  {step.label}: exact sums of bytes"
     shown = list(found.values())
     rest = [f"  and {len(shown) - LISTED} more"] if len(shown) > LISTED else []
     return [f"on matrix units: {_counted(len(shown), 'product')}", *shown[:LISTED], *rest] if shown else []

@@ -19,7 +19,7 @@ from ort_gpu_ep.health.probe import Trial
 from ort_gpu_ep.ir.types import FLOAT16
 from ort_gpu_ep.kernels.records import loop_bound, work_of
 from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits
-from ort_gpu_ep.kernels.target import MATRIX_SUBGROUP, MATRIX_UNITS, SUBGROUP_MATRIX
+from ort_gpu_ep.kernels.target import MATRIX_BYTES, MATRIX_SUBGROUP, MATRIX_UNITS, SUBGROUP_MATRIX
 from ort_gpu_ep.shaders.composer import is_elementwise
 
 FUNCTIONS = """
@@ -61,10 +61,30 @@ fn emulated_store(first: u32, sums: array<f32, 8>, row: u32, lane: u32) {
 }
 """
 
+BYTES = """
+fn byte_at(word: vec4<u32>, i: u32) -> i32 { return extractBits(bitcast<i32>(word[i / 4u]), i % 4u * 8u, 8u); }
+fn emulated_product(a: vec3<u32>, b: vec3<u32>, before: array<i32, 8>, lane: u32) -> array<i32, 8> {
+    var sums = before;
+    for (var j = 0u; j < 8u; j++) {
+        for (var k = 0u; k < 32u; k++) {
+            let x = byte_at(tile[a.x + lane % 32u / 2u * a.y + k / 16u], k % 16u);
+            sums[j] += x * byte_at(tile[b.x + (lane % 2u * 8u + j) * b.y + k / 16u], k % 16u);
+        }
+    }
+    return sums;
+}
+fn emulated_store(first: u32, sums: array<i32, 8>, row: u32, lane: u32) {
+    var own = sums;
+    let to = first + lane % 32u / 2u * row + lane % 2u * 2u;
+    tile[to] = bitcast<vec4<u32>>(vec4<i32>(own[0], own[1], own[2], own[3]));
+    tile[to + 1u] = bitcast<vec4<u32>>(vec4<i32>(own[4], own[5], own[6], own[7]));
+}
+"""
+
 _REPLACED = (
     (r"return bitcast<vec2<u32>>\(v\);", "return vec2<u32>(pack2x16float(vec2<f32>(v.xy)), pack2x16float(vec2<f32>(v.zw)));"),  # naga can't
     (r"enable chromium\w+;\n", ""), (r"// [^\n]*", ""), (r"diagnostic\([^)]*\);\n", ""),
-    (r"subgroup_matrix_(?:left|right)<[^>]*>", "vec3<u32>"), (r"subgroup_matrix_result<[^>]*>", "array<f32, 8>"),
+    (r"subgroup_matrix_result<i32[^>]*>", "array<i32, 8>"), (r"subgroup_matrix_(?:left|right)<[^>]*>", "vec3<u32>"), (r"subgroup_matrix_result<[^>]*>", "array<f32, 8>"),
     (r"subgroupMatrixLoad<\w+, row_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 0u);"),
     (r"subgroupMatrixLoad<\w+, col_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 1u);"),
     (r"subgroupMatrixMultiplyAccumulate\((.*)\);", r"emulated_product(\1, lane);"),
@@ -78,10 +98,11 @@ def emulated(text: str) -> str:
         return text
     if not re.search(r"alias \w+ = vec4<f16>|<storage[^>]*> \w+: array<(vec4<)?f16>", text):
         text = text.replace("enable f16;\n", "")
+    functions = BYTES if "result<i32" in text else FUNCTIONS
     for pattern, new in _REPLACED:
         text = re.sub(pattern, new, text)
     assert "subgroupMatrix" not in text, text
-    return text + FUNCTIONS
+    return text + functions
 
 
 class Emulated(Trial):
@@ -101,7 +122,7 @@ def emulation(shown: bool = True) -> Iterator[Emulated]:
     """shown: a probe has seen them."""
     gpu = Gpu.open(Config())
     usual = gpu.limits
-    features = {FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, *((MATRIX_UNITS,) if shown else ())}
+    features = {FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, *((MATRIX_UNITS, MATRIX_BYTES) if shown else ())}
     gpu.limits = replace(usual, features=usual.features | features, subgroup_size=MATRIX_SUBGROUP)
     try:
         yield Emulated(gpu, np.random.default_rng())

@@ -1,4 +1,4 @@
-"""matrix_product.wgsl, and what scales its operands: whether an adapter's matrix units give right results."""
+"""matrix_product.wgsl, what scales its operands, and byte_units.wgsl: whether an adapter's matrix units give right results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from ort_gpu_ep.health.probe import Trial, agree, probe, reference
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8
 from ort_gpu_ep.kernels.forms import forced
-from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, UNIT_SHADERS
-from ort_gpu_ep.ops import matrix_units
+from ort_gpu_ep.kernels.target import BYTE_UNIT_SHADERS, MATRIX_BYTES, MATRIX_UNITS, SUBGROUP_MATRIX, TF32, UNIT_SHADERS
+from ort_gpu_ep.ops import matrix_units, unit_bytes
 from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
 
 
@@ -76,6 +76,34 @@ def units(trial: Trial) -> str:
                     else:
                         precision = TF32 if tile is ran[-1] else "f16acc"
                         _product(trial, tile.n + 5, tile.m + 4, 2 * tile.k + 4, precision, precision != TF32)
+    finally:
+        trial.gpu.limits = usual
+    return f"{len(ran)} tiles"
+
+
+def _sums(trial: Trial, rows: int, columns: int, k: int) -> None:
+    """A MatMulInteger, exactly."""
+    a, b = (trial.integers(-128, 128, *shape).astype(np.int8) for shape in ((rows, k), (k, columns)))
+    values = {"a": Value("a", INT8, a.shape), "b": Value("b", INT8, b.shape, lambda: b)}
+    node = Node("MatMulInteger", ("a", "b"), ("y",), version=10)
+    got, = trial.graph(Graph("probe", ("a",), ("y",), (node,), values), [a])
+    agree(f"bytes {rows} x {k} x {columns}", got, a.astype(np.int32) @ b.astype(np.int32), 0.0)
+
+
+@probe("matrix units of bytes", "kernels", disables=(MATRIX_BYTES, *BYTE_UNIT_SHADERS),
+       fault=(r"\b(o\d+_\d+|e) < (ROWS && m\d+_\d+ < M4|min\(4u)", r"\1 + 1u < \2"), trusts=True)
+def byte_units(trial: Trial) -> str:
+    """Sums around the edges of each tile."""
+    for feature in (SUBGROUP_MATRIX, "subgroup"):
+        trial.need(feature)
+    usual = trial.gpu.limits
+    trial.gpu.limits = replace(usual, features=usual.features | {MATRIX_BYTES})
+    ran = [tile for tile in unit_bytes.TILES if unit_bytes.fits(tile, usual)]
+    try:
+        for _ in range(trial.rounds):
+            for tile in ran:
+                with forced(tile.name):
+                    _sums(trial, tile.n + 5, tile.m + 4, 2 * tile.k + 36)
     finally:
         trial.gpu.limits = usual
     return f"{len(ran)} tiles"
