@@ -106,8 +106,8 @@ HEAD = """# Adapters
 
 On what this package was tested, from `ort_gpu_ep/health/tested.json`: `python scripts/adapters.py table` writes this page. Few GPUs
 have been tested, so the list also has software drivers and classes of GPUs ([doctor.md](doctor.md#classes-of-gpus)). **Yours is not here?**
-`ort-gpu-ep doctor --report adapter.json` writes the entry of your adapter, which says nothing of whose machine it is:
-please open an issue with it.
+`ort-gpu-ep doctor --report adapter.json` writes the entry of your adapter, which does not identify your machine.
+Please open an issue with it.
 """
 
 
