@@ -257,6 +257,21 @@ def _two_ways(op: str, attributes: dict[str, Any], reverse_only: bool) -> tuple[
     return (*ends, *made, helper.make_node("Concat", parts, ["y0"], axis=1), helper.make_node("Concat", states, ["y1"], axis=0))
 
 
+def _unrolled(activation: str) -> tuple[Any, ...]:
+    """An RNN of four steps as nodes: ONNX's reference knows Tanh alone."""
+    made = [helper.make_node("Constant", [], [n], value_ints=v) for n, v in (("axis0", [0]), ("axes01", [0, 1]))]
+    made += [helper.make_node("Squeeze", [n, "axis0"], [f"{n}_0"]) for n in ("w", "r", "b", "h")]
+    made += [helper.make_node("Split", ["b_0"], ["b_x", "b_h"], axis=0),
+             helper.make_node("Split", ["x"], [f"x_{t}" for t in range(4)], axis=0)]
+    for t in range(4):
+        made += [helper.make_node("Squeeze", [f"x_{t}", "axis0"], [f"row_{t}"]),
+                 helper.make_node("Gemm", [f"row_{t}", "w_0", "b_x"], [f"from_x_{t}"], transB=1),
+                 helper.make_node("Gemm", [f"h_{t}", "r_0", "b_h"], [f"from_h_{t}"], transB=1),
+                 helper.make_node("Add", [f"from_x_{t}", f"from_h_{t}"], [f"sum_{t}"]), helper.make_node(activation, [f"sum_{t}"], [f"h_{t + 1}"]),
+                 helper.make_node("Unsqueeze", [f"h_{t + 1}", "axes01"], [f"y_{t}"])]
+    return (*made, helper.make_node("Concat", [f"y_{t}" for t in range(4)], ["y0"], axis=0), helper.make_node("Unsqueeze", ["h_4", "axis0"], ["y1"]))
+
+
 def _recurrent() -> list[Case]:
     size = {"hidden_size": 3}
     c = {"c": normal(1, 2, 3)}
@@ -273,6 +288,8 @@ def _recurrent() -> list[Case]:
                           reference=_two_ways("LSTM", size, ways == 1)))
     found.append(Case("GRU", _layer("GRU", 3, 2), {**size, "direction": "bidirectional"}, outputs=2, used=(0, 1), name="bidirectional",
                       reference=_two_ways("GRU", size, False)))
+    found += [Case("RNN", _layer("RNN", 1, 1), {**size, "activations": [other]}, outputs=2, used=(0, 1), name=other, reference=_unrolled(other))
+              for other in ("Relu", "Sigmoid")]
     return found
 
 
