@@ -99,12 +99,16 @@ def reasons(quirks: tuple[Quirk, ...], info: AdapterInfo) -> list[tuple[str, str
 
 
 def _verdict(info: AdapterInfo, key: str, cache_path: str) -> Verdict:
-    """From the cache, or by quick probes: at first use, and after a process that did not end cleanly."""
+    """From the cache, or by quick probes: at first use, once more if there was no time for all of them, and after a process that did not
+    end cleanly.
+    """
     cached, stale = verdicts.read(cache_path, key), markers.take_stale(cache_path, key)
-    if cached is not None and cached.probed and not stale:
+    if cached is not None and cached.probed and cached.complete and not stale:
         return cached
     strikes = (cached.strikes if cached else 0) + bool(stale)
-    why = "first use" if cached is None else f"the last process that used it did not end cleanly ({strikes} so far)"
+    why = "first use" if cached is None else "the last look had no time for all probes"
+    if stale:
+        why = f"the last process that used it did not end cleanly ({strikes} so far)"
     start = time.perf_counter()
     verdict = quick(info)
     log.info("%s: %s, probed in %.1f s: %s", info.name, why, time.perf_counter() - start, verdict.health)
@@ -126,4 +130,5 @@ def quick(info: AdapterInfo) -> Verdict:
     except OSError as error:
         log.info("%s is not probed: no process can be started (%s)", info.name, error)
         return Verdict(probed=False)
-    return replace(verdicts.verdict_of(outcomes, "quick"), probed=any(o.status != "NOT_RUN" for o in outcomes))
+    ran = [o.status != "NOT_RUN" for o in outcomes]
+    return replace(verdicts.verdict_of(outcomes, "quick"), probed=any(ran), complete=all(ran))

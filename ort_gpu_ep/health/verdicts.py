@@ -34,7 +34,8 @@ class Verdict:
 
     strikes: processes that had the adapter open and ended without closing it, since the last full examination.
     probed: whether it holds findings at all. trusted: families of kernels whose probes have passed without bounds checks, all that ran.
-    shown: what no adapter promises and a probe has seen hold (of SHOWN_FEATURES).
+    shown: what no adapter promises and a probe has seen hold (of SHOWN_FEATURES). complete: no probe is left for want of time, or once
+    more has been tried: shaders are in the driver's cache then.
     """
 
     disabled: tuple[tuple[str, str], ...] = ()
@@ -43,6 +44,7 @@ class Verdict:
     probed: bool = True
     trusted: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
+    complete: bool = True
 
     @property
     def health(self) -> str:
@@ -68,6 +70,8 @@ def added(quick: Verdict, cached: Verdict) -> Verdict:
     """A quick look at an adapter that has a verdict: it takes nothing back that the doctor has found, and no strikes."""
     if cached.depth == "full" and cached.probed:
         quick = replace(with_quirks(quick, cached.disabled), depth="full")
+    if not cached.complete:     # the first of two looks, each with the time that a session waits
+        quick = replace(with_quirks(quick, cached.disabled), shown=tuple(sorted({*quick.shown, *cached.shown})), complete=True)
     return replace(quick, strikes=cached.strikes)
 
 
@@ -119,7 +123,8 @@ def _parsed(data: dict[str, Any]) -> Verdict:
     if data["depth"] not in ("quick", "full") or type(data["strikes"]) is not int or type(data["probed"]) is not bool:
         raise TypeError(f"depth {data['depth']!r}, strikes {data['strikes']!r}, probed {data['probed']!r}")
     trusted, shown = (tuple(str(item) for item in data[name]) for name in ("trusted", "shown"))
-    return Verdict(disabled, data["depth"], max(data["strikes"], 0), data["probed"], trusted, shown)
+    complete = data.get("complete") is not False
+    return Verdict(disabled, data["depth"], max(data["strikes"], 0), data["probed"], trusted, shown, complete)
 
 
 def write(cache_path: str, key: str, verdict: Verdict) -> None:

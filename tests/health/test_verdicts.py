@@ -190,6 +190,27 @@ def test_probes_again_after_an_unclean_exit(tmp_path: Path, caplog: pytest.LogCa
     assert (stored.strikes, stored.depth) == (1, "full")
 
 
+def test_what_had_no_time_at_first_use_is_looked_at_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then each process has what either look has shown, and none looks again."""
+    info = Gpu.open(Config()).info
+    first = Verdict((("softmax.wgsl", "it failed"),), shown=("subnormal-float16",), complete=False)
+    looks = [first, Verdict(shown=("matrix-units",), complete=False)]
+    monkeypatch.setattr(open_adapter, "quick", lambda info: looks.pop(0))
+    shown = [open_adapter._verdict(info, "key", str(tmp_path)).shown for _ in range(3)]
+    assert shown == [("subnormal-float16",), ("matrix-units", "subnormal-float16"), ("matrix-units", "subnormal-float16")]
+    stored = verdicts.read(str(tmp_path), "key")
+    assert stored is not None
+    assert (stored.disabled, stored.strikes) == ((("softmax.wgsl", "it failed"),), 0)
+
+
+def test_a_look_that_runs_out_of_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [Outcome("softmax", "kernels", "PASS"), Outcome("matrix units", "kernels", "NOT_RUN", "the time is up")]
+    monkeypatch.setattr(open_adapter, "examine", lambda *given, **named: outcomes)
+    assert not open_adapter.quick(Gpu.open(Config()).info).complete
+    outcomes.pop()
+    assert open_adapter.quick(Gpu.open(Config()).info).complete
+
+
 def test_a_fault_found_at_first_use_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, forget: None,
 ) -> None:
