@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -170,3 +171,40 @@ def test_a_shared_cache_is_changed_in_place() -> None:
         left = np.empty_like(new)       # past the note of the failed run, which reading the value raises
         partition.program.gpu.download_all([((storage.buffer, 0, left.nbytes), left.ctypes.data)], ())
         np.testing.assert_array_equal(left, new)
+
+
+def test_caches_that_move_are_found_again() -> None:
+    """A run knows where the values of the runs before were: others may have come to the same addresses meanwhile, and threads have their own."""
+    model = language_model(layers=1)
+    ours, plain = session(model, "gpu"), session(model, "plain")
+    inputs = ours.get_inputs()[2:]
+
+    def feeds(seed: int, device: str) -> dict[str, Any]:
+        rng = np.random.default_rng(seed)
+        caches = {i.name: rng.standard_normal((1, i.shape[1], 24, i.shape[3]), np.float32) for i in inputs}
+        tokens = {"input_ids": rng.integers(0, 512, (1, 1)), "attention_mask": np.ones((1, 9), np.int64)}
+        value = onnxruntime.OrtValue.ortvalue_from_numpy
+        return {**{n: value(a) for n, a in tokens.items()}, **{n: value(a, device) for n, a in caches.items()}}
+
+    def logits(of: Any, given: dict[str, Any]) -> Any:
+        return of.run_with_ort_values(["logits"], given)[0].numpy()
+
+    wanted = [logits(plain, feeds(seed, "cpu")) for seed in range(6)]
+
+    def runs(first: int) -> None:
+        for seed in (first, first + 2, first + 4, first):
+            given = feeds(seed, "gpu")      # those before are freed: these get their places
+            for _ in range(4):
+                np.testing.assert_allclose(logits(ours, given), wanted[seed], rtol=1e-4, atol=1e-4)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(runs, range(2)))
+    assert ours.stats()["fallbacks"] == 0
+    given = feeds(0, "gpu")
+    for _ in range(3):
+        logits(ours, given)
+    known = [value.piece for value in ours._state.partitions[0].known.inputs.values()]
+    assert len(known) >= len(inputs)
+    assert not any(piece.gone for piece in known)
+    del given
+    assert sum(piece.gone for piece in known) >= len(inputs)
