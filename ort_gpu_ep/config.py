@@ -1,6 +1,6 @@
 """Every option, once: provider options, environment variables and `ort-gpu-ep` read this table.
 
-Precedence: provider option, then environment variable (ORT_GPU_EP_<NAME>), then the default.
+Precedence: provider option, then environment variable (ORT_GPU_EP_<NAME>) unless it is empty, then the default.
 """
 
 from __future__ import annotations
@@ -159,13 +159,13 @@ def resolve(options: Mapping[str, object] | None = None, environment: Mapping[st
                               f" Known: {', '.join(known)}.")
     values: dict[str, object] = {}
     for option in OPTIONS:
-        source, text = "default", option.default
-        if option.variable in environment:
-            source, text = f"environment variable {option.variable}", environment[option.variable]
+        from_environment = environment.get(option.variable)
+        usual = text = from_environment or option.default
+        source = f"environment variable {option.variable}" if from_environment else "default"
         if option.name in given:
             source, text = f"provider option {option.name!r}", given[option.name]
         values[option.name] = _parse(option, text, source)
-        if option.name in OF_THE_PROCESS and text != environment.get(option.variable, option.default):
+        if option.name in OF_THE_PROCESS and text != usual:
             raise ConfigError(f"provider option {option.name!r} is {text!r}, but one library drives the GPUs for all sessions of a "
                               f"process: set the environment variable {option.variable} before it starts.")
     return Config(**values)  # type: ignore[arg-type]
