@@ -13,6 +13,7 @@ from ort_gpu_ep.ir.types import TensorType, dtype_of
 from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
+from tests.daily import part
 from tests.direct import run_direct
 from tests.ops.single_node import Host, model_of, on_cpu
 
@@ -132,11 +133,9 @@ def resident(tokens: int, capacity: int, window: int) -> int:
     return tokens if tokens <= capacity else tokens - gap * -(-(tokens - capacity) // gap)
 
 
-@pytest.mark.parametrize("capacity", [8, 11, 40])
-@pytest.mark.parametrize(("lengths", "sequence"), [
-    ([5], 5), ([30], 30), ([9], 1), ([12], 1), ([35], 1), ([36], 1), ([21], 5), ([33], 20), ([7, 30, 12], 1)], ids=str)
-@pytest.mark.parametrize("given", [
-    {"rotary": 16}, {"packed": True, "rotary": 16, "positions": True, "sink": True}, {"softcap": 2.0}, {"dtype": "float16", "rotary": 16}], ids=str)
+@pytest.mark.parametrize(("given", "lengths", "sequence", "capacity"), part(
+    [{"rotary": 16}, {"packed": True, "rotary": 16, "positions": True, "sink": True}, {"softcap": 2.0}, {"dtype": "float16", "rotary": 16}],
+    [([5], 5), ([30], 30), ([9], 1), ([12], 1), ([35], 1), ([36], 1), ([21], 5), ([33], 20), ([7, 30, 12], 1)], [8, 11, 40]))
 def test_a_cache_that_keeps_a_window(given: dict[str, Any], lengths: list[int], sequence: int, capacity: int) -> None:
     """Gemma's and gpt-oss's, as genai's builder writes them: rows go by several at once where there is room beside the window."""
     window, half = 8, given.get("dtype") == "float16"
@@ -163,8 +162,8 @@ def test_the_cache_need_not_be_an_output() -> None:
     np.testing.assert_array_equal(got, wanted[0])
 
 
-@pytest.mark.parametrize(("heads", "groups", "size"), [(8, 1, 32), (6, 2, 48), (3, 3, 80), (8, 2, 128), (2, 1, 256), (7, 1, 64)])
-@pytest.mark.parametrize("past", [699, 5000], ids=["growing", "two sizes of parts"])
+@pytest.mark.parametrize(("heads", "groups", "size", "past"), part(
+    [(8, 1, 32), (6, 2, 48), (3, 3, 80), (8, 2, 128), (2, 1, 256), (7, 1, 64)], [699, 5000], of_two=1))      # growing, and of two sizes of parts
 def test_one_query_over_many_parts_of_the_keys(heads: int, groups: int, size: int, past: int) -> None:
     lengths = [past + 1, 130]
     given = model(lengths, 1, past if past == 699 else past + 1, heads, groups, size, rotary=16, bias=past == 699, sink=heads != 8)
