@@ -7,7 +7,7 @@ import pytest
 from benchmarks.digits import LIMITS, NETS, measured
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", [pytest.param(net, marks=pytest.mark.nightly if net == "LSTM" else []) for net in NETS])
 def test_digits_are_still_recognised(net: str) -> None:
     for method, dense, found in measured(net, list(LIMITS)):
         assert dense > 97
