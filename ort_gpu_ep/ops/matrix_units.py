@@ -170,7 +170,8 @@ def tile_ns(by: Figures, tile: UnitTile, rows: int, columns: int, k: int, batch:
     groups = batch * ceil_div(rows, tile.n) * ceil_div(columns, tile.m)
     waves = ceil_div(groups, by.units)
     resident = min(waves, RESIDENT)
-    step_ns = max(by.matrix_step_ns * tile.k / 32, tile.m * tile.n * tile.k * resident / (by.matrix_fma_per_ns * tile.efficiency * factor))
+    work_ns = tile.m * tile.n * tile.k * resident / (by.matrix_fma_per_ns * tile.efficiency * factor)
+    step_ns = max(by.matrix_step_ns * (1 + tile.k / 32) / 2, work_ns)
     return float(by.matrix_launch_ns + ceil_div(k, tile.k) * waves / resident * step_ns + 4 * groups * tile.m * tile.n * by.byte_ns)
 
 

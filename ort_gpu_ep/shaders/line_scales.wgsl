@@ -18,9 +18,14 @@ fn group_main(group: u32, lane: u32) {
     var largest = 0u;
     if (line < BATCH * LINES) {
         let start = x_base(line / LINES) + line % LINES * LINE;
-        for (var k = first; k < LENGTH; k += TEAM) {
-            let bits = bitcast<u32>(x_at(start + k * STEP)) & 0x7fffffffu;
-            if (bits < 0x7f800000u) { largest = max(largest, bits); }
+        for (var k = first; k < LENGTH; k += $(8 * TEAM)u) {
+#for u in 8
+            var bits$u = 0u;
+            if (k + $(u * TEAM)u < LENGTH) { bits$u = bitcast<u32>(x_at(start + (k + $(u * TEAM)u) * STEP)) & 0x7fffffffu; }
+#end
+#for u in 8
+            if (bits$u < 0x7f800000u) { largest = max(largest, bits$u); }
+#end
         }
     }
     if (first == 0u) { atomicStore(&most[own], 0u); }
