@@ -39,11 +39,11 @@ Array = np.ndarray[Any, Any]
 
 
 def int8_of(builder: str, parameters: Mapping[str, Any], feeds: Mapping[str, Array]) -> onnx.ModelProto:
-    """The network quantized by eight of the images, for all of them."""
+    """The network quantized by four of the images, for all of them."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "model.onnx"), Path(folder, "small.onnx")
         onnx.save(models.build(builder, **{**parameters, "batch": "N"}), source)
-        compress(source, target, "int8", calibrate={name: array[:8] for name, array in feeds.items()})
+        compress(source, target, "int8", calibrate={name: array[:4] for name, array in feeds.items()})
         small = onnx.load(target)
     for value in (*small.graph.input, *small.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = parameters["batch"]
