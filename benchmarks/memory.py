@@ -1,6 +1,6 @@
 """What a session of each model takes of device and host memory, in a process of its own: while it opens, behind its first runs.
 
-    python -m benchmarks.memory [--models resnet50,alexnet] [--placements gpu,auto] [--json FILE]
+    python -m benchmarks.memory [--models resnet50,alexnet] [--placements gpu,auto] [--adapter A] [--json FILE]
 
 Device: bytes of buffers as the process counts them (`most`: the most at once; `waiting`: freed and not yet given back to the driver).
 wgpu takes memory from the driver in blocks of 128 MiB, then 256, so what the driver counts is more. Host: resident memory beyond what the
@@ -34,7 +34,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def of_session(path: Path, placement: str) -> dict[str, int]:
+def of_session(path: Path, placement: str, adapter: str) -> dict[str, int]:
     """Of this process, which has no session yet."""
     feeds = make_inputs(model_inputs(onnx.load(path)))
     gc.collect()
@@ -47,7 +47,7 @@ def of_session(path: Path, placement: str) -> dict[str, int]:
         from benchmarks import cases
         from ort_gpu_ep import InferenceSession
 
-        session = cases.waited(InferenceSession(str(path), provider_options={"placement": placement}))
+        session = cases.waited(InferenceSession(str(path), provider_options={"placement": placement, "adapter": adapter}))
     found["host, open"] = resident() - before
     for _ in range(RUNS):
         session.run(None, feeds)
@@ -63,6 +63,7 @@ def of_session(path: Path, placement: str) -> dict[str, int]:
 
 def main(
     names: Annotated[str, typer.Option("--models", help="Builders, by commas.")] = "resnet50,alexnet",
+    adapter: Annotated[str, typer.Option(help="Of placement=auto, too, which leaves a software adapter alone unless it is named.")] = "",
     placements: Annotated[str, typer.Option(help="By commas.")] = "gpu,auto",
     json: Annotated[Path | None, typer.Option(help="Write the figures here, too.")] = None,
     child: Annotated[str, typer.Option(hidden=True)] = "",
@@ -70,7 +71,7 @@ def main(
     """Measure each model in each placement, and with ONNX Runtime alone."""
     if child:
         path, placement = child.split("|")
-        print("\n" + json_module.dumps(of_session(Path(path), placement)))
+        print("\n" + json_module.dumps(of_session(Path(path), placement, adapter)))
         return
     rows: list[dict[str, Any]] = []
     for name in names.split(","):
@@ -78,7 +79,7 @@ def main(
             path = Path(folder) / f"{name}.onnx"
             onnx.save(models.build(name), path)
             for placement in ("onnxruntime", *placements.split(",")):
-                command = [sys.executable, "-m", "benchmarks.memory", "--child", f"{path}|{placement}"]
+                command = [sys.executable, "-m", "benchmarks.memory", "--child", f"{path}|{placement}", "--adapter", adapter]
                 answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
                 rows.append({"model": name, "placement": placement, **json_module.loads(answer.splitlines()[-1])})
     columns = list(dict.fromkeys(key for row in rows for key in row))

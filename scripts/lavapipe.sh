@@ -47,7 +47,8 @@ lib=$(dirname "$driver")
 path=$lib:$dir/root/lib/$(basename "$lib")   # not every release has merged /lib into /usr/lib
 
 # Written each time: the checkout may have moved. By rename: another run may be reading them.
-write() { cat > "$dir/$1.$$" && mv -f "$dir/$1.$$" "$dir/$1"; }
+# A file that is as it was stays: to caches of what was found of drivers, another time of change is another driver.
+write() { cat > "$dir/$1.$$" && { cmp -s "$dir/$1.$$" "$dir/$1" && rm -f "$dir/$1.$$" || mv -f "$dir/$1.$$" "$dir/$1"; }; }
 write lvp_icd.json <<EOF
 {"file_format_version": "1.0.0", "ICD": {"library_path": "$driver", "api_version": "1.3.0"}}
 EOF

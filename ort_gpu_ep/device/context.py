@@ -13,9 +13,10 @@ from weakref import WeakSet
 import numpy as np
 
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import ahead
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.pipelines import Composer, pipeline
+from ort_gpu_ep.device.pipelines import Composer, Layout, pipeline
 from ort_gpu_ep.device.prologue import Prologue
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.graph import Array, Graph, Value, fits_half, nonzeros_of
@@ -61,6 +62,7 @@ class PlanContext:
         self.made_plan: deque[bool] = deque(maxlen=RECENT_RUNS)
         self.closed = False
         self.keeps_dense, self.bound = config.weights != "packed", WeakSet[Any]()
+        self._known = ahead.current()
         self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
         self.graph = self._take_constants(graph)
 
@@ -96,6 +98,16 @@ class PlanContext:
     def pipeline(self, step: Any) -> Any:
         """The pipeline of a step of a plan, None for a copy. Needs no lock. Raises ShaderError."""
         return pipeline(self.gpu, step, self.config.checked_shaders, self.composer) if isinstance(step, Dispatch) else None
+
+    def note(self, step: Dispatch, source: str, bound: Layout) -> None:
+        """A plan has this pipeline: a later process compiles it ahead. Any thread; needs no lock."""
+        if self._known is not None:
+            self._known.note(ahead.Entry(step.kernel.shader, source, step.label, *bound))
+
+    def noted(self) -> None:
+        """All pipelines of a plan were noted."""
+        if self._known is not None:
+            self._known.save()
 
     # ---- constants
 

@@ -19,19 +19,27 @@ from ort_gpu_ep.shaders.composer import parameters
 Composer: TypeAlias = Callable[[Kernel, Bindings, Limits], str]
 """The WGSL of a kernel: (kernel, its bindings, the adapter's limits), see shaders.compose. A drill brings one that plants a fault."""
 
+Layout: TypeAlias = tuple[tuple[bool, ...], bool, int]
+"""What the layout of a pipeline follows from: written, varies and awaited of `bind_group_layout`."""
+
+Note: TypeAlias = Callable[[Dispatch, str, Layout], object]
+"""Takes a dispatch, its text and its layout."""
+
 
 def is_checked(gpu: Gpu, option: str, shader: str) -> bool:
     """Whether a shader file is compiled with bounds and loop checks. option: checked_shaders."""
     return option == "1" or (option == "auto" and shader not in gpu.trusted)
 
 
-def pipelines(gpu: Gpu, steps: Sequence[Dispatch | Copy], checked: str, composer: Composer = compose) -> list[Any]:
+def pipelines(
+    gpu: Gpu, steps: Sequence[Dispatch | Copy], checked: str, composer: Composer = compose, note: Note | None = None,
+) -> list[Any]:
     """The pipeline of each step (None for a copy), compiled by several threads: drivers take up to 50 ms for one.
 
-    checked: the option checked_shaders. Raises: ShaderError.
+    checked: the option checked_shaders. note: told of each, on whatever thread. Raises: ShaderError.
     """
     def one(step: Dispatch | Copy) -> Any:
-        return pipeline(gpu, step, checked, composer) if isinstance(step, Dispatch) else None
+        return pipeline(gpu, step, checked, composer, note) if isinstance(step, Dispatch) else None
 
     if len(steps) < 4:
         return [one(s) for s in steps]
@@ -39,14 +47,16 @@ def pipelines(gpu: Gpu, steps: Sequence[Dispatch | Copy], checked: str, composer
         return list(pool.map(one, steps))
 
 
-def pipeline(gpu: Gpu, dispatch: Dispatch, option: str, composer: Composer = compose) -> Any:
+def pipeline(gpu: Gpu, dispatch: Dispatch, option: str, composer: Composer = compose, note: Note | None = None) -> Any:
     """The pipeline of a dispatch. Raises ShaderError, with the composed source, where it does not compile."""
     limit, checked = gpu.limits.max_binding_nbytes, is_checked(gpu, option, dispatch.kernel.shader)
     source = composer(dispatch.kernel, dispatch.bindings, gpu.limits)
     written = tuple(t.written for t in dispatch.tensors for _ in parts(t.type, limit))
     varies = bool(parameters(dispatch.kernel, dispatch.bindings))
     bound = (written, varies, len(dispatch.awaited))
-    return gpu.pipeline((source, checked, len(dispatch.awaited)), lambda: _compile(gpu, dispatch, source, bound, checked))
+    if note is not None:
+        note(dispatch, source, bound)
+    return compiled(gpu, dispatch.label, dispatch.kernel.shader, source, bound, checked)
 
 
 def bind_group_layout(gpu: Gpu, written: tuple[bool, ...], varies: bool = False, awaited: int = 0) -> Any:
@@ -56,8 +66,12 @@ def bind_group_layout(gpu: Gpu, written: tuple[bool, ...], varies: bool = False,
     return gpu.layouts.get((written, varies, awaited), lambda: gpu.device.create_bind_group_layout(written, varies, awaited))
 
 
-def _compile(gpu: Gpu, dispatch: Dispatch, source: str, bound: tuple[tuple[bool, ...], bool, int], checked: bool) -> Any:
-    label = dispatch.label
+def compiled(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, checked: bool) -> Any:
+    """The pipeline of a text. shader: the file that it is made of. Raises ShaderError."""
+    return gpu.pipeline((source, checked, bound[2]), lambda: _compile(gpu, label, shader, source, bound, checked))
+
+
+def _compile(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, checked: bool) -> Any:
     try:
         device = gpu.device
         module = device.create_shader_module(label, source) if checked else native.trusted_module(device, label, source)
@@ -65,4 +79,4 @@ def _compile(gpu: Gpu, dispatch: Dispatch, source: str, bound: tuple[tuple[bool,
         return device.create_compute_pipeline(label, layout, module)
     except GPUError as error:
         numbered = "\n".join(f"{n:4} {line}" for n, line in enumerate(source.splitlines(), 1))
-        raise ShaderError(f"{label}: {dispatch.kernel.shader} does not compile on {gpu.info.name}: {error}\n{numbered}") from error
+        raise ShaderError(f"{label}: {shader} does not compile on {gpu.info.name}: {error}\n{numbered}") from error

@@ -104,7 +104,8 @@ class Prepared:
         self._often, self.last_use = often, next(context.uses)
         self.is_specialized = compiled is not None
         steps = [*plan.steps, *once.missing(plan)]     # the pipelines of the latter are nobody's when it has run
-        compiled = compiled or pipelines(self.gpu, steps, context.config.checked_shaders, context.composer)
+        compiled = compiled or pipelines(self.gpu, steps, context.config.checked_shaders, context.composer, context.note)
+        context.noted()
         self._pipelines = compiled[:len(plan.steps)]
         self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in enumerate(plan.steps)]
         self._once = once.buffers(plan)

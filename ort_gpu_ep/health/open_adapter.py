@@ -14,8 +14,6 @@ from ort_gpu_ep.device.faults import maker
 from ort_gpu_ep.device.library import KIND
 from ort_gpu_ep.health import markers, verdicts
 from ort_gpu_ep.health.enumeration import look
-from ort_gpu_ep.health.examination import examine
-from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.quirks import Quirk, load, shipped
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, with_workarounds
@@ -23,6 +21,7 @@ from ort_gpu_ep.kernels import profile, tuned
 from ort_gpu_ep.kernels.cost_parameters import Figures, figures_for
 from ort_gpu_ep.kernels.records import unchecked
 from ort_gpu_ep.kernels.target import SHOWN_FEATURES, UNTUNED
+from ort_gpu_ep.processes import interrupts
 from ort_gpu_ep.processes.interrupts import uninterrupted
 
 log = logging.getLogger("ort_gpu_ep")
@@ -52,7 +51,9 @@ def open_gpu(config: Config) -> Gpu:
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
         off = {what for what, _ in disabled}
         new = [w for w in found if w not in gpu.workarounds]
-        gpu.trusted |= unchecked(verdict.trusted) if not info.is_software else frozenset()
+        if verdict.trusted and not info.is_software:
+            interrupts.load("ort_gpu_ep.ops")      # whose records say which shaders are of a family
+            gpu.trusted |= unchecked(verdict.trusted)
         features = (gpu.limits.features | {*verdict.shown}) - off
         if disabled != gpu.limits.disabled or new or features != gpu.limits.features:
             gpu.limits = replace(lowered(gpu.limits, new), disabled=disabled, features=features)
@@ -120,7 +121,9 @@ def _verdict(info: AdapterInfo, key: str, cache_path: str) -> Verdict:
 
 def quick(info: AdapterInfo) -> Verdict:
     """The quick probes in a worker process. Where no worker can be started, nothing is known and nothing disabled."""
-    import ort_gpu_ep.health.probes  # noqa: F401  fills the table
+    interrupts.load("ort_gpu_ep.health.probes")      # which fills the table
+    from ort_gpu_ep.health.examination import examine
+    from ort_gpu_ep.health.probe import PROBES
 
     wanted = [p for p in PROBES.values() if p.is_quick(info.is_software)]
     # forms of many kernels need what these show, so they come first of those that only hardware runs

@@ -24,7 +24,6 @@ from typing import Any
 from ort_gpu_ep.device.info import FEATURES, AdapterInfo
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health import workarounds
-from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.kernels.records import RECORDS
 from ort_gpu_ep.kernels.registry import ADAPTER, INLINED, PACKED, WORKGROUP
 from ort_gpu_ep.kernels.target import SHOWN_FEATURES
@@ -166,10 +165,13 @@ def _range(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[tuple
 
 def known_targets() -> frozenset[str]:
     """What may be disabled."""
+    import ort_gpu_ep.ops  # noqa: F401  fills RECORDS
+
     return frozenset({*RECORDS, *FEATURES, *SHOWN_FEATURES, ADAPTER, INLINED, PACKED, WORKGROUP})
 
 
 def probe_names() -> frozenset[str]:
     import ort_gpu_ep.health.probes  # noqa: F401  fills the table
+    from ort_gpu_ep.health.probe import PROBES
 
     return frozenset(PROBES)

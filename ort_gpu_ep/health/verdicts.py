@@ -13,16 +13,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep import store
 from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.health.drivers import wgpu_version
-from ort_gpu_ep.health.examination import Outcome
-from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.kernels.records import FAMILIES, RECORDS
 from ort_gpu_ep.kernels.registry import ADAPTER
 from ort_gpu_ep.kernels.target import SHOWN_FEATURES
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.health.examination import Outcome
 
 FORMAT = 3
 HEALTHY, DEGRADED, UNUSABLE = "healthy", "degraded", "unusable"
@@ -77,6 +78,8 @@ def added(quick: Verdict, cached: Verdict) -> Verdict:
 
 def _covered(outcome: Outcome) -> Sequence[str]:
     """What a probe tells about, also where it took nothing out of use."""
+    from ort_gpu_ep.health.probe import PROBES  # it loads all rows: not for a verdict that is only read
+
     return PROBES[outcome.name].disables if outcome.name in PROBES else outcome.disables
 
 

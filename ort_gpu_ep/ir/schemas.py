@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import onnx.defs
-
 from ort_gpu_ep.ir import contrib
 from ort_gpu_ep.ir.graph import Attribute, Node
 from ort_gpu_ep.ir.types import DType
@@ -18,6 +16,8 @@ def schema(domain: str, name: str, version: int) -> Any:
     """The schema of an op at a since-version; None for an op that neither onnx.defs nor contrib.py knows."""
     if (domain, name) in contrib.schemas() or domain == contrib.DOMAIN:
         return contrib.schemas().get((domain, name))
+    import onnx.defs  # here and below: a session whose plans are known loads none of it
+
     try:
         return onnx.defs.get_schema(name, version, domain)
     except onnx.defs.SchemaError:
@@ -47,6 +47,8 @@ def default_attribute(domain: str, name: str, version: int, attribute: str) -> A
     entry = found.attributes.get(attribute) if found else None
     if entry is None or not entry.default_value.type:
         return None
+    import onnx
+
     value = onnx.helper.get_attribute_value(entry.default_value)
     if isinstance(value, bytes):
         return value.decode()
@@ -61,18 +63,19 @@ def fault(node: Node, types: Sequence[DType | None]) -> str:
     found = schema(node.domain, node.op, node.version)
     if found is None:
         return ""
+    from onnx.defs import OpSchema
+
     given = len(types)
     if not found.min_input <= given <= found.max_input:
         return f"{given} inputs; {found.min_input} to {found.max_input} are expected"
     for parameter, dtype in zip(found.inputs, types, strict=False):
-        if dtype is None and parameter.option != onnx.defs.OpSchema.FormalParameterOption.Optional:
+        if dtype is None and parameter.option != OpSchema.FormalParameterOption.Optional:
             return f"input {parameter.name} is left out"
     return _attribute_fault(found, node) or _type_fault(found, types)
 
 
-_KINDS = onnx.defs.OpSchema.AttrType
-_PYTHON: Mapping[Any, type | tuple[type, ...]] = {_KINDS.INT: int, _KINDS.FLOAT: (int, float), _KINDS.STRING: str, _KINDS.INTS: tuple,
-                                                         _KINDS.FLOATS: tuple}
+_PYTHON: Mapping[str, type | tuple[type, ...]] = {"INT": int, "FLOAT": (int, float), "STRING": str, "INTS": tuple, "FLOATS": tuple}
+"""By the name of an AttrType."""
 
 
 def _attribute_fault(found: Any, node: Node) -> str:
@@ -80,7 +83,7 @@ def _attribute_fault(found: Any, node: Node) -> str:
         value = node.attributes.get(name)
         if value is None and entry.required:
             return f"attribute {name} is left out"
-        if value is not None and not isinstance(value, _PYTHON[entry.type]):
+        if value is not None and not isinstance(value, _PYTHON[entry.type.name]):
             return f"attribute {name} is {value!r}; {entry.type.name} is expected"
     unknown = sorted(set(node.attributes) - set(found.attributes))
     return f"attribute {unknown[0]}, which is none of {', '.join(sorted(found.attributes))}" if unknown else ""

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import onnx
 
 from ort_gpu_ep.ir.graph import Array, Attribute, Node
 from ort_gpu_ep.ir.types import DType, dtype_of
@@ -74,6 +73,7 @@ class _Key:
 
 @lru_cache(maxsize=1024)
 def _evaluator(key: _Key) -> Any:
+    import onnx
     from onnx.reference import ReferenceEvaluator
 
     node = key.node
@@ -84,5 +84,7 @@ def _evaluator(key: _Key) -> Any:
 
 
 def _attributes(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
+    import onnx
+
     return {k: onnx.numpy_helper.from_array(v) if isinstance(v, np.ndarray) else list(v) if isinstance(v, tuple) else v
             for k, v in attributes.items() if v is not None}

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-import onnx
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import LARGEST_HALF, Array, Attribute, Node, Nonzeros
@@ -391,6 +390,8 @@ def result_dtype(onnx_type: int) -> DType:
     """The DType of a TensorProto.DataType. Raises UnsupportedNodeError(DTYPE)."""
     found = BY_ONNX.get(onnx_type)
     if found not in DTYPES:
+        import onnx
+
         name = found or onnx.TensorProto.DataType.Name(onnx_type).lower()
         raise UnsupportedNodeError(Code.DTYPE, f"no kernel makes element type {name}")
     return found

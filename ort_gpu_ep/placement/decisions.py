@@ -16,12 +16,13 @@ import onnxruntime
 import psutil
 
 from ort_gpu_ep import store
+from ort_gpu_ep.config import Config
 from ort_gpu_ep.ir.types import Shape
 from ort_gpu_ep.placement.estimate import KEPT, Size
 from ort_gpu_ep.placement.learner import KINDS, MAX_SIZES
 from ort_gpu_ep.placement.names import NAMES
 from ort_gpu_ep.placement.rhythm import BUSY, RESTS
-from ort_gpu_ep.placement.source import external_files
+from ort_gpu_ep.placement.source import digest_of
 
 Signature: TypeAlias = tuple[tuple[str, Shape], ...]
 """Names and shapes of a run's inputs."""
@@ -30,6 +31,9 @@ Row: TypeAlias = tuple[str, str, Size, float, int]
 """Candidate, kind of run (learner.KINDS), size of the inputs, median seconds, runs."""
 
 FORMAT = 3
+
+_SPEED = ("checked_shaders", "precision", "fusion", "memory_limit_mb", "quirks", "faults")
+"""Options that change what a candidate takes."""
 
 _OPTIONS = ("graph_optimization_level", "intra_op_num_threads", "inter_op_num_threads", "execution_mode")
 
@@ -171,24 +175,17 @@ def _shape(value: Any) -> Shape:
     return tuple(shape() if callable(shape) else shape)     # a method of OrtValue, an attribute of arrays
 
 
-def key_of(model: str | bytes, device: str, settings: Any, options: Mapping[str, str], content: bytes | None = None) -> str:
+def speed_options(config: Config) -> dict[str, str]:
+    """The options that decisions are kept by."""
+    return {name: str(getattr(config, name)) for name in _SPEED}
+
+
+def key_of(model: str | bytes, device: str, settings: Any, options: Mapping[str, str], digest: bytes | None = None) -> str:
     """Names a model on a device: its content, what runs it, and with which settings. Raises OSError for a file that can't be read.
 
-    Content in files of its own (external data) counts by its size and time of change. content: of the model's own file, where it is known.
+    digest: of its content, where it is known (Source.digest).
     """
-    digest = hashlib.blake2b(digest_size=16)
-    data = content if content is not None else Path(model).read_bytes() if isinstance(model, str) else model
-    digest.update(data)
-    if isinstance(model, str):
-        for name in external_files(data):
-            digest.update(_stamp(Path(model).parent / name))
     given = settings if settings is not None else onnxruntime.SessionOptions()
     facts = [device, onnxruntime.__version__, os.cpu_count(), psutil.cpu_count(logical=False), sorted(options.items())]
     facts += [str(getattr(given, name)) for name in _OPTIONS]
-    digest.update(json.dumps(facts).encode())
-    return digest.hexdigest()
-
-
-def _stamp(path: Path) -> bytes:
-    found = path.stat()
-    return f"{path.name} {found.st_size} {found.st_mtime_ns}".encode()
+    return hashlib.blake2b((digest or digest_of(model)) + json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -25,7 +25,7 @@ from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement.agreement import check_outputs
 from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.chooser import RETRY_S, Chooser
-from ort_gpu_ep.placement.decisions import Decisions, key_of
+from ort_gpu_ep.placement.decisions import Decisions, key_of, speed_options
 from ort_gpu_ep.placement.learner import MAX_SIZES, Entry, Turn
 from ort_gpu_ep.placement.names import CPU, CUT
 from ort_gpu_ep.placement.policy import Policy, slowdown
@@ -38,9 +38,6 @@ from ort_gpu_ep.plugin.io_binding import TENSORS
 from ort_gpu_ep.utilization import UNKNOWN, Load, Uses
 
 log = logging.getLogger("ort_gpu_ep")
-
-_SPEED = ("checked_shaders", "precision", "fusion", "memory_limit_mb", "quirks", "faults")
-"""Options that change what a candidate takes."""
 
 WITHIN = 20.0
 """A candidate that is slower than the best by this factor on an idle machine is never the better one: policy.WORST."""
@@ -68,7 +65,7 @@ class Runner:
         self.candidates = Candidates(model, settings, options, kwargs)
         self._decisions: Decisions | None = None
         with suppress(OSError):        # onnxruntime will say what is wrong with the model's file
-            key = key_of(model.path_or_bytes, device, settings, speed_options(config), model.content())
+            key = key_of(model.path_or_bytes, device, settings, speed_options(config), model.digest())
             self._decisions = Decisions(config.cache_path, key)
             times = self._decisions.found.times if self._decisions.found is not None else None
             self.candidates.costs = Costs(profile(), times.cpu_s, times.shapes) if times is not None else None
@@ -356,11 +353,6 @@ class Runner:
         return {**total, "runs": sum(self.runs.values()), "runs_by_candidate": dict(self.runs),
                 **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and self._policies else {}),
                 **({"policy": policy.as_dict()} if policy is not None else {})}
-
-
-def speed_options(config: Config) -> dict[str, str]:
-    """The options that decisions are kept by."""
-    return {name: str(getattr(config, name)) for name in _SPEED}
 
 
 def _call(session: Any, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool) -> Any:

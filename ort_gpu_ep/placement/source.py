@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import shutil
@@ -36,29 +37,36 @@ class Source:
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}       # path -> file descriptor
         self._written: dict[str, tuple[int, int]] = {}
+        self._digest: bytes | None = None
         weakref.finalize(self, _close, self._held)
         if os.name != "nt":
             self._hold()
         self._written = self._last_written()
 
-    def content(self) -> bytes:
-        """What the model's own file holds. Raises OSError, ModelError."""
-        if isinstance(self._model, bytes):
-            return self._model
-        file = self._held.get(self._model)
-        if file is None:
-            content = Path(self._model).read_bytes()
-        else:
-            with self._lock, os.fdopen(os.dup(file), "rb") as source:
-                source.seek(0)
-                content = source.read()
+    def digest(self) -> bytes:
+        """See `digest_of`; read once. Raises OSError, ModelError."""
+        if self._digest is None:
+            file = self._held.get(self._model) if isinstance(self._model, str) else None
+            if file is None:
+                found = digest_of(self._model)
+            else:
+                with self._lock, os.fdopen(os.dup(file), "rb") as source:
+                    source.seek(0)
+                    found = digest_of(self._model, source.read())
+            self._check()
+            self._digest = found
         self._check()
-        return content
+        return self._digest
 
     @property
     def path_or_bytes(self) -> str | bytes:
         """What it was made of; a path is absolute."""
         return self._model
+
+    @property
+    def nbytes(self) -> int:
+        """Of its files, as far as they are held open; of bytes, their number."""
+        return sum(size for size, _ in self._written.values()) or len(self._model)
 
     def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> Any:
         """A session of the model. Raises what onnxruntime raises, and ModelError."""
@@ -160,6 +168,21 @@ def write_optimized(model: str | bytes, settings: Any, kwargs: Mapping[str, Any]
     """Writes `optimized_model_filepath`, if the settings ask for it: the model as it is for the CPU."""
     if settings is not None and settings.optimized_model_filepath:
         PlainSession(model, settings, [CPU_PROVIDER], [{}], **kwargs)
+
+
+def digest_of(model: str | bytes, content: bytes | None = None) -> bytes:
+    """Of what a model's own file holds; content in files of its own (external data) counts by its size and time of change.
+
+    content: of the model's own file, where it is known. Raises OSError.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    data = content if content is not None else Path(model).read_bytes() if isinstance(model, str) else model
+    digest.update(data)
+    if isinstance(model, str):
+        for name in external_files(data):
+            found = (Path(model).parent / name).stat()
+            digest.update(f"{name} {found.st_size} {found.st_mtime_ns}".encode())
+    return digest.digest()
 
 
 def external_files(data: bytes) -> list[str]:

@@ -15,6 +15,7 @@ from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.plugin.plain import COMPILES, NOT_COMPILED
 from ort_gpu_ep.plugin.state import say_once
 from ort_gpu_ep.processes.interrupts import load
+from ort_gpu_ep.session.early import in_order
 
 if TYPE_CHECKING:
     from ort_gpu_ep.isolation.remote import Lease
@@ -218,20 +219,13 @@ def stays_on_cpu(config: Config) -> bool:
 
 def is_decided(config: Config, model: Source, settings: Any) -> bool:
     """Whether all is known that another process could find out: adapters, a verdict, what was decided for this model. Loads no driver."""
-    from ort_gpu_ep.health import markers, verdicts
-    from ort_gpu_ep.health.enumeration import known
-    from ort_gpu_ep.placement.decisions import Decisions, key_of
-    from ort_gpu_ep.placement.runner import speed_options
+    device = in_order(config)
+    if device is None:
+        return False
+    from ort_gpu_ep.placement.decisions import Decisions, key_of, speed_options
 
-    found = known(config)
-    if not found:
-        return False
-    device = verdicts.key_of(pick(found, config.adapter))
-    verdict = verdicts.read(config.cache_path, device)
-    if verdict is None or not verdict.probed or markers.any_stale(config.cache_path, device):
-        return False
     isolated = " isolated" if config.isolation == "process" else ""
-    key = key_of(model.path_or_bytes, device + isolated, settings, speed_options(config), model.content())
+    key = key_of(model.path_or_bytes, device + isolated, settings, speed_options(config), model.digest())
     return Decisions(config.cache_path, key).found is not None
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from ort_gpu_ep.plugin.fallback import NO_KERNEL, NoProviderError, taken_by_nobo
 from ort_gpu_ep.plugin.io_binding import refresh
 from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.processes.interrupts import load, uninterrupted
+from ort_gpu_ep.session.early import begin
 from ort_gpu_ep.session.opening import (
     asked_providers,
     begins_on_cpu,
@@ -109,7 +111,7 @@ class InferenceSession(plugin.PlainSession):
         """Makes this the session that the providers and their options ask for; None: those that the session options name."""
         model, settings, kwargs = self._arguments
         runner: Runner | None = None
-        source = asked = lease = later = None
+        source = asked = lease = later = early = None
         trouble = self._forbidden = self.stays_on_cpu = ""
         self._options = None
         if self._start is not None:
@@ -126,6 +128,7 @@ class InferenceSession(plugin.PlainSession):
             if begins_on_cpu(config, names, model, settings):       # the provider is registered when it is wanted (starting.py)
                 nothing_to_gain, later = True, None if stays_on_cpu(config) else options[0]
             else:
+                early = begin(config, model) if config.placement == "gpu" and not config.tune else None
                 plugin.ensure_registered()
                 nothing_to_gain, lease, trouble = look_for_gpu(config)
             if nothing_to_gain and CPU_PROVIDER in names:
@@ -142,7 +145,8 @@ class InferenceSession(plugin.PlainSession):
         ours = names is None or EP_NAME in names or asked is not None
         if source is None and ours and isinstance(model, (str, bytes, os.PathLike)):
             source = Source(model if isinstance(model, bytes) else os.fspath(model))
-        state = self._created(names, options, runner.candidates.costs if runner is not None else None)
+        with early.pipelines() if early is not None else nullcontext():
+            state = self._created(names, options, runner.candidates.costs if runner is not None else None)
         self._state, self._runner, self._source, self._asked, self._lease, self._trouble = state, runner, source, asked, lease, trouble
         self._fronts = weakref.WeakSet((private.behind(self),))
         self.direct = plugin.Direct.of(self, state)

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -25,10 +25,12 @@ from onnxruntime import OrtValue
 from ort_gpu_ep.config import OPTIONS, Config
 from ort_gpu_ep.device.background import Background, ending
 from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
+from ort_gpu_ep.heap import give_back
 from ort_gpu_ep.placement.names import CPU
 from ort_gpu_ep.plugin import ensure_registered
 from ort_gpu_ep.processes.child import ending as how_it_ended
 from ort_gpu_ep.processes.interrupts import load
+from ort_gpu_ep.session.early import FORKS, begin
 from ort_gpu_ep.session.opening import MODULES, is_decided, look_for_gpu, make_runner
 
 if TYPE_CHECKING:
@@ -54,8 +56,8 @@ SILENT_S = 300.0
 LAST_S = 0.5
 """How long such a process may take to clear up."""
 
-FORKS = "ort_gpu_ep.processes.forks"
-"""Loaded before the first thread of this package begins; not with the package, because it loads modules of its own."""
+KNOWN = ("ort_gpu_ep.health.open_adapter", "ort_gpu_ep.placement.decisions")
+"""What tells whether another process has to find out."""
 
 SETTINGS = (
     "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "execution_mode", "execution_order", "graph_optimization_level",
@@ -179,6 +181,8 @@ class Start:
         if not self._cancelled.is_set():
             self._take(runner, lease, why)
         self._over.set()
+        if not self._stops:
+            give_back(self.source.nbytes)       # which onnxruntime's sessions of the model took and freed
 
     @property
     def _stops(self) -> bool:
@@ -187,7 +191,7 @@ class Start:
     def _found(self) -> tuple[Runner | None, Lease | None, str]:
         """What answers the session's runs from now on, a lease of the worker if that has the GPU, and why there is none of both."""
         feeds = self._feeds
-        load(*MODULES)
+        load(*KNOWN)
         alone = self._stops or self._hurried.is_set()
         if feeds is not None and not alone and not is_decided(self.config, self.source, self._settings):
             why = self._search(feeds)
@@ -196,6 +200,8 @@ class Start:
         if self._stops:
             return None, None, ""
         self.stage = OPENING
+        early = begin(self.config, self.source.path_or_bytes)
+        load(*MODULES)
         nothing_to_gain, lease, why = look_for_gpu(self.config)
         if nothing_to_gain or self._stops:
             return None, lease, why
@@ -203,13 +209,18 @@ class Start:
         runner = make_runner(self.source, self._settings, self._options, self._kwargs, self.config)
         runner.begin(self.front, self.fixed, self._become)
         if not self._stops:
-            if feeds is None or self._hurried.is_set():
-                runner.lead()
-            else:
-                runner.chooser.prover.profiles = False
-                runner.warm(feeds)
-                runner.chooser.prover.profiles = True
+            with early.pipelines() if early is not None else nullcontext():
+                self._warm(runner, feeds)
         return runner, lease, ""
+
+    def _warm(self, runner: Runner, feeds: Feeds | None) -> None:
+        """Makes the candidate that won the front."""
+        if feeds is None or self._hurried.is_set():
+            runner.lead()
+            return
+        runner.chooser.prover.profiles = False
+        runner.warm(feeds)
+        runner.chooser.prover.profiles = True
 
     # ---- another process
 

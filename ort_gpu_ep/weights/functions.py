@@ -8,13 +8,14 @@ kernels: bodies do not read it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
 
 from ort_gpu_ep.errors import ModelError
+
+if TYPE_CHECKING:
+    import onnx
 
 DOMAIN = "ort_gpu_ep.weights"
 VERSION = 1
@@ -32,6 +33,8 @@ def function(name: str, opset: int) -> onnx.FunctionProto:
     """The function in a model of that opset. Raises ModelError for an unknown name or an older opset."""
     if name not in NAMES or opset < MIN_OPSET:
         raise ModelError(f"function {DOMAIN}:{name} for opset {opset}: expected one of {', '.join(NAMES)} and opset {MIN_OPSET} or newer")
+    from onnx import helper
+
     inputs, nodes = ["entries", "starts", "codebook"], _sparse()
     if name in CODEBOOK:
         inputs, nodes = ["codes", "codebook"], _codebook(CODEBOOK[name])
@@ -46,6 +49,9 @@ def functions(names: Iterable[str], opset: int) -> list[onnx.FunctionProto]:
 
 def _codebook(bits: int) -> list[onnx.NodeProto]:
     """Eight codes at a time: their bytes as one number, divided by powers of two."""
+    import onnx
+    from onnx import helper
+
     nodes = [helper.make_node("Cast", ["codes"], ["bytes"], to=onnx.TensorProto.INT64)]
     if bits == 8:
         nodes.append(helper.make_node("Identity", ["bytes"], ["all"]))
@@ -63,6 +69,9 @@ def _codebook(bits: int) -> list[onnx.NodeProto]:
 
 def _sparse() -> list[onnx.NodeProto]:
     """Places by a running sum of distances, values scattered into zeros."""
+    import onnx
+    from onnx import helper, numpy_helper
+
     zero = numpy_helper.from_array(np.zeros(1, np.float32))
     return [
         helper.make_node("Cast", ["entries"], ["numbers"], to=onnx.TensorProto.INT64), _constant("sixteen", [16]),
@@ -76,21 +85,29 @@ def _sparse() -> list[onnx.NodeProto]:
 
 
 def _shaped() -> list[onnx.NodeProto]:
+    from onnx import helper
+
     transpose = helper.make_node("Transpose", ["stored"], ["weight"])
     transpose.attribute.append(_reference("perm", "perm"))
     return [_given("dims", "shape"), helper.make_node("Reshape", ["values", "dims"], ["stored"]), transpose]
 
 
 def _constant(name: str, values: Sequence[int]) -> onnx.NodeProto:
+    from onnx import helper, numpy_helper
+
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(values, np.int64)))
 
 
 def _given(name: str, attribute: str) -> onnx.NodeProto:
     """A constant that is an attribute of the function."""
+    from onnx import helper
+
     node = helper.make_node("Constant", [], [name])
     node.attribute.append(_reference("value_ints", attribute))
     return node
 
 
 def _reference(name: str, attribute: str) -> Any:
+    import onnx
+
     return onnx.AttributeProto(name=name, type=onnx.AttributeProto.INTS, ref_attr_name=attribute)

@@ -17,7 +17,7 @@ import pytest
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, loader_paths
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.health import drivers, enumeration, markers, open_adapter, verdicts
+from ort_gpu_ep.health import drivers, enumeration, examination, markers, open_adapter, verdicts
 from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.health.verdicts import Verdict, verdict_of
 from ort_gpu_ep.kernels.registry import ADAPTER, PACKED, WORKGROUP, Limits
@@ -205,7 +205,7 @@ def test_what_had_no_time_at_first_use_is_looked_at_once_more(tmp_path: Path, mo
 
 def test_a_look_that_runs_out_of_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = [Outcome("softmax", "kernels", "PASS"), Outcome("matrix units", "kernels", "NOT_RUN", "the time is up")]
-    monkeypatch.setattr(open_adapter, "examine", lambda *given, **named: outcomes)
+    monkeypatch.setattr(examination, "examine", lambda *given, **named: outcomes)
     assert not open_adapter.quick(Gpu.open(Config()).info).complete
     outcomes.pop()
     assert open_adapter.quick(Gpu.open(Config()).info).complete

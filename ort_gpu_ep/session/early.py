@@ -1,0 +1,96 @@
+"""What opening a session on the GPU needs the driver for, on another thread: the device, and the pipelines of a model that is known.
+
+The driver works without Python's lock, so that this thread's modules load and onnxruntime reads the model meanwhile. Only where an earlier
+process has found the adapter in order: the first look at it is nobody's side work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from ort_gpu_ep.config import OPTIONS, Config
+from ort_gpu_ep.device.info import pick
+from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.processes.interrupts import load
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device.ahead import Known
+
+log = logging.getLogger("ort_gpu_ep")
+
+FORKS = "ort_gpu_ep.processes.forks"
+"""Loaded before the first thread of this package begins; not with the package, because it loads modules of its own."""
+
+NO_MATTER = frozenset({"load", "cache_dir", "placement", "placement_budget_ms"})
+"""Options that change no pipeline."""
+
+
+class Early:
+    """A thread that opens the device. model: path or bytes."""
+
+    def __init__(self, config: Config, model: str | bytes, device: str) -> None:
+        self._config, self._model, self._device = config, model, device
+        self._known: Known | None = None
+        self._read = threading.Event()
+        threading.Thread(target=self._work, name="ort_gpu_ep-early").start()
+
+    def _work(self) -> None:
+        try:
+            from ort_gpu_ep.health.open_adapter import open_gpu
+            from ort_gpu_ep.health.workarounds import with_workarounds
+
+            gpu = open_gpu(self._config)
+            load("ort_gpu_ep.device.ahead")
+            from ort_gpu_ep.device.ahead import Known, key_of
+
+            options = [f"{o.name}={getattr(self._config, o.name)}" for o in OPTIONS if o.name not in NO_MATTER]
+            known = Known(self._config.cache_path, key_of(self._model, self._device, *options))
+            self._known = known
+            self._read.set()
+            known.compile(gpu, with_workarounds(self._config, gpu.workarounds).checked_shaders)
+        except Exception as error:      # the session meets it, too, and says it
+            log.info("nothing is compiled ahead: %s: %s", type(error).__name__, str(error)[:200])
+        finally:
+            self._read.set()
+
+    def pipelines(self) -> AbstractContextManager[object]:
+        """For the time in which sessions of the model are made: their pipelines are noted. Waits for the device."""
+        self._read.wait()
+        return self._known or nullcontext()
+
+
+def begin(config: Config, model: Any) -> Early | None:
+    """Begins it; None where the adapter is not known to be in order, or something else has it."""
+    if config.isolation == "process" or config.health == "off" or config.faults or config.quirks or memory.forked:
+        return None
+    if not isinstance(model, (str, bytes, os.PathLike)):
+        return None
+    load("ort_gpu_ep.health.open_adapter")
+    device = in_order(config)
+    if device is None:
+        return None
+    load(FORKS)
+    return Early(config, model if isinstance(model, bytes) else os.fsdecode(model), device)
+
+
+def in_order(config: Config) -> str | None:
+    """Names the adapter that the options mean, its driver and this code, if an earlier process has found it in order and a session
+    with these options uses it. Loads no driver."""
+    from ort_gpu_ep.health import markers, verdicts
+    from ort_gpu_ep.health.enumeration import known
+
+    try:
+        found = known(config)
+        info = pick(found, config.adapter) if found else None
+    except AdapterError:
+        return None
+    if info is None or (info.is_software and config.placement == "auto" and not config.adapter):
+        return None
+    device = verdicts.key_of(info)
+    verdict = verdicts.read(config.cache_path, device)
+    return device if verdict is not None and verdict.probed and not markers.any_stale(config.cache_path, device) else None
