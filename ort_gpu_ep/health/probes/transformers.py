@@ -151,6 +151,26 @@ def windowed_cache(trial: Trial) -> str:
     return "a cache of 11"
 
 
+@probe("a shared cache", "kernels", disables=("step_lengths.wgsl",))
+def shared_cache(trial: Trial) -> str:
+    """MultiHeadAttention of one token over a cache that is past and present, with room behind what is there."""
+    rows, before, heads, size = 12, 7, 2, 32
+    for _ in range(trial.rounds):
+        q, k, v = (trial.normal(1, 1, heads * size) for _ in range(3))
+        past_k, past_v = trial.normal(1, heads, rows, size), trial.normal(1, heads, rows, size)
+        got = trial.node(
+            "MultiHeadAttention", 1, [q, k, v, None, None, None, past_k, past_v, np.array([before], np.int32)], outputs=3, domain=DOMAIN,
+            num_heads=heads)
+        keys, values = (np.concatenate([past[0, :, :before], new.reshape(heads, 1, size)], 1).astype(np.float64)
+                        for past, new in ((past_k, k), (past_v, v)))
+        powers = np.exp(np.einsum("hd,hkd->hk", q.reshape(heads, size).astype(np.float64), keys) / math.sqrt(size))
+        want = np.einsum("hk,hkd->hd", powers / powers.sum(-1, keepdims=True), values)
+        agree("one token over a shared cache", got[0].reshape(heads, size), want)
+        for name, cache, wanted in zip(("keys", "values"), got[1:], (keys, values), strict=True):
+            agree(f"{name} of a shared cache", cache[0, :, :before + 1], wanted)
+    return f"{before + 1} of {rows} rows"
+
+
 def _turned(x: Array, tables: list[Array], position: int) -> Array:
     """Pairs half a head apart, turned by the angles of a position."""
     cosines, sines = (t[position].astype(np.float64) for t in tables)
