@@ -55,14 +55,14 @@ def with_roofs(gpu: Gpu, config: Config) -> Profile:
         if profile is GUESSED or (profile.flops_per_s and profile.nbytes_per_s):
             return profile
         key = key_of(gpu.info)
-        found = _known[key] = _roofed(gpu, profile, 0.0 if gpu.info.is_software else WAKE_S)
+        found = _known[key] = _roofed(gpu, profile, 0.0 if gpu.info.is_software else WAKE_S, False)
         write(config.cache_path, key, found)
     return found
 
 
-def _roofed(gpu: Gpu, profile: Profile, wake_s: float) -> Profile:
+def _roofed(gpu: Gpu, profile: Profile, wake_s: float, busy: bool) -> Profile:
     by_gpu = "timestamp-query" in gpu.limits.features and not gpu.info.is_software      # llvmpipe may take a timestamp late
-    flops_per_s, nbytes_per_s = uninterrupted(measure_roofs, gpu, Timer(gpu) if by_gpu else None, wake_s)
+    flops_per_s, nbytes_per_s = uninterrupted(measure_roofs, gpu, Timer(gpu) if by_gpu else None, wake_s, busy)
     return replace(profile, flops_per_s=flops_per_s, nbytes_per_s=nbytes_per_s)
 
 
@@ -71,7 +71,7 @@ def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None) ->
     try:
         profile = uninterrupted(measure, gpu, progress=progress)   # 3 s: what is in flight uses its memory
         if not gpu.info.is_software:        # whose kernels are not chosen by them
-            profile = _roofed(gpu, profile, 0.0)
+            profile = _roofed(gpu, profile, 0.0, True)      # a program may be at work, and kernels are chosen by this for good
     except Exception as error:      # a record that is wrong, too: no profile is worth a model
         log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
         return GUESSED

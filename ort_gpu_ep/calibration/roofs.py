@@ -53,25 +53,27 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     {" ".join(f"y[i + {k * _COPY_WORKGROUP_SIZE}u] = x[i + {k * _COPY_WORKGROUP_SIZE}u];" for k in range(_PIECES))}
 }}
 """
-_COPIED_NBYTES = (16 << 20, 64 << 20, 256 << 20)
+_COPIED_NBYTES = (16 << 20, 64 << 20, 128 << 20)
+"""Of each of two buffers. Large GPUs' caches hold up to 128 MiB."""
 _GROUP_NBYTES = 16 * _PIECES * _COPY_WORKGROUP_SIZE
 
 
-def measure_roofs(gpu: Gpu, timer: Timer | None, wake_s: float = 0.0) -> tuple[float, float]:
+def measure_roofs(gpu: Gpu, timer: Timer | None, wake_s: float = 0.0, busy: bool = False) -> tuple[float, float]:
     """(floating-point operations, bytes read and written) a second, float32. By the GPU's clock where there is a timer that is believed.
 
-    wake_s: how long the GPU works first, so that it raises its clock. The result is 0 where it can't be measured: no memory, or a kernel
-    that does not do what it should. Raises DeviceError, ShaderError.
+    wake_s: how long the GPU works first, so that it raises its clock. busy: other programs may keep all cores busy, so the host's clock
+    does not count. The result is 0 where it can't be measured: no memory, a kernel that does not do what it should, or no clock that
+    counts. Raises DeviceError, ShaderError.
     """
-    return _flops_per_s(gpu, timer, wake_s), _nbytes_per_s(gpu, timer)
+    return _flops_per_s(gpu, timer, wake_s, busy), _nbytes_per_s(gpu, timer, busy)
 
 
-def _flops_per_s(gpu: Gpu, timer: Timer | None, wake_s: float = 0.0) -> float:
+def _flops_per_s(gpu: Gpu, timer: Timer | None, wake_s: float = 0.0, busy: bool = False) -> float:
     """The chains end at 0.25 / (1 - 0.5), eight of them."""
     nbytes, want = 16 * _WORKGROUP_SIZE * _FMA_GROUPS, np.full(4, 0.5 * _CHAINS, np.float32)
     x, y = gpu.allocate(48), gpu.allocate(nbytes)
     try:
-        job = _Job(gpu, timer, "fma", _FMA, (x, 48), (y, nbytes), _FMA_GROUPS, 1, want)
+        job = _Job(gpu, timer, "fma", _FMA, (x, 48), (y, nbytes), _FMA_GROUPS, 1, want, busy)
         job.fill(x, 0, np.array([[0.5] * 4, [0.25] * 4, [_STEPS[3]] * 4], np.float32))
         start = time.perf_counter()
         while time.perf_counter() - start < wake_s:
@@ -79,7 +81,7 @@ def _flops_per_s(gpu: Gpu, timer: Timer | None, wake_s: float = 0.0) -> float:
         for steps in _STEPS:
             job.fill(x, 0, np.array([[0.5] * 4, [0.25] * 4, [steps] * 4], np.float32))
             taken_s = job.least_s()
-            if taken_s > LONG_S:
+            if taken_s > LONG_S or taken_s == 0.0:
                 break
         return steps * _FLOPS_PER_STEP / taken_s if taken_s > 0 else 0.0
     finally:
@@ -87,7 +89,7 @@ def _flops_per_s(gpu: Gpu, timer: Timer | None, wake_s: float = 0.0) -> float:
         gpu.free(y)
 
 
-def _nbytes_per_s(gpu: Gpu, timer: Timer | None) -> float:
+def _nbytes_per_s(gpu: Gpu, timer: Timer | None, busy: bool = False) -> float:
     """Of the largest copy, which no cache holds: as large as bindings and memory allow, or long enough."""
     found, want, times = 0.0, np.arange(1, 5, dtype=np.float32), 1 if gpu.info.is_software else _COPIES
     most = min(gpu.limits.max_binding_nbytes, gpu.limits.max_buffer_nbytes, _GROUP_NBYTES * gpu.limits.max_groups_per_dimension)
@@ -99,27 +101,31 @@ def _nbytes_per_s(gpu: Gpu, timer: Timer | None) -> float:
                     break
                 for _ in range(2):
                     buffers.append(gpu.allocate(nbytes))
-                job = _Job(gpu, timer, "copy", _COPY, (buffers[0], nbytes), (buffers[1], nbytes), nbytes // _GROUP_NBYTES, times, want)
+                places = (buffers[0], nbytes), (buffers[1], nbytes)
+                job = _Job(gpu, timer, "copy", _COPY, *places, nbytes // _GROUP_NBYTES, times, want, busy)
                 job.fill(buffers[0], nbytes - want.nbytes, want)
                 job.fill(buffers[1], nbytes - want.nbytes, np.zeros_like(want))
                 taken_s = job.least_s() / times
-                found = 2 * nbytes / taken_s if taken_s > 0 else found
+                found = 2 * nbytes / taken_s if taken_s > 0 else 0.0
                 if taken_s > LONG_S:
                     break
             finally:
                 for buffer in buffers:
                     gpu.free(buffer)
+                gpu.trim()      # or the pool would keep the buffers of each size
     return found
 
 
 class _Job:
-    """A kernel from x to y, some times in a row. want: the last 16 bytes of y when it has done its work. Raises ShaderError."""
+    """A kernel from x to y, some times in a row. want: the last 16 bytes of y when it has done its work. busy: as in measure_roofs.
+    Raises ShaderError.
+    """
 
     def __init__(
         self, gpu: Gpu, timer: Timer | None, label: str, source: str, x: tuple[Buffer, int], y: tuple[Buffer, int], groups: int,
-        times: int, want: Array,
+        times: int, want: Array, busy: bool = False,
     ) -> None:
-        self.gpu, self.timer, self.y, self.groups, self.times, self.want = gpu, timer, y, groups, times, want
+        self.gpu, self.timer, self.y, self.groups, self.times, self.want, self.busy = gpu, timer, y, groups, times, want, busy
         device, layout = gpu.device, bind_group_layout(gpu, (False, True))
         try:
             module = native.trusted_module(device, label, source)
@@ -132,7 +138,9 @@ class _Job:
         self.gpu.upload(buffer, offset, data.ctypes.data, data.nbytes)
 
     def least_s(self) -> float:
-        """The least of some runs, of long ones few; the first does not count: memory may be made for it. 0 where y is wrong."""
+        """The least of some runs, of long ones few; the first does not count: memory may be made for it. 0 where y is wrong, or no clock
+        counts.
+        """
         self.once_s()
         taken = [self.once_s() for _ in range(2)]
         while len(taken) < REPEATS and sum(taken) < 5 * LONG_S:
@@ -157,7 +165,9 @@ class _Job:
         waited_s = time.perf_counter() - start
         if not np.array_equal(got, self.want):
             return 0.0
-        return believed_s(timer.read_s() if timer is not None else 0.0, waited_s)
+        read_s = timer.read_s() if timer is not None else 0.0
+        taken_s = believed_s(read_s, waited_s)
+        return 0.0 if self.busy and taken_s != read_s else taken_s
 
 
 def believed_s(read_s: float, waited_s: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ def test_the_roofs_are_of_the_work_that_was_done(gpu: Gpu, monkeypatch: pytest.M
     made, fill, download = job.__init__, job.fill, gpu.download
     doing: list[float] = [0.0]
 
-    def begun(self: Any, gpu: Gpu, timer: None, label: str, source: str, x: Any, y: Any, groups: int, times: int, want: Any) -> None:
-        made(self, gpu, timer, label, source, x, y, groups, times, want)
+    def begun(self: Any, gpu: Gpu, timer: None, label: str, source: str, x: Any, y: Any, groups: int, times: int, want: Any, busy: bool) -> None:
+        made(self, gpu, timer, label, source, x, y, groups, times, want, busy)
         self.told = label
         doing[0] = 2 * times * y[1] / 1e11
 
@@ -71,6 +72,16 @@ def test_kernels_that_do_not_do_their_work_give_no_roof(gpu: Gpu, monkeypatch: p
     monkeypatch.setattr(roofs, "_FMA", roofs._FMA.replace("i < steps", "i < 0u"))
     monkeypatch.setattr(roofs, "_COPY", roofs._COPY.replace("let i =", "let i = 0u *"))
     assert roofs.measure_roofs(gpu, None) == (0.0, 0.0)
+
+
+def test_beside_a_busy_program_the_hosts_clock_does_not_count(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a profile would say for good that the adapter is as slow as the host was then."""
+    assert roofs.measure_roofs(gpu, None, busy=True) == (0.0, 0.0)
+    assert all(roofs.measure_roofs(gpu, None))
+
+    told = SimpleNamespace(writes=lambda step: None, resolve=lambda encoder: None, read_s=lambda: 1e-5)
+    monkeypatch.setattr(roofs, "LONG_S", 3600.0)     # waits count as short ones: such a reading is believed
+    assert roofs._nbytes_per_s(gpu, told, busy=True) == pytest.approx(2 * 128 * 2 ** 20 / 1e-5)     # type: ignore[arg-type]
 
 
 def test_which_clock_is_believed() -> None:
