@@ -29,6 +29,9 @@ _MAX_DIGITS = 20
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
+_said = set[tuple[Path, str]]()
+"""Files that can't be used, and why, until they are written anew."""
+
 
 def lock(file: IO[bytes], wait: bool = False) -> None:
     """Takes the lock of an open file, which ends with the process. Raises OSError, where another one has it and this does not wait."""
@@ -102,7 +105,10 @@ def read(path: Path, format: int, parse: Callable[[dict[str, Any]], T]) -> T | N
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        log.info("cache file %s is ignored and made anew: %s: %s", path, type(error).__name__, str(error)[:200])
+        found = path, f"{type(error).__name__}: {str(error)[:200]}"
+        if found not in _said:      # more than one thread may look for it before it is made anew
+            _said.add(found)
+            log.info("cache file %s is ignored and made anew: %s", *found)
         return None
 
 
@@ -131,6 +137,7 @@ def write(path: Path, format: int, data: Mapping[str, object]) -> bool:
         text = json.dumps({"format": format, **data}, allow_nan=False)
         make_folder(path.parent)
         replace(path, text.encode())
+        _said.difference_update([found for found in _said if found[0] == path])
     except (OSError, ValueError) as error:
         log.info("cache folder %s can't be written: %s; the next process has to measure again", path.parent, error)
         return False

@@ -290,7 +290,7 @@ def test_a_hundred_states_and_a_hundred_right_answers(tmp_path: Path, quick_look
     answer("gpu")
     quick_looks()
     whole = {p: p.read_text() for p in cache.rglob("*.json")}
-    assert {p.parent.name for p in whole} == {"health", "profiles", "decisions"}
+    assert {p.parent.name for p in whole} == {"health", "profiles", "decisions", "pipelines"}
     hostile = list(CONTENTS.values())
     for state in range(STATES):
         shutil.rmtree(cache)
