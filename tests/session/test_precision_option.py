@@ -14,7 +14,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import ConfigError, WrongResultError
 from ort_gpu_ep.kernels.target import Target
-from ort_gpu_ep.placement.runner import _SPEED
+from ort_gpu_ep.placement.decisions import speed_options
 from ort_gpu_ep.plugin.verification import compare
 from ort_gpu_ep.training import SGD, Trainer
 from tests.session.conftest import gpu_session, on_the_cpu
@@ -92,7 +92,7 @@ def test_training_is_float32(model: bytes, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_is_kept_on_disk_knows_the_precision() -> None:
     """Measured candidates by the options that change what they take, measured forms by their key."""
-    assert "precision" in _SPEED
+    assert "precision" in speed_options(Config())
     limits = Config(), Config(precision="f16"), Config(precision="f16acc")
     keys = [Target(Gpu.open(Config()).limits.of(config)).choose("product 1x1", {"one": 1.0}).key for config in limits]
     assert keys == ["product 1x1", "product 1x1, f16", "product 1x1, f16acc"]
