@@ -82,7 +82,7 @@ class Known:
         _thread.known = self._before.pop()
 
     def compile(self, gpu: Gpu, checked: str) -> None:
-        """Compiles all that is known, on as many threads as there are cores. What does not compile is met again, and said, by who wants it.
+        """Compiles all that is known, on as many threads as there are cores. The session that needs a pipeline reports why it fails.
 
         checked: the option checked_shaders.
         """

@@ -1,7 +1,7 @@
-"""What opening a session on the GPU needs the driver for, on another thread: the device, and the pipelines of a model that is known.
+"""A thread that opens the device and compiles the pipelines of a known model, while the session's thread does the rest of the opening.
 
-The driver works without Python's lock, so that this thread's modules load and onnxruntime reads the model meanwhile. Only where an earlier
-process has found the adapter in order: the first look at it is nobody's side work.
+The driver works without Python's lock, so modules load and onnxruntime reads the model meanwhile. The thread begins only where an earlier
+process has found the adapter in order; otherwise the session tests the adapter first.
 """
 
 from __future__ import annotations
