@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,29 @@ def schema(domain: str, name: str, version: int) -> Any:
         return onnx.defs.get_schema(name, version, domain)
     except onnx.defs.SchemaError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What schemas say of a node. newer: its op says other things than in the newest opset that is known. parameters: the type parameter of
+    each input, the last one's of all behind it; none without a schema. fault: in what the node does not keep to ONNX Runtime's own schema.
+    """
+
+    newer: bool
+    parameters: Sequence[str]
+    fault: str
+
+
+def told(node: Node, types: Sequence[DType | None], opset: int) -> Told:
+    """types: of its inputs, None for one left out. opset: of ONNX, the newest one that is known."""
+    newer = not node.domain and node.version > opset and not same_but_for_types(node.op, opset, node.version)
+    return Told(newer, _parameters(node.domain, node.op, node.version), fault(node, types) if node.domain == contrib.DOMAIN else "")
+
+
+@cache
+def _parameters(domain: str, name: str, version: int) -> Sequence[str]:
+    found = schema(domain, name, version)
+    return tuple(parameter.type_str for parameter in found.inputs) if found is not None else ()
 
 
 @cache

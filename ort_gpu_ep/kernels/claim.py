@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir import contrib
 from ort_gpu_ep.ir.graph import Node
-from ort_gpu_ep.ir.schemas import fault, same_but_for_types, schema
+from ort_gpu_ep.ir.schemas import told
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, UINT8, DType, TensorType, names
 from ort_gpu_ep.kernels.questions import Question, question
@@ -47,8 +46,7 @@ def claim(bound: BoundNode, limits: Limits) -> Lowering | Decline:
     """Asks the row of a node: what it becomes, or why it is not taken. What was asked before is not asked again."""
     try:
         spec = _row(bound.node)
-        _check_dtypes(spec, bound)
-        _check_contrib(bound)
+        _check_schema(spec, bound)
         _check_flags(bound.node)
     except UnsupportedNodeError as error:
         return Decline(error.code, error.reason)
@@ -75,13 +73,13 @@ def _ask(spec: OpSpec, bound: BoundNode, limits: Limits, asked: Question | None)
 
 def _row(node: Node) -> OpSpec:
     spec = spec_of(node)
-    where = f"{node.domain}:{node.op}" if node.domain else node.op
     if spec is None:
-        raise UnsupportedNodeError(Code.OP, f"no kernel for {where}")
-    newer = not node.domain and node.version > KNOWN_OPSET and not same_but_for_types(node.op, KNOWN_OPSET, node.version)
-    if node.version < spec.since or newer:
-        raise UnsupportedNodeError(Code.OPSET, f"{where} of opset {node.version}; taken from opset {spec.since} to {KNOWN_OPSET}")
+        raise UnsupportedNodeError(Code.OP, f"no kernel for {_named(node)}")
     return spec
+
+
+def _named(node: Node) -> str:
+    return f"{node.domain}:{node.op}" if node.domain else node.op
 
 
 def _check_flags(node: Node) -> None:
@@ -90,28 +88,24 @@ def _check_flags(node: Node) -> None:
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with {name} {value!r}; taken: 0 and 1")
 
 
-def _check_dtypes(spec: OpSpec, bound: BoundNode) -> None:
-    """Each input against the row's type parameters, found through the schema (or `T` where there is no schema)."""
-    found = schema(bound.node.domain, bound.op, bound.version)
+def _check_schema(spec: OpSpec, bound: BoundNode) -> None:
+    """The op's version; each input against the row's type parameters, which the schema names (`T` where there is no schema); and what
+    onnx.defs, and so onnx.checker, does not know.
+    """
+    node, found = bound.node, told(bound.node, [None if operand is None else operand.dtype for operand in bound.inputs], KNOWN_OPSET)
+    if node.version < spec.since or found.newer:
+        raise UnsupportedNodeError(Code.OPSET, f"{_named(node)} of opset {node.version}; taken from opset {spec.since} to {KNOWN_OPSET}")
     for i, operand in enumerate(bound.inputs):
         if operand is None:
             continue
-        parameter = "T"
-        if found is not None and found.inputs:
-            parameter = found.inputs[min(i, len(found.inputs) - 1)].type_str
+        parameter = found.parameters[min(i, len(found.parameters) - 1)] if found.parameters else "T"
         allowed = spec.dtypes.get(parameter)
         if operand.dtype.bits < 8 and operand.dtype not in (allowed or ()):
             raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}: no kernel takes that type")
         if allowed is not None and operand.dtype not in allowed:
             raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}; taken: {names(allowed)}")
-
-
-def _check_contrib(bound: BoundNode) -> None:
-    """Of an op that onnx.defs, and so onnx.checker, does not know."""
-    if bound.node.domain == contrib.DOMAIN:
-        problem = fault(bound.node, [None if operand is None else operand.dtype for operand in bound.inputs])
-        if problem:
-            raise UnsupportedNodeError(Code.ATTRIBUTE, f"{bound.op} is not as its schema has it: {problem}")
+    if found.fault:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{bound.op} is not as its schema has it: {found.fault}")
 
 
 def lower(spec: OpSpec, bound: BoundNode, asked: Question | None = None) -> Lowering:

@@ -50,7 +50,7 @@ def choose(graph: Graph, prices: Prices, groups: Sequence[Sequence[Node]], ours:
     """
     assert graph.parent is not None
     on_host = {*graph.inputs[:2], *graph.outputs[:1]} if graph.parent.op == "Loop" else set[str]()
-    on_host.update(name for node in deciding(graph) for name in (*node.reads, *node.writes))
+    on_host |= {name for node in deciding(graph) for name in (*node.reads, *node.writes)}
     ways = [predict("gpu", prices, groups)]
     if ours and groups:
         ways.append(predict(RESIDENT, prices, groups, lambda name: name not in on_host))
@@ -83,12 +83,12 @@ def deciding(graph: Graph) -> list[Node]:
     found = []
     for node in graph.nodes:
         if known.issuperset(node.reads) and not node.has_subgraph:
-            known.update(node.writes)
+            known |= {*node.writes}
             found.append(node)
     wanted, nodes = {graph.outputs[0]}, []
     for node in reversed(found):
         if graph.outputs[0] in known and not wanted.isdisjoint(node.writes):
-            wanted.update(node.reads)
+            wanted |= {*node.reads}
             nodes.append(node)
     return nodes
 

@@ -76,7 +76,7 @@ def misjudged(graph: Graph) -> frozenset[str]:
         shapes = [value.shape for name in node.inputs if (value := graph.values.get(name)) is not None]
         starts = node.op == "PRelu" and not node.domain and len(shapes) == 2 and _is_larger(shapes[1], shapes[0])
         if starts or found.intersection(node.reads):
-            found.update(node.writes)
+            found |= {*node.writes}
     return frozenset(found)
 
 
