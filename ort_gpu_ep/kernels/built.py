@@ -36,6 +36,20 @@ class Strided:
 
 
 @dataclass(frozen=True, slots=True)
+class Scales:
+    """How a kernel can also store what brings each image of its first output into float16's range (shaders/include/scale_of.wgsl).
+
+    images, parts: of each image so many powers of two, the least of which is its own; in the binding `y_scales`, [images, parts].
+    consts: with these in place of its own. workgroup_nbytes: of workgroup memory that it then declares.
+    """
+
+    images: int
+    parts: int
+    consts: tuple[tuple[str, Const], ...]
+    workgroup_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """A shader file, its constants and its grid: plain data.
 
@@ -60,6 +74,7 @@ class Kernel:
     reports: its body calls `out_of_range()` or `wrong_length()` where data brings such an index or length, see `looks`.
     pairs: 64-bit integers are pairs of words (vec2<u32>, the lower one first) in it: the adapter has no others.
     features: of the device, that its body uses (types bring their own). atomics: bindings of uint32 that are bound as atomics.
+    scales: what it can store beside its first output, where a kernel behind it wants that.
     """
 
     shader: str
@@ -85,6 +100,7 @@ class Kernel:
     inlined: tuple[tuple[str, Kernel], ...] = ()
     reports: bool = False
     pairs: bool = False
+    scales: Scales | None = None
 
     @property
     def step(self) -> Step:
@@ -169,6 +185,8 @@ class Lowering:
     inverses: (input index, kernel from a `once` temporary to that input): the input need not stay on the device beside the temporary.
     in_place: other kernels, for where some outputs may be what some inputs were.
     counted: outputs whose length the kernels find; the temporary that holds it is among `kept`.
+    scaled: (temporary, input index): scales of an input's images (Scales), which may come from elsewhere with another number of parts,
+    `PARTS` in what reads them.
     """
 
     outputs: tuple[TensorType | None, ...]
@@ -183,6 +201,7 @@ class Lowering:
     stored: tuple[tuple[str, int], ...] = ()
     in_place: InPlace | None = None
     counted: tuple[Counted, ...] = ()
+    scaled: tuple[tuple[str, int], ...] = ()
 
     def runs_once(self, kernel: Kernel) -> bool:
         """Whether a kernel of it writes nothing but `once`."""

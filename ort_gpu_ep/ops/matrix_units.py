@@ -243,7 +243,7 @@ def product_kernel(units: UnitProduct, tile: UnitTile, choice: Choice, out: Tens
     bias = product.bias
     c_fours = y_fours and bias is not None and bias.strides == (0, 1) and bias.offset == 0
     consts: dict[str, Const] = {
-        **consts_of(tile), "IM2COL": False, "BATCH": product.batch, "N": product.m, "M": product.n, "K": product.k,
+        **consts_of(tile), "IM2COL": False, "GIVES": 0, "BATCH": product.batch, "N": product.m, "M": product.n, "K": product.k,
         "X_N": x.matrix.outer, "X_K": x.matrix.k, "W_M": w.matrix.outer, "W_K": w.matrix.k,
         "X_FOURS": x_fours, "W_FOURS": w_fours, "X_EIGHTS": x_fours and x.eights, "W_EIGHTS": w_fours and w.eights,
         "X_ROWS": x.along_k, "W_ROWS": not w.along_k,

@@ -5,14 +5,14 @@ Beside the forms in register tiles and Winograd's, where matrix_units.py says th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
 from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Scales, Strided, kernel
 from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, no_matrix_units
 from ort_gpu_ep.ops import matrix_units, tiles
 from ort_gpu_ep.ops.matrix_units import LEAST, UnitTile
@@ -21,18 +21,23 @@ from ort_gpu_ep.ops.tiles import TiledProduct
 PARTS_ALIGNED = 2048
 """Vectors of a part of an image, at least, of which part_scales.wgsl finds the largest."""
 SCALES_WORKGROUP_SIZE = 256
+MOST_PARTS = 512
+"""Of an image whose scales its producer gives: with more, what reads them waits longer than a look at the image takes."""
 
 record("part_scales.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["PER"], 4 * k.workgroup_size))
 
 
 @dataclass(frozen=True, slots=True)
 class UnitConvolution:
-    """A convolution as one product, which matrix units may do. images: of x, each of `size` elements. scaled: as UnitProduct's."""
+    """A convolution as one product, which matrix units may do. images: of x, each of `size` elements. scaled: as UnitProduct's. constant:
+    that x is.
+    """
 
     product: TiledProduct
     images: int
     size: int
     scaled: bool
+    constant: bool = False
 
     @property
     def k(self) -> int:
@@ -56,7 +61,9 @@ def of(node: BoundNode, product: TiledProduct) -> UnitConvolution | None:
         return None
     x = node.input(0)
     images = x.shape[0]
-    return UnitConvolution(product, images, x.size // images if images else 0, limits.precision == TF32) if hint(images) else None
+    if not hint(images):
+        return None
+    return UnitConvolution(product, images, x.size // images, limits.precision == TF32, limits.precision == TF32 and x.is_constant)
 
 
 def forms(units: UnitConvolution | None) -> dict[str, Form]:
@@ -70,11 +77,13 @@ def forms(units: UnitConvolution | None) -> dict[str, Form]:
 
 
 def estimate_ns(units: UnitConvolution, tile: UnitTile) -> float:
-    """As matrix_units.estimate_ns: w is in float16 already, x is read from float32, and scales take a look at all of it."""
+    """As matrix_units.estimate_ns: w is in float16 already, x is read from float32. Scales of an image in planes, a network's input, take a
+    look at all of it; others most often come from what wrote x.
+    """
     product, by = units.product, units.product.target.figures
     factor = matrix_units.HALF_ROUNDED * (1.0 if product.pointwise else matrix_units.WINDOWED)
     time = matrix_units.tile_ns(by, tile, int(hint(product.rows)), product.m, units.k, 1, factor)
-    if units.scaled:
+    if units.scaled and product.planes:
         time += by.dispatch_ns + 4 * int(hint(units.images)) * int(hint(units.size)) * by.byte_ns
     return time
 
@@ -96,7 +105,8 @@ def _lowered(units: UnitConvolution, tile: UnitTile, choice: Choice, out: Tensor
     built = _product(units, tile, choice, out, read)
     kernels = (of_w, matrix_units.ready_weights(packed, weights), _scales(units, parts), built)
     temps = (("w_scales", w_scales), ("packed", packed), ("x_scales", parts))
-    return Lowering((out,), kernels, temps, once=("w_scales", "packed"))
+    once = ("w_scales", "packed", *(("x_scales",) if units.constant else ()))
+    return Lowering((out,), kernels, temps, once=once, scaled=() if units.constant else (("x_scales", 0),))
 
 
 def _scales(units: UnitConvolution, parts: TensorType) -> Kernel:
@@ -117,11 +127,39 @@ def _product(units: UnitConvolution, tile: UnitTile, choice: Choice, out: Tensor
         "K_WHOLE": units.k % tile.k == 0, "PLAIN_HALVES": False, "X_SCALED": units.scaled, "W_SCALED": units.scaled,
         "X_BATCHES": False, "W_BATCHES": False, "Y_FOURS": True, "C_FOURS": True,
         "ALPHA": product.alpha, "BETA": 1.0, "IM2COL": True, "POINTWISE": product.pointwise, "PLANES": product.planes > 0,
-        "CHANNELS": product.planes, "C": product.weights.padded, "PARTS": units.parts, **product.window}
+        "CHANNELS": product.planes, "C": product.weights.padded, "PARTS": units.parts, "GIVES": 0, "X_SPANNED": spanned(product, tile),
+        **product.window}
     flat = Strided((1,), (0,))
-    return kernel(
+    built = kernel(
         "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=tile.workgroup_nbytes(True),
         indices={"x_base": flat, "w_base": flat, "c_index": flat},
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), 1), reads={**reads, **bias}, writes={"y": 0},
         vectors=("w", "y", *(("x",) if fours else ()), *bias), words=("w",) if product.m % 8 == 0 else (), choice=choice,
         features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))
+    return replace(
+        built, workgroup_nbytes=built.workgroup_nbytes + (4 * spanned(product, tile) if units.scaled else 0),
+        scales=given_scales(units, tile) if units.scaled else None)
+
+
+def pixels_of(product: TiledProduct) -> int:
+    """Of an image of y."""
+    return int(product.window["OUT_HEIGHT"]) * int(product.window["OUT_WIDTH"])
+
+
+def spanned(product: TiledProduct, tile: UnitTile) -> int:
+    """Images of y, at most, that a workgroup has rows of."""
+    if any(is_symbolic(product.window[name]) for name in ("OUT_HEIGHT", "OUT_WIDTH")):
+        return tile.n
+    pixels = pixels_of(product)
+    return 1 if pixels % tile.n == 0 else (tile.n + pixels - 2) // pixels + 1
+
+
+def given_scales(units: UnitConvolution, tile: UnitTile) -> Scales | None:
+    """Of y's images: a part for each workgroup that has rows of one. None where sizes vary, or there are too many."""
+    product = units.product
+    if any(is_symbolic(product.window[name]) for name in ("OUT_HEIGHT", "OUT_WIDTH")):
+        return None
+    pixels, images = pixels_of(product), spanned(product, tile)
+    tiles = pixels // tile.n if pixels % tile.n == 0 else (pixels + tile.n - 2) // tile.n + 1
+    parts = tiles * ceil_div(product.m, tile.m)
+    return None if parts > MOST_PARTS else Scales(units.images, parts, (("GIVES", parts), ("SPANNED", images)), 4 * images)

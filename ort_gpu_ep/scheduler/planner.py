@@ -13,9 +13,9 @@ import numpy as np
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic, largest, plain
-from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.lowering import HostValues, facts_of, runs_once, walk
-from ort_gpu_ep.kernels.registry import BoundNode, Counted, Decline, Limits, Lowering, UnknownValueError, parts, tensors_of
+from ort_gpu_ep.kernels.registry import BoundNode, Counted, Decline, Limits, Lowering, UnknownValueError, part_count, parts, tensors_of
 from ort_gpu_ep.scheduler.barriers import share_barriers
 from ort_gpu_ep.scheduler.lifetime import assign_slots, slots_apart
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Constant, Copy, Dispatch, Kind, Place, Plan
@@ -43,6 +43,7 @@ class _Draft:
     in_place: list[tuple[int, int]] = field(default_factory=list)    # (graph input, graph output) that may be one buffer
     counted: list[Counted] = field(default_factory=list)
     dense: list[Place] = field(default_factory=list)             # what the prologue writes of weights that are stored packed
+    scales: dict[str, tuple[str, TensorType]] = field(default_factory=dict)     # of a value's images: the value that holds them
 
     def is_constant(self, name: str) -> bool:
         """Whether the program keeps a value on the device from one run to the next."""
@@ -110,6 +111,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
     for target, source in lowering.views:
         draft.roots[node.outputs[target]] = bound.input(source).name
     temps = {name: f"{node.label}#{node.id}.{name}" for name, _ in lowering.temps}
+    lowering = _with_scales(draft, bound, lowering, temps)
     temps.update((name, node.outputs[index]) for name, index in lowering.stored if bound.wants(index))
     draft.types.update({temps[name]: tensor for name, tensor in lowering.temps})
     draft.kept.update({temps[name]: tensor.nbytes for name, tensor in lowering.temps if name in lowering.kept})
@@ -144,6 +146,51 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
             draft.inverses += _inverses(draft, bound, lowering, temps)
         else:
             draft.dispatches.append((dispatch, tuple(names)))
+
+
+def _with_scales(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: dict[str, str]) -> Lowering:
+    """The lowering without the search for scales of an input's images that are there already, or that what writes the input can give.
+
+    temps: is told which value holds them.
+    """
+    for temp, index in lowering.scaled:
+        root, searched = draft.root(bound.input(index).name), dict(lowering.temps)[temp]
+        held = draft.scales.get(root) or _given_scales(draft, root, bound.input(index).type)
+        if held is None or held[1].shape[0] != searched.shape[0]:
+            draft.scales.setdefault(root, (temps[temp], searched))
+            continue
+        draft.scales[root] = (temps[temp], _) = held
+        kernels = tuple(
+            replace(k, consts=tuple((name, held[1].shape[1] if name == "PARTS" else value) for name, value in k.consts))
+            for k in lowering.kernels if all(target != temp for _, target in k.writes or ()))
+        lowering = replace(
+            lowering, kernels=kernels, temps=tuple((name, held[1] if name == temp else tensor) for name, tensor in lowering.temps))
+    return lowering
+
+
+def _given_scales(draft: _Draft, root: str, tensor: TensorType) -> tuple[str, TensorType] | None:
+    """The value and type of the scales of a value's images, which the one dispatch that writes it gives from now on. None if it can't."""
+    writers = [i for i, (dispatch, names) in enumerate(draft.dispatches)
+               if any(t.written and draft.root(n) == root for t, n in zip(dispatch.tensors, names, strict=True))]
+    if len(writers) != 1:
+        return None
+    dispatch, names = draft.dispatches[writers[0]]
+    given, stored = dispatch.kernel.scales, dispatch.kernel.outputs[0]
+    most, limits = draft.limits.max_buffers_per_stage, draft.limits
+    if given is None or dispatch.kernel.into or stored.dtype is not FLOAT32 or stored.size != tensor.size:
+        return None
+    nbytes = dispatch.kernel.workgroup_nbytes + given.workgroup_nbytes
+    if sum(part_count(t.bound, limits.max_binding_nbytes) for t in dispatch.tensors) >= most or nbytes > limits.max_workgroup_nbytes:
+        return None
+    name, scales = f"{dispatch.label}.scales of {root}", TensorType(FLOAT32, (given.images, given.parts))
+    consts = {**dict(dispatch.kernel.consts), **dict(given.consts)}
+    kernel = replace(
+        dispatch.kernel, outputs=(*dispatch.kernel.outputs, scales), writes=(*(dispatch.kernel.writes or ()), ("y_scales", name)),
+        consts=tuple(consts.items()), workgroup_nbytes=nbytes, scales=None)
+    tensors = (*dispatch.tensors, BoundTensor("y_scales", scales, Place(Kind.SLOT, -1), True))
+    draft.dispatches[writers[0]] = (replace(dispatch, kernel=kernel, tensors=tensors), (*names, name))
+    draft.types[name] = scales
+    return name, scales
 
 
 def _in_place(draft: _Draft, bound: BoundNode, lowering: Lowering) -> list[tuple[int, int]]:

@@ -10,7 +10,9 @@
 // X_SCALED, W_SCALED: each line of it is multiplied by a power of two on the way in (line_scales.wgsl), w of 16 bits when it was stored.
 // Y_FOURS: y and what the steps read are vectors along m. C_FOURS: so is c, [M].
 // IM2COL: of a convolution. Row n is an output pixel, k is (tap, channel of C), and the window is read in place. PLANES: x is stored
-// [image, channel, y, x] with CHANNELS <= 4 of them, which count as C = 4. x_scales are those of PARTS parts of each image.
+// [image, channel, y, x] with CHANNELS <= 4 of them, which count as C = 4. x_scales are those of PARTS parts of each image; a workgroup's rows are
+// of X_SPANNED images at most. GIVES: parts of each image of y whose scales are stored, too, as y_scales [images, GIVES]: one a workgroup
+// that has rows of the image, of SPANNED images at most. An image that fewer workgroups share than another has ones in between that change nothing.
 // Expects: x, w, c?, y; x_scales, w_scales of each line where it is scaled, for each batch with X_BATCHES, W_BATCHES; x_base(b), w_base(b), c_index(i);
 // X_N X_K W_M W_K the strides; N M K; K_WHOLE: K is a multiple of TK; TM TN TK GM GN; with IM2COL POINTWISE and HEIGHT.. (Window.consts).
 alias left_t = subgroup_matrix_left<f16, 16, 16>;
@@ -33,6 +35,11 @@ alias sums_t = subgroup_matrix_result<f32, 16, 16>;
 var<workgroup> tile: array<vec4<u32>, $(both if both > staged else staged)>;
 #if IM2COL and X_SCALED
 var<workgroup> row_scales: array<f32, TN>;
+var<workgroup> least: array<atomic<u32>, X_SPANNED>;
+#end
+#if GIVES
+#include scale_of.wgsl
+var<workgroup> most: array<atomic<u32>, SPANNED>;
 #end
 
 #if x_parts == 1
@@ -237,14 +244,14 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let batch = group.z;
     let x_start = x_base(batch);
     let w_start = w_base(batch);
-#if IM2COL and X_SCALED
-    for (var e = lane; e < TN; e += WORKGROUP_SIZE) {
-        let image = min(n_first + e, N - 1u) / (OUT_HEIGHT * OUT_WIDTH);
-        var least = x_scales_at(image * $(PARTS)u);
-        for (var part = 1u; part < $(PARTS)u; part++) { least = min(least, x_scales_at(image * $(PARTS)u + part)); }
-        row_scales[e] = least;
-    }
-    workgroupBarrier();
+#if IM2COL
+    let first_image = n_first / (OUT_HEIGHT * OUT_WIDTH);
+#if X_SCALED
+    for (var e = lane; e < X_SPANNED; e += WORKGROUP_SIZE) { atomicStore(&least[e], 0x7f800000u); }
+#end
+#if GIVES
+    for (var e = lane; e < SPANNED; e += WORKGROUP_SIZE) { atomicStore(&most[e], 0u); }
+#end
 #end
 #for i in x_loads
     let xe$i = lane + $(i * WORKGROUP_SIZE)u;
@@ -278,11 +285,6 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #if X_FOURS and not (IM2COL and not POINTWISE)
     let xp$i = (xb$i + xk$i * 8u) / $(8 // x_parts)u;
-#end
-#if X_SCALED
-    let xs$i = vec4<f32>(x_scale(batch, xr$i));
-#else
-    let xs$i = vec4<f32>();
 #end
 #end
 #for i in w_loads
@@ -328,6 +330,26 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         let next = 0u;
 #include matrix_loads.wgsl
     }
+#if IM2COL and X_SCALED
+    // while the first loads are under way
+    workgroupBarrier();
+    for (var e = lane; e < X_SPANNED * PARTS; e += WORKGROUP_SIZE) {
+        let image = first_image + e / PARTS;
+        if (image * (OUT_HEIGHT * OUT_WIDTH) < N) { atomicMin(&least[e / PARTS], bitcast<u32>(x_scales_at(image * PARTS + e % PARTS))); }
+    }
+    workgroupBarrier();
+    for (var e = lane; e < TN; e += WORKGROUP_SIZE) {
+        row_scales[e] = bitcast<f32>(atomicLoad(&least[min(n_first + e, N - 1u) / (OUT_HEIGHT * OUT_WIDTH) - first_image]));
+    }
+    workgroupBarrier();
+#end
+#for i in x_loads
+#if X_SCALED
+    let xs$i = vec4<f32>(x_scale(batch, xr$i));
+#else
+    let xs$i = vec4<f32>();
+#end
+#end
     let x_own = subgroup_id / $(GM)u * $(own_n * x_row)u;
 #if W_ROWS
     let w_own = $(x_size)u + subgroup_id % $(GM)u * $(own_m // 8)u;
@@ -378,6 +400,10 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         }
 #end
     }
+#if GIVES
+    var largest = 0u;
+    var largest_of = 0u;
+#end
     let own_stage = subgroup_id / $(GM)u * $(16 * stage_row)u + subgroup_id % $(GM)u * $(own_m // 4)u;
 #for i in own_n // 16
     workgroupBarrier();
@@ -412,6 +438,17 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     if (n$(i)_$u < N && m$(i)_$u < M) {
 #if Y_FOURS
         y_store4(at$(i)_$u / 4u, final$(i)_$u);
+#if GIVES
+#if SPANNED > 1
+        let image = n$(i)_$u / (OUT_HEIGHT * OUT_WIDTH) - first_image;
+        if (image != largest_of) {
+            atomicMax(&most[largest_of], largest);
+            largest = 0u;
+            largest_of = image;
+        }
+#end
+        largest = max(largest, finite_bits(final$(i)_$u));
+#end
 #else
         let at = (batch * N + n$(i)_$u) * M + m$(i)_$u;
 #for j in 4
@@ -426,5 +463,22 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     }
 #end
+#end
+#if GIVES
+    atomicMax(&most[largest_of], largest);
+    workgroupBarrier();
+    for (var e = lane; e < SPANNED; e += WORKGROUP_SIZE) {
+        let image = first_image + e;
+        let pixel = image * (OUT_HEIGHT * OUT_WIDTH);
+        if (pixel < min(n_first + TN, N)) {
+            let part = image * GIVES + (group.y - pixel / TN) * $((M + TM - 1) // TM)u + group.x;
+            y_scales_set(part, scale_of(atomicLoad(&most[e]), 0));
+            if (pixel + OUT_HEIGHT * OUT_WIDTH <= n_first + TN) {
+                for (var unused = part + $((M + TM - 1) // TM)u; unused < (image + 1u) * GIVES; unused += $((M + TM - 1) // TM)u) {
+                    y_scales_set(unused, scale_of(0u, 0));
+                }
+            }
+        }
+    }
 #end
 }

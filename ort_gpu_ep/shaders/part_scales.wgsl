@@ -3,12 +3,6 @@
 #include scale_of.wgsl
 var<workgroup> most: atomic<u32>;
 
-fn finite_bits(v: vec4<f32>) -> u32 {
-    let bits = bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu);
-    let kept = select(vec4<u32>(), bits, bits < vec4<u32>(0x7f800000u));
-    return max(max(kept.x, kept.y), max(kept.z, kept.w));
-}
-
 fn grid_main(group: vec3<u32>, lane: u32) {
     let first = group.y * SIZE;
     let end = min((group.x + 1u) * PER, SIZE);

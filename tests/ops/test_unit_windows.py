@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Program
 from ort_gpu_ep.health.probes.matrix_units import in_tile
+from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.scheduler import make_plan
@@ -122,3 +124,45 @@ def test_layers_of_resnet_choose_them(trial: Emulated) -> None:
 def test_kinds_of_data(trial: Emulated, kind: str) -> None:
     with in_tile(QUICK):
         check(trial, "3x3 few channels", kind, "tf32")
+
+
+def two_layers(rng: np.random.Generator, images: int, size: int, middle: int, residual: bool) -> tuple[Graph, Graph, Graph]:
+    """Two convolutions behind each other, channels last, the first with a Relu and maybe a sum; and each of them alone."""
+    shapes = {"x": (images, size, size, 20), "v": (images, size, size, middle), "added": (images, size, size, middle)}
+    weights = {"w": rng.standard_normal((middle, 20, 3, 3), np.float32), "u": rng.standard_normal((36, middle, 1, 1), np.float32)}
+    values = {name: Value(name, FLOAT32, shape) for name, shape in shapes.items()}
+    values |= {name: Value(name, FLOAT32, w.shape, lambda w=w: w) for name, w in weights.items()}
+    relu = Step("Relu", "max(x, 0.0)", ("v",), FLOAT32)
+    steps = (relu, Step("Add", "x + y", ("s0", "e0"), FLOAT32)) if residual else (relu,)
+    operands = ("added",) if residual else ()
+    first = Node("Conv", ("x", "w"), ("v",), version=11, attributes={"pads": (1, 1, 1, 1)}, channels_last=True, operands=operands, epilogue=steps)
+    second = Node("Conv", ("v", "u"), ("y",), version=11, channels_last=True, id=1)
+    given = ("x", *operands)
+    return (Graph("both", given, ("y",), (first, second), values), Graph("first", given, ("v",), (first,), values),
+            Graph("second", ("v",), ("y",), (second,), values))
+
+
+@pytest.mark.parametrize(("images", "size", "middle"), [(3, 7, 44), (2, 12, 20), (5, 3, 36), (2, 16, 68)])
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_layer_gives_the_next_one_its_scales(trial: Emulated, images: int, size: int, middle: int, residual: bool) -> None:
+    """Bit for bit what a look at each image gives, with images of any magnitude, and in runs that follow each other with others."""
+    rng = np.random.default_rng()
+    both, first, second = two_layers(rng, images, size, middle, residual)
+    with in_tile(QUICK):
+        program = Program(both, Config(precision="tf32", weights="packed"), trial.gpu, composer=trial._composed)
+        try:
+            for low, high in ((30, 40), (-40, -30), (-40, 40)):
+                x = rng.standard_normal((images, size, size, 20), np.float32)
+                x *= np.exp2(rng.integers(low, high, (images, 1, 1, 1))).astype(np.float32)
+                x[-1, 0, 0, 0] *= np.float32(2.0 ** 60)
+                arrays = [x, *([rng.standard_normal((images, size, size, middle), np.float32)] if residual else [])]
+                trial.shaders.clear()
+                got, = trial._run(program, arrays)
+                searches = sum(step.kernel.shader == "part_scales.wgsl" for step in program.plans[0].steps if isinstance(step, Dispatch))
+                assert searches == 1
+                between, = trial.graph(first, arrays, "tf32")
+                want, = trial.graph(second, [between], "tf32")
+                assert np.isfinite(got).all()
+                assert np.array_equal(got, want)
+        finally:
+            program.close()

@@ -43,25 +43,32 @@ def _product(trial: Trial, rows: int, columns: int, k: int, precision: str, tran
     agree(f"{precision} {rows} x {k} x {columns}", got, a @ b, 0.0)
 
 
-def _convolution(trial: Trial, filters: int, precision: str) -> None:
-    """Likewise, 3 x 3, of constant weights. The last number of each image is by far its largest."""
-    image = trial.integers(-4, 5, 2, 20, 7, 5).astype(np.float32)
+def _convolutions(trial: Trial, filters: int, precision: str) -> None:
+    """Likewise, two behind each other, 3 x 3 and 1 x 1, of constant weights: the first gives the second its scales. The last number of
+    each image is by far its largest, and alone in its windows, so that float16 holds what is between the two.
+    """
+    image = trial.integers(-4, 5, 2, 20, 25, 9).astype(np.float32)
+    image[:, :, -3:, -3:] = 0.0
     image[:, -1, -1, -1] = 2.0 ** 17
     image *= np.exp2(trial.integers(-30, 31, 2, 1, 1, 1)).astype(np.float32)
-    weights = trial.integers(-4, 5, filters, 20, 3, 3).astype(np.float32)
-    attributes: dict[str, Any] = {"pads": (1, 1, 1, 1), "strides": (2, 1)}
+    weights = [trial.integers(-1, 2, filters, 20, 3, 3).astype(np.float32), trial.integers(-4, 5, 20, filters, 1, 1).astype(np.float32)]
+    weights[0][0, -1] = 1.0
     stored = np.ascontiguousarray(image.transpose(0, 2, 3, 1))
-    values = {"x": Value("x", FLOAT32, stored.shape), "w": Value("w", FLOAT32, weights.shape, lambda: weights)}
-    node = Node("Conv", ("x", "w"), ("y",), "", "", 11, attributes, channels_last=True)
-    got, = trial.graph(Graph("probe", ("x",), ("y",), (node,), values), [stored], precision)
-    want, = reference("Conv", 11, [image, weights], **attributes)
-    agree(f"{precision} convolution", got, want.transpose(0, 2, 3, 1), 0.0)
+    values = {"x": Value("x", FLOAT32, stored.shape)}
+    values |= {f"w{k}": Value(f"w{k}", FLOAT32, w.shape, lambda w=w: w) for k, w in enumerate(weights)}     # type: ignore[misc]
+    attributes: tuple[dict[str, Any], ...] = ({"pads": (1, 1, 1, 1), "strides": (2, 1)}, {})
+    nodes = tuple(Node("Conv", (("x", "v")[k], f"w{k}"), (("v", "y")[k],), "", "", 11, attributes[k], channels_last=True, id=k)
+                  for k in range(2))
+    got, = trial.graph(Graph("probe", ("x",), ("y",), nodes, values), [stored], precision)
+    between, = reference("Conv", 11, [image, weights[0]], **attributes[0])
+    want, = reference("Conv", 11, [between, weights[1]])
+    agree(f"{precision} convolutions", got, want.transpose(0, 2, 3, 1), 0.0)
 
 
 @probe("matrix units", "kernels", disables=(MATRIX_UNITS, *UNIT_SHADERS),
        fault=(r"\b(n\d+_\d+|line|k|channel) < (N && m\d+_\d+ < M|BATCH \* LINES|end|CHANNELS && tap < TAPS)", r"\1 + 1u < \2"), trusts=True)
 def units(trial: Trial) -> str:
-    """Products around the edges of each tile, and a convolution: rounded to float16, and brought into its range by lines and images."""
+    """Products around the edges of each tile, and convolutions: rounded to float16, and brought into its range by lines and images."""
     for feature in (SUBGROUP_MATRIX, FLOAT16.feature, "subgroup"):
         trial.need(feature)
     usual = trial.gpu.limits
@@ -72,7 +79,7 @@ def units(trial: Trial) -> str:
             for tile in ran:
                 with in_tile(tile):
                     if tile.m < tile.n:
-                        _convolution(trial, tile.m + 4, TF32)
+                        _convolutions(trial, tile.m + 4, TF32)
                     else:
                         precision = TF32 if tile is ran[-1] else "f16acc"
                         _product(trial, tile.n + 5, tile.m + 4, 2 * tile.k + 4, precision, precision != TF32)
