@@ -6,7 +6,7 @@ Tiles and the figures of the estimate were measured on an H200 (docs/decisions/0
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -149,12 +149,15 @@ def tiles_of(units: UnitProduct) -> Iterator[UnitTile]:
             yield tile
 
 
-def estimate_ns(units: UnitProduct, tile: UnitTile) -> float:
-    """As tiles.estimate_ns, with the rate of matrix units; of scaled operands the dispatches that find the scales."""
+def estimate_ns(units: UnitProduct, tile: UnitTile, of_codes: float = 0.0) -> float:
+    """As tiles.estimate_ns, with the rate of matrix units; of scaled operands the dispatches that find the scales.
+
+    of_codes: how much slower the product is where w is packed codes; 0: it is numbers.
+    """
     product, by = units.product, units.product.target.figures
     rows, columns, k, batch = (int(hint(n)) for n in (product.m, product.n, product.k, product.batch))
     factor = 1.0 if units.plain else HALF_ROUNDED if units.stored is not None or units.halves else ROUNDED
-    factor *= ACROSS if units.w.along_k else 1.0
+    factor *= of_codes or (ACROSS if units.w.along_k else 1.0)
     for operand in (units.x, units.w):
         # a matrix x along n is read by elements: a vector holds other rows
         factor *= 1.0 if _by_fours(units, operand) else BY_ELEMENTS
@@ -176,8 +179,8 @@ def tile_ns(by: Figures, tile: UnitTile, rows: int, columns: int, k: int, batch:
 
 
 def consts_of(tile: UnitTile) -> dict[str, Const]:
-    """What matrix_product.wgsl has of its tile."""
-    return {"TM": tile.m, "TN": tile.n, "TK": tile.k, "GM": tile.gm, "GN": tile.gn}
+    """What matrix_product.wgsl has of its tile, and that w is no codes."""
+    return {"TM": tile.m, "TN": tile.n, "TK": tile.k, "GM": tile.gm, "GN": tile.gn, "CODES": 0, "BLOCK": 0, "CODE_FOURS": False}
 
 
 def _by_fours(units: UnitProduct, operand: Operand) -> bool:
@@ -236,9 +239,13 @@ def scales(product: Product, of: Operand, name: str) -> Kernel:
         reads={"x": of.matrix.source}, writes={"scales": name})
 
 
-def product_kernel(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType, reads: dict[str, int | str]) -> Kernel:
+def product_kernel(
+    units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType, reads: dict[str, int | str],
+    codes: Mapping[str, Const] | None = None,
+) -> Kernel:
+    """codes: constants of packed codes that w is, in place of numbers."""
     product, x, w = units.product, units.x, units.w
-    x_fours, w_fours = _by_fours(units, x), _by_fours(units, w)
+    x_fours, w_fours = _by_fours(units, x), _by_fours(units, w) and codes is None
     y_fours = product.fours and not is_symbolic(product.n) and product.n % 4 == 0
     bias = product.bias
     c_fours = y_fours and bias is not None and bias.strides == (0, 1) and bias.offset == 0
@@ -249,8 +256,8 @@ def product_kernel(units: UnitProduct, tile: UnitTile, choice: Choice, out: Tens
         "X_ROWS": x.along_k, "W_ROWS": not w.along_k,
         "K_WHOLE": not is_symbolic(product.k) and product.k % tile.k == 0, "PLAIN_HALVES": units.plain, "X_SCALED": units.scaled,
         "W_SCALED": units.scaled or units.halves, "X_BATCHES": x.batches, "W_BATCHES": w.batches, "Y_FOURS": y_fours, "C_FOURS": c_fours,
-        "ALPHA": float(product.alpha), "BETA": float(product.beta)}
-    names = (("x", x_fours), ("w", w_fours), ("y", y_fours), ("c", c_fours))
+        "ALPHA": float(product.alpha), "BETA": float(product.beta), **(codes or {})}
+    names = (("x", x_fours), ("w", w_fours or consts["CODE_FOURS"]), ("y", y_fours), ("c", c_fours))
     words = tuple(name for name, given in (("x", consts["X_EIGHTS"]), ("w", consts["W_EIGHTS"])) if given)
     return kernel(
         "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size,

@@ -60,7 +60,7 @@ def lower_packed(
         forms[BEFORE] = Form(DENSE_SHARE * unpacked_ns, partial(_unpacked, node, weights, rows, dense))
     forms |= unit_packed.forms(
         node, weights, columns, rows, bias, (alpha, beta), partial(_unpacking, node, weights, rows, scaled=True),
-        unpack_ns(node.target, weights))
+        unpack_ns(node.target, weights), _described(node, weights, rows))
     rounds = rounds and rounded_products.takes(node, weights, columns)
     if rounds:
         forms[rounded_products.ROUNDED] = rounded_products.form(node, weights, columns, bias)

@@ -1,8 +1,15 @@
-"""Products of many vectors with packed weights on matrix units: the weights are written out in float16 before, once or for a run."""
+"""Products of many vectors with packed weights on matrix units. The weights are decoded to float16 on their way into a tile, or before.
+
+Decoded before, a weight costs 2 bytes of device memory and, unless it stays there, a dispatch that writes it in each run: about 8 bytes of
+traffic a weight, as long as its product with 500 vectors takes on an H200. Decoded in the tile it takes no memory, and each tile of rows
+decodes it again: 4 instructions a weight, beside the 64 or 128 multiply-adds that the units do with it there. So this costs a part of the
+product (DECODED), that a constant time. By these estimates prompts of up to some thousand tokens decode in the tile; where a dense copy
+stays on the device anyway (`weights`), it is read instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,18 +17,22 @@ from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div
-from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided
 from ort_gpu_ep.kernels.target import TF32, Choice, no_matrix_units
 from ort_gpu_ep.ops import matrix_units, tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.matrix_units import LEAST, UnitProduct, UnitTile
 from ort_gpu_ep.ops.packed_operands import Columns, Layout, Weights
 
+DECODED = 0.9
+"""How much slower a product is that decodes codes on their way in."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedProduct:
     """What a form needs besides its tile. unpack: the kernel that writes [k, n] into `unpacked`, with `scaled` [blocks, n] in place of the
-    scales, which are those times a power of two for each column. powers: as _powers has them. bias: its input, or none.
+    scales, which are those times a power of two for each column. powers: as _powers has them. bias: its input, or none. codes: constants of
+    what is decoded in the tile; None where it can't be.
     """
 
     units: UnitProduct
@@ -31,20 +42,54 @@ class PackedProduct:
     unpack: Callable[[TensorType, Choice], Kernel]
     bias: int | None
     keeps: bool
+    codes: Mapping[str, Const] | None
+
+    @property
+    def blocks(self) -> int:
+        """Scales of a row."""
+        return ceil_div(self.weights.k, self.weights.block) if self.weights.block else 1
+
+    def codes_in(self, tile: UnitTile) -> Mapping[str, Const]:
+        """With how a lane reads them: all that it has of a step lies in a row."""
+        words = tile.m * tile.k // tile.workgroup_size * self.rows.bits // 32
+        return {**(self.codes or {}), "CODE_FOURS": words % 4 == self.rows.words % 4 == 0 and words > 0}
 
 
 def forms(
     node: BoundNode, weights: Weights, columns: Columns, rows: Layout, bias: tuple[int, Strided] | None, factors: tuple[float, float],
-    unpack: Callable[[TensorType, Choice], Kernel], unpack_ns: float,
+    unpack: Callable[[TensorType, Choice], Kernel], unpack_ns: float, described: Mapping[str, Const],
 ) -> dict[str, Form]:
-    """In each tile that may be taken. factors: of the sums and of the bias. unpack_ns: what the weights take."""
+    """In each tile that may be taken.
+
+    factors: of the sums and of the bias. unpack_ns: what it takes to write the weights out. described: their constants.
+    """
     units = _of(node, weights, columns, bias, factors)
     if units is None:
         return {}
-    packed = PackedProduct(units, weights, _powers(node, weights), rows, unpack, bias[0] if bias else None, node.target.limits.keeps_dense)
+    packed = PackedProduct(
+        units, weights, _powers(node, weights), rows, unpack, bias[0] if bias else None, node.target.limits.keeps_dense,
+        _codes(node, weights, rows, described))
     once = 0.0 if packed.keeps else unpack_ns
-    return {f"unpacked for {tile.name}": Form(matrix_units.estimate_ns(units, tile) + once, partial(_lowered, packed, tile))
-            for tile in matrix_units.tiles_of(units)}
+    before = {f"unpacked for {tile.name}": Form(matrix_units.estimate_ns(units, tile) + once, partial(_lowered, packed, tile, False))
+              for tile in matrix_units.tiles_of(units)}
+    if packed.codes is None:
+        return before
+    along = replace(units, w=replace(units.w, along_k=True))       # as codes lie
+    packed = replace(packed, units=along)
+    return before | {
+        f"decoded in {tile.name}": Form(matrix_units.estimate_ns(along, tile, DECODED), partial(_lowered, packed, tile, True))
+        for tile in matrix_units.tiles_of(along)}
+
+
+def _codes(node: BoundNode, weights: Weights, rows: Layout, described: Mapping[str, Const]) -> Mapping[str, Const] | None:
+    """What unit_codes.wgsl wants to know; None for codes that it does not decode: in two planes, eights that differ in their scale, zero
+    points beyond bytes.
+    """
+    zp = node.optional(weights.zp) if weights.zp is not None else None
+    if rows.high or rows.bits not in (2, 4, 8) or int(described["BLOCK"]) % 8 or (zp is not None and zp.dtype.bits > 8):
+        return None
+    names = ("WORDS", "FLIP", "BLOCK", "ZP_BITS", "ZP_ROW", "ZP_BLOCK", "ZERO")
+    return {**{name: described[name] for name in names}, "CODES": rows.bits}
 
 
 def _of(
@@ -77,25 +122,31 @@ def _powers(node: BoundNode, weights: Weights) -> int:
     return 0 if weights.codebook or not whole else 1 + max(weights.bits, 0 if zp is None else weights.zp_bits or zp.dtype.bits)
 
 
-def _lowered(packed: PackedProduct, tile: UnitTile, choice: Choice, out: TensorType) -> Lowering:
+def _lowered(packed: PackedProduct, tile: UnitTile, in_tile: bool, choice: Choice, out: TensorType) -> Lowering:
     units = packed.units
     product = units.product
-    written, (row, block) = ("unpacked", TensorType(FLOAT16, (product.k, product.n))), packed.weights.table_strides
-    blocks = ceil_div(product.k, packed.weights.block) if packed.weights.block else 1
+    (row, block), blocks = packed.weights.table_strides, packed.blocks
     scaled = ("scaled", TensorType(FLOAT32, (blocks, product.n)))
     of_w = matrix_units.weight_scales(packed.weights.table, product.n, blocks, row, block, packed.powers)
     table = tiles.Weights(packed.weights.table, blocks, 1, row, block, 0, True, multiple=1)
-    kernels = [*packed.rows.kernels, of_w, matrix_units.ready_weights(scaled[1], table, "scaled"), packed.unpack(written[1], choice)]
-    temps = [*packed.rows.temps, ("w_scales", of_w.outputs[0]), scaled, written]
-    reads: dict[str, int | str] = {"x": product.a.source, "w": "unpacked", "w_scales": "w_scales"}
+    kernels = [*packed.rows.kernels, of_w, matrix_units.ready_weights(scaled[1], table, "scaled")]
+    temps, kept = [*packed.rows.temps, ("w_scales", of_w.outputs[0]), scaled], list[tuple[str, TensorType]]()
+    reads: dict[str, int | str] = {"x": product.a.source, "w_scales": "w_scales"}
+    if in_tile:
+        reads |= {**packed.rows.sources, "table": "scaled", **({} if packed.weights.zp is None else {"zp": packed.weights.zp})}
+    else:
+        written = ("unpacked", TensorType(FLOAT16, (product.k, product.n)))
+        kernels.append(packed.unpack(written[1], choice))
+        temps.append(written)
+        kept = [written] if packed.keeps else []
+        reads["w"] = "unpacked"
     reads |= {} if packed.bias is None else {"c": packed.bias}
     if units.scaled:
         scales = matrix_units.scales(product, units.x, "x_scales")
         kernels.append(scales)
         temps.append(("x_scales", scales.outputs[0]))
         reads["x_scales"] = "x_scales"
-    kernels.append(matrix_units.product_kernel(units, tile, choice, out, reads))
-    kept = (written,) if packed.keeps else ()
+    kernels.append(matrix_units.product_kernel(units, tile, choice, out, reads, packed.codes_in(tile) if in_tile else None))
     return replace(
         Lowering((out,), tuple(kernels), tuple(temps)),
         once=("w_scales", "scaled", *(name for name, _ in (*packed.rows.temps, *kept))),

@@ -98,7 +98,8 @@ def word_pairs(name: str, dtype: DType, text: str, raw: bool) -> list[str]:
 def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vector: bool, text: str, raw: bool) -> list[str]:
     """`<name>_word(i)` or `<name>_word4(i)`, where the body calls it."""
     function, per, kind = (f"{name}_word4", 128 // dtype.bits, "vec4<u32>") if vector else (f"{name}_word", 32 // dtype.bits, "u32")
-    if not (dtype.storage == "u32" or (raw and dtype.bits < 32)) or not re.search(rf"\b{function}\(", text):
+    words = dtype.storage == "u32" and not (vector and dtype.bits == 16)       # vectors of those are two words (vector_readers)
+    if not (words or (raw and dtype.bits < 32)) or not re.search(rf"\b{function}\(", text):
         return []
     cases = "".join(f"if (i >= {first // per}u) {{ return {part_name(name, k)}[i - {first // per}u]; }} "
                     for k, (first, _) in reversed(list(enumerate(pieces))) if k)

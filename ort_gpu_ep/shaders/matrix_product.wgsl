@@ -13,6 +13,8 @@
 // [image, channel, y, x] with CHANNELS <= 4 of them, which count as C = 4. x_scales are those of PARTS parts of each image; a workgroup's rows are
 // of X_SPANNED images at most. GIVES: parts of each image of y whose scales are stored, too, as y_scales [images, GIVES]: one a workgroup
 // that has rows of the image, of SPANNED images at most. An image that fewer workgroups share than another has ones in between that change nothing.
+// CODES: w is packed codes of so many bits (2, 4, 8), rows of WORDS words along k, decoded on the way in (unit_codes.wgsl); W_SCALED there
+// means that `table` is. CODE_FOURS: four words are bound together.
 // Expects: x, w, c?, y; x_scales, w_scales of each line where it is scaled, for each batch with X_BATCHES, W_BATCHES; x_base(b), w_base(b), c_index(i);
 // X_N X_K W_M W_K the strides; N M K; K_WHOLE: K is a multiple of TK; TM TN TK GM GN; with IM2COL POINTWISE and HEIGHT.. (Window.consts).
 alias left_t = subgroup_matrix_left<f16, 16, 16>;
@@ -32,6 +34,9 @@ alias sums_t = subgroup_matrix_result<f32, 16, 16>;
 #let stage_row = TM // 4 + 2
 #let staged = GN * 16 * stage_row
 #let stores = GN * 16 * TM // 4 // WORKGROUP_SIZE
+#let lanes_row = TK // 8 // w_loads
+#let code_words = (w_loads * CODES + 3) // 4
+#let code_scales = 1 if not BLOCK or BLOCK % (8 * w_loads) == 0 else w_loads
 var<workgroup> tile: array<vec4<u32>, $(both if both > staged else staged)>;
 #if IM2COL and X_SCALED
 var<workgroup> row_scales: array<f32, TN>;
@@ -76,6 +81,9 @@ fn x_halves(v: x_loaded, scale: vec4<f32>) -> vec2<u32> {
 #end
 #end
 
+#if CODES
+#include unit_codes.wgsl
+#else
 #if w_parts == 1
 alias w_loaded = vec4<u32>;
 #else
@@ -107,6 +115,7 @@ fn w_halves(v: w_loaded, scale: vec4<f32>) -> vec2<u32> {
 #end
     return vec2<u32>(pack2x16float(s.xy), pack2x16float(s.zw));
 }
+#end
 #end
 #end
 
@@ -162,6 +171,7 @@ fn load_x(row: u32, k: u32) -> x_loaded {
 #end
 #end
 
+#if not CODES
 #if W_FOURS
 // What lies at `place` (in vectors) in w, from column m and k on.
 fn load_w(place: u32, m: u32, k: u32) -> w_loaded {
@@ -194,6 +204,7 @@ fn load_w(base: u32, m: u32, k: u32) -> w_loaded {
 #end
     return v;
 }
+#end
 #end
 
 #if X_SCALED or W_SCALED
@@ -287,6 +298,20 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let xp$i = (xb$i + xk$i * 8u) / $(8 // x_parts)u;
 #end
 #end
+#if CODES
+    let cm = min(m_first + lane / $(lanes_row)u, M - 1u);
+    let ck = lane % $(lanes_row)u * $(8 * w_loads)u;
+#for i in w_loads
+    let wt$i = lane / $(lanes_row)u * $(w_row)u + lane % $(lanes_row)u * $(w_loads)u + $(i)u;
+#end
+#for q in code_words
+    var c$q = 0u;
+#end
+#for g in code_scales
+    var cs$g = 0.0;
+    var cz$g = 0.0;
+#end
+#else
 #for i in w_loads
     let we$i = lane + $(i * WORKGROUP_SIZE)u;
 #if W_ROWS
@@ -316,14 +341,17 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #end
+#end
 #for i in x_loads
 #for h in x_parts
     var x$(i)_$h = x_loaded();
 #end
 #end
+#if not CODES
 #for i in w_loads
 #for h in w_parts
     var w$(i)_$h = w_loaded();
+#end
 #end
 #end
     {
@@ -370,11 +398,15 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         tile[xt$i] = vec4<u32>(x_halves(x$(i)_0, xs$i), x_halves(x$(i)_1, xs$i));
 #end
 #end
+#if CODES
+#include unit_decoding.wgsl
+#else
 #for i in w_loads
 #if w_parts == 1
         tile[$(x_size)u + wt$i] = w$(i)_0;
 #else
         tile[$(x_size)u + wt$i] = vec4<u32>(w_halves(w$(i)_0, ws$(i)_0), w_halves(w$(i)_1, ws$(i)_1));
+#end
 #end
 #end
         workgroupBarrier();

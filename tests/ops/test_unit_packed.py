@@ -17,7 +17,7 @@ from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.ops import matrix_units
-from ort_gpu_ep.ops.matrix_units import TILES
+from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
 from ort_gpu_ep.scheduler import make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from tests.compressed.test_packed_products import nbits_model
@@ -25,34 +25,69 @@ from tests.ops.matrix_emulation import Emulated, emulation
 from tests.ops.test_matrix_units import QUICK
 
 
+@pytest.fixture(params=["unpacked for", "decoded in"])
+def way(request: pytest.FixtureRequest) -> str:
+    """Whether weights are decoded before, or in the tile."""
+    return str(request.param)
+
+
 @pytest.fixture
-def trial(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
+def trial(way: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
     monkeypatch.setattr(matrix_units, "TILES", (QUICK,))
-    with emulation() as made, forced(f"unpacked for {QUICK.name}"):
+    with emulation() as made, forced(f"{way} {QUICK.name}"):
         yield made
 
 
-def product(trial: Emulated, precision: str, zero: str = "none", bits: int = 4, power: float = 0, **changes: Any) -> tuple[Any, Any, Any]:
-    """What comes out, what should, and what may be missing. power: of two, for x; changes: in place of constants."""
-    model, (dense, bias) = nbits_model((40, 96), 96, 72, bits, 32, zero, True)
+def product(
+    trial: Emulated, precision: str, zero: str = "none", bits: int = 4, power: float = 0, sizes: tuple[int, int, int, int] = (40, 96, 72, 32),
+    **changes: Any,
+) -> tuple[Any, Any, Any]:
+    """What comes out, what should, and what may be missing. power: of two, for x; sizes: rows, k, columns, block; changes: in place of
+    constants.
+    """
+    rows, k, n, block = sizes
+    model, (dense, bias) = nbits_model((rows, k), k, n, bits, block, zero, True)
     for held in model.graph.initializer:
         if held.name in changes:
             before = numpy_helper.to_array(held)
             array = changes[held.name](before).astype(np.float32)
             held.raw_data = array.tobytes()
-            dense = dense * np.repeat(array.astype(np.float64) / before, 32, 1)[:, :96].T
-    x = (np.random.default_rng().standard_normal((40, 96)) * 2.0 ** power).astype(np.float32)
+            dense = dense * np.repeat(array.astype(np.float64) / before, block, 1)[:, :k].T
+    x = (np.random.default_rng().standard_normal((rows, k)) * 2.0 ** power).astype(np.float32)
     got, = trial.graph(from_onnx(model), [x], precision)
-    sizes = np.abs(x).astype(np.float64) @ np.abs(dense)
-    return got, x.astype(np.float64) @ dense + bias, (2.0 ** -10 + 96 * 2.0 ** -24) * sizes + 2.0 ** -22 * np.abs(bias)
+    return got, x.astype(np.float64) @ dense + bias, (2.0 ** -10 + k * 2.0 ** -24) * np.abs(x).astype(np.float64) @ np.abs(dense) + 2.0 ** -22 * np.abs(bias)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "f16acc"])
 @pytest.mark.parametrize(("zero", "bits"), [("none", 4), ("codes", 4), ("codes", 8), ("none", 2)])
-def test_codes(trial: Emulated, precision: str, zero: str, bits: int) -> None:
+def test_codes(trial: Emulated, way: str, precision: str, zero: str, bits: int) -> None:
     got, want, allowed = product(trial, precision, zero, bits)
     assert (np.abs(got - want) <= allowed).all()
-    assert {"matrix_product.wgsl", "unpack_product.wgsl"} <= trial.shaders
+    assert "matrix_product.wgsl" in trial.shaders
+    assert ("unpack_product.wgsl" in trial.shaders) == (way == "unpacked for")
+
+
+@pytest.mark.parametrize("way", ["decoded in"], indirect=True)
+@pytest.mark.parametrize(("tile", "bits", "zero", "k", "block"), [
+    ((32, 16, 32), 4, "codes", 160, 16), ((16, 32, 32), 4, "none", 96, 32), ((16, 16, 64), 4, "codes", 160, 16),
+    ((16, 16, 64), 8, "codes", 112, 16), ((16, 32, 32), 2, "codes", 128, 64), ((32, 16, 32), 8, "none", 64, 64)])
+def test_codes_as_lanes_of_each_tile_have_them(
+    trial: Emulated, monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int, int], bits: int, zero: str, k: int, block: int,
+) -> None:
+    """Four vectors of a row, two, four of a longer one; steps that end behind the last k, lanes that meet one scale or several."""
+    monkeypatch.setattr(matrix_units, "TILES", (UnitTile("small", *tile, 1, 1, 1.0),))
+    with forced("decoded in small"):
+        got, want, allowed = product(trial, "f16acc", zero, bits, sizes=(37, k, 40, block))
+    assert (np.abs(got - want) <= allowed).all()
+    assert "unpack_product.wgsl" not in trial.shaders
+    assert "matrix_product.wgsl" in trial.shaders
+
+
+def test_codes_whose_rows_begin_within_words(trial: Emulated) -> None:
+    """They are brought into words once."""
+    got, want, allowed = product(trial, "tf32", bits=4, sizes=(33, 36, 40, 16))
+    assert (np.abs(got - want) <= allowed).all()
+    assert "matrix_product.wgsl" in trial.shaders
 
 
 @pytest.mark.parametrize("power", [50, -50])
@@ -96,14 +131,17 @@ def test_float16_models(trial: Emulated) -> None:
     assert "part_scales.wgsl" not in trial.shaders
 
 
-def test_a_prompt_takes_them(trial: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By estimate, with the figures of an H200: 512 vectors."""
+@pytest.mark.parametrize("way", ["decoded in"], indirect=True)
+@pytest.mark.parametrize(("rows", "weights", "shaders"), [
+    (512, "auto", set()), (512, "packed", set()), (32768, "packed", {"unpack_product.wgsl"})])
+def test_a_prompt_takes_them(trial: Emulated, monkeypatch: pytest.MonkeyPatch, rows: int, weights: str, shaders: set[str]) -> None:
+    """By estimate, with the figures of an H200: a dense copy that stays, else codes in the tile, of very many vectors decoded before."""
     monkeypatch.setattr(matrix_units, "TILES", TILES)
-    model, _ = nbits_model((512, 1024), 1024, 1024, 4, 32, "none", False)
-    for weights in ("auto", "packed"):
-        limits = replace(trial.gpu.limits.of(Config(precision="tf32", weights=weights)), figures=DEFAULT_FIGURES)
-        with forced():
-            plan = make_plan(from_onnx(model), {"x": TensorType(FLOAT32, (512, 1024))}, limits)
-        steps = [step.kernel for step in plan.steps if isinstance(step, Dispatch)]
-        assert "matrix_product.wgsl" in {k.shader for k in steps}
-        assert ("unpack_product.wgsl" in {k.shader for k in steps}) == (weights == "packed")
+    model, _ = nbits_model((rows, 2048), 2048, 2048, 4, 32, "none", False)
+    limits = replace(trial.gpu.limits.of(Config(precision="tf32", weights=weights)), figures=DEFAULT_FIGURES)
+    with forced():
+        plan = make_plan(from_onnx(model), {"x": TensorType(FLOAT32, (rows, 2048))}, limits)
+    steps = [step.kernel for step in plan.steps if isinstance(step, Dispatch)]
+    unit, = [k for k in steps if k.shader == "matrix_product.wgsl"]
+    assert bool(dict(unit.consts)["CODES"]) == (weights == "packed" and not shaders)
+    assert {k.shader for k in steps} & {"unpack_product.wgsl"} == shaders

@@ -11,11 +11,13 @@ import numpy as np
 
 from ort_gpu_ep.health.probe import Trial, agree, probe, reference
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, UINT8
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import BYTE_UNIT_SHADERS, MATRIX_BYTES, MATRIX_UNITS, SUBGROUP_MATRIX, TF32, UNIT_SHADERS
 from ort_gpu_ep.ops import matrix_units, unit_bytes
 from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
+
+CODES_BLOCK = 32
 
 
 @contextmanager
@@ -65,10 +67,26 @@ def _convolutions(trial: Trial, filters: int, precision: str) -> None:
     agree(f"{precision} convolutions", got, want.transpose(0, 2, 3, 1), 0.0)
 
 
+def _codes(trial: Trial, rows: int, columns: int, k: int, precision: str) -> None:
+    """Likewise of codes of 4 bits, their scales powers of two."""
+    x, codes = trial.integers(-4, 5, rows, k).astype(np.float32), trial.integers(0, 16, columns, k)
+    scales = np.exp2(trial.integers(-3, 1, columns, k // CODES_BLOCK)).astype(np.float32)
+    stored = (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8).reshape(columns, k // CODES_BLOCK, -1)
+    values = {"x": Value("x", FLOAT32, x.shape), "w": Value("w", UINT8, stored.shape, lambda: stored),
+              "s": Value("s", FLOAT32, scales.shape, lambda: scales)}
+    attributes: dict[str, Any] = {"K": k, "N": columns, "bits": 4, "block_size": CODES_BLOCK}
+    node = Node("MatMulNBits", ("x", "w", "s"), ("y",), "", "com.microsoft", 1, attributes)
+    tile, = matrix_units.TILES
+    with forced(f"decoded in {tile.name}"):
+        got, = trial.graph(Graph("probe", ("x",), ("y",), (node,), values), [x], precision)
+    dense = (codes.astype(np.float32) - 8) * np.repeat(scales, CODES_BLOCK, 1)
+    agree(f"{precision} codes {rows} x {k} x {columns}", got, x @ dense.T, 0.0)
+
+
 @probe("matrix units", "kernels", disables=(MATRIX_UNITS, *UNIT_SHADERS),
        fault=(r"\b(n\d+_\d+|line|k|channel) < (N && m\d+_\d+ < M|BATCH \* LINES|end|CHANNELS && tap < TAPS)", r"\1 + 1u < \2"), trusts=True)
 def units(trial: Trial) -> str:
-    """Products around the edges of each tile, and convolutions: rounded to float16, and brought into its range by lines and images."""
+    """Products around the edges of each tile, one of codes, and convolutions: rounded to float16, in range by lines and images."""
     for feature in (SUBGROUP_MATRIX, FLOAT16.feature, "subgroup"):
         trial.need(feature)
     usual = trial.gpu.limits
@@ -83,6 +101,8 @@ def units(trial: Trial) -> str:
                     else:
                         precision = TF32 if tile is ran[-1] else "f16acc"
                         _product(trial, tile.n + 5, tile.m + 4, 2 * tile.k + 4, precision, precision != TF32)
+                        if tile is ran[-1]:
+                            _codes(trial, tile.n + 5, tile.m + 8, 2 * tile.k + 32, precision)
     finally:
         trial.gpu.limits = usual
     return f"{len(ran)} tiles"

@@ -17,6 +17,30 @@
 #end
 #end
 #end
+#if CODES
+    let code = next * $(CODES)u / 32u + ck * $(CODES)u / 32u;
+#if CODE_FOURS
+#for q in code_words // 4
+    let cw$q = w_word4((cm * WORDS + min(code + $(4 * q)u, WORDS - 4u)) / 4u);
+#for j in 4
+    c$(4 * q + j) = cw$q[$j];
+#end
+#end
+#else
+#for q in code_words
+    c$q = w_word(cm * WORDS + min(code + $(q)u, WORDS - 1u));
+#end
+#end
+#for g in code_scales
+#if BLOCK
+    let block$g = min(next + ck + $(8 * g)u, K - 1u) / BLOCK;
+#else
+    let block$g = 0u;
+#end
+    cs$g = table_at(block$g * M + cm);
+    cz$g = zero_of(cm, block$g);
+#end
+#else
 #for i in w_loads
 #for h in w_parts
 #if W_FOURS
@@ -30,6 +54,7 @@
     w$(i)_$h = load_w(w_start, wm$i + $(4 * h)u, next + wk$i);
 #else
     w$(i)_$h = load_w(w_start, wm$i, next + wk$i + $(4 * h)u);
+#end
 #end
 #end
 #end
