@@ -1,4 +1,4 @@
-"""Several models and threads in one process: runs a second and quantiles of a run, for the CPU, the GPU and a session that chooses.
+"""Several models and threads in one process: runs a second and quantiles of a run, on the CPU, on the GPU and where a session chooses.
 
     python -m benchmarks.threads [--models squeezenet1_1,mobilenet_v2,encoder,har_lstm] [--threads 8] [--seconds 4] [--blocks 2]
         [--sides cpu,gpu,auto] [--adapter A] [--profile] [--json FILE]
@@ -46,8 +46,8 @@ def _decided(session: Any) -> bool:
     return runner is None or all(d.source != "partial" for d in runner.chooser.decided.values())
 
 
-def block(sessions: list[tuple[Any, dict[str, Any]]], threads: int, seconds: float) -> list[float]:
-    """Milliseconds of each run of all threads."""
+def block(sessions: list[tuple[Any, dict[str, Any]]], threads: int, seconds: float) -> list[list[float]]:
+    """Milliseconds of each run, for each thread."""
     took: list[list[float]] = [[] for _ in range(threads)]
     ready = threading.Barrier(threads)
 
@@ -66,7 +66,7 @@ def block(sessions: list[tuple[Any, dict[str, Any]]], threads: int, seconds: flo
         worker.start()
     for worker in workers:
         worker.join()
-    return [ms for of_thread in took for ms in of_thread]
+    return took
 
 
 def calls(session: Any, feeds: dict[str, Any]) -> tuple[float, list[str]]:
@@ -94,21 +94,24 @@ def main(
 ) -> None:
     """Measures the sides in turn."""
     found: dict[str, dict[str, Any]] = {}
-    took: dict[str, list[float]] = {side: [] for side in sides.split(",")}
+    took: dict[str, list[list[float]]] = {side: [[] for _ in models.split(",")] for side in sides.split(",")}      # of each model
     sessions = {}
     for side in took:
         sessions[side] = [opened(side, name, adapter) for name in models.split(",")]
         print(f"# {side} is open", flush=True)
     for i in range(blocks):
         for side in reversed(took) if i % 2 else took:
-            took[side] += block(sessions[side], threads, seconds)
-    for side, ms in took.items():
-        p50_ms, p99_ms = np.percentile(ms, (50, 99))
-        found[side] = {"runs_s": len(ms) / (blocks * seconds), "p50_ms": float(p50_ms), "p99_ms": float(p99_ms)}
-        print(f"{side:6}" + "".join(f"  {key} {value:9.2f}" for key, value in found[side].items()), flush=True)
+            for k, ms in enumerate(block(sessions[side], threads, seconds)):
+                took[side][k % len(took[side])] += ms
+    for side, of_models in took.items():
+        for name, ms in (("all", [m for model in of_models for m in model]), *zip(models.split(","), of_models, strict=True)):
+            p50_ms, p99_ms = np.percentile(ms, (50, 99))
+            row = {"runs_s": len(ms) / (blocks * seconds), "mean_ms": float(np.mean(ms)), "p50_ms": float(p50_ms), "p99_ms": float(p99_ms)}
+            found[f"{side}, {name}"] = row
+            print(f"{side:5} {name:16}" + "".join(f"  {key} {value:9.2f}" for key, value in row.items()), flush=True)
     if "auto" in sessions:
         for name, (session, _) in zip(models.split(","), sessions["auto"], strict=True):
-            print(f"auto, {name}: {session.stats().get('runs_by_candidate')}", flush=True)
+            print(f"auto, {name}: {session.stats().get('runs_by_candidate')}; {session.explain().decisions[-1][1]}", flush=True)
     for side in took if profile else ():
         for name, (session, feeds) in zip(models.split(","), sessions[side], strict=True):
             count, rows = calls(session, feeds)

@@ -62,7 +62,7 @@ class Decision:
         return asdict(self)
 
     def __str__(self) -> str:
-        pauses = f", with {RESTS[self.rest]} between runs" if self.rest != BUSY else ""
+        pauses = f", with {RESTS[self.rest]}" if self.rest != BUSY else ""
         text = f"{self.candidate}, {self.source}{pauses}: {self.why}"
         for name in sorted({*self.measured_s, *self.predicted_s}):
             found = []

@@ -11,6 +11,12 @@ from statistics import median_low
 RECENT, ENOUGH = 9, 3
 """Runs of a size that count, the latest; and how many of them need no support by other sizes."""
 
+SHARED, SHARED_NOISE = 256, 0.5
+"""Runs of a size that count where others are under way at the same time, and the standard deviation of the logarithm of one's time."""
+
+TAIL = 64
+"""From so many of them on, the longest count."""
+
 KEPT, NEAR = 64, 24
 """Sizes that are remembered, and the nearest ones that a prediction for another size rests on."""
 
@@ -89,17 +95,43 @@ class _Cell:
         noise = NOISE
         if n >= ENOUGH:        # 1.48: of a normal distribution, the standard deviation over the median distance
             noise = max(NOISE / 2, 1.48 * median_low([abs(s - middle) for s in self.recent]) / middle)
-        return math.hypot(noise / math.sqrt(n), AGEING * math.log2(1.0 + max(now_s - self.when_s, 0.0) / AGE_S))
+        return math.hypot(noise / math.sqrt(n), _ageing(now_s - self.when_s))
+
+
+class _Shared(_Cell):
+    """The latest runs of one size that had others beside them. Their mean counts, because threads in a loop make 1 / mean runs a second,
+    and so does what one in 100 exceeds: seconds is the geometric mean of both. A candidate that wins in one and loses more in the other
+    is not the better one. Of few runs it is the median: their tail is mostly that of the runs beside them."""
+
+    __slots__ = ()
+
+    def __init__(self, work: float) -> None:
+        super().__init__(work)
+        self.recent = deque[float](maxlen=SHARED)
+
+    @property
+    def seconds(self) -> float:
+        if len(self.recent) < TAIL:
+            return median_low(self.recent)
+        ordered = sorted(self.recent)
+        return math.sqrt(sum(ordered) / len(ordered) * ordered[math.ceil(0.99 * len(ordered)) - 1])
+
+    @property
+    def least_s(self) -> float:
+        return math.inf
+
+    def spread(self, now_s: float) -> float:
+        return math.hypot(SHARED_NOISE / math.sqrt(len(self.recent)), _ageing(now_s - self.when_s))
 
 
 class Times:
     """What one candidate takes over sizes, in one rhythm.
 
-    grows: the part of its time that is assumed to grow with the work, until two sizes tell.
+    grows: the part of its time that is assumed to grow with the work, until two sizes tell. shared: other runs are under way meanwhile.
     """
 
-    def __init__(self, grows: float) -> None:
-        self.grows = grows
+    def __init__(self, grows: float, shared: bool = False) -> None:
+        self.grows, self._cell = grows, _Shared if shared else _Cell
         self._cells: dict[Hashable, _Cell] = {}
 
     def __bool__(self) -> bool:
@@ -109,7 +141,7 @@ class Times:
         """Counts a steady run."""
         cell = self._cells.get(size.key)
         if cell is None:
-            cell = self._cells[size.key] = _Cell(size.work)
+            cell = self._cells[size.key] = self._cell(size.work)
             if len(self._cells) > KEPT:
                 self._cells.pop(min(self._cells, key=lambda key: self._cells[key].when_s if key != size.key else math.inf))
         cell.recent.append(seconds)
@@ -117,9 +149,13 @@ class Times:
 
     def load(self, size: Size, seconds: float, runs: int, now_s: float) -> None:
         """Puts in what an earlier session found; no more than a few runs of this one outweigh it."""
-        cell = self._cells[size.key] = _Cell(size.work)
+        cell = self._cells[size.key] = self._cell(size.work)
         cell.recent.extend([seconds] * min(max(runs, 1), ENOUGH))
         cell.when_s, cell.loaded = now_s, True
+
+    def forget(self, size: Size) -> None:
+        """Its runs so far say nothing about those to come."""
+        self._cells.pop(size.key, None)
 
     def dump(self) -> Iterator[tuple[Size, float, int]]:
         """(size, median seconds, runs) of each size."""
@@ -159,6 +195,10 @@ class Times:
 def _grown(cell: _Cell, size: Size, bound: Callable[[float, float], float]) -> float:
     """A bound of what another size takes: as much as this one, or more or less by the square of the work."""
     return cell.seconds * bound((size.work / cell.work) ** 2, 1.0)
+
+
+def _ageing(age_s: float) -> float:
+    return AGEING * math.log2(1.0 + max(age_s, 0.0) / AGE_S)
 
 
 def _octaves(a: float, b: float) -> float:

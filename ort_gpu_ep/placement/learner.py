@@ -11,16 +11,31 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ort_gpu_ep.placement.estimate import Estimate, Size, Times
+from ort_gpu_ep.placement.estimate import TAIL, Estimate, Size, Times
 from ort_gpu_ep.placement.names import CPU
-from ort_gpu_ep.placement.rhythm import BUSY, PAUSED, RARE, Rhythm
+from ort_gpu_ep.placement.rhythm import BUSY, CONCURRENT, PAUSED, RARE, Rhythm
 from ort_gpu_ep.utilization import AWAKE_S, Uses
 
 WAKING, FIRST, ASSUMED = "waking", "first", "assumed"
 """Besides the classes of rest: runs of a GPU whose clock is not up yet; first runs of a size, which plan and compile; no runs at all but
 what the partitioner predicts."""
 
-KINDS = (BUSY, PAUSED, RARE, WAKING, FIRST, ASSUMED)
+KINDS = (BUSY, PAUSED, RARE, CONCURRENT, WAKING, FIRST, ASSUMED)
+
+STEADY = (BUSY, CONCURRENT)
+"""Classes of rest in which a GPU that is awake stays so."""
+
+QUEUES = 0.5
+"""Uncertainty of what a run takes beside others, where none of a candidate was seen."""
+
+PROVEN = 8
+"""Runs beside others that a candidate has to have for moving there: while others wait, nothing is chosen by what is only expected."""
+
+AWFUL = 2.0
+"""How many times as long as elsewhere runs beside others have to take for a candidate to be left before its tail is known."""
+
+RETHINKS = 32
+"""Runs beside others after which the choice is thought over, at most."""
 
 MAX_SIZES = 256
 """Sizes that a session remembers; the oldest go first."""
@@ -117,7 +132,8 @@ class Learner:
     """What the runs of one session have taught. Thread-safe.
 
     uses: of the adapter. budget_s: what finding out may cost beside SHARE of all time; with 0 nothing is tried. waking_s: what is left of
-    as much again for runs of a GPU that wakes up: they lose time, which those of it awake win back.
+    as much again for runs of a GPU that wakes up: they lose time, which those of it awake win back. cpu_share: part of the cores that a run
+    on the CPU uses.
     """
 
     def __init__(self, uses: Uses, budget_s: float) -> None:
@@ -125,7 +141,7 @@ class Learner:
         self.entries: dict[Hashable, Entry] = {}
         self.grows: dict[str, float] = {CPU: 0.85}
         self.spent_s = self.total_s = self.novelty = 0.0
-        self.waking_s = budget_s
+        self.waking_s, self.cpu_share = budget_s, 1.0
         self._times: dict[str, dict[str, Times]] = {}
         self._out: dict[str, tuple[float, float]] = {}
         self.lock = threading.RLock()
@@ -147,9 +163,9 @@ class Learner:
         if not entry.seen:
             self.entries.pop(entry.size.key, None)
 
-    def choose(self, entry: Entry, now_s: float) -> str:
-        """The candidate for a run that begins now."""
-        self.rhythm.begin(now_s)
+    def choose(self, entry: Entry, now_s: float, others: int = 0) -> str:
+        """The candidate for a run that begins now. others: how many runs other threads have under way."""
+        self.rhythm.begin(now_s, others)
         self.novelty += ((not entry.runs) - self.novelty) * NOVELTY
         entry.runs += 1
         if entry.runs >= entry.think_at or entry.rest != self.rhythm.rest or entry.following in self._out:
@@ -182,7 +198,7 @@ class Learner:
             self.waking_s = min(self.waking_s + SHARE * seconds, self.budget_s)
             if turn.trial:
                 self.spent_s += max(seconds - turn.without_s, 0.0)
-            elif self.rhythm.rest == BUSY and turn.name != CPU and self.rhythm.uses.sleeps and counts:
+            elif self.rhythm.rest in STEADY and turn.name != CPU and self.rhythm.uses.sleeps and counts:
                 self._account(turn, seconds)
             return self._count(turn, turn.name, seconds, now_s) if counts else False
 
@@ -214,20 +230,20 @@ class Learner:
         first = not entry.seen.get(name)
         if first:
             self.times(name, FIRST).add(entry.size, seconds, now_s)
-        if first or (kind == BUSY and not turn.awake and name != CPU):
+        if first or (kind in STEADY and not turn.awake and name != CPU):
             kind = self._kind(turn, name, first, seconds, now_s)
         entry.seen[name] = entry.seen.get(name, 0) + 1
         if kind:
             self.times(name, kind).add(entry.size, seconds, now_s)
-        return kind in (BUSY, PAUSED, RARE)
+        return kind in (*STEADY, PAUSED, RARE)
 
     def _kind(self, turn: Turn, name: str, first: bool, seconds: float, now_s: float) -> str:
         """What a first run, or one of a GPU that wakes up, counts as besides: a steady one, if it is as quick as that; empty: nothing."""
-        expected = self.times(name, BUSY).at(turn.entry.size, now_s) if turn.rest == BUSY else None
+        expected = self.times(name, turn.rest).at(turn.entry.size, now_s) if turn.rest in STEADY else None
         expected_s = expected.seconds if expected is not None and expected.spread <= SURE else 0.0
         if first:
             return turn.rest if seconds <= AS_STEADY * expected_s else ""
-        return BUSY if seconds <= max(SLEPT * expected_s, turn.without_s) else WAKING
+        return turn.rest if seconds <= max(SLEPT * expected_s, turn.without_s) else WAKING
 
     def failed(self, name: str, now_s: float, for_s: float = 0.0) -> None:
         """A run of a candidate failed, or the CPU had to answer for it: it is left out for a while, at least for_s."""
@@ -245,7 +261,7 @@ class Learner:
     def times(self, name: str, kind: str) -> Times:
         kinds = self._times.setdefault(name, {})
         if kind not in kinds:
-            kinds[kind] = Times(self.grows.get(name, 0.3))
+            kinds[kind] = Times(self.grows.get(name, 0.3), kind == CONCURRENT)
         return kinds[kind]
 
     def teach(self, size: Size, name: str, seconds: float, runs: int, now_s: float) -> None:
@@ -282,10 +298,18 @@ class Learner:
                 return found
             if kind != BUSY:
                 base = self.estimate(name, BUSY, size, now_s)
+                if kind == CONCURRENT:
+                    return base and base.slower(self._queue(name), QUEUES)
                 awake = not self.rhythm.uses.sleeps and kind != FIRST
                 return base and base.slower(*(_SLOWER_CPU if name == CPU or awake else _SLOWER[kind]))
             guess = known[ASSUMED].at(size, now_s) if ASSUMED in known else None
             return guess and guess.slower(1.0, GUESSED)
+
+    def _queue(self, name: str) -> float:
+        """How many times as long a run takes with the others beside it, if all are on the same side: each takes its turn on a GPU, and
+        its share of the cores on the CPU."""
+        runs = 1.0 + self.rhythm.others
+        return max(runs * self.cpu_share, 1.0) if name == CPU else runs
 
     @property
     def left_s(self) -> float:
@@ -302,14 +326,14 @@ class Learner:
     def _think(self, entry: Entry, now_s: float) -> None:
         entry.rest = self.rhythm.rest
         entry.thoughts += 1
-        entry.think_at = entry.runs + max(1, min(entry.runs // 4, 256))
-        kind = FIRST if entry.runs == 1 and self.novelty > NOVEL and entry.rest == BUSY else entry.rest
+        entry.think_at = entry.runs + max(1, min(entry.runs // 4, RETHINKS if entry.rest == CONCURRENT else 256))
+        kind = FIRST if entry.runs == 1 and self.novelty > NOVEL and entry.rest in STEADY else entry.rest
         found = self._estimates((CPU, *self.rivals), kind, entry.size, now_s)
         if not found:
             entry.following = entry.choice = CPU
             return
-        asleep = entry.rest == BUSY and not self.rhythm.uses.awake(now_s)
-        choice = self._best(found, entry.choice)
+        asleep = entry.rest in STEADY and not self.rhythm.uses.awake(now_s)
+        choice = self._beside_others(entry, found) if entry.rest == CONCURRENT else self._best(found, entry.choice)
         if asleep and choice != CPU and self.waking_s <= 0.0 < self.budget_s:
             found |= self._estimates([name for name in found if name != CPU], WAKING, entry.size, now_s)
             choice = self._best(found, entry.choice)
@@ -325,6 +349,25 @@ class Learner:
         known = {name: self.estimate(name, kind, size, now_s) for name in names if not self.is_out(name, now_s)}
         return {name: e for name, e in known.items() if e is not None}
 
+    def _beside_others(self, entry: Entry, found: Mapping[str, Estimate]) -> str:
+        """The choice while other threads have runs under way.
+
+        Once one candidate was seen there, others have to prove it in trials. What they took then is forgotten where one is chosen: runs of
+        this session that were on the other side meanwhile have disturbed them. So a candidate is kept until its own tail is known.
+        """
+        present, seen = entry.choice, any(e.runs for e in found.values())
+        if seen:
+            found = {name: e for name, e in found.items() if e.runs >= PROVEN or name == present} or found
+        best = self._best(found, present)
+        if best == present:
+            return best
+        runs = found[present].runs if seen and present in found else TAIL
+        if runs < TAIL and (not runs or found[present].seconds <= AWFUL * found[best].seconds):
+            return present
+        if found[best].runs:
+            self.times(best, CONCURRENT).forget(entry.size)
+        return best
+
     def _best(self, found: Mapping[str, Estimate], present: str) -> str:
         best = min(found, key=lambda name: found[name].seconds)
         if present in found and found[present].seconds <= STAY * found[best].seconds + STAY_S:
@@ -339,7 +382,10 @@ class Learner:
             sleeping = asleep and name != CPU and best_s < AWAKE_S / 4
             rouses = sleeping and before != name        # which costs more than a run: one standard deviation has to do
             low_s = math.sqrt(estimate.low_s * estimate.seconds) if rouses else estimate.low_s
-            unknown = not asleep and not estimate.runs and entry.runs > UNTRIED_RUNS and estimate.seconds <= UNTRIED * best_s
+            if entry.rest == CONCURRENT and not estimate.runs:
+                low_s = estimate.seconds        # while others wait, a hope is no reason
+            alone = entry.rest != CONCURRENT and not asleep
+            unknown = alone and not estimate.runs and entry.runs > UNTRIED_RUNS and estimate.seconds <= UNTRIED * best_s
             if name == entry.choice or (LAW * low_s + LAW_S >= best_s and not unknown):
                 continue
             counted, tried = estimate.runs, entry.tried.get((name, entry.rest), 0)

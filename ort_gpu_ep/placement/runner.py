@@ -30,12 +30,13 @@ from ort_gpu_ep.placement.learner import MAX_SIZES, Entry, Turn
 from ort_gpu_ep.placement.names import CPU, CUT
 from ort_gpu_ep.placement.policy import Policy, slowdown
 from ort_gpu_ep.placement.proof import check_answer, rejected, trouble
+from ort_gpu_ep.placement.rhythm import CONCURRENT
 from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.placement.streak import Streak
 from ort_gpu_ep.plugin import SessionState, fall_back_or_raise
 from ort_gpu_ep.plugin.explain import Explanation, events_of, explanation, on_cpu
 from ort_gpu_ep.plugin.io_binding import TENSORS
-from ort_gpu_ep.utilization import UNKNOWN, Load, Uses
+from ort_gpu_ep.utilization import UNKNOWN, Load, Uses, run_begins, run_ends
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -94,6 +95,7 @@ class Runner:
         self.candidates.add(front)
         self.chooser = Chooser(self.candidates, self.config, self._profile, self._decisions, fixed, weakref.WeakMethod(self._settle),
                                self._uses, self.software)
+        self.chooser.learner.cpu_share = min(self._threads / (psutil.cpu_count(logical=False) or 1), 1.0)
         self._tidy_s = time.perf_counter() + KEEP_S
         weakref.finalize(self, _save, self.chooser)
 
@@ -137,12 +139,19 @@ class Runner:
                 return self._answer(candidate, outputs, feeds, options, values)[0]
             self.runs[CPU] += 1
             return _call(candidate.session, outputs, feeds, options, values)
+        try:
+            return self._run(entry, run_begins(), outputs, feeds, options, values)
+        finally:
+            run_ends()
+
+    def _run(self, entry: Entry, others: int, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool) -> Any:
+        """One run that some candidate may answer. others: how many runs other threads have under way."""
         load, streak = self.sampler.latest if self.sampler is not None else UNKNOWN, self._streak
         if streak is not None:
-            if streak.goes_on(entry, load, begin_s := time.perf_counter()):
+            if streak.goes_on(entry, load, others, begin_s := time.perf_counter()):
                 return self._go_on(streak, begin_s, outputs, feeds, options, values)
             self._file()
-        candidate, policy = self._choose(entry, load)
+        candidate, policy = self._choose(entry, load, others)
         learner, begin_s = self.chooser.learner, time.perf_counter()
         turn = learner.begin(entry, candidate.name, begin_s)
         due = self.chooser.check_due(turn, begin_s)
@@ -155,7 +164,8 @@ class Runner:
         if well and due:
             answer, well = self._compared(turn, candidate, answer, outputs, feeds, values)
         calm = slowdown(candidate.name, load, self._threads, self.software) <= CALM
-        steady = learner.end(turn, end_s - begin_s, end_s, well and calm and entry.ready)
+        counts = well and entry.ready and (calm or turn.rest == CONCURRENT)
+        steady = learner.end(turn, end_s - begin_s, end_s, counts)
         if policy is not None and well and (steady or not calm):
             policy.observe(candidate.name, end_s - begin_s, load)
         if self.sampler is not None and candidate.name != CPU:
@@ -200,10 +210,10 @@ class Runner:
                 policy.observe(turn.name, one, streak.load)
         self._used_s[turn.name] = streak.ended_s
 
-    def _choose(self, entry: Entry, load: Load) -> tuple[Candidate, Policy | None]:
+    def _choose(self, entry: Entry, load: Load, others: int) -> tuple[Candidate, Policy | None]:
         """The candidate by what its runs take on an idle machine, or the one that a load, or a deadline, moves the run to."""
         learner, now_s = self.chooser.learner, time.perf_counter()
-        name = learner.choose(entry, now_s)
+        name = learner.choose(entry, now_s, others)
         policy = self._policy(entry)
         if policy is not None:
             wanted = policy.choose(load)
@@ -218,10 +228,13 @@ class Runner:
         return self.candidates.ready(name) or self.front
 
     def _policy(self, entry: Entry) -> Policy | None:
-        """For runs that another candidate may answer better when the machine is busy, or that have a deadline."""
-        if self.sampler is None and not self.config.deadline_ms:
+        """For runs that another candidate may answer better when the machine is busy, or that have a deadline. Beside other runs of this
+        process, what was measured beside them tells more than a model of the load."""
+        concurrent = entry.rest == CONCURRENT
+        if not self.config.deadline_ms and (self.sampler is None or concurrent):
             return None
-        policy, thoughts = self._policies.get(entry.size.key, (None, -1))
+        key = entry.size.key, concurrent
+        policy, thoughts = self._policies.get(key, (None, -1))
         if thoughts == entry.thoughts:
             return policy
         longest_s = WITHIN * min(entry.expected_s.values(), default=0.0)
@@ -232,7 +245,7 @@ class Runner:
             policy = Policy(rivals, self._threads, self.software, self.config.deadline_ms * 1e-3)
         if policy is not None:
             policy.learn(rivals, entry.choice)
-        self._policies[entry.size.key] = policy, entry.thoughts
+        self._policies[key] = policy, entry.thoughts
         while len(self._policies) > MAX_SIZES:
             self._policies.pop(next(iter(self._policies)))
         return policy
@@ -349,7 +362,8 @@ class Runner:
         total = Counter(self._gone)
         for state in self.states:
             total.update(state.counts())
-        policy = self._policies.get(self._last.size.key, (None, 0))[0] if self._last is not None else None
+        last = self._last
+        policy = self._policies.get((last.size.key, last.rest == CONCURRENT), (None, 0))[0] if last is not None else None
         return {**total, "runs": sum(self.runs.values()), "runs_by_candidate": dict(self.runs),
                 **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and self._policies else {}),
                 **({"policy": policy.as_dict()} if policy is not None else {})}

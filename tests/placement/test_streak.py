@@ -62,7 +62,7 @@ class Machine:
 
     def known(self) -> dict[str, Any]:
         self.runner._file()
-        policy = self.runner._policies[()][0]
+        policy = self.runner._policies[(), False][0]
         histogram = policy.as_dict()["candidates"][GPU]
         return {"runs": self.entry.runs, "seen": dict(self.entry.seen), "total": round(self.learner.total_s, 9), "calls": policy._calls,
                 "waking": round(self.learner.waking_s, 9), "histogram": histogram, "rest": self.learner.rhythm.rest}
