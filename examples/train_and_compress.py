@@ -9,8 +9,9 @@ import onnx
 import onnx.parser
 
 import ort_gpu_ep as ort
+from models import datasets
 from ort_gpu_ep.compression import compress
-from ort_gpu_ep.training import Adam, Trainer, datasets
+from ort_gpu_ep.training import Adam, Trainer
 
 MODEL = """<ir_version: 10, opset_import: ["": 21]>
 digits (float[N, 1, 8, 8] image) => (float[N, 10] scores) {

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         create_and_register_allocator,
         create_and_register_allocator_v2,
         cuda_version,
+        datasets,
         disable_telemetry_events,
         enable_telemetry_events,
         get_all_providers,
@@ -117,7 +118,6 @@ if TYPE_CHECKING:
     from ort_gpu_ep.plugin.explain import Explanation
     from ort_gpu_ep.session.patching import Patch, patch
     from ort_gpu_ep.session.session import InferenceSession
-    from ort_gpu_ep.training import datasets
 
 __version__ = "0.1.0"
 
@@ -128,7 +128,6 @@ _LAZY = {
     "InferenceSession": "ort_gpu_ep.session.session",
     "Patch": "ort_gpu_ep.session.patching",
     "adapters": "ort_gpu_ep.health.enumeration",
-    "datasets": "ort_gpu_ep.training",
     "generate": "ort_gpu_ep.generation",
     "get_available_providers": "ort_gpu_ep.plugin",
     "get_ep_name": "ort_gpu_ep.plugin",
@@ -255,6 +254,8 @@ if not TYPE_CHECKING:       # for a type checker each name would be there then
     def __getattr__(name):
         if name in _LAZY:
             return getattr(_module(_LAZY[name]), name)
+        if name == "datasets":      # a module of onnxruntime that importing it does not load
+            return _module("onnxruntime.datasets")
         if not name.startswith("_") and find_spec(f"ort_gpu_ep.{name}") is None:     # `from ort_gpu_ep import store` asks here first
             onnxruntime = _module("onnxruntime")
             if hasattr(onnxruntime, name):

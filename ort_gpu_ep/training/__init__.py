@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from ort_gpu_ep.training import datasets
 from ort_gpu_ep.training.admm import Admm
 from ort_gpu_ep.training.engine import Loss
 from ort_gpu_ep.training.optimizers import SGD, Adam, AdamW, Optimizer
@@ -16,4 +15,4 @@ from ort_gpu_ep.training.step import TrainingStep, make_training_step
 from ort_gpu_ep.training.trainer import Progress, Trainer
 
 __all__ = ["SGD", "Adam", "AdamW", "Admm", "Loss", "Optimizer", "Progress", "Schedule", "Trainer", "TrainingStep", "constant", "cosine",
-           "datasets", "make_training_step", "step_decay", "with_warmup"]
+           "make_training_step", "step_decay", "with_warmup"]

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 
 import models
+from models import datasets
 from models.builder import Net
-from ort_gpu_ep.training import Adam, Admm, Optimizer, Trainer, datasets
+from ort_gpu_ep.training import Adam, Admm, Optimizer, Trainer
 
 BATCH, EPOCHS, SEED = 32, 20, 0
 

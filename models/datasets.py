@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +18,6 @@ STEPS, SIGNALS, ACTIVITIES = 128, 9, 6
 _HAR_SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 _IMAGES, _LABELS = 0x803, 0x801
 """What IDX files of bytes with three dimensions, and with one, begin with."""
-
-
-def __getattr__(name: str) -> Any:
-    """What onnxruntime's module of the same name has, `get_example`: `from ort_gpu_ep import datasets` stands for both."""
-    if name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("onnxruntime.datasets"), name)
 
 
 class Samples(NamedTuple):
