@@ -146,11 +146,11 @@ def _over_planes_ns(node: BoundNode, ns: float) -> float:
 
 
 def written_out_ns(node: BoundNode) -> float:
-    """What a Conv of many filters is estimated to take with filters that are written out, once or in each run, in its better layout."""
+    """What a Conv of many filters is estimated to take with filters that are written out in each run, in its better layout."""
     node, by = at_hand(node), node.target.figures
     if not conv_last.takes(node) or node.attr("group") > 1:
         return _plain_ns(node)
-    reordered_ns = 0 if node.input(1).is_constant else by.dispatch_ns + 2 * node.input(1).type.nbytes * by.byte_ns
+    reordered_ns = by.dispatch_ns + 2 * node.input(1).type.nbytes * by.byte_ns
     return min(_plain_ns(node), conv_last.estimate_ns(node, _window(node)) + reordered_ns)
 
 

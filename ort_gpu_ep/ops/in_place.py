@@ -58,12 +58,10 @@ def _peeled(node: BoundNode, packed: Sequence[tuple[str, int]], name: str, domai
     return replace(built, kernels=tuple(with_decoder(k, at, decoder, PARTS, node.input(at).is_constant) for k in built.kernels))
 
 
-def plain(
-    node: BoundNode, name: str, shape: Shape, at: int, domain: str = "", bits: int = 0, constant: bool = False,
-) -> BoundNode:
-    """The node as if its weight at input `at`, of that shape, were dense. bits: as Operand.decoded. constant: not computed in each run."""
+def plain(node: BoundNode, name: str, shape: Shape, at: int, domain: str = "", bits: int = 0) -> BoundNode:
+    """The node as if its weight at input `at`, of that shape, were dense, computed in each run. bits: as Operand.decoded."""
     names, operands = node.node.inputs, node.inputs
-    dense = Operand(node.input(at).name, TensorType(FLOAT32, shape), constant=constant, decoded=bits, asked=node.input(at).asked)
+    dense = Operand(node.input(at).name, TensorType(FLOAT32, shape), decoded=bits, asked=node.input(at).asked)
     found = replace(node.node, op=name, domain=domain, version=node.attr("op_version"), inputs=(*names[:at + 1], *names[at + PARTS:]))
     return replace(node, node=found, inputs=(*operands[:at], dense, *operands[at + PARTS:]))
 

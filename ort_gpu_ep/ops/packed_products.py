@@ -110,10 +110,10 @@ def packed_matmul(node: BoundNode) -> Lowering | Kernel:
     if not x.rank or x.shape[-1] != k:
         raise UnsupportedNodeError(Code.RANK, f"MatMul of {x.type} and {list(shape)}: inner dimensions differ")
     columns, out = Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1), TensorType(x.dtype, (*x.shape[:-1], n))
-    if node.attr("weight_sparse"):
-        return _sparse_product(node, n, k, False, columns, out)
     if hint(columns.count) > MAX_VECTORS:
         check_not_kept(node)
+    if node.attr("weight_sparse"):
+        return _sparse_product(node, n, k, False, columns, out)
     return lower_packed(node, _weights(node, shape, row_axis=1), columns, out)
 
 
@@ -131,10 +131,10 @@ def packed_gemm(node: BoundNode) -> Lowering | Kernel:
     columns = Columns(0, m, *((1, m) if node.attr("transA") else (k, 1)), n, 1)
     bias = (4, Strided((m, n), broadcast_strides(c.shape, (m, n)))) if c else None
     out, factors = TensorType(x.dtype, (m, n)), (node.attr("alpha"), node.attr("beta"))
-    if node.attr("weight_sparse"):
-        return _sparse_product(node, n, k, row_axis == 0, columns, out, bias, *factors)
     if hint(m) > MAX_VECTORS:
         check_not_kept(node)
+    if node.attr("weight_sparse"):
+        return _sparse_product(node, n, k, row_axis == 0, columns, out, bias, *factors)
     return lower_packed(node, _weights(node, shape, row_axis), columns, out, bias, *factors)
 
 
@@ -146,8 +146,7 @@ def packed_conv(node: BoundNode) -> Lowering:
             c and c.shape != shape[:1]) or tuple(node.attr("kernel_shape") or shape[2:]) != shape[2:]:
         raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type} and {list(shape)} with group {groups}: shapes do not fit")
     rows, channels = shape[0] // groups, shape[1]
-    if not node.attr("weight_sparse"):
-        check_not_kept(node)
+    check_not_kept(node)
     if groups > 1 and rows < MIN_ROWS and not node.attr("weight_sparse"):
         return read_in_place(node, "Conv")
     window = conv_window(node, x.shape[2:], shape[2:])
@@ -175,9 +174,7 @@ def _sparse_conv(node: BoundNode, shape: Shape, window: Window) -> Lowering:
     product = of_filters(node, window, of_entries(node, rows, depth), 4 if node.has(4) else None)
     if product is None:
         raise UnsupportedNodeError(Code.COST, "Conv with sparse filters: this convolution runs with dense filters")
-    keeps = node.target.limits.keeps_dense
-    dense_ns = written_out_ns(plain(node, "Conv", shape, 1, constant=keeps)) + (
-        0 if keeps else unpack_sparse_ns(node.target, math.prod(shape)))
+    dense_ns = written_out_ns(plain(node, "Conv", shape, 1)) + unpack_sparse_ns(node.target, math.prod(shape))
     dense = elsewhere(dense_ns, "Conv with sparse filters: estimated to be slower than with dense filters")
     return lower(node.target, product.key, sparse_products.forms(product) | {DENSE: dense}, TensorType(
         x.dtype, (x.shape[0], rows, *window.small)))
@@ -251,8 +248,7 @@ def _sparse_product(
     if product is None:
         raise UnsupportedNodeError(Code.COST, f"{node.op}: batch of {hint(columns.count)}: "
                                    "a dense copy of the sparse weight is estimated to be faster")
-    unpack_ns = 0 if node.target.limits.keeps_dense else unpack_sparse_ns(node.target, rows * k)
-    dense_ns = unpack_ns + _written_out_ns(node.target, rows, k, transposed, columns)
+    dense_ns = unpack_sparse_ns(node.target, rows * k) + _written_out_ns(node.target, rows, k, transposed, columns)
     dense = elsewhere(dense_ns, f"{node.op}: estimated to be slower than with a dense matrix")
     return lower(node.target, product.key, sparse_products.forms(product) | {DENSE: dense}, out)
 
