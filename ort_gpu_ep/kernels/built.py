@@ -50,6 +50,18 @@ class Scales:
 
 
 @dataclass(frozen=True, slots=True)
+class Rounded:
+    """A binding of float32 that a kernel rounds to float16 as it reads it: what writes it may as well store it so.
+
+    consts: with these the kernel reads float16. by_eight: whether the binding is among its `words` then.
+    """
+
+    name: str
+    consts: tuple[tuple[str, Const], ...]
+    by_eight: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """A shader file, its constants and its grid: plain data.
 
@@ -74,7 +86,7 @@ class Kernel:
     reports: its body calls `out_of_range()` or `wrong_length()` where data brings such an index or length, see `looks`.
     pairs: 64-bit integers are pairs of words (vec2<u32>, the lower one first) in it: the adapter has no others.
     features: of the device, that its body uses (types bring their own). atomics: bindings of uint32 that are bound as atomics.
-    scales: what it can store beside its first output, where a kernel behind it wants that.
+    scales: what it can store beside its first output, where a kernel behind it wants that. rounded: what it could read in float16.
     """
 
     shader: str
@@ -101,6 +113,7 @@ class Kernel:
     reports: bool = False
     pairs: bool = False
     scales: Scales | None = None
+    rounded: Rounded | None = None
 
     @property
     def step(self) -> Step:

@@ -28,6 +28,7 @@ from ort_gpu_ep.kernels.built import InPlace as InPlace
 from ort_gpu_ep.kernels.built import Kernel as Kernel
 from ort_gpu_ep.kernels.built import Lowering as Lowering
 from ort_gpu_ep.kernels.built import Pieces as Pieces
+from ort_gpu_ep.kernels.built import Rounded as Rounded
 from ort_gpu_ep.kernels.built import Scales as Scales
 from ort_gpu_ep.kernels.built import Strided as Strided
 from ort_gpu_ep.kernels.built import View as View

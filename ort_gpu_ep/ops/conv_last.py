@@ -48,9 +48,9 @@ def _filters(node: BoundNode) -> int:
 
 
 def takes(node: BoundNode) -> bool:
-    """Whether a Conv can work channels-last on this adapter."""
+    """Whether a Conv can work channels-last on this adapter. Of float16: where products of it use matrix units."""
     x, w = node.input(0), node.input(1)
-    if x.rank != 4 or w.rank != 4 or x.dtype is not FLOAT32:
+    if x.rank != 4 or w.rank != 4 or not (x.dtype is FLOAT32 or unit_windows.may_use(node)):
         return False
     groups, (filters, channels) = node.attr("group"), w.shape[:2]
     if groups == 1:
@@ -103,7 +103,7 @@ def build_transposed(node: BoundNode) -> Lowering:
 
 def _output(node: BoundNode, spatial: Shape) -> TensorType:
     images, filters = node.input(0).shape[0], _filters(node)
-    return TensorType(FLOAT32, (images, filters, *spatial) if writes_planes(node) else (images, *spatial, filters))
+    return TensorType(node.input(0).dtype, (images, filters, *spatial) if writes_planes(node) else (images, *spatial, filters))
 
 
 def transposed_ns(node: BoundNode, window: Window) -> float:
@@ -144,8 +144,9 @@ def _forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
         w, pixels = node.input(1), hint(node.input(0).shape[0]) * hint(math.prod(window.small))
         size = f"{pixels}x{w.shape[0]}x{window.taps}*{w.shape[1]}"
         key = f"grouped {size} of {node.attr('group')} steps {'x'.join(map(str, window.strides))}"
-        return key, _grouped_forms(node, window) | direct
-    tiled, units = winograd.of(node, window, product), unit_windows.forms(unit_windows.of(node, product))
+        return key, _grouped_forms(node, window) | direct | unit_windows.forms(unit_windows.of(node, product))
+    units = unit_windows.forms(unit_windows.of(node, product))
+    tiled = winograd.of(node, window, product) if node.input(0).dtype is FLOAT32 else None
     if tiled is None:
         return product.key, direct | units
     if not is_symbolic(tiled.product.rows):
@@ -158,7 +159,8 @@ def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
     w, planes = node.input(1), reads_planes(node)
     groups, by_planes = node.attr("group"), writes_planes(node)
     weights = tiles.Weights(
-        1, w.shape[1], window.taps, math.prod(w.shape[1:]), window.taps, 1, w.is_constant, filters=w.shape[0] if by_planes else 0)
+        1, w.shape[1], window.taps, math.prod(w.shape[1:]), window.taps, 1, w.is_constant, filters=w.shape[0] if by_planes else 0,
+        dtype=w.dtype)
     return tiles.TiledProduct(
         node.input(0).shape[0] * math.prod(window.small), ceil_div(w.shape[0] // groups, 4) * 4, weights, 2 if node.has(2) else None,
         window=window.consts(INPUT_AXES, OUTPUT_AXES), pointwise=window.taps == 1 and not any(window.pads) and not planes,
@@ -196,7 +198,7 @@ def _ahead(pixels: int) -> int:
 def _grouped(node: BoundNode, window: Window, pixels: int, slices: int, choice: Choice, out: TensorType) -> Lowering:
     w, groups = node.input(1), node.attr("group")
     packed = TensorType(FLOAT32, (math.prod(w.shape[1:]), w.shape[0]))
-    weights = tiles.Weights(1, w.shape[1], window.taps, math.prod(w.shape[1:]), window.taps, 1, w.is_constant)
+    weights = tiles.Weights(1, w.shape[1], window.taps, math.prod(w.shape[1:]), window.taps, 1, w.is_constant, dtype=w.dtype)
     bias = {"c": 2} if node.has(2) else {}
     blocks, team, fours = ceil_div(window.small[1], pixels), GROUPED_WORKGROUP_SIZE // slices, w.shape[0] // 4
     lines = out.shape[0] * window.small[0]
@@ -216,7 +218,7 @@ def _depthwise(node: BoundNode, window: Window, out: TensorType) -> Lowering:
     """A lane makes four channels of a pixel; neighbouring lanes have neighbouring channels."""
     channels, rows = out.shape[3], math.prod(out.shape[:3])
     packed = TensorType(FLOAT32, (window.taps, channels))
-    weights = tiles.Weights(1, 1, window.taps, window.taps, 0, 1, node.input(1).is_constant, multiple=1)
+    weights = tiles.Weights(1, 1, window.taps, window.taps, 0, 1, node.input(1).is_constant, multiple=1, dtype=node.input(1).dtype)
     bias = {"c": 2} if node.has(2) else {}
     built: Kernel = kernel(
         "depthwise_last.wgsl", [out], consts={"ROWS": rows, "C4": channels // 4, **window.consts(INPUT_AXES, OUTPUT_AXES)},

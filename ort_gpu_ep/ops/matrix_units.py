@@ -7,7 +7,7 @@ Tiles and the figures of the estimate were measured on an H200 (docs/decisions/0
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
@@ -15,7 +15,7 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
 from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Rounded, Strided, kernel
 from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, Limits, no_matrix_units
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product
@@ -250,19 +250,27 @@ def product_kernel(
     bias = product.bias
     c_fours = y_fours and bias is not None and bias.strides == (0, 1) and bias.offset == 0
     consts: dict[str, Const] = {
-        **consts_of(tile), "IM2COL": False, "GIVES": 0, "BATCH": product.batch, "N": product.m, "M": product.n, "K": product.k,
+        **consts_of(tile), "IM2COL": False, "GIVES": 0, "GROUP_COUNT": 1,
+        "BATCH": product.batch, "N": product.m, "M": product.n, "K": product.k,
         "X_N": x.matrix.outer, "X_K": x.matrix.k, "W_M": w.matrix.outer, "W_K": w.matrix.k,
         "X_FOURS": x_fours, "W_FOURS": w_fours, "X_EIGHTS": x_fours and x.eights, "W_EIGHTS": w_fours and w.eights,
         "X_ROWS": x.along_k, "W_ROWS": not w.along_k,
-        "K_WHOLE": not is_symbolic(product.k) and product.k % tile.k == 0, "PLAIN_HALVES": units.plain, "X_SCALED": units.scaled,
+        "K_WHOLE": not is_symbolic(product.k) and product.k % tile.k == 0, "X_PLAIN": units.plain, "W_PLAIN": units.plain,
+        "X_SCALED": units.scaled,
         "W_SCALED": units.scaled or units.halves, "X_BATCHES": x.batches, "W_BATCHES": w.batches, "Y_FOURS": y_fours, "C_FOURS": c_fours,
         "ALPHA": float(product.alpha), "BETA": float(product.beta), **(codes or {})}
     names = (("x", x_fours), ("w", w_fours or consts["CODE_FOURS"]), ("y", y_fours), ("c", c_fours))
     words = tuple(name for name, given in (("x", consts["X_EIGHTS"]), ("w", consts["W_EIGHTS"])) if given)
-    return kernel(
+    built = kernel(
         "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size,
         workgroup_nbytes=tile.workgroup_nbytes(not w.along_k),
         indices={"x_base": x.matrix.base, "w_base": w.matrix.base, "c_index": bias or Strided((1,), (0,))},
         grid=(ceil_div(product.n, tile.m), ceil_div(product.m, tile.n), product.batch),
         reads=reads, writes={"y": 0}, vectors=tuple(name for name, fours in names if fours),
         words=words, choice=choice, features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))
+    return built if units.scaled or units.plain or not x_fours else replace(built, rounded=rounded(x.eights))
+
+
+def rounded(by_eight: bool) -> Rounded:
+    """How matrix_product.wgsl reads an x of float32 that was stored in float16."""
+    return Rounded("x", (("X_EIGHTS", by_eight), ("X_PLAIN", True)), by_eight)

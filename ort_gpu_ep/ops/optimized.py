@@ -152,6 +152,7 @@ def nhwc_conv(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(
             Code.RANK, f"NhwcConv of {x.type} and {w.type}, group {node.attr('group')}; expected [N, H, W, C] and [M, kH, kW, C / group]")
     filters = made.add("Transpose", made.given(1), perm=TO_PLANES)
+    filters = replace(filters, operand=replace(filters.operand, fits=lambda: not w.exceeds_half))
     images, given = made.given(0), _without(node)
     plain = made.part("Conv", (replace(x, type=_turned(x.type, TO_PLANES)), filters.operand), given)
     fixed = not any(map(is_symbolic, w.shape))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import same
-from ort_gpu_ep.ir.types import FLOAT32, FLOATS, INT8, INT64, UINT8, TensorType
+from ort_gpu_ep.ir.types import FLOATS, INT8, INT64, UINT8, TensorType
 from ort_gpu_ep.kernels.records import case, ceil_div, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op
 from ort_gpu_ep.ops.channels_last import own
@@ -134,7 +134,7 @@ def pool(
 ) -> Kernel:
     """The kernel of a window. fours: four channels at a time where they are neighbours."""
     axes, dtype = window_axes(node), node.input(0).dtype
-    if fours and in_words(node) and dtype is FLOAT32 and (highest or mean):
+    if fours and in_words(node) and dtype in FLOATS and (highest or mean):
         return _fours(node, highest=highest, count_pad=count_pad)
     if fours and in_words(node) and dtype in (INT8, UINT8):
         return word_pool(node, highest=True, count_pad=False, reads={"x": 0})

@@ -1,6 +1,7 @@
 """Convolutions on an adapter's matrix units, channels last: the window is read in place (matrix_product.wgsl, IM2COL).
 
-Beside the forms in register tiles and Winograd's, where matrix_units.py says that products may use the units.
+Beside the forms in register tiles and Winograd's, where matrix_units.py says that products may use the units. Groups of enough channels
+and filters are as many products.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, DType, TensorType
 from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Scales, Strided, kernel
@@ -29,8 +30,8 @@ record("part_scales.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["PER"], 
 
 @dataclass(frozen=True, slots=True)
 class UnitConvolution:
-    """A convolution as one product, which matrix units may do. images: of x, each of `size` elements. scaled: as UnitProduct's. constant:
-    that x is.
+    """A convolution as one product (of groups, one each), which matrix units may do. images: of x, each of `size` elements. scaled: as
+    UnitProduct's. constant: that x is. dtype: of x and the weights.
     """
 
     product: TiledProduct
@@ -38,6 +39,7 @@ class UnitConvolution:
     size: int
     scaled: bool
     constant: bool = False
+    dtype: DType = FLOAT32
 
     @property
     def k(self) -> int:
@@ -50,12 +52,18 @@ class UnitConvolution:
         return max(1, min(64, most, ceil_div(2 * units, max(1, int(hint(self.images))))))
 
 
+def may_use(node: BoundNode) -> bool:
+    """Whether a Conv may use matrix units, as far as its types and the adapter say: float16 always, float32 if the precision says so."""
+    limits = node.target.limits
+    return (node.input(0).dtype is FLOAT16 or limits.precision in (TF32, "f16acc")) and not no_matrix_units(limits)
+
+
 def of(node: BoundNode, product: TiledProduct) -> UnitConvolution | None:
-    """None where it is to stay off matrix units. product: the convolution in register tiles, of float32."""
+    """None where it is to stay off matrix units. product: the convolution in register tiles."""
     limits, weights = node.target.limits, product.weights
-    if limits.precision not in (TF32, "f16acc") or no_matrix_units(limits):
+    if not may_use(node):
         return None
-    if product.groups > 1 or product.spread or product.batch > 1 or not weights.constant or weights.phases or tiles.are_wide(node):
+    if product.spread or product.batch > 1 or not weights.constant or weights.phases or tiles.are_wide(node):
         return None
     if min(product.m, weights.taps * weights.channels, int(hint(product.rows))) < LEAST:
         return None
@@ -63,7 +71,8 @@ def of(node: BoundNode, product: TiledProduct) -> UnitConvolution | None:
     images = x.shape[0]
     if not hint(images):
         return None
-    return UnitConvolution(product, images, x.size // images, limits.precision == TF32, limits.precision == TF32 and x.is_constant)
+    scaled = limits.precision == TF32 and x.dtype is FLOAT32
+    return UnitConvolution(product, images, x.size // images, scaled, scaled and x.is_constant, x.dtype)
 
 
 def forms(units: UnitConvolution | None) -> dict[str, Form]:
@@ -73,7 +82,7 @@ def forms(units: UnitConvolution | None) -> dict[str, Form]:
     product, limits = units.product, units.product.target.limits
     return {tile.name: Form(estimate_ns(units, tile), partial(_lowered, units, tile)) for tile in matrix_units.TILES
             if tile.fits(limits, w_rows=True) and max(
-                ceil_div(int(hint(product.rows)), tile.n), ceil_div(product.m, tile.m)) <= limits.max_groups_per_dimension}
+                ceil_div(int(hint(product.rows)), tile.n), ceil_div(product.m, tile.m), product.groups) <= limits.max_groups_per_dimension}
 
 
 def estimate_ns(units: UnitConvolution, tile: UnitTile) -> float:
@@ -81,8 +90,8 @@ def estimate_ns(units: UnitConvolution, tile: UnitTile) -> float:
     look at all of it; others most often come from what wrote x.
     """
     product, by = units.product, units.product.target.figures
-    factor = matrix_units.HALF_ROUNDED * (1.0 if product.pointwise else matrix_units.WINDOWED)
-    time = matrix_units.tile_ns(by, tile, int(hint(product.rows)), product.m, units.k, 1, factor)
+    factor = (1.0 if units.dtype is FLOAT16 else matrix_units.HALF_ROUNDED) * (1.0 if product.pointwise else matrix_units.WINDOWED)
+    time = matrix_units.tile_ns(by, tile, int(hint(product.rows)), product.m, units.k, product.groups, factor)
     if units.scaled and product.planes:
         time += by.dispatch_ns + 4 * int(hint(units.images)) * int(hint(units.size)) * by.byte_ns
     return time
@@ -94,7 +103,7 @@ def _lowered(units: UnitConvolution, tile: UnitTile, choice: Choice, out: Tensor
     weights, columns = product.weights, product.columns
     rows = product.packed_rows
     if not units.scaled:
-        packed = TensorType(FLOAT32, (rows, columns))
+        packed = TensorType(weights.dtype, (rows, columns))
         inverses = ((weights.source, tiles.unpacking(weights, columns)),) if isinstance(weights.source, int) else ()
         plain = (tiles.packing(weights, packed), _product(units, tile, choice, out, {"x": 0, "w": "packed"}))
         return Lowering((out,), plain, (("packed", packed),), once=("packed",), inverses=inverses)
@@ -121,24 +130,28 @@ def _scales(units: UnitConvolution, parts: TensorType) -> Kernel:
 def _product(units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorType, reads: dict[str, int | str]) -> Kernel:
     product = units.product
     fours, bias = not product.planes, {} if product.bias is None else {"c": product.bias}
+    plain, eights, w_eights = units.dtype is FLOAT16, fours and product.weights.padded % 8 == 0, product.m % 8 == 0
     consts: dict[str, Const] = {
         **matrix_units.consts_of(tile), "BATCH": 1, "N": product.rows, "M": product.m, "K": units.k, "X_FOURS": fours, "W_FOURS": True,
-        "X_EIGHTS": False, "W_EIGHTS": product.m % 8 == 0, "X_ROWS": True, "W_ROWS": True, "W_M": 1, "W_K": product.m,
-        "K_WHOLE": units.k % tile.k == 0, "PLAIN_HALVES": False, "X_SCALED": units.scaled, "W_SCALED": units.scaled,
-        "X_BATCHES": False, "W_BATCHES": False, "Y_FOURS": True, "C_FOURS": True,
+        "X_EIGHTS": plain and eights, "W_EIGHTS": w_eights, "X_ROWS": True, "W_ROWS": True, "W_M": 1, "W_K": product.columns,
+        "K_WHOLE": units.k % tile.k == 0, "X_PLAIN": plain, "W_PLAIN": plain, "X_SCALED": units.scaled, "W_SCALED": units.scaled,
+        "X_BATCHES": False, "W_BATCHES": product.groups > 1, "Y_FOURS": True, "C_FOURS": True, "GROUP_COUNT": product.groups,
         "ALPHA": product.alpha, "BETA": 1.0, "IM2COL": True, "POINTWISE": product.pointwise, "PLANES": product.planes > 0,
         "CHANNELS": product.planes, "C": product.weights.padded, "PARTS": units.parts, "GIVES": 0, "X_SPANNED": spanned(product, tile),
         **product.window}
-    flat = Strided((1,), (0,))
+    flat, side = Strided((1,), (0,)), product.groups > 1
+    of_groups = [Strided((product.groups,), (width,)) if side else flat for width in (product.weights.channels, product.m)]
     built = kernel(
         "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=tile.workgroup_nbytes(True),
-        indices={"x_base": flat, "w_base": flat, "c_index": flat},
-        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), 1), reads={**reads, **bias}, writes={"y": 0},
-        vectors=("w", "y", *(("x",) if fours else ()), *bias), words=("w",) if product.m % 8 == 0 else (), choice=choice,
+        indices={"x_base": of_groups[0], "w_base": of_groups[1], "c_index": flat},
+        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), product.groups), reads={**reads, **bias}, writes={"y": 0},
+        vectors=("w", "y", *(("x",) if fours else ()), *bias),
+        words=tuple(name for name, by_eight in (("x", plain and eights), ("w", w_eights)) if by_eight), choice=choice,
         features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))
     return replace(
         built, workgroup_nbytes=built.workgroup_nbytes + (4 * spanned(product, tile) if units.scaled else 0),
-        scales=given_scales(units, tile) if units.scaled else None)
+        scales=given_scales(units, tile) if units.scaled else None,
+        rounded=None if units.scaled or plain or not fours else matrix_units.rounded(eights))
 
 
 def pixels_of(product: TiledProduct) -> int:
@@ -161,5 +174,5 @@ def given_scales(units: UnitConvolution, tile: UnitTile) -> Scales | None:
         return None
     pixels, images = pixels_of(product), spanned(product, tile)
     tiles = pixels // tile.n if pixels % tile.n == 0 else (pixels + tile.n - 2) // tile.n + 1
-    parts = tiles * ceil_div(product.m, tile.m)
+    parts = tiles * ceil_div(product.m, tile.m) * product.groups
     return None if parts > MOST_PARTS else Scales(units.images, parts, (("GIVES", parts), ("SPANNED", images)), 4 * images)

@@ -192,7 +192,7 @@ def _matrix_unit_lines(plans: Iterable[Plan]) -> list[str]:
     for step in (step for plan in plans for step in plan.steps):
         if isinstance(step, Dispatch) and step.kernel.shader == "matrix_product.wgsl":
             consts = dict(step.kernel.consts)
-            rounded = "" if consts["PLAIN_HALVES"] else "2^-10 + "
+            rounded = "" if consts["W_PLAIN"] else "2^-10 + "
             found[step.label] = f"  {step.label}: within ({rounded}{consts['K']} * 2^-24) of the sum of |x w|"
         elif isinstance(step, Dispatch) and step.kernel.shader == "byte_units.wgsl":
             found[step.label] = f"  {step.label}: exact sums of bytes"

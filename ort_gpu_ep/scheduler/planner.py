@@ -13,7 +13,7 @@ import numpy as np
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic, largest, plain
-from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.lowering import HostValues, facts_of, runs_once, walk
 from ort_gpu_ep.kernels.registry import BoundNode, Counted, Decline, Limits, Lowering, UnknownValueError, part_count, parts, tensors_of
 from ort_gpu_ep.scheduler.barriers import share_barriers
@@ -265,6 +265,7 @@ def _output_name(draft: _Draft, bound: BoundNode, index: int) -> str:
 def _place(draft: _Draft, apart: bool) -> Plan:
     graph = draft.graph
     _drop_unread(draft)
+    _store_rounded(draft)
     _unwanted_types(draft)
     places = _fixed_places(draft)
     levels = _levels(draft)
@@ -301,6 +302,48 @@ def _drop_unread(draft: _Draft) -> None:
             live.append((dispatch, names))
             read |= {name for name, written in roots if not written}
     draft.dispatches = live[::-1]
+
+
+def _store_rounded(draft: _Draft) -> None:
+    """Stores a value in float16 where all that read it round it to that anyway: the results stay the same, bit for bit."""
+    if not any(dispatch.kernel.rounded for dispatch, _ in draft.dispatches):
+        return
+    uses: dict[str, list[tuple[int, BoundTensor]]] = {}
+    for i, (dispatch, names) in enumerate(draft.dispatches):
+        for tensor, name in zip(dispatch.tensors, names, strict=True):
+            uses.setdefault(draft.root(name), []).append((i, tensor))
+    elsewhere = {*map(draft.root, (*draft.graph.inputs, *draft.graph.outputs)), *draft.kept}
+    for root, found in uses.items():
+        written, read = ([use for use in found if use[1].written is way] for way in (True, False))
+        if root not in elsewhere and len(written) == 1 and read and all(_rounds(draft.dispatches[i][0], t) for i, t in read) and (
+                _may_store_halves(draft.dispatches[written[0][0]][0], written[0][1])):
+            for i, tensor in found:
+                dispatch, names = draft.dispatches[i]
+                draft.dispatches[i] = (_in_halves(dispatch, tensor), names)
+            draft.types[root] = TensorType(FLOAT16, draft.types[root].shape)
+
+
+def _rounds(dispatch: Dispatch, tensor: BoundTensor) -> bool:
+    return dispatch.kernel.rounded is not None and dispatch.kernel.rounded.name == tensor.name
+
+
+def _may_store_halves(dispatch: Dispatch, tensor: BoundTensor) -> bool:
+    """Whether it writes a value as its first output, whole, by fours."""
+    kernel = dispatch.kernel
+    is_first = (kernel.writes or (("", ""),))[0][0] == tensor.name
+    return is_first and tensor.type.dtype is FLOAT32 and tensor.name in kernel.vectors and not (kernel.raw or kernel.into or tensor.whole)
+
+
+def _in_halves(dispatch: Dispatch, tensor: BoundTensor) -> Dispatch:
+    """With a tensor of its own in float16 instead of float32."""
+    stored, kernel = TensorType(FLOAT16, tensor.type.shape), dispatch.kernel
+    tensors = tuple(replace(t, type=stored) if t.name == tensor.name else t for t in dispatch.tensors)
+    if tensor.written:
+        return replace(dispatch, tensors=tensors, kernel=replace(kernel, outputs=(stored, *kernel.outputs[1:])))
+    rounded = kernel.rounded
+    assert rounded is not None, "_rounds has looked"
+    consts, words = {**dict(kernel.consts), **dict(rounded.consts)}, (*kernel.words, *((rounded.name,) if rounded.by_eight else ()))
+    return replace(dispatch, tensors=tensors, kernel=replace(kernel, consts=tuple(consts.items()), words=words, rounded=None))
 
 
 def _costs(draft: _Draft, levels: Sequence[int]) -> list[float]:

@@ -6,9 +6,10 @@
 // X_FOURS, W_FOURS: an operand is bound as vectors along what is next to each other there; else it is read by elements. X_EIGHTS, W_EIGHTS:
 // of 16 bits each, it is bound by eight.
 // X_ROWS: what is next to each other in x is k (else n). W_ROWS: in w it is m, and its tile lies [k, m] (else k, and it lies [m, k]).
-// PLAIN_HALVES: operands are the model's float16. X_BITS, W_BITS = 16 without it: weights stored as two halves a word.
+// X_PLAIN, W_PLAIN: it is bound as float16. X_BITS, W_BITS = 16 without it: weights stored as two halves a word.
 // X_SCALED, W_SCALED: each line of it is multiplied by a power of two on the way in (line_scales.wgsl), w of 16 bits when it was stored.
 // Y_FOURS: y and what the steps read are vectors along m. C_FOURS: so is c, [M].
+// GROUP_COUNT > 1: of a convolution in groups, of C channels and M columns each, side by side in x, w and y; a workgroup's z is its group.
 // IM2COL: of a convolution. Row n is an output pixel, k is (tap, channel of C), and the window is read in place. PLANES: x is stored
 // [image, channel, y, x] with CHANNELS <= 4 of them, which count as C = 4. x_scales are those of PARTS parts of each image; a workgroup's rows are
 // of X_SPANNED images at most. GIVES: parts of each image of y whose scales are stored, too, as y_scales [images, GIVES]: one a workgroup
@@ -53,7 +54,7 @@ alias x_loaded = vec4<u32>;
 #if X_FOURS
 alias x_loaded = x_four_t;
 fn x_halves(v: x_loaded, scale: vec4<f32>) -> vec2<u32> {
-#if PLAIN_HALVES
+#if X_PLAIN
     return bitcast<vec2<u32>>(v);
 #else
 #if X_BITS == 16
@@ -90,7 +91,7 @@ alias w_loaded = vec4<u32>;
 #if W_FOURS
 alias w_loaded = w_four_t;
 fn w_halves(v: w_loaded, scale: vec4<f32>) -> vec2<u32> {
-#if PLAIN_HALVES
+#if W_PLAIN
     return bitcast<vec2<u32>>(v);
 #else
 #if W_BITS == 16
@@ -128,7 +129,7 @@ fn tap_of(k: u32) -> vec3<i32> {
 #if PLANES
     return vec3<i32>(select(dy, -0x40000000, k >= K), dx, dy * i32(WIDTH) + dx);
 #else
-    return vec3<i32>(select(dy, -0x40000000, k >= K), dx, (dy * i32(WIDTH) + dx) * $(C) + i32(k % $(C)u));
+    return vec3<i32>(select(dy, -0x40000000, k >= K), dx, (dy * i32(WIDTH) + dx) * $(GROUP_COUNT * C) + i32(k % $(C)u));
 #end
 }
 
@@ -142,7 +143,11 @@ fn load_x(base: i32, top: i32, left: i32, tap: vec3<i32>) -> x_loaded {
 #end
     return v;
 #else
+#if x_parts == 1
+    return x_eight(u32(base + tap.z) / 8u);
+#else
     return x_four(u32(base + tap.z) / 4u);
+#end
 #end
 }
 #else
@@ -281,14 +286,14 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let oy$i = pixel$i / OUT_WIDTH;
     let ox$i = pixel$i - oy$i * OUT_WIDTH;
 #if POINTWISE
-    let xb$i = ((image$i * HEIGHT + oy$i * STRIDE_Y) * WIDTH + ox$i * STRIDE_X) * $(C)u;
+    let xb$i = ((image$i * HEIGHT + oy$i * STRIDE_Y) * WIDTH + ox$i * STRIDE_X) * $(GROUP_COUNT * C)u + x_start;
 #else
     let top$i = i32(oy$i * STRIDE_Y) - i32(PAD_Y);
     let left$i = i32(ox$i * STRIDE_X) - i32(PAD_X);
 #if PLANES
     let xb$i = (i32(image$i * CHANNELS * HEIGHT) + top$i) * i32(WIDTH) + left$i;
 #else
-    let xb$i = ((i32(image$i * HEIGHT) + top$i) * i32(WIDTH) + left$i) * $(C);
+    let xb$i = ((i32(image$i * HEIGHT) + top$i) * i32(WIDTH) + left$i) * $(GROUP_COUNT * C) + i32(x_start);
 #end
 #end
 #else
@@ -455,12 +460,20 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     v$(i)_$u *= ALPHA;
 #if Y_FOURS
+#if GROUP_COUNT > 1
+    let at$(i)_$u = (min(n$(i)_$u, N - 1u) * GROUP_COUNT + batch) * M + min(m$(i)_$u, M - 4u);
+#else
     let at$(i)_$u = (batch * N + min(n$(i)_$u, N - 1u)) * M + min(m$(i)_$u, M - 4u);
+#end
 #if HAS_C
+#if GROUP_COUNT > 1
+    v$(i)_$u += BETA * c_at4((batch * M + min(m$(i)_$u, M - 4u)) / 4u);
+#else
 #if C_FOURS
     v$(i)_$u += BETA * c_at4(min(m$(i)_$u, M - 4u) / 4u);
 #else
     v$(i)_$u += BETA * vec4<f32>(c_at(c_index(at$(i)_$u)), c_at(c_index(at$(i)_$u + 1u)), c_at(c_index(at$(i)_$u + 2u)), c_at(c_index(at$(i)_$u + 3u)));
+#end
 #end
 #end
     let final$(i)_$u = y_final4(at$(i)_$u / 4u, v$(i)_$u);
@@ -497,16 +510,17 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #if GIVES
+#let columns = (M + TM - 1) // TM
     atomicMax(&most[largest_of], largest);
     workgroupBarrier();
     for (var e = lane; e < SPANNED; e += WORKGROUP_SIZE) {
         let image = first_image + e;
         let pixel = image * (OUT_HEIGHT * OUT_WIDTH);
         if (pixel < min(n_first + TN, N)) {
-            let part = image * GIVES + (group.y - pixel / TN) * $((M + TM - 1) // TM)u + group.x;
+            let part = image * GIVES + (group.y - pixel / TN) * $(GROUP_COUNT * columns)u + batch * $(columns)u + group.x;
             y_scales_set(part, scale_of(atomicLoad(&most[e]), 0));
             if (pixel + OUT_HEIGHT * OUT_WIDTH <= n_first + TN) {
-                for (var unused = part + $((M + TM - 1) // TM)u; unused < (image + 1u) * GIVES; unused += $((M + TM - 1) // TM)u) {
+                for (var unused = part + $(GROUP_COUNT * columns)u; unused < (image + 1u) * GIVES; unused += $(GROUP_COUNT * columns)u) {
                     y_scales_set(unused, scale_of(0u, 0));
                 }
             }

@@ -19,7 +19,7 @@ from ort_gpu_ep.health.probe import Trial
 from ort_gpu_ep.ir.types import FLOAT16
 from ort_gpu_ep.kernels.records import loop_bound, work_of
 from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits
-from ort_gpu_ep.kernels.target import MATRIX_BYTES, MATRIX_SUBGROUP, MATRIX_UNITS, SUBGROUP_MATRIX
+from ort_gpu_ep.kernels.target import MATRIX_BYTES, MATRIX_SUBGROUP, MATRIX_UNITS, SUBGROUP_MATRIX, UNIT_SHADERS
 from ort_gpu_ep.shaders.composer import is_elementwise
 
 FUNCTIONS = """
@@ -110,7 +110,7 @@ class Emulated(Trial):
 
     def _composed(self, kernel: Kernel, bindings: Bindings, limits: Limits) -> str:
         assert work_of(kernel, bindings).nbytes > 0     # each has a price
-        assert loop_bound(kernel) > 0 or is_elementwise(kernel.shader)
+        assert loop_bound(kernel) > 0 or is_elementwise(kernel.shader) or kernel.shader not in UNIT_SHADERS
         return super()._composed(kernel, bindings, limits)
 
     def _drilled(self, source: str, inlined: Collection[str] = ()) -> str:

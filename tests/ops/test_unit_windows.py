@@ -13,10 +13,11 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Program
 from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
-from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.scheduler import make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.verify import violations
 from tests.ops.matrix_emulation import Emulated, emulation
 from tests.ops.test_matrix_units import KINDS, QUICK, SMALL, Array
 from tests.ops.test_tiles import conv_graph, expected
@@ -35,6 +36,8 @@ WINDOWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "3x3 few channels": ((2, 12, 6, 5), (24, 12, 3, 3), {"pads": (1, 0, 0, 1), "strides": (2, 1)}),
     "3x3 apart": ((1, 16, 9, 9), (16, 16, 3, 3), {"dilations": (2, 2), "pads": (2, 2, 2, 2)}),
     "planes": ((2, 3, 15, 13), (20, 3, 5, 5), {"strides": (2, 2), "pads": (2, 2, 2, 2)}),
+    "groups": ((2, 48, 7, 6), (60, 16, 3, 3), {"pads": (1, 1, 1, 1), "group": 3}),
+    "1x1 groups": ((3, 40, 5, 4), (72, 20, 1, 1), {"group": 2}),
 }
 
 
@@ -77,7 +80,34 @@ def test_windows_in_tf32(trial: Emulated, name: str) -> None:
         check(trial, name, "normal", "tf32")
 
 
-@pytest.mark.parametrize("name", ["1x1", "3x3 few channels", "planes"])
+def test_groups_have_scales_of_their_own(trial: Emulated) -> None:
+    with in_tile(QUICK):
+        check(trial, "groups", "mixed", "tf32")
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("kind", ["normal", "positive"])
+def test_windows_of_float16_models(trial: Emulated, name: str, kind: str) -> None:
+    """x, the filters and the bias are the model's; what is stored is rounded once."""
+    rng = np.random.default_rng()
+    shape, filters, attributes = WINDOWS[name]
+    x, w = (a.astype(np.float16) for a in scaled(kind, rng.standard_normal(shape, np.float32), rng.standard_normal(filters, np.float32)))
+    bias = rng.standard_normal(filters[0]).astype(np.float16)
+    stored = x if filters[1] <= 4 else np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+    values = {"x": Value("x", FLOAT16, stored.shape), "y": Value("y", FLOAT16)}
+    values |= {n: Value(n, FLOAT16, a.shape, lambda a=a: a) for n, a in (("w", w), ("c", bias))}        # type: ignore[misc]
+    node = Node("Conv", ("x", "w", "c"), ("y",), version=11, attributes=attributes, channels_last=True)
+    with in_tile(QUICK):
+        got, = trial.graph(Graph("g", ("x",), ("y",), (node,), values), [stored])
+    exact = expected(x, w, bias.astype(np.float32), None, attributes)
+    sizes = expected(np.abs(x), np.abs(w), np.abs(bias).astype(np.float32), None, attributes)
+    allowed = (int(np.prod(filters[1:])) + 1) * 2.0 ** -24 * sizes + 2.0 ** -11 * np.abs(exact) + 2.0 ** -24
+    assert got.dtype == np.float16
+    assert (np.abs(got - exact) <= allowed).all()
+    assert trial.shaders == {"matrix_product.wgsl", "pack_rows.wgsl"}
+
+
+@pytest.mark.parametrize("name", ["1x1", "3x3 few channels", "planes", "groups"])
 def test_windows_in_f16acc(trial: Emulated, name: str) -> None:
     with in_tile(QUICK):
         check(trial, name, "normal", "f16acc")
@@ -166,3 +196,48 @@ def test_a_layer_gives_the_next_one_its_scales(trial: Emulated, images: int, siz
                 assert np.array_equal(got, want)
         finally:
             program.close()
+
+
+@pytest.mark.parametrize(("size", "middle"), [(7, 44), (12, 40)])
+def test_what_is_rounded_anyway_is_stored_in_float16(trial: Emulated, size: int, middle: int) -> None:
+    """Bit for bit what two layers give whose value in between is float32. Read by four, and by eight."""
+    rng = np.random.default_rng()
+    both, first, second = two_layers(rng, 2, size, middle, True)
+    arrays = [rng.standard_normal((2, size, size, 20), np.float32), rng.standard_normal((2, size, size, middle), np.float32)]
+    with in_tile(QUICK):
+        got, = trial.graph(both, arrays, "f16acc")
+        between, = trial.graph(first, arrays, "f16acc")
+        want, = trial.graph(second, [between], "f16acc")
+        plan = make_plan(both, {n: TensorType(FLOAT32, a.shape) for n, a in zip(both.inputs, arrays, strict=True)},
+                         trial.gpu.limits.of(Config(precision="f16acc")))
+    assert np.array_equal(got, want)
+    assert FLOAT16 in {tensor.type.dtype for step in plan.steps if isinstance(step, Dispatch) for tensor in step.tensors if tensor.written}
+    assert not violations(plan, trial.gpu.limits)
+
+
+def test_what_others_read_stays_float32(trial: Emulated) -> None:
+    """An output of the graph, and what a sum reads."""
+    rng = np.random.default_rng()
+    both, _, _ = two_layers(rng, 2, 7, 36, False)
+    x = TensorType(FLOAT32, (2, 7, 7, 20))
+    limits = trial.gpu.limits.of(Config(precision="f16acc"))
+    second = replace(both.nodes[1], operands=("v",), epilogue=(Step("Add", "x + y", ("v", "e0"), FLOAT32),))
+    with in_tile(QUICK):
+        plans = [make_plan(replace(both, outputs=("y", "v")), {"x": x}, limits),
+                 make_plan(replace(both, nodes=(both.nodes[0], second)), {"x": x}, limits)]
+    for plan in plans:
+        assert not any(t.type.dtype is FLOAT16 for step in plan.steps if isinstance(step, Dispatch) for t in step.tensors if t.written)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(FLOAT32, "tf32"), (FLOAT32, "f16acc"), (FLOAT16, "float32")])
+def test_nhwc_convolutions(trial: Emulated, dtype: DType, precision: str) -> None:
+    rng = np.random.default_rng()
+    x, w = (rng.standard_normal(shape).astype(dtype.numpy) for shape in ((2, 7, 6, 32), (36, 3, 3, 32)))
+    values = {"x": Value("x", dtype, x.shape), "w": Value("w", dtype, w.shape, lambda: w), "y": Value("y", dtype)}
+    node = Node("NhwcConv", ("x", "w"), ("y",), domain="com.microsoft", version=1, attributes={"pads": (1, 1, 1, 1)})
+    with in_tile(QUICK):
+        got, = trial.graph(Graph("g", ("x",), ("y",), (node,), values), [x], precision)
+    planes = [np.ascontiguousarray(a.transpose(0, 3, 1, 2)).astype(np.float32) for a in (x, w)]
+    exact, sizes = (expected(a, b, None, None, {"pads": (1, 1, 1, 1)}) for a, b in (planes, [np.abs(a) for a in planes]))
+    assert (np.abs(got - exact) <= (2.0 ** -10 + 288 * 2.0 ** -24) * sizes + 2.0 ** -11 * np.abs(exact)).all()
+    assert "matrix_product.wgsl" in trial.shaders
