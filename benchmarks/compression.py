@@ -81,7 +81,7 @@ def beside(dense: Any, file: Path, feeds: Mapping[str, Any], runs: int, choices:
     found: dict[str, Any] = {f"{choice}_error": error(session.run(None, feeds), on_cpu) for choice, session in sides.items()}
     calls: dict[str, Callable[[], object]] = {"float32": partial(dense.run, None, feeds)}
     calls |= {side: partial(session.run, None, feeds) for side, session in sides.items()}
-    found |= {f"{side}_ms": float(np.median(times)) for side, times in cases.in_blocks(calls, runs).items()}
+    found |= {f"{side}_ms": float(np.median(times)) for side, times in cases.in_blocks(calls, runs, blocks=2).items()}
     for choice, session in sides.items():
         found[f"{choice}_ratio"] = found[f"{choice}_ms"] / found["float32_ms"]
         programs = [p.program for p in session._state.partitions]
