@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ort_gpu_ep.device import index_check, native
+from ort_gpu_ep.device import index_check, native, waiting
 from ort_gpu_ep.device.copying import copy
 from ort_gpu_ep.device.in_flight import InFlight, nbytes_of, places_of
 from ort_gpu_ep.device.joined_runs import CONTENDED, Contention, GroupedRun
@@ -41,6 +41,7 @@ class Steady:
         self._run_nbytes = nbytes_of(prepared.gpu, filled)
         self._made, self._closed = 0, False
         self._idle: list[InFlight] = []
+        self._pace = None if prepared.gpu.info.is_software else waiting.Pace()      # a software adapter computes with the core that would poll
         self.contention: Contention | None = None       # since so many runs were under way
         self._lock = threading.Lock()
 
@@ -77,8 +78,13 @@ class Steady:
             return False
         submitted_s = time.perf_counter()
         self._record_ahead(own)
+        pace = self._pace
+        if pace is not None:
+            pace.rest(submitted_s)
         native.wait(gpu, submission, own.arrival)
         waited_s = time.perf_counter() - submitted_s
+        if pace is not None:
+            pace.note(waited_s)
         if isinstance(own, GroupedRun):
             own.done()
         try:

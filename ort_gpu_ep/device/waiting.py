@@ -16,6 +16,10 @@ some 30 us, and a blocking wait of a driver ends up to 0.36 ms late (H200). A lo
 adapter computes with (docs/faults.md).
 """
 
+REST_LEFT_S, REST_LATEST = 1.5e-3, 8
+"""Of a run that takes longer than is polled for, only the end is: its caller sleeps until so long before the quickest of the latest such
+runs was done."""
+
 _idle: list[Waiter] = []
 
 
@@ -88,6 +92,28 @@ def _polled(gpu: Any, arrival: Any, start: float) -> bool:
     """Whether what is waited for came while it was polled for. One thread polls at a time, for others would share its core."""
     most_s = min(SPIN_S if gpu.info.is_software else SPIN_ON_HARDWARE_S, gpu.hang_timeout_s)
     return bool(gpu.last_wait_s < most_s and gpu.pollers.wait(gpu, arrival, most_s, start))
+
+
+class Pace:
+    """How long runs of one plan and size take on a GPU, in one session: what may be slept of the next one. Thread-safe."""
+
+    __slots__ = ("_latest",)
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=REST_LATEST)
+
+    def rest(self, since_s: float) -> None:
+        """Sleeps through the part of a run, submitted at since_s (time.perf_counter), in which it is hardly ever done."""
+        latest = list(self._latest)
+        if not latest or (least_s := min(latest)) <= SPIN_ON_HARDWARE_S:
+            return
+        left_s = since_s + least_s - REST_LEFT_S - time.perf_counter()
+        if left_s > 0.0:
+            time.sleep(left_s)
+
+    def note(self, seconds: float) -> None:
+        """A run was done so long after its submission."""
+        self._latest.append(seconds)
 
 
 class _Waiting:

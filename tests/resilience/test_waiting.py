@@ -140,3 +140,44 @@ def test_a_long_wait_is_not_polled_for_by_anybody(clock: Clock) -> None:
     assert gpu.blocked == 3
     assert gpu.last_wait_s > waiting.SPIN_S
     assert not gpu.pollers._led
+
+
+def paced(gpu: Queue, pace: waiting.Pace, runs: int) -> list[float]:
+    """Seconds of each wait of runs that follow each other at once."""
+    found = []
+    for index in range(runs):
+        gpu.next_s, begin_s = gpu.clock.now_s + gpu.each_s, gpu.clock.now_s
+        gpu.arrivals[index % 8].status = 0
+        for other in gpu.arrivals:
+            other.status = int(other is not gpu.arrivals[index % 8])
+        pace.rest(begin_s)
+        assert waiting.wait_until(gpu, index % 8, gpu.arrivals[index % 8])
+        found.append(gpu.clock.now_s - begin_s)
+        pace.note(found[-1])
+    return found
+
+
+def test_of_a_long_run_the_end_is_polled_for(clock: Clock) -> None:
+    gpu, pace = Queue(clock, 0.02), waiting.Pace()
+    took_s = paced(gpu, pace, 12)
+    assert gpu.blocked <= 2, "once its time is known, no thread waits for it in the driver"
+    assert max(took_s) <= 0.02 + 2 * gpu.POLL_S, "nor is it seen late"
+
+
+def test_a_run_that_has_become_shorter_is_late_a_few_times_only(clock: Clock) -> None:
+    gpu, pace = Queue(clock, 0.02), waiting.Pace()
+    paced(gpu, pace, 10)
+    gpu.each_s = 0.01
+    took_s = paced(gpu, pace, 30)
+    assert took_s[0] <= 0.02 + 2 * gpu.POLL_S
+    assert took_s[-1] <= 0.01 + 2 * gpu.POLL_S
+
+
+def test_short_runs_are_not_slept_through(clock: Clock) -> None:
+    gpu, pace = Queue(clock, 0.004), waiting.Pace()
+    before_s = clock.now_s
+    for _ in range(8):
+        pace.note(0.004)
+    pace.rest(clock.now_s)
+    assert clock.now_s == before_s
+    assert max(paced(gpu, pace, 5)) <= 0.004 + 2 * gpu.POLL_S
