@@ -41,7 +41,7 @@ class Steady:
         self._run_nbytes = nbytes_of(prepared.gpu, filled)
         self._made, self._closed = 0, False
         self._idle: list[InFlight] = []
-        self._pace = None if prepared.gpu.info.is_software else waiting.Pace()      # a software adapter computes with the core that would poll
+        self._pace = None if prepared.gpu.info.is_software else waiting.Pace()      # software computes with the core that would poll
         self.contention: Contention | None = None       # since so many runs were under way
         self._lock = threading.Lock()
 
