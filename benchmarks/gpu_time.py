@@ -15,7 +15,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, Tensor, native
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.ir.graph import Graph, Node, Value
-from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.ir.types import FLOAT32, INT8, TensorType
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
 
@@ -31,7 +31,8 @@ def microseconds(gpu: Gpu, graph: Graph, config: Config, rewrite: Rewrite | None
     tensors = []
     for name in graph.inputs:
         value = graph.values[name]
-        data = rng.standard_normal(value.shape, np.float32).astype(value.dtype.numpy)     # type: ignore[arg-type]
+        drawn = rng.integers(-128, 128, value.shape) if value.dtype is INT8 else rng.standard_normal(value.shape, np.float32)
+        data = drawn.astype(value.dtype.numpy)     # type: ignore[union-attr]
         tensors.append(Tensor(gpu.allocate(data.nbytes), 0, TensorType(value.dtype, data.shape)))
         gpu.upload(tensors[-1].buffer, 0, data.ctypes.data, data.nbytes)
     plan = program.plan([t.type for t in tensors])

@@ -2,7 +2,8 @@
 
     ORT_GPU_EP_WEBGPU=dawn ORT_GPU_EP_WEBGPU_LIBRARY=PATH python -m benchmarks.matrix_units [--only WHAT,...] [--size N] [--json FILE]
 
-WHAT: `errors` and `times` of matrix products, `layers` times of ResNet-50's convolutions on 32 images.
+WHAT: `peak` times of N x N x N products with a constant second matrix, and of torch's by CUDA where it is installed; `errors` and
+`times` of matrix products, `layers` times of ResNet-50's convolutions on 32 images.
 
 Times as in benchmarks.gpu_time. Errors are relative to sum |x w|, of eight rows: the largest, and the mean (a bias); `l2` is relative L2.
 """
@@ -22,7 +23,7 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.probe import Trial
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, INT32, DType
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import Choice, no_matrix_units
 from ort_gpu_ep.ops.matrix_units import TILES
@@ -43,9 +44,10 @@ def drawn(kind: str, rows: int, columns: int, seed: int, half: bool = False) -> 
 def graph_of(m: int, n: int, k: int, dtype: DType, transposed: bool = False, batch: int = 0, weight: Array | None = None) -> Graph:
     left, right = ((batch, m, k), (batch, k, n)) if batch else ((m, k), (n, k) if transposed else (k, n))
     load = None if weight is None else (lambda: weight)
-    values = {"a": Value("a", dtype, left), "b": Value("b", dtype, right, load), "y": Value("y", dtype)}
+    values = {"a": Value("a", dtype, left), "b": Value("b", dtype, right, load), "y": Value("y", INT32 if dtype is INT8 else dtype)}
     attributes = {"transB": 1} if transposed else {}
-    node = Node("Gemm" if transposed else "MatMul", ("a", "b"), ("y",), version=13, attributes=attributes)
+    op, version = ("MatMulInteger", 10) if dtype is INT8 else ("Gemm" if transposed else "MatMul", 13)
+    node = Node(op, ("a", "b"), ("y",), version=version, attributes=attributes)
     return Graph("g", ("a", "b") if weight is None else ("a",), ("y",), (node,), values)
 
 
@@ -61,7 +63,7 @@ def errors(gpu: Gpu, graph: Graph, a: Array, b: Array, right: Array, precision: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", type=int, default=4096)
-    parser.add_argument("--only", default="errors,times,layers")
+    parser.add_argument("--only", default="peak,errors,times,layers")
     parser.add_argument("--adapter", default="")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -78,12 +80,56 @@ def main() -> None:
             asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     wanted = asked.only.split(",")
+    if "peak" in wanted:
+        for_peak(gpu, asked.size, say)
     if "errors" in wanted and not no_matrix_units(gpu.limits):
         for_errors(gpu, asked.size, say)
     if "times" in wanted:
         for_times(gpu, asked.size, say)
     if "layers" in wanted:
         for_layers(gpu, say)
+
+
+def for_peak(gpu: Gpu, size: int, say: Any) -> None:
+    """In what is chosen; TFLOP/s, of bytes TOP/s."""
+    warmth, flops = Warmth(gpu, Config()), 2.0 * size ** 3
+    rng = np.random.default_rng(0)
+    for precision, dtype in (("float32", FLOAT32), ("tf32", FLOAT32), ("f16acc", FLOAT32), ("float32", FLOAT16), ("float32", INT8)):
+        weight = rng.integers(-128, 128, (size, size)) if dtype is INT8 else rng.standard_normal((size, size), np.float32)
+        graph = graph_of(size, size, size, dtype, weight=weight.astype(dtype.numpy))
+        with forced() as forms:
+            warmth.give()
+            us, _ = microseconds(gpu, graph, Config(precision=precision))
+        say(what="peak", precision=precision, dtype=dtype.name, size=size, chosen=[choice.form for choice in forms.values()],
+            us=round(us, 1), tera_per_s=round(flops / us / 1e6, 1))
+    for name, us in torch_products(size).items():
+        say(what="peak", precision=f"torch {name}", size=size, us=round(us, 1), tera_per_s=round(flops / us / 1e6, 1))
+
+
+def torch_products(size: int, repeats: int = 20) -> dict[str, float]:
+    """Microseconds of torch's product by CUDA, warm; nothing where torch has no CUDA."""
+    try:
+        import torch  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return {}
+    found: dict[str, float] = {}
+    if not torch.cuda.is_available():
+        return found
+    for name in ("float32", "tf32", "float16", "int8"):
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        a, b = (torch.randint(-128, 128, (size, size), device="cuda").to(torch.int8) if name == "int8" else
+                torch.randn(size, size, device="cuda", dtype=torch.float16 if name == "float16" else torch.float32) for _ in range(2))
+        multiply = torch._int_mm if name == "int8" else torch.matmul
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for timed in (False, True):
+            if timed:
+                start.record()
+            for _ in range(repeats if timed else 20 * repeats):
+                multiply(a, b)
+        end.record()
+        torch.cuda.synchronize()
+        found[name] = start.elapsed_time(end) / repeats * 1e3
+    return found
 
 
 EDGES = ((150, 132, 100, False), (131, 132, 68, True), (131, 67, 35, False), (67, 131, 99, True), (300, 260, 512, False))
@@ -139,8 +185,8 @@ def by_form(gpu: Gpu, graph: Graph, config: Config, warmth: Warmth, chosen: list
     """The forms on matrix units and the best without: microseconds, TFLOP/s, and the estimate."""
     row = {}
     for choice in chosen:
-        others = [f for f in choice.forms if not f.startswith("units")][:1]
-        for form in (*(t.name for t in TILES if t.name in choice.forms), *others):
+        others = [f for f in choice.forms if "units" not in f][:1]
+        for form in (*(f for f in choice.forms if "units" in f), *others):
             with forced(form):
                 warmth.give()
                 us = microseconds(gpu, graph, config)[0]

@@ -2,8 +2,8 @@
 
     ORT_GPU_EP_WEBGPU=dawn python -m benchmarks.unit_networks [NAME ...] [--sides tf32,f16acc,int8] [--runs 24] [--json FILE]
 
-Whole runs with placement=gpu, arrays in and out, in blocks with a warm clock (cases.in_blocks). `int8` quantizes the network before by
-random images (benchmarks.compression). Errors are relative L2 from onnxruntime's CPU. torch runs the same nodes, as a CUDA graph with
+Whole runs with placement=gpu, arrays in and out, in blocks with a warm clock (cases.in_blocks). `float16` is the model in float16; `int8`
+quantizes the network before by random images (benchmarks.compression). Errors are relative L2 from onnxruntime's CPU. torch runs the same nodes, as a CUDA graph with
 arrays copied in and out: float32 without TF32, with TF32, and in float16.
 """
 
@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import typer
+from onnx import numpy_helper
 from rich.console import Console
 
 import models
@@ -27,6 +28,7 @@ from benchmarks.torch_peer import Forward
 from models.inputs import make_inputs, model_inputs
 from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.compression import compress
+from ort_gpu_ep.compression.folding import without_batch_normalization
 
 console = Console(width=160)
 
@@ -34,6 +36,9 @@ NETWORKS: Mapping[str, tuple[str, dict[str, Any], float]] = {
     "resnet50": ("resnet50", {"batch": 32}, 32), "encoder": ("encoder", {"batch": 32}, 32 * 128),
     "bert_base": ("encoder", {"batch": 32, "layers": 12, "width": 768}, 32 * 128)}
 """Name -> builder, its parameters, and images or tokens of a run."""
+
+PEERS: Mapping[str, str] = {"float32": "torch float32", "tf32": "torch tf32", "f16acc": "torch float16", "float16": "torch float16"}
+"""Side -> what torch does in that precision; of sides whose speed is given as a multiple of torch's."""
 
 Array = np.ndarray[Any, Any]
 
@@ -51,15 +56,27 @@ def int8_of(builder: str, parameters: Mapping[str, Any], feeds: Mapping[str, Arr
     return small
 
 
-def sessions(
-    model: onnx.ModelProto, small: onnx.ModelProto | None, wanted: list[str], adapter: str,
-) -> dict[str, Any]:
-    """By side. small: a model of batches of 1 that is quantized for the side int8."""
+def float16_of(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The network with all numbers in float16, BatchNormalization folded into convolutions before."""
+    half = without_batch_normalization(model)
+    held = [a.t for node in half.graph.node for a in node.attribute if a.HasField("t")]
+    for tensor in (*half.graph.initializer, *held):
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for value in (*half.graph.input, *half.graph.output):
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    del half.graph.value_info[:]
+    return half
+
+
+def sessions(models_of: Mapping[str, onnx.ModelProto], wanted: list[str], adapter: str) -> dict[str, Any]:
+    """By side. models_of: the model as it is (float32), and those that are made of it, by side."""
     found = {}
     for side in ("float32", *wanted):
         options = {"placement": "gpu", "precision": side if side in ("tf32", "f16acc", "f16") else "float32"}
         options |= {"adapter": adapter} if adapter else {}
-        data = (small if side == "int8" and small is not None else model).SerializeToString()
+        data = models_of.get(side, models_of["float32"]).SerializeToString()
         found[side] = InferenceSession(data, cases.quiet(), provider_options=options)
     return found
 
@@ -81,9 +98,11 @@ def measure(name: str, wanted: list[str], runs: int, adapter: str, peers: bool) 
     builder, parameters, count = NETWORKS[name]
     model = models.build(builder, **parameters)
     feeds = make_inputs(model_inputs(model))
-    small = int8_of(builder, parameters, feeds) if "int8" in wanted else None
-    made = sessions(model, small, wanted, adapter)
-    calls: dict[str, Callable[[], Array]] = {side: (lambda s=s: s.run(None, feeds)[0]) for side, s in made.items()}     # type: ignore[misc]
+    made_of = {"float32": model, **({"int8": int8_of(builder, parameters, feeds)} if "int8" in wanted else {})}
+    made = sessions(made_of | ({"float16": float16_of(model)} if "float16" in wanted else {}), wanted, adapter)
+    halves = {name: array.astype(np.float16) if array.dtype == np.float32 else array for name, array in feeds.items()}
+    calls: dict[str, Callable[[], Array]] = {
+        side: (lambda s=s, f=halves if side == "float16" else feeds: s.run(None, f)[0]) for side, s in made.items()}     # type: ignore[misc]
     if peers:
         calls |= torch_sides(model, next(iter(feeds.values())))
     want = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
@@ -101,7 +120,7 @@ def measure(name: str, wanted: list[str], runs: int, adapter: str, peers: bool) 
 
 def main(
     names: Annotated[list[str] | None, typer.Argument()] = None,
-    sides: Annotated[str, typer.Option(help="Besides float32: tf32, f16acc, f16, int8 (of convolutions).")] = "tf32,f16acc",
+    sides: Annotated[str, typer.Option(help="Besides float32: tf32, f16acc, f16, float16 (the model), int8.")] = "tf32,f16acc",
     runs: Annotated[int, typer.Option(min=1)] = 24,
     adapter: Annotated[str, typer.Option()] = "",
     peers: Annotated[bool, typer.Option(help="torch, too.")] = True,
@@ -111,7 +130,10 @@ def main(
     for name in names or NETWORKS:
         results[name] = rows = measure(name, sides.split(","), runs, adapter, peers)
         for side, row in rows.items():
-            console.print(f"{name}, {side}: {row['ms']:.2f} ms, {row['per_s']:,.0f} a second, {row['times']:.2f} x float32, "
+            peer = rows.get(PEERS.get(side, ""))
+            row["of_peer"] = peer["ms"] / row["ms"] if peer else None
+            beside = f", {row['of_peer']:.2f} x {PEERS[side]}" if peer else ""
+            console.print(f"{name}, {side}: {row['ms']:.2f} ms, {row['per_s']:,.0f} a second, {row['times']:.2f} x float32{beside}, "
                           f"error {row['error']:.1e} {row.get('units', '')}")
         if json is not None:
             json.write_text(json_module.dumps(results, indent=1))
