@@ -3,8 +3,8 @@
     ORT_GPU_EP_WEBGPU=dawn python -m benchmarks.unit_networks [NAME ...] [--sides tf32,f16acc,int8] [--runs 24] [--json FILE]
 
 Whole runs with placement=gpu, arrays in and out, in blocks with a warm clock (cases.in_blocks). `float16` is the model in float16; `int8`
-quantizes the network before by random images (benchmarks.compression). Errors are relative L2 from onnxruntime's CPU. torch runs the same nodes, as a CUDA graph with
-arrays copied in and out: float32 without TF32, with TF32, and in float16.
+quantizes the network before by random images (benchmarks.compression). Errors are relative L2 from onnxruntime's CPU. torch runs the
+same nodes, as a CUDA graph with arrays copied in and out: float32 without TF32, with TF32, and in float16.
 """
 
 from __future__ import annotations
