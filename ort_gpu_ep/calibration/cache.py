@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from ort_gpu_ep.calibration.measure import WAKE_S, Progress, measure
-from ort_gpu_ep.calibration.roofs import measure_roofs
+from ort_gpu_ep.calibration.roofs import Bench, measure_roofs
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.timing import Timer
@@ -52,7 +52,7 @@ def with_roofs(gpu: Gpu, config: Config) -> Profile:
     """
     profile = profile_of(gpu, config)
     with _lock:
-        if profile is GUESSED or (profile.flops_per_s and profile.nbytes_per_s):
+        if profile is GUESSED or profile.has_roofs:
             return profile
         key = key_of(gpu.info)
         found = _known[key] = _roofed(gpu, profile, 0.0 if gpu.info.is_software else WAKE_S, False)
@@ -62,8 +62,7 @@ def with_roofs(gpu: Gpu, config: Config) -> Profile:
 
 def _roofed(gpu: Gpu, profile: Profile, wake_s: float, busy: bool) -> Profile:
     by_gpu = "timestamp-query" in gpu.limits.features and not gpu.info.is_software      # llvmpipe may take a timestamp late
-    flops_per_s, nbytes_per_s = uninterrupted(measure_roofs, gpu, Timer(gpu) if by_gpu else None, wake_s, busy)
-    return replace(profile, flops_per_s=flops_per_s, nbytes_per_s=nbytes_per_s)
+    return replace(profile, roofs=uninterrupted(measure_roofs, Bench(gpu, Timer(gpu) if by_gpu else None, busy), wake_s))
 
 
 def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None) -> Profile:

@@ -1,9 +1,11 @@
-"""Peak rates of an adapter, measured: multiply-adds in registers, and bytes of a copy. The roofline of a profile."""
+"""Peak rates of an adapter, measured: multiply-adds in registers, and bytes of a copy; and what is waited for: a read, and a barrier."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, ShaderError
 from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.kernels.cost_parameters import Roofs
 
 LONG_S = 2e-3
 """A measurement that takes as long is long enough: launching takes some microseconds of it."""
@@ -30,7 +33,7 @@ _FMA = f"""
 @compute @workgroup_size({_WORKGROUP_SIZE}) fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
     let a = x[0];
     let b = x[1];
-    let steps = u32(x[2].x);
+    let steps = bitcast<u32>(x[2].w);
     {" ".join(f"var c{k} = a * f32((id.x & 63u) + {k}u);" for k in range(_CHAINS))}
     for (var i = 0u; i < steps; i++) {{
         {" ".join(f"c{k} = fma(c{k}, a, b);" for _ in range(_UNROLLED) for k in range(_CHAINS))}
@@ -57,40 +60,124 @@ _COPIED_NBYTES = (16 << 20, 64 << 20, 128 << 20)
 """Of each of two buffers. Large GPUs' caches hold up to 128 MiB."""
 _GROUP_NBYTES = 16 * _PIECES * _COPY_WORKGROUP_SIZE
 
+_PLACES, _FACTOR, _OFFSET = 1 << 18, 1664525, 1013904223
+"""Words of a table that no first-level cache holds, and of the generator that goes through all of them. Source: Numerical Recipes."""
 
-def measure_roofs(gpu: Gpu, timer: Timer | None, wake_s: float = 0.0, busy: bool = False) -> tuple[float, float]:
-    """(floating-point operations, bytes read and written) a second, float32. By the GPU's clock where there is a timer that is believed.
+_READ = f"""
+@group(0) @binding(0) var<storage, read> x: array<u32>;
+@group(0) @binding(1) var<storage, read_write> y: array<u32>;
+@compute @workgroup_size(1) fn main() {{
+    let steps = x[{_PLACES}];
+    var place = 0u;
+    for (var i = 0u; i < steps; i++) {{
+        place = x[place];
+    }}
+    for (var k = 0u; k < 4u; k++) {{
+        y[k] = place;
+    }}
+}}
+"""
+"""Each read names the place of the next one."""
 
-    wake_s: how long the GPU works first, so that it raises its clock. busy: other programs may keep all cores busy, so the host's clock
-    does not count. The result is 0 where it can't be measured: no memory, a kernel that does not do what it should, or no clock that
-    counts. Raises DeviceError, ShaderError.
+_LANES = 256
+_BARRIERS = 2
+"""Of a step."""
+
+_MEETING = f"""
+@group(0) @binding(0) var<storage, read> x: array<u32>;
+@group(0) @binding(1) var<storage, read_write> y: array<u32>;
+var<workgroup> held: array<u32, {_LANES}>;
+@compute @workgroup_size({_LANES}) fn main(@builtin(local_invocation_index) lane: u32) {{
+    let steps = x[3];
+    var count = 0u;
+    for (var i = 0u; i < steps; i++) {{
+        held[lane] = count;
+        workgroupBarrier();
+        count = held[(lane + 1u) & {_LANES - 1}u] + 1u;
+        workgroupBarrier();
+    }}
+    y[lane] = count;
+}}
+"""
+"""Each lane hands a number to the one before it."""
+_CHAIN_STEPS = tuple(64 << 2 * k for k in range(5))
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where it is measured. timer: of the GPU, None where it has none that is believed. busy: other programs may keep all cores busy, so
+    that the host's clock does not count.
     """
-    return _flops_per_s(gpu, timer, wake_s, busy), _nbytes_per_s(gpu, timer, busy)
+
+    gpu: Gpu
+    timer: Timer | None = None
+    busy: bool = False
 
 
-def _flops_per_s(gpu: Gpu, timer: Timer | None, wake_s: float = 0.0, busy: bool = False) -> float:
+def measure_roofs(bench: Bench, wake_s: float = 0.0) -> Roofs:
+    """By the GPU's clock where there is one. wake_s: how long the GPU works first, so that it raises its clock.
+
+    0 is what can't be measured: no memory, a kernel that does not do what it should, or no clock that counts. Raises DeviceError,
+    ShaderError.
+    """
+    return Roofs(_flops_per_s(bench, wake_s), _nbytes_per_s(bench), _wait_s(bench), _barrier_s(bench))
+
+
+def _flops_per_s(bench: Bench, wake_s: float = 0.0) -> float:
     """The chains end at 0.25 / (1 - 0.5), eight of them."""
-    nbytes, want = 16 * _WORKGROUP_SIZE * _FMA_GROUPS, np.full(4, 0.5 * _CHAINS, np.float32)
-    x, y = gpu.allocate(48), gpu.allocate(nbytes)
+    want = np.full(4, 0.5 * _CHAINS, np.float32)
+    given = np.array([[0.5] * 4, [0.25] * 4, [0.0] * 4], np.float32).view(np.uint32).reshape(-1)
+    step_s = _step_s(bench, "fma", _FMA, given, 16 * _WORKGROUP_SIZE * _FMA_GROUPS, lambda steps: want, _STEPS, _FMA_GROUPS, wake_s)
+    return _FLOPS_PER_STEP / step_s if step_s else 0.0
+
+
+def _wait_s(bench: Bench) -> float:
+    table = (np.arange(_PLACES, dtype=np.uint64) * _FACTOR + _OFFSET) % _PLACES
+    given = np.append(table, 0).astype(np.uint32)
+
+    def want(steps: int) -> Array:
+        place = 0
+        for _ in range(steps):
+            place = (place * _FACTOR + _OFFSET) % _PLACES
+        return np.full(4, place, np.uint32)
+
+    return _step_s(bench, "read", _READ, given, 16, want, _CHAIN_STEPS)
+
+
+def _barrier_s(bench: Bench) -> float:
+    given = np.zeros(4, np.uint32)
+    return _step_s(bench, "meeting", _MEETING, given, 4 * _LANES, lambda steps: np.full(4, steps, np.uint32), _CHAIN_STEPS) / _BARRIERS
+
+
+def _step_s(
+    bench: Bench, label: str, source: str, given: Array, y_nbytes: int, want: Callable[[int], Array], all_steps: Sequence[int],
+    groups: int = 1, wake_s: float = 0.0,
+) -> float:
+    """Seconds of a step of a kernel that takes so many, as the last word of `given` (uint32) says; 0 where it can't be measured."""
+    gpu, given = bench.gpu, given.copy()
+    x, y = gpu.allocate(given.nbytes), gpu.allocate(y_nbytes)
     try:
-        job = _Job(gpu, timer, "fma", _FMA, (x, 48), (y, nbytes), _FMA_GROUPS, 1, want, busy)
-        job.fill(x, 0, np.array([[0.5] * 4, [0.25] * 4, [_STEPS[3]] * 4], np.float32))
-        start = time.perf_counter()
+        job = _Job(bench, label, source, (x, given.nbytes), (y, y_nbytes), groups, 1, want(all_steps[-1]))
+        start, taken_s = time.perf_counter(), 0.0
+        given[-1] = all_steps[-1]
+        job.fill(x, 0, given)
         while time.perf_counter() - start < wake_s:
             job.once_s()
-        for steps in _STEPS:
-            job.fill(x, 0, np.array([[0.5] * 4, [0.25] * 4, [steps] * 4], np.float32))
+        for steps in all_steps:
+            given[-1], job.want = steps, want(steps)
+            job.fill(x, 0, given)
             taken_s = job.least_s()
             if taken_s > LONG_S or taken_s == 0.0:
                 break
-        return steps * _FLOPS_PER_STEP / taken_s if taken_s > 0 else 0.0
+        return taken_s / steps
     finally:
         gpu.free(x)
         gpu.free(y)
 
 
-def _nbytes_per_s(gpu: Gpu, timer: Timer | None, busy: bool = False) -> float:
+def _nbytes_per_s(bench: Bench) -> float:
     """Of the largest copy, which no cache holds: as large as bindings and memory allow, or long enough."""
+    gpu = bench.gpu
     found, want, times = 0.0, np.arange(1, 5, dtype=np.float32), 1 if gpu.info.is_software else _COPIES
     most = min(gpu.limits.max_binding_nbytes, gpu.limits.max_buffer_nbytes, _GROUP_NBYTES * gpu.limits.max_groups_per_dimension)
     for nbytes in _COPIED_NBYTES:
@@ -102,7 +189,7 @@ def _nbytes_per_s(gpu: Gpu, timer: Timer | None, busy: bool = False) -> float:
                 for _ in range(2):
                     buffers.append(gpu.allocate(nbytes))
                 places = (buffers[0], nbytes), (buffers[1], nbytes)
-                job = _Job(gpu, timer, "copy", _COPY, *places, nbytes // _GROUP_NBYTES, times, want, busy)
+                job = _Job(bench, "copy", _COPY, *places, nbytes // _GROUP_NBYTES, times, want)
                 job.fill(buffers[0], nbytes - want.nbytes, want)
                 job.fill(buffers[1], nbytes - want.nbytes, np.zeros_like(want))
                 taken_s = job.least_s() / times
@@ -117,15 +204,13 @@ def _nbytes_per_s(gpu: Gpu, timer: Timer | None, busy: bool = False) -> float:
 
 
 class _Job:
-    """A kernel from x to y, some times in a row. want: the last 16 bytes of y when it has done its work. busy: as in measure_roofs.
-    Raises ShaderError.
-    """
+    """A kernel from x to y, some times in a row. want: the last 16 bytes of y when it has done its work. Raises ShaderError."""
 
     def __init__(
-        self, gpu: Gpu, timer: Timer | None, label: str, source: str, x: tuple[Buffer, int], y: tuple[Buffer, int], groups: int,
-        times: int, want: Array, busy: bool = False,
+        self, bench: Bench, label: str, source: str, x: tuple[Buffer, int], y: tuple[Buffer, int], groups: int, times: int, want: Array,
     ) -> None:
-        self.gpu, self.timer, self.y, self.groups, self.times, self.want, self.busy = gpu, timer, y, groups, times, want, busy
+        self.bench, self.y, self.groups, self.times, self.want = bench, y, groups, times, want
+        gpu = bench.gpu
         device, layout = gpu.device, bind_group_layout(gpu, (False, True))
         try:
             module = native.trusted_module(device, label, source)
@@ -135,7 +220,7 @@ class _Job:
             raise ShaderError(f"calibration/{label} does not compile on {gpu.info.name}: {error}") from error
 
     def fill(self, buffer: Buffer, offset: int, data: Array) -> None:
-        self.gpu.upload(buffer, offset, data.ctypes.data, data.nbytes)
+        self.bench.gpu.upload(buffer, offset, data.ctypes.data, data.nbytes)
 
     def least_s(self) -> float:
         """The least of some runs, of long ones few; the first does not count: memory may be made for it. 0 where y is wrong, or no clock
@@ -148,7 +233,7 @@ class _Job:
         return min(taken)
 
     def once_s(self) -> float:
-        gpu, timer, (y, nbytes) = self.gpu, self.timer, self.y
+        gpu, timer, (y, nbytes) = self.bench.gpu, self.bench.timer, self.y
         try:
             encoder = gpu.device.create_command_encoder("roof")
             compute = encoder.begin_compute_pass(timer.writes(0) if timer is not None else None)
@@ -167,7 +252,7 @@ class _Job:
             return 0.0
         read_s = timer.read_s() if timer is not None else 0.0
         taken_s = believed_s(read_s, waited_s)
-        return 0.0 if self.busy and taken_s != read_s else taken_s
+        return 0.0 if self.bench.busy and taken_s != read_s else taken_s
 
 
 def believed_s(read_s: float, waited_s: float) -> float:

@@ -53,8 +53,10 @@ def _print(profile: Profile, gpu: Gpu) -> None:
     if profile is GUESSED:
         shared.out.print("not measured (the log says why): these are assumptions", style="yellow")
     shared.out.print(f"an empty run {_time(profile.run_s)}, one more small kernel {_time(profile.dispatch_s)}")
-    if profile.flops_per_s and profile.nbytes_per_s:
-        shared.out.print(f"at most {_amount(profile.flops_per_s, 'flop')}/s and {_amount(profile.nbytes_per_s, 'B')}/s")
+    if profile.has_roofs:
+        roofs = profile.roofs
+        shared.out.print(f"at most {_amount(roofs.flops_per_s, 'flop')}/s and {_amount(roofs.nbytes_per_s, 'B')}/s; "
+                         f"a read that waits for the one before {roofs.wait_s * 1e9:.0f} ns, a barrier {roofs.barrier_s * 1e9:.0f} ns")
     table = Table("size", "upload", "rate", "readback", "rate", title="transfers, in addition to an empty run")
     for nbytes in sorted({a for curve in (profile.upload, profile.download) for a, _ in curve.points}):
         cells = [cell for curve in (profile.upload, profile.download) for cell in _cells(curve, nbytes, "B/s")]

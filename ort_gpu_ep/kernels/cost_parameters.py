@@ -220,6 +220,18 @@ _BANDWIDTHS = tuple(f.name for f in fields(Figures) if f.name.endswith("bytes_pe
 _LAUNCHES = ("dispatch_ns", "launch_ns", "arrival_ns", "byte_arrival_ns", "normalize_fours_ns", "normalize_any_ns", "input_ns",
              *(f.name for f in fields(Figures) if f.name.endswith("_launch_ns")))
 
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """What calibration/roofs.py measures of an adapter, 0 where it is not known: floating-point operations and bytes, read and written, a
+    second, float32; seconds of a read that depends on the one before, and of a barrier of 256 invocations, with what it orders.
+    """
+
+    flops_per_s: float = 0.0
+    nbytes_per_s: float = 0.0
+    wait_s: float = 0.0
+    barrier_s: float = 0.0
+
+
 MEASURED_FLOPS_PER_S, MEASURED_NBYTES_PER_S, MEASURED_DISPATCH_S = 2e9 * 132 * DEFAULT_FIGURES.fma_per_ns, 4e12, 2.4e-6
 """What a profile says of the adapter that the defaults are of: its roofs, and a dispatch."""
 

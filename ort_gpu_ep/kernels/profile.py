@@ -8,17 +8,17 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ort_gpu_ep import store
-from ort_gpu_ep.kernels.cost_parameters import Figures, figures_of
+from ort_gpu_ep.kernels.cost_parameters import Figures, Roofs, figures_of
 from ort_gpu_ep.kernels.records import BY_FLOPS, FAMILIES, Work, work_of
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, tensors_of
 
-FORMAT = 3
+FORMAT = 4
 
 SIBLING: Mapping[str, str] = {
     "matvec": "product", "direct": "product", "recurrent": "matvec", "recurrent_held": "recurrent",
@@ -76,8 +76,7 @@ class Profile:
 
     run_s: an (almost) empty run with its readback: submit, wait, 256 bytes. dispatch_s: one more small kernel in a run.
     upload, download: seconds that bytes take in addition to an empty run. families: seconds of work (without its dispatch) over
-    floating-point operations or bytes, see kernels.BY_FLOPS; those not there are answered by SIBLING. flops_per_s, nbytes_per_s: the roofs,
-    the most that a kernel can do (calibration/roofs.py); 0 where they are not known.
+    floating-point operations or bytes, see kernels.BY_FLOPS; those not there are answered by SIBLING. roofs: the most that a kernel can do.
     """
 
     adapter: str
@@ -86,14 +85,13 @@ class Profile:
     upload: Curve
     download: Curve
     families: Mapping[str, Curve] = field(default_factory=dict)
-    flops_per_s: float = 0.0
-    nbytes_per_s: float = 0.0
+    roofs: Roofs = field(default_factory=Roofs)
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(s) and s > 0 for s in (self.run_s, self.dispatch_s)):
             raise ValueError(f"profile of {self.adapter}: run_s {self.run_s}, dispatch_s {self.dispatch_s}: expected positive numbers")
-        if not all(math.isfinite(r) and r >= 0 for r in (self.flops_per_s, self.nbytes_per_s)):
-            raise ValueError(f"profile of {self.adapter}: roofs {self.flops_per_s}, {self.nbytes_per_s}: expected numbers of at least 0")
+        if not all(math.isfinite(r) and r >= 0 for r in astuple(self.roofs)):
+            raise ValueError(f"profile of {self.adapter}: {self.roofs}: expected numbers of at least 0")
         unknown = set(self.families) - set(FAMILIES)
         if unknown:
             raise ValueError(f"profile of {self.adapter}: unknown families {sorted(unknown)}; there are {sorted(FAMILIES)}")
@@ -128,9 +126,15 @@ class Profile:
         return self.families.get(family) or _GUESSED_FAMILIES[family]
 
     @property
+    def has_roofs(self) -> bool:
+        """Whether all of them were measured."""
+        return all(astuple(self.roofs))
+
+    @property
     def figures(self) -> Figures | None:
         """What kernels are chosen by; None without roofs."""
-        return figures_of(self.flops_per_s, self.nbytes_per_s, self.dispatch_s) if self.flops_per_s and self.nbytes_per_s else None
+        roofs = self.roofs
+        return figures_of(roofs.flops_per_s, roofs.nbytes_per_s, self.dispatch_s) if roofs.flops_per_s and roofs.nbytes_per_s else None
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; `from_dict` reads it."""
@@ -138,7 +142,7 @@ class Profile:
             "adapter": self.adapter, "run_s": self.run_s, "dispatch_s": self.dispatch_s, "upload": [list(p) for p in self.upload.points],
             "download": [list(p) for p in self.download.points],
             "families": {name: [list(p) for p in curve.points] for name, curve in self.families.items()},
-            "flops_per_s": self.flops_per_s, "nbytes_per_s": self.nbytes_per_s}
+            "roofs": asdict(self.roofs)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
@@ -146,7 +150,7 @@ class Profile:
         return cls(
             str(data["adapter"]), float(data["run_s"]), float(data["dispatch_s"]), _curve(data["upload"]), _curve(data["download"]),
             {str(name): _curve(points) for name, points in data["families"].items()},
-            float(data["flops_per_s"]), float(data["nbytes_per_s"]))
+            Roofs(**{name: float(value) for name, value in data["roofs"].items()}))
 
 
 def path_of(cache_path: str, key: str) -> Path:

@@ -56,7 +56,7 @@ def profile_runs(
             "explain() says why a node is on the CPU.")
     say = progress or (lambda what, part: None)
     say("the adapter", 0.0)
-    roofs, order = with_roofs(gpu, config), order_among_equals(gpu.info)
+    roofs, order = with_roofs(gpu, config).roofs, order_among_equals(gpu.info)
     say("warming up", 0.1)
     _warm(run, gpu)
     clocks = [_clocks(gpu, order)]

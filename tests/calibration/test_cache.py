@@ -21,7 +21,7 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
 from ort_gpu_ep.health.open_adapter import _figures
 from ort_gpu_ep.health.verdicts import key_of
-from ort_gpu_ep.kernels.cost_parameters import figures_for, figures_of
+from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for, figures_of
 from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile
 from ort_gpu_ep.session.session import InferenceSession
 from tests.unit.graphs import model_of
@@ -158,20 +158,20 @@ def test_roofs_are_measured_once_and_kept(
     gpu: Gpu, config: Config, measured: Measured, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: (calls.append(1), (2.0, 5.0))[1])
-    assert profile_of(gpu, config).flops_per_s == 0.0
-    assert cache.with_roofs(gpu, config).flops_per_s == 2.0
-    assert profile_of(gpu, config).nbytes_per_s == 5.0
+    monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: (calls.append(1), Roofs(2.0, 5.0, 3.0, 4.0))[1])
+    assert profile_of(gpu, config).roofs == Roofs()
+    assert cache.with_roofs(gpu, config).roofs.flops_per_s == 2.0
+    assert profile_of(gpu, config).roofs.barrier_s == 4.0
     forget()
-    assert cache.with_roofs(gpu, config).flops_per_s == 2.0
+    assert cache.with_roofs(gpu, config).roofs.flops_per_s == 2.0
     assert (len(calls), measured.calls) == (1, 1)
 
 
 def test_the_profile_of_a_gpu_has_its_roofs(gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are chosen by them from the next process on; on a software adapter nothing asks for them."""
-    monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: (2e12, 5e10))
+    monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: Roofs(2e12, 5e10))
     monkeypatch.setattr(gpu, "info", replace(gpu.info, type="integrated"))
-    assert profile_of(gpu, config).flops_per_s == 2e12
+    assert profile_of(gpu, config).roofs.flops_per_s == 2e12
     found = _figures(gpu.info, config.cache_path)
     assert found == figures_for("integrated", figures_of(2e12, 5e10, MADE.dispatch_s))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from ort_gpu_ep.calibration import roofs
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, ShaderError
+from ort_gpu_ep.kernels.cost_parameters import Roofs
 from tests.patience import Clock
 
 
@@ -21,20 +23,23 @@ def gpu() -> Gpu:
 
 
 def test_the_roofs_are_of_the_work_that_was_done(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a told clock, on which an adapter does 1e12 operations, and moves 1e11 bytes, in each second."""
+    """By a told clock, on which an adapter does 1e12 operations, and moves 1e11 bytes, in each second; a read takes 1 us, a barrier 2."""
     clock, job = Clock(monkeypatch, roofs), roofs._Job
     made, fill, download = job.__init__, job.fill, gpu.download
     doing: list[float] = [0.0]
 
-    def begun(self: Any, gpu: Gpu, timer: None, label: str, source: str, x: Any, y: Any, groups: int, times: int, want: Any, busy: bool) -> None:
-        made(self, gpu, timer, label, source, x, y, groups, times, want, busy)
+    def begun(self: Any, bench: roofs.Bench, label: str, source: str, x: Any, y: Any, groups: int, times: int, want: Any) -> None:
+        made(self, bench, label, source, x, y, groups, times, want)
         self.told = label
         doing[0] = 2 * times * y[1] / 1e11
 
     def filled(self: Any, buffer: Buffer, offset: int, data: np.ndarray) -> None:
         fill(self, buffer, offset, data)
+        steps = int(data[-1])
         if self.told == "fma":      # each invocation: so many steps of four times eight chains of four multiply-adds
-            doing[0] = float(data[2, 0]) * self.groups * 64 * 4 * 8 * 4 * 2 / 1e12
+            doing[0] = steps * self.groups * 64 * 4 * 8 * 4 * 2 / 1e12
+        elif self.told != "copy":
+            doing[0] = steps * (1e-6 if self.told == "read" else 2 * 2e-6)
 
     def waited(*given: Any) -> None:
         download(*given)
@@ -43,7 +48,7 @@ def test_the_roofs_are_of_the_work_that_was_done(gpu: Gpu, monkeypatch: pytest.M
     monkeypatch.setattr(job, "__init__", begun)
     monkeypatch.setattr(job, "fill", filled)
     monkeypatch.setattr(gpu, "download", waited)
-    assert roofs.measure_roofs(gpu, None) == (pytest.approx(1e12), pytest.approx(1e11))
+    assert astuple(roofs.measure_roofs(roofs.Bench(gpu))) == pytest.approx((1e12, 1e11, 1e-6, 2e-6))
 
 
 def test_little_memory_leaves_the_copy_out(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,13 +56,13 @@ def test_little_memory_leaves_the_copy_out(gpu: Gpu, monkeypatch: pytest.MonkeyP
         raise OutOfDeviceMemoryError("a test")
 
     monkeypatch.setattr(gpu, "allocate", none)
-    assert roofs._nbytes_per_s(gpu, None) == 0.0
+    assert roofs._nbytes_per_s(roofs.Bench(gpu)) == 0.0
 
 
 def test_memory_is_given_back(gpu: Gpu) -> None:
     gpu.trim()
     before = gpu.stats.allocated_nbytes
-    roofs.measure_roofs(gpu, None)
+    roofs.measure_roofs(roofs.Bench(gpu))
     gpu.trim()
     assert gpu.stats.allocated_nbytes == before
 
@@ -65,23 +70,25 @@ def test_memory_is_given_back(gpu: Gpu) -> None:
 def test_a_shader_that_does_not_compile_is_said(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofs, "_FMA", "fn main( {")
     with pytest.raises(ShaderError, match="calibration/fma does not compile"):
-        roofs.measure_roofs(gpu, None)
+        roofs.measure_roofs(roofs.Bench(gpu))
 
 
 def test_kernels_that_do_not_do_their_work_give_no_roof(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofs, "_FMA", roofs._FMA.replace("i < steps", "i < 0u"))
     monkeypatch.setattr(roofs, "_COPY", roofs._COPY.replace("let i =", "let i = 0u *"))
-    assert roofs.measure_roofs(gpu, None) == (0.0, 0.0)
+    monkeypatch.setattr(roofs, "_READ", roofs._READ.replace("place = x[place]", "place = i"))
+    monkeypatch.setattr(roofs, "_MEETING", roofs._MEETING.replace("] + 1u", "]"))
+    assert roofs.measure_roofs(roofs.Bench(gpu)) == Roofs()
 
 
 def test_beside_a_busy_program_the_hosts_clock_does_not_count(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a profile would say for good that the adapter is as slow as the host was then."""
-    assert roofs.measure_roofs(gpu, None, busy=True) == (0.0, 0.0)
-    assert all(roofs.measure_roofs(gpu, None))
+    assert roofs.measure_roofs(roofs.Bench(gpu, busy=True)) == Roofs()
+    assert all(astuple(roofs.measure_roofs(roofs.Bench(gpu))))
 
     told = SimpleNamespace(writes=lambda step: None, resolve=lambda encoder: None, read_s=lambda: 1e-5)
     monkeypatch.setattr(roofs, "LONG_S", 3600.0)     # waits count as short ones: such a reading is believed
-    assert roofs._nbytes_per_s(gpu, told, busy=True) == pytest.approx(2 * 128 * 2 ** 20 / 1e-5)     # type: ignore[arg-type]
+    assert roofs._nbytes_per_s(roofs.Bench(gpu, told, True)) == pytest.approx(2 * 128 * 2 ** 20 / 1e-5)     # type: ignore[arg-type]
 
 
 def test_which_clock_is_believed() -> None:

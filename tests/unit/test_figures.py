@@ -21,6 +21,7 @@ from ort_gpu_ep.kernels.cost_parameters import (
     MEASURED_NBYTES_PER_S,
     SOFTWARE_FIGURES,
     Figures,
+    Roofs,
     figures_for,
     figures_of,
 )
@@ -148,11 +149,11 @@ def test_an_opened_adapter_has_those_of_its_profile(tmp_path: Path) -> None:
     assert _figures(GPU, str(tmp_path)) is DEFAULT_FIGURES
     profile.write(str(tmp_path), key, GUESSED)
     assert _figures(GPU, str(tmp_path)) is DEFAULT_FIGURES, "without roofs it says too little"
-    profile.write(str(tmp_path), key, replace(GUESSED, flops_per_s=MEASURED_FLOPS_PER_S / 8, nbytes_per_s=MEASURED_NBYTES_PER_S / 16))
+    profile.write(str(tmp_path), key, replace(GUESSED, roofs=Roofs(MEASURED_FLOPS_PER_S / 8, MEASURED_NBYTES_PER_S / 16)))
     assert _figures(GPU, str(tmp_path)).units == 16
     assert _figures(replace(GPU, type="integrated"), str(tmp_path)).lane_registers == 64
     software = replace(GPU, type="software")
-    profile.write(str(tmp_path), verdicts.key_of(software), replace(GUESSED, flops_per_s=1e9, nbytes_per_s=1e9))
+    profile.write(str(tmp_path), verdicts.key_of(software), replace(GUESSED, roofs=Roofs(1e9, 1e9)))
     assert _figures(software, str(tmp_path)) is SOFTWARE_FIGURES
 
 
