@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
-from ort_gpu_ep.device.allowance import Allowance, current
+from ort_gpu_ep.device.allowance import OTHER, Allowance, DeviceMemory, current
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.library import GPUError
-from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, MAP_READ, STORAGE
+from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, STORAGE
 from ort_gpu_ep.errors import DeviceError, MemoryLimitError, OutOfDeviceMemoryError
 from ort_gpu_ep.kernels.registry import Limits
 
@@ -35,7 +35,7 @@ class Buffer:
     nbytes: its size, a multiple of 4, at least what was asked for. serial: never reused, so that a cached bind group can't
     meet another buffer than its own (submitting one of a destroyed buffer would abort the process). freed_s: when it came
     into the pool (monotonic clock). forgotten: corrects the statistics if the buffer is dropped without `free`, as after an error.
-    users: the session that it counts for, none while it is in the pool.
+    users: the session that it counts for, and what as (allowance.USES); none while it is in the pool.
     """
 
     raw: Any
@@ -44,7 +44,7 @@ class Buffer:
     serial: int = field(default_factory=itertools.count().__next__)
     freed_s: float = 0.0
     forgotten: Any = field(default=None, repr=False)
-    users: list[Allowance] = field(default_factory=list, repr=False)
+    users: list[tuple[Allowance, str]] = field(default_factory=list, repr=False)
 
 
 Piece = tuple[Buffer, int, int]
@@ -55,11 +55,13 @@ Piece = tuple[Buffer, int, int]
 class Stats:
     """What this process holds and has moved: bytes, counts, and the seconds that callers spent in transfers (waiting included).
 
-    submit_s, wait_s: in submissions, and waiting for a readback; what `download_s` has besides is copying.
+    staging_nbytes: of what is allocated, buffers that the host maps. submit_s, wait_s: in submissions, and waiting for a readback; what
+    `download_s` has besides is copying.
     """
 
     allocated_nbytes: int = 0
     pooled_nbytes: int = 0
+    staging_nbytes: int = 0
     peak_nbytes: int = 0
     buffers: int = 0
     submits: int = 0
@@ -113,17 +115,17 @@ class Buffers(ABC):
     def failure(self, error: Exception, what: str) -> DeviceError:
         """The exception that an error of wgpu means."""
 
-    def allocate(self, nbytes: int) -> Buffer:
+    def allocate(self, nbytes: int, use: str = OTHER) -> Buffer:
         """A buffer of at least nbytes, from the pool where it has one, for this thread's session. Content undefined. Never waits.
 
-        Raises: OutOfDeviceMemoryError, DeviceLostError.
+        use: what it counts as, one of allowance.USES. Raises: OutOfDeviceMemoryError, DeviceLostError.
         """
         try:
-            return self._taken(nbytes)
+            return self._taken(nbytes, use)
         except OutOfDeviceMemoryError as error:
             if not self._given_back(error):
                 raise
-        return self._taken(nbytes)
+        return self._taken(nbytes, use)
 
     def _given_back(self, error: OutOfDeviceMemoryError) -> bool:
         """Has holders free what they can do without: those of this session, where it is the session that may have no more."""
@@ -137,19 +139,26 @@ class Buffers(ABC):
         """What holders could give back. apart_from: the context of one that does not count."""
         return sum(holder.context.prologue.dense_nbytes for holder in list(self.holders) if holder.context is not apart_from)
 
-    def _taken(self, nbytes: int) -> Buffer:
+    def memory_of(self, allowance: Allowance) -> DeviceMemory:
+        """What a session holds here, and the process."""
+        with self._lock:
+            stats = self.stats
+            return DeviceMemory(dict(allowance.held), allowance.memory_nbytes, stats.allocated_nbytes, stats.staging_nbytes,
+                                stats.pooled_nbytes, stats.peak_nbytes)
+
+    def _taken(self, nbytes: int, use: str) -> Buffer:
         size, allowance = size_class(nbytes), current()
         with self._lock:
             if allowance is not None:
-                allowance.take(size)
+                allowance.take(size, use)
             try:
                 buffer = self._allocated(size)
             except BaseException:
                 if allowance is not None:
-                    allowance.give_back(size)
+                    allowance.give_back(size, use)
                 raise
             if allowance is not None:
-                buffer.users.append(allowance)
+                buffer.users.append((allowance, use))
             return buffer
 
     def _allocated(self, size: int) -> Buffer:
@@ -180,9 +189,11 @@ class Buffers(ABC):
         self.stats.buffers += 1
         self.stats.allocated_nbytes += size
         self.stats.peak_nbytes = max(self.stats.peak_nbytes, self.stats.allocated_nbytes)
+        mapped_nbytes = size if usage & (MAP_READ | MAP_WRITE) else 0
+        self.stats.staging_nbytes += mapped_nbytes
         buffer = Buffer(raw, size, raw.handle)
         # a finalizer of `self` would keep it alive
-        buffer.forgotten = weakref.finalize(buffer, _uncount, self.stats, self._lock, size, buffer.users)
+        buffer.forgotten = weakref.finalize(buffer, _uncount, self.stats, self._lock, size, mapped_nbytes, buffer.users)
         buffer.forgotten.atexit = False
         return buffer
 
@@ -260,16 +271,18 @@ class Buffers(ABC):
         buffer.forgotten()
 
 
-def _uncount(stats: Stats, lock: Any, nbytes: int, users: list[Allowance]) -> None:
+def _uncount(stats: Stats, lock: Any, nbytes: int, mapped_nbytes: int, users: list[tuple[Allowance, str]]) -> None:
     with lock:
         _give_back(users, nbytes)
         stats.allocated_nbytes -= nbytes
+        stats.staging_nbytes -= mapped_nbytes
         stats.buffers -= 1
 
 
-def _give_back(users: list[Allowance], nbytes: int) -> None:
+def _give_back(users: list[tuple[Allowance, str]], nbytes: int) -> None:
     while users:
-        users.pop().give_back(nbytes)
+        allowance, use = users.pop()
+        allowance.give_back(nbytes, use)
 
 
 def size_class(nbytes: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import ahead
+from ort_gpu_ep.device.allowance import WEIGHTS
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.pipelines import Composer, Layout, pipeline
@@ -131,7 +132,7 @@ class PlanContext:
 
     def _upload(self, array: Array) -> Buffer:
         data = packed(array)
-        buffer = self.gpu.allocate(data.nbytes)
+        buffer = self.gpu.allocate(data.nbytes, WEIGHTS)
         self.upload(buffer, data.ctypes.data, data.nbytes)
         return buffer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ort_gpu_ep.device import native
+from ort_gpu_ep.device.allowance import CONSTANTS
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.index_check import NBYTES, Word
 
@@ -26,7 +27,7 @@ class Words:
     def own(self) -> Word:
         """Of a run that is recorded now; its buffer begins with 0, and goes with it. Raises DeviceError."""
         if self._buffer is None or self._end + NBYTES > self._buffer.nbytes:
-            buffer = self._gpu.allocate(NBYTES)         # as much as the pool's smallest
+            buffer = self._gpu.allocate(NBYTES, CONSTANTS)         # as much as the pool's smallest
             self._gpu.upload(buffer, 0, native.address_of(_ZERO), NBYTES)
             self._buffer, self._end = buffer, NBYTES
         self._end += NBYTES

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ort_gpu_ep.device import index_check, native, staging
+from ort_gpu_ep.device.allowance import RUNS
 from ort_gpu_ep.device.buffers import STAGING, Buffer, size_class
 from ort_gpu_ep.device.error_words import Words
 from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
@@ -39,7 +40,7 @@ class InFlight:
         try:
             for tensors, types in ((self.inputs, filled.inputs), (self.outputs, filled.outputs)):
                 for tensor in types:
-                    tensors.append(Tensor(gpu.allocate(tensor.nbytes), 0, tensor))
+                    tensors.append(Tensor(gpu.allocate(tensor.nbytes, RUNS), 0, tensor))
             self.staging = gpu.create(size_class(staging_nbytes), STAGING)
             self.large = staging.LargeInputs.of(gpu, self.inputs, *places_of(filled.inputs))
         except DeviceError:

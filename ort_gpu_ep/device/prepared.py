@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ort_gpu_ep.device import native, objects
+from ort_gpu_ep.device.allowance import ACTIVATIONS, CONSTANTS
 from ort_gpu_ep.device.binding import Bound, bind_group, bound_of
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.context import PlanContext
@@ -143,7 +144,7 @@ class Prepared:
         return bound_of(self.gpu, step, 0 if self.template.offsets[index] is None else self.template.struct_nbytes(index))
 
     def _filled_buffer(self, data: bytes) -> Buffer:
-        buffer = self.gpu.allocate(len(data))
+        buffer = self.gpu.allocate(len(data), CONSTANTS)
         if data:
             self.context.upload(buffer, native.address_of(data), len(data))
         return buffer
@@ -233,7 +234,7 @@ class Prepared:
     def _allocate_slots(self, wanted: tuple[int, ...]) -> None:
         if not self._slots:
             for nbytes in wanted:
-                self._slots.append(self.gpu.allocate(nbytes))
+                self._slots.append(self.gpu.allocate(nbytes, ACTIVATIONS))
             self._needed, self._wanted = list(wanted), wanted
             return
         if not self.template.varies:
@@ -255,7 +256,7 @@ class Prepared:
     def _resize(self, slot: int, nbytes: int) -> None:
         self._forget_bindings()
         self.gpu.free(self._slots.pop(slot))    # before there is another one: together they may be more than fits
-        self._slots.insert(slot, self.gpu.allocate(nbytes))
+        self._slots.insert(slot, self.gpu.allocate(nbytes, ACTIVATIONS))
 
     def _forget_bindings(self) -> None:
         """Another buffer: no bind group or recording that may name the old one is used again."""
@@ -321,7 +322,7 @@ class Prepared:
             if buffer is not None:
                 self._forget_bindings()
                 self.gpu.free(self._constants.pop(name))
-            buffer = self._constants[name] = self.gpu.allocate(len(data))
+            buffer = self._constants[name] = self.gpu.allocate(len(data), CONSTANTS)
         if data:
             self.gpu.upload(buffer, 0, native.address_of(data), len(data))
 

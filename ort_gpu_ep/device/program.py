@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device.allowance import current
+from ort_gpu_ep.device.allowance import RUNS, current
 from ort_gpu_ep.device.bound import Bound
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.context import PlanContext
@@ -206,7 +206,7 @@ class Program:
         gpu, counted = self.gpu, prepared.template.plan.counted
         whole = list[Tensor]()
         try:
-            whole += [Tensor(gpu.allocate(t.nbytes), 0, t) for t in filled.outputs]
+            whole += [Tensor(gpu.allocate(t.nbytes, RUNS), 0, t) for t in filled.outputs]
             word = prepared.run(filled, [*inputs], whole)
             lengths = prepared.numbers({c.count for c in counted})
             for index, tensor in enumerate(whole):

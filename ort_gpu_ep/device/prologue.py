@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from ort_gpu_ep.device.allowance import DENSE, REORDERED, WEIGHTS
 from ort_gpu_ep.device.binding import bind_group, bound_of
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
@@ -55,7 +56,7 @@ class Prologue:
 
     def restored(self, step: Dispatch) -> Buffer:
         """What an inverse writes, in a buffer that is the caller's. Raises DeviceError, ShaderError."""
-        written, = self._run(step).values()
+        written, = self._run(step, WEIGHTS).values()
         return written
 
     def buffers(self, plan: Plan) -> dict[Place, Buffer]:
@@ -85,13 +86,13 @@ class Prologue:
                 self._free(other)
         return ran
 
-    def _run(self, step: Dispatch) -> dict[Place, Buffer]:
+    def _run(self, step: Dispatch, use: str = REORDERED) -> dict[Place, Buffer]:
         pipe, bound = pipeline(self.gpu, step, self._checked, self._composer), bound_of(self.gpu, step)
         made: dict[Place, Buffer] = {}
         try:
             for tensor in step.tensors:
                 if tensor.written:
-                    made[tensor.place] = self.gpu.allocate(tensor.type.nbytes)
+                    made[tensor.place] = self.gpu.allocate(tensor.type.nbytes, DENSE if tensor.place in self._dense else use)
             group = bind_group(self.gpu, bound, lambda p: (
                 made[p] if p in made else self._weight(p.name) if p.kind is Kind.WEIGHT else self.buffer(p), 0))
             try:

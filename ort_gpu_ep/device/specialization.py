@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ort_gpu_ep.device import background
+from ort_gpu_ep.device.allowance import RUNS
 from ort_gpu_ep.device.context import PlanContext
 from ort_gpu_ep.device.plans import Key, Plans
 from ort_gpu_ep.device.prepared import Prepared
@@ -127,7 +128,7 @@ class Specializer:
         tensors = list[Tensor]()
         try:
             for tensor in types:
-                tensors.append(Tensor(gpu.allocate(tensor.nbytes), 0, tensor))
+                tensors.append(Tensor(gpu.allocate(tensor.nbytes, RUNS), 0, tensor))
             inputs, outputs = tensors[:len(filled.inputs)], tensors[len(filled.inputs):]
             for step in range(len(prepared.template.plan.steps)):
                 with context.lock:

@@ -10,6 +10,7 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
+from ort_gpu_ep.device.allowance import DeviceMemory
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels.built import Kernel
 from ort_gpu_ep.partitioner import NodeReport, Report, sizes
@@ -109,7 +110,8 @@ class Explanation:
     """The decision of the partitioner and what came of it. `str()` gives a text that fits a terminal.
 
     decisions: with placement=auto, what was chosen for which input shapes, by what was measured. profile: where it was asked for.
-    specialized: of partitions, by name, the sizes that have a plan of their own, or could not get one.
+    specialized: of partitions, by name, the sizes that have a plan of their own, or could not get one. device_memory: what the session
+    holds now; None where it has no device in this process.
     """
 
     adapter: str
@@ -120,6 +122,7 @@ class Explanation:
     decisions: tuple[tuple[str, Decision], ...] = ()
     profile: Profiled | None = None
     specialized: tuple[tuple[str, Specialization], ...] = ()
+    device_memory: DeviceMemory | None = None
 
     def as_dict(self) -> dict[str, object]:
         """For `--json`: plain lists, numbers and strings."""
@@ -127,6 +130,7 @@ class Explanation:
             "adapter": self.adapter,
             "graphs": [r.as_dict() for r in self.reports],
             "memory": [{**asdict(m), "ratio": m.ratio} for m in self.memory],
+            "device_memory": {**asdict(d), "session_nbytes": d.session_nbytes} if (d := self.device_memory) is not None else None,
             "events": list(self.events),
             "specialized": [{"partition": partition, **asdict(found)} for partition, found in self.specialized],
             "decisions": [{"inputs": shapes, **decision.as_dict()} for shapes, decision in self.decisions],
@@ -179,6 +183,7 @@ class Explanation:
             lines.append(f"{len(bodies)} graphs inside of If, Loop and Scan:")
             lines += [*([_sum_line(parts)] if parts else []), *_cpu_lines(node for report in bodies for node in report.nodes)]
         lines += _memory_lines(self.memory)
+        lines += _device_memory_lines(self.device_memory) if self.device_memory is not None else []
         lines += _matrix_unit_lines(self.plans)
         lines += [f"{partition} for {found}" for partition, found in self.specialized if not found.why]
         lines += [f"event: {e}" for e in self.events]
@@ -217,6 +222,18 @@ def _memory_lines(found: Sequence[Memory]) -> list[str]:
         if memory.dense_nbytes:
             lines.append(f"  of the weights {_size(memory.dense_nbytes)} are dense copies; without them (weights=packed) the others are "
                          f"{_size(max(0, memory.weight_nbytes - memory.dense_nbytes))} and are written out in each run")
+    return lines
+
+
+def _device_memory_lines(found: DeviceMemory) -> list[str]:
+    """What the session has device memory for, a line each, and what the process has besides."""
+    limit = f"memory_limit_mb allows {_size(found.limit_nbytes)}" if found.limit_nbytes else "memory_limit_mb sets no limit"
+    lines = [f"device memory of this session: {_size(found.session_nbytes) if found.session_nbytes else 'none yet'}; {limit}"]
+    lines += [f"  {use}: {_size(nbytes)}" for use, nbytes in found.session.items() if nbytes]
+    if not found.process_nbytes:
+        return lines
+    lines.append(f"device memory of this process: {_size(found.process_nbytes)}, at most {_size(found.most_nbytes)}; of it "
+                 f"{_size(found.staging_nbytes)} for transfers, {_size(found.waiting_nbytes)} freed and kept for the next use")
     return lines
 
 
@@ -367,7 +384,16 @@ def explanation(state: SessionState | None) -> Explanation:
         if last is not None:
             reports = [_as_planned(report, partition.graph.outputs, last) for report in reports]
     return Explanation(
-        adapter_of(state), tuple(reports), tuple(memory), events_of(state), tuple(plans), specialized=specialized(state))
+        adapter_of(state), tuple(reports), tuple(memory), events_of(state), tuple(plans), specialized=specialized(state),
+        device_memory=device_memory_of(state))
+
+
+def device_memory_of(state: SessionState) -> DeviceMemory | None:
+    """What a session holds on the device of this process."""
+    backend = state.backend
+    if backend is None or backend.device is None or backend.allowance is None:
+        return None
+    return backend.device.memory_of(backend.allowance)
 
 
 def as_run(state: SessionState) -> tuple[Report, ...]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ort_gpu_ep.device.allowance import VALUES
 from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError, forget_frames
 from ort_gpu_ep.plugin.reservation import Reservation
 from ort_gpu_ep.plugin.state import COPIES, SessionState
@@ -179,14 +180,14 @@ class Memory:
                 if same and piece.storage.gpu is gpu and piece.storage.users == 1:
                     piece.storage.content = None
                     return piece.storage, 0
-            storage = Storage(nbytes, gpu, gpu.allocate(nbytes))   # first: if it fails, the old content stays
+            storage = Storage(nbytes, gpu, gpu.allocate(nbytes, VALUES))   # first: if it fails, the old content stays
             self._carve(block, address, address + nbytes)
             self._insert(block, Piece(address, address + nbytes, storage, 0))
             return storage, 0
 
     def temporary(self, gpu: Gpu, nbytes: int, host_address: int = 0) -> Storage:
         """A pinned storage that belongs to no block, with host memory's content if an address is given."""
-        storage = Storage(max(nbytes, 4), gpu, gpu.allocate(max(nbytes, 4)))
+        storage = Storage(max(nbytes, 4), gpu, gpu.allocate(max(nbytes, 4), VALUES))
         if host_address and nbytes:
             assert storage.buffer is not None
             gpu.upload(storage.buffer, 0, host_address, nbytes)
@@ -325,7 +326,7 @@ class Memory:
     def _gather(self, gpu: Gpu, block: Block, address: int, nbytes: int) -> Storage:
         """One storage on `gpu` for a range that is in several, on another GPU, on the host, or badly aligned."""
         _, pieces = self._find(address, nbytes)
-        storage = Storage(nbytes, gpu, gpu.allocate(nbytes))
+        storage = Storage(nbytes, gpu, gpu.allocate(nbytes, VALUES))
         try:
             self._fill(storage, address, pieces, block.state)
         except Exception:
@@ -360,7 +361,7 @@ class Memory:
         """Stands in for tensors without elements, for which ONNX Runtime may pass NULL."""
         with self._lock:
             if gpu not in self._empty:
-                self._empty[gpu] = gpu.allocate(_ALIGNMENT)
+                self._empty[gpu] = gpu.allocate(_ALIGNMENT, VALUES)
             return Storage(_ALIGNMENT, gpu, self._empty[gpu], users=2)   # one of them never ends: the buffer stays the GPU's
 
     def _pin(self, storage: Storage) -> Storage:

@@ -225,3 +225,15 @@ def test_two_thousand_nodes_fit_a_terminal(tmp_path: Path) -> None:
     done = call("explain", path, "-o", "placement=cpu", "--group", "reason")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) < 30
+
+
+def test_device_memory_is_shown(tmp_path: Path) -> None:
+    weights = np.ones((256, 256), "f")
+    (tmp_path / "m.onnx").write_bytes(model_of("(float[4, 256] x) => (float[4, 256] y) { y = MatMul(x, w) }", {"w": weights}).SerializeToString())
+    command = ("explain", str(tmp_path / "m.onnx"), "-o", "placement=gpu", "-o", "memory_limit_mb=7")
+    found = parsed(*command, "--json")["device_memory"]
+    assert found["limit_nbytes"] == 7 << 20
+    assert found["session_nbytes"] == sum(found["session"].values())
+    text = " ".join(printed(*command).split())
+    held = "none yet" if not found["session_nbytes"] else f"{found['session_nbytes'] / 1024:.1f} KiB"
+    assert f"device memory of this session: {held}; memory_limit_mb allows 7.0 MiB" in text

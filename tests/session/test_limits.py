@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ort_gpu_ep as ort
-from ort_gpu_ep.device import native
-from ort_gpu_ep.device.allowance import current
-from ort_gpu_ep.errors import OutOfDeviceMemoryError
+from ort_gpu_ep.device import Buffer, native
+from ort_gpu_ep.device.allowance import DENSE, REORDERED, RUNS, VALUES, WEIGHTS, current
+from ort_gpu_ep.errors import MemoryLimitError, OutOfDeviceMemoryError
 from tests.session.conftest import gpu_session, on_the_cpu
 from tests.unit.graphs import model_of
 
@@ -105,6 +107,75 @@ def test_values_on_the_device_count_for_their_session(heavy: bytes, x: Array) ->
     assert held(session) - before >= 4 * 64 * 1024 * 4
     del values, value
     assert held(session) == before
+
+
+def counted_one_by_one(session: Any) -> Counter[str]:
+    """Bytes of all buffers that count for a session, by what they are for."""
+    allowance, found = session._state.backend.allowance, Counter[str]()
+    for buffer in (b for b in gc.get_objects() if isinstance(b, Buffer)):
+        for owner, use in buffer.users:
+            found[use] += buffer.nbytes if owner is allowance else 0
+    return +found
+
+
+def image_network() -> bytes:
+    """Two 3 x 3 convolutions of 64 channels, whose weights Winograd's algorithm transforms where it is used."""
+    rng = np.random.default_rng(3)
+    weights = {n: rng.standard_normal((64, 64, 3, 3)).astype("f") / 24 for n in ("v", "w")}
+    text = ("(float[1, 64, 28, 28] x) => (float[1, 64, 28, 28] y) "
+            "{ a = Conv<pads=[1, 1, 1, 1]>(x, v) b = Relu(a) y = Conv<pads=[1, 1, 1, 1]>(b, w) }")
+    return bytes(model_of(text, weights).SerializeToString())
+
+
+def test_the_table_of_device_memory_is_what_the_limit_counts(heavy: bytes, x: Array) -> None:
+    other = gpu_session(heavy, strict=1)
+    answers(other, heavy, x)
+    image = np.random.default_rng(1).standard_normal((1, 64, 28, 28)).astype("f")
+    for model, feeds in ((heavy, x), (image_network(), image)):
+        session = gpu_session(model, strict=1, memory_limit_mb=64, winograd=1)
+        for _ in range(4):      # the later ones have buffers of their own
+            session.run(None, {"x": feeds})
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", feeds)
+        binding.bind_output("y", "gpu")
+        session.run_with_iobinding(binding)
+        found = session.explain().device_memory
+        assert found is not None
+        assert found.session_nbytes == held(session) == counted_one_by_one(session).total()
+        assert {use: n for use, n in found.session.items() if n} == counted_one_by_one(session)
+        weights = sum(found.session[use] for use in (WEIGHTS, REORDERED, DENSE))
+        assert weights == sum(p.program.weight_nbytes for p in session._state.partitions)
+        assert all(found.session[use] for use in (RUNS, VALUES))
+        assert found.limit_nbytes == 64 << 20
+        stats = session._state.gpu.stats
+        assert (found.process_nbytes, found.waiting_nbytes) == (stats.allocated_nbytes, stats.pooled_nbytes)
+        every = [b for b in gc.get_objects() if isinstance(b, Buffer) and b.forgotten.alive and b.forgotten.peek()[2][0] is stats]
+        assert found.process_nbytes == sum(b.nbytes for b in every)
+        assert found.process_nbytes >= found.session_nbytes + held(other) + found.staging_nbytes + found.waiting_nbytes
+        text, data = str(session.explain()), session.explain().as_dict()["device_memory"]
+        assert "memory_limit_mb allows 64.0 MiB" in text
+        assert f"  {RUNS}: " in text
+        assert json.loads(json.dumps(data))["session_nbytes"] == found.session_nbytes
+        del session, binding
+        gc.collect()
+
+
+def test_a_refusal_names_what_the_table_adds_up_to(x: Array) -> None:
+    model = bytes(model_of("(float[N, 1024] x) => (float[N, 1024] y) { a = Softmax(x) y = Softmax<axis=0>(a) }").SerializeToString())
+    session = gpu_session(model, memory_limit_mb=4)
+    session.run(None, {"x": x})
+    before = session.explain().device_memory
+    with pytest.raises(MemoryLimitError, match=f"holds {before.session_nbytes} B"), session._state.allowance:
+        session._state.gpu.allocate(4 << 20)
+    assert session.explain().device_memory.session == before.session
+
+
+def test_no_table_without_a_device_in_this_process(mlp: bytes) -> None:
+    session = gpu_session(mlp, isolation="process")
+    session.run(None, {"x": np.ones((2, 16), "f")})
+    assert session.explain().device_memory is None
+    assert session.explain().as_dict()["device_memory"] is None
+    assert "device memory of" not in str(session.explain())
 
 
 def test_a_time_limit_is_its_sessions_own(mlp: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
