@@ -17,6 +17,7 @@ from ort_gpu_ep.placement.decisions import Decision, Decisions, Learnt, NodeTime
 from ort_gpu_ep.placement.estimate import Estimate
 from ort_gpu_ep.placement.learner import ASSUMED, Entry, Learner, Turn
 from ort_gpu_ep.placement.names import CPU, CUT, GPU
+from ort_gpu_ep.placement.policy import Host
 from ort_gpu_ep.placement.proof import Proof, Prover, rejected
 from ort_gpu_ep.placement.rhythm import BUSY
 from ort_gpu_ep.utilization import Uses
@@ -44,16 +45,16 @@ class Chooser:
 
     fixed: all input shapes are known, so that one decision holds for every run. profile: gives the adapter's (it may take seconds).
     proved: is told when the candidates were run side by side; weak, since the chooser outlives the session until all is saved.
-    uses: of the adapter. software: the adapter is the CPU. tells_cpu_s: what a run on the CPU takes in another process, if one makes them.
+    uses: of the adapter. host: what the runs share. tells_cpu_s: what a run on the CPU takes in another process, if one makes them.
     """
 
     def __init__(
         self, candidates: Candidates, config: Config, profile: Callable[[], Profile], decisions: Decisions | None, fixed: bool,
-        proved: WeakMethod[Callable[[Entry], None]], uses: Uses, software: bool = False,
+        proved: WeakMethod[Callable[[Entry], None]], uses: Uses, host: Host,
     ) -> None:
         self.candidates, self.config, self.fixed = candidates, config, fixed
-        self.learner = Learner(uses, config.placement_budget_ms * 1e-3)
-        self.prover = Prover(candidates, config, software)
+        self.learner = Learner(uses, config.placement_budget_ms * 1e-3, host)
+        self.prover = Prover(candidates, config, host.software)
         self.agreed: set[str] = set()
         self.tells_cpu_s: Callable[[], float | None] = _nobody_tells
         self._profile, self._decisions, self._tell = profile, decisions, proved

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from ort_gpu_ep.placement.estimate import TAIL, Estimate, Size, Times
 from ort_gpu_ep.placement.names import CPU
+from ort_gpu_ep.placement.policy import Host, Policy, slowdown
 from ort_gpu_ep.placement.rhythm import BUSY, CONCURRENT, PAUSED, RARE, Rhythm
-from ort_gpu_ep.utilization import AWAKE_S, Uses
+from ort_gpu_ep.utilization import AWAKE_S, UNKNOWN, Load, Uses
 
 WAKING, FIRST, ASSUMED = "waking", "first", "assumed"
 """Besides the classes of rest: runs of a GPU whose clock is not up yet; first runs of a size, which plan and compile; no runs at all but
@@ -36,6 +37,9 @@ AWFUL = 2.0
 
 RETHINKS = 32
 """Runs beside others after which the choice is thought over, at most."""
+
+CALM = 1.25
+"""Predicted slowdown by others up to which a run tells what an idle machine takes."""
 
 MAX_SIZES = 256
 """Sizes that a session remembers; the oldest go first."""
@@ -89,7 +93,8 @@ class Entry:
     ready: whether all was found out that needs the candidates to be run side by side. floor: the CPU is done before a GPU could have
     answered, so that there is nothing to choose. runs: of the session with this size; seen: by candidate. choice: the candidate that is
     expected to be the best; following: the one that the next run takes; expected_s: what each was expected to take when that was thought
-    of last (`thoughts`: how often), in a rhythm of class `rest`. source, predicted_s: of the side by side, see Decision.
+    of last, in a rhythm of class `rest`. policies: what moves runs to another one under load, alone and beside others' runs. source,
+    predicted_s: of the side by side, see Decision.
     """
 
     size: Size
@@ -102,11 +107,15 @@ class Entry:
     expected_s: dict[str, float] = field(default_factory=dict)
     rest: str = BUSY
     think_at: int = 1
-    thoughts: int = 0
+    policies: dict[bool, Policy | None] = field(default_factory=dict)
     tried: dict[tuple[str, str], int] = field(default_factory=dict)
     source: str = ""
     why: str = ""
     predicted_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def policy(self) -> Policy | None:
+        return self.policies.get(self.rest == CONCURRENT)
 
     def without(self, name: str) -> float:
         """Seconds that are expected without this candidate."""
@@ -117,7 +126,8 @@ class Entry:
 class Turn:
     """One run. rest: the class of the rest before it, empty where the rhythm has just changed. awake: whether the GPU's clock is up.
 
-    trial: whether another candidate was expected to be better. without_s: what the best of the others is expected to take.
+    trial: whether another candidate was expected to be better. without_s: what the best of the others is expected to take. load, policy: at
+    which reading it began, and what looked at that.
     """
 
     entry: Entry
@@ -126,22 +136,24 @@ class Turn:
     awake: bool
     trial: bool
     without_s: float
+    load: Load
+    policy: Policy | None
 
 
 class Learner:
     """What the runs of one session have taught. Thread-safe.
 
     uses: of the adapter. budget_s: what finding out may cost beside SHARE of all time; with 0 nothing is tried. waking_s: what is left of
-    as much again for runs of a GPU that wakes up: they lose time, which those of it awake win back. cpu_share: part of the cores that a run
-    on the CPU uses.
+    as much again for runs of a GPU that wakes up: they lose time, which those of it awake win back. host: what the
+    session's runs share.
     """
 
-    def __init__(self, uses: Uses, budget_s: float) -> None:
-        self.rhythm, self.budget_s = Rhythm(uses), budget_s
+    def __init__(self, uses: Uses, budget_s: float, host: Host = Host()) -> None:       # noqa: B008  it is immutable
+        self.rhythm, self.budget_s, self.host = Rhythm(uses), budget_s, host
         self.entries: dict[Hashable, Entry] = {}
         self.grows: dict[str, float] = {CPU: 0.85}
         self.spent_s = self.total_s = self.novelty = 0.0
-        self.waking_s, self.cpu_share = budget_s, 1.0
+        self.waking_s = budget_s
         self._times: dict[str, dict[str, Times]] = {}
         self._out: dict[str, tuple[float, float]] = {}
         self.lock = threading.RLock()
@@ -163,24 +175,30 @@ class Learner:
         if not entry.seen:
             self.entries.pop(entry.size.key, None)
 
-    def choose(self, entry: Entry, now_s: float, others: int = 0) -> str:
-        """The candidate for a run that begins now. others: how many runs other threads have under way."""
+    def choose(self, entry: Entry, now_s: float, load: Load = UNKNOWN, others: int = 0) -> str:
+        """The candidate for a run that begins now: by what its runs take on an idle machine, or the one that a load, or a deadline, moves
+        the run to. others: how many runs other threads have under way.
+        """
         self.rhythm.begin(now_s, others)
         self.novelty += ((not entry.runs) - self.novelty) * NOVELTY
         entry.runs += 1
         if entry.runs >= entry.think_at or entry.rest != self.rhythm.rest or entry.following in self._out:
             with self.lock:
                 self._think(entry, now_s)
+        if (policy := entry.policy) is not None:
+            wanted = policy.choose(load)
+            if wanted != policy.home and not self.is_out(wanted, now_s):
+                return wanted
         return entry.following
 
-    def begin(self, entry: Entry, name: str, now_s: float) -> Turn:
+    def begin(self, entry: Entry, name: str, now_s: float, load: Load = UNKNOWN) -> Turn:
         """The run begins, on this candidate."""
         rhythm = self.rhythm
         awake = name == CPU or rhythm.uses.awake(now_s)
         if name != CPU:
             rhythm.uses.begin(now_s)
         rest = rhythm.rest if rhythm.last == rhythm.rest else ""
-        return Turn(entry, name, rest, awake, name == entry.following != entry.choice, entry.without(name))
+        return Turn(entry, name, rest, awake, name == entry.following != entry.choice, entry.without(name), load, entry.policy)
 
     def unable(self, entry: Entry, name: str) -> None:
         """The candidate that was chosen is not there yet: that was no trial."""
@@ -188,8 +206,10 @@ class Learner:
             if name != entry.choice and entry.tried.get((name, entry.rest)):
                 entry.tried[name, entry.rest] -= 1
 
-    def end(self, turn: Turn, seconds: float, now_s: float, counts: bool = True) -> bool:
-        """The run is over. counts: it was undisturbed, and all of it ran where it should. Returns whether it was a steady one."""
+    def end(self, turn: Turn, seconds: float, now_s: float, well: bool = True) -> bool:
+        """The run is over. well: all of it ran where it should. Returns whether it was a steady one."""
+        calm = slowdown(turn.name, turn.load, self.host.threads, self.host.software) <= CALM
+        counts = well and (calm or turn.rest == CONCURRENT)
         self.rhythm.end(now_s)
         if turn.name != CPU:
             self.rhythm.uses.end(now_s)
@@ -200,13 +220,18 @@ class Learner:
                 self.spent_s += max(seconds - turn.without_s, 0.0)
             elif self.rhythm.rest in STEADY and turn.name != CPU and self.rhythm.uses.sleeps and counts:
                 self._account(turn, seconds)
-            return self._count(turn, turn.name, seconds, now_s) if counts else False
+            steady = self._count(turn, turn.name, seconds, now_s) if counts else False
+        if turn.policy is not None and well and (steady or not calm):
+            turn.policy.observe(turn.name, seconds, turn.load)
+        return steady
 
     def went_on(self, turn: Turn, seconds: Sequence[float], now_s: float) -> None:
         """Further runs like this one, the last of which has just ended: they were chosen, begun and ended without asking."""
         with self.lock:
             turn.entry.runs += len(seconds)
             self.novelty *= (1.0 - NOVELTY) ** len(seconds)
+            if turn.policy is not None:
+                turn.policy.went_on(len(seconds))
             for one in seconds:
                 self.end(turn, one, now_s)
 
@@ -309,7 +334,7 @@ class Learner:
         """How many times as long a run takes with the others beside it, if all are on the same side: each takes its turn on a GPU, and
         its share of the cores on the CPU."""
         runs = 1.0 + self.rhythm.others
-        return max(runs * self.cpu_share, 1.0) if name == CPU else runs
+        return max(runs * min(self.host.threads / self.host.cores, 1.0), 1.0) if name == CPU else runs
 
     @property
     def left_s(self) -> float:
@@ -325,7 +350,6 @@ class Learner:
 
     def _think(self, entry: Entry, now_s: float) -> None:
         entry.rest = self.rhythm.rest
-        entry.thoughts += 1
         entry.think_at = entry.runs + max(1, min(entry.runs // 4, RETHINKS if entry.rest == CONCURRENT else 256))
         kind = FIRST if entry.runs == 1 and self.novelty > NOVEL and entry.rest in STEADY else entry.rest
         found = self._estimates((CPU, *self.rivals), kind, entry.size, now_s)
@@ -343,6 +367,9 @@ class Learner:
             entry.following = self._trial(entry, found, asleep, before) or choice
         if entry.following != choice:
             entry.think_at = entry.runs + 1
+        beside = entry.rest == CONCURRENT       # where what was measured tells more than a model of the load
+        if self.host.deadline_s or (self.host.watched and not beside):
+            entry.policies[beside] = self.host.policy(entry.expected_s, choice, entry.policies.get(beside))
 
     def _estimates(self, names: Collection[str], kind: str, size: Size, now_s: float) -> dict[str, Estimate]:
         """Of the candidates that are not left out, and that something is known of."""

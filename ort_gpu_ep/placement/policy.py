@@ -7,8 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
+from typing import NamedTuple
 
-from ort_gpu_ep.placement.latency import Histogram
 from ort_gpu_ep.placement.names import CPU, GPU
 from ort_gpu_ep.utilization import BANDS, EDGES, Load
 
@@ -39,11 +39,105 @@ EXPLORE_EVERY, EXPLORE_SHARE = 128, 0.01
 WORST = 20.0
 """The largest slowdown that the model predicts: a load of 95 % and one of 100 % can't be told apart by sampling."""
 
+WITHIN = WORST
+"""A candidate that is slower than the best by this factor on an idle machine is never the better one."""
+
 SPREAD = 0.25
 """Of the logarithm of latencies, where none was seen yet: p95 is 1.5 times the median, as on a busy desktop."""
 
 SAME_CHANCE, KEEP_CHANCE = 0.02, 0.05
 """Chances of meeting a deadline that count as equal, and how much better another must be for the present candidate to be left."""
+
+
+SHORTEST_S, LONGEST_S = 1e-6, 256.0
+"""Bounds of the buckets: the quickest call that Python can make, and longer than any hang that is waited for."""
+
+STEPS = 8
+"""Buckets to each power of two: a quantile is at most 4.5 % off, less than runs differ by."""
+
+HALF_LIFE = 512
+"""Runs after which one weighs half: p99 then rests on the 740 latest runs, seven of which are beyond it."""
+
+_COUNT = math.ceil(math.log2(LONGEST_S / SHORTEST_S) * STEPS) + 2
+_SCALE, _OFFSET = STEPS / math.log(2.0), -math.log2(SHORTEST_S) * STEPS + 1.0
+_GROWTH = 2.0 ** (1.0 / HALF_LIFE)
+_HUGE = 1e100
+
+
+class Histogram:
+    """Seconds in buckets whose bounds grow by 2^(1/8). Instead of decaying all, each new run weighs a little more than the last."""
+
+    __slots__ = ("_weight", "_weights", "runs")
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self._weight = 1.0
+        self._weights = [0.0] * _COUNT
+
+    def add(self, seconds: float) -> None:
+        """Counts a run. O(1), less than 1 us."""
+        self.runs += 1
+        bucket = int(math.log(seconds) * _SCALE + _OFFSET) if seconds > SHORTEST_S else 0
+        self._weights[bucket if bucket < _COUNT else _COUNT - 1] += self._weight
+        self._weight *= _GROWTH
+        if self._weight > _HUGE:
+            self._weights = [w / _HUGE for w in self._weights]
+            self._weight = 1.0
+
+    def quantile(self, part: float) -> float:
+        """The latency in seconds that `part` of the runs, 0 to 1, stay below; NaN before the first run."""
+        total = sum(self._weights)
+        left = part * total
+        if not total:
+            return math.nan
+        for bucket, weight in enumerate(self._weights):
+            if weight and left <= weight:
+                return _lower(bucket + min(left / weight, 1.0))
+            left -= weight
+        return LONGEST_S
+
+    def below(self, seconds: float) -> float:
+        """The part of the runs, 0 to 1, that took at most this long; NaN before the first run."""
+        total = sum(self._weights)
+        if not total:
+            return math.nan
+        place = math.log(max(seconds, SHORTEST_S)) * _SCALE + _OFFSET
+        bucket = min(int(place), _COUNT - 1)
+        return (sum(self._weights[:bucket]) + self._weights[bucket] * min(place - bucket, 1.0)) / total
+
+    def as_dict(self) -> dict[str, float | int]:
+        """runs, and p50, p95, p99 in milliseconds."""
+        return {"runs": self.runs, **{f"p{p}_ms": self.quantile(p / 100) * 1e3 for p in (50, 95, 99)}} if self.runs else {"runs": 0}
+
+
+def _lower(place: float) -> float:
+    """The latency at a place among the buckets; a whole number is a bucket's lower bound."""
+    return SHORTEST_S * math.exp2((place - 1.0) / STEPS)
+
+
+class Host(NamedTuple):
+    """What the runs of a session share. threads: of a run on the CPU; cores: there; software: the adapter computes on the CPU.
+    deadline_s: 0, or how long a run may take. watched: the load is read, and moves runs.
+    """
+
+    threads: int = 1
+    cores: int = 1
+    software: bool = False
+    deadline_s: float = 0.0
+    watched: bool = False
+
+    def policy(self, idle_s: Mapping[str, float], home: str, present: Policy | None) -> Policy | None:
+        """Of candidates with these times on an idle machine, of which `home` is the best: the present one, where it knows them all; None
+        where there is nothing to choose.
+        """
+        longest_s = WITHIN * min(idle_s.values(), default=0.0)
+        rivals = {name: s for name, s in idle_s.items() if s <= longest_s}
+        if len(rivals) < 2:
+            return None
+        if present is None or set(present.idle_s) != set(rivals):
+            present = Policy(rivals, self.threads, self.software, self.deadline_s)
+        present.learn(rivals, home)
+        return present
 
 
 class Policy:

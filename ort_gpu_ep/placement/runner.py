@@ -8,9 +8,9 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,28 +26,60 @@ from ort_gpu_ep.placement.agreement import check_outputs
 from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.chooser import RETRY_S, Chooser
 from ort_gpu_ep.placement.decisions import Decisions, key_of, speed_options
-from ort_gpu_ep.placement.learner import MAX_SIZES, Entry, Turn
+from ort_gpu_ep.placement.learner import STEADY, Entry, Turn
 from ort_gpu_ep.placement.names import CPU, CUT
-from ort_gpu_ep.placement.policy import Policy, slowdown
+from ort_gpu_ep.placement.policy import Host
 from ort_gpu_ep.placement.proof import check_answer, rejected, trouble
 from ort_gpu_ep.placement.rhythm import CONCURRENT
 from ort_gpu_ep.placement.source import Source
-from ort_gpu_ep.placement.streak import Streak
 from ort_gpu_ep.plugin import SessionState, fall_back_or_raise
 from ort_gpu_ep.plugin.explain import Explanation, events_of, explanation, on_cpu
 from ort_gpu_ep.plugin.io_binding import TENSORS
-from ort_gpu_ep.utilization import UNKNOWN, Load, Uses, run_begins, run_ends
+from ort_gpu_ep.utilization import SLEEPS_S, UNKNOWN, Load, Uses, run_begins, run_ends
 
 log = logging.getLogger("ort_gpu_ep")
 
-WITHIN = 20.0
-"""A candidate that is slower than the best by this factor on an idle machine is never the better one: policy.WORST."""
-
-CALM = 1.25
-"""Predicted slowdown by others up to which a run tells what an idle machine takes."""
+MOST = 16
+"""Runs that are filed together: what follows from them comes so much later, and 15 of 16 runs don't pay for it."""
 
 KEEP_S = 60.0
 """How long a candidate is kept that no run uses."""
+
+
+@dataclass(eq=False, slots=True)
+class Streak:
+    """Quick runs of one size on one candidate: no new decision, and their times are filed together.
+
+    turn: the run that it begins with, at whose reading of the load nothing changes. most: runs that may follow. seconds: of those that did
+    and are not filed yet. ended_s: the end of the latest.
+    """
+
+    candidate: Candidate
+    turn: Turn
+    most: int
+    ended_s: float
+    seconds: list[float] = field(default_factory=list)
+
+    @staticmethod
+    def after(candidate: Candidate, turn: Turn, ended_s: float) -> Streak | None:
+        """None where the run was a trial, or of another rhythm, or where the next run asks for a decision."""
+        entry = turn.entry
+        most = min(MOST, entry.think_at - entry.runs - 1)
+        same = turn.name == candidate.name and not turn.trial and turn.rest in STEADY and turn.awake
+        if most < 1 or not same or (turn.policy is not None and turn.policy.current != turn.name):
+            return None
+        return Streak(candidate, turn, most, ended_s)
+
+    def goes_on(self, entry: Entry, load: Load, others: int, now_s: float) -> bool:
+        """Whether a run that begins now needs no decision. others: how many runs other threads have under way."""
+        return (entry is self.turn.entry and load is self.turn.load and now_s - self.ended_s < SLEEPS_S and len(self.seconds) < self.most
+                and (not others or self.turn.rest == CONCURRENT))
+
+    def taken(self) -> list[float]:
+        """The seconds that are to be filed; nobody else gets them."""
+        seconds, self.seconds = self.seconds, []
+        self.most -= len(seconds)
+        return seconds
 
 
 class Runner:
@@ -62,7 +94,7 @@ class Runner:
         self, model: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, device: str,
         profile: Callable[[], Profile], uses: Uses, sampler: Sampler | None = None, software: bool = False,
     ) -> None:
-        self.config, self.sampler, self.software = config, sampler, software
+        self.config, self.sampler = config, sampler
         self.candidates = Candidates(model, settings, options, kwargs)
         self._decisions: Decisions | None = None
         with suppress(OSError):        # onnxruntime will say what is wrong with the model's file
@@ -71,8 +103,9 @@ class Runner:
             times = self._decisions.found.times if self._decisions.found is not None else None
             self.candidates.costs = Costs(profile(), times.cpu_s, times.shapes) if times is not None else None
         self._profile, self._uses = profile, uses
-        self._threads = (settings.intra_op_num_threads if settings is not None else 0) or psutil.cpu_count(logical=False) or 1
-        self._policies: dict[Hashable, tuple[Policy | None, int]] = {}
+        cores = psutil.cpu_count(logical=False) or 1
+        self._host = Host((settings.intra_op_num_threads if settings is not None else 0) or cores, cores, software,
+                          config.deadline_ms * 1e-3, sampler is not None)
         self._last: Entry | None = None
         self._used_s: dict[str, float] = {}
         self._tidy_s = math.inf
@@ -94,8 +127,7 @@ class Runner:
         self.front, self.fixed, self._become = front, fixed, become
         self.candidates.add(front)
         self.chooser = Chooser(self.candidates, self.config, self._profile, self._decisions, fixed, weakref.WeakMethod(self._settle),
-                               self._uses, self.software)
-        self.chooser.learner.cpu_share = min(self._threads / (psutil.cpu_count(logical=False) or 1), 1.0)
+                               self._uses, self._host)
         self._tidy_s = time.perf_counter() + KEEP_S
         weakref.finalize(self, _save, self.chooser)
 
@@ -151,9 +183,9 @@ class Runner:
             if streak.goes_on(entry, load, others, begin_s := time.perf_counter()):
                 return self._go_on(streak, begin_s, outputs, feeds, options, values)
             self._file()
-        candidate, policy = self._choose(entry, load, others)
+        candidate = self._choose(entry, load, others)
         learner, begin_s = self.chooser.learner, time.perf_counter()
-        turn = learner.begin(entry, candidate.name, begin_s)
+        turn = learner.begin(entry, candidate.name, begin_s, load)
         due = self.chooser.check_due(turn, begin_s)
         try:
             answer, well = self._answer(candidate, outputs, feeds, options, values)
@@ -163,16 +195,12 @@ class Runner:
         end_s = time.perf_counter()
         if well and due:
             answer, well = self._compared(turn, candidate, answer, outputs, feeds, values)
-        calm = slowdown(candidate.name, load, self._threads, self.software) <= CALM
-        counts = well and entry.ready and (calm or turn.rest == CONCURRENT)
-        steady = learner.end(turn, end_s - begin_s, end_s, counts)
-        if policy is not None and well and (steady or not calm):
-            policy.observe(candidate.name, end_s - begin_s, load)
+        steady = learner.end(turn, end_s - begin_s, end_s, well and entry.ready)
         if self.sampler is not None and candidate.name != CPU:
             self.sampler.used(entry.expected_s.get(candidate.name, end_s - begin_s))
         self._used_s[candidate.name] = end_s
         if steady and not learner.left_out:
-            self._streak = Streak.after(candidate, turn, load, policy, end_s)
+            self._streak = Streak.after(candidate, turn, end_s)
         if end_s > self._tidy_s:
             self._tidy(end_s)
         return answer
@@ -202,53 +230,19 @@ class Runner:
             seconds = streak.taken() if streak is not None else []
         if streak is None or not seconds:
             return
-        turn, policy = streak.turn, streak.policy
-        self.chooser.learner.went_on(turn, seconds, streak.ended_s)
-        if policy is not None:
-            policy.went_on(len(seconds))
-            for one in seconds:
-                policy.observe(turn.name, one, streak.load)
-        self._used_s[turn.name] = streak.ended_s
+        self.chooser.learner.went_on(streak.turn, seconds, streak.ended_s)
+        self._used_s[streak.turn.name] = streak.ended_s
 
-    def _choose(self, entry: Entry, load: Load, others: int) -> tuple[Candidate, Policy | None]:
-        """The candidate by what its runs take on an idle machine, or the one that a load, or a deadline, moves the run to."""
-        learner, now_s = self.chooser.learner, time.perf_counter()
-        name = learner.choose(entry, now_s, others)
-        policy = self._policy(entry)
-        if policy is not None:
-            wanted = policy.choose(load)
-            if wanted != policy.home and not learner.is_out(wanted, now_s):
-                name = wanted
+    def _choose(self, entry: Entry, load: Load, others: int) -> Candidate:
+        learner = self.chooser.learner
+        name = learner.choose(entry, time.perf_counter(), load, others)
         candidate = self._candidate(name)
         if candidate.name != name:
             learner.unable(entry, name)
-        return candidate, policy
+        return candidate
 
     def _candidate(self, name: str) -> Candidate:
         return self.candidates.ready(name) or self.front
-
-    def _policy(self, entry: Entry) -> Policy | None:
-        """For runs that another candidate may answer better when the machine is busy, or that have a deadline. Beside other runs of this
-        process, what was measured beside them tells more than a model of the load."""
-        concurrent = entry.rest == CONCURRENT
-        if not self.config.deadline_ms and (self.sampler is None or concurrent):
-            return None
-        key = entry.size.key, concurrent
-        policy, thoughts = self._policies.get(key, (None, -1))
-        if thoughts == entry.thoughts:
-            return policy
-        longest_s = WITHIN * min(entry.expected_s.values(), default=0.0)
-        rivals = {name: s for name, s in entry.expected_s.items() if s <= longest_s}
-        if len(rivals) < 2:
-            policy = None
-        elif policy is None or set(policy.idle_s) != set(rivals):
-            policy = Policy(rivals, self._threads, self.software, self.config.deadline_ms * 1e-3)
-        if policy is not None:
-            policy.learn(rivals, entry.choice)
-        self._policies[key] = policy, entry.thoughts
-        while len(self._policies) > MAX_SIZES:
-            self._policies.pop(next(iter(self._policies)))
-        return policy
 
     def _answer(self, candidate: Candidate, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool) -> tuple[Any, bool]:
         """What the model gives, and whether the candidate did it all by itself."""
@@ -363,9 +357,9 @@ class Runner:
         for state in self.states:
             total.update(state.counts())
         last = self._last
-        policy = self._policies.get((last.size.key, last.rest == CONCURRENT), (None, 0))[0] if last is not None else None
+        policy, thought = (last.policy, last.runs > 0) if last is not None else (None, False)
         return {**total, "runs": sum(self.runs.values()), "runs_by_candidate": dict(self.runs),
-                **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and self._policies else {}),
+                **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and thought else {}),
                 **({"policy": policy.as_dict()} if policy is not None else {})}
 
 

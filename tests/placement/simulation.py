@@ -83,7 +83,7 @@ class Machine:
             self.learner.failed(name, self.now_s)
         elif self.learner.left_out:
             self.learner.succeeded(name)
-        self.learner.end(turn, took_s, self.now_s, counts=name not in self.fails)
+        self.learner.end(turn, took_s, self.now_s, well=name not in self.fails)
         self.ran.append((work, name, took_s))
         return name
 

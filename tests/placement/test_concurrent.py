@@ -12,6 +12,7 @@ import pytest
 
 from ort_gpu_ep.placement.estimate import Size, Times
 from ort_gpu_ep.placement.learner import Learner, Turn
+from ort_gpu_ep.placement.policy import Host
 from ort_gpu_ep.placement.rhythm import BUSY, CONCURRENT, Rhythm
 from ort_gpu_ep.utilization import Uses, run_begins, run_ends
 from tests.patience import until
@@ -52,8 +53,7 @@ class Machine:
 
 def learner_of(model: str, machine: Machine) -> Learner:
     """After both sides were measured alone."""
-    made = Learner(Uses(sleeps=False), 0.5)
-    made.cpu_share = 1.0 / machine.cpu_slots
+    made = Learner(Uses(sleeps=False), 0.5, Host(1, machine.cpu_slots))
     for name, seconds in zip(("cpu", "gpu"), IDLE_S[model], strict=True):
         made.teach(Size(model, 1.0), name, seconds, 3, machine.now_s)
     entry = made.entry(model, lambda: 1.0)
@@ -80,7 +80,7 @@ def played(machine: Machine, seconds: float, fixed: str = "", threads: int = THR
             found.append((model, name, machine.now_s - begin_s))
         if machine.now_s < end_s:
             entry, others = learner.entry(model, lambda: 1.0), sum(o is not None for _, _, o in waiting)
-            name = fixed or learner.choose(entry, machine.now_s, others)
+            name = fixed or learner.choose(entry, machine.now_s, others=others)
             turn = None if fixed else learner.begin(entry, name, machine.now_s)
             machine.on_cpu += name == "cpu"
             machine.at_work = others + 1

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from ort_gpu_ep.placement import runner as runner_module
-from ort_gpu_ep.placement import streak as streak_module
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.estimate import Size
 from ort_gpu_ep.placement.learner import Learner
 from ort_gpu_ep.placement.names import CPU, GPU
-from ort_gpu_ep.placement.policy import Policy
+from ort_gpu_ep.placement.policy import Host, Policy
 from ort_gpu_ep.placement.runner import Runner
 from ort_gpu_ep.utilization import Load, Uses
 
@@ -28,8 +27,8 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         self.now_s, self.fails, self.looks = 100.0, False, 0
         monkeypatch.setattr(runner_module, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
-        monkeypatch.setattr(streak_module, "MOST", most)
-        self.learner = learner = Learner(Uses(), 0.5)
+        monkeypatch.setattr(runner_module, "MOST", most)
+        self.learner = learner = Learner(Uses(), 0.5, Host(8, 8, watched=True))
         self.entry = learner.entry((), lambda: 1.0)
         self.entry.ready = True
         for name, seconds in RUN_S.items():
@@ -40,8 +39,8 @@ class Machine:
         self.load = Load(0.0, 0.0, 8, "a test", 1.0)
         made = {name: Candidate(name, SimpleNamespace(run=lambda *a, name=name: self.run(name))) for name in RUN_S}
         vars(self.runner).update(
-            config=SimpleNamespace(deadline_ms=0), sampler=SimpleNamespace(latest=self.load, used=lambda s: None), software=False,
-            candidates=SimpleNamespace(ready=made.get), front=made[CPU], _decisions=None, _threads=8, _policies={}, _last=None, _used_s={},
+            config=SimpleNamespace(deadline_ms=0), sampler=SimpleNamespace(latest=self.load, used=lambda s: None),
+            candidates=SimpleNamespace(ready=made.get), front=made[CPU], _decisions=None, _last=None, _used_s={},
             _tidy_s=1e9, runs=Counter(), _streak=None, _filing=threading.Lock(),
             chooser=SimpleNamespace(learner=learner, entry=lambda feeds: self.entry, check_due=lambda *a: False))
         choose = self.runner._choose
@@ -62,7 +61,8 @@ class Machine:
 
     def known(self) -> dict[str, Any]:
         self.runner._file()
-        policy = self.runner._policies[(), False][0]
+        policy = self.entry.policy
+        assert policy is not None
         histogram = policy.as_dict()["candidates"][GPU]
         return {"runs": self.entry.runs, "seen": dict(self.entry.seen), "total": round(self.learner.total_s, 9), "calls": policy._calls,
                 "waking": round(self.learner.waking_s, 9), "histogram": histogram, "rest": self.learner.rhythm.rest}
@@ -73,7 +73,7 @@ def test_the_same_is_known_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for machine, most in ((alone, 0), (together, 16)):
         monkeypatch.setattr(runner_module, "time", SimpleNamespace(perf_counter=lambda machine=machine: machine.now_s))
-        monkeypatch.setattr(streak_module, "MOST", most)
+        monkeypatch.setattr(runner_module, "MOST", most)
         machine.ask(2000)
         found.append(machine.known())
     assert found[0] == found[1]
@@ -111,8 +111,8 @@ def test_none_after_a_trial_or_for_a_candidate_that_another_stands_in_for() -> N
     gpu = Candidate(GPU, None)
 
     def after(candidate: Candidate = gpu, policy: Policy | None = None, **turn: object) -> Any:
-        given = {"entry": entry, "name": GPU, "rest": "busy", "awake": True, "trial": False, **turn}
-        return streak_module.Streak.after(candidate, SimpleNamespace(**given), SimpleNamespace(), policy, 1.0)  # type: ignore[arg-type]
+        given = {"entry": entry, "name": GPU, "rest": "busy", "awake": True, "trial": False, "policy": policy, **turn}
+        return runner_module.Streak.after(candidate, SimpleNamespace(**given), 1.0)  # type: ignore[arg-type]
 
     assert after() is not None
     assert after(trial=True) is None
