@@ -222,11 +222,16 @@ class Buffers(ABC):
             buffer.freed_s = time.monotonic()
             self._free.setdefault(buffer.nbytes, []).append(buffer)
             self.stats.pooled_nbytes += buffer.nbytes
-            if buffer.freed_s - self._swept_s > POOL_AGE_S:
-                self.trim(buffer.freed_s - POOL_AGE_S)
+            self.sweep()
             most = POOL_FACTOR * max(self._most_nbytes, self._most_before_nbytes) + POOL_NBYTES
             if self.stats.pooled_nbytes > most:
                 self._shrink(most / 2)
+
+    def sweep(self) -> None:
+        """Returns what has waited for its next use for POOL_AGE_S to the driver; looks no more often than that."""
+        now = time.monotonic()
+        if now - self._swept_s > POOL_AGE_S:
+            self.trim(now - POOL_AGE_S)
 
     def lend_staging(self, nbytes: int) -> Buffer:
         """A buffer for a readback of so many bytes, unmapped; `take_staging` gives it back. Raises DeviceError."""

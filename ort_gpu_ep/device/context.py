@@ -48,7 +48,7 @@ class PlanContext:
     replaced: weights that are only there as the prologue packed them, each with the dispatch that gives it back.
     uses: numbers for runs in order, by which the plan is found that was used least recently.
     made_plan: whether each of the last runs needed a plan of its own. keeps_dense: whether a dense copy of a packed weight may stay.
-    bound: runs with values of their own, which no plan may be taken from.
+    bound: runs with values of their own, which no plan may be taken from. holding: plans that have buffers for what is inside them.
     """
 
     def __init__(self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None, composer: Composer) -> None:
@@ -62,7 +62,7 @@ class PlanContext:
         self.uses = itertools.count()
         self.made_plan: deque[bool] = deque(maxlen=RECENT_RUNS)
         self.closed = False
-        self.keeps_dense, self.bound = config.weights != "packed", WeakSet[Any]()
+        self.keeps_dense, self.bound, self.holding = config.weights != "packed", WeakSet[Any](), WeakSet[Any]()
         self._known = ahead.current()
         self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
         self.graph = self._take_constants(graph)
@@ -78,15 +78,20 @@ class PlanContext:
     ) -> Template:
         """A plan for these input types, see make_template. Needs no lock."""
         made = make_template(self.graph, types, self.limits, self.rewrite, values, constant=constant, apart=apart)
-        if made.plan.dense and not self._has_room(made.plan):
+        if made.plan.dense and not self._may_stay(made.plan):
             self.keeps_dense = False
             return self.template(types, values, constant, apart)
         return made
 
-    def _has_room(self, plan: Plan) -> bool:
-        """Whether a plan's dense copies of packed weights may stay on the device, beside those of other programs."""
+    def _may_stay(self, plan: Plan) -> bool:
+        """Whether a plan's dense copies of packed weights may stay on the device, beside those of other programs. Not in a model that
+        changes a state in place: nearly all of its runs are steps of one token, which read packed weights; the copies are eight times as
+        large.
+        """
         if self.config.weights == "fast":
             return True
+        if plan.in_place:
+            return False
         limits = [n for n in (self.gpu.memory_limit_nbytes, self.config.memory_limit_mb << 20) if n]
         most = min(limits) // DENSE_SHARE if limits else MAX_DENSE_NBYTES
         return plan.dense_nbytes + self.gpu.dense_nbytes(apart_from=self) <= most

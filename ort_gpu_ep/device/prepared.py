@@ -42,6 +42,10 @@ SHRINK_NBYTES = 64 << 20
 """After so many runs that needed less than half of the buffers, they are made smaller where that frees so much: on an H200 a larger size
 that comes back then takes 20 ms for new memory."""
 
+IDLE_RUNS = 32
+"""A plan that none of so many runs of its program used gives its buffers back, where they are SHRINK_NBYTES or more: that of a prompt,
+while tokens follow."""
+
 SPECIALIZE_AFTER = 256
 """Runs of one set of sizes after which they get a plan of their own (specialization.py), which takes some hundred runs on lavapipe."""
 
@@ -194,6 +198,8 @@ class Prepared:
 
     def current(self, filled: Filled) -> _Shape:
         """Makes slots, parameters and constants those of a set of sizes, for the run that is enqueued next. Raises DeviceError."""
+        if self.last_use % IDLE_RUNS == 0:
+            self._free_idle()
         self._fit_slots(filled.slots)
         shape = self._shape(filled)
         shape.runs += 1
@@ -207,6 +213,14 @@ class Prepared:
         for buffer in self._slots:
             self.gpu.free(buffer)
         self._slots = []
+        self.context.holding.discard(self)
+
+    def _free_idle(self) -> None:
+        """Has plans that were not used lately free their slots, and what has waited in the pool for long go back to the driver."""
+        for other in [p for p in self.context.holding if self.last_use - p.last_use >= IDLE_RUNS]:
+            if sum(b.nbytes for b in other._slots) >= SHRINK_NBYTES:
+                other.free_slots()
+        self.gpu.sweep()
 
     def warm_up(self, step: int, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. The slots are there.
@@ -236,6 +250,7 @@ class Prepared:
             for nbytes in wanted:
                 self._slots.append(self.gpu.allocate(nbytes, ACTIVATIONS))
             self._needed, self._wanted = list(wanted), wanted
+            self.context.holding.add(self)
             return
         if not self.template.varies:
             return

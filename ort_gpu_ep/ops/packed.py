@@ -1,7 +1,7 @@
 """Products whose weights stay packed: which codes a weight is made of, in which order the kernels want them, which kernel sums them.
 
 A weight is a matrix of rows (outputs) of k codes of a few bits: `Weights` says where each code, its scale and its zero point are. The
-kernels read words in an order of their own (packed_layouts.py); what is on the device is always packed.
+kernels read words in an order of their own (packed_operands.py); what is on the device is always packed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import rounded_products, tiles, unit_packed
-from ort_gpu_ep.ops.packed_operands import NO_WINDOW, PLANES, Columns, Layout, Weights, rows_of
+from ort_gpu_ep.ops.packed_operands import NO_WINDOW, PLANES, Columns, Layout, Weights, interleaved, rows_of
 from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, lower_vectors
 
 TILE_ROWS, TILE_COLUMNS = 64, (64, 16)
@@ -33,7 +33,11 @@ IN_TILES, BEFORE = "unpacked in tiles", "unpacked before"
 """Forms of a product of many vectors: packed_product.wgsl; unpack_product.wgsl and a dense product."""
 UNPACK_WORKGROUP_SIZE = 64
 
+TOGETHER, UNPACK_ROWS = "unpack_interleaved.wgsl", 64
+"""Writes out codes that rows share words of; the rows of its workgroups."""
+
 record("unpack_product.wgsl", "movement", loop_bound=lambda k: 32 // k["BITS"])
+record(TOGETHER, "movement", loop_bound=lambda k: 128 // k["BITS"])
 record(
     "packed_product.wgsl", "product", flops=lambda k: 2 * k.size("y") * k["K"],
     loop_bound=lambda k: ceil_div(k["K"], k["STEP"]) * (1 + 3 * k["STEP"] * k["TN"] // k.workgroup_size) + 16 + 256)
@@ -50,7 +54,7 @@ def lower_packed(
     check_weights(node, weights)
     if columns.batches * weights.groups == 1 and not columns.window and hint(columns.count) <= MAX_VECTORS:
         return lower_vectors(node, weights, columns, out, bias, alpha, beta)
-    rows = rows_of(weights, node.input(weights.source).type)
+    rows = _layout(node, weights, columns, rounds)
     keeps, dense = node.target.limits.keeps_dense, _dense(node, weights, columns, bias, alpha, beta)
     forms = {IN_TILES: Form(
         (1 if keeps or dense is None else UNPACKED_GAIN) * product_ns(node.target, weights, columns),
@@ -58,9 +62,10 @@ def lower_packed(
     if dense is not None:
         unpacked_ns = best_ns(tiles.forms(dense)) + (0 if keeps else unpack_ns(node.target, weights))
         forms[BEFORE] = Form(DENSE_SHARE * unpacked_ns, partial(_unpacked, node, weights, rows, dense))
+    stored = rows_of(weights, node.input(weights.source).type)
     forms |= unit_packed.forms(
-        node, weights, columns, rows, bias, (alpha, beta), partial(_unpacking, node, weights, rows, scaled=True),
-        unpack_ns(node.target, weights), _described(node, weights, rows))
+        node, weights, columns, stored, bias, (alpha, beta), partial(_unpacking, node, weights, stored, scaled=True),
+        unpack_ns(node.target, weights), _described(node, weights, stored))
     rounds = rounds and rounded_products.takes(node, weights, columns)
     if rounds:
         forms[rounded_products.ROUNDED] = rounded_products.form(node, weights, columns, bias)
@@ -69,15 +74,23 @@ def lower_packed(
     return lower(node.target, f"{key}, {weights.bits} bits{', kept' if keeps else ''}{', rounded' if rounds else ''}", forms, out)
 
 
+def _layout(node: BoundNode, weights: Weights, columns: Columns, rounds: bool) -> Layout:
+    """The order of the codes that many vectors meet: the one of few vectors, where the same weight may meet these, so that it is on the
+    device once. What stays dense (option weights) or is read as the model stores it (rounded_products.py) has no use for that. Matrix units
+    read rows.
+    """
+    limits, alone = node.target.limits, columns.batches * weights.groups == 1 and not columns.window
+    few = alone and not (limits.keeps_dense or rounds or weights.codebook) and weights.bits in (2, 4, 8)
+    return interleaved(node, weights) if few and limits.allow(TOGETHER) else rows_of(weights, node.input(weights.source).type)
+
+
 def _in_tiles(
     node: BoundNode, weights: Weights, columns: Columns, rows: Layout, bias: tuple[int, Strided] | None, alpha: float, beta: float,
     choice: Choice, out: TensorType,
 ) -> Lowering:
     """packed_product.wgsl, whose tiles are unpacked on their way in."""
     built = replace(_product(weights, columns, rows, out), choice=choice)
-    reads: dict[str, int | str] = {**rows.sources, "x": columns.source, "table": weights.table}
-    reads |= {"zp": weights.zp} if weights.zp is not None else {}
-    reads |= {"c": bias[0]} if bias else {}
+    reads: dict[str, int | str] = {"x": columns.source, **_read(weights, rows)} | ({"c": bias[0]} if bias else {})
     last = replace(
         built, reads=tuple(reads.items()), writes=(("y", 0),),
         consts=(*built.consts, *_described(node, weights, rows).items(), ("ALPHA", float(alpha)), ("BETA", float(beta))),
@@ -130,11 +143,21 @@ def _unpacking(
 ) -> Kernel:
     """Writes the weights out, [k, n]. scaled: of scales [blocks, n] in the temporary `scaled`."""
     described = {**_described(node, weights, rows), **({"TABLE_ROW": 1, "TABLE_BLOCK": weights.rows} if scaled else {})}
+    groups, nbytes = ceil_div(rows.words * weights.rows, UNPACK_WORKGROUP_SIZE), 0
+    if rows.together:
+        per = 32 // weights.bits
+        tiles_n, nbytes = ceil_div(weights.rows, UNPACK_ROWS), 4 * (UNPACK_ROWS // per) * (4 * per + 1)
+        described["TILES_N"], groups = tiles_n, tiles_n * ceil_div(weights.k, 4 * per)
     return kernel(
-        "unpack_product.wgsl", [written], consts=described,
-        groups=ceil_div(rows.words * weights.rows, UNPACK_WORKGROUP_SIZE), workgroup_size=UNPACK_WORKGROUP_SIZE, choice=choice,
-        reads={**rows.sources, "table": "scaled" if scaled else weights.table, **({"zp": weights.zp} if weights.zp is not None else {})},
-        writes={"y": "unpacked"})
+        TOGETHER if rows.together else "unpack_product.wgsl", [written], consts=described, groups=groups, workgroup_nbytes=nbytes,
+        workgroup_size=UNPACK_WORKGROUP_SIZE, choice=choice, reads=_read(weights, rows, "scaled" if scaled else None),
+        writes={"y": "unpacked"}, vectors=("w",) if rows.together else ())
+
+
+def _read(weights: Weights, rows: Layout, scaled: str | None = None) -> dict[str, int | str]:
+    """WGSL name -> where it is, of codes, scales and zero points. scaled: a temporary that stands for scales of rows."""
+    reads = {**rows.sources, **({} if "scales" in rows.sources else {"table": scaled or weights.table})}
+    return reads | ({"zp": weights.zp} if weights.zp is not None and "zeros" not in reads else {})
 
 
 def product_ns(target: Target, weights: Weights, columns: Columns) -> float:
@@ -164,11 +187,13 @@ def check_weights(node: BoundNode, weights: Weights) -> None:
 
 
 def _described(node: BoundNode, weights: Weights, rows: Layout) -> dict[str, Const]:
-    """The constants that both kernels know the weights by."""
+    """The constants that the kernels know the weights by."""
     zp = node.optional(weights.zp) if weights.zp is not None else None
     block = weights.block if weights.block < weights.k else 0
+    together = {"BLOCKS": ceil_div(weights.k, block or weights.k), "HAS_ZEROS": "zeros" in rows.sources} if rows.together else {}
     return {
-        "BITS": rows.bits, "HIGH": rows.high, "FLIP": rows.flip, "WORDS": rows.words, "N": weights.rows, "K": weights.k, "BLOCK": block,
+        **together, "TOGETHER": rows.together, "SCALES": "scales" in rows.sources, "BITS": rows.bits,
+        "HIGH": rows.high, "FLIP": rows.flip, "WORDS": rows.words, "N": weights.rows, "K": weights.k, "BLOCK": block,
         "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1], "CODEBOOK": weights.codebook,
         "ENTRIES": 1 << weights.bits if weights.codebook else 1, "TABLE_SIZE": node.input(weights.table).size,
         "ZP_BITS": weights.zp_bits, "ZP_ROW": weights.zp_strides[0], "ZP_BLOCK": weights.zp_strides[1],
@@ -191,4 +216,5 @@ def _product(weights: Weights, columns: Columns, rows: Layout, out: TensorType) 
                 "X_K_FAST": not is_symbolic(columns.k) and columns.k == 1 and not columns.window, "Y_COL": columns.y_column,
                 "Y_ROW": columns.y_row, "Y_OUTER": columns.y_outer, "IM2COL": bool(columns.window), **(columns.window or NO_WINDOW)},
         groups=tiles_n * tiles_j * columns.batches * weights.groups, workgroup_size=TILE_ROWS * tile // 16,
+        vectors=[name for name in ("w", "scales") if name in rows.sources] if rows.together else (),
         workgroup_nbytes=4 * step * (TILE_ROWS + tile) + (4 << weights.bits if weights.codebook else 0))

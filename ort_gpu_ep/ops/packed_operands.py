@@ -1,12 +1,14 @@
 """The operands of packed products, in which order their kernels want the codes, and what brings them into it once, in a program's prologue.
 
-Tiles read rows of whole words along K (`rows_of`), products of few vectors words of neighbouring rows (`interleaved`).
+Tiles read rows of whole words along K (`rows_of`), products of few vectors words of neighbouring rows (`interleaved`). Where a weight meets
+both, tiles take the words of neighbouring rows, too: it is on the device once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ort_gpu_ep.ir.types import FLOAT32, UINT32, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
@@ -81,6 +83,7 @@ NO_WINDOW: Mapping[str, Const] = {f"{name}_{axis}": 1 for name in ("WINDOW", "ST
 class Layout:
     """Codes in words, as kernels read them. words: of a row, or of the rows that share words, in the first plane. bits, high: of a code, in
     either plane. sources: WGSL name -> input or temporary. kernels, temps, inverses: as a Lowering has them, for its prologue.
+    together: rows share words, see `interleaved`.
     """
 
     words: int
@@ -91,6 +94,12 @@ class Layout:
     kernels: tuple[Kernel, ...] = ()
     temps: tuple[tuple[str, TensorType], ...] = ()
     inverses: tuple[tuple[int, Kernel], ...] = ()
+    together: bool = False
+
+
+def _ordering(shader: str, outputs: Sequence[TensorType], **given: Any) -> Kernel:
+    """A kernel that knows none of its node's optional inputs, so that it is one kernel for all nodes, and what it writes is shared."""
+    return replace(kernel(shader, outputs, **given), optionals=(("c", False),))
 
 
 def rows_of(weights: Weights, stored: TensorType) -> Layout:
@@ -108,7 +117,7 @@ def rows_of(weights: Weights, stored: TensorType) -> Layout:
             continue
         count = words * width // bits
         made = TensorType(UINT32, (total, count))
-        kernels.append(kernel(
+        kernels.append(_ordering(
             "repack.wgsl", [made], consts={**_places(weights, count, False), "SHIFT": shift, "BITS": width},
             reads={"w": weights.source}, writes={"y": name}))
         temps.append((name, made))
@@ -129,10 +138,10 @@ def interleaved(node: BoundNode, weights: Weights, number: str = "") -> Layout:
     blocks, per = ceil_div(weights.k, weights.block), 32 // weights.bits
     ordered = TensorType(FLOAT32, (ceil_div(weights.rows, per), blocks, per))
     places = {"N": weights.rows, "PER": per, "BLOCKS": blocks}
-    scales = kernel(
+    scales = _ordering(
         "interleave_scales.wgsl", [ordered], reads={"table": weights.table}, writes={"y": scaled},
         consts={**places, "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1]})
-    back = kernel(
+    back = _ordering(
         "restore_scales.wgsl", [node.input(weights.table).type], reads={"scales": scaled}, writes={"y": weights.table},
         consts={**places, "BLOCK_FIRST": weights.table_strides[1] == 1})
     parts = [layout, Layout(0, 0, 0, 0, {scaled: scaled}, (scales,), ((scaled, ordered),), ((weights.table, back),))]
@@ -151,11 +160,11 @@ def interleaved(node: BoundNode, weights: Weights, number: str = "") -> Layout:
 def _interleaved(node: BoundNode, weights: Weights, name: str, words: int) -> Layout:
     """Codes alone, which the kernel knows by that name."""
     made, temp = TensorType(UINT32, (ceil_div(weights.rows, 32 // weights.bits), words)), f"interleaved_{name}"
-    repacked = kernel(
+    repacked = _ordering(
         "repack.wgsl", [made], consts={**_places(weights, words, True), "SHIFT": 0, "BITS": weights.bits},
         reads={"w": weights.source}, writes={"y": temp})
     inverses = _inverse(weights, node.input(weights.source).type, {"rows": temp}, words, weights.bits, 0, True)
-    return Layout(words, weights.bits, 0, 0, {name: temp}, (repacked,), ((temp, made),), inverses)
+    return Layout(words, weights.bits, 0, 0, {name: temp}, (repacked,), ((temp, made),), inverses, together=True)
 
 
 def _places(weights: Weights, words: int, interleaves: bool) -> dict[str, int]:
@@ -168,7 +177,7 @@ def _inverse(
     weights: Weights, stored: TensorType, reads: Mapping[str, str], words: int, bits: int, high: int, interleaves: bool = False,
 ) -> tuple[tuple[int, Kernel], ...]:
     """From the words back to the model's own codes, where these are rows or columns."""
-    inverse = kernel(
+    inverse = _ordering(
         "restore_codes.wgsl", [stored], consts={
             **_places(weights, words, interleaves), "BITS": bits, "HIGH": high, "ELEMENT": stored.dtype.bits},
         reads=reads, writes={"y": weights.source})

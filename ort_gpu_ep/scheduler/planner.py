@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ class _Draft:
     known: dict[str, Array] = field(default_factory=dict)
     dispatches: list[tuple[Dispatch, tuple[str, ...]]] = field(default_factory=list)   # with the value of each tensor
     prologue: list[Dispatch] = field(default_factory=list)
-    prepared: set[str] = field(default_factory=set)              # values that the prologue writes
+    prepared: dict[str, str] = field(default_factory=dict)       # values that the prologue writes -> names of their places
     inverses: list[Dispatch] = field(default_factory=list)
     kept: dict[str, int] = field(default_factory=dict)           # bytes of what is zero between runs
     channels_last: int = 0
@@ -231,12 +232,22 @@ def _may_run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str]) -> bo
 
 
 def _run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str], dense: bool) -> None:
-    """dense: it writes out what is stored packed."""
-    draft.prepared |= {n for t, n in zip(dispatch.tensors, names, strict=True) if t.written}
+    """dense: it writes out what is stored packed.
+
+    What it writes is named by what is computed from what, not by the node: plans that want a weight in the same order, for whichever node,
+    find the same place.
+    """
+    reads = [_place_of(draft, {}, n) for t, n in zip(dispatch.tensors, names, strict=True) if not t.written]
+    bare = replace(dispatch.kernel, reads=None, writes=None)
+    digest = hashlib.sha256(repr((bare, [(t.name, t.type) for t in dispatch.tensors], reads)).encode()).hexdigest()[:16]
+    label = f"{reads[0].name}/{bare.shader.removesuffix('.wgsl')}"
+    draft.prepared |= {n: f"{label}.{t.name}#{digest}" for t, n in zip(dispatch.tensors, names, strict=True) if t.written}
     tensors = tuple(replace(t, place=_place_of(draft, {}, n)) for t, n in zip(dispatch.tensors, names, strict=True))
-    draft.prologue.append(replace(dispatch, tensors=tensors))
+    step = replace(dispatch, label=label, kernel=bare, tensors=tensors)
+    if step not in draft.prologue:
+        draft.prologue.append(step)
     if dense or any(t.place in draft.dense for t in tensors):
-        draft.dense += [t.place for t in tensors if t.written]
+        draft.dense += [t.place for t in tensors if t.written and t.place not in draft.dense]
 
 
 def _inverses(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: Mapping[str, str]) -> list[Dispatch]:
@@ -245,11 +256,12 @@ def _inverses(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: Mappin
     for index, kernel in lowering.inverses:
         names = {read: temps[str(source)] for read, source in kernel.reads or ()}
         place = _place_of(draft, {}, bound.input(index).name)
-        if set(names.values()) <= draft.prepared and place.kind is Kind.WEIGHT:
-            tensors = (*(BoundTensor(read, draft.types[n], Place(Kind.PREPARED, name=n), False) for read, n in names.items()),
+        if set(names.values()) <= draft.prepared.keys() and place.kind is Kind.WEIGHT:
+            tensors = (*(BoundTensor(read, draft.types[n], _place_of(draft, {}, n), False) for read, n in names.items()),
                        BoundTensor("y", kernel.outputs[0], place, True))
             groups = _groups(workgroup_count(kernel, kernel.outputs[0]), draft.limits)
-            found.append(Dispatch(f"{bound.node.label}/{kernel.shader.removesuffix('.wgsl')}", kernel, tensors, groups, 0))
+            label = f"{place.name}/{kernel.shader.removesuffix('.wgsl')}"
+            found.append(Dispatch(label, replace(kernel, reads=None, writes=None), tensors, groups, 0))
     return found
 
 
@@ -403,7 +415,7 @@ def _place_of(draft: _Draft, places: Mapping[str, Place], name: str) -> Place:
     if root in places:
         return places[root]
     if root in draft.prepared:
-        return Place(Kind.PREPARED, name=root)
+        return Place(Kind.PREPARED, name=draft.prepared[root])
     if root in draft.known:
         return Place(Kind.CONSTANT, name=root)
     value = draft.graph.values.get(root)

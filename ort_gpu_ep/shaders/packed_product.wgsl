@@ -1,5 +1,6 @@
 // y[outer, n, j] = ALPHA * sum over k of weight[n, k] * x[k, j] + BETA * bias: tiles of TN rows and TJ columns; each step unpacks STEP
-// codes of the rows into workgroup memory. An invocation owns 4 x 4 elements: rows r + e * RQ, columns q + e * CQ, e = 0..3.
+// codes of the rows into workgroup memory. An invocation owns 4 x 4 elements: rows r + e * RQ, columns q + e * CQ, e = 0..3; TOGETHER (rows
+// share words, as packed_matvec.wgsl reads them) rows 4 r + e.
 // Expects: w high? table zp? c? y and what describes them as packed_matvec.wgsl has it (VEC is not used), x; N (rows of a group) J K,
 // TILES_N TILES_J TN TJ STEP, GROUPS_X (groups of rows that share no columns), X_BATCH X_GROUP X_COL X_K, X_K_FAST, Y_COL Y_ROW Y_OUTER;
 // IM2COL: k is (channel, tap), j an output pixel; the window as conv.py's Window.consts writes it.
@@ -34,6 +35,56 @@ fn weights(row: u32, index: u32, word: u32, i: u32, scale: f32, zero: f32) -> ve
 #end
 }
 
+#if TOGETHER
+// Four words of PER rows: as many entries of the tile as four words of a row each.
+fn unpack(first: u32, n0: u32, k0: u32, t: u32) {
+    let octet = t / (STEP / 4u);
+    let k = k0 + t % (STEP / 4u) * 4u;
+    let row = n0 + octet * PER;
+    if (row >= N || k >= K) {
+#for i in 4
+#for s in 8 // BITS
+        w_tile[(k - k0 + $(i)u) * RQ + octet * $(8 // BITS)u + $(s)u] = vec4<f32>();
+#end
+#end
+        return;
+    }
+    let four = w_word4((row / PER * WORDS + k) / 4u);
+#if BLOCK
+    let block = k / BLOCK;
+#else
+    let block = 0u;
+#end
+#if HAS_ZEROS
+    let zeros = zeros_word(row / PER * BLOCKS + block);
+#end
+#for s in 8 // BITS
+    {
+#for e in 4
+        let row$e = min(row + $(4 * s + e)u, N - 1u);
+#if HAS_ZEROS
+        let zero$e = f32(extractBits(zeros, $((4 * s + e) * BITS)u, BITS));
+#else
+        let zero$e = zero_of(row$e, block);
+#end
+#end
+#if SCALES
+        let scale = scales_at4((row / PER * BLOCKS + block) * $(8 // BITS)u + $(s)u);
+#else
+        let scale = vec4<f32>(
+            table_at(row0 * TABLE_ROW + block * TABLE_BLOCK), table_at(row1 * TABLE_ROW + block * TABLE_BLOCK),
+            table_at(row2 * TABLE_ROW + block * TABLE_BLOCK), table_at(row3 * TABLE_ROW + block * TABLE_BLOCK));
+#end
+#for i in 4
+        let part$i = four[$i] >> $(4 * s * BITS)u;
+        let codes$i = vec4<u32>(part$i, part$i >> BITS, part$i >> (2u * BITS), part$i >> (3u * BITS)) & vec4<u32>((1u << BITS) - 1u);
+        w_tile[(k - k0 + $(i)u) * RQ + octet * $(8 // BITS)u + $(s)u]
+            = (bitcast<vec4<f32>>(codes$i | vec4<u32>(0x4b000000u)) - MAGIC - vec4<f32>(zero0, zero1, zero2, zero3)) * scale;
+#end
+    }
+#end
+}
+#else
 // A word of each of four rows: PER entries of the tile.
 fn unpack(first: u32, n0: u32, k0: u32, t: u32) {
     let r = t % RQ;
@@ -70,6 +121,7 @@ fn unpack(first: u32, n0: u32, k0: u32, t: u32) {
     }
 #end
 }
+#end
 
 fn x_or_zero(k: u32, j: u32) -> f32 {
     if (k >= K || j >= J) { return 0.0; }
@@ -133,7 +185,11 @@ fn group_main(group: u32, lane: u32) {
         if (e >= 4u) { own = total[1]; }
         if (e >= 8u) { own = total[2]; }
         if (e >= 12u) { own = total[3]; }
+#if TOGETHER
+        let n = n0 + 4u * row + e / 4u;
+#else
         let n = n0 + row + e / 4u * RQ;
+#end
         let j = j0 + column + e % 4u * CQ;
         if (n < N && j < J) {
             let i = outer * Y_OUTER + n * Y_ROW + j * Y_COL;

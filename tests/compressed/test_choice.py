@@ -74,7 +74,7 @@ def run_on(gpu: Gpu, model: onnx.ModelProto, feeds: Any, most_nbytes: float) -> 
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint4"])
-@pytest.mark.parametrize(("case", "written_out"), [(MATMUL, "unpack_product.wgsl"), (GEMM, "unpack_product.wgsl"), (CONV, "dequantize.wgsl")])
+@pytest.mark.parametrize(("case", "written_out"), [(MATMUL, "unpack_interleaved.wgsl"), (GEMM, "unpack_interleaved.wgsl"), (CONV, "dequantize.wgsl")])
 def test_figures_decide(case: Any, kind: str, written_out: str, gpu: Gpu) -> None:
     """And both ways are right."""
     model = model_of(case, kind)
@@ -90,7 +90,7 @@ def test_matmul_nbits_both_ways(bits: int, zero: str, gpu: Gpu) -> None:
     model, (dense, bias) = nbits_model((6, 256), 256, 72, bits, 32, zero, bias=True)
     x = RNG.normal(size=(6, 256)).astype("f")
     close(run_on(gpu, model, {"x": x}, 1e9), x.astype("d") @ dense + bias)
-    assert ("unpack_product.wgsl" in shaders(plan_of(model, gpu.limits.figures))) == (gpu.limits.figures is SLOW_STEPS)
+    assert ("unpack_interleaved.wgsl" in shaders(plan_of(model, gpu.limits.figures))) == (gpu.limits.figures is SLOW_STEPS)
 
 
 @pytest.mark.parametrize(("kind", "perm"), [("Codebook3", (1, 0)), ("Codebook5", (0, 1)), ("Codebook8", (1, 0))])
@@ -116,7 +116,7 @@ def test_an_h200_writes_weights_out_where_a_dense_product_gains_by_its_forms() -
 
 def test_what_was_measured_counts_more() -> None:
     model = model_of(MATMUL, "int8")
-    (choice,) = [s.kernel.choice for s in plan_of(model, SLOW_STEPS).steps if isinstance(s, Dispatch) and s.kernel.shader == "unpack_product.wgsl"]
+    (choice,) = [s.kernel.choice for s in plan_of(model, SLOW_STEPS).steps if isinstance(s, Dispatch) and s.kernel.shader == "unpack_interleaved.wgsl"]
     assert choice is not None
     assert choice.forms[0] == packed.BEFORE
     assert "packed_product.wgsl" in shaders(plan_of(model, SLOW_STEPS, Tuned({choice.key: packed.IN_TILES})))

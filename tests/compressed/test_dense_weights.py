@@ -114,7 +114,7 @@ def test_a_product_of_blocks_writes_its_weight_out_once(programs: Any, monkeypat
     for choice in ("packed", "fast"):
         program = programs(model, choice)
         found += run_program(program, {"x": x})
-        assert ("unpack_product.wgsl" in shaders(program.plans[-1])) == (choice == "packed")
+        assert ("unpack_interleaved.wgsl" in shaders(program.plans[-1])) == (choice == "packed")
         assert program.plans[-1].dense_nbytes == (0 if choice == "packed" else 4 * 256 * 72)
     close(found[0], x.astype("d") @ dense + bias)
     np.testing.assert_array_equal(*found)
@@ -126,6 +126,18 @@ def test_vectors_read_packed_weights_whatever_the_choice(programs: Any) -> None:
     run_program(program, {"x": RNG.normal(size=(1, 512)).astype("f")})
     assert program.plans[-1].dense == ()
     assert program.weight_nbytes < 1.2 * 300 * 512
+
+
+def test_nodes_that_decode_one_weight_share_what_it_becomes(programs: Any) -> None:
+    model = stack(3)
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear":
+            node.input[0] = "codes0"
+    program = programs(model, "fast")
+    got, = run_program(program, feeds := {"x": RNG.normal(size=(1, 128, 9, 9)).astype("f") / 100})
+    assert program.plans[-1].dense_nbytes == DENSE_NBYTES
+    wanted, = run_program(programs(model, "packed"), feeds)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5 * float(np.abs(wanted).max()))
 
 
 def test_what_only_the_prologue_reads_does_not_stay(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +224,11 @@ def stack(count: int) -> onnx.ModelProto:
     model, name = model_of(CONV), "x"
     decoder, nodes = model.graph.node[0], []
     for k in range(count):
-        weight = f"d{k}"
-        nodes += [onnx.helper.make_node("DequantizeLinear", list(decoder.input), [weight], axis=0),
+        weight, codes = f"d{k}", f"codes{k}"
+        own = model.graph.initializer.add()
+        own.CopyFrom(next(t for t in model.graph.initializer if t.name == decoder.input[0]))
+        own.name = codes
+        nodes += [onnx.helper.make_node("DequantizeLinear", [codes, *decoder.input[1:]], [weight], axis=0),
                   onnx.helper.make_node("Conv", [name, weight], [f"y{k}" if k < count - 1 else "y"], pads=[1, 1, 1, 1])]
         name = f"y{k}"
     del model.graph.node[:]

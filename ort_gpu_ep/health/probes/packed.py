@@ -134,14 +134,14 @@ def in_blocks(trial: Trial) -> str:
     return "blocks of 16 and 32"
 
 
-@probe("packed weights written out", "kernels", disables=("unpack_product.wgsl",))
+@probe("packed weights written out", "kernels", disables=("unpack_product.wgsl", packed_ops.TOGETHER))
 def written_out(trial: Trial) -> str:
-    """Before a dense product: rows of codes and columns of codes, words that are full and others, two planes."""
+    """Before a dense product: rows of codes and columns of codes, words of one row and of several, full and others, two planes."""
     for _ in range(trial.rounds):
         with forced(packed_ops.BEFORE):
             for kind, (m, k, n, transposed) in trial.some(("int8", "uint4"), ((17, 96, 68, True), (5, 160, 36, False))):
                 _product(trial, m, k, n, kind, transposed)
-            for bits in (3, 5):
+            for bits in (3, 4, 5):
                 _decoded(trial, f"Codebook{bits}", 9, stored=(36, 96))
     return "bytes, nibbles, two planes"
 
