@@ -29,10 +29,13 @@ MATRIX_UNITS = "matrix-units"
 there is some configuration, so likewise."""
 MATRIX_BYTES = "matrix-units-int8"
 """Among Limits.features: likewise, fragments of 16 x 16 sums of 32 products of signed bytes, in 32 bits."""
+MATRIX_ATTENTION = "matrix-units-attention"
+"""Among Limits.features: likewise, attention by such fragments, whose scores go from lane to lane of a subgroup."""
 BYTE_UNIT_SHADERS = ("byte_units.wgsl", "pack_byte_rows.wgsl")
 UNIT_SHADERS = ("matrix_product.wgsl", "line_scales.wgsl", "part_scales.wgsl", "scaled_rows.wgsl")
 """Products on matrix units, and what scales their operands."""
-SHOWN_FEATURES = frozenset({LAST_ARRIVING, SUBNORMAL_HALVES, MATRIX_UNITS, MATRIX_BYTES})
+ATTENTION_UNIT_SHADERS = ("attention_units.wgsl",)
+SHOWN_FEATURES = frozenset({LAST_ARRIVING, SUBNORMAL_HALVES, MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION})
 """What no adapter promises, and a probe shows."""
 
 HALVED = frozenset({"f16", "f16acc"})
@@ -156,6 +159,15 @@ def no_matrix_units(limits: Limits) -> str:
     if limits.subgroup_size != MATRIX_SUBGROUP:
         return f"the adapter's matrix units can't be used: its subgroups have {limits.subgroup_size or 'unknown'} invocations, not 32"
     return ""
+
+
+def no_attention_units(limits: Limits) -> str:
+    """Likewise for attention."""
+    for what, why in limits.disabled:
+        if what in (MATRIX_ATTENTION, *ATTENTION_UNIT_SHADERS):
+            return f"{what} is not used on this adapter: {why}"
+    missing = "the adapter's matrix units can't be used for attention: no probe has shown right results"
+    return no_matrix_units(limits) or ("" if MATRIX_ATTENTION in limits.features else missing)
 
 
 def no_byte_units(limits: Limits) -> str:

@@ -8,11 +8,13 @@ from typing import TypeAlias
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, same
-from ort_gpu_ep.ir.types import BOOL, FLOATS, Shape, TensorType, names
+from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType, names
 from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Operand, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.kernels.target import Choice, Target
+from ort_gpu_ep.ops import attention_units
+from ort_gpu_ep.ops.attention_units import UnitForm
 
 MAX_HEAD = 256
 """Elements of a head: more do not fit into registers, even of four invocations."""
@@ -149,13 +151,17 @@ def _registers_factor(by: Figures, form: Form, vectors: float) -> float:
     return by.attention_high_factor if held >= by.attention_high_registers else 1.0
 
 
-def choose(problem: Problem, target: Target) -> tuple[Form, Choice]:
-    """The form with the smallest estimated time, or the one that was measured to be the fastest."""
-    forms = {form.name: form for form in forms_of(problem, target)}
+def choose(problem: Problem, target: Target, dtype: DType = FLOAT32) -> tuple[Form | UnitForm, Choice]:
+    """The form with the smallest estimated time, or the one that was measured to be the fastest. dtype: of the queries."""
+    forms: dict[str, Form | UnitForm] = {form.name: form for form in forms_of(problem, target)}
+    times = {name: estimate_ns(problem, form, target) for name, form in forms.items() if isinstance(form, Form)}
+    queries, keys, heads = (int(hint(n)) for n in (problem.queries, problem.keys, problem.batch * problem.heads))
+    for form in attention_units.forms_of(target.limits, dtype, queries, keys, 4 * problem.dq, 4 * problem.dv):
+        forms[form.name] = form
+        times[form.name] = attention_units.estimate_ns(form, target, heads, queries, keys, 4 * (problem.dq + problem.dv))
     rounded = " ".join(str(1 << (hint(size) - 1).bit_length()) for size in (problem.queries, problem.keys))
     choice = target.choose(
-        f"attention {hint(problem.batch * problem.heads)} x {rounded} x {problem.dq} {problem.dv}",
-        {name: estimate_ns(problem, form, target) for name, form in forms.items()})
+        f"attention {hint(problem.batch * problem.heads)} x {rounded} x {problem.dq} {problem.dv}", times)
     return forms[choice.form], choice
 
 
@@ -207,19 +213,32 @@ def attend(
     if 0 in k.shape or 0 in out.shape:
         raise UnsupportedNodeError(Code.LIMIT, f"attention of {list(q.shape)} over keys {list(k.shape)}: an empty tensor")
     problem = Problem(batch, heads, queries, k.shape[2], width // 4, v.shape[3] // 4)
-    form, choice = choose(problem, node.target)
-    dq, dv = problem.dq // form.parts, problem.dv // form.parts
-    chunk, memory = _chunk(form, dv, node.target.limits.max_workgroup_nbytes)
+    form, choice = choose(problem, node.target, node.input(0).dtype)
     consts: dict[str, Const] = {
-        "BATCH": batch, "HEADS": heads, "SQ": queries, "SK": problem.keys, "DQ": dq, "DV": dv, "GROUP": heads // int(k.shape[1]),
+        "BATCH": batch, "HEADS": heads, "SQ": queries, "SK": problem.keys, "GROUP": heads // int(k.shape[1]),
         **q.consts("Q"), **k.consts("K"), **v.consts("V"), **Heads(-1, (0, 0, 0, 0), y_strides).consts("Y"),
-        "QL": form.queries, "RQ": form.per_lane, "RK": KEYS, "PARTS": form.parts, "SLICES": form.slices, "CHUNK": chunk,
         "SEQUENCE": queries, **options.consts(), **mask_consts(mask, (batch, heads, queries, problem.keys))}
-    blocks = -(-queries // (form.queries * form.per_lane))
+    limits, features = node.target.limits, tuple[str, ...]()
+    if isinstance(form, UnitForm):
+        shader, per_group, features = attention_units.SHADER, form.queries, attention_units.FEATURES
+        consts |= attention_units.consts_of(form, limits, node.input(0).dtype, width, v.shape[3])
+        memory = form.workgroup_nbytes(width, attention_units.chunk_of(v.shape[3]))
+    else:
+        shader, per_group, features = "attention.wgsl", form.queries * form.per_lane, ("subgroup",) if form.parts > 1 else features
+        shared, memory = _shared(form, problem, limits.max_workgroup_nbytes)
+        consts |= shared
     return kernel(
-        "attention.wgsl", [out], consts=consts, grid=(blocks, heads, batch), workgroup_size=form.workgroup_size, workgroup_nbytes=memory,
-        reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {}), **options.reads()}, writes={"y": target},
-        vectors=("q", "k", "v", "y"), features=("subgroup",) if form.parts > 1 else (), choice=choice)
+        shader, [out], consts=consts, grid=(-(-queries // per_group), heads, batch), workgroup_size=form.workgroup_size,
+        workgroup_nbytes=memory, writes={"y": target}, vectors=("q", "k", "v", "y"), features=features, choice=choice,
+        reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {}), **options.reads()})
+
+
+def _shared(form: Form, problem: Problem, most: int) -> tuple[dict[str, Const], int]:
+    """How attention.wgsl shares its work, and the bytes of workgroup memory."""
+    dq, dv = problem.dq // form.parts, problem.dv // form.parts
+    chunk, memory = _chunk(form, dv, most)
+    return {"DQ": dq, "DV": dv, "QL": form.queries, "RQ": form.per_lane, "RK": KEYS, "PARTS": form.parts, "SLICES": form.slices,
+            "CHUNK": chunk}, memory
 
 
 def _chunk(form: Form, dv: int, most: int) -> tuple[int, int]:

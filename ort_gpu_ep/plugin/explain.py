@@ -199,6 +199,11 @@ def _matrix_unit_lines(plans: Iterable[Plan]) -> list[str]:
             consts = dict(step.kernel.consts)
             rounded = "" if consts["W_PLAIN"] else "2^-10 + "
             found[step.label] = f"  {step.label}: within ({rounded}{consts['K']} * 2^-24) of the sum of |x w|"
+        elif isinstance(step, Dispatch) and step.kernel.shader == "attention_units.wgsl":
+            consts = dict(step.kernel.consts)
+            rounded = "" if consts["HALVES"] else "2^-10 + "
+            found[step.label] = (f"  {step.label}: scores within ({rounded}{consts['D']} * 2^-24) of scale * sum of |q k|, weighted "
+                                 f"values within (2^-10 + {consts['SK']} * 2^-23) of their magnitudes")
         elif isinstance(step, Dispatch) and step.kernel.shader == "byte_units.wgsl":
             found[step.label] = f"  {step.label}: exact sums of bytes"
     shown = list(found.values())

@@ -57,9 +57,13 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #if CAUSAL
-    let end = min(SK, group.x * MOST + MOST + before);
+    let end = min(SK, min(group.x * MOST + MOST, SQ) + before);
+#else
+#if LENGTHS
+    let end = min(SK, u32(max(lengths_at(b), 0)) + 1u);
 #else
     let end = SK;
+#end
 #end
 #if WINDOW
     let start = max(group.x * MOST + before + 1u, WINDOW) - WINDOW;     // what the first query of the workgroup sees
@@ -69,8 +73,8 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     for (var round = start; round < end; round += SLICES * RK) {      // as often in each slice: WGSL wants all of a subgroup in quadSwap
         let j = round + slice * RK;
 #for n in RK
-        let k_from$n = k_base + min(j + $(n)u, SK - 1u) * K_S;
-        let v_from$n = v_base + min(j + $(n)u, SK - 1u) * V_S;
+        let k_from$n = k_base + min(j + $(n)u, end - 1u) * K_S;     // what no query sees may be no number, and no weight of 0 makes it one
+        let v_from$n = v_base + min(j + $(n)u, end - 1u) * V_S;
 #for r in RQ
         var s$(r)_$n = 0.0;
 #end

@@ -37,8 +37,8 @@ ALIKE = {f"product in tiles {tile.name}" for tile in LARGER_TILES if tile.name n
 """One probe with other tiles, of elements or of vectors: one of each kind is given its fault. All are seen to pass."""
 
 
-NO_UNITS = {"matrix units", "matrix units of bytes"}
-"""Lavapipe has none: tests/ops/test_matrix_units.py and test_unit_bytes.py plant these faults."""
+NO_UNITS = {"matrix units", "matrix units of attention", "matrix units of bytes"}
+"""Lavapipe has none: tests/ops/test_matrix_units.py, test_attention_units.py and test_unit_bytes.py plant these faults."""
 
 
 def faults() -> list[tuple[str, str]]:

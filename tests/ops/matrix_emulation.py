@@ -1,7 +1,7 @@
-"""Subgroup matrices in plain WGSL: what matrix_product.wgsl asks of matrix units, for adapters that have none.
+"""Subgroup matrices in plain WGSL: what our shaders ask of matrix units, for adapters that have none.
 
-32 lanes next to each other count as a subgroup. A fragment of an operand is where it lies; a lane has eight of a fragment's sums. Sums are
-cut off rather than rounded, after every eight products, as an H200 does: its error on positive data, 2.4e-5 at k = 4096, is like that.
+32 lanes next to each other count as a subgroup. A lane has its row of a left operand and eight of a fragment's sums; a right operand is where it
+lies. Sums are cut off rather than rounded, after every eight products, as an H200 does: its error on positive data, 2.4e-5 at k = 4096, is like that.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from ort_gpu_ep.health.probe import Trial
 from ort_gpu_ep.ir.types import FLOAT16
 from ort_gpu_ep.kernels.records import loop_bound, work_of
 from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits
-from ort_gpu_ep.kernels.target import MATRIX_BYTES, MATRIX_SUBGROUP, MATRIX_UNITS, SUBGROUP_MATRIX, UNIT_SHADERS
+from ort_gpu_ep.kernels.target import MATRIX_ATTENTION, MATRIX_BYTES, MATRIX_SUBGROUP, MATRIX_UNITS, SUBGROUP_MATRIX, UNIT_SHADERS
 from ort_gpu_ep.shaders.composer import is_elementwise
 
 FUNCTIONS = """
 fn half_at(word: vec4<u32>, i: u32) -> f32 { return unpack2x16float(word[i / 2u])[i % 2u]; }
-fn x_half(place: vec3<u32>, line: u32, i: u32) -> f32 { return half_at(tile[place.x + line * place.y + i / 8u], i % 8u); }
 fn w_half(place: vec3<u32>, k: u32, m: u32) -> f32 {
     let line = select(k, m, place.z == 1u);
     let i = select(m, k, place.z == 1u);
@@ -40,13 +39,14 @@ fn cut_sum(a: f32, b: f32, zero: u32) -> f32 {
     let beyond = (lost < 0.0 && s > 0.0) || (lost > 0.0 && s < 0.0);
     return select(s, bitcast<f32>(bitcast<u32>(s) - 1u), beyond);
 }
-fn emulated_product(a: vec3<u32>, b: vec3<u32>, before: array<f32, 8>, lane: u32) -> array<f32, 8> {
+fn emulated_product(a: array<vec4<u32>, 2>, b: vec3<u32>, before: array<f32, 8>, lane: u32) -> array<f32, 8> {
     var sums = before;
+    var x = a;
     for (var j = 0u; j < 8u; j++) {
         for (var part = 0u; part < 2u; part++) {
             var sum = 0.0;
             for (var k = part * 8u; k < part * 8u + 8u; k++) {
-                sum += x_half(a, lane % 32u / 2u, k) * w_half(b, k, lane % 2u * 8u + j);
+                sum += half_at(x[part], k % 8u) * w_half(b, k, lane % 2u * 8u + j);
             }
             sums[j] = cut_sum(sums[j], sum, lane >> 31u);
         }
@@ -63,11 +63,12 @@ fn emulated_store(first: u32, sums: array<f32, 8>, row: u32, lane: u32) {
 
 BYTES = """
 fn byte_at(word: vec4<u32>, i: u32) -> i32 { return extractBits(bitcast<i32>(word[i / 4u]), i % 4u * 8u, 8u); }
-fn emulated_product(a: vec3<u32>, b: vec3<u32>, before: array<i32, 8>, lane: u32) -> array<i32, 8> {
+fn emulated_product(a: array<vec4<u32>, 2>, b: vec3<u32>, before: array<i32, 8>, lane: u32) -> array<i32, 8> {
     var sums = before;
+    var own = a;
     for (var j = 0u; j < 8u; j++) {
         for (var k = 0u; k < 32u; k++) {
-            let x = byte_at(tile[a.x + lane % 32u / 2u * a.y + k / 16u], k % 16u);
+            let x = byte_at(own[k / 16u], k % 16u);
             sums[j] += x * byte_at(tile[b.x + (lane % 2u * 8u + j) * b.y + k / 16u], k % 16u);
         }
     }
@@ -80,11 +81,19 @@ fn emulated_store(first: u32, sums: array<i32, 8>, row: u32, lane: u32) {
     tile[to + 1u] = bitcast<vec4<u32>>(vec4<i32>(own[4], own[5], own[6], own[7]));
 }
 """
+LEFT = """
+fn emulated_left(first: u32, row: u32, lane: u32) -> array<vec4<u32>, 2> {
+    let at = first + lane % 32u / 2u * row;
+    return array<vec4<u32>, 2>(tile[at], tile[at + 1u]);
+}
+"""
 
 _REPLACED = (
     (r"return bitcast<vec2<u32>>\(v\);", "return vec2<u32>(pack2x16float(vec2<f32>(v.xy)), pack2x16float(vec2<f32>(v.zw)));"),  # naga can't
     (r"enable chromium\w+;\n", ""), (r"// [^\n]*", ""), (r"diagnostic\([^)]*\);\n", ""),
-    (r"subgroup_matrix_result<i32[^>]*>", "array<i32, 8>"), (r"subgroup_matrix_(?:left|right)<[^>]*>", "vec3<u32>"), (r"subgroup_matrix_result<[^>]*>", "array<f32, 8>"),
+    (r"subgroup_matrix_result<i32[^>]*>", "array<i32, 8>"), (r"subgroup_matrix_result<[^>]*>", "array<f32, 8>"),
+    (r"subgroup_matrix_left<[^>]*>", "array<vec4<u32>, 2>"), (r"subgroup_matrix_right<[^>]*>", "vec3<u32>"),
+    (r"subgroupMatrixLoad<left_t, row_major>\(&\w+, (.*), (\w+)\);", r"emulated_left(\1, \2, lane);"),
     (r"subgroupMatrixLoad<\w+, row_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 0u);"),
     (r"subgroupMatrixLoad<\w+, col_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 1u);"),
     (r"subgroupMatrixMultiplyAccumulate\((.*)\);", r"emulated_product(\1, lane);"),
@@ -102,7 +111,7 @@ def emulated(text: str) -> str:
     for pattern, new in _REPLACED:
         text = re.sub(pattern, new, text)
     assert "subgroupMatrix" not in text, text
-    return text + functions
+    return text + functions + LEFT
 
 
 class Emulated(Trial):
@@ -122,7 +131,7 @@ def emulation(shown: bool = True) -> Iterator[Emulated]:
     """shown: a probe has seen them."""
     gpu = Gpu.open(Config())
     usual = gpu.limits
-    features = {FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, *((MATRIX_UNITS, MATRIX_BYTES) if shown else ())}
+    features = {FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, *((MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION) if shown else ())}
     gpu.limits = replace(usual, features=usual.features | features, subgroup_size=MATRIX_SUBGROUP)
     try:
         yield Emulated(gpu, np.random.default_rng())

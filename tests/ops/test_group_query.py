@@ -44,6 +44,20 @@ def model(
     return model_of("GroupQueryAttention", tuple(inputs), 3, domain="com.microsoft", num_heads=heads, kv_num_heads=groups, do_rotary=int(rotary > 0), **attributes)
 
 
+@pytest.mark.parametrize(("sequence", "causal"), [(1, 1), (20, 1), (20, 0)])
+def test_room_of_a_cache_may_hold_anything(sequence: int, causal: int) -> None:
+    """Memory that nobody wrote is no number at times: rows behind the tokens have no part in the result, not even with a weight of 0."""
+    lengths = [49, 30]
+    made, feeds = model(lengths, sequence, 96, packed=True, causal=causal)
+    clean = run_direct(made, feeds)[0]
+    for array in feeds.values():
+        if array.ndim == 4:
+            for b, length in enumerate(lengths):
+                array[b, :, length - sequence:] = np.nan
+    assert np.isfinite(clean).all()
+    assert np.array_equal(run_direct(made, feeds)[0], clean)
+
+
 def check(given: tuple[Any, dict[str, Any]], lengths: list[int], half: bool = False) -> None:
     """Rows of the cache that no token has reached are not compared: nobody reads them."""
     made, feeds = given

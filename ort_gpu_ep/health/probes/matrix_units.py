@@ -1,4 +1,4 @@
-"""matrix_product.wgsl, what scales its operands, and byte_units.wgsl: whether an adapter's matrix units give right results."""
+"""matrix_product.wgsl, what scales its operands, attention_units.wgsl and byte_units.wgsl: whether an adapter's matrix units are right."""
 
 from __future__ import annotations
 
@@ -13,11 +13,24 @@ from ort_gpu_ep.health.probe import Trial, agree, probe, reference
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, UINT8
 from ort_gpu_ep.kernels.forms import forced
-from ort_gpu_ep.kernels.target import BYTE_UNIT_SHADERS, MATRIX_BYTES, MATRIX_UNITS, SUBGROUP_MATRIX, TF32, UNIT_SHADERS
-from ort_gpu_ep.ops import matrix_units, unit_bytes
+from ort_gpu_ep.kernels.target import (
+    ATTENTION_UNIT_SHADERS,
+    BYTE_UNIT_SHADERS,
+    MATRIX_ATTENTION,
+    MATRIX_BYTES,
+    MATRIX_UNITS,
+    SUBGROUP_MATRIX,
+    TF32,
+    UNIT_SHADERS,
+)
+from ort_gpu_ep.ops import attention_units, matrix_units, unit_bytes
 from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
 
 CODES_BLOCK = 32
+ATTENTION_HEADS = (TF32, 64, 128), ("f16acc", 64, 64)
+"""Elements of a query and of a value; those of the first go through workgroup memory in two parts."""
+ATTENTION_TOLERANCE = 4e-3
+"""Of the largest result, 1 or so: scores of 3 are off by 2^-10 of the sum of |q k|, 40 / 8, at most. A wrong lane makes 0.1 and more."""
 
 
 @contextmanager
@@ -106,6 +119,32 @@ def units(trial: Trial) -> str:
     finally:
         trial.gpu.limits = usual
     return f"{len(ran)} tiles"
+
+
+@probe("matrix units of attention", "kernels", disables=(MATRIX_ATTENTION, *ATTENTION_UNIT_SHADERS),
+       fault=(r"\bi < SQ\b", "i + 1u < SQ"), trusts=True)
+def attention(trial: Trial) -> str:
+    """Of queries and keys around the edges of blocks, with a mask and values in several parts: as they are, and brought into range."""
+    for feature in (SUBGROUP_MATRIX, FLOAT16.feature, "subgroup"):
+        trial.need(feature)
+    usual = trial.gpu.limits
+    trial.gpu.limits = replace(usual, features=usual.features | {MATRIX_UNITS, MATRIX_ATTENTION})
+    ran = attention_units.FORMS
+    try:
+        for _ in range(trial.rounds):
+            for form in ran:
+                for precision, width, values in ATTENTION_HEADS:
+                    shapes = (2, 2, form.queries + 5, width), (2, 2, 2 * form.keys + 3, width), (2, 2, 2 * form.keys + 3, values)
+                    arrays = [trial.normal(*shape) for shape in shapes]
+                    arrays.append(trial.normal(1, 1, form.queries + 5, 2 * form.keys + 3))
+                    inputs = {name: Value(name, FLOAT32, array.shape) for name, array in zip("qkvm", arrays, strict=True)}
+                    graph = Graph("probe", tuple(inputs), ("y",), (Node("Attention", tuple(inputs), ("y",), version=23),), inputs)
+                    with forced(form.name):
+                        got, = trial.graph(graph, arrays, precision)
+                    agree(f"{precision} attention {shapes}", got, reference("Attention", 23, arrays)[0], ATTENTION_TOLERANCE)
+    finally:
+        trial.gpu.limits = usual
+    return f"{len(ran)} forms"
 
 
 def _sums(trial: Trial, rows: int, columns: int, k: int) -> None:

@@ -1,0 +1,297 @@
+// y = softmax(SCALE q k^T + mask) v of each head on matrix units (chromium_experimental_subgroup_matrix), in one pass over the keys as
+// attention.wgsl (online softmax): both products have float16 operands and float32 sums, in fragments of 16 x 16. A workgroup has 16 queries a subgroup; a
+// step brings BK keys and their values into workgroup memory, in turn: all that a step needs goes through the same part of it, so that a
+// compute unit has room for several workgroups. Two neighbouring invocations have a query's scores, powers and sums of values in registers.
+// Grid: blocks of queries, heads, batches.
+// SCALED: q, k and v are multiplied by a power of two for each block on the way in (scale_of.wgsl), so that float16 holds what float32 does.
+// Expects: q, k, v, mask?, y (all but mask as vectors of four elements); SQ, SK (queries, keys), D, DV (elements of a head's queries and values,
+// multiples of 16), CHUNK (elements of a value that go through workgroup memory at a time; divides DV), and GROUP, offsets, masks and all else as attention.wgsl has it.
+// Source: ONNX Attention; Dao et al., FlashAttention, arXiv:2205.14135.
+alias left_t = subgroup_matrix_left<f16, 16, 16>;
+alias right_t = subgroup_matrix_right<f16, 16, 16>;
+alias sums_t = subgroup_matrix_result<f32, 16, 16>;
+#let QB = WORKGROUP_SIZE // 2
+#let k_row = D // 8 + 1
+#let s_row = BK // 4 + 2
+#let p_row = BK // 8 + 1
+#let v_row = CHUNK // 8 + 1
+#let o_row = CHUNK // 4 + 2
+#let q_loads = QB * D // 8 // WORKGROUP_SIZE
+#let k_loads = BK * D // 8 // WORKGROUP_SIZE
+#let v_loads = BK * CHUNK // 8 // WORKGROUP_SIZE
+#let v_first = QB * p_row
+#let chunks = DV // CHUNK
+var<workgroup> tile: array<vec4<u32>, ROOM>;
+#if SCALED
+#include scale_of.wgsl
+var<workgroup> largest: array<atomic<u32>, 3>;      // of the block's q, k and v: bits of a magnitude
+
+fn magnitude(v: vec4<f32>) -> u32 {
+    let bits = bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu);
+    let finite = select(vec4<u32>(), bits, bits < vec4<u32>(0x7f800000u));
+    return max(max(finite.x, finite.y), max(finite.z, finite.w));
+}
+
+// 2^-e, in two factors: one alone could be beyond float32.
+fn back(e: i32) -> vec2<f32> {
+    let some = e / 2;
+    return bitcast<vec2<f32>>(vec2<u32>(u32(127 - some) << 23u, u32(127 - (e - some)) << 23u));
+}
+
+fn exponent(scale: f32) -> i32 { return i32(bitcast<u32>(scale) >> 23u) - 127; }
+#end
+
+#include attention_scores.wgsl
+
+fn halves(a: vec4<f32>, b: vec4<f32>) -> vec4<u32> {
+    return vec4<u32>(pack2x16float(a.xy), pack2x16float(a.zw), pack2x16float(b.xy), pack2x16float(b.zw));
+}
+
+fn grid_main(group: vec3<u32>, lane: u32) {
+    let b = group.z;
+    let h = group.y;
+    let first = group.x * $(QB)u;
+    let row = lane / 2u;
+    let half = lane % 2u;
+    let i = first + row;
+#if LENGTHS
+    let before = tokens_before(b);
+#else
+    let before = BEFORE;
+#end
+#if CAUSAL
+    let end = min(SK, min(first + $(QB)u, SQ) + before);
+#else
+#if LENGTHS
+    let end = min(SK, u32(max(lengths_at(b), 0)) + 1u);
+#else
+    let end = SK;
+#end
+#end
+#if WINDOW
+    let start = max(first + before + 1u, WINDOW) - WINDOW;     // what the first query of the workgroup sees
+#else
+    let start = 0u;
+#end
+    let q_base = b * Q_B + h * Q_H + Q_FIRST;
+    let k_base = b * K_B + h / GROUP * K_H + K_FIRST;
+    let v_base = b * V_B + h / GROUP * V_H + V_FIRST;
+#if SCALED
+    if (lane < 3u) { atomicStore(&largest[lane], 0u); }
+    workgroupBarrier();
+#end
+#for u in q_loads
+    let qe$u = lane + $(u * WORKGROUP_SIZE)u;
+    let qp$u = q_base + min(first + qe$u / $(D // 8)u, SQ - 1u) * Q_S + qe$u % $(D // 8)u * 2u;
+    var qa$u = q_at4(qp$u);
+    var qb$u = q_at4(qp$u + 1u);
+#if SCALED
+    atomicMax(&largest[0], max(magnitude(qa$u), magnitude(qb$u)));
+#end
+#end
+#if SCALED
+    workgroupBarrier();
+    let q_scale = scale_of(atomicLoad(&largest[0]), 0);
+#end
+#for u in q_loads
+#if SCALED
+    qa$u *= q_scale;
+    qb$u *= q_scale;
+#end
+    tile[qe$u / $(D // 8)u * $(k_row)u + qe$u % $(D // 8)u] = halves(qa$u, qb$u);
+#end
+    workgroupBarrier();
+#for d in D // 16
+    let a$d = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(16 * k_row)u + $(2 * d)u, $(k_row)u);
+#end
+#for u in k_loads
+    let ke$u = lane + $(u * WORKGROUP_SIZE)u;
+    let kn$u = ke$u / $(D // 8)u;
+    let kt$u = kn$u * $(k_row)u + ke$u % $(D // 8)u;
+    let kp$u = k_base + ke$u % $(D // 8)u * 2u;
+    var ka$u = k_at4(kp$u + min(start + kn$u, SK - 1u) * K_S);
+    var kb$u = k_at4(kp$u + min(start + kn$u, SK - 1u) * K_S + 1u);
+#end
+#for u in v_loads
+    let ve$u = lane + $(u * WORKGROUP_SIZE)u;
+    let vn$u = ve$u / $(CHUNK // 8)u;
+    let vt$u = $(v_first)u + vn$u * $(v_row)u + ve$u % $(CHUNK // 8)u;
+    let vp$u = v_base + ve$u % $(CHUNK // 8)u * 2u;
+    var va$u = vec4<f32>();
+    var vb$u = vec4<f32>();
+#end
+#for c in chunks
+#for g in CHUNK // 8
+    var o$(c)_$g = vec4<f32>();
+#end
+#end
+#if SINK
+#if SINK == 1
+    var top = sink_at(h);
+#else
+    var top = 0.0;
+#end
+    var total = select(0.0, 1.0, half == 0u);
+#else
+    var top = LOWEST;
+    var total = 0.0;
+#end
+    for (var from_key = start; from_key < end; from_key += BK) {
+#if SCALED
+#for u in k_loads
+        atomicMax(&largest[1], max(magnitude(ka$u), magnitude(kb$u)));
+#end
+#end
+        workgroupBarrier();
+#if SCALED
+        let k_scale = scale_of(atomicLoad(&largest[1]), 0);
+        let scores_back = back(exponent(q_scale) + exponent(k_scale));
+#for u in k_loads
+        ka$u *= k_scale;
+        kb$u *= k_scale;
+#end
+#end
+#for u in k_loads
+        tile[kt$u] = halves(ka$u, kb$u);
+#end
+#let loaded = 0
+#include attention_values.wgsl
+        workgroupBarrier();
+#if SCALED
+        if (lane == 0u) { atomicStore(&largest[1], 0u); }
+#end
+#for n in BK // 16
+        var s$n = sums_t();
+#end
+#for d in D // 16
+        {
+#for n in BK // 16
+            let b$n = subgroupMatrixLoad<right_t, col_major>(&tile, $(n * 16 * k_row + 2 * d)u, $(k_row)u);
+#end
+#for n in BK // 16
+            s$n = subgroupMatrixMultiplyAccumulate(a$d, b$n, s$n);
+#end
+        }
+#end
+        workgroupBarrier();
+#for n in BK // 16
+        subgroupMatrixStore<row_major>(&tile, subgroup_id * $(16 * s_row)u + $(4 * n)u, s$n, $(s_row)u);
+#end
+#for u in k_loads
+        ka$u = k_at4(kp$u + min(from_key + BK + kn$u, SK - 1u) * K_S);
+        kb$u = k_at4(kp$u + min(from_key + BK + kn$u, SK - 1u) * K_S + 1u);
+#end
+        workgroupBarrier();
+        var new_top = top;
+#for g in BK // 8
+        let j$g = from_key + half * 4u + $(8 * g)u;
+        var p$g = bitcast<vec4<f32>>(tile[row * $(s_row)u + half + $(2 * g)u]);
+#if SCALED
+        p$g = p$g * scores_back.x * scores_back.y;
+#end
+        p$g *= SCALE;
+#for e in 4
+        p$g[$e] = scored(p$g[$e], b, h, i, j$g + $(e)u);
+        let sees$(g)_$e = sees(b, h, i, j$g + $(e)u, before);
+        new_top = max(new_top, select(LOWEST, p$g[$e], sees$(g)_$e));
+#end
+#end
+        new_top = max(new_top, quadSwapX(new_top));
+        let fade = power(top - new_top);
+        top = new_top;
+        total *= fade;
+#for g in BK // 8
+#for e in 4
+        p$g[$e] = select(0.0, power(p$g[$e] - top), sees$(g)_$e);
+        total += p$g[$e];
+#end
+#end
+#for c in chunks
+#for g in CHUNK // 8
+        o$(c)_$g *= fade;
+#end
+#end
+#for c in chunks
+#if SCALED
+#for u in v_loads
+        atomicMax(&largest[2], max(magnitude(va$u), magnitude(vb$u)));
+#end
+#end
+        workgroupBarrier();
+#if c == 0
+        // a vector of eight has four of each invocation: of two vectors each stores one, and gives its part of the other
+#for t in BK // 16
+#let g = 2 * t
+        let even$t = vec2<u32>(pack2x16float(p$g.xy), pack2x16float(p$g.zw));
+        let odd$t = vec2<u32>(pack2x16float(p$(g + 1).xy), pack2x16float(p$(g + 1).zw));
+        let own$t = select(even$t, odd$t, half == 1u);
+        let given$t = quadSwapX(select(odd$t, even$t, half == 1u));
+        tile[row * $(p_row)u + $(g)u + half] = select(vec4<u32>(own$t, given$t), vec4<u32>(given$t, own$t), half == 1u);
+#end
+#end
+#if SCALED
+        let v_scale$c = scale_of(atomicLoad(&largest[2]), 0);
+        let v_back$c = back(exponent(v_scale$c));
+#for u in v_loads
+        va$u *= v_scale$c;
+        vb$u *= v_scale$c;
+#end
+#end
+#for u in v_loads
+        tile[vt$u] = halves(va$u, vb$u);
+#end
+        workgroupBarrier();
+#if SCALED
+        if (lane == 0u) { atomicStore(&largest[2], 0u); }
+#end
+#if c == 0
+#for n in BK // 16
+        let w$n = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(16 * p_row)u + $(2 * n)u, $(p_row)u);
+#end
+#end
+#for m in CHUNK // 16
+        var r$(c)_$m = sums_t();
+#end
+#for n in BK // 16
+        {
+#for m in CHUNK // 16
+            let b$m = subgroupMatrixLoad<right_t, row_major>(&tile, $(v_first + n * 16 * v_row + 2 * m)u, $(v_row)u);
+#end
+#for m in CHUNK // 16
+            r$(c)_$m = subgroupMatrixMultiplyAccumulate(w$n, b$m, r$(c)_$m);
+#end
+        }
+#end
+        workgroupBarrier();
+#for m in CHUNK // 16
+        subgroupMatrixStore<row_major>(&tile, subgroup_id * $(16 * o_row)u + $(4 * m)u, r$(c)_$m, $(o_row)u);
+#end
+#if c + 1 < chunks
+#let loaded = c + 1
+#include attention_values.wgsl
+#end
+        workgroupBarrier();
+#for g in CHUNK // 8
+#if SCALED
+        o$(c)_$g += bitcast<vec4<f32>>(tile[row * $(o_row)u + half + $(2 * g)u]) * v_back$c.x * v_back$c.y;
+#else
+        o$(c)_$g += bitcast<vec4<f32>>(tile[row * $(o_row)u + half + $(2 * g)u]);
+#end
+#end
+#end
+    }
+    total += quadSwapX(total);
+#if EMPTY_IS_ZERO
+    let share = select(1.0 / total, 0.0, total == 0.0);
+#else
+    let share = 1.0 / total;
+#end
+    if (i < SQ) {
+        let y_at = b * Y_B + h * Y_H + i * Y_S + half;
+#for c in chunks
+#for g in CHUNK // 8
+        y_set4(y_at + $((c * CHUNK // 8 + g) * 2)u, o$(c)_$g * share);
+#end
+#end
+    }
+}

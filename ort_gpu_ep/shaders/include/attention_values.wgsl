@@ -1,0 +1,12 @@
+// The values of a block of attention_units.wgsl, from the `loaded`th CHUNK elements on; zeros behind the last key that a query may see.
+#for u in v_loads
+        {
+            let key = from_key + vn$u;
+            va$u = vec4<f32>();
+            vb$u = vec4<f32>();
+            if (key < end) {
+                va$u = v_at4(vp$u + key * V_S + $(loaded * CHUNK // 4)u);
+                vb$u = v_at4(vp$u + key * V_S + $(loaded * CHUNK // 4 + 1)u);
+            }
+        }
+#end
