@@ -168,19 +168,25 @@ def estimate_ns(units: UnitProduct, tile: UnitTile, of_codes: float = 0.0) -> fl
     return float(time)
 
 
-def tile_ns(by: Figures, tile: UnitTile, rows: int, columns: int, k: int, batch: int, factor: float) -> float:
-    """Of matrix_product.wgsl: waves of workgroups, a step as long as its latency or its work at `factor` of the tile's rate; the stores."""
+def tile_ns(by: Figures, tile: UnitTile, rows: int, columns: int, k: int, batch: int, factor: float, split: int = 1) -> float:
+    """Of matrix_product.wgsl: waves of workgroups, a step as long as its latency or its work at `factor` of the tile's rate; the stores.
+
+    split: parts of k.
+    """
     groups = batch * ceil_div(rows, tile.n) * ceil_div(columns, tile.m)
-    waves = ceil_div(groups, by.units)
+    waves = ceil_div(groups * split, by.units)
     resident = min(waves, RESIDENT)
     work_ns = tile.m * tile.n * tile.k * resident / (by.matrix_fma_per_ns * tile.efficiency * factor)
     step_ns = max(by.matrix_step_ns * (1 + tile.k / 32) / 2, work_ns)
-    return float(by.matrix_launch_ns + ceil_div(k, tile.k) * waves / resident * step_ns + 4 * groups * tile.m * tile.n * by.byte_ns)
+    steps_ns = ceil_div(ceil_div(k, tile.k), split) * waves / resident * step_ns
+    time = by.matrix_launch_ns + steps_ns + 4 * groups * tile.m * tile.n * by.byte_ns
+    return float(time + (by.arrival_ns + by.arrival_element_ns * split * tile.m * tile.n if split > 1 else 0.0))
 
 
 def consts_of(tile: UnitTile) -> dict[str, Const]:
-    """What matrix_product.wgsl has of its tile, and that w is no codes."""
-    return {"TM": tile.m, "TN": tile.n, "TK": tile.k, "GM": tile.gm, "GN": tile.gn, "CODES": 0, "BLOCK": 0, "CODE_FOURS": False}
+    """What matrix_product.wgsl has of its tile, and that w is no codes and k is whole."""
+    of_tile = {"TM": tile.m, "TN": tile.n, "TK": tile.k, "GM": tile.gm, "GN": tile.gn}
+    return {**of_tile, "CODES": 0, "BLOCK": 0, "CODE_FOURS": False, "SPLIT": 1, "PER": 0}
 
 
 def _by_fours(units: UnitProduct, operand: Operand) -> bool:

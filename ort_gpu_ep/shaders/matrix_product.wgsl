@@ -16,7 +16,8 @@
 // that has rows of the image, of SPANNED images at most. An image that fewer workgroups share than another has ones in between that change nothing.
 // CODES: w is packed codes of so many bits (2, 4, 8), rows of WORDS words along k, decoded on the way in (unit_codes.wgsl); W_SCALED there
 // means that `table` is. CODE_FOURS: four words are bound together.
-// Expects: x, w, c?, y; x_scales, w_scales of each line where it is scaled, for each batch with X_BATCHES, W_BATCHES; x_base(b), w_base(b), c_index(i);
+// SPLIT > 1: k is cut into parts of PER, each of another workgroup (its z); the one of a tile that arrives last adds the parts up, in their order.
+// Expects: x, w, c?, y; with SPLIT > 1 parts (vectors) and arrived (atomics, zero); x_scales, w_scales of each line where it is scaled, for each batch with X_BATCHES, W_BATCHES; x_base(b), w_base(b), c_index(i);
 // X_N X_K W_M W_K the strides; N M K; K_WHOLE: K is a multiple of TK; TM TN TK GM GN; with IM2COL POINTWISE and HEIGHT.. (Window.consts).
 alias left_t = subgroup_matrix_left<f16, 16, 16>;
 alias right_t = subgroup_matrix_right<f16, 16, 16>;
@@ -39,6 +40,9 @@ alias sums_t = subgroup_matrix_result<f32, 16, 16>;
 #let code_words = (w_loads * CODES + 3) // 4
 #let code_scales = 1 if not BLOCK or BLOCK % (8 * w_loads) == 0 else w_loads
 var<workgroup> tile: array<vec4<u32>, $(both if both > staged else staged)>;
+#if SPLIT > 1
+var<workgroup> place: u32;
+#end
 #if IM2COL and X_SCALED
 var<workgroup> row_scales: array<f32, TN>;
 var<workgroup> least: array<atomic<u32>, X_SPANNED>;
@@ -257,7 +261,15 @@ fn scaled_back(v: vec4<f32>, x_bits: u32, w_bits: vec4<u32>) -> vec4<f32> {
 fn grid_main(group: vec3<u32>, lane: u32) {
     let m_first = group.x * TM;
     let n_first = group.y * TN;
+#if SPLIT > 1
+    let batch = 0u;
+    let k_first = group.z * PER;
+    let k_end = min(K, k_first + PER);
+#else
     let batch = group.z;
+    let k_first = 0u;
+    let k_end = K;
+#end
     let x_start = x_base(batch);
     let w_start = w_base(batch);
 #if IM2COL
@@ -360,7 +372,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
     {
-        let next = 0u;
+        let next = k_first;
 #include matrix_loads.wgsl
     }
 #if IM2COL and X_SCALED
@@ -394,7 +406,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     var s$(i)_$j = sums_t();
 #end
 #end
-    for (var k = 0u; k < K; k += TK) {
+    for (var k = k_first; k < k_end; k += TK) {
         workgroupBarrier();
 #for i in x_loads
 #if x_parts == 1
@@ -415,7 +427,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
         workgroupBarrier();
-        if (k + TK < K) {
+        if (k + TK < k_end) {
             let next = k + TK;
 #include matrix_loads.wgsl
         }
@@ -441,22 +453,68 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     var largest = 0u;
     var largest_of = 0u;
 #end
+    // a lane has the same columns in every row that it stores
+    let m = m_first + lane % $(TM // 4)u * 4u;
+#if X_SCALED or W_SCALED
+    let w_bits = bitcast<vec4<u32>>(w_scale4(batch, m));
+#end
+#if HAS_C and C_FOURS
+#if GROUP_COUNT > 1
+    let bias = BETA * c_at4((batch * M + min(m, M - 4u)) / 4u);
+#else
+    let bias = BETA * c_at4(min(m, M - 4u) / 4u);
+#end
+#end
     let own_stage = subgroup_id / $(GM)u * $(16 * stage_row)u + subgroup_id % $(GM)u * $(own_m // 4)u;
+#if SPLIT > 1
+    let counter = group.y * $((M + TM - 1) // TM)u + group.x;
+    let own_part = counter * $(SPLIT * (own_n // 16) * stores)u;
 #for i in own_n // 16
     workgroupBarrier();
 #for j in own_m // 16
     subgroupMatrixStore<row_major>(&tile, own_stage + $(j * 4)u, s$(i)_$j, $(stage_row)u);
 #end
     workgroupBarrier();
+#for u in stores
+    parts[(own_part + group.z * $(own_n // 16 * stores)u + $(i * stores + u)u) * WORKGROUP_SIZE + lane] = bitcast<vec4<f32>>(
+        tile[(lane + $(u * WORKGROUP_SIZE)u) / $(TM // 4)u * $(stage_row)u + lane % $(TM // 4)u]);
+#end
+#end
+    storageBarrier();
+    if (lane == 0u) { place = atomicAdd(&arrived[counter], 1u); }
+    if (workgroupUniformLoad(&place) != SPLIT - 1u) { return; }
+    storageBarrier();
+    if (lane == 0u) { atomicStore(&arrived[counter], 0u); }
+#end
+#for i in own_n // 16
+#if SPLIT == 1
+    workgroupBarrier();
+#for j in own_m // 16
+    subgroupMatrixStore<row_major>(&tile, own_stage + $(j * 4)u, s$(i)_$j, $(stage_row)u);
+#end
+    workgroupBarrier();
+#end
+#if SPLIT > 1
+#for u in stores
+    var v$(i)_$u = vec4<f32>();
+#end
+    for (var part = 0u; part < SPLIT; part++) {
+#for u in stores
+        v$(i)_$u += parts[(own_part + part * $(own_n // 16 * stores)u + $(i * stores + u)u) * WORKGROUP_SIZE + lane];
+#end
+    }
+#end
     // what the fused steps read is under way for all of a round: a store in between would keep the next load waiting
 #for u in stores
     let line$(i)_$u = (lane + $(u * WORKGROUP_SIZE)u) / $(TM // 4)u;
     let n$(i)_$u = n_first + line$(i)_$u / 16u * $(own_n)u + $(i * 16)u + line$(i)_$u % 16u;
-    let m$(i)_$u = m_first + (lane + $(u * WORKGROUP_SIZE)u) % $(TM // 4)u * 4u;
-    var v$(i)_$u = bitcast<vec4<f32>>(tile[line$(i)_$u * $(stage_row)u + (m$(i)_$u - m_first) / 4u]);
+    let m$(i)_$u = m;
+#if SPLIT == 1
+    var v$(i)_$u = bitcast<vec4<f32>>(tile[line$(i)_$u * $(stage_row)u + lane % $(TM // 4)u]);
+#end
 #if X_SCALED or W_SCALED
     v$(i)_$u = scaled_back(
-        v$(i)_$u, bitcast<u32>(x_scale(batch, min(n$(i)_$u, N - 1u))), bitcast<vec4<u32>>(w_scale4(batch, m$(i)_$u)));
+        v$(i)_$u, bitcast<u32>(x_scale(batch, min(n$(i)_$u, N - 1u))), w_bits);
 #end
     v$(i)_$u *= ALPHA;
 #if Y_FOURS
@@ -466,14 +524,10 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let at$(i)_$u = (batch * N + min(n$(i)_$u, N - 1u)) * M + min(m$(i)_$u, M - 4u);
 #end
 #if HAS_C
-#if GROUP_COUNT > 1
-    v$(i)_$u += BETA * c_at4((batch * M + min(m$(i)_$u, M - 4u)) / 4u);
-#else
 #if C_FOURS
-    v$(i)_$u += BETA * c_at4(min(m$(i)_$u, M - 4u) / 4u);
+    v$(i)_$u += bias;
 #else
     v$(i)_$u += BETA * vec4<f32>(c_at(c_index(at$(i)_$u)), c_at(c_index(at$(i)_$u + 1u)), c_at(c_index(at$(i)_$u + 2u)), c_at(c_index(at$(i)_$u + 3u)));
-#end
 #end
 #end
     let final$(i)_$u = y_final4(at$(i)_$u / 4u, v$(i)_$u);

@@ -19,7 +19,15 @@ from ort_gpu_ep.health.probe import Trial
 from ort_gpu_ep.ir.types import FLOAT16
 from ort_gpu_ep.kernels.records import loop_bound, work_of
 from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits
-from ort_gpu_ep.kernels.target import MATRIX_ATTENTION, MATRIX_BYTES, MATRIX_SUBGROUP, MATRIX_UNITS, SUBGROUP_MATRIX, UNIT_SHADERS
+from ort_gpu_ep.kernels.target import (
+    LAST_ARRIVING,
+    MATRIX_ATTENTION,
+    MATRIX_BYTES,
+    MATRIX_SUBGROUP,
+    MATRIX_UNITS,
+    SUBGROUP_MATRIX,
+    UNIT_SHADERS,
+)
 from ort_gpu_ep.shaders.composer import is_elementwise
 
 FUNCTIONS = """
@@ -131,7 +139,8 @@ def emulation(shown: bool = True) -> Iterator[Emulated]:
     """shown: a probe has seen them."""
     gpu = Gpu.open(Config())
     usual = gpu.limits
-    features = {FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, *((MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION) if shown else ())}
+    features = {FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, LAST_ARRIVING}
+    features |= {MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION} if shown else set()
     gpu.limits = replace(usual, features=usual.features | features, subgroup_size=MATRIX_SUBGROUP)
     try:
         yield Emulated(gpu, np.random.default_rng())

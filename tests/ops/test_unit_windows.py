@@ -15,6 +15,8 @@ from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.ops import unit_windows
 from ort_gpu_ep.scheduler import make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.verify import violations
@@ -114,6 +116,24 @@ def test_windows_in_f16acc(trial: Emulated, name: str) -> None:
     assert "part_scales.wgsl" not in trial.shaders
 
 
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each product with k in three parts."""
+    monkeypatch.setattr(unit_windows, "LEAST_STEPS", 1)
+    monkeypatch.setattr(unit_windows, "MOST_SPLIT", 3)
+    monkeypatch.setattr(unit_windows, "_splits", lambda units, tile, usual=unit_windows._splits: (s for s in usual(units, tile) if s == 3))
+    with in_tile(QUICK), forced(f"{QUICK.name}*3"):
+        yield
+
+
+@pytest.mark.parametrize(("name", "precision"), [("3x3", "tf32"), ("3x3", "f16acc"), ("3x3 apart", "tf32")])
+@pytest.mark.usefixtures("in_parts")
+def test_k_in_parts(trial: Emulated, name: str, precision: str) -> None:
+    with forced(f"{QUICK.name}*3") as made:
+        check(trial, name, "normal", precision, residual=name == "3x3")
+    assert [choice.form for choice in made.values()] == ["quick*3"]
+
+
 def test_fused_steps(trial: Emulated) -> None:
     with in_tile(QUICK):
         check(trial, "3x3 few channels", "normal", "tf32", residual=True)
@@ -175,27 +195,37 @@ def two_layers(rng: np.random.Generator, images: int, size: int, middle: int, re
 @pytest.mark.parametrize(("images", "size", "middle"), [(3, 7, 44), (2, 12, 20), (5, 3, 36), (2, 16, 68)])
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_layer_gives_the_next_one_its_scales(trial: Emulated, images: int, size: int, middle: int, residual: bool) -> None:
+    with in_tile(QUICK):
+        check_given_scales(trial, images, size, middle, residual)
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_the_last_part_gives_the_scales(trial: Emulated) -> None:
+    with forced(f"{QUICK.name}*3", QUICK.name):
+        check_given_scales(trial, 3, 7, 44, True)
+
+
+def check_given_scales(trial: Emulated, images: int, size: int, middle: int, residual: bool) -> None:
     """Bit for bit what a look at each image gives, with images of any magnitude, and in runs that follow each other with others."""
     rng = np.random.default_rng()
     both, first, second = two_layers(rng, images, size, middle, residual)
-    with in_tile(QUICK):
-        program = Program(both, Config(precision="tf32", weights="packed"), trial.gpu, composer=trial._composed)
-        try:
-            for low, high in ((30, 40), (-40, -30), (-40, 40)):
-                x = rng.standard_normal((images, size, size, 20), np.float32)
-                x *= np.exp2(rng.integers(low, high, (images, 1, 1, 1))).astype(np.float32)
-                x[-1, 0, 0, 0] *= np.float32(2.0 ** 60)
-                arrays = [x, *([rng.standard_normal((images, size, size, middle), np.float32)] if residual else [])]
-                trial.shaders.clear()
-                got, = trial._run(program, arrays)
-                searches = sum(step.kernel.shader == "part_scales.wgsl" for step in program.plans[0].steps if isinstance(step, Dispatch))
-                assert searches == 1
-                between, = trial.graph(first, arrays, "tf32")
-                want, = trial.graph(second, [between], "tf32")
-                assert np.isfinite(got).all()
-                assert np.array_equal(got, want)
-        finally:
-            program.close()
+    program = Program(both, Config(precision="tf32", weights="packed"), trial.gpu, composer=trial._composed)
+    try:
+        for low, high in ((30, 40), (-40, -30), (-40, 40)):
+            x = rng.standard_normal((images, size, size, 20), np.float32)
+            x *= np.exp2(rng.integers(low, high, (images, 1, 1, 1))).astype(np.float32)
+            x[-1, 0, 0, 0] *= np.float32(2.0 ** 60)
+            arrays = [x, *([rng.standard_normal((images, size, size, middle), np.float32)] if residual else [])]
+            trial.shaders.clear()
+            got, = trial._run(program, arrays)
+            searches = sum(step.kernel.shader == "part_scales.wgsl" for step in program.plans[0].steps if isinstance(step, Dispatch))
+            assert searches == 1
+            between, = trial.graph(first, arrays, "tf32")
+            want, = trial.graph(second, [between], "tf32")
+            assert np.isfinite(got).all()
+            assert np.array_equal(got, want)
+    finally:
+        program.close()
 
 
 @pytest.mark.parametrize(("size", "middle"), [(7, 44), (12, 40)])

@@ -16,6 +16,7 @@ from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import (
     ATTENTION_UNIT_SHADERS,
     BYTE_UNIT_SHADERS,
+    LAST_ARRIVING,
     MATRIX_ATTENTION,
     MATRIX_BYTES,
     MATRIX_UNITS,
@@ -59,14 +60,14 @@ def _product(trial: Trial, rows: int, columns: int, k: int, precision: str, tran
 
 
 def _convolutions(trial: Trial, filters: int, precision: str) -> None:
-    """Likewise, two behind each other, 3 x 3 and 1 x 1, of constant weights: the first gives the second its scales. The last number of
-    each image is by far its largest, and alone in its windows, so that float16 holds what is between the two.
+    """Likewise, two behind each other, 3 x 3 with k in two parts and 1 x 1, of constant weights: the first gives the second its scales.
+    The last number of each image is by far its largest, and alone in its windows, so that float16 holds what is between the two.
     """
-    image = trial.integers(-4, 5, 2, 20, 25, 9).astype(np.float32)
+    image = trial.integers(-4, 5, 2, 32, 27, 5).astype(np.float32)
     image[:, :, -3:, -3:] = 0.0
     image[:, -1, -1, -1] = 2.0 ** 17
     image *= np.exp2(trial.integers(-30, 31, 2, 1, 1, 1)).astype(np.float32)
-    weights = [trial.integers(-1, 2, filters, 20, 3, 3).astype(np.float32), trial.integers(-4, 5, 20, filters, 1, 1).astype(np.float32)]
+    weights = [trial.integers(-1, 2, filters, 32, 3, 3).astype(np.float32), trial.integers(-4, 5, 20, filters, 1, 1).astype(np.float32)]
     weights[0][0, -1] = 1.0
     stored = np.ascontiguousarray(image.transpose(0, 2, 3, 1))
     values = {"x": Value("x", FLOAT32, stored.shape)}
@@ -103,14 +104,15 @@ def units(trial: Trial) -> str:
     for feature in (SUBGROUP_MATRIX, FLOAT16.feature, "subgroup"):
         trial.need(feature)
     usual = trial.gpu.limits
-    trial.gpu.limits = replace(usual, features=usual.features | {MATRIX_UNITS})
+    trial.gpu.limits = replace(usual, features=usual.features | {MATRIX_UNITS, LAST_ARRIVING})
     ran = [tile for tile in TILES if tile.fits(usual, w_rows=True)]
     try:
         for _ in range(trial.rounds):
             for tile in ran:
                 with in_tile(tile):
                     if tile.m < tile.n:
-                        _convolutions(trial, tile.m + 4, TF32)
+                        with forced(f"{tile.name}*2", tile.name):
+                            _convolutions(trial, tile.m + 4, TF32)
                     else:
                         precision = TF32 if tile is ran[-1] else "f16acc"
                         _product(trial, tile.n + 5, tile.m + 4, 2 * tile.k + 4, precision, precision != TF32)
