@@ -103,6 +103,9 @@ OPTIONS = (
     Option("cache_dir", "", "Folder for caches; empty: the user's cache folder."),
 )
 
+NO_PLAN = frozenset({"load", "cache_dir", "placement_budget_ms"})
+"""Options that change neither what goes to the GPU, where a session's `placement` is given, nor how."""
+
 
 @dataclass(frozen=True, slots=True)
 class Config:

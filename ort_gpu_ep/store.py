@@ -1,10 +1,11 @@
-"""Small JSON files in the cache folder: read with doubts, written whole or not at all, for this user only.
+"""Small files in the cache folder: read with doubts, written whole or not at all, for this user only.
 
 Whatever lies in the cache, reading it ends soon and gives a value or nothing: other programs write there too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -13,6 +14,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
@@ -67,6 +69,11 @@ def read_json(path: Path, follow: bool = False) -> Any:
         data = file.read(MAX_NBYTES + 1)
     if len(data) > MAX_NBYTES:
         raise ValueError(f"more than {MAX_NBYTES} B")
+    return parse_json(data)
+
+
+def parse_json(data: bytes) -> Any:
+    """What JSON says. Raises ValueError for what is none, nested too deeply, or has numbers beyond 64 bits."""
     try:
         return json.loads(data.decode("utf-8"), parse_int=_integer, parse_float=_float, parse_constant=_float)
     except RecursionError:
@@ -142,3 +149,54 @@ def write(path: Path, format: int, data: Mapping[str, object]) -> bool:
         log.info("cache folder %s can't be written: %s; the next process has to measure again", path.parent, error)
         return False
     return True
+
+
+# ---- files with a seal: their first line tells the key that they are for and the hash of what follows
+
+
+def read_sealed(path: Path, key: str, most: int) -> bytes:
+    """What `write_sealed` wrote for this key, at most so many bytes. Raises OSError, FileNotFoundError where there is none; ValueError for
+    any other file: one that was cut or changed, is for another key, or that another user owns or may write.
+    """
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        if hasattr(os, "geteuid") and (status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            raise ValueError(f"user {status.st_uid}, mode {stat.filemode(status.st_mode)}: others may have written it")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"more than {most} B")
+    head, _, content = data.partition(b"\n")
+    if head + b"\n" != _seal(key, content):
+        raise ValueError(f"it begins with {head[:80]!r}, which does not belong to what follows")
+    return content
+
+
+def write_sealed(path: Path, key: str, content: bytes) -> None:
+    """Writes a file, in a folder that is made where it is missing. key: of one line; it names the format, too. Raises OSError."""
+    make_folder(path.parent)
+    replace(path, _seal(key, content) + content)
+
+
+def _seal(key: str, content: bytes) -> bytes:
+    return f"{key} {hashlib.sha256(content).hexdigest()}\n".encode()
+
+
+def make_room(folder: Path, files: int, nbytes: int) -> None:
+    """Where a folder has more files or bytes, removes the oldest down to three quarters: also what killed processes left half written.
+
+    Raises OSError, where the folder can't be read.
+    """
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):       # another process removes files, too
+                found.append((entry.stat(follow_symlinks=False), entry.path))
+    count, total = len(found), sum(status.st_size for status, _ in found)
+    if count <= files and total <= nbytes:
+        return
+    for status, path in sorted(found, key=lambda pair: pair[0].st_mtime):
+        if count <= files * 3 // 4 and total <= nbytes * 3 // 4:
+            break
+        with suppress(OSError):      # another process was faster, or it is a folder
+            os.unlink(path)
+        count, total = count - 1, total - status.st_size

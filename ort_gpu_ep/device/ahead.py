@@ -27,8 +27,8 @@ log = logging.getLogger("ort_gpu_ep")
 
 FORMAT = 1
 
-MAX_FILES = 64
-"""Models whose pipelines are known; ResNet-50's take 0.3 MB. The oldest goes first."""
+MAX_FILES, MAX_NBYTES = 64, 64 << 20
+"""Models whose pipelines are known; ResNet-50's take 0.3 MB. The oldest go first."""
 
 MAX_PIPELINES, MAX_BINDINGS = 1024, 64
 """Of a file that is read."""
@@ -117,7 +117,8 @@ class Known:
             kept = [e for mark, e in self._entries.items() if mark in self._used][:MAX_PIPELINES]
         data = {"pipelines": [[e.shader, e.source, e.label, list(e.written), e.varies, e.awaited] for e in kept]}
         if store.write(self._path, FORMAT, data):
-            _make_room(self._path.parent)
+            with suppress(OSError):
+                store.make_room(self._path.parent, MAX_FILES, MAX_NBYTES)
 
 
 def current() -> Known | None:
@@ -143,14 +144,3 @@ def _entry(shader: Any, source: Any, label: Any, written: Any, varies: Any, awai
     if not texts or not flags or type(awaited) is not int or not 0 <= awaited <= MAX_BINDINGS:
         raise ValueError(f"got {str((shader, label, written, varies, awaited))[:100]}, expected a pipeline")
     return Entry(shader, source, label, tuple(written), varies, awaited)
-
-
-def _make_room(folder: Path) -> None:
-    found = []
-    with suppress(OSError):
-        for path in folder.iterdir():
-            with suppress(OSError):     # another process removes files, too
-                found.append((path.stat().st_mtime, path))
-    for _, path in sorted(found)[:max(0, len(found) - MAX_FILES)]:
-        with suppress(OSError):
-            path.unlink()

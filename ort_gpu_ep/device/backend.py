@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.device.circuit import Circuit
     from ort_gpu_ep.device.index_check import Word
     from ort_gpu_ep.device.info import AdapterInfo
+    from ort_gpu_ep.device.known_plans import KnownPlans
     from ort_gpu_ep.device.steady import Steady
     from ort_gpu_ep.ir.graph import Array, Graph
     from ort_gpu_ep.ir.types import Shape, TensorType
@@ -147,10 +148,14 @@ class Backend(Protocol):
     """An open adapter, as one session has it.
 
     notices: what its user should know. rereads_constants: it needs a partition's constants later, too, as CPU fallbacks keep them.
+    known_plans: what earlier processes decided for this adapter.
     """
 
     notices: Sequence[str]
     rereads_constants: bool
+
+    @property
+    def known_plans(self) -> KnownPlans: ...
 
     @property
     def adapter(self) -> Adapter: ...

@@ -17,6 +17,7 @@ from ort_gpu_ep.device import ahead
 from ort_gpu_ep.device.allowance import WEIGHTS
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
+from ort_gpu_ep.device.known_plans import KnownPlans
 from ort_gpu_ep.device.pipelines import Composer, Layout, pipeline
 from ort_gpu_ep.device.prologue import Prologue
 from ort_gpu_ep.errors import InternalError
@@ -49,11 +50,14 @@ class PlanContext:
     uses: numbers for runs in order, by which the plan is found that was used least recently.
     made_plan: whether each of the last runs needed a plan of its own. keeps_dense: whether a dense copy of a packed weight may stay.
     bound: runs with values of their own, which no plan may be taken from. holding: plans that have buffers for what is inside them.
+    known_plans: of earlier processes, where they may be read.
     """
 
-    def __init__(self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None, composer: Composer) -> None:
+    def __init__(
+        self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None, composer: Composer, known_plans: KnownPlans | None = None,
+    ) -> None:
         self.lock = threading.Lock()
-        self.config, self.gpu, self.rewrite, self.composer = config, gpu, rewrite, composer
+        self.config, self.gpu, self.rewrite, self.composer, self._known_plans = config, gpu, rewrite, composer, known_plans
         self._weights: dict[str, Buffer] = {}
         self.replaced: dict[str, Dispatch] = {}
         self.prologue = Prologue(gpu, config.checked_shaders, self.weight, composer, self._have_been_read)
@@ -77,11 +81,21 @@ class PlanContext:
         self, types: tuple[TensorType, ...], values: Mapping[int, Array] | None = None, constant: bool = False, apart: bool = False,
     ) -> Template:
         """A plan for these input types, see make_template. Needs no lock."""
-        made = make_template(self.graph, types, self.limits, self.rewrite, values, constant=constant, apart=apart)
+        made = self._template(types, self.limits, values or {}, constant, apart)
         if made.plan.dense and not self._may_stay(made.plan):
             self.keeps_dense = False
             return self.template(types, values, constant, apart)
         return made
+
+    def _template(
+        self, types: tuple[TensorType, ...], limits: Limits, values: Mapping[int, Array], constant: bool, apart: bool,
+    ) -> Template:
+        def make() -> Template:
+            return make_template(self.graph, types, limits, self.rewrite, values, constant=constant, apart=apart)
+
+        if self._known_plans is None:
+            return make()
+        return self._known_plans.template(self.graph, types, limits, values, (self.rewrite is not None, constant, apart), make)
 
     def _may_stay(self, plan: Plan) -> bool:
         """Whether a plan's dense copies of packed weights may stay on the device, beside those of other programs. Not in a model that

@@ -15,6 +15,7 @@ from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.context import PlanContext
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.index_check import Word
+from ort_gpu_ep.device.known_plans import KnownPlans
 from ort_gpu_ep.device.pipelines import Composer
 from ort_gpu_ep.device.plans import Found, Key, Plans
 from ort_gpu_ep.device.prepared import Prepared
@@ -56,12 +57,13 @@ class Program:
 
     graph: constants are read now (their views may die with the caller). rewrite: fusion, run for each plan. composer: of its shaders.
     ran: called with the outputs of each run behind its commands; there are no steady runs then, whose readback is one with the run.
+    known_plans: of earlier processes; rewrite is then the partitioner's, or None.
     Raises what `make_plan` raises for static shapes.
     """
 
     def __init__(
         self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None = None, composer: Composer = compose,
-        ran: Callable[[Sequence[Tensor]], object] | None = None,
+        ran: Callable[[Sequence[Tensor]], object] | None = None, known_plans: KnownPlans | None = None,
     ) -> None:
         self.config, self.gpu, self.rewrite, self._ran = config, gpu, rewrite, ran
         self.steering: tuple[int, ...] = ()     # positions of the inputs whose content decides on shapes: read before a run
@@ -69,7 +71,7 @@ class Program:
         self._last: tuple[TensorType, ...] = ()         # input types of the last run
         self._changed: tuple[tuple[TensorType, ...], tuple[TensorType, ...]] | None = None     # of the last two, where these differ
         self._foreseen: tuple[tuple[TensorType, ...], Found] | None = None
-        self.context = PlanContext(graph, config, gpu, rewrite, composer)
+        self.context = PlanContext(graph, config, gpu, rewrite, composer, known_plans)
         self.compiled = Plans(self.context, self._often)
         self._specializer = Specializer(self.context, self.compiled)
         self.lock, self.graph = self.context.lock, self.context.graph

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import stat
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -45,7 +42,7 @@ class Texts:
         key = hashlib.sha256(f"{self._code} {signature!r}".encode()).hexdigest()
         path = self.folder / f"{key[:32]}.wgsl"
         try:
-            return _read(path, key)
+            return store.read_sealed(path, f"{FORMAT} {key}", MAX_FILE_NBYTES).decode("utf-8")
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, ValueError) as error:
@@ -56,53 +53,14 @@ class Texts:
         return text
 
     def _write(self, path: Path, key: str, text: str) -> None:
-        data = text.encode()
         try:
-            store.make_folder(self.folder)
-            store.replace(path, _head(key, data) + data)
+            store.write_sealed(path, f"{FORMAT} {key}", text.encode())
             self._written += 1
             if self._written % LOOK_EVERY == 1:
-                self._make_room()
+                store.make_room(self.folder, MAX_FILES, MAX_NBYTES)
         except OSError as error:
             self._may_write = False
             log.info("cache folder %s can't be written: %s; shaders are composed by each process", self.folder, error)
-
-    def _make_room(self) -> None:
-        """Removes the oldest files where there are too many, down to three quarters; also what killed processes left half written."""
-        found = []
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):       # another process removes files, too
-                    found.append((entry.stat(follow_symlinks=False), entry.path))
-        found.sort(key=lambda pair: pair[0].st_mtime)
-        files, nbytes = len(found), sum(status.st_size for status, _ in found)
-        if files <= MAX_FILES and nbytes <= MAX_NBYTES:
-            return
-        for status, path in found:
-            if files <= MAX_FILES * 3 // 4 and nbytes <= MAX_NBYTES * 3 // 4:
-                break
-            with suppress(OSError):      # another process was faster, or it is a folder
-                os.unlink(path)
-            files, nbytes = files - 1, nbytes - status.st_size
-
-
-def _head(key: str, data: bytes) -> bytes:
-    return f"{FORMAT} {key} {hashlib.sha256(data).hexdigest()}\n".encode()
-
-
-def _read(path: Path, key: str) -> str:
-    """Raises OSError; ValueError for a file that is not as `_write` leaves it."""
-    with store.open_regular(path) as file:
-        status = os.fstat(file.fileno())
-        if hasattr(os, "geteuid") and (status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            raise ValueError(f"user {status.st_uid}, mode {stat.filemode(status.st_mode)}: others may have written it")
-        data = file.read(MAX_FILE_NBYTES + 1)
-    if len(data) > MAX_FILE_NBYTES:
-        raise ValueError(f"more than {MAX_FILE_NBYTES} B")
-    head, _, text = data.partition(b"\n")
-    if head + b"\n" != _head(key, text):
-        raise ValueError(f"it begins with {head[:80]!r}, which does not belong to what follows")
-    return text.decode("utf-8")
 
 
 @cache

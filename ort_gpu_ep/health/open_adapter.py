@@ -52,8 +52,9 @@ def open_gpu(config: Config) -> Gpu:
         off = {what for what, _ in disabled}
         new = [w for w in found if w not in gpu.workarounds]
         if verdict.trusted and not info.is_software:
-            interrupts.load("ort_gpu_ep.ops")      # whose records say which shaders are of a family
-            gpu.trusted |= unchecked(verdict.trusted)
+            if not verdict.unchecked:
+                interrupts.load("ort_gpu_ep.ops")      # whose records say which shaders are of a family
+            gpu.trusted |= frozenset(verdict.unchecked) or unchecked(verdict.trusted)
         features = (gpu.limits.features | {*verdict.shown}) - off
         if disabled != gpu.limits.disabled or new or features != gpu.limits.features:
             gpu.limits = replace(lowered(gpu.limits, new), disabled=disabled, features=features)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ort_gpu_ep import store
 from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.health.drivers import wgpu_version
-from ort_gpu_ep.kernels.records import FAMILIES, RECORDS
+from ort_gpu_ep.kernels.records import FAMILIES, RECORDS, unchecked
 from ort_gpu_ep.kernels.registry import ADAPTER
 from ort_gpu_ep.kernels.target import SHOWN_FEATURES
 
@@ -35,6 +35,7 @@ class Verdict:
 
     strikes: processes that had the adapter open and ended without closing it, since the last full examination.
     probed: whether it holds findings at all. trusted: families of kernels whose probes have passed without bounds checks, all that ran.
+    unchecked: the shader files that need no bounds checks by that; empty where nobody has looked them up.
     shown: what no adapter promises and a probe has seen hold (of SHOWN_FEATURES). complete: no probe is left for want of time, or once
     more has been tried: shaders are in the driver's cache then.
     """
@@ -46,6 +47,7 @@ class Verdict:
     trusted: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     complete: bool = True
+    unchecked: tuple[str, ...] = ()
 
     @property
     def health(self) -> str:
@@ -64,7 +66,9 @@ def verdict_of(outcomes: Iterable[Outcome], depth: str) -> Verdict:
             shown |= SHOWN_FEATURES & {*_covered(outcome)}
         for what in () if outcome.passed else outcome.disables:
             disabled.setdefault(what, f"probe {outcome.name!r}: {outcome.status} ({outcome.seen})")
-    return Verdict(tuple(disabled.items()), depth, trusted=tuple(sorted(trusted - doubtful)), shown=tuple(sorted(shown)))
+    return Verdict(
+        tuple(disabled.items()), depth, trusted=tuple(sorted(trusted - doubtful)), shown=tuple(sorted(shown)),
+        unchecked=tuple(sorted(unchecked(trusted - doubtful))))
 
 
 def added(quick: Verdict, cached: Verdict) -> Verdict:
@@ -126,8 +130,8 @@ def _parsed(data: dict[str, Any]) -> Verdict:
     if data["depth"] not in ("quick", "full") or type(data["strikes"]) is not int or type(data["probed"]) is not bool:
         raise TypeError(f"depth {data['depth']!r}, strikes {data['strikes']!r}, probed {data['probed']!r}")
     trusted, shown = (tuple(str(item) for item in data[name]) for name in ("trusted", "shown"))
-    complete = data.get("complete") is not False
-    return Verdict(disabled, data["depth"], max(data["strikes"], 0), data["probed"], trusted, shown, complete)
+    complete, files = data.get("complete") is not False, tuple(str(item) for item in data.get("unchecked", ()))
+    return Verdict(disabled, data["depth"], max(data["strikes"], 0), data["probed"], trusted, shown, complete, files)
 
 
 def write(cache_path: str, key: str, verdict: Verdict) -> None:

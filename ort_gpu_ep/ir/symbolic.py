@@ -41,9 +41,10 @@ class Trace:
 
     def symbol(self, place: int, hint: int) -> int:
         """The size at `place` of the tuple that a formula (formula.py) is called with. (A Size: typed as what it stands in for.)"""
-        return cast(int, Size(self, (((self._atom(("symbol", place), hint),), 1),), hint))
+        return cast(int, Size(self, (((self.add(("symbol", place), hint),), 1),), hint))
 
-    def _atom(self, definition: tuple[Any, ...], hint: int | float) -> int:
+    def add(self, definition: tuple[Any, ...], hint: int | float) -> int:
+        """The number of an atom with this definition, which is made if there is none."""
         found = self._known.get(definition)
         if found is None:
             found = self._known[definition] = len(self.atoms)
@@ -52,10 +53,10 @@ class Trace:
         return found
 
     def size(self, definition: tuple[Any, ...], hint: int) -> Any:
-        return Size(self, (((self._atom(definition, hint),), 1),), hint)
+        return Size(self, (((self.add(definition, hint),), 1),), hint)
 
     def real(self, definition: tuple[Any, ...], hint: float) -> Any:
-        return Real(self, self._atom(definition, hint), hint)
+        return Real(self, self.add(definition, hint), hint)
 
     def answer(self, terms: Terms, relation: str, hint: int) -> bool:
         """Whether the polynomial, whose value now is `hint`, is in that relation to zero; kept as a guard unless it always is, or never."""
@@ -65,10 +66,14 @@ class Trace:
         if (terms, relation) not in self.guards and (terms, relation) not in self._implied:
             if self.closed:
                 raise InternalError(f"{text_of(terms)} {relation} 0 is asked after planning, when no guard can be kept")
-            self.guards[terms, relation] = found
-            if found and relation == "==":
-                self._learn(terms)
+            self.keep(terms, relation, found)
         return found
+
+    def keep(self, terms: Terms, relation: str, answer: bool) -> None:
+        """A guard: the plan holds where this polynomial is in that relation to zero, or with the answer False, where it is not."""
+        self.guards[terms, relation] = answer
+        if answer and relation == "==":
+            self._learn(terms)
 
     def _learn(self, terms: Terms) -> None:
         """From a polynomial that is zero: the last atom that stands in it alone is what the others make it."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.backend import Backend, FilePlace
+from ort_gpu_ep.device.known_plans import known_plans
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.isolation.program import RemoteProgram
 from ort_gpu_ep.isolation.remote import Lease, RemoteGpu, open_remote
@@ -20,8 +21,9 @@ class WorkerBackend:
     rereads_constants = True        # for the next worker
     device = allowance = None       # the worker has them
 
-    def __init__(self, gpu: RemoteGpu) -> None:
+    def __init__(self, gpu: RemoteGpu, config: Config) -> None:
         self.adapter, self._lease = gpu, Lease(gpu)
+        self.known_plans = known_plans(config.cache_path, gpu.key)
 
     def settled(self, config: Config) -> Config:
         return config
@@ -39,4 +41,4 @@ class WorkerBackend:
 
 def open_backend(config: Config) -> Backend:
     """Raises AdapterError, ConfigError."""
-    return WorkerBackend(open_remote(config))
+    return WorkerBackend(open_remote(config), config)

@@ -24,6 +24,7 @@ from ort_gpu_ep.device.backend import FilePlace
 from ort_gpu_ep.device.buffers import Piece
 from ort_gpu_ep.device.faults import FaultyGpu, after_run
 from ort_gpu_ep.device.index_check import Word
+from ort_gpu_ep.device.known_plans import known_plans
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.device.staging import Staging
 from ort_gpu_ep.device.texts import composer
@@ -123,7 +124,8 @@ class Worker:
         arrays = {name: self._shared(c) if isinstance(c, SharedPlace) else c for name, c in constants.items()}
         program = Program(
             with_constants(graph, arrays), config, self.gpu, rewrite if config.fusion else None,
-            composer(config.cache_path, code_hash()), after_run(self.gpu))
+            composer(config.cache_path, code_hash()), after_run(self.gpu),
+            known_plans(config.cache_path, key_of(self.gpu.info)))
         self._programs[number] = _Held(program)
         return {"weight_nbytes": program.weight_nbytes, "uploads": program.uploads, "uploaded_nbytes": program.uploaded_nbytes}
 

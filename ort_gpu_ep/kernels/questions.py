@@ -32,18 +32,26 @@ _STEPS = -1
 _looked_at: Memo[frozenset[int]] = Memo(KEPT)     # form -> positions of the operands whose content its builder has looked at
 _built: Memo[Lowering] = Memo(KEPT)
 _answers: Memo[Lowering | Decline] = Memo(KEPT)
+_apart = 0
 
 
 @contextmanager
 def apart() -> Iterator[None]:
     """For who plants something in a row or its helpers: what is answered meanwhile is not mixed up with what is answered otherwise."""
-    global _looked_at, _built, _answers
+    global _looked_at, _built, _answers, _apart
     usual = _looked_at, _built, _answers
+    _apart += 1
     _looked_at, _built, _answers = Memo(KEPT), Memo(KEPT), Memo(KEPT)
     try:
         yield
     finally:
         _looked_at, _built, _answers = usual
+        _apart -= 1
+
+
+def are_apart() -> bool:
+    """Whether something is planted now: what is planned meanwhile is not what other processes would plan."""
+    return _apart > 0
 
 
 class Question:

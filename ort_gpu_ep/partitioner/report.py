@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from ort_gpu_ep.codec import Codec
+
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
@@ -104,3 +106,15 @@ class Report:
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """groups: ids of the nodes of each group, to be fused by ONNX Runtime. report: why."""
+
+    groups: tuple[tuple[int, ...], ...]
+    report: Report
+
+
+CODEC = Codec((NodeReport, PartitionReport, Prediction, Report, Partitioning), {})
+"""Of a Partitioning in a file."""

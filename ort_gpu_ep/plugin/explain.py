@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from ort_gpu_ep.device.allowance import DeviceMemory
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.kernels.built import Kernel
-from ort_gpu_ep.partitioner import NodeReport, Report, sizes
-from ort_gpu_ep.partitioner.report import PartitionReport
+from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Report
+from ort_gpu_ep.plugin.partitioning import load_partitioner
 from ort_gpu_ep.providers import EP_NAME
 from ort_gpu_ep.scheduler import Plan, make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
@@ -445,6 +445,9 @@ def adapter_of(state: SessionState) -> str:
 
 def _expected_plan(program: Executable) -> Plan | None:
     """The plan of a partition with dynamic shapes that has not run yet, for stand-in sizes; nothing is compiled. None if none fits."""
+    load_partitioner()
+    from ort_gpu_ep.partitioner import sizes
+
     graph = program.graph
     for assumption in sizes.assumptions(graph):
         inputs = sizes.input_types(graph, assumption)

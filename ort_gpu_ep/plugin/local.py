@@ -9,11 +9,12 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.allowance import Allowance
 from ort_gpu_ep.device.backend import Backend, FilePlace, Host
 from ort_gpu_ep.device.faults import after_run
+from ort_gpu_ep.device.known_plans import KnownPlans, known_plans
 from ort_gpu_ep.device.program import Program
 from ort_gpu_ep.device.texts import composer
 from ort_gpu_ep.errors import DeviceLostError
 from ort_gpu_ep.health.open_adapter import open_gpu
-from ort_gpu_ep.health.verdicts import code_hash
+from ort_gpu_ep.health.verdicts import code_hash, key_of
 from ort_gpu_ep.health.workarounds import with_workarounds
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.kernels.profile import GUESSED, Profile
@@ -45,9 +46,13 @@ class LocalBackend:
 
     def __init__(self, gpu: Gpu, config: Config) -> None:
         self.adapter = self.device = gpu
-        own = self.settled(config)
+        own, self._cache_path = self.settled(config), config.cache_path
         self.allowance = Allowance(own.memory_limit_mb << 20, own.hang_timeout_ms / 1e3)
         self.notices: Sequence[str] = [f"workaround {workaround}" for workaround in gpu.workarounds]
+
+    @property
+    def known_plans(self) -> KnownPlans:
+        return known_plans(self._cache_path, key_of(self.device.info))
 
     def settled(self, config: Config) -> Config:
         return with_workarounds(config, self.device.workarounds)
@@ -55,7 +60,7 @@ class LocalBackend:
     def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> LocalProgram:
         with self.allowance:
             kept = composer(config.cache_path, code_hash())
-            return LocalProgram(graph, config, self.device, rewrite, kept, after_run(self.device))
+            return LocalProgram(graph, config, self.device, rewrite, kept, after_run(self.device), self.known_plans)
 
     def profile(self, config: Config, measured: bool = True) -> Profile:
         from ort_gpu_ep.calibration import known_profile, profile_of  # a session that is told where to run loads none of it

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ort_gpu_ep import partitioner
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.backend import Executable
 from ort_gpu_ep.errors import Code, ConfigError, InternalError, forget_frames
 from ort_gpu_ep.heap import give_back
 from ort_gpu_ep.ir.graph import Graph, Parent
 from ort_gpu_ep.kernels.registry import Decline, Limits
-from ort_gpu_ep.partitioner import Costs, Partitioning, Report, is_ours, nothing, partition, rewrite
+from ort_gpu_ep.partitioner.report import Partitioning, Report
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, ffi
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.given import GivenInitializers
+from ort_gpu_ep.plugin.partitioning import load_partitioner, partition, rewrite
 from ort_gpu_ep.plugin.plain import NOT_COMPILED
 from ort_gpu_ep.plugin.reader import Reader
 from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table, owner_of
 from ort_gpu_ep.plugin.transfer import Allocator
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.partitioner import Costs
 
 
 class Shared(NamedTuple):
@@ -77,7 +82,7 @@ class Provider(Table):
                 nodes = ffi.new("void*[]", [reader.nodes[i] for i in group])
                 api.EpGraphSupportInfo_AddNodesToFuse(support, nodes, len(group), options)
             for node in whole.nodes:
-                if is_ours(self._inner(whole).get(node.id, ())):
+                if (bodies := self._inner(whole).get(node.id)) and partitioner.is_ours(bodies):
                     api.EpGraphSupportInfo_AddSingleNode(support, reader.nodes[node.id])
             if whole.parent is not None:
                 self._bodies.setdefault(whole.parent, {}).setdefault(whole.name, partitioning.report)     # asked again, it is in partitions
@@ -90,19 +95,24 @@ class Provider(Table):
     def _partitioning(self, graph: Graph) -> Partitioning:
         """What goes where; where that can't be told, the report says why."""
         if self.forbidden:
-            return nothing(graph, self.config, Decline(Code.LIMIT, self.forbidden))
+            return self._nothing(graph, Decline(Code.LIMIT, self.forbidden))
         gpu = self.state.backend.adapter if self.state.backend is not None else None
         if gpu is None and self.config.placement != "cpu":
             why = "; ".join(map(str, self.state.errors)) or "no GPU was opened"
-            return nothing(graph, self.config, Decline(Code.DRIVER, why))
+            return self._nothing(graph, Decline(Code.DRIVER, why))
         limits, software = (gpu.limits.of(self.config), gpu.info.type == "software") if gpu is not None else (Limits(), True)
         try:
             resident = self.state.backend is not None and self.state.backend.device is not None
-            return partition(graph, self.config, limits, software, self._costs(graph, software), self._inner(graph), resident)
+            known = self.state.backend.known_plans if self.state.backend is not None else None
+            return partition(known, graph, self.config, limits, software, self._costs(graph, software), self._inner(graph), resident)
         except Exception as error:
             why = f"the partitioner fails: {type(error).__name__}: {error}"
-            self.state.reports.append(nothing(graph, self.config, Decline(Code.ERROR, why)).report)
+            self.state.reports.append(self._nothing(graph, Decline(Code.ERROR, why)).report)
             raise
+
+    def _nothing(self, graph: Graph, why: Decline) -> Partitioning:
+        load_partitioner()
+        return partitioner.nothing(graph, self.config, why)
 
     def _costs(self, graph: Graph, software: bool) -> Costs | None:
         """What placement=auto decides by: what was given, else the adapter's profile; not for a software adapter that nobody asked for.
@@ -111,9 +121,9 @@ class Provider(Table):
         """
         backend, auto = self.state.backend, self.config.placement == "auto"
         if self.state.costs is None and backend is not None and auto and (bool(self.config.adapter) or not software):
-            self.state.costs = Costs(backend.profile(self.config))
+            self.state.costs = partitioner.Costs(backend.profile(self.config))
         if self.state.costs is None and backend is not None and not auto and graph.parent is not None:
-            return Costs(backend.profile(self.config, measured=False))
+            return partitioner.Costs(backend.profile(self.config, measured=False))
         return self.state.costs
 
     def compile(self, graphs: Any, fused: Any, count: int, infos: Any, context_nodes: Any) -> None:
@@ -151,6 +161,8 @@ class Provider(Table):
         if self.state.backend is None:
             raise InternalError(f"partition {graph.name} was claimed without a GPU")
         constants = fallback.constants() if fallback is not None else {}
+        if not self.config.fusion:
+            load_partitioner()      # else `rewrite` does
         program = self.state.backend.compile(graph, self.config, rewrite if self.config.fusion else None, constants)
         if program.problem:
             self.state.record("fallback", graph.name, program.problem)

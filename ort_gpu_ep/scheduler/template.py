@@ -65,12 +65,12 @@ class Specialization:
 class Template:
     """A plan with symbols, and the function that fills them in.
 
-    plan: what was made; its numbers may be Sizes. over: outputs that may be an input's buffer, and that input. varies: whether any is a
-    Size. offsets: where in `Filled.parameters` each step's struct is, None without one.
+    plan: what was made; its numbers may be Sizes, of the closed `trace`. over: outputs that may be an input's buffer, and that input.
+    varies: whether any is a Size. offsets: where in `Filled.parameters` each step's struct is, None without one.
     """
 
     def __init__(self, plan: Plan, trace: Trace, limits: Limits, values: Mapping[int, Array] | None = None) -> None:
-        self.plan, self._limits, self._trace, self._values = plan, limits, trace, dict(values or {})
+        self.plan, self._limits, self.trace, self._values = plan, limits, trace, dict(values or {})
         self.over = {output: (source,) for source, output in plan.in_place}
         self.offsets: list[int | None] = []
         wanted = _Wanted()
@@ -156,7 +156,7 @@ class Template:
         """The plan as plain data, with the numbers of one set of input sizes."""
         if not self.varies:
             return self.plan
-        numbers = iter(Formula(self._trace, self._symbols)(filled.numbers) or ())
+        numbers = iter(Formula(self.trace, self._symbols)(filled.numbers) or ())
         plan: Plan = _walk(self.plan, lambda size: next(numbers))
         steps = tuple(replace(s, groups=g) if isinstance(s, Dispatch) and g is not None else s
                       for s, g in zip(plan.steps, filled.groups, strict=True))

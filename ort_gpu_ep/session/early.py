@@ -12,7 +12,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.config import OPTIONS, Config
+from ort_gpu_ep.config import NO_PLAN, OPTIONS, Config
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.plugin.memory import memory
@@ -26,7 +26,7 @@ log = logging.getLogger("ort_gpu_ep")
 FORKS = "ort_gpu_ep.processes.forks"
 """Loaded before the first thread of this package begins; not with the package, because it loads modules of its own."""
 
-NO_MATTER = frozenset({"load", "cache_dir", "placement", "placement_budget_ms"})
+NO_MATTER = NO_PLAN | {"placement"}
 """Options that change no pipeline."""
 
 

@@ -235,6 +235,16 @@ def _texts(kernel: Kernel) -> Iterable[str]:
 
 
 @cache
+@cache
+def _bodies() -> frozenset[str]:
+    return frozenset(path.name for path in files("ort_gpu_ep.shaders").iterdir() if path.name.endswith(".wgsl"))
+
+
+def is_body(shader: str) -> bool:
+    """Whether a text is the name of a body's file."""
+    return shader in _bodies()
+
+
 def is_elementwise(shader: str) -> bool:
     """Whether a body is called once for each element of the first output."""
     return re.search(r"\bfn element\b", body(shader)) is not None

@@ -179,7 +179,7 @@ def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         known.note(ENTRY)
         known.save()
         os.utime(tmp_path / "pipelines" / f"key{k}.json", (k, k))
-    assert {f.name for f in (tmp_path / "pipelines").iterdir()} == {f"key{k}.json" for k in range(4, 9)}
+    assert {f.name for f in (tmp_path / "pipelines").iterdir()} == {f"key{k}.json" for k in range(6, 9)}, "down to three quarters, the oldest first"
 
 
 @pytest.mark.parametrize("options", [{"isolation": "process"}, {"health": "off"}, {"quirks": "none.json"}, {"adapter": "no such"}])

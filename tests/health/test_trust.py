@@ -61,8 +61,15 @@ def test_an_adapter_has_what_was_shown(shown: tuple[str, ...], monkeypatch: pyte
     assert (LAST_ARRIVING in open_adapter.open_gpu(Config()).limits.features) == bool(shown)
 
 
+def test_a_verdict_names_the_shaders_that_need_no_checks() -> None:
+    """So that a process that reads it loads no rows."""
+    found = verdict_of([outcome(PRODUCT), outcome(SOFTMAX)], "quick")
+    assert frozenset(found.unchecked) == unchecked(found.trusted)
+    assert "gemm.wgsl" in found.unchecked
+
+
 def test_trust_is_remembered(tmp_path: Path) -> None:
-    verdict = Verdict((), "quick", trusted=("product", "reduction"), shown=(LAST_ARRIVING,))
+    verdict = Verdict((), "quick", trusted=("product", "reduction"), shown=(LAST_ARRIVING,), unchecked=("gemm.wgsl",))
     verdicts.write(str(tmp_path), "k", verdict)
     assert verdicts.read(str(tmp_path), "k") == verdict
 

@@ -330,7 +330,7 @@ print(json.dumps({name: told(modules, theirs) for name, modules in asked.items()
 """
 """What the modules of each part bring along, each in a process in which nothing of ours has been imported before."""
 
-LIGHT = ("ort_gpu_ep.isolation.worker", "ort_gpu_ep.health.worker", "ort_gpu_ep.scheduler.planner", "ort_gpu_ep.partitioner.partition")
+LIGHT = ("ort_gpu_ep.isolation.worker", "ort_gpu_ep.health.worker", "ort_gpu_ep.scheduler.planner", "ort_gpu_ep.partitioner.decide")
 """What does without onnxruntime, although what it may import may import that."""
 
 

@@ -23,16 +23,8 @@ from ort_gpu_ep.partitioner.cut import cheapest_on_gpu
 from ort_gpu_ep.partitioner.damage import complaints, with_damage
 from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
 from ort_gpu_ep.partitioner.passes import fuse
-from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Prediction, Report
+from ort_gpu_ep.partitioner.report import NodeReport, Partitioning, PartitionReport, Prediction, Report
 from ort_gpu_ep.partitioner.sizes import Assumption
-
-
-@dataclass(frozen=True, slots=True)
-class Partitioning:
-    """groups: ids of the nodes of each group, to be fused by ONNX Runtime. report: why."""
-
-    groups: tuple[tuple[int, ...], ...]
-    report: Report
 
 
 @dataclass

@@ -1,0 +1,221 @@
+"""Frozen dataclasses as plain JSON values, and back: by the annotations of their fields, and only of classes that are allowed.
+
+Every dataclass is a row, [number of the class, field, ...], behind the rows that it refers to; equal ones share a row. What is read is
+checked against the annotations: nothing but allowed classes, tuples, strings, bytes and numbers can come of it, whatever the file holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
+
+T = TypeVar("T")
+
+MAX_ROWS = 1 << 18
+"""That are read. A plan of 400 dispatches has some 3,000."""
+
+Encode: TypeAlias = "Callable[[Any, _Rows], Any]"
+Decode: TypeAlias = "Callable[[Any, _Read], Any]"
+
+_NUMBERS = (int, float, bool)
+
+
+class _Rows:
+    """What is written. symbol: a value that stands in a number's place, as a JSON object; None for any other value."""
+
+    def __init__(self, symbol: Callable[[Any], dict[str, Any] | None]) -> None:
+        self.rows, self.symbol = list[list[Any]](), symbol
+        self._known: dict[str, int] = {}
+
+    def place(self, row: list[Any]) -> int:
+        text = json.dumps(row)
+        if text not in self._known:
+            self._known[text] = len(self.rows)
+            self.rows.append(row)
+        return self._known[text]
+
+
+class _Read:
+    """What is read. made: of each row before. symbol: what a JSON object in a number's place stands for; raises ValueError."""
+
+    def __init__(self, symbol: Callable[[dict[str, Any]], Any]) -> None:
+        self.made, self.symbol = list[Any](), symbol
+
+
+def _no_symbol(value: Any) -> None:
+    return None
+
+
+def _refused(value: Any) -> Any:
+    raise ValueError(f"got {str(value)[:60]}, expected a number")
+
+
+class Codec:
+    """For some classes. named: class -> (name of a value, value of a name), for classes of which there is one value of each name."""
+
+    def __init__(self, classes: Sequence[type], named: Mapping[type, tuple[Callable[[Any], str], Callable[[str], Any]]]) -> None:
+        self._classes, self._named = tuple(classes), dict(named)
+        self._number = {kind: k for k, kind in enumerate(self._classes)}
+        self._fields: dict[type, list[tuple[str, Encode, Decode]]] = {}
+
+    def encode(self, value: Any, symbol: Callable[[Any], dict[str, Any] | None] = _no_symbol) -> list[list[Any]]:
+        """The rows; the last one is the value. Raises TypeError for what is not as the annotations say, ValueError for NaN as a field."""
+        rows = _Rows(symbol)
+        row = self._row(value, rows)
+        rows.rows.append(row)
+        return rows.rows
+
+    def decode(self, kind: type[T], rows: Any, symbol: Callable[[dict[str, Any]], Any] = _refused) -> T:
+        """The value of `kind` in the last row. Raises ValueError for what no `encode` gives."""
+        if type(rows) is not list or not 0 < len(rows) <= MAX_ROWS:
+            raise ValueError(f"got {type(rows).__name__}, expected a list of at most {MAX_ROWS} rows")
+        read = _Read(symbol)
+        for row in rows:
+            if type(row) is not list or not row or type(row[0]) is not int or not 0 <= row[0] < len(self._classes):
+                raise ValueError(f"row {len(read.made)}: got {str(row)[:60]}, expected a class and its fields")
+            made = self._classes[row[0]]
+            parts = self._of(made)
+            if len(row) != len(parts) + 1:
+                raise ValueError(f"row {len(read.made)}: got {len(row) - 1} fields, expected the {len(parts)} of {made.__name__}")
+            read.made.append(made(*[decode(raw, read) for (_, _, decode), raw in zip(parts, row[1:], strict=True)]))
+        if type(read.made[-1]) is not kind:
+            raise ValueError(f"the last row is a {type(read.made[-1]).__name__}, expected {kind.__name__}")
+        return read.made[-1]
+
+    def _row(self, value: Any, rows: _Rows) -> list[Any]:
+        if type(value) not in self._number:
+            raise TypeError(f"got {type(value).__name__}, expected one of {', '.join(c.__name__ for c in self._classes)}")
+        return [self._number[type(value)], *(encode(getattr(value, name), rows) for name, encode, _ in self._of(type(value)))]
+
+    def _of(self, kind: type) -> list[tuple[str, Encode, Decode]]:
+        """How each field is written and read."""
+        if kind not in self._fields:
+            hints = typing.get_type_hints(kind)
+            self._fields[kind] = [(f.name, *self._form(hints[f.name])) for f in fields(kind) if f.init]
+        return self._fields[kind]
+
+    def _form(self, hint: Any) -> tuple[Encode, Decode]:
+        if get_origin(hint) in (typing.Union, types.UnionType):
+            return self._union([self._form_of_one(h) for h in get_args(hint)])
+        return self._form_of_one(hint)[1:]
+
+    def _form_of_one(self, hint: Any) -> tuple[Callable[[Any], bool], Encode, Decode]:
+        """Whether a value has this type, and how it is written and read."""
+        if hint is Any or hint in _NUMBERS:
+            return _number_form(_NUMBERS if hint is Any else (int, float) if hint is float else (hint,))
+        if hint in (str, type(None)):
+            return _plain_form(hint)
+        if hint is bytes:
+            return (lambda v: type(v) is bytes, lambda v, rows: base64.b64encode(_of_type(v, bytes)).decode(),
+                    lambda raw, read: base64.b64decode(_of_type(raw, str), validate=True))
+        if hint in self._named:
+            name, of_name = self._named[hint]
+            return lambda v: type(v) is hint, lambda v, rows: name(_of_type(v, hint)), lambda raw, read: of_name(_of_type(raw, str))
+        if hint in self._number:
+            return (lambda v: type(v) is hint, lambda v, rows: rows.place(self._row(_of_type(v, hint), rows)),
+                    lambda raw, read: _referred(raw, read, hint))
+        if get_origin(hint) is Literal:
+            return _chosen_form(get_args(hint), lambda raw: raw)
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            return _chosen_form(tuple(hint), hint)
+        if get_origin(hint) is tuple:
+            return self._tuple(get_args(hint))
+        raise TypeError(f"an annotation {hint} has no form in a file")
+
+    def _union(self, members: Sequence[tuple[Callable[[Any], bool], Encode, Decode]]) -> tuple[Encode, Decode]:
+        def encode(value: Any, rows: _Rows) -> Any:
+            for fits, one, _ in members:
+                if fits(value) or (rows.symbol(value) is not None):
+                    return one(value, rows)
+            raise TypeError(f"got {type(value).__name__}, which is none of its field's types")
+
+        def decode(raw: Any, read: _Read) -> Any:
+            for _, _, one in members:
+                try:
+                    return one(raw, read)
+                except ValueError:
+                    continue
+            raise ValueError(f"got {str(raw)[:60]}, which is none of its field's types")
+        return encode, decode
+
+    def _tuple(self, members: Sequence[Any]) -> tuple[Callable[[Any], bool], Encode, Decode]:
+        open_end = len(members) == 2 and members[1] is Ellipsis
+        forms = [self._form(m) for m in members[:1 if open_end else None]]
+
+        def of_each(count: int) -> list[tuple[Encode, Decode]]:
+            if not open_end and count != len(forms):
+                raise ValueError(f"got {count} values, expected {len(forms)}")
+            return forms * count if open_end else forms
+
+        def encode(value: Any, rows: _Rows) -> Any:
+            return [one(v, rows) for (one, _), v in zip(of_each(len(_of_type(value, tuple))), value, strict=True)]
+
+        def decode(raw: Any, read: _Read) -> Any:
+            return tuple([one(v, read) for (_, one), v in zip(of_each(len(_of_type(raw, list))), raw, strict=True)])
+        return lambda v: type(v) is tuple, encode, decode
+
+
+def _number_form(kinds: tuple[type, ...]) -> tuple[Callable[[Any], bool], Encode, Decode]:
+    """A number keeps its type; one that is not finite, which JSON lacks, is written as text."""
+    def encode(value: Any, rows: _Rows) -> Any:
+        symbol = rows.symbol(value)
+        if symbol is not None:
+            return symbol
+        if type(value) not in kinds:
+            raise TypeError(f"got {type(value).__name__}, expected {' or '.join(k.__name__ for k in kinds)}")
+        return value if type(value) is not float or math.isfinite(value) else {"float": repr(value)}
+
+    def decode(raw: Any, read: _Read) -> Any:
+        if type(raw) in kinds:
+            return raw
+        if type(raw) is dict:
+            if float in kinds and raw in _UNBOUNDED:
+                return float(raw["float"])
+            return read.symbol(raw)
+        return _refused(raw)
+    return lambda v: type(v) in kinds, encode, decode
+
+
+_UNBOUNDED = [{"float": text} for text in ("inf", "-inf", "nan")]
+
+
+def _plain_form(kind: type) -> tuple[Callable[[Any], bool], Encode, Decode]:
+    def encode(value: Any, rows: _Rows) -> Any:
+        if not isinstance(value, kind):
+            raise TypeError(f"got {type(value).__name__}, expected {kind.__name__}")
+        return str(value) if kind is str else None
+
+    return lambda v: isinstance(v, kind), encode, lambda raw, read: _of_type(raw, kind)
+
+
+def _chosen_form(values: Sequence[Any], of_raw: Callable[[Any], Any]) -> tuple[Callable[[Any], bool], Encode, Decode]:
+    """One of a few values, each of which is a text."""
+    def encode(value: Any, rows: _Rows) -> Any:
+        if value not in values:
+            raise TypeError(f"got {value!r}, expected one of {values}")
+        return str(value)
+
+    def decode(raw: Any, read: _Read) -> Any:
+        if type(raw) is not str or raw not in values:
+            raise ValueError(f"got {str(raw)[:60]}, expected one of {values}")
+        return of_raw(raw)
+    return lambda v: v in values, encode, decode
+
+
+def _of_type(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"got {str(value)[:60]}, expected {kind.__name__}")
+    return value
+
+
+def _referred(raw: Any, read: _Read, kind: type) -> Any:
+    if type(raw) is not int or not 0 <= raw < len(read.made) or type(read.made[raw]) is not kind:
+        raise ValueError(f"got {str(raw)[:60]}, expected an earlier row of {kind.__name__}")
+    return read.made[raw]
