@@ -1,7 +1,7 @@
-"""Frozen dataclasses as plain JSON values, and back: by the annotations of their fields, and only of classes that are allowed.
+"""Frozen dataclasses as plain JSON values, and back: by the annotations of their fields, and only of classes that these name.
 
 Every dataclass is a row, [number of the class, field, ...], behind the rows that it refers to; equal ones share a row. What is read is
-checked against the annotations: nothing but allowed classes, tuples, strings, bytes and numbers can come of it, whatever the file holds.
+checked against the annotations: nothing but these classes, tuples, strings, bytes and numbers can come of it, whatever the file holds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
@@ -58,12 +58,25 @@ def _refused(value: Any) -> Any:
 
 
 class Codec:
-    """For some classes. named: class -> (name of a value, value of a name), for classes of which there is one value of each name."""
+    """For a class, and those that the annotations of its fields name. named: class -> (name of a value, value of a name), for classes of
+    which there is one value of each name.
+    """
 
-    def __init__(self, classes: Sequence[type], named: Mapping[type, tuple[Callable[[Any], str], Callable[[str], Any]]]) -> None:
-        self._classes, self._named = tuple(classes), dict(named)
+    def __init__(self, root: type, named: Mapping[type, tuple[Callable[[Any], str], Callable[[str], Any]]]) -> None:
+        self._named, self._classes = dict(named), list[type]()
+        self._find(root)
         self._number = {kind: k for k, kind in enumerate(self._classes)}
         self._fields: dict[type, list[tuple[str, Encode, Decode]]] = {}
+
+    def _find(self, hint: Any) -> None:
+        """Notes the dataclasses of an annotation."""
+        for part in get_args(hint):
+            self._find(part)
+        if is_dataclass(hint) and isinstance(hint, type) and hint not in self._named and hint not in self._classes:
+            self._classes.append(hint)
+            hints = typing.get_type_hints(hint)
+            for f in fields(hint):
+                self._find(hints[f.name])
 
     def encode(self, value: Any, symbol: Callable[[Any], dict[str, Any] | None] = _no_symbol) -> list[list[Any]]:
         """The rows; the last one is the value. Raises TypeError for what is not as the annotations say, ValueError for NaN as a field."""

@@ -116,5 +116,5 @@ class Partitioning:
     report: Report
 
 
-CODEC = Codec((NodeReport, PartitionReport, Prediction, Report, Partitioning), {})
+CODEC = Codec(Partitioning, {})
 """Of a Partitioning in a file."""

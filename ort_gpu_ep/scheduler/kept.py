@@ -10,12 +10,11 @@ from typing import Any
 
 from ort_gpu_ep.codec import Codec
 from ort_gpu_ep.errors import GpuEpError
-from ort_gpu_ep.ir.graph import Array, Part, Step
+from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.symbolic import Real, Size, Terms, Trace
 from ort_gpu_ep.ir.types import BY_NAME, DType, TensorType
-from ort_gpu_ep.kernels.registry import Counted, Kernel, Limits, Strided
-from ort_gpu_ep.kernels.target import Choice
-from ort_gpu_ep.scheduler.plan import Bound, Constant, Copy, Dispatch, Kind, Place, Plan
+from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.scheduler.plan import Copy, Kind, Plan
 from ort_gpu_ep.scheduler.template import Template
 from ort_gpu_ep.scheduler.verify import violations
 from ort_gpu_ep.shaders.composer import is_body
@@ -36,8 +35,7 @@ def _dtype(name: str) -> DType:
     return BY_NAME[name]
 
 
-CODEC = Codec(
-    (TensorType, Step, Part, Strided, Choice, Kernel, Place, Bound, Dispatch, Copy, Constant, Counted, Plan), {DType: (str, _dtype)})
+CODEC = Codec(Plan, {DType: (str, _dtype)})
 
 
 def to_data(template: Template) -> dict[str, Any]:
