@@ -60,7 +60,7 @@ def some_forms() -> list[Form]:
 
 @pytest.mark.parametrize("form", some_forms(), ids=lambda f: f.name)
 def test_forms(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "choose", lambda problem, target: (form, Choice("", form.name, (form.name,))))
+    monkeypatch.setattr(attention, "choose", lambda problem, target, dtype: (form, Choice("", form.name, (form.name,))))
     q, k, v = random((1, 2, 41, 32), (1, 1, 70, 32), (1, 1, 70, 32))
     mask = np.where(np.arange(70) % 3 == 0, -np.inf, 0.5).astype("f") * np.ones((41, 1), "f")
     with apart():
