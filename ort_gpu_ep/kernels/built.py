@@ -198,8 +198,8 @@ class Lowering:
     inverses: (input index, kernel from a `once` temporary to that input): the input need not stay on the device beside the temporary.
     in_place: other kernels, for where some outputs may be what some inputs were.
     counted: outputs whose length the kernels find; the temporary that holds it is among `kept`.
-    scaled: (temporary, input index): scales of an input's images (Scales), which may come from elsewhere with another number of parts,
-    `PARTS` in what reads them.
+    scaled: (temporary, input index, whether they are of images): scales of an input, which another node may have found already. Those of
+    images (Scales) may come from what writes the input: with another number of parts, `PARTS` in what reads them.
     """
 
     outputs: tuple[TensorType | None, ...]
@@ -214,7 +214,7 @@ class Lowering:
     stored: tuple[tuple[str, int], ...] = ()
     in_place: InPlace | None = None
     counted: tuple[Counted, ...] = ()
-    scaled: tuple[tuple[str, int], ...] = ()
+    scaled: tuple[tuple[str, int, bool], ...] = ()
 
     def runs_once(self, kernel: Kernel) -> bool:
         """Whether a kernel of it writes nothing but `once`."""

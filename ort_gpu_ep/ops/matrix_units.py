@@ -55,7 +55,7 @@ LEAST = 16
 """Rows, columns and k of a product for which a fragment is worth its zeros."""
 RESIDENT = 2
 """Workgroups that a compute unit has at once."""
-ROUNDED, HALF_ROUNDED, ACROSS, BY_ELEMENTS = 0.72, 0.85, 0.9, 0.3
+ROUNDED, HALF_ROUNDED, ACROSS, BY_ELEMENTS = 0.72, 0.85, 0.9, 0.5
 """How much slower products are whose operands are rounded on the way in, of which one is, whose w lies along k, and for each operand that
 is read by elements."""
 WINDOWED = 0.85
@@ -212,7 +212,8 @@ def _lowered(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType
         once.append("packed")
         reads["w"] = "packed"
     built = product_kernel(units, tile, choice, out, reads)
-    return Lowering((out,), (*kernels, built), tuple(temps), once=tuple(once))
+    scaled = (("x_scales", product.a.source, False),) if "x_scales" in reads and "x_scales" not in once else ()
+    return Lowering((out,), (*kernels, built), tuple(temps), once=tuple(once), scaled=scaled)
 
 
 def ready_weights(packed: TensorType, weights: Weights, target: str = "packed") -> Kernel:

@@ -155,7 +155,7 @@ def _whole(units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorTy
     kernels = (of_w, matrix_units.ready_weights(packed, weights), _scales(units, parts), built)
     temps = (("w_scales", w_scales), ("packed", packed), ("x_scales", parts))
     once = ("w_scales", "packed", *(("x_scales",) if units.constant else ()))
-    return Lowering((out,), kernels, temps, once=once, scaled=() if units.constant else (("x_scales", 0),))
+    return Lowering((out,), kernels, temps, once=once, scaled=() if units.constant else (("x_scales", 0, True),))
 
 
 def _scales(units: UnitConvolution, parts: TensorType) -> Kernel:

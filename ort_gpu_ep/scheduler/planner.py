@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
@@ -44,7 +44,7 @@ class _Draft:
     in_place: list[tuple[int, int]] = field(default_factory=list)    # (graph input, graph output) that may be one buffer
     counted: list[Counted] = field(default_factory=list)
     dense: list[Place] = field(default_factory=list)             # what the prologue writes of weights that are stored packed
-    scales: dict[str, tuple[str, TensorType]] = field(default_factory=dict)     # of a value's images: the value that holds them
+    scales: dict[Hashable, tuple[str, TensorType]] = field(default_factory=dict)     # by a value and how it is searched: what holds them
 
     def is_constant(self, name: str) -> bool:
         """Whether the program keeps a value on the device from one run to the next."""
@@ -150,17 +150,19 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
 
 
 def _with_scales(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: dict[str, str]) -> Lowering:
-    """The lowering without the search for scales of an input's images that are there already, or that what writes the input can give.
+    """The lowering without the search for scales of an input that are there already, or that what writes the input can give.
 
     temps: is told which value holds them.
     """
-    for temp, index in lowering.scaled:
+    for temp, index, of_images in lowering.scaled:
         root, searched = draft.root(bound.input(index).name), dict(lowering.temps)[temp]
-        held = draft.scales.get(root) or _given_scales(draft, root, bound.input(index).type)
-        if held is None or held[1].shape[0] != searched.shape[0]:
-            draft.scales.setdefault(root, (temps[temp], searched))
+        search = next(k for k in lowering.kernels if any(target == temp for _, target in k.writes or ()))
+        key = (root, search.shader, search.consts, search.indices)
+        held = draft.scales.get(key) or (_given_scales(draft, root, bound.input(index).type, searched.shape[0]) if of_images else None)
+        if held is None:
+            draft.scales[key] = (temps[temp], searched)
             continue
-        draft.scales[root] = (temps[temp], _) = held
+        draft.scales[key] = (temps[temp], _) = held
         kernels = tuple(
             replace(k, consts=tuple((name, held[1].shape[1] if name == "PARTS" else value) for name, value in k.consts))
             for k in lowering.kernels if all(target != temp for _, target in k.writes or ()))
@@ -169,7 +171,7 @@ def _with_scales(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: dic
     return lowering
 
 
-def _given_scales(draft: _Draft, root: str, tensor: TensorType) -> tuple[str, TensorType] | None:
+def _given_scales(draft: _Draft, root: str, tensor: TensorType, images: int) -> tuple[str, TensorType] | None:
     """The value and type of the scales of a value's images, which the one dispatch that writes it gives from now on. None if it can't."""
     writers = [i for i, (dispatch, names) in enumerate(draft.dispatches)
                if any(t.written and draft.root(n) == root for t, n in zip(dispatch.tensors, names, strict=True))]
@@ -178,7 +180,7 @@ def _given_scales(draft: _Draft, root: str, tensor: TensorType) -> tuple[str, Te
     dispatch, names = draft.dispatches[writers[0]]
     given, stored = dispatch.kernel.scales, dispatch.kernel.outputs[0]
     most, limits = draft.limits.max_buffers_per_stage, draft.limits
-    if given is None or dispatch.kernel.into or stored.dtype is not FLOAT32 or stored.size != tensor.size:
+    if given is None or given.images != images or dispatch.kernel.into or stored.dtype is not FLOAT32 or stored.size != tensor.size:
         return None
     nbytes = dispatch.kernel.workgroup_nbytes + given.workgroup_nbytes
     if sum(part_count(t.bound, limits.max_binding_nbytes) for t in dispatch.tensors) >= most or nbytes > limits.max_workgroup_nbytes:

@@ -14,12 +14,13 @@ from ort_gpu_ep.errors import WrongResultError
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Value
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT64, TensorType
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, UNIT_SHADERS, lacks
 from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
 from ort_gpu_ep.plugin.explain import Explanation
 from ort_gpu_ep.scheduler import make_plan
+from ort_gpu_ep.scheduler.plan import Dispatch
 from tests.ops.matrix_emulation import Emulated, emulation
 
 Array = np.ndarray[Any, Any]
@@ -203,3 +204,33 @@ def test_the_probe_passes_and_sees_its_fault(shader: str, monkeypatch: pytest.Mo
                 found.check(trial)
         else:
             assert found.check(trial)
+
+
+def test_products_of_one_value_share_its_scales(trial: Emulated) -> None:
+    """Bit for bit what each gives alone."""
+    a, b, c = drawn("mixed", 40, 36, True), drawn("mixed", 36, 24, False), drawn("mixed", 36, 44, False)
+    values = {name: Value(name, FLOAT32, array.shape) for name, array in (("a", a), ("b", b), ("c", c))}
+    nodes = tuple(Node("MatMul", ("a", name), (f"y{name}",), version=13, id=k) for k, name in enumerate("bc"))
+    graph, limits = Graph("g", ("a", "b", "c"), ("yb", "yc"), nodes, values), trial.gpu.limits.of(Config(precision="tf32"))
+    with in_tile(QUICK):
+        plan = make_plan(graph, {name: TensorType(FLOAT32, array.shape) for name, array in (("a", a), ("b", b), ("c", c))}, limits)
+        got = trial.graph(graph, [a, b, c], "tf32")
+        want = [product(trial, a, b, "tf32"), product(trial, a, c, "tf32")]
+    assert [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)].count("line_scales.wgsl") == 3
+    assert all(np.array_equal(one, other) for one, other in zip(got, want, strict=True))
+
+
+def test_a_row_does_not_take_an_image_s_scales(trial: Emulated) -> None:
+    """A convolution's output of one image, seen as a matrix: its rows are of other magnitudes."""
+    rng = np.random.default_rng()
+    x, w, b = rng.standard_normal((1, 6, 6, 20), np.float32), rng.standard_normal((20, 20, 1, 1), np.float32), drawn("normal", 20, 24, False)
+    x *= np.exp2(rng.integers(-60, 60, (1, 6, 6, 1))).astype(np.float32)
+    values = {"x": Value("x", FLOAT32, x.shape), "w": Value("w", FLOAT32, w.shape, lambda: w), "b": Value("b", FLOAT32, b.shape)}
+    values["shape"] = Value("shape", INT64, (2,), lambda: np.array([36, 20]))
+    nodes = (Node("Conv", ("x", "w"), ("v",), version=11, channels_last=True, id=0), Node("Reshape", ("v", "shape"), ("m",), version=14, id=1),
+             Node("MatMul", ("m", "b"), ("y",), version=13, id=2))
+    with in_tile(QUICK):
+        got, = trial.graph(Graph("g", ("x", "b"), ("y",), nodes, values), [x, b], "tf32")
+        between, = trial.graph(Graph("g", ("x",), ("v",), nodes[:1], values), [x], "tf32")
+        want = product(trial, between.reshape(36, 20), b, "tf32")
+    assert np.array_equal(got, want)
