@@ -171,10 +171,10 @@ Mask: TypeAlias = tuple[int | str, Operand] | None
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """scale: of scores. cap: 0 for none. empty_is_zero: see the shader. lengths: the input with the tokens of each batch, of which the
-    longest has `total`; first: they have no tokens before this step. window: keys that a query sees at most, 0: any. sink: the input with
-    a score for each head that stands for no key; smooth: such a score of 0. before: without
-    lengths, keys before the first query's own.
+    """scale: of scores. cap: 0 for none. empty_is_zero, nan_is_zero: a query without a key gets 0, and so does one whose powers are NaN.
+    lengths: the input with the tokens of each batch, of which the longest has `total`; first: they have no tokens before this step.
+    window: keys that a query sees at most, 0: any. sink: the input with a score for each head that stands for no key; smooth: such a
+    score of 0. before: without lengths, keys before the first query's own.
     """
 
     scale: float
@@ -188,11 +188,13 @@ class Options:
     sink: int | None = None
     smooth: bool = False
     before: int = 0
+    nan_is_zero: bool = False
 
     def consts(self) -> dict[str, Const]:
         sink = 1 if self.sink is not None else 2 if self.smooth else 0
         return {"SCALE": float(self.scale), "CAUSAL": self.causal, "CAPPED": self.cap > 0, "CAP": float(self.cap),
-                "EMPTY_IS_ZERO": self.empty_is_zero, "LENGTHS": self.lengths is not None, "TOTAL": self.total, "FIRST": self.first,
+                "EMPTY_IS_ZERO": 2 if self.nan_is_zero else self.empty_is_zero, "LENGTHS": self.lengths is not None,
+                "TOTAL": self.total, "FIRST": self.first,
                 "BEFORE": self.before, "WINDOW": self.window, "SINK": sink}
 
     def reads(self) -> dict[str, int | str]:
@@ -269,7 +271,8 @@ def fused_attention(node: BoundNode) -> Kernel:
     """softmax(scale q k^T + mask) v, through the transpositions around it, in one dispatch.
 
     q, k, v: transposed by `q_perm`, `k_perm`, `v_perm` they are [B, heads, S, D] or [B, S, D]; mask: broadcasts to the scores;
-    y: transposed by `y_perm`.
+    y: transposed by `y_perm`. `causal`: a query sees keys up to its own place. `empty`: a query that sees no key gets NaN (0) or 0 (1);
+    with 2 one whose powers are NaN does, too.
     """
     if any(node.input(i).dtype not in FLOATS for i in range(3)):
         raise UnsupportedNodeError(Code.DTYPE, f"attention of {node.input(0).type}; taken: {names(FLOATS)}")
@@ -289,4 +292,6 @@ def fused_attention(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"attention with its result transposed by {perm}")
     y_strides = (strides[0], strides[1] if rank == 4 else 0, strides[rank - 2])
     mask: Mask = (3, node.input(3)) if node.has(3) else None
-    return attend(node, q, k, v, mask, Options(float(node.attr("scale"))), TensorType(node.input(0).dtype, shape), y_strides)
+    empty = node.attr("empty")
+    options = Options(float(node.attr("scale")), bool(node.attr("causal")), empty_is_zero=empty > 0, nan_is_zero=empty > 1)
+    return attend(node, q, k, v, mask, options, TensorType(node.input(0).dtype, shape), y_strides)

@@ -2,44 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from inspect import Parameter, Signature
 
 import numpy as np
 
 from ort_gpu_ep.ir.graph import Node
-from ort_gpu_ep.ir.types import FLOATS, names
+from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.types import FLOATS, TensorType, names
 from ort_gpu_ep.kernels.lowering import Facts
 from ort_gpu_ep.partitioner.fusions import Built, fusion
 from ort_gpu_ep.partitioner.patterns import Call, Match
 
+HEADS_BEHIND = (0, 2, 1, 3)
 
-class _Attention:
-    """The pattern: softmax(x keys^T [/ or * scale] [+ mask]) values, perhaps with the heads transposed behind it."""
 
-    def __init__(self, scaled: str, masked: bool, transposed: bool) -> None:
-        self.scaled, self.masked, self.transposed = scaled, masked, transposed
-        names = ["op", "x", "keys", "values", *(["scale"] if scaled else []), *(["mask"] if masked else [])]
-        self.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+class _Exported:
+    """The pattern: softmax(x keys [/ or * scale] [+ mask]) values, where the keys are transposed already. guarded: NaN behind the softmax
+    become 0. transposed: the heads are at the end.
+    """
+
+    def __init__(self, scaled: str, masked: bool, guarded: bool, transposed: bool) -> None:
+        self.scaled, self.masked, self.guarded, self.transposed = scaled, masked, guarded, transposed
+        self.__signature__ = _signature("x", "keys", "values", *(["scale"] if scaled else []), *(["mask"] if masked else []))
 
     def __call__(self, op, x, keys, values, *rest) -> Call:  # type: ignore[no-untyped-def]
         given = list(rest)
-        scores = op.MatMul(x, op.Transpose(keys))
+        scores = op.MatMul(x, keys)
         if self.scaled:
             scores = getattr(op, self.scaled)(scores, given.pop(0))
         if self.masked:
             scores = op.Add(scores, given.pop(0))
-        y: Call = op.MatMul(op.Softmax(scores), values)
-        return op.Transpose(y, perm=(0, 2, 1, 3)) if self.transposed else y
+        powers = op.Softmax(scores)
+        if self.guarded:
+            powers = op.Where(op.IsNaN(powers), 0.0, powers)
+        y: Call = op.MatMul(powers, values)
+        return op.Transpose(y, perm=HEADS_BEHIND) if self.transposed else y
 
     @property
     def name(self) -> str:
         parts = ("attention", {"": "", "Mul": "scaled", "Div": "divided"}[self.scaled], "masked" if self.masked else "",
-                 "transposed" if self.transposed else "")
+                 "guarded" if self.guarded else "", "transposed" if self.transposed else "")
         return ", ".join(part for part in parts if part)
 
 
-def _attention(found: Match, facts: Facts) -> Built | str:
+class _OfOnnx:
+    """The pattern: ONNX's Attention, perhaps with the heads transposed behind it."""
+
+    def __init__(self, masked: bool, transposed: bool) -> None:
+        self.masked, self.transposed = masked, transposed
+        self.__signature__ = _signature("x", "keys", "values", *(["mask"] if masked else []))
+
+    def __call__(self, op, *inputs) -> Call:  # type: ignore[no-untyped-def]
+        y: Call = op.Attention(*inputs)
+        return op.Transpose(y, perm=HEADS_BEHIND) if self.transposed else y
+
+    @property
+    def name(self) -> str:
+        return ", ".join(part for part in ("Attention", "masked" if self.masked else "", "transposed" if self.transposed else "") if part)
+
+
+def _signature(*variables: str) -> Signature:
+    return Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("op", *variables)])
+
+
+def _exported(found: Match, facts: Facts) -> Built | str:
     """One node of q, k and v as they are before their heads are transposed."""
     types = {v: facts.types.get(found.values[v]) for v in ("x", "keys", "values")}
     if any(t is None or t.dtype not in FLOATS or t.rank not in (3, 4) for t in types.values()):
@@ -51,55 +79,172 @@ def _attention(found: Match, facts: Facts) -> Built | str:
     axis = softmax.attributes.get("axis", -1 if softmax.version >= 13 else 1)
     if axis not in (-1, rank - 1):
         return f"Softmax along axis {axis}, expected the last"
-    scale = found.constant("scale") if "scale" in found.values else np.ones(1, np.float32)
-    if scale is None or scale.size != 1 or not np.isfinite(scale).all() or not scale.all():
+    factor = _number(facts, found.values["scale"]) if "scale" in found.values else 1.0
+    if factor is None:
         return "the scale is not a constant number"
-    divided = any(n.op == "Div" for n in found.nodes)
-    factor = 1.0 / float(scale.reshape(-1)[0]) if divided else float(scale.reshape(-1)[0])
-    attributes: dict[str, object] = {"scale": factor, "y_perm": tuple(range(rank))}
-    if found.nodes[0].op == "Transpose":
-        attributes["y_perm"] = (0, 2, 1, 3)
-    inputs, plain = list[str](), tuple(range(rank))
-    transposed = [n for n in found.nodes if n.op == "MatMul"][-1].inputs[1]
-    for value, name in ((found.values["x"], "q"), (transposed, "k"), (found.values["values"], "v")):
-        order = (*plain[:-2], rank - 1, rank - 2) if name == "k" else plain
-        value, attributes[f"{name}_perm"] = _source(found, value, order)
-        inputs.append(value)
-    if "mask" in found.values:
-        inputs.append(found.values["mask"])
-    return Built(Node("Attention", tuple(inputs), (), softmax.name, "ort_gpu_ep", 1, attributes))   # type: ignore[arg-type]
+    if any(n.op == "Div" for n in found.nodes):
+        factor = 1.0 / factor
+    return _built(found, facts, softmax.name, factor, empty=2 if any(n.op == "IsNaN" for n in found.nodes) else 0)
 
 
-def _source(found: Match, value: str, order: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-    """What the value is a transposition of, if elements lie together there, and the permutation that leads from there to `order` of it.
+def _of_onnx(found: Match, facts: Facts) -> Built | str:
+    """The same of ONNX's op, which reads and writes [batch, heads, position, element]."""
+    node = found.node("Attention")
+    types = [facts.types.get(name) for name in node.reads]
+    given = ("x", "keys", "values", *(["mask"] if "mask" in found.values else []))
+    if tuple(name for name in node.inputs if name) != tuple(found.values[v] for v in given) or len(node.writes) > 1:
+        return "a cache, or a score as output"
+    if any(t is None for t in types) or any(t.rank != 4 for t in types[:3]) or node.attributes.get("softcap"):     # type: ignore[union-attr]
+        return f"{types}, expected rank 4, without softcap"
+    if len(types) > 3 and types[3].shape[-1] != types[1].shape[2]:     # type: ignore[union-attr]
+        return f"mask {types[3]} for keys {types[1]}"
+    scale = node.attributes.get("scale")
+    factor = int(types[0].shape[3]) ** -0.5 if scale is None else float(scale)      # type: ignore[union-attr, arg-type]
+    built = _built(found, facts, node.name, factor, empty=1, causal=int(bool(node.attributes.get("is_causal"))))
+    plain = (0, 1, 2, 3)
+    if all(built.node.attributes[f"{name}_perm"] == plain for name in "qkvy"):
+        return "nothing is transposed"
+    return built
 
-    Transpositions that nothing else reads become part of the match.
+
+def _built(found: Match, facts: Facts, name: str, factor: float, **attributes: int) -> Built:
+    """The node. What its inputs were made of becomes part of the match, where nothing else reads it."""
+    rank = facts.types[found.values["x"]].rank
+    plain = tuple(range(rank))
+    turned = (*plain[:-2], rank - 1, rank - 2) if found.nodes[-1].op != "Attention" else plain
+    q = _sources(found, facts, _Source(found.values["x"], plain), scaled=True, repeated=False)[-1]
+    keys = _sources(found, facts, _Source(found.values["keys"], turned), scaled=True, repeated=True)
+    values = _sources(found, facts, _Source(found.values["values"], plain), scaled=False, repeated=True)
+    k, v = next(((k, v) for k in reversed(keys) for v in reversed(values) if k.heads(facts) == v.heads(facts)), (keys[0], values[0]))
+    for source in (q, k, v):
+        source.take(found)
+    order = HEADS_BEHIND if found.nodes[0].op == "Transpose" else plain
+    inputs = (q.name, k.name, v.name, *([found.values["mask"]] if "mask" in found.values else []))
+    return Built(Node("Attention", inputs, (), name, "ort_gpu_ep", 1, {
+        "scale": factor * q.factor * k.factor, "q_perm": q.perm, "k_perm": k.perm, "v_perm": v.perm, "y_perm": order, **attributes}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a value is made of: `name`, transposed by `perm`, times `factor`, each head repeated as often as it takes. steps: nodes of each
+    step from there to the value, the last first.
     """
-    producers, consumers = found.graph.producers(), found.graph.consumers()
-    perm, passed, best = tuple(order), list[Node](), 0
-    names, perms = [value], [perm]
-    while (node := producers.get(names[-1])) is not None and node.op == "Transpose" and not node.domain and not node.epilogue:
+
+    name: str
+    perm: tuple[int, ...]
+    factor: float = 1.0
+    steps: tuple[tuple[Node, ...], ...] = ()
+
+    def heads(self, facts: Facts) -> int:
+        return facts.types[self.name].shape[self.perm[1]] if len(self.perm) == 4 else 1
+
+    def take(self, found: Match) -> None:
+        """Adds the nodes that nothing outside the match reads."""
+        consumers, inside = found.graph.consumers(), {id(n) for n in found.nodes}
+        for step in self.steps:
+            held, written = inside | {id(n) for n in step}, [name for node in step for name in node.writes]
+            if any(name in found.graph.outputs or any(id(c) not in held for c in consumers.get(name, ())) for name in written):
+                return
+            found.nodes.extend(n for n in step if id(n) not in inside)
+            inside = held
+
+
+def _sources(found: Match, facts: Facts, start: _Source, scaled: bool, repeated: bool) -> list[_Source]:
+    """The value itself, and what it is made of, step by step back; only those where elements lie together, if any does. scaled, repeated:
+    whether these steps count.
+    """
+    producers, steps = found.graph.producers(), [start]
+    while (source := _before(producers, facts, steps[-1], scaled, repeated)) is not None:
+        steps.append(source)
+    return [source for source in steps if source.perm[-1] == len(source.perm) - 1] or [start]
+
+
+def _before(producers: dict[str, Node], facts: Facts, source: _Source, scaled: bool, repeated: bool) -> _Source | None:
+    chain = tuple(_chain(producers, source.name, 3))
+    if not chain:
+        return None
+    node, ops = chain[0], tuple(n.op for n in chain)
+    if node.op == "Transpose":
         given = node.attributes.get("perm")
-        own = tuple(int(p) for p in given) if given else tuple(range(len(perm) - 1, -1, -1))     # type: ignore[union-attr]
-        perm = tuple(own[axis] for axis in perm)
-        passed.append(node)
-        names.append(node.inputs[0])
-        perms.append(perm)
-    last = len(perm) - 1
-    best = max((k for k, p in enumerate(perms) if p[-1] == last), default=0)
-    inside = {id(n) for n in found.nodes}
-    for node in passed[:best]:
-        output = node.outputs[0]
-        if output in found.graph.outputs or any(id(c) not in inside for c in consumers.get(output, ())):
-            break
-        if id(node) not in inside:
-            found.nodes.append(node)
-            inside.add(id(node))
-    return names[best], perms[best]
+        own = tuple(int(p) for p in given) if given else tuple(range(len(source.perm) - 1, -1, -1))      # type: ignore[union-attr]
+        return replace(source, name=node.inputs[0], perm=tuple(own[axis] for axis in source.perm), steps=(*source.steps, (node,)))
+    if scaled and node.op in ("Mul", "Div"):
+        return _unscaled(facts, source, node)
+    before = chain[-1].inputs[0]
+    if ops == ("Reshape", "Transpose", "Reshape") and _is_swap(facts, source.name, chain[1], before):
+        swapped = tuple((0, 1, 3, 2)[axis] for axis in source.perm)
+        return replace(source, name=before, perm=swapped, steps=(*source.steps, chain))
+    if repeated and ops == ("Reshape", "Expand", "Unsqueeze") and source.perm[1] == 1 and _is_repeat(facts, source.name, chain[1], before):
+        return replace(source, name=before, steps=(*source.steps, chain))
+    return None
 
 
-for _transposed in (True, False):
-    for _masked in (True, False):
-        for _scaled in ("Mul", "Div", ""):
-            _rule = _Attention(_scaled, _masked, _transposed)
-            fusion(_rule.name, _rule)(_attention)
+def _chain(producers: dict[str, Node], name: str, most: int) -> Iterator[Node]:
+    """The node that makes a value, the one that makes its first input, and so on."""
+    for _ in range(most):
+        node = producers.get(name)
+        if node is None or node.domain or node.epilogue or len(node.writes) != 1:
+            return
+        yield node
+        name = node.inputs[0]
+
+
+def _unscaled(facts: Facts, source: _Source, node: Node) -> _Source | None:
+    """Before a multiplication or division by a number that is known."""
+    for value, other in ((0, 1), (1, 0))[:1 if node.op == "Div" else 2]:
+        number, tensor = _number(facts, node.inputs[other]), facts.types.get(node.inputs[value])
+        if number is not None and tensor is not None and _alike(tensor, facts.types.get(source.name)):
+            factor = 1.0 / number if node.op == "Div" else number
+            return replace(source, name=node.inputs[value], factor=source.factor * factor, steps=(*source.steps, (node,)))
+    return None
+
+
+def _number(facts: Facts, name: str) -> float | None:
+    """A finite number other than 0 that is known before the run."""
+    array = facts.known.get(name)
+    if array is None or array.size != 1 or is_symbolic(array.reshape(-1)[0]):
+        return None
+    number = float(array.reshape(-1)[0])
+    return number if np.isfinite(number) and number else None
+
+
+def _is_swap(facts: Facts, name: str, transposed: Node, before: str) -> bool:
+    """Whether images of rank 3 were transposed in place of those of rank 4 that stand before and behind it."""
+    given, made, images = (facts.types.get(n) for n in (before, name, transposed.inputs[0]))
+    if given is None or made is None or images is None or given.rank != 4 or images.rank != 3:
+        return False
+    b, h, s, d = given.shape
+    return tuple(transposed.attributes.get("perm") or ()) == (0, 2, 1) and (       # type: ignore[arg-type]
+        _sized(made, b, h, d, s) and _sized(images, b * h, s, d))
+
+
+def _is_repeat(facts: Facts, name: str, expanded: Node, before: str) -> bool:
+    """Whether each head was repeated, as many stand for those of several queries."""
+    given, made, wide = (facts.types.get(n) for n in (before, name, expanded.outputs[0]))
+    if given is None or made is None or wide is None or given.rank != 4 or wide.rank != 5:
+        return False
+    b, h, s, d = given.shape
+    return _sized(wide, b, h, wide.shape[2], s, d) and _sized(made, b, h * wide.shape[2], s, d)
+
+
+def _alike(one: TensorType, other: TensorType | None) -> bool:
+    return other is not None and _sized(other, *one.shape)
+
+
+def _sized(tensor: TensorType, *shape: int) -> bool:
+    return tensor.rank == len(shape) and all(a == b for a, b in zip(tensor.shape, shape, strict=True))
+
+
+def _add_rules() -> None:
+    both: Sequence[bool] = (True, False)
+    for transposed in both:
+        for masked in both:
+            of_onnx = _OfOnnx(masked, transposed)
+            fusion(of_onnx.name, of_onnx)(_of_onnx)
+            for guarded in both:
+                for scaled in ("Mul", "Div", ""):
+                    rule = _Exported(scaled, masked, guarded, transposed)
+                    fusion(rule.name, rule)(_exported)
+
+
+_add_rules()

@@ -7,7 +7,8 @@
 // a head's elements), GROUP (heads that share keys), offsets in vectors <Q, K, V, Y>_<B, H, S> of a batch, head and position, from
 // <Q, K, V>_FIRST on; MASK (0 none,
 // 1 added, 2 bool) with MASK_<B, H, Q, K> in elements; CAUSAL (query i sees keys up to BEFORE + i), CAPPED (scores s become
-// CAP tanh(s / CAP)), EMPTY_IS_ZERO (what a query without a key gets; else NaN); MASK_KEYS (elements of a row of the mask); LENGTHS (0 none, 1
+// CAP tanh(s / CAP)), EMPTY_IS_ZERO (what a query without a key gets; else NaN; 2: also one
+// whose powers are NaN); MASK_KEYS (elements of a row of the mask); LENGTHS (0 none, 1
 // given: query i is token tokens_before(b) + i, and sees keys up to its own), WINDOW (how many keys a query sees at most, its own with them; 0: any),
 // SINK (0 none, 1 given for each head, 2 a score of 0: one more score in each sum of powers, without a value).
 // Source: ONNX Attention; Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867.
@@ -139,7 +140,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     if (i$r < SQ) {
 #for d in DV
+#if EMPTY_IS_ZERO == 2
+        y_set4(y_at$r + slot * Y_S + part + $(d * PARTS)u, select(o$(r)_$d * share$r, vec4<f32>(0.0), is_nan_f32(total$r)));
+#else
         y_set4(y_at$r + slot * Y_S + part + $(d * PARTS)u, o$(r)_$d * share$r);
+#end
 #end
     }
 #else
@@ -161,7 +166,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for c in DV // CHUNK
     workgroupBarrier();
 #for d in CHUNK
+#if EMPTY_IS_ZERO == 2
+    sums[lane * CHUNK + $(d)u] = select(o$(r)_$(c * CHUNK + d) * share$r, vec4<f32>(0.0), is_nan_f32(whole$r));
+#else
     sums[lane * CHUNK + $(d)u] = o$(r)_$(c * CHUNK + d) * share$r;
+#end
 #end
     workgroupBarrier();
     for (var e = lane; e < QL * PARTS * CHUNK; e += WORKGROUP_SIZE) {

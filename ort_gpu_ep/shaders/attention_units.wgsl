@@ -290,7 +290,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         let y_at = b * Y_B + h * Y_H + i * Y_S + half;
 #for c in chunks
 #for g in CHUNK // 8
+#if EMPTY_IS_ZERO == 2
+        y_set4(y_at + $((c * CHUNK // 8 + g) * 2)u, select(o$(c)_$g * share, vec4<f32>(0.0), is_nan_f32(total)));
+#else
         y_set4(y_at + $((c * CHUNK // 8 + g) * 2)u, o$(c)_$g * share);
+#end
 #end
 #end
     }

@@ -211,6 +211,107 @@ def test_what_is_not_fused(what: str) -> None:
         assert_agree(got, want, TOLERANCE)
 
 
+HEADS = "(float[B, S, C] x, float[B, 1, S, S] mask) => (y)"
+SPLIT = """h = Reshape(x, split) q = Transpose <perm = [0, 2, 1, 3]> (h) v = Transpose <perm = [0, 2, 1, 3]> (h)"""
+SCALES = """float root = {0.6}, int64[1] last = {-1}, int64[1] end = {9223372036854775807}, float zero = {0}, float one = {1}"""
+JOINED = "t = Transpose <perm = [0, 2, 1, 3]> (a) y = Reshape(t, joined)"
+GUARDED = "p = Softmax <axis = -1> (m) bad = IsNaN(p) w = Where(bad, zero, p) a = MatMul(w, v)"
+
+BY_EXPORTERS = {
+    "torchscript": (17, HEADS, f"""{SPLIT} k = Transpose <perm = [0, 2, 3, 1]> (h) shape = Shape(q) size = Slice(shape, last, end) wide = Cast <to = 1> (size)
+        root_size = Sqrt(wide) part = Div(one, root_size) factor = Sqrt(part) qs = Mul(q, factor) ks = Mul(factor, k) s = MatMul(qs, ks) m = Add(s, mask)
+        p = Softmax <axis = -1> (m) a = MatMul(p, v) {JOINED}"""),
+    "torchscript, guarded": (17, HEADS, f"""{SPLIT} k = Transpose <perm = [0, 2, 3, 1]> (h) qs = Mul(q, root) ks = Mul(k, root) s = MatMul(qs, ks) m = Add(s, mask)
+        {GUARDED} {JOINED}"""),
+    "dynamo, keys as images": (18, HEADS, f"""{SPLIT} k = Transpose <perm = [0, 2, 1, 3]> (h) flat = Reshape(k, images) swapped = Transpose <perm = [0, 2, 1]> (flat)
+        kt = Reshape(swapped, back) qs = Mul(q, root) ks = Mul(kt, root) s = MatMul(qs, ks) m = Add(s, mask) {GUARDED} {JOINED}"""),
+    "dynamo, divided": (18, HEADS, f"""{SPLIT} k = Transpose <perm = [0, 2, 3, 1]> (h) qs = Div(q, root) s = MatMul(qs, k) p = Softmax <axis = -1> (s)
+        a = MatMul(p, v) {JOINED}"""),
+    "Attention": (23, HEADS, f"{SPLIT} k = Transpose <perm = [0, 2, 1, 3]> (h) a = Attention(q, k, v, mask) {JOINED}"),
+    "Attention, causal": (23, HEADS, f"{SPLIT} k = Transpose <perm = [0, 2, 1, 3]> (h) a = Attention <is_causal = 1, scale = 0.4> (q, k, v) {JOINED}"),
+}
+
+
+def by_exporter(name: str, queries: int = 9, width: int = 8) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    opset, header, body = BY_EXPORTERS[name]
+    text = f'<ir_version: 10, opset_import: ["": {opset}]> g {header} <{SCALES}> {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    sizes = {"split": [0, 0, 3, width], "joined": [0, 0, 3 * width], "images": [-1, queries, width], "back": [2, 3, width, queries]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(value), n) for n, value in sizes.items())
+    used = {i for n in model.graph.node for i in n.input}
+    if "mask" not in used:
+        del model.graph.input[1]
+    feeds = {"x": normal(2, queries, 3 * width), "mask": normal(2, 1, queries, queries, seed=5)}
+    return model, {n: a for n, a in feeds.items() if n in used}
+
+
+@pytest.mark.parametrize("name", BY_EXPORTERS)
+def test_as_new_exporters_write_it(name: str) -> None:
+    """Queries and keys multiplied apart, keys transposed as images, NaN of the softmax taken for 0, ONNX's op between transpositions."""
+    model, feeds = by_exporter(name)
+    types = {n: TensorType(FLOAT32, a.shape) for n, a in feeds.items()}
+    ops = [(n.op, n.domain) for n in fuse(from_onnx(model), types, Limits()).nodes]
+    assert ops.count(("Attention", "ort_gpu_ep")) == 1
+    assert not {"Softmax", "MatMul", "Where"} & {op for op, _ in ops}
+    for every_size_open in (False, True):
+        assert_agree(run_direct(model, feeds, fuse, every_size_open)[0], on_cpu(model, feeds)[0], TOLERANCE)
+
+
+@pytest.mark.parametrize("form", some_forms(), ids=lambda f: f.name)
+def test_not_a_number_is_taken_for_nothing(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rows that see no key, and in those whose scores are NaN."""
+    monkeypatch.setattr(attention, "choose", lambda *_: (form, Choice("", form.name, (form.name,))))
+    model, feeds = by_exporter("torchscript, guarded", 41, 32)
+    feeds["mask"][1, 0, 3], feeds["mask"][0, 0, 40, 7] = -np.inf, np.nan
+    (wanted,) = on_cpu(model, feeds)
+    assert not wanted[1, 3].any()
+    assert not wanted[0, 40].any()
+    with apart():
+        assert_agree(run_direct(model, feeds, fuse)[0], wanted, TOLERANCE)
+
+
+REPEATED = """<ir_version: 10, opset_import: ["": 18]> g (float[B, 4, S, 8] x, float[B, 2, T, 8] keys, float[B, KV, T, 8] values) => (y)
+<int64[1] two = {2}> {
+    k1 = Unsqueeze(keys, two) k2 = Expand(k1, wide) k3 = Reshape(k2, heads) k = Transpose <perm = [0, 1, 3, 2]> (k3)
+    v1 = Unsqueeze(values, two) v2 = Expand(v1, WIDE) v = Reshape(v2, heads) s = MatMul(x, k) p = Softmax(s) y = MatMul(p, v)
+}"""
+
+
+def test_heads_of_queries_that_are_repeated_are_all_there() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]> g (float[2, 2, 5, 8] x, float[2, 1, 11, 8] keys) => (y)
+    <int64[1] two = {2}, int64[5] wide = {2, 2, 2, 5, 8}, int64[4] heads = {2, 4, 5, 8}> {
+        x1 = Unsqueeze(x, two) x2 = Expand(x1, wide) x3 = Reshape(x2, heads) k = Transpose <perm = [0, 1, 3, 2]> (keys)
+        s = MatMul(x3, k) p = Softmax(s) y = MatMul(p, keys)
+    }""")
+    feeds = {"x": normal(2, 2, 5, 8), "keys": normal(2, 1, 11, 8)}
+    assert_agree(run_direct(model, feeds, fuse)[0], on_cpu(model, feeds)[0], TOLERANCE)
+
+
+@pytest.mark.parametrize("kv", [2, 4])
+def test_repeated_heads_are_read_once(kv: int) -> None:
+    """Keys and values of which each head stands for two; where the values have all of their own, the keys' copies stay."""
+    model = onnx.parser.parse_model(REPEATED.replace("KV", str(kv)).replace("WIDE", "wide" if kv == 2 else "same"))
+    sizes = {"wide": [2, 2, 2, 11, 8], "same": [2, 4, 1, 11, 8], "heads": [2, 4, 11, 8]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(v), n) for n, v in sizes.items())
+    feeds = {"x": normal(2, 4, 5, 8), "keys": normal(2, 2, 11, 8), "values": normal(2, kv, 11, 8, seed=3)}
+    nodes = fuse(from_onnx(model), {n: TensorType(FLOAT32, a.shape) for n, a in feeds.items()}, Limits()).nodes
+    assert [n.op for n in nodes if n.op != "Unsqueeze"] == (["Attention"] if kv == 2 else ["Expand", "Reshape", "Attention"])
+    for every_size_open in (False, True):
+        assert_agree(run_direct(model, feeds, fuse, every_size_open)[0], on_cpu(model, feeds)[0], TOLERANCE)
+
+
+@pytest.mark.parametrize(("body", "why"), [
+    ("a = Attention <softcap = 2.0> (q, k, v, mask)", "a cap"), ("a, keys, values = Attention(q, k, v, mask, k, v)", "a cache")])
+def test_what_stays_the_op_of_onnx(body: str, why: str) -> None:
+    text = f"{SPLIT} k = Transpose <perm = [0, 2, 1, 3]> (h) {body} {JOINED}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 23]> g {HEADS.replace("S, S", "S, T")} {{ {text} }}')
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(v), n) for n, v in {"split": [0, 0, 3, 8], "joined": [0, 0, 24]}.items())
+    feeds = {"x": normal(2, 9, 24), "mask": normal(2, 1, 9, 18 if why == "a cache" else 9, seed=5)}
+    nodes = fuse(from_onnx(model), {n: TensorType(FLOAT32, a.shape) for n, a in feeds.items()}, Limits()).nodes
+    assert [n.domain for n in nodes if n.op == "Attention"] == [""]
+    assert_agree(run_direct(model, feeds, fuse)[0], on_cpu(model, feeds)[0], TOLERANCE)
+
+
 def test_without_heads() -> None:
     text = "(float[2, 9, 24] x) => (y) { t = Transpose<perm=[0, 2, 1]>(x) s = MatMul(x, t) p = Softmax(s) y = MatMul(p, x) }"
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')

@@ -41,9 +41,11 @@ def _attention(rng: np.random.Generator, name: str) -> dict[str, Array]:
     return found | ({"mask": rng.uniform(-1, 1, (2, 1, 5, 6)).astype(np.float32)} if "masked" in name else {})
 
 
-ATTENTION = [", ".join(("attention", *parts)) for parts in (
-    (), ("scaled",), ("divided",), ("masked",), ("scaled", "masked"), ("divided", "masked"), ("transposed",), ("scaled", "transposed"),
-    ("divided", "transposed"), ("masked", "transposed"), ("scaled", "masked", "transposed"), ("divided", "masked", "transposed"))]
+EXPORTED = [", ".join(("attention", *parts)) for parts in (
+    [p for p in (scaled, masked, guarded, transposed) if p]
+    for scaled in ("scaled", "divided", "") for masked in ("masked", "") for guarded in ("guarded", "") for transposed in ("transposed", ""))]
+OF_ONNX = [", ".join(("Attention", *[p for p in (masked, transposed) if p])) for masked in ("masked", "") for transposed in ("transposed", "")]
+
 
 def _rows(rng: np.random.Generator, biased: bool) -> dict[str, Array]:
     bias = _vectors(rng, 12, "b") if biased else {}
@@ -57,19 +59,22 @@ EXAMPLES: dict[str, tuple[tuple[int, ...], Any, dict[str, dict[str, object]]]] =
         (2, 12, 5, 7), lambda rng: {"split": np.array([0, 3, 4, 5, 7]), "joined": np.array([2, 12, 5, 7])},
         {"Transpose": {"perm": [0, 2, 1, 3, 4]}}),
     "LayerNormalization": ((2, 5, 17), _layer_norm, {"ReduceMean": {"axes": [-1]}}),
-    **{name: ((2, 3, 5, 8), partial(_attention, name=name), {"Transpose": {"perm": [0, 1, 3, 2]}}) for name in ATTENTION},
+    **{name: ((2, 3, 5, 8), partial(_attention, name=name), {"keys": {"perm": [0, 1, 3, 2]}}) for name in EXPORTED},
+    **{name: ((2, 5, 3, 8), partial(_attention, name=name), {"x": {"perm": [0, 2, 1, 3]}}) for name in OF_ONNX},
     "Gemm of rows": ((6, 8), partial(_rows, biased=False), {}),
     "Gemm of rows, biased": ((6, 8), partial(_rows, biased=True), {}),
     **{f"{depth} x LSTM": ((7, 2, 3), _stack(4, depth), {"LSTM": {"hidden_size": 5}}) for depth in (2, 3, 4)},
     **{f"{depth} x GRU": ((7, 2, 3), _stack(3, depth), {"GRU": {"hidden_size": 5, "linear_before_reset": 1}}) for depth in (2, 3, 4)},
 }
-"""Rule -> shape of x, the constants that the other variables stand for, and attributes that the pattern leaves free."""
+"""Rule -> shape of x, the constants that the other variables stand for, and attributes that the pattern leaves free; of a variable: of a
+Transpose that it is read through.
+"""
 
 RULE_IDS = [f"{r.name}-{i}" for i, r in enumerate(RULES)]
 
 
 def model_of_rule(rule: Rule, rng: np.random.Generator) -> onnx.ModelProto:
-    """The rule's pattern over an input x, as an exporter before opset 18 would write it."""
+    """The rule's pattern over an input x, as an exporter before opset 18 would write it; with Attention, of opset 23."""
     shape, constants_of, free = EXAMPLES[rule.name]
     constants: dict[str, Array] = constants_of(rng)
     root, variables = trace(rule.pattern)
@@ -79,7 +84,10 @@ def model_of_rule(rule: Rule, rng: np.random.Generator) -> onnx.ModelProto:
 
     def name_of(argument: Variable | Call | float) -> str:
         if isinstance(argument, Variable):
-            return argument.name
+            if argument.name not in free:
+                return argument.name
+            nodes.append(helper.make_node("Transpose", [argument.name], [f"{argument.name}.turned"], **free[argument.name]))
+            return f"{argument.name}.turned"
         if not isinstance(argument, Call):
             name = f"c{len(constants)}"
             constants[name] = np.array(argument, np.float32)
@@ -94,4 +102,4 @@ def model_of_rule(rule: Rule, rng: np.random.Generator) -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes, "pattern", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
         [helper.make_empty_tensor_value_info("y")], [numpy_helper.from_array(a, n) for n, a in constants.items()])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23 if "Attention" in {n.op_type for n in nodes} else 17)], ir_version=10)

@@ -220,7 +220,7 @@ def test_every_rule_has_an_example() -> None:
 def test_a_rule_matches_itself_and_becomes_one_node(rule: Rule, rng: np.random.Generator) -> None:
     model = model_of_rule(rule, rng)
     graph = from_onnx(model)
-    assert found_nodes(rule, graph) == len(graph.nodes)
+    assert found_nodes(rule, graph) == sum(not n.outputs[0].endswith(".turned") for n in graph.nodes)
     facts = facts_of(graph, static_types(graph))
     assert len(list(walk(graph, facts, Limits()))) == len(graph.nodes)      # which fills the facts in, as before the pass
     after = apply_rules(graph, facts, Limits(), [rule])
