@@ -113,7 +113,7 @@ class Kernel:
     reports: bool = False
     pairs: bool = False
     scales: Scales | None = None
-    rounded: Rounded | None = None
+    rounded: tuple[Rounded, ...] = ()
 
     @property
     def step(self) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
@@ -11,7 +11,7 @@ from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType, names
 from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Operand, broadcast, broadcast_strides, kernel, op
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Operand, Rounded, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import attention_units
 from ort_gpu_ep.ops.attention_units import UnitForm
@@ -220,19 +220,30 @@ def attend(
         "BATCH": batch, "HEADS": heads, "SQ": queries, "SK": problem.keys, "GROUP": heads // int(k.shape[1]),
         **q.consts("Q"), **k.consts("K"), **v.consts("V"), **Heads(-1, (0, 0, 0, 0), y_strides).consts("Y"),
         "SEQUENCE": queries, **options.consts(), **mask_consts(mask, (batch, heads, queries, problem.keys))}
-    limits, features = node.target.limits, tuple[str, ...]()
+    limits, features, words, rounded = node.target.limits, tuple[str, ...](), tuple[str, ...](), tuple[Rounded, ...]()
     if isinstance(form, UnitForm):
         shader, per_group, features = attention_units.SHADER, form.queries, attention_units.FEATURES
         consts |= attention_units.consts_of(form, limits, node.input(0).dtype, width, v.shape[3])
         memory = form.workgroup_nbytes(width, attention_units.chunk_of(v.shape[3]))
+        eights = tuple(name for name, heads in zip("qkv", (q, k, v), strict=True) if _by_eight(heads))
+        consts |= {f"{name.upper()}_EIGHTS": name in eights and bool(consts["HALVES"]) for name in "qkv"}
+        words = eights if consts["HALVES"] else ()
+        rounded = () if consts["SCALED"] or consts["HALVES"] else tuple(
+            Rounded(name, ((f"{name.upper()}_EIGHTS", True),) if name in eights else (), name in eights) for name in "qkv")
     else:
         shader, per_group, features = "attention.wgsl", form.queries * form.per_lane, ("subgroup",) if form.parts > 1 else features
         shared, memory = _shared(form, problem, limits.max_workgroup_nbytes)
         consts |= shared
-    return kernel(
+    built = kernel(
         shader, [out], consts=consts, grid=(-(-queries // per_group), heads, batch), workgroup_size=form.workgroup_size,
         workgroup_nbytes=memory, writes={"y": target}, vectors=("q", "k", "v", "y"), features=features, choice=choice,
         reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {}), **options.reads()})
+    return replace(built, words=words, rounded=rounded)
+
+
+def _by_eight(heads: Heads) -> bool:
+    """Whether each eight elements from the first one on lie together in a vector of 16 bytes, where they have 16 bits."""
+    return all(same(n % 8, 0) for n in (*heads.strides, heads.first, heads.shape[3]))
 
 
 def _shared(form: Form, problem: Problem, most: int) -> tuple[dict[str, Const], int]:

@@ -275,7 +275,7 @@ def product_kernel(
         grid=(ceil_div(product.n, tile.m), ceil_div(product.m, tile.n), product.batch),
         reads=reads, writes={"y": 0}, vectors=tuple(name for name, fours in names if fours),
         words=words, choice=choice, features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))
-    return built if units.scaled or units.plain or not x_fours else replace(built, rounded=rounded(x.eights))
+    return built if units.scaled or units.plain or not x_fours else replace(built, rounded=(rounded(x.eights),))
 
 
 def rounded(by_eight: bool) -> Rounded:

@@ -338,7 +338,7 @@ def _store_rounded(draft: _Draft) -> None:
 
 
 def _rounds(dispatch: Dispatch, tensor: BoundTensor) -> bool:
-    return dispatch.kernel.rounded is not None and dispatch.kernel.rounded.name == tensor.name
+    return any(rounded.name == tensor.name for rounded in dispatch.kernel.rounded)
 
 
 def _may_store_halves(dispatch: Dispatch, tensor: BoundTensor) -> bool:
@@ -354,10 +354,9 @@ def _in_halves(dispatch: Dispatch, tensor: BoundTensor) -> Dispatch:
     tensors = tuple(replace(t, type=stored) if t.name == tensor.name else t for t in dispatch.tensors)
     if tensor.written:
         return replace(dispatch, tensors=tensors, kernel=replace(kernel, outputs=(stored, *kernel.outputs[1:])))
-    rounded = kernel.rounded
-    assert rounded is not None, "_rounds has looked"
+    (rounded,), others = ([r for r in kernel.rounded if (r.name == tensor.name) is own] for own in (True, False))
     consts, words = {**dict(kernel.consts), **dict(rounded.consts)}, (*kernel.words, *((rounded.name,) if rounded.by_eight else ()))
-    return replace(dispatch, tensors=tensors, kernel=replace(kernel, consts=tuple(consts.items()), words=words, rounded=None))
+    return replace(dispatch, tensors=tensors, kernel=replace(kernel, consts=tuple(consts.items()), words=words, rounded=tuple(others)))
 
 
 def _costs(draft: _Draft, levels: Sequence[int]) -> list[float]:

@@ -4,6 +4,7 @@
 // compute unit has room for several workgroups. Two neighbouring invocations have a query's scores, powers and sums of values in registers.
 // Grid: blocks of queries, heads, batches.
 // SCALED: q, k and v are multiplied by a power of two for each block on the way in (scale_of.wgsl), so that float16 holds what float32 does.
+// Q_EIGHTS, K_EIGHTS, V_EIGHTS: it has 16 bits and is bound by eight.
 // Expects: q, k, v, mask?, y (all but mask as vectors of four elements); SQ, SK (queries, keys), D, DV (elements of a head's queries and values,
 // multiples of 16), CHUNK (elements of a value that go through workgroup memory at a time; divides DV), and GROUP, offsets, masks and all else as attention.wgsl has it.
 // Source: ONNX Attention; Dao et al., FlashAttention, arXiv:2205.14135.
@@ -83,8 +84,10 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for u in q_loads
     let qe$u = lane + $(u * WORKGROUP_SIZE)u;
     let qp$u = q_base + min(first + qe$u / $(D // 8)u, SQ - 1u) * Q_S + qe$u % $(D // 8)u * 2u;
+#if not Q_EIGHTS
     var qa$u = q_at4(qp$u);
     var qb$u = q_at4(qp$u + 1u);
+#end
 #if SCALED
     atomicMax(&largest[0], max(magnitude(qa$u), magnitude(qb$u)));
 #end
@@ -98,7 +101,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     qa$u *= q_scale;
     qb$u *= q_scale;
 #end
+#if Q_EIGHTS
+    tile[qe$u / $(D // 8)u * $(k_row)u + qe$u % $(D // 8)u] = q_eight(qp$u / 2u);
+#else
     tile[qe$u / $(D // 8)u * $(k_row)u + qe$u % $(D // 8)u] = halves(qa$u, qb$u);
+#end
 #end
     workgroupBarrier();
 #for d in D // 16
@@ -109,16 +116,28 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let kn$u = ke$u / $(D // 8)u;
     let kt$u = kn$u * $(k_row)u + ke$u % $(D // 8)u;
     let kp$u = k_base + ke$u % $(D // 8)u * 2u;
-    var ka$u = k_at4(kp$u + min(start + kn$u, SK - 1u) * K_S);
-    var kb$u = k_at4(kp$u + min(start + kn$u, SK - 1u) * K_S + 1u);
+#if K_EIGHTS
+    var kw$u = vec4<u32>();
+#else
+    var ka$u = vec4<f32>();
+    var kb$u = vec4<f32>();
 #end
+#end
+    {
+        let next = start;
+#include attention_keys.wgsl
+    }
 #for u in v_loads
     let ve$u = lane + $(u * WORKGROUP_SIZE)u;
     let vn$u = ve$u / $(CHUNK // 8)u;
     let vt$u = $(v_first)u + vn$u * $(v_row)u + ve$u % $(CHUNK // 8)u;
     let vp$u = v_base + ve$u % $(CHUNK // 8)u * 2u;
+#if V_EIGHTS
+    var vw$u = vec4<u32>();
+#else
     var va$u = vec4<f32>();
     var vb$u = vec4<f32>();
+#end
 #end
 #for c in chunks
 #for g in CHUNK // 8
@@ -152,7 +171,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #for u in k_loads
+#if K_EIGHTS
+        tile[kt$u] = kw$u;
+#else
         tile[kt$u] = halves(ka$u, kb$u);
+#end
 #end
 #let loaded = 0
 #include attention_values.wgsl
@@ -177,10 +200,8 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for n in BK // 16
         subgroupMatrixStore<row_major>(&tile, subgroup_id * $(16 * s_row)u + $(4 * n)u, s$n, $(s_row)u);
 #end
-#for u in k_loads
-        ka$u = k_at4(kp$u + min(from_key + BK + kn$u, SK - 1u) * K_S);
-        kb$u = k_at4(kp$u + min(from_key + BK + kn$u, SK - 1u) * K_S + 1u);
-#end
+        let next = from_key + BK;
+#include attention_keys.wgsl
         workgroupBarrier();
         var new_top = top;
 #for g in BK // 8
@@ -238,7 +259,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #for u in v_loads
+#if V_EIGHTS
+        tile[vt$u] = vw$u;
+#else
         tile[vt$u] = halves(va$u, vb$u);
+#end
 #end
         workgroupBarrier();
 #if SCALED

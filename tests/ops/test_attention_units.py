@@ -13,6 +13,7 @@ import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import WrongResultError
 from ort_gpu_ep.health.probe import PROBES
+from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import BY_NAME, FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
@@ -23,8 +24,10 @@ from ort_gpu_ep.ops import attention_units
 from ort_gpu_ep.ops.attention import Problem, choose
 from ort_gpu_ep.ops.attention_units import FORMS, UnitForm
 from ort_gpu_ep.plugin.explain import Explanation
-from ort_gpu_ep.scheduler import make_plan
+from ort_gpu_ep.scheduler import make_plan, planner
+from ort_gpu_ep.scheduler.plan import Dispatch
 from tests.ops.matrix_emulation import Emulated, emulation
+from tests.ops.test_matrix_units import QUICK as ONE_FRAGMENT
 
 Array = np.ndarray[Any, Any]
 QUICK = UnitForm(2, 32)
@@ -198,6 +201,28 @@ def test_an_infinite_query_stays_in_its_row(trial: Emulated) -> None:
     assert np.isfinite(got[0, 1]).all()
     assert np.isnan(got[0, 0, 3]).all()
     assert np.isfinite(np.delete(got[0, 0], 3, 0)).all()
+
+
+def test_what_it_reads_is_stored_in_float16(trial: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With f16acc between a product and attention, and behind it: the results are the same, bit for bit."""
+    rng = np.random.default_rng()
+    x, weights = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 40, 48), (48, 48)))
+    values = {"x": Value("x", FLOAT32, x.shape), "w": Value("w", FLOAT32, weights.shape, lambda: weights)}
+    nodes = (Node("MatMul", ("x", "w"), ("q",), "first", version=13, id=0),
+             Node("Attention", ("q", "q", "q"), ("m",), "mixing", version=23, attributes={"q_num_heads": 3, "kv_num_heads": 3}, id=1),
+             Node("MatMul", ("m", "w"), ("y",), "last", version=13, id=2))
+    graph = Graph("g", ("x",), ("y",), nodes, values)
+    with in_tile(ONE_FRAGMENT), forced(ONE_FRAGMENT.name, QUICK.name):
+        plan = make_plan(graph, {"x": TensorType(FLOAT32, x.shape)}, trial.gpu.limits.of(Config(precision="f16acc")))
+        got, = trial.graph(graph, [x], "f16acc")
+        monkeypatch.setattr(planner, "_store_rounded", lambda draft: None)
+        with apart():
+            wide, = trial.graph(graph, [x], "f16acc")
+    found = {f"{step.label} {tensor.name}": tensor.type.dtype.name for step in plan.steps if isinstance(step, Dispatch) for tensor in step.tensors}
+    assert {found[f"mixing/attention_units {name}"] for name in "qkvy"} == {"float16"}
+    assert found["last/matrix_product x"] == "float16"
+    assert found["last/matrix_product y"] == "float32"
+    assert np.array_equal(got, wide)
 
 
 def test_float32_and_few_queries_stay_off(trial: Emulated) -> None:

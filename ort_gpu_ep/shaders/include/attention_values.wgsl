@@ -2,11 +2,16 @@
 #for u in v_loads
         {
             let key = from_key + vn$u;
+#if V_EIGHTS
+            vw$u = vec4<u32>();
+            if (key < end) { vw$u = v_eight((vp$u + key * V_S) / 2u + $(loaded * CHUNK // 8)u); }
+#else
             va$u = vec4<f32>();
             vb$u = vec4<f32>();
             if (key < end) {
                 va$u = v_at4(vp$u + key * V_S + $(loaded * CHUNK // 4)u);
                 vb$u = v_at4(vp$u + key * V_S + $(loaded * CHUNK // 4 + 1)u);
             }
+#end
         }
 #end
