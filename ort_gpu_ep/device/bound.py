@@ -13,28 +13,35 @@ from ort_gpu_ep.scheduler.template import Filled
 
 
 class Bound:
-    """Runs with these inputs and outputs. Used by one thread at a time."""
+    """Runs with these inputs and outputs. Used by one thread at a time.
+
+    prepared: their plan. allowed: it was seen that no tensor is empty, and that the plan takes outputs that are inputs.
+    """
 
     def __init__(self, prepared: Prepared, filled: Filled, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         self.inputs, self.outputs, self.gpu = list(inputs), list(outputs), prepared.gpu
-        self._prepared, self._filled, self._lock = prepared, filled, prepared.context.lock
-        prepared.context.bound.add(self)
+        self.prepared, self._filled, self._lock = prepared, filled, prepared.context.lock
+        self.allowed = False
         self._parts: tuple[tuple[Any, ...], list[Part]] | None = None               # each with what it holds for
         self._ahead: tuple[tuple[Any, ...], tuple[list[Any], Word | None]] | None = None
 
     @property
     def closed(self) -> bool:
         """Whether the plan is gone: there will be no further run."""
-        return self._prepared.closed
+        return self.prepared.closed
 
     def run(self) -> Word | None:
         """Enqueues one run. Returns the word to read with its results, if there is one. Raises DeviceError."""
         with self._lock:
-            self._prepared.used()
-            shape = self._prepared.current(self._filled)
-            ahead, self._ahead = self._ahead, None
-            commands, word = ahead[1] if ahead is not None and ahead[0] == self._state(shape) else self._record(shape)
-            self.gpu.execute(commands)
+            self.prepared.used()
+            return self.enqueue(self._filled)
+
+    def enqueue(self, filled: Filled) -> Word | None:
+        """The same with other numbers of the plan, which is noted as used already. Under the context's lock."""
+        shape = self.prepared.current(filled)
+        ahead, self._ahead = self._ahead, None
+        commands, word = ahead[1] if ahead is not None and ahead[0] == self._state(shape) else self._record(shape)
+        self.gpu.execute(commands)
         return word
 
     def record_ahead(self) -> bool:
@@ -44,18 +51,18 @@ class Bound:
         try:
             state = self._parts[0]
             if state == self._state(state[-1]):
-                self._ahead = state, self._prepared.recorded(self._parts[1])
+                self._ahead = state, self.prepared.recorded(self._parts[1])
         finally:
             self._lock.release()
         return self._ahead is not None
 
     def _state(self, shape: Any) -> tuple[Any, ...]:
         """What a recording holds for."""
-        return self.gpu.timer, self._prepared.version, shape
+        return self.gpu.timer, self.prepared.version, shape
 
     def _record(self, shape: Any) -> tuple[list[Any], Word | None]:
         state = self._state(shape)
         if self._parts is None or self._parts[0] != state:
-            groups = self._prepared.bind(self.inputs, self.outputs)
-            self._parts = state, self._prepared.parts(shape, groups, self.inputs, self.outputs)
-        return self._prepared.recorded(self._parts[1])
+            groups = self.prepared.bind(self.inputs, self.outputs)
+            self._parts = state, self.prepared.parts(shape, groups, self.inputs, self.outputs)
+        return self.prepared.recorded(self._parts[1])

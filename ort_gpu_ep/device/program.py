@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Program:
         self.planned = 0        # plans ever made: a new size makes none where one holds for it
         self._last: tuple[TensorType, ...] = ()         # input types of the last run
         self._changed: tuple[tuple[TensorType, ...], tuple[TensorType, ...]] | None = None     # of the last two, where these differ
-        self._foreseen: tuple[tuple[TensorType, ...], Found] | None = None
+        self._foreseen: tuple[Key, Found] | None = None
         self.context = PlanContext(graph, config, gpu, rewrite, composer, known_plans)
         self.compiled = Plans(self.context, self._often)
         self._specializer = Specializer(self.context, self.compiled)
@@ -177,9 +177,10 @@ class Program:
         try:
             (before, last), self._changed, self._foreseen = self._changed, None, None
             types = tuple(b if a is b or a == b else _grown(a, b) for a, b in zip(before, last, strict=True))
-            if not self.context.closed and (types, ()) not in self.compiled.found:
+            key = Key((types, ()))
+            if not self.context.closed and key not in self.compiled.found:
                 found = self.compiled.fill(types, {})
-                self._foreseen = None if found is None else (types, found)
+                self._foreseen = None if found is None else (key, found)
         finally:
             self.lock.release()
 
@@ -235,7 +236,33 @@ class Program:
             found = self._again([t.type for t in inputs])
             if found is None or not Steady.fits(found[1]) or not _may_share(found[0].template.plan, inputs, outputs):
                 return None
-            return Bound(*found, inputs, outputs)
+            made = Bound(*found, inputs, outputs)
+            self.context.bound.add(made)
+            return made
+
+    def run_bound(
+        self, types: tuple[TensorType, ...], bound_for: Callable[[Prepared, Filled], Bound | None],
+    ) -> Word | Literal[False] | None:
+        """One run of what is bound, as `run`. bound_for: gives that for the plan and the numbers of these types.
+
+        False, and nothing was enqueued, where that is None or the run needs `run`. Raises as that does.
+        """
+        with self.lock:
+            if self.steering or self._ran is not None:
+                return False
+            try:
+                prepared, filled = self._prepared(types, None)
+                plan = prepared.template.plan
+                bound = bound_for(prepared, filled) if plan.steps and not plan.counted else None
+                if bound is None or not (bound.allowed or (Steady.fits(filled) and _may_share(plan, bound.inputs, bound.outputs))):
+                    return False
+                bound.allowed = True
+                word = bound.enqueue(filled)
+            except (UnknownValueError, OutOfDeviceMemoryError):
+                return False        # `run` asks for content, and has memory given back
+            self._foresee(types)
+            self.gpu.on_wait(bound)
+            return word
 
     def _again(self, inputs: Sequence[TensorType]) -> Found | None:
         """The plan of runs with these input types, that all go the same way; None where they may not, or there is nothing to do."""
@@ -256,12 +283,13 @@ class Program:
         if self.context.closed:
             raise InternalError(f"program {self.graph.name} is closed")
         values: Mapping[int, Array] = self._content(types, read)
-        key = Key((types, _key(values)))
+        foreseen, made = self._foreseen, self.planned
+        is_foreseen = foreseen is not None and not values and foreseen[0][0] == types
+        key = foreseen[0] if foreseen is not None and is_foreseen else Key((types, _key(values)))      # whose hash is known
         found = self.compiled.found.get(key)
-        made = self.planned
         if found is None:
-            foreseen, self._foreseen = self._foreseen, None
-            is_there = foreseen is not None and not values and foreseen[0] == types and not foreseen[1][0].closed
+            self._foreseen = None
+            is_there = foreseen is not None and is_foreseen and not foreseen[1][0].closed
             found = foreseen[1] if is_there and foreseen is not None else self.compiled.fill(types, values)
             if found is None:
                 try:

@@ -18,8 +18,16 @@ from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.transfer import tensor_type
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.device import Buffer, Gpu
+    from ort_gpu_ep.device.bound import Bound
+    from ort_gpu_ep.device.prepared import Prepared
+    from ort_gpu_ep.device.program import Program
     from ort_gpu_ep.ir.graph import Array
+    from ort_gpu_ep.scheduler.template import Filled
+
+
+OWN_NBYTES = 8 << 20
+"""What a binding's runs may keep on the device for their arrays: the logits of a prompt do not stay there."""
 
 
 class _Refused(Exception):
@@ -29,7 +37,8 @@ class _Refused(Exception):
 class BindingRun(Run):
     """Runs of a session's only partition with what is bound. Not thread-safe.
 
-    What lies on the device is found once, and again where memory may have moved; arrays on the host may be others in each run.
+    What lies on the device is found once, and again where memory may have moved; arrays on the host may be others in each run. A run that
+    finds memory as the one before it left it goes by `_bound`: what is bound there, and buffers of its own for what is on the host.
     made: values of the last run for HOST, by the output's name.
     """
 
@@ -39,11 +48,17 @@ class BindingRun(Run):
     ) -> None:
         super().__init__(partition, 0)
         self._unwanted = unwanted       # positions of outputs that are not bound
-        self.made: dict[str, Any] = {}
+        self.made, self._next_made, self._forgotten = dict[str, Any](), dict[str, Any](), set[str]()
         self._where, self._targets = places, targets
         self._arrays = [k for k, place in enumerate(places) if place is None]
+        self._made_here = [k for k, target in enumerate(targets) if target is None]
+        self._shapes = [() if target is None else target[1].shape for target in targets]
         self._refused = False
         self._kept: Known | None = None
+        self._bound: Bound | None = None
+        self._own = dict[tuple[bool, int], Any]()       # storages, by whether it is an output's, and which
+        self._read_from, self._written_to = list[tuple[Any, int]](), list[Any]()     # storages of `_bound`
+        self._there: tuple[int, Any] | None = None          # memory's version and the program that the last run had
 
     @staticmethod
     def of(
@@ -89,13 +104,88 @@ class BindingRun(Run):
 
     def forget(self, name: str) -> None:
         """The next run makes a new value for this output."""
-        self.made.pop(name, None)
+        if self.made.pop(name, None) is not None:
+            self._forgotten.add(name)
+
+    def record_ahead(self) -> bool:
+        """While the host waits for the GPU: makes the values that the next run will want, if it is like this one."""
+        for name in self._forgotten - self._next_made.keys():
+            value = self.made.get(name)
+            if value is not None:
+                dtype = self.partition.output_dtypes[self.partition.graph.outputs.index(name)]
+                assert dtype is not None, "`of` has seen to it"
+                self._next_made[name] = OrtValue.ortvalue_from_shape_and_type(value.shape(), dtype.numpy.type)
+        return False
 
     def on_gpu(self) -> None:
+        partition, before = self.partition, self._there
+        program, config = partition.program, partition.state.config
         try:
-            super().on_gpu()
+            if (memory.version, program) != before or config is None or config.verify or not self._as_bound(cast("Program", program)):
+                self._bound = None
+                super().on_gpu()
         except _Refused:
             self._refused = True
+        self._there = memory.version, program
+
+    # ---- runs by what is bound
+
+    def _as_bound(self, program: Program) -> bool:
+        """One run by `_bound`. False, and nothing was enqueued, where it needs another way."""
+        gpu, places = program.gpu, self._all_places()
+        self._gpu, self._places, self._types = gpu, places, tuple([kind for _, kind in places])
+        word = program.run_bound(self._types, self._bound_for)
+        if word is False:
+            self._inputs, self._outputs, self._late = [], [], []
+            return False
+        gpu.on_wait(self)
+        for storage in self._outputs:
+            storage.content = None
+        self.deliver(word)
+        return True
+
+    def _bound_for(self, prepared: Prepared, filled: Filled) -> Bound | None:
+        """What such a run goes by, with what is on the host uploaded. None where an output is bound that has other sizes."""
+        gpu = prepared.gpu
+        makes, shapes = [(k, filled.outputs[k]) for k in self._made_here], [t.shape for t in filled.outputs]
+        for k, t in makes:
+            shapes[k] = self._shapes[k] = t.shape
+        if shapes != self._shapes:
+            return None
+        wanted = {(False, k): self._types[k].nbytes for k in self._arrays} | {(True, k): t.nbytes for k, t in makes}
+        if sum(wanted.values()) > OWN_NBYTES or not all(wanted.values()):
+            return None
+        fits = all(key in self._own and self._own[key].nbytes >= nbytes for key, nbytes in wanted.items())
+        if self._bound is None or self._bound.prepared is not prepared or not fits:
+            self._bind(gpu, prepared, filled, wanted)
+        for k in self._arrays:
+            storage, (address, kind) = self._own[False, k], self._places[k]
+            gpu.upload(cast("Buffer", storage.buffer), 0, address, kind.nbytes)
+            memory.count("host_to_device", self.partition.state, kind.nbytes)
+        self._late = [(self._own[True, k], self.output(k, t.shape)[0], t.nbytes) for k, t in makes if k not in self._unwanted]
+        self._inputs, self._outputs = self._read_from, self._written_to
+        return self._bound
+
+    def _bind(self, gpu: Gpu, prepared: Prepared, filled: Filled, wanted: Mapping[tuple[bool, int], int]) -> None:
+        for key, nbytes in wanted.items():
+            if key not in self._own or self._own[key].gpu is not gpu or self._own[key].nbytes < nbytes:
+                memory.release([self._own.pop(key)] if key in self._own else [])
+                self._own[key] = memory.temporary(gpu, nbytes if key[0] else nbytes + nbytes // 2)      # a mask grows with each token
+        from ort_gpu_ep.device.bound import Bound  # only here: it loads wgpu-native
+
+        self._read_from, self._written_to = [], []
+        inputs, outputs = list[Tensor](), list[Tensor]()
+        for k, (address, kind) in enumerate(self._places):
+            storage, offset = (self._own[False, k], 0) if k in self._arrays else memory.read(gpu, address, kind.nbytes)
+            memory.release([] if k in self._arrays else [storage])       # its block holds it
+            self._read_from.append((storage, offset))
+            inputs.append(Tensor(cast("Buffer", storage.buffer), offset, kind))
+        for k, kind in enumerate(filled.outputs):
+            target = self._targets[k]
+            storage = self._own[True, k] if target is None else memory.write(gpu, target[0], kind.nbytes)[0]
+            self._written_to.append(storage)
+            outputs.append(Tensor(cast("Buffer", storage.buffer), 0, kind))
+        self._bound = Bound(prepared, filled, inputs, outputs)
 
     # ---- for the program
 
@@ -125,6 +215,8 @@ class BindingRun(Run):
         if dtype is None:
             raise InternalError(f"output {name!r} has no known element type")
         value = self.made.get(name)
+        if value is None and (ready := self._next_made.pop(name, None)) is not None:
+            value = self.made[name] = ready
         if value is None or tuple(value.shape()) != shape:
             value = self.made[name] = OrtValue.ortvalue_from_shape_and_type(shape, dtype.numpy.type)     # views of it keep it alive
         return value.data_ptr(), tensor_type(dtype.onnx, shape)

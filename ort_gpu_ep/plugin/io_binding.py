@@ -43,6 +43,7 @@ class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
         self._read, self._written = dict[str, range](), dict[str, range]()      # host memory, by the input or output that lies there
         self._given: dict[str, Any] = {}        # by name: arrays and OrtValues as they are bound; None: what onnxruntime alone knows
         self._wanted: dict[str, Any] = {}       # by name, in onnxruntime's order: OrtValues, HOST; None: what onnxruntime alone knows
+        self._fresh = set[str]()        # outputs that onnxruntime is to make on the host, and has not made since it was told so
         self._run: Any = None        # direct_binding.py, for what is bound now
         self._is_answered = False               # the last run went past onnxruntime, which has none of its outputs
 
@@ -87,12 +88,16 @@ class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
     def bind_output(
         self, name: str, device_type: str = "cpu", device_id: int = 0, element_type: Any = None, shape: Any = None, buffer_ptr: Any = None,
     ) -> None:
-        super().bind_output(name, device_type, device_id, element_type, shape, buffer_ptr)
-        self._written[name] = _place(element_type, shape or (), buffer_ptr)
-        self._want(name, HOST if device_type == "cpu" and buffer_ptr is None else None)
+        is_new = device_type == "cpu" and buffer_ptr is None
+        if not (is_new and name in self._fresh):
+            super().bind_output(name, device_type, device_id, element_type, shape, buffer_ptr)
+            self._written[name] = _place(element_type, shape or (), buffer_ptr)
+            self._fresh.add(name) if is_new else self._fresh.discard(name)
+        self._want(name, HOST if is_new else None)
 
     def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
         super().bind_ortvalue_output(name, ortvalue)
+        self._fresh.discard(name)
         self._written[name] = _place_of(ortvalue)
         self._want(name, ortvalue if ortvalue.is_tensor() else None)
 
@@ -100,6 +105,7 @@ class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
         super().clear_binding_outputs()
         self._written.clear()
         self._wanted.clear()
+        self._fresh.clear()
         self._run, self._is_answered = None, False
 
     @property
@@ -137,6 +143,7 @@ class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
     def refresh(self) -> None:
         """Before a run of onnxruntime: binds the inputs that lie elsewhere than the session wants them to what they hold now."""
         self._is_answered = False
+        self._fresh.clear()
         for bind, arguments in self._elsewhere.values():
             bind(self, *arguments)
 

@@ -15,6 +15,7 @@ import pytest
 
 import ort_gpu_ep as ort
 from ort_gpu_ep.plugin import COPIES, plain
+from ort_gpu_ep.plugin.direct_binding import BindingRun
 from ort_gpu_ep.private import OrtBinding
 from tests.session.conftest import gpu_session, on_the_cpu
 from tests.unit.graphs import model_of
@@ -244,3 +245,55 @@ def test_what_does_not_fit_is_left_to_onnxruntime(
         binding.bind_output("y")
         session.run_with_iobinding(binding)
         np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], good)
+
+
+def test_a_state_on_the_device_whatever_happens_between_runs(
+    auto: Callable[..., Any], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Runs by what is bound already, between others: new arrays and sizes, a state that is written, moved or shared by other means."""
+    w = rng.standard_normal((8, 6)).astype("f")
+    model = model_of("""(float[N, 8] x, float[1, 8] state) => (float[N, 6] y, float[1, 8] next)
+        { p = MatMul(x, w) s = ReduceSum <keepdims=1> (state) y = Add(p, s) t = ReduceMean <axes=[0]> (x) next = Add(state, t) }""",
+                     {"w": w}, opset=17).SerializeToString()
+    session, writer = auto(model, placement="gpu"), auto(model, placement="gpu")
+    quick, bound = list[bool](), BindingRun._as_bound
+    monkeypatch.setattr(BindingRun, "_as_bound", lambda self, program: quick.append(bound(self, program)) or quick[-1])
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 8), "f"), "gpu") for _ in range(2)]
+    state, spare, unrelated, x, at = np.zeros((1, 8), "f"), list[Any](), list[Any](), np.zeros((5, 8), "f"), 0
+    binding = session.io_binding()
+    for turn in range(120):
+        what = rng.integers(12) if turn > 20 else 11
+        if what == 0:
+            state = rng.standard_normal((1, 8)).astype("f")
+            values[at].update_inplace(state)
+        elif what == 1:
+            unrelated = [onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu")]
+        elif what == 2:
+            values[at] = onnxruntime.OrtValue.ortvalue_from_numpy(state, "gpu")
+        elif what in (3, 7):        # 7: where it was read, which moves it
+            other, to = writer.io_binding(), at if what == 7 else 1 - at
+            other.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu"))
+            other.bind_ortvalue_input("state", values[at])
+            other.bind_output("y")
+            other.bind_ortvalue_output("next", values[to])
+            writer.run_with_iobinding(other)
+            state, at = state + x.mean(axis=0, keepdims=True), to
+        elif what == 4:
+            spare.append((values[at], values[at].numpy()))
+            values[at] = onnxruntime.OrtValue.ortvalue_from_numpy(state, "gpu")
+        rows = int(rng.choice([1, 5, 40])) if what == 5 else len(x)
+        x = rng.standard_normal((rows, 8)).astype("f")
+        binding.bind_cpu_input("x", x)
+        binding.bind_ortvalue_input("state", values[at])
+        binding.bind_ortvalue_output("next", values[at] if what == 6 else values[1 - at])
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+        np.testing.assert_allclose(binding.get_outputs()[1].numpy(), x @ w + state.sum(), rtol=1e-4, atol=1e-4)
+        state, at = state + x.mean(axis=0, keepdims=True), at if what == 6 else 1 - at
+        if turn > 60:       # the same two for a while, then one way only
+            at, state = 0, np.array(values[0].numpy())
+    np.testing.assert_allclose(values[at].numpy(), state, rtol=1e-4, atol=1e-4)
+    for value, content in spare:
+        np.testing.assert_array_equal(value.numpy(), content)
+    assert sum(quick) > 20, f"{sum(quick)} of {len(quick)}"
+    assert len(unrelated) <= 1
