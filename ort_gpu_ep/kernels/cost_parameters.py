@@ -6,6 +6,7 @@ The defaults are those of an H200, where the estimates of `ops/` were fitted to 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 
@@ -189,17 +190,29 @@ class Figures:
         """What is written in the time of a dispatch."""
         return int(self.dispatch_ns / self.byte_ns)
 
-    def scaled(self, arithmetic: float, memory: float, dispatch: float) -> Figures:
-        """Those of an adapter with so many times the arithmetic and the bytes a second, and the time of a dispatch; all positive.
+    def scaled(self, arithmetic: float, memory: float, dispatch: float, wait: float | None = None, barrier: float | None = None) -> Figures:
+        """Those of an adapter with so many times the arithmetic and the bytes a second, and the times of a dispatch, of a read that is
+        waited for and of a barrier; all positive. wait, barrier: None for as long on the clock of one like this, as many clocks of another.
 
-        What a unit does, and how long it waits, stays: an adapter with less arithmetic counts as one with fewer units, down to
-        LEAST_UNITS; with still less its units are slower.
+        A unit stays what it is: an adapter with less arithmetic counts as one with fewer units, down to LEAST_UNITS; with still less its
+        units are slower. Of what is waited for, one read or barrier takes longer; the rest is instructions.
         """
         slower = max(1.0, LEAST_UNITS / (self.units * arithmetic))
-        by = dict.fromkeys(_BANDWIDTHS, memory) | dict.fromkeys(_LAUNCHES, dispatch) | dict.fromkeys(_COUNTS, arithmetic * slower)
-        by |= dict.fromkeys(_UNIT_RATES, 1 / slower) | dict.fromkeys(_UNIT_TIMES, slower)
-        found = {name: getattr(self, name) * factor for name, factor in by.items()}
-        return replace(self, byte_ns=self.byte_ns / memory, **found | {name: max(1, round(found[name])) for name in _COUNTS})
+        factors = {
+            "units": arithmetic * slower, "arithmetic": arithmetic, "unit rates": 1 / slower, "unit times": slower, "bandwidths": memory,
+            "bytes": 1 / memory, "launches": dispatch}
+        found = {name: getattr(self, name) * factor for scale, factor in factors.items() for name in SCALES[scale]}
+        for kind, ratio, of_s in (("waits", wait, MEASURED_WAIT_S), ("barriers", barrier, MEASURED_BARRIER_S)):
+            if ratio is not None:
+                more_ns, clock = (ratio - 1.0) * of_s * 1e9, self.clocks_per_ns
+                found |= {name: _longer(getattr(self, name), ratio, more_ns) for name in SCALES[kind]}
+                found |= {name: _longer(getattr(self, name) / clock, ratio, more_ns) * clock / slower for name in SCALES[f"{kind} in clocks"]}
+        return replace(self, **found | {name: max(1, round(found[name])) for name in SCALES["units"]})
+
+
+def _longer(ns: float, ratio: float, more_ns: float) -> float:
+    """What waits `ratio` times as long once, which takes so much more; all of it, where that is less."""
+    return ns * ratio if abs(ns * (ratio - 1.0)) < abs(more_ns) else ns + more_ns
 
 
 DEFAULT_FIGURES = Figures()
@@ -217,11 +230,26 @@ entry of a sparse row, and reading x costs little more than a multiply-add of a 
 LEAST_UNITS = 12
 """Small GPUs have few units, but more than their arithmetic alone would say: Intel's UHD 3, Iris Xe 6, Apple's M1 8, Mali G78 up to 24."""
 
-_COUNTS = ("units", "few_groups", "many_groups")
-_UNIT_RATES, _UNIT_TIMES = ("clocks_per_ns", "fma_per_ns", "matrix_fma_per_ns"), ("fma_ns", "load_ns", "dot_ns", "grouped_load_ns")
-_BANDWIDTHS = tuple(f.name for f in fields(Figures) if f.name.endswith("bytes_per_ns"))
-_LAUNCHES = ("dispatch_ns", "launch_ns", "arrival_ns", "byte_arrival_ns", "normalize_fours_ns", "normalize_any_ns", "input_ns",
-             *(f.name for f in fields(Figures) if f.name.endswith("_launch_ns")))
+_NAMES = tuple(f.name for f in fields(Figures))
+
+SCALES: Mapping[str, Sequence[str]] = {
+    "units": ("units", "few_groups", "many_groups"),
+    "arithmetic": ("direct_flops_per_ns",),
+    "unit rates": ("clocks_per_ns", "fma_per_ns", "matrix_fma_per_ns"),
+    "unit times": ("fma_ns", "load_ns", "dot_ns", "grouped_load_ns", "rows_uneven_ns", "rows_even_ns", "held_vector_ns",
+                   "normalize_piece_ns", "unit_byte_ns"),
+    "bandwidths": tuple(name for name in _NAMES if name.endswith("bytes_per_ns")),
+    "bytes": ("byte_ns", "arrival_element_ns"),
+    "launches": ("dispatch_ns", "launch_ns", "arrival_ns", "byte_arrival_ns", "normalize_fours_ns", "normalize_any_ns", "input_ns",
+                 *(name for name in _NAMES if name.endswith("_launch_ns"))),
+    "waits": ("step_ns", "tile_step_ns", "window_step_ns", "byte_step_ns", "matrix_step_ns", "rows_wait_ns", "grouped_round_ns",
+              "normalize_round_ns", "normalize_load_ns", "normalize_any_element_ns", "sparse_round_ns", "sparse_tap_round_ns"),
+    "waits in clocks": ("attention_wait_clocks", "attention_query_wait_clocks", "attention_parts_wait_clocks", "sparse_entry_clocks"),
+    "barriers": ("held_step_ns", "general_step_ns", "byte_teams_ns", "normalize_lane_ns"),
+    "barriers in clocks": ("sparse_halving_clocks", "attention_join_clocks"),
+}
+"""What of the figures follows from which of an adapter's measured rates. The others are clocks and ratios of a kernel's text, and what a
+unit holds."""
 
 @dataclass(frozen=True, slots=True)
 class Roofs:
@@ -236,17 +264,24 @@ class Roofs:
 
 
 MEASURED_FLOPS_PER_S, MEASURED_NBYTES_PER_S, MEASURED_DISPATCH_S = 2e9 * 132 * DEFAULT_FIGURES.fma_per_ns, 4e12, 2.4e-6
-"""What a profile says of the adapter that the defaults are of: its roofs, and a dispatch."""
+MEASURED_WAIT_S, MEASURED_BARRIER_S = 149e-9, 28e-9
+"""What a profile says of the adapter that the defaults are of: its roofs, a dispatch, a read that is waited for, a barrier. The last two
+are between what the GPU's clock says there (143 and 26 ns) and the host's (156 and 31)."""
+
+MOST = 8.0
+"""Times that another adapter waits longer, or less: a chip's caches answer in 0.1 to 1 us, so what says more was disturbed."""
 
 
-def figures_of(flops_per_s: float, nbytes_per_s: float, dispatch_s: float) -> Figures:
-    """The figures of an adapter by its profile: roofs of arithmetic and of memory, and a dispatch. All positive.
+def figures_of(flops_per_s: float, nbytes_per_s: float, dispatch_s: float, wait_s: float = 0.0, barrier_s: float = 0.0) -> Figures:
+    """The figures of an adapter by its profile: roofs of arithmetic and of memory, and a dispatch, all positive; a read that is waited for
+    and a barrier, 0 where they were not measured.
 
     Ratios to the defaults' adapter go in steps of half a power of two: the estimates are no finer, and a profile that is measured again
     leads to the same choices.
     """
     return DEFAULT_FIGURES.scaled(
-        _step(flops_per_s / MEASURED_FLOPS_PER_S), _step(nbytes_per_s / MEASURED_NBYTES_PER_S), _step(dispatch_s / MEASURED_DISPATCH_S))
+        _step(flops_per_s / MEASURED_FLOPS_PER_S), _step(nbytes_per_s / MEASURED_NBYTES_PER_S), _step(dispatch_s / MEASURED_DISPATCH_S),
+        _waited(wait_s / MEASURED_WAIT_S), _waited(barrier_s / MEASURED_BARRIER_S))
 
 
 INTEGRATED_REGISTERS = 64
@@ -269,3 +304,7 @@ def figures_for(kind: str, measured: Figures | None) -> Figures:
 
 def _step(ratio: float) -> float:
     return float(2 ** (round(2 * math.log2(ratio)) / 2))
+
+
+def _waited(ratio: float) -> float | None:
+    return min(max(_step(ratio), 1 / MOST), MOST) if ratio else None

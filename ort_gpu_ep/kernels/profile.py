@@ -134,7 +134,9 @@ class Profile:
     def figures(self) -> Figures | None:
         """What kernels are chosen by; None without roofs."""
         roofs = self.roofs
-        return figures_of(roofs.flops_per_s, roofs.nbytes_per_s, self.dispatch_s) if roofs.flops_per_s and roofs.nbytes_per_s else None
+        if not roofs.flops_per_s or not roofs.nbytes_per_s:
+            return None
+        return figures_of(roofs.flops_per_s, roofs.nbytes_per_s, self.dispatch_s, roofs.wait_s, roofs.barrier_s)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; `from_dict` reads it."""

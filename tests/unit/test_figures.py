@@ -16,9 +16,13 @@ from ort_gpu_ep.kernels import profile
 from ort_gpu_ep.kernels.cost_parameters import (
     DEFAULT_FIGURES,
     LEAST_UNITS,
+    MEASURED_BARRIER_S,
     MEASURED_DISPATCH_S,
     MEASURED_FLOPS_PER_S,
     MEASURED_NBYTES_PER_S,
+    MEASURED_WAIT_S,
+    MOST,
+    SCALES,
     SOFTWARE_FIGURES,
     Figures,
     Roofs,
@@ -39,7 +43,8 @@ GPU = AdapterInfo(0, "a GPU", "discrete", "Vulkan", "driver 1", 1, 2)
 
 @pytest.mark.parametrize("off", [0.85, 1.0, 1.18])
 def test_a_profile_that_is_measured_again_changes_nothing(off: float) -> None:
-    assert figures_of(MEASURED_FLOPS_PER_S * off, MEASURED_NBYTES_PER_S / off, MEASURED_DISPATCH_S * off) == DEFAULT_FIGURES
+    rates = MEASURED_FLOPS_PER_S * off, MEASURED_NBYTES_PER_S / off, MEASURED_DISPATCH_S * off
+    assert figures_of(*rates) == figures_of(*rates, MEASURED_WAIT_S * off, MEASURED_BARRIER_S / off) == DEFAULT_FIGURES
 
 
 def test_a_smaller_gpu() -> None:
@@ -56,10 +61,45 @@ def test_a_smaller_gpu() -> None:
     assert least.fma_ns / least.units == pytest.approx(DEFAULT_FIGURES.fma_ns / DEFAULT_FIGURES.units * 64)
 
 
+def test_a_gpu_that_waits_longer() -> None:
+    """Twice for a read, four times for a barrier: so much longer it waits once. In clocks of a unit that has half of them, as long."""
+    rates, least = (MEASURED_FLOPS_PER_S / 22, MEASURED_NBYTES_PER_S, MEASURED_DISPATCH_S), DEFAULT_FIGURES
+    slow, before = figures_of(*rates, MEASURED_WAIT_S * 2, MEASURED_BARRIER_S * 4), figures_of(*rates)
+    assert before.fma_ns > 1.9 * least.fma_ns
+    read_ns, barrier_ns = MEASURED_WAIT_S * 1e9, MEASURED_BARRIER_S * 1e9
+    assert before.tile_step_ns == least.tile_step_ns
+    assert slow.tile_step_ns == pytest.approx(least.tile_step_ns + read_ns)
+    assert slow.normalize_load_ns == pytest.approx(2 * least.normalize_load_ns), "no more than it waits at all"
+    assert slow.attention_wait_clocks / slow.clocks_per_ns == pytest.approx(least.attention_wait_clocks / least.clocks_per_ns + read_ns)
+    assert slow.held_step_ns == pytest.approx(least.held_step_ns + 3 * barrier_ns)
+    halving_ns = least.sparse_halving_clocks / least.clocks_per_ns
+    assert slow.sparse_halving_clocks / slow.clocks_per_ns == pytest.approx(halving_ns + 3 * min(barrier_ns, halving_ns))
+    assert before.attention_wait_clocks == least.attention_wait_clocks, "as many clocks where it was not measured"
+    disturbed = figures_of(*rates, 1.0, 1.0)
+    assert disturbed.tile_step_ns == pytest.approx(least.tile_step_ns + (MOST - 1) * read_ns)
+
+
+def test_what_follows_from_what() -> None:
+    """Each figure from one rate at most; the document counts them."""
+    named = [name for names in SCALES.values() for name in names]
+    assert len(named) == len(set(named))
+    assert set(named) <= {field.name for field in fields(Figures)}
+    text = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text("utf-8")
+    for what, scales in {"arithmetic": ("units", "arithmetic", "unit rates", "unit times"), "memory": ("bandwidths", "bytes"),
+                         "a dispatch": ("launches",), "a read that is waited for": ("waits", "waits in clocks"),
+                         "a barrier": ("barriers", "barriers in clocks")}.items():
+        assert f"| {what} | {sum(len(SCALES[scale]) for scale in scales)} |" in text
+    assert f"of its {len(fields(Figures))} parameters {len(named)}" in text
+
+
+BESIDE = 4
+"""Workgroups of a unit that wait together."""
+
+
 @dataclass(frozen=True)
 class Device:
     """An artificial GPU. units: workgroups that it runs at once, each with its part of the arithmetic, and of a cache four times as fast as
-    memory.
+    memory; a step of 32 of K takes a read and two barriers at least, for BESIDE workgroups at a time.
     """
 
     kind: str
@@ -67,6 +107,8 @@ class Device:
     flops_per_s: float
     nbytes_per_s: float
     dispatch_s: float
+    wait_s: float
+    barrier_s: float
 
     def seconds(self, rows: int, m: int, k: int, tile: tuple[int, int], split: int) -> float:
         """Of a product in tiles of so many columns and rows: waves of workgroups, what they store, and the sum of the parts."""
@@ -74,11 +116,15 @@ class Device:
         groups, deep = -(-rows // lines) * -(-m // columns) * split, -(-k // split)
         each = max(2 * columns * lines * deep / self.flops_per_s, 4 * (columns + lines) * deep / (4 * self.nbytes_per_s)) * self.units
         parts = self.dispatch_s + 8 * split * rows * m / self.nbytes_per_s if split > 1 else 0.0
-        return self.dispatch_s + -(-groups // self.units) * each + 4 * rows * m / self.nbytes_per_s + parts
+        waves = -(-groups // self.units)
+        waits_s = -(-waves // BESIDE) * -(-deep // 32) * (self.wait_s + 2 * self.barrier_s)
+        return self.dispatch_s + max(waves * each, waits_s) + 4 * rows * m / self.nbytes_per_s + parts
 
 
-DEVICES = (Device("intel-uhd", 3, 0.44e12, 38e9, 8e-6), Device("mali-g7x", 14, 0.9e12, 34e9, 20e-6), Device("apple-m1", 8, 2.6e12, 68e9, 1e-5))
-"""A laptop's, a phone's, and a larger integrated one."""
+DEVICES = (
+    Device("intel-uhd", 3, 0.44e12, 38e9, 8e-6, 2.5e-7, 1e-7), Device("mali-g7x", 14, 0.9e12, 34e9, 20e-6, 8e-7, 2e-7),
+    Device("apple-m1", 8, 2.6e12, 68e9, 1e-5, 4e-7, 1e-7))
+"""A laptop's, a phone's, and a larger integrated one. What they wait for is assumed."""
 PRODUCTS = tuple(itertools.product((49, 196, 784, 3136), (64, 256, 1024), (64, 256, 1024, 4608)))
 
 
@@ -103,8 +149,9 @@ def test_choices_stay_sane_on_other_gpus(device: Device) -> None:
     """By an independent model of a small GPU: measured or not, what is chosen takes at most twice as long as the best, 12 % on average. By
     an H200's figures it takes up to three times as long: K is cut in many parts.
     """
-    measured = figures_for("integrated", figures_of(device.flops_per_s, device.nbytes_per_s, device.dispatch_s))
-    for figures in (measured, figures_for("integrated", None)):
+    rates = device.flops_per_s, device.nbytes_per_s, device.dispatch_s
+    measured = [figures_for("integrated", figures_of(*rates, *waits)) for waits in ((), (device.wait_s, device.barrier_s))]
+    for figures in (*measured, figures_for("integrated", None)):
         found = lost(device, figures)
         assert max(found) < 2.0
         assert sum(found) / len(found) < 1.12
