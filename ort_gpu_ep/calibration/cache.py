@@ -13,6 +13,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.health.verdicts import key_of
+from ort_gpu_ep.kernels.cost_parameters import Roofs
 from ort_gpu_ep.kernels.profile import GUESSED, Profile, read, write
 from ort_gpu_ep.processes.interrupts import uninterrupted
 
@@ -55,22 +56,25 @@ def with_roofs(gpu: Gpu, config: Config) -> Profile:
         if profile is GUESSED or profile.has_roofs:
             return profile
         key = key_of(gpu.info)
-        found = _known[key] = _roofed(gpu, profile, 0.0 if gpu.info.is_software else WAKE_S, False)
+        found = _known[key] = replace(profile, roofs=_roofs(gpu, False))
         write(config.cache_path, key, found)
     return found
 
 
-def _roofed(gpu: Gpu, profile: Profile, wake_s: float, busy: bool) -> Profile:
+def _roofs(gpu: Gpu, busy: bool) -> Roofs:
+    """busy: as of Bench. A GPU at rest is woken first: one that had its clock at rest (an H200) was taken for a quarter of itself."""
     by_gpu = "timestamp-query" in gpu.limits.features and not gpu.info.is_software      # llvmpipe may take a timestamp late
-    return replace(profile, roofs=uninterrupted(measure_roofs, Bench(gpu, Timer(gpu) if by_gpu else None, busy), wake_s))
+    wake_s = 0.0 if gpu.info.is_software else WAKE_S
+    return uninterrupted(measure_roofs, Bench(gpu, Timer(gpu) if by_gpu else None, busy), wake_s)
 
 
 def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None) -> Profile:
     start = time.perf_counter()
     try:
-        profile = uninterrupted(measure, gpu, progress=progress)   # 3 s: what is in flight uses its memory
-        if not gpu.info.is_software:        # whose kernels are not chosen by them
-            profile = _roofed(gpu, profile, 0.0, True)      # a program may be at work, and kernels are chosen by this for good
+        # Of a software adapter, kernels are not chosen by them. A program may be at work, and this is kept for good. They wake the GPU
+        # for what is measured next, too.
+        roofs = Roofs() if gpu.info.is_software else _roofs(gpu, True)
+        profile = replace(uninterrupted(measure, gpu, progress=progress), roofs=roofs)     # 3 s: what is in flight uses its memory
     except Exception as error:      # a record that is wrong, too: no profile is worth a model
         log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
         return GUESSED

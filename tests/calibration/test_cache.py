@@ -168,10 +168,17 @@ def test_roofs_are_measured_once_and_kept(
 
 
 def test_the_profile_of_a_gpu_has_its_roofs(gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are chosen by them from the next process on; on a software adapter nothing asks for them."""
-    monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: Roofs(2e12, 5e10))
+    """Kernels are chosen by them from the next process on; on a software adapter nothing asks for them. They are measured first, and wake it."""
+    woken: list[tuple[float, int]] = []
+
+    def roofs(bench: object, wake_s: float) -> Roofs:
+        woken.append((wake_s, measured.calls))
+        return Roofs(2e12, 5e10)
+
+    monkeypatch.setattr(cache, "measure_roofs", roofs)
     monkeypatch.setattr(gpu, "info", replace(gpu.info, type="integrated"))
     assert profile_of(gpu, config).roofs.flops_per_s == 2e12
+    assert woken == [(cache.WAKE_S, 0)]
     found = _figures(gpu.info, config.cache_path)
     assert found == figures_for("integrated", figures_of(2e12, 5e10, MADE.dispatch_s))
 

@@ -51,6 +51,22 @@ def test_the_roofs_are_of_the_work_that_was_done(gpu: Gpu, monkeypatch: pytest.M
     assert astuple(roofs.measure_roofs(roofs.Bench(gpu))) == pytest.approx((1e12, 1e11, 1e-6, 2e-6))
 
 
+@pytest.mark.parametrize(("risen_s", "wakes_s"), [(0.1, 0.8), (0.7, 1.1), (9.0, 2.4)])
+def test_a_gpu_at_rest_is_measured_when_its_clock_rises_no_more(monkeypatch: pytest.MonkeyPatch, risen_s: float, wakes_s: float) -> None:
+    """One that takes 10 ms a run at first, a tenth less in each tenth of a second, and 1 ms from risen_s on."""
+    clock = Clock(monkeypatch, roofs)
+    start_s = clock.now_s
+
+    def run() -> float:
+        at_s = clock.now_s - start_s
+        taken_s = 1e-3 if at_s >= risen_s else 1e-2 * 0.9 ** int(10 * at_s)
+        clock.rest(taken_s)
+        return taken_s
+
+    roofs._wake(SimpleNamespace(once_s=run), 0.8)      # type: ignore[arg-type]
+    assert clock.now_s - start_s == pytest.approx(wakes_s, abs=0.03)
+
+
 def test_little_memory_leaves_the_copy_out(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(nbytes: int) -> None:
         raise OutOfDeviceMemoryError("a test")
