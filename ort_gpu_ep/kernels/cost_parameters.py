@@ -244,7 +244,8 @@ SCALES: Mapping[str, Sequence[str]] = {
                  *(name for name in _NAMES if name.endswith("_launch_ns"))),
     "waits": ("step_ns", "tile_step_ns", "window_step_ns", "byte_step_ns", "matrix_step_ns", "rows_wait_ns", "grouped_round_ns",
               "normalize_round_ns", "normalize_load_ns", "normalize_any_element_ns", "sparse_round_ns", "sparse_tap_round_ns"),
-    "waits in clocks": ("attention_wait_clocks", "attention_query_wait_clocks", "attention_parts_wait_clocks", "sparse_entry_clocks"),
+    "waits in clocks": ("attention_wait_clocks", "attention_query_wait_clocks", "attention_parts_wait_clocks", "sparse_entry_clocks",
+                        "matrix_attention_wait_clocks"),
     "barriers": ("held_step_ns", "general_step_ns", "byte_teams_ns", "normalize_lane_ns"),
     "barriers in clocks": ("sparse_halving_clocks", "attention_join_clocks"),
 }

@@ -89,7 +89,7 @@ def test_what_follows_from_what() -> None:
                          "a dispatch": ("launches",), "a read that is waited for": ("waits", "waits in clocks"),
                          "a barrier": ("barriers", "barriers in clocks")}.items():
         assert f"| {what} | {sum(len(SCALES[scale]) for scale in scales)} |" in text
-    assert f"of its {len(fields(Figures))} parameters {len(named)}" in text
+    assert f"parameters {len(named)} follow from rates that are measured" in text
 
 
 BESIDE = 4
