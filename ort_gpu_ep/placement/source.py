@@ -12,15 +12,16 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.ir.model_file import stored_tensors
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, PlainSession, ort_session
 
-if TYPE_CHECKING:
-    import onnx
-
 _settings_lock = threading.RLock()
+
+PART_NBYTES = 1 << 20
+"""Of a file, read at a time."""
 
 
 class Source:
@@ -47,12 +48,8 @@ class Source:
         """See `digest_of`; read once. Raises OSError, ModelError."""
         if self._digest is None:
             file = self._held.get(self._model) if isinstance(self._model, str) else None
-            if file is None:
-                found = digest_of(self._model)
-            else:
-                with self._lock, os.fdopen(os.dup(file), "rb") as source:
-                    source.seek(0)
-                    found = digest_of(self._model, source.read())
+            with self._lock:
+                found = digest_of(self._model, file)
             self._check()
             self._digest = found
         self._check()
@@ -106,11 +103,7 @@ class Source:
     def _locations(self) -> Iterable[str]:
         if isinstance(self._model, bytes):
             return external_files(self._model)
-        file = self._held[self._model]
-        if not os.fstat(file).st_size:
-            return ()
-        with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as data:
-            return external_files(data[:]) if data.find(b"location") >= 0 else ()
+        return _external_files_of(self._held[self._model])
 
     @contextmanager
     def there(self) -> Iterator[str | bytes]:
@@ -170,41 +163,42 @@ def write_optimized(model: str | bytes, settings: Any, kwargs: Mapping[str, Any]
         PlainSession(model, settings, [CPU_PROVIDER], [{}], **kwargs)
 
 
-def digest_of(model: str | bytes, content: bytes | None = None) -> bytes:
+def digest_of(model: str | bytes, file: int | None = None) -> bytes:
     """Of what a model's own file holds; content in files of its own (external data) counts by its size and time of change.
 
-    content: of the model's own file, where it is known. Raises OSError.
+    file: the descriptor of the model's own file, where it is open. Raises OSError.
     """
     digest = hashlib.blake2b(digest_size=16)
-    data = content if content is not None else Path(model).read_bytes() if isinstance(model, str) else model
-    digest.update(data)
-    if isinstance(model, str):
-        for name in external_files(data):
-            found = (Path(model).parent / name).stat()
-            digest.update(f"{name} {found.st_size} {found.st_mtime_ns}".encode())
+    if isinstance(model, bytes):
+        digest.update(model)
+        return digest.digest()
+    with open(model, "rb") if file is None else os.fdopen(os.dup(file), "rb") as source:
+        source.seek(0)
+        part = bytearray(PART_NBYTES)       # not the whole: that would be one more copy of all weights in memory
+        while count := source.readinto(part):
+            digest.update(memoryview(part)[:count])
+        names = _external_files_of(source.fileno())
+    for name in names:
+        found = (Path(model).parent / name).stat()
+        digest.update(f"{name} {found.st_size} {found.st_mtime_ns}".encode())
     return digest.digest()
 
 
-def external_files(data: bytes) -> list[str]:
+def _external_files_of(file: int) -> list[str]:
+    if not os.fstat(file).st_size:
+        return []
+    with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as data:
+        return external_files(data)
+
+
+def external_files(data: bytes | mmap.mmap) -> list[str]:
     """The files, relative to its own folder, that a model has weights in. None for what is no ONNX model."""
-    if b"location" not in data:
+    if data.find(b"location") < 0:
         return []
-    import onnx  # a third of a second
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
     try:
-        model = onnx.ModelProto.FromString(data)
-    except DecodeError:
+        return sorted({tensor.external["location"] for tensor in stored_tensors(data) if "location" in tensor.external})
+    except ValueError:
         return []
-    return sorted({e.value for t in _tensors(model.graph) for e in t.external_data if e.key == "location"})
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for attribute in (a for node in graph.node for a in node.attribute):
-        yield from (attribute.t, *attribute.tensors)
-        for body in (attribute.g, *attribute.graphs):
-            yield from _tensors(body)
 
 
 def _is_there(path: str, file: int) -> bool:

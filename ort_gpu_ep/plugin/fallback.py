@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.device.backend import FilePlace
     from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node
     from ort_gpu_ep.partitioner.report import Report
+    from ort_gpu_ep.plugin.own_weights import OwnWeights
 
 _MIN_IR_VERSION = 10
 
@@ -72,13 +73,18 @@ def may_empty_images(graph: Graph) -> bool:
 class Fallback:
     """The CPU version of one partition. Thread-safe.
 
-    graph: read at Compile; its constants are taken now. opsets: of the model. notify: is told what a user should know.
+    graph: read at Compile; its constants are taken now. opsets: of the model. notify: is told what a user should know. own: the model's
+    files, where large constants may stay that are there already.
     """
 
-    def __init__(self, graph: Graph, opsets: Mapping[str, int], config: Config, notify: Callable[[str], object]) -> None:
+    def __init__(
+        self, graph: Graph, opsets: Mapping[str, int], config: Config, notify: Callable[[str], object], own: OwnWeights | None = None,
+    ) -> None:
         self._graph, self._opsets = graph, dict(opsets)
         self._kept: dict[str, Array] = {}
         self._large: tuple[str, ...] = ()
+        self._own = own
+        self._owned: dict[str, FilePlace] = {}
         self._file: WeightFile | None = None
         self._session: Any = None
         self._missing: str | None = None
@@ -113,18 +119,21 @@ class Fallback:
     def close(self) -> None:
         """Deletes the constants on disk."""
         with self._lock:
-            self._session = None
+            self._session = self._own = None
             if self._file is not None:
                 self._file.remove()
 
     def constants(self) -> dict[str, Array | FilePlace]:
         """What the partition's nodes read: small ones, and where on disk the large ones are until `close`."""
         places = {name: self._file.places[name] for name in self._large} if self._file is not None else {}
-        return {**self._kept, **places}
+        return {**self._kept, **self._owned, **places}
 
     def _stored(self) -> dict[str, Array]:
-        """The large constants. Raises ValueError, once closed."""
-        return {name: self._file.load(name) for name in self._large} if self._file is not None else {}
+        """The large constants. Raises ValueError, once closed; OSError where the model's own file has them, and was overwritten."""
+        if self._owned and self._own is None:
+            raise ValueError("the model's files were closed with their session")
+        owned = {name: self._own.load(place) for name, place in self._owned.items()} if self._own is not None else {}
+        return owned | ({name: self._file.load(name) for name in self._large} if self._file is not None else {})
 
     def _take_constants(self, cache_path: str, notify: Callable[[str], object]) -> None:
         read = {name for node in self._graph.nodes for name in node.reads} | set(self._graph.outputs)
@@ -132,6 +141,11 @@ class Fallback:
         arrays = {name: load() for name, load in constants.items()}
         large = {n: a for n, a in arrays.items() if a.nbytes > MIN_FILE_NBYTES}
         self._kept = {n: np.array(a) for n, a in arrays.items() if n not in large}
+        for name in list(large) if self._own is not None else ():
+            place = self._own.place(name, large[name]) if self._own is not None else None
+            if place is not None:
+                self._owned[name] = place
+                del large[name]
         if not large:
             return
         try:

@@ -18,6 +18,7 @@ from ort_gpu_ep.plugin.abi import NULL, api, ffi
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.given import GivenInitializers
+from ort_gpu_ep.plugin.own_weights import OwnWeights
 from ort_gpu_ep.plugin.partitioning import load_partitioner, partition, rewrite
 from ort_gpu_ep.plugin.plain import NOT_COMPILED
 from ort_gpu_ep.plugin.reader import Reader
@@ -51,6 +52,7 @@ class Provider(Table):
         super().__init__()
         self.shared, self.state, self.given, self.to_be_written, self.forbidden = shared, state, given, to_be_written, forbidden
         self._bodies: dict[Parent, dict[str, Report]] = {}
+        self._own: OwnWeights | None = None
         if state.backend is None or state.backend.device is not None:
             self.pointer.slot[slots.EP["GetDefaultMemoryDevice"].number] = NULL
 
@@ -147,7 +149,7 @@ class Provider(Table):
             notify = partial(self.state.record, "warning", graph.name)
             program, backend, fallback = None, self.state.backend, None
             if not self.config.strict or self.config.verify or (backend is not None and backend.rereads_constants):
-                fallback = Fallback(graph, reader.opsets(), self.config, notify)
+                fallback = Fallback(graph, reader.opsets(), self.config, notify, self._own_weights())
             try:
                 program = self._program(graph, fallback)
             except Exception as error:
@@ -156,6 +158,14 @@ class Provider(Table):
                 self.state.record("fallback", graph.name, error)
                 forget_frames(error)
             return Partition(self.state, graph, positions, program, fallback)
+
+    def _own_weights(self) -> OwnWeights | None:
+        """The model's files; None where a worker gets weights by the names of files, which somebody may replace."""
+        if self.state.backend is not None and self.state.backend.rereads_constants:
+            return None
+        if self._own is None:
+            self._own = OwnWeights(self.state.model_path)
+        return self._own
 
     def _program(self, graph: Graph, fallback: Fallback | None) -> Executable:
         if self.state.backend is None:

@@ -1,0 +1,119 @@
+"""The tensors of an ONNX model, found in the bytes of its file and not loaded: where each one's content lies.
+
+Sources: onnx.proto3 (numbers of fields), the encoding of protocol buffers (tags, varints, lengths).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MAX_DEPTH = 64
+"""Bodies of If, Loop and Scan inside each other."""
+
+MODEL_GRAPH = 7
+GRAPH_NODE, GRAPH_INITIALIZER = 1, 5
+NODE_ATTRIBUTE = 5
+ATTRIBUTE_TENSOR, ATTRIBUTE_GRAPH, ATTRIBUTE_TENSORS, ATTRIBUTE_GRAPHS = 5, 6, 10, 11
+TENSOR_NAME, TENSOR_RAW, TENSOR_EXTERNAL = 8, 9, 13
+ENTRY_KEY, ENTRY_VALUE = 1, 2
+
+
+class Bytes(Protocol):
+    """What a file's bytes are read from: bytes, or a mapped file."""
+
+    def __getitem__(self, index: slice, /) -> bytes: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor. raw: where its content begins and ends in the file, None where it is not there as raw bytes.
+
+    external: of content in a file of its own, what the model says of it (`location`, `offset`, `length`); empty otherwise.
+    initializer: it is one of the main graph.
+    """
+
+    name: str
+    raw: tuple[int, int] | None
+    external: Mapping[str, str] = field(default_factory=dict)
+    initializer: bool = True
+
+
+def stored_tensors(data: Bytes) -> Iterator[StoredTensor]:
+    """The tensors of a model's graph and of its bodies. Raises ValueError for what is no ONNX model."""
+    for number, start, end in _fields(data, 0, len(data)):
+        if number == MODEL_GRAPH:
+            yield from _of_graph(data, start, end, 0)
+
+
+def _of_graph(data: Bytes, start: int, end: int, depth: int) -> Iterator[StoredTensor]:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"more than {_MAX_DEPTH} graphs inside each other")
+    for number, at, to in _fields(data, start, end):
+        if number == GRAPH_INITIALIZER:
+            yield _tensor(data, at, to, depth == 0)
+        elif number == GRAPH_NODE:
+            for kind, begin, stop in _fields(data, at, to):
+                if kind == NODE_ATTRIBUTE:
+                    yield from _of_attribute(data, begin, stop, depth)
+
+
+def _of_attribute(data: Bytes, start: int, end: int, depth: int) -> Iterator[StoredTensor]:
+    for number, at, to in _fields(data, start, end):
+        if number in (ATTRIBUTE_TENSOR, ATTRIBUTE_TENSORS):
+            yield _tensor(data, at, to, False)
+        elif number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
+            yield from _of_graph(data, at, to, depth + 1)
+
+
+def _tensor(data: Bytes, start: int, end: int, initializer: bool) -> StoredTensor:
+    name, raw, external = "", None, dict[str, str]()
+    for number, at, to in _fields(data, start, end):
+        if number == TENSOR_NAME:
+            name = _text(data, at, to)
+        elif number == TENSOR_RAW:
+            raw = at, to
+        elif number == TENSOR_EXTERNAL:
+            entry = {kind: _text(data, begin, stop) for kind, begin, stop in _fields(data, at, to)}
+            external[entry.get(ENTRY_KEY, "")] = entry.get(ENTRY_VALUE, "")
+    return StoredTensor(name, raw, external, initializer)
+
+
+def _text(data: Bytes, start: int, end: int) -> str:
+    return data[start:end].decode("utf-8")      # UnicodeDecodeError is a ValueError
+
+
+def _fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The fields with a length: (number, where its content begins, where it ends). Others are passed over."""
+    at = start
+    while at < end:
+        tag, at = _varint(data, at, end)
+        number, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            _, at = _varint(data, at, end)
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        elif kind == _BYTES:
+            nbytes, at = _varint(data, at, end)
+            if nbytes > end - at:
+                raise ValueError(f"a field of {nbytes} B at {at}, expected at most {end - at}")
+            yield number, at, at + nbytes
+            at += nbytes
+        else:
+            raise ValueError(f"a field of wire type {kind} at {at}, which ONNX does not have")
+
+
+def _varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
+    """(number, where the next one begins)."""
+    value = shift = 0
+    for byte in data[at:min(at + 10, end)]:
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError(f"no number ends at {at}")
