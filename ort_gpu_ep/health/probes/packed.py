@@ -128,9 +128,8 @@ def subnormal(trial: Trial) -> str:
 def in_blocks(trial: Trial) -> str:
     """Scales and zero points for some codes of a row each, block after block and row after row; and the scales back again."""
     for _ in range(trial.rounds):
-        for transposed in (False, True):
-            _product(trial, 1, 132, 136, "int4", transposed, back=True, block=16)
-            _product(trial, 3, 200, 67, "uint8", transposed, back=True, block=32)
+        for (m, k, n, kind, block), transposed in trial.some(((1, 132, 136, "int4", 16), (3, 200, 67, "uint8", 32)), (False, True)):
+            _product(trial, m, k, n, kind, transposed, back=True, block=block)
     return "blocks of 16 and 32"
 
 
@@ -152,7 +151,7 @@ def rounded(trial: Trial) -> str:
     for _ in range(trial.rounds):
         with forced(ROUNDED):
             for bits, (m, k, n, block), zeros in trial.some(
-                    (4, 8), ((5, 64, 9, 32), (131, 100, 66, 32), (66, 192, 65, 96)), (False, True)):
+                    (4, 8), ((5, 64, 9, 32), (131, 100, 66, 32), (66, 192, 65, 96)), (False, True), of=4):
                 _rounded(trial, m, k, n, block, bits, zeros)
     return "4 and 8 bits"
 
@@ -189,11 +188,11 @@ def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_z
 @probe("packed weights given back", "kernels", disables=("restore_codes.wgsl",))
 def given_back(trial: Trial) -> str:
     """Codes that stand on the device only in the order of their product, in the model's own again, bit for bit."""
+    products, books = ((131, 136, "int8", False), (531, 67, "int4", True)), ((5, (0, 1)), (3, (1, 0)))
     for _ in range(trial.rounds):
-        _product(trial, 1, 131, 136, "int8", False, back=True)
-        _product(trial, 1, 531, 67, "int4", True, back=True)
-        _given_back(trial, 5, (0, 1))
-        _given_back(trial, 3, (1, 0))
+        for (k, n, kind, transposed), (bits, perm) in trial.some(products, books, of=3):
+            _product(trial, 1, k, n, kind, transposed, back=True)
+            _given_back(trial, bits, perm)
     return "bytes, nibbles, two planes"
 
 
@@ -241,7 +240,7 @@ def _decoded(trial: Trial, op: str, m: int, density: float = 0.2, stored: tuple[
 def codebooks(trial: Trial) -> str:
     """Codes within a word, across words, and in two planes."""
     for _ in range(trial.rounds):
-        for op, m in trial.some((*CODEBOOK,), (2, 17), of=4):
+        for op, m in trial.some((*CODEBOOK,), (2, 17), of=6, turn=1):
             _decoded(trial, op, m)
     return ", ".join(CODEBOOK)
 

@@ -42,12 +42,12 @@ def _tile_probe(tile: Tile) -> None:
 
     def check(trial: Trial) -> str:
         for _ in range(trial.rounds):
-            thin = trial.gpu.info.is_software      # each tile then has one of two, beside the product that is cut
-            for case, in (*(() if thin and turn % 2 else trial.some(whole, of=3, turn=turn)), (cut,)):
+            thin = trial.gpu.info.is_software      # a tile in three then has a whole product beside the one that is cut, one a window
+            for case, in (*(() if thin and turn % 3 else trial.some(whole, of=3, turn=turn // 3)), (cut,)):
                 transposed, split, (m, k, n) = case
                 with forced(form_of(tile, split)):
                     _product(trial, m, k, n, transposed)
-            for strides in () if thin and turn % 2 == 0 else ([2, 1],):
+            for strides in () if thin and turn % 3 != 1 else ([2, 1],):
                 with forced(form_of(tile, 1)):
                     filters = trial.normal(tile.m + 1, 3, 3, 3)
                     compare(trial, "Conv", 11, [trial.normal(1, 3, 9, 11), filters], pads=[1, 1, 1, 1], strides=strides)
@@ -71,9 +71,11 @@ for _tile in TILES:
 
 def _matvec_probe(name: str, shader: str, forms: Sequence[str], orders: Sequence[int], shapes: Sequence[tuple[int, int, int]]) -> None:
     """Adds the probe of a kernel that multiplies by a vector. orders: whether B is transposed. shapes: m, k, n."""
+    thin = 0 if len(forms) > 1 else 3
+
     def check(trial: Trial) -> str:
         for _ in range(trial.rounds):
-            for form, (m, k, n), transposed in trial.some(forms, shapes, orders):
+            for form, (m, k, n), transposed in trial.some(forms, shapes, orders, of=thin):
                 with forced(form):
                     _product(trial, m, k, n, transposed)
         return f"{len(forms) * len(orders) * len(shapes)} products"

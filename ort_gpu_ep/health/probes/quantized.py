@@ -71,7 +71,7 @@ def byte_tiles(trial: Trial) -> str:
     """A window and a point in every tile that the adapter can run, around its edges; planes; the depth of K no multiple of 16."""
     ran = [tile for tile in TILES if tile.fits(trial.gpu.limits)]
     for _ in range(trial.rounds):
-        for tile, window in trial.some(ran, (3, 1), of=8):
+        for tile, window in trial.some(ran, (3, 1), of=9, turn=2):
             with chosen(tile, 1):
                 _convolution(trial, np.uint8, (1, 20, 5, 13), (min(tile.m, 32) + 4, 20, window, window), pads=(window // 2,) * 4)
         _convolution(trial, np.int8, (1, 3, 17, 15), (12, 3, 5, 5), pads=(2, 2, 2, 2), strides=(2, 2))

@@ -49,7 +49,7 @@ def held(trial: Trial) -> str:
 def packed(trial: Trial) -> str:
     """Bytes of the input's weights and of the state's, decoded into registers, and in each step."""
     layers: tuple[tuple[str, int, int, dict[str, Any]], ...] = (("LSTM", 4, 12, {}), ("GRU", 3, 21, {"linear_before_reset": 1}))
-    for form, (op, gates, hidden, attributes) in trial.some((WHOLE, PRODUCT, GENERAL), layers):
+    for form, (op, gates, hidden, attributes) in trial.some((WHOLE, PRODUCT, GENERAL), layers, of=3):
         with forced(form):
             for _ in range(trial.rounds):
                 _packed_layer(trial, op, gates, hidden, **attributes)

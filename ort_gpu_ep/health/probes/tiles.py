@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,8 @@ def _tile_probe(tile: Tile) -> None:
         if not tile.fits(trial.gpu.limits):
             raise Unsupported("more workgroup memory or invocations than this adapter allows: not used")
         for _ in range(trial.rounds):
-            for split, (x, w, attributes) in trial.some(splits, windows, of=4, turn=TILES.index(tile)):
+            turn = TILES.index(tile)
+            for (split, (x, w, attributes)), in trial.some([*product(splits, windows)], of=len(splits) * len(windows), turn=turn):
                 with chosen(tile, split):
                     _convolution(trial, x, w, **attributes)
         return "4 windows"
@@ -98,7 +100,8 @@ def in_halves(trial: Trial) -> str:
     """Whole numbers that float16 holds, as it does the sums of them that it makes: nothing is rounded. By constant weights and others."""
     limits = trial.gpu.limits
     precisions = ["f16", *(["f16acc"] if limits.allow("product.wgsl", FLOAT16.feature) else [])]
-    ran = [tile for tile in TILES if tile.name in IN_HALVES and tile.fits(limits) and tile.fits(limits, halves=True)]
+    wanted = IN_HALVES[1:] if trial.gpu.info.is_software else IN_HALVES       # the first alone is compiled for a second
+    ran = [tile for tile in TILES if tile.name in wanted and tile.fits(limits) and tile.fits(limits, halves=True)]
     node = Node("MatMul", ("a", "b"), ("y",), version=13)
     for _ in range(trial.rounds):
         a, b = (trial.integers(-4, 5, *shape).astype(np.float32) for shape in ((70, 192), (192, 180)))
@@ -158,10 +161,12 @@ def grouped(trial: Trial) -> str:
 def spread(trial: Trial) -> str:
     """ConvTranspose by phases, filters that are no fours; weights given back bit for bit."""
     for _ in range(trial.rounds):
-        _convolution(trial, (2, 12, 5, 7), (12, 8, 2, 2), "ConvTranspose", strides=(2, 2))
-        _convolution(trial, (1, 36, 6, 5), (36, 4, 4, 3), "ConvTranspose", strides=(2, 3), pads=(1, 0, 1, 2))
-        _convolution(trial, (1, 16, 6, 5), (16, 3, 4, 4), "ConvTranspose", strides=(2, 2), pads=(1, 1, 1, 1))
-        _convolution(trial, (2, 16, 6, 5), (5, 16, 3, 3), pads=(1, 1, 1, 1))
+        for (x, w, op, attributes), in trial.some((
+                ((2, 12, 5, 7), (12, 8, 2, 2), "ConvTranspose", {"strides": (2, 2)}),
+                ((1, 36, 6, 5), (36, 4, 4, 3), "ConvTranspose", {"strides": (2, 3), "pads": (1, 0, 1, 2)}),
+                ((2, 16, 6, 5), (5, 16, 3, 3), "Conv", {"pads": (1, 1, 1, 1)}),
+                ((1, 16, 6, 5), (16, 3, 4, 4), "ConvTranspose", {"strides": (2, 2), "pads": (1, 1, 1, 1)})), of=2, turn=1):
+            _convolution(trial, x, w, op, **attributes)
         image, weights, bias = trial.normal(1, 5, 7, 12), trial.normal(12, 8, 3, 4), trial.normal(8)
         values = {"x": Value("x", FLOAT32, image.shape), "w": Value("w", FLOAT32, weights.shape, lambda w=weights: w),  # type: ignore[misc]
                   "c": Value("c", FLOAT32, bias.shape)}
@@ -193,7 +198,8 @@ def winograd_convolution(trial: Trial) -> str:
     trial.gpu.limits = replace(usual, figures=replace(usual.figures, winograd_factor=1e-9))
     try:
         for _ in range(trial.rounds):
-            for shape, filters, pads in (((2, 12, 9, 6), 20, (1, 1, 1, 1)), ((1, 64, 8, 11), 32, (0, 1, 2, 0))):
+            images = ((2, 12, 9, 6), 20, (1, 1, 1, 1)), ((1, 64, 8, 11), 32, (0, 1, 2, 0))
+            for (shape, filters, pads), in trial.some(images, of=2, turn=1):
                 image, weights, bias = trial.normal(*shape), trial.normal(filters, shape[1], 3, 3), trial.normal(filters)
                 _packed_convolution(trial, image, weights, bias, pads=pads)
     finally:
