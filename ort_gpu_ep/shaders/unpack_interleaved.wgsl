@@ -27,11 +27,12 @@ fn group_main(group: u32, lane: u32) {
     for (var i = 0u; i < min(TILE, max(K, k0) - k0); i++) {
 #if BLOCK
         let block = (k0 + i) / BLOCK;
-        if (i == 0u || (k0 + i) % BLOCK == 0u) {
+        let begins = (k0 + i) % BLOCK == 0u;
 #else
         let block = 0u;
-        if (i == 0u) {
+        let begins = false;
 #end
+        if (i == 0u || begins) {
 #if SCALES
             scale = scales_at((row / PER * BLOCKS + block) * PER + row % PER);
 #else
