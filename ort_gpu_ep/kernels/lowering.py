@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+import numpy as np
+
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Nonzeros, fits_half, nonzeros_of
 from ort_gpu_ep.ir.symbolic import is_symbolic
@@ -18,7 +20,7 @@ from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, INT32, INT64, DType, Ten
 from ort_gpu_ep.kernels import host, shape_arithmetic
 from ort_gpu_ep.kernels.claim import claim
 from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering, Operand, spec_of
-from ort_gpu_ep.weights.functions import DOMAIN
+from ort_gpu_ep.weights.functions import DOMAIN, SPARSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ def walk(
         _learn(facts, node, answer, otherwise)
         if limits.keeps_dense and runs_once(node, answer, facts.constants.__contains__, graph.outputs):
             facts.constants |= set(node.writes)
+            if node.op == SPARSE and node.inputs[1] in facts.known:
+                facts.counts[node.outputs[0]] = partial(_nonzeros_of_entries, node, facts)
         if facts.later:
             _learn_later(facts, node, answer)
 
@@ -118,6 +122,13 @@ def runs_once(node: Node, answer: Answer, is_constant: Callable[[str], bool], ou
     """Whether a node is a decoder of constants whose result can stay on the device from one run to the next. outputs: of the graph."""
     return _decodes(node) and isinstance(answer, Lowering) and bool(answer.kernels) and node.into is None and (
         all(map(is_constant, node.reads)) and not any(name in outputs for name in node.writes))
+
+
+def _nonzeros_of_entries(node: Node, facts: Facts) -> Nonzeros:
+    """At most, of the weight that a decoder of sparse entries makes: entries that only bridge a distance count, too."""
+    entries, starts = facts.types[node.inputs[0]].size, facts.known[node.inputs[1]]
+    most = int(np.diff(starts.astype(np.int64)).max(initial=0))
+    return Nonzeros(entries, *((entries, most) if node.attributes.get("perm") == (1, 0) else (most, entries)))
 
 
 def _decodes(node: Node) -> bool:

@@ -167,16 +167,30 @@ def test_functions_are_decoded_once(function: str, programs: Any) -> None:
     close(found[1], found[0])
 
 
-def test_sparse_filters_are_read_where_no_dense_ones_stay() -> None:
-    """Whatever they cost: around dense ones all layers keep their channels together."""
+@pytest.mark.parametrize("choice", ["packed", "fast"])
+@pytest.mark.parametrize(("op", "x", "w", "perm"), [
+    ("Conv", (1, 64, 14, 14), (64, 64, 3, 3), (0, 1, 2, 3)), ("MatMul", (40, 256), (144, 256), (1, 0))])
+def test_sparse_weights_are_read_sparse_from_entries_or_from_dense_ones(
+        op: str, x: Any, w: Any, perm: Any, choice: str, programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they cost nothing. From dense ones, which are gone then, they are as the layouts around them are weighed."""
+    model, _ = function_model(op, "Sparse", x, w, perm, density=0.1)
+    gpu = Gpu.open(Config())
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, figures=replace(DEFAULT_FIGURES, sparse_factor=0.0)))
+    program = programs(model, choice)
+    feeds = {"x": RNG.normal(size=x).astype("f")}
+    got = run_program(program, feeds)
+    close(got[0], ReferenceEvaluator(model).run(None, feeds)[0])
+    plan = program.plans[-1]
+    assert "sparse_product.wgsl" in shaders(plan)
+    packing = [step.kernel.shader for step in plan.prologue if isinstance(step, Dispatch)]
+    assert packing == (["pack_entries.wgsl"] if choice == "packed" else ["unpack_sparse.wgsl", "pack_pruned.wgsl"])
+    assert program.context.prologue.nbytes < 0.5 * 4 * np.prod(w), "6 bytes for each tenth, as many as the fullest output has"
+
+
+def test_sparse_filters_stay_dense_where_that_is_estimated_to_be_faster() -> None:
     model, _ = function_model("Conv", "Sparse", (1, 64, 14, 14), (64, 64, 3, 3), (0, 1, 2, 3), density=0.3)
-    types = {"x": TensorType(FLOAT32, (1, 64, 14, 14))}
-    found = {}
-    for keeps in (False, True):
-        limits = replace(Limits(), keeps_dense=keeps, figures=replace(DEFAULT_FIGURES, sparse_factor=0.0))
-        found[keeps] = shaders(make_plan(from_onnx(model), types, limits, rewrite))
-    assert "sparse_product.wgsl" in found[False]
-    assert "sparse_product.wgsl" not in found[True]
+    plan = make_plan(from_onnx(model), {"x": TensorType(FLOAT32, (1, 64, 14, 14))}, replace(Limits(), keeps_dense=True), rewrite)
+    assert "sparse_product.wgsl" not in shaders(plan)
 
 
 @pytest.mark.parametrize("limit_mb", [1, 2])
