@@ -26,6 +26,8 @@ PARTS_ALIGNED = 2048
 SCALES_WORKGROUP_SIZE = 256
 MOST_SPLIT, LEAST_STEPS, MOST_WAVES, CUT_FACTOR = 8, 4, 4, 1.1
 """Parts of k, and steps of each; k is cut where each compute unit has fewer workgroups than that, and where that wins clearly."""
+APART = 4
+"""Images of a workgroup's rows for each of which a lane keeps the largest magnitude, rather than in workgroup memory."""
 MOST_PARTS = 512
 """Of an image whose scales its producer gives: with more, what reads them waits longer than a look at the image takes."""
 
@@ -215,4 +217,5 @@ def given_scales(units: UnitConvolution, tile: UnitTile) -> Scales | None:
     pixels, images = pixels_of(product), spanned(product, tile)
     tiles = pixels // tile.n if pixels % tile.n == 0 else (pixels + tile.n - 2) // tile.n + 1
     parts = tiles * ceil_div(product.m, tile.m) * product.groups
-    return None if parts > MOST_PARTS else Scales(units.images, parts, (("GIVES", parts), ("SPANNED", images)), 4 * images)
+    consts = (("GIVES", parts), ("SPANNED", images), ("APART", APART))
+    return None if parts > MOST_PARTS else Scales(units.images, parts, consts, 4 * images)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, HALF, DType
 from ort_gpu_ep.kernels.registry import Bindings, Kernel
 from ort_gpu_ep.shaders.element_types import per_word, value_type, vector_type
-from ort_gpu_ep.shaders.steps import plain_vector, vector_steps
+from ort_gpu_ep.shaders.steps import plain_vector, steps_beside, vector_steps
 
 
 def part_name(name: str, part: int) -> str:
@@ -122,9 +122,11 @@ def word_writer(name: str, kernel: Kernel, first: str, text: str) -> str:
 
 
 def vector_writer(
-    name: str, kernel: Kernel, first: str, bindings: Bindings, pieces: Sequence[tuple[int, int]],
+    name: str, kernel: Kernel, first: str, bindings: Bindings, pieces: Sequence[tuple[int, int]], text: str,
 ) -> str:
-    """`<name>_final4(i, v)`, the fused steps; `<name>_store4(i, v)`; and `<name>_set4(i, v)`, one after the other."""
+    """`<name>_final4(i, v)`, the fused steps; `<name>_store4(i, v)`; and `<name>_set4(i, v)`, one after the other. The steps in two halves,
+    too, where the body, text, calls these.
+    """
     fused = bool(kernel.epilogue) and name == first
     value = "vec4<f16>(v)" if bindings[name][0].dtype is FLOAT16 and not kernel.raw else "v"
     cases = "".join(f"if (i >= {start // 4}u) {{ {part_name(name, k)}[i - {start // 4}u] = {value}; return; }} "
@@ -135,4 +137,5 @@ def vector_writer(
     return "\n".join([
         *lines, f"fn {name}_final4(i: u32, v: {given}) -> {four} {{ return {'fused4(v, i)' if fused else 'v'}; }}",
         f"fn {name}_store4(i: u32, v: {four}) {{ {cases}{name}[{at}] = {value}; }}",
-        f"fn {name}_set4(i: u32, v: {given}) {{ {name}_store4(i, {name}_final4(i, v)); }}"])
+        f"fn {name}_set4(i: u32, v: {given}) {{ {name}_store4(i, {name}_final4(i, v)); }}",
+        *([steps_beside(kernel, bindings, name)] if f"{name}_beside4(" in text else [])])

@@ -13,6 +13,8 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     X_BITS         of a stored element, in directives
     y_final4(i, v), y_store4(i, v)    the two halves of y_set4: the fused steps, and the store of what they gave: four numbers, or
                    a word where the steps end in bytes
+    y_beside4(i), y_beside_t, y_finished4(i, v, beside)    y_final4 in two halves: what it reads from memory, for what is loaded ahead, and
+                   the steps on it
     x_eight(i)     elements 8 i .. 8 i + 7 of 16 bits, as vec4<u32>, of what the kernel binds as vectors and as words, and reads
     x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
     x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
@@ -218,7 +220,7 @@ def _writers(kernel: Kernel, bindings: Bindings, pieces: Pieces, vectors: Contai
     for name, (tensor, written) in bindings.items():
         raw = as_bits(kernel, tensor.dtype, name)
         if written and name in vectors and (raw or tensor.dtype in (FLOAT32, FLOAT16)):
-            yield vector_writer(name, kernel, first, bindings, pieces[name])
+            yield vector_writer(name, kernel, first, bindings, pieces[name], text)
         elif written and name in kernel.words:
             yield word_writer(name, kernel, first, text)
         elif written and name not in vectors and name not in (*kernel.atomics, ERROR_FLAGS) and not (

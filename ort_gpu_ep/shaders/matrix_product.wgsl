@@ -258,6 +258,23 @@ fn scaled_back(v: vec4<f32>, x_bits: u32, w_bits: vec4<u32>) -> vec4<f32> {
 }
 #end
 
+// Of a workgroup's rows that which vector e of a round is in.
+fn stored_row(round: u32, e: u32) -> u32 {
+    let line = e / $(TM // 4)u;
+    return line / 16u * $(own_n)u + round * 16u + line % 16u;
+}
+
+#if Y_FOURS
+// Where in y, in elements, four columns of a row are; of what is beyond the edges, where the last are.
+fn place_of(n: u32, m: u32, batch: u32) -> u32 {
+#if GROUP_COUNT > 1
+    return (min(n, N - 1u) * GROUP_COUNT + batch) * M + min(m, M - 4u);
+#else
+    return (batch * N + min(n, N - 1u)) * M + min(m, M - 4u);
+#end
+}
+#end
+
 fn grid_main(group: vec3<u32>, lane: u32) {
     let m_first = group.x * TM;
     let n_first = group.y * TN;
@@ -450,8 +467,15 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     }
 #if GIVES
-    var largest = 0u;
-    var largest_of = 0u;
+#for image in SPANNED if SPANNED <= APART else 1
+    var largest$image = 0u;
+#end
+#end
+    // what the fused steps read is under way a round before it is used
+#if Y_FOURS
+#for u in stores
+    let beside0_$u = y_beside4(place_of(n_first + stored_row(0u, lane + $(u * WORKGROUP_SIZE)u), m_first + lane % $(TM // 4)u * 4u, batch) / 4u);
+#end
 #end
     // a lane has the same columns in every row that it stores
     let m = m_first + lane % $(TM // 4)u * 4u;
@@ -498,16 +522,33 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for u in stores
     var v$(i)_$u = vec4<f32>();
 #end
-    for (var part = 0u; part < SPLIT; part++) {
+#let once = 4 if SPLIT > 4 else SPLIT
+#for few in (SPLIT + once - 1) // once
+#for p in once
+#if few * once + p < SPLIT
 #for u in stores
-        v$(i)_$u += parts[(own_part + part * $(own_n // 16 * stores)u + $(i * stores + u)u) * WORKGROUP_SIZE + lane];
+    let p$(i)_$(few * once + p)_$u = parts[(own_part + $((few * once + p) * (own_n // 16) * stores + i * stores + u)u) * WORKGROUP_SIZE + lane];
 #end
-    }
 #end
-    // what the fused steps read is under way for all of a round: a store in between would keep the next load waiting
+#end
+#for p in once
+#if few * once + p < SPLIT
+#for u in stores
+    v$(i)_$u += p$(i)_$(few * once + p)_$u;
+#end
+#end
+#end
+#end
+#end
+#if Y_FOURS and i + 1 < own_n // 16
+#for u in stores
+    let beside$(i + 1)_$u = y_beside4(place_of(n_first + stored_row($(i + 1)u, lane + $(u * WORKGROUP_SIZE)u), m, batch) / 4u);
+#end
+#end
+    // all of a round: a store in between would keep the next load waiting
 #for u in stores
     let line$(i)_$u = (lane + $(u * WORKGROUP_SIZE)u) / $(TM // 4)u;
-    let n$(i)_$u = n_first + line$(i)_$u / 16u * $(own_n)u + $(i * 16)u + line$(i)_$u % 16u;
+    let n$(i)_$u = n_first + stored_row($(i)u, lane + $(u * WORKGROUP_SIZE)u);
     let m$(i)_$u = m;
 #if SPLIT == 1
     var v$(i)_$u = bitcast<vec4<f32>>(tile[line$(i)_$u * $(stage_row)u + lane % $(TM // 4)u]);
@@ -518,11 +559,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     v$(i)_$u *= ALPHA;
 #if Y_FOURS
-#if GROUP_COUNT > 1
-    let at$(i)_$u = (min(n$(i)_$u, N - 1u) * GROUP_COUNT + batch) * M + min(m$(i)_$u, M - 4u);
-#else
-    let at$(i)_$u = (batch * N + min(n$(i)_$u, N - 1u)) * M + min(m$(i)_$u, M - 4u);
-#end
+    let at$(i)_$u = place_of(n$(i)_$u, m, batch);
 #if HAS_C
 #if C_FOURS
     v$(i)_$u += bias;
@@ -530,7 +567,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     v$(i)_$u += BETA * vec4<f32>(c_at(c_index(at$(i)_$u)), c_at(c_index(at$(i)_$u + 1u)), c_at(c_index(at$(i)_$u + 2u)), c_at(c_index(at$(i)_$u + 3u)));
 #end
 #end
-    let final$(i)_$u = y_final4(at$(i)_$u / 4u, v$(i)_$u);
+    let final$(i)_$u = y_finished4(at$(i)_$u / 4u, v$(i)_$u, beside$(i)_$u);
 #end
 #end
 #for u in stores
@@ -538,15 +575,19 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #if Y_FOURS
         y_store4(at$(i)_$u / 4u, final$(i)_$u);
 #if GIVES
-#if SPANNED > 1
+        let bits = finite_bits(final$(i)_$u);
+#if SPANNED == 1
+        largest0 = max(largest0, bits);
+#else
         let image = n$(i)_$u / (OUT_HEIGHT * OUT_WIDTH) - first_image;
-        if (image != largest_of) {
-            atomicMax(&most[largest_of], largest);
-            largest = 0u;
-            largest_of = image;
-        }
+#if SPANNED <= APART
+#for image in SPANNED
+        largest$image = max(largest$image, select(0u, bits, image == $(image)u));
 #end
-        largest = max(largest, finite_bits(final$(i)_$u));
+#else
+        atomicMax(&most[image], bits);
+#end
+#end
 #end
 #else
         let at = (batch * N + n$(i)_$u) * M + m$(i)_$u;
@@ -565,7 +606,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #if GIVES
 #let columns = (M + TM - 1) // TM
-    atomicMax(&most[largest_of], largest);
+#if SPANNED <= APART
+#for image in SPANNED
+    atomicMax(&most[$image], largest$image);
+#end
+#end
     workgroupBarrier();
     for (var e = lane; e < SPANNED; e += WORKGROUP_SIZE) {
         let image = first_image + e;

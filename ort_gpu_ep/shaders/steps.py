@@ -96,6 +96,28 @@ def vector_steps(kernel: Kernel, bindings: Bindings) -> str:
     return "\n".join([f"fn fused4(v: {plain_vector(kernel)}, i: u32) -> vec4<f32> {{", *lines, "}"])
 
 
+def steps_beside(kernel: Kernel, bindings: Bindings, first: str) -> str:
+    """The fused steps in two halves, so that what they read can be under way early: `<first>_beside4(i)` reads the operands whose
+    neighbours are the output's, `<first>_finished4(i, v, beside)` applies the steps.
+    """
+    fours = [name for name, way in fused_reading(kernel, bindings).items() if way == "four"]
+    value = plain_vector(kernel)
+    if not fours:
+        return "\n".join([
+            f"alias {first}_beside_t = u32;", f"fn {first}_beside4(i: u32) -> u32 {{ return 0u; }}",
+            f"fn {first}_finished4(i: u32, v: {value}, beside: u32) -> vec4<f32> {{ return {first}_final4(i, v); }}"])
+    read, applied = _on_four(kernel, bindings)
+    values = ", ".join(f"s{len(kernel.epilogue) - 1}_{k}" for k in range(4))
+    kept = [f"    let {name}_four = beside.{name};" for name in fours]
+    rest = [line for line in read if not any(line.startswith(f"    let {name}_four =") for name in fours)]
+    own = ", ".join(f"{name}_at4({name}_index(4u * i) / 4u)" for name in fours)
+    return "\n".join([
+        f"struct {first}_beside_t {{ {', '.join(f'{name}: vec4<f32>' for name in fours)} }}",
+        f"fn {first}_beside4(i: u32) -> {first}_beside_t {{ return {first}_beside_t({own}); }}",
+        f"fn {first}_finished4(i: u32, v: {value}, beside: {first}_beside_t) -> vec4<f32> {{", *rest, *kept,
+        *(line for step in applied for line in step), f"    return vec4<f32>({values});", "}"])
+
+
 def plain_vector(kernel: Kernel) -> str:
     """The type of four elements that the fused steps begin with."""
     return f"vec4<{kernel.plain.dtype.value if kernel.plain else 'f32'}>"
