@@ -58,6 +58,8 @@ EXAMPLES: dict[str, tuple[tuple[int, ...], Any, dict[str, dict[str, object]]]] =
     "ChannelShuffle": (
         (2, 12, 5, 7), lambda rng: {"split": np.array([0, 3, 4, 5, 7]), "joined": np.array([2, 12, 5, 7])},
         {"Transpose": {"perm": [0, 2, 1, 3, 4]}}),
+    "Gelu": ((2, 5, 17), lambda rng: {"root": np.array(2 ** 0.5, np.float32)}, {}),
+    "Gelu by Mul": ((2, 5, 17), lambda rng: {"root": np.array(0.5 ** 0.5, np.float32)}, {}),
     "LayerNormalization": ((2, 5, 17), _layer_norm, {"ReduceMean": {"axes": [-1]}}),
     **{name: ((2, 3, 5, 8), partial(_attention, name=name), {"keys": {"perm": [0, 1, 3, 2]}}) for name in EXPORTED},
     **{name: ((2, 5, 3, 8), partial(_attention, name=name), {"x": {"perm": [0, 2, 1, 3]}}) for name in OF_ONNX},

@@ -165,6 +165,13 @@ def test_views_and_nodes_of_the_cpu_break_a_chain() -> None:
     assert ops_of(fused(graph)) == ["Exp", "Inverse", "Neg"]
 
 
+def test_gelu_is_one_step_and_what_is_almost_one_a_chain(weights: Weights) -> None:
+    body = "h = MatMul(x, m) d = Div(h, {root}) e = Erf(d) a = Add(e, one) p = Mul(h, a) y = Mul(p, half)"
+    for root, steps in (("root2", ["Gelu"]), ("three", ["Div", "Erf", "Add", "Mul", "Mul"]), ("v", ["Div", "Erf", "Add", "Mul", "Mul"])):
+        (node,) = fused(graph_of(f"{MATRIX} {{ {body.format(root=root)} }}", weights)).nodes
+        assert [step.op for step in node.epilogue] == steps
+
+
 def test_steps_are_limited() -> None:
     count = MAX_STEPS + 5
     names = ["x", *(f"v{i}" for i in range(count - 1)), "y"]
