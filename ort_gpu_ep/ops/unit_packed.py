@@ -45,6 +45,13 @@ class PackedProduct:
     codes: Mapping[str, Const] | None
 
     @property
+    def source(self) -> int:
+        """The input with the vectors."""
+        source = self.units.product.a.source
+        assert isinstance(source, int), "of a node that stands alone"
+        return source
+
+    @property
     def blocks(self) -> int:
         """Scales of a row."""
         return ceil_div(self.weights.k, self.weights.block) if self.weights.block else 1
@@ -150,4 +157,5 @@ def _lowered(packed: PackedProduct, tile: UnitTile, in_tile: bool, choice: Choic
     return replace(
         Lowering((out,), tuple(kernels), tuple(temps)),
         once=("w_scales", "scaled", *(name for name, _ in (*packed.rows.temps, *kept))),
-        dense=tuple(name for name, _ in kept), inverses=packed.rows.inverses)
+        dense=tuple(name for name, _ in kept), inverses=packed.rows.inverses,
+        scaled=(("x_scales", packed.source, False),) if units.scaled else ())

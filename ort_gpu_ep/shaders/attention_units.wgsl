@@ -33,6 +33,12 @@ fn magnitude(v: vec4<f32>) -> u32 {
     return max(max(finite.x, finite.y), max(finite.z, finite.w));
 }
 
+// Of what a subgroup has, by one of its lanes: atomics at one place follow each other.
+fn note_largest(which: u32, own: u32, its_lane: u32) {
+    let most = subgroupMax(own);
+    if (its_lane == 0u) { atomicMax(&largest[which], most); }
+}
+
 // 2^-e, in two factors: one alone could be beyond float32.
 fn back(e: i32) -> vec2<f32> {
     let some = e / 2;
@@ -88,11 +94,13 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     var qa$u = q_at4(qp$u);
     var qb$u = q_at4(qp$u + 1u);
 #end
-#if SCALED
-    atomicMax(&largest[0], max(magnitude(qa$u), magnitude(qb$u)));
-#end
 #end
 #if SCALED
+    var most = 0u;
+#for u in q_loads
+    most = max(most, max(magnitude(qa$u), magnitude(qb$u)));
+#end
+    note_largest(0u, most, subgroup_lane);
     workgroupBarrier();
     let q_scale = scale_of(atomicLoad(&largest[0]), 0);
 #end
@@ -157,9 +165,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     for (var from_key = start; from_key < end; from_key += BK) {
 #if SCALED
+        most = 0u;
 #for u in k_loads
-        atomicMax(&largest[1], max(magnitude(ka$u), magnitude(kb$u)));
+        most = max(most, max(magnitude(ka$u), magnitude(kb$u)));
 #end
+        note_largest(1u, most, subgroup_lane);
 #end
         workgroupBarrier();
 #if SCALED
@@ -234,9 +244,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #for c in chunks
 #if SCALED
+        most = 0u;
 #for u in v_loads
-        atomicMax(&largest[2], max(magnitude(va$u), magnitude(vb$u)));
+        most = max(most, max(magnitude(va$u), magnitude(vb$u)));
 #end
+        note_largest(2u, most, subgroup_lane);
 #end
         workgroupBarrier();
 #if c == 0

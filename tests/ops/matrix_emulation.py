@@ -106,7 +106,7 @@ _REPLACED = (
     (r"subgroupMatrixLoad<\w+, col_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 1u);"),
     (r"subgroupMatrixMultiplyAccumulate\((.*)\);", r"emulated_product(\1, lane);"),
     (r"subgroupMatrixStore<row_major>\(&tile, (.*)\);", r"emulated_store(\1, lane);"),
-    (r", @builtin\(subgroup_id\) its_subgroup_id: u32", ""), (r"\{ subgroup_id = its_subgroup_id; ", "{ let its_subgroup_id = lane / 32u; "))
+    (r", @builtin\(subgroup_id\) its_subgroup_id: u32", ""), (r"\{ (subgroup_lane = its_subgroup_lane; )?subgroup_id = its_subgroup_id; ", r"{ \1let its_subgroup_id = lane / 32u; "))
 
 
 def emulated(text: str) -> str:

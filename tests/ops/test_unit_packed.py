@@ -145,3 +145,20 @@ def test_a_prompt_takes_them(trial: Emulated, monkeypatch: pytest.MonkeyPatch, r
     unit, = [k for k in steps if k.shader == "matrix_product.wgsl"]
     assert bool(dict(unit.consts)["CODES"]) == (weights == "packed" and not shaders)
     assert {k.shader for k in steps} & {"unpack_product.wgsl"} == shaders
+
+
+def test_products_of_the_same_vectors_share_their_scales(trial: Emulated) -> None:
+    """The gate and the way up of a layer."""
+    model, _ = nbits_model((40, 96), 96, 72, 4, 32, "none", False)
+    second = onnx.NodeProto()
+    second.CopyFrom(model.graph.node[0])
+    second.output[0] = "z"
+    model.graph.node.append(second)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, (40, 72)))
+    x = np.random.default_rng().standard_normal((40, 96)).astype(np.float32)
+    first, other = trial.graph(from_onnx(model), [x], "tf32")
+    assert np.array_equal(first, other)
+    plan = make_plan(from_onnx(model), {"x": TensorType(FLOAT32, x.shape)}, trial.gpu.limits.of(Config(precision="tf32")))
+    shaders = [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)]
+    assert shaders.count("line_scales.wgsl") == 1
+    assert shaders.count("matrix_product.wgsl") == 2
