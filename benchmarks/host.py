@@ -2,11 +2,13 @@
 
     python -m benchmarks.host [NAME ...] [--runs 100] [--threads 1,2,4,8] [--join] [--group-size 4] [--groups 2] [--adapter A]
         [--json FILE]
+    python -m benchmarks.host --between MODEL
 
 floor: of the model's own recording, made beforehand: inputs written, one submission, the mapping polled for, the outputs copied out.
 over: placement=gpu above that. auto: a session that chooses for itself, and what it chose. Threads: runs per second of one session that
 all of them use, and of a session each; with --join also of one whose runs are submitted together (join_runs=1, so many groups of so many
-runs), and how many submissions a run that took.
+runs), and how many submissions a run that took. --between: a run after other work on the CPU, and its parts: upload, submission, the wait,
+and the rest (Python, onnxruntime, copying out).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import onnxruntime
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -199,6 +202,43 @@ def threads_of(name: str, counts: list[int], adapter: str, join: bool) -> dict[s
     return found
 
 
+BEFORE, COUNTED = 20, 70
+"""Runs after other work of one kind: those that only get used to it, and those that count."""
+
+
+def between(name: str, adapter: str) -> dict[str, dict[str, float]]:
+    """Milliseconds of a run, by the work that came between it and the one before: the median of the whole, the means of its parts."""
+    model, feeds = cases.load(name)
+    options = {"placement": "gpu", **({"adapter": adapter} if adapter else {})}
+    session: Any = InferenceSession(model, cases.quiet(), provider_options=options)
+    calm = cases.quiet()
+    calm.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    spinning, resting = (onnxruntime.InferenceSession(model, s, providers=["CPUExecutionProvider"]) for s in (cases.quiet(), calm))
+    values = np.zeros(8 << 20)
+    kinds: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None, "a rest of 1 ms": lambda: time.sleep(1e-3), "a rest of 10 ms": lambda: time.sleep(1e-2),
+        "64 MB of memory": lambda: np.add(values, 1.0, out=values), "the model on ORT's CPU": lambda: spinning.run(None, feeds),
+        "the same without spinning": lambda: resting.run(None, feeds)}
+    until = time.perf_counter() + 2 * AWAKE_S
+    while time.perf_counter() < until:
+        session.run(None, feeds)
+    stats, found = session._state.gpu.stats, dict[str, dict[str, float]]()
+    for kind, work in kinds.items():
+        took, before = list[float](), (0.0, 0.0, 0.0)
+        for k in range(BEFORE + COUNTED):
+            work()
+            before = (stats.upload_s, stats.submit_s, stats.wait_s) if k == BEFORE else before
+            begin = time.perf_counter()
+            session.run(None, feeds)
+            took.append((time.perf_counter() - begin) * 1e3)
+        parts = [(now - then) * 1e3 / COUNTED for now, then in zip((stats.upload_s, stats.submit_s, stats.wait_s), before, strict=True)]
+        found[kind] = {"run": float(np.median(took[BEFORE:])), **dict(zip(("upload", "submit", "wait"), parts, strict=True)),
+                       "rest": float(np.mean(took[BEFORE:])) - sum(parts)}
+        said = ", ".join(f"{part} {ms:.3f}" for part, ms in found[kind].items())
+        console.print(f"{name} after {kind}: {said}", highlight=False, soft_wrap=True)
+    return found
+
+
 def main(
     names: Annotated[list[str] | None, typer.Argument()] = None,
     runs: Annotated[int, typer.Option()] = 99,
@@ -210,7 +250,11 @@ def main(
     models: Annotated[bool, typer.Option(help="No: threads only.")] = True,
     adapter: Annotated[str, typer.Option()] = "",
     json: Annotated[Path | None, typer.Option()] = None,
+    after_work: Annotated[str, typer.Option("--between", metavar="MODEL", help="Runs of this model after other work instead.")] = "",
 ) -> None:
+    if after_work:
+        _write(json, {after_work: between(after_work, adapter)})
+        return
     joined_runs.MAX_RUNS, joined_runs.MAX_GROUPS = group_size, groups
     results: dict[str, Any] = {}
     table = Table("ms", "dispatches", "floor", "gpu", "over", "auto", "auto chose", "difference")
