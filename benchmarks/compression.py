@@ -74,7 +74,10 @@ def measured(model: Path, dense: Path, feeds: Mapping[str, Any], runs: int, weig
 
 
 def beside(dense: Any, file: Path, feeds: Mapping[str, Any], runs: int, choices: list[str]) -> dict[str, Any]:
-    """ms of the float32 session and of a file with each choice of the option `weights`, in blocks that take turns; dense MB, errors."""
+    """ms of the float32 session and of a file with each choice of the option `weights`, in blocks that take turns; dense MB, errors.
+
+    gpu_us: the GPU's part by its own clock, which hosts and their noise leave alone.
+    """
     given = {choice: {"placement": "gpu", "strict": 1, "weights": choice} for choice in choices}
     sides: dict[str, Any] = {c: InferenceSession(str(file), cases.quiet(), provider_options=options) for c, options in given.items()}
     on_cpu = InferenceSession(str(file), cases.quiet(), provider_options={"placement": "cpu"}).run(None, feeds)
@@ -82,10 +85,12 @@ def beside(dense: Any, file: Path, feeds: Mapping[str, Any], runs: int, choices:
     calls: dict[str, Callable[[], object]] = {"float32": partial(dense.run, None, feeds)}
     calls |= {side: partial(session.run, None, feeds) for side, session in sides.items()}
     found |= {f"{side}_ms": float(np.median(times)) for side, times in cases.in_blocks(calls, runs, blocks=2).items()}
+    found |= {f"{side}_gpu_us": session.profile(feeds, runs=9).gpu_us for side, session in {"float32": dense, **sides}.items()}
     for choice, session in sides.items():
         found[f"{choice}_ratio"] = found[f"{choice}_ms"] / found["float32_ms"]
         programs = [p.program for p in session._state.partitions]
         found[f"{choice}_dense_MB"] = sum(p.plans[-1].dense_nbytes for p in programs) / 1e6
+        found[f"{choice}_dispatches"] = sum(p.plans[-1].dispatches for p in programs)
     return found
 
 
