@@ -9,7 +9,6 @@ from statistics import median
 
 import numpy as np
 
-import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, chain, random
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
@@ -21,6 +20,10 @@ from ort_gpu_ep.kernels.lowering import facts_of, walk
 from ort_gpu_ep.kernels.profile import GUESSED, SIBLING, Curve, Profile
 from ort_gpu_ep.kernels.records import BY_FLOPS, Work, work_of
 from ort_gpu_ep.kernels.registry import Limits, Lowering, tensors_of
+from ort_gpu_ep.processes.interrupts import load
+
+ROWS = "ort_gpu_ep.ops"
+"""Fills the registry: not for a process that reads a profile."""
 
 WAKE_S = 0.8
 """How long a GPU works before its kernels are timed: one that was left alone raises its clock only after 0.4 s, sometimes
@@ -122,6 +125,7 @@ class Job:
 
     def __init__(self, gpu: Gpu, graph: Graph) -> None:
         self.gpu, self._taken = gpu, list[Tensor]()
+        load(ROWS)
         self.program = Program(graph, Config(weights="packed"), gpu)
         try:
             self.inputs = [self._tensor(random(_shape(graph, name))) for name in graph.inputs]
@@ -289,6 +293,7 @@ def _measured(bench: Bench, workload: Workload, size: int) -> tuple[tuple[Work, 
 
 def works_of(graph: Graph, limits: Limits) -> tuple[Work, ...]:
     """The work of each kernel that a run of a graph of one node dispatches. Raises UnsupportedNodeError where it is not taken."""
+    load(ROWS)
     inputs = {name: TensorType(graph.values[name].dtype, _shape(graph, name)) for name in graph.inputs}  # type: ignore[arg-type]
     _, answer, bound = next(walk(graph, facts_of(graph, inputs), limits))
     if not isinstance(answer, Lowering) or bound is None:

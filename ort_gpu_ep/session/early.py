@@ -45,12 +45,7 @@ class Early:
             from ort_gpu_ep.health.workarounds import with_workarounds
 
             gpu = open_gpu(self._config)
-            load("ort_gpu_ep.device.ahead")
-            from ort_gpu_ep.device.ahead import Known, key_of
-
-            options = [f"{o.name}={getattr(self._config, o.name)}" for o in OPTIONS if o.name not in NO_MATTER]
-            known = Known(self._config.cache_path, key_of(self._model, self._device, *options))
-            self._known = known
+            self._known = known = _known(self._config, self._model, self._device)
             self._read.set()
             known.compile(gpu, with_workarounds(self._config, gpu.workarounds).checked_shaders)
         except Exception as error:      # the session meets it, too, and says it
@@ -76,6 +71,20 @@ def begin(config: Config, model: Any) -> Early | None:
         return None
     load(FORKS)
     return Early(config, model if isinstance(model, bytes) else os.fsdecode(model), device)
+
+
+def _known(config: Config, model: str | bytes, device: str) -> Known:
+    load("ort_gpu_ep.device.ahead")
+    from ort_gpu_ep.device.ahead import Known, key_of
+
+    options = [f"{o.name}={getattr(config, o.name)}" for o in OPTIONS if o.name not in NO_MATTER]
+    return Known(config.cache_path, key_of(model, device, *options))
+
+
+def noted(config: Config, model: str | bytes) -> AbstractContextManager[object]:
+    """For the time in which a process makes sessions of a model that another one will open: it finds their pipelines. Raises OSError."""
+    device = in_order(config)
+    return _known(config, model, device) if device is not None else nullcontext()
 
 
 def in_order(config: Config) -> str | None:

@@ -69,6 +69,7 @@ def _found(
     import onnxruntime
 
     from ort_gpu_ep.health import open_adapter
+    from ort_gpu_ep.session.early import noted
     from ort_gpu_ep.session.session import InferenceSession
 
     open_adapter.QUICK_S = math.inf      # nobody waits
@@ -91,7 +92,8 @@ def _found(
         return None if told is None else float(told)
 
     runner.chooser.tells_cpu_s = cpu_s
-    session.run(None, feeds)
+    with noted(runner.config, model):
+        session.run(None, feeds)
     (decision,) = runner.chooser.decided.values()
     runner.chooser.save()
     return {"done": decision.source != "partial", "why": decision.why}

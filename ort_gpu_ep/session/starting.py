@@ -30,7 +30,7 @@ from ort_gpu_ep.placement.names import CPU
 from ort_gpu_ep.plugin import ensure_registered
 from ort_gpu_ep.processes.child import ending as how_it_ended
 from ort_gpu_ep.processes.interrupts import load
-from ort_gpu_ep.session.early import FORKS, begin
+from ort_gpu_ep.session.early import FORKS, begin, in_order
 from ort_gpu_ep.session.opening import MODULES, is_decided, look_for_gpu, make_runner
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ LAST_S = 0.5
 
 KNOWN = ("ort_gpu_ep.health.open_adapter", "ort_gpu_ep.placement.decisions")
 """What tells whether another process has to find out."""
+
+CHOOSING = ("ort_gpu_ep.placement.runner", "ort_gpu_ep.calibration", "ort_gpu_ep.load")
+"""What a session takes besides MODULES that chooses between candidates."""
 
 SETTINGS = (
     "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "execution_mode", "execution_order", "graph_optimization_level",
@@ -256,6 +259,8 @@ class Start:
         """Answers what the process asks, until it is done, or nobody wants to know any more. Gives what `_search` does."""
         deadline_s = time.monotonic() + SILENT_S
         found: dict[str, Any] | None = {}
+        if in_order(self.config) is not None:       # else there may be no GPU; what the winner needs is loaded meanwhile
+            load(*MODULES, *CHOOSING)
         while not self._stops and not self._hurried.is_set() and time.monotonic() < deadline_s:
             try:
                 found = scout.line(LOOK_S)

@@ -247,6 +247,7 @@ def is_body(shader: str) -> bool:
     return shader in _bodies()
 
 
+@cache
 def is_elementwise(shader: str) -> bool:
     """Whether a body is called once for each element of the first output."""
     return re.search(r"\bfn element\b", body(shader)) is not None

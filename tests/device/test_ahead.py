@@ -100,6 +100,21 @@ def test_a_session_of_a_known_model_begins_with_them(model: Path, gpu: Gpu, monk
     assert len(compiled_by) == 2 * first
 
 
+@pytest.mark.usefixtures("alone")
+def test_what_finds_out_for_another_process_notes_for_it(model: Path, gpu: Gpu) -> None:
+    """With the options of a session that chooses for itself: where it runs then, and what it goes by, changes no pipeline."""
+    config = resolve({"placement": "auto", "adapter": "0", "load": "off", "isolation": "none"})
+    with early.noted(config, str(model)) as known:
+        assert isinstance(known, Known)
+        session_of(model)
+    begun = early.begin(resolve({"placement": "gpu", "adapter": "0", "isolation": "none"}), str(model))
+    assert begun is not None
+    with begun.pipelines() as found:
+        assert isinstance(found, Known)
+        assert len(found._entries) > 3
+    end_of_early()
+
+
 def test_a_file_tells_models_and_options_apart(model: Path, tmp_path: Path) -> None:
     other = tmp_path / "o.onnx"
     other.write_bytes(model.read_bytes())

@@ -30,8 +30,8 @@ from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.registry import Limits, UnknownValueError
 from ort_gpu_ep.kernels.target import Tuned
+from ort_gpu_ep.partitioner import Costs, rewrite
 from ort_gpu_ep.partitioner import partition as decide
-from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.partitioner.report import Partitioning
 from ort_gpu_ep.plugin.partitioning import partition
 from ort_gpu_ep.scheduler.kept import from_data, to_data
@@ -202,6 +202,19 @@ def test_a_large_constant_that_the_partitioner_read_counts_by_its_content(tmp_pa
             found.append(partition(KnownPlans(str(tmp_path), "code"), graph, CONFIG, LIMITS, False, None, {}, False))
             assert found[-1] == decide(graph, CONFIG, LIMITS, False), k
         assert found[0] == found[2] != found[1]
+
+
+def test_where_the_gpu_is_expected_to_win_its_own_session_finds_a_partitioning(tmp_path: Path) -> None:
+    """The process that finds out where a model runs best makes another one than the process that then runs it."""
+    graph, auto = graph_of(MLP.replace("N", "5"), WEIGHTS), Config(placement="auto", adapter="0")
+    for seconds, files in ((1.0, 2), (1e-9, 1)):
+        costs = Costs(cpu_s={(node.id, node.op): seconds for node in graph.nodes})
+        kept = KnownPlans(str(tmp_path / str(files)), "code")
+        assert partition(kept, graph, auto, LIMITS, False, costs, {}, False) == decide(graph, auto, LIMITS, False, costs)
+        assert len([*kept.folder.iterdir()]) == files
+        gpu = replace(auto, placement="gpu")
+        assert partition(kept, graph, gpu, LIMITS, False, None, {}, False) == decide(graph, gpu, LIMITS, False)
+        assert len([*kept.folder.iterdir()]) == 2
 
 
 def test_what_is_planted_or_forced_is_not_kept(tmp_path: Path) -> None:
