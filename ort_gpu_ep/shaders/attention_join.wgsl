@@ -11,12 +11,13 @@ var<workgroup> joined: array<vec4<f32>, LANES>;
 fn power(x: f32) -> f32 { return exp2(x * 1.44269504); }
 
 fn grid_main(group: vec3<u32>, lane: u32) {
+    let count = SPLITS + (lane >> 16u);     // + 0: lavapipe compiles anew in each dispatch what a uniform alone bounds, and keeps it all
     let base = (group.y * HEADS + group.x) * SPLITS;
     var top = -3.4028234663852886e38;
-    for (var s = lane; s < SPLITS; s += LANES) { top = max(top, tops_at(2u * (base + s))); }
+    for (var s = lane; s < count; s += LANES) { top = max(top, tops_at(2u * (base + s))); }
     highest[lane] = top;
     workgroupBarrier();
-    for (var i = 0u; i < min(LANES, SPLITS); i++) { top = max(top, highest[i]); }
+    for (var i = 0u; i < min(LANES, count); i++) { top = max(top, highest[i]); }
 #if SINK == 1
     let sink = sink_at(group.x);
     top = max(top, sink);
@@ -28,7 +29,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let row = lane / D4;
     var sum = vec4<f32>();
     var total = 0.0;
-    for (var s = row; s < SPLITS && row < ROWS; s += ROWS) {
+    for (var s = row; s < count && row < ROWS; s += ROWS) {
         let powers = tops_at(2u * (base + s) + 1u);
         if (powers > 0.0) {
             let share = power(tops_at(2u * (base + s)) - top);
