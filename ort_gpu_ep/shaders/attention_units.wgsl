@@ -83,6 +83,22 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let q_base = b * Q_B + h * Q_H + Q_FIRST;
     let k_base = b * K_B + h / GROUP * K_H + K_FIRST;
     let v_base = b * V_B + h / GROUP * V_H + V_FIRST;
+#for u in k_loads
+    let ke$u = lane + $(u * WORKGROUP_SIZE)u;
+    let kn$u = ke$u / $(D // 8)u;
+    let kt$u = kn$u * $(k_row)u + ke$u % $(D // 8)u;
+    let kp$u = k_base + ke$u % $(D // 8)u * 2u;
+#if K_EIGHTS
+    var kw$u = vec4<u32>();
+#else
+    var ka$u = vec4<f32>();
+    var kb$u = vec4<f32>();
+#end
+#end
+    {
+        let next = start;
+#include attention_keys.wgsl
+    }
 #if SCALED
     if (lane < 3u) { atomicStore(&largest[lane], 0u); }
     workgroupBarrier();
@@ -119,22 +135,6 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for d in D // 16
     let a$d = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(16 * k_row)u + $(2 * d)u, $(k_row)u);
 #end
-#for u in k_loads
-    let ke$u = lane + $(u * WORKGROUP_SIZE)u;
-    let kn$u = ke$u / $(D // 8)u;
-    let kt$u = kn$u * $(k_row)u + ke$u % $(D // 8)u;
-    let kp$u = k_base + ke$u % $(D // 8)u * 2u;
-#if K_EIGHTS
-    var kw$u = vec4<u32>();
-#else
-    var ka$u = vec4<f32>();
-    var kb$u = vec4<f32>();
-#end
-#end
-    {
-        let next = start;
-#include attention_keys.wgsl
-    }
 #for u in v_loads
     let ve$u = lane + $(u * WORKGROUP_SIZE)u;
     let vn$u = ve$u / $(CHUNK // 8)u;
