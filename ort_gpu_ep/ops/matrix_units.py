@@ -149,10 +149,10 @@ def tiles_of(units: UnitProduct) -> Iterator[UnitTile]:
             yield tile
 
 
-def estimate_ns(units: UnitProduct, tile: UnitTile, of_codes: float = 0.0) -> float:
+def estimate_ns(units: UnitProduct, tile: UnitTile, of_codes: float = 0.0, split: int = 1) -> float:
     """As tiles.estimate_ns, with the rate of matrix units; of scaled operands the dispatches that find the scales.
 
-    of_codes: how much slower the product is where w is packed codes; 0: it is numbers.
+    of_codes: how much slower the product is where w is packed codes; 0: it is numbers. split: parts of k.
     """
     product, by = units.product, units.product.target.figures
     rows, columns, k, batch = (int(hint(n)) for n in (product.m, product.n, product.k, product.batch))
@@ -161,7 +161,7 @@ def estimate_ns(units: UnitProduct, tile: UnitTile, of_codes: float = 0.0) -> fl
     for operand in (units.x, units.w):
         # a matrix x along n is read by elements: a vector holds other rows
         factor *= 1.0 if _by_fours(units, operand) else BY_ELEMENTS
-    time = tile_ns(by, tile, rows, columns, k, batch, factor)
+    time = tile_ns(by, tile, rows, columns, k, batch, factor, split)
     for operand in (units.x, units.w):
         if units.scaled and not operand.constant:
             time += by.dispatch_ns + 4 * batch * int(hint(operand.outer)) * k * by.byte_ns

@@ -15,11 +15,11 @@ from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
-from ort_gpu_ep.kernels.forms import Form
+from ort_gpu_ep.kernels.forms import Build, Form
 from ort_gpu_ep.kernels.records import ceil_div
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided
 from ort_gpu_ep.kernels.target import TF32, Choice, no_matrix_units
-from ort_gpu_ep.ops import matrix_units, tiles
+from ort_gpu_ep.ops import matrix_units, tiles, unit_parts
 from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.matrix_units import LEAST, UnitProduct, UnitTile
 from ort_gpu_ep.ops.packed_operands import Columns, Layout, Weights
@@ -77,15 +77,30 @@ def forms(
         units, weights, _powers(node, weights), rows, unpack, bias[0] if bias else None, node.target.limits.keeps_dense,
         _codes(node, weights, rows, described))
     once = 0.0 if packed.keeps else unpack_ns
-    before = {f"unpacked for {tile.name}": Form(matrix_units.estimate_ns(units, tile) + once, partial(_lowered, packed, tile, False))
-              for tile in matrix_units.tiles_of(units)}
-    if packed.codes is None:
-        return before
+    found = _of_tiles(packed, False, once)
     along = replace(units, w=replace(units.w, along_k=True))       # as codes lie
-    packed = replace(packed, units=along)
-    return before | {
-        f"decoded in {tile.name}": Form(matrix_units.estimate_ns(along, tile, DECODED), partial(_lowered, packed, tile, True))
-        for tile in matrix_units.tiles_of(along)}
+    return found if packed.codes is None else found | _of_tiles(replace(packed, units=along), True)
+
+
+def _of_tiles(packed: PackedProduct, in_tile: bool, once_ns: float = 0.0) -> dict[str, Form]:
+    """In each tile, with k whole and in the number of parts that is estimated to be the best. once_ns: what comes before."""
+    units, found = packed.units, dict[str, Form]()
+    product, of_codes, what = units.product, DECODED if in_tile else 0.0, "decoded in" if in_tile else "unpacked for"
+    for tile in matrix_units.tiles_of(units):
+        whole = partial(_lowered, packed, tile, in_tile)
+        found[f"{what} {tile.name}"] = Form(once_ns + matrix_units.estimate_ns(units, tile, of_codes), whole)
+        times = {split: once_ns + unit_parts.CUT_FACTOR * matrix_units.estimate_ns(units, tile, of_codes, split)
+                 for split in unit_parts.splits(product.target, tile, product.m, product.n, product.k)}
+        if times:
+            split = min(times, key=lambda split: times[split])
+            found[f"{what} {tile.name}*{split}"] = Form(times[split], partial(_cut, whole, packed, tile, split))
+    return found
+
+
+def _cut(whole: Build, packed: PackedProduct, tile: UnitTile, split: int, choice: Choice, out: TensorType) -> Lowering:
+    """With k in so many parts."""
+    product = packed.units.product
+    return unit_parts.in_parts(whole(choice, out), tile, product.m, product.n, product.k, split)
 
 
 def _codes(node: BoundNode, weights: Weights, rows: Layout, described: Mapping[str, Const]) -> Mapping[str, Const] | None:

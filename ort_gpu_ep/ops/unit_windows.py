@@ -6,26 +6,23 @@ and filters are as many products.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, UINT32, DType, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, DType, TensorType
 from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Scales, Strided, kernel
-from ort_gpu_ep.kernels.target import LAST_ARRIVING, MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, no_matrix_units
-from ort_gpu_ep.ops import matrix_units, tiles
+from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, no_matrix_units
+from ort_gpu_ep.ops import matrix_units, tiles, unit_parts
 from ort_gpu_ep.ops.matrix_units import LEAST, UnitTile
 from ort_gpu_ep.ops.tiles import TiledProduct
 
 PARTS_ALIGNED = 2048
 """Vectors of a part of an image, at least, of which part_scales.wgsl finds the largest."""
 SCALES_WORKGROUP_SIZE = 256
-MOST_SPLIT, LEAST_STEPS, MOST_WAVES, CUT_FACTOR = 8, 4, 4, 1.1
-"""Parts of k, and steps of each; k is cut where each compute unit has fewer workgroups than that, and where that wins clearly."""
 APART = 4
 """Images of a workgroup's rows for each of which a lane keeps the largest magnitude, rather than in workgroup memory."""
 MOST_PARTS = 512
@@ -92,7 +89,7 @@ def forms(units: UnitConvolution | None) -> dict[str, Form]:
                 ceil_div(int(hint(product.rows)), tile.n), ceil_div(product.m, tile.m), product.groups) <= limits.max_groups_per_dimension):
             continue
         found[tile.name] = Form(estimate_ns(units, tile), partial(_lowered, units, tile, 1))
-        times = {split: CUT_FACTOR * estimate_ns(units, tile, split) for split in _splits(units, tile)}
+        times = {split: unit_parts.CUT_FACTOR * estimate_ns(units, tile, split) for split in _splits(units, tile)}
         if times:
             split = min(times, key=lambda split: times[split])
             found[f"{tile.name}*{split}"] = Form(times[split], partial(_lowered, units, tile, split))
@@ -101,14 +98,8 @@ def forms(units: UnitConvolution | None) -> dict[str, Form]:
 
 def _splits(units: UnitConvolution, tile: UnitTile) -> Iterator[int]:
     """Parts of k, each of enough steps, where the whole would leave compute units idle."""
-    product, limits = units.product, units.product.target.limits
-    steps, tiles_there = ceil_div(units.k, tile.k), ceil_div(int(hint(product.rows)), tile.n) * ceil_div(product.m, tile.m)
-    idle = tiles_there < MOST_WAVES * product.target.figures.units
-    if idle and product.groups == 1 and not is_symbolic(product.rows) and limits.allow("matrix_product.wgsl", LAST_ARRIVING):
-        for split in range(2, MOST_SPLIT + 1):
-            fits = 4 * split * tiles_there * tile.m * tile.n <= limits.max_binding_nbytes
-            if fits and steps >= split * LEAST_STEPS and ceil_div(steps, ceil_div(steps, split)) == split:
-                yield split
+    product = units.product
+    return unit_parts.splits(product.target, tile, product.rows, product.m, units.k) if product.groups == 1 else iter(())
 
 
 def estimate_ns(units: UnitConvolution, tile: UnitTile, split: int = 1) -> float:
@@ -125,19 +116,7 @@ def estimate_ns(units: UnitConvolution, tile: UnitTile, split: int = 1) -> float
 
 def _lowered(units: UnitConvolution, tile: UnitTile, split: int, choice: Choice, out: TensorType) -> Lowering:
     """The scales of x; the product, of weights that were packed once. split: parts of k."""
-    whole = _whole(units, tile, choice, out)
-    if split == 1:
-        return whole
-    built, tiles_there = whole.kernels[-1], ceil_div(units.product.rows, tile.n) * ceil_div(units.product.m, tile.m)
-    parts, arrived = TensorType(FLOAT32, (split * tiles_there * tile.m * tile.n,)), TensorType(UINT32, (tiles_there,))
-    own: dict[str, Const] = {**dict(built.consts), "SPLIT": split, "PER": ceil_div(ceil_div(units.k, tile.k), split) * tile.k}
-    grid = (ceil_div(units.product.m, tile.m), ceil_div(units.product.rows, tile.n), split)
-    cut = replace(
-        built, outputs=(out, parts, arrived), writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")), atomics=("arrived",),
-        vectors=(*built.vectors, "parts"), features=(*built.features, LAST_ARRIVING), consts=tuple(own.items()), grid=grid,
-        groups=math.prod(grid), workgroup_nbytes=built.workgroup_nbytes + 4)
-    temps = (*whole.temps, ("parts", parts), ("arrived", arrived))
-    return replace(whole, kernels=(*whole.kernels[:-1], cut), temps=temps, kept=("arrived",))
+    return unit_parts.in_parts(_whole(units, tile, choice, out), tile, units.product.rows, units.product.m, units.k, split)
 
 
 def _whole(units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorType) -> Lowering:
