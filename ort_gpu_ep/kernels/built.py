@@ -53,12 +53,14 @@ class Scales:
 class Rounded:
     """A binding of float32 that a kernel rounds to float16 as it reads it: what writes it may as well store it so.
 
-    consts: with these the kernel reads float16. by_eight: whether the binding is among its `words` then.
+    consts: with these the kernel reads float16. by_eight: whether the binding is among its `words` then. passes: instead of rounding it
+    gives one of the numbers that it reads, so that it is all the same where its first output is stored in float16.
     """
 
     name: str
-    consts: tuple[tuple[str, Const], ...]
-    by_eight: bool
+    consts: tuple[tuple[str, Const], ...] = ()
+    by_eight: bool = False
+    passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import same
 from ort_gpu_ep.ir.types import FLOATS, INT8, INT64, UINT8, TensorType
 from ort_gpu_ep.kernels.records import case, ceil_div, normal, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Rounded, kernel, op
 from ort_gpu_ep.ops.channels_last import own
 
 MAX_SPATIAL = 3
@@ -106,9 +106,10 @@ def _fours(node: BoundNode, *, highest: bool, count_pad: bool) -> Kernel:
     out = _output(node, axes)
     consts: dict[str, Const] = {
         "TOTAL": out.size // 4, "INNER": out.shape[-1] // 4, "MAX": highest, "COUNT_PAD": count_pad, **_consts(axes)}
-    return kernel(
+    built = kernel(
         "pool_last.wgsl", [out], consts=consts, groups=ceil_div(out.size, 4 * WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE,
         vectors=("x", "y"), reads={"x": 0}, writes={"y": 0})
+    return replace(built, rounded=(Rounded("x", passes=True),)) if highest else built
 
 
 def in_words(node: BoundNode) -> bool:

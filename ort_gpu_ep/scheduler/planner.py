@@ -327,7 +327,7 @@ def _store_rounded(draft: _Draft) -> None:
         for tensor, name in zip(dispatch.tensors, names, strict=True):
             uses.setdefault(draft.root(name), []).append((i, tensor))
     elsewhere = {*map(draft.root, (*draft.graph.inputs, *draft.graph.outputs)), *draft.kept}
-    for root, found in uses.items():
+    for root, found in reversed(uses.items()):      # the last one first: what only passes a value on follows what it becomes
         written, read = ([use for use in found if use[1].written is way] for way in (True, False))
         if root not in elsewhere and len(written) == 1 and read and all(_rounds(draft.dispatches[i][0], t) for i, t in read) and (
                 _may_store_halves(draft.dispatches[written[0][0]][0], written[0][1])):
@@ -338,7 +338,8 @@ def _store_rounded(draft: _Draft) -> None:
 
 
 def _rounds(dispatch: Dispatch, tensor: BoundTensor) -> bool:
-    return any(rounded.name == tensor.name for rounded in dispatch.kernel.rounded)
+    halves = dispatch.kernel.outputs[0].dtype is FLOAT16 and not dispatch.kernel.epilogue
+    return any(rounded.name == tensor.name and (halves or not rounded.passes) for rounded in dispatch.kernel.rounded)
 
 
 def _may_store_halves(dispatch: Dispatch, tensor: BoundTensor) -> bool:

@@ -272,3 +272,20 @@ def test_nhwc_convolutions(trial: Emulated, dtype: DType, precision: str) -> Non
     exact, sizes = (expected(a, b, None, None, {"pads": (1, 1, 1, 1)}) for a, b in (planes, [np.abs(a) for a in planes]))
     assert (np.abs(got - exact) <= (2.0 ** -10 + 288 * 2.0 ** -24) * sizes + 2.0 ** -11 * np.abs(exact)).all()
     assert "matrix_product.wgsl" in trial.shaders
+
+
+def test_a_maximum_passes_float16_on(trial: Emulated) -> None:
+    """Of a pool between two layers: what it reads is stored in float16, too, and the result is the same bit for bit."""
+    rng = np.random.default_rng()
+    both, first, second = two_layers(rng, 2, 8, 40, False)
+    pool = Node("MaxPool", ("v",), ("p",), version=12, attributes={"kernel_shape": (2, 2), "strides": (2, 2)}, channels_last=True, id=2)
+    pooled = replace(both, nodes=(both.nodes[0], pool, replace(both.nodes[1], inputs=("p", "u"))))
+    x = rng.standard_normal((2, 8, 8, 20), np.float32)
+    with in_tile(QUICK):
+        got, = trial.graph(pooled, [x], "f16acc")
+        plan = make_plan(pooled, {"x": TensorType(FLOAT32, x.shape)}, trial.gpu.limits.of(Config(precision="f16acc")))
+        between, = trial.graph(first, [x], "f16acc")
+        want, = trial.graph(second, [between.reshape(2, 4, 2, 4, 2, 40).max((2, 4))], "f16acc")
+    stored = {t.name: t.type.dtype for step in plan.steps if isinstance(step, Dispatch) and step.kernel.shader == "pool_last.wgsl" for t in step.tensors}
+    assert stored == {"x": FLOAT16, "y": FLOAT16}
+    assert np.array_equal(got, want)
