@@ -46,15 +46,40 @@ class Device:
     limits: dict[str, int] = field(default_factory=dict)
 
 
+def examine_at_once(adapter: int, names: Sequence[str], rounds: int, workers: int, budget_s: float = math.inf) -> Iterator[Outcome]:
+    """As `examine`, by so many workers beside each other: most of a probe is the driver's compiler, on one core."""
+    parts = [part for k in range(workers) if (part := names[k::workers])]
+    begun = list[Worker]()
+    try:
+        for part in parts:
+            begun.append(_begun(adapter, part, rounds))
+        left = [examine(adapter, part, rounds, budget_s=budget_s, begun=worker) for part, worker in zip(parts, begun, strict=True)]
+        while left:
+            for one in list(left):      # the others go on meanwhile: their lines wait
+                outcome = next(one, None)
+                if outcome is None:
+                    left.remove(one)
+                else:
+                    yield outcome
+    except BaseException:
+        for worker in begun:
+            worker.end(kill=True)
+        raise
+
+
 def examine(
-    adapter: int, names: Sequence[str], rounds: int, device: Device | None = None, budget_s: float = math.inf,
+    adapter: int, names: Sequence[str], rounds: int, device: Device | None = None, budget_s: float = math.inf, begun: Worker | None = None,
 ) -> Iterator[Outcome]:
-    """Yields the outcome of each probe. adapter: index. rounds: repetitions with fresh inputs. budget_s: then the rest is NOT_RUN."""
+    """Yields the outcome of each probe. adapter: index. rounds: repetitions with fresh inputs. budget_s: then the rest is NOT_RUN.
+
+    begun: a worker that has begun with these probes.
+    """
     left, device, deadline = list(names), device or Device(), time.monotonic() + budget_s
     barren = 0
     while left and barren < 2:
         before = len(left)
-        for outcome in _one_worker(adapter, list(left), rounds, device, deadline):
+        worker, begun = begun or _begun(adapter, left, rounds), None
+        for outcome in _one_worker(worker, list(left), device, deadline):
             left.remove(outcome.name)
             yield outcome
         barren = barren + 1 if len(left) == before else 0
@@ -64,10 +89,13 @@ def examine(
         yield Outcome(name, PROBES[name].group, "NOT_RUN", "the time is up" if barren < 2 else "no worker came so far")
 
 
-def _one_worker(adapter: int, names: list[str], rounds: int, device: Device, deadline: float) -> Iterator[Outcome]:
+def _begun(adapter: int, names: Sequence[str], rounds: int) -> Worker:
+    return Worker({"task": "probe", "adapter": adapter, "probes": list(names), "rounds": rounds, "seed": secrets.randbits(64)})
+
+
+def _one_worker(worker: Worker, names: list[str], device: Device, deadline: float) -> Iterator[Outcome]:
     """Outcomes until the worker ends; the probe at which it ended, if it did not finish, is one of them."""
-    job = {"task": "probe", "adapter": adapter, "probes": names, "rounds": rounds, "seed": secrets.randbits(64)}
-    worker, current, limit_s = Worker(job), PROBES[names[0]], helper.BEGIN_S
+    current, limit_s = PROBES[names[0]], helper.BEGIN_S
     running = False
     while True:
         try:

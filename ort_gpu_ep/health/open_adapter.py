@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from dataclasses import replace
@@ -30,6 +31,9 @@ QUICK_S = 8.0
 """The quick probes take 2 s on an idle machine; what is not done by then is not waited for."""
 DAWN_TIMES = 3
 """So many times as long with Dawn, where they took more than QUICK_S on an H100 whose driver had no shaders in its cache."""
+
+WORKERS = 4
+"""Processes that probe a GPU at a time, where there are twice as many cores: one took 12 s beside a program at work (an H200)."""
 
 _lock = threading.Lock()
 _known: dict[str, Verdict] = {}
@@ -123,14 +127,17 @@ def _verdict(info: AdapterInfo, key: str, cache_path: str) -> Verdict:
 def quick(info: AdapterInfo) -> Verdict:
     """The quick probes in a worker process. Where no worker can be started, nothing is known and nothing disabled."""
     interrupts.load("ort_gpu_ep.health.probes")      # which fills the table
-    from ort_gpu_ep.health.examination import examine
+    from ort_gpu_ep.health.examination import examine, examine_at_once
     from ort_gpu_ep.health.probe import PROBES
 
     wanted = [p for p in PROBES.values() if p.is_quick(info.is_software)]
     # forms of many kernels need what these show, so they come first of those that only hardware runs
     wanted.sort(key=lambda p: 0 if p.quick else 1 if SHOWN_FEATURES & {*p.disables} else 2)
+    names, budget_s = [p.name for p in wanted], QUICK_S * (DAWN_TIMES if KIND == "dawn" else 1)
+    workers = 1 if info.is_software else max(1, min(WORKERS, (os.cpu_count() or 1) // 2))
     try:
-        outcomes = list(examine(info.index, [p.name for p in wanted], 1, budget_s=QUICK_S * (DAWN_TIMES if KIND == "dawn" else 1)))
+        outcomes = list(examine(info.index, names, 1, budget_s=budget_s) if workers == 1 else
+                        examine_at_once(info.index, names, 1, workers, budget_s))
     except OSError as error:
         log.info("%s is not probed: no process can be started (%s)", info.name, error)
         return Verdict(probed=False)

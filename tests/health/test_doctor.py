@@ -10,6 +10,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,8 +19,8 @@ import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 from ort_gpu_ep.cli import app
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError
-from ort_gpu_ep.health import bundle, enumeration, helper, open_adapter, verdicts
-from ort_gpu_ep.health.examination import examine
+from ort_gpu_ep.health import bundle, enumeration, examination, helper, open_adapter, verdicts
+from ort_gpu_ep.health.examination import examine, examine_at_once
 from ort_gpu_ep.health.helper import list_adapters
 from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.verdicts import Verdict
@@ -55,6 +56,34 @@ def test_a_probe_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {n: o.status for n, o in outcomes.items()} == {"enumeration": "PASS", "softmax": "TIMEOUT", "strided reads": "PASS"}
     assert outcomes["softmax"].seen == "no answer after 1 s"
     assert outcomes["softmax"].disables == ("softmax.wgsl",)
+
+
+@pytest.mark.parametrize(("drill", "status"), [("abort@softmax", "CRASH"), ("wrong@softmax", "FAIL"), ("hang@softmax", "TIMEOUT")])
+def test_several_workers_at_once_find_the_same(drill: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that crashes or hangs is replaced, and keeps none of the others."""
+    monkeypatch.setenv("ORT_GPU_EP_DRILL", drill)
+    monkeypatch.setitem(PROBES, "softmax", replace(PROBES["softmax"], timeout_s=1.0))
+    outcomes = {o.name: o for o in examine_at_once(0, [*NAMES, "gather"], 1, 2)}
+    assert {n: o.status for n, o in outcomes.items()} == {"enumeration": "PASS", "softmax": status, "strided reads": "PASS", "gather": "PASS"}
+    assert outcomes["softmax"].disables == ("softmax.wgsl",)
+
+
+def test_workers_of_who_does_not_wait_any_more_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[helper.Worker]()
+
+    class Noted(helper.Worker):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            begun.append(self)
+
+    monkeypatch.setattr(examination, "Worker", Noted)
+    outcomes = examine_at_once(0, NAMES, 1, 5)
+    assert next(outcomes).name == "enumeration"
+    outcomes.close()    # type: ignore[attr-defined]
+    assert len(begun) == 3
+    assert all(worker._process.returncode is not None for worker in begun)
+    begun.clear()
+    assert [o.status for o in examine_at_once(0, NAMES, 1, 2, budget_s=0.0)] == ["NOT_RUN"] * 3
 
 
 def test_waiting_for_a_core_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
