@@ -133,7 +133,7 @@ def test_float16_models(trial: Emulated) -> None:
 
 @pytest.mark.parametrize("way", ["decoded in"], indirect=True)
 @pytest.mark.parametrize(("rows", "weights", "shaders"), [
-    (512, "auto", set()), (512, "packed", set()), (32768, "packed", {"unpack_product.wgsl"})])
+    (512, "auto", set()), (512, "packed", set()), (4096, "packed", {"unpack_product.wgsl"})])
 def test_a_prompt_takes_them(trial: Emulated, monkeypatch: pytest.MonkeyPatch, rows: int, weights: str, shaders: set[str]) -> None:
     """By estimate, with the figures of an H200: a dense copy that stays, else codes in the tile, of very many vectors decoded before."""
     monkeypatch.setattr(matrix_units, "TILES", TILES)
