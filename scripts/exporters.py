@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as errors
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from onnxruntime.transformers.optimizer import optimize_model
 
@@ -211,13 +212,13 @@ def taken(plain: Path, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for batch in (SIZES["batch"], 1):
         feeds = random_feeds(plain, axes, {**SIZES, "batch": batch})
         given = {name: value.astype(np.float16) if name in half else value for name, value in feeds.items()}
-        try:
-            on_cpu(path, given)
-            return feeds, given
-        except onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument:
-            if batch == 1:
-                raise
-    raise AssertionError
+        with contextlib.suppress(errors.NotImplemented):        # onnxruntime's CPU does not have all that its optimiser writes
+            try:
+                on_cpu(path, given)
+            except errors.InvalidArgument:
+                continue
+        return feeds, given
+    raise LookupError("onnxruntime refuses its own inputs")
 
 
 def random_feeds(path: Path, axes: dict[str, dict[str, str]], sizes: dict[str, int]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def test_notices_are_in_every_distribution() -> None:
 
 def test_groups_are_not_extras() -> None:
     project = tomllib.loads(PYPROJECT)
-    assert set(project["dependency-groups"]) == {"test", "docs", "clients", "examples"}
+    assert set(project["dependency-groups"]) == {"test", "docs", "clients", "examples", "exporters"}
     assert not set(project["dependency-groups"]) & set(project["project"]["optional-dependencies"])
     assert not [line for group in project["dependency-groups"].values() for line in group if "ort-gpu-ep" in line]
 
