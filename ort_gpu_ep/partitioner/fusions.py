@@ -152,6 +152,13 @@ def layer_normalization(found: Match, facts: Facts) -> Built | str:
     x, scale, bias = (facts.types.get(found.values[v]) for v in ("x", "scale", "bias"))
     if x is None or scale is None or bias is None:
         return "unknown types"
+    if scale.shape != x.shape[-1:] or bias.shape != x.shape[-1:]:
+        return f"scale {scale} and bias {bias} are not vectors of the last dimension"
+    return _normalized(found, x, "LayerNormalization", 17, ("x", "scale", "bias"))
+
+
+def _normalized(found: Match, x: TensorType, op: str, version: int, variables: Sequence[str]) -> Built | str:
+    """A normalization over the last axis with the match's epsilon."""
     for node in (n for n in found.nodes if n.op == "ReduceMean"):
         axes = node.attributes.get("axes")
         if axes is None and len(node.inputs) > 1:
@@ -159,14 +166,26 @@ def layer_normalization(found: Match, facts: Facts) -> Built | str:
             axes = None if given is None else tuple(int(a) for a in given)
         if axes not in ((-1,), (x.rank - 1,)) or not node.attributes.get("keepdims", 1):
             return f"ReduceMean over axes {axes}, expected the last one, kept"
-    if scale.shape != x.shape[-1:] or bias.shape != x.shape[-1:]:
-        return f"scale {scale} and bias {bias} are not vectors of the last dimension"
     epsilon = found.constant("epsilon")
     if epsilon is None or epsilon.size != 1:
         return "epsilon is not a constant"
     attributes = {"axis": -1, "epsilon": float(epsilon.reshape(-1)[0])}
-    inputs = tuple(found.values[v] for v in ("x", "scale", "bias"))
-    return Built(Node("LayerNormalization", inputs, (), found.nodes[0].name, "", 17, attributes))
+    return Built(Node(op, tuple(found.values[v] for v in variables), (), found.nodes[0].name, "", version, attributes))
+
+
+def _root(op, x, epsilon):  # type: ignore[no-untyped-def]
+    return op.Sqrt(op.Add(op.ReduceMean(op.Pow(x, 2.0)), epsilon))
+
+
+@fusion("RMSNormalization", lambda op, x, epsilon, scale: op.Mul(scale, op.Div(x, _root(op, x, epsilon))))
+@fusion("RMSNormalization", lambda op, x, epsilon, scale: op.Mul(scale, op.Mul(x, op.Div(1.0, _root(op, x, epsilon)))))
+@fusion("RMSNormalization", lambda op, x, epsilon, scale: op.Mul(scale, op.Mul(x, op.Reciprocal(_root(op, x, epsilon)))))
+def rms_normalization(found: Match, facts: Facts) -> Built | str:
+    """The six or seven nodes that exporters write before opset 23; onnxruntime makes x / root of x times 1 / root."""
+    x, scale = (facts.types.get(found.values[v]) for v in ("x", "scale"))
+    if x is None or scale is None or scale.shape != x.shape[-1:]:
+        return f"scale {scale} is not a vector of the last dimension of {x}"
+    return _normalized(found, x, "RMSNormalization", 23, ("x", "scale"))
 
 
 def _gelu(op, x, root):  # type: ignore[no-untyped-def]

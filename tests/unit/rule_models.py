@@ -61,6 +61,8 @@ EXAMPLES: dict[str, tuple[tuple[int, ...], Any, dict[str, dict[str, object]]]] =
     "Gelu": ((2, 5, 17), lambda rng: {"root": np.array(2 ** 0.5, np.float32)}, {}),
     "Gelu by Mul": ((2, 5, 17), lambda rng: {"root": np.array(0.5 ** 0.5, np.float32)}, {}),
     "LayerNormalization": ((2, 5, 17), _layer_norm, {"ReduceMean": {"axes": [-1]}}),
+    "RMSNormalization": (
+        (2, 5, 17), lambda rng: {"epsilon": np.array(1e-3, np.float32), **_vectors(rng, 17, "scale")}, {"ReduceMean": {"axes": [-1]}}),
     **{name: ((2, 3, 5, 8), partial(_attention, name=name), {"keys": {"perm": [0, 1, 3, 2]}}) for name in EXPORTED},
     **{name: ((2, 5, 3, 8), partial(_attention, name=name), {"x": {"perm": [0, 2, 1, 3]}}) for name in OF_ONNX},
     "Gemm of rows": ((6, 8), partial(_rows, biased=False), {}),

@@ -272,6 +272,33 @@ def test_layer_norm_as_exporters_write_it() -> None:
     assert node.attributes["epsilon"] == pytest.approx(1e-5)
 
 
+RMS_NORM = """(float[2, 5, 8] x) => (y) {
+    p = Pow(x, two) m = ReduceMean<keepdims=1>(p, axes) a = Add(m, eps) r = Sqrt(a) ROOT y = Mul(scale, n)
+}"""
+
+
+def rms_norm(root: str = "i = Reciprocal(r) n = Mul(x, i)", **changes: np.ndarray) -> Graph:
+    constants: Weights = {"axes": np.array([-1]), "two": np.array(2.0, "f"), "one": np.array(1.0, "f"), "eps": np.array(1e-5, "f"),
+                          "scale": np.linspace(0.5, 2, 8, dtype="f"), **changes}
+    return graph_of(RMS_NORM.replace("ROOT", root), constants, opset=18)
+
+
+@pytest.mark.parametrize("root", ["i = Reciprocal(r) n = Mul(x, i)", "i = Div(one, r) n = Mul(x, i)", "n = Div(x, r)"])
+def test_rms_norm_as_exporters_write_it(root: str) -> None:
+    """torchscript divides 1 by the root, dynamo takes the reciprocal, and onnxruntime divides x by the root."""
+    (node,) = fused(rms_norm(root)).nodes
+    assert (node.op, node.inputs) == ("RMSNormalization", ("x", "scale"))
+    assert node.attributes["epsilon"] == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("graph", [
+    rms_norm(two=np.array(3.0, "f")), rms_norm(axes=np.array([0])), rms_norm("i = Div(one, r) n = Mul(x, i)", one=np.array(2.0, "f")),
+    rms_norm(scale=np.ones((5, 8), "f")), rms_norm(eps=np.array([1e-5] * 8, "f")), rms_norm("n = Div(r, x)")],
+    ids=["cube", "other axes", "2 over the root", "scale is a matrix", "epsilon is a vector", "the root over x"])
+def test_what_is_not_an_rms_norm(graph: Graph) -> None:
+    assert "RMSNormalization" not in ops_of(fused(graph))
+
+
 @pytest.mark.parametrize("graph", [
     layer_norm("y, d"), layer_norm("y, z", "z = Relu(r)"), layer_norm(two=np.array(3.0, "f")), layer_norm(axes="first"),
     layer_norm(bias=np.ones((5, 8), "f")), layer_norm(eps=np.array([1e-5] * 8, "f")),
