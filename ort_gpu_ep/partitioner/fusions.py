@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -173,7 +173,7 @@ def _normalized(found: Match, x: TensorType, op: str, version: int, variables: S
     return Built(Node(op, tuple(found.values[v] for v in variables), (), found.nodes[0].name, "", version, attributes))
 
 
-def _root(op, x, epsilon):  # type: ignore[no-untyped-def]
+def _root(op: Any, x: Any, epsilon: Any) -> Any:
     return op.Sqrt(op.Add(op.ReduceMean(op.Pow(x, 2.0)), epsilon))
 
 
