@@ -9,6 +9,7 @@ import re
 import threading
 import traceback
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from ort_gpu_ep.errors import ConfigError, IndexOutOfRangeError, InternalError
@@ -169,8 +170,7 @@ def tensor_of(value: int) -> tuple[int, tuple[int, ...], int]:
     kind, dims, rank, number = out.kind, out.dims, out.rank, out.number
     api.GetTensorElementTypeAndShapeDataReference(value, kind, dims, rank)
     api.GetTensorMutableData(value, number)
-    sizes = dims[0]
-    return number[0], tuple([sizes[i] for i in range(rank[0])]), kind[0]
+    return number[0], tuple(ffi.unpack(dims[0], rank[0])) if rank[0] else (), kind[0]
 
 
 def data_of(value: int) -> int:
@@ -187,8 +187,14 @@ def input_of(context: int, index: int) -> int:
     return int(out[0])
 
 
+@lru_cache(256)
+def _dims(shape: tuple[int, ...]) -> Any:
+    """A shape in C, which onnxruntime reads."""
+    return ffi.new("int64_t[]", [*shape, 0])
+
+
 def output_of(context: int, index: int, shape: tuple[int, ...]) -> int:
     """The OrtValue of an output of an OrtKernelContext, which ONNX Runtime allocates now."""
-    dims, out = ffi.new("int64_t[]", [*shape, 0]), ffi.new("uintptr_t*")   # its own: ONNX Runtime calls Alloc meanwhile
-    api.KernelContext_GetOutput(context, index, dims, len(shape), out)
+    out = ffi.new("uintptr_t*")     # its own: ONNX Runtime calls Alloc meanwhile
+    api.KernelContext_GetOutput(context, index, _dims(shape), len(shape), out)
     return int(out[0])
