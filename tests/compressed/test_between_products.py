@@ -16,6 +16,7 @@ from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.plugin.explain import explanation
+from tests.daily import part
 from tests.direct import run_direct
 from tests.ops.single_node import on_cpu_exactly
 from tests.plugin.cases import open_session
@@ -135,8 +136,7 @@ def zeros_of(kind: str, relu: bool = False) -> list[int]:
     return [121, 77, 140, 0 if relu else 99] if kind == "uint8" else [-7, 50, 12, -128 if relu else -29]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", sorted(FORMS))
+@pytest.mark.parametrize(("name", "kind"), part(sorted(FORMS), list(KINDS), of_two=1))
 def test_bytes_to_bytes(name: str, kind: str) -> None:
     form = FORMS[name]
     model = model_of(form, kind, zeros_of(kind, "relu" in name.split()))

@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper, parser
 
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.health.conformance import INEXACT, cases
+from tests.daily import part
 from tests.direct import run_direct
 from tests.ops.single_node import Array, assert_agree, check_decline, check_node, model_of, node_model, normal
 
@@ -39,10 +40,7 @@ def check(x: Array, axis: int = 1, length: int | None = None, opset: int = 20, i
     check_node("DFT", inputs, opset, known=(1, 2), wanted=[wanted], **attributes)
 
 
-@pytest.mark.parametrize("opset", [17, 20])
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("n", [1, 2, 3, 31, 32, 33, 64, 1021])
+@pytest.mark.parametrize(("n", "width", "inverse", "opset"), part([1, 2, 3, 31, 32, 33, 64, 1021], [1, 2], [False, True], [17, 20]))
 def test_whole_spectra(n: int, width: int, inverse: bool, opset: int) -> None:
     check(normal(3, n, width), opset=opset, inverse=inverse)
 
@@ -56,9 +54,8 @@ def test_half_spectra(n: int, opset: int) -> None:
             check(normal(3, n, width), opset=opset, inverse=True, onesided=True)
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 16, 17, 30, 31, 67])
-@pytest.mark.parametrize(("inverse", "onesided", "width"), [
-    (False, False, 2), (True, False, 2), (False, True, 1), (True, True, 2), (True, True, 1), (False, False, 1)])
+@pytest.mark.parametrize(("length", "inverse", "onesided", "width"), part([1, 2, 7, 16, 17, 30, 31, 67], [
+    (False, False, 2), (True, False, 2), (False, True, 1), (True, True, 2), (True, True, 1), (False, False, 1)]))
 def test_lengths_cut_and_continue_with_zeros(length: int, inverse: bool, onesided: bool, width: int) -> None:
     check(normal(2, 17, width), length=length, inverse=inverse, onesided=onesided)
 

@@ -76,12 +76,11 @@ PROMPT, STEP, CHUNK, STATIC = ([9], 9, None), ([18], 1, 17), ([21], 5, 16), ([11
 """Lengths, tokens of this step, rows of the cache."""
 
 
-@pytest.mark.parametrize("when", [PROMPT, STEP, CHUNK, STATIC], ids=["prompt", "step", "chunk", "static"])
-@pytest.mark.parametrize("given", [
+@pytest.mark.parametrize(("given", "when"), part([
     {}, {"packed": True, "rotary": 16}, {"rotary": 16, "rotary_interleaved": 1}, {"rotary": 16, "size": 32, "packed": True, "local_window_size": 6},
     {"softcap": 3.0, "scale": 0.7}, {"bias": True, "heads": 6, "groups": 6}, {"sink": True, "heads": 8, "groups": 1}, {"smooth_softmax": 1},
     {"causal": 0},
-], ids=lambda g: " ".join(g) or "plain")
+], [(when,) for when in (PROMPT, STEP, CHUNK, STATIC)]))
 def test_as_onnxruntimes_cpu(given: dict[str, Any], when: tuple[list[int], int, int | None]) -> None:
     lengths, sequence, past = when
     check(model(lengths, sequence, past, **given), lengths)
@@ -185,8 +184,8 @@ def test_one_query_over_many_parts_of_the_keys(heads: int, groups: int, size: in
     check(given, lengths)
 
 
-@pytest.mark.parametrize("lengths", [[1], [64], [65, 300], [130, 2]], ids=str)
-@pytest.mark.parametrize("given", [{"rotary": 16}, {"packed": True}, {"sink": True, "heads": 8, "groups": 1}], ids=lambda g: " ".join(g))
+@pytest.mark.parametrize(("lengths", "given"), part(
+    [[1], [64], [65, 300], [130, 2]], [{"rotary": 16}, {"packed": True}, {"sink": True, "heads": 8, "groups": 1}], of_two=1))
 def test_a_cache_with_room_for_many_more_tokens(lengths: list[int], given: dict[str, Any]) -> None:
     """Most parts of the keys have none that a token has reached."""
     check(model(lengths, 1, 700, **given), lengths)

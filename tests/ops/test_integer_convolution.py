@@ -9,6 +9,7 @@ import pytest
 
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.scheduler.plan import Dispatch
+from tests.daily import part
 from tests.ops.single_node import check_decline, check_node, node_model, onnx_cases, run_direct
 from tests.unit.graphs import graph_of, plan_of
 
@@ -25,9 +26,7 @@ def integers(dtype: str, *shape: int) -> Any:
     return np.asarray(RNG.integers(limits.min, limits.max, shape, dtype, endpoint=True))
 
 
-@pytest.mark.parametrize(("x", "w", "attributes"), SHAPES)
-@pytest.mark.parametrize("kind", ["uint8", "int8"])
-@pytest.mark.parametrize("zero", ["none", "x", "both"])
+@pytest.mark.parametrize(("kind", "zero", "x", "w", "attributes"), part(["uint8", "int8"], ["none", "x", "both"], SHAPES))
 def test_conv_integer(kind: str, zero: str, x: Any, w: Any, attributes: Any) -> None:
     inputs = [integers("uint8", *x), integers(kind, *w)]
     if zero != "none":

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import Code
+from tests.daily import part
 from tests.ops.single_node import Array, check_decline, check_node, normal
 
 COORDINATES = ("half_pixel", "asymmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn", "align_corners", "half_pixel_symmetric")
@@ -23,9 +24,7 @@ def check(x: Array, opset: int = 13, scales: Any = None, sizes: Any = None, roi:
     check_node("Resize", inputs, opset, known=[1, 2, 3], **attributes)
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
-@pytest.mark.parametrize("coordinates", COORDINATES)
-@pytest.mark.parametrize("by_scale", [False, True])
+@pytest.mark.parametrize(("coordinates", "rounding", "by_scale"), part(COORDINATES, ROUNDINGS, [False, True]))
 def test_nearest(coordinates: str, rounding: str, by_scale: bool) -> None:
     for old, new in SIZES:
         x = normal(1, 2, *old)
@@ -142,10 +141,10 @@ def test_scales_that_come_with_the_run() -> None:
     check_node("Resize", [X, None, FOUR], 18, mode="linear")
 
 
-@pytest.mark.parametrize("scales", [(1, 1, 0.6, 0.35), (1, 1, 0.11, 1.7), (1, 1, 2.5, 0.5), (1, 1, 1, 0.31)])
-@pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
-@pytest.mark.parametrize(("mode", "extra"), [("linear", {}), ("cubic", {}), ("cubic", {"cubic_coeff_a": -0.5, "exclude_outside": 1}),
-                                             ("linear", {"exclude_outside": 1})])
+@pytest.mark.parametrize(("scales", "coordinates", "mode", "extra"), part(
+    [((1, 1, 0.6, 0.35),), ((1, 1, 0.11, 1.7),), ((1, 1, 2.5, 0.5),), ((1, 1, 1, 0.31),)],
+    ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"],
+    [("linear", {}), ("cubic", {}), ("cubic", {"cubic_coeff_a": -0.5, "exclude_outside": 1}), ("linear", {"exclude_outside": 1})]))
 def test_antialias(scales: tuple[float, ...], coordinates: str, mode: str, extra: dict[str, Any]) -> None:
     shape = (2, 3, 20, 40)
     sizes = np.array([max(1, round(n * s)) for n, s in zip(shape, scales, strict=True)])

@@ -18,6 +18,7 @@ from ort_gpu_ep.ir.types import TensorType, dtype_of
 from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
+from tests.daily import part
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, assert_same, data, model_of, on_cpu
 
@@ -56,10 +57,9 @@ def linear(
     return model_of("LinearAttention", tuple(inputs), 2, domain=ORT, q_num_heads=heads, kv_num_heads=groups, update_rule=rule, **attributes)
 
 
-@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
-@pytest.mark.parametrize("given", [
+@pytest.mark.parametrize(("given", "rule"), part([
     {}, {"past": False}, {"per_row": False}, {"shared": True, "scale": 0.3}, {"heads": 2, "groups": 2, "dk": 80, "dv": 33}, {"heads": 2, "groups": 4},
-    {"heads": 3, "groups": 1, "dk": 5, "dv": 3}, {"length": 1}, {"dk": 256, "dv": 64, "length": 2}], ids=str)
+    {"heads": 3, "groups": 1, "dk": 5, "dv": 3}, {"length": 1}, {"dk": 256, "dv": 64, "length": 2}], ["linear", "gated", "delta", "gated_delta"]))
 def test_linear_attention(given: dict[str, Any], rule: str) -> None:
     compare(*linear(rule, **given))
 
@@ -85,9 +85,8 @@ def test_causal_conv(length: int, more: str, given: dict[str, Any]) -> None:
     compare(*model_of("CausalConvWithState", tuple(inputs), 2, domain=ORT, **given))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int64", "bool", "uint16"])
-@pytest.mark.parametrize(("mode", "places"), [("linear", [0, 5]), ("circular", [6, 3]), ("linear", None)])
-@pytest.mark.parametrize("axis", [-2, 1, 3])
+@pytest.mark.parametrize(("axis", "mode", "places", "dtype"), part(
+    [-2, 1, 3], [("linear", [0, 5]), ("circular", [6, 3]), ("linear", None)], ["float32", "float16", "uint8", "int64", "bool", "uint16"]))
 def test_tensor_scatter(axis: int, mode: str, places: Any, dtype: str) -> None:
     """In a cache of 8 rows, an update of 3."""
     shape = [2, 3, 3, 5]
