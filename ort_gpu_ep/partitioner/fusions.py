@@ -50,21 +50,30 @@ def fusion(name: str, pattern: Callable[..., Call]) -> Callable[[Build], Build]:
 
 def apply_rules(graph: Graph, facts: Facts, limits: Limits, rules: Sequence[Rule] | None = None) -> Graph:
     """The graph after every rule has been tried at every node. A node inside a match must not be read from outside it."""
+    index = _Index(graph)
     for rule in RULES if rules is None else rules:
         root, _ = trace(rule.pattern)
-        graph = _apply(graph, facts, limits, rule, root)
-    return graph
+        changed = _apply(index, facts, limits, rule, root)
+        index = index if changed is index.graph else _Index(changed)
+    return index.graph
 
 
-def _apply(graph: Graph, facts: Facts, limits: Limits, rule: Rule, root: Call) -> Graph:
-    if not any(n.op == root.op for n in graph.nodes):
-        return graph
-    producers, consumers = graph.producers(), graph.consumers()
-    replaced: dict[int, Node | None] = {}
+class _Index:
+    """A graph, and who makes and reads its values: made once for all rules that leave the graph as it is. by_op: its nodes, in order."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.producers, self.consumers = graph, graph.producers(), graph.consumers()
+        self.by_op: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            self.by_op.setdefault(node.op, []).append(node)
+
+
+def _apply(index: _Index, facts: Facts, limits: Limits, rule: Rule, root: Call) -> Graph:
+    graph, replaced = index.graph, dict[int, Node | None]()
     values: dict[str, Value] = {}
-    for node in graph.nodes:
-        found = match(root, node, graph, producers)
-        if found is None or any(id(n) in replaced for n in found.nodes) or _leaks(found, graph, consumers):
+    for node in index.by_op.get(root.op, ()):
+        found = match(root, node, graph, index.producers)
+        if found is None or any(id(n) in replaced for n in found.nodes) or _leaks(found, graph, index.consumers):
             continue
         built = rule.build(found, facts)
         if isinstance(built, str):
