@@ -334,6 +334,7 @@ class InferenceSession(plugin.PlainSession):
         progress: is called with what comes next and the part that is done.
         Raises ConfigError where nothing runs on a GPU of this process; what a run raises.
         """
+        import ort_gpu_ep.partitioner.passes  # noqa: F401  fills the records of kernels: plans from disk load no rows
         from ort_gpu_ep.profiling.measure import profile_runs
         from ort_gpu_ep.profiling.nodes import profile_nodes
 

@@ -50,6 +50,8 @@ def test_a_kernel_that_loops_states_a_bound(shader: str) -> None:
 
 
 BOUNDED = {
+    "attention.wgsl": "lengths give the end of the keys that are read, which is at least 1 and at most SK",
+    "attention_units.wgsl": "likewise",
     "attention_split.wgsl": "of data come a token's place, clamped where it is read, and a row of the tables of angles, the least of which is taken",
     "packed_matvec.wgsl": "codes are masked to as many bits as the book has entries for",
     "packed_matvecs.wgsl": "it has no book",
