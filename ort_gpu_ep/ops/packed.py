@@ -19,7 +19,7 @@ from ort_gpu_ep.kernels.forms import Form, best_ns, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
-from ort_gpu_ep.ops import rounded_products, rounded_vectors, tiles, unit_packed
+from ort_gpu_ep.ops import rounded_products, tiles, unit_packed
 from ort_gpu_ep.ops.packed_operands import NO_WINDOW, PLANES, Columns, Layout, Weights, interleaved, rows_of
 from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, lower_vectors
 
@@ -49,14 +49,11 @@ def lower_packed(
 ) -> Lowering:
     """The kernels of a product with packed weights. Raises UnsupportedNodeError.
 
-    bias: its input, and where an element of y finds it. rounds: x may be rounded to bytes; alpha and beta are 1 then.
+    bias: its input, and where an element of y finds it. rounds: many vectors may be rounded to bytes, where alpha and beta are 1.
     """
     check_weights(node, weights)
     if columns.batches * weights.groups == 1 and not columns.window and hint(columns.count) <= MAX_VECTORS:
-        if rounds and rounded_vectors.takes(node, weights, columns.source) and columns.source == 0:
-            return rounded_vectors.lower_rounded(node, [weights], int(columns.count), [out], {"c": bias[0]} if bias else {})
         return lower_vectors(node, weights, columns, out, bias, alpha, beta)
-    rounds = rounds and rounded_products.takes(node, weights, columns)
     rows = _layout(node, weights, columns, rounds)
     keeps, dense = node.target.limits.keeps_dense, _dense(node, weights, columns, bias, alpha, beta)
     forms = {IN_TILES: Form(
@@ -69,6 +66,7 @@ def lower_packed(
     forms |= unit_packed.forms(
         node, weights, columns, stored, bias, (alpha, beta), partial(_unpacking, node, weights, stored, scaled=True),
         unpack_ns(node.target, weights), _described(node, weights, stored))
+    rounds = rounds and rounded_products.takes(node, weights, columns)
     if rounds:
         forms[rounded_products.ROUNDED] = rounded_products.form(node, weights, columns, bias)
     varying = "+" if is_symbolic(columns.count) else ""
@@ -78,12 +76,11 @@ def lower_packed(
 
 def _layout(node: BoundNode, weights: Weights, columns: Columns, rounds: bool) -> Layout:
     """The order of the codes that many vectors meet: the one of few vectors, where the same weight may meet these, so that it is on the
-    device once. What stays dense (option weights) or few vectors read as the model stores it (rounded_vectors.py) has no use for that.
-    Matrix units read rows.
+    device once. What stays dense (option weights) or is read as the model stores it (rounded_products.py) has no use for that. Matrix units
+    read rows.
     """
     limits, alone = node.target.limits, columns.batches * weights.groups == 1 and not columns.window
-    as_stored = limits.keeps_dense or weights.codebook or (rounds and rounded_vectors.takes(node, weights, columns.source))
-    few = alone and not as_stored and weights.bits in (2, 4, 8)
+    few = alone and not (limits.keeps_dense or rounds or weights.codebook) and weights.bits in (2, 4, 8)
     return interleaved(node, weights) if few and limits.allow(TOGETHER) else rows_of(weights, node.input(weights.source).type)
 
 

@@ -12,10 +12,9 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, UINT8, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, kernel, op
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice
-from ort_gpu_ep.ops import rounded_vectors
 from ort_gpu_ep.ops.packed import check_weights
 from ort_gpu_ep.ops.packed_operands import Layout, Weights, interleaved
-from ort_gpu_ep.ops.packed_products import ROUNDS, nbits_weights
+from ort_gpu_ep.ops.packed_products import nbits_weights
 from ort_gpu_ep.ops.packed_vectors import HALVES, MAX_VECTORS, closing_loops, decoding_ns, sums_of_workgroup, under_way, workgroup_size
 
 SHADER = "packed_matvecs.wgsl"
@@ -44,14 +43,12 @@ def packed_products(node: BoundNode) -> Lowering:
     matrices = [nbits_weights(node, n, FIRST + EACH * i) for i, n in enumerate(rows)]
     _check(node, matrices, beside)
     outs = [TensorType(x.dtype, (*x.shape[:-1], n)) for n in (rows[:1] if beside else rows)]
-    given = {f"c{i or ''}": FIRST + EACH * i + 3 for i in range(len(rows)) if node.has(FIRST + EACH * i + 3)}
-    if node.attr("accuracy_level") == ROUNDS and all(rounded_vectors.takes(node, w) for w in matrices):
-        norm = (GAMMA, float(node.attr("epsilon") or 0.0)) if node.has(GAMMA) else None
-        return rounded_vectors.lower_rounded(node, matrices, int(count), outs, given, norm, beside)
     layouts = [interleaved(node, weights, str(i or "")) for i, weights in enumerate(matrices)]
     sources: dict[str, int | str] = {name: source for layout in layouts for name, source in layout.sources.items()}
-    gamma = {"gamma": GAMMA} if node.has(GAMMA) else {}
-    reads: dict[str, int | str] = {"x": 0, **gamma, **sources, **given}
+    given = {f"c{i or ''}": FIRST + EACH * i + 3 for i in range(len(rows))}
+    given = {name: at for name, at in given.items() if node.has(at)}
+    norm = {"gamma": GAMMA} if node.has(GAMMA) else {}
+    reads: dict[str, int | str] = {"x": 0, **norm, **sources, **given}
     consts, size, numbers, features, choice = _form(node, matrices, layouts[0], int(count), beside)
     built = kernel(
         SHADER, outs, consts=consts, groups=sum(ceil_div(n, 32 // matrices[0].bits) for n in (rows[:1] if beside else rows)),

@@ -19,8 +19,8 @@ from ort_gpu_ep.partitioner.fusion import Chains
 
 PRODUCT, SKIP_NORM = ("com.microsoft", "MatMulNBits"), ("com.microsoft", "SkipSimplifiedLayerNormalization")
 NORM = ("", "SimplifiedLayerNormalization")
-ALIKE, LEVEL = ("K", "bits", "block_size"), "accuracy_level"
-"""Attributes in which products of a dispatch agree; the last one may be left out."""
+ALIKE = ("K", "bits", "block_size")
+"""Attributes in which products of a dispatch agree."""
 
 
 def join_products(graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> Graph:
@@ -161,7 +161,7 @@ class _Products:
 def _alike(node: Node, other: Node) -> bool:
     """Whether one kernel reads both weights."""
     zeros = [len(n.inputs) > 3 and bool(n.inputs[3]) for n in (node, other)]
-    return zeros[0] == zeros[1] and all(node.attributes.get(name, 0) == other.attributes.get(name, 0) for name in (*ALIKE, LEVEL))
+    return zeros[0] == zeros[1] and all(node.attributes.get(name) == other.attributes.get(name) for name in ALIKE)
 
 
 def _joined(members: Sequence[Node], beside: str, norm: tuple[str, object] | None, x: str) -> Node:
@@ -173,8 +173,7 @@ def _joined(members: Sequence[Node], beside: str, norm: tuple[str, object] | Non
     while not inputs[-1]:
         inputs.pop()
     attributes = {name: first.attributes[name] for name in ALIKE} | {
-        "N": tuple(n.attributes["N"] for n in members), LEVEL: first.attributes.get(LEVEL, 0), "epsilon": norm[1] if norm else 0.0,
-        "beside": int(bool(beside))}
+        "N": tuple(n.attributes["N"] for n in members), "epsilon": norm[1] if norm else 0.0, "beside": int(bool(beside))}
     steps, operands = first.epilogue, first.operands
     if beside:
         names = {f"e{k}": BESIDE if name == beside else f"e{k - (k > operands.index(beside))}" for k, name in enumerate(operands)}

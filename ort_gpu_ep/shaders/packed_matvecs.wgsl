@@ -33,7 +33,38 @@ fn group_main(whole: u32, lane: u32) {
     if (whole >= $(start)u && whole < $(start + (n + PER - 1) // PER)u) {
     let group = whole - $(start)u;
 #include packed_sums.wgsl
-#include matvec_outputs.wgsl
+    for (var i = lane; i < PER * COLS; i += WORKGROUP_SIZE) {
+        let row = group * PER + i / COLS;
+        if (row < $(n)u) {
+            var v = 0.0;
+            var factor = 0.0;
+#if WIDE == 2
+            beside = 0.0;
+#end
+            for (var part = 0u; part < parts; part++) {
+                v += sums[part * OUTPUTS + i];
+#if WIDE == 2
+                beside += sums[part * OUTPUTS + PER * COLS + i];
+#end
+#if NORM
+                factor += sums[part * OUTPUTS + $(PER * WIDE * COLS)u + i % COLS];
+#end
+            }
+#if NORM
+            factor = 1.0 / sqrt(factor / f32(K) + EPSILON);
+#else
+            factor = 1.0;
+#end
+#if MATRIX
+            y$(MATRIX)_set(i % COLS * $(n)u + row, fma(v, factor, c$(MATRIX)_at(row)));
+#else
+#if WIDE == 2
+            beside = fma(beside, factor, c1_at(row));
+#end
+            y_set(i % COLS * $(n)u + row, fma(v, factor, c_at(row)));
+#end
+        }
+    }
     }
 #end
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,43 +79,6 @@ def test_x_in_bytes(bits: int, zero: str, shape: tuple[int, ...], n: int, block:
         close(got, rounded(x, block) @ dense + bias)
     if block & block - 1 == 0:      # onnxruntime takes powers of two
         close(got, on_cpu(model, {"x": x})[0])
-
-
-FEW = [((1, 64), 5, 32), ((3, 96), 33, 32), ((2, 2, 256), 70, 128), ((1, 1056), 131, 32), ((1, 2048), 20000, 64)]
-
-
-@pytest.mark.parametrize(("shape", "n", "block", "zero", "bits"), part(FEW, ["none", "codes"], [4, 8]))
-@pytest.mark.parametrize("subgroups", [True, False])
-def test_few_vectors_in_bytes(
-    bits: int, zero: str, shape: tuple[int, ...], n: int, block: int, subgroups: bool, monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rounded where they are read, in pieces of 32; weights as they are stored, which nothing is made of before."""
-    gpu = Gpu.open(Config())
-    if not subgroups:
-        monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=gpu.limits.features - {"subgroup"}))
-    model, (dense, bias) = nbits_model(shape, shape[-1], n, bits, block, zero, bias=n % 2 == 1)
-    level(model, 4)
-    x = RNG.normal(size=shape).astype("f")
-    x[..., :40] = 0
-    assert shaders(model, x) == ["rounded_matvecs.wgsl"]
-    assert not make_plan(from_onnx(model), {"x": TensorType(FLOAT32, x.shape)}, gpu.limits).prologue
-    (got,) = run_direct(model, {"x": x})
-    close(got, rounded(x, 32) @ dense + bias)
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_a_vector_that_is_not_finite_shows(value: float) -> None:
-    model, (dense, _) = nbits_model((3, 128), 128, 40, 4, 32, "codes", bias=False)
-    level(model, 4)
-    x = RNG.normal(size=(3, 128)).astype("f")
-    x[1, 77] = value
-    (got,) = run_direct(model, {"x": x})
-    assert not np.isfinite(got[1]).any()
-    close(got[[0, 2]], rounded(x[[0, 2]], 32) @ dense)
-    x[1], x[2] = 1e-38, 0
-    (got,) = run_direct(model, {"x": x})
-    assert np.abs(got[1]).max() < 1e-33
-    np.testing.assert_array_equal(got[2], 0)
 
 
 def test_bytes_are_a_form_only_of_nodes_that_allow_it(form: Any) -> None:

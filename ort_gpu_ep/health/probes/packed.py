@@ -82,30 +82,21 @@ def together(trial: Trial) -> str:
     return "queries, keys and values; gated units"
 
 
-def _together(trial: Trial, count: int, k: int, rows: tuple[int, ...], beside: bool, rounds: bool = False) -> None:
-    """x [count, k], divided by its root mean square, times matrices of so many rows in blocks of 16; with `rounds` of 32, and of an x and a
-    norm's weight whose products are bytes times a scale.
-    """
-    block = 32 if rounds else 16
-    blocks, x, gamma = -(-k // block), trial.normal(count, k), trial.normal(k)
-    if rounds:
-        gamma = np.exp2(trial.integers(-2, 3, k)).astype(np.float32)
-        x = trial.integers(-127, 128, count, k).astype(np.float32)
-        x[:, ::block] = 127
-        x = (x / gamma).astype(np.float32)
+def _together(trial: Trial, count: int, k: int, rows: tuple[int, ...], beside: bool) -> None:
+    """x [count, k], divided by its root mean square, times matrices of so many rows in blocks of 16."""
+    blocks, x, gamma = -(-k // 16), trial.normal(count, k), trial.normal(k)
     held, dense, names = {"g": gamma}, list[Array](), ["x", "g"]
     for i, n in enumerate(rows):
-        codes, scale = trial.integers(0, 256, n, blocks, block // 2).astype(np.uint8), abs(trial.normal(n, blocks)) + np.float32(0.1)
+        codes, scale = trial.integers(0, 256, n, blocks, 8).astype(np.uint8), abs(trial.normal(n, blocks)) + np.float32(0.1)
         held |= {f"w{i}": codes, f"s{i}": scale, f"c{i}": trial.normal(n)}
         names += [f"w{i}", f"s{i}", "", f"c{i}"]
-        wide = np.stack((codes & 15, codes >> 4), 3).reshape(n, blocks, block).astype(np.float64) - 8
+        wide = np.stack((codes & 15, codes >> 4), 3).reshape(n, blocks, 16).astype(np.float64) - 8
         dense.append((wide * scale[..., None]).reshape(n, -1)[:, :k])
     values = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
     outputs = ("y0",) if beside else tuple(f"y{i}" for i in range(len(rows)))
     node = Node(
         "PackedProducts", tuple(names), outputs, domain="ort_gpu_ep", version=1,
-        attributes={"K": k, "N": rows, "bits": 4, "block_size": block, "epsilon": 1e-5, "beside": int(beside),
-                    "accuracy_level": 4 if rounds else 0},
+        attributes={"K": k, "N": rows, "bits": 4, "block_size": 16, "epsilon": 1e-5, "beside": int(beside)},
         epilogue=(Step("Sub", "x - y", ("v", BESIDE), FLOAT32),) if beside else ())
     graph = Graph("probe", ("x",), outputs, (node,), {**values, "x": Value("x", FLOAT32, x.shape)})
     normed = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5) * gamma
@@ -152,19 +143,6 @@ def written_out(trial: Trial) -> str:
             for bits in (3, 4, 5):
                 _decoded(trial, f"Codebook{bits}", 9, stored=(36, 96))
     return "bytes, nibbles, two planes"
-
-
-@probe("few vectors rounded to bytes", "kernels", disables=("rounded_matvecs.wgsl",))
-def rounded_few(trial: Trial) -> str:
-    """Bytes and nibbles, with zero points and without, rows and pieces that fill a workgroup and others; and several products with the
-    normalization before and the step behind them.
-    """
-    for _ in range(trial.rounds):
-        for bits, (m, k, n, block), zeros in trial.some((4, 8), ((1, 64, 9, 32), (3, 1120, 66, 32), (4, 192, 65, 32)), (False, True)):
-            _rounded(trial, m, k, n, block, bits, zeros)
-        for (count, rows, beside), in trial.some(((1, (69, 12, 5), False), (3, (33, 20), False), (2, (37, 37), True)), of=2):
-            _together(trial, count, 160, rows, beside, rounds=True)
-    return "4 and 8 bits; queries, keys and values; gated units"
 
 
 @probe("vectors rounded to bytes", "kernels", disables=("quantize_blocks.wgsl", "rounded_product.wgsl", "order_codes.wgsl"))
