@@ -106,7 +106,7 @@ def _cut(whole: Build, packed: PackedProduct, tile: UnitTile, split: int, choice
 
 
 def _codes(node: BoundNode, weights: Weights, rows: Layout, described: Mapping[str, Const]) -> Mapping[str, Const] | None:
-    """What unit_codes.wgsl wants to know; None for codes that it does not decode: in two planes, eights that differ in their scale, zero
+    """What matrix_product.wgsl wants to know of codes; None for codes that it does not decode: in two planes, eights that differ in their scale, zero
     points beyond bytes.
     """
     zp = node.optional(weights.zp) if weights.zp is not None else None

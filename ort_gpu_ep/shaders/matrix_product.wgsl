@@ -14,7 +14,7 @@
 // [image, channel, y, x] with CHANNELS <= 4 of them, which count as C = 4. x_scales are those of PARTS parts of each image; a workgroup's rows are
 // of X_SPANNED images at most. GIVES: parts of each image of y whose scales are stored, too, as y_scales [images, GIVES]: one a workgroup
 // that has rows of the image, of SPANNED images at most. An image that fewer workgroups share than another has ones in between that change nothing.
-// CODES: w is packed codes of so many bits (2, 4, 8), rows of WORDS words along k, decoded on the way in (unit_codes.wgsl); W_SCALED there
+// CODES: w is packed codes of so many bits (2, 4, 8), rows of WORDS words along k, decoded on the way in; W_SCALED there
 // means that `table` is. CODE_FOURS: four words are bound together.
 // SPLIT > 1: k is cut into parts of PER, each of another workgroup (its z); the one of a tile that arrives last adds the parts up, in their order.
 // Expects: x, w, c?, y; with SPLIT > 1 parts (vectors) and arrived (atomics, zero); x_scales, w_scales of each line where it is scaled, for each batch with X_BATCHES, W_BATCHES; x_base(b), w_base(b), c_index(i);
@@ -87,7 +87,13 @@ fn x_halves(v: x_loaded, scale: vec4<f32>) -> vec2<u32> {
 #end
 
 #if CODES
-#include unit_codes.wgsl
+// Packed codes as operands of matrix_product.wgsl. Expects: w, table [blocks, M] (scales, times a power of two for each column), zp?;
+// CODES (bits of a code) WORDS (of a row) FLIP BLOCK (codes that share a scale, 0: a row), and what zero_point.wgsl has.
+#include zero_point.wgsl
+
+// (code - zero) * scale, of a code where it lies: `bits` is code * 2^s below 2^16, `zero` 2^23 + zero * 2^s, and scale is over 2^s. 2^23 is a
+// float whose low bits are the whole numbers above it, so that nothing is rounded but the product.
+fn weight(bits: u32, zero: f32, scale: f32) -> f32 { return (bitcast<f32>(bits | 0x4b000000u) - zero) * scale; }
 #else
 #if w_parts == 1
 alias w_loaded = vec4<u32>;
@@ -433,7 +439,38 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #if CODES
-#include unit_decoding.wgsl
+// What a lane of matrix_product.wgsl has of w, from codes in c<q>, scales in cs<g> and zero points in cz<g> into the tile: eight to a vector.
+#for g in code_scales
+#for s in 16 // CODES
+        let cz$(g)_$s = fma(cz$g, bitcast<f32>($((127 + s * CODES) * 8388608)u), 8388608.0);
+        let cs$(g)_$s = cs$g * bitcast<f32>($((127 - s * CODES) * 8388608)u);
+#end
+#end
+#for q in code_words
+#if w_loads * CODES % 4
+        let own$q = (c$q ^ FLIP) >> (ck * $(CODES)u % 32u);
+#else
+        let own$q = c$q ^ FLIP;
+#end
+        let upper$q = own$q >> 16u;
+#end
+#for i in w_loads
+#let g = i if code_scales > 1 else 0
+#for p in 4
+#let at = (8 * i + 2 * p) * CODES
+#let s = at % 16 // CODES
+#let q = at // 32
+#if at % 32 < 16
+        let half$(i)_$p = own$q;
+#else
+        let half$(i)_$p = upper$q;
+#end
+        let pair$(i)_$p = pack2x16float(vec2<f32>(
+            weight(half$(i)_$p & (((1u << $(CODES)u) - 1u) << $(s * CODES)u), cz$(g)_$s, cs$(g)_$s),
+            weight(half$(i)_$p & (((1u << $(CODES)u) - 1u) << $((s + 1) * CODES)u), cz$(g)_$(s + 1), cs$(g)_$(s + 1))));
+#end
+        tile[$(x_size)u + wt$i] = vec4<u32>(pair$(i)_0, pair$(i)_1, pair$(i)_2, pair$(i)_3);
+#end
 #else
 #for i in w_loads
 #if w_parts == 1
