@@ -106,8 +106,8 @@ def _cut(whole: Build, packed: PackedProduct, tile: UnitTile, split: int, choice
 
 
 def _codes(node: BoundNode, weights: Weights, rows: Layout, described: Mapping[str, Const]) -> Mapping[str, Const] | None:
-    """What matrix_product.wgsl wants to know of codes; None for codes that it does not decode: in two planes, eights that differ in their scale, zero
-    points beyond bytes.
+    """What matrix_product.wgsl wants to know of codes; None for codes that it does not decode: in two planes, eights that differ in their
+    scale, zero points beyond bytes.
     """
     zp = node.optional(weights.zp) if weights.zp is not None else None
     if rows.high or rows.bits not in (2, 4, 8) or int(described["BLOCK"]) % 8 or (zp is not None and zp.dtype.bits > 8):
