@@ -54,6 +54,7 @@ def lower_packed(
     check_weights(node, weights)
     if columns.batches * weights.groups == 1 and not columns.window and hint(columns.count) <= MAX_VECTORS:
         return lower_vectors(node, weights, columns, out, bias, alpha, beta)
+    rounds = rounds and rounded_products.takes(node, weights, columns)
     rows = _layout(node, weights, columns, rounds)
     keeps, dense = node.target.limits.keeps_dense, _dense(node, weights, columns, bias, alpha, beta)
     forms = {IN_TILES: Form(
@@ -66,9 +67,8 @@ def lower_packed(
     forms |= unit_packed.forms(
         node, weights, columns, stored, bias, (alpha, beta), partial(_unpacking, node, weights, stored, scaled=True),
         unpack_ns(node.target, weights), _described(node, weights, stored))
-    rounds = rounds and rounded_products.takes(node, weights, columns)
     if rounds:
-        forms[rounded_products.ROUNDED] = rounded_products.form(node, weights, columns, bias)
+        forms[rounded_products.ROUNDED] = rounded_products.form(node, weights, columns, rows, bias)
     varying = "+" if is_symbolic(columns.count) else ""
     key = dense.key if dense else f"packed {hint(columns.count)}x{weights.rows}x{weights.k}{varying}"
     return lower(node.target, f"{key}, {weights.bits} bits{', kept' if keeps else ''}{', rounded' if rounds else ''}", forms, out)
@@ -76,11 +76,11 @@ def lower_packed(
 
 def _layout(node: BoundNode, weights: Weights, columns: Columns, rounds: bool) -> Layout:
     """The order of the codes that many vectors meet: the one of few vectors, where the same weight may meet these, so that it is on the
-    device once. What stays dense (option weights) or is read as the model stores it (rounded_products.py) has no use for that. Matrix units
-    read rows.
+    device once. What stays dense (option weights) or is read as the model stores it has no use for that. Matrix units read rows.
     """
     limits, alone = node.target.limits, columns.batches * weights.groups == 1 and not columns.window
-    few = alone and not (limits.keeps_dense or rounds or weights.codebook) and weights.bits in (2, 4, 8)
+    as_stored = limits.keeps_dense or weights.codebook or (rounds and not rounded_products.together(weights))
+    few = alone and not as_stored and weights.bits in (2, 4, 8)
     return interleaved(node, weights) if few and limits.allow(TOGETHER) else rows_of(weights, node.input(weights.source).type)
 
 

@@ -1,7 +1,7 @@
 """Products of many vectors with packed weights where the model lets the vectors be rounded to bytes (MatMulNBits, accuracy_level 4).
 
 Each block of a vector gets a scale, so that its largest element becomes 127, as ONNX Runtime's CPU does it; four products are one
-instruction then. The weights are read as the model stores them.
+instruction then. Weights are read as the model stores them, or nibbles in the order in which few vectors meet them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
-from ort_gpu_ep.ops.packed_operands import Columns, Weights
+from ort_gpu_ep.ops.packed_operands import Columns, Layout, Weights
 
 ROUNDED = "vectors as bytes"
 """The form of a product, beside those of packed.py."""
@@ -54,9 +54,14 @@ def _tile(target: Target, weights: Weights, count: int) -> int:
     return min(fitting, key=lambda tile: (_steps_ns(target, weights, count, tile), abs(tile - count)))
 
 
-def form(node: BoundNode, weights: Weights, columns: Columns, bias: tuple[int, Strided] | None) -> Form:
-    """The vectors as bytes, and their product."""
-    return Form(estimate_ns(node.target, weights, columns), partial(_lowered, node, weights, columns, bias))
+def together(weights: Weights) -> bool:
+    """Whether codes in the order of few vectors are taken, too: nibbles with scales of blocks."""
+    return weights.bits == 4 and weights.block < weights.k
+
+
+def form(node: BoundNode, weights: Weights, columns: Columns, rows: Layout, bias: tuple[int, Strided] | None) -> Form:
+    """The vectors as bytes, and their product. rows: the order of the codes, as the model stores them or together."""
+    return Form(estimate_ns(node.target, weights, columns), partial(_lowered, node, weights, columns, rows, bias))
 
 
 def estimate_ns(target: Target, weights: Weights, columns: Columns) -> float:
@@ -67,7 +72,7 @@ def estimate_ns(target: Target, weights: Weights, columns: Columns) -> float:
 
 
 def _lowered(
-    node: BoundNode, weights: Weights, columns: Columns, bias: tuple[int, Strided] | None, choice: Choice, out: TensorType,
+    node: BoundNode, weights: Weights, columns: Columns, rows: Layout, bias: tuple[int, Strided] | None, choice: Choice, out: TensorType,
 ) -> Lowering:
     count, blocks = columns.count, ceil_div(weights.k, weights.block)
     fours, padded = ceil_div(count, 4), ceil_div(count, 4) * 4
@@ -76,29 +81,33 @@ def _lowered(
     vectors = weights.k % 8 == 0
     rounding = kernel(
         "quantize_blocks.wgsl", [codes, numbers], consts={
-            "ROWS": count, "PADDED": padded, "K": weights.k, "BLOCK": weights.block, "BLOCKS": blocks, "PAIRED": weights.bits == 4,
-            "X4": vectors},
+            "ROWS": count, "PADDED": padded, "K": weights.k, "BLOCK": weights.block, "BLOCKS": blocks,
+            "PAIRED": weights.bits == 4 and not rows.together, "X4": vectors},
         groups=ceil_div(padded * blocks, WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE, reads={"x": columns.source},
         writes={"codes": "codes", "numbers": "numbers"}, vectors=("x",) if vectors else ())
-    product = _product(node, weights, count, fours, out, bias, choice)
-    return Lowering((out,), (rounding, product), (("codes", codes), ("numbers", numbers)))
+    product = _product(node, weights, rows, count, fours, out, bias, choice)
+    return Lowering(
+        (out,), (*rows.kernels, rounding, product), (*rows.temps, ("codes", codes), ("numbers", numbers)),
+        once=tuple(name for name, _ in rows.temps), inverses=rows.inverses)
 
 
 def _product(
-    node: BoundNode, weights: Weights, count: int, fours: int, out: TensorType, bias: tuple[int, Strided] | None, choice: Choice,
+    node: BoundNode, weights: Weights, rows: Layout, count: int, fours: int, out: TensorType, bias: tuple[int, Strided] | None,
+    choice: Choice,
 ) -> Kernel:
     tile, shift = _tile(node.target, weights, int(hint(count))), 128 if weights.bits == 8 else 0
     tiles_n = ceil_div(weights.rows, TILE_N)
     consts: dict[str, Const] = {
         "M": count, "N": weights.rows, "M4": fours, "TILES_N": tiles_n, "STEPS": ceil_div(weights.k, STEP), "TM": tile,
-        "BITS": weights.bits, "WORDS": weights.outer * weights.bits // 32, "STEPS_OF": weights.block // STEP,
+        "BITS": weights.bits, "WORDS": rows.words, "TOGETHER": rows.together, "BLOCKS": ceil_div(weights.k, weights.block),
+        "HAS_ZEROS": "zeros" in rows.sources, "STEPS_OF": weights.block // STEP,
         "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1], "ZP_BITS": weights.zp_bits,
         "ZP_ROW": weights.zp_strides[0], "ZP_BLOCK": weights.zp_strides[1], "ZERO": float(-shift), "TAKEN": int(weights.zero) - shift}
-    reads: dict[str, int | str] = {"x": "codes", "numbers": "numbers", "w": weights.source, "table": weights.table}
-    reads |= {"zp": weights.zp} if weights.zp is not None else {}
+    reads: dict[str, int | str] = {"x": "codes", "numbers": "numbers", **rows.sources}
+    reads |= {} if rows.together else {"table": weights.table, **({"zp": weights.zp} if weights.zp is not None else {})}
     reads |= {"c": bias[0]} if bias else {}
     zeros = 512 if weights.zp is not None else 0
     return kernel(
         "rounded_product.wgsl", [out], consts=consts, indices={"c_index": bias[1] if bias else Strided((1,), (0,))},
         groups=tiles_n * ceil_div(count, tile), workgroup_size=tile, workgroup_nbytes=16 * 5 * tile + 4096 + 512 + zeros, reads=reads,
-        writes={"y": 0}, vectors=("x", "numbers"), choice=choice)
+        writes={"y": 0}, vectors=("x", "numbers", *(("w",) if rows.together else ())), choice=choice)

@@ -2,6 +2,7 @@
 // bytes (quantize_blocks.wgsl), so that four products are one dot4I8Packed. A workgroup has TM rows of x and 64 of the weights, and goes
 // along K in steps of 32; an invocation owns 8 x 8 sums, fours of rows m and n that lie TX and TY vectors apart.
 // Expects: x (codes of quantize_blocks.wgsl, as vectors), numbers (its numbers, as vectors), w (words, rows of WORDS), table, zp?, c?, y;
+// TOGETHER: w (as vectors), scales and zeros in the order of packed_matvec.wgsl, x in fours along k;
 // M N M4 (vectors of rows of x) STEPS WORDS BITS (4 or 8) STEPS_OF (of a block) TM, c_index, and of the weights what packed_matvec.wgsl has.
 const TX: u32 = TM / 8u;
 const TY: u32 = 8u;
@@ -11,12 +12,39 @@ const TY: u32 = 8u;
 var<workgroup> x_tile: array<vec4<u32>, $(16 * quads)>;
 var<workgroup> w_tile: array<vec4<u32>, 256>;
 var<workgroup> x_numbers: array<vec4<u32>, $(4 * quads)>;
-var<workgroup> scales: array<vec4<f32>, 32>;
-#if HAS_ZP
-var<workgroup> zeros: array<vec4<f32>, 32>;
+var<workgroup> row_scales: array<vec4<f32>, 32>;
+#if HAS_ZP or HAS_ZEROS
+var<workgroup> row_zeros: array<vec4<f32>, 32>;
 #end
 
 #include zero_point.wgsl
+
+#if TOGETHER
+// Bytes that hold codes of four rows at one k each, put together so that a word has four codes of one row: rows 0 to 3 of them.
+fn turned(a: u32, b: u32, c: u32, d: u32) -> vec4<u32> {
+    let even = vec2<u32>(a & 0x00ff00ffu, c & 0x00ff00ffu) | (vec2<u32>(b & 0x00ff00ffu, d & 0x00ff00ffu) << vec2<u32>(8u));
+    let odd = (vec2<u32>(a >> 8u, c >> 8u) & vec2<u32>(0x00ff00ffu)) | vec2<u32>(b & 0xff00ff00u, d & 0xff00ff00u);
+    return vec4<u32>(
+        (even.x & 0xffffu) | (even.y << 16u), (odd.x & 0xffffu) | (odd.y << 16u), (even.x >> 16u) | (even.y & 0xffff0000u),
+        (odd.x >> 16u) | (odd.y & 0xffff0000u));
+}
+
+// Four words of the step: eight rows at four k. t: which of the 64 there are.
+fn four_words(n0: u32, step: u32, t: u32) -> vec4<u32> {
+    let octet = min(n0 / 8u + t / 8u, $((N + 7) // 8 - 1)u);
+    return w_word4(octet * $(WORDS // 4)u + min(step * 8u + t % 8u, $(WORDS // 4 - 1)u));
+}
+
+fn scale_of(row: u32, block: u32) -> f32 { return f32(scales_at((row / 8u * BLOCKS + block) * 8u + row % 8u)); }
+#if HAS_ZEROS
+fn zero_there(row: u32, block: u32) -> f32 { return f32(extractBits(zeros_word(row / 8u * BLOCKS + block), row % 8u * 4u, 4u)); }
+#end
+#else
+fn scale_of(row: u32, block: u32) -> f32 { return table_at(row * TABLE_ROW + block * TABLE_BLOCK); }
+#if HAS_ZP
+fn zero_there(row: u32, block: u32) -> f32 { return zero_of(row, block); }
+#end
+#end
 
 fn group_main(group: u32, lane: u32) {
     let n0 = group % TILES_N * 64u;
@@ -40,13 +68,17 @@ fn group_main(group: u32, lane: u32) {
 #for r in rows
     let row$r = lane % 64u + $(r * WORKGROUP_SIZE)u;
     let at$r = min(n0 + row$r, N - 1u);
+#if TOGETHER
+    var four$r = four_words(n0, 0u, row$r);
+#else
     let w_from$r = at$r * WORDS + piece * $(BITS // pieces)u;
 #for i in BITS // pieces
     var w$(r)_$i = w_word(w_from$r + $(i)u);
 #end
-    var scale$r = table_at(at$r * TABLE_ROW);
-#if HAS_ZP
-    var zero$r = zero_of(at$r, 0u);
+#end
+    var scale$r = scale_of(at$r, 0u);
+#if HAS_ZP or HAS_ZEROS
+    var zero$r = zero_there(at$r, 0u);
 #end
 #end
     for (var step = 0u; step < STEPS; step++) {
@@ -56,6 +88,28 @@ fn group_main(group: u32, lane: u32) {
 #end
         if (lane < $(2 * quads)u) { x_numbers[side * $(2 * quads)u + lane] = number; }
 #for r in rows
+#if TOGETHER
+        let to$r = side * 128u + row$r % 8u * 16u + row$r / 8u * 2u;
+#if pieces == 2
+        {       // every second row
+            let half = (four$r >> vec4<u32>(4u * piece)) & vec4<u32>(0x0f0f0f0fu);
+            let found = turned(half.x, half.y, half.z, half.w);
+            w_tile[to$r][piece] = found.x;
+            w_tile[to$r][piece + 2u] = found.y;
+            w_tile[to$r + 1u][piece] = found.z;
+            w_tile[to$r + 1u][piece + 2u] = found.w;
+        }
+#else
+        {
+            let low = four$r & vec4<u32>(0x0f0f0f0fu);
+            let high = (four$r >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu);
+            let even = turned(low.x, low.y, low.z, low.w);
+            let odd = turned(high.x, high.y, high.z, high.w);
+            w_tile[to$r] = vec4<u32>(even.x, odd.x, even.y, odd.y);
+            w_tile[to$r + 1u] = vec4<u32>(even.z, odd.z, even.w, odd.w);
+        }
+#end
+#else
 #for i in BITS // pieces
 #if BITS == 4
         let to$(r)_$i = side * 128u + (piece * $(BITS // pieces)u + $(i)u) * 32u + row$r / 4u;
@@ -65,10 +119,11 @@ fn group_main(group: u32, lane: u32) {
         w_tile[side * 128u + (piece * $(BITS // pieces)u + $(i)u) * 16u + row$r / 4u][row$r % 4u] = w$(r)_$i ^ 0x80808080u;
 #end
 #end
+#end
         if (piece == 0u) {
-            scales[side * 16u + row$r / 4u][row$r % 4u] = scale$r;
-#if HAS_ZP
-            zeros[side * 16u + row$r / 4u][row$r % 4u] = zero$r;
+            row_scales[side * 16u + row$r / 4u][row$r % 4u] = scale$r;
+#if HAS_ZP or HAS_ZEROS
+            row_zeros[side * 16u + row$r / 4u][row$r % 4u] = zero$r;
 #end
         }
 #end
@@ -81,12 +136,16 @@ fn group_main(group: u32, lane: u32) {
             let block = next / STEPS_OF;
             if (lane < $(2 * quads)u) { number = numbers_word4(2u * block * M4 + number_from); }
 #for r in rows
+#if TOGETHER
+            four$r = four_words(n0, next, row$r);
+#else
 #for i in BITS // pieces
             w$(r)_$i = w_word(w_from$r + next * $(BITS)u + $(i)u);
 #end
-            scale$r = table_at(at$r * TABLE_ROW + block * TABLE_BLOCK);
-#if HAS_ZP
-            zero$r = zero_of(at$r, block);
+#end
+            scale$r = scale_of(at$r, block);
+#if HAS_ZP or HAS_ZEROS
+            zero$r = zero_there(at$r, block);
 #end
 #end
         }
@@ -95,7 +154,7 @@ fn group_main(group: u32, lane: u32) {
         let x_scale$j = bitcast<vec4<f32>>(x_numbers[side * $(2 * quads)u + tx + $(j)u * TX]);
         let x_sum$j = once * bitcast<vec4<i32>>(x_numbers[side * $(2 * quads)u + $(quads)u + tx + $(j)u * TX]);
 #for i in 8
-#if HAS_ZP
+#if HAS_ZP or HAS_ZEROS
         var dot$(i)_$j = vec4<i32>();
 #else
         var dot$(i)_$j = x_sum$j * -i32(TAKEN);
@@ -118,14 +177,14 @@ fn group_main(group: u32, lane: u32) {
         }
 #end
 #for r in 2
-        let scale_of$r = scales[side * 16u + ty + $(r)u * TY];
-#if HAS_ZP
-        let zero_of$r = zeros[side * 16u + ty + $(r)u * TY];
+        let scale_of$r = row_scales[side * 16u + ty + $(r)u * TY];
+#if HAS_ZP or HAS_ZEROS
+        let zero_of$r = row_zeros[side * 16u + ty + $(r)u * TY];
 #end
 #end
 #for i in 8
 #for j in 2
-#if HAS_ZP
+#if HAS_ZP or HAS_ZEROS
         let whole$(i)_$j = vec4<f32>(dot$(i)_$j) - zero_of$(i // 4)[$(i % 4)] * vec4<f32>(x_sum$j);
 #else
         let whole$(i)_$j = vec4<f32>(dot$(i)_$j);

@@ -21,11 +21,11 @@ MOST = 1.15
 """Of the model's weights and the caches."""
 
 
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
+@pytest.fixture(params=[0, 4], ids=["exact", "rounded"])
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
     """The buffers of a prompt are small here."""
     monkeypatch.setattr(prepared, "SHRINK_NBYTES", 1)
-    return language_model(**SIZES)
+    return language_model(**SIZES, accuracy=request.param)
 
 
 def wanted_nbytes(model: onnx.ModelProto) -> int:
