@@ -50,7 +50,7 @@ def folder_of(version: str, into: Path) -> Path:
         raise typer.BadParameter(f"{version}: neither a folder with ort_gpu_ep/ in it nor a commit: {done.stderr.decode().strip()}")
     into.mkdir()
     with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-        archive.extractall(into, filter="data")
+        archive.extractall(into, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))    # Python 3.11.2 has none
     return into
 
 

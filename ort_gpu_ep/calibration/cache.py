@@ -71,10 +71,10 @@ def _roofs(gpu: Gpu, busy: bool) -> Roofs:
 def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None) -> Profile:
     start = time.perf_counter()
     try:
-        # Of a software adapter, kernels are not chosen by them. A program may be at work, and this is kept for good. They wake the GPU
-        # for what is measured next, too.
-        roofs = Roofs() if gpu.info.is_software else _roofs(gpu, True)
-        profile = replace(uninterrupted(measure, gpu, progress=progress), roofs=roofs)     # 3 s: what is in flight uses its memory
+        # Those of a software adapter choose no kernels. A program may be at work, and this is kept for good.
+        roofs = None if gpu.info.is_software else _roofs(gpu, True)       # first: they wake the GPU for what is measured next, too
+        profile = uninterrupted(measure, gpu, progress=progress)   # 3 s: what is in flight uses its memory
+        profile = profile if roofs is None else replace(profile, roofs=roofs)
     except Exception as error:      # a record that is wrong, too: no profile is worth a model
         log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
         return GUESSED

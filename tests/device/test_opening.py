@@ -37,8 +37,8 @@ def test_weights_go_one_by_one(waiting_nbytes: int, monkeypatch: pytest.MonkeyPa
     stats, seen = gpu.stats, list[int]()
     usual = gpu.allocate
 
-    def allocate(nbytes: int) -> Any:
-        made = usual(nbytes)
+    def allocate(*wanted: Any) -> Any:
+        made = usual(*wanted)
         seen.append(stats.allocated_nbytes - stats.pooled_nbytes)
         return made
 
