@@ -21,7 +21,7 @@ def seen_graphs(model: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     """The graphs offered to the partitioner, with ONNX Runtime's optimisations off. Constants are replaced by copies."""
     graphs: list[Graph] = []
 
-    def partition(graph: Graph, *arguments: Any) -> Any:
+    def partition(known: object, graph: Graph, *arguments: Any) -> Any:
         for name, value in graph.values.items():
             constant = graph.constant(name)
             if constant is not None:
