@@ -56,6 +56,7 @@ class BindingRun(Run):
         self._refused = False
         self._kept: Known | None = None
         self._bound: Bound | None = None
+        self._uploaded = list[int]()        # inputs that each run by `_bound` uploads: arrays, and values in the host's memory
         self._own = dict[tuple[bool, int], Any]()       # storages, by whether it is an output's, and which
         self._read_from, self._written_to = list[tuple[Any, int]](), list[Any]()     # storages of `_bound`
         self._there: tuple[int, Any] | None = None          # memory's version and the program that the last run had
@@ -147,18 +148,22 @@ class BindingRun(Run):
     def _bound_for(self, prepared: Prepared, filled: Filled) -> Bound | None:
         """What such a run goes by, with what is on the host uploaded. None where an output is bound that has other sizes."""
         gpu = prepared.gpu
+        if self._bound is None:
+            self._uploaded = [k for k, (address, _) in enumerate(self._places) if k in self._arrays or not memory.owns(address)]
+        if any(target is not None and not memory.owns(target[0]) for target in self._targets):
+            return None         # it is read back into the host's memory
         makes, shapes = [(k, filled.outputs[k]) for k in self._made_here], [t.shape for t in filled.outputs]
         for k, t in makes:
             shapes[k] = self._shapes[k] = t.shape
         if shapes != self._shapes:
             return None
-        wanted = {(False, k): self._types[k].nbytes for k in self._arrays} | {(True, k): t.nbytes for k, t in makes}
+        wanted = {(False, k): self._types[k].nbytes for k in self._uploaded} | {(True, k): t.nbytes for k, t in makes}
         if sum(wanted.values()) > OWN_NBYTES or not all(wanted.values()):
             return None
         fits = all(key in self._own and self._own[key].nbytes >= nbytes for key, nbytes in wanted.items())
         if self._bound is None or self._bound.prepared is not prepared or not fits:
             self._bind(gpu, prepared, filled, wanted)
-        for k in self._arrays:
+        for k in self._uploaded:
             storage, (address, kind) = self._own[False, k], self._places[k]
             gpu.upload(cast("Buffer", storage.buffer), 0, address, kind.nbytes)
             memory.count("host_to_device", self.partition.state, kind.nbytes)
@@ -176,8 +181,8 @@ class BindingRun(Run):
         self._read_from, self._written_to = [], []
         inputs, outputs = list[Tensor](), list[Tensor]()
         for k, (address, kind) in enumerate(self._places):
-            storage, offset = (self._own[False, k], 0) if k in self._arrays else memory.read(gpu, address, kind.nbytes)
-            memory.release([] if k in self._arrays else [storage])       # its block holds it
+            storage, offset = (self._own[False, k], 0) if k in self._uploaded else memory.read(gpu, address, kind.nbytes)
+            memory.release([] if k in self._uploaded else [storage])       # its block holds it
             self._read_from.append((storage, offset))
             inputs.append(Tensor(cast("Buffer", storage.buffer), offset, kind))
         for k, kind in enumerate(filled.outputs):
