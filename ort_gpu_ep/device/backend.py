@@ -148,14 +148,14 @@ class Backend(Protocol):
     """An open adapter, as one session has it.
 
     notices: what its user should know. rereads_constants: it needs a partition's constants later, too, as CPU fallbacks keep them.
-    known_plans: what earlier processes decided for this adapter.
+    known_plans: what earlier processes decided for this adapter; None where none is kept.
     """
 
     notices: Sequence[str]
     rereads_constants: bool
 
     @property
-    def known_plans(self) -> KnownPlans: ...
+    def known_plans(self) -> KnownPlans | None: ...
 
     @property
     def adapter(self) -> Adapter: ...

@@ -68,7 +68,7 @@ class Doubling:
 class NumpyBackend:
     notices: Sequence[str] = ("this is numpy",)
     rereads_constants = False
-    device = allowance = None
+    device = allowance = known_plans = None
 
     def __init__(self) -> None:
         self.adapter, self.made, self.closed = Numpy(), list[Doubling](), False

@@ -66,8 +66,8 @@ Process = Callable[..., Done]
 def starter(folder: Path) -> Process:
     """Runs a session in a new process; its cache is in the folder unless told otherwise."""
     rng = np.random.default_rng(1)
-    weights = {"w": rng.standard_normal((160, 160)).astype("f") / 8, "b": rng.standard_normal(160).astype("f")}
-    text = "(float[N, 160] x) => (float[N, 160] y) { h = MatMul(x, w) a = Add(h, b) y = Softmax(a) }"
+    weights = {"v": rng.standard_normal((160, 160)).astype("f") / 8, "b": rng.standard_normal(160).astype("f")}
+    text = "(float[N, 160] x) => (float[N, 160] y) { w = Transpose(v) h = MatMul(x, w) a = Add(h, b) y = Softmax(a) }"   # w is in no file
     (folder / "model.onnx").write_bytes(model_of(text, weights).SerializeToString())
 
     def run(before: str = "", after: str = "", runs: int = 2, start_s: float = 90.0, env: dict[str, str] | None = None, **options: Any) -> Done:
@@ -257,7 +257,7 @@ def test_a_full_disk(process: Process, tmp_path: Path) -> None:
     assert done.said["right"]
     assert done.said["gpu"] > 0
     assert done.said["fallbacks"] == 0
-    assert len(done.lines("can't be written")) == 3        # what drivers and the adapter are like, and composed shaders
+    assert len(done.lines("can't be written")) == 4        # what drivers and the adapter are like, plans, and composed shaders
     assert len(done.lines("no marker in")) == 1
     assert len(done.lines("weights for the CPU fallback stay in memory")) == 1
     assert not [p for p in cache.rglob("*") if p.is_file()]
@@ -269,7 +269,7 @@ def test_no_cache_folder(place: str, process: Process, tmp_path: Path) -> None:
     done = process(cache_dir=str(tmp_path / place / "cache"))
     assert done.said["right"]
     assert done.said["gpu"] > 0
-    assert len(done.lines("can't be written")) == 3
+    assert len(done.lines("can't be written")) == 4
     assert len(done.lines("stay in memory")) == 1
 
 
