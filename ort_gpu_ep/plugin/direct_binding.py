@@ -51,12 +51,13 @@ class BindingRun(Run):
         self.made, self._next_made, self._forgotten = dict[str, Any](), dict[str, Any](), set[str]()
         self._where, self._targets = places, targets
         self._arrays = [k for k, place in enumerate(places) if place is None]
+        self._uploaded = [k for k, place in enumerate(places) if place is None or not memory.owns(place[0])]    # it may change in place
         self._made_here = [k for k, target in enumerate(targets) if target is None]
+        self._reads_back = any(target is not None and not memory.owns(target[0]) for target in targets)
         self._shapes = [() if target is None else target[1].shape for target in targets]
         self._refused = False
         self._kept: Known | None = None
         self._bound: Bound | None = None
-        self._uploaded = list[int]()        # inputs that each run by `_bound` uploads: arrays, and values in the host's memory
         self._own = dict[tuple[bool, int], Any]()       # storages, by whether it is an output's, and which
         self._read_from, self._written_to = list[tuple[Any, int]](), list[Any]()     # storages of `_bound`
         self._there: tuple[int, Any] | None = None          # memory's version and the program that the last run had
@@ -122,7 +123,8 @@ class BindingRun(Run):
         partition, before = self.partition, self._there
         program, config = partition.program, partition.state.config
         try:
-            if (memory.version, program) != before or config is None or config.verify or not self._as_bound(cast("Program", program)):
+            same = (memory.version, program) == before and config is not None and not config.verify
+            if self._reads_back or not same or not self._as_bound(cast("Program", program)):
                 self._bound = None
                 super().on_gpu()
         except _Refused:
@@ -148,10 +150,6 @@ class BindingRun(Run):
     def _bound_for(self, prepared: Prepared, filled: Filled) -> Bound | None:
         """What such a run goes by, with what is on the host uploaded. None where an output is bound that has other sizes."""
         gpu = prepared.gpu
-        if self._bound is None:
-            self._uploaded = [k for k, (address, _) in enumerate(self._places) if k in self._arrays or not memory.owns(address)]
-        if any(target is not None and not memory.owns(target[0]) for target in self._targets):
-            return None         # it is read back into the host's memory
         makes, shapes = [(k, filled.outputs[k]) for k in self._made_here], [t.shape for t in filled.outputs]
         for k, t in makes:
             shapes[k] = self._shapes[k] = t.shape
