@@ -98,11 +98,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let zero = i32(a_zp_at(0u)) - i32(X_SHIFT);
 #end
 #for i in own_n // 16
-    workgroupBarrier();
-#for j in own_m // 16
-    subgroupMatrixStore<row_major>(&tile, own_stage + $(j * 4)u, s$(i)_$j, $(stage_row)u);
-#end
-    workgroupBarrier();
+#include staged_sums.wgsl
 #for u in stores
     let line$(i)_$u = (lane + $(u * WORKGROUP_SIZE)u) / $(TM // 4)u;
     let o$(i)_$u = n_first + line$(i)_$u / 16u * $(own_n)u + $(i * 16)u + line$(i)_$u % 16u;

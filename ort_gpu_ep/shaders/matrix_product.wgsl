@@ -531,29 +531,17 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let counter = group.y * $((M + TM - 1) // TM)u + group.x;
     let own_part = counter * $(SPLIT * (own_n // 16) * stores)u;
 #for i in own_n // 16
-    workgroupBarrier();
-#for j in own_m // 16
-    subgroupMatrixStore<row_major>(&tile, own_stage + $(j * 4)u, s$(i)_$j, $(stage_row)u);
-#end
-    workgroupBarrier();
+#include staged_sums.wgsl
 #for u in stores
     parts[(own_part + group.z * $(own_n // 16 * stores)u + $(i * stores + u)u) * WORKGROUP_SIZE + lane] = bitcast<vec4<f32>>(
         tile[(lane + $(u * WORKGROUP_SIZE)u) / $(TM // 4)u * $(stage_row)u + lane % $(TM // 4)u]);
 #end
 #end
-    storageBarrier();
-    if (lane == 0u) { place = atomicAdd(&arrived[counter], 1u); }
-    if (workgroupUniformLoad(&place) != SPLIT - 1u) { return; }
-    storageBarrier();
-    if (lane == 0u) { atomicStore(&arrived[counter], 0u); }
+#include last_arriving.wgsl
 #end
 #for i in own_n // 16
 #if SPLIT == 1
-    workgroupBarrier();
-#for j in own_m // 16
-    subgroupMatrixStore<row_major>(&tile, own_stage + $(j * 4)u, s$(i)_$j, $(stage_row)u);
-#end
-    workgroupBarrier();
+#include staged_sums.wgsl
 #end
 #if SPLIT > 1
 #for u in stores

@@ -281,11 +281,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for e in OUTPUTS
     parts[own + (part * OUTPUTS + $(e)u) * WORKGROUP_SIZE] = r$e;
 #end
-    storageBarrier();
-    if (lane == 0u) { place = atomicAdd(&arrived[counter], 1u); }
-    if (workgroupUniformLoad(&place) != SPLIT - 1u) { return; }
-    storageBarrier();
-    if (lane == 0u) { atomicStore(&arrived[counter], 0u); }
+#include last_arriving.wgsl
 #for e in OUTPUTS
     r$e = vec4<f32>();
 #end
