@@ -107,7 +107,7 @@ class Bound:
             self.session: Any = onnxruntime.InferenceSession(path, cases.quiet(), providers=["CPUExecutionProvider"])
             self.gpu = None
         else:
-            self.session = InferenceSession(path, cases.quiet(), provider_options={"placement": "gpu", "strict": "1"})
+            self.session = InferenceSession(path, cases.quiet(), provider_options={"placement": "gpu", "strict": "1", "unit_plans": "wait"})
             self.gpu = self.session._state.gpu
         self.opened = opening.end()
         rng, device = np.random.default_rng(3), "cpu" if side == "cpu" else "gpu"
@@ -141,7 +141,7 @@ class Generated:
 
     def __init__(self, path: str, side: str, rows: int) -> None:
         opening = Opening(path)
-        self._generator = Generator(path, max_length=rows, sess_options=cases.quiet(), provider_options={"strict": 1})
+        self._generator = Generator(path, max_length=rows, sess_options=cases.quiet(), provider_options={"strict": 1, "unit_plans": "wait"})
         self.opened = opening.end()
         self.gpu = self._generator.session._state.gpu      # type: ignore[union-attr]
 

@@ -74,7 +74,7 @@ def sessions(models_of: Mapping[str, onnx.ModelProto], wanted: list[str], adapte
     """By side. models_of: the model as it is (float32), and those that are made of it, by side."""
     found = {}
     for side in ("float32", *wanted):
-        options = {"placement": "gpu", "precision": side if side in ("tf32", "f16acc", "f16") else "float32"}
+        options = {"placement": "gpu", "unit_plans": "wait", "precision": side if side in ("tf32", "f16acc", "f16") else "float32"}
         options |= {"adapter": adapter} if adapter else {}
         data = models_of.get(side, models_of["float32"]).SerializeToString()
         found[side] = InferenceSession(data, cases.quiet(), provider_options=options)

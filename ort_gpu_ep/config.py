@@ -71,6 +71,9 @@ OPTIONS = (
     Option("specialize", "auto", "`auto`: after 256 runs with equal shapes, a dynamic model gets a plan compiled for those shapes, "
            "in the background, if it takes at most 256 MiB of device memory (or a sixteenth of memory_limit_mb); rounding may "
            "differ; `off`: never.", ("auto", "off")),
+    Option("unit_plans", "background", "Kernels on matrix units (only with Dawn), which take seconds to compile. `background`: the first "
+           "runs use kernels without units, so their digits differ (see docs/precision.md); `wait`: runs wait for them.",
+           ("background", "wait")),
     Option("join_runs", "auto", "`auto`: concurrent runs of three or more threads are submitted together where that was measured "
            "to be faster (not on software adapters); `1`: always; `0`: never.", ("auto", "0", "1")),
     Option("weights", "auto", "Compressed weights that are faster dense. `auto`: a dense copy stays on the device while all of them take "
@@ -103,7 +106,7 @@ OPTIONS = (
     Option("cache_dir", "", "Folder for caches; empty: the user's cache folder."),
 )
 
-NO_PLAN = frozenset({"load", "cache_dir", "placement_budget_ms"})
+NO_PLAN = frozenset({"load", "cache_dir", "placement_budget_ms", "unit_plans"})
 """Options that change neither what goes to the GPU, where a session's `placement` is given, nor how."""
 
 
@@ -119,6 +122,7 @@ class Config:
     tune: bool = False
     precision: str = "float32"
     specialize: str = "auto"
+    unit_plans: str = "background"
     join_runs: str = "auto"
     weights: str = "auto"
     winograd: bool = True

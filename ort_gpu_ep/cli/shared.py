@@ -164,7 +164,7 @@ def open_session(model: Path, options: Mapping[str, str], tell: bool = True, siz
         settings = quiet()
         for symbol, size in (sizes or {}).items():
             settings.add_free_dimension_override_by_name(symbol, size)
-        session = InferenceSession(str(model), settings, provider_options=options)
+        session = InferenceSession(str(model), settings, provider_options={"unit_plans": "wait", **options})
         session.wait_ready()        # what a command shows of its runs is of those that chose
         return session
 

@@ -69,7 +69,7 @@ def sessions(model: Any, options: Mapping[str, str]) -> dict[str, Any]:
     chooses.wait_ready()
     return {
         "cpu": shared.cpu_session(model),
-        "gpu": InferenceSession(model, shared.quiet(), provider_options={**options, "placement": "gpu"}),
+        "gpu": InferenceSession(model, shared.quiet(), provider_options={**options, "placement": "gpu", "unit_plans": "wait"}),
         "auto": chooses,
     }
 

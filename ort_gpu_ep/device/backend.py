@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.device.info import AdapterInfo
     from ort_gpu_ep.device.known_plans import KnownPlans
     from ort_gpu_ep.device.steady import Steady
+    from ort_gpu_ep.device.unit_plans import UnitPlan
     from ort_gpu_ep.ir.graph import Array, Graph
     from ort_gpu_ep.ir.types import Shape, TensorType
     from ort_gpu_ep.kernels.profile import Profile
@@ -126,6 +127,13 @@ class Executable(Protocol):
     @property
     def specialized(self) -> tuple[Specialization, ...]:
         """Sizes that have a plan of their own, or could not get one."""
+
+    @property
+    def unit_plans(self) -> tuple[UnitPlan, ...]:
+        """Plans on matrix units that were, or are, made beside the runs."""
+
+    def wait_plans(self, timeout_s: float | None = None) -> bool:
+        """Waits until none of these is being made; whether that is so."""
 
     @property
     def weight_nbytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.prepared import Prepared
@@ -30,9 +30,11 @@ class Bound:
         """Whether the plan is gone: there will be no further run."""
         return self.prepared.closed
 
-    def run(self) -> Word | None:
-        """Enqueues one run. Returns the word to read with its results, if there is one. Raises DeviceError."""
+    def run(self) -> Word | Literal[False] | None:
+        """Enqueues one run. Returns the word to read with its results, if there is one, or False: the plan is gone. Raises DeviceError."""
         with self._lock:
+            if self.prepared.closed:
+                return False
             self.prepared.used()
             return self.enqueue(self._filled)
 

@@ -15,6 +15,7 @@ import numpy as np
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import ahead
 from ort_gpu_ep.device.allowance import WEIGHTS
+from ort_gpu_ep.device.background import ending
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.known_plans import KnownPlans
@@ -25,7 +26,7 @@ from ort_gpu_ep.ir.graph import Array, Graph, Value, fits_half, nonzeros_of
 from ort_gpu_ep.ir.types import TensorType, dtype_of, packed
 from ort_gpu_ep.kernels import host
 from ort_gpu_ep.kernels.registry import Limits
-from ort_gpu_ep.kernels.target import HALVED
+from ort_gpu_ep.kernels.target import HALVED, without_units
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
@@ -50,7 +51,7 @@ class PlanContext:
     uses: numbers for runs in order, by which the plan is found that was used least recently.
     made_plan: whether each of the last runs needed a plan of its own. keeps_dense: whether a dense copy of a packed weight may stay.
     bound: runs with values of their own, which no plan may be taken from. holding: plans that have buffers for what is inside them.
-    known_plans: of earlier processes, where they may be read.
+    known_plans: of earlier processes, where they may be read. without_units: its kernels on matrix units have failed, so there are no more.
     """
 
     def __init__(
@@ -65,26 +66,34 @@ class PlanContext:
         self._staged_nbytes = 0
         self.uses = itertools.count()
         self.made_plan: deque[bool] = deque(maxlen=RECENT_RUNS)
-        self.closed = False
+        self.closed = self.without_units = False
         self.keeps_dense, self.bound, self.holding = config.weights != "packed", WeakSet[Any](), WeakSet[Any]()
         self._known = ahead.current()
         self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
         self.graph = self._take_constants(graph)
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether plans are made: neither the program nor the process has ended, and the device is there. Needs no lock."""
+        return not (self.closed or self.gpu.lost or ending())
+
+    @property
     def limits(self) -> Limits:
         """What its plans are made for: the adapter, as the options want it."""
         limits = self.gpu.limits.of(self.config)
+        limits = without_units(limits) if self.without_units else limits
         return limits if limits.keeps_dense == self.keeps_dense else replace(limits, keeps_dense=self.keeps_dense)
 
     def template(
         self, types: tuple[TensorType, ...], values: Mapping[int, Array] | None = None, constant: bool = False, apart: bool = False,
+        units: bool = True,
     ) -> Template:
-        """A plan for these input types, see make_template. Needs no lock."""
-        made = self._template(types, self.limits, values or {}, constant, apart)
+        """A plan for these input types, see make_template. units: it may use matrix units. Needs no lock."""
+        limits = self.limits if units else without_units(self.limits)
+        made = self._template(types, limits, values or {}, constant, apart)
         if made.plan.dense and not self._may_stay(made.plan):
-            self.keeps_dense = False
-            return self.template(types, values, constant, apart)
+            self.keeps_dense &= not units       # one without them is there for a while only
+            return self._template(types, replace(limits, keeps_dense=False), values or {}, constant, apart)
         return made
 
     def _template(
@@ -118,6 +127,10 @@ class PlanContext:
     def pipeline(self, step: Any) -> Any:
         """The pipeline of a step of a plan, None for a copy. Needs no lock. Raises ShaderError."""
         return pipeline(self.gpu, step, self.config.checked_shaders, self.composer) if isinstance(step, Dispatch) else None
+
+    def text(self, step: Dispatch) -> str:
+        """Its WGSL. Needs no lock."""
+        return self.composer(step.kernel, step.bindings, self.gpu.limits)
 
     def note(self, step: Dispatch, source: str, bound: Layout) -> None:
         """A plan has this pipeline: a later process compiles it ahead. Any thread; needs no lock."""

@@ -11,6 +11,7 @@ from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.scheduler.plan import Plan
 from ort_gpu_ep.scheduler.template import Filled, Specialization, Template
 
 
@@ -56,11 +57,16 @@ class Plans:
     def add(self, template: Template, compiled: list[Any] | None = None) -> Prepared:
         """Puts a plan on the device. compiled: its pipelines, where it is a specialized one. Raises ShaderError, DeviceError."""
         self._context.provide(template.plan.weights)
-        self._context.going([*(p.template.plan for p in (*self.general, *self.specialized)), template.plan])
+        self._context.going([*self.all, template.plan])
         made = Prepared(template, self._context, compiled, self._often)
         (self.specialized if made.is_specialized else self.general).append(made)
-        self._context.release_packed([p.template.plan for p in (*self.general, *self.specialized)])
+        self._context.release_packed(self.all)
         return made
+
+    @property
+    def all(self) -> list[Plan]:
+        """Of all of them, as data."""
+        return [p.template.plan for p in (*self.general, *self.specialized)]
 
     def fill(self, types: tuple[TensorType, ...], values: Mapping[int, Array]) -> Found | None:
         """A general plan that holds for these types, with their numbers: the most recently used one."""
@@ -106,7 +112,7 @@ class Plans:
             del self.found[key]
             self.records.pop(key, None)
         self._close(prepared)
-        self._context.keep([p.template.plan for p in (*self.general, *self.specialized)])
+        self._context.keep(self.all)
 
     def drop_oldest(self, plans: list[Prepared], most: int) -> None:
         """Frees those of some plans that were used least recently, until there are no more than so many. Raises DeviceError."""

@@ -22,6 +22,7 @@ from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.specialization import Specializer
 from ort_gpu_ep.device.steady import Steady
 from ort_gpu_ep.device.tensor import Tensor
+from ort_gpu_ep.device.unit_plans import UnitPlan, UnitPlans
 from ort_gpu_ep.errors import Code, InternalError, OutOfDeviceMemoryError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.types import TensorType
@@ -57,13 +58,15 @@ class Program:
 
     graph: constants are read now (their views may die with the caller). rewrite: fusion, run for each plan. composer: of its shaders.
     ran: called with the outputs of each run behind its commands; there are no steady runs then, whose readback is one with the run.
-    known_plans: of earlier processes; rewrite is then the partitioner's, or None.
+    known_plans: of earlier processes; rewrite is then the partitioner's, or None. units_later: kernels on matrix units that take long to
+    compile are compiled in the background, see unit_plans.py.
     Raises what `make_plan` raises for static shapes.
     """
 
     def __init__(
         self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None = None, composer: Composer = compose,
         ran: Callable[[Sequence[Tensor]], object] | None = None, known_plans: KnownPlans | None = None,
+        units_later: bool = False,
     ) -> None:
         self.config, self.gpu, self.rewrite, self._ran = config, gpu, rewrite, ran
         self.steering: tuple[int, ...] = ()     # positions of the inputs whose content decides on shapes: read before a run
@@ -74,6 +77,7 @@ class Program:
         self.context = PlanContext(graph, config, gpu, rewrite, composer, known_plans)
         self.compiled = Plans(self.context, self._often)
         self._specializer = Specializer(self.context, self.compiled)
+        self._units = UnitPlans(self.context, self.compiled, units_later, self._values_of)
         self.lock, self.graph = self.context.lock, self.context.graph
         self.allowance = current()
         if config.weights == "auto":
@@ -113,6 +117,15 @@ class Program:
         """Sizes that have a plan of their own, or could not get one."""
         with self.lock:
             return tuple(self.compiled.records.values())
+
+    @property
+    def unit_plans(self) -> tuple[UnitPlan, ...]:
+        """Plans on matrix units that were, or are, made beside the runs."""
+        return self._units.records
+
+    def wait_plans(self, timeout_s: float | None = None) -> bool:
+        """Waits until none of these is being made; whether that is so. The next run goes by them."""
+        return self._units.wait(timeout_s)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -316,10 +329,14 @@ class Program:
                 "shapes depend on data that is different each time. A run that an earlier plan holds for still goes to the GPU; "
                 "placement=cpu avoids the rest.")
         template, values = self._template(types, values, read)
+        making = self._units.begin(template, types, values)
+        template = template if making is None else making.instead
         filled = template.fill(types, values)
         if filled is None:
             raise InternalError(f"program {self.graph.name}: a plan does not hold for the sizes that it was made for: {types}")
         prepared = self.compiled.add(template)
+        if making is not None:
+            self._units.follow(making, prepared)
         self.planned += 1
         self.compiled.drop_oldest(self.compiled.general, MAX_PLANS)
         return (prepared, filled), values
@@ -342,10 +359,12 @@ class Program:
         """There were many runs of these sizes by a general plan: they get one of their own, see specialization.py."""
         found = next((key for key, (_, known) in self.compiled.found.items() if known is filled), None)
         if found is not None and self.config.specialize == "auto":
-            types, given = found
-            values = {k: np.frombuffer(data, types[k].dtype.numpy).reshape(types[k].shape)
-                      for k, data in zip(self.steering, given, strict=True)}
-            self._specializer.want(found, types, values)
+            self._specializer.want(found, found[0], self._values_of(found))
+
+    def _values_of(self, key: Key) -> dict[int, Array]:
+        """The content of the inputs that decide on shapes, as a key has it."""
+        types, given = key
+        return {k: np.frombuffer(data, types[k].dtype.numpy).reshape(types[k].shape) for k, data in zip(self.steering, given, strict=True)}
 
     def close(self) -> None:
         """Frees the program's device memory."""

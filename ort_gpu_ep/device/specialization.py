@@ -38,8 +38,14 @@ _MAX_FAILED = 8
 """Sets of sizes that a program remembers as not to be tried again."""
 
 
-class _CancelledError(Exception):
+class UnwantedError(Exception):
     """Nobody wants the plan any more."""
+
+
+def go_on(context: PlanContext) -> None:
+    """Raises UnwantedError, where the program or the process has ended or the device is lost. Needs no lock."""
+    if not context.is_wanted:
+        raise UnwantedError
 
 
 class Specializer:
@@ -61,7 +67,7 @@ class Specializer:
         shown = tuple(map(str, types))
         try:
             self._make(key, types, values)
-        except _CancelledError:
+        except UnwantedError:
             return
         except Exception as error:      # the general plan goes on serving these sizes
             why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -78,7 +84,7 @@ class Specializer:
         """Plans, compiles, warms up, and then lets runs of these sizes have it. Without the lock."""
         context, plans = self._context, self._plans
         with context.lock:
-            self._go_on()
+            go_on(self._context)
             replaced = dict(context.replaced)
         template = context.template(types, values, constant=True)
         filled = template.fill(types, values)
@@ -88,12 +94,12 @@ class Specializer:
         more = [*template.plan.prologue, *(replaced[name] for name in template.plan.weights if name in replaced)]
         compiled = self._compiled([*template.plan.steps, *more])
         with context.lock:
-            self._go_on()
+            go_on(self._context)
             prepared = plans.add(template, compiled[:len(template.plan.steps)])
         try:
             self._warm_up(prepared, filled)
             with context.lock:
-                self._go_on()
+                go_on(self._context)
                 plans.switch(key, prepared, filled)
                 plans.drop_oldest(plans.specialized, MAX_SPECIALIZED)
         except BaseException:
@@ -102,16 +108,11 @@ class Specializer:
                     plans.drop(prepared)
             raise
 
-    def _go_on(self) -> None:
-        """Raises _CancelledError, where the program or the process has ended or the device is lost."""
-        if self._context.closed or self._gpu.lost or background.ending():
-            raise _CancelledError
-
     def _compiled(self, steps: list[Any]) -> list[Any]:
         """The pipelines of steps, one after another: the cores are for whoever waits for a run. Without the lock."""
         found = []
         for step in steps:
-            self._go_on()
+            go_on(self._context)
             found.append(self._context.pipeline(step))
         return found
 
@@ -132,7 +133,7 @@ class Specializer:
             inputs, outputs = tensors[:len(filled.inputs)], tensors[len(filled.inputs):]
             for step in range(len(prepared.template.plan.steps)):
                 with context.lock:
-                    self._go_on()
+                    go_on(self._context)
                     prepared.current(filled)
                     prepared.warm_up(step, inputs, outputs)
                 gpu.finish()

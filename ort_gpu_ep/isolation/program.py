@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from ort_gpu_ep.kernels.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Specialization, Template, make_template
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device.unit_plans import UnitPlan
 
 INLINE_NBYTES = 4 << 10
 """Larger constants don't go through the socket."""
@@ -61,6 +64,7 @@ class RemoteProgram:
         self.graph = with_constants(self._bare, constants)
         self.problem, self.ended_workers, self.killed_workers = "", 0, 0
         self.specialized: tuple[Specialization, ...] = ()
+        self.unit_plans: tuple[UnitPlan, ...] = ()      # a worker's plans wait for their kernels
         self._timeout_s = config.hang_timeout_ms / 1e3 or RUN_S
         self._plans: OrderedDict[tuple[TensorType, ...], Plan | None] = OrderedDict()
         self._templates: list[Template] = []
@@ -218,6 +222,10 @@ class RemoteProgram:
         assert filled is not None, "a template holds for the sizes that it was made for"
         self._templates.append(template)
         return template.at(filled)
+
+    def wait_plans(self, timeout_s: float | None = None) -> bool:
+        """There is nothing to wait for."""
+        return True
 
     def close(self) -> None:
         """Frees what the worker holds for it."""

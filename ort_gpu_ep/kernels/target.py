@@ -181,6 +181,11 @@ def no_byte_units(limits: Limits) -> str:
     return ""
 
 
+def without_units(limits: Limits) -> Limits:
+    """The same adapter, as one that has no matrix units."""
+    return replace(limits, features=limits.features - {SUBGROUP_MATRIX, MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION})
+
+
 MATRIX_SUBGROUP = 32
 """Invocations of a subgroup for which matrix_product.wgsl is written."""
 

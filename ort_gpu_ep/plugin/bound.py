@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
@@ -16,6 +16,7 @@ from ort_gpu_ep.plugin.transfer import gpu_for, tensor_type
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Buffer
     from ort_gpu_ep.device.bound import Bound
+    from ort_gpu_ep.device.index_check import Word
     from ort_gpu_ep.device.program import Program
     from ort_gpu_ep.ir.graph import Array
     from ort_gpu_ep.ir.types import Shape, TensorType
@@ -56,9 +57,18 @@ class BoundRun(Run):
             return True
 
     def on_gpu(self) -> None:
-        bound = self._bound
-        assert bound is not None, "where it is not, ONNX Runtime does the run"
-        word = bound.run()
+        word: Word | Literal[False] | None = False
+        while word is False:
+            assert self._bound is not None, "where it is not, ONNX Runtime does the run"
+            word = self._bound.run()
+            if word is False and not self._resolve():       # its plan went meanwhile, and these sizes have none yet
+                self._inputs, self._outputs = [], []
+                try:
+                    super().on_gpu()
+                finally:
+                    memory.release(self.pins)
+                    self.pins = []
+                return
         for storage in self._outputs:
             storage.content = None
         self.deliver(word)

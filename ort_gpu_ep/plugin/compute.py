@@ -195,7 +195,8 @@ class Partition(Table):
             return False
         if len(self._runs_of) > _MAX_COUNTED:
             self._runs_of.clear()
-        plans = len(self.program.specialized) if self.program is not None else 0
+        program = self.program
+        plans = len(program.specialized) + sum(not made.pending for made in program.unit_plans) if program is not None else 0
         return next(self._runs_of.setdefault((types, plans), itertools.count())) % every == 0
 
     def close(self) -> None:

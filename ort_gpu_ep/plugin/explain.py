@@ -23,6 +23,7 @@ from ort_gpu_ep.terminal import printable
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device.backend import Executable
+    from ort_gpu_ep.device.unit_plans import UnitPlan
     from ort_gpu_ep.plugin import SessionState
 
 
@@ -111,7 +112,8 @@ class Explanation:
 
     decisions: with placement=auto, what was chosen for which input shapes, by what was measured. profile: where it was asked for.
     specialized: of partitions, by name, the sizes that have a plan of their own, or could not get one. device_memory: what the session
-    holds now; None where it has no device in this process.
+    holds now; None where it has no device in this process. unit_plans: of partitions, by name, plans on matrix units that
+    are, or were, made beside the runs.
     """
 
     adapter: str
@@ -122,6 +124,7 @@ class Explanation:
     decisions: tuple[tuple[str, Decision], ...] = ()
     profile: Profiled | None = None
     specialized: tuple[tuple[str, Specialization], ...] = ()
+    unit_plans: tuple[tuple[str, UnitPlan], ...] = ()
     device_memory: DeviceMemory | None = None
 
     def as_dict(self) -> dict[str, object]:
@@ -133,6 +136,7 @@ class Explanation:
             "device_memory": {**asdict(d), "session_nbytes": d.session_nbytes} if (d := self.device_memory) is not None else None,
             "events": list(self.events),
             "specialized": [{"partition": partition, **asdict(found)} for partition, found in self.specialized],
+            "unit_plans": [{"partition": partition, **asdict(found)} for partition, found in self.unit_plans],
             "decisions": [{"inputs": shapes, **decision.as_dict()} for shapes, decision in self.decisions],
             **({"profile": self.profile.as_dict()} if self.profile is not None else {}),
         }
@@ -186,6 +190,7 @@ class Explanation:
         lines += _device_memory_lines(self.device_memory) if self.device_memory is not None else []
         lines += _matrix_unit_lines(self.plans)
         lines += [f"{partition} for {found}" for partition, found in self.specialized if not found.why]
+        lines += [f"{partition} for {found}" for partition, found in self.unit_plans if not found.why]
         lines += [f"event: {e}" for e in self.events]
         profiled = f"\n\n{self.profile}" if self.profile is not None else ""
         return "\n".join(map(printable, lines)) + profiled
@@ -350,7 +355,8 @@ def events_of(state: SessionState) -> tuple[str, ...]:
     """A line for each, those last that happened beside the runs."""
     names = state.labels()
     lines = (*(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events)),
-             *(f"warning in {partition}: {found}" for partition, found in specialized(state) if found.why))
+             *(f"warning in {partition}: {found}" for partition, found in specialized(state) if found.why),
+             *(f"warning in {partition}: {made}" for partition, made in unit_plans(state) if made.why))
     return tuple(_renamed(line, names) for line in lines)
 
 
@@ -365,6 +371,13 @@ def specialized(state: SessionState) -> tuple[tuple[str, Specialization], ...]:
     names = state.labels()
     return tuple((names.get(p.graph.name, p.graph.name), found)
                  for p in state.partitions if p.program is not None for found in p.program.specialized)
+
+
+def unit_plans(state: SessionState) -> tuple[tuple[str, UnitPlan], ...]:
+    """Of each partition, by name, plans on matrix units that were not there for the first run of their sizes."""
+    names = state.labels()
+    return tuple((names.get(p.graph.name, p.graph.name), found)
+                 for p in state.partitions if p.program is not None for found in p.program.unit_plans)
 
 
 def explanation(state: SessionState | None) -> Explanation:
@@ -390,7 +403,7 @@ def explanation(state: SessionState | None) -> Explanation:
             reports = [_as_planned(report, partition.graph.outputs, last) for report in reports]
     return Explanation(
         adapter_of(state), tuple(reports), tuple(memory), events_of(state), tuple(plans), specialized=specialized(state),
-        device_memory=device_memory_of(state))
+        unit_plans=unit_plans(state), device_memory=device_memory_of(state))
 
 
 def device_memory_of(state: SessionState) -> DeviceMemory | None:

@@ -60,7 +60,8 @@ class LocalBackend:
     def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> LocalProgram:
         with self.allowance:
             kept = composer(config.cache_path, code_hash())
-            return LocalProgram(graph, config, self.device, rewrite, kept, after_run(self.device), self.known_plans)
+            return LocalProgram(graph, config, self.device, rewrite, kept, after_run(self.device), self.known_plans,
+                                config.unit_plans == "background")
 
     def profile(self, config: Config, measured: bool = True) -> Profile:
         from ort_gpu_ep.calibration import known_profile, profile_of  # a session that is told where to run loads none of it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -306,16 +307,29 @@ class InferenceSession(plugin.PlainSession):
         return isinstance(cause, (DeviceLostError, DeviceHangError)) and self._state is not None and not self._state.strict
 
     def ready(self) -> bool:
-        """Whether the session has decided where it runs; with placement=auto it measures that in the background of the first runs."""
-        return self._start is None or self._start.is_over
+        """Whether the session has decided where it runs, which with placement=auto it measures in the background of the first runs, and
+        no kernels on matrix units are being compiled for the sizes of its runs (option unit_plans).
+        """
+        return (self._start is None or self._start.is_over) and self._wait_plans(0.0)
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
-        """Waits for that decision, at most `timeout_s`; returns `ready()`.
+        """Waits for both, at most `timeout_s`; returns `ready()`.
 
         Before the first run it opens the GPU with what is known about the model. If that is not enough, the first run measures the rest
         and takes longer.
         """
-        return self._start is None or self._start.wait(timeout_s)
+        begin_s = time.monotonic()
+        if self._start is not None and not self._start.wait(timeout_s):
+            return False
+        return self._wait_plans(None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - begin_s)))
+
+    def _wait_plans(self, timeout_s: float | None) -> bool:
+        """Waits for kernels on matrix units; whether none are being compiled."""
+        if self._state is None or memory.forked:
+            return True
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        programs = [partition.program for partition in list(self._state.partitions) if partition.program is not None]
+        return all(program.wait_plans(None if end_s is None else max(0.0, end_s - time.monotonic())) for program in programs)
 
     @property
     def missing_gpu(self) -> str:
@@ -347,6 +361,8 @@ class InferenceSession(plugin.PlainSession):
         name = os.path.basename(path) if isinstance(path, (str, os.PathLike)) else "model"
         config = state.config if state is not None and state.config is not None else resolve(session._options)
         found = state if state is not None and state.partitions else None
+        session.run(None, feeds)
+        session.wait_ready()        # kernels on matrix units are what further runs go by
         result = profile_runs(
             lambda: session.run(None, feeds), found.partitions if found else (), found.gpu if found else None, config, name, runs, progress)
         if session.direct is not None:      # all outputs come from one partition
@@ -389,7 +405,8 @@ class InferenceSession(plugin.PlainSession):
     def _on_gpu(self) -> InferenceSession:
         """The same model with all nodes on the GPU, whatever this session has chosen."""
         model, settings, kwargs = self._arguments
-        return InferenceSession(model, settings, None, {**(self._options or {}), "placement": "gpu", "tune": "0"}, **kwargs)
+        options = {**(self._options or {}), "placement": "gpu", "tune": "0", "unit_plans": "wait"}
+        return InferenceSession(model, settings, None, options, **kwargs)
 
     def _tune_once(self, config: Config) -> None:
         """For the option `tune`: measures a model that was not tuned on this adapter yet; a failure of that is a warning."""

@@ -41,6 +41,7 @@ class Doubling:
 
     plans: tuple[Plan, ...] = ()
     specialized = ()
+    unit_plans = ()
     problem, weight_nbytes, uploads, uploaded_nbytes, blamed = "", 0, 0, 0, True
 
     def __init__(self, graph: Graph, config: Config, gpu: Adapter, rewrite: Rewrite | None) -> None:
@@ -57,6 +58,9 @@ class Doubling:
         into, made = host.output(0, doubled.shape)
         host.write(into, doubled.ctypes.data, made.nbytes)
         host.count("device_to_host", made.nbytes)
+
+    def wait_plans(self, timeout_s: float | None = None) -> bool:
+        return True
 
     def blames(self, error: Exception) -> bool:
         return self.blamed

@@ -35,8 +35,8 @@ SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 65)
 THREADS = 3
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "fusion": ("1", "1", "0"), "checked_shaders": ("auto", "1", "0"), "specialize": ("auto", "off"), "join_runs": ("auto", "1", "0"),
-    "winograd": ("1", "0"), "memory_limit_mb": ("0", "0", "1")}
+    "fusion": ("1", "1", "0"), "checked_shaders": ("auto", "1", "0"), "specialize": ("auto", "off"),
+    "unit_plans": ("background", "wait"), "join_runs": ("auto", "1", "0"), "winograd": ("1", "0"), "memory_limit_mb": ("0", "0", "1")}
 
 HALVES = 3e-2
 """With precision=f16: of the largest element."""
