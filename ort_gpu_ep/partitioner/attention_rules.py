@@ -174,7 +174,7 @@ def _before(producers: dict[str, Node], facts: Facts, source: _Source, scaled: b
     if ops == ("Reshape", "Transpose", "Reshape") and _is_swap(facts, source.name, chain[1], before):
         swapped = tuple((0, 1, 3, 2)[axis] for axis in source.perm)
         return replace(source, name=before, perm=swapped, steps=(*source.steps, chain))
-    if repeated and ops == ("Reshape", "Expand", "Unsqueeze") and source.perm[1] == 1 and _is_repeat(facts, source.name, chain[1], before):
+    if repeated and ops == ("Reshape", "Expand", "Unsqueeze") and source.perm[1] == 1 and _is_repeat(facts, source.name, chain, before):
         return replace(source, name=before, steps=(*source.steps, chain))
     return None
 
@@ -183,7 +183,7 @@ def _chain(producers: dict[str, Node], name: str, most: int) -> Iterator[Node]:
     """The node that makes a value, the one that makes its first input, and so on."""
     for _ in range(most):
         node = producers.get(name)
-        if node is None or node.domain or node.epilogue or len(node.writes) != 1:
+        if node is None or node.domain or node.epilogue or len(node.writes) != 1 or not node.inputs:     # RandomNormal has none
             return
         yield node
         name = node.inputs[0]
@@ -218,13 +218,26 @@ def _is_swap(facts: Facts, name: str, transposed: Node, before: str) -> bool:
         _sized(made, b, h, d, s) and _sized(images, b * h, s, d))
 
 
-def _is_repeat(facts: Facts, name: str, expanded: Node, before: str) -> bool:
-    """Whether each head was repeated, as many stand for those of several queries."""
-    given, made, wide = (facts.types.get(n) for n in (before, name, expanded.outputs[0]))
-    if given is None or made is None or wide is None or given.rank != 4 or wide.rank != 5:
+def _is_repeat(facts: Facts, name: str, chain: Sequence[Node], before: str) -> bool:
+    """Whether each head was repeated, as many stand for those of several queries. Copies of all heads behind one another are another
+    order, with the same sizes where there are as many copies as heads: the axis that was inserted tells.
+    """
+    _, expanded, inserted = chain
+    given, made, wide, apart = (facts.types.get(n) for n in (before, name, expanded.outputs[0], inserted.outputs[0]))
+    if given is None or made is None or wide is None or apart is None or given.rank != 4 or wide.rank != 5:
         return False
     b, h, s, d = given.shape
-    return _sized(wide, b, h, wide.shape[2], s, d) and _sized(made, b, h * wide.shape[2], s, d)
+    return _axes(facts, inserted) in ((2,), (-3,)) and _sized(apart, b, h, 1, s, d) and (
+        _sized(wide, b, h, wide.shape[2], s, d) and _sized(made, b, h * wide.shape[2], s, d))
+
+
+def _axes(facts: Facts, node: Node) -> tuple[int, ...]:
+    """The axes of an Unsqueeze; none where they are not known before the run."""
+    given = node.attributes.get("axes")
+    axes = facts.known.get(node.inputs[1]) if given is None and len(node.inputs) > 1 else given
+    if axes is None or any(map(is_symbolic, axes)):     # type: ignore[arg-type]
+        return ()
+    return tuple(int(axis) for axis in axes)    # type: ignore[union-attr]
 
 
 def _alike(one: TensorType, other: TensorType | None) -> bool:

@@ -108,6 +108,9 @@ def _accepted(fused: Node, built: Built, facts: Facts, limits: Limits, values: d
     answer = bound if isinstance(bound, Decline) else claim(bound, limits)
     if isinstance(answer, Decline):
         return False
+    both = [(facts.types.get(name), tensor) for name, tensor in zip(fused.outputs, answer.outputs, strict=False)]
+    if any(before is not None and after is not None and before.rank != after.rank for before, after in both):
+        return False        # a number in the match has more axes than what it is applied to: [1, 1, 1]
     for name, tensor in zip(fused.outputs, answer.outputs, strict=False):
         if name and tensor is not None:
             facts.types.setdefault(name, tensor)

@@ -300,6 +300,28 @@ def test_repeated_heads_are_read_once(kv: int) -> None:
         assert_agree(run_direct(model, feeds, fuse, every_size_open)[0], on_cpu(model, feeds)[0], TOLERANCE)
 
 
+@pytest.mark.parametrize("axis", [1, -4])
+def test_heads_in_turn_are_not_repeated_heads(axis: int) -> None:
+    """All heads behind one another, as torch's Tensor.repeat gives: as many copies as heads, so sizes alone don't tell."""
+    model = onnx.parser.parse_model(REPEATED.replace("KV", "2").replace("WIDE", "wide").replace("two = {2}", f"two = {{{axis}}}"))
+    sizes = {"wide": [2, 2, 2, 11, 8], "heads": [2, 4, 11, 8]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(v), n) for n, v in sizes.items())
+    feeds = {"x": normal(2, 4, 5, 8), "keys": normal(2, 2, 11, 8), "values": normal(2, 2, 11, 8, seed=3)}
+    for every_size_open in (False, True):
+        assert_agree(run_direct(model, feeds, fuse, every_size_open)[0], on_cpu(model, feeds)[0], TOLERANCE)
+
+
+@pytest.mark.parametrize("drawn", ["x", "keys", "values"])
+def test_what_a_node_without_inputs_gives(drawn: str) -> None:
+    """Its producers end there: to look for its first input raised, and the whole model stayed on the CPU."""
+    given = ", ".join(f"float[2, 3, 8, 8] {name}" for name in ("x", "keys", "values") if name != drawn)
+    body = f"{drawn} = RandomNormal <shape = [2, 3, 8, 8]> () s = MatMul(x, keys) p = Softmax(s) y = MatMul(p, values)"
+    graph = from_onnx(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> g ({given}) => (y) {{ {body} }}'))
+    types = {n: TensorType(FLOAT32, (2, 3, 8, 8)) for n in graph.inputs}
+    fused = fuse(graph, types, Limits(), lambda _: TensorType(FLOAT32, (2, 3, 8, 8)))
+    assert "RandomNormal" in [n.op for n in fused.nodes]
+
+
 @pytest.mark.parametrize(("body", "why"), [
     ("a = Attention <softcap = 2.0> (q, k, v, mask)", "a cap"), ("a, keys, values = Attention(q, k, v, mask, k, v)", "a cache")])
 def test_what_stays_the_op_of_onnx(body: str, why: str) -> None:

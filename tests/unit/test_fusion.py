@@ -172,6 +172,14 @@ def test_gelu_is_one_step_and_what_is_almost_one_a_chain(weights: Weights) -> No
         assert [step.op for step in node.epilogue] == steps
 
 
+@pytest.mark.parametrize("name", ["half", "one"])
+def test_a_number_of_more_axes_stays_in_the_result(weights: Weights, name: str) -> None:
+    """By 0.5 as [1, 1, 1] a vector becomes a tensor of three axes; Gelu gave the vector."""
+    body = "d = Div(x, root2) e = Erf(d) a = Add(e, one) p = Mul(x, a) y = Mul(p, half)"
+    graph = graph_of(f"(float[16] x) => (y) {{ {body} }}", {**weights, name: weights[name].reshape(1, 1, 1)})
+    assert "Gelu" not in ops_of(fused(graph))
+
+
 def test_steps_are_limited() -> None:
     count = MAX_STEPS + 5
     names = ["x", *(f"v{i}" for i in range(count - 1)), "y"]
