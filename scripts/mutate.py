@@ -47,8 +47,9 @@ AREAS = {
     "kernels": Area(("shaders/*.wgsl",), ()),
     "planner": Area(("scheduler/lifetime.py", "scheduler/barriers.py", "scheduler/planner.py", "ir/symbolic.py", "partitioner/grouping.py"),
                     ("tests/unit/test_lifetime.py", "tests/unit/test_barriers.py", "tests/unit/test_plan.py", "tests/unit/test_symbolic.py",
-                     "tests/unit/test_grouping.py", "tests/golden", "tests/unit/test_partition.py", "tests/plugin/test_sessions.py")),
-    "placement": Area(tuple(f"placement/{name}.py" for name in ("policy", "learner", "latency", "rhythm", "estimate", "agreement")),
+                     "tests/unit/test_grouping.py", "tests/golden", "tests/unit/test_partition.py", "tests/plugin/test_sessions.py",
+                     "tests/ops/test_attention_units.py")),
+    "placement": Area(tuple(f"placement/{name}.py" for name in ("policy", "learner", "rhythm", "estimate", "agreement")),
                       ("tests/placement",)),
     "scoring": Area(tuple(f"scoring/{name}.py" for name in ("board", "batching", "columns", "parts", "outputs")),
                     tuple(f"tests/scoring/test_{name}.py" for name in (

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ort_gpu_ep.placement.estimate import Size
-from ort_gpu_ep.placement.learner import LAW, LAW_S, LONGEST_RETRY_S, MAX_SIZES, RETRY_S, SHARE, Learner
+from ort_gpu_ep.placement.learner import LAW, LAW_S, LONGEST_RETRY_S, MAX_SIZES, NOVEL, RETRY_S, SHARE, Learner
 from ort_gpu_ep.placement.rhythm import PAUSED
 from ort_gpu_ep.utilization import Uses
 from tests.patience import steps
@@ -117,6 +117,23 @@ def test_ever_new_sizes_go_by_what_first_runs_take() -> None:
     assert ran[:100].count("cpu") >= 90
     assert ran[300:].count("gpu") >= 0.9 * len(ran[300:])
     assert made.learner.spent_s <= made.budget_s + SHARE * made.learner.total_s
+
+
+def test_runs_that_went_on_without_asking_count_as_much_as_others() -> None:
+    """After ever new sizes, runs of one: sizes are new as seldom as if the learner had been asked each time."""
+    asked, told = (machine(first_s={"cpu": 0.0, "gpu": 3e-3}) for _ in range(2))
+    for made in (asked, told):
+        for work in range(10, 40):
+            made.run(float(work))
+    asked.runs(10.0, 1 + 40)
+    entry = told.learner.entry(10.0, lambda: 10.0)
+    turn = told.learner.begin(entry, told.learner.choose(entry, told.now_s), told.now_s)
+    told.learner.end(turn, 1.5e-3, told.now_s)
+    assert told.learner.novelty > NOVEL
+    told.learner.went_on(turn, [1.5e-3] * 40, told.now_s)
+    assert told.learner.novelty == pytest.approx(asked.learner.novelty)
+    assert told.learner.novelty < NOVEL
+    assert entry.runs == asked.learner.entry(10.0, lambda: 10.0).runs
 
 
 @pytest.mark.parametrize(("cpu_ms", "gpu_ms", "asleep", "wanted"), [(2.03, 0.8, 3.5, "cpu"), (9.9, 1.5, 4.6, "gpu"), (5.0, 1.5, 4.6, "cpu")])

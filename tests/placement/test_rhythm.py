@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ort_gpu_ep.placement.rhythm import BUSY, PAUSED, RARE, Rhythm, rest_class
+from ort_gpu_ep.placement.rhythm import BUSY, PAUSED, RARE, RESTS_S, Rhythm, rest_class
 from ort_gpu_ep.utilization import AWAKE_S, Uses
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(-0.1, BUSY), (0.02, BUSY), (0.1, PAUSED), (0.2, PAUSED), (0.4, RARE), (9.0, RARE)])
+@pytest.mark.parametrize(("seconds", "expected"), [
+    (-0.1, BUSY), (0.02, BUSY), (RESTS_S[0], BUSY), (0.1, PAUSED), (0.2, PAUSED), (RESTS_S[1], PAUSED), (0.4, RARE), (9.0, RARE)])
 def test_classes(seconds: float, expected: str) -> None:
     assert rest_class(seconds) == expected
 

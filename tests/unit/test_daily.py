@@ -1,8 +1,10 @@
-"""tests/daily.py: what is left to the night is the rest, and every day has each value."""
+"""tests/daily.py: what is left to the night is the rest, and every day has each value. And what scripts/mutate.py names is there."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from itertools import combinations, product
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +25,12 @@ def test_each_pair_of_values_is_there_every_day(axes: tuple[list[int], ...]) -> 
 
 def test_a_tuple_stands_for_several_arguments() -> None:
     assert [each.values for each in part([(1, "a"), (2, "b")], [[3]])] == [(1, "a", [3]), (2, "b", [3])]
+
+
+def test_faults_are_planted_in_files_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """scripts/mutate.py: a file that was moved would have no faults, and its tests nothing to find."""
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.syspath_prepend(root / "scripts")
+    for area in import_module("mutate").AREAS.values():
+        assert all(any((root / "ort_gpu_ep").glob(pattern)) for pattern in area.files), area.files
+        assert all((root / test).exists() for test in area.always), area.always
