@@ -1,4 +1,8 @@
-"""The device profile of an adapter: measured once, then read from memory or, in later processes, from disk."""
+"""The device profile of an adapter: measured once, then read from memory or, in later processes, from disk.
+
+What kernels are chosen by, and an empty run, are measured first, in a second or two; transfers and families of kernels when somebody
+asks for them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.health.verdicts import key_of
-from ort_gpu_ep.kernels.cost_parameters import Roofs
+from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for
 from ort_gpu_ep.kernels.profile import GUESSED, Profile, read, write
 from ort_gpu_ep.processes.interrupts import uninterrupted
 
@@ -23,11 +27,12 @@ _known: dict[str, Profile] = {}
 _lock = threading.Lock()
 
 
-def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress | None = None) -> Profile:
+def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress | None = None, whole: bool = True) -> Profile:
     """The profile of the adapter, its driver, wgpu's version and this code. GUESSED where that fails, with a warning in the log.
 
-    fresh: measure, whatever is known. The first call of a process may take some seconds; others wait for it. A device that fails on
-    purpose (option `faults`) is not measured: the submits would count, and its times are not the adapter's.
+    fresh: measure, whatever is known. whole: with transfers and families of kernels; else without, unless they are known. The first call of
+    a process may take some seconds; others wait for it. A device that fails on purpose (option `faults`) is not measured: the submits would
+    count, and its times are not the adapter's.
     """
     key = key_of(gpu.info)
     with _lock:
@@ -36,7 +41,9 @@ def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress
             return GUESSED
         if known is None:
             known = None if fresh else read(config.cache_path, key)
-            _known[key] = known = known or _measured(gpu, config.cache_path, key, progress)
+        if known is None or (whole and not known.is_whole and not gpu.lost):
+            known = _measured(gpu, config.cache_path, key, progress, known, whole)
+        _known[key] = known
         return known
 
 
@@ -68,16 +75,23 @@ def _roofs(gpu: Gpu, busy: bool) -> Roofs:
     return uninterrupted(measure_roofs, Bench(gpu, Timer(gpu) if by_gpu else None, busy), wake_s)
 
 
-def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None) -> Profile:
+def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None, known: Profile | None, whole: bool) -> Profile:
+    """known: what was measured without the rest; what kernels are chosen by stays as it is there."""
     start = time.perf_counter()
     try:
         # Those of a software adapter choose no kernels. A program may be at work, and this is kept for good.
-        roofs = None if gpu.info.is_software else _roofs(gpu, True)       # first: they wake the GPU for what is measured next, too
-        profile = uninterrupted(measure, gpu, progress=progress)   # 3 s: what is in flight uses its memory
-        profile = profile if roofs is None else replace(profile, roofs=roofs)
+        roofs = _roofs(gpu, True) if known is None and not gpu.info.is_software else None
+        wake_s = WAKE_S if roofs is None else 0.0       # they wake the GPU for what is measured next, too
+        profile = uninterrupted(measure, gpu, progress=progress, whole=whole, wake_s=wake_s)    # 3 s: what is in flight uses its memory
+        if known is not None:
+            profile = replace(profile, dispatch_s=known.dispatch_s, roofs=known.roofs)
+        elif roofs is not None:
+            profile = replace(profile, roofs=roofs)
     except Exception as error:      # a record that is wrong, too: no profile is worth a model
         log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
-        return GUESSED
+        return GUESSED if known is None else replace(known, families=GUESSED.families)
     log.info("calibration of %s took %.1f s", gpu.info.name, time.perf_counter() - start)
     write(cache_path, key, profile)
+    if known is None:
+        gpu.limits = replace(gpu.limits, figures=figures_for(gpu.info.type, profile.figures))   # as the next process that opens it
     return profile

@@ -171,17 +171,20 @@ def _time(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure(gpu: Gpu, budget_s: float = 3.0, progress: Progress | None = None) -> Profile:
+def measure(
+    gpu: Gpu, budget_s: float = 3.0, progress: Progress | None = None, whole: bool = True, wake_s: float = WAKE_S,
+) -> Profile:
     """The profile of an adapter. Takes budget_s at most, but for shaders that compile slowly; what is left out then has a sibling.
 
-    progress: is called with what comes next and the part of the budget that is spent. Raises: DeviceError, ShaderError;
-    UnsupportedNodeError where even elementwise kernels are out of use.
+    progress: is called with what comes next and the part of the budget that is spent. whole: with transfers and families of kernels, which
+    take most of the time. wake_s: how long a GPU works first. Raises: DeviceError, ShaderError; UnsupportedNodeError where even elementwise
+    kernels are out of use.
     """
     timer, gpu.timer = gpu.timer, None      # timestamps of somebody's benchmark would cost each run
     try:
         bench = Bench(gpu, budget_s, progress)
         try:
-            return _profile(bench)
+            return _profile(bench, whole, wake_s)
         finally:
             bench.empty.close()
     finally:
@@ -189,17 +192,17 @@ def measure(gpu: Gpu, budget_s: float = 3.0, progress: Progress | None = None) -
         gpu.trim()
 
 
-def _profile(bench: Bench) -> Profile:
+def _profile(bench: Bench, whole: bool, wake_s: float) -> Profile:
     long = Job(bench.gpu, chain(CHAIN))
     try:
         start = time.perf_counter()
-        while not bench.gpu.info.is_software and time.perf_counter() - start < WAKE_S:
+        while not bench.gpu.info.is_software and time.perf_counter() - start < wake_s:
             long.run()
         dispatch_s = max(bench.work_s(long) / (CHAIN - 1), 1e-7)
     finally:
         long.close()
-    upload, download = _transfers(bench)
-    families = _families(bench, dispatch_s)
+    upload, download = _transfers(bench) if whole else (GUESSED.upload, GUESSED.download)
+    families = _families(bench, dispatch_s) if whole else {}
     bench.say("done")
     return Profile(bench.gpu.info.name, max(median(bench.empties_s) - dispatch_s, 1e-6), dispatch_s, upload, download, families)
 

@@ -76,7 +76,8 @@ class Profile:
 
     run_s: an (almost) empty run with its readback: submit, wait, 256 bytes. dispatch_s: one more small kernel in a run.
     upload, download: seconds that bytes take in addition to an empty run. families: seconds of work (without its dispatch) over
-    floating-point operations or bytes, see kernels.BY_FLOPS; those not there are answered by SIBLING. roofs: the most that a kernel can do.
+    floating-point operations or bytes, see kernels.BY_FLOPS; those not there are answered by SIBLING, and where there is none yet, what
+    is assumed. roofs: the most that a kernel can do.
     """
 
     adapter: str
@@ -124,6 +125,11 @@ class Profile:
         while family not in self.families and family in SIBLING:
             family = SIBLING[family]
         return self.families.get(family) or _GUESSED_FAMILIES[family]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether transfers and families of kernels were measured, too."""
+        return bool(self.families)
 
     @property
     def has_roofs(self) -> bool:

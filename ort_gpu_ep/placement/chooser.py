@@ -43,13 +43,13 @@ SAVE_S = 30.0
 class Chooser:
     """The choice of one session. Thread-safe.
 
-    fixed: all input shapes are known, so that one decision holds for every run. profile: gives the adapter's (it may take seconds).
-    proved: is told when the candidates were run side by side; weak, since the chooser outlives the session until all is saved.
+    fixed: all input shapes are known, so that one decision holds for every run. profile: gives the adapter's, whole or not; it may take
+    seconds. proved: is told when the candidates were run side by side; weak, since the chooser outlives the session until all is saved.
     uses: of the adapter. host: what the runs share. tells_cpu_s: what a run on the CPU takes in another process, if one makes them.
     """
 
     def __init__(
-        self, candidates: Candidates, config: Config, profile: Callable[[], Profile], decisions: Decisions | None, fixed: bool,
+        self, candidates: Candidates, config: Config, profile: Callable[[bool], Profile], decisions: Decisions | None, fixed: bool,
         proved: WeakMethod[Callable[[Entry], None]], uses: Uses, host: Host,
     ) -> None:
         self.candidates, self.config, self.fixed = candidates, config, fixed
@@ -100,7 +100,7 @@ class Chooser:
             cpu = self.candidates.get(CPU)
             self.prover.told_s = self.tells_cpu_s()
             cpu_s = self.prover.told_s or min(_timed(cpu, feeds) for _ in range(2))
-            profile = self._profile()
+            profile = self._profile(self.prover.software)
             if cpu_s <= FLOOR * profile.run_s:
                 entry.floor, entry.source = True, "floor"
                 entry.why = f"it is done before a GPU could have answered ({profile.run_s * 1e3:.3f} ms for nothing at all)"
@@ -122,7 +122,8 @@ class Chooser:
     def _proof(self, feeds: Mapping[str, Any], cpu_s: float, profile: Profile) -> Proof:
         """Runs the candidates. Where that can't be done (the model's file was overwritten, a full disk), the CPU answers."""
         try:
-            return self.prover.prove(feeds, dict(signature(feeds)), cpu_s, profile)
+            clear = self.prover.clear(feeds, cpu_s, profile)
+            return clear or self.prover.prove(feeds, dict(signature(feeds)), cpu_s, self._profile(True))
         except Exception as error:
             if self.config.strict:
                 raise

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import WrongResultError
@@ -18,7 +18,7 @@ from ort_gpu_ep.placement.agreement import check_outputs
 from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.cpu_costs import cpu_costs
 from ort_gpu_ep.placement.names import CPU, CUT, GPU
-from ort_gpu_ep.placement.trial import WAKE_S, race
+from ort_gpu_ep.placement.trial import CLEAR, WAKE_S, race
 from ort_gpu_ep.plugin import fall_back_or_raise
 from ort_gpu_ep.plugin.explain import adapter_of
 
@@ -29,6 +29,10 @@ HOPELESS = 3.0
 
 GROWS = (0.02, 0.95)
 """Least and largest part of a GPU's time that is taken to grow with the size of the inputs."""
+
+
+Raced: TypeAlias = tuple[dict[str, float], dict[str, str], frozenset[str]]
+"""Median seconds of those that were run, why others were left out, and the wrong ones among these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,23 @@ class Prover:
         self.told_s: float | None = None
         self.profiles = True
         self._left_s = config.placement_budget_ms * 1e-3
+        self._first: Raced = {}, {}, frozenset()
+
+    def clear(self, feeds: Mapping[str, Any], cpu_s: float, profile: Profile) -> Proof | None:
+        """Runs the GPU alone against the CPU: all that is to be known where it has every node and is plainly faster, else None.
+
+        What a cut would be made by, profiles of the CPU's nodes and of the GPU's kernels, takes several seconds. Not on a software adapter,
+        whose runs may take long. cpu_s, profile: as of prove; of the profile, transfers and families are not needed.
+        """
+        if self.software or self._left_s <= 0:
+            return None
+        first = self._race([GPU], feeds, {})
+        self._first = first
+        state = self.candidates.get(GPU).state if GPU in first[0] else None
+        if state is None or first[0][GPU] * CLEAR > cpu_s or any(r.count("cpu") for r in state.reports if not r.nested):
+            return None
+        self.planned = adapter_of(state), tuple(state.reports)
+        return Proof(first[0], {}, grows=_grows(state.reports, first[0], profile))
 
     def prove(self, feeds: Mapping[str, Any], shapes: Mapping[str, Any], cpu_s: float, profile: Profile) -> Proof:
         """Runs the candidates on these inputs, as far as the budget goes. cpu_s: what a run on the CPU takes."""
@@ -68,7 +89,11 @@ class Prover:
         rivals = self._rivals(predicted, cpu_s)
         if self._left_s <= 0:
             return Proof({CPU: cpu_s}, predicted, grows=_grows(reports, predicted, profile))
-        measured, failed, wrong = self._race(rivals, feeds, predicted)
+        measured, failed, wrong = self._first
+        rivals = [name for name in rivals if name not in measured and name not in failed]
+        if rivals or not measured:
+            found = self._race(rivals, feeds, predicted)
+            measured, failed, wrong = measured | found[0], failed | found[1], wrong | found[2]
         times = {n: f"{s * 1e3:.3f} ms" for n, s in measured.items()}
         log.info("placement: %s of %s; found out in %.1f s", min(measured, key=measured.__getitem__), times, time.perf_counter() - start)
         return Proof(measured, predicted, failed, wrong, _grows(reports, {**predicted, **measured}, profile))
@@ -96,16 +121,14 @@ class Prover:
     def _rivals(self, predicted: Mapping[str, float], cpu_s: float) -> list[str]:
         """The candidates besides the CPU that are worth a run. A cut that takes nothing, or all, is none of its own."""
         chosen = min(predicted, key=predicted.__getitem__, default=CPU)
-        if chosen == GPU:
+        if chosen == GPU and GPU not in self._first[0]:
             self.candidates.add(replace(self.candidates.get(CUT), name=GPU))
         if chosen != CUT:
             self.candidates.drop(CUT)
         wanted = [CUT, GPU] if chosen == CUT else [GPU]
         return [n for n in wanted if not (predicted.get(n, 0.0) > HOPELESS * cpu_s and 3 * predicted.get(n, 0.0) > self._left_s)]
 
-    def _race(
-        self, rivals: list[str], feeds: Mapping[str, Any], predicted: Mapping[str, float],
-    ) -> tuple[dict[str, float], dict[str, str], frozenset[str]]:
+    def _race(self, rivals: list[str], feeds: Mapping[str, Any], predicted: Mapping[str, float]) -> Raced:
         """Median seconds of the CPU and of the rivals that work, and agree with it on the first run; why others do not; the wrong ones."""
         failed, wrong = dict[str, str](), set[str]()
         cpu = self.candidates.get(CPU).session

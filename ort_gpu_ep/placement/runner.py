@@ -85,14 +85,14 @@ class Streak:
 class Runner:
     """What stands behind `InferenceSession.run` where placement=auto.
 
-    model, settings, options, kwargs: as the candidates take them. device: names adapter, driver and code. profile: gives the adapter's.
-    uses: when this process has used it. sampler: of its load, None where runs are not to be moved for it. software: the adapter computes
-    on the CPU.
+    model, settings, options, kwargs: as the candidates take them. device: names adapter, driver and code. profile: gives the adapter's,
+    whole or not. uses: when this process has used it. sampler: of its load, None where runs are not to be moved for it. software: the
+    adapter computes on the CPU.
     """
 
     def __init__(
         self, model: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, device: str,
-        profile: Callable[[], Profile], uses: Uses, sampler: Sampler | None = None, software: bool = False,
+        profile: Callable[[bool], Profile], uses: Uses, sampler: Sampler | None = None, software: bool = False,
     ) -> None:
         self.config, self.sampler = config, sampler
         self.candidates = Candidates(model, settings, options, kwargs)
@@ -101,7 +101,7 @@ class Runner:
             key = key_of(model.path_or_bytes, device, settings, speed_options(config), model.digest())
             self._decisions = Decisions(config.cache_path, key)
             times = self._decisions.found.times if self._decisions.found is not None else None
-            self.candidates.costs = Costs(profile(), times.cpu_s, times.shapes) if times is not None else None
+            self.candidates.costs = Costs(profile(True), times.cpu_s, times.shapes) if times is not None else None
         self._profile, self._uses = profile, uses
         cores = psutil.cpu_count(logical=False) or 1
         self._host = Host((settings.intra_op_num_threads if settings is not None else 0) or cores, cores, software,
@@ -136,6 +136,15 @@ class Runner:
         if self.first != CPU:
             self._lead(self.candidates.get(self.first))
             self._tidy(time.perf_counter(), 0.0 if self.fixed else KEEP_S)
+
+    def renew_cpu(self) -> None:
+        """The CPU's candidate had fewer threads than it should: it is made anew, now where it answers, else when it is wanted.
+
+        Raises what onnxruntime raises, ModelError.
+        """
+        self.candidates.drop(CPU)
+        if self.front.name == CPU:
+            self._lead(self.candidates.get(CPU))
 
     def warm(self, feeds: Mapping[str, Any]) -> None:
         """For the inputs of a run that is over: the fastest becomes the front, compared with the CPU and warm, before runs come here.

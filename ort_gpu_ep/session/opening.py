@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from onnxruntime import ExecutionMode, SessionOptions
 
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.info import pick
@@ -28,6 +31,12 @@ IDLE_PROVIDER = "AzureExecutionProvider"
 
 MODULES = ("ort_gpu_ep.plugin.explain", "ort_gpu_ep.plugin.factory")
 """What a session with a GPU needs, with all that makes partitions."""
+
+SHARE = 8
+"""Of so many cores, one is left to the search; runs on the CPU take an eighth longer at most meanwhile."""
+
+THREAD_ENTRIES = ("session.intra_op_thread_affinities", "session.intra_op.allow_spinning")
+"""Entries of SessionOptions by which a program says where its threads run, or that they don't spin."""
 
 ORT_FORMAT = (
     "models in ORT format run on the CPU, because onnxruntime would hand values in the GPU's memory to kernels of its own: give the "
@@ -54,10 +63,14 @@ def forbids_cpu(settings: Any) -> bool:
 
 
 def _is_on(settings: Any, entry: str) -> bool:
+    return settings is not None and _entry(settings, entry) == "1"
+
+
+def _entry(settings: Any, name: str) -> str | None:
     try:
-        return bool(settings is not None and settings.get_session_config_entry(entry) == "1")
-    except RuntimeError:   # the entry is not set
-        return False
+        return str(settings.get_session_config_entry(name))
+    except RuntimeError:   # it is not set
+        return None
 
 
 def without_ours(config: Config, model: Any, settings: Any) -> str:
@@ -217,6 +230,38 @@ def stays_on_cpu(config: Config) -> bool:
         return True
 
 
+def threads_beside_search(settings: Any) -> int:
+    """Threads of a session on the CPU that leave cores to the search for a GPU; 0 where onnxruntime's number of them is to stay.
+
+    By default it has as many as there are cores, and they spin between runs: the search, and all else that starts then, gets little of a
+    core, whatever its priority. Not with fewer than SHARE cores, nor where each core runs two threads, nor where the program says what it
+    wants.
+    """
+    import psutil  # only here: a first result does without
+
+    cores = psutil.cpu_count(logical=False) or 1
+    if not SHARE <= cores == psutil.cpu_count():
+        return 0
+    threads = cores - cores // SHARE
+    if settings is None:
+        return threads
+    said = settings.intra_op_num_threads or not settings.use_per_session_threads or any(_entry(settings, n) for n in THREAD_ENTRIES)
+    return 0 if said or settings.execution_mode != ExecutionMode.ORT_SEQUENTIAL else threads
+
+
+@contextmanager
+def with_threads(settings: Any, threads: int) -> Iterator[Any]:
+    """SessionOptions (new ones for None) with so many threads; 0: as they are."""
+    if threads:
+        settings = SessionOptions() if settings is None else settings
+        settings.intra_op_num_threads = threads
+    try:
+        yield settings
+    finally:
+        if threads:
+            settings.intra_op_num_threads = 0
+
+
 def is_decided(config: Config, model: Source, settings: Any) -> bool:
     """Whether all is known that another process could find out: adapters, a verdict, what was decided for this model. Loads no driver."""
     device = in_order(config)
@@ -255,12 +300,12 @@ def make_runner(model: Source, settings: Any, options: Mapping[str, str], kwargs
         from ort_gpu_ep.kernels.profile import GUESSED
 
         remote = open_remote(config)
-        return Runner(model, settings, options, kwargs, config, f"{remote.key} isolated", lambda: GUESSED, remote.uses, sampler,
+        return Runner(model, settings, options, kwargs, config, f"{remote.key} isolated", lambda whole: GUESSED, remote.uses, sampler,
                       software)
     from ort_gpu_ep.calibration import profile_of
     from ort_gpu_ep.health.open_adapter import open_gpu
     from ort_gpu_ep.health.verdicts import key_of
 
     gpu = open_gpu(config)
-    return Runner(model, settings, options, kwargs, config, key_of(gpu.info), lambda: profile_of(gpu, config), gpu.uses, sampler,
-                  software)
+    return Runner(model, settings, options, kwargs, config, key_of(gpu.info),
+                  lambda whole: profile_of(gpu, config, whole=whole), gpu.uses, sampler, software)

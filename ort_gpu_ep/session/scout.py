@@ -75,6 +75,7 @@ def _found(
     open_adapter.QUICK_S = math.inf      # nobody waits
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")       # it would take cores from the user's runs
     for name, value in job["settings"].items():
         kind = type(getattr(settings, name))
         setattr(settings, name, kind(value))

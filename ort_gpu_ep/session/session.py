@@ -37,6 +37,8 @@ from ort_gpu_ep.session.opening import (
     make_runner,
     may_choose,
     stays_on_cpu,
+    threads_beside_search,
+    with_threads,
     without_ours,
 )
 from ort_gpu_ep.session.starting import WAITING, Start
@@ -112,6 +114,7 @@ class InferenceSession(plugin.PlainSession):
         """Makes this the session that the providers and their options ask for; None: those that the session options name."""
         model, settings, kwargs = self._arguments
         runner: Runner | None = None
+        threads = 0
         source = asked = lease = later = early = None
         trouble = self._forbidden = self.stays_on_cpu = ""
         self._options = None
@@ -128,6 +131,7 @@ class InferenceSession(plugin.PlainSession):
         if names is not None and options is not None and EP_NAME in names:
             if begins_on_cpu(config, names, model, settings):       # the provider is registered when it is wanted (starting.py)
                 nothing_to_gain, later = True, None if stays_on_cpu(config) else options[0]
+                threads = threads_beside_search(settings) if later is not None else 0
             else:
                 early = begin(config, model) if config.placement == "gpu" and not config.tune else None
                 plugin.ensure_registered()
@@ -147,25 +151,31 @@ class InferenceSession(plugin.PlainSession):
         if source is None and ours and isinstance(model, (str, bytes, os.PathLike)):
             source = Source(model if isinstance(model, bytes) else os.fspath(model))
         with early.pipelines() if early is not None else nullcontext():
-            state = self._created(names, options, runner.candidates.costs if runner is not None else None)
+            state = self._created(names, options, runner.candidates.costs if runner is not None else None, threads)
         self._state, self._runner, self._source, self._asked, self._lease, self._trouble = state, runner, source, asked, lease, trouble
         self._fronts = weakref.WeakSet((private.behind(self),))
         self.direct = plugin.Direct.of(self, state)
         if runner is not None:
             runner.begin(self._front(runner.first), has_fixed_sizes(self), _weakly(self._become))
         elif later is not None and source is not None:
-            self._start = Start(source, settings, later, kwargs, config, self._front(CPU), has_fixed_sizes(self), _weakly(self._become),
-                                _weakly(self._settled))
+            self._start = Start(source, settings, later, kwargs, config, self._front(CPU), has_fixed_sizes(self), threads,
+                                _weakly(self._become), _weakly(self._settled))
             weakref.finalize(self, self._start.drop).atexit = False
         elif type(self) is InferenceSession and (state is None or not state.partitions):
             self.__class__ = _SessionOnCpu
 
-    def _created(self, names: list[str] | None, options: list[dict[str, Any]] | None, costs: Costs | None) -> plugin.SessionState | None:
-        """Makes onnxruntime's session; gives the state of our provider in it. Raises what kept the GPU from its part, with strict=1."""
+    def _created(
+        self, names: list[str] | None, options: list[dict[str, Any]] | None, costs: Costs | None, threads: int = 0,
+    ) -> plugin.SessionState | None:
+        """Makes onnxruntime's session; gives the state of our provider in it. Raises what kept the GPU from its part, with strict=1.
+
+        threads: as of with_threads.
+        """
         model, settings, kwargs = self._arguments
         with plugin.capture(costs) as states:
             try:
-                with not_written(settings if names is not None and EP_NAME in names else None):
+                unwritten = not_written(settings if names is not None and EP_NAME in names else None)
+                with unwritten, with_threads(settings, threads) as settings:
                     super().__init__(model, settings, names, options, **kwargs)
             except Exception as error:
                 _raise_cause(error, states)

@@ -26,16 +26,16 @@ from ort_gpu_ep.config import OPTIONS, Config
 from ort_gpu_ep.device.background import Background, ending
 from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
 from ort_gpu_ep.heap import give_back
+from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.names import CPU
-from ort_gpu_ep.plugin import ensure_registered
+from ort_gpu_ep.plugin import CPU_PROVIDER, ensure_registered
 from ort_gpu_ep.processes.child import ending as how_it_ended
 from ort_gpu_ep.processes.interrupts import load
 from ort_gpu_ep.session.early import FORKS, begin, in_order
-from ort_gpu_ep.session.opening import MODULES, is_decided, look_for_gpu, make_runner
+from ort_gpu_ep.session.opening import MODULES, SHARE, is_decided, look_for_gpu, make_runner
 
 if TYPE_CHECKING:
     from ort_gpu_ep.isolation.remote import Lease
-    from ort_gpu_ep.placement.candidates import Candidate
     from ort_gpu_ep.placement.runner import Runner
     from ort_gpu_ep.placement.source import Source
 
@@ -75,16 +75,17 @@ WAITING, QUEUED, SEARCHING, OPENING, OVER = "the first run", "its turn", "anothe
 class Start:
     """Of one session. Thread-safe.
 
-    settings: the user's SessionOptions. front: the session on the CPU. fixed: all its input shapes are known. become, take: of the session,
-    held weakly; take is told at last what answers its runs (None: the CPU alone), and why if that is a surprise. stage: what it waits
-    for. runs: that the CPU has answered. least_s: the quickest of them behind the first.
+    settings: the user's SessionOptions. front: the session on the CPU. fixed: all its input shapes are known. threads: that it has, where
+    they leave a core to the search (opening.py), else 0. become, take: of the session, held weakly; take is told at last what answers its
+    runs (None: the CPU alone), and why if that is a surprise. stage: what it waits for. runs: that the CPU has answered. least_s: the
+    quickest of them behind the first.
     """
 
     def __init__(
         self, source: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, front: Candidate,
-        fixed: bool, become: Callable[[Candidate], None], take: Take,
+        fixed: bool, threads: int, become: Callable[[Candidate], None], take: Take,
     ) -> None:
-        self.source, self.config, self.front, self.fixed = source, config, front, fixed
+        self.source, self.config, self.front, self.fixed, self._threads = source, config, front, fixed, threads
         self.stage, self.runs, self.least_s = WAITING, 0, math.inf
         self._settings, self._options, self._kwargs, self._become, self._take = settings, options, kwargs, become, take
         self._feeds: Feeds | None = None
@@ -176,6 +177,11 @@ class Start:
             why = f"{type(error).__name__}: {error}"
         if why and not self._stops:
             log.warning("placement: the session stays on the CPU: %s", why)
+        try:
+            if self._threads and not self._stops:
+                self._on_all_cores(runner)
+        except Exception as error:      # the file has changed, no memory: it goes on with the threads that it has
+            log.info("placement: runs on the CPU keep %d threads: %s: %s", self._threads, type(error).__name__, error)
         self._feeds = None
         self.stage = OVER
         with self._lock:
@@ -215,6 +221,13 @@ class Start:
             with early.pipelines() if early is not None else nullcontext():
                 self._warm(runner, feeds)
         return runner, lease, ""
+
+    def _on_all_cores(self, runner: Runner | None) -> None:
+        """What the CPU runs from now on has all of onnxruntime's threads."""
+        if runner is not None:
+            runner.renew_cpu()
+        else:
+            self._become(Candidate(CPU, self.source.session(self._settings, [CPU_PROVIDER], [{}], self._kwargs)))
 
     def _warm(self, runner: Runner, feeds: Feeds | None) -> None:
         """Makes the candidate that won the front."""
@@ -270,7 +283,8 @@ class Start:
                 break
             deadline_s = time.monotonic() + SILENT_S + self.config.hang_timeout_ms * 1e-3
             if "ask" in found:
-                scout.tell({"cpu_s": self.least_s if math.isfinite(self.least_s) else None})
+                share = 1 - 1 / SHARE if self._threads else 1.0
+                scout.tell({"cpu_s": self.least_s * share if math.isfinite(self.least_s) else None})
         scout.hang_up()
         code = scout.end(patience_s=LAST_S)
         return self._told(found, code, scout.pid)

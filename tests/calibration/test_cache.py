@@ -35,10 +35,10 @@ class Measured:
     def __init__(self) -> None:
         self.calls, self.answer = 0, lambda: MADE
 
-    def __call__(self, gpu: Gpu, progress: object = None) -> Profile:
+    def __call__(self, gpu: Gpu, progress: object = None, whole: bool = True, wake_s: float = 0.0) -> Profile:
         self.calls += 1
         time.sleep(0.05)
-        return self.answer()
+        return self.answer() if whole else replace(self.answer(), families={})
 
 
 @pytest.fixture
@@ -224,3 +224,35 @@ def test_nothing_is_measured_where_nothing_is_decided(options: dict[str, str], m
     """Without options: the adapter of these tests is software, and auto leaves that alone unless it is asked for."""
     plain(model, cache_dir=config.cache_path, **options)
     assert measured.calls == 0
+
+
+def test_what_chooses_kernels_is_measured_first_and_stays(
+    gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device is opened by what is on disk: the one that measured it goes by the same, and what is measured later changes none of it."""
+    found = Roofs(60e12, 4e12, 1e-7, 3e-8)
+    monkeypatch.setattr(cache, "_roofs", lambda gpu, busy: found)
+    monkeypatch.setattr(gpu, "info", replace(gpu.info, type="discrete"))
+    monkeypatch.setattr(gpu, "limits", gpu.limits)        # other tests have the same device
+    first = profile_of(gpu, config, whole=False)
+    assert (first.is_whole, first.roofs, measured.calls) == (False, found, 1)
+    assert gpu.limits.figures == _figures(gpu.info, config.cache_path) == figures_for("discrete", first.figures)
+    assert profile_of(gpu, config, whole=False) is first
+    measured.answer = lambda: replace(MADE, dispatch_s=9e-6)
+    whole = profile_of(gpu, config)
+    assert (whole.is_whole, whole.roofs, whole.dispatch_s, measured.calls) == (True, found, MADE.dispatch_s, 2)
+    assert _figures(gpu.info, config.cache_path) == gpu.limits.figures
+    assert profile_of(gpu, config, whole=False) is profile_of(gpu, config) is whole
+
+
+def test_the_rest_that_fails_is_assumed_once(gpu: Gpu, config: Config, measured: Measured) -> None:
+    first = profile_of(gpu, config, whole=False)
+
+    def fails() -> Profile:
+        raise DeviceError("a test")
+
+    measured.answer = fails
+    found = profile_of(gpu, config)
+    assert (found.run_s, dict(found.families)) == (first.run_s, dict(GUESSED.families))
+    assert profile_of(gpu, config) is found
+    assert measured.calls == 2

@@ -23,7 +23,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each time that the adapter would have been measured."""
     calls: list[int] = []
 
-    def measure(gpu: object, progress: object = None) -> Profile:
+    def measure(gpu: object, progress: object, whole: bool, wake_s: float) -> Profile:
         calls.append(1)
         return MADE
 

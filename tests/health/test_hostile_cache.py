@@ -262,7 +262,7 @@ def quick_looks(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], No
     found = [dict(a) for a in list_adapters()]
     monkeypatch.setattr(enumeration, "list_adapters", lambda: found)
     monkeypatch.setattr(open_adapter, "quick", lambda info: Verdict())
-    monkeypatch.setattr(calibration, "measure", lambda gpu, progress=None: replace(GUESSED, adapter=gpu.info.name))
+    monkeypatch.setattr(calibration, "measure", lambda gpu, **how: replace(GUESSED, adapter=gpu.info.name))
 
     def forget() -> None:
         markers.remove_mine()

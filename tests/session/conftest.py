@@ -89,7 +89,7 @@ def auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     They have waited for it: their first run tries the candidates.
     """
-    monkeypatch.setattr(calibration, "measure", lambda gpu, progress=None: replace(GUESSED, adapter=gpu.info.name))
+    monkeypatch.setattr(calibration, "measure", lambda gpu, **how: replace(GUESSED, adapter=gpu.info.name))
     monkeypatch.setattr(calibration, "_known", {})
 
     def opened(model: Any, settings: Any = None, **options: object) -> Any:

@@ -17,14 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import psutil
 import pytest
 
 import ort_gpu_ep as ort
+from ort_gpu_ep import private
 from ort_gpu_ep.config import OPTIONS
 from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.health import helper
+from ort_gpu_ep.plugin import plain
+from ort_gpu_ep.private import OrtSession
 from ort_gpu_ep.session import starting
+from ort_gpu_ep.session.opening import SHARE, threads_beside_search
 from ort_gpu_ep.session.scout import DONE
 from tests.daily import part
 from tests.session.conftest import NODES, assert_close, on_the_cpu
@@ -188,6 +193,73 @@ def test_strict_waits_as_ever(begin: Any, mlp: bytes) -> None:
     session = begin(mlp, strict=1)
     assert session.ready()
     assert session._runner is not None
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A machine of 16 cores without a second thread each, by psutil."""
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16)
+    return 16
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Threads of the sessions of the front, in the order in which they are made."""
+    threads, init = list[int](), OrtSession.__init__
+
+    def noted(self: Any, model: Any, settings: Any = None, *more: Any, **named: Any) -> None:
+        if more[:1] == ([CPU],):
+            threads.append(settings.intra_op_num_threads if settings is not None else 0)
+        init(self, model, settings, *more, **named)
+
+    monkeypatch.setattr(OrtSession, "__init__", noted)
+    monkeypatch.setattr(plain, "_init", noted)
+    return threads
+
+
+def test_cores_are_left_to_the_search(begin: Any, mlp: bytes, x: Array, cores: int, made: list[int]) -> None:
+    """Until it ends; the program's own settings are as they were."""
+    settings = onnxruntime.SessionOptions()
+    session = begin(mlp, settings)
+    assert (made, settings.intra_op_num_threads) == ([cores - cores // SHARE], 0)
+    want = session.run(None, {"x": x})[0]
+    session.wait_ready()
+    assert session.explain().decisions[-1][1].candidate == "cpu"      # an empty run takes lavapipe longer
+    assert made[-1] == 0
+    assert_close(session.run(None, {"x": x})[0], want)
+
+
+def test_cores_are_left_where_no_gpu_is_found(
+    begin: Any, mlp: bytes, x: Array, cores: int, made: list[int], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(starting, "is_decided", lambda *given: True)
+    monkeypatch.setattr(starting, "look_for_gpu", lambda config: (True, None, ""))
+    session = begin(mlp)
+    before = private.behind(session)
+    session.run(None, {"x": x})
+    session.wait_ready()
+    assert made == [cores - cores // SHARE, 0]
+    assert private.behind(session) is not before
+    assert_close(session.run(None, {"x": x})[0], on_the_cpu(mlp, {"x": x})[0])
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("intra_op_num_threads", 3), ("use_per_session_threads", False), ("execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL)])
+def test_threads_that_a_program_asks_for_stay(cores: int, name: str, value: Any) -> None:
+    settings = onnxruntime.SessionOptions()
+    assert threads_beside_search(settings) == threads_beside_search(None) == cores - cores // SHARE
+    setattr(settings, name, value)
+    assert threads_beside_search(settings) == 0
+
+
+@pytest.mark.parametrize(("physical", "logical"), [(4, 4), (16, 32)])
+def test_no_core_is_left_where_that_costs_much_or_there_is_room(physical: int, logical: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical_=True, **named: physical if named.get("logical") is False else logical)
+    assert threads_beside_search(None) == 0
+    settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16)
+    assert threads_beside_search(settings) == 0
 
 
 def test_a_session_that_is_gone_ends_its_search(begin: Any, mlp: bytes, x: Array, endless: list[helper.Worker]) -> None:
