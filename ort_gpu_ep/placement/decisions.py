@@ -22,7 +22,7 @@ from ort_gpu_ep.placement.estimate import KEPT, Size
 from ort_gpu_ep.placement.learner import KINDS, MAX_SIZES
 from ort_gpu_ep.placement.names import NAMES
 from ort_gpu_ep.placement.rhythm import BUSY, RESTS
-from ort_gpu_ep.placement.source import digest_of
+from ort_gpu_ep.placement.source import digest_of, settings_lock
 
 Signature: TypeAlias = tuple[tuple[str, Shape], ...]
 """Names and shapes of a run's inputs."""
@@ -187,5 +187,6 @@ def key_of(model: str | bytes, device: str, settings: Any, options: Mapping[str,
     """
     given = settings if settings is not None else onnxruntime.SessionOptions()
     facts = [device, onnxruntime.__version__, os.cpu_count(), psutil.cpu_count(logical=False), sorted(options.items())]
-    facts += [str(getattr(given, name)) for name in _OPTIONS]
+    with settings_lock:
+        facts += [str(getattr(given, name)) for name in _OPTIONS]
     return hashlib.blake2b((digest or digest_of(model)) + json.dumps(facts).encode(), digest_size=16).hexdigest()

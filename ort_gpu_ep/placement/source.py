@@ -18,7 +18,8 @@ from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.ir.model_file import stored_tensors
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, PlainSession, ort_session
 
-_settings_lock = threading.RLock()
+settings_lock = threading.RLock()
+"""Held while SessionOptions of a program, which may be those of several sessions, are changed for a moment, and where they are read."""
 
 PART_NBYTES = 1 << 20
 """Of a file, read at a time."""
@@ -137,7 +138,7 @@ def not_written(settings: Any) -> Iterator[None]:
     if settings is None or not settings.optimized_model_filepath:
         yield
         return
-    with _settings_lock:
+    with settings_lock:
         path, settings.optimized_model_filepath = settings.optimized_model_filepath, ""
         try:
             yield
@@ -148,7 +149,7 @@ def not_written(settings: Any) -> Iterator[None]:
 @contextmanager
 def with_profiler(settings: Any, prefix: str) -> Iterator[None]:
     """Sessions made meanwhile have onnxruntime's profiler on; its file's path begins with `prefix`."""
-    with _settings_lock:
+    with settings_lock:
         kept = settings.enable_profiling, settings.profile_file_prefix
         settings.enable_profiling, settings.profile_file_prefix = True, prefix
         try:

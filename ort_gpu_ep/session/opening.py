@@ -245,20 +245,28 @@ def threads_beside_search(settings: Any) -> int:
     threads = cores - cores // SHARE
     if settings is None:
         return threads
-    said = settings.intra_op_num_threads or not settings.use_per_session_threads or any(_entry(settings, n) for n in THREAD_ENTRIES)
+    from ort_gpu_ep.placement.source import settings_lock
+
+    with settings_lock:
+        said = settings.intra_op_num_threads
+    said = said or not settings.use_per_session_threads or any(_entry(settings, n) for n in THREAD_ENTRIES)
     return 0 if said or settings.execution_mode != ExecutionMode.ORT_SEQUENTIAL else threads
 
 
 @contextmanager
 def with_threads(settings: Any, threads: int) -> Iterator[Any]:
-    """SessionOptions (new ones for None) with so many threads; 0: as they are."""
-    if threads:
-        settings = SessionOptions() if settings is None else settings
-        settings.intra_op_num_threads = threads
-    try:
+    """SessionOptions (new ones for None) with so many threads; 0: as they are. Another thread may make a session of the same."""
+    if not threads:
         yield settings
-    finally:
-        if threads:
+        return
+    from ort_gpu_ep.placement.source import settings_lock
+
+    settings = SessionOptions() if settings is None else settings
+    with settings_lock:
+        settings.intra_op_num_threads = threads
+        try:
+            yield settings
+        finally:
             settings.intra_op_num_threads = 0
 
 

@@ -28,6 +28,7 @@ from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
 from ort_gpu_ep.heap import give_back
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.names import CPU
+from ort_gpu_ep.placement.source import settings_lock
 from ort_gpu_ep.plugin import CPU_PROVIDER, ensure_registered
 from ort_gpu_ep.processes.child import ending as how_it_ended
 from ort_gpu_ep.processes.interrupts import load
@@ -264,7 +265,8 @@ class Start:
         if any(value.dtype.kind not in "biufc" for value in feeds.values()) or self._kwargs:
             return None
         options = {o.name: str(int(v)) if isinstance(v := getattr(self.config, o.name), bool) else str(v) for o in OPTIONS}
-        settings = {name: int(getattr(self._settings, name)) for name in SETTINGS if self._settings is not None}
+        with settings_lock:
+            settings = {name: int(getattr(self._settings, name)) for name in SETTINGS if self._settings is not None}
         return {"options": {**options, "load": "off"}, "settings": settings,
                 "feeds": [[name, value.dtype.str, value.shape] for name, value in feeds.items()]}
 

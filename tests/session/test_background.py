@@ -243,6 +243,26 @@ def test_cores_are_left_where_no_gpu_is_found(
     assert_close(session.run(None, {"x": x})[0], on_the_cpu(mlp, {"x": x})[0])
 
 
+def test_sessions_of_the_same_settings_on_two_threads(begin: Any, mlp: bytes, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is opened while the first one has changed them: it must not take that for what the program asked for."""
+    settings, init, sessions, making = onnxruntime.SessionOptions(), OrtSession.__init__, list[Any](), threading.Event()
+
+    def slow(self: Any, *given: Any, **named: Any) -> None:
+        making.set()
+        time.sleep(0.3)
+        init(self, *given, **named)
+
+    monkeypatch.setattr(OrtSession, "__init__", slow)
+    opening = [threading.Thread(target=lambda: sessions.append(begin(mlp, settings))) for _ in range(2)]
+    for thread in opening:
+        thread.start()
+        making.wait()
+    for thread in opening:
+        thread.join()
+    assert [session._start._threads for session in sessions] == [cores - cores // SHARE] * 2
+    assert settings.intra_op_num_threads == 0
+
+
 @pytest.mark.parametrize(("name", "value"), [
     ("intra_op_num_threads", 3), ("use_per_session_threads", False), ("execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL)])
 def test_threads_that_a_program_asks_for_stay(cores: int, name: str, value: Any) -> None:
