@@ -10,7 +10,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ class Source:
     def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> Any:
         """A session of the model. Raises what onnxruntime raises, and ModelError."""
         kind = PlainSession if EP_NAME in names else ort_session      # without callbacks of ours, Ctrl-C needs no care: half a microsecond
-        with not_written(settings), self.there() as model:
+        whole = settings_lock if names == [CPU_PROVIDER] else nullcontext()       # another session may have fewer threads set in them
+        with whole, not_written(settings), self.there() as model:
             return kind(model, settings, names, options, **kwargs)
 
     def _hold(self) -> None:

@@ -13,6 +13,7 @@ from onnxruntime import ExecutionMode, SessionOptions
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError, ConfigError
+from ort_gpu_ep.placement.source import Source, settings_lock
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, too_old
 from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.plugin.plain import COMPILES, NOT_COMPILED
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ort_gpu_ep.isolation.remote import Lease
     from ort_gpu_ep.load import Sampler
     from ort_gpu_ep.placement.runner import Runner
-    from ort_gpu_ep.placement.source import Source
 
 IDLE_PROVIDER = "AzureExecutionProvider"
 """It runs its own operators only; a list with it leaves the same choice as one without."""
@@ -245,8 +245,6 @@ def threads_beside_search(settings: Any) -> int:
     threads = cores - cores // SHARE
     if settings is None:
         return threads
-    from ort_gpu_ep.placement.source import settings_lock
-
     with settings_lock:
         said = settings.intra_op_num_threads
     said = said or not settings.use_per_session_threads or any(_entry(settings, n) for n in THREAD_ENTRIES)
@@ -259,8 +257,6 @@ def with_threads(settings: Any, threads: int) -> Iterator[Any]:
     if not threads:
         yield settings
         return
-    from ort_gpu_ep.placement.source import settings_lock
-
     settings = SessionOptions() if settings is None else settings
     with settings_lock:
         settings.intra_op_num_threads = threads

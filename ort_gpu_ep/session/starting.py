@@ -28,7 +28,7 @@ from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
 from ort_gpu_ep.heap import give_back
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.names import CPU
-from ort_gpu_ep.placement.source import settings_lock
+from ort_gpu_ep.placement.source import Source, settings_lock
 from ort_gpu_ep.plugin import CPU_PROVIDER, ensure_registered
 from ort_gpu_ep.processes.child import ending as how_it_ended
 from ort_gpu_ep.processes.interrupts import load
@@ -38,7 +38,6 @@ from ort_gpu_ep.session.opening import MODULES, SHARE, is_decided, look_for_gpu,
 if TYPE_CHECKING:
     from ort_gpu_ep.isolation.remote import Lease
     from ort_gpu_ep.placement.runner import Runner
-    from ort_gpu_ep.placement.source import Source
 
 log = logging.getLogger("ort_gpu_ep")
 
