@@ -27,6 +27,7 @@ DRILL = "ORT_GPU_EP_DRILL"
 
 def main() -> None:
     """Runs the job on standard input. What drivers print goes to standard error."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")      # numpy's products are small: its threads would only wait for work, busily
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:

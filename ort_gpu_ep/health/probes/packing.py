@@ -14,7 +14,7 @@ SIZES = (1, 2, 3, 4, 5, 255, 257, 4099)
 def booleans(trial: Trial) -> str:
     """Comparisons write four to a word, logic reads them; sizes that end inside a word."""
     for _ in range(trial.rounds):
-        for n, in trial.some(SIZES, of=2):
+        for n, in trial.some(SIZES, of=4, turn=2):
             x, y, mask = trial.normal(n), trial.normal(n), trial.rng.random(n) < 0.5
             agree(f"Less of {n}", trial.node("Less", 13, [x, y])[0], x < y)
             agree(f"Not of {n}", trial.node("Not", 1, [mask])[0], ~mask)
@@ -26,7 +26,7 @@ def booleans(trial: Trial) -> str:
 def bytes_(trial: Trial) -> str:
     """Sums that wrap in 8 bits, conversions from and to 32, and bytes that are only moved."""
     for _ in range(trial.rounds):
-        for n, in trial.some(SIZES, of=2):
+        for n, in trial.some(SIZES, of=4, turn=2):
             for dtype, low, high in (("int8", -128, 128), ("uint8", 0, 256)):
                 x, y = (trial.integers(low, high, n, dtype=dtype) for _ in range(2))
                 agree(f"{dtype} x + y of {n}", trial.node("Add", 14, [x, y])[0], x + y)

@@ -34,7 +34,6 @@ def _product(trial: Trial, m: int, k: int, n: int, transposed: int, tolerance: f
 
 def _tile_probe(tile: Tile) -> None:
     """Adds the probe of a tile: each orientation, around its edges, whole and split, and with windows read in place."""
-    turn = TILES.index(tile)
     whole = (
         (0, 1, (tile.m, 4 * tile.k, tile.n)), (1, 1, (tile.m + 1, 4 * tile.k + 1, tile.n - 1)),
         (2, 1, (tile.m - 1, 37 * tile.k + 3, tile.n + 1)))
@@ -42,15 +41,15 @@ def _tile_probe(tile: Tile) -> None:
 
     def check(trial: Trial) -> str:
         for _ in range(trial.rounds):
-            thin = trial.gpu.info.is_software      # a tile in three then has a whole product beside the one that is cut, one a window
-            for case, in (*(() if thin and turn % 3 else trial.some(whole, of=3, turn=turn // 3)), (cut,)):
+            thin = trial.gpu.info.is_software      # the last tile alone then has a whole product beside the one that is cut
+            for case, in (*(trial.some(whole, of=3, turn=1) if not thin or tile == TILES[-1] else ()), (cut,)):
                 transposed, split, (m, k, n) = case
                 with forced(form_of(tile, split)):
                     _product(trial, m, k, n, transposed)
-            for strides in () if thin and turn % 3 != 1 else ([2, 1],):
+            if not thin:        # convolution.py has some
                 with forced(form_of(tile, 1)):
                     filters = trial.normal(tile.m + 1, 3, 3, 3)
-                    compare(trial, "Conv", 11, [trial.normal(1, 3, 9, 11), filters], pads=[1, 1, 1, 1], strides=strides)
+                    compare(trial, "Conv", 11, [trial.normal(1, 3, 9, 11), filters], pads=[1, 1, 1, 1], strides=[2, 1])
         return "4 shapes and a window"
 
     probe(f"gemm {tile.m}x{tile.n}x{tile.k}", "kernels", disables=("gemm.wgsl", "sum_parts.wgsl"))(check)
@@ -96,7 +95,7 @@ _matvec_probe(
 @probe("sums of parts", "kernels", disables=("sum_parts.wgsl",))
 def sum_parts(trial: Trial) -> str:
     """A product whose K is cut into 2 and into 12 parts."""
-    for split in (2, 12):
+    for split, in trial.some((2, 12), of=2, turn=1):
         with forced(form_of(TILES[-1], split)):
             _product(trial, 17, 400, 19, 0)
     return "2 splits"
@@ -106,9 +105,9 @@ def sum_parts(trial: Trial) -> str:
 @probe("speed of the tiles", "performance", disables=("gemm.wgsl",), fault=SLOW)
 def speed(trial: Trial) -> str:
     """Each tile on a product that it fills exactly; none may take ten times as long as the fastest."""
-    a, b = trial.normal(128, 256), trial.normal(256, 128)
+    a, b = trial.normal(256, 128), trial.normal(256, 128)
     times: dict[str, float] = {}
-    for tile in TILES:
+    for tile, in trial.some(TILES, of=4, turn=1):
         name = f"{tile.m}x{tile.n}x{tile.k}"
         with forced(form_of(tile, 1)):
             times[name] = min(_seconds(trial, a, b) for _ in range(4))
@@ -120,5 +119,5 @@ def speed(trial: Trial) -> str:
 
 def _seconds(trial: Trial, a: Array, b: Array) -> float:
     start = time.perf_counter()
-    trial.node("MatMul", 13, [a, b])
+    trial.node("Gemm", 13, [a, b], transA=1)        # without transA it is a product for product.wgsl
     return time.perf_counter() - start

@@ -15,7 +15,7 @@ ROWS = ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001))
 def reductions(trial: Trial) -> str:
     """Sum, mean, max, product over rows, columns and several axes."""
     for _ in range(trial.rounds):
-        for shape in ROWS if trial.rounds > 1 else ROWS[2:4]:
+        for shape, in trial.some(ROWS, of=3, turn=2):
             x = trial.normal(*shape)
             agree(f"ReduceSum of {shape}", trial.node("ReduceSum", 11, [abs(x)], axes=(1,))[0], abs(x).sum(1, np.float64, keepdims=True))
             agree(f"ReduceMax over columns of {shape}", trial.node("ReduceMax", 11, [x], axes=(0,))[0], x.max(0, keepdims=True))
@@ -25,7 +25,7 @@ def reductions(trial: Trial) -> str:
         agree("ReduceL2", trial.node("ReduceL2", 11, [x], axes=(1,))[0], np.sqrt((wide ** 2).sum(1, keepdims=True)))
         agree("ReduceProd", trial.node("ReduceProd", 11, [x], axes=(2,))[0], wide.prod(2, keepdims=True))
         agree("ReduceMin", trial.node("ReduceMin", 11, [x], axes=(0,))[0], wide.min(0, keepdims=True))
-    return f"{len(ROWS) if trial.rounds > 1 else 2} shapes"
+    return f"{len(ROWS)} shapes"
 
 
 @probe("reductions of nothing", "kernels", disables=("reduce_empty.wgsl",))
@@ -41,7 +41,7 @@ def empty(trial: Trial) -> str:
 def softmax(trial: Trial) -> str:
     """Softmax, LogSoftmax and ReduceLogSumExp over rows of all lengths, with values that overflow exp."""
     for _ in range(trial.rounds):
-        for shape in ROWS if trial.rounds > 1 else ROWS[2:3]:
+        for shape in ROWS if trial.rounds > 1 else ROWS[3:4]:      # others are softmax_rows.wgsl's
             x = trial.normal(*shape) * np.float32(50)
             wide = x.astype(np.float64)
             power = np.exp(wide - wide.max(1, keepdims=True))
@@ -58,7 +58,7 @@ def softmax(trial: Trial) -> str:
 def normalisations(trial: Trial) -> str:
     """LayerNormalization over rows of all lengths, InstanceNormalization, LpNormalization."""
     for _ in range(trial.rounds):
-        for rows, n in ROWS[1:]:
+        for (rows, n), in trial.some(ROWS[1:], of=2):
             x, scale, bias = trial.normal(rows, n), trial.normal(n), trial.normal(n)
             wide = x.astype(np.float64)
             want = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5) * scale + bias
@@ -72,7 +72,7 @@ def normalisations(trial: Trial) -> str:
 def pieces(trial: Trial) -> str:
     """Rows that several workgroups share, the last with less of them than the others."""
     scale, bias = trial.normal(3), trial.normal(3)
-    for form, height in (("2 pieces", 78), ("4 pieces", 156)):
+    for (form, height), in trial.some((("2 pieces", 78), ("4 pieces", 156)), of=2):
         x = trial.normal(2, 3, height, 61 * 4) + np.float32(3)
         wide = x.astype(np.float64)
         want = (wide - wide.mean((2, 3), keepdims=True)) / np.sqrt(wide.var((2, 3), keepdims=True) + 1e-5)
@@ -85,7 +85,7 @@ def pieces(trial: Trial) -> str:
 @probe("moments of rows", "kernels", disables=("row_moments.wgsl",))
 def moments(trial: Trial) -> str:
     """The mean and inverse deviation that LayerNormalization gives on request."""
-    for n in (31, 1025):
+    for n, in trial.some((31, 1025), of=2, turn=1):
         x = trial.normal(9, n)
         wide = x.astype(np.float64)
         got = trial.node("LayerNormalization", 17, [x, trial.normal(n)], outputs=3)
@@ -109,9 +109,9 @@ def neighbours(trial: Trial) -> str:
 def attention(trial: Trial) -> str:
     """Queries that fill a workgroup and one alone, keys in slices and in one, fewer heads of keys, causal, with a mask."""
     for _ in range(trial.rounds):
-        compare(trial, "Attention", 23, [trial.normal(2, 3, 37, 8), trial.normal(2, 3, 70, 8), trial.normal(2, 3, 70, 12)])
-        x = [trial.normal(1, 300, 64) for _ in range(3)]
-        compare(trial, "Attention", 23, x, q_num_heads=2, kv_num_heads=2, is_causal=1)
-        few = [trial.normal(1, 4, 1, 64), trial.normal(1, 2, 500, 64), trial.normal(1, 2, 500, 64), trial.normal(1, 500)]
-        compare(trial, "Attention", 23, few)
+        for (shapes, attributes), in trial.some((
+                (((2, 3, 37, 8), (2, 3, 70, 8), (2, 3, 70, 12)), {}),
+                (((1, 300, 64),) * 3, {"q_num_heads": 2, "kv_num_heads": 2, "is_causal": 1}),
+                (((1, 4, 1, 64), (1, 2, 500, 64), (1, 2, 500, 64), (1, 500)), {})), of=2):
+            compare(trial, "Attention", 23, [trial.normal(*shape) for shape in shapes], **attributes)
     return "3 shapes"

@@ -100,7 +100,7 @@ def in_halves(trial: Trial) -> str:
     """Whole numbers that float16 holds, as it does the sums of them that it makes: nothing is rounded. By constant weights and others."""
     limits = trial.gpu.limits
     precisions = ["f16", *(["f16acc"] if limits.allow("product.wgsl", FLOAT16.feature) else [])]
-    wanted = IN_HALVES[1:] if trial.gpu.info.is_software else IN_HALVES       # the first alone is compiled for a second
+    wanted = IN_HALVES[1:2] if trial.gpu.info.is_software else IN_HALVES       # the others are compiled for half a second and more
     ran = [tile for tile in TILES if tile.name in wanted and tile.fits(limits) and tile.fits(limits, halves=True)]
     node = Node("MatMul", ("a", "b"), ("y",), version=13)
     for _ in range(trial.rounds):
@@ -108,7 +108,7 @@ def in_halves(trial: Trial) -> str:
         values = {"a": Value("a", FLOAT32, a.shape), "b": Value("b", FLOAT32, b.shape), "y": Value("y", FLOAT32)}
         held = Graph("probe", ("a",), ("y",), (node,), {**values, "b": Value("b", FLOAT32, b.shape, lambda b=b: b)})  # type: ignore[misc]
         brought = Graph("probe", ("a", "b"), ("y",), (node,), values)
-        for tile, precision in trial.some(ran, (*precisions, "")):
+        for tile, precision in trial.some(ran, (*precisions, ""), of=len(precisions)):
             with chosen(tile, 3 if tile.name in SPLIT_TILES else 1):
                 got, = trial.graph(held, [a], precision) if precision else trial.graph(brought, [a, b], precisions[-1])
                 agree(f"{precision or precisions[-1]} by a {'constant' if precision else 'matrix'}, {tile.name}", got, a @ b, 0.0)
@@ -165,7 +165,7 @@ def spread(trial: Trial) -> str:
                 ((2, 12, 5, 7), (12, 8, 2, 2), "ConvTranspose", {"strides": (2, 2)}),
                 ((1, 36, 6, 5), (36, 4, 4, 3), "ConvTranspose", {"strides": (2, 3), "pads": (1, 0, 1, 2)}),
                 ((2, 16, 6, 5), (5, 16, 3, 3), "Conv", {"pads": (1, 1, 1, 1)}),
-                ((1, 16, 6, 5), (16, 3, 4, 4), "ConvTranspose", {"strides": (2, 2), "pads": (1, 1, 1, 1)})), of=2, turn=1):
+                ((1, 16, 6, 5), (16, 3, 4, 4), "ConvTranspose", {"strides": (2, 2), "pads": (1, 1, 1, 1)})), of=4, turn=3):
             _convolution(trial, x, w, op, **attributes)
         image, weights, bias = trial.normal(1, 5, 7, 12), trial.normal(12, 8, 3, 4), trial.normal(8)
         values = {"x": Value("x", FLOAT32, image.shape), "w": Value("w", FLOAT32, weights.shape, lambda w=weights: w),  # type: ignore[misc]
@@ -184,7 +184,7 @@ def packed(trial: Trial) -> str:
     """Weights of windows, of planes and of a transposed matrix: packed once, used, and given back bit for bit."""
     for _ in range(trial.rounds):
         image, bias = trial.normal(1, 32, 9, 7), trial.normal(16)
-        for shape in ((16, 32, 3, 3), (16, 32, 1, 1)):
+        for shape, in trial.some(((16, 32, 3, 3), (16, 32, 1, 1)), of=2):
             weights = trial.normal(*shape)
             graph = _packed_convolution(trial, image, weights, bias)
             agree(f"weights {list(shape)} given back", trial.weight(graph, [_stored(image), bias], "w"), weights, 0.0)
