@@ -14,7 +14,7 @@ def topk(trial: Trial) -> str:
     """Runs around a power of two, several runs to merge, both directions."""
     shapes = ((3, 7, 7), (2, 257, 31), (1, 5003, 1500))
     for _ in range(trial.rounds):
-        for (rows, n, k), largest in trial.some(shapes, (0, 1)):
+        for (rows, n, k), largest in trial.some(shapes, (0, 1), of=3):
             x = trial.normal(rows, n)
             order = np.argsort(-x if largest else x, 1, kind="stable")[:, :k]
             values, indices = trial.node("TopK", 11, [x, None], {1: np.array([k], np.int64)}, 2, largest=largest)

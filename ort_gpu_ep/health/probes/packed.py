@@ -152,7 +152,7 @@ def rounded(trial: Trial) -> str:
     for _ in range(trial.rounds):
         with forced(ROUNDED):
             for bits, (m, k, n, block), zeros in trial.some(
-                    (4, 8), ((5, 64, 9, 32), (131, 100, 66, 32), (66, 192, 65, 96)), (False, True), of=4):
+                    (4, 8), ((5, 64, 9, 32), (131, 100, 66, 32), (66, 192, 65, 96)), (False, True), of=5):
                 _rounded(trial, m, k, n, block, bits, zeros)
     return "4 and 8 bits"
 
@@ -297,7 +297,7 @@ def sparse_product(trial: Trial) -> str:
     """Convolutions over planes and products of many vectors, of single pixels and of fours, in rows, and in slices."""
     for _ in range(trial.rounds):
         for form, given in trial.some(("1 x 1", "1 x 4, 4 slices", "4 x 8"), (
-                ((2, 64, 6, 6), (70, 64, 1, 1), 0, (1, 1)), ((1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2)))):
+                ((2, 64, 6, 6), (70, 64, 1, 1), 0, (1, 1)), ((1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2))), of=3, turn=2):
             with forced(form):
                 _convolved(trial, *given)
     return "planes, windows, steps"

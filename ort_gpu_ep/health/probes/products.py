@@ -41,12 +41,11 @@ def _tile_probe(tile: Tile) -> None:
 
     def check(trial: Trial) -> str:
         for _ in range(trial.rounds):
-            thin = trial.gpu.info.is_software      # the last tile alone then has a whole product beside the one that is cut
-            for case, in (*(trial.some(whole, of=3, turn=1) if not thin or tile == TILES[-1] else ()), (cut,)):
-                transposed, split, (m, k, n) = case
+            software = trial.gpu.info.is_software      # whole products and windows are then seen in other probes only
+            for transposed, split, (m, k, n) in (cut,) if software else (*whole, cut):
                 with forced(form_of(tile, split)):
                     _product(trial, m, k, n, transposed)
-            if not thin:        # convolution.py has some
+            if not software:
                 with forced(form_of(tile, 1)):
                     filters = trial.normal(tile.m + 1, 3, 3, 3)
                     compare(trial, "Conv", 11, [trial.normal(1, 3, 9, 11), filters], pads=[1, 1, 1, 1], strides=[2, 1])
@@ -70,11 +69,10 @@ for _tile in TILES:
 
 def _matvec_probe(name: str, shader: str, forms: Sequence[str], orders: Sequence[int], shapes: Sequence[tuple[int, int, int]]) -> None:
     """Adds the probe of a kernel that multiplies by a vector. orders: whether B is transposed. shapes: m, k, n."""
-    thin = 0 if len(forms) > 1 else 3
 
     def check(trial: Trial) -> str:
         for _ in range(trial.rounds):
-            for form, (m, k, n), transposed in trial.some(forms, shapes, orders, of=thin):
+            for form, (m, k, n), transposed in trial.some(forms, shapes, orders, of=4):
                 with forced(form):
                     _product(trial, m, k, n, transposed)
         return f"{len(forms) * len(orders) * len(shapes)} products"

@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe, reference
-from ort_gpu_ep.health.probes.tiles import LAST_ROW, chosen
+from ort_gpu_ep.health.probes.tiles import LAST_ROW, SMALL, chosen
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
 from ort_gpu_ep.ir.types import Shape, dtype_of
 from ort_gpu_ep.ops.tiles import TILES
-
-SMALL = next(tile for tile in TILES if tile.name == "32x16/4")
-"""The tile of products that are not what a probe is about: it is compiled soonest."""
 
 
 @probe("quantization", "kernels", disables=("quantize.wgsl", "dequantize.wgsl"))
@@ -72,9 +69,9 @@ def _convolution(trial: Trial, kind: type[np.uint8 | np.int8], x: Shape, w: Shap
 @probe("product of bytes in tiles", "kernels", disables=("byte_product.wgsl",), fault=LAST_ROW)
 def byte_tiles(trial: Trial) -> str:
     """A window and a point in every tile that the adapter can run, around its edges; planes; the depth of K no multiple of 16."""
-    ran = [tile for tile in TILES if tile.fits(trial.gpu.limits)]
+    ran = [SMALL] if trial.gpu.info.is_software else [tile for tile in TILES if tile.fits(trial.gpu.limits)]
     for _ in range(trial.rounds):
-        for tile, window in trial.some(ran, (3, 1), of=9, turn=2):
+        for tile, window in trial.some(ran, (3, 1), of=2):
             with chosen(tile, 1):
                 _convolution(trial, np.uint8, (1, 20, 5, 13), (min(tile.m, 32) + 4, 20, window, window), pads=(window // 2,) * 4)
         with chosen(SMALL, 1):

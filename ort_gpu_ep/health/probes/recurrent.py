@@ -24,10 +24,10 @@ def _layer(trial: Trial, op: str, gates: int, hidden: int, **attributes: Attribu
 @probe("recurrent layers", "kernels", disables=("recurrent.wgsl", "recurrent_weights.wgsl"))
 def layers(trial: Trial) -> str:
     """Hidden sizes below, at and above the number of lanes a slice has."""
-    sizes = (1, 33, 130)
+    sizes = (33, 130, 1)
     with forced(GENERAL):
         for _ in range(trial.rounds):
-            for hidden, (op, gates) in trial.some(sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1))):
+            for hidden, (op, gates) in trial.some(sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1)), of=4, turn=1):
                 _layer(trial, op, gates, hidden)
     return f"3 ops, {len(sizes)} sizes"
 

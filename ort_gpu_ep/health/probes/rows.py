@@ -15,7 +15,7 @@ ROWS = ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001))
 def reductions(trial: Trial) -> str:
     """Sum, mean, max, product over rows, columns and several axes."""
     for _ in range(trial.rounds):
-        for shape, in trial.some(ROWS, of=3, turn=2):
+        for shape, in trial.some(ROWS, of=6, turn=2):
             x = trial.normal(*shape)
             agree(f"ReduceSum of {shape}", trial.node("ReduceSum", 11, [abs(x)], axes=(1,))[0], abs(x).sum(1, np.float64, keepdims=True))
             agree(f"ReduceMax over columns of {shape}", trial.node("ReduceMax", 11, [x], axes=(0,))[0], x.max(0, keepdims=True))
@@ -111,7 +111,7 @@ def attention(trial: Trial) -> str:
     for _ in range(trial.rounds):
         for (shapes, attributes), in trial.some((
                 (((2, 3, 37, 8), (2, 3, 70, 8), (2, 3, 70, 12)), {}),
-                (((1, 300, 64),) * 3, {"q_num_heads": 2, "kv_num_heads": 2, "is_causal": 1}),
-                (((1, 4, 1, 64), (1, 2, 500, 64), (1, 2, 500, 64), (1, 500)), {})), of=2):
+                (((1, 4, 1, 64), (1, 2, 500, 64), (1, 2, 500, 64), (1, 500)), {}),
+                (((1, 300, 64),) * 3, {"q_num_heads": 2, "kv_num_heads": 2, "is_causal": 1})), of=2):
             compare(trial, "Attention", 23, [trial.normal(*shape) for shape in shapes], **attributes)
     return "3 shapes"
