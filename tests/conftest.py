@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -45,6 +47,30 @@ def patient() -> Iterator[None]:
         patch.setattr(open_adapter, "QUICK_S", 300.0)
         for module in (helper, remote, generator):
             patch.setattr(module, "START_S", 300.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def threads_that_sleep() -> Iterator[None]:
+    """Threads of onnxruntime that have nothing to do spin for a while: of sessions that live for a run or two that is most of the CPU time.
+
+    "" is not "1", so that they sleep at once; and it says nothing, so that this package does not take it for the program's wish.
+    """
+    collection = import_module("onnxruntime.capi.onnxruntime_inference_collection").C
+    plain, defaults = onnxruntime.SessionOptions.__init__, collection.get_default_session_options
+
+    def calm(self: Any, *arguments: Any) -> None:
+        plain(self, *arguments)
+        self.add_session_config_entry("session.intra_op.allow_spinning", "")
+
+    def calm_defaults() -> Any:
+        found = defaults()
+        found.add_session_config_entry("session.intra_op.allow_spinning", "")
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime.SessionOptions, "__init__", calm)
+        patch.setattr(collection, "get_default_session_options", calm_defaults)
         yield
 
 
