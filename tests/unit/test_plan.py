@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.graph import Node, from_onnx
 from ort_gpu_ep.ir.types import DTYPES, DType
-from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.lowering import walk
+from ort_gpu_ep.kernels.registry import BoundNode, Limits, Lowering
+from ort_gpu_ep.scheduler import planner
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.verify import check, violations
 from tests.unit.graphs import graph_of, plan_of, random_models, tensor
@@ -140,6 +142,23 @@ def test_what_a_row_declines_raises_with_its_node() -> None:
     with pytest.raises(UnsupportedNodeError, match=r"product: .*inner dimensions differ") as caught:
         plan_of(graph_of("(float[2, N] x, float[3, 2] z) => (y) { [product] y = MatMul(x, z) }"), x=tensor(2, 4), z=tensor(3, 2))
     assert caught.value.code is Code.RANK
+
+
+@pytest.mark.parametrize(("op", "per_element"), [("Softsign", True), ("Softmax<axis=0>", False)])
+def test_a_kernel_for_each_element_writes_all_of_its_value(op: str, per_element: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row says wrongly is found before it runs. Groups write as much as their body says."""
+    def halved(node: Node, answer: Lowering, bound: BoundNode) -> tuple[Node, Lowering, BoundNode]:
+        (only,) = answer.kernels
+        assert (only.groups == 0) == per_element
+        return node, replace(answer, kernels=(replace(only, outputs=(tensor(2, 3),)),)), bound
+
+    monkeypatch.setattr(planner, "walk", lambda *given, **named: (halved(*found) for found in walk(*given, **named)))
+    graph = graph_of(f"(float[4, 3] x) => (float[4, 3] y) {{ [softly] y = {op}(x) }}")
+    if not per_element:
+        assert plan_of(graph, with_fusion=False).dispatches == 1
+        return
+    with pytest.raises(InternalError, match=r"softly: kernel .*wgsl writes float32\[2, 3\], its value is float32\[4, 3\]"):
+        plan_of(graph, with_fusion=False)
 
 
 def found(plan: Plan, **changes: object) -> list[str]:
