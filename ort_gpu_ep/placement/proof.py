@@ -148,16 +148,14 @@ class Prover:
                     runs[name] = partial(candidate.session.run, None, feeds)
         before = {name: _failures(self.candidates.get(name)) for name in runs}
         start = time.perf_counter()
-        if self.told_s is not None:
-            runs[CPU] = partial(time.sleep, self.told_s)
         try:
-            times = race(runs, self._left_s, 0.0 if self.software else WAKE_S, predicted)
+            times = race(runs, self._left_s, 0.0 if self.software else WAKE_S, predicted, told_s=self.told_s or 0.0)
         finally:
             self._left_s -= time.perf_counter() - start
         for name in [n for n in runs if n != CPU and _failures(self.candidates.get(n)) > before[n]]:
             failed[name] = rejected(self.candidates.get(name), name, RuntimeError("it failed while it was measured"), False)
             times = {n: s for n, s in times.items() if n != name}
-        return times if self.told_s is None else {**times, CPU: self.told_s}, failed, frozenset(wrong)
+        return times, failed, frozenset(wrong)
 
 
 def check_answer(

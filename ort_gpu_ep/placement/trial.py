@@ -36,25 +36,28 @@ CLEAR = 1.5
 
 def race(
     runs: Mapping[str, Callable[[], object]], budget_s: float, wake_s: float = 0.0, predicted_s: Mapping[str, float] = MappingProxyType({}),
-    clock: Callable[[], float] = time.perf_counter, rest: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.perf_counter, rest: Callable[[float], object] = time.sleep, told_s: float = 0.0,
 ) -> dict[str, float]:
     """Median seconds of each candidate, in blocks; every other round backwards, so that a drift of the machine hits all of them.
 
     runs: the first one is the CPU. predicted_s: of the others, where known. wake_s: WAKE_S for a GPU, 0 for a software adapter. budget_s:
     after it, waking not counted, no run begins that is not needed: each candidate gets one run to warm up and one that counts in any case.
-    Raises what a run raises.
+    told_s: what the CPU takes, where that is known: it is not run then. Raises what a run raises.
     """
-    start, asleep_s = clock(), 0.0
+    start, asleep_s, cpu = clock(), 0.0, next(iter(runs))
     times: dict[str, list[float]] = {name: [] for name in runs}
+    if told_s:
+        times[cpu].append(told_s)
+    raced = [name for name in runs if not (told_s and name == cpu)]
 
     def late() -> bool:
         return clock() - start - asleep_s > budget_s
 
     for done in range(MAX_BLOCKS):
-        for name in reversed(list(runs)) if done % 2 else list(runs):
+        for name in reversed(raced) if done % 2 else raced:
             rest(REST_S)
-            if done == 0 and times[next(iter(runs))]:
-                asleep_s += _wake(runs[name], median(times[next(iter(runs))]), predicted_s.get(name, 0.0), wake_s, clock)
+            if done == 0 and times[cpu]:
+                asleep_s += _wake(runs[name], median(times[cpu]), predicted_s.get(name, 0.0), wake_s, clock)
             times[name] += _block(runs[name], late, clock)
         if late():
             break

@@ -15,6 +15,7 @@ class Machine:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.awake = 0
+        self.told_s = 0.0
         self.log: list[str] = []
 
     def task(self, name: str, *seconds: float) -> Callable[[], None]:
@@ -27,7 +28,7 @@ class Machine:
         return run
 
     def race(self, runs: Mapping[str, Callable[[], None]], budget_s: float, wake_s: float = 0.0, **predicted_s: float) -> dict[str, float]:
-        return race(runs, budget_s, wake_s, predicted_s, lambda: self.now_s, self.rest)
+        return race(runs, budget_s, wake_s, predicted_s, lambda: self.now_s, self.rest, self.told_s)
 
     def rest(self, seconds: float) -> None:
         self.now_s += seconds
@@ -70,6 +71,23 @@ def test_a_clear_race_is_short() -> None:
     machine = Machine()
     machine.race({"a": machine.task("a", 1.0), "b": machine.task("b", 1.6)}, 1000.0)
     assert len(machine.log) == 2 * 2 * (WARM_UPS + BLOCK)
+
+
+@pytest.mark.parametrize(("seconds", "blocks"), [(1.0, 2), (1.4, MAX_BLOCKS)])
+def test_what_the_cpu_is_told_to_take_is_not_run(seconds: float, blocks: int) -> None:
+    machine = Machine()
+    machine.told_s = 1.6
+    got = machine.race({"cpu": machine.task("cpu", 9.0), "gpu": machine.task("gpu", seconds)}, 1000.0)
+    assert got == pytest.approx({"cpu": 1.6, "gpu": seconds})
+    assert machine.log == ["gpu"] * blocks * (WARM_UPS + BLOCK)
+
+
+@pytest.mark.parametrize("ramp_s", [0.4, 1.0])
+def test_a_gpu_is_raced_awake_against_a_cpu_that_is_told_of(ramp_s: float) -> None:
+    machine = Machine()
+    machine.told_s = 5e-3
+    gpu = Gpu(machine, 6e-3, 2e-3, ramp_s)
+    assert machine.race({"cpu": machine.task("cpu", 9.0), "gpu": gpu}, 0.5, WAKE_S)["gpu"] == pytest.approx(2e-3)
 
 
 class Gpu:

@@ -48,7 +48,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Mapping[str, An
         clock, answer = Clock(monkeypatch, runner, chooser, tick_s=1e-6), runner.Runner._answer
 
         def race(
-            runs: Mapping[str, Callable[[], object]], budget_s: float, wake_s: float, predicted_s: Mapping[str, float]
+            runs: Mapping[str, Callable[[], object]], budget_s: float, wake_s: float, predicted_s: Mapping[str, float], told_s: float
         ) -> dict[str, float]:
             races.append({name: run() for name, run in runs.items()})
             return {name: seconds[name] for name in runs}
@@ -76,7 +76,11 @@ def test_it_is_measured(auto: Open, slow_on_one_thread: tuple[bytes, Any, dict[s
     """The race is a real one, whoever wins it on a machine that may be busy: the next run takes the winner, or what is as quick."""
     model, settings, feeds = slow_on_one_thread
     races, race = list[Mapping[str, float]](), proof.race
-    monkeypatch.setattr(proof, "race", lambda *given: races.append(race(*given)) or races[-1])     # type: ignore[func-returns-value]
+
+    def raced(*given: Any, **named: Any) -> dict[str, float]:
+        races.append(race(*given, **named))
+        return dict(races[-1])
+    monkeypatch.setattr(proof, "race", raced)
     session, want = auto(model, settings), on_the_cpu(model, feeds)
     assert_close(session.run(None, feeds), want)
     ((shapes, decision),) = session.explain().decisions

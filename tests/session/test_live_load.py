@@ -33,7 +33,7 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> None:
         observe(self, candidate, idle_s[candidate] * slowdown(candidate, load, self.threads, self.software), load)
 
     monkeypatch.setattr(chooser, "FLOOR", 0.0)
-    monkeypatch.setattr(proof, "race", lambda *_: idle_s)
+    monkeypatch.setattr(proof, "race", lambda *_, **__: idle_s)
     monkeypatch.setattr(Learner, "_count", lambda *_: True)
     monkeypatch.setattr(Policy, "observe", told)
 
