@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from ort_gpu_ep.health import helper, open_adapter
 from ort_gpu_ep.isolation import remote
 from ort_gpu_ep.load import generator
 from tests import patience
+from tests.seconds import Seconds
 
 os.environ.pop("COLUMNS", None)       # rich keeps a width that it says when a console is made, and tests ask for several: they are made here
 import_module("ort_gpu_ep.cli.shared")
@@ -125,42 +125,15 @@ def slow_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Seconds(config))
     if config.pluginmanager.hasplugin("xdist"):
         import_module("tests.dead_processes").install(config)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="Write the golden files anew instead of comparing with them.")
-    parser.addoption("--record-seconds", action="store_true", help="Write the CPU seconds of each file to tests/seconds.json; without -n.")
+    parser.addoption("--record-seconds", action="store_true", help="Write the CPU seconds of all files that run to tests/seconds.json.")
     parser.addoption("--clients", action="store_true", help="Collect tests/clients, too: they need the extra `clients` (scripts/clients.sh).")
-
-
-def spent_s() -> float:
-    """CPU seconds of this process, and of those that it started and that have ended."""
-    taken = os.times()
-    return taken.user + taken.system + taken.children_user + taken.children_system
-
-
-SPENT_S: dict[str, float] = {}
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    before_s = spent_s()
-    try:
-        return (yield)
-    finally:
-        file = item.nodeid.split("::")[0]
-        SPENT_S[file] = SPENT_S.get(file, 0.0) + spent_s() - before_s
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """What scripts/changed.py and the order of files go by."""
-    if session.config.getoption("--record-seconds"):
-        path = Path(__file__).with_name("seconds.json")
-        known = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        found = {file: round(seconds, 1) for file, seconds in SPENT_S.items()}
-        path.write_text(json.dumps(dict(sorted({**known, **found}.items())), indent=0) + "\n", "utf-8")
 
 
 @pytest.fixture
