@@ -71,9 +71,10 @@ def byte_tiles(trial: Trial) -> str:
     """A window and a point in every tile that the adapter can run, around its edges; planes; the depth of K no multiple of 16."""
     ran = [SMALL] if trial.gpu.info.is_software else [tile for tile in TILES if tile.fits(trial.gpu.limits)]
     for _ in range(trial.rounds):
-        for tile, window in trial.some(ran, (3, 1), of=2):
+        for tile, (window, channels) in trial.some(ran, ((2, 32), (1, 20)), of=2):
+            weights = (min(tile.m, 32) + 4, channels, window, window)
             with chosen(tile, 1):
-                _convolution(trial, np.uint8, (1, 20, 5, 13), (min(tile.m, 32) + 4, 20, window, window), pads=(window // 2,) * 4)
+                _convolution(trial, np.uint8, (1, channels, 5, 13), weights, pads=(window // 2,) * 4)
         with chosen(SMALL, 1):
             _convolution(trial, np.int8, (1, 3, 17, 15), (12, 3, 5, 5), pads=(2, 2, 2, 2), strides=(2, 2))
     return f"{len(ran)} tiles"
@@ -105,9 +106,11 @@ def sums(trial: Trial) -> str:
 def words(trial: Trial) -> str:
     """Bytes of windows and of points: packed once, used, and given back bit for bit."""
     for _ in range(trial.rounds):
-        for shape, in trial.some(((16, 128, 1, 1), (8, 36, 3, 3)), of=2):
-            graph, image, weights = _convolution(trial, np.uint8, (1, shape[1], 6, 7), shape)
-            agree(f"weights {list(shape)} given back", trial.weight(graph, [image], "w"), weights, 0.0)
+        for (width, shape), in trial.some(((13, (36, 32, 2, 2)), (7, (16, 128, 1, 1))), of=2):
+            with chosen(SMALL, 1):      # the first is one of `byte_tiles`: its kernels are there
+                graph, image, weights = _convolution(trial, np.uint8, (1, shape[1], 5, width), shape, pads=(shape[2] // 2,) * 4)
+                given = trial.weight(graph, [image], "w")
+            agree(f"weights {list(shape)} given back", given, weights, 0.0)
     return "2 shapes"
 
 
