@@ -128,6 +128,14 @@ def test_a_planted_fault_is_found(name: str, shader: str) -> None:
         PROBES[name].check(trial(name, shader))
 
 
+@pytest.mark.parametrize("seed", [3, 30, 50, 101])
+def test_no_sum_lies_in_the_middle_between_two_bytes(seed: int) -> None:
+    """With these numbers and an output's scale of 0.5 some did, and a healthy adapter failed."""
+    healthy = trial("requantize", planted=False)
+    healthy.rng = np.random.default_rng(seed)
+    PROBES["requantize"].check(healthy)
+
+
 def test_agree_names_the_element() -> None:
     with pytest.raises(DeviceError, match=r"y: element \[1, 2\] of \[2, 3\]: got 9.0, expected 5.0; 1 of 6"):
         agree("y", np.array([[0, 1, 2], [3, 4, 9]], np.float32), np.arange(6.0).reshape(2, 3))
