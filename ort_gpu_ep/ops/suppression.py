@@ -33,6 +33,8 @@ def non_max_suppression(node: BoundNode) -> Lowering:
     if most == 0:
         return Lowering((out,), (), ())
     threshold, limit = _number(node, 3), _number(node, 4)
+    if threshold is not None and not 0.0 <= threshold <= 1.0:       # onnxruntime's kernel raises for it
+        raise UnsupportedNodeError(Code.LIMIT, f"NonMaxSuppression with iou_threshold {threshold}; taken: 0 to 1")
     consts: dict[str, Const] = {
         "BOXES": size, "CLASSES": classes, "MOST": most, "CENTERED": bool(node.attr("center_point_box")), "IOU": threshold or 0.0,
         "LIMITED": limit is not None, "LIMIT": limit or 0.0}

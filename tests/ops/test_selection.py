@@ -145,6 +145,15 @@ def test_corners_in_any_order_and_boxes_without_area() -> None:
     check("NonMaxSuppression", (boxes, scores, np.array([40]), np.array([0.2], np.float32)), 11)
 
 
+@pytest.mark.parametrize("threshold", [-0.1, 1.5, float("nan")])
+def test_a_threshold_that_is_no_share_of_an_area_is_an_error_as_on_the_cpu(threshold: float) -> None:
+    boxes, scores = boxes_of(1, 9), RNG.random((1, 1, 9)).astype(np.float32)
+    model, feeds = node_model("NonMaxSuppression", (boxes, scores, np.array([9]), np.array([threshold], np.float32)), 11)
+    session = InferenceSession(model.SerializeToString(), provider_options={"placement": "gpu"})
+    with pytest.raises(Exception, match=r"iou_threshold must be in range \[0, 1\]"):
+        session.run(None, feeds)
+
+
 def test_nothing_is_kept() -> None:
     boxes, scores = boxes_of(1, 5), RNG.random((1, 1, 5)).astype(np.float32)
     check("NonMaxSuppression", (boxes, scores), 11)
