@@ -39,6 +39,9 @@ MAX_FILE_NBYTES = 16 << 20
 MAX_FILES, MAX_NBYTES = 256, 64 << 20
 """Of the folder. A model that one partition runs has two files."""
 
+LOOK_EVERY = 16
+"""Plans that are written between two looks at how large the folder is."""
+
 T = TypeVar("T")
 
 
@@ -47,6 +50,7 @@ class KnownPlans:
 
     def __init__(self, cache_path: str, code: str) -> None:
         self.folder, self._code, self._may_write = Path(cache_path) / "plans", code, True
+        self._written = 0
 
     def template(
         self, graph: Graph, types: Sequence[TensorType], limits: Limits, values: Mapping[int, Array], about: Sequence[object],
@@ -112,8 +116,10 @@ class KnownPlans:
             return
         try:
             store.write_sealed(path, f"{FORMAT} {key}", content)
-            with suppress(FileNotFoundError):       # somebody clears the cache
-                store.make_room(self.folder, MAX_FILES, MAX_NBYTES)
+            self._written += 1
+            if self._written % LOOK_EVERY == 1:
+                with suppress(FileNotFoundError):       # somebody clears the cache
+                    store.make_room(self.folder, MAX_FILES, MAX_NBYTES)
         except OSError as error:
             self._may_write = False
             log.info("cache folder %s can't be written: %s; each process plans anew", self.folder, error)

@@ -374,6 +374,7 @@ def test_a_partitioning_of_other_nodes_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_plans: None) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY", 2)
     monkeypatch.setattr(module, "MAX_FILES", 8)
     made = planned()
     kept = KnownPlans(str(tmp_path), "code")
@@ -383,13 +384,14 @@ def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     os.utime(left, (1, 1))
     for k in range(20):
         asked_for(kept, lambda: made, about=k)
-        assert len([*kept.folder.iterdir()]) <= 8
+        assert len([*kept.folder.iterdir()]) <= 8 + 2
     assert not left.exists()
     monkeypatch.setattr(module, "MAX_FILES", 10**6)
     monkeypatch.setattr(module, "MAX_NBYTES", 8000)
     for k in range(20, 30):
         asked_for(kept, lambda: made, about=k)
-        assert sum(f.stat().st_size for f in kept.folder.iterdir()) <= 8000
+    largest = max(f.stat().st_size for f in kept.folder.iterdir())
+    assert sum(f.stat().st_size for f in kept.folder.iterdir()) <= 8000 + 2 * largest
     monkeypatch.setattr(module, "MAX_FILE_NBYTES", 100)
     count = len([*kept.folder.iterdir()])
     asked_for(kept, lambda: made, about="large")
@@ -398,6 +400,7 @@ def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_many_write_and_remove_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_plans: None) -> None:
     """Each with an object of its own, as other processes have."""
+    monkeypatch.setattr(module, "LOOK_EVERY", 2)
     monkeypatch.setattr(module, "MAX_FILES", 5)
     made = [planned(with_weights(v=np.full((8, 8), k, np.float32))) for k in range(8)]
     graphs = [with_weights(v=np.full((8, 8), k, np.float32)) for k in range(8)]
