@@ -251,7 +251,7 @@ def sparse_held(trial: Trial) -> str:
     """Rows that begin and end within words, and that take several rounds of a subgroup."""
     for _ in range(trial.rounds):
         with forced(HELD):
-            for (m, density), in trial.some(((1, 0.01), (2, 0.2), (1, 1.0)), of=2):
+            for (m, density), in trial.some(((1, 0.01), (2, 0.2), (1, 1.0)), of=3, turn=1):
                 _decoded(trial, SPARSE, m, density, (67, 1500 + m))
     return "densities 0.01, 0.2 and 1"
 
@@ -261,7 +261,7 @@ def sparse(trial: Trial) -> str:
     """Rows of none, few and all of their values."""
     densities = (0.01, 0.2, 1.0)
     for _ in range(trial.rounds):
-        for team, density in trial.some((*SPARSE_TEAMS,), densities):
+        for team, density in trial.some((*SPARSE_TEAMS,), densities, of=4, turn=1):
             with forced(f"team {team}"):
                 _decoded(trial, SPARSE, min(3, team), density)
     return f"densities {densities}"
@@ -271,7 +271,7 @@ def sparse(trial: Trial) -> str:
 def pruned(trial: Trial) -> str:
     """Rows and columns of none, few and many values; the matrix back again."""
     for _ in range(trial.rounds):
-        for team, transposed in trial.some((*SPARSE_TEAMS,), (True, False)):
+        for team, transposed in trial.some((*SPARSE_TEAMS,), (True, False), of=3):
             with forced(f"team {team}"):
                 _pruned(trial, min(3, team) if transposed else 1, (257, 259) if transposed else (262, 251), transposed)
     return f"teams of {', '.join(map(str, SPARSE_TEAMS))}"
@@ -308,7 +308,7 @@ def entries(trial: Trial) -> str:
     """Packed into columns and values: rows of few and of many."""
     for _ in range(trial.rounds):
         with forced("1 x 4"):
-            for density, in trial.some((0.01, 0.2, 1.0), of=2):
+            for density, in trial.some((0.01, 0.2, 1.0), of=3, turn=1):
                 _decoded(trial, SPARSE, 41, density)
     return "densities 0.01, 0.2 and 1"
 

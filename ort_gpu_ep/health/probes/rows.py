@@ -53,7 +53,6 @@ def softmax(trial: Trial) -> str:
 
 
 
-
 @probe("normalisations", "kernels", disables=("normalize.wgsl",))
 def normalisations(trial: Trial) -> str:
     """LayerNormalization over rows of all lengths, InstanceNormalization, LpNormalization."""
