@@ -52,6 +52,8 @@ class Dawn(WgpuNative):
     single device. It leaves bounds checks out for a whole device or not at all: it does, and checked shaders have theirs in their text.
     """
 
+    records_late = True
+
     def __init__(self) -> None:
         assert BUILD is not None
         self.features: Mapping[str, int] = {

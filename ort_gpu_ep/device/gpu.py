@@ -285,9 +285,12 @@ class Gpu(Buffers):
                 raise self.failure(error, f"a copy of {nbytes} B") from error
 
     def execute(self, command_buffers: list[Any]) -> None:
-        """Adds one run of a partition."""
-        for command_buffer in command_buffers:
+        """Adds one run of a partition. All of it but its end is submitted where that takes long, so that the GPU begins meanwhile."""
+        for command_buffer in command_buffers[:-1]:
             self.enqueue(command_buffer)
+            if native.RECORDS_LATE:
+                self.flush()
+        self.enqueue(command_buffers[-1])
 
     def run(self, command_buffers: list[Any], mappings: Sequence[tuple[Buffer, native.Arrival]]) -> int:
         """Submits runs of a partition, and maps their staging buffers once they are done. Returns the submission's index.
@@ -296,8 +299,8 @@ class Gpu(Buffers):
         """
         with self._lock:
             self.check_alive()
-            self.execute(command_buffers)
             try:
+                self.execute(command_buffers)
                 submission = self._submit([])
                 for staging, arrival in mappings:
                     native.start_mapping(self.device, staging.native, staging.nbytes, arrival)

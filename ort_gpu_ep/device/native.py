@@ -28,6 +28,9 @@ def _pointers() -> tuple[Any, ...]:
     return tuple(ffi.cast("void *", function) for function in (*(ffi.addressof(lib, name) for name in names), *own.polling()))
 
 
+RECORDS_LATE = own.records_late
+"""Whether a submission takes as long as there are commands in it."""
+
 loops: Any = shim.loops(*_pointers())
 _mapped = ffi.cast("WGPUBufferMapCallback", int(shim_ffi.cast("uintptr_t", shim_ffi.addressof(loops, "ort_gpu_ep_mapped"))))
 
@@ -206,19 +209,27 @@ Step = tuple[Any, Any, tuple[int, int, int], int | None]
 
 
 class Steps:
-    """Dispatches as the shim's loop takes them, for any number of recordings. Holds what they name. first: the number of the first."""
+    """Dispatches as the shim's loop takes them, for any number of recordings. Holds what they name. first: the number of the first. ends:
+    a command buffer ends with them, although more follows.
+    """
 
-    __slots__ = ("_array", "_held", "first")
+    __slots__ = ("_array", "_steps", "ends", "first")
 
-    def __init__(self, steps: Sequence[Step], first: int = 0) -> None:
-        self.first = first
+    def __init__(self, steps: Sequence[Step], first: int = 0, ends: bool = False) -> None:
+        self.first, self.ends, self._steps = first, ends, steps
         self._array = shim_ffi.new("Step[]", [
             (pipeline.handle, group.handle, *groups, offset is not None, offset or 0) for pipeline, group, groups, offset in steps])
-        self._held = [(pipeline, group) for pipeline, group, _, _ in steps]
+
+    def __len__(self) -> int:
+        return len(self._steps)
 
     def record(self, compute_pass: Any) -> None:
         """Unchecked, without the GIL: what may be refused is reported by the encoder's `finish`, before anything is submitted."""
-        loops.ort_gpu_ep_record(compute_pass.handle, self._array, len(self._held))
+        loops.ort_gpu_ep_record(compute_pass.handle, self._array, len(self._steps))
+
+    def in_two(self, count: int) -> tuple[Steps, Steps]:
+        """The first so many, with which a command buffer ends, and the others."""
+        return Steps(self._steps[:count], self.first, True), Steps(self._steps[count:], self.first + count)
 
 
 def dispatch(compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[int, int, int], offset: int | None = None) -> None:

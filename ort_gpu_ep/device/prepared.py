@@ -19,7 +19,7 @@ from ort_gpu_ep.device.error_words import Words
 from ort_gpu_ep.device.index_check import NBYTES, Word
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import pipelines
-from ort_gpu_ep.device.recording import BufferCopy, Command, Part, encode, in_rows, lone_dispatch
+from ort_gpu_ep.device.recording import BufferCopy, Command, Part, encode, in_rows, lone_dispatch, with_head
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Copy, Dispatch, Kind, Place, Plan
@@ -368,10 +368,11 @@ class Prepared:
         return encode(self.gpu, self, self.context.graph.name, parts, copies, lambda: f"a recording of\n{self.template.plan}\n")
 
     def parts(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Part]:
-        """What a run records: dispatches in a row as one, copies between them. groups: the bind group of each step."""
+        """What a run records: dispatches in a row as one, but for a head, copies between them. groups: the bind group of each step."""
         timer = self.gpu.timer
         each = self.gpu.submit_each or (timer is not None and timer.each)
-        return in_rows([[command] if command else [] for command in self.commands(shape, groups, inputs, outputs)], each)
+        parts = in_rows([[command] if command else [] for command in self.commands(shape, groups, inputs, outputs)], each)
+        return with_head(parts) if native.RECORDS_LATE and timer is None else parts
 
     def commands(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Command | None]:
         """Of each step, what it records; None for a copy of what is there already."""

@@ -24,7 +24,11 @@ tests/leaks/test_devices.py; other versions are left as they are.
 
 
 class WgpuNative:
-    """features: the numbers of those of device/info.py's FEATURES that it knows."""
+    """features: the numbers of those of device/info.py's FEATURES that it knows. records_late: it records for the driver when command
+    buffers are submitted, not when they are finished.
+    """
+
+    records_late = False
 
     features: Mapping[str, int] = {
         "shader-int64": lib.WGPUNativeFeature_ShaderInt64, "shader-f16": lib.WGPUFeatureName_ShaderF16,
