@@ -24,7 +24,10 @@ from ort_gpu_ep.ops.tile_weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class UnitTile:
-    """A workgroup's share: m columns of n rows, k of them a step, over gn x gm subgroups. efficiency: of figures.matrix_fma_per_ns."""
+    """A workgroup's share: m columns of n rows, k of them a step, over gn x gm subgroups. efficiency: of figures.matrix_fma_per_ns.
+    resident: workgroups that a compute unit has at once. step, end: the least that a step takes, and what workgroups that are there
+    together take behind their last one, in figures.matrix_step_ns.
+    """
 
     name: str
     m: int
@@ -33,6 +36,9 @@ class UnitTile:
     gm: int
     gn: int
     efficiency: float
+    resident: int = 2
+    step: float = 1.0
+    end: float = 0.0
 
     @property
     def workgroup_size(self) -> int:
@@ -48,18 +54,16 @@ class UnitTile:
 
 
 TILES: tuple[UnitTile, ...] = (
-    UnitTile("units 128x128", 128, 128, 32, 2, 2, 1.0), UnitTile("units 64x128", 64, 128, 32, 2, 2, 0.7),
-    UnitTile("units 64x64", 64, 64, 64, 2, 2, 0.57))
+    UnitTile("units 128x128", 128, 128, 32, 2, 2, 1.06, 2, 1.33, 8.8), UnitTile("units 64x128", 64, 128, 32, 2, 2, 0.91, 5, 0.82, 7.0),
+    UnitTile("units 64x64x32", 64, 64, 32, 2, 2, 0.62, 4, 0.90, 0.3), UnitTile("units 64x64", 64, 64, 64, 2, 2, 0.51, 8, 0.58, 3.5))
+"""The smaller ones are for stores and sums that many workgroups at once hide; the larger ones read less."""
 
 LEAST = 16
 """Rows, columns and k of a product for which a fragment is worth its zeros."""
-RESIDENT = 2
-"""Workgroups that a compute unit has at once."""
-ROUNDED, HALF_ROUNDED, ACROSS, BY_ELEMENTS = 0.72, 0.85, 0.9, 0.5
-"""How much slower products are whose operands are rounded on the way in, of which one is, whose w lies along k, and for each operand that
-is read by elements."""
-WINDOWED = 0.85
-"""How much slower a product is that reads a window in place."""
+PLAIN_WIDTH, ROUNDED_WIDTH, SCALED_WIDTH = 2.0, 3.2, 5.5
+"""Bytes that an element on the way in counts for: of float16, of float32 that is rounded, and that is scaled before."""
+ACROSS, BY_ELEMENTS = 0.9, 0.5
+"""How much slower products are whose w lies along k, and for each operand that is read by elements."""
 SCALES_TEAM = {True: 8, False: 64}
 """line_scales.wgsl: lanes that go along a line, where neighbours are other lines and where they are not."""
 
@@ -156,31 +160,37 @@ def estimate_ns(units: UnitProduct, tile: UnitTile, of_codes: float = 0.0, split
     """
     product, by = units.product, units.product.target.figures
     rows, columns, k, batch = (int(hint(n)) for n in (product.m, product.n, product.k, product.batch))
-    factor = 1.0 if units.plain else HALF_ROUNDED if units.stored is not None or units.halves else ROUNDED
-    factor *= of_codes or (ACROSS if units.w.along_k else 1.0)
+    factor = of_codes or (ACROSS if units.w.along_k else 1.0)
+    x_width = PLAIN_WIDTH if units.plain else SCALED_WIDTH if units.scaled else ROUNDED_WIDTH
+    widths = x_width, PLAIN_WIDTH if units.stored is not None or units.halves else x_width
     for operand in (units.x, units.w):
         # a matrix x along n is read by elements: a vector holds other rows
         factor *= 1.0 if _by_fours(units, operand) else BY_ELEMENTS
-    time = tile_ns(by, tile, rows, columns, k, batch, factor, split)
+    time = tile_ns(by, tile, rows, columns, k, batch, factor, split, widths)
     for operand in (units.x, units.w):
         if units.scaled and not operand.constant:
             time += by.dispatch_ns + 4 * batch * int(hint(operand.outer)) * k * by.byte_ns
     return float(time)
 
 
-def tile_ns(by: Figures, tile: UnitTile, rows: int, columns: int, k: int, batch: int, factor: float, split: int = 1) -> float:
-    """Of matrix_product.wgsl: waves of workgroups, a step as long as its latency or its work at `factor` of the tile's rate; the stores.
+def tile_ns(
+    by: Figures, tile: UnitTile, rows: int, columns: int, k: int, batch: int, factor: float, split: int = 1,
+    widths: tuple[float, float] = (0.0, 0.0),
+) -> float:
+    """Of matrix_product.wgsl: waves of workgroups, a step as long as its latency, or its work or its loads at `factor` of the rate; their
+    ends; the stores.
 
-    split: parts of k.
+    split: parts of k. widths: bytes that an element of x and of w counts for.
     """
     groups = batch * ceil_div(rows, tile.n) * ceil_div(columns, tile.m)
     waves = ceil_div(groups * split, by.units)
-    resident = min(waves, RESIDENT)
-    work_ns = tile.m * tile.n * tile.k * resident / (by.matrix_fma_per_ns * tile.efficiency * factor)
-    step_ns = max(by.matrix_step_ns * (1 + tile.k / 32) / 2, work_ns)
-    steps_ns = ceil_div(ceil_div(k, tile.k), split) * waves / resident * step_ns
-    time = by.matrix_launch_ns + steps_ns + 4 * groups * tile.m * tile.n * by.byte_ns
-    return float(time + (by.arrival_ns + by.arrival_element_ns * split * tile.m * tile.n if split > 1 else 0.0))
+    resident = min(waves, tile.resident)
+    work_ns = tile.m * tile.n * tile.k * resident / (by.matrix_fma_per_ns * tile.efficiency)
+    load_ns = tile.k * (tile.n * widths[0] + tile.m * widths[1]) * resident / by.matrix_bytes_per_ns
+    step_ns = max(by.matrix_step_ns * tile.step, max(work_ns, load_ns) / factor)
+    wave_ns = ceil_div(ceil_div(k, tile.k), split) * step_ns + by.matrix_step_ns * tile.end
+    time = by.matrix_launch_ns + waves / resident * wave_ns + 4 * groups * tile.m * tile.n * by.byte_ns
+    return float(time + (by.matrix_arrival_ns + by.matrix_arrival_element_ns * split * tile.m * tile.n if split > 1 else 0.0))
 
 
 def consts_of(tile: UnitTile) -> dict[str, Const]:

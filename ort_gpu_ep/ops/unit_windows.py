@@ -17,7 +17,7 @@ from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Scales, Strided, kernel
 from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, no_matrix_units
 from ort_gpu_ep.ops import matrix_units, tiles, unit_parts
-from ort_gpu_ep.ops.matrix_units import LEAST, UnitTile
+from ort_gpu_ep.ops.matrix_units import LEAST, PLAIN_WIDTH, UnitTile
 from ort_gpu_ep.ops.tiles import TiledProduct
 
 PARTS_ALIGNED = 2048
@@ -25,6 +25,8 @@ PARTS_ALIGNED = 2048
 SCALES_WORKGROUP_SIZE = 256
 APART = 4
 """Images of a workgroup's rows for each of which a lane keeps the largest magnitude, rather than in workgroup memory."""
+STORED_WIDTH, SCALED_WIDTH = 2.4, 3.4
+"""Bytes that an element of x counts for in `f16acc` and `tf32`: in the first, most are stored in float16, which nothing tells here."""
 MOST_PARTS = 512
 """Of an image whose scales its producer gives: with more, what reads them waits longer than a look at the image takes."""
 
@@ -103,12 +105,13 @@ def _splits(units: UnitConvolution, tile: UnitTile) -> Iterator[int]:
 
 
 def estimate_ns(units: UnitConvolution, tile: UnitTile, split: int = 1) -> float:
-    """As matrix_units.estimate_ns: w is in float16 already, x is read from float32. Scales of an image in planes, a network's input, take a
+    """As matrix_units.estimate_ns: w is in float16 already. Scales of an image in planes, a network's input, take a
     look at all of it; others most often come from what wrote x.
     """
     product, by = units.product, units.product.target.figures
-    factor = (1.0 if units.dtype is FLOAT16 else matrix_units.HALF_ROUNDED) * (1.0 if product.pointwise else matrix_units.WINDOWED)
-    time = matrix_units.tile_ns(by, tile, int(hint(product.rows)), product.m, units.k, product.groups, factor, split)
+    x_width = PLAIN_WIDTH if units.dtype is FLOAT16 else SCALED_WIDTH if units.scaled else STORED_WIDTH
+    time = matrix_units.tile_ns(
+        by, tile, int(hint(product.rows)), product.m, units.k, product.groups, 1.0, split, (x_width, PLAIN_WIDTH))
     if units.scaled and product.planes:
         time += by.dispatch_ns + 4 * int(hint(units.images)) * int(hint(units.size)) * by.byte_ns
     return time

@@ -15,9 +15,10 @@ from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT64, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, UNIT_SHADERS, lacks
-from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
+from ort_gpu_ep.ops.matrix_units import PLAIN_WIDTH, ROUNDED_WIDTH, SCALED_WIDTH, TILES, UnitTile, tile_ns
 from ort_gpu_ep.plugin.explain import Explanation
 from ort_gpu_ep.scheduler import make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
@@ -162,6 +163,20 @@ def test_truncated_sums_are_a_bias(trial: Emulated) -> None:
     exact = a.astype(np.float64) @ b
     bias = ((got - exact) / exact).mean()
     assert -1024 * 2.0 ** -24 < bias < -1e-6
+
+
+def test_sizes_choose_tiles() -> None:
+    """By estimate, with the figures of an H200: what was measured to be the fastest."""
+    def chosen(rows: int, columns: int, k: int, x_width: float, w_width: float) -> str:
+        return min(TILES, key=lambda tile: tile_ns(DEFAULT_FIGURES, tile, rows, columns, k, 1, 1.0, 1, (x_width, w_width))).name
+
+    for widths in ((ROUNDED_WIDTH, ROUNDED_WIDTH), (SCALED_WIDTH, PLAIN_WIDTH)):
+        assert chosen(4096, 4096, 4096, *widths) == "units 128x128"
+        assert chosen(512, 8192, 2048, *widths) == "units 128x128"
+        assert chosen(1024, 1024, 1024, *widths) == "units 64x64"
+        assert chosen(256, 1024, 1024, *widths) == "units 64x64"
+        for columns, k in ((768, 768), (3072, 768), (768, 3072)):
+            assert chosen(4096, columns, k, *widths) == "units 128x128"
 
 
 def test_float32_never_uses_them(trial: Emulated) -> None:
