@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -47,6 +48,11 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
             assert node.level == 0, "imports are absolute"
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
         yield from imports(node)
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
 
 
 def part(dotted: str) -> str:
@@ -114,11 +120,12 @@ def test_no_circle_of_modules() -> None:
     names = {".".join(p.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): p for p in MODULES}
     edges: dict[str, set[str]] = {}
     for name, path in names.items():
-        wanted = [dotted.removeprefix("ort_gpu_ep.") for dotted, _ in imports(ast.parse(path.read_text("utf-8")))]
+        wanted = [dotted.removeprefix("ort_gpu_ep.") for dotted, _ in imports(tree_of(path))]
         edges[name] = {n for w in wanted if (n := w if w in names else w.rpartition(".")[0]) in names} - {name}
     assert not circles(edges)
 
 
+@cache
 def members(definition: ast.ClassDef) -> set[str]:
     """Methods and attributes that a class itself has."""
     found = set[str]()
@@ -134,6 +141,7 @@ def members(definition: ast.ClassDef) -> set[str]:
     return found
 
 
+@cache
 def bases(definition: ast.ClassDef) -> set[str]:
     return {b.id if isinstance(b, ast.Name) else b.attr for b in definition.bases if isinstance(b, ast.Name | ast.Attribute)}
 
@@ -175,7 +183,7 @@ def test_no_circle_hides_behind_a_protocol() -> None:
 
     Between folders it is how a lower one names what a higher one gives it.
     """
-    trees = {".".join(p.relative_to(PACKAGE).with_suffix("").parts): ast.parse(p.read_text("utf-8")) for p in MODULES}
+    trees = {".".join(p.relative_to(PACKAGE).with_suffix("").parts): tree_of(p) for p in MODULES}
     edges: dict[str, set[str]] = {}
     for name, tree in trees.items():
         wanted = [dotted.removeprefix("ort_gpu_ep.") for dotted, _ in imports(tree)]
@@ -191,7 +199,7 @@ def test_no_circle_hides_behind_a_protocol() -> None:
 @pytest.mark.parametrize("name", [EP_NAME, CPU_PROVIDER])
 def test_a_provider_is_named_once(name: str) -> None:
     """Messages may speak of it."""
-    named = [path.name for path in MODULES for each in ast.walk(ast.parse(path.read_text("utf-8")))
+    named = [path.name for path in MODULES for each in ast.walk(tree_of(path))
              if isinstance(each, ast.Constant) and each.value == name]
     assert named == ["providers.py"]
 
