@@ -120,7 +120,7 @@ def test_a_decided_gpu_takes_over_between_two_runs(
     from ort_gpu_ep.placement.runner import Runner
 
     monkeypatch.setattr(starting, "is_decided", lambda *given: True)
-    monkeypatch.setattr("ort_gpu_ep.placement.proof.race", lambda runs, *given: {n: 2.0 if n == "cpu" else 1e-6 for n in runs})
+    monkeypatch.setattr("ort_gpu_ep.placement.proof.race", lambda runs, *given, **named: {n: 2.0 if n == "cpu" else 1e-6 for n in runs})
     monkeypatch.setattr("ort_gpu_ep.placement.chooser.FLOOR", 0.0)
     monkeypatch.setattr("ort_gpu_ep.placement.chooser._timed", lambda candidate, feeds: 2.0)
     session, want, wrong = begin(mlp), on_the_cpu(mlp, {"x": x}), list[BaseException]()
