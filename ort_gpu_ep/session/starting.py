@@ -56,11 +56,14 @@ SILENT_S = 300.0
 LAST_S = 0.5
 """How long such a process may take to clear up."""
 
-KNOWN = ("ort_gpu_ep.health.open_adapter", "ort_gpu_ep.placement.decisions")
+KNOWN = ("ort_gpu_ep.health.enumeration", "ort_gpu_ep.health.verdicts", "ort_gpu_ep.placement.decisions")
 """What tells whether another process has to find out."""
 
-CHOOSING = ("ort_gpu_ep.placement.runner", "ort_gpu_ep.calibration", "ort_gpu_ep.load")
+CHOOSING = ("ort_gpu_ep.placement.runner", "ort_gpu_ep.load")
 """What a session takes besides MODULES that chooses between candidates."""
+
+DRIVING = ("ort_gpu_ep.health.open_adapter", "ort_gpu_ep.calibration")
+"""What it takes where this process opens the device: both load the library of the GPU, which isolation=process keeps out of it."""
 
 SETTINGS = (
     "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "execution_mode", "execution_order", "graph_optimization_level",
@@ -274,7 +277,7 @@ class Start:
         deadline_s = time.monotonic() + SILENT_S
         found: dict[str, Any] | None = {}
         if in_order(self.config) is not None:       # else there may be no GPU; what the winner needs is loaded meanwhile
-            load(*MODULES, *CHOOSING)
+            load(*MODULES, *CHOOSING, *(DRIVING if self.config.isolation != "process" else ()))
         while not self._stops and not self._hurried.is_set() and time.monotonic() < deadline_s:
             try:
                 found = scout.line(LOOK_S)

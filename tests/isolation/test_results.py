@@ -216,6 +216,7 @@ def test_this_process_loads_no_driver(way: str) -> None:
         {opening}
         for _ in range(3):
             s.run(None, {{'x': rows(4)}})
+        assert {way != "auto"} or s.wait_ready(120)
         maps = open('/proc/self/maps').read() if sys.platform == 'linux' else ''
         print('wgpu' in sys.modules, 'vulkan' in maps, 'wgpu_native' in maps)
     """
