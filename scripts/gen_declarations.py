@@ -39,6 +39,8 @@ void ort_gpu_ep_use(void *pipeline, void *group, void *workgroups, void *polled,
 void ort_gpu_ep_record(void *pass, const Step *steps, size_t count);
 void ort_gpu_ep_mapped(void);
 int ort_gpu_ep_poll(void *polled, const int *done, uint32_t most);
+int ort_gpu_ep_rounds_fast(void);
+void ort_gpu_ep_round(uintptr_t target, uintptr_t source, size_t count);
 """
 """What device/ calls of shim/shim.c. `ort_gpu_ep_mapped` is only passed on, to wgpu-native."""
 

@@ -111,3 +111,74 @@ EXPORT int ort_gpu_ep_poll(void *polled, const int *done, unsigned most) {
   }
   return found;
 }
+
+/* ---- float32 to float16, to the nearest and of two as near to the even one: beyond 65,504 infinity, below 2^-14 by 2^-24 */
+
+static unsigned short half_of(unsigned bits) {
+  unsigned sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+  if (size > 0x7f800000) return (unsigned short)(sign | 0x7e00 | (size >> 13 & 0x3ff));
+  if (size >= 0x477ff000) return (unsigned short)(sign | 0x7c00);
+  if (size < 0x33000000) return (unsigned short)sign;
+  unsigned lost = size < 0x38800000 ? 126 - (size >> 23) : 13;
+  unsigned whole = size < 0x38800000 ? (size & 0x7fffff) | 0x800000 : size - 0x38000000;
+  return (unsigned short)(sign | (whole + (1u << (lost - 1)) - 1 + (whole >> lost & 1)) >> lost);
+}
+
+#if defined(__x86_64__)
+typedef float eight_floats __attribute__((vector_size(32), aligned(1), may_alias));
+typedef short eight_halves __attribute__((vector_size(16), aligned(1), may_alias));
+enum { OSXSAVE_AVX_F16C = 7 << 27, XMM_AND_YMM = 6 };
+
+/* Not __builtin_cpu_supports: it needs the compiler's own library. */
+static int asked_processor(void) {
+  unsigned a = 1, b, c = 0, d;
+  __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  if ((c & OSXSAVE_AVX_F16C) != OSXSAVE_AVX_F16C) return 0;
+  __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+  return (a & XMM_AND_YMM) == XMM_AND_YMM;
+}
+
+/* A virtual machine traps the question, so it is asked once. */
+static int has_instructions(void) {
+  static int known;
+  int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
+  if (!found) __atomic_store_n(&known, found = asked_processor() ? 1 : -1, __ATOMIC_RELAXED);
+  return found > 0;
+}
+
+__attribute__((target("avx,f16c"))) static usize rounded_by_eight(unsigned short *target, const float *source, usize count) {
+  usize i = 0;
+  for (; i + 8 <= count; i += 8)
+    *(eight_halves *)(target + i) = (eight_halves)__builtin_ia32_vcvtps2ph256(*(const eight_floats *)(source + i), 0);
+  return i;
+}
+#elif defined(__aarch64__)
+typedef float eight_floats __attribute__((vector_size(32), aligned(1), may_alias));
+typedef __fp16 eight_halves __attribute__((vector_size(16), aligned(1), may_alias));
+
+static int has_instructions(void) { return 1; }
+
+static usize rounded_by_eight(unsigned short *target, const float *source, usize count) {
+  usize i = 0;
+  for (; i + 8 <= count; i += 8)
+    *(eight_halves *)(target + i) = __builtin_convertvector(*(const eight_floats *)(source + i), eight_halves);
+  return i;
+}
+#else
+static int has_instructions(void) { return 0; }
+static usize rounded_by_eight(unsigned short *target, const float *source, usize count) {
+  (void)target; (void)source; (void)count;
+  return 0;
+}
+#endif
+
+/* Whether rounding is about as fast as copying: where it is not, it is better left to the GPU. */
+EXPORT int ort_gpu_ep_rounds_fast(void) { return has_instructions(); }
+
+/* Rounds so many numbers from one address to another. Both may be odd. */
+EXPORT void ort_gpu_ep_round(usize target, usize source, usize count) {
+  typedef unsigned odd_bits __attribute__((aligned(1), may_alias));
+  typedef unsigned short odd_half __attribute__((aligned(1), may_alias));
+  usize i = has_instructions() ? rounded_by_eight((unsigned short *)target, (const float *)source, count) : 0;
+  for (; i < count; i++) ((odd_half *)target)[i] = half_of(((const odd_bits *)source)[i]);
+}
