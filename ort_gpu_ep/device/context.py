@@ -21,6 +21,7 @@ from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.known_plans import KnownPlans
 from ort_gpu_ep.device.pipelines import Composer, Layout, pipeline
 from ort_gpu_ep.device.prologue import Prologue
+from ort_gpu_ep.device.staging import may_round
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.graph import Array, Graph, Value, fits_half, nonzeros_of
 from ort_gpu_ep.ir.types import TensorType, dtype_of, packed
@@ -28,7 +29,7 @@ from ort_gpu_ep.kernels import host
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import HALVED, without_units
 from ort_gpu_ep.scheduler import Plan
-from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.plan import Copy, Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Template, make_template
 
@@ -123,6 +124,10 @@ class PlanContext:
         """Frees dense copies of packed weights, which there will be no more of. The plans that read them are gone, or go next."""
         self.keeps_dense = False
         self.prologue.free_dense()
+
+    def steps(self, plan: Plan) -> list[Dispatch | Copy]:
+        """What runs of a plan may record: its steps, and behind them those of `halved` where runs may bring inputs in float16."""
+        return [*plan.steps, *(step for _, step in plan.halved if may_round(self.gpu, plan.inputs))]
 
     def pipeline(self, step: Any) -> Any:
         """The pipeline of a step of a plan, None for a copy. Needs no lock. Raises ShaderError."""

@@ -1,4 +1,4 @@
-"""Copies in host memory: large ones without the interpreter lock, very large ones by several threads."""
+"""Copies in host memory, as they are or rounded to float16: large ones without the interpreter lock, very large ones by several threads."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ctypes
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from ort_gpu_ep.device import background
+from ort_gpu_ep.device import background, native
 from ort_gpu_ep.device.library import ffi
 from ort_gpu_ep.processes import known as processes
 from ort_gpu_ep.processes.interrupts import uninterrupted
@@ -25,11 +25,24 @@ than one. The memory's bandwidth is what they share, and waking one up takes as 
 
 _PAGE = 4096
 
-Copy: TypeAlias = tuple[Any, Any, int]
-"""(target, source, bytes), the first two as cffi pointers."""
-
 Piece: TypeAlias = tuple[int, int, int]
-"""(address of the target, address of the source, bytes)."""
+"""(address of the target, address of the source, bytes of the target)."""
+
+Move: TypeAlias = Callable[[int, int, int], object]
+"""Copies a piece."""
+
+
+class Copy(NamedTuple):
+    """target, source: cffi pointers. nbytes: of the target. rounds: the source is float32, twice as many bytes, the target float16."""
+
+    target: Any
+    source: Any
+    nbytes: int
+    rounds: bool = False
+
+    @property
+    def source_nbytes(self) -> int:
+        return self.nbytes * 2 if self.rounds else self.nbytes
 
 
 def copy(target: Any, source: Any, nbytes: int) -> None:
@@ -42,19 +55,30 @@ def copy(target: Any, source: Any, nbytes: int) -> None:
 
 def copy_all(copies: Sequence[Copy], threads: int = 1) -> None:
     """Copies by so many threads at most, this one among them; returns when all is copied. Raises what a thread raises."""
-    total = sum(nbytes for _, _, nbytes in copies)
-    count = min(threads, total // NBYTES_A_THREAD)
-    if count < 2:
-        for one in copies:
-            copy(*one)
-        return
-    pieces = list[Piece]()
-    for target, source, nbytes in copies:
-        if nbytes <= _BY_INTERPRETER_NBYTES:
-            ffi.memmove(target, source, nbytes)
+    total = sum(one.source_nbytes for one in copies)
+    count = max(1, min(threads, total // NBYTES_A_THREAD))
+    pieces = list[tuple[Move, Piece]]()
+    for one in copies:
+        target, source, nbytes, rounds = one
+        if count > 1 and one.source_nbytes > _BY_INTERPRETER_NBYTES:
+            share, move = -(-one.source_nbytes * count // total), round_to_half if rounds else ctypes.memmove
+            pieces += [(move, piece) for piece in in_pieces(_address(target), _address(source), nbytes, share, 2 if rounds else 1)]
+        elif rounds:
+            round_to_half(_address(target), _address(source), nbytes)
         else:
-            pieces += in_pieces(_address(target), _address(source), nbytes, -(-nbytes * count // total))
-    uninterrupted(_helpers.copy, pieces, count - 1)
+            copy(target, source, nbytes)
+    if pieces:
+        uninterrupted(_helpers.copy, pieces, count - 1)
+
+
+def round_to_half(target: int, source: int, nbytes: int) -> None:
+    """Rounds float32 to float16 between addresses, to so many bytes."""
+    native.loops.ort_gpu_ep_round(target, source, nbytes // 2)
+
+
+def rounds_fast() -> bool:
+    """Whether rounding takes the processor about as long as copying."""
+    return bool(native.loops.ort_gpu_ep_rounds_fast())
 
 
 def usable_threads() -> int:
@@ -62,11 +86,11 @@ def usable_threads() -> int:
     return max(min(MAX_THREADS, processes.cores() // 2), 1)
 
 
-def in_pieces(target: int, source: int, nbytes: int, count: int) -> list[Piece]:
-    """So many pieces at most, about equal, between which the target has a page's end."""
+def in_pieces(target: int, source: int, nbytes: int, count: int, width: int = 1) -> list[Piece]:
+    """So many pieces at most, about equal, between which the target has a page's end. width: bytes of the source for one of the target."""
     ends = [((target + nbytes * k // count) & -_PAGE) - target for k in range(1, count)]
     bounds = [0, *(end for end in ends if end > 0), nbytes]
-    return [(target + begin, source + begin, end - begin) for begin, end in pairwise(bounds) if end > begin]
+    return [(target + begin, source + width * begin, end - begin) for begin, end in pairwise(bounds) if end > begin]
 
 
 def _address(pointer: Any) -> int:
@@ -76,7 +100,7 @@ def _address(pointer: Any) -> int:
 class _Work:
     """Pieces that threads take, one after another, until none is left."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[tuple[Move, Piece]]) -> None:
         self._left, self._open, self._lock, self._over = deque(pieces), len(pieces), threading.Lock(), threading.Event()
         self._error: BaseException | None = None
 
@@ -84,11 +108,11 @@ class _Work:
         """Copies pieces while there are any."""
         while True:
             try:
-                piece = self._left.popleft()
+                move, piece = self._left.popleft()
             except IndexError:
                 return
             try:
-                ctypes.memmove(*piece)
+                move(*piece)
             except BaseException as error:
                 self._error = error
             with self._lock:
@@ -114,7 +138,7 @@ class _Helpers:
         self._lock, self._wanted = threading.Lock(), SimpleQueue[_Work]()
         self._threads = 0
 
-    def copy(self, pieces: Sequence[Piece], helpers: int) -> None:
+    def copy(self, pieces: Sequence[tuple[Move, Piece]], helpers: int) -> None:
         """Copies, with so many helpers at most."""
         work = _Work(pieces)
         for _ in range(self._started(helpers)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ort_gpu_ep.device import index_check, native, staging
@@ -11,10 +11,11 @@ from ort_gpu_ep.device.buffers import STAGING, Buffer, size_class
 from ort_gpu_ep.device.error_words import Words
 from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
 from ort_gpu_ep.device.library import lib
+from ort_gpu_ep.device.prepared import Prepared
 from ort_gpu_ep.device.recording import BufferCopy, Part
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import DeviceError
-from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.ir.types import FLOAT16, TensorType
 from ort_gpu_ep.scheduler.template import Filled
 
 
@@ -23,13 +24,18 @@ class InFlight:
 
     parts, ahead: what it records, and the recording for its next run, each with what it holds for. uploads, copies: those that begin and
     end it. words: in which its kernels note an index out of range; the plan's is read back behind its outputs. large: what its inputs come
-    through where they are large. mappings: its staging buffers, which its submission maps, and what that reports to.
+    through where they are large. sizes: of each, the bytes that are written as they are, all, and whether it comes in float32 and goes in
+    float16. mappings: its staging buffers, which its submission maps, and what that reports to.
     """
 
-    __slots__ = ("ahead", "arrival", "copies", "inputs", "large", "mappings", "outputs", "parts", "staging", "uploads", "words")
+    __slots__ = ("ahead", "arrival", "copies", "inputs", "large", "mappings", "outputs", "parts", "sizes", "staging", "uploads", "words")
 
-    def __init__(self, gpu: Gpu, words: Words | None, filled: Filled) -> None:
+    def __init__(self, prepared: Prepared, filled: Filled) -> None:
+        gpu, words = prepared.gpu, prepared.words
         self.inputs, self.outputs = list[Tensor](), list[Tensor]()
+        rounded = prepared.rounded(filled)
+        sent = brought(filled.inputs, rounded)
+        self.sizes = [(t.nbytes & ~3, t.nbytes, k in rounded) for k, t in enumerate(sent)]
         self.arrival = native.Arrival(lib.WGPUMapMode_Read)
         self.parts: tuple[Any, int, Any, list[Part]] | None = None
         self.ahead: tuple[Any, int, Any, list[Any]] | None = None
@@ -38,11 +44,11 @@ class InFlight:
         self.staging: Buffer | None = None
         self.large: staging.LargeInputs | None = None
         try:
-            for tensors, types in ((self.inputs, filled.inputs), (self.outputs, filled.outputs)):
+            for tensors, types in ((self.inputs, sent), (self.outputs, filled.outputs)):
                 for tensor in types:
                     tensors.append(Tensor(gpu.allocate(tensor.nbytes, RUNS), 0, tensor))
             self.staging = gpu.create(size_class(staging_nbytes), STAGING)
-            self.large = staging.LargeInputs.of(gpu, self.inputs, *places_of(filled.inputs))
+            self.large = staging.LargeInputs.of(gpu, self.inputs, *places_of(sent), rounded)
         except DeviceError:
             self.free(gpu)
             raise
@@ -69,10 +75,15 @@ class InFlight:
         self.inputs, self.outputs, self.staging, self.large, self.mappings = [], [], None, None, ()
 
 
-def nbytes_of(gpu: Gpu, filled: Filled) -> int:
-    """What a run under way takes, but for the word."""
-    (_, inputs), (_, outputs) = places_of(filled.inputs), places_of(filled.outputs)
-    return inputs + staging.large_nbytes(gpu, inputs) + 2 * outputs
+def brought(inputs: Sequence[TensorType], rounded: Collection[int]) -> tuple[TensorType, ...]:
+    """The types in which inputs go to the device, where these are rounded on the way."""
+    return tuple(TensorType(FLOAT16, t.shape) if k in rounded else t for k, t in enumerate(inputs))
+
+
+def nbytes_of(gpu: Gpu, inputs: Sequence[TensorType], outputs: Sequence[TensorType], rounded: Collection[int] = ()) -> int:
+    """What a run under way takes, but for the word. inputs: as it brings them. rounded: as LargeInputs has it."""
+    (_, sent), (_, received) = places_of(inputs), places_of(outputs)
+    return sent + (sent if rounded else staging.large_nbytes(gpu, sent)) + 2 * received
 
 
 def places_of(types: Sequence[TensorType], words: Words | None = None) -> tuple[list[int], int]:

@@ -66,7 +66,7 @@ class GroupedRun(InFlight):
     __slots__ = ("group", "prepared", "ready")
 
     def __init__(self, group: RunGroup, prepared: Prepared, filled: Filled) -> None:
-        super().__init__(prepared.gpu, prepared.words, filled)
+        super().__init__(prepared, filled)
         self.group, self.prepared, self.ready = group, prepared, False
 
     def commands(self, filled: Filled) -> list[Command]:
@@ -429,7 +429,7 @@ class Contention:
         plan = template.plan
         if not (set(plan.prologue) <= set(base.prologue) and set(plan.weights) <= set(base.weights)):
             raise InternalError(f"program {context.graph.name}: another plan of the same sizes reads other weights")
-        return template, [context.pipeline(step) for step in plan.steps]
+        return template, [context.pipeline(step) for step in context.steps(plan)]
 
     def _submit(self, group: RunGroup) -> int | None:
         """Submits a group. None where the plan is gone. Raises DeviceError."""
@@ -459,7 +459,7 @@ class _GoneError(Exception):
 
 def _group(context: PlanContext, template: Template, compiled: list[Any], filled: Filled) -> RunGroup:
     """Under the context's lock. Raises DeviceError."""
-    nbytes = template.plan.slot_nbytes + nbytes_of(context.gpu, filled)
+    nbytes = template.plan.slot_nbytes + nbytes_of(context.gpu, filled.inputs, filled.outputs)
     runs = min(MAX_RUNS, MAX_NBYTES // (MAX_GROUPS * nbytes))
     if runs < 2:
         raise OutOfDeviceMemoryError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -20,6 +20,7 @@ from ort_gpu_ep.device.index_check import NBYTES, Word
 from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import pipelines
 from ort_gpu_ep.device.recording import BufferCopy, Command, Part, encode, in_rows, lone_dispatch, with_head
+from ort_gpu_ep.device.staging import may_round
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Copy, Dispatch, Kind, Place, Plan
@@ -108,11 +109,16 @@ class Prepared:
         self.template, self.context, self.gpu, plan, once = template, context, context.gpu, template.plan, context.prologue
         self._often, self.last_use = often, next(context.uses)
         self.is_specialized = compiled is not None
-        steps = [*plan.steps, *once.missing(plan)]     # the pipelines of the latter are nobody's when it has run
-        compiled = compiled or pipelines(self.gpu, steps, context.config.checked_shaders, context.composer, context.note)
+        steps = context.steps(plan)
+        more = once.missing(plan)       # whose pipelines are nobody's when it has run
+        compiled = compiled or pipelines(self.gpu, [*steps, *more], context.config.checked_shaders, context.composer, context.note)
         context.noted()
-        self._pipelines = compiled[:len(plan.steps)]
-        self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in enumerate(plan.steps)]
+        self._pipelines = compiled[:len(steps)]
+        numbers = [*range(len(plan.steps)), *(k for k, _ in plan.halved)]
+        self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in zip(numbers, steps, strict=False)]
+        behind = {k: len(plan.steps) + n for n, (k, _) in enumerate(plan.halved)} if len(steps) > len(plan.steps) else {}
+        self._halved = [behind.get(k, k) for k in range(len(plan.steps))] if behind else []
+        self._are_halved = False                    # in the recording made last
         self._once = once.buffers(plan)
         self._slots: list[Buffer] = []
         self._constants: dict[str, Buffer] = {}
@@ -165,10 +171,12 @@ class Prepared:
         self._constants, self._parameters, self._next, self._current = {}, None, None, None
 
     def last_plan(self) -> Plan:
-        """The plan with the numbers of the last run. Raises InternalError before the first."""
+        """The plan with the numbers of the last run, and its steps as that had them. Raises InternalError before the first."""
         if self._current is None:
             raise InternalError(f"program {self.context.graph.name}: no run of this plan is known")
-        return self.template.at(self._current.filled)
+        plan = self.template.at(self._current.filled)
+        instead = dict(plan.halved) if self._are_halved else {}
+        return replace(plan, steps=tuple(instead.get(k, step) for k, step in enumerate(plan.steps)), halved=()) if instead else plan
 
     def run(self, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> Word | None:
         """Enqueues one run. Returns the word to read with its results, if there is one. Raises DeviceError."""
@@ -190,6 +198,17 @@ class Prepared:
         found = {name: np.zeros(1, np.uint32) for name in names}
         self.gpu.download_all([((self._constants[name], 0, 4), array.ctypes.data) for name, array in found.items()])
         return {name: int(array[0]) for name, array in found.items()}
+
+    def rounded(self, filled: Filled) -> frozenset[int]:
+        """Positions of the inputs that runs of these sizes, with memory of their own, round to float16 on the host."""
+        may = self._halved and may_round(self.gpu, filled.inputs)
+        return self.template.plan.halved_inputs if may else frozenset()
+
+    def _chosen(self, inputs: Sequence[Tensor]) -> Sequence[int]:
+        """Of each step, which of pipelines and bindings it has with such inputs: their types tell whether they were rounded."""
+        given = self.template.plan.inputs
+        is_rounded = self._halved and any(inputs[k].type.dtype is not given[k].dtype for k in self.template.plan.halved_inputs)
+        return self._halved if is_rounded else range(len(self.template.plan.steps))
 
     def used(self, is_new: bool = False) -> None:
         """Another run of this plan. is_new: for which it was made."""
@@ -377,6 +396,8 @@ class Prepared:
     def commands(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Command | None]:
         """Of each step, what it records; None for a copy of what is there already."""
         start, found = shape.region * self.template.parameter_nbytes, list[Command | None]()
+        numbers = self._chosen(inputs)
+        self._are_halved = numbers is self._halved
         for index, step in enumerate(self.template.plan.steps):
             workgroups, offset = shape.filled.groups[index], self.template.offsets[index]
             if isinstance(step, Copy):
@@ -386,7 +407,7 @@ class Prepared:
                 found.append(None if in_place else BufferCopy(source.native, at, target.native, to, nbytes))
             else:
                 assert workgroups is not None, "a dispatch has workgroups"
-                found.append((self._pipelines[index], groups[index], workgroups, None if offset is None else start + offset))
+                found.append((self._pipelines[numbers[index]], groups[index], workgroups, None if offset is None else start + offset))
         return found
 
     def place(self, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[Buffer, int]:
@@ -417,7 +438,8 @@ class Prepared:
 
     def bind(self, inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
         """The bind group of each step, None for a copy. Raises DeviceError."""
-        return [self._bind_group(k, bound, inputs, outputs) if bound else None for k, bound in enumerate(self._bound)]
+        found = [(k, self._bound[k]) for k in self._chosen(inputs)]
+        return [self._bind_group(k, bound, inputs, outputs) if bound else None for k, bound in found]
 
     def _bind_group(self, index: int, bound: Bound, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
         def buffer_of(place: Place) -> tuple[Buffer, int]:

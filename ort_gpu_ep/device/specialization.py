@@ -92,10 +92,11 @@ class Specializer:
         with context.lock:
             self._check_room(template.plan, filled)      # before the pipelines, which may take a minute of a core
         more = [*template.plan.prologue, *(replaced[name] for name in template.plan.weights if name in replaced)]
-        compiled = self._compiled([*template.plan.steps, *more])
+        steps = context.steps(template.plan)
+        compiled = self._compiled([*steps, *more])
         with context.lock:
             go_on(self._context)
-            prepared = plans.add(template, compiled[:len(template.plan.steps)])
+            prepared = plans.add(template, compiled[:len(steps)])
         try:
             self._warm_up(prepared, filled)
             with context.lock:
@@ -131,7 +132,7 @@ class Specializer:
             for tensor in types:
                 tensors.append(Tensor(gpu.allocate(tensor.nbytes, RUNS), 0, tensor))
             inputs, outputs = tensors[:len(filled.inputs)], tensors[len(filled.inputs):]
-            for step in range(len(prepared.template.plan.steps)):
+            for step in range(len(context.steps(prepared.template.plan))):
                 with context.lock:
                     go_on(self._context)
                     prepared.current(filled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ort_gpu_ep.device import copying, native
@@ -14,6 +14,8 @@ from ort_gpu_ep.device.objects import COPY_SRC, MAP_WRITE
 from ort_gpu_ep.device.recording import BufferCopy
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import TensorType
 
 LARGE_NBYTES = 4 << 20
 """Inputs of a run that together take so much are filled in place. On an H200 (driver 580.159.04) 19.3 MB are in a GPU buffer after 1.28 ms,
@@ -77,15 +79,23 @@ def large_nbytes(gpu: Gpu, nbytes: int) -> int:
     return nbytes if nbytes >= LARGE_NBYTES and not gpu.info.is_software else 0
 
 
+def may_round(gpu: Gpu, inputs: Sequence[TensorType]) -> bool:
+    """Whether runs may bring such inputs in float16 where the plan takes them so: it is the bytes that take the time, not the rounding."""
+    return bool(large_nbytes(gpu, sum(hint(t.nbytes) for t in inputs))) and copying.rounds_fast()
+
+
 class LargeInputs:
     """Memory that the inputs of a run are written to, and copied from by the first commands of its recording. Not thread-safe.
 
     copies: those commands. arrival: what the mapping reports to: each run's submission starts the one for the next run.
     """
 
-    def __init__(self, gpu: Gpu, inputs: Sequence[Tensor], places: Sequence[int], nbytes: int) -> None:
-        """places: of each input. nbytes: of all. What is beyond an input's end stays zero. Raises DeviceError."""
-        self._gpu, self._places = gpu, [(place, t.type.nbytes) for place, t in zip(places, inputs, strict=True)]
+    def __init__(self, gpu: Gpu, inputs: Sequence[Tensor], places: Sequence[int], nbytes: int, rounded: Collection[int] = ()) -> None:
+        """places: of each input. nbytes: of all. What is beyond an input's end stays zero. rounded: inputs that come in float32 and go in
+        float16, by position. Raises DeviceError.
+        """
+        self._gpu = gpu
+        self._places = [(place, t.type.nbytes, k in rounded) for k, (place, t) in enumerate(zip(places, inputs, strict=True))]
         self._threads = 1 if gpu.info.is_software else copying.usable_threads()     # the driver's threads have the cores
         self.arrival = native.Arrival(lib.WGPUMapMode_Write)
         self.buffer = gpu.create(size_class(nbytes), _USAGE)
@@ -93,12 +103,12 @@ class LargeInputs:
                        for place, t in zip(places, inputs, strict=True)]
 
     @staticmethod
-    def of(gpu: Gpu, inputs: Sequence[Tensor], places: Sequence[int], nbytes: int) -> LargeInputs | None:
+    def of(gpu: Gpu, inputs: Sequence[Tensor], places: Sequence[int], nbytes: int, rounded: Collection[int] = ()) -> LargeInputs | None:
         """None where they are written by the queue: they are small, or there is no memory. Raises DeviceLostError."""
-        if not large_nbytes(gpu, nbytes):
+        if not rounded and not large_nbytes(gpu, nbytes):
             return None
         try:
-            return LargeInputs(gpu, inputs, places, nbytes)
+            return LargeInputs(gpu, inputs, places, nbytes, rounded)
         except OutOfDeviceMemoryError:
             return None
 
@@ -107,7 +117,8 @@ class LargeInputs:
         begin = ffi.cast("char *", native.map_write(self._gpu, self.buffer.native, self.buffer.nbytes, self.arrival))
         try:
             copying.copy_all(
-                [(begin + place, source, nbytes) for source, (place, nbytes) in zip(sources, self._places, strict=True)], self._threads)
+                [copying.Copy(begin + place, source, nbytes, rounds)
+                 for source, (place, nbytes, rounds) in zip(sources, self._places, strict=True)], self._threads)
         finally:
             native.unmap(self.buffer.native)
 

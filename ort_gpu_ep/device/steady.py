@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ort_gpu_ep.device import index_check, native, waiting
-from ort_gpu_ep.device.copying import copy
-from ort_gpu_ep.device.in_flight import InFlight, nbytes_of, places_of
+from ort_gpu_ep.device.copying import Copy, copy, copy_all
+from ort_gpu_ep.device.in_flight import InFlight, brought, nbytes_of, places_of
 from ort_gpu_ep.device.joined_runs import CONTENDED, Contention, GroupedRun
 from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
 from ort_gpu_ep.device.prepared import Prepared
@@ -29,16 +29,17 @@ MAX_IN_FLIGHT_NBYTES = 256 << 20
 
 
 class Steady:
-    """Runs of a plan with one set of sizes. Thread-safe."""
+    """Runs of a plan with one set of sizes. Thread-safe. sent: the types in which inputs go to the device."""
 
     def __init__(self, prepared: Prepared, filled: Filled) -> None:
         self.prepared, self.filled, self._gpu = prepared, filled, prepared.gpu
         places, _ = places_of(filled.outputs, prepared.words)
-        self._sizes = [(t.nbytes & ~3, t.nbytes) for t in filled.inputs]        # what is written as it is, and all
+        rounded = prepared.rounded(filled)
+        self.sent = brought(filled.inputs, rounded)
         self._places = [(place, t.nbytes) for place, t in zip(places, filled.outputs, strict=False)]
         self._word_place = places[-1]
-        self._input_nbytes, self._output_nbytes = sum(t.nbytes for t in filled.inputs), sum(t.nbytes for t in filled.outputs)
-        self._run_nbytes = nbytes_of(prepared.gpu, filled)
+        self._input_nbytes, self._output_nbytes = sum(t.nbytes for t in self.sent), sum(t.nbytes for t in filled.outputs)
+        self._run_nbytes = nbytes_of(prepared.gpu, self.sent, filled.outputs, rounded)
         self._made, self._closed = 0, False
         self._idle: list[InFlight] = []
         self._pace = None if prepared.gpu.info.is_software else waiting.Pace()      # software computes with the core that would poll
@@ -124,7 +125,11 @@ class Steady:
             if own.large is not None:
                 own.large.fill(sources)
                 return
-            for source, tensor, (whole, nbytes) in zip(sources, own.inputs, self._sizes, strict=True):
+            for given, tensor, (whole, nbytes, rounds) in zip(sources, own.inputs, own.sizes, strict=True):
+                source = given
+                if rounds:
+                    source = ffi.new("char[]", nbytes)
+                    copy_all([Copy(source, given, nbytes, True)])
                 if whole:
                     checked.wgpuQueueWriteBuffer(queue, tensor.buffer.native, 0, source, whole)
                 if whole != nbytes:
@@ -189,7 +194,7 @@ class Steady:
             if self._made == CONTENDED and self.contention is None:
                 self.contention = Contention.of(self.prepared, self.filled)
         try:
-            return InFlight(self._gpu, self.prepared.words, self.filled)
+            return InFlight(self.prepared, self.filled)
         except OutOfDeviceMemoryError:
             with self._lock:
                 self._made -= 1

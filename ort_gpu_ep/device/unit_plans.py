@@ -122,7 +122,7 @@ class UnitPlans:
 
     def _slow(self, plan: Plan) -> list[Dispatch]:
         """Its steps on matrix units, one of each text."""
-        steps = (*plan.steps, *self._context.prologue.missing(plan))
+        steps = (*self._context.steps(plan), *self._context.prologue.missing(plan))
         found = [step for step in steps if isinstance(step, Dispatch) and SUBGROUP_MATRIX in step.kernel.features]
         return list({(self._context.text(step), len(step.awaited)): step for step in found}.values())
 
@@ -184,7 +184,7 @@ class UnitPlans:
         with context.lock:
             go_on(context)
             replaced = [context.replaced[name] for name in plan.weights if name in context.replaced]
-        for step in (*plan.steps, *plan.prologue, *replaced):
+        for step in (*context.steps(plan), *plan.prologue, *replaced):
             go_on(context)
             found.append(context.pipeline(step))
         return found

@@ -175,7 +175,7 @@ def _product(units: UnitConvolution, tile: UnitTile, choice: Choice, out: Tensor
     return replace(
         built, workgroup_nbytes=built.workgroup_nbytes + (4 * spanned(product, tile) if units.scaled else 0),
         scales=given_scales(units, tile) if units.scaled else None,
-        rounded=() if units.scaled or plain or not fours else (matrix_units.rounded(eights),))
+        rounded=() if units.scaled or plain else (matrix_units.rounded(eights),))
 
 
 def pixels_of(product: TiledProduct) -> int:

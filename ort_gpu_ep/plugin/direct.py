@@ -40,7 +40,7 @@ class Form:
         from ort_gpu_ep.device.library import ffi  # only here: with isolation=process no driver's library comes into this process
 
         self.from_buffer = ffi.from_buffer
-        inputs, outputs = steady.filled.inputs, steady.filled.outputs
+        inputs, outputs = steady.sent, steady.filled.outputs
         self.steady, self.wanted, self.outputs = steady, wanted, len(outputs)
         self.program = program
         self.makes = [(outputs[i].shape, outputs[i].dtype.numpy) for i in wanted]

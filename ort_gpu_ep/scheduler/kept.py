@@ -73,7 +73,7 @@ def _check(plan: Plan) -> None:
     most = {Kind.INPUT: len(plan.inputs), Kind.OUTPUT: len(plan.outputs), Kind.SLOT: len(plan.slots)}
     names = {Kind.WEIGHT: {*plan.weights}, Kind.CONSTANT: {c.name for c in plan.constants}, Kind.KEPT: {name for name, _ in plan.kept}}
     places = [plan.dense]
-    for step in (*plan.steps, *plan.prologue, *plan.inverses):
+    for step in (*plan.steps, *plan.prologue, *plan.inverses, *(step for _, step in plan.halved)):
         places.append((step.source, step.target) if isinstance(step, Copy) else (*(t.place for t in step.tensors), *step.awaited))
         for kernel in () if isinstance(step, Copy) else (step.kernel, *(inner for _, inner in step.kernel.inlined)):
             if not is_body(kernel.shader):

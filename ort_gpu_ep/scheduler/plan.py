@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.registry import Counted, Kernel
 
 ERROR_WORD = "\0error_flags"
@@ -124,6 +124,7 @@ class Plan:
     counted: outputs whose length is read when the steps have run.
     dense: PREPARED places of weights that are stored packed, written out once (the option `weights`), and of what is made of them.
     in_place: (input, output) that may be one buffer; the first steps copy one into the other, which a run leaves out where they are.
+    halved: (number of a step, the step in its place) for runs that bring float32 inputs in float16, see `halved_inputs`.
     intermediate_nbytes: what all intermediate tensors would take if each had a buffer of its own.
     """
 
@@ -142,6 +143,13 @@ class Plan:
     in_place: tuple[tuple[int, int], ...] = ()
     counted: tuple[Counted, ...] = ()
     dense: tuple[Place, ...] = ()
+    halved: tuple[tuple[int, Dispatch], ...] = ()
+
+    @property
+    def halved_inputs(self) -> frozenset[int]:
+        """Positions of the float32 inputs that all steps round to float16 first: a run may as well bring them so."""
+        read = (t for _, step in self.halved for t in step.tensors if t.place.kind is Kind.INPUT and t.type.dtype is FLOAT16)
+        return frozenset(t.place.index for t in read if self.inputs[t.place.index].dtype is FLOAT32)
 
     @property
     def kept_places(self) -> frozenset[Place]:
@@ -192,6 +200,7 @@ class Plan:
         lines += [f"once {_line(step)}" for step in self.prologue]
         barriers = self.barriers
         lines += [f"{i:4}{'|' if i in barriers else ' '}{_line(step)}" for i, step in enumerate(self.steps)]
+        lines += [f"or {i} {_line(step)}" for i, step in self.halved]
         return "\n".join([*lines, f"{self.dispatches} dispatches, {len(barriers)} barriers (|)"])
 
 

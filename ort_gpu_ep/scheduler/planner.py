@@ -304,7 +304,7 @@ def _place(draft: _Draft, apart: bool) -> Plan:
         tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps),
         _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()),
         tuple(draft.prologue), tuple(draft.kept.items()), draft.channels_last, draft.conversions, tuple(draft.inverses),
-        tuple(draft.in_place), tuple(draft.counted), tuple(draft.dense))
+        tuple(draft.in_place), tuple(draft.counted), tuple(draft.dense), _halved(steps, draft.limits))
 
 
 def _drop_unread(draft: _Draft) -> None:
@@ -358,6 +358,25 @@ def _in_halves(dispatch: Dispatch, tensor: BoundTensor) -> Dispatch:
     (rounded,), others = ([r for r in kernel.rounded if (r.name == tensor.name) is own] for own in (True, False))
     consts, words = {**dict(kernel.consts), **dict(rounded.consts)}, (*kernel.words, *((rounded.name,) if rounded.by_eight else ()))
     return replace(dispatch, tensors=tensors, kernel=replace(kernel, consts=tuple(consts.items()), words=words, rounded=tuple(others)))
+
+
+def _halved(steps: Sequence[Dispatch | Copy], limits: Limits) -> tuple[tuple[int, Dispatch], ...]:
+    """The steps that read inputs, with those in float16 that all of their readers round to that anyway."""
+    readers: dict[int, list[tuple[int, BoundTensor | None]]] = {}
+    for k, step in enumerate(steps):
+        read = [(step.source, None)] if isinstance(step, Copy) else [(t.place, t) for t in step.tensors]
+        for place, tensor in read:
+            if place.kind is Kind.INPUT:
+                readers.setdefault(place.index, []).append((k, tensor))
+    made: dict[int, Dispatch] = {}
+    for found in readers.values():
+        rounding = [(k, step, t) for k, t in found if t is not None and isinstance(step := steps[k], Dispatch) and _rounds(step, t)]
+        for k, step, tensor in rounding if len(rounding) == len(found) else ():
+            made[k] = _in_halves(made.get(k, step), tensor)
+    for step in made.values():
+        for tensor in step.tensors:     # asked now, as in _lower
+            parts(tensor.type, limits.max_binding_nbytes)
+    return tuple(sorted(made.items()))
 
 
 def _costs(draft: _Draft, levels: Sequence[int]) -> list[float]:

@@ -161,7 +161,8 @@ class Template:
         steps = tuple(replace(s, groups=g) if isinstance(s, Dispatch) and g is not None else s
                       for s, g in zip(plan.steps, filled.groups, strict=True))
         constants = tuple(replace(c, data=filled.constants[c.name], varying=()) if c.varying else c for c in plan.constants)
-        return replace(plan, steps=steps, constants=constants)
+        halved = tuple((k, replace(step, groups=filled.groups[k] or step.groups)) for k, step in plan.halved)
+        return replace(plan, steps=steps, constants=constants, halved=halved)
 
 
 def _grid(step: Any, groups: Sequence[int], most: int) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.graph import Part
 from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.types import FLOAT16
 from ort_gpu_ep.kernels.registry import Limits, part_count
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.shaders.composer import parameters
@@ -40,7 +41,7 @@ def violations(plan: Plan, limits: Limits | None = None) -> list[str]:
     for k, tensor in enumerate(plan.outputs):
         if tensor.nbytes and Place(Kind.OUTPUT, k) not in written:
             found.append(f"output {k} {tensor} is never written")
-    found += _in_place_violations(plan)
+    found += [*_in_place_violations(plan), *_halved_violations(plan)]
     return [*found, *(f"{place} is never whole: {missing} elements of a row are missing" for place in filling
                       if (missing := _missing(filling[place])))]
 
@@ -62,6 +63,26 @@ def _in_place_violations(plan: Plan) -> Iterator[str]:
     for side in zip(*plan.in_place, strict=True):
         if len(set(side)) < len(side):
             yield f"in place: one value in two pairs of {plan.in_place}"
+
+
+def _halved_violations(plan: Plan) -> Iterator[str]:
+    """What is wrong with the steps that read inputs in float16: all that read these, and each does what the one in its place does."""
+    halved, inputs = dict(plan.halved), {Place(Kind.INPUT, i) for i in plan.halved_inputs}
+    for i, made in halved.items():
+        own = plan.steps[i] if i in range(len(plan.steps)) else None
+        if not isinstance(own, Dispatch) or _but_for(made, inputs) != _but_for(own, inputs):
+            yield f"step {i} with inputs in float16, {made.label}: binds or writes something else than the one without"
+        if {t.type.dtype for t in made.tensors if t.place in inputs} - {FLOAT16}:
+            yield f"step {i} with inputs in float16, {made.label}: reads one of them in another type"
+    for i, step in enumerate(plan.steps):
+        if i not in halved and inputs.intersection(_uses(step)[0]):
+            yield f"step {i} {step.label}: reads in float32 what other steps may read in float16"
+
+
+def _but_for(step: Dispatch, places: set[Place]) -> tuple[object, ...]:
+    """What a dispatch binds, without the element types in some places."""
+    tensors = [(t.name, t.place, t.written, t.type.shape, None if t.place in places else t.type, t.whole) for t in step.tensors]
+    return step.label, step.kernel.shader, step.kernel.outputs, step.groups, step.awaited, tensors
 
 
 def _part_violations(step: Dispatch | Copy, filling: dict[Place, list[Part]]) -> Iterator[str]:

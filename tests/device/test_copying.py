@@ -42,7 +42,7 @@ def copy(sizes: list[int], threads: int) -> None:
     for nbytes in sizes:
         source = rng.integers(0, 256, nbytes, "u1")
         want.append((place, source))
-        copies.append((begin + place, ffi.from_buffer(source), nbytes))
+        copies.append(copying.Copy(begin + place, ffi.from_buffer(source), nbytes))
         place += nbytes + 64
     copying.copy_all(copies, threads)
     expected = np.zeros_like(target)
@@ -156,7 +156,7 @@ copying.NBYTES_A_THREAD = 100 << 10
 source = np.arange(900_000, dtype="u1")
 def copy(threads):
     target = np.zeros_like(source)
-    copying.copy_all([(ffi.from_buffer(target), ffi.from_buffer(source), source.size)], threads)
+    copying.copy_all([copying.Copy(ffi.from_buffer(target), ffi.from_buffer(source), source.size)], threads)
     assert (target == source).all()
 copy(2)
 assert copying._helpers._threads == 1
