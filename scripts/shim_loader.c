@@ -52,7 +52,8 @@ int main(int count, char **arguments) {
   expect(!strcmp(make("a", 0, 0, 0, 2, &made), "a") && made == 2 && !strcmp(end("b"), "b"), "callbacks");
   expect(!((void *(*)(void))found("ort_gpu_ep_null"))() && !*((const char *(*)(void))found("ort_gpu_ep_empty"))(), "null and empty");
   expect(!((void *(*)(void))found("ort_gpu_ep_gone"))(), "gone");
-  ((void (*)(void *, void *, void *, void *))found("ort_gpu_ep_use"))((void *)pipeline, (void *)group, (void *)groups, (void *)poll);
+  ((void (*)(void *, void *, void *, void *, void *))found("ort_gpu_ep_use"))(
+      (void *)pipeline, (void *)group, (void *)groups, (void *)poll, 0);
   struct step steps[] = {{"p", "g", 1, 2, 3, 0, 0}, {0, "h", 4, 5, 6, 1, 256}};
   steps[1].pipeline = steps[0].pipeline;
   ((void (*)(void *, const struct step *, size_t))found("ort_gpu_ep_record"))(0, steps, 2);
@@ -60,6 +61,16 @@ int main(int count, char **arguments) {
   expect(((int (*)(void *, const int *, unsigned))found("ort_gpu_ep_poll"))(0, &done, 9) == 7 && polls == 3, "polling");
   ((void (*)(int, struct text, void *, void *))found("ort_gpu_ep_mapped"))(5, (struct text){"", 0}, &done, 0);
   expect(done == 5, "the mapped buffer's status");
+  const float numbers[] = {1, -2, 65519, 65520, 0x1p-25f, 0x1.8p-24f, 0x1.002p0f, 0x1.006p0f, 0x1p-14f};
+  const unsigned short wanted[] = {0x3c00, 0xc000, 0x7bff, 0x7c00, 0, 2, 0x3c00, 0x3c02, 0x400};
+  unsigned short rounded[9];
+  int fast = ((int (*)(void))found("ort_gpu_ep_rounds_fast"))();
+  for (int each = 9; each > 0; each -= 8) {     /* eight at a time, and one after another */
+    memset(rounded, 0, sizeof rounded);
+    for (int k = 0; k < 9; k += each)
+      ((void (*)(size_t, size_t, size_t))found("ort_gpu_ep_round"))((size_t)(rounded + k), (size_t)(numbers + k), (size_t)each);
+    expect((fast == 0 || fast == 1) && !memcmp(rounded, wanted, sizeof wanted), "rounding to float16");
+  }
   puts("the shim loads, and all of its functions do what they should");
   return 0;
 }

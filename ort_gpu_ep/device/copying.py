@@ -88,7 +88,7 @@ def usable_threads() -> int:
 
 def in_pieces(target: int, source: int, nbytes: int, count: int, width: int = 1) -> list[Piece]:
     """So many pieces at most, about equal, between which the target has a page's end. width: bytes of the source for one of the target."""
-    ends = [((target + nbytes * k // count) & -_PAGE) - target for k in range(1, count)]
+    ends = [(((target + nbytes * k // count) & -_PAGE) - target) & -width for k in range(1, count)]
     bounds = [0, *(end for end in ends if end > 0), nbytes]
     return [(target + begin, source + width * begin, end - begin) for begin, end in pairwise(bounds) if end > begin]
 

@@ -173,6 +173,10 @@ def test_layers_of_resnet_choose_them(trial: Emulated) -> None:
         assert chosen(32, 56, 64, 256, 1, precision) == "units 64x64x32"
         assert chosen(32, 14, 256, 256, 3, precision) == "units 64x64x32"
         assert chosen(32, 14, 1024, 256, 1, precision) == "units 64x64x32"
+    x, w = np.empty((32, 3, 224, 224), np.float32), np.zeros((64, 3, 7, 7), np.float32)
+    limits = replace(trial.gpu.limits.of(Config(precision="f16acc")), figures=DEFAULT_FIGURES, max_workgroup_nbytes=49152)
+    plan = make_plan(conv_graph(x, w, None, None, pads=(3,) * 4, strides=(2, 2)), {"x": TensorType(FLOAT32, x.shape)}, limits)
+    assert plan.halved_inputs == {0}, "the images may come in float16"
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
