@@ -14,6 +14,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, copying, objects, staging
 from ort_gpu_ep.device.joined_runs import Contention, RunGroup
 from ort_gpu_ep.device.library import ffi
+from ort_gpu_ep.device.scratch import run_wgsl
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
 from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
@@ -22,6 +23,7 @@ from ort_gpu_ep.plugin import local
 from ort_gpu_ep.scheduler.kept import from_data, to_data
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
 from ort_gpu_ep.scheduler.verify import violations
+from tests.device.test_rounding import assert_numpys, neighbours
 from tests.ops.matrix_emulation import Emulated, emulation
 from tests.ops.test_matrix_units import QUICK
 from tests.session.conftest import gpu_session
@@ -131,6 +133,18 @@ def test_numbers_that_float16_has_not(case: str, trial: Emulated, monkeypatch: p
     flat[spread] = np.tile(SPECIAL, 3)
     with np.errstate(all="ignore"):
         both_ways(trial, graph, arrays, monkeypatch)
+
+
+def test_the_adapter_rounds_as_the_host_does() -> None:
+    """What a kernel on matrix units does to an operand, for each float16, half way between them and beside; NaN stays NaN."""
+    source = """@group(0) @binding(0) var<storage> x: array<vec2<f32>>;
+        @group(0) @binding(1) var<storage, read_write> y: array<u32>;
+        @compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+            if (id.x < arrayLength(&x)) { y[id.x] = pack2x16float(x[id.x]); }
+        }"""
+    x = np.resize(neighbours(), 2 * -(-neighbours().size // 2))
+    got = run_wgsl(Gpu.open(Config()), "rounding", source, [x], np.zeros(x.size // 2, np.uint32), -(-x.size // 128))
+    assert_numpys(got.view(np.float16), x)
 
 
 def test_run_after_run_with_other_values(trial: Emulated) -> None:
