@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, copying, objects, staging
+from ort_gpu_ep.device import Gpu, Program, context, copying, objects, staging
 from ort_gpu_ep.device.joined_runs import Contention, RunGroup
 from ort_gpu_ep.device.library import ffi
 from ort_gpu_ep.device.scratch import run_wgsl
@@ -19,6 +19,7 @@ from ort_gpu_ep.errors import OutOfDeviceMemoryError
 from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType, dtype_of
+from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.plugin import local
 from ort_gpu_ep.scheduler.kept import from_data, to_data
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
@@ -26,10 +27,15 @@ from ort_gpu_ep.scheduler.verify import violations
 from tests.device.test_rounding import assert_numpys, neighbours
 from tests.ops.matrix_emulation import Emulated, emulation
 from tests.ops.test_matrix_units import QUICK
+from tests.patience import PATIENCE_S
 from tests.session.conftest import gpu_session
 from tests.session.test_coalescing import steady_of
 from tests.session.test_direct import WARM
+from tests.session.test_unit_plans import Compiler, compiler, drawn, on_units, opened
+from tests.session.test_unit_plans import model_of as unit_model
 from tests.unit.graphs import model_of
+
+__all__ = ["compiler"]      # a fixture
 
 Array = np.ndarray[Any, Any]
 
@@ -333,3 +339,49 @@ def test_a_session_says_what_it_sent(trial: Emulated) -> None:
     wide = np.asfortranarray(x)
     np.testing.assert_array_equal(session.run(None, {"x": wide})[0], want)
     assert session.stats()["fallbacks"] == 0
+
+
+def test_a_plan_made_for_sizes_that_come_often(trial: Emulated) -> None:
+    """It has both forms of the steps, warmed up, before a run has it."""
+    graph, arrays = products(np.random.default_rng(), 48)
+    values = dict(graph.values) | {n: Value(n, FLOAT32, (None, *graph.values[n].shape[1:])) for n in graph.inputs}      # type: ignore[misc]
+    program = program_of(trial, replace(graph, values=values))
+    try:
+        want, general = answers(program, arrays), program.compiled.general[0]
+        key = next(iter(program.compiled.found))
+        program._specializer._make(key, key[0], {})
+        compiled = trial.gpu.compiled
+        got, nbytes = sent(program, arrays)
+        steady = program.steady(types_of(arrays))
+        assert steady is not None
+        assert steady.prepared.is_specialized
+        assert steady.prepared is not general
+        assert (nbytes, trial.gpu.compiled) == (arrays[0].nbytes // 2 + arrays[1].nbytes, compiled)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b)
+    finally:
+        program.close()
+
+
+def test_no_run_waits_for_the_other_form(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compiled with the plan on matrix units, beside the first runs."""
+    monkeypatch.setattr(staging, "large_nbytes", lambda gpu, nbytes: nbytes)
+    feeds, beside = drawn(), set[DType]()
+
+    def pipeline(gpu: Gpu, step: Dispatch, *arguments: Any) -> Any:
+        beside.update(t.type.dtype for t in step.tensors if t.name == "x" and SUBGROUP_MATRIX in step.kernel.features)
+        return compiler.pipeline(gpu, step, *arguments)
+    monkeypatch.setattr(context, "pipeline", pipeline)
+    session = opened(unit_model(), precision="f16acc")
+    session.run(None, feeds)
+    compiler.may.set()
+    assert session.wait_ready(PATIENCE_S)
+    assert beside == {FLOAT32, FLOAT16}
+    gpu = session._state.gpu
+    compiled = gpu.compiled
+    for _ in range(WARM):
+        session.run(None, feeds)
+    before = gpu.stats.uploaded_nbytes
+    session.run(None, feeds)
+    assert on_units(session)
+    assert (gpu.stats.uploaded_nbytes - before, gpu.compiled) == (feeds["x"].nbytes // 2, compiled)
