@@ -153,15 +153,16 @@ __attribute__((target("avx,f16c"))) static usize rounded_by_eight(unsigned short
   return i;
 }
 #elif defined(__aarch64__)
-typedef float eight_floats __attribute__((vector_size(32), aligned(1), may_alias));
-typedef __fp16 eight_halves __attribute__((vector_size(16), aligned(1), may_alias));
+#include <arm_neon.h>
 
 static int has_instructions(void) { return 1; }
 
 static usize rounded_by_eight(unsigned short *target, const float *source, usize count) {
   usize i = 0;
-  for (; i + 8 <= count; i += 8)
-    *(eight_halves *)(target + i) = __builtin_convertvector(*(const eight_floats *)(source + i), eight_halves);
+  for (; i + 8 <= count; i += 8) {
+    float16x4_t low = vcvt_f16_f32(vld1q_f32(source + i)), high = vcvt_f16_f32(vld1q_f32(source + i + 4));
+    vst1q_u16(target + i, vreinterpretq_u16_f16(vcombine_f16(low, high)));
+  }
   return i;
 }
 #else
