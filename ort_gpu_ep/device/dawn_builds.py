@@ -40,7 +40,7 @@ def find(path: str) -> Build:
     known = json.loads(KNOWN.read_text("utf-8"))
     if digest not in known:
         names = ", ".join(sorted(build["name"] for build in known.values()))
-        raise ConfigError(f"{file} is no build of Dawn that this version of ort_gpu_ep was tested with (sha256 {digest}); known: {names}. "
+        raise ConfigError(f"{file} is no build of Dawn that this version of ort_gpu_ep knows (sha256 {digest}); known: {names}. "
                           "Use one of these, or webgpu=wgpu.")
     return Build(str(file), known[digest]["name"], known[digest]["features"])
 
