@@ -30,9 +30,11 @@ def attention(node: BoundNode) -> Lowering:
     """
     counts = node.attr("q_num_heads"), node.attr("kv_num_heads"), node.attr("kv_num_heads")
     q, k, v = (split(node.input(i), i, count, node.op) for i, count in enumerate(counts))
-    scale, dtype = node.attr("scale"), node.input(0).dtype
+    scale, mode, dtype = node.attr("scale"), int(node.attr("qk_matmul_output_mode")), node.input(0).dtype
     if scale is not None and scale <= 0:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Attention with scale {scale:g}, which ONNX Runtime's CPU refuses")
+    if mode not in range(4):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Attention with qk_matmul_output_mode {mode}; expected 0, 1, 2 or 3")
     if any(o.dtype is not dtype for i in (1, 2, 4, 5) if (o := node.optional(i))):
         raise UnsupportedNodeError(Code.DTYPE, f"Attention of {dtype} with keys or values of another type")
     past = [_past(node, i, heads) for i, heads in ((4, k), (5, v))]
@@ -62,7 +64,7 @@ def attention(node: BoundNode) -> Lowering:
     bias = (3, node.input(3)) if node.has(3) else None
     mask, options = made.mask(scores, bias, padding, 0.0, options, (window[0], window[1]))
     out = made.attend((queries, keys, values), width, mask, options, node.input(0).rank == 3)
-    probabilities = made.scores(queries, keys, mask, options, int(node.attr("qk_matmul_output_mode"))) if node.wants(SCORES) else None
+    probabilities = made.scores(queries, keys, mask, options, mode) if node.wants(SCORES) else None
     presents = [TensorType(dtype, (*h.shape[:2], scores[3], h.shape[3])) for h in (k, v)]
     return made.lowering((out, *presents, probabilities))
 

@@ -183,6 +183,7 @@ def test_keys_of_another_sequence(bias: bool) -> None:
     (lambda: mha(mask=(B, N, S, S + 1)), Code.RANK),
     (lambda: model_of("Attention", (normal(1, 1, 1, 8), *(normal(1, 1, 8, 8),) * 2, None, *(normal(1, 1, 9, 8),) * 2), 3, opset=23, is_causal=1),
      Code.ATTRIBUTE),
+    (lambda: model_of("Attention", (normal(1, 1, 4, 8),) * 3, 4, opset=23, qk_matmul_output_mode=-2), Code.ATTRIBUTE),
     (lambda: model_of("MultiHeadAttention", (normal(B, S, 25),) * 3, domain=ORT, num_heads=N), Code.RANK),
     (lambda: model_of("MultiHeadAttention", (normal(B, S, 24), normal(B, S, 24), normal(B, S, 24), normal(71)), domain=ORT, num_heads=N), Code.RANK),
     (lambda: model_of("MultiHeadAttention", (*(normal(B, S, 24),) * 3, None, np.ones((B, S + 1), "int32")), domain=ORT, num_heads=N), Code.RANK)])

@@ -110,6 +110,22 @@ def _made_wrong(model: FuzzModel, defect: str) -> bool:
     return any(sizes[n.input[1]] == (sizes[n.input[0]][a.i],) for n in decoders for a in n.attribute if a.name == "axis")
 
 
+def _short_mask(model: FuzzModel, defect: str) -> bool:
+    """A mask of one axis, or of fewer keys than there are."""
+    fed = _fed(model, defect)
+    for node in onnx.load_from_string(model.model).graph.node if "instead of Fail: " in defect else ():
+        if node.op_type == "Attention" and len(node.input) > 3 and {*node.input[:4]} <= {*fed}:
+            mask, keys = fed[node.input[3]], fed[node.input[1]].shape[-2] + (fed[node.input[4]].shape[-2] if node.input[4:5] else 0)
+            if mask.ndim < 2 or mask.shape[-1] < keys:
+                return True
+    return False
+
+
+def _unique(model: FuzzModel, defect: str) -> bool:
+    wanted = any(a.name == "axis" for n in onnx.load_from_string(model.model).graph.node if n.op_type == "Unique" for a in n.attribute)
+    return wanted and any(np.isnan(a).any() for a in _fed(model, defect).values() if a.dtype.kind == "f")
+
+
 DIFFERENCES: Mapping[str, Callable[[FuzzModel, str], bool]] = {
     "operators that the CPU has no kernel for": _more,
     "NaN in comparisons": _order,
@@ -121,6 +137,8 @@ DIFFERENCES: Mapping[str, Callable[[FuzzModel, str], bool]] = {
     "denormal floats": _tiny,
     "tensors without elements": _empty,
     "a scale for each row and no zero point": _made_wrong,
+    "masks of fewer keys in Attention": _short_mask,
+    "NaN in Unique along an axis": _unique,
 }
 """Each by its name, and how a defect is known to be one of its kind."""
 
