@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ort_gpu_ep.device import index_check, native, waiting
-from ort_gpu_ep.device.copying import Copy, copy, copy_all
+from ort_gpu_ep.device.copying import READ_NBYTES_A_THREAD, Copy, copy_all, read_threads
 from ort_gpu_ep.device.in_flight import InFlight, brought, nbytes_of, places_of
 from ort_gpu_ep.device.joined_runs import CONTENDED, Contention, GroupedRun
 from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
@@ -39,6 +39,7 @@ class Steady:
         self._places = [(place, t.nbytes) for place, t in zip(places, filled.outputs, strict=False)]
         self._word_place = places[-1]
         self._input_nbytes, self._output_nbytes = sum(t.nbytes for t in self.sent), sum(t.nbytes for t in filled.outputs)
+        self._readers = read_threads(self._output_nbytes, prepared.gpu.info.is_software)
         self._run_nbytes = nbytes_of(prepared.gpu, self.sent, filled.outputs, rounded)
         self._made, self._closed = 0, False
         self._idle: list[InFlight] = []
@@ -110,9 +111,9 @@ class Steady:
             if own.words is not None and noted:
                 own.words.clear()
                 index_check.check((own.words.shared,), (noted,))
-            for target, (place, nbytes) in zip(targets, self._places, strict=True):
-                if target is not None:
-                    copy(target, mapped + place, nbytes)
+            copies = [Copy(target, mapped + place, nbytes) for target, (place, nbytes) in zip(targets, self._places, strict=True)
+                      if target is not None]
+            copy_all(copies, self._readers, READ_NBYTES_A_THREAD)
         finally:
             lib.wgpuBufferUnmap(handle)
 

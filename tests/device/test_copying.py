@@ -51,6 +51,23 @@ def copy(sizes: list[int], threads: int) -> None:
     np.testing.assert_array_equal(target, expected)
 
 
+def test_results_have_a_thread_from_a_megabyte_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "usable_threads", lambda: 3)
+    assert [copying.read_threads(nbytes, False) for nbytes in (0, 1 << 20, (2 << 20) - 1, 2 << 20, 3 << 20, 9 << 20)] == [1, 1, 1, 2, 3, 3]
+    assert copying.read_threads(9 << 20, True) == 1
+
+
+@pytest.mark.usefixtures("helpers")
+def test_the_least_of_a_thread_can_be_given() -> None:
+    target, source = np.zeros(2 << 20, "u1"), np.random.default_rng(0).integers(0, 256, 2 << 20, "u1")
+    for least, helpers in ((1 << 21, 0), (1 << 20, 1), (None, 3)):
+        target[:] = 0
+        copying._helpers = copying._Helpers()
+        copying.copy_all([copying.Copy(ffi.from_buffer(target), ffi.from_buffer(source), source.size)], 4, least)
+        np.testing.assert_array_equal(target, source)
+        assert copying._helpers._threads == helpers
+
+
 @pytest.mark.usefixtures("helpers")
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("sizes", [

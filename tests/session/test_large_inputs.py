@@ -18,6 +18,7 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep.device import Gpu, copying, joined_runs, native, objects, staging, steady, wgpu_native
+from ort_gpu_ep.device import gpu as gpu_module
 from ort_gpu_ep.device.buffers import size_class
 from ort_gpu_ep.device.in_flight import places_of
 from ort_gpu_ep.device.timing import start_timing
@@ -91,6 +92,26 @@ def test_answers_are_onnxruntimes(
         calls = native_calls(monkeypatch, lambda feeds=feeds: assert_close(session.run(None, feeds), on_the_cpu(many, feeds)))
         assert (calls["wgpuQueueWriteBuffer"], calls["wgpuBufferMapAsync"], calls["wgpuQueueSubmitForIndex"]) == (0, 2, 1)
     assert steady_runs["done"] == WARM - RUNS_BEFORE + 4
+
+
+def test_results_that_several_threads_copy(many: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on hardware, from 1 MiB a thread on; both ways out of the device: a run's own buffer, and through onnxruntime before."""
+    moved = list[str]()
+    by_threads = copying._Work.take_part
+    monkeypatch.setattr(copying._Work, "take_part", lambda work: (moved.append(threading.current_thread().name), by_threads(work))[1])
+    monkeypatch.setattr(copying, "READ_NBYTES_A_THREAD", 8 << 10)
+    for module in (steady, gpu_module):
+        monkeypatch.setattr(module, "READ_NBYTES_A_THREAD", 8 << 10)
+        monkeypatch.setattr(module, "read_threads", lambda nbytes, software: copying.read_threads(nbytes, False))
+    monkeypatch.setattr(copying, "usable_threads", lambda: 3)
+    session, counts = gpu_session(many), list[int]()
+    for _ in range(WARM):
+        feeds = feeds_of(rng, 40_001)
+        moved.clear()
+        assert_close(session.run(None, feeds), on_the_cpu(many, feeds))
+        counts.append(moved.count(threading.current_thread().name))
+    assert steady_of(session)._readers == 3
+    assert all(counts), counts
 
 
 def test_what_is_beyond_an_input_is_zero(many: bytes, rng: np.random.Generator) -> None:
