@@ -16,6 +16,7 @@ from ort_gpu_ep.calibration.roofs import Bench, measure_roofs
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.timing import Timer
+from ort_gpu_ep.health.open_adapter import everything, open_gpu
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for
 from ort_gpu_ep.kernels.profile import GUESSED, Profile, read, write
@@ -42,6 +43,8 @@ def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress
         if known is None:
             known = None if fresh else read(config.cache_path, key)
         if known is None or (whole and not known.is_whole and not gpu.lost):
+            if whole and not gpu.info.is_software:      # families of kernels as sessions run them: without bounds checks where they may
+                open_gpu(config, everything)
             known = _measured(gpu, config.cache_path, key, progress, known, whole)
         _known[key] = known
         return known

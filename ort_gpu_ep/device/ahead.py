@@ -73,6 +73,12 @@ class Known:
         self._entries = {_mark(e.source, e.awaited): e for e in store.read(self._path, FORMAT, _parsed) or ()}
         self._used = set[str]()
 
+    @property
+    def shaders(self) -> frozenset[str]:
+        """The files that their texts are made of."""
+        with self._lock:
+            return frozenset(entry.shader for entry in self._entries.values())
+
     def __enter__(self) -> Known:
         self._before.append(current())
         _thread.known = self

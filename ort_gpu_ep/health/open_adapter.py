@@ -1,4 +1,4 @@
-"""Opens an adapter for sessions, without what its verdict or known faults disable; runs quick probes if there is no verdict."""
+"""Opens an adapter for sessions, without what its verdict or known faults disable; runs the quick probes that have not run yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import TypeAlias
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
@@ -16,11 +18,10 @@ from ort_gpu_ep.device.library import KIND
 from ort_gpu_ep.health import markers, verdicts
 from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.quirks import Quirk, load, shipped
-from ort_gpu_ep.health.verdicts import Verdict
+from ort_gpu_ep.health.verdicts import Late, Verdict
 from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, with_workarounds
 from ort_gpu_ep.kernels import profile, tuned
 from ort_gpu_ep.kernels.cost_parameters import Figures, figures_for
-from ort_gpu_ep.kernels.records import unchecked
 from ort_gpu_ep.kernels.target import SHOWN_FEATURES, UNTUNED
 from ort_gpu_ep.processes import interrupts
 from ort_gpu_ep.processes.interrupts import uninterrupted
@@ -32,33 +33,41 @@ QUICK_S = 8.0
 DAWN_TIMES = 3
 """So many times as long with Dawn, where they took more than QUICK_S on an H100 whose driver had no shaders in its cache."""
 
-WORKERS = 4
-"""Processes that probe a GPU at a time, where there are twice as many cores: one took 12 s beside a program at work (an H200)."""
+WORKERS, PROBES_EACH = 4, 6
+"""Processes that probe a GPU at a time, where there are twice as many cores: one took 12 s beside a program at work (an H200). And for
+how many probes another one is started: each takes a second of a core until it begins."""
+
+Uses: TypeAlias = Callable[[str], Collection[str] | None]
+"""Gives, for the key of an adapter (verdicts.key_of), the op types of a model and the shader files that it used there; None: not known."""
+
+
+def everything(device: str) -> None:
+    """As of a model of which nothing is known: it wants all probes."""
 
 _lock = threading.Lock()
 _known: dict[str, Verdict] = {}
 """Key -> verdict of this process, so that a cache that can't be written costs one probing a process."""
 
 
-def open_gpu(config: Config) -> Gpu:
+def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
     """The shared device of the adapter that the config asks for; what one session finds out of use stays so for the process.
 
+    uses: of the model that it is opened for: the probes that it wants and that have not run yet run now. Without it, those that this
+    process has asked for are enough; it is `everything` where it has asked for none.
     Raises: AdapterError, ConfigError (a broken quirks file).
     """
     look(config)
     info, _ = choose(config.adapter)
     quirks = (*shipped(), *(load(config.quirks) if config.quirks else ()))
     with _lock:
-        verdict = Verdict(probed=False) if config.health == "off" else _verdict_once(info, config.cache_path)
+        verdict = Verdict(probed=False) if config.health == "off" else _verdict_once(info, config.cache_path, uses)
         found = workarounds_for(quirks, info)
         gpu = uninterrupted(Gpu.open, with_workarounds(config, found), maker(config))
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
         off = {what for what, _ in disabled}
         new = [w for w in found if w not in gpu.workarounds]
-        if verdict.trusted and not info.is_software:
-            if not verdict.unchecked:
-                interrupts.load("ort_gpu_ep.ops")      # whose records say which shaders are of a family
-            gpu.trusted |= frozenset(verdict.unchecked) or unchecked(verdict.trusted)
+        if verdict.probed and not info.is_software:
+            gpu.trusted = frozenset(verdict.unchecked)
         features = (gpu.limits.features | {*verdict.shown}) - off
         if disabled != gpu.limits.disabled or new or features != gpu.limits.features:
             gpu.limits = replace(lowered(gpu.limits, new), disabled=disabled, features=features)
@@ -90,12 +99,14 @@ def workarounds_for(quirks: tuple[Quirk, ...], info: AdapterInfo) -> list[Workar
     return [Workaround(name, value, f"known fault: {q.what} ({q.bug})") for q in quirks if q.fits(info) for name, value in q.workarounds]
 
 
-def _verdict_once(info: AdapterInfo, cache_path: str) -> Verdict:
+def _verdict_once(info: AdapterInfo, cache_path: str, uses: Uses | None = None) -> Verdict:
     """The verdict of this process; the adapter is marked as open until the process ends."""
     key = verdicts.key_of(info)
     if key not in _known:
-        _known[key] = _verdict(info, key, cache_path)
+        _known[key] = _verdict(info, key, cache_path, uses or everything)
         markers.leave(cache_path, key)
+    elif uses is not None and _known[key].late:
+        _known[key] = _with_late(info, key, cache_path, verdicts.read(cache_path, key) or _known[key], uses)
     return _known[key]
 
 
@@ -104,42 +115,74 @@ def reasons(quirks: tuple[Quirk, ...], info: AdapterInfo) -> list[tuple[str, str
     return [(what, f"known fault: {q.what} ({q.bug})") for q in quirks if q.fits(info) for what in q.disables]
 
 
-def _verdict(info: AdapterInfo, key: str, cache_path: str) -> Verdict:
+def _verdict(info: AdapterInfo, key: str, cache_path: str, uses: Uses = everything) -> Verdict:
     """From the cache, or by quick probes: at first use, once more if there was no time for all of them, and after a process that did not
-    end cleanly.
+    end cleanly. Probes that this model does not want are left for another one; what ran before runs again.
     """
     cached, stale = verdicts.read(cache_path, key), markers.take_stale(cache_path, key)
     if cached is not None and cached.probed and cached.complete and not stale:
-        return cached
+        return _with_late(info, key, cache_path, cached, uses)
     strikes = (cached.strikes if cached else 0) + bool(stale)
     why = "first use" if cached is None else "the last look had no time for all probes"
     if stale:
         why = f"the last process that used it did not end cleanly ({strikes} so far)"
-    start = time.perf_counter()
-    verdict = quick(info)
-    log.info("%s: %s, probed in %.1f s: %s", info.name, why, time.perf_counter() - start, verdict.health)
+    known = cached if cached is not None and cached.probed else None
+    late = known.late if known is not None else _all_late(info)
+    left = {name for name, _ in late} - verdicts.wanted(late, uses(key)) if late else set[str]()
+    verdict = _looked(info, why, left)
+    if known is not None and not known.complete:        # what there was no time for again is given up
+        verdict = verdicts.without(verdict, {name for name, _ in verdict.late} - left)
     verdict = replace(verdicts.added(verdict, cached) if cached is not None else verdict, strikes=strikes)
-    if verdict.probed:
-        verdicts.write(cache_path, key, verdict)
+    return verdicts.keep(cache_path, key, verdict, cached) if verdict.probed else verdict
+
+
+def _with_late(info: AdapterInfo, key: str, cache_path: str, known: Verdict, uses: Uses) -> Verdict:
+    """The verdict, after the probes that waited for such a model."""
+    names = verdicts.wanted(known.late, uses(key)) if known.late else set[str]()
+    if not names:
+        return known
+    found = _looked(info, "a model wants more of it", (), names)
+    return verdicts.keep(cache_path, key, verdicts.joined(known, found), known) if found.probed else known
+
+
+def _looked(info: AdapterInfo, why: str, left: Collection[str], only: Collection[str] = ()) -> Verdict:
+    start = time.perf_counter()
+    verdict = quick(info, left, only)
+    later = f"; probes that wait for another model: {len(verdict.late)}" if verdict.late and not only else ""
+    log.info("%s: %s, probed in %.1f s: %s%s", info.name, why, time.perf_counter() - start, verdict.health, later)
     return verdict
 
 
-def quick(info: AdapterInfo) -> Verdict:
-    """The quick probes in a worker process. Where no worker can be started, nothing is known and nothing disabled."""
+def _all_late(info: AdapterInfo) -> tuple[Late, ...]:
+    """Those that no model has wanted on a new machine."""
+    if info.is_software:
+        return ()
+    interrupts.load("ort_gpu_ep.health.probes")
+    from ort_gpu_ep.health.probe import late
+
+    return tuple(late())
+
+
+def quick(info: AdapterInfo, left: Collection[str] = (), only: Collection[str] = ()) -> Verdict:
+    """The quick probes in worker processes. Where no worker can be started, nothing is known and nothing disabled.
+
+    left: names of those that wait for another model. only: if any, no others.
+    """
     interrupts.load("ort_gpu_ep.health.probes")      # which fills the table
     from ort_gpu_ep.health.examination import examine, examine_at_once
     from ort_gpu_ep.health.probe import PROBES
 
-    wanted = [p for p in PROBES.values() if p.is_quick(info.is_software)]
+    wanted = [p for p in PROBES.values() if p.is_quick(info.is_software) and p.name not in left and (not only or p.name in only)]
     # forms of many kernels need what these show, so they come first of those that only hardware runs
     wanted.sort(key=lambda p: 0 if p.quick else 1 if SHOWN_FEATURES & {*p.disables} else 2)
     names, budget_s = [p.name for p in wanted], QUICK_S * (DAWN_TIMES if KIND == "dawn" else 1)
-    workers = 1 if info.is_software else max(1, min(WORKERS, (os.cpu_count() or 1) // 2))
+    workers = 1 if info.is_software else max(1, min(WORKERS, (os.cpu_count() or 1) // 2, -(-len(names) // PROBES_EACH)))
     try:
         outcomes = list(examine(info.index, names, 1, budget_s=budget_s) if workers == 1 else
                         examine_at_once(info.index, names, 1, workers, budget_s))
     except OSError as error:
         log.info("%s is not probed: no process can be started (%s)", info.name, error)
         return Verdict(probed=False)
-    ran = [o.status != "NOT_RUN" for o in outcomes]
-    return replace(verdicts.verdict_of(outcomes, "quick"), probed=any(ran), complete=all(ran))
+    ran = {o.name for o in outcomes if o.status != "NOT_RUN"}
+    late = [entry for entry in _all_late(info) if entry[0] not in ran]
+    return replace(verdicts.verdict_of(outcomes, "quick", late), probed=bool(ran), complete=len(ran) == len(outcomes))

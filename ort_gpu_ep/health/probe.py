@@ -18,8 +18,11 @@ import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, Tensor, run_wgsl
 from ort_gpu_ep.errors import DeviceError, WrongResultError
+from ort_gpu_ep.health.verdicts import Late
 from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node, Value
+from ort_gpu_ep.ir.model_file import OF_GROUPS
 from ort_gpu_ep.ir.types import UINT8, Shape, TensorType, dtype_of, packed
+from ort_gpu_ep.kernels.records import RECORDS
 from ort_gpu_ep.kernels.registry import ADAPTER, Bindings, Kernel, Limits
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.shaders import compose
@@ -41,8 +44,9 @@ class Probe:
 
     name, group: for people. check: the function. disables: what a failure puts out of use: shader files, device features,
     registry.PACKED, INLINED, WORKGROUP or ADAPTER. fault: (pattern, replacement) in the text of the shaders that the probe compiles, or
-    the name of a fault that `Trial.planted` announces to the probe. quick: part of the first use of an adapter. trusts: likewise, where
-    it is hardware: then a family of kernels needs no bounds checks, or another form. timeout_s: a probe that takes longer hangs.
+    the name of a fault that `Trial.planted` announces to the probe. quick: part of the first use of an adapter. ops: types, for models
+    with one of which it is likewise, where the adapter is hardware: then kernels need no bounds checks, or have another form (`late`).
+    timeout_s: a probe that takes longer hangs.
     """
 
     name: str
@@ -52,12 +56,23 @@ class Probe:
     fault: tuple[str, str] | str
     quick: bool = False
     timeout_s: float = 30.0
-    trusts: bool = False
+    ops: frozenset[str] = frozenset()
 
     def is_quick(self, software: bool) -> bool:
-        """Whether it is part of the first use of an adapter. software: the adapter computes on the CPU."""
-        return self.quick or (self.trusts and not software)
+        """Whether it is part of the first use of an adapter, by some model. software: the adapter computes on the CPU."""
+        return self.quick or (bool(self.ops) and not software)
 
+
+RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+CONVOLUTIONS = frozenset({"Conv", "FusedConv", "NhwcConv"})
+IN_GROUPS = frozenset(op + OF_GROUPS for op in CONVOLUTIONS)
+PRODUCTS = RECURRENT | {
+    "Attention", "DynamicQuantizeMatMul", "Einsum", "FusedGemm", "FusedMatMul", "Gemm", "GroupQueryAttention", "MatMul", "MatMulInteger",
+    "MatMulIntegerToFloat", "MatMulNBits", "MoE", "MultiHeadAttention", "QGemm", "QLinearMatMul", "QMoE"}
+SUMS_OF_PRODUCTS = PRODUCTS | CONVOLUTIONS | {"ConvInteger", "ConvTranspose", "QLinearConv"}
+POOLS = frozenset({
+    "AveragePool", "LRN", "LpPool", "MaxPool", "NhwcMaxPool", "QLinearAveragePool", "QLinearGlobalAveragePool", "Resize", "Upsample"})
+"""Op types of models that want the same probes; one that is missing here costs bounds checks until a model's pipelines are known."""
 
 PROBES: dict[str, Probe] = {}
 """Every probe by name, in the order in which they run: each group builds on those before it."""
@@ -65,15 +80,32 @@ PROBES: dict[str, Probe] = {}
 
 def probe(
     name: str, group: str, *, disables: Sequence[str] = (ADAPTER,), fault: tuple[str, str] | str = EDGE, quick: bool = False,
-    timeout_s: float = 30.0, trusts: bool = False,
+    timeout_s: float = 30.0, ops: Collection[str] = (),
 ) -> Callable[[Callable[[Trial], str]], Callable[[Trial], str]]:
     """Adds a row."""
     def add(check: Callable[[Trial], str]) -> Callable[[Trial], str]:
         if name in PROBES:
             raise ValueError(f"two probes are named {name!r}")
-        PROBES[name] = Probe(name, group, check, tuple(disables), fault, quick, timeout_s, trusts)
+        PROBES[name] = Probe(name, group, check, tuple(disables), fault, quick, timeout_s, frozenset(ops))
         return check
     return add
+
+
+def late() -> Iterator[Late]:
+    """The probes of a first use that not every model wants, on hardware: those whose op types a model has, or whose shader files it uses.
+
+    Their files keep their bounds checks until they have run; so do, of a family that no other probe of a first use stands for, the files
+    that none is about.
+    """
+    always = {what for p in PROBES.values() if p.quick for what in p.disables}
+    covered = {what for p in PROBES.values() if p.is_quick(software=False) for what in p.disables}
+    stood_for = {RECORDS[file].family for file in always if file in RECORDS}
+    for found in PROBES.values():
+        if found.ops and not found.quick:
+            files = {file for file in found.disables if file in RECORDS} - always
+            families = {RECORDS[file].family for file in files} - stood_for
+            files |= {file for file, record in RECORDS.items() if record.family in families and file not in covered}
+            yield found.name, tuple(sorted(found.ops | files))
 
 
 @dataclass

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ort_gpu_ep import store
 from ort_gpu_ep.device import AdapterInfo
@@ -25,8 +26,11 @@ from ort_gpu_ep.kernels.target import SHOWN_FEATURES
 if TYPE_CHECKING:
     from ort_gpu_ep.health.examination import Outcome
 
-FORMAT = 3
+FORMAT = 4
 HEALTHY, DEGRADED, UNUSABLE = "healthy", "degraded", "unusable"
+
+Late: TypeAlias = tuple[str, tuple[str, ...]]
+"""A probe of a first use that waits for a model, and what in a model wants it: op types, shader files (probe.py `late`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,9 @@ class Verdict:
     """What probes found. disabled: (what, why), as registry.Limits has it. depth: `quick` or `full`.
 
     strikes: processes that had the adapter open and ended without closing it, since the last full examination.
-    probed: whether it holds findings at all. trusted: families of kernels whose probes have passed without bounds checks, all that ran.
-    unchecked: the shader files that need no bounds checks by that; empty where nobody has looked them up.
+    probed: whether it holds findings at all. trusted: families of kernels whose probes have passed without bounds checks, all that ran;
+    doubtful: those of which one has not. late: probes that no model has wanted so far. unchecked: the shader files that need no bounds
+    checks by that: of trusted families, and no late probe is about them.
     shown: what no adapter promises and a probe has seen hold (of SHOWN_FEATURES). complete: no probe is left for want of time, or once
     more has been tried: shaders are in the driver's cache then.
     """
@@ -48,14 +53,19 @@ class Verdict:
     shown: tuple[str, ...] = ()
     complete: bool = True
     unchecked: tuple[str, ...] = ()
+    doubtful: tuple[str, ...] = ()
+    late: tuple[Late, ...] = ()
 
     @property
     def health(self) -> str:
         return UNUSABLE if any(what == ADAPTER for what, _ in self.disabled) else DEGRADED if self.disabled else HEALTHY
 
 
-def verdict_of(outcomes: Iterable[Outcome], depth: str) -> Verdict:
-    """What failed outcomes put out of use; the first probe that says so is the reason. NOT_RUN condemns nothing, and shows nothing."""
+def verdict_of(outcomes: Iterable[Outcome], depth: str, late: Iterable[Late] = ()) -> Verdict:
+    """What failed outcomes put out of use; the first probe that says so is the reason. NOT_RUN condemns nothing, and shows nothing.
+
+    late: probes that are left for another model.
+    """
     disabled: dict[str, str] = {}
     trusted, doubtful, shown = set[str](), set[str](), set[str]()
     for outcome in outcomes:
@@ -66,9 +76,34 @@ def verdict_of(outcomes: Iterable[Outcome], depth: str) -> Verdict:
             shown |= SHOWN_FEATURES & {*_covered(outcome)}
         for what in () if outcome.passed else outcome.disables:
             disabled.setdefault(what, f"probe {outcome.name!r}: {outcome.status} ({outcome.seen})")
-    return Verdict(
+    return _with_files(Verdict(
         tuple(disabled.items()), depth, trusted=tuple(sorted(trusted - doubtful)), shown=tuple(sorted(shown)),
-        unchecked=tuple(sorted(unchecked(trusted - doubtful))))
+        doubtful=tuple(sorted(doubtful)), late=tuple(late)))
+
+
+def _with_files(verdict: Verdict) -> Verdict:
+    waiting = {file for _, wanted_by in verdict.late for file in wanted_by}
+    return replace(verdict, unchecked=tuple(sorted(unchecked(verdict.trusted) - waiting)))
+
+
+def wanted(late: Iterable[Late], used: Collection[str] | None) -> set[str]:
+    """Names of the late probes that a model wants. used: its op types and shader files; None: nothing is known of it, so all."""
+    return {name for name, wanted_by in late if used is None or not {*used}.isdisjoint(wanted_by)}
+
+
+def without(verdict: Verdict, late: Collection[str]) -> Verdict:
+    """The verdict, whose late probes of these names are not waited for any more."""
+    return _with_files(replace(verdict, late=tuple(entry for entry in verdict.late if entry[0] not in late)))
+
+
+def joined(one: Verdict, other: Verdict) -> Verdict:
+    """What two looks at an adapter have found, each with other probes. Rows must be loaded: it looks up the files."""
+    doubtful = {*one.doubtful, *other.doubtful}
+    return _with_files(replace(
+        with_quirks(other, one.disabled), depth="full" if "full" in (one.depth, other.depth) else "quick",
+        strikes=max(one.strikes, other.strikes), probed=one.probed or other.probed, complete=one.complete and other.complete,
+        trusted=tuple(sorted({*one.trusted, *other.trusted} - doubtful)), doubtful=tuple(sorted(doubtful)),
+        shown=tuple(sorted({*one.shown, *other.shown})), late=tuple(entry for entry in one.late if entry in other.late)))
 
 
 def added(quick: Verdict, cached: Verdict) -> Verdict:
@@ -129,14 +164,48 @@ def _parsed(data: dict[str, Any]) -> Verdict:
     disabled = tuple((str(what), str(why)) for what, why in data["disabled"])
     if data["depth"] not in ("quick", "full") or type(data["strikes"]) is not int or type(data["probed"]) is not bool:
         raise TypeError(f"depth {data['depth']!r}, strikes {data['strikes']!r}, probed {data['probed']!r}")
-    trusted, shown = (tuple(str(item) for item in data[name]) for name in ("trusted", "shown"))
-    complete, files = data.get("complete") is not False, tuple(str(item) for item in data.get("unchecked", ()))
-    return Verdict(disabled, data["depth"], max(data["strikes"], 0), data["probed"], trusted, shown, complete, files)
+    trusted, shown, files, doubtful = (tuple(str(item) for item in data[name]) for name in ("trusted", "shown", "unchecked", "doubtful"))
+    complete, late = data.get("complete") is not False, _parsed_late(data["late"])
+    return Verdict(
+        disabled, data["depth"], max(data["strikes"], 0), data["probed"], trusted, shown, complete, files, doubtful, late)
+
+
+def _parsed_late(entries: Any) -> tuple[Late, ...]:
+    if not isinstance(entries, list) or not all(
+            isinstance(name, str) and isinstance(wanted_by, list) and all(isinstance(what, str) for what in wanted_by)
+            for name, wanted_by in entries):
+        raise TypeError(f"{str(entries)[:100]}, expected a list of probes and what wants them")
+    return tuple((name, tuple(wanted_by)) for name, wanted_by in entries)
 
 
 def write(cache_path: str, key: str, verdict: Verdict) -> None:
     """Stores a verdict. Where the cache can't be written, that is said and nothing else happens."""
     store.write(folder_of(cache_path) / f"{key}.json", FORMAT, asdict(verdict))
+
+
+def keep(cache_path: str, key: str, verdict: Verdict, cached: Verdict | None) -> Verdict:
+    """Stores what a look has found, and gives it with what other processes have found since `cached` was read."""
+    with _alone(cache_path):
+        there = read(cache_path, key)
+        if there is not None and there != cached:
+            verdict = joined(there, verdict)
+        write(cache_path, key, verdict)
+    return verdict
+
+
+@contextmanager
+def _alone(cache_path: str) -> Iterator[None]:
+    """No other process keeps a verdict meanwhile. Where that can't be, it goes on all the same."""
+    file = None
+    with suppress(OSError):
+        store.make_folder(folder_of(cache_path))
+        file = store.open_regular(folder_of(cache_path) / "verdicts.lock", os.O_WRONLY | os.O_CREAT)
+        store.lock(file, wait=True)
+    try:
+        yield
+    finally:
+        if file is not None:
+            file.close()
 
 
 def with_quirks(verdict: Verdict, reasons: Sequence[tuple[str, str]]) -> Verdict:

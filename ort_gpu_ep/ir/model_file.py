@@ -1,4 +1,4 @@
-"""The tensors of an ONNX model, found in the bytes of its file and not loaded: where each one's content lies.
+"""The tensors of an ONNX model, found in the bytes of its file and not loaded: where each one's content lies; and its op types.
 
 Sources: onnx.proto3 (numbers of fields), the encoding of protocol buffers (tags, varints, lengths).
 """
@@ -13,12 +13,18 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_DEPTH = 64
 """Bodies of If, Loop and Scan inside each other."""
 
-MODEL_GRAPH = 7
+MODEL_GRAPH, MODEL_FUNCTION, FUNCTION_NODE = 7, 25, 7
 GRAPH_NODE, GRAPH_INITIALIZER = 1, 5
-NODE_ATTRIBUTE = 5
+NODE_OP, NODE_ATTRIBUTE = 4, 5
 ATTRIBUTE_TENSOR, ATTRIBUTE_GRAPH, ATTRIBUTE_TENSORS, ATTRIBUTE_GRAPHS = 5, 6, 10, 11
 TENSOR_NAME, TENSOR_RAW, TENSOR_EXTERNAL = 8, 9, 13
 ENTRY_KEY, ENTRY_VALUE = 1, 2
+
+
+OF_GROUPS = " of groups"
+"""Behind the type of an op whose attribute `group` is not 1, as `op_types` gives it."""
+_GROUP, _ONE = b"\x0a\x05group", b"\x18\x01"
+"""Of an attribute: its name, with the tag and the length, and its integer, with the tag."""
 
 
 class Bytes(Protocol):
@@ -48,6 +54,34 @@ def stored_tensors(data: Bytes) -> Iterator[StoredTensor]:
     for number, start, end in _fields(data, 0, len(data)):
         if number == MODEL_GRAPH:
             yield from _of_graph(data, start, end, 0)
+
+
+def op_types(data: Bytes) -> frozenset[str]:
+    """The types of a model's nodes, also in its bodies and functions, without domains. Raises ValueError for what is no ONNX model."""
+    found = set[str]()
+    for number, start, end in _fields(data, 0, len(data)):
+        if number in (MODEL_GRAPH, MODEL_FUNCTION):
+            found.update(_ops(data, start, end, GRAPH_NODE if number == MODEL_GRAPH else FUNCTION_NODE, 0))
+    return frozenset(found)
+
+
+def _ops(data: Bytes, start: int, end: int, node: int, depth: int) -> Iterator[str]:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"more than {_MAX_DEPTH} graphs inside each other")
+    for _, at, to in (found for found in _fields(data, start, end) if found[0] == node):
+        op, more = "", ""
+        for kind, begin, stop in _fields(data, at, to):
+            if kind == NODE_OP:
+                op = _text(data, begin, stop)
+            elif kind == NODE_ATTRIBUTE:
+                head = data[begin:min(stop, begin + 16)]
+                more = OF_GROUPS if head.startswith(_GROUP) and _ONE not in head else more
+                for inner, first, last in _fields(data, begin, stop):
+                    if inner in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
+                        yield from _ops(data, first, last, GRAPH_NODE, depth + 1)
+        yield op
+        if more:
+            yield op + more
 
 
 def _of_graph(data: Bytes, start: int, end: int, depth: int) -> Iterator[StoredTensor]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.ir.model_file import stored_tensors
+from ort_gpu_ep.ir.model_file import op_types, stored_tensors
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, PlainSession, ort_session
 
 settings_lock = threading.RLock()
@@ -106,6 +106,15 @@ class Source:
         if isinstance(self._model, bytes):
             return external_files(self._model)
         return _external_files_of(self._held[self._model])
+
+    def op_types(self) -> frozenset[str]:
+        """See model_file.op_types. Raises OSError, ValueError for what is no ONNX model."""
+        if isinstance(self._model, bytes):
+            return op_types(self._model)
+        held = self._held.get(self._model)
+        with open(self._model, "rb") if held is None else os.fdopen(os.dup(held), "rb") as file:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return op_types(data)
 
     @contextmanager
     def there(self) -> Iterator[str | bytes]:

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.config import NO_PLAN, OPTIONS, Config
@@ -20,6 +21,8 @@ from ort_gpu_ep.processes.interrupts import load
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device.ahead import Known
+    from ort_gpu_ep.health.open_adapter import Uses
+    from ort_gpu_ep.placement.source import Source
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -31,10 +34,10 @@ NO_MATTER = NO_PLAN | {"placement"}
 
 
 class Early:
-    """A thread that opens the device. model: path or bytes."""
+    """A thread that opens the device. model: path or bytes. uses: of open_gpu."""
 
-    def __init__(self, config: Config, model: str | bytes, device: str) -> None:
-        self._config, self._model, self._device = config, model, device
+    def __init__(self, config: Config, model: str | bytes, device: str, uses: Uses) -> None:
+        self._config, self._model, self._device, self._uses = config, model, device, uses
         self._known: Known | None = None
         self._read = threading.Event()
         threading.Thread(target=self._work, name="ort_gpu_ep-early").start()
@@ -44,7 +47,7 @@ class Early:
             from ort_gpu_ep.health.open_adapter import open_gpu
             from ort_gpu_ep.health.workarounds import with_workarounds
 
-            gpu = open_gpu(self._config)
+            gpu = open_gpu(self._config, self._uses)
             self._known = known = _known(self._config, self._model, self._device)
             self._read.set()
             known.compile(gpu, with_workarounds(self._config, gpu.workarounds).checked_shaders)
@@ -59,8 +62,8 @@ class Early:
         return self._known or nullcontext()
 
 
-def begin(config: Config, model: Any) -> Early | None:
-    """Begins it; None where the adapter is not known to be in order, or something else has it."""
+def begin(config: Config, model: Any, uses: Uses | None = None) -> Early | None:
+    """Begins it; None where the adapter is not known to be in order, or something else has it. uses: of open_gpu, everything by default."""
     if config.isolation == "process" or config.health == "off" or config.faults or config.quirks or memory.forked:
         return None
     if not isinstance(model, (str, bytes, os.PathLike)):
@@ -70,7 +73,9 @@ def begin(config: Config, model: Any) -> Early | None:
     if device is None:
         return None
     load(FORKS)
-    return Early(config, model if isinstance(model, bytes) else os.fsdecode(model), device)
+    from ort_gpu_ep.health.open_adapter import everything
+
+    return Early(config, model if isinstance(model, bytes) else os.fsdecode(model), device, uses or everything)
 
 
 def _known(config: Config, model: str | bytes, device: str) -> Known:
@@ -85,6 +90,18 @@ def noted(config: Config, model: str | bytes) -> AbstractContextManager[object]:
     """For the time in which a process makes sessions of a model that another one will open: it finds their pipelines. Raises OSError."""
     device = in_order(config)
     return _known(config, model, device) if device is not None else nullcontext()
+
+
+def uses_of(config: Config, model: Source) -> Uses:
+    """What open_gpu asks about a model: its op types, and the shader files of the pipelines that sessions of it have had on an adapter."""
+    @cache
+    def used(device: str) -> frozenset[str] | None:
+        try:
+            return model.op_types() | _known(config, model.path_or_bytes, device).shaders
+        except (OSError, ValueError):       # deleted, or no ONNX file: onnxruntime may have read it all the same
+            return None
+
+    return used
 
 
 def in_order(config: Config) -> str | None:

@@ -22,6 +22,7 @@ from ort_gpu_ep.processes.interrupts import load
 from ort_gpu_ep.session.early import in_order
 
 if TYPE_CHECKING:
+    from ort_gpu_ep.health.open_adapter import Uses
     from ort_gpu_ep.isolation.remote import Lease
     from ort_gpu_ep.load import Sampler
     from ort_gpu_ep.placement.runner import Runner
@@ -152,12 +153,12 @@ def is_ort_format(model: Any) -> bool:
         return False        # onnxruntime says what is wrong with it
 
 
-def look_for_gpu(config: Config) -> tuple[bool, Lease | None, str]:
+def look_for_gpu(config: Config, uses: Uses | None = None) -> tuple[bool, Lease | None, str]:
     """(whether these options can only mean the CPU, a lease of the worker if one has the GPU, why placement=gpu has no adapter).
 
     They can with placement=cpu, no adapter, or placement=auto on a software adapter nobody asked for.
     The session then does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds.
-    Raises: AdapterError in strict mode and where an adapter was asked for, else it is said once.
+    uses: of open_gpu, everything by default. Raises: AdapterError in strict mode and where an adapter was asked for, else it is said once.
     """
     if config.placement == "cpu":
         return True, None, ""
@@ -176,11 +177,11 @@ def look_for_gpu(config: Config) -> tuple[bool, Lease | None, str]:
             raise AdapterError(FORKED)
         load("ort_gpu_ep.health.open_adapter")
         from ort_gpu_ep.health.enumeration import look
-        from ort_gpu_ep.health.open_adapter import open_gpu
+        from ort_gpu_ep.health.open_adapter import everything, open_gpu
 
         if unasked and pick(look(config), config.adapter).is_software:
             return True, None, ""
-        open_gpu(config)
+        open_gpu(config, uses or everything)
         return False, None, ""
     except AdapterError as error:
         if config.strict or config.adapter:
@@ -266,10 +267,17 @@ def with_threads(settings: Any, threads: int) -> Iterator[Any]:
             settings.intra_op_num_threads = 0
 
 
-def is_decided(config: Config, model: Source, settings: Any) -> bool:
-    """Whether all is known that another process could find out: adapters, a verdict, what was decided for this model. Loads no driver."""
+def is_decided(config: Config, model: Source, settings: Any, uses: Uses) -> bool:
+    """Whether all is known that another process could find out: adapters, a verdict for such a model (uses: of open_gpu), and what was
+    decided for this one. Loads no driver.
+    """
     device = in_order(config)
     if device is None:
+        return False
+    from ort_gpu_ep.health import verdicts
+
+    verdict = verdicts.read(config.cache_path, device)
+    if verdict is None or (verdict.late and verdicts.wanted(verdict.late, uses(device))):
         return False
     from ort_gpu_ep.placement.decisions import Decisions, key_of, speed_options
 

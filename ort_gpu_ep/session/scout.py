@@ -69,7 +69,7 @@ def _found(
     import onnxruntime
 
     from ort_gpu_ep.health import open_adapter
-    from ort_gpu_ep.session.early import noted
+    from ort_gpu_ep.session.early import noted, uses_of
     from ort_gpu_ep.session.session import InferenceSession
 
     open_adapter.QUICK_S = math.inf      # nobody waits
@@ -97,6 +97,8 @@ def _found(
         session.run(None, feeds)
     (decision,) = runner.chooser.decided.values()
     runner.chooser.save()
+    if runner.config.isolation != "process":        # what its op types did not tell its pipelines do
+        open_adapter.open_gpu(runner.config, uses_of(runner.config, runner.candidates.model))
     return {"done": decision.source != "partial", "why": decision.why}
 
 

@@ -395,13 +395,13 @@ class InferenceSession(plugin.PlainSession):
         This session is recreated with the result, as by `set_providers`; sessions created from now on use it, too.
         Raises ConfigError where nothing runs on a GPU of this process, or its adapter has no timestamps.
         """
-        from ort_gpu_ep.health.open_adapter import open_gpu
+        from ort_gpu_ep.health.open_adapter import everything, open_gpu
         from ort_gpu_ep.tuning.measure import BUDGET_S, tune
 
         config = resolve(self._options)
         if self._options is None or config.isolation == "process":
             raise ConfigError(f"tune: this session has no GPU of this process; give it {EP_NAME} by name, with isolation=none.")
-        feeds, gpu = self._guessed() if inputs is None else inputs, open_gpu(config)
+        feeds, gpu = self._guessed() if inputs is None else inputs, open_gpu(config, everything)
         found = tune(self._on_gpu, feeds, gpu, config, BUDGET_S if budget_s is None else budget_s, fresh, (), progress)
         self.set_providers(*self._asked_for)
         return found
@@ -420,7 +420,7 @@ class InferenceSession(plugin.PlainSession):
 
     def _tune_once(self, config: Config) -> None:
         """For the option `tune`: measures a model that was not tuned on this adapter yet; a failure of that is a warning."""
-        from ort_gpu_ep.health.open_adapter import open_gpu, tuning_key
+        from ort_gpu_ep.health.open_adapter import everything, open_gpu, tuning_key
         from ort_gpu_ep.kernels import tuned
         from ort_gpu_ep.placement.decisions import key_of
         from ort_gpu_ep.tuning.measure import tune
@@ -430,7 +430,7 @@ class InferenceSession(plugin.PlainSession):
             log.warning("tune=1 does nothing here: use isolation=none and a model by path or as bytes, or run `ort-gpu-ep tune` once.")
             return
         try:
-            gpu = open_gpu(config)
+            gpu = open_gpu(config, everything)
             name = key_of(model if isinstance(model, bytes) else os.fspath(model), tuning_key(gpu.info), settings, {})
             if name in tuned.read(config.cache_path, tuning_key(gpu.info)).models:
                 return

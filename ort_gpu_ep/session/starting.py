@@ -32,7 +32,7 @@ from ort_gpu_ep.placement.source import Source, settings_lock
 from ort_gpu_ep.plugin import CPU_PROVIDER, ensure_registered
 from ort_gpu_ep.processes.child import ending as how_it_ended
 from ort_gpu_ep.processes.interrupts import load
-from ort_gpu_ep.session.early import FORKS, begin, in_order
+from ort_gpu_ep.session.early import FORKS, begin, in_order, uses_of
 from ort_gpu_ep.session.opening import MODULES, SHARE, is_decided, look_for_gpu, make_runner
 
 if TYPE_CHECKING:
@@ -202,19 +202,20 @@ class Start:
 
     def _found(self) -> tuple[Runner | None, Lease | None, str]:
         """What answers the session's runs from now on, a lease of the worker if that has the GPU, and why there is none of both."""
-        feeds = self._feeds
+        feeds, uses = self._feeds, uses_of(self.config, self.source)
         load(*KNOWN)
         alone = self._stops or self._hurried.is_set()
-        if feeds is not None and not alone and not is_decided(self.config, self.source, self._settings):
+        if feeds is not None and not alone and not is_decided(self.config, self.source, self._settings, uses):
             why = self._search(feeds)
             if why is not None:
                 return None, None, why
+            uses = uses_of(self.config, self.source)      # that process has left pipelines
         if self._stops:
             return None, None, ""
         self.stage = OPENING
-        early = begin(self.config, self.source.path_or_bytes)
+        early = begin(self.config, self.source.path_or_bytes, uses)
         load(*MODULES)
-        nothing_to_gain, lease, why = look_for_gpu(self.config)
+        nothing_to_gain, lease, why = look_for_gpu(self.config, uses)
         if nothing_to_gain or self._stops:
             return None, lease, why
         ensure_registered()

@@ -155,7 +155,7 @@ def test_a_quick_look_spares_the_first_session_its_own(monkeypatch: pytest.Monke
     found = verdicts.read(str(tmp_path), key)
     assert found is not None
     assert (found.depth, [what for what, _ in found.disabled], found.strikes) == ("quick", ["softmax.wgsl"], 0)
-    monkeypatch.setattr(open_adapter, "quick", lambda info: pytest.fail("the session probes again"))
+    monkeypatch.setattr(open_adapter, "quick", lambda *given: pytest.fail("the session probes again"))
     assert open_adapter._verdict(pick(list(enumeration.adapters()), ""), key, str(tmp_path)) == found
     full = Verdict((("strided.wgsl", "probe 'strided reads': FAIL"),), "full", 2, trusted=("reduce",))
     verdicts.write(str(tmp_path), key, full)

@@ -68,7 +68,8 @@ CONTENTS: dict[str, Callable[[Path], object]] = {
     "not readable": lambda p: (dump(p, "{}"), p.chmod(0))}
 
 WHOLE: dict[str, dict[str, Any]] = {
-    "verdict": {"format": verdicts.FORMAT, "disabled": [["softmax.wgsl", "why"]], "depth": "full", "strikes": 1, "probed": True, "trusted": ["pool"], "shown": []},
+    "verdict": {"format": verdicts.FORMAT, "disabled": [["softmax.wgsl", "why"]], "depth": "full", "strikes": 1, "probed": True, "trusted": ["pool"], "shown": [],
+                "unchecked": ["pool.wgsl"], "doubtful": ["matvec"], "late": [["pool", ["MaxPool", "resize.wgsl"]]]},
     "drivers": {"format": enumeration.FORMAT, "adapters": [{"index": 0, "name": "n", "type": "discrete", "backend": "Vulkan", "driver": "d", "vendor_id": 1,
                                            "device_id": 2, "pci": "0000:01:00.0", "uuid": ""}], "trouble": "", "failures": 0, "until_s": 0.0},
     "profile": {"format": profile.FORMAT, "profile": GUESSED.as_dict()},
@@ -261,7 +262,7 @@ def quick_looks(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], No
     """Forgets what this process knows; what other processes would find out again, and what is measured, is known at once."""
     found = [dict(a) for a in list_adapters()]
     monkeypatch.setattr(enumeration, "list_adapters", lambda: found)
-    monkeypatch.setattr(open_adapter, "quick", lambda info: Verdict())
+    monkeypatch.setattr(open_adapter, "quick", lambda info, *names: Verdict())
     monkeypatch.setattr(calibration, "measure", lambda gpu, **how: replace(GUESSED, adapter=gpu.info.name))
 
     def forget() -> None:

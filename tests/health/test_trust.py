@@ -38,7 +38,7 @@ def test_a_family_is_trusted_by_all_of_its_probes_that_ran() -> None:
     for status in ("FAIL", "CRASH", "TIMEOUT"):
         assert verdict_of([outcome(PRODUCT), outcome("reductions", status), outcome(SOFTMAX)], "full").trusted == ("elementwise", "product")
     only_checked = outcome("reductions", unchecked=False)
-    assert verdict_of([outcome(SOFTMAX), only_checked], "full") == Verdict((), "full")
+    assert verdict_of([outcome(SOFTMAX), only_checked], "full") == Verdict((), "full", doubtful=("reduction",))
     for status in ("NOT_RUN", "UNSUPPORTED"):
         assert verdict_of([outcome(SOFTMAX), replace(only_checked, status=status)], "full").trusted == ("reduction",)
     assert verdict_of([outcome(SOFTMAX), outcome("f32 arithmetic", "FAIL")], "full").trusted == (), "an adapter that can't add"
@@ -57,7 +57,7 @@ def test_what_no_adapter_promises_is_there_only_where_it_was_shown(probe: str, f
 def test_an_adapter_has_what_was_shown(shown: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu.open(Config())
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=gpu.limits.features - {LAST_ARRIVING}))
-    monkeypatch.setattr(open_adapter, "_verdict_once", lambda info, cache: Verdict(shown=shown))
+    monkeypatch.setattr(open_adapter, "_verdict_once", lambda info, cache, uses: Verdict(shown=shown))
     assert (LAST_ARRIVING in open_adapter.open_gpu(Config()).limits.features) == bool(shown)
 
 
@@ -141,7 +141,8 @@ def test_the_option(opened: Callable[..., set[str]], monkeypatch: pytest.MonkeyP
 def test_a_verdict_gives_trust_to_hardware(software: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu.open(Config())
     monkeypatch.setattr(gpu, "trusted", frozenset())
-    monkeypatch.setattr(open_adapter, "_verdict_once", lambda info, cache: Verdict(trusted=("product",)))
+    unchecked_files = tuple(sorted(unchecked(["product"])))
+    monkeypatch.setattr(open_adapter, "_verdict_once", lambda info, cache, uses: Verdict(trusted=("product",), unchecked=unchecked_files))
     monkeypatch.setattr(AdapterInfo, "is_software", software)
     assert open_adapter.open_gpu(Config()).trusted == (frozenset() if software else unchecked(["product"]))
 

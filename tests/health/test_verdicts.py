@@ -195,7 +195,7 @@ def test_what_had_no_time_at_first_use_is_looked_at_once_more(tmp_path: Path, mo
     info = Gpu.open(Config()).info
     first = Verdict((("softmax.wgsl", "it failed"),), shown=("subnormal-float16",), complete=False)
     looks = [first, Verdict(shown=("matrix-units",), complete=False)]
-    monkeypatch.setattr(open_adapter, "quick", lambda info: looks.pop(0))
+    monkeypatch.setattr(open_adapter, "quick", lambda *given: looks.pop(0))
     shown = [open_adapter._verdict(info, "key", str(tmp_path)).shown for _ in range(3)]
     assert shown == [("subnormal-float16",), ("matrix-units", "subnormal-float16"), ("matrix-units", "subnormal-float16")]
     stored = verdicts.read(str(tmp_path), "key")

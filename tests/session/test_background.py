@@ -233,7 +233,7 @@ def test_cores_are_left_where_no_gpu_is_found(
     begin: Any, mlp: bytes, x: Array, cores: int, made: list[int], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(starting, "is_decided", lambda *given: True)
-    monkeypatch.setattr(starting, "look_for_gpu", lambda config: (True, None, ""))
+    monkeypatch.setattr(starting, "look_for_gpu", lambda *given: (True, None, ""))
     session = begin(mlp)
     before = private.behind(session)
     session.run(None, {"x": x})

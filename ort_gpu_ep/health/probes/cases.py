@@ -8,7 +8,7 @@ import numpy as np
 
 import ort_gpu_ep.ops  # noqa: F401  fills the records
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.health.probe import Trial, Unsupported, compare, probe
+from ort_gpu_ep.health.probe import POOLS, Trial, Unsupported, compare, probe
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.kernels.records import RECORDS, Case, Known, Random, Record
 
@@ -49,9 +49,9 @@ def _check(record: Record) -> Callable[[Trial], str]:
     return check
 
 
-_TRUSTS = ("pool.wgsl",)
-"""Of families that no other quick probe is about."""
+_OPS = {"pool.wgsl": POOLS}
+"""Shader files of families that no other probe of a first use is about, and for which models it is one."""
 
 for _record in RECORDS.values():
     if _record.cases:
-        probe(name_of(_record.shader), "kernels", disables=(_record.shader,), trusts=_record.shader in _TRUSTS)(_check(_record))
+        probe(name_of(_record.shader), "kernels", disables=(_record.shader,), ops=_OPS.get(_record.shader, ()))(_check(_record))

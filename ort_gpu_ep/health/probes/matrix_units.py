@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, probe, reference
+from ort_gpu_ep.health.probe import SUMS_OF_PRODUCTS, Trial, agree, probe, reference
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, UINT8
 from ort_gpu_ep.kernels.forms import forced
@@ -98,7 +98,8 @@ def _codes(trial: Trial, rows: int, columns: int, k: int, precision: str) -> Non
 
 
 @probe("matrix units", "kernels", disables=(MATRIX_UNITS, *UNIT_SHADERS),
-       fault=(r"\b(n\d+_\d+|line|k|channel) < (N && m\d+_\d+ < M|BATCH \* LINES|end|CHANNELS && tap < TAPS)", r"\1 + 1u < \2"), trusts=True)
+       fault=(r"\b(n\d+_\d+|line|k|channel) < (N && m\d+_\d+ < M|BATCH \* LINES|end|CHANNELS && tap < TAPS)", r"\1 + 1u < \2"),
+       ops=SUMS_OF_PRODUCTS)
 def units(trial: Trial) -> str:
     """Products around the edges of each tile, one of codes, and convolutions: rounded to float16, in range by lines and images."""
     for feature in (SUBGROUP_MATRIX, FLOAT16.feature, "subgroup"):
@@ -124,7 +125,7 @@ def units(trial: Trial) -> str:
 
 
 @probe("matrix units of attention", "kernels", disables=(MATRIX_ATTENTION, *ATTENTION_UNIT_SHADERS),
-       fault=(r"\bi < SQ\b", "i + 1u < SQ"), trusts=True)
+       fault=(r"\bi < SQ\b", "i + 1u < SQ"), ops=SUMS_OF_PRODUCTS)
 def attention(trial: Trial) -> str:
     """Of queries and keys around the edges of blocks, with a mask and values in several parts: as they are, and brought into range."""
     for feature in (SUBGROUP_MATRIX, FLOAT16.feature, "subgroup"):
@@ -159,7 +160,7 @@ def _sums(trial: Trial, rows: int, columns: int, k: int) -> None:
 
 
 @probe("matrix units of bytes", "kernels", disables=(MATRIX_BYTES, *BYTE_UNIT_SHADERS),
-       fault=(r"\b(o\d+_\d+|e) < (ROWS && m\d+_\d+ < M4|min\(4u)", r"\1 + 1u < \2"), trusts=True)
+       fault=(r"\b(o\d+_\d+|e) < (ROWS && m\d+_\d+ < M4|min\(4u)", r"\1 + 1u < \2"), ops=SUMS_OF_PRODUCTS)
 def byte_units(trial: Trial) -> str:
     """Sums around the edges of each tile."""
     for feature in (SUBGROUP_MATRIX, "subgroup"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, probe
+from ort_gpu_ep.health.probe import SUMS_OF_PRODUCTS, Trial, agree, probe
 from ort_gpu_ep.ir.graph import BESIDE, Array, Attribute, Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import BY_NAME, FLOAT32, INT32, INT64
 from ort_gpu_ep.ir.types import packed as as_bytes
@@ -106,7 +106,7 @@ def _together(trial: Trial, count: int, k: int, rows: tuple[int, ...], beside: b
         agree(f"{count} x {k} x {rows}, {i}", got, want)
 
 
-@probe("subnormal float16", "kernels", disables=(SUBNORMAL_HALVES,), fault=("0x10001u", "0x10000u"), trusts=True)
+@probe("subnormal float16", "kernels", disables=(SUBNORMAL_HALVES,), fault=("0x10001u", "0x10000u"), ops=SUMS_OF_PRODUCTS)
 def subnormal(trial: Trial) -> str:
     """All float16 numbers that are too small for an exponent, and products whose codes are read as such numbers: none becomes zero."""
     low = np.arange(1024)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, compare, probe, slower
+from ort_gpu_ep.health.probe import PRODUCTS, Trial, agree, compare, probe, slower
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.ops import matvec
@@ -77,7 +77,7 @@ def _matvec_probe(name: str, shader: str, forms: Sequence[str], orders: Sequence
                     _product(trial, m, k, n, transposed)
         return f"{len(forms) * len(orders) * len(shapes)} products"
 
-    probe(name, "kernels", disables=(shader, "sum_parts.wgsl") if shader != "matvec_rows.wgsl" else (shader,), trusts=True)(check)
+    probe(name, "kernels", disables=(shader, "sum_parts.wgsl") if shader != "matvec_rows.wgsl" else (shader,), ops=PRODUCTS)(check)
 
 
 _matvec_probe(

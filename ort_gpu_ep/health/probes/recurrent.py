@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, compare, probe, reference
+from ort_gpu_ep.health.probe import RECURRENT, Trial, agree, compare, probe, reference
 from ort_gpu_ep.ir.graph import Attribute, Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT32, dtype_of
 from ort_gpu_ep.kernels.forms import forced
@@ -32,7 +32,7 @@ def layers(trial: Trial) -> str:
     return f"3 ops, {len(sizes)} sizes"
 
 
-@probe("recurrent layers in registers", "kernels", disables=(SHADER, PACKING), trusts=True)
+@probe("recurrent layers in registers", "kernels", disables=(SHADER, PACKING), ops=RECURRENT)
 def held(trial: Trial) -> str:
     """Units that fill a subgroup and that don't, vectors with and without a rest, the input's share from the kernel or from a product."""
     sizes = (1, 8, 33)

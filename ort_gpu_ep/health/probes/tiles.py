@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, Unsupported, agree, probe, reference
+from ort_gpu_ep.health.probe import CONVOLUTIONS, IN_GROUPS, Trial, Unsupported, agree, probe, reference
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, Shape
 from ort_gpu_ep.kernels.forms import forced
@@ -122,7 +122,7 @@ def in_halves(trial: Trial) -> str:
 
 
 @probe("depthwise, channels last", "kernels", disables=("depthwise_last.wgsl",),
-       fault=(r"if \(i >= ROWS \* C4\)", "if (i + 1u >= ROWS * C4)"), trusts=True)
+       fault=(r"if \(i >= ROWS \* C4\)", "if (i + 1u >= ROWS * C4)"), ops=IN_GROUPS)
 def depthwise(trial: Trial) -> str:
     """Windows that are unrolled and one that is not, strides, dilations, a batch."""
     for _ in range(trial.rounds):
@@ -153,7 +153,7 @@ GROUPS: tuple[tuple[Shape, Shape, dict[str, Any]], ...] = (
 
 
 @probe("several groups, channels last", "kernels", disables=("grouped_last.wgsl",),
-       fault=(r"block < LINES \* BLOCKS", "block + 1u < LINES * BLOCKS"), trusts=True)
+       fault=(r"block < LINES \* BLOCKS", "block + 1u < LINES * BLOCKS"), ops=IN_GROUPS)
 def grouped(trial: Trial) -> str:
     """Every number of pixels and slices, where the last pixels of a row are alone; strides, dilations, a batch."""
     forms = conv_last.GROUPED_FORMS
@@ -171,7 +171,7 @@ SPREAD: tuple[tuple[Shape, Shape, str, dict[str, Any]], ...] = (
 """Convolutions whose outputs are sums of other places, and one whose filters are no fours."""
 
 
-@probe("sums of other places", "kernels", disables=("pack_phases.wgsl", "unpack_phases.wgsl"), trusts=True)
+@probe("sums of other places", "kernels", disables=("pack_phases.wgsl", "unpack_phases.wgsl"), ops={"ConvTranspose"})
 def spread(trial: Trial) -> str:
     """ConvTranspose by phases, filters that are no fours; weights given back bit for bit."""
     for _ in range(trial.rounds):
@@ -190,7 +190,7 @@ def spread(trial: Trial) -> str:
     return "5 convolutions"
 
 
-@probe("rows of weights", "kernels", disables=("pack_rows.wgsl", "unpack_rows.wgsl"), trusts=True)
+@probe("rows of weights", "kernels", disables=("pack_rows.wgsl", "unpack_rows.wgsl"), ops=CONVOLUTIONS)
 def packed(trial: Trial) -> str:
     """Weights of windows, of planes and of a transposed matrix: packed once, used, and given back bit for bit."""
     for _ in range(trial.rounds):
@@ -204,7 +204,7 @@ def packed(trial: Trial) -> str:
     return "2 shapes"
 
 
-@probe("Winograd's convolution", "kernels", disables=winograd.SHADERS, trusts=True)
+@probe("Winograd's convolution", "kernels", disables=winograd.SHADERS, ops=CONVOLUTIONS)
 def winograd_convolution(trial: Trial) -> str:
     """Tiles that reach over the edges of images, channels that fill no step, a bias; against the reference."""
     usual = trial.gpu.limits
