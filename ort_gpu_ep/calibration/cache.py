@@ -15,6 +15,7 @@ from ort_gpu_ep.calibration.measure import WAKE_S, Progress, measure
 from ort_gpu_ep.calibration.roofs import Bench, measure_roofs
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device.ahead import of_no_model
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.health.open_adapter import everything, open_gpu
 from ort_gpu_ep.health.verdicts import key_of
@@ -85,7 +86,8 @@ def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None, kn
         # Those of a software adapter choose no kernels. A program may be at work, and this is kept for good.
         roofs = _roofs(gpu, True) if known is None and not gpu.info.is_software else None
         wake_s = WAKE_S if roofs is None else 0.0       # they wake the GPU for what is measured next, too
-        profile = uninterrupted(measure, gpu, progress=progress, whole=whole, wake_s=wake_s)    # 3 s: what is in flight uses its memory
+        with of_no_model():     # a session may have asked that notes its pipelines
+            profile = uninterrupted(measure, gpu, progress=progress, whole=whole, wake_s=wake_s)    # 3 s: what is in flight uses its memory
         if known is not None:
             profile = replace(profile, dispatch_s=known.dispatch_s, roofs=known.roofs)
         elif roofs is not None:

@@ -10,9 +10,9 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,17 @@ class Known:
         if store.write(self._path, FORMAT, data):
             with suppress(OSError):
                 store.make_room(self._path.parent, MAX_FILES, MAX_NBYTES)
+
+
+@contextmanager
+def of_no_model() -> Iterator[None]:
+    """The programs that this thread makes meanwhile tell theirs to nobody."""
+    before = current()
+    _thread.known = None
+    try:
+        yield
+    finally:
+        _thread.known = before
 
 
 def current() -> Known | None:

@@ -141,7 +141,7 @@ def _with_late(info: AdapterInfo, key: str, cache_path: str, known: Verdict, use
     names = verdicts.wanted(known.late, uses(key)) if known.late else set[str]()
     if not names:
         return known
-    found = _looked(info, "a model wants more of it", (), names)
+    found = _looked(info, "what had waited is wanted now", (), names)
     return verdicts.keep(cache_path, key, verdicts.joined(known, found), known) if found.probed else known
 
 

@@ -18,7 +18,6 @@ import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Program, Tensor, run_wgsl
 from ort_gpu_ep.errors import DeviceError, WrongResultError
-from ort_gpu_ep.health.verdicts import Late
 from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node, Value
 from ort_gpu_ep.ir.model_file import OF_GROUPS
 from ort_gpu_ep.ir.types import UINT8, Shape, TensorType, dtype_of, packed
@@ -91,8 +90,9 @@ def probe(
     return add
 
 
-def late() -> Iterator[Late]:
-    """The probes of a first use that not every model wants, on hardware: those whose op types a model has, or whose shader files it uses.
+def late() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The probes of a first use that not every model wants, on hardware, as verdicts.Late: by op types that a model has, or shader files
+    that it uses.
 
     Their files keep their bounds checks until they have run; so do, of a family that no other probe of a first use stands for, the files
     that none is about.

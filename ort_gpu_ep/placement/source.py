@@ -112,9 +112,9 @@ class Source:
         if isinstance(self._model, bytes):
             return op_types(self._model)
         held = self._held.get(self._model)
-        with open(self._model, "rb") if held is None else os.fdopen(os.dup(held), "rb") as file:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return op_types(data)
+        with (open(self._model, "rb") if held is None else os.fdopen(os.dup(held), "rb")) as file, \
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return op_types(data)
 
     @contextmanager
     def there(self) -> Iterator[str | bytes]:

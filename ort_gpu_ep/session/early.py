@@ -93,9 +93,14 @@ def noted(config: Config, model: str | bytes) -> AbstractContextManager[object]:
 
 
 def uses_of(config: Config, model: Source) -> Uses:
-    """What open_gpu asks about a model: its op types, and the shader files of the pipelines that sessions of it have had on an adapter."""
+    """What open_gpu asks about a model: its op types, and the shader files of the pipelines that sessions of it have had on an adapter.
+
+    Nothing with isolation=process: the worker opens the adapter for any model, and this process loads no library of the GPU.
+    """
     @cache
     def used(device: str) -> frozenset[str] | None:
+        if config.isolation == "process":
+            return None
         try:
             return model.op_types() | _known(config, model.path_or_bytes, device).shaders
         except (OSError, ValueError):       # deleted, or no ONNX file: onnxruntime may have read it all the same

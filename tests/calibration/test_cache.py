@@ -18,8 +18,9 @@ import pytest
 from ort_gpu_ep.calibration import cache, profile_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device.ahead import Known, current
 from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
-from ort_gpu_ep.health.open_adapter import _figures
+from ort_gpu_ep.health.open_adapter import _figures, everything
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for, figures_of
 from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile
@@ -80,6 +81,29 @@ def test_it_is_measured_once_a_process(gpu: Gpu, config: Config, measured: Measu
     assert found == [MADE] * 8
     assert measured.calls == 1
     assert sum(" took " in r.message for r in caplog.records) == 1
+
+
+def test_what_is_measured_of_kernels_runs_as_sessions_run_them(
+    gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On hardware: all probes that a model may have to wait for have run before, as far as kernels are measured."""
+    monkeypatch.setattr(type(gpu.info), "is_software", False)
+    monkeypatch.setattr(cache, "measure_roofs", lambda *given: None)
+    asked: list[object] = []
+    monkeypatch.setattr(cache, "open_gpu", lambda *given: asked.append((given, measured.calls)))
+    profile_of(gpu, config, whole=False)
+    assert asked == []
+    profile_of(gpu, config)
+    assert asked == [((config, everything), 1)]
+
+
+def test_its_pipelines_are_of_no_model(gpu: Gpu, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where a session of one is waiting for it, which would compile them again in each process."""
+    monkeypatch.setattr(cache, "_known", {})
+    with Known(str(tmp_path), "key") as known:
+        profile_of(gpu, config, whole=False)
+        assert current() is known
+    assert known.shaders == frozenset()
 
 
 def test_another_process_reads_it(gpu: Gpu, config: Config, measured: Measured, forget: Callable[[], None]) -> None:
