@@ -256,6 +256,7 @@ def test_what_chooses_kernels_is_measured_first_and_stays(
     """A device is opened by what is on disk: the one that measured it goes by the same, and what is measured later changes none of it."""
     found = Roofs(60e12, 4e12, 1e-7, 3e-8)
     monkeypatch.setattr(cache, "_roofs", lambda gpu, busy: found)
+    monkeypatch.setattr(cache, "open_gpu", lambda *given: gpu)
     monkeypatch.setattr(gpu, "info", replace(gpu.info, type="discrete"))
     monkeypatch.setattr(gpu, "limits", gpu.limits)        # other tests have the same device
     first = profile_of(gpu, config, whole=False)

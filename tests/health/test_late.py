@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import models
 import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 from benchmarks import replay
+from ort_gpu_ep.calibration import cache
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.device.ahead import Entry
@@ -30,7 +35,7 @@ from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBNORMAL_HALVES
 from ort_gpu_ep.partitioner import partition
 from ort_gpu_ep.placement.decisions import Decisions, Learnt, key_of, speed_options
 from ort_gpu_ep.placement.source import Source
-from ort_gpu_ep.session import early, opening
+from ort_gpu_ep.session import InferenceSession, early, opening, scout, starting
 from tests.unit.graphs import graph_of, model_of
 
 HARDWARE = AdapterInfo(0, "a GPU", "discrete", "Vulkan", "1.0", 1, 2)
@@ -192,6 +197,29 @@ def test_what_another_process_finds_meanwhile_is_kept(look: Any, workers: Worker
     assert verdicts.read(str(tmp_path), "k") == found
 
 
+def test_two_that_keep_a_verdict_at_a_time_lose_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each reads what is there and writes it with its own; neither comes in between (a lock of a file keeps threads apart, too)."""
+    first = Verdict(late=tuple((name, ("Op",)) for name in "abcd"))
+    verdicts.write(str(tmp_path), "k", first)
+    read = verdicts.read
+
+    def slowly(*given: Any) -> Any:
+        found = read(*given)
+        time.sleep(0.1)
+        return found
+
+    monkeypatch.setattr(verdicts, "read", slowly)
+    own = [replace(first, late=tuple(entry for entry in first.late if entry[0] != name)) for name in "abcd"]
+    threads = [threading.Thread(target=verdicts.keep, args=(str(tmp_path), "k", found, first)) for found in own]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = read(str(tmp_path), "k")
+    assert found is not None
+    assert found.late == ()
+
+
 def test_after_an_unclean_exit_what_ran_before_runs_again(look: Any, workers: Workers, tmp_path: Path) -> None:
     first = look(a_model("MaxPool"))
     (tmp_path / "health" / "k.1-0.open").write_text(json.dumps({"pid": 2**22 + 1, "left": 0}))
@@ -282,6 +310,32 @@ def test_a_fault_is_found_when_a_model_comes_that_it_would_hurt(hardware: Gpu, m
     assert (node.code, "probe 'pool'" in node.reason) == (Code.DRIVER, True)
 
 
+def test_a_search_ends_with_the_probes_of_what_was_planned(
+    hardware: Gpu, workers: Workers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:
+    """Op types do not tell that this ConvTranspose takes a kernel that convolutions of groups have to speak for."""
+    monkeypatch.setattr(open_adapter, "QUICK_S", open_adapter.QUICK_S)
+    monkeypatch.setattr(cache, "open_gpu", lambda *given: None)       # whose families of kernels want all probes
+    monkeypatch.setattr(cache, "_known", {})
+    model = model_of("(float[1, 3, 9, 9] x, float[3, 2, 3, 3] w) => (float[1, 2, 11, 11] y) { y = ConvTranspose(x, w) }").SerializeToString()
+    feeds = {"x": np.ones((1, 3, 9, 9), "f"), "w": np.ones((3, 2, 3, 3), "f")}
+    options = {"adapter": "0", "cache_dir": str(tmp_path), "load": "off", "isolation": "none"}
+    answers: queue.Queue[dict[str, Any]] = queue.Queue()
+    found = scout._found({"options": options, "settings": {}}, model, feeds, lambda line: answers.put({"cpu_s": 10.0}), answers)
+    assert found["done"], found
+    ran = [ALWAYS | SHOWING | {"sums of other places"}, GROUPS | {"Winograd's convolution"}]
+    assert workers.ran == ran
+    open_adapter._known.clear()
+    begun: list[object] = []
+    begin = starting.begin
+    monkeypatch.setattr(starting, "begin", lambda *given: begun.append(begin(*given)) or begun[-1])
+    session = InferenceSession(model, provider_options=options)
+    session.run(None, feeds)
+    assert session.wait_ready(300.0)
+    assert begun != [None]
+    assert (len(begun), workers.ran) == (1, ran), "the session that waited asks for nothing more"
+
+
 def test_a_model_that_wants_more_is_left_to_another_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config, source = Config(cache_dir=str(tmp_path)), Source(model_of("(float[4] x) => (float[4] y) { y = Tanh(x) }").SerializeToString())
     monkeypatch.setattr(opening, "in_order", lambda config: "k")
@@ -325,6 +379,7 @@ def test_a_known_model_tells_the_shaders_that_it_used(tmp_path: Path) -> None:
     assert early.uses_of(config, Source(model))("k") == {"Tanh", "resize.wgsl"}
     assert early.uses_of(config, Source(model))("other") == {"Tanh"}
     assert early.uses_of(config, Source(b"no model"))("k") is None
+    assert early.uses_of(replace(config, isolation="process"), Source(model))("k") is None, "the worker knows no model"
 
 
 @pytest.mark.parametrize("name", models.BUILDERS)
