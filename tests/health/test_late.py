@@ -326,9 +326,14 @@ def test_a_search_ends_with_the_probes_of_what_was_planned(
     ran = [ALWAYS | SHOWING | {"sums of other places"}, GROUPS | {"Winograd's convolution"}]
     assert workers.ran == ran
     open_adapter._known.clear()
-    begun: list[object] = []
-    begin = starting.begin
-    monkeypatch.setattr(starting, "begin", lambda *given: begun.append(begin(*given)) or begun[-1])
+    begun: list[early.Early | None] = []
+
+    def begin(*given: Any) -> early.Early | None:
+        begun.append(early.begin(*given))
+        assert begun[-1] is None or begun[-1]._read.wait(300.0), "it opens the device, before the session does"
+        return begun[-1]
+
+    monkeypatch.setattr(starting, "begin", begin)
     session = InferenceSession(model, provider_options=options)
     session.run(None, feeds)
     assert session.wait_ready(300.0)
