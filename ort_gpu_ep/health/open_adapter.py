@@ -42,7 +42,7 @@ Uses: TypeAlias = Callable[[str], Collection[str] | None]
 
 
 def everything(device: str) -> None:
-    """As of a model of which nothing is known: it wants all probes."""
+    """As of a model of which nothing is known, and for what measures kernels: it wants all probes."""
 
 _lock = threading.Lock()
 _known: dict[str, Verdict] = {}

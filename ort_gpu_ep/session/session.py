@@ -26,7 +26,7 @@ from ort_gpu_ep.plugin.fallback import NO_KERNEL, NoProviderError, taken_by_nobo
 from ort_gpu_ep.plugin.io_binding import refresh
 from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.processes.interrupts import load, uninterrupted
-from ort_gpu_ep.session.early import begin
+from ort_gpu_ep.session.early import begin, uses_of
 from ort_gpu_ep.session.opening import (
     asked_providers,
     begins_on_cpu,
@@ -133,9 +133,11 @@ class InferenceSession(plugin.PlainSession):
                 nothing_to_gain, later = True, None if stays_on_cpu(config) else options[0]
                 threads = threads_beside_search(settings) if later is not None else 0
             else:
-                early = begin(config, model) if config.placement == "gpu" and not config.tune else None
+                source = _source_of(model)
+                uses = uses_of(config, source) if source is not None else None
+                early = begin(config, model, uses) if config.placement == "gpu" and not config.tune else None
                 plugin.ensure_registered()
-                nothing_to_gain, lease, trouble = look_for_gpu(config)
+                nothing_to_gain, lease, trouble = look_for_gpu(config, uses)
             if nothing_to_gain and CPU_PROVIDER in names:
                 asked = names, options
                 names, options = left_to_others(names, options)
@@ -143,13 +145,11 @@ class InferenceSession(plugin.PlainSession):
                 write_optimized(model, settings, kwargs)
                 if config.tune and not trouble:
                     self._tune_once(config)
-                if config.placement == "auto" and may_choose(names, model, settings):
-                    source = Source(model if isinstance(model, bytes) else os.fspath(model))
+                if source is not None and config.placement == "auto" and may_choose(names, model, settings):
                     runner = make_runner(source, settings, options[0], kwargs, config)
                     names, options = runner.candidates.providers(runner.first)
-        ours = names is None or EP_NAME in names or asked is not None
-        if source is None and ours and isinstance(model, (str, bytes, os.PathLike)):
-            source = Source(model if isinstance(model, bytes) else os.fspath(model))
+        if source is None and (names is None or EP_NAME in names or asked is not None):
+            source = _source_of(model)
         with early.pipelines() if early is not None else nullcontext():
             state = self._created(names, options, runner.candidates.costs if runner is not None else None, threads)
         self._state, self._runner, self._source, self._asked, self._lease, self._trouble = state, runner, source, asked, lease, trouble
@@ -519,6 +519,13 @@ class _SessionOnCpu(InferenceSession):
     run_async = plugin.OrtSession.run_async
     run_with_iobinding = plugin.OrtSession.run_with_iobinding
     run_with_ort_values = plugin.OrtSession.run_with_ort_values
+
+
+def _source_of(model: Any) -> Source | None:
+    """None for what is neither a path nor bytes."""
+    if not isinstance(model, (str, bytes, os.PathLike)):
+        return None
+    return Source(model if isinstance(model, bytes) else os.fspath(model))
 
 
 def _is_on_cpu(value: Any) -> bool:

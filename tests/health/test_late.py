@@ -298,6 +298,19 @@ def test_one_process_asks_for_more_with_each_model(hardware: Gpu, workers: Worke
     assert set().union(*workers.ran) == ALWAYS | LATE
 
 
+@pytest.mark.parametrize(("options", "wanted"), [
+    ({"placement": "gpu"}, {"pool"}), ({"placement": "auto", "strict": "1", "adapter": "0"}, {"pool"}), ({"placement": "gpu", "tune": "1"}, LATE)])
+def test_a_session_that_waits_for_the_device_wants_no_more(
+    options: dict[str, str], wanted: set[str], hardware: Gpu, workers: Workers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:
+    """But where it measures kernels."""
+    monkeypatch.setattr(cache, "open_gpu", lambda *given: None)
+    model = model_of("(float[1, 3, 8, 8] x) => (float[1, 3, 6, 6] y) { y = MaxPool<kernel_shape = [3, 3]>(x) }").SerializeToString()
+    session = InferenceSession(model, provider_options={**options, "cache_dir": str(tmp_path), "isolation": "none", "load": "off"})
+    assert session.run(None, {"x": np.ones((1, 3, 8, 8), "f")})[0].shape == (1, 3, 6, 6)
+    assert set().union(*workers.ran) == ALWAYS | wanted
+
+
 def test_a_fault_is_found_when_a_model_comes_that_it_would_hurt(hardware: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By real probes, in processes of their own."""
     config = Config(cache_dir=str(tmp_path))
