@@ -270,7 +270,7 @@ def test_a_full_disk(process: Process, tmp_path: Path) -> None:
     assert len(done.lines("can't be written")) == 4        # what drivers and the adapter are like, plans, and composed shaders
     assert len(done.lines("no marker in")) == 1
     assert len(done.lines("weights for the CPU fallback stay in memory")) == 1
-    assert not [p for p in cache.rglob("*") if p.is_file()]
+    assert [p.name for p in cache.rglob("*") if p.is_file()] == ["verdicts.lock"]      # which is empty on any disk
 
 
 @pytest.mark.parametrize("place", ["a file", "/proc/nowhere"])
