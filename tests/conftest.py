@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -128,6 +129,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Seconds(config))
     if config.pluginmanager.hasplugin("xdist"):
         import_module("tests.dead_processes").install(config)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: a search for garbage, which takes longer the more there is, leaves them out."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
