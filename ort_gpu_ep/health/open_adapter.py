@@ -104,9 +104,13 @@ def _verdict_once(info: AdapterInfo, cache_path: str, uses: Uses | None = None) 
     key = verdicts.key_of(info)
     if key not in _known:
         _known[key] = _verdict(info, key, cache_path, uses or everything)
-        markers.leave(cache_path, key)
-    elif uses is not None and _known[key].late:
-        _known[key] = _with_late(info, key, cache_path, verdicts.read(cache_path, key) or _known[key], uses)
+    else:
+        cached = verdicts.read(cache_path, key)
+        if cached is None and _known[key].probed:       # found out with another cache folder
+            verdicts.keep(cache_path, key, _known[key], None)
+        if uses is not None and _known[key].late:
+            _known[key] = _with_late(info, key, cache_path, cached or _known[key], uses)
+    markers.leave(cache_path, key)      # once
     return _known[key]
 
 

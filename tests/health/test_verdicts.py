@@ -161,6 +161,15 @@ def test_first_use_probes_once_and_says_so(tmp_path: Path, caplog: pytest.LogCap
         assert caplog.text == ""
 
 
+def test_a_second_cache_folder_gets_the_verdict_and_a_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: None) -> None:
+    """What one session's folder has, the next process finds in another session's, too."""
+    key = verdicts.key_of(open_adapter.open_gpu(Config(cache_dir=str(tmp_path / "one"))).info)
+    monkeypatch.setattr(open_adapter, "quick", lambda *arguments: pytest.fail("it was probed in this process"))
+    open_adapter.open_gpu(Config(cache_dir=str(tmp_path / "two")))
+    assert verdicts.read(str(tmp_path / "two"), key) == verdicts.read(str(tmp_path / "one"), key) is not None
+    assert len(list((tmp_path / "two" / "health").glob("*.open"))) == 1
+
+
 def test_a_marker_of_another_process_with_the_same_number_is_stale(tmp_path: Path) -> None:
     """The process that left it lived then; this one was started later."""
     for left, stale in ((time.time(), 0), (1.0, 1)):
