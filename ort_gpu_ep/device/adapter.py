@@ -90,7 +90,8 @@ def limits_of(raw: Adapter) -> Limits:
         raw.features, got.maxStorageBufferBindingSize, got.maxBufferSize, _storage_buffers(raw),
         got.maxComputeWorkgroupStorageSize, min(got.maxComputeInvocationsPerWorkgroup, got.maxComputeWorkgroupSizeX),
         got.maxComputeWorkgroupsPerDimension, got.minStorageBufferOffsetAlignment,
-        LLVMPIPE_LOOP_ITERATIONS if "llvmpipe" in raw.name else ANY_LOOP_ITERATIONS, _subgroup_size(raw))
+        LLVMPIPE_LOOP_ITERATIONS if "llvmpipe" in raw.name else ANY_LOOP_ITERATIONS, _subgroup_size(raw),
+        configurations=raw.configurations)
 
 
 MOST_BUFFERS = 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ _TOGGLES = 0x5000A
 _BACKENDS = {"win32": (lib.WGPUBackendType_D3D12, lib.WGPUBackendType_Vulkan), "darwin": (lib.WGPUBackendType_Metal,)}
 _ON = ("allow_unsafe_apis", "disable_robustness", "use_vulkan_memory_model", "vulkan_enable_f16_on_nvidia")
 """disable_robustness: bounds.py writes the checks into those shaders that need them."""
+_TYPES = ("", "float32", "float16", "uint32", "int32", "uint8", "int8")
+"""WGPUSubgroupMatrixComponentType."""
 _OFF = ("timestamp_quantization",)
 _FOREVER_NS = 2 ** 64 - 1
 _SUBGROUPS = re.compile(r"\b(subgroup|quad)[A-Z]\w*\(|@builtin\((subgroup_|num_subgroups)")
@@ -45,6 +48,20 @@ class _Toggles:
         self.chain.sType = _TOGGLES
         for place, names in zip((2, 4), self._lists, strict=True):
             self._words[place], self._words[place + 1] = len(names), int(ffi.cast("uintptr_t", names))
+
+
+class _Configurations(ctypes.Structure):
+    """WGPUAdapterPropertiesSubgroupMatrixConfigs; by ctypes, since wgpu-native's header lacks the function that frees its list, too."""
+
+    _fields_ = (("next", ctypes.c_void_p), ("sType", ctypes.c_uint32), ("count", ctypes.c_size_t), ("first", ctypes.c_void_p))
+
+    def names(self) -> tuple[str, ...]:
+        """Of five numbers each: the types of operands and sums, then rows (M), columns (N) and products (K)."""
+        if not self.count:
+            return ()
+        numbers = (ctypes.c_uint32 * (5 * self.count)).from_address(self.first)
+        each = [numbers[i:i + 5] for i in range(0, 5 * self.count, 5)]
+        return tuple(f"{_TYPES[given]} {_TYPES[sums]} {m}x{n}x{k}" for given, sums, m, n, k in each if 0 < min(given, sums) and max(given, sums) < len(_TYPES))
 
 
 class Dawn(WgpuNative):
@@ -115,6 +132,17 @@ class Dawn(WgpuNative):
         if made is None:
             raise RuntimeError("Dawn has this adapter no longer")
         return made
+
+    def configurations(self, adapter: Any) -> tuple[str, ...]:
+        """None where Dawn does not tell: matrix units stay unused then."""
+        found = _Configurations(sType=self._build.structures["AdapterPropertiesSubgroupMatrixConfigs"])
+        info = ffi.new("WGPUAdapterInfo *", {"nextInChain": ffi.cast("WGPUChainedStruct *", ctypes.addressof(found))})
+        if lib.wgpuAdapterGetInfo(adapter, info) != lib.WGPUStatus_Success:
+            return ()
+        lib.wgpuAdapterInfoFreeMembers(info[0])
+        names = found.names()
+        ctypes.CDLL(self._build.path).wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers(found)
+        return names
 
     def extend_limits(self, limits: Any) -> Any:
         return None

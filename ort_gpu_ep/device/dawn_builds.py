@@ -19,11 +19,12 @@ _LIBRARIES = {"win32": "webgpu_dawn.dll", "darwin": "libwebgpu_dawn.dylib"}
 
 @dataclass(frozen=True)
 class Build:
-    """name: for people. features: of Dawn's own features by their names in it, the numbers."""
+    """name: for people. features, structures: the numbers of Dawn's own features and chained structures, by their names in it."""
 
     path: str
     name: str
     features: Mapping[str, int]
+    structures: Mapping[str, int]
 
 
 def find(path: str) -> Build:
@@ -42,7 +43,7 @@ def find(path: str) -> Build:
         names = ", ".join(sorted(build["name"] for build in known.values()))
         raise ConfigError(f"{file} is no build of Dawn that this version of ort_gpu_ep knows (sha256 {digest}); known: {names}. "
                           "Use one of these, or webgpu=wgpu.")
-    return Build(str(file), known[digest]["name"], known[digest]["features"])
+    return Build(str(file), known[digest]["name"], known[digest]["features"], known[digest]["structures"])
 
 
 def _installed() -> Path:

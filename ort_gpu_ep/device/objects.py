@@ -234,9 +234,10 @@ class Adapter(Object):
     """A GPU as a backend offers it.
 
     info: the numbers of a WGPUAdapterInfo. limits: WGPULimits. features: those of device/info.py's FEATURES that it has.
+    configurations: of its matrix units, as Limits has them.
     """
 
-    __slots__ = ("_extended", "description", "features", "info", "limits", "name")
+    __slots__ = ("_extended", "configurations", "description", "features", "info", "limits", "name")
     _release = lib.wgpuAdapterRelease
 
     def __init__(self, handle: Any) -> None:
@@ -250,6 +251,7 @@ class Adapter(Object):
         self.name, self.description = text_of(self.info.device), text_of(self.info.description)
         lib.wgpuAdapterInfoFreeMembers(self.info[0])
         self.features = frozenset(name for name, number in own.features.items() if lib.wgpuAdapterHasFeature(handle, number))
+        self.configurations = own.configurations(handle) if "subgroup-matrix" in self.features else ()
 
     def restrict(self, features: Iterable[str], limits: Mapping[str, int]) -> None:
         """From now on it offers no more than this, by WebGPU's names of limits: wgpu-native holds its devices to it."""

@@ -60,6 +60,10 @@ class WgpuNative:
         """The handle to make a device of: the adapter's, or that of one like it where an adapter makes a single device."""
         return adapter
 
+    def configurations(self, adapter: Any) -> tuple[str, ...]:
+        """Of an adapter's matrix units, as Limits.configurations."""
+        return ()
+
     def extend_limits(self, limits: Any) -> Any:
         """Chains to a WGPULimits that is to be filled. Returns what must live as long."""
         native = ffi.new("WGPUNativeLimits *")

@@ -91,6 +91,7 @@ def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
         given["features"] = frozenset(map(str, given["features"]))
         given["tuned"] = Tuned({str(key): str(form) for key, form in given["tuned"].items()})
         given["figures"] = Figures(**given["figures"])
+        given["configurations"] = tuple(map(str, given["configurations"]))
         given["disabled"] = tuple((str(what), str(why)) for what, why in given["disabled"])
         return AdapterInfo(**answer["info"]), Limits(**given)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -25,10 +25,9 @@ SUBNORMAL_HALVES = "subnormal-float16"
 SUBGROUP_MATRIX = "subgroup-matrix"
 """Among Limits.features: WGSL's chromium_experimental_subgroup_matrix, which Dawn alone has."""
 MATRIX_UNITS = "matrix-units"
-"""Among Limits.features: with it fragments of 16 x 16 float16 numbers are multiplied rightly into sums of float32. A feature says only that
-there is some configuration, so likewise."""
+"""Among Limits.features: with it Limits.fragment of float16 numbers is multiplied rightly into sums of float32, as a probe has seen."""
 MATRIX_BYTES = "matrix-units-int8"
-"""Among Limits.features: likewise, fragments of 16 x 16 sums of 32 products of signed bytes, in 32 bits."""
+"""Among Limits.features: likewise, of BYTE_FRAGMENT."""
 MATRIX_ATTENTION = "matrix-units-attention"
 """Among Limits.features: likewise, attention by such fragments, whose scores go from lane to lane of a subgroup."""
 BYTE_UNIT_SHADERS = ("byte_units.wgsl", "pack_byte_rows.wgsl")
@@ -37,6 +36,22 @@ UNIT_SHADERS = ("matrix_product.wgsl", "line_scales.wgsl", "part_scales.wgsl", "
 ATTENTION_UNIT_SHADERS = ("attention_units.wgsl",)
 SHOWN_FEATURES = frozenset({LAST_ARRIVING, SUBNORMAL_HALVES, MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION})
 """What no adapter promises, and a probe shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """What matrix units multiply at a time: n rows of m columns of sums, each of k products."""
+
+    n: int
+    m: int
+    k: int
+
+
+FRAGMENTS = {f"float16 float32 {n}x{m}x{k}": Fragment(n, m, k) for n, m, k in ((16, 16, 16), (16, 8, 16), (8, 16, 16), (8, 8, 8))}
+"""By the configuration that a driver has to offer for it; the first of these that it does is taken. matrix_product.wgsl and
+attention_units.wgsl are written for each of them."""
+BYTE_FRAGMENT = "int8 int32 16x16x32"
+"""The configuration that byte_units.wgsl is written for."""
 
 HALVED = frozenset({"f16", "f16acc"})
 """Values of the option `precision` with which weights are stored in float16."""
@@ -89,6 +104,7 @@ class Limits:
     subgroup_size: invocations of every subgroup of this adapter; 0 where it is not known, or differs between shaders.
     tuned: which forms of kernels are the fastest on it, as far as that was measured. figures: what the choice goes by where it was not.
     precision: the option of that name, of the session that plans. keeps_dense: what decodes a constant may run once for all runs.
+    configurations: of matrix units, that the driver offers: types of operands and sums, rows x columns x products of a sum.
     """
 
     features: frozenset[str] = frozenset()
@@ -106,6 +122,7 @@ class Limits:
     figures: Figures = DEFAULT_FIGURES
     precision: str = FLOAT32.name
     keeps_dense: bool = False
+    configurations: tuple[str, ...] = ()
 
     def of(self, config: Config) -> Limits:
         """For a session with these options: what they put out of use is `disabled`, too."""
@@ -122,6 +139,11 @@ class Limits:
     def int64(self) -> bool:
         """Whether shaders have 64-bit integers. Where not, such an element is a pair of words, the lower one first."""
         return self.allow("", INT64.feature)
+
+    @property
+    def fragment(self) -> Fragment | None:
+        """What this adapter's matrix units multiply at a time of float16; None where the driver offers none that our shaders know."""
+        return next((fragment for name, fragment in FRAGMENTS.items() if name in self.configurations), None)
 
     def allow(self, shader: str, *features: str) -> bool:
         """Whether a form of a kernel may be weighed: the adapter has these features, and nothing has put them or its shader out of use."""
@@ -152,6 +174,8 @@ def no_matrix_units(limits: Limits) -> str:
             return f"{what} is not used on this adapter: {why}"
     if SUBGROUP_MATRIX not in limits.features:
         return "matrix units need the library Dawn (webgpu=dawn) and a GPU that has them"
+    if limits.fragment is None:
+        return f"the adapter's matrix units can't be used: {_offered(limits, *FRAGMENTS)}"
     for feature in (FLOAT16.feature, "subgroup", MATRIX_UNITS):
         if feature not in limits.features:
             why = "no probe has shown right results" if feature == MATRIX_UNITS else f"the feature {feature} is missing"
@@ -175,10 +199,16 @@ def no_byte_units(limits: Limits) -> str:
     for what, why in limits.disabled:
         if what in (MATRIX_BYTES, SUBGROUP_MATRIX, "subgroup", WORKGROUP, *BYTE_UNIT_SHADERS):
             return f"{what} is not used on this adapter: {why}"
+    if SUBGROUP_MATRIX in limits.features and BYTE_FRAGMENT not in limits.configurations:
+        return f"the adapter's matrix units can't be used for bytes: {_offered(limits, BYTE_FRAGMENT)}"
     missing = [feature for feature in (SUBGROUP_MATRIX, "subgroup", MATRIX_BYTES) if feature not in limits.features]
     if missing or limits.subgroup_size != MATRIX_SUBGROUP:
         return f"the adapter's matrix units can't be used for bytes: {', '.join(missing) or 'its subgroups are not of 32 invocations'}"
     return ""
+
+
+def _offered(limits: Limits, *known: str) -> str:
+    return f"of {', '.join(known)} the driver offers none, but {', '.join(limits.configurations) or 'nothing that Dawn tells'}"
 
 
 def without_units(limits: Limits) -> Limits:

@@ -11,6 +11,7 @@ from ort_gpu_ep.ir.types import FLOAT16, DType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import Const
 from ort_gpu_ep.kernels.target import MATRIX_ATTENTION, MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Limits, Target, no_attention_units
+from ort_gpu_ep.ops.matrix_units import fragment_consts
 
 SHADER = "attention_units.wgsl"
 FEATURES = (FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS, MATRIX_ATTENTION)
@@ -94,5 +95,5 @@ def estimate_ns(form: UnitForm, target: Target, heads: int, queries: int, keys: 
 def consts_of(form: UnitForm, limits: Limits, dtype: DType, width: int, values: int) -> dict[str, Const]:
     """What the shader has beside what attention.wgsl has."""
     chunk = chunk_of(values)
-    return {"D": width, "DV": values, "CHUNK": chunk, "BK": form.keys, "ROOM": form.room(width, chunk),
+    return {**fragment_consts(limits), "D": width, "DV": values, "CHUNK": chunk, "BK": form.keys, "ROOM": form.room(width, chunk),
             "SCALED": limits.precision == TF32 and dtype is not FLOAT16, "HALVES": dtype is FLOAT16}

@@ -44,13 +44,14 @@ class UnitTile:
     def workgroup_size(self) -> int:
         return 32 * self.gm * self.gn
 
-    def workgroup_nbytes(self, w_rows: bool) -> int:
+    def workgroup_nbytes(self, w_rows: bool, limits: Limits) -> int:
         """Of both operands, or the sums on their way out; and of the scales of rows."""
+        lines = limits.fragment.n if limits.fragment is not None else 0
         w = self.k * (self.m // 8 + 1) if w_rows else self.m * (self.k // 8 + 1)
-        return 16 * max(self.n * (self.k // 8 + 1) + w, self.gn * 16 * (self.m // 4 + 2)) + 4 * self.n
+        return 16 * max(self.n * (self.k // 8 + 1) + w, self.gn * lines * (self.m // 4 + 2)) + 4 * self.n
 
     def fits(self, limits: Limits, w_rows: bool) -> bool:
-        return self.workgroup_size <= limits.max_invocations and self.workgroup_nbytes(w_rows) <= limits.max_workgroup_nbytes
+        return self.workgroup_size <= limits.max_invocations and self.workgroup_nbytes(w_rows, limits) <= limits.max_workgroup_nbytes
 
 
 TILES: tuple[UnitTile, ...] = (
@@ -193,10 +194,17 @@ def tile_ns(
     return float(time + (by.matrix_arrival_ns + by.matrix_arrival_element_ns * split * tile.m * tile.n if split > 1 else 0.0))
 
 
-def consts_of(tile: UnitTile) -> dict[str, Const]:
-    """What matrix_product.wgsl has of its tile, and that w is no codes and k is whole."""
+def fragment_consts(limits: Limits) -> dict[str, Const]:
+    """What a shader has of its fragments where they are not of 16 x 16 x 16."""
+    fragment = limits.fragment
+    assert fragment is not None, "no_matrix_units says so"
+    return {} if (fragment.n, fragment.m, fragment.k) == (16, 16, 16) else {"FN": fragment.n, "FM": fragment.m, "FK": fragment.k}
+
+
+def consts_of(tile: UnitTile, limits: Limits) -> dict[str, Const]:
+    """What matrix_product.wgsl has of its tile and its fragments, and that w is no codes and k is whole."""
     of_tile = {"TM": tile.m, "TN": tile.n, "TK": tile.k, "GM": tile.gm, "GN": tile.gn}
-    return {**of_tile, "CODES": 0, "BLOCK": 0, "CODE_FOURS": False, "SPLIT": 1, "PER": 0}
+    return {**of_tile, **fragment_consts(limits), "CODES": 0, "BLOCK": 0, "CODE_FOURS": False, "SPLIT": 1, "PER": 0}
 
 
 def _by_fours(units: UnitProduct, operand: Operand) -> bool:
@@ -267,7 +275,7 @@ def product_kernel(
     bias = product.bias
     c_fours = y_fours and bias is not None and bias.strides == (0, 1) and bias.offset == 0
     consts: dict[str, Const] = {
-        **consts_of(tile), "IM2COL": False, "GIVES": 0, "GROUP_COUNT": 1,
+        **consts_of(tile, product.target.limits), "IM2COL": False, "GIVES": 0, "GROUP_COUNT": 1,
         "BATCH": product.batch, "N": product.m, "M": product.n, "K": product.k,
         "X_N": x.matrix.outer, "X_K": x.matrix.k, "W_M": w.matrix.outer, "W_K": w.matrix.k,
         "X_FOURS": x_fours, "W_FOURS": w_fours, "X_EIGHTS": x_fours and x.eights, "W_EIGHTS": w_fours and w.eights,
@@ -280,7 +288,7 @@ def product_kernel(
     words = tuple(name for name, given in (("x", consts["X_EIGHTS"]), ("w", consts["W_EIGHTS"])) if given)
     built = kernel(
         "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size,
-        workgroup_nbytes=tile.workgroup_nbytes(not w.along_k),
+        workgroup_nbytes=tile.workgroup_nbytes(not w.along_k, product.target.limits),
         indices={"x_base": x.matrix.base, "w_base": w.matrix.base, "c_index": bias or Strided((1,), (0,))},
         grid=(ceil_div(product.n, tile.m), ceil_div(product.m, tile.n), product.batch),
         reads=reads, writes={"y": 0}, vectors=tuple(name for name, fours in names if fours),

@@ -1,16 +1,19 @@
 // y = softmax(SCALE q k^T + mask) v of each head on matrix units (chromium_experimental_subgroup_matrix), in one pass over the keys as
-// attention.wgsl (online softmax): both products have float16 operands and float32 sums, in fragments of 16 x 16. A workgroup has 16 queries a subgroup; a
+// attention.wgsl (online softmax): both products have float16 operands and float32 sums, in fragments of FN rows of FM columns and FK products. A workgroup has 16 queries a subgroup; a
 // step brings BK keys and their values into workgroup memory, in turn: all that a step needs goes through the same part of it, so that a
 // compute unit has room for several workgroups. Two neighbouring invocations have a query's scores, powers and sums of values in registers.
 // Grid: blocks of queries, heads, batches.
 // SCALED: q, k and v are multiplied by a power of two for each block on the way in (scale_of.wgsl), so that float16 holds what float32 does.
 // Q_EIGHTS, K_EIGHTS, V_EIGHTS: it has 16 bits and is bound by eight.
 // Expects: q, k, v, mask?, y (all but mask as vectors of four elements); SQ, SK (queries, keys), D, DV (elements of a head's queries and values,
-// multiples of 16), CHUNK (elements of a value that go through workgroup memory at a time; divides DV), and GROUP, offsets, masks and all else as attention.wgsl has it.
+// multiples of 16), CHUNK (elements of a value that go through workgroup memory at a time; divides DV), FN FM FK where they are not 16, and GROUP, offsets, masks and all else as attention.wgsl has it.
 // Source: ONNX Attention; Dao et al., FlashAttention, arXiv:2205.14135.
-alias left_t = subgroup_matrix_left<f16, 16, 16>;
-alias right_t = subgroup_matrix_right<f16, 16, 16>;
-alias sums_t = subgroup_matrix_result<f32, 16, 16>;
+#default FN = 16
+#default FM = 16
+#default FK = 16
+alias left_t = subgroup_matrix_left<f16, $FK, $FN>;
+alias right_t = subgroup_matrix_right<f16, $FM, $FK>;
+alias sums_t = subgroup_matrix_result<f32, $FM, $FN>;
 #let QB = WORKGROUP_SIZE // 2
 #let k_row = D // 8 + 1
 #let s_row = BK // 4 + 2
@@ -22,6 +25,9 @@ alias sums_t = subgroup_matrix_result<f32, 16, 16>;
 #let v_loads = BK * CHUNK // 8 // WORKGROUP_SIZE
 #let v_first = QB * p_row
 #let chunks = DV // CHUNK
+#let lines = 16 // FN
+#let key_parts = BK // FM
+#let value_parts = CHUNK // FM
 var<workgroup> tile: array<vec4<u32>, ROOM>;
 #if SCALED
 #include scale_of.wgsl
@@ -132,8 +138,10 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
     workgroupBarrier();
-#for d in D // 16
-    let a$d = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(16 * k_row)u + $(2 * d)u, $(k_row)u);
+#for l in lines
+#for d in D // FK
+    let a$(l * D // FK + d) = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(16 * k_row)u + $(l * FN * k_row + d * FK // 8)u, $(k_row)u);
+#end
 #end
 #for u in v_loads
     let ve$u = lane + $(u * WORKGROUP_SIZE)u;
@@ -193,22 +201,26 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #if SCALED
         if (lane == 0u) { atomicStore(&largest[1], 0u); }
 #end
-#for n in BK // 16
+#for n in lines * key_parts
         var s$n = sums_t();
 #end
-#for d in D // 16
+#for d in D // FK
         {
-#for n in BK // 16
-            let b$n = subgroupMatrixLoad<right_t, col_major>(&tile, $(n * 16 * k_row + 2 * d)u, $(k_row)u);
+#for n in key_parts
+            let b$n = subgroupMatrixLoad<right_t, col_major>(&tile, $(n * FM * k_row + d * FK // 8)u, $(k_row)u);
 #end
-#for n in BK // 16
-            s$n = subgroupMatrixMultiplyAccumulate(a$d, b$n, s$n);
+#for l in lines
+#for n in key_parts
+            s$(l * key_parts + n) = subgroupMatrixMultiplyAccumulate(a$(l * D // FK + d), b$n, s$(l * key_parts + n));
+#end
 #end
         }
 #end
         workgroupBarrier();
-#for n in BK // 16
-        subgroupMatrixStore<row_major>(&tile, subgroup_id * $(16 * s_row)u + $(4 * n)u, s$n, $(s_row)u);
+#for l in lines
+#for n in key_parts
+        subgroupMatrixStore<row_major>(&tile, subgroup_id * $(16 * s_row)u + $(l * FN * s_row + n * FM // 4)u, s$(l * key_parts + n), $(s_row)u);
+#end
 #end
         let next = from_key + BK;
 #include attention_keys.wgsl
@@ -282,26 +294,32 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         if (lane == 0u) { atomicStore(&largest[2], 0u); }
 #end
 #if c == 0
-#for n in BK // 16
-        let w$n = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(16 * p_row)u + $(2 * n)u, $(p_row)u);
+#for l in lines
+#for n in BK // FK
+        let w$(l * BK // FK + n) = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(16 * p_row)u + $(l * FN * p_row + n * FK // 8)u, $(p_row)u);
 #end
 #end
-#for m in CHUNK // 16
+#end
+#for m in lines * value_parts
         var r$(c)_$m = sums_t();
 #end
-#for n in BK // 16
+#for n in BK // FK
         {
-#for m in CHUNK // 16
-            let b$m = subgroupMatrixLoad<right_t, row_major>(&tile, $(v_first + n * 16 * v_row + 2 * m)u, $(v_row)u);
+#for m in value_parts
+            let b$m = subgroupMatrixLoad<right_t, row_major>(&tile, $(v_first + n * FK * v_row + m * FM // 8)u, $(v_row)u);
 #end
-#for m in CHUNK // 16
-            r$(c)_$m = subgroupMatrixMultiplyAccumulate(w$n, b$m, r$(c)_$m);
+#for l in lines
+#for m in value_parts
+            r$(c)_$(l * value_parts + m) = subgroupMatrixMultiplyAccumulate(w$(l * BK // FK + n), b$m, r$(c)_$(l * value_parts + m));
+#end
 #end
         }
 #end
         workgroupBarrier();
-#for m in CHUNK // 16
-        subgroupMatrixStore<row_major>(&tile, subgroup_id * $(16 * o_row)u + $(4 * m)u, r$(c)_$m, $(o_row)u);
+#for l in lines
+#for m in value_parts
+        subgroupMatrixStore<row_major>(&tile, subgroup_id * $(16 * o_row)u + $(l * FN * o_row + m * FM // 4)u, r$(c)_$(l * value_parts + m), $(o_row)u);
+#end
 #end
 #if c + 1 < chunks
 #let loaded = c + 1

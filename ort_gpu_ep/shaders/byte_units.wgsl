@@ -8,6 +8,7 @@
 alias left_t = subgroup_matrix_left<i8, 32, 16>;
 alias right_t = subgroup_matrix_right<i8, 16, 32>;
 alias sums_t = subgroup_matrix_result<i32, 16, 16>;
+#let FM = 16
 #let row = TQ + 1
 #let x_loads = TN * TQ // WORKGROUP_SIZE
 #let w_loads = TM * TQ // WORKGROUP_SIZE

@@ -1,7 +1,7 @@
 // y[b, n, m] = ALPHA * sum over k of x[b, n, k] * w[b, k, m] + BETA * c, on matrix units (chromium_experimental_subgroup_matrix): operands
-// are float16, sums float32, in fragments of 16 x 16. A workgroup makes TM columns of TN rows; each subgroup has one of its GN x GM shares. A step
+// are float16, sums float32, in fragments of FN rows of FM columns and FK of k. A workgroup makes TM columns of TN rows; each subgroup has one of its GN x GM shares. A step
 // brings TK of k into workgroup memory as float16, eight to a vector, while the next step's loads are under way in registers. Sums go
-// through the same memory, 16 rows of each subgroup at a time, to where the fused steps are done: with more of it a compute unit has room for
+// through the same memory, FN rows of each subgroup at a time, to where the fused steps are done: with more of it a compute unit has room for
 // one workgroup only, which took twice as long on an H100.
 // X_FOURS, W_FOURS: an operand is bound as vectors along what is next to each other there; else it is read by elements. X_EIGHTS, W_EIGHTS:
 // of 16 bits each, it is bound by eight.
@@ -18,10 +18,13 @@
 // means that `table` is. CODE_FOURS: four words are bound together.
 // SPLIT > 1: k is cut into parts of PER, each of another workgroup (its z); the one of a tile that arrives last adds the parts up, in their order.
 // Expects: x, w, c?, y; with SPLIT > 1 parts (vectors) and arrived (atomics, zero); x_scales, w_scales of each line where it is scaled, for each batch with X_BATCHES, W_BATCHES; x_base(b), w_base(b), c_index(i);
-// X_N X_K W_M W_K the strides; N M K; K_WHOLE: K is a multiple of TK; TM TN TK GM GN; with IM2COL POINTWISE and HEIGHT.. (Window.consts).
-alias left_t = subgroup_matrix_left<f16, 16, 16>;
-alias right_t = subgroup_matrix_right<f16, 16, 16>;
-alias sums_t = subgroup_matrix_result<f32, 16, 16>;
+// X_N X_K W_M W_K the strides; N M K; K_WHOLE: K is a multiple of TK; TM TN TK GM GN; FN FM FK where they are not 16; with IM2COL POINTWISE and HEIGHT.. (Window.consts).
+#default FN = 16
+#default FM = 16
+#default FK = 16
+alias left_t = subgroup_matrix_left<f16, $FK, $FN>;
+alias right_t = subgroup_matrix_right<f16, $FM, $FK>;
+alias sums_t = subgroup_matrix_result<f32, $FM, $FN>;
 #let x_row = TK // 8 + 1
 #let w_row = TM // 8 + 1 if W_ROWS else TK // 8 + 1
 #let w_rows = TK if W_ROWS else TM
@@ -34,8 +37,8 @@ alias sums_t = subgroup_matrix_result<f32, 16, 16>;
 #let x_size = TN * x_row
 #let both = x_size + w_rows * w_row
 #let stage_row = TM // 4 + 2
-#let staged = GN * 16 * stage_row
-#let stores = GN * 16 * TM // 4 // WORKGROUP_SIZE
+#let staged = GN * FN * stage_row
+#let stores = GN * FN * TM // 4 // WORKGROUP_SIZE
 #let lanes_row = TK // 8 // w_loads
 #let code_words = (w_loads * CODES + 3) // 4
 #let code_scales = 1 if not BLOCK or BLOCK % (8 * w_loads) == 0 else w_loads
@@ -267,7 +270,7 @@ fn scaled_back(v: vec4<f32>, x_bits: u32, w_bits: vec4<u32>) -> vec4<f32> {
 // Of a workgroup's rows that which vector e of a round is in.
 fn stored_row(round: u32, e: u32) -> u32 {
     let line = e / $(TM // 4)u;
-    return line / 16u * $(own_n)u + round * 16u + line % 16u;
+    return line / $(FN)u * $(own_n)u + round * $(FN)u + line % $(FN)u;
 }
 
 #if Y_FOURS
@@ -424,8 +427,8 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #else
     let w_own = $(x_size)u + subgroup_id % $(GM)u * $(own_m * w_row)u;
 #end
-#for i in own_n // 16
-#for j in own_m // 16
+#for i in own_n // FN
+#for j in own_m // FM
     var s$(i)_$j = sums_t();
 #end
 #end
@@ -485,18 +488,18 @@ fn grid_main(group: vec3<u32>, lane: u32) {
             let next = k + TK;
 #include matrix_loads.wgsl
         }
-#for q in TK // 16
+#for q in TK // FK
         {
-#for j in own_m // 16
+#for j in own_m // FM
 #if W_ROWS
-            let b$j = subgroupMatrixLoad<right_t, row_major>(&tile, w_own + $(q * 16 * w_row + j * 2)u, $(w_row)u);
+            let b$j = subgroupMatrixLoad<right_t, row_major>(&tile, w_own + $(q * FK * w_row + j * FM // 8)u, $(w_row)u);
 #else
-            let b$j = subgroupMatrixLoad<right_t, col_major>(&tile, w_own + $(j * 16 * w_row + q * 2)u, $(w_row)u);
+            let b$j = subgroupMatrixLoad<right_t, col_major>(&tile, w_own + $(j * FM * w_row + q * FK // 8)u, $(w_row)u);
 #end
 #end
-#for i in own_n // 16
-            let a$i = subgroupMatrixLoad<left_t, row_major>(&tile, x_own + $(i * 16 * x_row + q * 2)u, $(x_row)u);
-#for j in own_m // 16
+#for i in own_n // FN
+            let a$i = subgroupMatrixLoad<left_t, row_major>(&tile, x_own + $(i * FN * x_row + q * FK // 8)u, $(x_row)u);
+#for j in own_m // FM
             s$(i)_$j = subgroupMatrixMultiplyAccumulate(a$i, b$j, s$(i)_$j);
 #end
 #end
@@ -526,20 +529,20 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let bias = BETA * c_at4(min(m, M - 4u) / 4u);
 #end
 #end
-    let own_stage = subgroup_id / $(GM)u * $(16 * stage_row)u + subgroup_id % $(GM)u * $(own_m // 4)u;
+    let own_stage = subgroup_id / $(GM)u * $(FN * stage_row)u + subgroup_id % $(GM)u * $(own_m // 4)u;
 #if SPLIT > 1
     let counter = group.y * $((M + TM - 1) // TM)u + group.x;
-    let own_part = counter * $(SPLIT * (own_n // 16) * stores)u;
-#for i in own_n // 16
+    let own_part = counter * $(SPLIT * (own_n // FN) * stores)u;
+#for i in own_n // FN
 #include staged_sums.wgsl
 #for u in stores
-    parts[(own_part + group.z * $(own_n // 16 * stores)u + $(i * stores + u)u) * WORKGROUP_SIZE + lane] = bitcast<vec4<f32>>(
+    parts[(own_part + group.z * $(own_n // FN * stores)u + $(i * stores + u)u) * WORKGROUP_SIZE + lane] = bitcast<vec4<f32>>(
         tile[(lane + $(u * WORKGROUP_SIZE)u) / $(TM // 4)u * $(stage_row)u + lane % $(TM // 4)u]);
 #end
 #end
 #include last_arriving.wgsl
 #end
-#for i in own_n // 16
+#for i in own_n // FN
 #if SPLIT == 1
 #include staged_sums.wgsl
 #end
@@ -552,7 +555,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for p in once
 #if few * once + p < SPLIT
 #for u in stores
-    let p$(i)_$(few * once + p)_$u = parts[(own_part + $((few * once + p) * (own_n // 16) * stores + i * stores + u)u) * WORKGROUP_SIZE + lane];
+    let p$(i)_$(few * once + p)_$u = parts[(own_part + $((few * once + p) * (own_n // FN) * stores + i * stores + u)u) * WORKGROUP_SIZE + lane];
 #end
 #end
 #end
@@ -565,7 +568,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #end
-#if Y_FOURS and i + 1 < own_n // 16
+#if Y_FOURS and i + 1 < own_n // FN
 #for u in stores
     let beside$(i + 1)_$u = y_beside4(place_of(n_first + stored_row($(i + 1)u, lane + $(u * WORKGROUP_SIZE)u), m, batch) / 4u);
 #end

@@ -5,6 +5,7 @@
     #else
     #end
     #let name = EXPRESSION    a name for the rest of its block
+    #default name = EXPRESSION    the same, where the kernel has no constant of that name
     #include FILE             the text of a file of shaders/include, before anything else is done
 
 An expression is Python's arithmetic over the integer and boolean constants of the kernel, and the loops around it. What it is for:
@@ -33,14 +34,14 @@ _KEPT = 8192
 """Lines and expressions that are kept as read: those of all shader files are some thousands, and one shader names them 10,000 times."""
 
 _INCLUDE = re.compile(r"(?m)^[ ]*#include[ ]+(\S+)[ ]*\n?")
-_DIRECTIVE = re.compile(r"\s*#(for|if|else|end|let)\b(.*)")
+_DIRECTIVE = re.compile(r"\s*#(for|if|else|end|let|default)\b(.*)")
 _LOOP = re.compile(r"(\w+) in (.+)")
 _NAME = re.compile(r"(\w+) = (.+)")
 
 
 @dataclass
 class _Block:
-    """A directive and the lines that it governs; strings are plain lines. word: for, if or let; empty for the whole text."""
+    """A directive and the lines that it governs; strings are plain lines. word: for, if, let or default; empty for the whole text."""
 
     word: str = ""
     where: str = ""
@@ -84,14 +85,14 @@ def _parsed(text: str) -> _Block:
         where = f"line {number}, {line.strip()!r}"
         if found is None:
             stack[-1].open.append(line)
-        elif found[1] in ("for", "if", "let"):
-            form = {"for": _LOOP, "let": _NAME}.get(found[1])
+        elif found[1] in ("for", "if", "let", "default"):
+            form = {"for": _LOOP, "let": _NAME, "default": _NAME}.get(found[1])
             parts = form.fullmatch(found[2].strip()) if form else None
             if form and parts is None:
                 raise InternalError(f"shader text, {where}: expected `#for NAME in EXPRESSION` or `#let NAME = EXPRESSION`")
             block = _Block(found[1], where, parts[1] if parts else "", parts[2] if parts else found[2].strip())
             stack[-1].open.append(block)
-            if found[1] != "let":
+            if found[1] in ("for", "if"):
                 stack.append(block)
         elif len(stack) == 1 or (found[1] == "else" and (stack[-1].word == "for" or stack[-1].otherwise is not None)):
             raise InternalError(f"shader text, {where}: nothing is open that it could belong to")
@@ -114,6 +115,8 @@ def _written(lines: list[str | _Block], names: dict[str, int]) -> list[str]:
         value = _value(line.expression, names, line.where)
         if line.word == "let":
             names[line.variable] = value
+        elif line.word == "default":
+            names.setdefault(line.variable, value)
         elif line.word == "for":
             for k in range(value):
                 out += _written(line.lines, {**names, line.variable: k})

@@ -35,9 +35,9 @@ def test_a_build_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.Mon
     library, known = tmp_path / "any_name.so", tmp_path / "known.json"
     library.write_bytes(b"a build")
     digest = hashlib.sha256(b"a build").hexdigest()
-    known.write_text(json.dumps({digest: {"name": "the build", "features": {"One": 7}}}))
+    known.write_text(json.dumps({digest: {"name": "the build", "features": {"One": 7}, "structures": {"Two": 8}}}))
     monkeypatch.setattr(dawn_builds, "KNOWN", known)
-    assert dawn_builds.find(str(library)) == dawn_builds.Build(str(library), "the build", {"One": 7})
+    assert dawn_builds.find(str(library)) == dawn_builds.Build(str(library), "the build", {"One": 7}, {"Two": 8})
     library.write_bytes(b"a build of another day")
     with pytest.raises(ConfigError, match=r"no build of Dawn .*known: the build\. Use one of these, or webgpu=wgpu"):
         dawn_builds.find(str(library))
@@ -48,6 +48,7 @@ def test_every_known_build_has_a_name_and_the_features_that_are_asked_for() -> N
         assert len(bytes.fromhex(digest)) == 32
         assert build["name"]
         assert {"ImplicitDeviceSynchronization", "ChromiumExperimentalSubgroupMatrix"} <= set(build["features"])
+        assert set(build["structures"]) == {"AdapterPropertiesSubgroupMatrixConfigs"}
 
 
 def test_a_path_that_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Subgroup matrices in plain WGSL: what our shaders ask of matrix units, for adapters that have none.
 
-32 lanes next to each other count as a subgroup. A lane has its row of a left operand and eight of a fragment's sums; a right operand is where it
-lies. Sums are cut off rather than rounded, after every eight products, as an H200 does: its error on positive data, 2.4e-5 at k = 4096, is like that.
+32 lanes next to each other count as a subgroup. A lane has its row of a left operand and OWN sums of a fragment, eight of 16 x 16; a right
+operand is where it lies. Of 8 x 8, 16 lanes have all sums. Sums are cut off rather than rounded, after every eight products, as an H200 does: its error on positive data, 2.4e-5 at k = 4096, is like that.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ort_gpu_ep.ir.types import FLOAT16
 from ort_gpu_ep.kernels.records import loop_bound, work_of
 from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits
 from ort_gpu_ep.kernels.target import (
+    BYTE_FRAGMENT,
     LAST_ARRIVING,
     MATRIX_ATTENTION,
     MATRIX_BYTES,
@@ -47,31 +48,33 @@ fn cut_sum(a: f32, b: f32, zero: u32) -> f32 {
     let beyond = (lost < 0.0 && s > 0.0) || (lost > 0.0 && s < 0.0);
     return select(s, bitcast<f32>(bitcast<u32>(s) - 1u), beyond);
 }
-fn emulated_product(a: array<vec4<u32>, 2>, b: vec3<u32>, before: array<f32, 8>, lane: u32) -> array<f32, 8> {
+fn emulated_product(a: array<vec4<u32>, EIGHTS>, b: vec3<u32>, before: array<f32, OWN>, lane: u32) -> array<f32, OWN> {
     var sums = before;
     var x = a;
-    for (var j = 0u; j < 8u; j++) {
-        for (var part = 0u; part < 2u; part++) {
+    for (var j = 0u; j < OWN; j++) {
+        for (var part = 0u; part < EIGHTS; part++) {
             var sum = 0.0;
             for (var k = part * 8u; k < part * 8u + 8u; k++) {
-                sum += half_at(x[part], k % 8u) * w_half(b, k, lane % 2u * 8u + j);
+                sum += half_at(x[part], k % 8u) * w_half(b, k, lane % ACROSS * OWN + j);
             }
             sums[j] = cut_sum(sums[j], sum, lane >> 31u);
         }
     }
     return sums;
 }
-fn emulated_store(first: u32, sums: array<f32, 8>, row: u32, lane: u32) {
+fn emulated_store(first: u32, sums: array<f32, OWN>, row: u32, lane: u32) {
+    if (lane % 32u / ACROSS >= LINES) { return; }
     var own = sums;
-    let to = first + lane % 32u / 2u * row + lane % 2u * 2u;
-    tile[to] = bitcast<vec4<u32>>(vec4<f32>(own[0], own[1], own[2], own[3]));
-    tile[to + 1u] = bitcast<vec4<u32>>(vec4<f32>(own[4], own[5], own[6], own[7]));
+    let to = first + lane % 32u / ACROSS * row + lane % ACROSS * (OWN / 4u);
+    for (var e = 0u; e < OWN / 4u; e++) {
+        tile[to + e] = bitcast<vec4<u32>>(vec4<f32>(own[4u * e], own[4u * e + 1u], own[4u * e + 2u], own[4u * e + 3u]));
+    }
 }
 """
 
 BYTES = """
 fn byte_at(word: vec4<u32>, i: u32) -> i32 { return extractBits(bitcast<i32>(word[i / 4u]), i % 4u * 8u, 8u); }
-fn emulated_product(a: array<vec4<u32>, 2>, b: vec3<u32>, before: array<i32, 8>, lane: u32) -> array<i32, 8> {
+fn emulated_product(a: array<vec4<u32>, EIGHTS>, b: vec3<u32>, before: array<i32, OWN>, lane: u32) -> array<i32, OWN> {
     var sums = before;
     var own = a;
     for (var j = 0u; j < 8u; j++) {
@@ -82,7 +85,7 @@ fn emulated_product(a: array<vec4<u32>, 2>, b: vec3<u32>, before: array<i32, 8>,
     }
     return sums;
 }
-fn emulated_store(first: u32, sums: array<i32, 8>, row: u32, lane: u32) {
+fn emulated_store(first: u32, sums: array<i32, OWN>, row: u32, lane: u32) {
     var own = sums;
     let to = first + lane % 32u / 2u * row + lane % 2u * 2u;
     tile[to] = bitcast<vec4<u32>>(vec4<i32>(own[0], own[1], own[2], own[3]));
@@ -90,17 +93,18 @@ fn emulated_store(first: u32, sums: array<i32, 8>, row: u32, lane: u32) {
 }
 """
 LEFT = """
-fn emulated_left(first: u32, row: u32, lane: u32) -> array<vec4<u32>, 2> {
-    let at = first + lane % 32u / 2u * row;
-    return array<vec4<u32>, 2>(tile[at], tile[at + 1u]);
+fn emulated_left(first: u32, row: u32, lane: u32) -> array<vec4<u32>, EIGHTS> {
+    var found = array<vec4<u32>, EIGHTS>();
+    for (var e = 0u; e < EIGHTS; e++) { found[e] = tile[first + lane % 32u / ACROSS % LINES * row + e]; }
+    return found;
 }
 """
 
 _REPLACED = (
     (r"return bitcast<vec2<u32>>\(v\);", "return vec2<u32>(pack2x16float(vec2<f32>(v.xy)), pack2x16float(vec2<f32>(v.zw)));"),  # naga can't
     (r"enable chromium\w+;\n", ""), (r"// [^\n]*", ""), (r"diagnostic\([^)]*\);\n", ""),
-    (r"subgroup_matrix_result<i32[^>]*>", "array<i32, 8>"), (r"subgroup_matrix_result<[^>]*>", "array<f32, 8>"),
-    (r"subgroup_matrix_left<[^>]*>", "array<vec4<u32>, 2>"), (r"subgroup_matrix_right<[^>]*>", "vec3<u32>"),
+    (r"subgroup_matrix_result<(\w+)[^>]*>", r"array<\1, OWN>"), (r"subgroup_matrix_left<[^>]*>", "array<vec4<u32>, EIGHTS>"),
+    (r"subgroup_matrix_right<[^>]*>", "vec3<u32>"),
     (r"subgroupMatrixLoad<left_t, row_major>\(&\w+, (.*), (\w+)\);", r"emulated_left(\1, \2, lane);"),
     (r"subgroupMatrixLoad<\w+, row_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 0u);"),
     (r"subgroupMatrixLoad<\w+, col_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 1u);"),
@@ -115,11 +119,29 @@ def emulated(text: str) -> str:
         return text
     if not re.search(r"alias \w+ = vec4<f16>|<storage[^>]*> \w+: array<(vec4<)?f16>", text):
         text = text.replace("enable f16;\n", "")
-    functions = BYTES if "result<i32" in text else FUNCTIONS
+    functions = (BYTES if "result<i32" in text else FUNCTIONS) + LEFT + _sizes(text)
     for pattern, new in _REPLACED:
         text = re.sub(pattern, new, text)
     assert "subgroupMatrix" not in text, text
-    return text + functions + LEFT
+    return text + functions
+
+
+def _sizes(text: str) -> str:
+    """Of the module's fragments. EIGHTS: vectors of 16 bytes in a row of a left operand. LINES: rows. ACROSS: lanes that share a row's sums."""
+    given, k, n = _shape(r"left<(\w+), (\d+), (\d+)>", text)
+    of_w, m, other_k = _shape(r"right<(\w+), (\d+), (\d+)>", text)
+    _, columns, rows = _shape(r"result<(\w+), (\d+), (\d+)>", text)
+    assert (given, k, m, n) == (of_w, other_k, columns, rows)
+    own = max(4, n * m // 32)
+    eights = k // {"f16": 8, "i8": 16}[given]
+    return "".join(f"const {name}: u32 = {value}u;\n" for name, value in (
+        ("EIGHTS", eights), ("LINES", n), ("OWN", own), ("ACROSS", m // own)))
+
+
+def _shape(pattern: str, text: str) -> tuple[str, int, int]:
+    found = re.search(f"subgroup_matrix_{pattern}", text)
+    assert found is not None
+    return found[1], int(found[2]), int(found[3])
 
 
 class Emulated(Trial):
@@ -135,13 +157,14 @@ class Emulated(Trial):
 
 
 @contextmanager
-def emulation(shown: bool = True) -> Iterator[Emulated]:
-    """shown: a probe has seen them."""
+def emulation(shown: bool = True, fragment: str = "16x16x16") -> Iterator[Emulated]:
+    """shown: a probe has seen them. fragment: the configuration of float16 that they have."""
     gpu = Gpu.open(Config())
     usual = gpu.limits
     features = {FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, LAST_ARRIVING}
     features |= {MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION} if shown else set()
-    gpu.limits = replace(usual, features=usual.features | features, subgroup_size=MATRIX_SUBGROUP)
+    configurations = f"float16 float32 {fragment}", BYTE_FRAGMENT
+    gpu.limits = replace(usual, features=usual.features | features, subgroup_size=MATRIX_SUBGROUP, configurations=configurations)
     try:
         yield Emulated(gpu, np.random.default_rng())
     finally:
