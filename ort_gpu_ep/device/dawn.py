@@ -20,7 +20,7 @@ _TOGGLES = 0x5000A
 _BACKENDS = {"win32": (lib.WGPUBackendType_D3D12, lib.WGPUBackendType_Vulkan), "darwin": (lib.WGPUBackendType_Metal,)}
 _ON = ("allow_unsafe_apis", "disable_robustness", "use_vulkan_memory_model", "vulkan_enable_f16_on_nvidia")
 """disable_robustness: bounds.py writes the checks into those shaders that need them."""
-_TYPES = ("", "float32", "float16", "uint32", "int32", "uint8", "int8")
+_TYPES = {1: "float32", 2: "float16", 3: "uint32", 4: "int32", 5: "uint8", 6: "int8"}
 """WGPUSubgroupMatrixComponentType."""
 _OFF = ("timestamp_quantization",)
 _FOREVER_NS = 2 ** 64 - 1
@@ -61,7 +61,7 @@ class _Configurations(ctypes.Structure):
             return ()
         numbers = (ctypes.c_uint32 * (5 * self.count)).from_address(self.first)
         each = [numbers[i:i + 5] for i in range(0, 5 * self.count, 5)]
-        return tuple(f"{_TYPES[given]} {_TYPES[sums]} {m}x{n}x{k}" for given, sums, m, n, k in each if 0 < min(given, sums) and max(given, sums) < len(_TYPES))
+        return tuple(f"{_TYPES.get(given, given)} {_TYPES.get(sums, sums)} {m}x{n}x{k}" for given, sums, m, n, k in each)
 
 
 class Dawn(WgpuNative):

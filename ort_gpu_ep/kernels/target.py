@@ -46,8 +46,12 @@ class Fragment:
     m: int
     k: int
 
+    def __str__(self) -> str:
+        return f"{self.n}x{self.m}x{self.k}"
 
-FRAGMENTS = {f"float16 float32 {n}x{m}x{k}": Fragment(n, m, k) for n, m, k in ((16, 16, 16), (16, 8, 16), (8, 16, 16), (8, 8, 8))}
+
+FRAGMENTS = {f"float16 float32 {fragment}": fragment for fragment in (
+    Fragment(16, 16, 16), Fragment(16, 8, 16), Fragment(8, 16, 16), Fragment(8, 8, 8))}
 """By the configuration that a driver has to offer for it; the first of these that it does is taken. matrix_product.wgsl and
 attention_units.wgsl are written for each of them."""
 BYTE_FRAGMENT = "int8 int32 16x16x32"

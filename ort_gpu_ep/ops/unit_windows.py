@@ -156,18 +156,19 @@ def _product(units: UnitConvolution, tile: UnitTile, choice: Choice, out: Tensor
     limits, fours, bias = product.target.limits, not product.planes, {} if product.bias is None else {"c": product.bias}
     plain, eights, w_eights = units.dtype is FLOAT16, fours and product.weights.padded % 8 == 0, product.m % 8 == 0
     consts: dict[str, Const] = {
-        **matrix_units.consts_of(tile, limits), "BATCH": 1, "N": product.rows, "M": product.m, "K": units.k, "X_FOURS": fours, "W_FOURS": True,
-        "X_EIGHTS": plain and eights, "W_EIGHTS": w_eights, "X_ROWS": True, "W_ROWS": True, "W_M": 1, "W_K": product.columns,
-        "K_WHOLE": units.k % tile.k == 0, "X_PLAIN": plain, "W_PLAIN": plain, "X_SCALED": units.scaled, "W_SCALED": units.scaled,
-        "X_BATCHES": False, "W_BATCHES": product.groups > 1, "Y_FOURS": True, "C_FOURS": True, "GROUP_COUNT": product.groups,
-        "ALPHA": product.alpha, "BETA": 1.0, "IM2COL": True, "POINTWISE": product.pointwise, "PLANES": product.planes > 0,
-        "CHANNELS": product.planes, "C": product.weights.padded, "PARTS": units.parts, "GIVES": 0, "X_SPANNED": spanned(product, tile),
+        **matrix_units.consts_of(tile, limits), "BATCH": 1, "N": product.rows, "M": product.m, "K": units.k, "X_FOURS": fours,
+        "W_FOURS": True, "X_EIGHTS": plain and eights, "W_EIGHTS": w_eights, "X_ROWS": True, "W_ROWS": True, "W_M": 1,
+        "W_K": product.columns, "K_WHOLE": units.k % tile.k == 0, "X_PLAIN": plain, "W_PLAIN": plain, "X_SCALED": units.scaled,
+        "W_SCALED": units.scaled, "X_BATCHES": False, "W_BATCHES": product.groups > 1, "Y_FOURS": True, "C_FOURS": True,
+        "GROUP_COUNT": product.groups, "ALPHA": product.alpha, "BETA": 1.0, "IM2COL": True, "POINTWISE": product.pointwise,
+        "PLANES": product.planes > 0, "CHANNELS": product.planes, "C": product.weights.padded, "PARTS": units.parts, "GIVES": 0,
+        "X_SPANNED": spanned(product, tile),
         **product.window}
     flat, side = Strided((1,), (0,)), product.groups > 1
     of_groups = [Strided((product.groups,), (width,)) if side else flat for width in (product.weights.channels, product.m)]
     built = kernel(
-        "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=tile.workgroup_nbytes(True, limits),
-        indices={"x_base": of_groups[0], "w_base": of_groups[1], "c_index": flat},
+        "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size,
+        workgroup_nbytes=tile.workgroup_nbytes(True, limits), indices={"x_base": of_groups[0], "w_base": of_groups[1], "c_index": flat},
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), product.groups), reads={**reads, **bias}, writes={"y": 0},
         vectors=("w", "y", *(("x",) if fours else ()), *bias),
         words=tuple(name for name, by_eight in (("x", plain and eights), ("w", w_eights)) if by_eight), choice=choice,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import SUMS_OF_PRODUCTS, Trial, agree, probe, reference
+from ort_gpu_ep.health.probe import SUMS_OF_PRODUCTS, Trial, Unsupported, agree, probe, reference
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, UINT8
+from ort_gpu_ep.ir.types import FLOAT32, INT8, UINT8
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import (
     ATTENTION_UNIT_SHADERS,
@@ -20,9 +20,12 @@ from ort_gpu_ep.kernels.target import (
     MATRIX_ATTENTION,
     MATRIX_BYTES,
     MATRIX_UNITS,
-    SUBGROUP_MATRIX,
     TF32,
     UNIT_SHADERS,
+    Limits,
+    no_attention_units,
+    no_byte_units,
+    no_matrix_units,
 )
 from ort_gpu_ep.ops import attention_units, matrix_units, unit_bytes
 from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
@@ -32,6 +35,20 @@ ATTENTION_HEADS = (TF32, 64, 128), ("f16acc", 64, 64)
 """Elements of a query and of a value; those of the first go through workgroup memory in two parts."""
 ATTENTION_TOLERANCE = 4e-3
 """Of the largest result, 1 or so: scores of 3 are off by 2^-10 of the sum of |q k|, 40 / 8, at most. A wrong lane makes 0.1 and more."""
+
+
+@contextmanager
+def _shown(trial: Trial, why_not: Callable[[Limits], str], *features: str) -> Iterator[Limits]:
+    """The adapter has these features meanwhile. Raises Unsupported, where the units could not be used with them, either."""
+    usual = trial.gpu.limits
+    limits = replace(usual, features=usual.features | {*features})
+    if why_not(limits):
+        raise Unsupported(why_not(limits))
+    trial.gpu.limits = limits
+    try:
+        yield limits
+    finally:
+        trial.gpu.limits = usual
 
 
 @contextmanager
@@ -102,12 +119,8 @@ def _codes(trial: Trial, rows: int, columns: int, k: int, precision: str) -> Non
        ops=SUMS_OF_PRODUCTS)
 def units(trial: Trial) -> str:
     """Products around the edges of each tile, one of codes, and convolutions: rounded to float16, in range by lines and images."""
-    for feature in (SUBGROUP_MATRIX, FLOAT16.feature, "subgroup"):
-        trial.need(feature)
-    usual = trial.gpu.limits
-    trial.gpu.limits = replace(usual, features=usual.features | {MATRIX_UNITS, LAST_ARRIVING})
-    ran = [tile for tile in TILES if tile.fits(usual, w_rows=True)]
-    try:
+    with _shown(trial, no_matrix_units, MATRIX_UNITS, LAST_ARRIVING) as limits:
+        ran = [tile for tile in TILES if tile.fits(limits, w_rows=True)]
         for _ in range(trial.rounds):
             for tile in ran:
                 with in_tile(tile):
@@ -119,21 +132,15 @@ def units(trial: Trial) -> str:
                         _product(trial, tile.n + 5, tile.m + 4, 2 * tile.k + 4, precision, precision != TF32)
                         if tile is ran[-1]:
                             _codes(trial, tile.n + 5, tile.m + 8, 2 * tile.k + 32, precision)
-    finally:
-        trial.gpu.limits = usual
-    return f"{len(ran)} tiles"
+        return f"{len(ran)} tiles, fragments of {limits.fragment}"
 
 
 @probe("matrix units of attention", "kernels", disables=(MATRIX_ATTENTION, *ATTENTION_UNIT_SHADERS),
        fault=(r"\bi < SQ\b", "i + 1u < SQ"), ops=SUMS_OF_PRODUCTS)
 def attention(trial: Trial) -> str:
     """Of queries and keys around the edges of blocks, with a mask and values in several parts: as they are, and brought into range."""
-    for feature in (SUBGROUP_MATRIX, FLOAT16.feature, "subgroup"):
-        trial.need(feature)
-    usual = trial.gpu.limits
-    trial.gpu.limits = replace(usual, features=usual.features | {MATRIX_UNITS, MATRIX_ATTENTION})
     ran = attention_units.FORMS
-    try:
+    with _shown(trial, no_attention_units, MATRIX_UNITS, MATRIX_ATTENTION) as limits:
         for _ in range(trial.rounds):
             for form in ran:
                 for precision, width, values in ATTENTION_HEADS:
@@ -145,9 +152,7 @@ def attention(trial: Trial) -> str:
                     with forced(form.name):
                         got, = trial.graph(graph, arrays, precision)
                     agree(f"{precision} attention {shapes}", got, reference("Attention", 23, arrays)[0], ATTENTION_TOLERANCE)
-    finally:
-        trial.gpu.limits = usual
-    return f"{len(ran)} forms"
+        return f"{len(ran)} forms, fragments of {limits.fragment}"
 
 
 def _sums(trial: Trial, rows: int, columns: int, k: int) -> None:
@@ -163,16 +168,10 @@ def _sums(trial: Trial, rows: int, columns: int, k: int) -> None:
        fault=(r"\b(o\d+_\d+|e) < (ROWS && m\d+_\d+ < M4|min\(4u)", r"\1 + 1u < \2"), ops=SUMS_OF_PRODUCTS)
 def byte_units(trial: Trial) -> str:
     """Sums around the edges of each tile."""
-    for feature in (SUBGROUP_MATRIX, "subgroup"):
-        trial.need(feature)
-    usual = trial.gpu.limits
-    trial.gpu.limits = replace(usual, features=usual.features | {MATRIX_BYTES})
-    ran = [tile for tile in unit_bytes.TILES if unit_bytes.fits(tile, usual)]
-    try:
+    with _shown(trial, no_byte_units, MATRIX_BYTES) as limits:
+        ran = [tile for tile in unit_bytes.TILES if unit_bytes.fits(tile, limits)]
         for _ in range(trial.rounds):
             for tile in ran:
                 with forced(tile.name):
                     _sums(trial, tile.n + 5, tile.m + 4, 2 * tile.k + 36)
-    finally:
-        trial.gpu.limits = usual
-    return f"{len(ran)} tiles"
+        return f"{len(ran)} tiles"
