@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import onnx
 import onnx.parser
 import pytest
 
-from ort_gpu_ep.device import dawn_builds
+from ort_gpu_ep.device import dawn, dawn_builds
 from ort_gpu_ep.device.implementation import own
-from ort_gpu_ep.device.library import KIND, NAME
+from ort_gpu_ep.device.library import KIND, NAME, ffi, lib
 from ort_gpu_ep.device.wgpu_native import WgpuNative
 from ort_gpu_ep.errors import ConfigError
 
@@ -79,3 +82,28 @@ def test_a_command_is_refused_with_the_reason(tmp_path: Path) -> None:
         assert done.returncode == code
         assert " ".join(done.stderr.split()).startswith("ConfigError: option webgpu_library=")
         assert "Traceback" not in done.stderr
+
+
+NUMBERS = (2, 1, 16, 8, 16), (6, 4, 16, 16, 32), (9, 1, 8, 8, 8)
+"""Configurations as Dawn tells them, the last one of a type that this package does not know."""
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_configurations_of_matrix_units_are_read(monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    """And their list, which is Dawn's, is freed."""
+    held, freed = (ctypes.c_uint32 * 15)(*(n for numbers in NUMBERS for n in numbers)), []
+
+    def get_info(adapter: Any, info: Any) -> int:
+        assert info.nextInChain.sType == 77
+        words = ffi.cast("uint64_t *", info.nextInChain)
+        words[2], words[3] = 3, ctypes.addressof(held)
+        return int(lib.WGPUStatus_Success if told else lib.WGPUStatus_Error)
+
+    monkeypatch.setattr(dawn, "lib", SimpleNamespace(
+        WGPUStatus_Success=lib.WGPUStatus_Success, wgpuAdapterGetInfo=get_info, wgpuAdapterInfoFreeMembers=lambda info: None))
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: SimpleNamespace(
+        wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers=lambda found: freed.append((path, found.count, found.first))))
+    made = dawn.Dawn.__new__(dawn.Dawn)
+    made._build = dawn_builds.Build("its path", "a build", {}, {"AdapterPropertiesSubgroupMatrixConfigs": 77})
+    assert made.configurations(None) == (("float16 float32 16x8x16", "int8 int32 16x16x32", "9 float32 8x8x8") if told else ())
+    assert freed == ([("its path", 3, ctypes.addressof(held))] if told else [])

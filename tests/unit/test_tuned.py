@@ -45,7 +45,7 @@ def test_tables_compare_by_content() -> None:
 
 
 def test_a_worker_tells_what_is_tuned() -> None:
-    limits = Limits(tuned=Tuned({"k": "other"}), disabled=(("a", "b"),), figures=figures_of(1e12, 1e11, 1e-5))
+    limits = Limits(tuned=Tuned({"k": "other"}), disabled=(("a", "b"),), figures=figures_of(1e12, 1e11, 1e-5), configurations=("a",))
     info = AdapterInfo(0, "a", "discrete", "Vulkan", "1", 1, 2)
     answer = json.loads(json.dumps({"info": info.as_dict(), "limits": limits_answer(limits)}))
     assert device_of(answer) == (info, limits)

@@ -24,6 +24,10 @@ def test_names_hold_to_the_end_of_their_block() -> None:
     assert expand("#for i in 2\n#let k = i * 3\n$k\n#end\n#let k = 7\n$(k + 1)", {}).split("\n") == ["0", "3", "8"]
 
 
+def test_a_default_is_for_what_the_kernel_does_not_say() -> None:
+    assert expand("#default A = 2\n#default B = A * 3\n$A $B", {"A": 5}) == "5 15"
+
+
 def test_a_truth_is_a_number() -> None:
     assert expand("#let k = A and B\n#let n = not A or B > 7\n$k $(A == 2) $(k + (A or B)) $n", {"A": 2, "B": 3}) == "1 1 2 0"
 
@@ -35,7 +39,7 @@ def test_conditions_choose(a: int, kept: str) -> None:
 
 @pytest.mark.parametrize("text", [
     "#for i in\n#end", "#end", "#if 1\nx", "#else\n", "#for i in N\n#else\n#end", "#if UNKNOWN\n#end", "#if f(1)\n#end", "#if 1 // 0\n#end",
-    "#if 1\n#else\n#else\n#end", "#let a 1"])
+    "#if 1\n#else\n#else\n#end", "#let a 1", "#default a 1"])
 def test_what_is_malformed_is_named(text: str) -> None:
     with pytest.raises(InternalError, match=r"line|'"):
         expand(text, {"N": 2})
