@@ -1,5 +1,6 @@
 // Compiles WGSL texts by Tint, on the null backend of Dawn (npm's package webgpu): no GPU is needed.
-// usage: node tint.mjs CLASSES EXPECTED FOLDER...    CLASSES: ort_gpu_ep/device/classes.json; FOLDER: of *.wgsl texts, called as a class
+// usage: node tint.mjs CLASSES EXPECTED FOLDER...    CLASSES: ort_gpu_ep/device/classes.json; FOLDER: of *.wgsl texts, called as a class,
+// or `units`: of kernels on matrix units, whose types and sizes Tint checks, and not what a driver offers
 // Where the null backend has the class's limits (those of `minimum`), pipelines are made, too: that checks workgroup memory and bindings.
 // EXPECTED: lines `CLASS/CASE: reason` of texts that Tint may refuse. Exit code 1 if it refuses another one, or none of such a line.
 import { readdirSync, readFileSync } from 'node:fs';
@@ -7,10 +8,12 @@ import { basename, join } from 'node:path';
 import { create, globals } from 'webgpu';
 
 Object.assign(globalThis, globals);
-const FEATURES = { 'shader-f16': 'shader-f16', subgroup: 'subgroups', 'timestamp-query': 'timestamp-query' };
+const FEATURES = { 'shader-f16': 'shader-f16', subgroup: 'subgroups', 'timestamp-query': 'timestamp-query',
+  'subgroup-matrix': 'chromium-experimental-subgroup-matrix' };
 const [classesFile, expectedFile, ...folders] = process.argv.slice(2);
 const classes = JSON.parse(readFileSync(classesFile, 'utf8'));
-const gpu = create(['backend=null']);
+classes.units = { features: ['shader-f16', 'subgroup', 'subgroup-matrix'], limits: { maxComputeWorkgroupStorageSize: 49152 } };
+const gpu = create(['backend=null', 'enable-dawn-features=allow_unsafe_apis']);
 const expected = readFileSync(expectedFile, 'utf8').split('\n').filter(line => line && !line.startsWith('#'))
   .map(line => ({ key: line.split(': ')[0], line, met: false }));
 

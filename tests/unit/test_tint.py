@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 
 from ort_gpu_ep.device.classes import classes
+from ort_gpu_ep.kernels.target import FRAGMENTS
+from ort_gpu_ep.ops.matrix_units import TILES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +35,13 @@ def test_texts_for_classes(tint: ModuleType, tmp_path: Path) -> None:
         assert all(text.startswith("// record/") for text in found)
         assert not [text for text in found if "i64" in text]
         assert any(re.search(r"\bsubgroup[A-Z]\w*\(", text) for text in found) == ("subgroup" in classes()[name].features)
+
+
+def test_texts_on_matrix_units(tint: ModuleType, tmp_path: Path) -> None:
+    texts = [p.read_text("utf-8") for p in tint.written_units(tmp_path).glob("*.wgsl")]
+    shapes = {tuple(re.findall(r"subgroup_matrix_\w+<\w+, (\d+, \d+)>", text)) for text in texts}
+    assert len(texts) == 2 * len(FRAGMENTS) * (len(TILES) + 3)
+    assert shapes == {(f"{f.k}, {f.n}", f"{f.m}, {f.k}", f"{f.m}, {f.n}") for f in FRAGMENTS.values()}
 
 
 def test_what_tint_may_refuse_has_a_reason(tint: ModuleType) -> None:
