@@ -134,7 +134,7 @@ class Dawn(WgpuNative):
         return made
 
     def configurations(self, adapter: Any) -> tuple[str, ...]:
-        """None where Dawn does not tell: matrix units stay unused then."""
+        """Empty where Dawn does not tell: matrix units stay unused then."""
         found = _Configurations(sType=self._build.structures["AdapterPropertiesSubgroupMatrixConfigs"])
         info = ffi.new("WGPUAdapterInfo *", {"nextInChain": ffi.cast("WGPUChainedStruct *", ctypes.addressof(found))})
         if lib.wgpuAdapterGetInfo(adapter, info) != lib.WGPUStatus_Success:
