@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
@@ -24,6 +25,12 @@ Layout: TypeAlias = tuple[tuple[bool, ...], bool, int]
 
 Note: TypeAlias = Callable[[Dispatch, str, Layout], object]
 """Takes a dispatch, its text and its layout."""
+
+
+_MAIN = re.compile(r"fn main\([^{]*\blane: u32\) \{")
+
+ROLLED = {"gemm.wgsl": ("k < TK;", "e < 16u;"), "packed_product.wgsl": ("k < STEP;", "e < 16u;")}
+"""Loops that a compiler for CPUs had better not unroll, by their conditions: see `rolled`."""
 
 
 def is_checked(gpu: Gpu, option: str, shader: str) -> bool:
@@ -71,7 +78,20 @@ def compiled(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, chec
     return gpu.pipeline((source, checked, bound[2]), lambda: _compile(gpu, label, shader, source, bound, checked))
 
 
+def rolled(shader: str, source: str) -> str:
+    """The text with loops whose number of turns a compiler can't know.
+
+    Mesa unrolls them for CPUs, too. LLVM takes twice as long then, on the cores that are to run the code, which is slower than the loop.
+    """
+    text = source
+    for condition in ROLLED.get(shader, ()):
+        text = text.replace(condition, f"{condition[:-1]} + never;")
+    return text if text == source else _MAIN.sub(r"\g<0>\n    never = lane >> 31u;", text) + "\nvar<private> never: u32;\n"
+
+
 def _compile(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, checked: bool) -> Any:
+    if gpu.info.is_software:
+        source = rolled(shader, source)
     try:
         device = gpu.device
         module = device.create_shader_module(label, source) if checked else native.trusted_module(device, label, source)
