@@ -8,6 +8,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,8 +36,9 @@ def fingerprint(environment: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:24]
 
 
+@cache
 def wgpu_version() -> str:
-    """Of wgpu-py, from its source: to load it takes 0.3 s, and importlib.metadata 20 ms."""
+    """Of wgpu-py, from its source: to load it takes 0.3 s, and importlib.metadata 20 ms. Every session asks for it five times."""
     found = find_spec("wgpu")
     for folder in (found.submodule_search_locations or ()) if found is not None else ():
         text = Path(folder, "_version.py").read_text("utf-8")
