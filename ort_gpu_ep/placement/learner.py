@@ -93,8 +93,8 @@ class Entry:
     ready: whether all was found out that needs the candidates to be run side by side. floor: the CPU is done before a GPU could have
     answered, so that there is nothing to choose. runs: of the session with this size; seen: by candidate. choice: the candidate that is
     expected to be the best; following: the one that the next run takes; expected_s: what each was expected to take when that was thought
-    of last, in a rhythm of class `rest`. policies: what moves runs to another one under load, alone and beside others' runs. source,
-    predicted_s: of the side by side, see Decision.
+    of last, in a rhythm of class `rest`. policies: what moves runs to another one under load, by class of rest: what a GPU takes after
+    a rest says nothing about quick runs. source, predicted_s: of the side by side, see Decision.
     """
 
     size: Size
@@ -107,7 +107,7 @@ class Entry:
     expected_s: dict[str, float] = field(default_factory=dict)
     rest: str = BUSY
     think_at: int = 1
-    policies: dict[bool, Policy | None] = field(default_factory=dict)
+    policies: dict[str, Policy | None] = field(default_factory=dict)
     tried: dict[tuple[str, str], int] = field(default_factory=dict)
     source: str = ""
     why: str = ""
@@ -115,7 +115,7 @@ class Entry:
 
     @property
     def policy(self) -> Policy | None:
-        return self.policies.get(self.rest == CONCURRENT)
+        return self.policies.get(self.rest)
 
     def without(self, name: str) -> float:
         """Seconds that are expected without this candidate."""
@@ -367,9 +367,8 @@ class Learner:
             entry.following = self._trial(entry, found, asleep, before) or choice
         if entry.following != choice:
             entry.think_at = entry.runs + 1
-        beside = entry.rest == CONCURRENT       # where what was measured tells more than a model of the load
-        if self.host.deadline_s or (self.host.watched and not beside):
-            entry.policies[beside] = self.host.policy(entry.expected_s, choice, entry.policies.get(beside))
+        if self.host.deadline_s or (self.host.watched and entry.rest != CONCURRENT):       # there, what was measured tells more
+            entry.policies[entry.rest] = self.host.policy(entry.expected_s, choice, entry.policy)
 
     def _estimates(self, names: Collection[str], kind: str, size: Size, now_s: float) -> dict[str, Estimate]:
         """Of the candidates that are not left out, and that something is known of."""
