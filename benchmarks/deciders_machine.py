@@ -58,13 +58,13 @@ class Scenario(NamedTuple):
     deadline_s: float = 0.0
     asleep: tuple[tuple[float, float], ...] = H200
     models: Mapping[str, Sides] = {}
-    seconds: float = 30.0
+    seconds: float = 15.0
 
 
 SCENARIOS = {
     "one size, GPU better": Scenario(), "one size, CPU better": Scenario(CPU_WINS),
     "one size, near tie": Scenario({"cpu": (3.0, 0), "gpu": (2.9, 0), "cut": (3.1, 0)}),
-    "200 sizes": Scenario(ENCODER, lambda i, rng: 8.0 * rng.randint(1, 200), first_ms=3.0, seconds=60),
+    "200 sizes": Scenario(ENCODER, lambda i, rng: 8.0 * rng.randint(1, 200), first_ms=3.0, seconds=30),
     "sizes in blocks": Scenario(ENCODER, lambda i, rng: (8.0, 128.0, 16.0, 96.0, 24.0, 64.0, 32.0, 200.0)[i // 1000 % 8], first_ms=3.0, seconds=60),
     "new sizes only": Scenario(ENCODER, lambda i, rng: 10.0 + i / 2, first_ms=3.0, seconds=20),
     "a run a second": Scenario(pause=lambda i, now_s: 1.0, seconds=300),
@@ -72,14 +72,14 @@ SCENARIOS = {
     "six quick runs a second": Scenario(pause=lambda i, now_s: 1.0 if i % 6 == 0 else 0.0, seconds=120),
     "rhythm that changes": Scenario(pause=lambda i, now_s: (0.0, 0.15, 1.0)[int(now_s / 20) % 3], seconds=180),
     "same, clock in two steps": Scenario(pause=lambda i, now_s: (0.0, 0.15, 1.0)[int(now_s / 20) % 3], asleep=IN_STEPS, seconds=180),
-    "GPU loaded for 30 s": Scenario(gpu=partial(AT_TIMES, 0.9, 20, 50), seconds=70),
-    "same, it suffers little": Scenario(gpu=partial(AT_TIMES, 0.9, 20, 50), suffers=0.2, seconds=70),
-    "same, it suffers more": Scenario(CLOSE, gpu=partial(AT_TIMES, 0.25, 20, 50), suffers=3.0, seconds=70),
-    "CPU loaded for 30 s": Scenario(CPU_WINS, cpu=partial(AT_TIMES, 0.85, 20, 50), seconds=70),
-    "load that trembles": Scenario(CLOSE, gpu=lambda now_s: 0.27, tremble=0.2, seconds=120),
-    "load each 4 s": Scenario(gpu=lambda now_s: 0.9 * (int(now_s / 4) % 2), seconds=60),
-    "four models, eight threads": Scenario(models=FOUR, seconds=10),
-    "GPU that fails twice": Scenario(failing=(5.0, 6.5), seconds=60), "GPU that fails for 20 s": Scenario(failing=(5.0, 25.0), seconds=120),
+    "GPU loaded for 30 s": Scenario(gpu=partial(AT_TIMES, 0.9, 5, 35), seconds=45),
+    "same, it suffers little": Scenario(gpu=partial(AT_TIMES, 0.9, 5, 35), suffers=0.2, seconds=45),
+    "same, it suffers more": Scenario(CLOSE, gpu=partial(AT_TIMES, 0.25, 5, 35), suffers=3.0, seconds=45),
+    "CPU loaded for 30 s": Scenario(CPU_WINS, cpu=partial(AT_TIMES, 0.85, 5, 35), seconds=45),
+    "load that trembles": Scenario(CLOSE, gpu=lambda now_s: 0.27, tremble=0.2, seconds=60),
+    "load each 4 s": Scenario(gpu=lambda now_s: 0.9 * (int(now_s / 4) % 2), seconds=40),
+    "four models, eight threads": Scenario(models=FOUR, seconds=6),
+    "GPU that fails twice": Scenario(failing=(5.0, 6.5), seconds=30), "GPU that fails for 20 s": Scenario(failing=(5.0, 25.0), seconds=60),
     "deadline, GPU stalls": Scenario({"cpu": (13.0, 0), "gpu": (10.0, 0)}, stalls=0.2, deadline_s=16e-3, seconds=60),
     "race that misjudged": Scenario(CLOSE, misjudged=1.5),
 }

@@ -253,7 +253,7 @@ class Learner:
         """Files the time of a run under what it tells about. Returns whether that is what steady runs take."""
         entry, kind = turn.entry, turn.rest
         first = not entry.seen.get(name)
-        if first:
+        if first and (turn.awake or name == CPU):
             self.times(name, FIRST).add(entry.size, seconds, now_s)
         if first or (kind in STEADY and not turn.awake and name != CPU):
             kind = self._kind(turn, name, first, seconds, now_s)
