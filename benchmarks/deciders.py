@@ -2,8 +2,8 @@
 
     python -m benchmarks.deciders [--scenarios PATTERN] [--parts PATTERN] [--seeds 3] [--json FILE]
 
-Nothing runs but the deciders: the clock is virtual. The oracle takes the quickest candidate in each run, and the GPU is awake as if all runs had been
-there; of several threads, it is the best of all fixed divisions of the models. Time is the mean over each five seconds of a session.
+Nothing runs but the deciders: the clock is virtual. The oracle takes the quickest candidate in each run, and its GPU is awake as if
+all runs had been there; of several threads, it is the best of all fixed divisions of the models. Each five seconds of a session count alike.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json as json_module
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from itertools import groupby, product
@@ -54,35 +54,50 @@ def nothing(*given: Any, **named: Any) -> Any:
 
 
 HUGE = 10 ** 9
-PARTS: dict[str, tuple[Any, Sequence[Change]]] = {
-    "all but the race": (Winner, ()), "the policy": (Decider, [(policy.Host, "policy", nothing)]), "the learner": (Policed, ()),
-    "rest: PAUSED": (Decider, [(rhythm, "RESTS_S", (SLEEPS_S, SLEEPS_S))]), "rest: RARE": (Decider, [(rhythm, "RESTS_S", (SLEEPS_S, HUGE))]),
-    "rest: both": (Decider, [(rhythm, "RESTS_S", (HUGE, HUGE))]), "rest: CONCURRENT": (Decider, [(rhythm.Rhythm, "begin", _alone)]),
-    "kind: WAKING": (Decider, [(Uses, "awake", lambda self, now_s: True)]), "kind: FIRST": (Decider, [(learner, "NOVEL", HUGE)]),
-    "account of waking": (Decider, [(learner.Learner, "_account", nothing)]),
-    "first runs as steady": (Decider, [(learner, "AS_STEADY", 0.0)]), "runs asleep as steady": (Decider, [(learner, "SLEPT", 0.0)]),
-    "learner's trials": (Decider, [(learner.Learner, "_trial", nothing)]), "trials of the untried": (Decider, [(learner, "UNTRIED_RUNS", HUGE)]),
-    "best of few runs": (Decider, [(estimate._Cell, "least_s", math.inf)]),
-    "line over sizes": (Decider, [(estimate.Times, "_fit", _nearest)]), "robust fit": (Decider, [(estimate, "ROUNDS", 1)]),
-    "sizes beside few runs": (Decider, [(estimate, "_joined", lambda mine, others: mine)]), "ageing": (Decider, [(estimate, "AGEING", 0.0)]),
-    "stay at a near tie": (Decider, [(learner, "STAY", 1.0), (learner, "STAY_S", 0.0)]),
-    "calm runs only": (Decider, [(learner, "CALM", HUGE)]), "longer retries": (Decider, [(learner, "LONGEST_RETRY_S", learner.RETRY_S)]),
-    "proof beside others": (Decider, [(learner, "PROVEN", 1)]), "tails beside others": (Decider, [(estimate, "TAIL", HUGE), (learner, "TAIL", HUGE)]),
-    "queues beside others": (Decider, [(learner.Learner, "_queue", lambda self, name: 1.0)]),
-    "forgetting beside others": (Decider, [(estimate.Times, "forget", nothing)]),
-    "bands": (Decider, [(policy, "ENOUGH", HUGE)]), "model of the load": (Decider, [(policy, "slowdown", lambda *given: 1.0)]),
-    "policy's trials": (Decider, [(policy, "EXPLORE_EVERY", HUGE)]), "flap damping": (Decider, [(policy, "LONGEST_DWELL_S", policy.DWELL_S)]),
-    "dwelling at all": (Decider, [(policy, "LONGEST_DWELL_S", 0.0), (policy, "DWELL_S", 0.0)]),
-    "hysteresis": (Decider, [(policy, "LEAVE", 1.0), (policy, "TRIFLE_S", 0.0)]), "slack of bands": (Decider, [(policy, "SLACK", 0.0)]),
-    "settled runs only": (Decider, [(policy, "SETTLE_S", 0.0)]), "rivals within 20 times": (Decider, [(policy, "WITHIN", HUGE)]),
-    "chances as seen": (Decider, [(policy.Policy, "_chance", _guessed)]),
+WHOLE = {"all but the race": Winner, "the learner": Policed}
+
+PARTS: dict[str, Sequence[Change]] = {
+    "the policy": [(policy.Host, "policy", nothing)],
+    "rest: PAUSED": [(rhythm, "RESTS_S", (SLEEPS_S, SLEEPS_S))],
+    "rest: RARE": [(rhythm, "RESTS_S", (SLEEPS_S, HUGE))],
+    "rest: both": [(rhythm, "RESTS_S", (HUGE, HUGE))],
+    "rest: CONCURRENT": [(rhythm.Rhythm, "begin", _alone)],
+    "kind: WAKING": [(Uses, "awake", lambda self, now_s: True)],
+    "kind: FIRST": [(learner, "NOVEL", HUGE)],
+    "account of waking": [(learner.Learner, "_account", nothing)],
+    "first runs as steady": [(learner, "AS_STEADY", 0.0)],
+    "runs asleep as steady": [(learner, "SLEPT", 0.0)],
+    "learner's trials": [(learner.Learner, "_trial", nothing)],
+    "trials of the untried": [(learner, "UNTRIED_RUNS", HUGE)],
+    "best of few runs": [(estimate._Cell, "least_s", math.inf)],
+    "line over sizes": [(estimate.Times, "_fit", _nearest)],
+    "robust fit": [(estimate, "ROUNDS", 1)],
+    "sizes beside few runs": [(estimate, "_joined", lambda mine, others: mine)],
+    "ageing": [(estimate, "AGEING", 0.0)],
+    "stay at a near tie": [(learner, "STAY", 1.0), (learner, "STAY_S", 0.0)],
+    "calm runs only": [(learner, "CALM", HUGE)],
+    "longer retries": [(learner, "LONGEST_RETRY_S", learner.RETRY_S)],
+    "proof beside others": [(learner, "PROVEN", 1)],
+    "tails beside others": [(estimate, "TAIL", HUGE), (learner, "TAIL", HUGE)],
+    "queues beside others": [(learner.Learner, "_queue", lambda self, name: 1.0)],
+    "forgetting beside others": [(estimate.Times, "forget", nothing)],
+    "bands": [(policy, "ENOUGH", HUGE)],
+    "model of the load": [(policy, "slowdown", lambda *given: 1.0)],
+    "policy's trials": [(policy, "EXPLORE_EVERY", HUGE)],
+    "flap damping": [(policy, "LONGEST_DWELL_S", policy.DWELL_S)],
+    "dwelling at all": [(policy, "LONGEST_DWELL_S", 0.0), (policy, "DWELL_S", 0.0)],
+    "hysteresis": [(policy, "LEAVE", 1.0), (policy, "TRIFLE_S", 0.0)],
+    "slack of bands": [(policy, "SLACK", 0.0)],
+    "settled runs only": [(policy, "SETTLE_S", 0.0)],
+    "rivals within 20 times": [(policy, "WITHIN", HUGE)],
+    "chances as seen": [(policy.Policy, "_chance", _guessed)],
 }
-"""What is left out -> what decides without it, and how."""
+"""What is left out -> what decides without it, or what is changed for that."""
 
 
 def scored(ran: Sequence[Ran], deadline_s: float, best: Sequence[Ran] | None = None) -> dict[str, float]:
-    """Over the oracle's: time and p99; switches; the share of time that trials took. With a deadline, time is one and the share of late runs. best: of several
-    threads, the runs of the best division."""
+    """Over the oracle's: time and p99; switches; the share of time that trials took. With a deadline, time is one and the share of late runs.
+    best: of several threads, the runs of the best division."""
     took_s, best_s = [r.seconds for r in ran], [r.seconds for r in best] if best else [r.oracle_s for r in ran]
     slices = [list(group) for _, group in groupby(ran, lambda r: r.when_s // SLICE_S)]
     time = len(best) / len(ran) if best else fmean(sum(r.seconds for r in s) / sum(r.oracle_s for r in s) for s in slices)
@@ -134,8 +149,8 @@ def main(
         table.add_row(name, f"{row['time']:.3f}", f"{row['p99']:.2f}", f"{row['switches']:.0f}", f"{row['trials']:.1%}")
     console.print(table)
     table = Table("without", "most is lost, in", "gained, in")
-    for part in (part for part in PARTS if re.search(parts, part)):
-        found[part] = {name: measured(name, seeds, *PARTS[part]) for name in names}
+    for part in (part for part in (*WHOLE, *PARTS) if re.search(parts, part)):
+        found[part] = {name: measured(name, seeds, WHOLE.get(part, Decider), PARTS.get(part, ())) for name in names}
         factors = list(lost(found[part], found[""]))
         shown = [f"{f - 1.0:+.0%} {key}, {name}" for f, key, name in factors if f > MATTERS][:2]
         gained = [f"{f - 1.0:+.0%} {key}, {name}" for f, key, name in factors[-1:] if f < 1.0 / MATTERS]

@@ -40,9 +40,9 @@ AT_TIMES = partial(lambda high, begin_s, end_s, now_s: high if begin_s <= now_s 
 
 
 class Scenario(NamedTuple):
-    """sides: milliseconds of each candidate, and microseconds for each unit of work. work: of run i. pause: seconds before it. gpu, cpu: load by others over
-    time, which trembles by so much; runs take the model's slowdown to the power of `suffers`. failing: when the GPU fails. stalls: runs of the GPU that take 3
-    times as long. first_ms: of a new size on the GPU. misjudged: by how much the race was wrong about the GPU."""
+    """sides: milliseconds of each candidate, and microseconds for each unit of work. work: of run i. pause: seconds before it. gpu, cpu: load by
+    others over time, which trembles by so much; runs take the model's slowdown to the power of `suffers`. failing: when the GPU fails. stalls:
+    part of its runs that take 3 times as long. first_ms: of a new size there. misjudged: how wrong the race was about it."""
 
     sides: Sides = GPU_WINS
     work: Callable[[int, random.Random], float] = lambda i, rng: 1.0
@@ -65,7 +65,7 @@ SCENARIOS = {
     "one size, GPU better": Scenario(), "one size, CPU better": Scenario(CPU_WINS),
     "one size, near tie": Scenario({"cpu": (3.0, 0), "gpu": (2.9, 0), "cut": (3.1, 0)}),
     "200 sizes": Scenario(ENCODER, lambda i, rng: 8.0 * rng.randint(1, 200), first_ms=3.0, seconds=30),
-    "sizes in blocks": Scenario(ENCODER, lambda i, rng: (8.0, 128.0, 16.0, 96.0, 24.0, 64.0, 32.0, 200.0)[i // 1000 % 8], first_ms=3.0, seconds=60),
+    "sizes in blocks": Scenario(ENCODER, lambda i, rng: (8.0, 128.0, 16.0, 96.0, 24.0, 64.0)[i // 1000 % 6], first_ms=3.0, seconds=45),
     "new sizes only": Scenario(ENCODER, lambda i, rng: 10.0 + i / 2, first_ms=3.0, seconds=20),
     "a run a second": Scenario(pause=lambda i, now_s: 1.0, seconds=300),
     "a run in 0.2 s": Scenario({"cpu": (9.9, 0), "gpu": (1.5, 0), "cut": (6.0, 0)}, pause=lambda i, now_s: 0.2, seconds=60),
@@ -87,14 +87,14 @@ SCENARIOS = {
 
 @dataclass
 class Machine:
-    """A GPU that takes runs in turn and sleeps, cores that runs share, and others who load both. always_s: what the GPU would have worked by now, if all runs
-    had been there. One draw of luck for each run, whatever decides."""
+    """A GPU that takes runs in turn and sleeps, cores that runs share, and others who load both. rests: when the GPU worked last, for how long, and
+    how slow it is until it has for long enough; met: sizes that it has compiled. Both also as if all runs were there, for the oracle."""
 
     scenario: Scenario
     rng: random.Random
     now_s: float = 0.0
     uses: Uses = field(default_factory=Uses)
-    load: Load = Load(0.0, 0.0, CORES, "simulated", 0.0)
+    load: Load = field(default_factory=lambda: Load(0.0, 0.0, CORES, "simulated", 0.0))
     gpu_free_s: float = 0.0
     python_free_s: float = 0.0
     on_cpu: int = 0
@@ -105,8 +105,8 @@ class Machine:
         """The sampler's latest reading."""
         while self.now_s - self.load.when_s >= PERIOD_S:
             at_s, part = self.load.when_s + PERIOD_S, 1.0 - math.exp(-PERIOD_S / SMOOTHING_S)
-            raw = [min(max(f(at_s) + self.rng.uniform(-1.0, 1.0) * self.scenario.tremble, 0.0), 1.0) for f in (self.scenario.gpu, self.scenario.cpu)]
-            gpu, cpu = ((1.0 - part) * old + part * new for old, new in zip((self.load.gpu or 0.0, self.load.cpu), raw, strict=True))
+            gpu, cpu = (old + part * (min(max(of(at_s) + self.rng.uniform(-1.0, 1.0) * self.scenario.tremble, 0.0), 1.0) - old)
+                        for old, of in ((self.load.gpu or 0.0, self.scenario.gpu), (self.load.cpu, self.scenario.cpu)))
             self.load = Load(gpu, cpu, CORES, "simulated", at_s)
         return self.load
 
@@ -125,8 +125,8 @@ class Machine:
         took_s = (sides[name][0] * 1e-3 + sides[name][1] * 1e-6 * work) * bend(name, work) * luck[0]
         first_s = scenario.first_ms * 1e-3 if share and work not in self.met[oracle] else 0.0
         on_cpu = max(self.on_cpu, 1) * policy.slowdown("cpu", now, CORES, False) ** scenario.suffers
-        on_gpu = self.slow(oracle) * policy.slowdown("gpu", now, CORES, False) ** scenario.suffers * (3.0 if luck[1] < scenario.stalls else 1.0)
-        return took_s * (1.0 - share) * on_cpu + first_s, took_s * share * on_gpu
+        on_gpu = self.slow(oracle) * policy.slowdown("gpu", now, CORES, False) ** scenario.suffers
+        return took_s * (1.0 - share) * on_cpu + first_s, took_s * share * on_gpu * (3.0 if luck[1] < scenario.stalls else 1.0)
 
     def worked(self, oracle: bool, seconds: float, end_s: float, work: float) -> None:
         _, worked_s, factor = self.rests[oracle]
@@ -162,7 +162,8 @@ class Decider:
         entry = self.learner.entry(work, lambda: work)
         name = self.learner.choose(entry, now_s, load, others)
         turn = self.learner.begin(entry, name, now_s, load)
-        return name, turn.trial or (turn.policy is not None and name not in (entry.following, turn.policy.current)), turn
+        moved = turn.policy is not None and turn.policy.current != turn.policy.home
+        return name, turn.trial or (moved and name != turn.policy.current) or (not moved and name != entry.following), turn
 
     def end(self, turn: Any, name: str, seconds: float, now_s: float, well: bool) -> None:
         if not well:
@@ -240,7 +241,9 @@ def played(scenario: Scenario, seed: int, made: Callable[[Machine, Sides, float,
     return ran
 
 
-def begun(machine: Machine, decider: Any, sides: Sides, i: int, work: float, rng: random.Random, others: int, model: str) -> tuple[float, int, Any]:
+def begun(
+    machine: Machine, decider: Any, sides: Sides, i: int, work: float, rng: random.Random, others: int, model: str,
+) -> tuple[float, int, Any]:
     """(when it is over, thread, the run) of a run that begins."""
     luck = math.exp(rng.gauss(0.0, NOISE)) * (rng.uniform(2.0, 5.0) if rng.random() < SPIKES else 1.0), rng.random()
     always_s = {name: machine.seconds(sides, name, work, luck, oracle=True) for name in sides}

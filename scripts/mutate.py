@@ -49,7 +49,7 @@ AREAS = {
                     ("tests/unit/test_lifetime.py", "tests/unit/test_barriers.py", "tests/unit/test_plan.py", "tests/unit/test_symbolic.py",
                      "tests/unit/test_grouping.py", "tests/golden", "tests/unit/test_partition.py", "tests/plugin/test_sessions.py",
                      "tests/ops/test_attention_units.py")),
-    "placement": Area(tuple(f"placement/{name}.py" for name in ("policy", "learner", "rhythm", "estimate", "agreement")),
+    "placement": Area(tuple(f"placement/{name}.py" for name in ("policy", "learner", "rhythm", "estimate", "proof")),
                       ("tests/placement",)),
     "scoring": Area(tuple(f"scoring/{name}.py" for name in ("board", "batching", "columns", "parts", "outputs")),
                     tuple(f"tests/scoring/test_{name}.py" for name in (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.placement.names import CPU, CUT, GPU, NAMES
+from ort_gpu_ep.placement import CPU, CUT, GPU, NAMES
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, Direct, SessionState, capture
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from weakref import WeakMethod
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.kernels.profile import Profile
+from ort_gpu_ep.placement import CPU, CUT, GPU
 from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.decisions import Decision, Decisions, Learnt, NodeTimes, Signature, signature, work_of
 from ort_gpu_ep.placement.estimate import Estimate
 from ort_gpu_ep.placement.learner import ASSUMED, Entry, Learner, Turn
-from ort_gpu_ep.placement.names import CPU, CUT, GPU
 from ort_gpu_ep.placement.policy import Host
 from ort_gpu_ep.placement.proof import Proof, Prover, rejected
 from ort_gpu_ep.placement.rhythm import BUSY

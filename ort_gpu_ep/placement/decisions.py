@@ -18,9 +18,9 @@ import psutil
 from ort_gpu_ep import store
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.ir.types import Shape
+from ort_gpu_ep.placement import NAMES
 from ort_gpu_ep.placement.estimate import KEPT, Size
 from ort_gpu_ep.placement.learner import KINDS, MAX_SIZES
-from ort_gpu_ep.placement.names import NAMES
 from ort_gpu_ep.placement.rhythm import BUSY, RESTS
 from ort_gpu_ep.placement.source import digest_of, settings_lock
 

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ort_gpu_ep.placement import CPU
 from ort_gpu_ep.placement.estimate import TAIL, Estimate, Size, Times
-from ort_gpu_ep.placement.names import CPU
 from ort_gpu_ep.placement.policy import Host, Policy, slowdown
 from ort_gpu_ep.placement.rhythm import BUSY, CONCURRENT, PAUSED, RARE, Rhythm
 from ort_gpu_ep.utilization import AWAKE_S, UNKNOWN, Load, Uses

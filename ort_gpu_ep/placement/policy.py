@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
 
-from ort_gpu_ep.placement.names import CPU, GPU
+from ort_gpu_ep.placement import CPU, GPU
 from ort_gpu_ep.utilization import BANDS, EDGES, Load
 
 LEAVE = 1.10

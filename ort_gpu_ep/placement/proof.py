@@ -1,26 +1,37 @@
-"""Runs all candidates on the inputs of a run: which can answer it, whether they agree, and how long each takes."""
+"""Runs all candidates on the inputs of a run: which can answer it, whether they agree with the CPU, and how long each takes.
+
+In this order: a proof, a race of candidates in turn, comparison with the CPU's results, ONNX Runtime's profile of the CPU's nodes.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from statistics import median
+from types import MappingProxyType
 from typing import Any, TypeAlias
+
+import numpy as np
+import onnxruntime
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import WrongResultError
 from ort_gpu_ep.kernels.profile import Profile
 from ort_gpu_ep.partitioner import Costs, Report
 from ort_gpu_ep.partitioner.costs import HOST_S
-from ort_gpu_ep.placement.agreement import check_outputs
+from ort_gpu_ep.placement import CPU, CUT, GPU
 from ort_gpu_ep.placement.candidates import Candidate, Candidates
-from ort_gpu_ep.placement.cpu_costs import cpu_costs
-from ort_gpu_ep.placement.names import CPU, CUT, GPU
-from ort_gpu_ep.placement.trial import CLEAR, WAKE_S, race
-from ort_gpu_ep.plugin import fall_back_or_raise
+from ort_gpu_ep.placement.source import Source, with_profiler
+from ort_gpu_ep.plugin import CPU_PROVIDER, fall_back_or_raise
 from ort_gpu_ep.plugin.explain import adapter_of
+from ort_gpu_ep.plugin.verification import compare
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -29,6 +40,39 @@ HOPELESS = 3.0
 
 GROWS = (0.02, 0.95)
 """Least and largest part of a GPU's time that is taken to grow with the size of the inputs."""
+
+BLOCK, BLOCK_S, MAX_BLOCKS = 5, 0.05, 4
+"""Runs in a row of one candidate that count, at least and for so long, and how often its turn comes at most. Steady runs are what is
+decided about: run by run in turn, each would meet the other's threads, which onnxruntime lets spin after a run, and its caches."""
+
+WARM_UPS, WARM_UP_S = 3, 0.04
+"""Runs before a block that don't count, at least and for so long: the first makes pipelines and buffers, the second records ahead."""
+
+WAKE_S, RAMP = 1.2, 6.0
+"""How long a GPU is run before its first block, unless the race is clear: one that was left alone for a second or two raises its clock
+only after 0.4 s of work, sometimes more than 0.6, and then by RAMP at most (an H200: from 345 to 1,980 MHz, ResNet-50 from 5.2 to 1.9 ms).
+"""
+
+PATIENCE = 2.5
+"""How many times as long a GPU is run that loses against its prediction: after work that used little of it, an H200 stayed slow for more
+than 0.8 s, and what is decided is kept."""
+
+AWAKE = 1.3
+"""A candidate that is faster than the CPU, and takes no longer than predicted by this factor, is awake."""
+
+REST_S = 0.01
+"""Pause before a block, in which the threads of the candidate before go to sleep."""
+
+CLEAR = 1.5
+"""A race is over after two blocks if all others are slower than the best by this factor."""
+
+TIES = 0.01
+"""Part of an integer or boolean output that may differ: indices and decisions turn over where two scores are all but equal."""
+
+PROFILED = 3
+"""Profiled runs; the first one pays for memory and threads and does not count."""
+
+_SUFFIX = "_kernel_time"
 
 
 Raced: TypeAlias = tuple[dict[str, float], dict[str, str], frozenset[str]]
@@ -205,3 +249,135 @@ def _grows(reports: Sequence[Report], seconds: Mapping[str, float], profile: Pro
     if not parts:
         return {}
     return {name: min(max(1.0 - fixed_s / s, GROWS[0]), GROWS[1]) for name, s in seconds.items() if name != CPU and s > 0.0}
+
+
+# ---- in turn
+
+def race(
+    runs: Mapping[str, Callable[[], object]], budget_s: float, wake_s: float = 0.0, predicted_s: Mapping[str, float] = MappingProxyType({}),
+    clock: Callable[[], float] = time.perf_counter, rest: Callable[[float], object] = time.sleep, told_s: float = 0.0,
+) -> dict[str, float]:
+    """Median seconds of each candidate, in blocks; every other round backwards, so that a drift of the machine hits all of them.
+
+    runs: the first one is the CPU. predicted_s: of the others, where known. wake_s: WAKE_S for a GPU, 0 for a software adapter. budget_s:
+    after it, waking not counted, no run begins that is not needed: each candidate gets one run to warm up and one that counts in any case.
+    told_s: what the CPU takes, where that is known: it is not run then. Raises what a run raises.
+    """
+    start, asleep_s, cpu = clock(), 0.0, next(iter(runs))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    if told_s:
+        times[cpu].append(told_s)
+    raced = [name for name in runs if not (told_s and name == cpu)]
+
+    def late() -> bool:
+        return clock() - start - asleep_s > budget_s
+
+    for done in range(MAX_BLOCKS):
+        for name in reversed(raced) if done % 2 else raced:
+            rest(REST_S)
+            if done == 0 and times[cpu]:
+                asleep_s += _wake(runs[name], median(times[cpu]), predicted_s.get(name, 0.0), wake_s, clock)
+            times[name] += _block(runs[name], late, clock)
+        if late():
+            break
+        best = min(median(t) for t in times.values())
+        if done and sum(median(t) <= CLEAR * best for t in times.values()) == 1:
+            break
+    return {name: median(t) for name, t in times.items()}
+
+
+def _wake(run: Callable[[], object], cpu_s: float, predicted_s: float, wake_s: float, clock: Callable[[], float]) -> float:
+    """Runs until the GPU is awake, or it is plain that it wins asleep or can't win awake. Returns the seconds that took."""
+    start, times = clock(), deque[float](maxlen=5)
+    wins_s = max(cpu_s / CLEAR, min(cpu_s, AWAKE * predicted_s))
+    patient_s = wake_s * (PATIENCE if 0 < predicted_s < cpu_s else 1)
+    while clock() - start < (patient_s if not times or median(times) > cpu_s else wake_s):
+        begin = clock()
+        run()
+        times.append(clock() - begin)
+        if len(times) == 5 and not wins_s < median(times) < cpu_s * RAMP:
+            break
+    return clock() - start
+
+
+def _block(run: Callable[[], object], late: Callable[[], bool], clock: Callable[[], float]) -> list[float]:
+    """Seconds of some runs after some that don't count: one of each at least, and no more where it is late."""
+    begin, done = clock(), 0
+    while not done or not (late() or (done >= WARM_UPS and clock() - begin > WARM_UP_S)):
+        run()
+        done += 1
+    times: list[float] = []
+    while not times or not (late() or (len(times) >= BLOCK and sum(times) > BLOCK_S)):
+        begin = clock()
+        run()
+        times.append(clock() - begin)
+    return times
+
+
+# ---- agreement
+
+def check_outputs(
+    names: Sequence[str], got: Sequence[Any], want: Sequence[Any], again: Callable[[], Sequence[Any]], precision: str = "float32",
+) -> None:
+    """Raises WrongResultError, where outputs differ from the CPU's by more than the option `verify` allows.
+
+    again: runs the model on the CPU once more; one that gives something else each time (random numbers) is not judged. precision: the
+    option of the session that gave `got`.
+    """
+    try:
+        _check(names, got, want, precision)
+    except WrongResultError:
+        try:
+            _check(names, again(), want, "float32")
+        except WrongResultError:
+            log.info("placement: the model gives other results each time it runs on the CPU; the GPU's are not compared with them")
+            return
+        raise
+
+
+def _check(names: Sequence[str], got: Sequence[Any], want: Sequence[Any], precision: str) -> None:
+    for name, ours, theirs in zip(names, got, want, strict=True):
+        if not isinstance(theirs, np.ndarray) or theirs.dtype.kind not in "biuf":
+            continue        # sequences, maps and strings come from the CPU on both sides
+        if ours.ndim != theirs.ndim or ours.dtype != theirs.dtype:
+            raise WrongResultError(f"output {name!r}: got {ours.dtype}{list(ours.shape)}, expected {theirs.dtype}{list(theirs.shape)}")
+        if ours.shape != theirs.shape:
+            continue        # so many were found or kept: a tie, as below
+        if theirs.dtype.kind == "f" or np.count_nonzero(ours != theirs) > TIES * theirs.size:
+            compare(f"output {name!r}", ours, theirs, precision)
+
+
+# ---- the CPU's nodes
+
+def cpu_costs(model: Source, settings: Any, kwargs: Mapping[str, Any], feeds: Mapping[str, Any], whole_s: float) -> dict[
+        tuple[int, str], float]:
+    """Seconds of each node of the main graph, by (node id, op). The user's own options are used: a copy would lose custom ops.
+
+    The graph is optimised only as far as it is when a provider is asked for its nodes, so that ids agree; the real session fuses more
+    and is faster, so the seconds are scaled to sum up to whole_s, what a run of it takes.
+
+    Raises: OSError where no temporary file can be written, and what onnxruntime raises.
+    """
+    changed = settings if settings is not None else onnxruntime.SessionOptions()
+    with tempfile.TemporaryDirectory(prefix="ort_gpu_ep-") as folder:
+        with with_profiler(changed, str(Path(folder) / "profile"), onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC):
+            session = model.session(changed, [CPU_PROVIDER], [{}], kwargs)
+        for _ in range(PROFILED):
+            session.run(None, feeds)
+        events = json.loads(Path(session.end_profiling()).read_bytes())
+    found: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for event in _outside_bodies([e for e in events if e.get("cat") == "Node" and e["name"].endswith(_SUFFIX)]):
+        found[int(event["args"]["node_index"]), event["args"]["op_name"]].append(event["dur"] * 1e-6)
+    typical = {key: median(seconds[1:] or seconds) for key, seconds in found.items()}
+    total_s = sum(typical.values())
+    return {key: seconds * whole_s / total_s for key, seconds in typical.items()} if total_s else {}
+
+
+def _outside_bodies(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Events of the main graph: a body's nodes have indices of their own, and their time is in their If, Loop or Scan already."""
+    end = -1
+    for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+        if event["ts"] >= end:
+            yield event
+            if event["args"]["op_name"] in ("If", "Loop", "Scan"):
+                end = event["ts"] + event["dur"]

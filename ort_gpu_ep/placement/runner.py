@@ -22,14 +22,13 @@ from ort_gpu_ep.errors import ModelError, WrongResultError
 from ort_gpu_ep.kernels.profile import Profile
 from ort_gpu_ep.load import Sampler
 from ort_gpu_ep.partitioner import Costs
-from ort_gpu_ep.placement.agreement import check_outputs
+from ort_gpu_ep.placement import CPU, CUT
 from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.chooser import RETRY_S, Chooser
 from ort_gpu_ep.placement.decisions import Decisions, key_of, speed_options
 from ort_gpu_ep.placement.learner import STEADY, Entry, Turn
-from ort_gpu_ep.placement.names import CPU, CUT
 from ort_gpu_ep.placement.policy import Host
-from ort_gpu_ep.placement.proof import check_answer, rejected, trouble
+from ort_gpu_ep.placement.proof import check_answer, check_outputs, rejected, trouble
 from ort_gpu_ep.placement.rhythm import CONCURRENT
 from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin import SessionState, fall_back_or_raise

@@ -14,6 +14,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
+
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.ir.model_file import op_types, stored_tensors
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, PlainSession, ort_session
@@ -157,15 +159,17 @@ def not_written(settings: Any) -> Iterator[None]:
 
 
 @contextmanager
-def with_profiler(settings: Any, prefix: str) -> Iterator[None]:
-    """Sessions made meanwhile have onnxruntime's profiler on; its file's path begins with `prefix`."""
+def with_profiler(settings: Any, prefix: str, most: onnxruntime.GraphOptimizationLevel | None = None) -> Iterator[None]:
+    """Sessions made meanwhile have onnxruntime's profiler on; its file's path begins with `prefix`. most: of optimisation."""
     with settings_lock:
-        kept = settings.enable_profiling, settings.profile_file_prefix
+        kept = settings.enable_profiling, settings.profile_file_prefix, settings.graph_optimization_level
         settings.enable_profiling, settings.profile_file_prefix = True, prefix
+        if most is not None and kept[2] != onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL:
+            settings.graph_optimization_level = most
         try:
             yield
         finally:
-            settings.enable_profiling, settings.profile_file_prefix = kept
+            settings.enable_profiling, settings.profile_file_prefix, settings.graph_optimization_level = kept
 
 
 def write_optimized(model: str | bytes, settings: Any, kwargs: Mapping[str, Any]) -> None:

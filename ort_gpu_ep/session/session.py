@@ -18,8 +18,8 @@ from onnxruntime import OrtValue
 from ort_gpu_ep import plugin, private
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.errors import AdapterError, ConfigError, DeviceHangError, DeviceLostError
+from ort_gpu_ep.placement import CPU
 from ort_gpu_ep.placement.candidates import Candidate
-from ort_gpu_ep.placement.names import CPU
 from ort_gpu_ep.placement.source import Source, not_written, with_profiler, write_optimized
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME
 from ort_gpu_ep.plugin.fallback import NO_KERNEL, NoProviderError, taken_by_nobody

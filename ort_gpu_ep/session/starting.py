@@ -26,8 +26,8 @@ from ort_gpu_ep.config import OPTIONS, Config
 from ort_gpu_ep.device.background import Background, ending
 from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
 from ort_gpu_ep.heap import give_back
+from ort_gpu_ep.placement import CPU
 from ort_gpu_ep.placement.candidates import Candidate
-from ort_gpu_ep.placement.names import CPU
 from ort_gpu_ep.placement.source import Source, settings_lock
 from ort_gpu_ep.plugin import CPU_PROVIDER, ensure_registered
 from ort_gpu_ep.processes.child import ending as how_it_ended

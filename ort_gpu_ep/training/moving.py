@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import psutil
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.placement.names import GPU
+from ort_gpu_ep.placement import GPU
 from ort_gpu_ep.placement.policy import WORST, Policy, slowdown
 from ort_gpu_ep.session.opening import sampler_for
 from ort_gpu_ep.utilization import UNKNOWN, Load

@@ -24,8 +24,8 @@ from ort_gpu_ep.health.helper import list_adapters
 from ort_gpu_ep.health.verdicts import Verdict
 from ort_gpu_ep.kernels import profile
 from ort_gpu_ep.kernels.profile import GUESSED
+from ort_gpu_ep.placement import NAMES
 from ort_gpu_ep.placement.decisions import Decisions, Learnt
-from ort_gpu_ep.placement.names import NAMES
 from ort_gpu_ep.plugin import weight_file
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, reference
 

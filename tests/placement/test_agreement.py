@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import WrongResultError
-from ort_gpu_ep.placement.agreement import check_outputs
+from ort_gpu_ep.placement.proof import check_outputs
 
 rng = np.random.default_rng(15)
 

@@ -12,7 +12,7 @@ import models
 from models.inputs import make_inputs, model_inputs
 from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement.candidates import CUT, Candidates
-from ort_gpu_ep.placement.cpu_costs import cpu_costs
+from ort_gpu_ep.placement.proof import cpu_costs
 from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin import register
 from tests.unit.graphs import model_of

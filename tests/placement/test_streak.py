@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from ort_gpu_ep.placement import CPU, GPU
 from ort_gpu_ep.placement import runner as runner_module
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.estimate import Size
 from ort_gpu_ep.placement.learner import Learner
-from ort_gpu_ep.placement.names import CPU, GPU
 from ort_gpu_ep.placement.policy import Host, Policy
 from ort_gpu_ep.placement.runner import Runner
 from ort_gpu_ep.utilization import Load, Uses

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from ort_gpu_ep.placement.trial import BLOCK, BLOCK_S, MAX_BLOCKS, WAKE_S, WARM_UP_S, WARM_UPS, race
+from ort_gpu_ep.placement.proof import BLOCK, BLOCK_S, MAX_BLOCKS, WAKE_S, WARM_UP_S, WARM_UPS, race
 
 
 class Machine:
