@@ -3,7 +3,7 @@
     python -m benchmarks.deciders [--scenarios PATTERN] [--parts PATTERN] [--seeds 3] [--json FILE]
 
 Nothing runs but the deciders: the clock is virtual. The oracle takes the quickest candidate in each run, and its GPU is awake as if
-all runs had been there; of several threads, it is the best of all fixed divisions of the models. Each five seconds of a session count alike.
+all runs had been there; of several threads, it is the best of all fixed divisions of the models. Each five seconds count alike.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ PARTS: dict[str, Sequence[Change]] = {
     "kind: WAKING": [(Uses, "awake", lambda self, now_s: True)],
     "kind: FIRST": [(learner, "NOVEL", HUGE)],
     "account of waking": [(learner.Learner, "_account", nothing)],
-    "first runs as steady": [(learner, "AS_STEADY", 0.0)],
     "runs asleep as steady": [(learner, "SLEPT", 0.0)],
     "learner's trials": [(learner.Learner, "_trial", nothing)],
     "trials of the untried": [(learner, "UNTRIED_RUNS", HUGE)],
@@ -87,7 +86,6 @@ PARTS: dict[str, Sequence[Change]] = {
     "flap damping": [(policy, "LONGEST_DWELL_S", policy.DWELL_S)],
     "dwelling at all": [(policy, "LONGEST_DWELL_S", 0.0), (policy, "DWELL_S", 0.0)],
     "hysteresis": [(policy, "LEAVE", 1.0), (policy, "TRIFLE_S", 0.0)],
-    "slack of bands": [(policy, "SLACK", 0.0)],
     "settled runs only": [(policy, "SETTLE_S", 0.0)],
     "rivals within 20 times": [(policy, "WITHIN", HUGE)],
     "chances as seen": [(policy.Policy, "_chance", _guessed)],
@@ -96,7 +94,7 @@ PARTS: dict[str, Sequence[Change]] = {
 
 
 def scored(ran: Sequence[Ran], deadline_s: float, best: Sequence[Ran] | None = None) -> dict[str, float]:
-    """Over the oracle's: time and p99; switches; the share of time that trials took. With a deadline, time is one and the share of late runs.
+    """Over the oracle's: time and p99; switches; the share of time that trials took. With a deadline, time is 1 + the share of late runs.
     best: of several threads, the runs of the best division."""
     took_s, best_s = [r.seconds for r in ran], [r.seconds for r in best] if best else [r.oracle_s for r in ran]
     slices = [list(group) for _, group in groupby(ran, lambda r: r.when_s // SLICE_S)]

@@ -40,9 +40,9 @@ AT_TIMES = partial(lambda high, begin_s, end_s, now_s: high if begin_s <= now_s 
 
 
 class Scenario(NamedTuple):
-    """sides: milliseconds of each candidate, and microseconds for each unit of work. work: of run i. pause: seconds before it. gpu, cpu: load by
-    others over time, which trembles by so much; runs take the model's slowdown to the power of `suffers`. failing: when the GPU fails. stalls:
-    part of its runs that take 3 times as long. first_ms: of a new size there. misjudged: how wrong the race was about it."""
+    """sides: milliseconds of each candidate, and microseconds for a unit of work. work: of run i. pause: seconds before it. gpu, cpu: load
+    by others over time, which trembles by so much; runs take the model's slowdown to the power of `suffers`. failing: when the GPU fails.
+    stalls: part of its runs that take 3 times as long. first_ms: of a new size there. misjudged: how wrong the race was about it."""
 
     sides: Sides = GPU_WINS
     work: Callable[[int, random.Random], float] = lambda i, rng: 1.0
@@ -67,11 +67,12 @@ SCENARIOS = {
     "200 sizes": Scenario(ENCODER, lambda i, rng: 8.0 * rng.randint(1, 200), first_ms=3.0, seconds=30),
     "sizes in blocks": Scenario(ENCODER, lambda i, rng: (8.0, 128.0, 16.0, 96.0, 24.0, 64.0)[i // 1000 % 6], first_ms=3.0, seconds=45),
     "new sizes only": Scenario(ENCODER, lambda i, rng: 10.0 + i / 2, first_ms=3.0, seconds=20),
+    "same, nothing to compile": Scenario(ENCODER, lambda i, rng: 10.0 + i / 2, seconds=20),
     "a run a second": Scenario(pause=lambda i, now_s: 1.0, seconds=300),
     "a run in 0.2 s": Scenario({"cpu": (9.9, 0), "gpu": (1.5, 0), "cut": (6.0, 0)}, pause=lambda i, now_s: 0.2, seconds=60),
     "six quick runs a second": Scenario(pause=lambda i, now_s: 1.0 if i % 6 == 0 else 0.0, seconds=120),
-    "rhythm that changes": Scenario(pause=lambda i, now_s: (0.0, 0.15, 1.0)[int(now_s / 20) % 3], seconds=180),
-    "same, clock in two steps": Scenario(pause=lambda i, now_s: (0.0, 0.15, 1.0)[int(now_s / 20) % 3], asleep=IN_STEPS, seconds=180),
+    "rhythm that changes": Scenario(pause=lambda i, now_s: (0.0, 0.15, 1.0)[int(now_s / 20) % 3], seconds=140),
+    "same, clock in two steps": Scenario(pause=lambda i, now_s: (0.0, 0.15, 1.0)[int(now_s / 20) % 3], asleep=IN_STEPS, seconds=140),
     "GPU loaded for 30 s": Scenario(gpu=partial(AT_TIMES, 0.9, 5, 35), seconds=45),
     "same, it suffers little": Scenario(gpu=partial(AT_TIMES, 0.9, 5, 35), suffers=0.2, seconds=45),
     "same, it suffers more": Scenario(CLOSE, gpu=partial(AT_TIMES, 0.25, 5, 35), suffers=3.0, seconds=45),
@@ -82,13 +83,14 @@ SCENARIOS = {
     "GPU that fails twice": Scenario(failing=(5.0, 6.5), seconds=30), "GPU that fails for 20 s": Scenario(failing=(5.0, 25.0), seconds=60),
     "deadline, GPU stalls": Scenario({"cpu": (13.0, 0), "gpu": (10.0, 0)}, stalls=0.2, deadline_s=16e-3, seconds=60),
     "race that misjudged": Scenario(CLOSE, misjudged=1.5),
+    "same, slow, for two hours": Scenario({"cpu": (300.0, 0), "gpu": (220.0, 0), "cut": (270.0, 0)}, misjudged=1.5, seconds=7200),
 }
 
 
 @dataclass
 class Machine:
-    """A GPU that takes runs in turn and sleeps, cores that runs share, and others who load both. rests: when the GPU worked last, for how long, and
-    how slow it is until it has for long enough; met: sizes that it has compiled. Both also as if all runs were there, for the oracle."""
+    """A GPU that takes runs in turn and sleeps, cores that runs share, others who load both. rests: when the GPU worked last, for how long,
+    and how slow it is until it has for long enough; met: sizes that it has compiled. Both also as if all runs were there."""
 
     scenario: Scenario
     rng: random.Random
@@ -244,7 +246,7 @@ def played(scenario: Scenario, seed: int, made: Callable[[Machine, Sides, float,
 def begun(
     machine: Machine, decider: Any, sides: Sides, i: int, work: float, rng: random.Random, others: int, model: str,
 ) -> tuple[float, int, Any]:
-    """(when it is over, thread, the run) of a run that begins."""
+    """(when it is over, thread, the run) of a run that begins now."""
     luck = math.exp(rng.gauss(0.0, NOISE)) * (rng.uniform(2.0, 5.0) if rng.random() < SPIKES else 1.0), rng.random()
     always_s = {name: machine.seconds(sides, name, work, luck, oracle=True) for name in sides}
     able = [sum(s) for name, s in always_s.items() if not machine.fails(name)]

@@ -66,9 +66,6 @@ SLEPT = 1.3
 SURE = 0.12
 """Uncertainty up to which a prediction tells an unusual run."""
 
-AS_STEADY = 1.1
-"""A first run of a size that takes no longer than a steady one is predicted to, by this factor, has compiled nothing: it counts as one."""
-
 NOVEL, NOVELTY = 0.5, 1 / 8
 """Above this part of runs with new sizes (an exponential mean) first runs are what counts, not steady ones."""
 
@@ -255,19 +252,19 @@ class Learner:
         first = not entry.seen.get(name)
         if first and (turn.awake or name == CPU):
             self.times(name, FIRST).add(entry.size, seconds, now_s)
-        if first or (kind in STEADY and not turn.awake and name != CPU):
-            kind = self._kind(turn, name, first, seconds, now_s)
+        if first:
+            kind = ""
+        elif kind in STEADY and not turn.awake and name != CPU:
+            kind = self._waking(turn, name, seconds, now_s)
         entry.seen[name] = entry.seen.get(name, 0) + 1
         if kind:
             self.times(name, kind).add(entry.size, seconds, now_s)
         return kind in (*STEADY, PAUSED, RARE)
 
-    def _kind(self, turn: Turn, name: str, first: bool, seconds: float, now_s: float) -> str:
-        """What a first run, or one of a GPU that wakes up, counts as besides: a steady one, if it is as quick as that; empty: nothing."""
-        expected = self.times(name, turn.rest).at(turn.entry.size, now_s) if turn.rest in STEADY else None
+    def _waking(self, turn: Turn, name: str, seconds: float, now_s: float) -> str:
+        """What a run of a GPU that wakes up counts as: a steady one, if it is as quick as that or wins anyway."""
+        expected = self.times(name, turn.rest).at(turn.entry.size, now_s)
         expected_s = expected.seconds if expected is not None and expected.spread <= SURE else 0.0
-        if first:
-            return turn.rest if seconds <= AS_STEADY * expected_s else ""
         return turn.rest if seconds <= max(SLEPT * expected_s, turn.without_s) else WAKING
 
     def failed(self, name: str, now_s: float, for_s: float = 0.0) -> None:

@@ -19,9 +19,6 @@ any more. Between the two nothing moves: twice the 5 % that repeated medians of 
 TRIFLE_S = 20e-6
 """Nor does a run leave for less than this: what a switch of session costs in Python."""
 
-SLACK = 0.03
-"""A band is left only this far behind its edge: the tick of /proc/stat (10 ms) is 2.5 % of four cores' smoothing time."""
-
 DWELL_S, LONGEST_DWELL_S, CALM = 0.5, 120.0, 0.25
 """A candidate is kept for DWELL_S. Each further switch doubles that, up to the longest, until the load has changed by CALM: under a load
 that only trembles the number of switches is logarithmic in time. Source: route flap damping, RFC 2439."""
@@ -246,7 +243,7 @@ class Policy:
     def _settle(self, load: Load) -> None:
         """Moves the bands; runs of a band that has lasted are believed, others are forgotten."""
         for of_cpu, value in ((False, load.cpu if self.software else load.gpu or 0.0), (True, load.cpu)):
-            band = _band(value, self._bands[of_cpu])
+            band = _band(value)
             if band != self._bands[of_cpu]:
                 self._bands[of_cpu] = band
                 for candidate in self.idle_s:
@@ -319,8 +316,5 @@ def slowdown(candidate: str, load: Load, threads: int, software: bool) -> float:
     return on_cpu if candidate == CPU else on_gpu if candidate == GPU else max(on_cpu, on_gpu)
 
 
-def _band(value: float, present: int) -> int:
-    """The band of a load: the present one until its edge is passed by SLACK."""
-    low = EDGES[present - 1] - SLACK if present else -math.inf
-    high = EDGES[present] + SLACK if present < len(EDGES) else math.inf
-    return present if low <= value <= high else sum(value > edge for edge in EDGES)
+def _band(value: float) -> int:
+    return sum(value > edge for edge in EDGES)
