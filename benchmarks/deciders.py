@@ -98,7 +98,7 @@ def scored(ran: Sequence[Ran], deadline_s: float, best: Sequence[Ran] | None = N
     best: of several threads, the runs of the best division."""
     took_s, best_s = [r.seconds for r in ran], [r.seconds for r in best] if best else [r.oracle_s for r in ran]
     slices = [list(group) for _, group in groupby(ran, lambda r: r.when_s // SLICE_S)]
-    time = len(best) / len(ran) if best else fmean(sum(r.seconds for r in s) / sum(r.oracle_s for r in s) for s in slices)
+    time = len(best) / len(ran) if best else fmean(sum(r.seconds for r in s) / sum(r.oracle_s for r in s) for s in slices[:-1])
     if deadline_s:
         time = (1.0 + fmean(s > deadline_s for s in took_s)) / (1.0 + fmean(s > deadline_s for s in best_s))
     last, switches = dict[Any, str](), 0
