@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from ort_gpu_ep.placement import estimate, learner, policy
+from ort_gpu_ep.placement.policy import slowdown  # as it is, whatever is left out of a policy
 from ort_gpu_ep.utilization import SLEEPS_S, Load, Uses
 
 CORES, BUDGET_S, WAKES_S, PERIOD_S, SMOOTHING_S = 16, 0.5, 0.4, 0.1, 0.25
@@ -67,6 +68,7 @@ SCENARIOS = {
     "200 sizes": Scenario(ENCODER, lambda i, rng: 8.0 * rng.randint(1, 200), first_ms=3.0, seconds=30),
     "sizes in blocks": Scenario(ENCODER, lambda i, rng: (8.0, 128.0, 16.0, 96.0, 24.0, 64.0)[i // 1000 % 6], first_ms=3.0, seconds=45),
     "new sizes only": Scenario(ENCODER, lambda i, rng: 10.0 + i / 2, first_ms=3.0, seconds=20),
+    "same, small ones": Scenario(ENCODER, lambda i, rng: 60.0 + i / 50, first_ms=3.0, seconds=20),
     "same, nothing to compile": Scenario(ENCODER, lambda i, rng: 10.0 + i / 2, seconds=20),
     "a run a second": Scenario(pause=lambda i, now_s: 1.0, seconds=300),
     "a run in 0.2 s": Scenario({"cpu": (9.9, 0), "gpu": (1.5, 0), "cut": (6.0, 0)}, pause=lambda i, now_s: 0.2, seconds=60),
@@ -126,8 +128,8 @@ class Machine:
         now = Load(scenario.gpu(self.now_s), scenario.cpu(self.now_s), CORES, "", 0.0)
         took_s = (sides[name][0] * 1e-3 + sides[name][1] * 1e-6 * work) * bend(name, work) * luck[0]
         first_s = scenario.first_ms * 1e-3 if share and work not in self.met[oracle] else 0.0
-        on_cpu = max(self.on_cpu, 1) * policy.slowdown("cpu", now, CORES, False) ** scenario.suffers
-        on_gpu = self.slow(oracle) * policy.slowdown("gpu", now, CORES, False) ** scenario.suffers
+        on_cpu = max(self.on_cpu, 1) * slowdown("cpu", now, CORES, False) ** scenario.suffers
+        on_gpu = self.slow(oracle) * slowdown("gpu", now, CORES, False) ** scenario.suffers
         return took_s * (1.0 - share) * on_cpu + first_s, took_s * share * on_gpu * (3.0 if luck[1] < scenario.stalls else 1.0)
 
     def worked(self, oracle: bool, seconds: float, end_s: float, work: float) -> None:
