@@ -48,6 +48,9 @@ _lock = threading.Lock()
 _known: dict[str, Verdict] = {}
 """Key -> verdict of this process, so that a cache that can't be written costs one probing a process."""
 
+_tried: set[tuple[str, str]] = set()
+"""Cache folder, key: where this process has written its verdict and its marker, or could not, which is said once."""
+
 
 def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
     """The shared device of the adapter that the config asks for; what one session finds out of use stays so for the process.
@@ -104,13 +107,16 @@ def _verdict_once(info: AdapterInfo, cache_path: str, uses: Uses | None = None) 
     key = verdicts.key_of(info)
     if key not in _known:
         _known[key] = _verdict(info, key, cache_path, uses or everything)
+        _tried.discard((cache_path, key))
     else:
         cached = verdicts.read(cache_path, key)
-        if cached is None and _known[key].probed:       # found out with another cache folder
+        if cached is None and _known[key].probed and (cache_path, key) not in _tried:       # found out with another cache folder
             verdicts.keep(cache_path, key, _known[key], None)
         if uses is not None and _known[key].late:
             _known[key] = _with_late(info, key, cache_path, cached or _known[key], uses)
-    markers.leave(cache_path, key)      # once
+    if (cache_path, key) not in _tried:
+        _tried.add((cache_path, key))
+        markers.leave(cache_path, key)
     return _known[key]
 
 
