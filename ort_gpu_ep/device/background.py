@@ -28,6 +28,11 @@ class Background:
             self._works = True
         threading.Thread(target=self._work, name="ort_gpu_ep-background").start()
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is work besides the piece that the thread is at."""
+        return bool(self._waiting)
+
     def _work(self) -> None:
         while True:
             with self._lock:

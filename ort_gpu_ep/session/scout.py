@@ -35,7 +35,9 @@ Say = Callable[[dict[str, object]], None]
 
 
 def main() -> None:
-    """The job is a line of JSON on standard input, followed by the model, if it is no path, and the inputs."""
+    """The job is a line of JSON on standard input, followed by the model, if it is no path, and the inputs. Without a model the probes
+    run that no model has wanted so far.
+    """
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     _give_way()
@@ -52,7 +54,10 @@ def main() -> None:
         answers: queue.Queue[dict[str, Any]] = queue.Queue()
         feeds = _inputs(job)
         threading.Thread(target=_listen, args=(answers,), daemon=True).start()
-        say(_found(job, model, feeds, say, answers))
+        if feeds or model:
+            say(_found(job, model, feeds, say, answers))
+        else:
+            _probe_the_rest(job["options"])
     except BrokenPipeError:          # the session is gone, or its process
         pass
     except Exception as error:       # of an op that only the user's process has, say: that one finds out by itself
@@ -100,6 +105,15 @@ def _found(
     if runner.config.isolation != "process":        # what its op types did not tell its pipelines do
         open_adapter.open_gpu(runner.config, uses_of(runner.config, runner.candidates.model))
     return {"done": decision.source != "partial", "why": decision.why}
+
+
+def _probe_the_rest(options: dict[str, str]) -> None:
+    from ort_gpu_ep.config import resolve
+    from ort_gpu_ep.health import open_adapter
+
+    open_adapter.QUICK_S = math.inf      # nobody waits
+    _wait_for_others(options["cache_dir"])
+    open_adapter.open_gpu(resolve(options), open_adapter.everything)
 
 
 def _inputs(job: dict[str, Any]) -> dict[str, Any]:

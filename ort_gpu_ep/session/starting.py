@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -65,6 +66,9 @@ CHOOSING = ("ort_gpu_ep.placement.runner", "ort_gpu_ep.load")
 DRIVING = ("ort_gpu_ep.health.open_adapter", "ort_gpu_ep.calibration")
 """What it takes where this process opens the device: both load the library of the GPU, which isolation=process keeps out of it."""
 
+SCOUT = "ort_gpu_ep.session.scout"
+"""What such a process runs."""
+
 SETTINGS = (
     "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "execution_mode", "execution_order", "graph_optimization_level",
     "inter_op_num_threads", "intra_op_num_threads", "use_deterministic_compute")
@@ -96,6 +100,7 @@ class Start:
         self._shapes: dict[str, Any] = {}
         self._over, self._cancelled, self._hurried = threading.Event(), threading.Event(), threading.Event()
         self._lock, self._begun, self._taken, self._pid = threading.Lock(), False, False, os.getpid()
+        self._searched = False      # by another process
 
     # ---- the session's threads
 
@@ -195,6 +200,8 @@ class Start:
         self._over.set()
         if not self._stops:
             give_back(self.source.nbytes)       # which onnxruntime's sessions of the model took and freed
+            if self._searched:
+                _queue.add(partial(_probe_the_rest, self.config))
 
     @property
     def _stops(self) -> bool:
@@ -251,26 +258,24 @@ class Start:
             return None
         payload = [np.ascontiguousarray(value).reshape(-1).view(np.uint8).data for value in feeds.values()]
         self.stage = SEARCHING
-        folder = os.path.join(tempfile.gettempdir(), f"ort_gpu_ep-scout-{secrets.token_hex(8)}")
         try:
-            with self.source.there() as model:
+            with self.source.there() as model, _folder() as folder:
                 given = b"" if isinstance(model, str) else model
                 job |= {"model": model if isinstance(model, str) else "", "nbytes": len(given), "folder": folder}
-                return self._follow(Worker(job, None, "ort_gpu_ep.session.scout", [given, *payload], listens=True))
+                scout = Worker(job, None, SCOUT, [given, *payload], listens=True)
+                self._searched = True
+                return self._follow(scout)
         except OSError as error:
             log.info("placement: no process can be started (%s): this process measures the candidates", error)
             return None
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _job(self, feeds: Feeds) -> dict[str, object] | None:
         """All that is no payload; None where something can't be said."""
         if any(value.dtype.kind not in "biufc" for value in feeds.values()) or self._kwargs:
             return None
-        options = {o.name: str(int(v)) if isinstance(v := getattr(self.config, o.name), bool) else str(v) for o in OPTIONS}
         with settings_lock:
             settings = {name: int(getattr(self._settings, name)) for name in SETTINGS if self._settings is not None}
-        return {"options": {**options, "load": "off"}, "settings": settings,
+        return {"options": _options(self.config), "settings": settings,
                 "feeds": [[name, value.dtype.str, value.shape] for name, value in feeds.items()]}
 
     def _follow(self, scout: Worker) -> str | None:
@@ -306,6 +311,48 @@ class Start:
         if self._stops or self._hurried.is_set():
             return None
         return f"the process that was to find out where it runs best was ended ({how_it_ended(code)}); the next session tries again"
+
+
+def _options(config: Config) -> dict[str, str]:
+    """Of a process that finds out."""
+    found = {o.name: str(int(v)) if isinstance(v := getattr(config, o.name), bool) else str(v) for o in OPTIONS}
+    return {**found, "load": "off"}
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """The path of a temporary folder, which such a process makes."""
+    folder = os.path.join(tempfile.gettempdir(), f"ort_gpu_ep-scout-{secrets.token_hex(8)}")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _probe_the_rest(config: Config) -> None:
+    """Another process runs the probes that no model has wanted so far, lest the next model's session wait for them.
+
+    It gives way to a session whose turn comes, and ends with this process; probes that were not over then wait for a model again.
+    """
+    from ort_gpu_ep.health import markers, verdicts
+
+    device = in_order(config) if config.isolation != "process" else None       # whose worker has run them all
+    verdict = verdicts.read(config.cache_path, device) if device is not None else None
+    if verdict is None or not verdict.late:
+        return
+    try:
+        with _folder() as folder:
+            job = {"options": _options(config), "settings": {}, "feeds": [], "model": "", "nbytes": 0, "folder": folder}
+            scout = Worker(job, None, SCOUT, listens=True)
+            while not ending() and not _queue.waits:
+                with suppress(TimeoutError):
+                    if scout.line(LOOK_S) is None:
+                        break
+            scout.hang_up()
+            scout.end(patience_s=LAST_S)
+            markers.forgive(config.cache_path, scout.pid)
+    except OSError as error:
+        log.info("no process can be started (%s): probes wait until a model wants them", error)
 
 
 def _copied(feeds: Feeds) -> Feeds | None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -386,6 +387,78 @@ def test_a_model_tells_its_op_types(tmp_path: Path) -> None:
     assert op_types(grouped) == found | {"Conv of groups"}
     with pytest.raises(ValueError, match="expected at most"):
         op_types(data[:-3])
+
+
+def test_behind_a_search_the_rest_is_probed(hardware: Gpu, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a process of its own, which the next one finds no work for."""
+    config = Config(cache_dir=str(tmp_path))
+    key = verdicts.key_of(open_adapter.open_gpu(config, a_model("Relu")).info)
+    monkeypatch.setattr(starting, "in_order", lambda config: key)
+    jobs = list[Any]()
+
+    class Process:
+        """What stands in for it: it is at work here, says nothing and ends."""
+
+        pid = 0
+
+        def __init__(self, job: Any, variables: None, module: str, listens: bool) -> None:
+            assert (module, listens) == (starting.SCOUT, True)
+            jobs.append(json.loads(json.dumps(job)))
+            open_adapter._known.clear()
+            scout._probe_the_rest(job["options"])
+
+        def line(self, timeout_s: float) -> None:
+            return None
+
+        def hang_up(self) -> None:
+            pass
+
+        def end(self, patience_s: float) -> int:
+            return scout.DONE
+
+    monkeypatch.setattr(starting, "Worker", Process)
+    monkeypatch.setattr(open_adapter, "QUICK_S", open_adapter.QUICK_S)
+    monkeypatch.setattr(scout, "_wait_for_others", lambda cache_dir: None)
+    for count in (0, 1, 1):
+        starting._probe_the_rest(replace(config, isolation="process" if not count else "none"))
+        assert len(jobs) == count
+    assert workers.ran == [ALWAYS, LATE]
+    found = verdicts.read(str(tmp_path), key)
+    assert found is not None
+    assert found.late == ()
+
+
+@pytest.mark.parametrize("gives_way", ["another session waits", "the process ends"])
+def test_the_rest_gives_way(gives_way: str, hardware: Gpu, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(cache_dir=str(tmp_path))
+    key = verdicts.key_of(open_adapter.open_gpu(config, a_model("Relu")).info)
+    monkeypatch.setattr(starting, "in_order", lambda config: key)
+    said, lines = list[str](), iter(range(3))
+
+    class Process:
+        """What stands in for one that is long at work."""
+
+        pid = 0
+
+        def __init__(self, *given: object, **named: object) -> None:
+            pass
+
+        def line(self, timeout_s: float) -> None:
+            if next(lines) == 1:
+                monkeypatch.setattr(starting, *(("_queue", SimpleNamespace(waits=True)) if "session" in gives_way else ("ending", lambda: True)))
+            raise TimeoutError
+
+        def hang_up(self) -> None:
+            said.append("hang up")
+
+        def end(self, patience_s: float) -> int:
+            said.append("end")
+            return -9
+
+    monkeypatch.setattr(starting, "Worker", Process)
+    starting._probe_the_rest(config)
+    assert said == ["hang up", "end"]
+    assert next(lines) == 2
 
 
 def test_a_known_model_tells_the_shaders_that_it_used(tmp_path: Path) -> None:
