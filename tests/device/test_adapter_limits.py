@@ -17,7 +17,7 @@ def told(backend: int, storage_buffers: int) -> Any:
         maxComputeWorkgroupStorageSize=32768, maxComputeInvocationsPerWorkgroup=1024, maxComputeWorkgroupSizeX=1024,
         maxComputeWorkgroupsPerDimension=65535, minStorageBufferOffsetAlignment=256)
     info = SimpleNamespace(backendType=backend, vendorID=0, subgroupMinSize=4, subgroupMaxSize=64)
-    return SimpleNamespace(features=frozenset[str](), limits=limits, info=info, name="one")
+    return SimpleNamespace(features=frozenset[str](), configurations=(), limits=limits, info=info, name="one")
 
 
 @pytest.mark.parametrize(("backend", "storage_buffers", "most"), [
