@@ -119,6 +119,16 @@ def test_ever_new_sizes_go_by_what_first_runs_take() -> None:
     assert made.learner.spent_s <= made.budget_s + SHARE * made.learner.total_s
 
 
+@pytest.mark.parametrize(("novelty", "following"), [(NOVEL, "cpu"), (NOVEL + 0.01, "gpu")])
+def test_first_runs_are_for_trials_where_most_runs_are_first_ones(novelty: float, following: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = machine().learner
+    monkeypatch.setattr(learner, "_trial", lambda *given: "gpu")
+    entry = learner.entry("a size", lambda: 8.0)
+    entry.runs, learner.novelty = 1, novelty
+    learner._think(entry, 1e3)
+    assert (entry.choice, entry.following) == ("cpu", following)
+
+
 def test_runs_that_went_on_without_asking_count_as_much_as_others() -> None:
     """After ever new sizes, runs of one: sizes are new as seldom as if the learner had been asked each time."""
     asked, told = (machine(first_s={"cpu": 0.0, "gpu": 3e-3}) for _ in range(2))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ort_gpu_ep.placement.policy import EXPLORE_EVERY, LEAVE, Policy, _band, slowdown
+from ort_gpu_ep.placement.policy import ENOUGH, EXPLORE_EVERY, LEAVE, SETTLE_S, WITHIN, Host, Policy, _band, slowdown
 from ort_gpu_ep.utilization import BANDS, UNKNOWN, Load
 from tests.patience import steps
 
@@ -236,6 +236,26 @@ def test_a_deadline_prefers_the_steadier_plan() -> None:
     easy = Machine(Policy({"cpu": 0.013, "gpu": 0.010}, 1, False, deadline_s=0.1), truth)
     easy.go(0.05, seconds=30.0)
     assert easy.policy.current == "gpu"        # both meet it: the faster median
+
+
+def test_a_candidate_that_is_slower_by_all_of_the_factor_is_a_rival_still() -> None:
+    of = Host(watched=True).policy
+    policy = of({"gpu": 0.5, "cpu": 0.5 * WITHIN}, "gpu", None)
+    assert policy is not None
+    assert set(policy.idle_s) == {"cpu", "gpu"}
+    assert of({"gpu": 0.5, "cpu": 0.5 * WITHIN + 0.01}, "gpu", None) is None
+
+
+def test_runs_are_believed_once_their_band_has_lasted() -> None:
+    """From the very moment: the times of this test are whole halves."""
+    policy = Policy(IDLE, 1, False)
+    for reading in range(ENOUGH + 1):
+        load = Load(0.0, 0.0, 2, "test", reading * SETTLE_S)
+        policy.choose(load)
+        if reading < ENOUGH:
+            assert policy._predict("gpu", load) == IDLE["gpu"], "too few are settled"
+            policy.observe("gpu", 0.25, load)
+    assert policy._predict("gpu", load) == 0.25
 
 
 def test_bands() -> None:
