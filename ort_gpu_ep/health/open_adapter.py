@@ -105,19 +105,19 @@ def workarounds_for(quirks: tuple[Quirk, ...], info: AdapterInfo) -> list[Workar
 def _verdict_once(info: AdapterInfo, cache_path: str, uses: Uses | None = None) -> Verdict:
     """The verdict of this process; the adapter is marked as open until the process ends."""
     key = verdicts.key_of(info)
-    if key not in _known:
-        _known[key] = _verdict(info, key, cache_path, uses or everything)
-        _tried.discard((cache_path, key))
+    known, is_new_here = _known.get(key), (cache_path, key) not in _tried
+    if known is None:
+        known, is_new_here = _verdict(info, key, cache_path, uses or everything), True
     else:
-        cached = verdicts.read(cache_path, key)
-        if cached is None and _known[key].probed and (cache_path, key) not in _tried:       # found out with another cache folder
-            verdicts.keep(cache_path, key, _known[key], None)
-        if uses is not None and _known[key].late:
-            _known[key] = _with_late(info, key, cache_path, cached or _known[key], uses)
-    if (cache_path, key) not in _tried:
+        if is_new_here and known.probed and verdicts.read(cache_path, key) is None:     # found out with another cache folder
+            verdicts.keep(cache_path, key, known, None)
+        if uses is not None and known.late:
+            known = _with_late(info, key, cache_path, verdicts.read(cache_path, key) or known, uses)
+    _known[key] = known
+    if is_new_here:
         _tried.add((cache_path, key))
         markers.leave(cache_path, key)
-    return _known[key]
+    return known
 
 
 def reasons(quirks: tuple[Quirk, ...], info: AdapterInfo) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from ort_gpu_ep.processes.interrupts import load
 if TYPE_CHECKING:
     from ort_gpu_ep.device.ahead import Known
     from ort_gpu_ep.health.open_adapter import Uses
+    from ort_gpu_ep.health.verdicts import Verdict
     from ort_gpu_ep.placement.source import Source
 
 log = logging.getLogger("ort_gpu_ep")
@@ -110,8 +111,14 @@ def uses_of(config: Config, model: Source) -> Uses:
 
 
 def in_order(config: Config) -> str | None:
-    """Names the adapter that the options mean, its driver and this code, if an earlier process has found it in order and a session
-    with these options uses it. Loads no driver."""
+    """Names the adapter that `known_verdict` is about. Loads no driver."""
+    found = known_verdict(config)
+    return found[0] if found is not None else None
+
+
+def known_verdict(config: Config) -> tuple[str, Verdict] | None:
+    """The name of the adapter that the options mean, with its driver and this code, and its verdict, if an earlier process has found it in
+    order and a session with these options uses it. Loads no driver."""
     from ort_gpu_ep.health import markers, verdicts
     from ort_gpu_ep.health.enumeration import known
 
@@ -124,4 +131,6 @@ def in_order(config: Config) -> str | None:
         return None
     device = verdicts.key_of(info)
     verdict = verdicts.read(config.cache_path, device)
-    return device if verdict is not None and verdict.probed and not markers.any_stale(config.cache_path, device) else None
+    if verdict is None or not verdict.probed or markers.any_stale(config.cache_path, device):
+        return None
+    return device, verdict

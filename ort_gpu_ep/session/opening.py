@@ -19,7 +19,7 @@ from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.plugin.plain import COMPILES, NOT_COMPILED
 from ort_gpu_ep.plugin.state import say_once
 from ort_gpu_ep.processes.interrupts import load
-from ort_gpu_ep.session.early import in_order
+from ort_gpu_ep.session.early import known_verdict
 
 if TYPE_CHECKING:
     from ort_gpu_ep.health.open_adapter import Uses
@@ -271,13 +271,13 @@ def is_decided(config: Config, model: Source, settings: Any, uses: Uses) -> bool
     """Whether all is known that another process could find out: adapters, a verdict for such a model (uses: of open_gpu), and what was
     decided for this one. Loads no driver.
     """
-    device = in_order(config)
-    if device is None:
+    found = known_verdict(config)
+    if found is None:
         return False
-    from ort_gpu_ep.health import verdicts
+    from ort_gpu_ep.health.verdicts import wanted
 
-    verdict = verdicts.read(config.cache_path, device)
-    if verdict is None or (verdict.late and verdicts.wanted(verdict.late, uses(device))):
+    device, verdict = found
+    if verdict.late and wanted(verdict.late, uses(device)):
         return False
     from ort_gpu_ep.placement.decisions import Decisions, key_of, speed_options
 

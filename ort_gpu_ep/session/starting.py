@@ -33,7 +33,7 @@ from ort_gpu_ep.placement.source import Source, settings_lock
 from ort_gpu_ep.plugin import CPU_PROVIDER, ensure_registered
 from ort_gpu_ep.processes.child import ending as how_it_ended
 from ort_gpu_ep.processes.interrupts import load
-from ort_gpu_ep.session.early import FORKS, begin, in_order, uses_of
+from ort_gpu_ep.session.early import FORKS, begin, in_order, known_verdict, uses_of
 from ort_gpu_ep.session.opening import MODULES, SHARE, is_decided, look_for_gpu, make_runner
 
 if TYPE_CHECKING:
@@ -334,11 +334,10 @@ def _probe_the_rest(config: Config) -> None:
 
     It gives way to a session whose turn comes, and ends with this process; probes that were not over then wait for a model again.
     """
-    from ort_gpu_ep.health import markers, verdicts
+    from ort_gpu_ep.health import markers
 
-    device = in_order(config) if config.isolation != "process" else None       # whose worker has run them all
-    verdict = verdicts.read(config.cache_path, device) if device is not None else None
-    if verdict is None or not verdict.late:
+    found = known_verdict(config) if config.isolation != "process" else None       # whose worker has run them all
+    if found is None or not found[1].late:
         return
     try:
         with _folder() as folder:

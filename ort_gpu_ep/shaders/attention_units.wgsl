@@ -8,12 +8,7 @@
 // Expects: q, k, v, mask?, y (all but mask as vectors of four elements); SQ, SK (queries, keys), D, DV (elements of a head's queries and values,
 // multiples of 16), CHUNK (elements of a value that go through workgroup memory at a time; divides DV), FN FM FK where they are not 16, and GROUP, offsets, masks and all else as attention.wgsl has it.
 // Source: ONNX Attention; Dao et al., FlashAttention, arXiv:2205.14135.
-#default FN = 16
-#default FM = 16
-#default FK = 16
-alias left_t = subgroup_matrix_left<f16, $FK, $FN>;
-alias right_t = subgroup_matrix_right<f16, $FM, $FK>;
-alias sums_t = subgroup_matrix_result<f32, $FM, $FN>;
+#include fragments.wgsl
 #let QB = WORKGROUP_SIZE // 2
 #let k_row = D // 8 + 1
 #let s_row = BK // 4 + 2

@@ -19,12 +19,7 @@
 // SPLIT > 1: k is cut into parts of PER, each of another workgroup (its z); the one of a tile that arrives last adds the parts up, in their order.
 // Expects: x, w, c?, y; with SPLIT > 1 parts (vectors) and arrived (atomics, zero); x_scales, w_scales of each line where it is scaled, for each batch with X_BATCHES, W_BATCHES; x_base(b), w_base(b), c_index(i);
 // X_N X_K W_M W_K the strides; N M K; K_WHOLE: K is a multiple of TK; TM TN TK GM GN; FN FM FK where they are not 16; with IM2COL POINTWISE and HEIGHT.. (Window.consts).
-#default FN = 16
-#default FM = 16
-#default FK = 16
-alias left_t = subgroup_matrix_left<f16, $FK, $FN>;
-alias right_t = subgroup_matrix_right<f16, $FM, $FK>;
-alias sums_t = subgroup_matrix_result<f32, $FM, $FN>;
+#include fragments.wgsl
 #let x_row = TK // 8 + 1
 #let w_row = TM // 8 + 1 if W_ROWS else TK // 8 + 1
 #let w_rows = TK if W_ROWS else TM

@@ -357,7 +357,7 @@ def test_a_search_ends_with_the_probes_of_what_was_planned(
 
 def test_a_model_that_wants_more_is_left_to_another_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config, source = Config(cache_dir=str(tmp_path)), Source(model_of("(float[4] x) => (float[4] y) { y = Tanh(x) }").SerializeToString())
-    monkeypatch.setattr(opening, "in_order", lambda config: "k")
+    monkeypatch.setattr(opening, "known_verdict", lambda config: ("k", verdicts.read(config.cache_path, "k")))
     Decisions(config.cache_path, key_of(source.path_or_bytes, "k", None, speed_options(config), source.digest())).save(Learnt("gpu", ()))
     for waits, decided in (((), True), ((("pool", ("MaxPool",)),), True), ((("a probe", ("Tanh",)),), False)):
         verdicts.write(config.cache_path, "k", Verdict(late=waits))
@@ -393,7 +393,7 @@ def test_behind_a_search_the_rest_is_probed(hardware: Gpu, workers: Workers, tmp
     """By a process of its own, which the next one finds no work for."""
     config = Config(cache_dir=str(tmp_path))
     key = verdicts.key_of(open_adapter.open_gpu(config, a_model("Relu")).info)
-    monkeypatch.setattr(starting, "in_order", lambda config: key)
+    monkeypatch.setattr(starting, "known_verdict", lambda config: (key, verdicts.read(config.cache_path, key)))
     jobs = list[Any]()
 
     class Process:
@@ -432,7 +432,7 @@ def test_behind_a_search_the_rest_is_probed(hardware: Gpu, workers: Workers, tmp
 def test_the_rest_gives_way(gives_way: str, hardware: Gpu, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(cache_dir=str(tmp_path))
     key = verdicts.key_of(open_adapter.open_gpu(config, a_model("Relu")).info)
-    monkeypatch.setattr(starting, "in_order", lambda config: key)
+    monkeypatch.setattr(starting, "known_verdict", lambda config: (key, verdicts.read(config.cache_path, key)))
     said, lines = list[str](), iter(range(3))
 
     class Process:
@@ -441,7 +441,7 @@ def test_the_rest_gives_way(gives_way: str, hardware: Gpu, workers: Workers, tmp
         pid = 0
 
         def __init__(self, *given: object, **named: object) -> None:
-            pass
+            """Begins, and is not over yet."""
 
         def line(self, timeout_s: float) -> None:
             if next(lines) == 1:

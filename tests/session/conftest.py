@@ -17,6 +17,8 @@ import pytest
 
 import ort_gpu_ep as ort
 from ort_gpu_ep.calibration import cache as calibration
+from ort_gpu_ep.device import Gpu, objects
+from ort_gpu_ep.errors import OutOfDeviceMemoryError
 from ort_gpu_ep.kernels.profile import GUESSED
 from tests.unit.graphs import model_of
 
@@ -30,6 +32,19 @@ Feeds = dict[str, np.ndarray[Any, Any]]
 @pytest.fixture(scope="session", autouse=True)
 def quiet() -> None:
     onnxruntime.set_default_logger_severity(4)
+
+
+@pytest.fixture
+def no_mapped_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has none left that the host could write to."""
+    create = Gpu.create
+
+    def refuse(self: Gpu, size: int, usage: int) -> Any:
+        if usage & objects.MAP_WRITE:
+            raise OutOfDeviceMemoryError("none left")
+        return create(self, size, usage)
+
+    monkeypatch.setattr(Gpu, "create", refuse)
 
 
 def gpu_session(model: Any, settings: Any = None, **options: object) -> Any:

@@ -17,12 +17,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ort_gpu_ep.device import Gpu, copying, joined_runs, native, objects, staging, steady, wgpu_native
+from ort_gpu_ep.device import copying, joined_runs, native, objects, staging, steady, wgpu_native
 from ort_gpu_ep.device import gpu as gpu_module
 from ort_gpu_ep.device.buffers import size_class
 from ort_gpu_ep.device.in_flight import places_of
 from ort_gpu_ep.device.timing import start_timing
-from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError, OutOfDeviceMemoryError
+from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
 from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
@@ -201,14 +201,8 @@ def test_the_memory_counts_and_is_given_back(mlp: bytes, x: np.ndarray[Any, Any]
     assert own.large is None
 
 
-def test_without_memory_for_it_the_queue_writes(mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    create = Gpu.create
-
-    def refuse(self: Gpu, size: int, usage: int) -> Any:
-        if usage & objects.MAP_WRITE:
-            raise OutOfDeviceMemoryError("none left")
-        return create(self, size, usage)
-    monkeypatch.setattr(Gpu, "create", refuse)
+@pytest.mark.usefixtures("no_mapped_memory")
+def test_without_memory_for_it_the_queue_writes(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
     session = gpu_session(mlp, strict=1)
     for _ in range(WARM):
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
