@@ -7,23 +7,13 @@ from collections.abc import Callable
 
 from onnx import helper
 
-from ort_gpu_ep.training.gradient import STOPS, Gradients, Site, gradient
+from ort_gpu_ep.training.gradient import STOPS, Gradients, Rule, Site, gradient
 from ort_gpu_ep.training.writer import Value
 
 STOPS.update((
     "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceil", "ConstantOfShape", "Equal",
     "EyeLike", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "IsInf", "IsNaN", "Less", "LessOrEqual", "NonZero", "Not", "OneHot",
     "Or", "Range", "Round", "Shape", "Sign", "Size", "Xor"))
-
-
-def derivative(*ops: str) -> Callable[[Callable[[Site], Value]], Callable[[Site], Value]]:
-    """Adds a rule from a function that gives f'(x)."""
-
-    def add(slope: Callable[[Site], Value]) -> Callable[[Site], Value]:
-        gradient(*ops)(lambda n: [n.dy * slope(n)])
-        return slope
-
-    return add
 
 
 def where(condition: Value, yes: Value | float, no: Value | float, like: Value) -> Value:
@@ -40,11 +30,6 @@ def _gated(n: Site, condition: Value) -> Gradients:
     return [where(condition, n.dy, 0.0, n.dy)]
 
 
-@gradient("Identity")
-def identity(n: Site) -> Gradients:
-    return [n.dy]
-
-
 @gradient("Cast", "CastLike")
 def cast(n: Site) -> Gradients:
     """Between floats; integers pass no gradient."""
@@ -58,22 +43,6 @@ def _onnx_type(value: Value) -> int:
     return int(helper.np_dtype_to_tensor_dtype(value.dtype))
 
 
-@gradient("Dropout")
-def dropout(n: Site) -> Gradients:
-    """Only where the step leaves it as it is: then it passes everything."""
-    return [n.dy]
-
-
-@gradient("Neg")
-def neg(n: Site) -> Gradients:
-    return [-n.dy]
-
-
-@gradient("Relu")
-def relu(n: Site) -> Gradients:
-    return _gated(n, compare("Greater", n.y, 0.0))
-
-
 @gradient("Clip")
 def clip(n: Site) -> Gradients:
     """Nothing at the bounds, as a ReLU6 that an exporter has written has it."""
@@ -84,32 +53,11 @@ def clip(n: Site) -> Gradients:
     return _gated(n, inside[0] if len(inside) == 1 else n.writer.op("And", *inside))
 
 
-@gradient("ThresholdedRelu")
-def thresholded_relu(n: Site) -> Gradients:
-    return _gated(n, compare("Greater", n.x, n.attr("alpha")))
-
-
-@gradient("Shrink")
-def shrink(n: Site) -> Gradients:
-    return _gated(n, compare("Greater", n.writer.op("Abs", n.x), n.attr("lambd")))
-
-
-@gradient("HardSigmoid")
-def hard_sigmoid(n: Site) -> Gradients:
-    inside = n.writer.op("And", compare("Greater", n.y, 0.0), compare("Less", n.y, 1.0))
-    return [where(inside, n.dy * n.attr("alpha"), 0.0, n.dy)]
-
-
 @gradient("HardSwish")
 def hard_swish(n: Site) -> Gradients:
     """0, x / 3 + 1 / 2, 1 below, between and above -3 and 3."""
     slope = where(compare("Greater", n.x, 3.0), 1.0, n.x / 3.0 + 0.5, n.x)
     return [n.dy * where(compare("Less", n.x, -3.0), 0.0, slope, n.x)]
-
-
-@gradient("LeakyRelu")
-def leaky_relu(n: Site) -> Gradients:
-    return [where(compare("Less", n.x, 0.0), n.dy * n.attr("alpha"), n.dy, n.dy)]
 
 
 @gradient("Elu", "Celu", "Selu")
@@ -120,46 +68,6 @@ def elu(n: Site) -> Gradients:
     return [n.dy * where(compare("Greater", n.x, 0.0), gamma, slope, n.x)]
 
 
-@derivative("Abs")
-def abs_(n: Site) -> Value:
-    return n.writer.op("Sign", n.x)
-
-
-@derivative("Exp")
-def exp(n: Site) -> Value:
-    return n.y
-
-
-@gradient("Log")
-def log(n: Site) -> Gradients:
-    return [n.dy / n.x]
-
-
-@gradient("Sqrt")
-def sqrt(n: Site) -> Gradients:
-    return [n.dy * 0.5 / n.y]
-
-
-@derivative("Reciprocal")
-def reciprocal(n: Site) -> Value:
-    return -(n.y * n.y)
-
-
-@derivative("Sigmoid")
-def sigmoid(n: Site) -> Value:
-    return n.y * (1.0 - n.y)
-
-
-@derivative("Tanh")
-def tanh(n: Site) -> Value:
-    return 1.0 - n.y * n.y
-
-
-@derivative("Softplus")
-def softplus(n: Site) -> Value:
-    return n.writer.op("Sigmoid", n.x)
-
-
 @gradient("Softsign")
 def softsign(n: Site) -> Gradients:
     """1 / (1 + |x|)^2 = (1 - |y|)^2."""
@@ -167,13 +75,7 @@ def softsign(n: Site) -> Gradients:
     return [n.dy * rest * rest]
 
 
-@derivative("Erf")
-def erf(n: Site) -> Value:
-    return n.writer.op("Exp", -(n.x * n.x)) * (2.0 / math.sqrt(math.pi))
-
-
-@derivative("Gelu")
-def gelu(n: Site) -> Value:
+def _gelu(n: Site) -> Value:
     """Exact: Phi(x) + x phi(x). The tanh form by its own derivative."""
     if n.attr("approximate") == "tanh":
         root = math.sqrt(2.0 / math.pi)
@@ -183,73 +85,22 @@ def gelu(n: Site) -> Value:
     return (n.writer.op("Erf", n.x * math.sqrt(0.5)) + 1.0) * 0.5 + n.x * phi
 
 
-@derivative("Mish")
-def mish(n: Site) -> Value:
+def _mish(n: Site) -> Value:
     """t + x sigmoid(x) (1 - t^2) with t = tanh(softplus(x))."""
     t = n.writer.op("Tanh", n.writer.op("Softplus", n.x))
     return t + n.x * n.writer.op("Sigmoid", n.x) * (1.0 - t * t)
 
 
-@derivative("Swish")
-def swish(n: Site) -> Value:
+def _swish(n: Site) -> Value:
     alpha = float(n.attr("alpha"))
     s = n.writer.op("Sigmoid", n.x * alpha)
     return s + n.x * alpha * s * (1.0 - s)
 
 
-@derivative("Sin")
-def sin(n: Site) -> Value:
-    return n.writer.op("Cos", n.x)
-
-
-@derivative("Cos")
-def cos(n: Site) -> Value:
-    return -n.writer.op("Sin", n.x)
-
-
-@derivative("Tan")
-def tan(n: Site) -> Value:
-    return 1.0 + n.y * n.y
-
-
-@derivative("Sinh")
-def sinh(n: Site) -> Value:
-    return n.writer.op("Cosh", n.x)
-
-
-@derivative("Cosh")
-def cosh(n: Site) -> Value:
-    return n.writer.op("Sinh", n.x)
-
-
-@derivative("Asin")
-def asin(n: Site) -> Value:
-    return 1.0 / n.writer.op("Sqrt", 1.0 - n.x * n.x)
-
-
-@derivative("Acos")
-def acos(n: Site) -> Value:
-    return -1.0 / n.writer.op("Sqrt", 1.0 - n.x * n.x)
-
-
-@derivative("Atan")
-def atan(n: Site) -> Value:
-    return 1.0 / (1.0 + n.x * n.x)
-
-
-@derivative("Asinh")
-def asinh(n: Site) -> Value:
-    return 1.0 / n.writer.op("Sqrt", n.x * n.x + 1.0)
-
-
-@derivative("Acosh")
-def acosh(n: Site) -> Value:
-    return 1.0 / n.writer.op("Sqrt", n.x * n.x - 1.0)
-
-
-@derivative("Atanh")
-def atanh(n: Site) -> Value:
-    return 1.0 / (1.0 - n.x * n.x)
+@gradient("HardSigmoid")
+def hard_sigmoid(n: Site) -> Gradients:
+    inside = n.writer.op("And", compare("Greater", n.y, 0.0), compare("Less", n.y, 1.0))
+    return [where(inside, n.dy * n.attr("alpha"), 0.0, n.dy)]
 
 
 @gradient("CumSum")
@@ -264,3 +115,44 @@ def trilu(n: Site) -> Gradients:
     return [n.writer.op("Trilu", *inputs, upper=n.attr("upper"))]
 
 
+_SLOPES: dict[str, Callable[[Site], Value]] = {
+    "Abs": lambda n: n.writer.op("Sign", n.x),
+    "Acos": lambda n: -1.0 / n.writer.op("Sqrt", 1.0 - n.x * n.x),
+    "Acosh": lambda n: 1.0 / n.writer.op("Sqrt", n.x * n.x - 1.0),
+    "Asin": lambda n: 1.0 / n.writer.op("Sqrt", 1.0 - n.x * n.x),
+    "Asinh": lambda n: 1.0 / n.writer.op("Sqrt", n.x * n.x + 1.0),
+    "Atan": lambda n: 1.0 / (1.0 + n.x * n.x),
+    "Atanh": lambda n: 1.0 / (1.0 - n.x * n.x),
+    "Cos": lambda n: -n.writer.op("Sin", n.x),
+    "Cosh": lambda n: n.writer.op("Sinh", n.x),
+    "Erf": lambda n: n.writer.op("Exp", -(n.x * n.x)) * (2.0 / math.sqrt(math.pi)),
+    "Exp": lambda n: n.y,
+    "Gelu": _gelu,
+    "Mish": _mish,
+    "Reciprocal": lambda n: -(n.y * n.y),
+    "Sigmoid": lambda n: n.y * (1.0 - n.y),
+    "Sin": lambda n: n.writer.op("Cos", n.x),
+    "Sinh": lambda n: n.writer.op("Cosh", n.x),
+    "Softplus": lambda n: n.writer.op("Sigmoid", n.x),
+    "Swish": _swish,
+    "Tan": lambda n: 1.0 + n.y * n.y,
+    "Tanh": lambda n: 1.0 - n.y * n.y,
+}
+"""f'(x) of an op."""
+
+_RULES: dict[str, Rule] = {
+    "Dropout": lambda n: [n.dy],    # only where the step leaves it as it is: then it passes everything
+    "Identity": lambda n: [n.dy],
+    "LeakyRelu": lambda n: [where(compare("Less", n.x, 0.0), n.dy * n.attr("alpha"), n.dy, n.dy)],
+    "Log": lambda n: [n.dy / n.x],
+    "Neg": lambda n: [-n.dy],
+    "Relu": lambda n: _gated(n, compare("Greater", n.y, 0.0)),
+    "Shrink": lambda n: _gated(n, compare("Greater", n.writer.op("Abs", n.x), n.attr("lambd"))),
+    "Sqrt": lambda n: [n.dy * 0.5 / n.y],
+    "ThresholdedRelu": lambda n: _gated(n, compare("Greater", n.x, n.attr("alpha"))),
+    **{op: lambda n, slope=slope: [n.dy * slope(n)] for op, slope in _SLOPES.items()},      # type: ignore[misc]
+}
+"""The rules of one expression."""
+
+for _op, _rule in _RULES.items():
+    gradient(_op)(_rule)

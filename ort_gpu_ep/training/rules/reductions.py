@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ort_gpu_ep.training.gradient import Gradients, Site, axes_of, axis_of, gradient
+from ort_gpu_ep.training.gradient import Gradients, Rule, Site, axes_of, axis_of, gradient
 from ort_gpu_ep.training.writer import Value
 
 
@@ -24,41 +24,11 @@ def _spread(n: Site, value: Value) -> Value:
     return n.writer.expand(_kept(n, value), n.x.shape)
 
 
-@gradient("ReduceSum")
-def reduce_sum(n: Site) -> Gradients:
-    return [_spread(n, n.dy)]
-
-
-@gradient("ReduceMean")
-def reduce_mean(n: Site) -> Gradients:
-    return [_spread(n, n.dy * (1.0 / math.prod(n.x.shape[a] for a in _axes(n))))]
-
-
-@gradient("ReduceSumSquare")
-def reduce_sum_square(n: Site) -> Gradients:
-    return [n.x * _kept(n, n.dy * 2.0)]
-
-
-@gradient("ReduceL1")
-def reduce_l1(n: Site) -> Gradients:
-    return [n.writer.op("Sign", n.x) * _kept(n, n.dy)]
-
-
 @gradient("ReduceL2")
 def reduce_l2(n: Site) -> Gradients:
     """x / y dy; where the norm is 0, 0 / tiny."""
     tiny = n.writer.like(1e-30, n.x)
     return [n.x * _kept(n, n.dy / n.writer.op("Max", n.y, tiny))]
-
-
-@gradient("ReduceLogSum")
-def reduce_log_sum(n: Site) -> Gradients:
-    return [_spread(n, n.dy / n.writer.op("Exp", n.y))]
-
-
-@gradient("ReduceLogSumExp")
-def reduce_log_sum_exp(n: Site) -> Gradients:
-    return [n.writer.op("Exp", n.x - _kept(n, n.y)) * _kept(n, n.dy)]
 
 
 @gradient("ReduceMax", "ReduceMin")
@@ -81,3 +51,16 @@ def softmax(n: Site) -> Gradients:
 def log_softmax(n: Site) -> Gradients:
     """dy - exp(y) sum(dy)."""
     return [n.dy - n.writer.op("Exp", n.y) * n.writer.reduce("ReduceSum", n.dy, [axis_of(n)])]
+
+
+_RULES: dict[str, Rule] = {
+    "ReduceL1": lambda n: [n.writer.op("Sign", n.x) * _kept(n, n.dy)],
+    "ReduceLogSum": lambda n: [_spread(n, n.dy / n.writer.op("Exp", n.y))],
+    "ReduceLogSumExp": lambda n: [n.writer.op("Exp", n.x - _kept(n, n.y)) * _kept(n, n.dy)],
+    "ReduceMean": lambda n: [_spread(n, n.dy * (1.0 / math.prod(n.x.shape[a] for a in _axes(n))))],
+    "ReduceSum": lambda n: [_spread(n, n.dy)],
+    "ReduceSumSquare": lambda n: [n.x * _kept(n, n.dy * 2.0)],
+}
+
+for _op, _rule in _RULES.items():
+    gradient(_op)(_rule)
