@@ -16,7 +16,7 @@ from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.lowering import Answer, Facts, facts_of, walk
 from ort_gpu_ep.kernels.registry import BoundNode, Limits
-from ort_gpu_ep.partitioner.absorption import ACTIVATIONS, LAYERS, PRODUCTS, absorb
+from ort_gpu_ep.partitioner.absorption import ACTIVATIONS, LAYERS, PRODUCTS, Consumers, absorb
 from ort_gpu_ep.partitioner.attention_inputs import simplify_attention
 from ort_gpu_ep.partitioner.between_products import keep_bytes
 from ort_gpu_ep.partitioner.fusion import Chains
@@ -51,28 +51,12 @@ def _ask(work: Work) -> Graph:
     return work.graph
 
 
-def _integers(work: Work) -> Graph:
-    return quantize_products(work.graph, work.facts, work.limits)
+def _plain(rewrite: Callable[[Graph, Facts, Limits], Graph]) -> Callable[[Work], Graph]:
+    return lambda work: rewrite(work.graph, work.facts, work.limits)
 
 
-def _bytes(work: Work) -> Graph:
-    return keep_bytes(work.graph, work.facts, work.limits)
-
-
-def _absorb(work: Work) -> Graph:
-    return absorb(work.graph, work.facts, work.limits, PRODUCTS, shared=work.planned)
-
-
-def _absorb_in_layers(work: Work) -> Graph:
-    return absorb(work.graph, work.facts, work.limits, LAYERS, shared=work.planned)
-
-
-def _absorb_activations(work: Work) -> Graph:
-    return absorb(work.graph, work.facts, work.limits, ACTIVATIONS, shared=work.planned)
-
-
-def _patterns(work: Work) -> Graph:
-    return apply_rules(work.graph, work.facts, work.limits)
+def _absorb(consumers: Consumers) -> Callable[[Work], Graph]:
+    return lambda work: absorb(work.graph, work.facts, work.limits, consumers, shared=work.planned)
 
 
 def _chains(work: Work) -> Graph:
@@ -83,17 +67,9 @@ def _products(work: Work) -> Graph:
     return join_products(work.graph, work.facts, work.limits, work.answers)
 
 
-def _attention(work: Work) -> Graph:
-    return simplify_attention(work.graph, work.facts, work.limits)
-
-
 def _layouts(work: Work) -> Graph:
     graph, work.facts = choose_layouts(work.graph, work.facts, work.limits)
     return graph
-
-
-def _parts(work: Work) -> Graph:
-    return place_parts(work.graph, work.facts, work.limits)
 
 
 ASKED = "every row has been asked, and the types of values are known"
@@ -122,21 +98,21 @@ class Pass:
 
 FUSION: Sequence[Pass] = (
     Pass("ask", _ask, ensures=frozenset({ASKED})),
-    Pass("integers", _integers, requires=frozenset({ASKED}), ensures=frozenset({PRODUCTS_QUANTIZED})),
-    Pass("bytes", _bytes, requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({BYTES_KEPT})),
-    Pass("absorb", _absorb, requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({DECODERS_ABSORBED})),
-    Pass("patterns", _patterns, requires=frozenset({ASKED}), ensures=frozenset({PATTERNS_FUSED})),
-    Pass("layers", _absorb_in_layers, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({LAYERS_ABSORBED})),
-    Pass("activations", _absorb_activations, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({ACTIVATIONS_READ})),
+    Pass("integers", _plain(quantize_products), requires=frozenset({ASKED}), ensures=frozenset({PRODUCTS_QUANTIZED})),
+    Pass("bytes", _plain(keep_bytes), requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({BYTES_KEPT})),
+    Pass("absorb", _absorb(PRODUCTS), requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({DECODERS_ABSORBED})),
+    Pass("patterns", _plain(apply_rules), requires=frozenset({ASKED}), ensures=frozenset({PATTERNS_FUSED})),
+    Pass("layers", _absorb(LAYERS), requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({LAYERS_ABSORBED})),
+    Pass("activations", _absorb(ACTIVATIONS), requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({ACTIVATIONS_READ})),
     Pass("chains", _chains, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({CHAINS_FUSED})),
 )
 
 PASSES: Sequence[Pass] = (
     *FUSION,
     Pass("products", _products, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({PRODUCTS_JOINED})),
-    Pass("attention", _attention, requires=frozenset({ASKED, PRODUCTS_JOINED}), ensures=frozenset({ATTENTION_SIMPLIFIED})),
+    Pass("attention", _plain(simplify_attention), requires=frozenset({ASKED, PRODUCTS_JOINED}), ensures=frozenset({ATTENTION_SIMPLIFIED})),
     Pass("layouts", _layouts, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({LAYOUTS_CHOSEN})),
-    Pass("parts", _parts, requires=frozenset({ASKED, LAYOUTS_CHOSEN}), ensures=frozenset({PARTS_PLACED})),
+    Pass("parts", _plain(place_parts), requires=frozenset({ASKED, LAYOUTS_CHOSEN}), ensures=frozenset({PARTS_PLACED})),
 )
 
 

@@ -13,13 +13,13 @@ from ort_gpu_ep.device import Gpu, Program
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import parts, rewrite
-from ort_gpu_ep.partitioner.invariants import PROPERTIES, violations
 from ort_gpu_ep.partitioner.passes import PARTS_PLACED, PASSES, Work, run
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.verify import violations as plan_violations
 from tests.direct import run_direct, run_program
 from tests.ops.single_node import Array, assert_agree, data, on_cpu
 from tests.unit.graphs import graph_of, model_of, plan_of, static_types
+from tests.unit.invariants import PROPERTIES, violations
 
 HEAD = "(float[2, 8, 6, 5] x, float[2, 8, 6, 5] z)"
 

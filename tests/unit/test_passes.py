@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from models import BUILDERS, build
 from ort_gpu_ep.ir.graph import Graph, from_onnx
 from ort_gpu_ep.kernels.registry import Limits
-from ort_gpu_ep.partitioner.invariants import PROPERTIES, violations
 from ort_gpu_ep.partitioner.layouts import is_conversion
 from ort_gpu_ep.partitioner.passes import FUSION, PASSES, Pass, Work
 from ort_gpu_ep.partitioner.sizes import Assumption, input_types
 from tests.unit.graphs import random_models
+from tests.unit.invariants import PROPERTIES, violations
 from tests.unit.layouts import gaining
 
 STATIC = [n for n in BUILDERS if n not in ("decoder", "table_rows")]

@@ -1,4 +1,4 @@
-"""What must hold of a graph after every pass, and what each property means that a pass ensures: as rules. Tests run them.
+"""What must hold of a graph after every pass, and what each property means that a pass ensures: as rules.
 
 Each rule gives a sentence for whatever breaks it.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from ort_gpu_ep.ir.graph import Node
+from ort_gpu_ep.ir.graph import Graph, Node
 from ort_gpu_ep.ir.symbolic import hints
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.lowering import Facts, facts_of, walk
@@ -93,52 +93,17 @@ def _asked(work: Work) -> Iterator[str]:
             yield f"{node.label} was not asked"
 
 
-def _no_float_product(work: Work) -> Iterator[str]:
-    again = quantize_products(work.graph, work.facts, work.limits)
-    if len(again.nodes) != len(work.graph.nodes):
-        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when products of bytes are fused once more"
+def _again(rewrite: Callable[[Work], Graph], what: str) -> Callable[[Work], Iterator[str]]:
+    """A pass that has nothing left to do: tried once more, it takes no node away. what: happens then, for the sentence."""
+    def rule(work: Work) -> Iterator[str]:
+        again = rewrite(work)
+        if len(again.nodes) != len(work.graph.nodes):
+            yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when {what} once more"
+    return rule
 
 
-def _no_floats_between(work: Work) -> Iterator[str]:
-    again = keep_bytes(work.graph, work.facts, work.limits)
-    if len(again.nodes) != len(work.graph.nodes):
-        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when what stands between products is fused once more"
-
-
-def _no_decoder(work: Work) -> Iterator[str]:
-    yield from _absorbed(work, PRODUCTS)
-
-
-def _no_decoder_of_layers(work: Work) -> Iterator[str]:
-    yield from _absorbed(work, LAYERS)
-
-
-def _no_decoder_of_activations(work: Work) -> Iterator[str]:
-    yield from _absorbed(work, ACTIVATIONS)
-
-
-def _absorbed(work: Work, consumers: Consumers) -> Iterator[str]:
-    again = absorb(work.graph, work.facts, work.limits, consumers)
-    if len(again.nodes) != len(work.graph.nodes):
-        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when decoders are absorbed once more"
-
-
-def _no_pattern(work: Work) -> Iterator[str]:
-    again = apply_rules(work.graph, work.facts, work.limits)
-    if len(again.nodes) != len(work.graph.nodes):
-        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when the rules are tried once more"
-
-
-def _no_chain(work: Work) -> Iterator[str]:
-    again = Chains(work.graph, work.facts, work.limits, work.answers).run()
-    if len(again.nodes) != len(work.graph.nodes):
-        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when chains are fused once more"
-
-
-def _no_products(work: Work) -> Iterator[str]:
-    again = join_products(work.graph, work.facts, work.limits, work.answers)
-    if len(again.nodes) != len(work.graph.nodes):
-        yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when products of one input are joined once more"
+def _absorbed(consumers: Consumers) -> Callable[[Work], Iterator[str]]:
+    return _again(lambda work: absorb(work.graph, work.facts, work.limits, consumers), "decoders are absorbed")
 
 
 def _no_attention(work: Work) -> Iterator[str]:
@@ -177,8 +142,13 @@ def _parts(work: Work) -> Iterator[str]:
 
 
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
-    ASKED: _asked, PRODUCTS_QUANTIZED: _no_float_product, BYTES_KEPT: _no_floats_between, DECODERS_ABSORBED: _no_decoder,
-    PATTERNS_FUSED: _no_pattern, LAYERS_ABSORBED: _no_decoder_of_layers, ACTIVATIONS_READ: _no_decoder_of_activations,
-    CHAINS_FUSED: _no_chain, PRODUCTS_JOINED: _no_products,
+    ASKED: _asked,
+    PRODUCTS_QUANTIZED: _again(lambda work: quantize_products(work.graph, work.facts, work.limits), "products of bytes are fused"),
+    BYTES_KEPT: _again(lambda work: keep_bytes(work.graph, work.facts, work.limits), "what stands between products is fused"),
+    DECODERS_ABSORBED: _absorbed(PRODUCTS), LAYERS_ABSORBED: _absorbed(LAYERS), ACTIVATIONS_READ: _absorbed(ACTIVATIONS),
+    PATTERNS_FUSED: _again(lambda work: apply_rules(work.graph, work.facts, work.limits), "the rules are tried"),
+    CHAINS_FUSED: _again(lambda work: Chains(work.graph, work.facts, work.limits, work.answers).run(), "chains are fused"),
+    PRODUCTS_JOINED: _again(
+        lambda work: join_products(work.graph, work.facts, work.limits, work.answers), "products of one input are joined"),
     ATTENTION_SIMPLIFIED: _no_attention, LAYOUTS_CHOSEN: _layouts, PARTS_PLACED: _parts}
 """Each property that a pass requires or ensures, as a rule."""
