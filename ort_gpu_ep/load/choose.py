@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.load import amdgpu, i915, kgsl, macos, mali, nvml, xe
-from ort_gpu_ep.load.drm import find_card
-from ort_gpu_ep.load.fdinfo import FdinfoLoad
+from ort_gpu_ep.load import amdgpu, kgsl, macos, mali, nvml
+from ort_gpu_ep.load.drm import INTEL
+from ort_gpu_ep.load.fdinfo import open_fdinfo
 from ort_gpu_ep.load.file import FileSource
 from ort_gpu_ep.load.probe import DispatchProbe
 from ort_gpu_ep.load.sampler import Sampler
@@ -90,20 +90,14 @@ def openers(info: AdapterInfo, order: int = 0, root: Path = Path("/"), platform:
     if not linux:
         return [("system counters", lambda: _nothing(platform))]
     if info.vendor_id == kgsl.VENDOR:
-        return [("kgsl", lambda: kgsl.open_kgsl(root)), ("fdinfo", lambda: _any_driver(info, root, order))]
+        return [("kgsl", lambda: kgsl.open_kgsl(root)), ("fdinfo", lambda: open_fdinfo(info, root, order))]
     if info.vendor_id == mali.VENDOR:
-        return [("mali", lambda: mali.open_mali(root)), ("fdinfo", lambda: _any_driver(info, root, order))]
-    if info.vendor_id == i915.VENDOR:
-        return [("xe", lambda: xe.open_xe(info, root, order)), ("i915", lambda: i915.open_i915(info, root, order))]
+        return [("mali", lambda: mali.open_mali(root)), ("fdinfo", lambda: open_fdinfo(info, root, order))]
+    if info.vendor_id == INTEL:
+        return [("xe", lambda: open_fdinfo(info, root, order, ("xe",))), ("i915", lambda: open_fdinfo(info, root, order, ("i915",)))]
     if info.vendor_id == amdgpu.VENDOR:
-        return [("amdgpu", lambda: amdgpu.AmdgpuLoad(info, root, order)), ("fdinfo", lambda: _any_driver(info, root, order))]
-    return [("fdinfo", lambda: _any_driver(info, root, order))]
-
-
-def _any_driver(info: AdapterInfo, root: Path, order: int) -> Source:
-    """Whatever driver the card has, as long as it counts its clients' work."""
-    card = find_card(info, root, order)
-    return FdinfoLoad(f"{card.driver} fdinfo {card.slot}", card.slot, root)
+        return [("amdgpu", lambda: amdgpu.AmdgpuLoad(info, root, order)), ("fdinfo", lambda: open_fdinfo(info, root, order))]
+    return [("fdinfo", lambda: open_fdinfo(info, root, order))]
 
 
 def _nothing(platform: str) -> Source:

@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.load import amdgpu, i915, nvml
-from ort_gpu_ep.load.drm import find_card
+from ort_gpu_ep.load import amdgpu, nvml
+from ort_gpu_ep.load.drm import INTEL, find_card
 from ort_gpu_ep.load.source import SourceError, number, read_text
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def read_clocks(info: AdapterInfo, order: int = 0, root: Path = Path("/"), smi: 
     ways: dict[int, tuple[Callable[[], Clocks], ...]] = {
         nvml.VENDOR: (lambda: _nvml(info, order), lambda: _smi(info, order, smi or _run_smi)),
         amdgpu.VENDOR: (lambda: _amdgpu(info, order, root),),
-        i915.VENDOR: (lambda: _i915(info, order, root),)}
+        INTEL: (lambda: _i915(info, order, root),)}
     for way in ways.get(info.vendor_id, ()) if not info.is_software else ():
         try:
             return way()

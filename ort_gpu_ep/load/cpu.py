@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ort_gpu_ep.load.source import SourceError, clip, read_text
+from ort_gpu_ep.load.source import Source, SourceError, clip, read_text
 from ort_gpu_ep.processes.known import cores, workers
 
 Times = tuple[float, float]
@@ -39,7 +39,7 @@ class OwnTime:
             return 0.0
 
 
-class CpuLoad:
+class CpuLoad(Source):
     """Busy part of the usable cores, own work subtracted.
 
     Linux: /proc/stat (Documentation/filesystems/proc.rst, 1.7), whose columns are user, nice, system, idle, iowait, irq, softirq, steal;
@@ -47,9 +47,6 @@ class CpuLoad:
     """
 
     name = "CPU"
-    includes_own = False
-    cost_s = 0.0
-    forkable = True
 
     def __init__(self, root: Path = Path("/"), own_s: Callable[[], float] | None = None) -> None:
         self._path = root / "proc/stat"

@@ -13,9 +13,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ort_gpu_ep.load.source import SourceError, clip
+from ort_gpu_ep.load.drm import find_card
+from ort_gpu_ep.load.source import Source, SourceError, clip
 from ort_gpu_ep.processes.known import own_pids
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device.info import AdapterInfo
 
 OTHER_ENGINES = re.compile(r"video|enc|dec|jpeg|copy|dma|bcs|vcs|vecs|vpe|tfu|cpu")
 """Engines that do not share the shader cores: video, copies. Names of i915, xe, amdgpu, v3d and panthor."""
@@ -122,15 +127,11 @@ class Clients:
                         for key, (pid, client) in self.last.items() if pid not in but and key in before))
 
 
-class FdinfoLoad:
+class FdinfoLoad(Source):
     """The work of all readable processes on one card but our own.
 
     Raises: SourceError, where no client's engines are counted.
     """
-
-    includes_own = False
-    cost_s = 0.0
-    forkable = True
 
     def __init__(self, name: str, slot: str, root: Path = Path("/"), own: Callable[[], frozenset[int]] = own_pids) -> None:
         self.name, self._own = name, own
@@ -143,8 +144,16 @@ class FdinfoLoad:
     def read(self) -> float | None:
         return self._clients.busy(self._own())
 
-    def close(self) -> None:
-        """Holds nothing."""
+
+def open_fdinfo(info: AdapterInfo, root: Path = Path("/"), order: int = 0, drivers: tuple[str, ...] = ()) -> FdinfoLoad:
+    """The work on an adapter's card, whatever driver it has (or one of these), as long as that counts its clients' work.
+
+    Raises: SourceError.
+    Source: i915_drm_client.c (Linux 5.19), busy nanoseconds by uabi class: render, compute (the PMU would count everybody's, but needs
+    CAP_PERFMON). xe_drm_client.c (Linux 6.11), cycles of those that passed: rcs and ccs share the execution units; bcs, vcs, vecs don't.
+    """
+    card = find_card(info, root, order, drivers)
+    return FdinfoLoad(f"{card.driver} fdinfo {card.slot}", card.slot, root)
 
 
 class OwnBusy:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ort_gpu_ep.load.source import SourceError, clip, read_text
+from ort_gpu_ep.load.source import Source, SourceError, clip, read_text
 
 
-class FileSource:
+class FileSource(Source):
     """`0.6` says that the GPU is 60 % busy, `0.6 0.25` that the CPU is 25 % busy too; `unknown` is a source without an answer.
     On a software adapter, whose load is the CPU's, one number stands for both.
 
     The file is read at each sample, so it may be changed while a session runs. Raises SourceError for any other content.
     """
-
-    includes_own = False
-    cost_s = 0.0
-    forkable = True
 
     def __init__(self, path: Path, software: bool = False) -> None:
         self.name, self._path, self._software = f"file {path}", path, software
@@ -38,6 +34,3 @@ class FileSource:
             raise SourceError(f"{self._path}: got {' '.join(words)[:40]!r}, expected the GPU's load from 0 to 1, or `unknown`, "
                               "and the CPU's after it if wanted") from error
         return gpu, gpu if self._software and len(found) == 1 else cpu
-
-    def close(self) -> None:
-        """Holds nothing."""

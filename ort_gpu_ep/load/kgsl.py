@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ort_gpu_ep.load.source import Percentage, SourceError, clip, read_text
+from ort_gpu_ep.load.source import Percentage, Source, SourceError, clip, read_text
 
 VENDOR = 0x5143
 FOLDER = "sys/class/kgsl/kgsl-3d0"
 
 
-class KgslLoad:
+class KgslLoad(Source):
     """`gpubusy`: two numbers, microseconds of work and of time in the driver's last window; both are 0 while the GPU sleeps.
 
     Raises: SourceError.
@@ -18,8 +18,6 @@ class KgslLoad:
     """
 
     includes_own = True
-    cost_s = 0.0
-    forkable = True
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.name, self._path = "kgsl gpubusy", root / FOLDER / "gpubusy"
@@ -32,9 +30,6 @@ class KgslLoad:
             raise SourceError(f"{self._path}: got {text.strip()[:40]!r}, expected two numbers")
         busy, total = int(words[0]), int(words[1])
         return clip(busy / total) if total else 0.0
-
-    def close(self) -> None:
-        """Holds nothing."""
 
 
 def open_kgsl(root: Path = Path("/")) -> KgslLoad | Percentage:

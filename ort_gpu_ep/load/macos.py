@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.load.source import SourceError, clip
+from ort_gpu_ep.load.source import Source, SourceError, clip
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device.info import AdapterInfo
@@ -27,17 +27,16 @@ def ask_ioreg() -> bytes:
         raise SourceError(f"{' '.join(COMMAND)}: {error}") from error
 
 
-class IoregLoad:
+class IoregLoad(Source):
     """PerformanceStatistics["Device Utilization %"] of the accelerator whose model is the adapter's name, or of the only one.
 
     Raises: SourceError.
     """
 
     includes_own = True
-    forkable = True
 
     def __init__(self, info: AdapterInfo, ask: Callable[[], bytes] = ask_ioreg) -> None:
-        self.name, self._adapter, self._ask, self.cost_s = "IOKit", info.name, ask, 0.0
+        self.name, self._adapter, self._ask = "IOKit", info.name, ask
         self.read()
 
     def read(self) -> float | None:
@@ -68,6 +67,3 @@ class IoregLoad:
         if len(found) != 1:
             raise SourceError(f"ioreg: {len(found)} accelerators, none with the model {self._adapter!r}")
         return found[0]
-
-    def close(self) -> None:
-        """Holds nothing."""

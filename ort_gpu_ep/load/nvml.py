@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.load.source import SourceError, clip
+from ort_gpu_ep.load.source import Source, SourceError, clip
 from ort_gpu_ep.processes.known import own_pids
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ PERIOD_S = 1.0
 """NVML's longest sample period: a process without a sample for so long does nothing."""
 
 
-class NvmlLoad:
+class NvmlLoad(Source):
     """Part of NVML's last sample period (1/6 to 1 s) in which a kernel ran, less our own part.
 
     Our part is `smUtil` of our process ids in nvmlDeviceGetProcessUtilization. In a container NVML may know other ids than ours: then
@@ -30,7 +30,6 @@ class NvmlLoad:
     Source: NVML API reference, nvmlUtilization_t, nvmlProcessUtilizationSample_t, nvmlPciInfo_t (pciDeviceId: device << 16 | vendor).
     """
 
-    cost_s = 0.0
     forkable = False
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from ort_gpu_ep.load.source import SourceError, clip
+from ort_gpu_ep.load.source import Source, SourceError, clip
 
 BURST = 3
 """Dispatches for each reading: one alone may meet a scheduler's tick."""
@@ -14,7 +14,7 @@ FIRST = 16
 """Dispatches for the first baseline; the first ones find cold caches and a sleeping GPU."""
 
 
-class DispatchProbe:
+class DispatchProbe(Source):
     """load = 1 - idle time / present time: of a GPU that is shared in turn we get that part less.
 
     dispatch: runs one and gives its seconds, waiting included. The idle time is the shortest ever seen, so a GPU that was busy at first
@@ -25,7 +25,6 @@ class DispatchProbe:
 
     name = "timed dispatch"
     includes_own = True
-    cost_s = 0.0
     forkable = False
 
     def __init__(self, dispatch: Callable[[], float]) -> None:
@@ -42,6 +41,3 @@ class DispatchProbe:
         times = [self._time() for _ in range(BURST)]
         self.idle_s = min(self.idle_s, *times)
         return clip(1.0 - self.idle_s / median(times))
-
-    def close(self) -> None:
-        """Holds nothing: the device belongs to who gave `dispatch`."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Protocol
 
 
 class SourceError(Exception):
     """A source is absent or can't be read; the message says which path or call, and why."""
 
 
-class Source(Protocol):
+class Source:
     """One way to find out how busy an adapter is.
 
     name: for people. includes_own: whether the reading counts this process's own work too. cost_s: CPU seconds that the last
@@ -19,18 +18,19 @@ class Source(Protocol):
     """
 
     name: str
-    includes_own: bool
-    cost_s: float
-    forkable: bool
+    includes_own = False
+    cost_s = 0.0
+    forkable = True
 
     def read(self) -> float | None:
         """The busy part, 0 to 1, since the last reading, or over the driver's own period; None where there is no answer yet.
 
         Raises: SourceError.
         """
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Gives back what it holds: nothing, if it does not say otherwise."""
 
 
 def read_text(path: Path) -> str:
@@ -55,12 +55,10 @@ def clip(part: float) -> float:
     return min(max(part, 0.0), 1.0)
 
 
-class Percentage:
+class Percentage(Source):
     """A file that holds a busy percentage. Raises SourceError, where it can't be read."""
 
     includes_own = True
-    cost_s = 0.0
-    forkable = True
 
     def __init__(self, name: str, path: Path, full: float = 100.0) -> None:
         self.name, self.path, self._full = name, path, full
@@ -68,9 +66,6 @@ class Percentage:
 
     def read(self) -> float | None:
         return clip(number(self.path, read_text(self.path)) / self._full)
-
-    def close(self) -> None:
-        """Holds nothing."""
 
 
 class Rate:

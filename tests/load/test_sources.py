@@ -17,15 +17,13 @@ from ort_gpu_ep.load import choose, fdinfo
 from ort_gpu_ep.load.amdgpu import AmdgpuLoad
 from ort_gpu_ep.load.cpu import CpuLoad
 from ort_gpu_ep.load.drm import find_card
-from ort_gpu_ep.load.fdinfo import FdinfoLoad, busy, parse
-from ort_gpu_ep.load.i915 import open_i915
+from ort_gpu_ep.load.fdinfo import busy, open_fdinfo, parse
 from ort_gpu_ep.load.kgsl import open_kgsl
 from ort_gpu_ep.load.macos import IoregLoad
 from ort_gpu_ep.load.mali import PATHS, open_mali
 from ort_gpu_ep.load.nvml import NvmlLoad
 from ort_gpu_ep.load.probe import DispatchProbe
 from ort_gpu_ep.load.source import SourceError
-from ort_gpu_ep.load.xe import open_xe
 from ort_gpu_ep.processes import known as processes
 from tests.patience import Clock
 
@@ -145,11 +143,11 @@ def intel(root: Path, driver: str, mine: int, others: int, clock: Clock) -> None
         client(root, pid, descriptor, driver=driver, pdev=SLOT, client_id=str(number), **engines)
 
 
-@pytest.mark.parametrize(("driver", "opener"), [("i915", open_i915), ("xe", open_xe)])
-def test_intel_without_our_own(driver: str, opener: Callable[..., FdinfoLoad], tmp_path: Path, clock: Clock) -> None:
+@pytest.mark.parametrize("driver", ["i915", "xe"])
+def test_intel_without_our_own(driver: str, tmp_path: Path, clock: Clock) -> None:
     card(tmp_path, 0, 0x8086, 0x56A0, SLOT, driver)
     intel(tmp_path, driver, 0, 0, clock)
-    source = opener(adapter(0x8086, 0x56A0), tmp_path)
+    source = open_fdinfo(adapter(0x8086, 0x56A0), tmp_path, 0, (driver,))
     clock.rest(0.2)
     intel(tmp_path, driver, 150, 100, clock)
     found = source.read()
@@ -165,7 +163,7 @@ def test_intel_without_our_own(driver: str, opener: Callable[..., FdinfoLoad], t
 def test_a_new_process_is_found(tmp_path: Path, clock: Clock) -> None:
     card(tmp_path, 0, 0x8086, 0x56A0, SLOT, "i915")
     intel(tmp_path, "i915", 0, 0, clock)
-    source = open_i915(adapter(0x8086, 0x56A0), tmp_path)
+    source = open_fdinfo(adapter(0x8086, 0x56A0), tmp_path, 0, ("i915",))
     for step in range(1, 30):
         clock.rest(0.01)
         client(tmp_path, 555, 3, driver="i915", pdev=SLOT, client_id="7", engine_render=f"{step * 1_000_000_000} ns")
@@ -178,7 +176,7 @@ def test_a_new_process_is_found(tmp_path: Path, clock: Clock) -> None:
 def test_workers_are_ours(tmp_path: Path, clock: Clock) -> None:
     card(tmp_path, 0, 0x8086, 0x56A0, SLOT, "i915")
     intel(tmp_path, "i915", 0, 0, clock)
-    source = open_i915(adapter(0x8086, 0x56A0), tmp_path)
+    source = open_fdinfo(adapter(0x8086, 0x56A0), tmp_path, 0, ("i915",))
     processes.count_as_own(4242)
     try:
         clock.rest(0.2)
@@ -195,9 +193,9 @@ def test_a_driver_that_does_not_count(tmp_path: Path) -> None:
     card(tmp_path, 0, 0x8086, 0x56A0, SLOT, "i915")
     client(tmp_path, os.getpid(), 3, driver="i915", pdev=SLOT)
     with pytest.raises(SourceError, match=r"of 1 readable clients of the card 0000:03:00.0 none has drm-engine-\*"):
-        open_i915(adapter(0x8086, 0x56A0), tmp_path)
+        open_fdinfo(adapter(0x8086, 0x56A0), tmp_path, 0, ("i915",))
     with pytest.raises(SourceError, match="no card 0x8086:0x56a0 with driver xe"):
-        open_xe(adapter(0x8086, 0x56A0), tmp_path)
+        open_fdinfo(adapter(0x8086, 0x56A0), tmp_path, 0, ("xe",))
 
 
 # ---- phones
