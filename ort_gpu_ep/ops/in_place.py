@@ -106,12 +106,6 @@ def with_decoder(built: Kernel, at: int, decoder: Kernel, parts: int, weight: bo
     return replace(built, reads=tuple(reads), inlined=(*built.inlined, *inlined))
 
 
-@op("PackedGather", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x table zp? indices -> y")
-def packed_gather(node: BoundNode) -> Lowering:
-    """Gather from a packed table."""
-    return read_in_place(node, "Gather")
-
-
 @op("PackedConvTranspose", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)
 def packed_conv_transpose(node: BoundNode) -> Lowering:
     """ConvTranspose with packed filters."""
@@ -126,30 +120,12 @@ def of_bytes(node: BoundNode) -> Lowering:
 
 
 @op("PackedEinsum", domain="ort_gpu_ep", dtypes=TAKEN, bindings="operands... -> y", epilogue=True)
-def packed_einsum(node: BoundNode) -> Lowering:
-    """Einsum with packed operands."""
-    return read_in_place(node, "Einsum")
-
-
-@op("PackedLSTM", domain="ort_gpu_ep", dtypes=TAKEN, bindings=RECURRENT)
-def packed_lstm(node: BoundNode) -> Lowering:
-    """LSTM with packed weights."""
-    return read_in_place(node, "LSTM")
-
-
+@op("PackedGather", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x table zp? indices -> y")
 @op("PackedGRU", domain="ort_gpu_ep", dtypes=TAKEN, bindings=RECURRENT)
-def packed_gru(node: BoundNode) -> Lowering:
-    """GRU with packed weights."""
-    return read_in_place(node, "GRU")
-
-
-@op("PackedRNN", domain="ort_gpu_ep", dtypes=TAKEN, bindings=RECURRENT)
-def packed_rnn(node: BoundNode) -> Lowering:
-    """RNN with packed weights."""
-    return read_in_place(node, "RNN")
-
-
+@op("PackedLSTM", domain="ort_gpu_ep", dtypes=TAKEN, bindings=RECURRENT)
 @op("PackedRecurrentStack", domain="ort_gpu_ep", dtypes=TAKEN, bindings=RECURRENT)
-def packed_recurrent_stack(node: BoundNode) -> Lowering:
-    """RecurrentStack with packed weights."""
-    return read_in_place(node, "RecurrentStack", "ort_gpu_ep")
+@op("PackedRNN", domain="ort_gpu_ep", dtypes=TAKEN, bindings=RECURRENT)
+def packed(node: BoundNode) -> Lowering:
+    """The op that follows `Packed`, with packed weights, operands or a packed table."""
+    name = node.op.removeprefix("Packed")
+    return read_in_place(node, name, "ort_gpu_ep" if name == "RecurrentStack" else "")

@@ -223,23 +223,15 @@ def simplified_layer_normalization(node: BoundNode) -> Kernel | Lowering:
 
 @op("SkipLayerNormalization", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="x skip scale bias? added? -> y _mean _inv_std total",
     epilogue=True)
-def skip_layer_normalization(node: BoundNode) -> Lowering:
-    """LayerNormalization of s = x + skip + added over the last axis; s itself where it is wanted.
+@op("SkipSimplifiedLayerNormalization", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="x skip scale added? -> y _mean _inv_std total",
+    epilogue=True)
+def skip_normalization(node: BoundNode) -> Lowering:
+    """LayerNormalization (Simplified: RMS normalization) of s = x + skip + added over the last axis; s itself where it is wanted.
 
     x, y, s: [..., N, H]; skip: the same, [1, N, H] or [N, H]; scale, bias, added: [H].
     """
-    return _of_sum(node, False, {"bias": 3, "added": 4})
-
-
-@op("SkipSimplifiedLayerNormalization", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="x skip scale added? -> y _mean _inv_std total",
-    epilogue=True)
-def skip_simplified_layer_normalization(node: BoundNode) -> Lowering:
-    """RMS normalisation of s = x + skip + added over the last axis; s itself where it is wanted. Shapes: as SkipLayerNormalization."""
-    return _of_sum(node, True, {"added": 3})
-
-
-def _of_sum(node: BoundNode, rms: bool, optional: Mapping[str, int]) -> Lowering:
-    """The one kernel that adds, stores the sum, and normalizes it. optional: vectors of a row by name and input."""
+    rms = node.op == "SkipSimplifiedLayerNormalization"
+    optional = {"added": 3} if rms else {"bias": 3, "added": 4}
     x, skip, target = node.input(0), node.input(1), node.target
     given = {name: k for name, k in optional.items() if node.has(k)}
     n = x.shape[-1] if x.rank > 1 else 0

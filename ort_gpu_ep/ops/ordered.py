@@ -42,26 +42,17 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-@op("CumSum", since=11, dtypes={"T": SUMMED}, bindings="x _axis -> y", epilogue=True)
-def cum_sum(node: BoundNode) -> Kernel:
-    """y[j] = the sum of x[k] for k <= j along the axis (`exclusive`: k < j; `reverse`: from the end); a workgroup per line."""
-    return _cumulative(node, False)
-
-
 @op("CumProd", dtypes={"T": SUMMED}, bindings="x _axis -> y", epilogue=True)
-def cum_prod(node: BoundNode) -> Kernel:
-    """y[j] = the product of x[k] for k <= j along the axis (`exclusive`: k < j; `reverse`: from the end); a workgroup per line."""
-    return _cumulative(node, True)
-
-
-def _cumulative(node: BoundNode, product: bool) -> Kernel:
+@op("CumSum", since=11, dtypes={"T": SUMMED}, bindings="x _axis -> y", epilogue=True)
+def cumulative(node: BoundNode) -> Kernel:
+    """y[j] = the sum (CumProd: product) of x[k <= j] along the axis (`exclusive`: k < j; `reverse`: from the end), a workgroup a line."""
     x = node.input(0)
     outer, n, inner = around(x.shape, axis_of(node, number_of(node, 1), x.rank))
     workgroup_size = min(MAX_WORKGROUP_SIZE, max(32, _power_of_two(hint(n))))
     return kernel(
         "cumulative.wgsl", [x.type], groups=outer * inner, workgroup_size=workgroup_size, workgroup_nbytes=workgroup_size * x.dtype.nbytes,
         consts={"N": n, "INNER": inner, "EXCLUSIVE": bool(node.attr("exclusive")), "REVERSE": bool(node.attr("reverse")),
-                "PRODUCT": product})
+                "PRODUCT": node.op == "CumProd"})
 
 
 @op("TopK", dtypes={"T": tuple(t for t in ANY if t is not BOOL)}, bindings="x _k? -> values indices")

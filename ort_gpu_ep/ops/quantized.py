@@ -80,34 +80,21 @@ def _product(a_scale: Float, a_zero: Float, b_scale: Float, b_zero: Float, y_sca
 
 
 @op("QLinearAdd", domain=DOMAIN, dtypes=TAKEN, bindings=PAIR, epilogue=True, channels_last=channels_last.elementwise)
-def qlinear_add(node: BoundNode) -> Kernel:
-    """y = saturate(round((a + b) / y_scale + y's zero point)) of the numbers that bytes stand for, halves to even; a and b broadcast."""
-    return _binary(node, "Add", "x + y", _sum)
-
-
 @op("QLinearMul", domain=DOMAIN, dtypes=TAKEN, bindings=PAIR, epilogue=True, channels_last=channels_last.elementwise)
-def qlinear_mul(node: BoundNode) -> Kernel:
-    """y = saturate(round(a b / y_scale + y's zero point)) of the numbers that bytes stand for, halves to even; a and b broadcast."""
-    return _binary(node, "Mul", "x * y", _product)
-
-
-def _unary(node: BoundNode, name: str, expression: str) -> Kernel:
-    _scalars(node, 1, 2, 3, 4)
-    x = node.input(0)
-    steps = [dequantizing(node, 0), Step(name, expression, ("s0",), FLOAT32), quantizing("s1", node, 3, 4, x.dtype)]
-    return stepwise(node, x.shape, steps)
-
-
-@op("QLinearSigmoid", domain=DOMAIN, dtypes=TAKEN, bindings=ONE, epilogue=True, channels_last=channels_last.elementwise)
-def qlinear_sigmoid(node: BoundNode) -> Kernel:
-    """y = Sigmoid(x), of the numbers that bytes stand for."""
-    return _unary(node, "Sigmoid", "sigmoid_f32(x)")
+def qlinear_pair(node: BoundNode) -> Kernel:
+    """y = saturate(round((a + b or a b) / y_scale + y's zero point)) of the numbers that bytes stand for, halves to even; broadcast."""
+    return _binary(node, "Add", "x + y", _sum) if node.op == "QLinearAdd" else _binary(node, "Mul", "x * y", _product)
 
 
 @op("QLinearLeakyRelu", domain=DOMAIN, dtypes=TAKEN, bindings=ONE, epilogue=True, channels_last=channels_last.elementwise)
-def qlinear_leaky_relu(node: BoundNode) -> Kernel:
-    """y = LeakyRelu(x), of the numbers that bytes stand for."""
-    return _unary(node, "LeakyRelu", f"select(x, {literal(node.attr('alpha'))} * x, x < 0.0)")
+@op("QLinearSigmoid", domain=DOMAIN, dtypes=TAKEN, bindings=ONE, epilogue=True, channels_last=channels_last.elementwise)
+def qlinear_unary(node: BoundNode) -> Kernel:
+    """y = LeakyRelu(x) or Sigmoid(x), of the numbers that bytes stand for."""
+    _scalars(node, 1, 2, 3, 4)
+    x, name = node.input(0), node.op.removeprefix("QLinear")
+    text = "sigmoid_f32(x)" if name == "Sigmoid" else f"select(x, {literal(node.attr('alpha'))} * x, x < 0.0)"
+    steps = [dequantizing(node, 0), Step(name, text, ("s0",), FLOAT32), quantizing("s1", node, 3, 4, x.dtype)]
+    return stepwise(node, x.shape, steps)
 
 
 def _own_layout(node: BoundNode) -> None:

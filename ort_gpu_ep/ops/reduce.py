@@ -278,14 +278,20 @@ def global_lp_pool(node: BoundNode) -> Kernel | Lowering:
     return _global(node, known.get(p, Fold("", prepare=3, finish=4)), p)
 
 
-def _arg(node: BoundNode, largest: bool) -> Lowering:
+@op("ArgMax", dtypes={"T": (*NUMBERS, INT8, UINT8)}, bindings="x -> y")
+@op("ArgMin", dtypes={"T": (*NUMBERS, INT8, UINT8)}, bindings="x -> y")
+def arg(node: BoundNode) -> Lowering:
+    """y = position of the maximum (ArgMin: minimum) along `axis`, of equals the first or (select_last_index) the last.
+
+    x: any shape; y: without the axis, or 1 there (keepdims).
+    """
     x = node.input(0)
     (axis,) = normal_axes(node, (int(node.attr("axis")),), x.rank)
     rows = rows_of(x.shape, (axis,))
     if rows.length == 0:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} over axis {axis} of {x.type}, which is empty")
     out = TensorType(INT64, reduced_shape(x.shape, (axis,), bool(node.attr("keepdims"))))
-    rule: dict[str, Const] = {"LARGEST": largest, "LAST": bool(node.attr("select_last_index")), "LENGTH": rows.length}
+    rule: dict[str, Const] = {"LARGEST": node.op == "ArgMax", "LAST": bool(node.attr("select_last_index")), "LENGTH": rows.length}
     cut = _cut(rows)
     if cut is None:
         return Lowering((out,), (_best(rows, out, {**rule, "PIECES": 1, "GIVEN": False}, {"x": 0}, 0),))
@@ -300,21 +306,3 @@ def _best(rows: Rows, out: TensorType, consts: dict[str, Const], reads: dict[str
     return kernel(
         "arg_reduce.wgsl", [out], consts={**rows.consts, **consts}, indices=rows.indices, groups=rows.groups,
         workgroup_size=rows.workgroup_size, workgroup_nbytes=12 * rows.workgroup_size, reads=reads, writes={"y": target})
-
-
-@op("ArgMax", dtypes={"T": (*NUMBERS, INT8, UINT8)}, bindings="x -> y")
-def arg_max(node: BoundNode) -> Lowering:
-    """y = position of the maximum along `axis`, of equals the first or (select_last_index) the last.
-
-    x: any shape; y: without the axis, or 1 there (keepdims).
-    """
-    return _arg(node, True)
-
-
-@op("ArgMin", dtypes={"T": (*NUMBERS, INT8, UINT8)}, bindings="x -> y")
-def arg_min(node: BoundNode) -> Lowering:
-    """y = position of the minimum along `axis`, of equals the first or (select_last_index) the last.
-
-    x: any shape; y: without the axis, or 1 there (keepdims).
-    """
-    return _arg(node, False)

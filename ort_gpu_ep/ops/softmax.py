@@ -80,21 +80,13 @@ def _layout(node: BoundNode) -> ChannelsLast | None:
 
 
 @op("Softmax", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=_layout)
-def softmax(node: BoundNode) -> Kernel:
-    """y = exp(x - max x) / sum exp(x - max x) along `axis`.
-
-    x, y: any shape; before opset 13 the row is everything from `axis` on.
-    """
-    return normalized(node, 0)
-
-
 @op("LogSoftmax", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=_layout)
-def log_softmax(node: BoundNode) -> Kernel:
-    """y = x - max x - log sum exp(x - max x) along `axis`.
+def softmax(node: BoundNode) -> Kernel:
+    """y = exp(x - max x) / sum exp(x - max x) along `axis`, or (LogSoftmax) x - max x - log sum exp(x - max x).
 
     x, y: any shape; before opset 13 the row is everything from `axis` on.
     """
-    return normalized(node, 1)
+    return normalized(node, int(node.op == "LogSoftmax"))
 
 
 @op("Hardmax", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=_layout)

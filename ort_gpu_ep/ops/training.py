@@ -53,8 +53,20 @@ def _check(node: BoundNode, shapes: list[Shape], wanted: str) -> None:
         raise _declined(node, wanted)
 
 
-def _backward(node: BoundNode, cell: int, gates: int, states: int) -> Kernel:
-    """Of dy [T, B, H] as the first input: a workgroup a batch row. states: first states whose gradients it gives."""
+_BACKWARD = {"RNNBackward": (0, 1, 1), "GRUBackward": (1, 3, 1), "LSTMBackward": (2, 4, 2), "GRUBackwardResetFirst": (3, 3, 1)}
+"""The shader's code of a cell, its gates, and how many of the first states it gives gradients of. GRUBackward: linear_before_reset."""
+
+
+@op("GRUBackward", domain=DOMAIN, dtypes={}, bindings="dy dht gates before q r -> da dh0")
+@op("GRUBackwardResetFirst", domain=DOMAIN, dtypes={}, bindings="dy dht gates before r rh -> da dh0")
+@op("LSTMBackward", domain=DOMAIN, dtypes={}, bindings="dy dht dct gates cells before r -> da dh0 dc0")
+@op("RNNBackward", domain=DOMAIN, dtypes={}, bindings="dy dht slope r -> da dh0")
+def backward(node: BoundNode) -> Kernel:
+    """da = the gradients of a recurrent layer's pre-activations, from its last step to its first, the whole sequence in one dispatch.
+
+    dy: [T, B, H]; a workgroup a batch row.
+    """
+    cell, gates, states = _BACKWARD[node.op]
     if node.input(0).rank != 3:
         raise _declined(node, "dy [T, B, H]")
     steps, batch, hidden = node.input(0).shape
@@ -74,30 +86,6 @@ def _backward(node: BoundNode, cell: int, gates: int, states: int) -> Kernel:
     return kernel(
         "recurrent_backward.wgsl", [TensorType(FLOAT32, wide), *[TensorType(FLOAT32, state)] * states], consts=consts, groups=batch,
         workgroup_size=workgroup_size, workgroup_nbytes=4 * (gates * hidden + (workgroup_size if slices > 1 else 0)))
-
-
-@op("LSTMBackward", domain=DOMAIN, dtypes={}, bindings="dy dht dct gates cells before r -> da dh0 dc0")
-def lstm_backward(node: BoundNode) -> Kernel:
-    """da = the gradients of an LSTM's pre-activations, from its last step to its first, the whole sequence in one dispatch."""
-    return _backward(node, 2, 4, 2)
-
-
-@op("GRUBackward", domain=DOMAIN, dtypes={}, bindings="dy dht gates before q r -> da dh0")
-def gru_backward(node: BoundNode) -> Kernel:
-    """da = the gradients of a GRU's pre-activations (linear_before_reset), the whole sequence in one dispatch."""
-    return _backward(node, 1, 3, 1)
-
-
-@op("GRUBackwardResetFirst", domain=DOMAIN, dtypes={}, bindings="dy dht gates before r rh -> da dh0")
-def gru_backward_reset_first(node: BoundNode) -> Kernel:
-    """da = the gradients of a GRU's pre-activations, the whole sequence in one dispatch."""
-    return _backward(node, 3, 3, 1)
-
-
-@op("RNNBackward", domain=DOMAIN, dtypes={}, bindings="dy dht slope r -> da dh0")
-def rnn_backward(node: BoundNode) -> Kernel:
-    """da = the gradients of an RNN's pre-activations, the whole sequence in one dispatch."""
-    return _backward(node, 0, 1, 1)
 
 
 @op("LSTMCells", domain=DOMAIN, dtypes={}, bindings="forget added c0 -> c")
