@@ -149,6 +149,11 @@ class Trial:
             for k in range(max(map(len, axes))):
                 yield tuple(axis[(k + turn) % len(axis)] for axis in axes)
 
+    def repeated(self, *axes: Sequence[Any], of: int = 0, turn: int = 0) -> Iterator[tuple[Any, ...]]:
+        """`some` in each round."""
+        for _ in range(self.rounds):
+            yield from self.some(*axes, of=of, turn=turn)
+
     def wgsl(self, name: str, source: str, inputs: Sequence[Array], output: tuple[str, int], groups: int) -> Array:
         """The output (numpy type, elements) of one dispatch of a module, see device.run_wgsl."""
         dtype = np.dtype(output[0])
@@ -167,11 +172,8 @@ class Trial:
         held = dict(constants or {})
         names = tuple(f"x{i}" if a is not None or i in held else "" for i, a in enumerate(inputs))
         given = {n: np.asarray(a) for n, a in zip(names, inputs, strict=True) if a is not None}
-        values = {n: Value(n, dtype_of(a), a.shape) for n, a in given.items()}
-        values |= {f"x{i}": Value(f"x{i}", dtype_of(a), a.shape, _giver(a)) for i, a in held.items()}
-        results = tuple(f"y{i}" for i in range(outputs))
-        node = Node(op, names, results, domain=domain, attributes=attributes, version=version)
-        return self.graph(Graph("probe", tuple(given), results, (node,), values), list(given.values()))
+        node = Node(op, names, tuple(f"y{i}" for i in range(outputs)), domain=domain, attributes=attributes, version=version)
+        return self.graph(graph_of(given, {f"x{i}": a for i, a in held.items()}, node), list(given.values()))
 
     def graph(self, graph: Graph, arrays: Sequence[Array], precision: str = "float32") -> list[Array]:
         """The outputs of a graph on the adapter. Sizes that it leaves open come with the arrays, which are its inputs."""
@@ -225,6 +227,13 @@ class Trial:
     def _composed(self, kernel: Kernel, bindings: Bindings, limits: Limits) -> str:
         """In a drill, the fault is in the composed text of every kernel."""
         return self._drilled(compose(kernel, bindings, limits), [inner.shader for _, inner in kernel.inlined])
+
+
+def graph_of(given: Mapping[str, Array], held: Mapping[str, Array], *nodes: Node) -> Graph:
+    """Nodes as a graph, of which the last gives the outputs. given: what its inputs are like. held: constants."""
+    values = {name: Value(name, dtype_of(a), a.shape) for name, a in given.items()}
+    values |= {name: Value(name, dtype_of(a), a.shape, _giver(a)) for name, a in held.items()}
+    return Graph("probe", tuple(given), nodes[-1].outputs, nodes, values)
 
 
 def _giver(array: Array) -> Callable[[], Array]:

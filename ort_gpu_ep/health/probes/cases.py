@@ -40,9 +40,8 @@ def _run(trial: Trial, case: Case) -> None:
 
 def _check(record: Record) -> Callable[[Trial], str]:
     def check(trial: Trial) -> str:
-        for _ in range(trial.rounds):
-            for case, in trial.some(record.cases, of=-(-len(record.cases) // 2) if len(record.cases) > 2 else 1):
-                _run(trial, case)
+        for case, in trial.repeated(record.cases, of=-(-len(record.cases) // 2) if len(record.cases) > 2 else 1):
+            _run(trial, case)
         return f"{len(record.cases)} case{'s' if len(record.cases) > 1 else ''} of {', '.join(sorted({c.op for c in record.cases}))}"
 
     check.__doc__ = f"The cases in the record of {record.shader}."

@@ -7,38 +7,20 @@ import numpy as np
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe
 
 
+@probe("selected", "kernels", disables=("coordinates.wgsl", "chosen_slices.wgsl"), fault=(r"chosen_at\(min\([^()]*\)\)", "0u"))
 @probe("selection", "kernels", disables=("chunk_counts.wgsl", "chunk_starts.wgsl", "chunk_places.wgsl"))
 def selection(trial: Trial) -> str:
-    """NonZero and Compress over several chunks, the last one ragged."""
-    return _selected(trial)
-
-
-@probe("selected", "kernels", disables=("coordinates.wgsl", "chosen_slices.wgsl"), fault=(r"chosen_at\(min\([^()]*\)\)", "0u"))
-def selected(trial: Trial) -> str:
-    """The same: what is written of the places that were selected."""
-    return _selected(trial)
-
-
-def _selected(trial: Trial) -> str:
+    """NonZero and Compress over several chunks, the last one ragged: which places are selected, and what is written of them."""
     for _ in range(trial.rounds):
         compare(trial, "NonZero", 13, [trial.integers(0, 2, 53, 67, dtype="int32")])
         compare(trial, "Compress", 11, [trial.normal(2500, 3), trial.integers(0, 2, 2500, dtype="bool")], axis=0)
     return "2 ops"
 
 
+@probe("unique in order", "kernels", disables=("unique_flags.wgsl", "unique_order.wgsl"), fault=(r"first_at\(k\)|chosen_at\(j\)", "0u"))
 @probe("unique", "kernels", disables=("unique_first.wgsl", "unique_indices.wgsl"))
 def unique(trial: Trial) -> str:
-    """Unique numbers, sorted and as they come, with where they are."""
-    return _unique(trial)
-
-
-@probe("unique in order", "kernels", disables=("unique_flags.wgsl", "unique_order.wgsl"), fault=(r"first_at\(k\)|chosen_at\(j\)", "0u"))
-def unique_in_order(trial: Trial) -> str:
-    """The same: which are the first of their kind, and their order."""
-    return _unique(trial)
-
-
-def _unique(trial: Trial) -> str:
+    """Unique numbers, sorted and as they come, with where they are: which are the first of their kind, and their order."""
     for _ in range(trial.rounds):
         x = trial.integers(0, 90, 300)
         want, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True)

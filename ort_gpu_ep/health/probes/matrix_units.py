@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import SUMS_OF_PRODUCTS, Trial, Unsupported, agree, probe, reference
-from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
-from ort_gpu_ep.ir.types import FLOAT32, INT8, UINT8
+from ort_gpu_ep.health.probe import SUMS_OF_PRODUCTS, Trial, Unsupported, agree, graph_of, probe, reference
+from ort_gpu_ep.ir.graph import Node
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import (
     ATTENTION_UNIT_SHADERS,
@@ -69,10 +68,9 @@ def _product(trial: Trial, rows: int, columns: int, k: int, precision: str, tran
         a *= np.exp2(trial.integers(-40, 41, rows, 1)).astype(np.float32)
         b *= np.exp2(trial.integers(-40, 41, 1, columns)).astype(np.float32)
     given, bias = np.ascontiguousarray(b.T) if transposed else b, np.zeros(columns, np.float32)
-    arrays: list[Array] = [a, given, bias]
-    values = {name: Value(name, FLOAT32, array.shape) for name, array in zip("abc", arrays, strict=True)}
+    arrays = {"a": a, "b": given, "c": bias}
     node = Node("Gemm", ("a", "b", "c"), ("y",), version=13, attributes={"transB": int(transposed)})
-    got, = trial.graph(Graph("probe", ("a", "b", "c"), ("y",), (node,), values), arrays, precision)
+    got, = trial.graph(graph_of(arrays, {}, node), [*arrays.values()], precision)
     agree(f"{precision} {rows} x {k} x {columns}", got, a @ b, 0.0)
 
 
@@ -87,12 +85,10 @@ def _convolutions(trial: Trial, filters: int, precision: str) -> None:
     weights = [trial.integers(-1, 2, filters, 32, 3, 3).astype(np.float32), trial.integers(-4, 5, 20, filters, 1, 1).astype(np.float32)]
     weights[0][0, -1] = 1.0
     stored = np.ascontiguousarray(image.transpose(0, 2, 3, 1))
-    values = {"x": Value("x", FLOAT32, stored.shape)}
-    values |= {f"w{k}": Value(f"w{k}", FLOAT32, w.shape, lambda w=w: w) for k, w in enumerate(weights)}     # type: ignore[misc]
     attributes: tuple[dict[str, Any], ...] = ({"pads": (1, 1, 1, 1), "strides": (2, 1)}, {})
     nodes = tuple(Node("Conv", (("x", "v")[k], f"w{k}"), (("v", "y")[k],), "", "", 11, attributes[k], channels_last=True, id=k)
                   for k in range(2))
-    got, = trial.graph(Graph("probe", ("x",), ("y",), nodes, values), [stored], precision)
+    got, = trial.graph(graph_of({"x": stored}, {"w0": weights[0], "w1": weights[1]}, *nodes), [stored], precision)
     between, = reference("Conv", 11, [image, weights[0]], **attributes[0])
     want, = reference("Conv", 11, [between, weights[1]])
     agree(f"{precision} convolutions", got, want.transpose(0, 2, 3, 1), 0.0)
@@ -103,13 +99,11 @@ def _codes(trial: Trial, rows: int, columns: int, k: int, precision: str) -> Non
     x, codes = trial.integers(-4, 5, rows, k).astype(np.float32), trial.integers(0, 16, columns, k)
     scales = np.exp2(trial.integers(-3, 1, columns, k // CODES_BLOCK)).astype(np.float32)
     stored = (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8).reshape(columns, k // CODES_BLOCK, -1)
-    values = {"x": Value("x", FLOAT32, x.shape), "w": Value("w", UINT8, stored.shape, lambda: stored),
-              "s": Value("s", FLOAT32, scales.shape, lambda: scales)}
     attributes: dict[str, Any] = {"K": k, "N": columns, "bits": 4, "block_size": CODES_BLOCK}
     node = Node("MatMulNBits", ("x", "w", "s"), ("y",), "", "com.microsoft", 1, attributes)
     tile, = matrix_units.TILES
     with forced(f"decoded in {tile.name}"):
-        got, = trial.graph(Graph("probe", ("x",), ("y",), (node,), values), [x], precision)
+        got, = trial.graph(graph_of({"x": x}, {"w": stored, "s": scales}, node), [x], precision)
     dense = (codes.astype(np.float32) - 8) * np.repeat(scales, CODES_BLOCK, 1)
     agree(f"{precision} codes {rows} x {k} x {columns}", got, x @ dense.T, 0.0)
 
@@ -147,8 +141,7 @@ def attention(trial: Trial) -> str:
                     shapes = (2, 2, form.queries + 5, width), (2, 2, 2 * form.keys + 3, width), (2, 2, 2 * form.keys + 3, values)
                     arrays = [trial.normal(*shape) for shape in shapes]
                     arrays.append(trial.normal(1, 1, form.queries + 5, 2 * form.keys + 3))
-                    inputs = {name: Value(name, FLOAT32, array.shape) for name, array in zip("qkvm", arrays, strict=True)}
-                    graph = Graph("probe", tuple(inputs), ("y",), (Node("Attention", tuple(inputs), ("y",), version=23),), inputs)
+                    graph = graph_of(dict(zip("qkvm", arrays, strict=True)), {}, Node("Attention", tuple("qkvm"), ("y",), version=23))
                     with forced(form.name):
                         got, = trial.graph(graph, arrays, precision)
                     agree(f"{precision} attention {shapes}", got, reference("Attention", 23, arrays)[0], ATTENTION_TOLERANCE)
@@ -158,9 +151,8 @@ def attention(trial: Trial) -> str:
 def _sums(trial: Trial, rows: int, columns: int, k: int) -> None:
     """A MatMulInteger, exactly."""
     a, b = (trial.integers(-128, 128, *shape).astype(np.int8) for shape in ((rows, k), (k, columns)))
-    values = {"a": Value("a", INT8, a.shape), "b": Value("b", INT8, b.shape, lambda: b)}
     node = Node("MatMulInteger", ("a", "b"), ("y",), version=10)
-    got, = trial.graph(Graph("probe", ("a",), ("y",), (node,), values), [a])
+    got, = trial.graph(graph_of({"a": a}, {"b": b}, node), [a])
     agree(f"bytes {rows} x {k} x {columns}", got, a.astype(np.int32) @ b.astype(np.int32), 0.0)
 
 

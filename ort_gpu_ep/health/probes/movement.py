@@ -1,4 +1,4 @@
-"""Probes of kernels that move elements or create tensors of a shape."""
+"""Probes of kernels that move elements, create tensors of a shape, or sort (TopK: keys, sorted runs, merges)."""
 
 from __future__ import annotations
 
@@ -57,3 +57,19 @@ def made_of_a_shape(trial: Trial) -> str:
         agree(f"Range up to {shape[1]} by quarters", stepped, np.arange(-2.5, shape[1], 0.25))
         agree(f"HannWindow of {shape[1]}", window, 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(shape[1]) / shape[1]))
     return "2 shapes"
+
+
+FILES = ("topk_keys.wgsl", "topk_sort.wgsl", "topk_merge.wgsl", "topk_indices.wgsl", "gather.wgsl")
+
+
+@probe("top k", "kernels", disables=FILES)
+def topk(trial: Trial) -> str:
+    """Runs around a power of two, several runs to merge, both directions."""
+    shapes = ((3, 7, 7), (2, 257, 31), (1, 5003, 1500))
+    for (rows, n, k), largest in trial.repeated(shapes, (0, 1), of=3):
+        x = trial.normal(rows, n)
+        order = np.argsort(-x if largest else x, 1, kind="stable")[:, :k]
+        values, indices = trial.node("TopK", 11, [x, None], {1: np.array([k], np.int64)}, 2, largest=largest)
+        agree(f"TopK {k} of {n}: indices", indices, order)
+        agree(f"TopK {k} of {n}: values", values, np.take_along_axis(x, order, 1))
+    return f"{2 * len(shapes)} shapes"

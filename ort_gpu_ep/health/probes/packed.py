@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import SUMS_OF_PRODUCTS, Trial, agree, probe
-from ort_gpu_ep.ir.graph import BESIDE, Array, Attribute, Graph, Node, Step, Value
-from ort_gpu_ep.ir.types import BY_NAME, FLOAT32, INT32, INT64
+from ort_gpu_ep.health.probe import SUMS_OF_PRODUCTS, Trial, agree, graph_of, probe
+from ort_gpu_ep.ir.graph import BESIDE, Array, Attribute, Node, Step
+from ort_gpu_ep.ir.types import BY_NAME, FLOAT32
 from ort_gpu_ep.ir.types import packed as as_bytes
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import INLINED
@@ -38,11 +38,10 @@ def _product(
     scale, x = abs(trial.normal(*scales)) + np.float32(0.1), trial.normal(m, k)
     x[:, k - 1] = peak or x[:, k - 1]
     held = {"w": codes.astype(dtype.numpy), "s": scale, "z": zeros.astype(dtype.numpy)}
-    values = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
     node = Node("PackedGemm", ("x", "w", "s", "z"), ("y",), domain="ort_gpu_ep", version=1, attributes={
         "transA": 0, "transB": int(transposed), "alpha": 1.0, "beta": 1.0, "weight_axis": int(transposed == bool(block)),
         "weight_block": block, "weight_bits": 0, "weight_shape": (), "weight_perm": (), "weight_sparse": 0})
-    graph = Graph("probe", ("x",), ("y",), (node,), {**values, "x": Value("x", FLOAT32, x.shape)})
+    graph = graph_of({"x": x}, held, node)
     def wide(given: Array) -> Array:
         found: Array = given.T if transposed else given
         return np.repeat(found, block, axis=0)[:k] if block and given is not codes else found
@@ -59,9 +58,8 @@ def _product(
 def packed(trial: Trial) -> str:
     """Vectors and tiles, rows of codes and columns of codes, whole and odd sizes."""
     kinds = ("uint8", "int8", "int4", "uint2")
-    for _ in range(trial.rounds):
-        for kind, transposed, (m, k, n) in trial.some(kinds, (False, True), ((1, 64, 9), (3, 67, 5), (17, 131, 66))):
-            _product(trial, m, k, n, kind, transposed)
+    for kind, transposed, (m, k, n) in trial.repeated(kinds, (False, True), ((1, 64, 9), (3, 67, 5), (17, 131, 66))):
+        _product(trial, m, k, n, kind, transposed)
     return ", ".join(kinds)
 
 
@@ -76,9 +74,8 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) { out[id.x] = unpack2x16fl
 @probe("packed weights together", "kernels", disables=("packed_matvecs.wgsl",))
 def together(trial: Trial) -> str:
     """Three products of one input behind a normalization, and two of which one is an argument of the other's step."""
-    for _ in range(trial.rounds):
-        for (count, rows, beside), in trial.some(((1, (69, 12, 5), False), (3, (33, 20), False), (2, (37, 37), True)), of=2):
-            _together(trial, count, 132, rows, beside)
+    for (count, rows, beside), in trial.repeated(((1, (69, 12, 5), False), (3, (33, 20), False), (2, (37, 37), True)), of=2):
+        _together(trial, count, 132, rows, beside)
     return "queries, keys and values; gated units"
 
 
@@ -92,13 +89,12 @@ def _together(trial: Trial, count: int, k: int, rows: tuple[int, ...], beside: b
         names += [f"w{i}", f"s{i}", "", f"c{i}"]
         wide = np.stack((codes & 15, codes >> 4), 3).reshape(n, blocks, 16).astype(np.float64) - 8
         dense.append((wide * scale[..., None]).reshape(n, -1)[:, :k])
-    values = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
     outputs = ("y0",) if beside else tuple(f"y{i}" for i in range(len(rows)))
     node = Node(
         "PackedProducts", tuple(names), outputs, domain="ort_gpu_ep", version=1,
         attributes={"K": k, "N": rows, "bits": 4, "block_size": 16, "epsilon": 1e-5, "beside": int(beside)},
         epilogue=(Step("Sub", "x - y", ("v", BESIDE), FLOAT32),) if beside else ())
-    graph = Graph("probe", ("x",), outputs, (node,), {**values, "x": Value("x", FLOAT32, x.shape)})
+    graph = graph_of({"x": x}, held, node)
     normed = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5) * gamma
     wanted = [normed @ d.T + held[f"c{i}"] for i, d in enumerate(dense)]
     wanted = [wanted[0] - wanted[1]] if beside else wanted
@@ -127,9 +123,8 @@ def subnormal(trial: Trial) -> str:
 @probe("packed weights in blocks", "kernels", disables=("interleave_scales.wgsl", "restore_scales.wgsl"))
 def in_blocks(trial: Trial) -> str:
     """Scales and zero points for some codes of a row each, block after block and row after row; and the scales back again."""
-    for _ in range(trial.rounds):
-        for (m, k, n, kind, block), transposed in trial.some(((1, 132, 136, "int4", 16), (3, 200, 67, "uint8", 32)), (False, True)):
-            _product(trial, m, k, n, kind, transposed, back=True, block=block)
+    for (m, k, n, kind, block), transposed in trial.repeated(((1, 132, 136, "int4", 16), (3, 200, 67, "uint8", 32)), (False, True)):
+        _product(trial, m, k, n, kind, transposed, back=True, block=block)
     return "blocks of 16 and 32"
 
 
@@ -167,17 +162,15 @@ def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_z
     x = (steps * np.exp2(trial.integers(-3, 4, m, blocks)).repeat(block, 1)).astype(np.float32)[:, :k]
     held = {"w": pack_codes(codes, bits).reshape(n, blocks, -1), "s": scale}
     held |= {"z": pack_codes(zeros, bits).reshape(-1)[:zeros.size // per]} if with_zeros else {}
-    values = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
     node = Node("MatMulNBits", ("x", *held), ("y",), domain="com.microsoft", version=1, attributes={
         "K": k, "N": n, "bits": bits, "block_size": block, "accuracy_level": 4, "weight_prepacked": 0})
-    graph = Graph("probe", ("x",), ("y",), (node,), {**values, "x": Value("x", FLOAT32, x.shape)})
+    graph = graph_of({"x": x}, held, node)
     taken = (zeros[:, :blocks] if with_zeros else np.full((n, blocks), 1 << bits - 1)).repeat(block, 1)
     dense = ((codes - taken) * scale.astype(np.float64).repeat(block, 1))[:, :k]
     agree(f"{bits} bits, {m} x {k} x {n}", trial.graph(graph, [x])[0], x.astype(np.float64) @ dense.T)
     index = trial.rng.permutation(np.arange(k) // block).astype(np.int32)
-    values |= {"g": Value("g", INT32, index.shape, lambda: index), "x": Value("x", FLOAT32, x.shape)}
     inputs = ("x", "w", "s", "z" if with_zeros else "", "g")
-    sorted_graph = Graph("probe", ("x",), ("y",), (replace(node, inputs=inputs),), values)
+    sorted_graph = graph_of({"x": x}, {**held, "g": index}, replace(node, inputs=inputs))
     taken = zeros[:, index] if with_zeros else np.full((n, k), 1 << bits - 1)
     dense = (codes[:, :k] - taken) * scale.astype(np.float64)[:, index]
     order = np.argsort(index, kind="stable")
@@ -190,10 +183,9 @@ def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_z
 def given_back(trial: Trial) -> str:
     """Codes that stand on the device only in the order of their product, in the model's own again, bit for bit."""
     products, books = ((131, 136, "int8", False), (531, 67, "int4", True)), ((5, (0, 1)), (3, (1, 0)))
-    for _ in range(trial.rounds):
-        for (k, n, kind, transposed), (bits, perm) in trial.some(products, books, of=3):
-            _product(trial, 1, k, n, kind, transposed, back=True)
-            _given_back(trial, bits, perm)
+    for (k, n, kind, transposed), (bits, perm) in trial.repeated(products, books, of=3):
+        _product(trial, 1, k, n, kind, transposed, back=True)
+        _given_back(trial, bits, perm)
     return "bytes, nibbles, two planes"
 
 
@@ -203,10 +195,9 @@ def _given_back(trial: Trial, bits: int, perm: tuple[int, ...]) -> None:
     codes, values = trial.integers(0, 1 << bits, *stored), trial.normal(1 << bits)
     held = {"w": pack_codes(codes, bits), "t": values}
     x = trial.normal(1, stored[perm[0]])
-    known = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
     node = Node("PackedMatMul", ("x", "w", "t"), ("y",), domain="ort_gpu_ep", version=1, attributes={
         "weight_axis": 1, "weight_block": 0, "weight_bits": bits, "weight_shape": stored, "weight_perm": perm, "weight_sparse": 0})
-    graph = Graph("probe", ("x",), ("y",), (node,), {**known, "x": Value("x", FLOAT32, x.shape)})
+    graph = graph_of({"x": x}, held, node)
     agree(f"Codebook{bits} given back", trial.weight(graph, [x], "w"), held["w"], 0.0)
 
 
@@ -224,25 +215,22 @@ def _decoded(trial: Trial, op: str, m: int, density: float = 0.2, stored: tuple[
     own: tuple[str, ...] = ("w", "s", "t") if op == SPARSE else ("w", "t")
     fused = ("x", *held)
     x = trial.normal(m, stored[1])
-    known = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
-    known |= {"x": Value("x", FLOAT32, x.shape)}
     form: dict[str, Attribute] = {"size": (codes.size,), "shape": stored, "perm": (1, 0)}
     alone = Node(op, own, ("d",), domain=DOMAIN, version=1, attributes=form)
-    agree(f"{op} by itself", trial.graph(Graph("probe", (), ("d",), (alone,), known), [])[0], values[codes].T, 0.0)
+    agree(f"{op} by itself", trial.graph(graph_of({}, held, alone), [])[0], values[codes].T, 0.0)
     whole: dict[str, Attribute] = {
         "weight_axis": 1, "weight_block": 0, "weight_bits": CODEBOOK.get(op, 0), "weight_shape": stored, "weight_perm": (1, 0),
         "weight_sparse": int(op == SPARSE)}
     node = Node("PackedMatMul", fused, ("y",), domain="ort_gpu_ep", version=1, attributes=whole)
-    agree(f"{op} in a product", trial.graph(Graph("probe", ("x",), ("y",), (node,), known), [x])[0],
+    agree(f"{op} in a product", trial.graph(graph_of({"x": x}, held, node), [x])[0],
           x.astype(np.float64) @ values[codes].T)
 
 
 @probe("codebooks", "kernels", disables=("unpack_codebook.wgsl", "packed_matvec.wgsl", "packed_product.wgsl", "repack.wgsl"))
 def codebooks(trial: Trial) -> str:
     """Codes within a word, across words, and in two planes."""
-    for _ in range(trial.rounds):
-        for op, m in trial.some((*CODEBOOK,), (2, 17), of=6, turn=1):
-            _decoded(trial, op, m)
+    for op, m in trial.repeated((*CODEBOOK,), (2, 17), of=6, turn=1):
+        _decoded(trial, op, m)
     return ", ".join(CODEBOOK)
 
 
@@ -260,20 +248,18 @@ def sparse_held(trial: Trial) -> str:
 def sparse(trial: Trial) -> str:
     """Rows of none, few and all of their values."""
     densities = (0.01, 0.2, 1.0)
-    for _ in range(trial.rounds):
-        for team, density in trial.some((*SPARSE_TEAMS,), densities, of=4, turn=1):
-            with forced(f"team {team}"):
-                _decoded(trial, SPARSE, min(3, team), density)
+    for team, density in trial.repeated((*SPARSE_TEAMS,), densities, of=4, turn=1):
+        with forced(f"team {team}"):
+            _decoded(trial, SPARSE, min(3, team), density)
     return f"densities {densities}"
 
 
 @probe("pruned weights", "kernels", disables=(pruned_ops.SHADER, pruned_ops.PACKING, pruned_ops.RESTORING))
 def pruned(trial: Trial) -> str:
     """Rows and columns of none, few and many values; the matrix back again."""
-    for _ in range(trial.rounds):
-        for team, transposed in trial.some((*SPARSE_TEAMS,), (True, False), of=3):
-            with forced(f"team {team}"):
-                _pruned(trial, min(3, team) if transposed else 1, (257, 259) if transposed else (262, 251), transposed)
+    for team, transposed in trial.repeated((*SPARSE_TEAMS,), (True, False), of=3):
+        with forced(f"team {team}"):
+            _pruned(trial, min(3, team) if transposed else 1, (257, 259) if transposed else (262, 251), transposed)
     return f"teams of {', '.join(map(str, SPARSE_TEAMS))}"
 
 
@@ -283,9 +269,8 @@ def _pruned(trial: Trial, m: int, shape: tuple[int, int], transposed: bool) -> N
     w[0] = w[:, 0] = 0
     w[1, 1] = 1
     x = trial.normal(m, shape[1] if transposed else shape[0])
-    values = {"w": Value("w", FLOAT32, w.shape, lambda: w), "x": Value("x", FLOAT32, x.shape)}
     node = Node("Gemm", ("x", "w"), ("y",), version=13, attributes={"transB": int(transposed)})
-    graph = Graph("probe", ("x",), ("y",), (node,), values)
+    graph = graph_of({"x": x}, {"w": w}, node)
     what = f"{m} x {shape[0]} x {shape[1]}"
     agree(what, trial.graph(graph, [x])[0], x.astype(np.float64) @ (w.T if transposed else w))
     agree(f"{what} given back", trial.weight(graph, [x], "w"), w, 0.0)
@@ -295,11 +280,10 @@ def _pruned(trial: Trial, m: int, shape: tuple[int, int], transposed: bool) -> N
        fault=(r"if \((p\d) < TOTAL && ", r"if (\1 + 1u < TOTAL && "))
 def sparse_product(trial: Trial) -> str:
     """Convolutions over planes and products of many vectors, of single pixels and of fours, in rows, and in slices."""
-    for _ in range(trial.rounds):
-        for form, given in trial.some(("1 x 1", "1 x 4, 4 slices", "4 x 8"), (
-                ((2, 64, 6, 6), (70, 64, 1, 1), 0, (1, 1)), ((1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2))), of=3, turn=2):
-            with forced(form):
-                _convolved(trial, *given)
+    for form, given in trial.repeated(("1 x 1", "1 x 4, 4 slices", "4 x 8"), (
+            ((2, 64, 6, 6), (70, 64, 1, 1), 0, (1, 1)), ((1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2))), of=3, turn=2):
+        with forced(form):
+            _convolved(trial, *given)
     return "planes, windows, steps"
 
 
@@ -317,9 +301,8 @@ def _convolved(trial: Trial, shape: tuple[int, ...], filters: tuple[int, ...], p
     """A convolution of one with filters that are mostly zeros, in its first filter nothing else."""
     w, x = trial.normal(*filters) * (trial.rng.random(filters) < 0.15), trial.normal(*shape)
     w[0] = 0
-    values = {"w": Value("w", FLOAT32, w.shape, lambda: w), "x": Value("x", FLOAT32, x.shape)}
     node = Node("Conv", ("x", "w"), ("y",), version=11, attributes={"pads": (pad,) * 4, "strides": strides})
-    got, = trial.graph(Graph("probe", ("x",), ("y",), (node,), values), [x])
+    got, = trial.graph(graph_of({"x": x}, {"w": w}, node), [x])
     padded, want = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (pad, pad), (pad, pad))), np.zeros(got.shape)
     for row, column in np.ndindex(*filters[2:]):
         seen = padded[:, :, row:, column:][:, :, ::strides[0], ::strides[1]][:, :, :got.shape[2], :got.shape[3]]
@@ -359,10 +342,9 @@ def _rows_of_blocks(trial: Trial, bits: int, has_zeros: bool) -> None:
         return found
 
     held = {"w": in_bytes(codes), "s": scale, **({"z": in_bytes(zeros)} if has_zeros else {})}
-    values = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
     node = Node("GatherBlockQuantized", ("w", "i", *list(held)[1:]), ("y",), domain="com.microsoft", version=1, attributes={
         "gather_axis": 0, "quantize_axis": 1, "block_size": block, "bits": bits})
-    graph = Graph("probe", ("i",), ("y",), (node,), {**values, "i": Value("i", INT64, indices.shape)})
+    graph = graph_of({"i": indices}, held, node)
     zero = zeros if has_zeros else np.full_like(zeros, 1 << bits - 1)
     wanted = (codes - np.repeat(zero, block, axis=1)) * np.repeat(scale, block, axis=1)
     agree(f"{bits} bits", trial.graph(graph, [indices])[0], wanted[indices])
@@ -380,9 +362,8 @@ def _picked(trial: Trial, kind: str, perm: tuple[int, ...]) -> None:
         codes, scale = trial.integers(low, low + (1 << dtype.bits), rows, width), abs(trial.normal(rows)) + np.float32(0.1)
         held, wanted = {"w": codes.astype(dtype.numpy), "t": scale}, codes * scale[:, None]
     indices = trial.integers(-rows, rows, 19)
-    values_of = {name: Value(name, BY_NAME[a.dtype.name], a.shape, lambda a=a: a) for name, a in held.items()}     # type: ignore[misc]
     node = Node("PackedGather", ("w", "t", "", "i"), ("y",), domain="ort_gpu_ep", version=1, attributes={
         "axis": 0, "weight_input": 0, "op_version": 13, "weight_axis": 0, "weight_block": 0, "weight_bits": bits, "weight_sparse": 0,
         "weight_shape": codes.shape if bits else (), "weight_perm": perm})
-    graph = Graph("probe", ("i",), ("y",), (node,), {**values_of, "i": Value("i", INT64, indices.shape)})
+    graph = graph_of({"i": indices}, held, node)
     agree(f"{kind}, rows picked", trial.graph(graph, [indices])[0], wanted[indices])

@@ -71,10 +71,9 @@ def _matvec_probe(name: str, shader: str, forms: Sequence[str], orders: Sequence
     """Adds the probe of a kernel that multiplies by a vector. orders: whether B is transposed. shapes: m, k, n."""
 
     def check(trial: Trial) -> str:
-        for _ in range(trial.rounds):
-            for form, (m, k, n), transposed in trial.some(forms, shapes, orders, of=4):
-                with forced(form):
-                    _product(trial, m, k, n, transposed)
+        for form, (m, k, n), transposed in trial.repeated(forms, shapes, orders, of=4):
+            with forced(form):
+                _product(trial, m, k, n, transposed)
         return f"{len(forms) * len(orders) * len(shapes)} products"
 
     probe(name, "kernels", disables=(shader, "sum_parts.wgsl") if shader != "matvec_rows.wgsl" else (shader,), ops=PRODUCTS)(check)

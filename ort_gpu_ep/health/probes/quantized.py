@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, compare, probe, reference
+from ort_gpu_ep.health.probe import Trial, agree, compare, graph_of, probe, reference
 from ort_gpu_ep.health.probes.tiles import LAST_ROW, SMALL, chosen
-from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
-from ort_gpu_ep.ir.types import Shape, dtype_of
+from ort_gpu_ep.ir.graph import Array, Graph, Node
+from ort_gpu_ep.ir.types import Shape
 from ort_gpu_ep.ops.tiles import TILES
 
 
@@ -53,10 +53,8 @@ def _convolution(trial: Trial, kind: type[np.uint8 | np.int8], x: Shape, w: Shap
     given: dict[str, Array] = {name: np.asarray(array) for name, array in (
         ("x", stored), ("xs", np.float32(0.02)), ("xz", zero), ("w", weights), ("ws", scales), ("wz", np.int8(0)), ("ys", np.float32(0.3)),
         ("yz", kind(31)), ("c", bias))}
-    values = {name: Value(name, dtype_of(array), array.shape, None if name == "x" else (lambda a=array: a))  # type: ignore[misc]
-              for name, array in given.items()}
     node = Node("QLinearConv", tuple(given), ("y",), "", "", 10, attributes, channels_last=True)
-    graph = Graph("probe", ("x",), ("y",), (node,), values)
+    graph = graph_of({"x": given.pop("x")}, given, node)
     got, = trial.graph(graph, [stored])
     sums, = reference("Conv", 11, [(a.astype(np.float64)) for a in (image.astype(np.int64) - int(zero), weights, bias)], **attributes)
     exact = sums.transpose(0, 2, 3, 1) * (0.02 * scales.astype(np.float64) / 0.3)
@@ -93,24 +91,22 @@ def byte_depthwise(trial: Trial) -> str:
 @probe("sums of columns", "kernels", disables=("column_sums.wgsl",))
 def sums(trial: Trial) -> str:
     """MatMulInteger of a constant matrix, with zero points of 128 and others."""
-    for _ in range(trial.rounds):
-        for (kind, zero), in trial.some(((np.uint8, 140), (np.int8, -3)), of=2):
-            a, b = trial.integers(0, 100, 33, 36).astype(kind), trial.integers(-127, 128, 36, 20).astype(np.int8)
-            with chosen(SMALL, 1):
-                got, = trial.node("MatMulInteger", 10, [a, None, np.asarray(kind(zero))], {1: b})
-            agree("MatMulInteger", got, (a.astype(np.int64) - zero) @ b.astype(np.int64), 0.0)
+    for (kind, zero), in trial.repeated(((np.uint8, 140), (np.int8, -3)), of=2):
+        a, b = trial.integers(0, 100, 33, 36).astype(kind), trial.integers(-127, 128, 36, 20).astype(np.int8)
+        with chosen(SMALL, 1):
+            got, = trial.node("MatMulInteger", 10, [a, None, np.asarray(kind(zero))], {1: b})
+        agree("MatMulInteger", got, (a.astype(np.int64) - zero) @ b.astype(np.int64), 0.0)
     return "2 zero points"
 
 
 @probe("words of weights", "kernels", disables=("pack_bytes.wgsl", "unpack_bytes.wgsl"))
 def words(trial: Trial) -> str:
     """Bytes of windows and of points: packed once, used, and given back bit for bit."""
-    for _ in range(trial.rounds):
-        for (width, shape), in trial.some(((13, (36, 32, 2, 2)), (7, (16, 128, 1, 1))), of=2):
-            with chosen(SMALL, 1):      # the first is one of `byte_tiles`: its kernels are there
-                graph, image, weights = _convolution(trial, np.uint8, (1, shape[1], 5, width), shape, pads=(shape[2] // 2,) * 4)
-                given = trial.weight(graph, [image], "w")
-            agree(f"weights {list(shape)} given back", given, weights, 0.0)
+    for (width, shape), in trial.repeated(((13, (36, 32, 2, 2)), (7, (16, 128, 1, 1))), of=2):
+        with chosen(SMALL, 1):      # the first is one of `byte_tiles`: its kernels are there
+            graph, image, weights = _convolution(trial, np.uint8, (1, shape[1], 5, width), shape, pads=(shape[2] // 2,) * 4)
+            given = trial.weight(graph, [image], "w")
+        agree(f"weights {list(shape)} given back", given, weights, 0.0)
     return "2 shapes"
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import RECURRENT, Trial, agree, compare, probe, reference
-from ort_gpu_ep.ir.graph import Attribute, Graph, Node, Value
-from ort_gpu_ep.ir.types import FLOAT32, dtype_of
+from ort_gpu_ep.health.probe import RECURRENT, Trial, agree, compare, graph_of, probe, reference
+from ort_gpu_ep.ir.graph import Attribute, Node
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import INLINED
 from ort_gpu_ep.ops.in_place import PARTS, prefix
@@ -26,9 +25,8 @@ def layers(trial: Trial) -> str:
     """Hidden sizes below, at and above the number of lanes a slice has."""
     sizes = (33, 130, 1)
     with forced(GENERAL):
-        for _ in range(trial.rounds):
-            for hidden, (op, gates) in trial.some(sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1)), of=4, turn=1):
-                _layer(trial, op, gates, hidden)
+        for hidden, (op, gates) in trial.repeated(sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1)), of=4, turn=1):
+            _layer(trial, op, gates, hidden)
     return f"3 ops, {len(sizes)} sizes"
 
 
@@ -59,16 +57,15 @@ def packed(trial: Trial) -> str:
 def _packed_layer(trial: Trial, op: str, gates: int, hidden: int, **attributes: Any) -> None:
     """W and R as int8, with a scale and a zero point for all."""
     x, b = trial.normal(5, 2, 3), trial.normal(1, 2 * gates * hidden)
-    values, dense = {"x": Value("x", FLOAT32, x.shape), "b": Value("b", FLOAT32, b.shape, lambda: b)}, []
+    held, dense = {"b": b}, []
     described: dict[str, Any] = {"hidden_size": hidden, "direction": "forward", "layout": 0, "op_version": 14, **attributes}
     for k, width in enumerate((3, hidden)):
         codes, zero = trial.integers(-128, 128, 1, gates * hidden, width, dtype="int8"), trial.integers(-9, 9, 1, dtype="int8")
         scale = abs(trial.normal(1)) / np.float32(300) + np.float32(0.001)
-        for name, held in (("c", codes), ("s", scale), ("z", zero)):
-            values[f"{name}{k}"] = Value(f"{name}{k}", dtype_of(held), held.shape, lambda held=held: held)     # type: ignore[misc]
+        held |= {f"c{k}": codes, f"s{k}": scale, f"z{k}": zero}
         dense.append((codes.astype(np.float32) - zero) * scale)
         described |= {f"{prefix(k)}_{name}": value for name, value in {
             "input": 1 + PARTS * k, "axis": 1, "block": 0, "bits": 0, "sparse": 0, "shape": (), "perm": ()}.items()}
     node = Node(f"Packed{op}", ("x", "c0", "s0", "z0", "c1", "s1", "z1", "b"), ("y",), domain="ort_gpu_ep", version=1, attributes=described)
-    got, = trial.graph(Graph("probe", ("x",), ("y",), (node,), values), [x])
+    got, = trial.graph(graph_of({"x": x}, held, node), [x])
     agree(f"{op} of {hidden} packed", got, reference(op, 14, [x, *dense, b], 2, hidden_size=hidden, **attributes)[0], 1e-4)

@@ -107,10 +107,9 @@ def neighbours(trial: Trial) -> str:
 @probe("attention", "kernels", disables=("attention.wgsl",), fault=(r"return j < SK;", "return j + 1u < SK;"))
 def attention(trial: Trial) -> str:
     """Queries that fill a workgroup and one alone, keys in slices and in one, fewer heads of keys, causal, with a mask."""
-    for _ in range(trial.rounds):
-        for (shapes, attributes), in trial.some((
-                (((2, 3, 37, 8), (2, 3, 70, 8), (2, 3, 70, 12)), {}),
-                (((1, 4, 1, 64), (1, 2, 500, 64), (1, 2, 500, 64), (1, 500)), {}),
-                (((1, 300, 64),) * 3, {"q_num_heads": 2, "kv_num_heads": 2, "is_causal": 1})), of=2):
-            compare(trial, "Attention", 23, [trial.normal(*shape) for shape in shapes], **attributes)
+    for (shapes, attributes), in trial.repeated((
+            (((2, 3, 37, 8), (2, 3, 70, 8), (2, 3, 70, 12)), {}),
+            (((1, 4, 1, 64), (1, 2, 500, 64), (1, 2, 500, 64), (1, 500)), {}),
+            (((1, 300, 64),) * 3, {"q_num_heads": 2, "kv_num_heads": 2, "is_causal": 1})), of=2):
+        compare(trial, "Attention", 23, [trial.normal(*shape) for shape in shapes], **attributes)
     return "3 shapes"

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import CONVOLUTIONS, IN_GROUPS, Trial, Unsupported, agree, probe, reference
-from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, Shape
+from ort_gpu_ep.health.probe import CONVOLUTIONS, IN_GROUPS, Trial, Unsupported, agree, graph_of, probe, reference
+from ort_gpu_ep.ir.graph import Array, Graph, Node
+from ort_gpu_ep.ir.types import FLOAT16, Shape
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import LAST_ARRIVING
 from ort_gpu_ep.ops import conv_last, tiles, winograd
@@ -52,9 +52,9 @@ def _convolution(trial: Trial, x: Shape, w: Shape, op: str = "Conv", **attribute
     image, weights, bias = trial.normal(*x), trial.normal(*w), trial.normal(filters)
     reads_planes = op == "Conv" and w[1] <= 4 and attributes.get("group", 1) == 1
     stored = image if reads_planes else _stored(image)
-    values = {"x": Value("x", FLOAT32, stored.shape), "w": Value("w", FLOAT32, w), "c": Value("c", FLOAT32, bias.shape)}
+    given = {"x": stored, "w": weights, "c": bias}
     node = Node(op, ("x", "w", "c"), ("y",), "", "", 11, attributes, channels_last=True)
-    got, = trial.graph(Graph("probe", ("x", "w", "c"), ("y",), (node,), values), [stored, weights, bias])
+    got, = trial.graph(graph_of(given, {}, node), [*given.values()])
     want, = reference(op, 11, [image, weights, bias], **attributes)
     agree(f"{op} {list(x)} {list(w)} {attributes or ''}, channels last", got, want if filters % 4 else want.transpose(0, 2, 3, 1))
 
@@ -111,9 +111,7 @@ def in_halves(trial: Trial) -> str:
     node = Node("MatMul", ("a", "b"), ("y",), version=13)
     for _ in range(trial.rounds):
         a, b = (trial.integers(-4, 5, *shape).astype(np.float32) for shape in ((70, 192), (192, 180)))
-        values = {"a": Value("a", FLOAT32, a.shape), "b": Value("b", FLOAT32, b.shape), "y": Value("y", FLOAT32)}
-        held = Graph("probe", ("a",), ("y",), (node,), {**values, "b": Value("b", FLOAT32, b.shape, lambda b=b: b)})  # type: ignore[misc]
-        brought = Graph("probe", ("a", "b"), ("y",), (node,), values)
+        held, brought = graph_of({"a": a}, {"b": b}, node), graph_of({"a": a, "b": b}, {}, node)
         for tile, precision in trial.some(ran, (*precisions, ""), of=len(precisions)):
             with chosen(tile, 3 if tile.name in SPLIT_TILES else 1):
                 got, = trial.graph(held, [a], precision) if precision else trial.graph(brought, [a, b], precisions[-1])
@@ -138,10 +136,8 @@ def _stored(image: Array) -> Array:
 
 def _packed_convolution(trial: Trial, image: Array, weights: Array, bias: Array, **attributes: Any) -> Graph:
     """Of an image [N, C, H, W], with weights that are constants; against the reference over planes."""
-    values = {"x": Value("x", FLOAT32, _stored(image).shape), "w": Value("w", FLOAT32, weights.shape, lambda: weights),
-              "c": Value("c", FLOAT32, bias.shape)}
     node = Node("Conv", ("x", "w", "c"), ("y",), "", "", 11, attributes, channels_last=True)
-    graph = Graph("probe", ("x", "c"), ("y",), (node,), values)
+    graph = graph_of({"x": _stored(image), "c": bias}, {"w": weights}, node)
     got, = trial.graph(graph, [_stored(image), bias])
     want, = reference("Conv", 11, [image, weights, bias], **attributes)
     agree(f"Conv {list(image.shape)} with packed weights {list(weights.shape)}", got, want.transpose(0, 2, 3, 1))
@@ -178,11 +174,9 @@ def spread(trial: Trial) -> str:
         for x, w, op, attributes in () if trial.gpu.info.is_software else SPREAD:
             _convolution(trial, x, w, op, **attributes)
         image, weights, bias = trial.normal(1, 6, 5, 16), trial.normal(16, 3, 4, 4), trial.normal(3)
-        values = {"x": Value("x", FLOAT32, image.shape), "w": Value("w", FLOAT32, weights.shape, lambda w=weights: w),  # type: ignore[misc]
-                  "c": Value("c", FLOAT32, bias.shape)}
         attributes = {"strides": (2, 2), "pads": (1, 1, 1, 1)}
         node = Node("ConvTranspose", ("x", "w", "c"), ("y",), "", "", 11, attributes, channels_last=True)
-        graph = Graph("probe", ("x", "c"), ("y",), (node,), values)
+        graph = graph_of({"x": image, "c": bias}, {"w": weights}, node)
         got, = trial.graph(graph, [image, bias])
         want, = reference("ConvTranspose", 11, [image.transpose(0, 3, 1, 2), weights, bias], **attributes)
         agree("ConvTranspose with packed weights", got, want)
@@ -193,14 +187,13 @@ def spread(trial: Trial) -> str:
 @probe("rows of weights", "kernels", disables=("pack_rows.wgsl", "unpack_rows.wgsl"), ops=CONVOLUTIONS)
 def packed(trial: Trial) -> str:
     """Weights of windows, of planes and of a transposed matrix: packed once, used, and given back bit for bit."""
-    for _ in range(trial.rounds):
-        for (x, w, attributes), in trial.some((
-                ((2, 16, 7, 5), (16, 16, 3, 2), {"strides": (2, 1)}), ((1, 32, 9, 7), (16, 32, 1, 1), {})), of=2):
-            image, weights, bias = trial.normal(*x), trial.normal(*w), trial.normal(w[0])
-            with chosen(FIRST, 1):      # whose probe has compiled the first product
-                graph = _packed_convolution(trial, image, weights, bias, **attributes)
-                given = trial.weight(graph, [_stored(image), bias], "w")
-            agree(f"weights {list(w)} given back", given, weights, 0.0)
+    for (x, w, attributes), in trial.repeated((
+            ((2, 16, 7, 5), (16, 16, 3, 2), {"strides": (2, 1)}), ((1, 32, 9, 7), (16, 32, 1, 1), {})), of=2):
+        image, weights, bias = trial.normal(*x), trial.normal(*w), trial.normal(w[0])
+        with chosen(FIRST, 1):      # whose probe has compiled the first product
+            graph = _packed_convolution(trial, image, weights, bias, **attributes)
+            given = trial.weight(graph, [_stored(image), bias], "w")
+        agree(f"weights {list(w)} given back", given, weights, 0.0)
     return "2 shapes"
 
 

@@ -102,30 +102,27 @@ def attention_in_parts(trial: Trial) -> str:
 
 
 def _cached_attention(trial: Trial, normed: bool) -> str:
-    for _ in range(trial.rounds):
-        for rows, in trial.some((150, 200), of=1 if normed else 2):
-            before, heads, groups, size = 150, 4, 2, 32
-            q, k, v = trial.normal(1, 1, heads * size), trial.normal(1, 1, groups * size), trial.normal(1, 1, groups * size)
-            past_k, past_v = trial.normal(1, groups, rows, size), trial.normal(1, groups, rows, size)
-            angles = np.arange(before + 1)[:, None] * 100.0 ** (-np.arange(size // 2) / (size // 2))
-            tables = [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
-            weights = [trial.normal(size) for _ in range(2 * normed)]
-            got = trial.node(
-                "GroupQueryAttention", 1,
-                [q, k, v, past_k, past_v, np.array([before], np.int32), None, *tables, *([None] * 5 if normed else []), *weights],
-                {6: np.array(before + 1, np.int32)}, 3, DOMAIN, num_heads=heads, kv_num_heads=groups, do_rotary=1)
-            wide = [a.reshape(-1, size).astype(np.float64) for a in (q, k)]
-            if normed:
-                wide = [a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-6) * w for a, w in zip(wide, weights, strict=True)]
-            tokens = [_turned(a, tables, before) for a in wide]
-            keys, values = (np.concatenate([p[0, :, :before], t[:, None]], 1).astype(np.float64)
-                            for p, t in ((past_k, tokens[1]), (past_v, v.reshape(groups, size))))
-            shared = np.arange(heads) // (heads // groups)
-            powers = np.exp(np.einsum("hd,hkd->hk", tokens[0], keys[shared]) / math.sqrt(size))
-            want = np.einsum("hk,hkd->hd", powers / powers.sum(-1, keepdims=True), values[shared])
-            agree(f"GroupQueryAttention, {rows} rows", got[0].reshape(heads, size), want)
-            for name, cache, wanted in zip(("keys", "values"), got[1:], (keys, values), strict=True):
-                agree(f"GroupQueryAttention, {rows} rows, {name}", cache[0, :, :before + 1], wanted)
+    for rows, in trial.repeated((150, 200), of=1 if normed else 2):
+        before, heads, groups, size = 150, 4, 2, 32
+        q, k, v = trial.normal(1, 1, heads * size), trial.normal(1, 1, groups * size), trial.normal(1, 1, groups * size)
+        past_k, past_v = trial.normal(1, groups, rows, size), trial.normal(1, groups, rows, size)
+        tables = _tables(before + 1, size // 2)
+        weights = [trial.normal(size) for _ in range(2 * normed)]
+        got = trial.node(
+            "GroupQueryAttention", 1,
+            [q, k, v, past_k, past_v, np.array([before], np.int32), None, *tables, *([None] * 5 if normed else []), *weights],
+            {6: np.array(before + 1, np.int32)}, 3, DOMAIN, num_heads=heads, kv_num_heads=groups, do_rotary=1)
+        wide = [a.reshape(-1, size).astype(np.float64) for a in (q, k)]
+        if normed:
+            wide = [a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-6) * w for a, w in zip(wide, weights, strict=True)]
+        tokens = [_turned(a, tables, before) for a in wide]
+        keys, values = (np.concatenate([p[0, :, :before], t[:, None]], 1).astype(np.float64)
+                        for p, t in ((past_k, tokens[1]), (past_v, v.reshape(groups, size))))
+        shared = np.arange(heads) // (heads // groups)
+        want = _attended(tokens[0], keys[shared], values[shared])
+        agree(f"GroupQueryAttention, {rows} rows", got[0].reshape(heads, size), want)
+        for name, cache, wanted in zip(("keys", "values"), got[1:], (keys, values), strict=True):
+            agree(f"GroupQueryAttention, {rows} rows, {name}", cache[0, :, :before + 1], wanted)
     return "2 caches"
 
 
@@ -136,16 +133,14 @@ def windowed_cache(trial: Trial) -> str:
     for _ in range(trial.rounds):
         q, k, v = (trial.normal(1, 1, size) for _ in range(3))
         past_k, past_v = trial.normal(1, 1, capacity, size), trial.normal(1, 1, capacity, size)
-        angles = np.arange(before + 1)[:, None] * 100.0 ** (-np.arange(size // 2) / (size // 2))
-        tables = [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+        tables = _tables(before + 1, size // 2)
         got = trial.node(
             "GroupQueryAttention", 1, [q, k, v, past_k, past_v, np.array([before], np.int32), None, *tables],
             {6: np.array(before + 1, np.int32)}, 3, DOMAIN, num_heads=1, kv_num_heads=1, do_rotary=1, local_window_size=window,
             sliding_window_cache=1)
         query, key = (_turned(a[0].astype(np.float64), tables, before) for a in (q, k))
         keys, values = np.concatenate([past_k[0, 0, :kept], key]), np.concatenate([past_v[0, 0, :kept], v[0]])
-        powers = np.exp(keys[-window:] @ query[0] / math.sqrt(size))
-        agree("one token behind a window", got[0][0, 0], powers / powers.sum() @ values[-window:])
+        agree("one token behind a window", got[0][0], _attended(query, keys[None, -window:], values[None, -window:]))
         for name, cache, wanted in zip(("keys", "values"), got[1:], (keys, values), strict=True):
             agree(f"{name} that stay", cache[0, 0, :kept + 1], wanted)
     return "a cache of 11"
@@ -163,8 +158,7 @@ def shared_cache(trial: Trial) -> str:
             num_heads=heads)
         keys, values = (np.concatenate([past[0, :, :before], new.reshape(heads, 1, size)], 1).astype(np.float64)
                         for past, new in ((past_k, k), (past_v, v)))
-        powers = np.exp(np.einsum("hd,hkd->hk", q.reshape(heads, size).astype(np.float64), keys) / math.sqrt(size))
-        want = np.einsum("hk,hkd->hd", powers / powers.sum(-1, keepdims=True), values)
+        want = _attended(q.reshape(heads, size).astype(np.float64), keys, values)
         agree("one token over a shared cache", got[0].reshape(heads, size), want)
         for name, cache, wanted in zip(("keys", "values"), got[1:], (keys, values), strict=True):
             agree(f"{name} of a shared cache", cache[0, :, :before + 1], wanted)
@@ -176,3 +170,16 @@ def _turned(x: Array, tables: list[Array], position: int) -> Array:
     cosines, sines = (t[position].astype(np.float64) for t in tables)
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cosines - second * sines, second * cosines + first * sines], -1)
+
+
+def _tables(positions: int, pairs: int) -> list[Array]:
+    """Cosines and sines of the angles of positions."""
+    angles = np.arange(positions)[:, None] * 100.0 ** (-np.arange(pairs) / pairs)
+    return [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+
+
+def _attended(queries: Array, keys: Array, values: Array) -> Array:
+    """Attention of one token: queries [heads, size], keys and values [heads, tokens, size]."""
+    powers = np.exp(np.einsum("hd,hkd->hk", queries, keys) / math.sqrt(queries.shape[-1]))
+    found: Array = np.einsum("hk,hkd->hd", powers / powers.sum(-1, keepdims=True), values)
+    return found
