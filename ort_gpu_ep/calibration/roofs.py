@@ -1,4 +1,6 @@
-"""Peak rates of an adapter, measured: multiply-adds in registers, and bytes of a copy; and what is waited for: a read, and a barrier."""
+"""Peak rates of an adapter, measured: multiply-adds in registers, bytes of a copy, and bytes read of workgroup memory; and what is waited
+for: a read, and a barrier.
+"""
 
 from __future__ import annotations
 
@@ -104,6 +106,33 @@ var<workgroup> held: array<u32, {_LANES}>;
 _CHAIN_STEPS = tuple(64 << 2 * k for k in range(5))
 
 
+_READS, _APART = 8, 24
+_HELD = _WORKGROUP_SIZE + (_READS - 1) * _APART + _APART
+"""Vectors of a workgroup: 4 KiB, so that many workgroups share a unit."""
+
+_HOLD = f"""
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> y: array<vec4<f32>>;
+var<workgroup> held: array<vec4<f32>, {_HELD}>;
+@compute @workgroup_size({_WORKGROUP_SIZE})
+fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
+    for (var i = lane; i < {_HELD}u; i += {_WORKGROUP_SIZE}u) {{
+        held[i] = x[0] * f32(i & 1u);
+    }}
+    workgroupBarrier();
+    let steps = bitcast<u32>(x[1].w);
+    var sum = vec4<f32>();
+    for (var i = 0u; i < steps; i++) {{
+        let at = (lane + i) & {_WORKGROUP_SIZE - 1}u;
+        {" ".join(f"sum += held[at + {k * _APART}u];" for k in range(_READS))}
+    }}
+    y[id.x] = sum;
+}}
+"""
+"""Neighbours read neighbouring vectors, and in the next step other ones."""
+_HOLD_STEPS = (2, *_STEPS)
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """Where it is measured. timer: of the GPU, None where it has none that is believed. busy: other programs may keep all cores busy, so
@@ -121,7 +150,7 @@ def measure_roofs(bench: Bench, wake_s: float = 0.0) -> Roofs:
     0 is what can't be measured: no memory, a kernel that does not do what it should, or no clock that counts. Raises DeviceError,
     ShaderError.
     """
-    return Roofs(_flops_per_s(bench, wake_s), _nbytes_per_s(bench), _wait_s(bench), _barrier_s(bench))
+    return Roofs(_flops_per_s(bench, wake_s), _nbytes_per_s(bench), _wait_s(bench), _barrier_s(bench), _workgroup_nbytes_per_s(bench))
 
 
 def _flops_per_s(bench: Bench, wake_s: float = 0.0) -> float:
@@ -148,6 +177,18 @@ def _wait_s(bench: Bench) -> float:
 def _barrier_s(bench: Bench) -> float:
     given = np.zeros(4, np.uint32)
     return _step_s(bench, "meeting", _MEETING, given, 4 * _LANES, lambda steps: np.full(4, steps, np.uint32), _CHAIN_STEPS) / _BARRIERS
+
+
+def _workgroup_nbytes_per_s(bench: Bench) -> float:
+    """Every second vector is not zero, and so every second step."""
+    given = np.array([0.5] * 4 + [0.0] * 4, np.float32).view(np.uint32)
+    lanes = _FMA_GROUPS * _WORKGROUP_SIZE
+
+    def want(steps: int) -> Array:
+        return np.full(4, 0.5 * _READS * steps / 2, np.float32)
+
+    step_s = _step_s(bench, "hold", _HOLD, given, 16 * lanes, want, _HOLD_STEPS, _FMA_GROUPS)
+    return 16 * _READS * lanes / step_s if step_s else 0.0
 
 
 def _step_s(

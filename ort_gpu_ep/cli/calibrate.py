@@ -55,7 +55,8 @@ def _print(profile: Profile, gpu: Gpu) -> None:
     shared.out.print(f"an empty run {_time(profile.run_s)}, one more small kernel {_time(profile.dispatch_s)}")
     if profile.has_roofs:
         roofs = profile.roofs
-        shared.out.print(f"at most {_amount(roofs.flops_per_s, 'flop')}/s and {_amount(roofs.nbytes_per_s, 'B')}/s; "
+        shared.out.print(f"at most {_amount(roofs.flops_per_s, 'flop')}/s, {_amount(roofs.nbytes_per_s, 'B')}/s, and of workgroup memory "
+                         f"{_amount(roofs.workgroup_nbytes_per_s, 'B')}/s; "
                          f"a read that waits for the one before {roofs.wait_s * 1e9:.0f} ns, a barrier {roofs.barrier_s * 1e9:.0f} ns")
     table = Table("size", "upload", "rate", "readback", "rate", title="transfers, in addition to an empty run")
     for nbytes in sorted({a for curve in (profile.upload, profile.download) for a, _ in curve.points}):

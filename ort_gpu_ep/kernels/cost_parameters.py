@@ -17,7 +17,8 @@ class Figures:
     units: compute units, each as fast as one of an H200, that a choice aims to fill; a smaller GPU loses little by smaller tiles.
     registers, lane_registers: of 32 bits, of a unit, of an invocation at most. unit_lanes, unit_subgroups: that a unit has at once.
     clocks_per_ns, fma_per_ns: of a unit at its full clock, with 128 lanes.
-    dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums, written or read back.
+    dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums, written or read back. workgroup_byte_ns: a byte that a unit
+    reads of workgroup memory: 128 a clock, of 32 banks (NVIDIA, CUDA C++ Programming Guide, Shared Memory).
 
     gemm.wgsl: step_ns: latency of one step of a tile while few workgroups run (750 ns without the prefetch). fma_ns: a multiply-add of a
     tile on one unit, with a third more for the reads of workgroup memory. load_ns: one element from memory into workgroup memory, about
@@ -87,6 +88,7 @@ class Figures:
     fma_per_ns: float = 128 * 1.98
     dispatch_ns: float = 2400.0
     byte_ns: float = 1 / 2000
+    workgroup_byte_ns: float = 1 / (128 * 1.98)
 
     step_ns: float = 500.0
     fma_ns: float = 1.3 / 128 / 1.7
@@ -195,9 +197,18 @@ class Figures:
         """What is written in the time of a dispatch."""
         return int(self.dispatch_ns / self.byte_ns)
 
-    def scaled(self, arithmetic: float, memory: float, dispatch: float, wait: float | None = None, barrier: float | None = None) -> Figures:
+    @property
+    def tile_fma_ns(self) -> float:
+        """A multiply-add of a tile of 4 x 4 sums a lane: fma_ns, or where that takes longer, what it reads of workgroup memory."""
+        return max(self.fma_ns, FMA_NBYTES * self.workgroup_byte_ns)
+
+    def scaled(
+        self, arithmetic: float, memory: float, dispatch: float, wait: float | None = None, barrier: float | None = None,
+        workgroup: float = 1.0,
+    ) -> Figures:
         """Those of an adapter with so many times the arithmetic and the bytes a second, and the times of a dispatch, of a read that is
         waited for and of a barrier; all positive. wait, barrier: None for as long on the clock of one like this, as many clocks of another.
+        workgroup: how many times as long a unit takes to read workgroup memory, for the same arithmetic.
 
         A unit stays what it is: an adapter with less arithmetic counts as one with fewer units, down to LEAST_UNITS; with still less its
         units are slower. Of what is waited for, one read or barrier takes longer; the rest is instructions.
@@ -205,7 +216,7 @@ class Figures:
         slower = max(1.0, LEAST_UNITS / (self.units * arithmetic))
         factors = {
             "units": arithmetic * slower, "arithmetic": arithmetic, "unit rates": 1 / slower, "unit times": slower, "bandwidths": memory,
-            "bytes": 1 / memory, "launches": dispatch}
+            "bytes": 1 / memory, "launches": dispatch, "workgroup memory": workgroup * slower}
         found = {name: getattr(self, name) * factor for scale, factor in factors.items() for name in SCALES[scale]}
         for kind, ratio, of_s in (("waits", wait, MEASURED_WAIT_S), ("barriers", barrier, MEASURED_BARRIER_S)):
             if ratio is not None:
@@ -219,6 +230,10 @@ def _longer(ns: float, ratio: float, more_ns: float) -> float:
     """What waits `ratio` times as long once, which takes so much more; all of it, where that is less."""
     return ns * ratio if abs(ns * (ratio - 1.0)) < abs(more_ns) else ns + more_ns
 
+
+FMA_NBYTES = 1.5
+"""Of workgroup memory, for a multiply-add of a tile of 4 x 4 sums a lane. It reads two; but lanes that read the same read it once, and
+with as many as this the reads of an H200 take as long as fma_ns."""
 
 DEFAULT_FIGURES = Figures()
 """Of an adapter that was not measured."""
@@ -245,6 +260,7 @@ SCALES: Mapping[str, Sequence[str]] = {
                    "normalize_piece_ns", "unit_byte_ns"),
     "bandwidths": tuple(name for name in _NAMES if name.endswith("bytes_per_ns")),
     "bytes": ("byte_ns", "arrival_element_ns", "matrix_arrival_element_ns"),
+    "workgroup memory": ("workgroup_byte_ns",),
     "launches": ("dispatch_ns", "launch_ns", "arrival_ns", "byte_arrival_ns", "matrix_arrival_ns", "normalize_fours_ns", "normalize_any_ns",
                  "input_ns", *(name for name in _NAMES if name.endswith("_launch_ns"))),
     "waits": ("step_ns", "tile_step_ns", "window_step_ns", "byte_step_ns", "matrix_step_ns", "rows_wait_ns", "grouped_round_ns",
@@ -260,13 +276,15 @@ unit holds."""
 @dataclass(frozen=True, slots=True)
 class Roofs:
     """What calibration/roofs.py measures of an adapter, 0 where it is not known: floating-point operations and bytes, read and written, a
-    second, float32; seconds of a read that depends on the one before, and of a barrier of 256 invocations, with what it orders.
+    second, float32; seconds of a read that depends on the one before, and of a barrier of 256 invocations, with what it orders; bytes a
+    second that all units together read of workgroup memory.
     """
 
     flops_per_s: float = 0.0
     nbytes_per_s: float = 0.0
     wait_s: float = 0.0
     barrier_s: float = 0.0
+    workgroup_nbytes_per_s: float = 0.0
 
 
 MEASURED_FLOPS_PER_S, MEASURED_NBYTES_PER_S, MEASURED_DISPATCH_S = 2e9 * 132 * DEFAULT_FIGURES.fma_per_ns, 4e12, 2.4e-6
@@ -274,20 +292,24 @@ MEASURED_WAIT_S, MEASURED_BARRIER_S = 149e-9, 28e-9
 """What a profile says of the adapter that the defaults are of: its roofs, a dispatch, a read that is waited for, a barrier. The last two
 are between what the GPU's clock says there (143 and 26 ns) and the host's (156 and 31)."""
 
+WORKGROUP_FLOPS_PER_BYTE = 2e9 * DEFAULT_FIGURES.fma_per_ns / (1e9 / DEFAULT_FIGURES.workgroup_byte_ns)
+"""Two: the arithmetic of a unit of the defaults' adapter while it reads a byte of workgroup memory, by its documentation."""
+
 MOST = 8.0
 """Times that another adapter waits longer, or less: a chip's caches answer in 0.1 to 1 us, so what says more was disturbed."""
 
 
-def figures_of(flops_per_s: float, nbytes_per_s: float, dispatch_s: float, wait_s: float = 0.0, barrier_s: float = 0.0) -> Figures:
-    """The figures of an adapter by its profile: roofs of arithmetic and of memory, and a dispatch, all positive; a read that is waited for
-    and a barrier, 0 where they were not measured.
+def figures_of(roofs: Roofs, dispatch_s: float) -> Figures:
+    """The figures of an adapter by its profile: roofs of arithmetic and of memory, and a dispatch, all positive; the other roofs are 0
+    where they were not measured.
 
     Ratios to the defaults' adapter go in steps of half a power of two: the estimates are no finer, and a profile that is measured again
     leads to the same choices.
     """
     return DEFAULT_FIGURES.scaled(
-        _step(flops_per_s / MEASURED_FLOPS_PER_S), _step(nbytes_per_s / MEASURED_NBYTES_PER_S), _step(dispatch_s / MEASURED_DISPATCH_S),
-        _waited(wait_s / MEASURED_WAIT_S), _waited(barrier_s / MEASURED_BARRIER_S))
+        _step(roofs.flops_per_s / MEASURED_FLOPS_PER_S), _step(roofs.nbytes_per_s / MEASURED_NBYTES_PER_S),
+        _step(dispatch_s / MEASURED_DISPATCH_S), _waited(roofs.wait_s / MEASURED_WAIT_S), _waited(roofs.barrier_s / MEASURED_BARRIER_S),
+        _workgroup(roofs))
 
 
 INTEGRATED_REGISTERS = 64
@@ -304,7 +326,7 @@ def figures_for(kind: str, measured: Figures | None) -> Figures:
         return SOFTWARE_FIGURES
     if kind != "integrated":
         return measured or DEFAULT_FIGURES
-    found = measured or figures_of(INTEGRATED_FLOPS_PER_S, INTEGRATED_NBYTES_PER_S, INTEGRATED_DISPATCH_S)
+    found = measured or figures_of(Roofs(INTEGRATED_FLOPS_PER_S, INTEGRATED_NBYTES_PER_S), INTEGRATED_DISPATCH_S)
     return replace(found, lane_registers=INTEGRATED_REGISTERS)
 
 
@@ -314,3 +336,13 @@ def _step(ratio: float) -> float:
 
 def _waited(ratio: float) -> float | None:
     return min(max(_step(ratio), 1 / MOST), MOST) if ratio else None
+
+
+def _workgroup(roofs: Roofs) -> float:
+    """In whole powers of two, rounded down: a loop of reads does not reach what is documented. Faster counts as nothing: what a tile does
+    of its arithmetic was fitted where it reads as fast as that.
+    """
+    if not roofs.workgroup_nbytes_per_s:
+        return 1.0
+    ratio = roofs.flops_per_s / roofs.workgroup_nbytes_per_s / WORKGROUP_FLOPS_PER_BYTE
+    return min(max(1.0, 2.0 ** math.floor(math.log2(ratio))), MOST)

@@ -18,7 +18,7 @@ from ort_gpu_ep.kernels.cost_parameters import Figures, Roofs, figures_of
 from ort_gpu_ep.kernels.records import BY_FLOPS, FAMILIES, Work, work_of
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, tensors_of
 
-FORMAT = 4
+FORMAT = 5
 
 SIBLING: Mapping[str, str] = {
     "matvec": "product", "direct": "product", "recurrent": "matvec", "recurrent_held": "recurrent",
@@ -142,7 +142,7 @@ class Profile:
         roofs = self.roofs
         if not roofs.flops_per_s or not roofs.nbytes_per_s:
             return None
-        return figures_of(roofs.flops_per_s, roofs.nbytes_per_s, self.dispatch_s, roofs.wait_s, roofs.barrier_s)
+        return figures_of(roofs, self.dispatch_s)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; `from_dict` reads it."""

@@ -155,7 +155,7 @@ def _estimate_ns(product: Product, tile: Tile, split: int) -> float:
     by = product.target.figures
     groups = product.batch * -(-product.m // tile.m) * -(-product.n // tile.n) * split
     steps = -(-product.k // (tile.k * split))
-    work = tile.m * tile.n * tile.k * by.fma_ns + (tile.m + tile.n) * tile.k * by.load_ns
+    work = tile.m * tile.n * tile.k * by.tile_fma_ns + (tile.m + tile.n) * tile.k * by.load_ns
     time = steps * max(by.step_ns, -(-groups // by.units) * work)
     if split > 1:
         time += by.dispatch_ns + 8 * split * product.batch * product.m * product.n * by.byte_ns

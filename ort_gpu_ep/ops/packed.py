@@ -164,7 +164,7 @@ def product_ns(target: Target, weights: Weights, columns: Columns) -> float:
     """Of packed_product.wgsl, by the figures of gemm.wgsl, whose tiles are alike; a code takes two loads."""
     by, (tile, step) = target.figures, _tile(weights, columns)
     groups = ceil_div(weights.rows, TILE_ROWS) * ceil_div(hint(columns.count), tile) * hint(columns.batches) * weights.groups
-    work = TILE_ROWS * tile * step * by.fma_ns + (2 * TILE_ROWS + tile) * step * by.load_ns
+    work = TILE_ROWS * tile * step * by.tile_fma_ns + (2 * TILE_ROWS + tile) * step * by.load_ns
     return float(by.launch_ns + ceil_div(weights.k, step) * max(by.step_ns, ceil_div(groups, by.units) * work))
 
 

@@ -75,6 +75,11 @@ class Tile:
         return self.slices * self.m * self.n // 4 // self.rounds if self.slices > 1 else 0
 
     @property
+    def read_nbytes(self) -> int:
+        """Of workgroup memory in a step: of each four of K a lane reads a vector for each of its rows, and for each of its columns."""
+        return 16 * self.fours * self.team * (self.own_m + self.own_n)
+
+    @property
     def shared(self) -> int:
         """Workgroup memory in vectors of 16 bytes: two buffers, or the teams' sums."""
         return max(2 * self.buffer, self.sums)
@@ -238,7 +243,9 @@ def _tiles(product: TiledProduct, tile: Tile) -> int:
 
 
 def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
-    """By the target's figures: waves of workgroups, each step as long as its latency or the work of those that share a unit; the stores."""
+    """By the target's figures: waves of workgroups, each step as long as its latency, or the work of those that share a unit, or what they
+    read of workgroup memory; the stores.
+    """
     by = product.target.figures
     groups = _tiles(product, tile) * split
     waves = ceil_div(groups, by.units)
@@ -250,7 +257,8 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
     idle = max(1.0, by.enough_lanes / (resident * tile.workgroup_size)) ** idle_power
     gain = HALVES_GAIN if product.halves and tile.slices == 1 else 1.0
     work = tile.m * tile.n * tile.fours * 4 * resident / (by.fma_per_ns * tile.efficiency * gain) * idle
-    time = launch_ns + steps * waves / resident * max(step_ns, work) + (by.byte_teams_ns if product.bytes and tile.slices > 1 else 0.0)
+    reads = tile.read_nbytes / (2 if product.halves else 1) * resident * by.workgroup_byte_ns
+    time = launch_ns + steps * waves / resident * max(step_ns, work, reads) + (by.byte_teams_ns if product.bytes and tile.slices > 1 else 0.0)
     time += 4 * (groups // split) * tile.m * tile.n * by.byte_ns      # of bytes, too: what ends them takes as long
     if split > 1 and _may_arrive(product.target):
         time += arrival_ns + by.arrival_element_ns * split * tile.m * tile.n
