@@ -339,10 +339,10 @@ def _waited(ratio: float) -> float | None:
 
 
 def _workgroup(roofs: Roofs) -> float:
-    """In whole powers of two, rounded down: a loop of reads does not reach what is documented. Faster counts as nothing: what a tile does
-    of its arithmetic was fitted where it reads as fast as that.
+    """In half powers of two, too, but rounded down: a loop of reads does not reach what is documented. Faster counts as nothing: what a tile
+    does of its arithmetic was fitted where it reads as fast as that.
     """
     if not roofs.workgroup_nbytes_per_s:
         return 1.0
     ratio = roofs.flops_per_s / roofs.workgroup_nbytes_per_s / WORKGROUP_FLOPS_PER_BYTE
-    return min(max(1.0, 2.0 ** math.floor(math.log2(ratio))), MOST)
+    return float(min(max(1.0, 2 ** (math.floor(2 * math.log2(ratio)) / 2)), MOST))

@@ -204,7 +204,7 @@ def test_the_profile_of_a_gpu_has_its_roofs(gpu: Gpu, config: Config, measured: 
     assert profile_of(gpu, config).roofs.flops_per_s == 2e12
     assert woken == [(cache.WAKE_S, 0)]
     found = _figures(gpu.info, config.cache_path)
-    assert found == figures_for("integrated", figures_of(2e12, 5e10, MADE.dispatch_s))
+    assert found == figures_for("integrated", figures_of(Roofs(2e12, 5e10), MADE.dispatch_s))
 
 
 def test_what_is_guessed_has_no_roofs(gpu: Gpu, tmp_path: Path, measured: Measured) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.isolation.wire import GarbageError, device_of, limits_answer
 from ort_gpu_ep.kernels import tuned
-from ort_gpu_ep.kernels.cost_parameters import figures_of
+from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_of
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import UNTUNED, Target, Tuned
 from ort_gpu_ep.kernels.tuned import MAX_CHOICES, MAX_MODELS, Measured, Table
@@ -45,7 +45,7 @@ def test_tables_compare_by_content() -> None:
 
 
 def test_a_worker_tells_what_is_tuned() -> None:
-    limits = Limits(tuned=Tuned({"k": "other"}), disabled=(("a", "b"),), figures=figures_of(1e12, 1e11, 1e-5), configurations=("a",))
+    limits = Limits(tuned=Tuned({"k": "other"}), disabled=(("a", "b"),), figures=figures_of(Roofs(1e12, 1e11), 1e-5), configurations=("a",))
     info = AdapterInfo(0, "a", "discrete", "Vulkan", "1", 1, 2)
     answer = json.loads(json.dumps({"info": info.as_dict(), "limits": limits_answer(limits)}))
     assert device_of(answer) == (info, limits)
