@@ -1,7 +1,7 @@
 """The device profile of an adapter: measured once, then read from memory or, in later processes, from disk.
 
-What kernels are chosen by, and an empty run, are measured first, in a second or two; transfers and families of kernels when somebody
-asks for them.
+What kernels are chosen by, an empty run and a few transfers are measured first, in a second or two; families of kernels and more transfers
+when somebody asks for them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _lock = threading.Lock()
 def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress | None = None, whole: bool = True) -> Profile:
     """The profile of the adapter, its driver, wgpu's version and this code. GUESSED where that fails, with a warning in the log.
 
-    fresh: measure, whatever is known. whole: with transfers and families of kernels; else without, unless they are known. The first call of
-    a process may take some seconds; others wait for it. A device that fails on purpose (option `faults`) is not measured: the submits would
-    count, and its times are not the adapter's.
+    fresh: measure, whatever is known. whole: with families of kernels; else without, unless they are known. The first call of a process
+    may take some seconds; others wait for it. A device that fails on purpose (option `faults`) is not measured: the submits would count,
+    and its times are not the adapter's.
     """
     key = key_of(gpu.info)
     with _lock:
@@ -94,7 +94,7 @@ def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None, kn
             profile = replace(profile, roofs=roofs)
     except Exception as error:      # a record that is wrong, too: no profile is worth a model
         log.warning("calibration of %s failed, its times are assumed in this process: %s: %s", gpu.info.name, type(error).__name__, error)
-        return GUESSED if known is None else replace(known, families=GUESSED.families)
+        return GUESSED if known is None else replace(known, families=known.assumed)
     log.info("calibration of %s took %.1f s", gpu.info.name, time.perf_counter() - start)
     write(cache_path, key, profile)
     if known is None:

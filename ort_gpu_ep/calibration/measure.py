@@ -35,6 +35,9 @@ READBACK_NBYTES = 256
 SIZES_NBYTES = tuple(4 << 10 << 2 * i for i in range(7))
 """Of the transfers: 4 KiB to 16 MiB, four times as much each."""
 
+FEW_SIZES_NBYTES = SIZES_NBYTES[:5:2]
+"""Of a profile without families: 4 KiB, 64 KiB and 1 MiB, a few milliseconds altogether. Sessions wait for it."""
+
 CHAIN = 64
 """Length of the chain that is compared with one dispatch."""
 
@@ -176,9 +179,9 @@ def measure(
 ) -> Profile:
     """The profile of an adapter. Takes budget_s at most, but for shaders that compile slowly; what is left out then has a sibling.
 
-    progress: is called with what comes next and the part of the budget that is spent. whole: with transfers and families of kernels, which
-    take most of the time. wake_s: how long a GPU works first. Raises: DeviceError, ShaderError; UnsupportedNodeError where even elementwise
-    kernels are out of use.
+    progress: is called with what comes next and the part of the budget that is spent. whole: with families of kernels, which take most of
+    the time, and all sizes of transfers. wake_s: how long a GPU works first. Raises: DeviceError, ShaderError; UnsupportedNodeError where
+    even elementwise kernels are out of use.
     """
     timer, gpu.timer = gpu.timer, None      # timestamps of somebody's benchmark would cost each run
     try:
@@ -201,16 +204,16 @@ def _profile(bench: Bench, whole: bool, wake_s: float) -> Profile:
         dispatch_s = max(bench.work_s(long) / (CHAIN - 1), 1e-7)
     finally:
         long.close()
-    upload, download = _transfers(bench) if whole else (GUESSED.upload, GUESSED.download)
+    upload, download = _transfers(bench, SIZES_NBYTES if whole else FEW_SIZES_NBYTES)
     families = _families(bench, dispatch_s) if whole else {}
     bench.say("done")
     return Profile(bench.gpu.info.name, max(median(bench.empties_s) - dispatch_s, 1e-6), dispatch_s, upload, download, families)
 
 
-def _transfers(bench: Bench) -> tuple[Curve, Curve]:
+def _transfers(bench: Bench, sizes_nbytes: Sequence[int]) -> tuple[Curve, Curve]:
     """What an upload before a run, and a larger readback after it, add to it."""
     gpu, empty, up, down = bench.gpu, bench.empty, list[tuple[float, float]](), list[tuple[float, float]]()
-    for nbytes in SIZES_NBYTES:
+    for nbytes in sizes_nbytes:
         bench.say(f"transfers of {nbytes >> 10} KiB")
         array, buffer = random((nbytes // 4,)), gpu.allocate(nbytes)
 

@@ -124,11 +124,17 @@ class Profile:
         """The curve of a family, or that of the nearest sibling that was measured."""
         while family not in self.families and family in SIBLING:
             family = SIBLING[family]
-        return self.families.get(family) or _GUESSED_FAMILIES[family]
+        return self.families.get(family) or self.assumed[family]
+
+    @property
+    def assumed(self) -> Mapping[str, Curve]:
+        """Families where they were not measured: as on an H200, but at most REACHED of the roofs, where those are known."""
+        roofs = {"product": self.roofs.flops_per_s, "elementwise": self.roofs.nbytes_per_s}
+        return {family: _rate(min(per_s, REACHED * roofs[family] or per_s)) for family, per_s in _GUESSED_PER_S.items()}
 
     @property
     def is_whole(self) -> bool:
-        """Whether transfers and families of kernels were measured, too."""
+        """Whether families of kernels were measured, too."""
         return bool(self.families)
 
     @property
@@ -184,10 +190,13 @@ def _rate(per_s: float) -> Curve:
     return Curve(((1.0, 1.0 / per_s),))
 
 
-_GUESSED_FAMILIES = {
-    "product": _rate(4e12),       # what the kernels reach in small batches on an H200, without tuning
-    "elementwise": _rate(1e12),   # an assumption: a fifth of the 4.8 TB/s of an H200's memory
+_GUESSED_PER_S = {
+    "product": 4e12,       # what the kernels reach in small batches on an H200, without tuning
+    "elementwise": 1e12,   # an assumption: a fifth of the 4.8 TB/s of an H200's memory
 }
+
+REACHED = 1 / 3
+"""Of its roofs, what a GPU that is filled by less work than an H200 is taken to reach."""
 
 GUESSED = Profile(
     adapter="guessed",
@@ -195,5 +204,5 @@ GUESSED = Profile(
     dispatch_s=5e-6,              # GPU time of a small dependent dispatch and its recording: 2.3-2.4 us and 1-3 us on an H200
     upload=_rate(5e9),            # the megabyte range of an H200 (4 MB up: 0.41 ms, an empty run included)
     download=_rate(5e9),          # likewise (4 MB down: 0.55 ms)
-    families=_GUESSED_FAMILIES)
+    families={family: _rate(per_s) for family, per_s in _GUESSED_PER_S.items()})
 """What is assumed where nothing was measured."""

@@ -258,7 +258,8 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
     gain = HALVES_GAIN if product.halves and tile.slices == 1 else 1.0
     work = tile.m * tile.n * tile.fours * 4 * resident / (by.fma_per_ns * tile.efficiency * gain) * idle
     reads = tile.read_nbytes / (2 if product.halves else 1) * resident * by.workgroup_byte_ns
-    time = launch_ns + steps * waves / resident * max(step_ns, work, reads) + (by.byte_teams_ns if product.bytes and tile.slices > 1 else 0.0)
+    teams_ns = by.byte_teams_ns if product.bytes and tile.slices > 1 else 0.0
+    time = launch_ns + steps * waves / resident * max(step_ns, work, reads) + teams_ns
     time += 4 * (groups // split) * tile.m * tile.n * by.byte_ns      # of bytes, too: what ends them takes as long
     if split > 1 and _may_arrive(product.target):
         time += arrival_ns + by.arrival_element_ns * split * tile.m * tile.n

@@ -182,7 +182,7 @@ def test_roofs_are_measured_once_and_kept(
     gpu: Gpu, config: Config, measured: Measured, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: (calls.append(1), Roofs(2.0, 5.0, 3.0, 4.0))[1])
+    monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: (calls.append(1), Roofs(2.0, 5.0, 3.0, 4.0, 6.0))[1])
     assert profile_of(gpu, config).roofs == Roofs()
     assert cache.with_roofs(gpu, config).roofs.flops_per_s == 2.0
     assert profile_of(gpu, config).roofs.barrier_s == 4.0
@@ -254,7 +254,7 @@ def test_what_chooses_kernels_is_measured_first_and_stays(
     gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A device is opened by what is on disk: the one that measured it goes by the same, and what is measured later changes none of it."""
-    found = Roofs(60e12, 4e12, 1e-7, 3e-8)
+    found = Roofs(60e12, 4e12, 1e-7, 3e-8, 3e13)
     monkeypatch.setattr(cache, "_roofs", lambda gpu, busy: found)
     monkeypatch.setattr(cache, "open_gpu", lambda *given: gpu)
     monkeypatch.setattr(gpu, "info", replace(gpu.info, type="discrete"))

@@ -19,8 +19,9 @@ from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, random, single
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu
 from ort_gpu_ep.device.timing import Timer
-from ort_gpu_ep.ir.graph import Graph
+from ort_gpu_ep.ir.graph import Graph, Parent
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import Roofs
 from ort_gpu_ep.kernels.lowering import facts_of, walk
 from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile
 from ort_gpu_ep.kernels.records import FAMILIES, RECORDS, Work
@@ -148,6 +149,27 @@ def test_what_a_family_takes_decides_where_its_nodes_run(slow: str, on_cpu: list
     graph = graph_of(text, {"w": random((2048, 2048)), "axes": np.array([1])})
     report = partition(graph, Config(placement="auto"), Limits(), software=False, costs=costs).report
     assert [n.op for n in report.nodes if n.device == "cpu"] == on_cpu
+
+
+BODY = "(int64 i, bool go, float[1024, 1024] v) => (bool going, float[1024, 1024] after) { going = Identity(go)  after = MatMul(v, w) }"
+
+
+@pytest.mark.parametrize(("slower", "roofs", "on_gpu"), [
+    (1.0, Roofs(), True), (1.0, Roofs(60e12, 4e12), True), (100.0, Roofs(), False), (1.0, Roofs(0.2e12, 3e10), False)])
+def test_what_is_measured_first_decides_where_bodies_run(
+    slower: float, roofs: Roofs, on_gpu: bool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each turn of this one copies 4 MiB there and back. A slow readback keeps it on the CPU, and so do roofs under what an H200 reaches."""
+    truth = told(1.0)
+    back = Curve(tuple((amount, slower * seconds) for amount, seconds in truth.download.points))
+    machine = Machine(monkeypatch, replace(truth, download=back), 0.0)
+    first = replace(measure(gpu, whole=False, wake_s=0.0), roofs=roofs)
+    assert not first.is_whole
+    assert machine.spent_s < 0.1 * slower
+    assert (first.upload_s(4 << 20), first.download_s(4 << 20)) == (pytest.approx(truth.upload_s(4 << 20)), pytest.approx(back.at(4 << 20)))
+    body = replace(graph_of(BODY, {"w": random((1024, 1024))}), nested=True, parent=Parent("Loop", ("y",)))
+    report = partition(body, Config(placement="gpu"), Limits(), software=False, costs=Costs(first)).report
+    assert ["MatMul" in n.op and n.device == "gpu" for n in report.nodes if n.op != "Identity"] == [on_gpu]
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import ort_gpu_ep.ops  # noqa: F401  fills the records
 from ort_gpu_ep.ir.graph import Node
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import MEASURED_FLOPS_PER_S, MEASURED_NBYTES_PER_S, Roofs
 from ort_gpu_ep.kernels.profile import GUESSED, SIBLING, Curve, Profile
 from ort_gpu_ep.kernels.records import BY_FLOPS, FAMILIES, Work
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, kernel
@@ -91,6 +93,14 @@ def test_guessed_is_what_an_h200_takes() -> None:
     """The numbers that predictions rest on where nothing was measured."""
     assert GUESSED.work_s(Work("product", 4 * 10**12, 0)) == pytest.approx(1.0)
     assert (GUESSED.upload_s(5_000_000), GUESSED.download_s(5_000_000)) == (pytest.approx(1e-3), pytest.approx(1e-3))
+
+
+def test_what_was_not_measured_is_a_third_of_the_roofs_and_no_more_than_an_h200_reaches() -> None:
+    first = replace(GUESSED, families={}, roofs=Roofs(9e11, 3e10))
+    assert first.curve("matvec").at(3e11) == first.curve("product").at(3e11) == pytest.approx(1.0)
+    assert first.curve("gather").at(1e10) == pytest.approx(1.0)
+    large = replace(first, roofs=Roofs(MEASURED_FLOPS_PER_S, MEASURED_NBYTES_PER_S))
+    assert large.assumed == replace(first, roofs=Roofs()).assumed == dict(GUESSED.families)
 
 
 @pytest.mark.parametrize("known", [GUESSED, MEASURED])
