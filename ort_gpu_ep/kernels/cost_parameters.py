@@ -339,8 +339,8 @@ def _waited(ratio: float) -> float | None:
 
 
 def _workgroup(roofs: Roofs) -> float:
-    """How many times as long a unit reads, in half powers of two, too, but rounded down: a loop does not reach what is documented. Less time
-    counts as nothing: what a tile does of its arithmetic was fitted where it reads as fast as that.
+    """How many times as long a unit reads, in half powers of two, too, but rounded down: a loop does not reach what is documented. Less
+    time counts as nothing: what a tile does of its arithmetic was fitted where it reads as fast as that.
     """
     if not roofs.workgroup_nbytes_per_s:
         return 1.0
