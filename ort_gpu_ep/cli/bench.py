@@ -21,13 +21,8 @@ from ort_gpu_ep.cli.plot import plot_load, plot_throughput, plot_times, pyplot
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import ConfigError
 
-
-class Peer(StrEnum):
-    """What `--against` may say."""
-
-    CPU = "cpu"
-    WEBGPU = "webgpu"
-    CUDA = "cuda"
+Peer = StrEnum("Peer", ["CPU", "WEBGPU", "CUDA"])
+"""What `--against` may say."""
 
 
 @shared.reports_errors

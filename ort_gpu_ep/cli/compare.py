@@ -25,15 +25,8 @@ ToleranceOption = Annotated[float | None, typer.Option(
     "--tolerance", min=0.0, help="Allowed difference of floats, relative to the largest magnitude (default 1e-4; 2e-2 for float16).")]
 
 
-class Side(StrEnum):
-    """What `--between` may say."""
-
-    GPU = "gpu"
-    CPU = "cpu"
-    WEBGPU = "webgpu"
-    CUDA = "cuda"
-    FLOAT64 = "float64"
-
+Side = StrEnum("Side", ["GPU", "CPU", "WEBGPU", "CUDA", "FLOAT64"])
+"""What `--between` may say."""
 
 BetweenOption = Annotated[tuple[Side, Side], typer.Option(
     "--between", help="Two of gpu, cpu, webgpu, cuda and float64; the second is the reference.")]

@@ -32,30 +32,14 @@ MOST_LISTED = 40
 """Nodes that are listed one by one without being asked for."""
 
 
-class By(StrEnum):
-    """What `--group` may say: explain.GROUPS."""
+By = StrEnum("By", ["OP", "REASON", "BLOCK"])
+"""What `--group` may say: explain.GROUPS."""
 
-    OP = "op"
-    REASON = "reason"
-    BLOCK = "block"
+Device = StrEnum("Device", ["GPU", "HOST", "CPU"])
+"""What `--only` may say."""
 
-
-class Device(StrEnum):
-    """What `--only` may say."""
-
-    GPU = "gpu"
-    HOST = "host"
-    CPU = "cpu"
-
-
-class Order(StrEnum):
-    """What `--sort` may say."""
-
-    MODEL = "model"
-    NAME = "name"
-    OP = "op"
-    DEVICE = "device"
-
+Order = StrEnum("Order", ["MODEL", "NAME", "OP", "DEVICE"])
+"""What `--sort` may say."""
 
 _KEYS: dict[Order, Callable[[Any], Any]] = {
     Order.MODEL: lambda node: 0, Order.NAME: lambda node: node.name, Order.OP: lambda node: node.op, Order.DEVICE: lambda node: node.device}

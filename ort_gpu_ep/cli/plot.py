@@ -31,11 +31,14 @@ def pyplot() -> Any:
 
 
 @contextmanager
-def _axes(path: Path, size: tuple[float, float] = (6.4, 4.2)) -> Iterator[Any]:
-    """Axes to draw on; the block's end writes the file."""
+def _axes(path: Path, grid: str = "major", legend: bool = False) -> Iterator[Any]:
+    """Axes to draw on; the block's end writes the file. grid: at which ticks. legend: where matplotlib finds room."""
     drawing = pyplot()
-    figure, axes = drawing.subplots(figsize=size)
+    figure, axes = drawing.subplots(figsize=(6.4, 4.2))
     yield axes
+    axes.grid(visible=True, which=grid, alpha=0.3)
+    if legend:
+        axes.legend(loc="best")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     drawing.close(figure)
@@ -56,7 +59,7 @@ def plot_load(path: Path, title: str, rows: Sequence[Row]) -> None:
 
     Where the load was not read, the duty cycle of the load generator stands for it, and the axis says so.
     """
-    with _axes(path) as axes:
+    with _axes(path, "both", legend=True) as axes:
         known = all(row.gpu_load is not None for row in rows)
         for candidate, (mark, label) in MARKS.items():
             mine = [row for row in rows if row.candidate == candidate]
@@ -73,8 +76,6 @@ def plot_load(path: Path, title: str, rows: Sequence[Row]) -> None:
         axes.set_xlabel(f"GPU load by others, %{'' if known else ' (as made; no source)'}")
         axes.set_ylabel("latency of a run, ms: median, bar to p95")
         axes.set_title(title)
-        axes.grid(visible=True, which="both", alpha=0.3)
-        axes.legend(loc="best")
 
 
 def plot_profile(path: Path, profile: RunProfile) -> None:
@@ -96,7 +97,6 @@ def plot_profile(path: Path, profile: RunProfile) -> None:
                       label=f"measured limits: {roofs.gflops:,.0f} GFLOP/s, {roofs.gbytes:,.0f} GB/s")
         axes.set(xscale="log", yscale="log", xlabel="floating-point operations per byte", ylabel="GFLOP/s",
                  title=f"{profile.model} on {profile.adapter}")
-        axes.grid(visible=True, which="major", alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             legend = axes.legend(loc="best", fontsize="small")
             for handle in legend.legend_handles:
@@ -121,7 +121,6 @@ def plot_methods(path: Path, title: str, reports: Mapping[str, Report]) -> None:
         axes.margins(0.15, 0.2)
         if label == _ERROR:
             axes.set_yscale("log")
-        axes.grid(visible=True, alpha=0.3)
 
 
 _ACCURACY, _AGREEMENT, _ERROR = "right predictions, %", "unchanged predictions, %", "relative error of outputs"
@@ -138,7 +137,7 @@ def _quality(report: Report) -> tuple[float, str]:
 
 def plot_times(path: Path, title: str, sides: Mapping[str, Sequence[float]]) -> None:
     """How the latencies of each side are distributed: the part of the runs below a time, with the median marked. sides: ms of runs."""
-    with _axes(path) as axes:
+    with _axes(path, "both", legend=True) as axes:
         for name, times in sides.items():
             ordered = sorted(times)
             parts = [100 * (k + 1) / len(ordered) for k in range(len(ordered))]
@@ -148,8 +147,6 @@ def plot_times(path: Path, title: str, sides: Mapping[str, Sequence[float]]) -> 
         axes.set_xscale("log")
         _log(axes.xaxis)
         axes.set(xlabel="latency of a run, ms", ylabel="runs that are as fast, %", title=title, ylim=(0, 102))
-        axes.grid(visible=True, which="both", alpha=0.3)
-        axes.legend(loc="best")
 
 
 def plot_throughput(path: Path, title: str, rows: Sequence[Throughput]) -> None:
@@ -158,7 +155,7 @@ def plot_throughput(path: Path, title: str, rows: Sequence[Throughput]) -> None:
     lines: dict[str, list[Throughput]] = {}
     for row in rows:
         lines.setdefault(row.side if by_threads else f"{row.side}, {row.threads} thread{'s' if row.threads > 1 else ''}", []).append(row)
-    with _axes(path) as axes:
+    with _axes(path, "both", legend=True) as axes:
         for name, mine in lines.items():
             ordered = sorted(mine, key=lambda row: row.threads if by_threads else row.batch)
             x = [row.threads if by_threads else row.batch for row in ordered]
@@ -171,8 +168,6 @@ def plot_throughput(path: Path, title: str, rows: Sequence[Throughput]) -> None:
         axes.margins(0.1, 0.15)
         _log(axes.yaxis)
         axes.set(xlabel="threads" if by_threads else "batch", ylabel="latency of a run, ms: median", title=title)
-        axes.grid(visible=True, which="both", alpha=0.3)
-        axes.legend(loc="best")
 
 
 def plot_training(path: Path, title: str, epochs: Sequence[Epoch]) -> None:
@@ -191,7 +186,6 @@ def plot_training(path: Path, title: str, epochs: Sequence[Epoch]) -> None:
                 axes.plot(numbers, values, "o-", label=f"{name.replace('_', ' ')} of an epoch")
         axes.set(xlabel="epoch", ylabel="loss", title=title)
         axes.set_ylim(bottom=0 if min(min(e.losses) for e in epochs) >= 0 else None)
-        axes.grid(visible=True, alpha=0.3)
         if other is not None:
             other.set(ylabel="accuracy, %")
         lines = [line for part in (axes, other) if part is not None for line in part.get_legend_handles_labels()[0]]

@@ -25,14 +25,8 @@ IDLE = "none"
 LEVELS = (IDLE, *DUTY)
 
 
-class Level(StrEnum):
-    """What `--load` may say; typer takes no Literal in a list."""
-
-    LOW = "low"
-    MEDIUM = "medium"
-    HIGH = "high"
-    ALL = "all"
-
+Level = StrEnum("Level", ["LOW", "MEDIUM", "HIGH", "ALL"])
+"""What `--load` may say; typer takes no Literal in a list."""
 
 SETTLE_S = 1.5
 """Runs that are not counted after the load has begun: smoothing (0.25 s), two readings and a dwell of 0.5 s are over then."""

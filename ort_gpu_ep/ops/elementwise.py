@@ -1,4 +1,4 @@
-"""Elementwise ops: makes a kernel from one WGSL expression. The ops are in unary, binary, variadic and cast."""
+"""Elementwise ops: makes a kernel from one WGSL expression. The ops are in unary, binary, variadic and cast; fusion makes chains."""
 
 from __future__ import annotations
 
@@ -148,3 +148,13 @@ def constant(value: object, dtype: DType, pairs: bool = False) -> str:
     if number in (-(1 << 31), -(1 << 63)):   # its magnitude is no literal
         return f"({number + 1}{suffix} - 1{suffix})"
     return f"{number}{suffix}" if number >= 0 else f"({number}{suffix})"
+
+
+@op("Elementwise", domain="ort_gpu_ep", dtypes={}, bindings="-> y", epilogue=True, channels_last=channels_last.elementwise)
+def chain(node: BoundNode) -> Kernel:
+    """Several elementwise ops in one kernel: all arithmetic is in the node's steps.
+
+    y: the broadcast shape of the operands.
+    """
+    shape = broadcast(*(o.shape for o in node.operands))
+    return kernel("elementwise.wgsl", [TensorType(node.operands[0].dtype, shape)], writes={"y": 0})

@@ -94,7 +94,7 @@ def gemm(node: BoundNode) -> Lowering:
     """y = alpha * a' b' + beta * c, a' and b' transposed where transA and transB say so.
 
     a': [m, k]; b': [k, n]; c broadcasts to [m, n].
-    With output_shape (partitioner/product_rules.py) y has that shape, its rows those of [m, n].
+    With output_shape (partitioner/fusions.py) y has that shape, its rows those of [m, n].
     """
     a, b, c = node.input(0), node.input(1), node.optional(2)
     if a.rank != 2 or b.rank != 2:

@@ -19,7 +19,7 @@ from ort_gpu_ep.kernels.forms import Build, Form
 from ort_gpu_ep.kernels.records import ceil_div
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided
 from ort_gpu_ep.kernels.target import TF32, Choice, no_matrix_units
-from ort_gpu_ep.ops import matrix_units, tiles, unit_parts
+from ort_gpu_ep.ops import matrix_units, tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.matrix_units import LEAST, UnitProduct, UnitTile
 from ort_gpu_ep.ops.packed_operands import Columns, Layout, Weights
@@ -91,8 +91,8 @@ def _of_tiles(packed: PackedProduct, in_tile: bool, once_ns: float = 0.0) -> dic
     for tile in matrix_units.tiles_of(units):
         whole = partial(_lowered, packed, tile, in_tile)
         found[f"{what} {tile.name}"] = Form(once_ns + matrix_units.estimate_ns(units, tile, of_codes), whole)
-        times = {split: once_ns + unit_parts.CUT_FACTOR * matrix_units.estimate_ns(units, tile, of_codes, split)
-                 for split in unit_parts.splits(product.target, tile, product.m, product.n, product.k)}
+        times = {split: once_ns + matrix_units.CUT_FACTOR * matrix_units.estimate_ns(units, tile, of_codes, split)
+                 for split in matrix_units.splits(product.target, tile, product.m, product.n, product.k)}
         if times:
             split = min(times, key=lambda split: times[split])
             found[f"{what} {tile.name}*{split}"] = Form(times[split], partial(_cut, whole, packed, tile, split))
@@ -102,7 +102,7 @@ def _of_tiles(packed: PackedProduct, in_tile: bool, once_ns: float = 0.0) -> dic
 def _cut(whole: Build, packed: PackedProduct, tile: UnitTile, split: int, choice: Choice, out: TensorType) -> Lowering:
     """With k in so many parts."""
     product = packed.units.product
-    return unit_parts.in_parts(whole(choice, out), tile, product.m, product.n, product.k, split)
+    return matrix_units.in_parts(whole(choice, out), tile, product.m, product.n, product.k, split)
 
 
 def _codes(node: BoundNode, weights: Weights, rows: Layout, described: Mapping[str, Const]) -> Mapping[str, Const] | None:

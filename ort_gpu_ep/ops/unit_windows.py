@@ -16,7 +16,7 @@ from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Scales, Strided, kernel
 from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, no_matrix_units
-from ort_gpu_ep.ops import matrix_units, tiles, unit_parts
+from ort_gpu_ep.ops import matrix_units, tiles
 from ort_gpu_ep.ops.matrix_units import LEAST, PLAIN_WIDTH, UnitTile
 from ort_gpu_ep.ops.tiles import TiledProduct
 
@@ -91,7 +91,7 @@ def forms(units: UnitConvolution | None) -> dict[str, Form]:
                 ceil_div(int(hint(product.rows)), tile.n), ceil_div(product.m, tile.m), product.groups) <= limits.max_groups_per_dimension):
             continue
         found[tile.name] = Form(estimate_ns(units, tile), partial(_lowered, units, tile, 1))
-        times = {split: unit_parts.CUT_FACTOR * estimate_ns(units, tile, split) for split in _splits(units, tile)}
+        times = {split: matrix_units.CUT_FACTOR * estimate_ns(units, tile, split) for split in _splits(units, tile)}
         if times:
             split = min(times, key=lambda split: times[split])
             found[f"{tile.name}*{split}"] = Form(times[split], partial(_lowered, units, tile, split))
@@ -101,7 +101,7 @@ def forms(units: UnitConvolution | None) -> dict[str, Form]:
 def _splits(units: UnitConvolution, tile: UnitTile) -> Iterator[int]:
     """Parts of k, each of enough steps, where the whole would leave compute units idle."""
     product = units.product
-    return unit_parts.splits(product.target, tile, product.rows, product.m, units.k) if product.groups == 1 else iter(())
+    return matrix_units.splits(product.target, tile, product.rows, product.m, units.k) if product.groups == 1 else iter(())
 
 
 def estimate_ns(units: UnitConvolution, tile: UnitTile, split: int = 1) -> float:
@@ -119,7 +119,7 @@ def estimate_ns(units: UnitConvolution, tile: UnitTile, split: int = 1) -> float
 
 def _lowered(units: UnitConvolution, tile: UnitTile, split: int, choice: Choice, out: TensorType) -> Lowering:
     """The scales of x; the product, of weights that were packed once. split: parts of k."""
-    return unit_parts.in_parts(_whole(units, tile, choice, out), tile, units.product.rows, units.product.m, units.k, split)
+    return matrix_units.in_parts(_whole(units, tile, choice, out), tile, units.product.rows, units.product.m, units.k, split)
 
 
 def _whole(units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorType) -> Lowering:

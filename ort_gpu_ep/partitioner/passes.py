@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import ort_gpu_ep.ops
 import ort_gpu_ep.partitioner.attention_rules
-import ort_gpu_ep.partitioner.product_rules
 import ort_gpu_ep.partitioner.recurrent_rules  # noqa: F401  adds its rules
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.types import TensorType

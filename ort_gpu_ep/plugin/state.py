@@ -65,16 +65,10 @@ class Copies:
 
     def add(self, kind: str, nbytes: int) -> None:
         """kind: `host_to_device`, `device_to_host` or `device_to_device`."""
+        counts = vars(self)
         with _count_lock:
-            if kind == "host_to_device":
-                self.host_to_device += 1
-                self.host_to_device_nbytes += nbytes
-            elif kind == "device_to_host":
-                self.device_to_host += 1
-                self.device_to_host_nbytes += nbytes
-            else:
-                self.device_to_device += 1
-                self.device_to_device_nbytes += nbytes
+            counts[kind] += 1
+            counts[f"{kind}_nbytes"] += nbytes
 
     def add_run(self, inputs: int, inputs_nbytes: int, outputs: int, outputs_nbytes: int) -> None:
         """The copies of a run: inputs to the device, outputs from it."""

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from ort_gpu_ep import cli
 from ort_gpu_ep.compression import compress
-from ort_gpu_ep.compression.kmeans import centroids, nearest
-from ort_gpu_ep.compression.methods import Method, parse_method
+from ort_gpu_ep.compression.methods import Method, centroids, nearest, parse_method
 from ort_gpu_ep.compression.prune import by_magnitude, by_samples
 from ort_gpu_ep.errors import ConfigError, ModelError
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes

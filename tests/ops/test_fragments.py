@@ -23,7 +23,7 @@ from ort_gpu_ep.kernels.target import (
     no_byte_units,
     no_matrix_units,
 )
-from ort_gpu_ep.ops import attention_units, matrix_units, unit_parts
+from ort_gpu_ep.ops import attention_units, matrix_units
 from ort_gpu_ep.ops.attention_units import UnitForm
 from tests.ops import test_attention_units as heads
 from tests.ops import test_matrix_units as products
@@ -74,8 +74,8 @@ def test_a_layer_gives_the_next_one_its_scales(trial: Emulated) -> None:
 
 def test_codes_with_k_in_parts(trial: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_units, "TILES", (QUICK,))
-    monkeypatch.setattr(unit_parts, "LEAST_STEPS", 1)
-    monkeypatch.setattr(unit_parts, "MOST_SPLIT", 2)
+    monkeypatch.setattr(matrix_units, "LEAST_STEPS", 1)
+    monkeypatch.setattr(matrix_units, "MOST_SPLIT", 2)
     with forced(f"decoded in {QUICK.name}*2") as made:
         got, want, allowed = packed.product(trial, "tf32", "codes", sizes=(37, 160, 40, 32))
     assert [choice.form for choice in made.values()] == ["decoded in quick*2"]

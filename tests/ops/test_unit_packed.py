@@ -16,7 +16,7 @@ from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.kernels.forms import forced
-from ort_gpu_ep.ops import matrix_units, unit_parts
+from ort_gpu_ep.ops import matrix_units
 from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
 from ort_gpu_ep.scheduler import make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
@@ -168,8 +168,8 @@ def test_products_of_the_same_vectors_share_their_scales(trial: Emulated) -> Non
 @pytest.mark.parametrize("precision", ["tf32", "f16acc"])
 def test_k_in_parts(trial: Emulated, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """As few tiles as a prompt's way down has: each part decodes its own blocks, the last one is shorter."""
-    monkeypatch.setattr(unit_parts, "LEAST_STEPS", 1)
-    monkeypatch.setattr(unit_parts, "MOST_SPLIT", 2)
+    monkeypatch.setattr(matrix_units, "LEAST_STEPS", 1)
+    monkeypatch.setattr(matrix_units, "MOST_SPLIT", 2)
     with forced(f"decoded in {QUICK.name}*2") as made:
         got, want, allowed = product(trial, precision, "codes", sizes=(37, 160, 40, 32))
     assert [choice.form for choice in made.values()] == ["decoded in quick*2"]

@@ -16,7 +16,7 @@ from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.kernels.forms import forced
-from ort_gpu_ep.ops import unit_parts, unit_windows
+from ort_gpu_ep.ops import matrix_units, unit_windows
 from ort_gpu_ep.scheduler import make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.verify import violations
@@ -120,8 +120,8 @@ def test_windows_in_f16acc(trial: Emulated, name: str) -> None:
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each product with k in three parts."""
-    monkeypatch.setattr(unit_parts, "LEAST_STEPS", 1)
-    monkeypatch.setattr(unit_parts, "MOST_SPLIT", 3)
+    monkeypatch.setattr(matrix_units, "LEAST_STEPS", 1)
+    monkeypatch.setattr(matrix_units, "MOST_SPLIT", 3)
     monkeypatch.setattr(unit_windows, "_splits", lambda units, tile, usual=unit_windows._splits: (s for s in usual(units, tile) if s == 3))
     with in_tile(QUICK), forced(f"{QUICK.name}*3"):
         yield
