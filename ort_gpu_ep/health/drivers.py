@@ -18,6 +18,9 @@ from ort_gpu_ep.health.bundle import DRIVER_VARIABLES
 from ort_gpu_ep.health.worker import DRILL
 
 _VARIABLES = (*DRIVER_VARIABLES, "LD_LIBRARY_PATH", "DRI_PRIME", DRILL, "ORT_GPU_EP_WEBGPU")
+_CACHES = ("MESA_SHADER_CACHE_", "MESA_DISK_CACHE_", "MESA_GLSL_CACHE_")
+"""Of these, what says where and how long drivers keep compiled kernels, and nothing about which drivers there are."""
+
 _DEVICES = ("dri/*", "nvidia*", "kfd", "kgsl*", "mali*")
 
 
@@ -27,7 +30,7 @@ def fingerprint(environment: Mapping[str, str]) -> str:
     Where drivers are not found by files (Windows, macOS), with the system's version.
     """
     seen: list[object] = [wgpu_version(), platform.system(), platform.release(), platform.version()]
-    seen += sorted((k, v) for k, v in environment.items() if k.startswith(_VARIABLES))
+    seen += sorted((k, v) for k, v in environment.items() if k.startswith(_VARIABLES) and not k.startswith(_CACHES))
     layers = in_folders(environment, "implicit_layer.d")
     for manifest in (*manifests(environment), *layers):
         seen += [_state(manifest), *(_state(path) for path in _libraries(manifest, environment))]

@@ -54,7 +54,8 @@ class Size:
 class Estimate:
     """seconds of a run. spread: standard deviation of its logarithm. runs: of this very size that it rests on; 0: predicted from others.
 
-    sizes: how many others it rests on. loaded: the runs are those of an earlier session. least_s: the quickest of few runs.
+    sizes: how many others it rests on. loaded: the runs are those of an earlier session. least_s: the quickest of few runs. median_s: of
+    the runs, where seconds is more because their tail counts.
     """
 
     seconds: float
@@ -63,6 +64,7 @@ class Estimate:
     sizes: int = 0
     loaded: bool = False
     least_s: float = math.inf
+    median_s: float = math.inf
 
     @property
     def low_s(self) -> float:
@@ -71,7 +73,7 @@ class Estimate:
 
     def slower(self, factor: float, spread: float) -> Estimate:
         """The same under circumstances that make a run slower by about this factor; never faster than it is without them."""
-        return replace(self, seconds=self.seconds * factor, spread=math.hypot(self.spread, spread), runs=0, least_s=math.inf)
+        return Estimate(self.seconds * factor, math.hypot(self.spread, spread), 0, self.sizes, self.loaded)
 
 
 class _Cell:
@@ -89,6 +91,13 @@ class _Cell:
     @property
     def least_s(self) -> float:
         return min(self.recent) if len(self.recent) < RECENT else math.inf
+
+    @property
+    def median_s(self) -> float:
+        return math.inf
+
+    def estimate(self, now_s: float) -> Estimate:
+        return Estimate(self.seconds, self.spread(now_s), len(self.recent), 0, self.loaded, self.least_s, self.median_s)
 
     def spread(self, now_s: float) -> float:
         n, middle = len(self.recent), self.seconds
@@ -112,9 +121,13 @@ class _Shared(_Cell):
     @property
     def seconds(self) -> float:
         if len(self.recent) < TAIL:
-            return median_low(self.recent)
+            return self.median_s
         ordered = sorted(self.recent)
         return math.sqrt(sum(ordered) / len(ordered) * ordered[math.ceil(0.99 * len(ordered)) - 1])
+
+    @property
+    def median_s(self) -> float:
+        return median_low(self.recent)
 
     @property
     def least_s(self) -> float:
@@ -165,7 +178,7 @@ class Times:
     def at(self, size: Size, now_s: float) -> Estimate | None:
         """What a run of this size takes; None where nothing is known."""
         own = self._cells.get(size.key)
-        mine = Estimate(own.seconds, own.spread(now_s), len(own.recent), 0, own.loaded, own.least_s) if own is not None else None
+        mine = own.estimate(now_s) if own is not None else None
         if own is not None and mine is not None and (len(own.recent) >= ENOUGH or len(self._cells) == 1):
             return mine
         others = self._fit(size, now_s) if len(self._cells) > (own is not None) else None

@@ -382,8 +382,8 @@ class Learner:
         if seen:
             found = {name: e for name, e in found.items() if e.runs >= PROVEN or name == present} or found
         best = self._best(found, present)
-        if best == present:
-            return best
+        if best == present or (present in found and found[best].seconds >= _to_beat(found[present], best, found[best])):
+            return present
         runs = found[present].runs if seen and present in found else TAIL
         if runs < TAIL and (not runs or found[present].seconds <= AWFUL * found[best].seconds):
             return present
@@ -399,9 +399,9 @@ class Learner:
 
     def _trial(self, entry: Entry, found: Mapping[str, Estimate], asleep: bool, before: str) -> str | None:
         """A candidate that could be better by more than is allowed, if the budget has what trying may cost."""
-        best_s = found[entry.choice].seconds
         able = []
         for name, estimate in found.items():
+            best_s = _to_beat(found[entry.choice], name, estimate)
             sleeping = asleep and name != CPU and best_s < AWAKE_S / 4
             rouses = sleeping and before != name        # which costs more than a run: one standard deviation has to do
             low_s = math.sqrt(estimate.low_s * estimate.seconds) if rouses else estimate.low_s
@@ -434,3 +434,10 @@ class Learner:
     def load(self, rows: Collection[tuple[str, str, Size, float, int]], now_s: float) -> None:
         for name, kind, size, seconds, runs in rows:
             self.times(name, kind).load(size, seconds, runs, now_s)
+
+
+def _to_beat(present: Estimate, name: str, rival: Estimate) -> float:
+    """Seconds that a rival has to beat. Beside others, the CPU's tail is not known until it has run for a while, and is mostly the longer
+    one, since threads of several sessions compete for the cores: until then the tail of a GPU, which takes runs in turn, does not count.
+    """
+    return min(present.seconds, present.median_s) if name == CPU and rival.runs < TAIL else present.seconds

@@ -22,6 +22,9 @@ from typing import Any
 NICE = 10
 """A thread of this process gets a tenth of a core that another one wants, too. Source: sched_prio_to_weight in the Linux kernel."""
 
+MAKING, MADE = "a candidate", "its runs"
+"""What the process says it is at: the device's profile is known then, and the candidate's pipelines are."""
+
 DONE = 120
 
 PRIVATE_FOLDER = 0o700
@@ -74,6 +77,7 @@ def _found(
     import onnxruntime
 
     from ort_gpu_ep.health import open_adapter
+    from ort_gpu_ep.plugin.partitioning import load_partitioner
     from ort_gpu_ep.session.early import noted, uses_of
     from ort_gpu_ep.session.session import InferenceSession
 
@@ -86,8 +90,9 @@ def _found(
         setattr(settings, name, kind(value))
     _wait_for_others(job["options"]["cache_dir"])
     session = InferenceSession(model, settings, provider_options=job["options"])
+    if job["options"]["isolation"] != "process":
+        threading.Thread(target=load_partitioner, daemon=True).start()      # while drivers open the device
     session.wait_ready()
-    say({"at": "the candidates"})
     runner = session._runner
     if runner is None:
         return {"done": not session.stays_on_cpu, "why": session.stays_on_cpu}
@@ -98,6 +103,7 @@ def _found(
         return None if told is None else float(told)
 
     runner.chooser.tells_cpu_s = cpu_s
+    runner.candidates.tell = lambda there: say({"at": MADE if there else MAKING})
     with noted(runner.config, model):
         session.run(None, feeds)
     (decision,) = runner.chooser.decided.values()

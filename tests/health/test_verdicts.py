@@ -265,6 +265,7 @@ def test_a_fingerprint_changes_with_its_drivers(tmp_path: Path) -> None:
     environment = {"VK_DRIVER_FILES": str(manifest)}
     seen = [drivers.fingerprint(environment)]
     assert drivers.fingerprint(environment) == seen[0]
+    assert drivers.fingerprint({**environment, "MESA_SHADER_CACHE_DIR": "/elsewhere"}) == seen[0]      # no other driver by that
     library.write_bytes(b"22")
     seen.append(drivers.fingerprint(environment))
     manifest.write_text(json.dumps({"ICD": {"library_path": "libc.so.6"}}))

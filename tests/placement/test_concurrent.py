@@ -141,6 +141,34 @@ def test_the_side_with_the_shorter_tail_wins_where_the_means_are_close() -> None
     assert found[1].seconds > 3 * found[0].seconds
 
 
+def test_a_tail_is_compared_with_a_tail() -> None:
+    """A GPU whose runs beside others are seldom long is not left for a CPU that had few there, by their median, nor is the CPU tried."""
+    size, learner = Size("x", 1.0), Learner(Uses(sleeps=False), 0.5)
+    entry = learner.entry("x", lambda: 1.0)
+    entry.ready, entry.seen = True, {"cpu": 1, "gpu": 1}
+    for name, seconds in (("cpu", 1.4e-3), ("gpu", 0.3e-3)):
+        learner.teach(size, name, seconds, 3, 1.0)
+    learner.decide(entry, 1.0)
+    learner.rhythm.others = 7.0
+
+    def chosen() -> str:
+        entry.think_at = entry.runs
+        return learner.choose(entry, 2.0, others=7)
+
+    for i in range(200):
+        learner.times("gpu", CONCURRENT).add(size, 30e-3 if i % 50 == 0 else 3.5e-3, 1.0)
+    learner.rhythm.end(2.0)
+    learner.rhythm.uses.end(2.0)
+    assert [chosen() for _ in range(5)] == ["gpu"] * 5        # the CPU is predicted to take 8 x 1.4 ms, less than the GPU's tail
+    for _ in range(8):
+        learner.times("cpu", CONCURRENT).add(size, 5e-3, 2.0)
+    assert [chosen() for _ in range(5)] == ["gpu"] * 5
+    for _ in range(100):
+        learner.times("cpu", CONCURRENT).add(size, 5e-3, 2.0)
+    assert chosen() == "cpu"
+    assert entry.choice == "cpu"
+
+
 def test_concurrent_is_what_most_runs_are() -> None:
     rhythm = Rhythm(Uses(sleeps=False))
 

@@ -28,9 +28,9 @@ from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.health import helper
 from ort_gpu_ep.plugin import plain
 from ort_gpu_ep.private import OrtSession
-from ort_gpu_ep.session import starting
+from ort_gpu_ep.session import early, starting
 from ort_gpu_ep.session.opening import SHARE, threads_beside_search
-from ort_gpu_ep.session.scout import DONE
+from ort_gpu_ep.session.scout import DONE, MADE, MAKING
 from tests.daily import part
 from tests.session.conftest import NODES, assert_close, on_the_cpu
 from tests.session.drills import ENDS, condemned, end_of_a_program
@@ -112,6 +112,68 @@ def test_the_cpu_answers_until_the_gpu_has_won(begin: Any, slow_on_one_thread: t
     again.run(None, feeds)
     assert again.wait_ready(LONG_S)
     assert again.explain().decisions[0][1].candidate == decision.candidate
+
+
+def test_the_device_is_opened_while_another_process_measures(
+        begin: Any, slow_on_one_thread: tuple[bytes, Any, dict[str, Array]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the pipelines compiled that this process has found. Opened on a new machine, and for another model, it is not before all is
+    known that plans follow from."""
+    model, settings, feeds = slow_on_one_thread
+    said, opened, line = list[str](), list[tuple[int, bool, frozenset[str]]](), helper.Worker.line
+
+    def heard(self: helper.Worker, timeout_s: float) -> dict[str, Any] | None:
+        found = line(self, timeout_s)
+        said.append(str((found or {}).get("at", "")))
+        return found
+
+    class Watched(early.Early):
+        def pipelines(self) -> Any:
+            known = super().pipelines()
+            opened.append((len(said), self._stopped, known.shaders))
+            return known
+
+        def go_on(self) -> None:
+            opened.append((len(said), self._stopped, frozenset()))
+            super().go_on()
+
+    monkeypatch.setattr(helper.Worker, "line", heard)
+    monkeypatch.setattr(early, "Early", Watched)
+    for found in (model, model + b"\x12\x01x"):
+        said.clear(), opened.clear()
+        session = begin(found, settings)
+        session.run(None, feeds)
+        assert session.wait_ready(LONG_S)
+        assert said.index(MAKING) < said.index(MADE) < len(said) - 1
+        while_measuring, *_, last = opened
+        assert while_measuring[0] == said.index(MADE) + 1
+        assert last[2]
+        assert not any(stopped for _, stopped, _ in opened)
+
+
+def test_a_device_that_nobody_needs_is_not_waited_for(begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that measures dies after this one has begun to open the device."""
+    line, made = helper.Worker.line, list[early.Early]()
+
+    def dies(self: helper.Worker, timeout_s: float) -> dict[str, Any] | None:
+        if made:
+            self._process.kill()
+        return line(self, timeout_s)
+
+    class Watched(early.Early):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(helper.Worker, "line", dies)
+    monkeypatch.setattr(early, "Early", Watched)
+    monkeypatch.setattr(starting, "is_decided", lambda *given: False)
+    session = begin(mlp)
+    session.run(None, {"x": x})
+    assert session.wait_ready(LONG_S)
+    assert "was ended" in session.stays_on_cpu
+    assert made
+    assert made[0]._stopped
+    assert until(lambda: not any(thread.name == "ort_gpu_ep-early" for thread in threading.enumerate()))
 
 
 def test_a_decided_gpu_takes_over_between_two_runs(
