@@ -26,6 +26,7 @@ from ort_gpu_ep import private
 from ort_gpu_ep.config import OPTIONS
 from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.health import helper
+from ort_gpu_ep.placement.rhythm import BUSY
 from ort_gpu_ep.plugin import plain
 from ort_gpu_ep.private import OrtSession
 from ort_gpu_ep.session import early, starting
@@ -105,8 +106,10 @@ def test_the_cpu_answers_until_the_gpu_has_won(begin: Any, slow_on_one_thread: t
     answered = session.stats()["runs_by_candidate"]
     assert sum(answered.values()) == runs + 1
     ((shapes, decision),) = session.explain().decisions
-    assert (shapes, decision.source) == ("every run", "cached")
-    assert set(decision.measured_s) == {"cpu", "gpu"}
+    assert shapes == "every run"
+    assert decision.source in ("cached", "predicted")       # the latter for runs with pauses, as a busy machine makes them
+    learnt = session._runner._decisions.found
+    assert {name for name, kind, *_ in learnt.rows if kind == BUSY} == {"cpu", "gpu"}
     assert session.stays_on_cpu == ""
     again = begin(model, settings)
     again.run(None, feeds)
