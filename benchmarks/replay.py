@@ -94,7 +94,7 @@ def _sources(select: str = "") -> Iterator[tuple[str, Source]]:
         yield f"model/{name}", lambda name=name: (models.build(name), {})  # type: ignore[misc]
     for name, methods in COMPRESSED.items():
         for method in methods:
-            yield f"compressed/{name}/{method}", lambda name=name, method=method: (_compressed(name, method), {})  # type: ignore[misc]
+            yield f"compressed/{name}/{method}", lambda name=name, method=method: (compressed(name, method), {})  # type: ignore[misc]
     for name in TRAINED:
         for optimizer in ("sgd", "adam"):
             yield f"training/{name}/{optimizer}", lambda name=name, optimizer=optimizer: (_step(name, optimizer), {})  # type: ignore[misc]
@@ -120,7 +120,7 @@ def _model_of(case: Case) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", case.version)]), {}
 
 
-def _compressed(name: str, method: str) -> onnx.ModelProto:
+def compressed(name: str, method: str) -> onnx.ModelProto:
     """With `+` behind int8, activations are quantized, too."""
     model = models.build(name)
     with tempfile.TemporaryDirectory() as folder:

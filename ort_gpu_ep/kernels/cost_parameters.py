@@ -315,7 +315,7 @@ def figures_of(roofs: Roofs, dispatch_s: float) -> Figures:
 INTEGRATED_REGISTERS = 64
 """Of 32 bits, of an invocation: Arm's Valhall, and Intel's Gen9 with 16 invocations a subgroup (128 registers of 32 bytes)."""
 
-INTEGRATED_FLOPS_PER_S, INTEGRATED_NBYTES_PER_S, INTEGRATED_DISPATCH_S = 2e12, 6e10, 1e-5
+INTEGRATED_ROOFS, INTEGRATED_DISPATCH_S = Roofs(2e12, 6e10), 1e-5
 """Assumed of an integrated GPU that was not measured. Intel's Iris Xe: 96 units of 8 lanes at 1.35 GHz, so 2.07 TFLOP/s; two channels of
 LPDDR4x-4267, so 68 GB/s."""
 
@@ -326,7 +326,7 @@ def figures_for(kind: str, measured: Figures | None) -> Figures:
         return SOFTWARE_FIGURES
     if kind != "integrated":
         return measured or DEFAULT_FIGURES
-    found = measured or figures_of(Roofs(INTEGRATED_FLOPS_PER_S, INTEGRATED_NBYTES_PER_S), INTEGRATED_DISPATCH_S)
+    found = measured or figures_of(INTEGRATED_ROOFS, INTEGRATED_DISPATCH_S)
     return replace(found, lane_registers=INTEGRATED_REGISTERS)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ort_gpu_ep import store
-from ort_gpu_ep.kernels.cost_parameters import Figures, Roofs, figures_of
+from ort_gpu_ep.kernels.cost_parameters import INTEGRATED_DISPATCH_S, INTEGRATED_ROOFS, Figures, Roofs, figures_of
 from ort_gpu_ep.kernels.records import BY_FLOPS, FAMILIES, Work, work_of
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, tensors_of
 
@@ -206,3 +206,8 @@ GUESSED = Profile(
     download=_rate(5e9),          # likewise (4 MB down: 0.55 ms)
     families={family: _rate(per_s) for family, per_s in _GUESSED_PER_S.items()})
 """What is assumed where nothing was measured."""
+
+
+def guessed_for(kind: str) -> Profile:
+    """What is assumed of an adapter of a type (AdapterInfo.type) of which nothing was measured."""
+    return replace(GUESSED, dispatch_s=INTEGRATED_DISPATCH_S, families={}, roofs=INTEGRATED_ROOFS) if kind == "integrated" else GUESSED

@@ -17,7 +17,7 @@ from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.verdicts import code_hash, key_of
 from ort_gpu_ep.health.workarounds import with_workarounds
 from ort_gpu_ep.ir.graph import Array, Graph
-from ort_gpu_ep.kernels.profile import GUESSED, Profile
+from ort_gpu_ep.kernels.profile import Profile, guessed_for
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.scheduler.planner import Rewrite
 
@@ -66,7 +66,7 @@ class LocalBackend:
     def profile(self, config: Config, measured: bool = True) -> Profile:
         from ort_gpu_ep.calibration import known_profile, profile_of  # a session that is told where to run loads none of it
 
-        return profile_of(self.device, config) if measured else known_profile(self.device, config) or GUESSED
+        return profile_of(self.device, config) if measured else known_profile(self.device, config) or guessed_for(self.device.info.type)
 
     def close(self) -> None:
         """The device stays open for the next session."""

@@ -23,7 +23,8 @@ from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
 from ort_gpu_ep.health.open_adapter import _figures, everything
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for, figures_of
-from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile
+from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile, guessed_for
+from ort_gpu_ep.plugin.local import LocalBackend
 from ort_gpu_ep.session.session import InferenceSession
 from tests.unit.graphs import model_of
 
@@ -219,6 +220,19 @@ def model() -> bytes:
     weights = {"w": np.random.default_rng(5).standard_normal((64, 64)).astype("f")}
     made: bytes = model_of("(float[8, 64] x) => (float[8, 64] y) { y = MatMul(x, w) }", weights).SerializeToString()
     return made
+
+
+def test_a_session_that_does_not_measure_goes_by_what_is_known(
+    gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the type of its adapter, until there is a profile: for bodies of Loop and Scan with placement=gpu."""
+    monkeypatch.setattr(gpu, "info", replace(gpu.info, type="integrated"))
+    monkeypatch.setattr(gpu, "limits", gpu.limits)        # other tests have the same device
+    monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: Roofs(2e12, 5e10))
+    backend = LocalBackend(gpu, config)
+    assert backend.profile(config, measured=False) == guessed_for("integrated")
+    first = profile_of(gpu, config, whole=False)
+    assert backend.profile(config, measured=False) is first
 
 
 def test_a_session_asks_when_it_decides(model: bytes, config: Config, measured: Measured) -> None:

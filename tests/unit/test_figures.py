@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.small_gpus import SMALL_GPUS, limits_of
 from ort_gpu_ep.device.classes import named
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.health import verdicts
@@ -109,38 +110,26 @@ class Device:
 
     kind: str
     units: int
-    flops_per_s: float
-    nbytes_per_s: float
     dispatch_s: float
-    wait_s: float
-    barrier_s: float
-    workgroup_nbytes_per_s: float
-
-    @property
-    def roofs(self) -> Roofs:
-        return Roofs(self.flops_per_s, self.nbytes_per_s, self.wait_s, self.barrier_s, self.workgroup_nbytes_per_s)
+    roofs: Roofs
 
     def seconds(self, rows: int, m: int, k: int, tile: tuple[int, int], own: tuple[int, int], split: int) -> float:
         """Of a product in tiles of so many columns and rows, of which a lane has its own: waves of workgroups, what they store, and the sum
         of the parts.
         """
-        columns, lines = tile
+        (columns, lines), roofs = tile, self.roofs
         groups, deep = -(-rows // lines) * -(-m // columns) * split, -(-k // split)
         read_nbytes = SHARED * 4 * columns * lines * deep * (own[0] + own[1]) / (own[0] * own[1])
-        each = self.units * max(2 * columns * lines * deep / self.flops_per_s, 4 * (columns + lines) * deep / (4 * self.nbytes_per_s),
-                                read_nbytes / self.workgroup_nbytes_per_s)
-        parts = self.dispatch_s + 8 * split * rows * m / self.nbytes_per_s if split > 1 else 0.0
+        each = self.units * max(
+            2 * columns * lines * deep / roofs.flops_per_s, 4 * (columns + lines) * deep / (4 * roofs.nbytes_per_s),
+            read_nbytes / roofs.workgroup_nbytes_per_s)
+        parts = self.dispatch_s + 8 * split * rows * m / roofs.nbytes_per_s if split > 1 else 0.0
         waves = -(-groups // self.units)
-        waits_s = -(-waves // BESIDE) * -(-deep // 32) * (self.wait_s + 2 * self.barrier_s)
-        return self.dispatch_s + max(waves * each, waits_s) + 4 * rows * m / self.nbytes_per_s + parts
+        waits_s = -(-waves // BESIDE) * -(-deep // 32) * (roofs.wait_s + 2 * roofs.barrier_s)
+        return self.dispatch_s + max(waves * each, waits_s) + 4 * rows * m / roofs.nbytes_per_s + parts
 
 
-DEVICES = (
-    Device("intel-uhd", 3, 0.44e12, 38e9, 8e-6, 2.5e-7, 1e-7, 2.2e11), Device("mali-g7x", 14, 0.9e12, 34e9, 20e-6, 8e-7, 2e-7, 1.9e11),
-    Device("apple-m1", 8, 2.6e12, 68e9, 1e-5, 4e-7, 1e-7, 6.5e11))
-"""A laptop's, a phone's, and a larger integrated one. What they wait for is assumed; likewise what their units read of workgroup memory: 64,
-16 and 64 bytes a clock, of 1.15, 0.85 and 1.28 GHz. A Mali has it in its caches.
-"""
+DEVICES = tuple(Device(kind, units, *SMALL_GPUS[kind]) for kind, units in (("intel-uhd", 3), ("mali-g7x", 14), ("apple-m1", 8)))
 H200 = Limits(max_workgroup_nbytes=49152, max_invocations=1024, features=frozenset({"shader-f16"}))
 PRODUCTS = tuple(itertools.product((49, 196, 784, 3136), (64, 256, 1024), (64, 256, 1024, 4608)))
 
@@ -166,7 +155,7 @@ def test_choices_stay_sane_on_other_gpus(device: Device) -> None:
     """By an independent model of a small GPU, what is chosen takes at most twice as long as the best: 8 % on average where all was measured,
     17 % where little or nothing was. By an H200's figures it takes up to three times as long: K is cut in many parts.
     """
-    peaks = Roofs(device.flops_per_s, device.nbytes_per_s)
+    peaks = Roofs(device.roofs.flops_per_s, device.roofs.nbytes_per_s)
     measured, *others = (figures_of(device.roofs, device.dispatch_s), figures_of(peaks, device.dispatch_s), None)
     for known, most in ((measured, 1.08), *((figures, 1.17) for figures in others)):
         found = lost(device, figures_for("integrated", known))
@@ -178,10 +167,23 @@ def test_choices_stay_sane_on_other_gpus(device: Device) -> None:
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.kind)
 def test_slow_workgroup_memory_is_read_less(device: Device) -> None:
     """Of a quarter of the speed: larger shares of lanes, which read less for each multiply-add, though they fill fewer units."""
-    slow = replace(device, workgroup_nbytes_per_s=device.workgroup_nbytes_per_s / 4)
+    slow = replace(device, roofs=replace(device.roofs, workgroup_nbytes_per_s=device.roofs.workgroup_nbytes_per_s / 4))
     blind, seeing = (lost(slow, figures_for("integrated", figures_of(roofs, slow.dispatch_s)))
                      for roofs in (replace(slow.roofs, workgroup_nbytes_per_s=0.0), slow.roofs))
     assert sum(blind) / len(blind) > 1.13 > 1.06 > sum(seeing) / len(seeing)
+
+
+def test_slow_atomics_leave_k_whole() -> None:
+    """K is cut where the workgroup that arrives last, by an atomic, adds up the parts; where that takes long, by tiles that need none."""
+    def taken_on_a_phone(factor: float) -> str:
+        device = DEVICES[1]
+        figures = figures_for("integrated", figures_of(device.roofs, device.dispatch_s))
+        target = Target(limits_of(device.kind, replace(figures, arrival_ns=figures.arrival_ns * factor)))
+        cut = TiledProduct(49, 64, Weights(1, 4608, 1, 1, 64, 0, True), target=target)
+        return taken(target, cut.key, tiles.forms(cut)).form
+
+    assert not taken_on_a_phone(1.0).endswith("*1")
+    assert taken_on_a_phone(100.0).endswith("*1")
 
 
 @pytest.mark.parametrize("reached", [0.72, 1.0, 1.5])

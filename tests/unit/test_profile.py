@@ -13,7 +13,7 @@ import ort_gpu_ep.ops  # noqa: F401  fills the records
 from ort_gpu_ep.ir.graph import Node
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import MEASURED_FLOPS_PER_S, MEASURED_NBYTES_PER_S, Roofs
-from ort_gpu_ep.kernels.profile import GUESSED, SIBLING, Curve, Profile
+from ort_gpu_ep.kernels.profile import GUESSED, SIBLING, Curve, Profile, guessed_for
 from ort_gpu_ep.kernels.records import BY_FLOPS, FAMILIES, Work
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, kernel
 
@@ -101,6 +101,12 @@ def test_what_was_not_measured_is_a_third_of_the_roofs_and_no_more_than_an_h200_
     assert first.curve("gather").at(1e10) == pytest.approx(1.0)
     large = replace(first, roofs=Roofs(MEASURED_FLOPS_PER_S, MEASURED_NBYTES_PER_S))
     assert large.assumed == replace(first, roofs=Roofs()).assumed == dict(GUESSED.families)
+
+
+def test_an_integrated_gpu_that_was_not_measured_is_not_an_h200() -> None:
+    assert guessed_for("discrete") is guessed_for("software") is GUESSED
+    assert guessed_for("integrated").curve("product").at(2e12) == pytest.approx(3.0)
+    assert guessed_for("integrated").curve("elementwise").at(6e10) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("known", [GUESSED, MEASURED])
