@@ -23,7 +23,7 @@ from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
 from ort_gpu_ep.health.open_adapter import _figures, everything
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for, figures_of
-from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile, guessed_for
+from ort_gpu_ep.kernels.profile import FORMAT, GUESSED, Curve, Profile, guessed_for
 from ort_gpu_ep.plugin.local import LocalBackend
 from ort_gpu_ep.session.session import InferenceSession
 from tests.unit.graphs import model_of
@@ -119,7 +119,10 @@ def test_another_process_reads_it(gpu: Gpu, config: Config, measured: Measured, 
 @pytest.mark.parametrize("content", [
     "", "{", "[]", "null", '{"format": 1}', '{"format": 99, "profile": {}}', '{"format": 1, "profile": {"adapter": "x"}}',
     json.dumps({"format": 1, "profile": {**MADE.as_dict(), "run_s": -1}}), json.dumps({"format": 1, "profile": [1]}),
-    json.dumps({"format": 1, "profile": {**MADE.as_dict(), "families": {"unheard of": [[1, 1]]}}})])
+    json.dumps({"format": 1, "profile": {**MADE.as_dict(), "families": {"unheard of": [[1, 1]]}}}),
+    json.dumps({"format": 4, "profile": {**MADE.as_dict(), "roofs": {"flops_per_s": 1e12, "nbytes_per_s": 1e11}}}),
+    json.dumps({"format": FORMAT, "profile": {**MADE.as_dict(), "roofs": {"workgroup_nbytes_per_s": -1.0}}}),
+    json.dumps({"format": FORMAT, "profile": {**MADE.as_dict(), "roofs": {"atomics_per_s": 1.0}}})])
 def test_what_cannot_be_used_is_made_anew(
     content: str, gpu: Gpu, config: Config, measured: Measured, forget: Callable[[], None], caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.small_gpus import SMALL_GPUS, limits_of
+import models
+from benchmarks.small_gpus import SMALL_GPUS, choices, limits_of, told
 from ort_gpu_ep.device.classes import named
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.health import verdicts
 from ort_gpu_ep.health.open_adapter import _figures
+from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.kernels import profile
 from ort_gpu_ep.kernels.cost_parameters import (
     DEFAULT_FIGURES,
@@ -171,6 +173,18 @@ def test_slow_workgroup_memory_is_read_less(device: Device) -> None:
     blind, seeing = (lost(slow, figures_for("integrated", figures_of(roofs, slow.dispatch_s)))
                      for roofs in (replace(slow.roofs, workgroup_nbytes_per_s=0.0), slow.roofs))
     assert sum(blind) / len(blind) > 1.13 > 1.06 > sum(seeing) / len(seeing)
+
+
+def test_what_a_parameter_is_worth_is_counted() -> None:
+    """As `python -m benchmarks.small_gpus` does: of LeNet-5's two products one takes other tiles on a phone that reads workgroup memory slowly."""
+    kind, (dispatch_s, roofs) = "mali-g7x", SMALL_GPUS["mali-g7x"]
+    figures, graphs = figures_for("integrated", figures_of(roofs, dispatch_s)), {"lenet5": from_onnx(models.build("lenet5"))}
+    before, slow, same = (choices(graphs, limits_of(kind, replace(figures, workgroup_byte_ns=factor * figures.workgroup_byte_ns)))
+                          for factor in (1.0, 4.0, 0.25))
+    assert told(before, same) == ("0", "")
+    changed, lost = told(before, slow)
+    assert int(changed) > 0
+    assert float(lost) > 1.0
 
 
 def test_slow_atomics_leave_k_whole() -> None:
