@@ -181,6 +181,53 @@ def _seal(key: str, content: bytes) -> bytes:
     return f"{key} {hashlib.sha256(content).hexdigest()}\n".encode()
 
 
+class SealedFolder:
+    """Answers on disk, a sealed file each. Thread-safe, also with other processes.
+
+    suffix: of its files. format, most: of a file that is read or written, its format and the most bytes. room: of the folder, files and
+    bytes; it is looked at once in `look_every` writes. otherwise: what happens where it can't be written, for the log.
+    """
+
+    def __init__(self, folder: Path, suffix: str, format: str, most: int, room: tuple[int, int], look_every: int, otherwise: str) -> None:
+        self.folder, self._suffix, self._format, self._most = folder, suffix, format, most
+        self._room, self._look_every, self._otherwise = room, look_every, otherwise
+        self._written, self._may_write = 0, True
+
+    def get(self, key: str, read: Callable[[bytes], T], make: Callable[[], T], write: Callable[[T], bytes]) -> T:
+        """The answer that follows from a key, read from disk or made. read: raises ValueError, LookupError, TypeError for what is none.
+        write: raises TypeError, ValueError for one that can't be kept.
+        """
+        path = self.folder / f"{key[:32]}{self._suffix}"
+        try:
+            return read(read_sealed(path, f"{self._format} {key}", self._most))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            log.info("cache file %s is ignored and made anew: %s: %s", path, type(error).__name__, str(error)[:200])
+        found = make()
+        if self._may_write:
+            self._write(path, key, found, write)
+        return found
+
+    def _write(self, path: Path, key: str, found: T, write: Callable[[T], bytes]) -> None:
+        try:
+            content = write(found)
+            if len(content) > self._most:
+                raise ValueError(f"it has {len(content)} B")
+        except (TypeError, ValueError) as error:
+            log.info("what belongs into %s is not kept: %s", path, str(error)[:200])
+            return
+        try:
+            write_sealed(path, f"{self._format} {key}", content)
+            self._written += 1
+            if self._written % self._look_every == 1:
+                with suppress(FileNotFoundError):       # somebody clears the cache
+                    make_room(self.folder, *self._room)
+        except OSError as error:
+            self._may_write = False
+            log.info("cache folder %s can't be written: %s; %s", self.folder, error, self._otherwise)
+
+
 def make_room(folder: Path, files: int, nbytes: int) -> None:
     """Where a folder has more files or bytes, removes the oldest down to three quarters: also what killed processes left half written.
 

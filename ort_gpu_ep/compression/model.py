@@ -87,7 +87,7 @@ def compress(
     data = made.SerializeToString()
     _write(target, data)
     tell("done", 1.0)
-    return Report(tuple(reports), (_file_nbytes(source, given), len(data)), comparison, on, tuple(notes))
+    return Report(tuple(reports), (max(source.stat().st_size, int(given.ByteSize())), len(data)), comparison, on, tuple(notes))
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -147,11 +147,6 @@ def _compared(
 
 def _opset(model: onnx.ModelProto) -> int:
     return next((int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-
-
-def _file_nbytes(path: Path, model: onnx.ModelProto) -> int:
-    """Of the file, with its external data."""
-    return max(path.stat().st_size, int(model.ByteSize()))
 
 
 def _chosen(found: Sequence[Layer], wanted: Method, patterns: Sequence[tuple[str, Method]]) -> list[tuple[Layer, Method]]:

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -49,8 +48,9 @@ class KnownPlans:
     """The folder below a cache path. Thread-safe, also with other processes. code: adapter, driver, and this package's code, as a text."""
 
     def __init__(self, cache_path: str, code: str) -> None:
-        self.folder, self._code, self._may_write = Path(cache_path) / "plans", code, True
-        self._written = 0
+        self.folder, self._code = Path(cache_path) / "plans", code
+        self._kept = store.SealedFolder(
+            self.folder, ".json", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY, "each process plans anew")
 
     def template(
         self, graph: Graph, types: Sequence[TensorType], limits: Limits, values: Mapping[int, Array], about: Sequence[object],
@@ -93,36 +93,9 @@ class KnownPlans:
         except TypeError as error:
             log.info("a plan is not kept: %s", error)
             return make()
-        path = self.folder / f"{key[:32]}.json"
-        try:
-            return read(store.parse_json(store.read_sealed(path, f"{FORMAT} {key}", MAX_FILE_NBYTES)))
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            log.info("cache file %s is ignored and made anew: %s: %s", path, type(error).__name__, str(error)[:200])
-        found = make()
-        if self._may_write:
-            self._write(path, key, found, write)
-        return found
-
-    def _write(self, path: Path, key: str, found: T, write: Callable[[T], dict[str, Any]]) -> None:
-        try:
-            content = json.dumps(write(found), allow_nan=False, separators=(",", ":")).encode()
-        except (TypeError, ValueError) as error:
-            log.info("a plan is not kept: %s", str(error)[:200])
-            return
-        if len(content) > MAX_FILE_NBYTES:
-            log.info("a plan of %d B is not kept", len(content))
-            return
-        try:
-            store.write_sealed(path, f"{FORMAT} {key}", content)
-            self._written += 1
-            if self._written % LOOK_EVERY == 1:
-                with suppress(FileNotFoundError):       # somebody clears the cache
-                    store.make_room(self.folder, MAX_FILES, MAX_NBYTES)
-        except OSError as error:
-            self._may_write = False
-            log.info("cache folder %s can't be written: %s; each process plans anew", self.folder, error)
+        return self._kept.get(
+            key, lambda content: read(store.parse_json(content)), make,
+            lambda found: json.dumps(write(found), allow_nan=False, separators=(",", ":")).encode())
 
 
 def said(limits: Limits) -> tuple[object, ...]:

@@ -8,15 +8,12 @@ or that somebody else may have written, is not used: the text is composed, and t
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Hashable
 from functools import cache, partial
 from pathlib import Path
 
 from ort_gpu_ep import store
 from ort_gpu_ep.shaders import compose
-
-log = logging.getLogger("ort_gpu_ep")
 
 FORMAT = "// ort_gpu_ep 1"
 
@@ -35,32 +32,13 @@ class Texts:
 
     def __init__(self, cache_path: str, code: str) -> None:
         self.folder, self._code = Path(cache_path) / "shaders", code
-        self._written, self._may_write = 0, True
+        self._kept = store.SealedFolder(
+            self.folder, ".wgsl", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY, "shaders are composed by each process")
 
     def get(self, signature: Hashable, make: Callable[[], str]) -> str:
         """The text that follows from `signature`, which has the same repr in every process."""
         key = hashlib.sha256(f"{self._code} {signature!r}".encode()).hexdigest()
-        path = self.folder / f"{key[:32]}.wgsl"
-        try:
-            return store.read_sealed(path, f"{FORMAT} {key}", MAX_FILE_NBYTES).decode("utf-8")
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except (OSError, ValueError) as error:
-            log.info("cache file %s is ignored and made anew: %s: %s", path, type(error).__name__, str(error)[:200])
-        text = make()
-        if self._may_write:
-            self._write(path, key, text)
-        return text
-
-    def _write(self, path: Path, key: str, text: str) -> None:
-        try:
-            store.write_sealed(path, f"{FORMAT} {key}", text.encode())
-            self._written += 1
-            if self._written % LOOK_EVERY == 1:
-                store.make_room(self.folder, MAX_FILES, MAX_NBYTES)
-        except OSError as error:
-            self._may_write = False
-            log.info("cache folder %s can't be written: %s; shaders are composed by each process", self.folder, error)
+        return self._kept.get(key, lambda content: content.decode("utf-8"), make, str.encode)
 
 
 @cache

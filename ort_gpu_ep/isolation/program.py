@@ -21,7 +21,7 @@ from ort_gpu_ep.isolation.channel import SharedMemory, aligned
 from ort_gpu_ep.isolation.process import PREPARE_S
 from ort_gpu_ep.isolation.process_memory import NBYTES
 from ort_gpu_ep.isolation.remote import RUN_S, BusyError, RemoteGpu, Request
-from ort_gpu_ep.isolation.wire import SharedPlace, with_constants, without_constants
+from ort_gpu_ep.isolation.wire import SharedPlace, outputs_of, specialized_of, with_constants, without_constants
 from ort_gpu_ep.kernels.registry import UnknownValueError
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
@@ -145,7 +145,7 @@ class RemoteProgram:
             for (address, kind), (_, offset) in zip(targets, places, strict=True):
                 if offset is not None and kind.nbytes:
                     host.write(address, self.gpu.process.memory.address + offset, kind.nbytes)
-            self.specialized = self.gpu.specialized_of(answer)
+            self.specialized = self.gpu.read(specialized_of, answer)
             self.gpu.look_after(answer)
         self._remember(types)
         return targets
@@ -169,7 +169,7 @@ class RemoteProgram:
 
     def _places(self, answer: Mapping[str, Any], outputs: Sequence[str]) -> list[tuple[Shape, int | None]]:
         """(shape, offset) of these outputs. Raises DeviceLostError, where they can't be there."""
-        memory, places = self.gpu.process.memory, self.gpu.outputs_of(answer, len(outputs))
+        memory, places = self.gpu.process.memory, self.gpu.read(outputs_of, answer, len(outputs))
         memory.follow()
         for name, (shape, offset) in zip(outputs, places, strict=True):
             value = self.graph.values[name]

@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import AdapterError, DeviceError, DeviceHangError, DeviceLostError
-from ort_gpu_ep.ir.types import Shape
 from ort_gpu_ep.isolation.channel import SharedMemory
 from ort_gpu_ep.isolation.leak_watch import Held, LeakWatch
 from ort_gpu_ep.isolation.process import WorkerProcess, check_system, garbage
 from ort_gpu_ep.isolation.process_memory import AccessCheck
-from ort_gpu_ep.isolation.wire import GarbageError, device_of, outputs_of, specialized_of
+from ort_gpu_ep.isolation.wire import GarbageError, device_of
 from ort_gpu_ep.kernels.registry import Limits
-from ort_gpu_ep.scheduler.template import Specialization
 from ort_gpu_ep.utilization import Uses
 
 log = logging.getLogger("ort_gpu_ep")
+
+T = TypeVar("T")
 
 START_S = 90.0
 """For a worker to load the driver, and to probe an adapter that is new to this machine (8 s at most)."""
@@ -236,17 +236,10 @@ class RemoteGpu:
         finally:
             self._lock.release()
 
-    def outputs_of(self, answer: Mapping[str, Any], count: int) -> list[tuple[Shape, int | None]]:
-        """(shape, offset in the shared memory) of each output; no offset where it waits to be fetched. Raises DeviceLostError."""
+    def read(self, parse: Callable[..., T], answer: Mapping[str, Any], *about: object) -> T:
+        """What a function of wire.py makes of an answer. Raises DeviceLostError, where that is none."""
         try:
-            return outputs_of(answer, count)
-        except GarbageError as error:
-            raise self.protocol_error(str(error)) from error
-
-    def specialized_of(self, answer: Mapping[str, Any]) -> tuple[Specialization, ...]:
-        """The worker's plans with constant sizes, by the answer to a run. Raises DeviceLostError."""
-        try:
-            return specialized_of(answer)
+            return parse(answer, *about)
         except GarbageError as error:
             raise self.protocol_error(str(error)) from error
 

@@ -228,14 +228,6 @@ def _constant_of_shape(node: BoundNode) -> list[Result] | None:
     return [(np.full(shape, value.reshape(-1)[0]), dtype)]
 
 
-def _either(x: Any, y: Any) -> bool:
-    return bool(x) or bool(y)
-
-
-def _both(x: Any, y: Any) -> bool:
-    return bool(x) and bool(y)
-
-
 _RULES: Mapping[str, Rule] = {
     "Shape": _shape,
     "Size": _size,
@@ -264,8 +256,8 @@ _RULES: Mapping[str, Rule] = {
     "Greater": _elementwise(lambda x, y: bool(x > y), BOOL),
     "LessOrEqual": _elementwise(lambda x, y: bool(x <= y), BOOL),
     "GreaterOrEqual": _elementwise(lambda x, y: bool(x >= y), BOOL),
-    "And": _elementwise(_both, BOOL),
-    "Or": _elementwise(_either, BOOL),
+    "And": _elementwise(lambda x, y: bool(x) and bool(y), BOOL),
+    "Or": _elementwise(lambda x, y: bool(x) or bool(y), BOOL),
     "Not": _elementwise(operator.not_, BOOL),
     "Where": _elementwise(lambda c, x, y: x if c else y, 1),
     "ReduceProd": _reduced(math.prod),

@@ -235,7 +235,7 @@ class Run:
     # ---- for the program, as backend.py's Host
 
     def inputs(self) -> list[tuple[int, TensorType]]:
-        found = [self._input_address(i) for i in range(len(self.partition.positions))]
+        found = self._all_places()
         self._types = tuple(kind for _, kind in found)
         return found
 

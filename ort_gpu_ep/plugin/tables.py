@@ -119,11 +119,7 @@ def after_fork() -> None:
 
 def entry(signature: str) -> Callable[[Callable[..., Any]], Any]:
     """Makes a C callback of a plain function that returns an OrtStatus."""
-
-    def decorate(function: Callable[..., None]) -> Any:
-        return _c_callback(signature, _guarded(function))
-
-    return decorate
+    return lambda function: _c_callback(signature, _guarded(function))
 
 
 def _c_callback(signature: str, function: Callable[..., Any]) -> Any:

@@ -128,7 +128,7 @@ class Template:
             self._outputs.at(lambda k, where: TensorType(given_outputs[k].dtype, values[where])),
             self._groups.at(lambda k, where: _grid(steps[k], values[where], most)), self._nbytes.at(lambda k, where: values[where][0]),
             values[self._slots], self._packed(values[self._parameters]),
-            {c.name: _array_bytes(c.type, values[w]) for c, _, w in self._constants})
+            {c.name: np.array(values[w]).astype(c.type.dtype.numpy).tobytes() for c, _, w in self._constants})
 
     def _packed(self, values: Sequence[Any]) -> bytes:
         """The uniform structs. A number below zero is that modulo 2^32."""
@@ -195,10 +195,6 @@ class _Varying:
         for k, where in self._places:
             found[k] = value(k, where)
         return tuple(found)
-
-
-def _array_bytes(tensor: TensorType, values: Sequence[Any]) -> bytes:
-    return np.array(values).astype(tensor.dtype.numpy).tobytes()
 
 
 _known_fields: dict[type, tuple[str, ...]] = {}

@@ -110,7 +110,7 @@ def _written(lines: list[str | _Block], names: dict[str, int]) -> list[str]:
     out: list[str] = []
     for line in lines:
         if isinstance(line, str):
-            out.append(_inserted(line, names) if "$" in line else line)
+            out.append(str(_evaluated(_line, line, names, line)) if "$" in line else line)
             continue
         value = _value(line.expression, names, line.where)
         if line.word == "let":
@@ -123,11 +123,6 @@ def _written(lines: list[str | _Block], names: dict[str, int]) -> list[str]:
         else:
             out += _written(line.lines if value else line.otherwise or [], dict(names))
     return out
-
-
-def _inserted(line: str, names: Mapping[str, int]) -> str:
-    """`$name` and `$(expression)` as numbers."""
-    return str(_evaluated(_line, line, names, line))
 
 
 def _value(expression: str, names: Mapping[str, int], where: str) -> int:

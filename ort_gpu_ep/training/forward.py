@@ -54,7 +54,7 @@ def read(
     opset = source.opset_of(model)
     arrays, writer = source.initializers(model), Writer(opset, model.ir_version)
     forward = Forward(writer, {n: arrays[n] for n in trainable})
-    live = _live_statistics(model, arrays) if batch_norm == "train" else {}
+    live = {name for name in source.statistics(model) if name in arrays} if batch_norm == "train" else {}
     for name, (dtype, shape) in shapes.items():
         writer.input(name, dtype, shape)
     for name, array in arrays.items():
@@ -77,10 +77,6 @@ def read(
             forward.tape.append(kept)
     writer.scope, writer.folding = "training.", False
     return forward
-
-
-def _live_statistics(model: onnx.ModelProto, arrays: Mapping[str, Array]) -> set[str]:
-    return {name for name in source.statistics(model) if name in arrays}
 
 
 def _constant(node: onnx.NodeProto) -> Array:

@@ -13,7 +13,7 @@ from onnx import helper
 from ort_gpu_ep.errors import InternalError, TrainingError
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.schemas import default_attribute
-from ort_gpu_ep.training.writer import Shape, Value, Writer, schema_of
+from ort_gpu_ep.training.writer import Value, Writer, schema_of
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,7 @@ def axis_of(site: Site, default: int = 0) -> int:
 
 def per_channel(value: Value, rank: int) -> Value:
     """A vector over channels, as it broadcasts to [N, C, ...]."""
-    return value.writer.reshape(value, channel_shape(value.shape[0], rank))
-
-
-def channel_shape(channels: int, rank: int) -> Shape:
-    return (channels,) + (1,) * (rank - 2)
+    return value.writer.reshape(value, (value.shape[0],) + (1,) * (rank - 2))
 
 
 def _plain(value: Any) -> Any:

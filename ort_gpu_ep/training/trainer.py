@@ -197,7 +197,7 @@ class Trainer:
     def parameters(self) -> dict[str, Array]:
         """The trained weights, and running statistics that training updates, on the host."""
         state = self._state()
-        names = self._known_names()
+        names = {t.name for t in self._model.graph.initializer}
         return {n: a for n, a in state.items() if n in names}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -393,9 +393,6 @@ class Trainer:
         if self._engine is not None:
             return self._engine.read()
         return dict(self._pending[0]) if self._pending is not None else {}
-
-    def _known_names(self) -> set[str]:
-        return {t.name for t in self._model.graph.initializer}
 
     def _digest(self) -> str:
         """Of the model's graph without its weights, and of which are trained."""

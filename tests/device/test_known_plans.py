@@ -388,11 +388,13 @@ def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert not left.exists()
     monkeypatch.setattr(module, "MAX_FILES", 10**6)
     monkeypatch.setattr(module, "MAX_NBYTES", 8000)
+    kept = KnownPlans(str(tmp_path), "code")
     for k in range(20, 30):
         asked_for(kept, lambda: made, about=k)
     largest = max(f.stat().st_size for f in kept.folder.iterdir())
     assert sum(f.stat().st_size for f in kept.folder.iterdir()) <= 8000 + 2 * largest
     monkeypatch.setattr(module, "MAX_FILE_NBYTES", 100)
+    kept = KnownPlans(str(tmp_path), "code")
     count = len([*kept.folder.iterdir()])
     asked_for(kept, lambda: made, about="large")
     assert len([*kept.folder.iterdir()]) == count

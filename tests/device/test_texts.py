@@ -153,6 +153,7 @@ def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not left.exists()
     monkeypatch.setattr(texts, "MAX_FILES", 10**6)
     monkeypatch.setattr(texts, "MAX_NBYTES", 3000)
+    kept = Texts(str(tmp_path), "code")
     for k in range(60, 70):
         kept.get(k, lambda: TEXT)
     assert sum(f.stat().st_size for f in (tmp_path / "shaders").iterdir()) <= 3000 + 2 * 300

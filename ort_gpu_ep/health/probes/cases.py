@@ -13,11 +13,6 @@ from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.kernels.records import RECORDS, Case, Known, Random, Record
 
 
-def name_of(shader: str) -> str:
-    """arg_reduce.wgsl -> arg reduce."""
-    return shader.removesuffix(".wgsl").replace("_", " ")
-
-
 def _drawn(trial: Trial, given: Random | Known | None) -> Array | None:
     if not isinstance(given, Random):
         return None
@@ -53,4 +48,5 @@ _OPS = {"pool.wgsl": POOLS}
 
 for _record in RECORDS.values():
     if _record.cases:
-        probe(name_of(_record.shader), "kernels", disables=(_record.shader,), ops=_OPS.get(_record.shader, ()))(_check(_record))
+        _name = _record.shader.removesuffix(".wgsl").replace("_", " ")
+        probe(_name, "kernels", disables=(_record.shader,), ops=_OPS.get(_record.shader, ()))(_check(_record))
