@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -160,7 +161,7 @@ def _decoding(
         found = decoding.measure(model, options, context, tokens, against is not None, tell)
     _draw(plot_times, plot, f"{model.stem}: a token behind {context}", {row.side: row.token_ms for row in found})
     if json:
-        shared.print_json({"model": str(model), "context": context, "tokens": tokens, "rows": [row.as_dict() for row in found]})
+        shared.print_json({"model": str(model), "context": context, "tokens": tokens, "rows": [asdict(row) for row in found]})
         return
     table = Table("side", "opens s", "first s", "prompt/s", "tokens/s", "ms a token", title=f"{model.name}, behind {context} tokens")
     for row in found:
@@ -174,7 +175,7 @@ def _digits(ms: float) -> str:
     return f"{ms:.3f}" if ms < 100.0 else f"{ms:.0f}"
 
 
-def _other(session: Any, model: Path, against: str | None, facts: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _other(model: Path, against: str | None, facts: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The session to compare with, by name, and what is to be said: the CPU is not compared with itself."""
     if against is None:
         return {}, []
@@ -190,12 +191,12 @@ def _throughput(
     feeds = {size: throughput.batched(session, values, size) for size in sizes} or {1: values}
     session.run(None, next(iter(feeds.values())))
     facts = peers.about(session, options)
-    other, notes = _other(session, model, against, facts)
+    other, notes = _other(model, against, facts)
     with shared.progress("measuring", quiet=json) as tell:
         rows = [row for count in threads for row in throughput.measure({"this": session, **other}, feeds, count, runs, tell)]
     _draw(plot_throughput, plot, f"{model.stem} on {facts['adapter']}", rows)
     if json:
-        shared.print_json({"model": str(model), **facts, "notes": notes, "rows": [r.as_dict() for r in rows]})
+        shared.print_json({"model": str(model), **facts, "notes": notes, "rows": [asdict(r) for r in rows]})
         return
     table = Table("batch", "threads", "side", "median ms", "rows/s", title=f"{model.name}, {runs} runs a thread")
     for row in rows:
@@ -212,7 +213,7 @@ def _compare(
     want = session.run(None, values)
     first_ms = (time.perf_counter() - start) * 1e3
     facts = peers.about(session, options)
-    other, notes = _other(session, model, against, facts)
+    other, notes = _other(model, against, facts)
     sides: dict[str, Callable[[], Any]] = {"this": lambda: session.run(None, values)}
     sides |= {name: partial(plain.run, None, values) for name, plain in other.items()}
     gpu = _gpu(session)              # after the first run: with placement=auto that one has chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +29,6 @@ class Decoding:
     prompt_per_s: float
     token_per_s: float
     token_ms: tuple[float, ...]
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def measure(

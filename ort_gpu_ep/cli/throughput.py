@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -26,9 +26,6 @@ class Throughput:
     threads: int
     median_ms: float
     per_s: float
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def numbers(text: str, flag: str) -> list[int]:

@@ -150,11 +150,11 @@ def _in_float64(node: onnx.NodeProto) -> onnx.NodeProto:
     made.CopyFrom(node)
     for attribute in made.attribute:
         if node.op_type in ("Cast", "Constant", "ConstantOfShape") or attribute.type != onnx.AttributeProto.TENSOR:
-            _widen(node, attribute)
+            _widen(attribute)
     return made
 
 
-def _widen(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
+def _widen(attribute: onnx.AttributeProto) -> None:
     if attribute.name in ("to", "dtype") and attribute.i in _FLOATS:
         attribute.i = TensorProto.DOUBLE
     if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in _FLOATS:

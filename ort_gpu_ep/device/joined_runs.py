@@ -362,7 +362,7 @@ class Contention:
         if self._measured:
             self.together.note()
             if self.together.seconds is not None:
-                self._judge(together, self.together.seconds)
+                self._judge(self.together.seconds)
         return together.join()
 
     def _alone(self, together: Coalescer | None) -> None:
@@ -372,7 +372,7 @@ class Contention:
         if together is not None and time.monotonic() - together.used_s > IDLE_S:
             self._stop()
 
-    def _judge(self, together: Coalescer, seconds: float) -> None:
+    def _judge(self, seconds: float) -> None:
         self._measured = False
         if self.apart.seconds is not None and seconds > self.apart.seconds:
             self.why = f"together they take {seconds * 1e6:.0f} us each, one by one {self.apart.seconds * 1e6:.0f}"

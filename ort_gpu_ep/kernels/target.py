@@ -164,18 +164,19 @@ def lacks(limits: Limits, precision: str) -> str:
         return ""
     if precision == TF32:
         return no_matrix_units(limits)
-    for what, why in limits.disabled:
-        if what in (PACKED, FLOAT16.feature):
-            return f"{what} is not used on this adapter: {why}"
     there = precision == "f16" or FLOAT16.feature in limits.features
-    return "" if there else f"the adapter lacks the feature {FLOAT16.feature}"
+    return _disabled(limits, PACKED, FLOAT16.feature) or ("" if there else f"the adapter lacks the feature {FLOAT16.feature}")
+
+
+def _disabled(limits: Limits, *needed: str) -> str:
+    """Why something of this is not used on an adapter; empty where all of it is."""
+    return next((f"{what} is not used on this adapter: {why}" for what, why in limits.disabled if what in needed), "")
 
 
 def no_matrix_units(limits: Limits) -> str:
     """Why products can't be done by an adapter's matrix units; empty where they can."""
-    for what, why in limits.disabled:
-        if what in (MATRIX_UNITS, SUBGROUP_MATRIX, FLOAT16.feature, "subgroup", WORKGROUP, *UNIT_SHADERS):
-            return f"{what} is not used on this adapter: {why}"
+    if disabled := _disabled(limits, MATRIX_UNITS, SUBGROUP_MATRIX, FLOAT16.feature, "subgroup", WORKGROUP, *UNIT_SHADERS):
+        return disabled
     if SUBGROUP_MATRIX not in limits.features:
         return "matrix units need the library Dawn (webgpu=dawn) and a GPU that has them"
     if limits.fragment is None:
@@ -191,18 +192,15 @@ def no_matrix_units(limits: Limits) -> str:
 
 def no_attention_units(limits: Limits) -> str:
     """Likewise for attention."""
-    for what, why in limits.disabled:
-        if what in (MATRIX_ATTENTION, *ATTENTION_UNIT_SHADERS):
-            return f"{what} is not used on this adapter: {why}"
     missing = "the adapter's matrix units can't be used for attention: no probe has shown right results"
-    return no_matrix_units(limits) or ("" if MATRIX_ATTENTION in limits.features else missing)
+    disabled = _disabled(limits, MATRIX_ATTENTION, *ATTENTION_UNIT_SHADERS)
+    return disabled or no_matrix_units(limits) or ("" if MATRIX_ATTENTION in limits.features else missing)
 
 
 def no_byte_units(limits: Limits) -> str:
     """Likewise for products of bytes."""
-    for what, why in limits.disabled:
-        if what in (MATRIX_BYTES, SUBGROUP_MATRIX, "subgroup", WORKGROUP, *BYTE_UNIT_SHADERS):
-            return f"{what} is not used on this adapter: {why}"
+    if disabled := _disabled(limits, MATRIX_BYTES, SUBGROUP_MATRIX, "subgroup", WORKGROUP, *BYTE_UNIT_SHADERS):
+        return disabled
     if SUBGROUP_MATRIX in limits.features and BYTE_FRAGMENT not in limits.configurations:
         return f"the adapter's matrix units can't be used for bytes: {_offered(limits, BYTE_FRAGMENT)}"
     missing = [feature for feature in (SUBGROUP_MATRIX, "subgroup", MATRIX_BYTES) if feature not in limits.features]

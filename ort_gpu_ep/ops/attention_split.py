@@ -49,7 +49,7 @@ def fits(node: BoundNode, q: Heads, k: Heads, v: Heads) -> bool:
 
 
 def split_attention(
-    node: BoundNode, q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType,
+    q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType,
     y_strides: tuple[int, int, int], newest: Newest | None = None,
 ) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
     """The two kernels, and their temporaries. As `attend` has it, where it `fits`. newest: stands for q and the last key and value.

@@ -73,7 +73,7 @@ def conv(node: BoundNode) -> Lowering | Kernel:
     out = TensorType(x.dtype, (x.shape[0], w.shape[0], *window.small))
     bias = Strided((x.shape[0], w.shape[0], math.prod(window.small)), (0, 1, 0)) if node.has(2) else None
     if _few_filters(node):
-        return _direct(node, window, out, bias)
+        return _direct(node, window, out)
     return lower(node.target, *_forms(node, window, bias), out)
 
 
@@ -154,7 +154,7 @@ def written_out_ns(node: BoundNode) -> float:
     return min(_plain_ns(node), conv_last.estimate_ns(node, _window(node)) + reordered_ns)
 
 
-def _direct(node: BoundNode, window: Window, out: TensorType, bias: Strided | None) -> Kernel:
+def _direct(node: BoundNode, window: Window, out: TensorType) -> Kernel:
     """Workgroups of one filter each; an invocation sums a few outputs."""
     pixels = math.prod(window.small)
     outputs = max(1, min(DIRECT_OUTPUTS, hint(pixels) // DIRECT_WORKGROUP_SIZE))

@@ -210,8 +210,13 @@ def _grouped(node: BoundNode, window: Window, pixels: int, slices: int, choice: 
         grid=(ceil_div(lines * blocks * fours, team), 1, 1), workgroup_size=GROUPED_WORKGROUP_SIZE,
         workgroup_nbytes=_parts_nbytes(pixels, slices),
         vectors=("x", "w", "y", *bias), reads={"x": 0, "w": "packed", **bias}, writes={"y": 0}, choice=choice)
-    once: dict[str, Any] = {"once": ("packed",), "inverses": ((1, tiles.unpacking(weights, w.shape[0])),)} if weights.constant else {}
-    return Lowering((out,), (tiles.packing(weights, packed), built), (("packed", packed),), **once)
+    return _of_packed(built, weights, packed)
+
+
+def _of_packed(built: Kernel, weights: tiles.Weights, packed: TensorType) -> Lowering:
+    """A kernel behind the one that packs its weights, once where they are constant."""
+    once: dict[str, Any] = {"once": ("packed",), "inverses": ((1, tiles.unpacking(weights, packed.shape[1])),)} if weights.constant else {}
+    return Lowering(built.outputs, (tiles.packing(weights, packed), built), (("packed", packed),), **once)
 
 
 def _depthwise(node: BoundNode, window: Window, out: TensorType) -> Lowering:
@@ -224,5 +229,4 @@ def _depthwise(node: BoundNode, window: Window, out: TensorType) -> Lowering:
         "depthwise_last.wgsl", [out], consts={"ROWS": rows, "C4": channels // 4, **window.consts(INPUT_AXES, OUTPUT_AXES)},
         grid=(ceil_div(rows * (channels // 4), DEPTHWISE_WORKGROUP_SIZE), 1, 1), workgroup_size=DEPTHWISE_WORKGROUP_SIZE,
         vectors=("x", "w", "y", *bias), reads={"x": 0, "w": "packed", **bias}, writes={"y": 0})
-    once: dict[str, Any] = {"once": ("packed",), "inverses": ((1, tiles.unpacking(weights, channels)),)} if weights.constant else {}
-    return Lowering((out,), (tiles.packing(weights, packed), built), (("packed", packed),), **once)
+    return _of_packed(built, weights, packed)

@@ -47,7 +47,7 @@ def quantize_linear(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"QuantizeLinear with precision {node.attr('precision')}; taken: float32")
     index = _scale_index(node)
     if _is_one_step(node):
-        return stepwise(node, node.input(0).shape, [quantizing("e0", node, 1, 2, dtype)])
+        return stepwise(node.input(0).shape, [quantizing("e0", node, 1, 2, dtype)])
     low, high = limits_of(dtype)
     return kernel(
         "quantize.wgsl", [TensorType(dtype, node.input(0).shape)], consts={"LOW": low, "HIGH": high, **_blocks(node)},
@@ -67,7 +67,7 @@ def dequantize_linear(node: BoundNode) -> Kernel:
         _only(node, "output", result_dtype(node.attr("output_dtype")), (FLOAT32,))
     index = _scale_index(node)
     if _is_one_step(node) and not node.input(0).is_constant:
-        return stepwise(node, node.input(0).shape, [dequantizing(node, 0)])
+        return stepwise(node.input(0).shape, [dequantizing(node, 0)])
     return kernel("dequantize.wgsl", [TensorType(FLOAT32, node.input(0).shape)], consts=_blocks(node), indices={"scale_index": index})
 
 
@@ -77,7 +77,7 @@ def _is_one_step(node: BoundNode) -> bool:
     return not node.attr("block_size") and same(node.input(1).size, 1) and node.input(1).rank <= rank and (zp is None or zp.rank <= rank)
 
 
-def stepwise(node: BoundNode, shape: Shape, steps: Sequence[Step]) -> Kernel:
+def stepwise(shape: Shape, steps: Sequence[Step]) -> Kernel:
     """Elementwise steps over inputs of a node, each of them by its position: `e3` is input 3."""
     read = sorted({int(a[1:]) for step in steps for a in step.arguments if a[0] == "e"})
     places = {f"e{k}": f"e{place}" for place, k in enumerate(read)}

@@ -58,11 +58,11 @@ def _binary(node: BoundNode, name: str, expression: str, known: Callable[..., st
     shape, numbers = broadcast(a.shape, b.shape), [number(node, k) for k in SCALARS]
     if all(n is not None and isfinite(n) for n in numbers) and numbers[4]:
         text = known(*(np.float32(n) for n in numbers if n is not None))
-        return stepwise(node, shape, [Step(node.op, saturated(f"round({text})", a.dtype), ("e0", f"e{OPERANDS}"), a.dtype)])
+        return stepwise(shape, [Step(node.op, saturated(f"round({text})", a.dtype), ("e0", f"e{OPERANDS}"), a.dtype)])
     steps = [
         dequantizing(node, 0), dequantizing(node, OPERANDS), Step(name, expression, ("s0", "s1"), FLOAT32),
         quantizing("s2", node, 6, 7, a.dtype, inside=True)]
-    return stepwise(node, shape, steps)
+    return stepwise(shape, steps)
 
 
 def _sum(a_scale: Float, a_zero: Float, b_scale: Float, b_zero: Float, y_scale: Float, y_zero: Float) -> str:
@@ -94,7 +94,7 @@ def qlinear_unary(node: BoundNode) -> Kernel:
     x, name = node.input(0), node.op.removeprefix("QLinear")
     text = "sigmoid_f32(x)" if name == "Sigmoid" else f"select(x, {literal(node.attr('alpha'))} * x, x < 0.0)"
     steps = [dequantizing(node, 0), Step(name, text, ("s0",), FLOAT32), quantizing("s1", node, 3, 4, x.dtype)]
-    return stepwise(node, x.shape, steps)
+    return stepwise(x.shape, steps)
 
 
 def _own_layout(node: BoundNode) -> None:

@@ -29,7 +29,7 @@ def rotary_embedding(node: BoundNode) -> Kernel:
     _check(node, (x, cos, sin), head, width, rows)
     if positions and positions.shape != (batch, length):
         raise UnsupportedNodeError(Code.RANK, f"RotaryEmbedding of {x.type} with positions {positions.type}; taken: [{batch}, {length}]")
-    token, nowhere = _token(x, length, length), Strided((x.size,), (0,))
+    token, nowhere = _token(x, length), Strided((x.size,), (0,))
     return _turned(node, head, (nowhere, token) if positions else (token, nowhere))
 
 
@@ -50,8 +50,8 @@ def rotary_embedding_contrib(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(
             Code.RANK, f"{node.op} of {x.type} with positions {positions.type}; taken: [1] or [{batch}, {length}]")
     if positions.rank == 1:
-        return _turned(node, head, (_token(x, 0, length), Strided((x.size,), (0,))))
-    return _turned(node, head, (Strided((x.size,), (0,)), _token(x, length, length)))
+        return _turned(node, head, (_token(x, 0), Strided((x.size,), (0,))))
+    return _turned(node, head, (Strided((x.size,), (0,)), _token(x, length)))
 
 
 def _layout(node: BoundNode, x: Operand, head: int = 0) -> tuple[int, int, int]:
@@ -77,7 +77,7 @@ def _check(node: BoundNode, inputs: tuple[Operand, Operand, Operand], head: int,
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {x.type} by {cos.type}, which has no rows")
 
 
-def _token(x: Operand, batch_step: int, length: int) -> Strided:
+def _token(x: Operand, batch_step: int) -> Strided:
     """Of an element of x: its batch times batch_step plus its place in the sequence."""
     if x.rank == 4:
         return Strided(x.shape, (batch_step, 0, 1, 0))

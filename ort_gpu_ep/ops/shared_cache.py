@@ -32,7 +32,7 @@ def lower(node: BoundNode) -> Lowering:
             f"{past and past.type}; taken: three of [B, S, heads D], and [B, heads, tokens, D]")
     made = Composed(node)
     tokens = [_with_bias(made, part, int(q.shape[2])) for part in range(3)]
-    mask, rows = _mask(made, heads, past.shape[2]), past.shape[2]
+    mask, rows = _mask(made, heads), past.shape[2]
     batch, sequence, _ = q.shape
     lengths = TensorType(INT32, (batch,))
     made.kernels.append(kernel(
@@ -58,7 +58,7 @@ def _with_bias(made: Composed, part: int, hidden: int) -> Part:
     return made.elementwise("x + y", tokens, own, dtype=tokens.operand.dtype)
 
 
-def _mask(made: Composed, heads: int, rows: int) -> Part | None:
+def _mask(made: Composed, heads: int) -> Part | None:
     """What is added to the scores, [B or 1, heads or 1, S or 1, keys], keys those of the cache so far and of this step."""
     node, padding, mask = made.node, made.optional(PADDING), made.optional(MASK)
     batch, sequence, _ = node.input(0).shape

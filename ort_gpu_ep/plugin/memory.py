@@ -133,10 +133,6 @@ class Memory:
         """Whether an address is device memory."""
         return self._reservation.contains(address)
 
-    @property
-    def live_blocks(self) -> int:
-        return len(self._blocks)
-
     def state_of(self, address: int) -> SessionState | None:
         """The session that the block of an address was allocated for; None for host memory and shared blocks."""
         if not self.owns(address):

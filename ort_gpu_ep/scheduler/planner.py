@@ -122,7 +122,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         if all(tensor.size == 0 for tensor in kernel.outputs):
             continue
         names = [temps[s] if isinstance(s, str) else bound.source(s).name for _, s in kernel.reads or ()]
-        names += [temps[t] if isinstance(t, str) else _output_name(draft, bound, t) for _, t in kernel.writes or ()]
+        names += [temps[t] if isinstance(t, str) else _output_name(bound, t) for _, t in kernel.writes or ()]
         if kernel.looks:
             names.append(ERROR_WORD)
             draft.kept[ERROR_WORD] = 4
@@ -267,7 +267,7 @@ def _inverses(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: Mappin
     return found
 
 
-def _output_name(draft: _Draft, bound: BoundNode, index: int) -> str:
+def _output_name(bound: BoundNode, index: int) -> str:
     """The value that output `index` writes; an unwanted output still needs a buffer."""
     if index == 0 and bound.node.into is not None:
         return bound.node.into.value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,6 @@ class Preprocessing:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     dtype: str = "float32"
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
     def __str__(self) -> str:
         cut = "".join(f"{what} to {' x '.join(map(str, size))}, " for what, size in (("resized", self.resize), ("cut", self.crop)) if size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,8 @@ class Job:
         """What makes the parts what they are: with another one of these they would be others."""
         return {
             "model": self.model.sha256, "outputs": [v.name for v in self.model.outputs], "columns": self.columns, "key": self.key,
-            "preprocess": self.how.as_dict() if self.how is not None else None, "shard_rows": self.shard_rows,
-            "files": [identity(f).as_dict() for f in self.files]}
+            "preprocess": asdict(self.how) if self.how is not None else None, "shard_rows": self.shard_rows,
+            "files": [asdict(identity(f)) for f in self.files]}
 
     def unused(self) -> list[str]:
         """Columns of the first file that nobody reads."""

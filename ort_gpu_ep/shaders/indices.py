@@ -12,7 +12,7 @@ def strided(name: str, index: Strided) -> str:
     shape, strides = merged(index.shape, index.strides)
     terms = [_signed(index.offset, f"{name}_offset")] if is_symbolic(index.offset) or index.offset else []
     lines = [f"fn {name}(i: u32) -> u32 {{"]
-    coordinates = _rests(name, shape, strides, lines) if any(map(is_symbolic, shape[1:])) else _quotients(shape)
+    coordinates = _rests(name, shape, lines) if any(map(is_symbolic, shape[1:])) else _quotients(shape)
     for k in range(len(shape) - 1, -1, -1):
         if is_symbolic(strides[k]) or strides[k]:
             unit = not is_symbolic(strides[k]) and strides[k] == 1
@@ -35,7 +35,7 @@ def _quotients(shape: Shape) -> list[str]:
     return found[::-1]
 
 
-def _rests(name: str, shape: Shape, strides: tuple[int, ...], lines: list[str]) -> list[str]:
+def _rests(name: str, shape: Shape, lines: list[str]) -> list[str]:
     """Coordinates one after another, each from what the last division left: sizes of a run need no products of sizes."""
     rest = "i"
     for k in range(len(shape) - 1, 0, -1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
@@ -29,6 +29,12 @@ _LIKE_THE_FIRST = ("GroupNormalization",)
 """Ops that ONNX has no inference for."""
 
 Shape: TypeAlias = tuple[int, ...]
+
+
+def _operators(op_type: str) -> tuple[Callable[[Value, Operand], Value], Callable[[Value, float], Value]]:
+    """What `value op other` and `number op value` write."""
+    return (lambda self, other: self.writer.op(op_type, self, self.writer.like(other, self)),
+            lambda self, other: self.writer.op(op_type, self.writer.like(other, self), self))
 
 
 @dataclass(eq=False)
@@ -61,29 +67,10 @@ class Value:
     def is_float(self) -> bool:
         return self.dtype is not None and self.dtype.kind == "f"
 
-    def __add__(self, other: Operand) -> Value:
-        return self.writer.op("Add", self, self.writer.like(other, self))
-
-    def __sub__(self, other: Operand) -> Value:
-        return self.writer.op("Sub", self, self.writer.like(other, self))
-
-    def __mul__(self, other: Operand) -> Value:
-        return self.writer.op("Mul", self, self.writer.like(other, self))
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self.writer.op("Div", self, self.writer.like(other, self))
-
-    def __radd__(self, other: float) -> Value:
-        return self.writer.op("Add", self.writer.like(other, self), self)
-
-    def __rsub__(self, other: float) -> Value:
-        return self.writer.op("Sub", self.writer.like(other, self), self)
-
-    def __rmul__(self, other: float) -> Value:
-        return self.writer.op("Mul", self.writer.like(other, self), self)
-
-    def __rtruediv__(self, other: float) -> Value:
-        return self.writer.op("Div", self.writer.like(other, self), self)
+    __add__, __radd__ = _operators("Add")
+    __sub__, __rsub__ = _operators("Sub")
+    __mul__, __rmul__ = _operators("Mul")
+    __truediv__, __rtruediv__ = _operators("Div")
 
     def __neg__(self) -> Value:
         return self.writer.op("Neg", self)
@@ -304,7 +291,7 @@ class Writer:
 
     # ---- the model
 
-    def model(self, name: str, outputs: Iterable[Value], functions: Iterable[onnx.FunctionProto] = ()) -> onnx.ModelProto:
+    def model(self, name: str, outputs: Iterable[Value]) -> onnx.ModelProto:
         """The model with what these outputs need. Inputs that nothing reads are left out: bound device values would be copied back."""
         outputs = list(outputs)
         needed, nodes = {v.name for v in outputs}, list[onnx.NodeProto]()
