@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnxruntime
-import psutil
 
 from ort_gpu_ep import store
 from ort_gpu_ep.config import Config
@@ -23,6 +22,7 @@ from ort_gpu_ep.placement.estimate import KEPT, Size
 from ort_gpu_ep.placement.learner import KINDS, MAX_SIZES
 from ort_gpu_ep.placement.rhythm import BUSY, RESTS
 from ort_gpu_ep.placement.source import digest_of, settings_lock
+from ort_gpu_ep.processes import known as processes
 
 Signature: TypeAlias = tuple[tuple[str, Shape], ...]
 """Names and shapes of a run's inputs."""
@@ -186,7 +186,7 @@ def key_of(model: str | bytes, device: str, settings: Any, options: Mapping[str,
     digest: of its content, where it is known (Source.digest).
     """
     given = settings if settings is not None else onnxruntime.SessionOptions()
-    facts = [device, onnxruntime.__version__, os.cpu_count(), psutil.cpu_count(logical=False), sorted(options.items())]
+    facts = [device, onnxruntime.__version__, os.cpu_count(), processes.physical_cores(), sorted(options.items())]
     with settings_lock:
         facts += [str(getattr(given, name)) for name in _OPTIONS]
     return hashlib.blake2b((digest or digest_of(model)) + json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import psutil
 from onnxruntime import OrtValue
 
 from ort_gpu_ep.config import Config
@@ -34,6 +33,7 @@ from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin import SessionState, fall_back_or_raise
 from ort_gpu_ep.plugin.explain import Explanation, events_of, explanation, on_cpu
 from ort_gpu_ep.plugin.io_binding import TENSORS
+from ort_gpu_ep.processes import known as processes
 from ort_gpu_ep.utilization import SLEEPS_S, UNKNOWN, Load, Uses, run_begins, run_ends
 
 log = logging.getLogger("ort_gpu_ep")
@@ -102,7 +102,7 @@ class Runner:
             times = self._decisions.found.times if self._decisions.found is not None else None
             self.candidates.costs = Costs(profile(True), times.cpu_s, times.shapes) if times is not None else None
         self._profile, self._uses = profile, uses
-        cores = psutil.cpu_count(logical=False) or 1
+        cores = processes.physical_cores()
         self._host = Host((settings.intra_op_num_threads if settings is not None else 0) or cores, cores, software,
                           config.deadline_ms * 1e-3, sampler is not None)
         self._last: Entry | None = None

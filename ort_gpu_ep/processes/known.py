@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 _workers: set[int] = set()
@@ -39,3 +40,11 @@ def cores(root: Path = Path("/")) -> int:
     except (OSError, ValueError):     # no control groups here: no quota
         return count
     return count if quota == "max" else max(min(count, -(-int(quota) // int(period))), 1)
+
+
+@cache
+def physical_cores() -> int:
+    """Cores of the machine, however many threads each runs. Asked once: it takes up to 30 ms where there are many."""
+    import psutil  # only here: most processes that load this module never ask
+
+    return psutil.cpu_count(logical=False) or 1

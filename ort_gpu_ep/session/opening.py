@@ -18,6 +18,7 @@ from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, too_old
 from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.plugin.plain import COMPILES, NOT_COMPILED
 from ort_gpu_ep.plugin.state import say_once
+from ort_gpu_ep.processes import known as processes
 from ort_gpu_ep.processes.interrupts import load
 from ort_gpu_ep.session.early import known_verdict
 
@@ -238,10 +239,8 @@ def threads_beside_search(settings: Any) -> int:
     core, whatever its priority. Not with fewer than SHARE cores, nor where each core runs two threads, nor where the program says what it
     wants.
     """
-    import psutil  # only here: a first result does without
-
-    cores = psutil.cpu_count(logical=False) or 1
-    if not SHARE <= cores == psutil.cpu_count():
+    cores = processes.physical_cores()
+    if not SHARE <= cores == os.cpu_count():
         return 0
     threads = cores - cores // SHARE
     if settings is None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import psutil
-
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.placement import GPU
 from ort_gpu_ep.placement.policy import WORST, Policy, slowdown
+from ort_gpu_ep.processes import known as processes
 from ort_gpu_ep.session.opening import sampler_for
 from ort_gpu_ep.utilization import UNKNOWN, Load
 
@@ -23,7 +22,7 @@ class Mover:
     def __init__(self, timed_s: Mapping[str, float], config: Config) -> None:
         """timed_s: of a step on each side, under the load of just now."""
         self.sampler, software = sampler_for(config)
-        threads, self._load = psutil.cpu_count(logical=False) or 1, self._latest()
+        threads, self._load = processes.physical_cores(), self._latest()
         self._policy = Policy({side: s / slowdown(side, self._load, threads, software) for side, s in timed_s.items()}, threads, software)
         self._policy.current = min(timed_s, key=lambda side: timed_s[side])
         self._spent_s, self._steps = 0.0, 0

@@ -262,9 +262,14 @@ def test_strict_waits_as_ever(begin: Any, mlp: bytes) -> None:
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A machine of 16 cores without a second thread each, by psutil."""
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16)
+    """A machine of 16 cores without a second thread each."""
+    _has_cores(monkeypatch, 16, 16)
     return 16
+
+
+def _has_cores(monkeypatch: pytest.MonkeyPatch, physical: int, logical: int) -> None:
+    monkeypatch.setattr("ort_gpu_ep.processes.known.physical_cores", lambda: physical)
+    monkeypatch.setattr("os.cpu_count", lambda: logical)
 
 
 @pytest.fixture
@@ -339,11 +344,11 @@ def test_threads_that_a_program_asks_for_stay(cores: int, name: str, value: Any)
 
 @pytest.mark.parametrize(("physical", "logical"), [(4, 4), (16, 32)])
 def test_no_core_is_left_where_that_costs_much_or_there_is_room(physical: int, logical: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical_=True, **named: physical if named.get("logical") is False else logical)
+    _has_cores(monkeypatch, physical, logical)
     assert threads_beside_search(None) == 0
     settings = onnxruntime.SessionOptions()
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16)
+    _has_cores(monkeypatch, 16, 16)
     assert threads_beside_search(settings) == 0
 
 

@@ -54,7 +54,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         return run(self, batch)
 
     monkeypatch.setattr("ort_gpu_ep.training.moving.sampler_for", lambda config: (machine, False))
-    monkeypatch.setattr("ort_gpu_ep.training.moving.psutil.cpu_count", lambda logical: 4)
+    monkeypatch.setattr("ort_gpu_ep.processes.known.physical_cores", lambda: 4)
     monkeypatch.setattr("ort_gpu_ep.training.engine.clock", machine.clock)
     monkeypatch.setattr("ort_gpu_ep.training.engine._timed", lambda resident, carried: IDLE_S["gpu" if resident.on_gpu else "cpu"])
     monkeypatch.setattr(Resident, "run", running)
