@@ -85,7 +85,8 @@ def bit_cast(node: BoundNode) -> View:
 
 @op("Dropout", since=7, dtypes={"T": ANY}, bindings="x _ratio? _training? -> y mask?", channels_last=channels_last.elementwise)
 def dropout(node: BoundNode) -> Lowering:
-    """y = x, mask = true everywhere: inference, or a ratio of 0. Training is declined, as is the mask before opset 10."""
+    """y = x, mask = true everywhere: inference, or a ratio of 0. Training is declined, as is the mask before opset 12,
+    which ONNX Runtime fills with false."""
     x, training = node.input(0), node.optional(2)
     if training is not None and bool(training.require().reshape(-1)[0]):
         ratio = node.optional(1)
@@ -93,7 +94,7 @@ def dropout(node: BoundNode) -> Lowering:
             raise UnsupportedNodeError(Code.ATTRIBUTE, "Dropout in training mode; taken: inference, or a ratio of 0")
     if not node.wants(1):
         return Lowering((x.type, *(None for _ in node.node.outputs[1:])), views=((0, 0),))
-    if node.version < 10:
+    if node.version < 12:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Dropout of opset {node.version} with its mask output; taken: without")
     mask = TensorType(BOOL, x.shape)
     made = kernel("fill.wgsl", [mask], consts={"LOW": 1, "HIGH": 0}, raw=True, reads={}, writes={"y": 1})

@@ -136,7 +136,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
             parts(tensor, draft.limits.max_binding_nbytes)
         fused_reading(kernel, bindings)         # likewise
         first = kernel.outputs[0]
-        written_type = draft.types[names[len(kernel.reads or ())]]
+        written_type = draft.types.get(names[len(kernel.reads or ())], first)        # an output that is left out has no other
         groups = kernel.grid or _groups(workgroup_count(kernel, first), draft.limits)
         if part is None and first.size != written_type.size and kernel.groups == 0:
             raise InternalError(f"{node.label}: kernel {kernel.shader} writes {first}, its value is {written_type}")

@@ -109,7 +109,7 @@ def test_dropout_of_inference(opset: int, inputs: tuple[Any, ...], attributes: d
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 1031), (263, 257)], ids=str)
 @pytest.mark.parametrize(("opset", "inputs"), [
-    (10, ()), (13, (Host(0.3, "float32"),)), (22, (Host(0.3, "float32"), Host(False, "bool"))),
+    (12, ()), (13, (Host(0.3, "float32"),)), (22, (Host(0.3, "float32"), Host(False, "bool"))),
     (22, (Host(0.0, "float32"), Host(True, "bool")))])
 def test_dropout_masks_nothing(opset: int, inputs: tuple[Any, ...], shape: tuple[int, ...]) -> None:
     """In inference, and in training with a ratio of 0; with either output left out, too."""
@@ -148,7 +148,7 @@ DECLINED: list[tuple[str, tuple[Any, ...], int, dict[str, Any], Code]] = [
     ("Dropout", (data(3), None, Host(True, "bool")), 13, {}, Code.ATTRIBUTE),
     ("Dropout", (data(3), None, np.array(True)), 13, {}, Code.ATTRIBUTE),
     ("Dropout", (data(3), Host(0.5, "float32"), Host(True, "bool")), 13, {"outputs": 2}, Code.ATTRIBUTE),
-    ("Dropout", (data(3),), 7, {"outputs": 2}, Code.ATTRIBUTE),
+    ("Dropout", (data(3),), 7, {"outputs": 2}, Code.ATTRIBUTE), ("Dropout", (data(3),), 10, {"outputs": 2}, Code.ATTRIBUTE),
     ("BitCast", (data(3),), 26, {"to": TensorProto.DOUBLE}, Code.DTYPE),
     ("BitCast", (data(3),), 26, {"to": TensorProto.COMPLEX64}, Code.DTYPE),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from ort_gpu_ep.errors import Code
@@ -61,6 +62,19 @@ def test_layer(shape: tuple[int, ...], axis: int, bias: bool, outputs: int) -> N
     check_node("LayerNormalization", inputs, 17, outputs=outputs, axis=axis, wanted=wanted)
     if shape[0] < 66001:
         check_node("LayerNormalization", inputs, 17, outputs=outputs, axis=axis)
+
+
+@pytest.mark.parametrize("outputs", [("y", "", "inv_std"), ("y", "mean", "")], ids=str)
+def test_layer_with_an_output_left_out(outputs: tuple[str, ...]) -> None:
+    x = normal(3, 7)
+    model, feeds = node_model("LayerNormalization", [x, vector(7, 0)], 17, outputs=3)
+    model.graph.node[0].output[:] = outputs
+    want = dict(zip(("y", "mean", "inv_std"), run_direct(*node_model("LayerNormalization", [x, vector(7, 0)], 17, outputs=3)), strict=True))
+    kept = [name for name in outputs if name]
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in kept)
+    for got, name in zip(run_direct(model, feeds), kept, strict=True):
+        np.testing.assert_array_equal(got, want[name])
 
 
 def test_layer_with_broadcast_scale() -> None:
