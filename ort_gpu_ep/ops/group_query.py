@@ -61,8 +61,8 @@ def group_query_attention(node: BoundNode) -> Lowering:
     """Attention of heads that share keys and values with others, which come behind those of a cache.
 
     q: [B, S, heads * size], or with keys and values behind it, [B, S, (heads + 2 groups) * size]; k, v: [B, S, groups * size]; past
-    and present: [B, groups, tokens, size]; lengths: [B], tokens up to this step, less one; total: the largest of these plus one; y:
-    [B, S, heads * size].
+    and present: [B, groups, tokens, size]; lengths: [B], tokens up to this step, less one; total: the largest of these plus one;
+    positions: [B, S], of which a first step reads one element, where all of its batches begin; y: [B, S, heads * size].
     """
     if node.attr("sliding_window_cache"):
         return window_cache.lower(node)
@@ -164,7 +164,7 @@ def _appended(
     epsilon = node.attr("qk_norm_epsilon") if epsilon is None else epsilon
     if weight is not None and node.input(weight).shape != (step.size,):
         raise UnsupportedNodeError(Code.RANK, f"GroupQueryAttention with norm weights {node.input(weight).type}; expected [{step.size}]")
-    has_positions = turns and node.has(POSITIONS) and not step.first
+    has_positions = turns and node.has(POSITIONS)
     given: dict[str, int | None] = {
         "past": past if past is not None and node.has(past) else None, "cosines": COSINES if turns else None,
         "sines": SINES if turns else None, "positions": POSITIONS if has_positions else None, "weight": weight}
@@ -213,7 +213,7 @@ def _newest(node: BoundNode, step: Step, tokens: tuple[Tokens, Tokens, Tokens], 
     for letter, part in zip("QKV", tokens, strict=True):
         consts |= {f"{letter}_ROW": part.width, f"{letter}_AT": part.first}
     apart = {"x_k": k.source, "x_v": v.source} if k.source != q.source else {}
-    angles = {"cosines": COSINES, "sines": SINES, **({"positions": POSITIONS} if node.has(POSITIONS) and not step.first else {})}
+    angles = {"cosines": COSINES, "sines": SINES, **({"positions": POSITIONS} if node.has(POSITIONS) else {})}
     given: dict[str, int | str] = {**apart, **(angles if turns else {})}
     optionals = tuple((name, name in given) for name in ("x_k", "x_v", "cosines", "sines", "positions"))
     return Newest(consts, {"x": q.source, **given}, optionals, {"keys": "present_key", "values": "present_value"}, cache)

@@ -32,7 +32,7 @@ def lower(node: BoundNode) -> Lowering:
     first = bool(sequence == total)
     consts: dict[str, Const] = {
         "SEQUENCE": sequence, "TOTAL": total, "FIRST": first, "CAPACITY": capacity, "WINDOW": window}
-    given = {"given": POSITIONS} if node.has(POSITIONS) and not first else {}
+    given = {"given": POSITIONS} if node.has(POSITIONS) else {}
     kinds = TensorType(INT32, (batch,)), TensorType(INT32, (batch, sequence))
     composed.kernels.append(kernel(
         "window_start.wgsl", kinds, consts={"BATCH": batch, "GIVEN": bool(given), **consts},

@@ -2,7 +2,8 @@
 // before; or (QUERY) the tokens alone. Tokens may be normalized (NORM: divided by their root mean square, times `weight`) and turned (ROTARY: by
 // the angles of their position). One invocation per element.
 // Expects: x (tokens: of a batch, a token and the first head at X_BATCH, X_TOKEN, X_FIRST), past? ([BATCH, HEADS, PAST, HEAD]), lengths (of each
-// batch: its tokens up to and with this step, less one), cosines? sines? ([COSINES, HALF]), positions? ([BATCH, SEQUENCE]), weight? ([HEAD]), y;
+// batch: its tokens up to and with this step, less one), cosines? sines? ([COSINES, HALF]), positions? ([BATCH, SEQUENCE]; FIRST: of the first token,
+// for all batches), weight? ([HEAD]), y;
 // SEQUENCE ROWS HEADS HEAD PAST PART (0: queries, 1: keys, 2: values) TOTAL (tokens of the longest batch), FIRST (no steps before: lengths are of padded batches), HALF (pairs of a head
 // that are turned), INTERLEAVED (a pair is two neighbours, else HALF apart), EPSILON.
 // Source: GroupQueryAttention of ONNX Runtime (com.microsoft).

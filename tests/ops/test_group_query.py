@@ -106,6 +106,21 @@ def test_position_ids() -> None:
         check(model(lengths, sequence, past, rotary=16, positions=True), lengths)
 
 
+@pytest.mark.parametrize("when", [([9, 9], 9, None), ([9, 4], 9, 16), ([1, 1], 1, None), ([18, 11], 1, 17), ([21], 5, 16)], ids=str)
+@pytest.mark.parametrize("given", [{}, {"packed": True}, {"size": 64}], ids=str)
+def test_position_ids_that_do_not_count_tokens(when: tuple[list[int], int, int | None], given: dict[str, Any]) -> None:
+    """Left padding, or a sequence that begins in the middle: a first step begins where the first id says, all its batches too."""
+    lengths, sequence, past = when
+    made, feeds = model(lengths, sequence, past, rotary=16, positions=True, **given)
+    name = next(name for name, array in feeds.items() if array.dtype == np.int64)
+    feeds[name] = np.random.default_rng(3).integers(2, 40, feeds[name].shape)
+    (got, *caches), (wanted, *its) = run_direct(made, feeds), on_cpu(made, feeds)
+    for b, length in enumerate(lengths):
+        np.testing.assert_allclose(got[b, :length], wanted[b, :length], rtol=2e-6, atol=2e-6)
+        for mine, other in zip(caches, its, strict=True):
+            np.testing.assert_allclose(mine[b, :, :length], other[b, :, :length], rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("size", [64, 80, 256])
 def test_sizes_of_heads(size: int) -> None:
     for lengths, sequence, past in (PROMPT, STEP):
@@ -153,6 +168,7 @@ def test_a_cache_that_keeps_a_window(given: dict[str, Any], lengths: list[int], 
     """Gemma's and gpt-oss's, as genai's builder writes them: rows go by several at once where there is room beside the window."""
     window, half = 8, given.get("dtype") == "float16"
     made, feeds = model(lengths, sequence, capacity, local_window_size=window, sliding_window_cache=1, **given)
+    feeds = {name: array + 3 if array.dtype == np.int64 else array for name, array in feeds.items()}     # positions
     tolerance = 3e-3 if half else 2e-6
     wanted = on_cpu(made, feeds)
     for every_size_open in (False, True):

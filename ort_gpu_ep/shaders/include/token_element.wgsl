@@ -36,7 +36,11 @@ fn token_element(part: u32, b: u32, token: u32, head: u32, d: u32, before: u32) 
     var position = before + token;
 #if ROTARY
 #if HAS_POSITIONS
+#if FIRST
+    let given = i32(positions_at(0u)) + i32(token);
+#else
     let given = i32(positions_at(b * SEQUENCE + token));
+#end
     if (given < 0) { out_of_range(); }
     position = u32(max(given, 0));
 #end
