@@ -34,6 +34,9 @@ FORKS = "ort_gpu_ep.processes.forks"
 NO_MATTER = NO_PLAN | {"placement"}
 """Options that change no pipeline."""
 
+MAKING, MADE = "a candidate", "its runs"
+"""What a process that searches (scout.py) is at: it knows the device's profile then, and has left the candidate's pipelines."""
+
 LOOK_S = 0.05
 """How often the thread looks whether the process ends, while it waits."""
 

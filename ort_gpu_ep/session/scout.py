@@ -22,9 +22,6 @@ from typing import Any
 NICE = 10
 """A thread of this process gets a tenth of a core that another one wants, too. Source: sched_prio_to_weight in the Linux kernel."""
 
-MAKING, MADE = "a candidate", "its runs"
-"""What the process says it is at: the device's profile is known then, and the candidate's pipelines are."""
-
 DONE = 120
 
 PRIVATE_FOLDER = 0o700
@@ -78,7 +75,7 @@ def _found(
 
     from ort_gpu_ep.health import open_adapter
     from ort_gpu_ep.plugin.partitioning import load_partitioner
-    from ort_gpu_ep.session.early import noted, uses_of
+    from ort_gpu_ep.session.early import MADE, MAKING, noted, uses_of
     from ort_gpu_ep.session.session import InferenceSession
 
     open_adapter.QUICK_S = math.inf      # nobody waits

@@ -33,9 +33,8 @@ from ort_gpu_ep.placement.source import Source, settings_lock
 from ort_gpu_ep.plugin import CPU_PROVIDER, ensure_registered
 from ort_gpu_ep.processes.child import ending as how_it_ended
 from ort_gpu_ep.processes.interrupts import load
-from ort_gpu_ep.session.early import FORKS, Early, begin, in_order, known_verdict, uses_of
+from ort_gpu_ep.session.early import FORKS, MADE, MAKING, Early, begin, in_order, known_verdict, uses_of
 from ort_gpu_ep.session.opening import MODULES, SHARE, is_decided, look_for_gpu, make_runner
-from ort_gpu_ep.session.scout import MADE, MAKING
 
 if TYPE_CHECKING:
     from ort_gpu_ep.isolation.remote import Lease

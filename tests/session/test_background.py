@@ -30,8 +30,9 @@ from ort_gpu_ep.placement.rhythm import BUSY
 from ort_gpu_ep.plugin import plain
 from ort_gpu_ep.private import OrtSession
 from ort_gpu_ep.session import early, starting
+from ort_gpu_ep.session.early import MADE, MAKING
 from ort_gpu_ep.session.opening import SHARE, threads_beside_search
-from ort_gpu_ep.session.scout import DONE, MADE, MAKING
+from ort_gpu_ep.session.scout import DONE
 from tests.daily import part
 from tests.session.conftest import NODES, assert_close, on_the_cpu
 from tests.session.drills import ENDS, condemned, end_of_a_program
