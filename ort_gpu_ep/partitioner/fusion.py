@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ort_gpu_ep.ir.graph import Graph, Node, Step
 from ort_gpu_ep.ir.types import TensorType
@@ -22,47 +22,38 @@ MAX_STEPS = 24
 ELEMENTWISE = ("ort_gpu_ep", "Elementwise")
 
 
-@dataclass
-class _Candidate:
-    """A node as the chain fuser sees it. original: what to fall back to while nothing was fused into it."""
-
-    node: Node
-    original: Node
-
-
 class Chains:
     """Fuses elementwise nodes into their producers, in topological order."""
 
     def __init__(self, graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> None:
         self.graph, self.facts, self.limits, self.answers = graph, facts, limits, answers
         self.readers = {name: len(nodes) for name, nodes in graph.consumers().items()}
-        self.made: dict[str, _Candidate] = {}     # value -> the (fused) node that makes it
-        self.order: dict[int, _Candidate] = {}    # id of the candidate -> it, in the order of the last member
+        self.made: dict[str, Node] = {}     # value -> the (fused) node that makes it
+        self.order: dict[int, Node] = {}    # id() of such a node -> it, in the order of the last member
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
-            candidate = _Candidate(node, node)
-            while (merged := self._merge(candidate)) is not None:
-                candidate = merged
-            self.order[id(candidate)] = candidate
-            for name in candidate.node.writes:
-                self.made[name] = candidate
-        return self.graph.with_nodes(tuple(c.node for c in self.order.values()))
+            while (merged := self._merge(node)) is not None:
+                node = merged
+            self.order[id(node)] = node
+            for name in node.writes:
+                self.made[name] = node
+        return self.graph.with_nodes(tuple(self.order.values()))
 
-    def _merge(self, consumer: _Candidate) -> _Candidate | None:
+    def _merge(self, consumer: Node) -> Node | None:
         """The consumer fused with one of the producers of its operands, None if none can be."""
-        elementwise = self._as_elementwise(consumer.node)
+        elementwise = self._as_elementwise(consumer)
         if elementwise is None:
             return None
         out = self.facts.types.get(elementwise.outputs[0])
         for name in dict.fromkeys(elementwise.operands):
             producer = self.made.get(name)
-            if producer is None or out is None or not self._may_absorb(producer.node, name, out):
+            if producer is None or out is None or not self._may_absorb(producer, name, out):
                 continue
-            fused = self._joined(producer.node, elementwise, name)
+            fused = self._joined(producer, elementwise, name)
             if fused is not None:
                 del self.order[id(producer)]
-                return _Candidate(fused, fused)
+                return fused
         return None
 
     def _as_elementwise(self, node: Node) -> Node | None:
