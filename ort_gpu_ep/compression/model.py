@@ -247,18 +247,13 @@ def assembled(model: onnx.ModelProto, encoded: Sequence[tuple[Layer, Encoded]]) 
     nodes = [node for _, result in encoded if not result.instead for node in result.nodes]
     for node in model.graph.node:
         nodes.extend(instead.get(node.output[0], (node,)) if node.output else (node,))
-    del made.graph.node[:]
+    held = [numpy_helper.from_array(a, name) for _, result in encoded for name, a in result.held.items()]
+    for name, more in (("initializer", held), ("input", []), ("value_info", [])):
+        kept = [found for found in getattr(model.graph, name) if found.name not in gone]
+        made.graph.ClearField(name)
+        getattr(made.graph, name).extend([*kept, *more])
+    made.graph.ClearField("node")
     made.graph.node.extend(nodes)
-    kept = [i for i in model.graph.initializer if i.name not in gone]
-    del made.graph.initializer[:]
-    made.graph.initializer.extend(kept)
-    made.graph.initializer.extend(numpy_helper.from_array(a, name) for _, result in encoded for name, a in result.held.items())
-    inputs = [i for i in model.graph.input if i.name not in gone]
-    del made.graph.input[:]
-    made.graph.input.extend(inputs)
-    known = [v for v in model.graph.value_info if v.name not in gone]
-    del made.graph.value_info[:]
-    made.graph.value_info.extend(known)
     used = [name for _, result in encoded for name in result.functions]
     made.functions.extend(functions(used, _opset(made)))
     domains = {o.domain for o in made.opset_import}

@@ -81,21 +81,6 @@ class Grads:
     first: list[Value]
 
 
-@gradient("LSTM")
-def lstm(n: Site) -> Gradients:
-    return _recurrent(n, _lstm_way)
-
-
-@gradient("GRU")
-def gru(n: Site) -> Gradients:
-    return _recurrent(n, _gru_after if n.attr("linear_before_reset") else _gru_first)
-
-
-@gradient("RNN")
-def rnn(n: Site) -> Gradients:
-    return _recurrent(n, _rnn_way)
-
-
 def _lstm_way(v: Way) -> Grads:
     """Gates i, o, f, g: c = f c + i g, h = o tanh c."""
     n, w = v.n, v.n.writer
@@ -254,3 +239,8 @@ def _stacked(n: Site, parts: list[Value]) -> Value | None:
         return None
     first = [n.writer.reshape(p, [1, *p.shape]) for p in parts]
     return n.writer.op("Concat", *first, axis=0) if len(first) > 1 else first[0]
+
+
+gradient("LSTM")(lambda n: _recurrent(n, _lstm_way))
+gradient("GRU")(lambda n: _recurrent(n, _gru_after if n.attr("linear_before_reset") else _gru_first))
+gradient("RNN")(lambda n: _recurrent(n, _rnn_way))
