@@ -26,6 +26,7 @@ from ort_gpu_ep.generation.model_file import without_weights
 from ort_gpu_ep.generation.sampling import Draw, Sampler, draw_of
 from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, SHARES, Step, step_of
 from ort_gpu_ep.plugin import VENDOR_ID, Turns, download_later, fill
+from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.session.bound_runs import Runs, state_of
 from ort_gpu_ep.session.session import InferenceSession
 
@@ -149,21 +150,24 @@ class Generator:
                         if turn != self._turn:
                             raise InputError(
                                 "generate: another generation has begun with this Generator, whose caches it needs; use one each")
-                        self._submit(prompt, submitted)
-                        if draw is not None:
-                            self._choose(draw, submitted % 2)
-                        waiting.append(self._token(submitted % 2))
+                        uninterrupted(self._advance, waiting, prompt, submitted, draw)
                         submitted += 1
-                    token = waiting.popleft()()
+                    token = uninterrupted(_oldest, waiting)
                     yield token
                     if token in stop:
                         return
             finally:
-                while waiting:      # the device writes what these read
-                    waiting.popleft()()
+                uninterrupted(_drain, waiting)      # the device writes what these read
         except Exception:       # a token that the vocabulary lacks, a lost device: caches that no later generation may read
             self._failed = True
             raise
+
+    def _advance(self, waiting: deque[Callable[[], int]], prompt: npt.NDArray[Any], index: int, draw: Draw | None) -> None:
+        """Submits the step of token `index`, and its readback: a step without one would write where the next generation has begun."""
+        self._submit(prompt, index)
+        if draw is not None:
+            self._choose(draw, index % 2)
+        waiting.append(self._token(index % 2))
 
     def _submit(self, prompt: npt.NDArray[Any], index: int) -> None:
         """The step that gives token `index` of the answer, into place index % 2."""
@@ -217,6 +221,15 @@ class Generator:
             fill(value, np.ascontiguousarray(array), waits=False)
         else:
             value.update_inplace(array)
+
+
+def _oldest(waiting: deque[Callable[[], int]]) -> int:
+    return waiting.popleft()()
+
+
+def _drain(waiting: deque[Callable[[], int]]) -> None:
+    while waiting:
+        waiting.popleft()()
 
 
 def generate(model: Model | Generator, ids: npt.ArrayLike, **options: Any) -> Iterator[int]:

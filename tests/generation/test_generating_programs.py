@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ort_gpu_ep
 from models.language import language_model
 from ort_gpu_ep.generation import Generator
 from tests.session.test_language_models import generated, prompt_of, session
 
+PACKAGE = str(Path(ort_gpu_ep.__file__).parent)
 TOKENS = 6
 PROMPTS = [prompt_of(seed) for seed in (1, 2, 3)]
 
@@ -53,6 +59,47 @@ def test_some_that_are_left_in_the_middle(wanted: list[list[int]]) -> None:
         next(left)
         del left
         assert list(made.generate(PROMPTS[0], max_new_tokens=TOKENS)) == wanted[0]
+
+
+def interrupted(function: Callable[[], Any], at: int) -> int:
+    """Calls it, with a Ctrl-C where the package is at its `at`-th line. Returns how many lines there were until it ended."""
+    before, count = sys.gettrace(), 0
+
+    def traced(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        if PACKAGE not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        if count == at and event == "line":
+            sys.settrace(before)
+            signal.raise_signal(signal.SIGINT)
+        return traced
+
+    sys.settrace(traced)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "seed": 3}], ids=str)
+def test_some_that_are_interrupted(options: dict[str, Any]) -> None:
+    """Wherever Ctrl-C meets it: a step whose readback was not submitted yet wrote into the next generation's values."""
+    made = opened()
+
+    def tokens() -> list[int]:
+        return list(made.generate(PROMPTS[0], max_new_tokens=TOKENS, **options))
+
+    wanted = tokens()
+    tokens()                            # what is made once is there
+    lines = interrupted(tokens, 0)
+    assert lines > 1000
+    for at in range(1, lines, lines // 50):
+        interrupted(tokens, at)
+        assert tokens() == wanted, f"behind line {at} of {lines}"
 
 
 def test_a_prompt_is_read_when_it_is_given(wanted: list[list[int]]) -> None:
