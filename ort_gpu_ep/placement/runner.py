@@ -18,6 +18,7 @@ from onnxruntime import OrtValue
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import ModelError, WrongResultError
+from ort_gpu_ep.heap import give_back_behind
 from ort_gpu_ep.kernels.profile import Profile
 from ort_gpu_ep.load import Sampler
 from ort_gpu_ep.partitioner import Costs
@@ -33,6 +34,7 @@ from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin import SessionState, fall_back_or_raise
 from ort_gpu_ep.plugin.explain import Explanation, events_of, explanation, on_cpu
 from ort_gpu_ep.plugin.io_binding import TENSORS
+from ort_gpu_ep.private import behind
 from ort_gpu_ep.processes import known as processes
 from ort_gpu_ep.utilization import SLEEPS_S, UNKNOWN, Load, Uses, run_begins, run_ends
 
@@ -298,6 +300,8 @@ class Runner:
             self._judge(candidate.name, False, math.inf)
             return want, False
         self.chooser.agreed.add(candidate.name)
+        if self.fixed:      # no further size will be compared
+            self._tidy(end_s, 0.0, candidate.name)
         return answer, True
 
     def _settle(self, entry: Entry) -> None:
@@ -317,9 +321,13 @@ class Runner:
         self._tidy_s = now_s + KEEP_S / 4
         self.chooser.save_now_and_then(now_s)
         used_s = dict(self._used_s)
+        gone = []
         for candidate in self.candidates.made:
             if now_s - used_s.get(candidate.name, -math.inf) >= keep_s and candidate is not self.front and candidate.name != but:
+                gone.append(weakref.ref(behind(candidate.session)))
                 self._forget(candidate)
+        if gone:
+            give_back_behind(gone, self.candidates.model.nbytes)
 
     def _forget(self, candidate: Candidate) -> None:
         if candidate.state is not None:

@@ -160,7 +160,7 @@ class InferenceSession(plugin.PlainSession):
         elif later is not None and source is not None:
             self._start = Start(source, settings, later, kwargs, config, self._front(CPU), has_fixed_sizes(self), threads,
                                 _weakly(self._become), _weakly(self._settled))
-            weakref.finalize(self, self._start.drop).atexit = False
+            weakref.finalize(self, _weakly(self._start.drop)).atexit = False
         elif type(self) is InferenceSession and (state is None or not state.partitions):
             self.__class__ = _SessionOnCpu
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -26,11 +27,12 @@ from onnxruntime import OrtValue
 from ort_gpu_ep.config import OPTIONS, Config
 from ort_gpu_ep.device.background import Background, ending
 from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
-from ort_gpu_ep.heap import give_back
+from ort_gpu_ep.heap import give_back_behind
 from ort_gpu_ep.placement import CPU
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.source import Source, settings_lock
 from ort_gpu_ep.plugin import CPU_PROVIDER, ensure_registered
+from ort_gpu_ep.private import behind
 from ort_gpu_ep.processes.child import ending as how_it_ended
 from ort_gpu_ep.processes.interrupts import load
 from ort_gpu_ep.session.early import FORKS, MADE, MAKING, Early, begin, in_order, known_verdict, uses_of
@@ -82,17 +84,18 @@ WAITING, QUEUED, SEARCHING, OPENING, OVER = "the first run", "its turn", "anothe
 class Start:
     """Of one session. Thread-safe.
 
-    settings: the user's SessionOptions. front: the session on the CPU. fixed: all its input shapes are known. threads: that it has, where
-    they leave a core to the search (opening.py), else 0. become, take: of the session, held weakly; take is told at last what answers its
-    runs (None: the CPU alone), and why if that is a surprise. stage: what it waits for. runs: that the CPU has answered. least_s: the
-    quickest of them behind the first.
+    settings: the user's SessionOptions. front: the session on the CPU, held no longer than it answers the runs. fixed: all its input shapes
+    are known. threads: that it has, where they leave a core to the search (opening.py), else 0. become, take: of the session, held weakly;
+    take is told at last what answers its runs (None: the CPU alone), and why if that is a surprise. stage: what it waits for. runs: that
+    the CPU has answered. least_s: the quickest of them behind the first.
     """
 
     def __init__(
         self, source: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, front: Candidate,
         fixed: bool, threads: int, become: Callable[[Candidate], None], take: Take,
     ) -> None:
-        self.source, self.config, self.front, self.fixed, self._threads = source, config, front, fixed, threads
+        self.source, self.config, self.fixed, self._threads = source, config, fixed, threads
+        self.front: Candidate | None = front
         self.stage, self.runs, self.least_s = WAITING, 0, math.inf
         self._settings, self._options, self._kwargs, self._become, self._take = settings, options, kwargs, become, take
         self._feeds: Feeds | None = None
@@ -107,7 +110,11 @@ class Start:
 
     def run(self, outputs: Any, feeds: Feeds, options: Any, values: bool = False) -> Any:
         """One run on the CPU, as Runner.run."""
-        begin_s, session = time.perf_counter(), self.front.session
+        begin_s, front = time.perf_counter(), self.front
+        if front is None:
+            assert self._runner is not None, "the front is given back when there is a runner"
+            return self._runner.run(outputs, feeds, options, values)
+        session = front.session
         answer = session.run_with_ort_values(outputs, feeds, options) if values else session.run(outputs, feeds, options)
         self._ran(feeds, time.perf_counter() - begin_s)
         return answer
@@ -177,6 +184,8 @@ class Start:
             if self._taken:
                 return
             self._taken = True
+        assert self.front is not None, "until this thread has done its work"
+        first = weakref.ref(behind(self.front.session))
         runner = lease = None
         why = ""
         try:
@@ -202,8 +211,10 @@ class Start:
         if not self._cancelled.is_set():
             self._take(runner, lease, why)
         self._over.set()
+        if runner is not None:
+            self.front = None
         if not self._stops:
-            give_back(self.source.nbytes)       # which onnxruntime's sessions of the model took and freed
+            give_back_behind([first], self.source.nbytes)       # what onnxruntime's sessions of the model took
             if self._searched:
                 _queue.add(partial(_probe_the_rest, self.config))
 
@@ -233,6 +244,7 @@ class Start:
             return None, lease, why
         ensure_registered()
         runner = make_runner(self.source, self._settings, self._options, self._kwargs, self.config)
+        assert self.front is not None
         runner.begin(self.front, self.fixed, self._become)
         if not self._stops:
             with early.pipelines() if early is not None else nullcontext():
@@ -244,7 +256,8 @@ class Start:
         if runner is not None:
             runner.renew_cpu()
         else:
-            self._become(Candidate(CPU, self.source.session(self._settings, [CPU_PROVIDER], [{}], self._kwargs)))
+            self.front = Candidate(CPU, self.source.session(self._settings, [CPU_PROVIDER], [{}], self._kwargs))
+            self._become(self.front)
 
     def _warm(self, runner: Runner, feeds: Feeds | None) -> None:
         """Makes the candidate that won the front."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -50,6 +51,14 @@ def no_mapped_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def gpu_session(model: Any, settings: Any = None, **options: object) -> Any:
     """Every node that has a kernel on the GPU."""
     return ort.InferenceSession(model, settings, provider_options={"placement": "gpu", **options})
+
+
+def with_rows(model: bytes, rows: int) -> bytes:
+    """The same with its first dimension fixed."""
+    made = onnx.ModelProto.FromString(model)
+    for value in (*made.graph.input, *made.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = rows
+    return bytes(made.SerializeToString())
 
 
 def on_the_cpu(model: Any, feeds: Feeds, outputs: list[str] | None = None) -> list[Any]:

@@ -34,7 +34,7 @@ from ort_gpu_ep.session.early import MADE, MAKING
 from ort_gpu_ep.session.opening import SHARE, threads_beside_search
 from ort_gpu_ep.session.scout import DONE
 from tests.daily import part
-from tests.session.conftest import NODES, assert_close, on_the_cpu
+from tests.session.conftest import NODES, assert_close, on_the_cpu, with_rows
 from tests.session.drills import ENDS, condemned, end_of_a_program
 from tests.unit.graphs import model_of
 
@@ -180,15 +180,20 @@ def test_a_device_that_nobody_needs_is_not_waited_for(begin: Any, mlp: bytes, x:
     assert until(lambda: not any(thread.name == "ort_gpu_ep-early" for thread in threading.enumerate()))
 
 
-def test_a_decided_gpu_takes_over_between_two_runs(
-        begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, endless: list[helper.Worker]) -> None:
-    """In a program with threads; none of them sees a wrong answer or an error. What was decided for the model needs no other process."""
-    from ort_gpu_ep.placement.runner import Runner
-
+@pytest.fixture
+def gpu_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process finds out by itself, and the GPU is plainly faster."""
     monkeypatch.setattr(starting, "is_decided", lambda *given: True)
     monkeypatch.setattr("ort_gpu_ep.placement.proof.race", lambda runs, *given, **named: {n: 2.0 if n == "cpu" else 1e-6 for n in runs})
     monkeypatch.setattr("ort_gpu_ep.placement.chooser.FLOOR", 0.0)
     monkeypatch.setattr("ort_gpu_ep.placement.chooser._timed", lambda candidate, feeds: 2.0)
+
+
+def test_a_decided_gpu_takes_over_between_two_runs(
+        begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, endless: list[helper.Worker], gpu_wins: None) -> None:
+    """In a program with threads; none of them sees a wrong answer or an error. What was decided for the model needs no other process."""
+    from ort_gpu_ep.placement.runner import Runner
+
     session, want, wrong = begin(mlp), on_the_cpu(mlp, {"x": x}), list[BaseException]()
     over, warmed, warm = threading.Event(), list[str](), Runner.warm
 
@@ -219,6 +224,29 @@ def test_a_decided_gpu_takes_over_between_two_runs(
     assert session.explain().count("gpu") == NODES
     assert session.stats()["runs_by_candidate"]["cpu"] >= 1
     assert endless == []
+
+
+def test_nobody_holds_the_session_that_answered_first(begin: Any, mlp: bytes, x: Array, gpu_wins: None) -> None:
+    """Its weights would lie in memory as long as the session that has moved to the GPU. A run that was about to begin on it is answered."""
+    session, want = begin(with_rows(mlp, len(x))), on_the_cpu(mlp, {"x": x})
+    start, first = session._start, weakref.ref(private.behind(session))
+    assert_close(session.run(None, {"x": x}), want)
+    assert session.wait_ready(LONG_S)
+    assert session.get_providers() == [ort.EP_NAME, CPU]
+    assert until(lambda: first() is None)
+    before = session.stats()["runs"]
+    assert_close(start.run(None, {"x": x}, None), want)
+    assert session.stats()["runs"] == before + 1
+
+
+def test_nobody_holds_a_session_whose_providers_were_changed(begin: Any, mlp: bytes, x: Array) -> None:
+    """Before its first run, and so before anything was found out beside it."""
+    session = begin(mlp)
+    first = weakref.ref(private.behind(session))
+    session.set_providers([CPU])
+    gc.collect()
+    assert first() is None
+    assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
 
 
 def test_a_gpu_that_is_wrong_never_takes_over(
@@ -306,11 +334,12 @@ def test_cores_are_left_where_no_gpu_is_found(
     monkeypatch.setattr(starting, "is_decided", lambda *given: True)
     monkeypatch.setattr(starting, "look_for_gpu", lambda *given: (True, None, ""))
     session = begin(mlp)
-    before = private.behind(session)
+    start, before = session._start, weakref.ref(private.behind(session))
     session.run(None, {"x": x})
     session.wait_ready()
     assert made == [cores - cores // SHARE, 0]
-    assert private.behind(session) is not before
+    assert until(lambda: before() is None)      # two copies of the weights otherwise
+    assert_close(start.run(None, {"x": x}, None), on_the_cpu(mlp, {"x": x}))
     assert_close(session.run(None, {"x": x})[0], on_the_cpu(mlp, {"x": x})[0])
 
 
