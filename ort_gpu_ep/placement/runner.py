@@ -317,7 +317,10 @@ class Runner:
         self._become(candidate)
 
     def _tidy(self, now_s: float, keep_s: float = KEEP_S, but: str = "") -> None:
-        """Candidates that no run has used for long give their memory back; they are made again, in the background, if they are wanted."""
+        """Candidates that no run has used for long give their memory back; they are made again, in the background, if they are wanted.
+
+        but: what a comparison has chosen, which made sessions that are gone by now.
+        """
         self._tidy_s = now_s + KEEP_S / 4
         self.chooser.save_now_and_then(now_s)
         used_s = dict(self._used_s)
@@ -326,7 +329,7 @@ class Runner:
             if now_s - used_s.get(candidate.name, -math.inf) >= keep_s and candidate is not self.front and candidate.name != but:
                 gone.append(weakref.ref(behind(candidate.session)))
                 self._forget(candidate)
-        if gone:
+        if gone or but:
             give_back_behind(gone, self.candidates.model.nbytes)
 
     def _forget(self, candidate: Candidate) -> None:
