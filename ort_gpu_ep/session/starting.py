@@ -27,7 +27,7 @@ from onnxruntime import OrtValue
 from ort_gpu_ep.config import OPTIONS, Config
 from ort_gpu_ep.device.background import Background, ending
 from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
-from ort_gpu_ep.heap import give_back_behind
+from ort_gpu_ep.heap import give_back, give_back_behind
 from ort_gpu_ep.placement import CPU
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.source import Source, settings_lock
@@ -224,6 +224,7 @@ class Start:
 
     def _found(self) -> tuple[Runner | None, Lease | None, str]:
         """What answers the session's runs from now on, a lease of the worker if that has the GPU, and why there is none of both."""
+        give_back(self.source.nbytes)       # opening the front took it, and sessions that this thread makes have another part of the heap
         feeds, uses = self._feeds, uses_of(self.config, self.source)
         load(*KNOWN)
         alone = self._stops or self._hurried.is_set()

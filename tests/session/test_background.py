@@ -343,6 +343,18 @@ def test_cores_are_left_where_no_gpu_is_found(
     assert_close(session.run(None, {"x": x})[0], on_the_cpu(mlp, {"x": x})[0])
 
 
+def test_what_opening_took_is_given_back_before_more_is_taken(begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most memory at once is less by that."""
+    given, looked = list[int](), list[list[int]]()
+    monkeypatch.setattr(starting, "is_decided", lambda *given: True)
+    monkeypatch.setattr(starting, "give_back", given.append)
+    monkeypatch.setattr(starting, "look_for_gpu", lambda *arguments: looked.append(list(given)) or (True, None, ""))    # type: ignore[func-returns-value]
+    session = begin(mlp)
+    session.run(None, {"x": x})
+    session.wait_ready()
+    assert looked == [[len(mlp)]]
+
+
 def test_sessions_of_the_same_settings_on_two_threads(begin: Any, mlp: bytes, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is opened while the first one has changed them: it must not take that for what the program asked for."""
     settings, init, sessions, making = onnxruntime.SessionOptions(), OrtSession.__init__, list[Any](), threading.Event()
