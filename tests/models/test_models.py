@@ -26,8 +26,8 @@ FLOAT32_EPSILON = 2.0**-23
 
 VARIANTS = [(e.name, v) for e in pretrained.entries() for v in range(1 + has_variant(e.inputs))]
 
-LONG = ("light_densenet121", "light_inception_v1", "ppocr4_det")
-"""Their kernels take longest to compile: at night, as googlenet's. Every day squeezenet and a detector are among the built networks."""
+LONG = ("light_densenet121", "light_inception_v1", "light_resnet50", "layout_picodet", "ppocr4_det")
+"""Their kernels take longest to compile: at night, as googlenet's. Every day squeezenet, an unet and a detector are among the built networks."""
 
 
 def options(**config: Any) -> Any:
