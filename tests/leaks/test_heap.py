@@ -39,18 +39,20 @@ import numpy as np
 import ort_gpu_ep
 from ort_gpu_ep.placement import chooser, proof
 
-proof.race = lambda runs, *given, **named: {name: 2.0 if name == "cpu" else 1e-6 for name in runs}
-chooser.FLOOR, chooser._timed = 0.0, lambda candidate, feeds: 2.0
+cpu_s = {"cpu": 1e-6, "gpu": 2.0}[sys.argv[3]]
+proof.race = lambda runs, *given, **named: {name: cpu_s if name == "cpu" else 1.0 for name in runs}
+chooser.FLOOR, chooser._timed = 0.0, lambda candidate, feeds: cpu_s
 
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096 >> 20
 
 session = ort_gpu_ep.InferenceSession(sys.argv[1], provider_options={
-    "placement": "auto", "adapter": "0", "cache_dir": sys.argv[2], "load": "off", "health": "off"})
+    "placement": "auto", "adapter": "0", "cache_dir": sys.argv[2], "load": "off", "health": "off",
+    "placement_budget_ms": {"cpu": 0, "gpu": 300}[sys.argv[3]]})        # 0: what is made of the model goes before anything is chosen
 session.wait_ready()
 session.run(None, {"h0": np.ones((1, 512), np.float32)})      # which finds out
-assert session.get_providers() == ["WgpuExecutionProvider", "CPUExecutionProvider"]
+assert session.get_providers()[0] == {"cpu": "CPUExecutionProvider", "gpu": "WgpuExecutionProvider"}[sys.argv[3]]
 for thread in threading.enumerate():
     if thread.name == "ort_gpu_ep-heap":
         thread.join(60.0)
@@ -63,8 +65,8 @@ needs_trim = pytest.mark.skipif(not sys.platform.startswith("linux") or heap._tr
 
 
 @needs_trim
-@pytest.mark.parametrize("program", [HELD, FOUND_OUT], ids=["gpu", "auto"])
-def test_the_heap_holds_no_model(tmp_path: Path, program: str) -> None:
+@pytest.mark.parametrize(("program", "winner"), [(HELD, ""), (FOUND_OUT, "gpu"), (FOUND_OUT, "cpu")], ids=["gpu", "auto-gpu", "auto-cpu"])
+def test_the_heap_holds_no_model(tmp_path: Path, program: str, winner: str) -> None:
     """100 weights of 1 MiB: without giving them back, glibc keeps 100 MiB."""
     rng = np.random.default_rng(0)
     weights = {f"w{k}": rng.standard_normal((512, 512), np.float32) for k in range(100)}
@@ -72,7 +74,8 @@ def test_the_heap_holds_no_model(tmp_path: Path, program: str) -> None:
     model = model_of(f"(float[1, 512] h0) => (float[1, 512] h100) {{ {lines} }}", weights)
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "m.onnx"), str(tmp_path)], capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
+        [sys.executable, "-c", program, str(tmp_path / "m.onnx"), str(tmp_path), winner],
+        capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 32
 
