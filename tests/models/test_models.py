@@ -26,8 +26,10 @@ FLOAT32_EPSILON = 2.0**-23
 
 VARIANTS = [(e.name, v) for e in pretrained.entries() for v in range(1 + has_variant(e.inputs))]
 
-LONG = ("light_densenet121", "light_inception_v1", "light_resnet50", "layout_picodet", "ppocr4_det")
-"""Their kernels take longest to compile: at night, as googlenet's. Every day squeezenet, an unet and a detector are among the built networks."""
+LONG = ("alexnet", "light_densenet121", "light_inception_v1", "light_resnet50", "layout_picodet", "ppocr4_det")
+"""Their kernels take longest to compile, or their weights to make: at night, as googlenet's.
+
+Every day squeezenet, an unet and a detector are among the built networks."""
 
 
 def options(**config: Any) -> Any:
@@ -136,7 +138,7 @@ def test_pretrained_model_runs_wholly_on_the_gpu(name: str) -> None:
     assert len(session.explain().reports[-1].partitions) == 1
 
 
-@pytest.mark.parametrize("name", WHOLE_BUILDERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly if name in LONG else []) for name in WHOLE_BUILDERS])
 def test_built_model_runs_wholly_on_the_gpu(name: str) -> None:
     model = models.build(name)
     feeds = make_inputs(model_inputs(model), seed=3)
