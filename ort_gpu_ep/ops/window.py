@@ -82,8 +82,9 @@ def transpose_window(node: BoundNode, spatial: Shape, size: Shape) -> Window:
     if wanted:
         out = tuple(wanted[-rank:])
         _check_reached(node, out, full, strides)
-    elif auto in ("SAME_UPPER", "SAME_LOWER"):
-        out = tuple(n * s for n, s in zip(spatial, strides, strict=True))
+    elif auto in ("SAME_UPPER", "SAME_LOWER"):      # a window smaller than its stride reaches less far, and nothing is added
+        reach = tuple((k - 1) * d + 1 + e for k, d, e in zip(size, dilations, extra, strict=True))
+        out = tuple((n - 1) * s + min(s, r) for n, s, r in zip(spatial, strides, reach, strict=True))
     else:
         pads = _pads(node, rank)
         out = tuple(f - b - e for f, b, e in zip(full, pads[:rank], pads[rank:], strict=True))

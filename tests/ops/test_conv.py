@@ -90,6 +90,8 @@ TRANSPOSES = [
       for channels in (3, 10) for auto in ("NOTSET", "SAME_UPPER", "SAME_LOWER")),
     *(((1, 10, 6, 5), (10, 4, 4, 3), False, {"auto_pad": auto, "strides": strides})
       for auto in ("SAME_UPPER", "SAME_LOWER", "VALID") for strides in ([1, 1], [2, 2])),
+    *(((2, 4, 7, 6), (4, 3, 2, 1), True, {"auto_pad": auto, "strides": [3, 3], "output_padding": padding})
+      for auto in ("SAME_UPPER", "SAME_LOWER") for padding in ([0, 0], [1, 2])),
     ((2, 9, 13), (9, 7, 5), True, {"strides": [3], "pads": [2, 1], "dilations": [2], "output_padding": [1]}),
     ((1, 3, 13), (3, 7, 4), True, {"strides": [2], "pads": [1, 1]}),
     ((1, 9, 3, 4, 5), (9, 4, 2, 3, 2), True, {"strides": [2, 1, 3], "pads": [0, 1, 0, 1, 0, 0]}),
