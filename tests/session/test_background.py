@@ -142,9 +142,9 @@ def test_the_device_is_opened_while_another_process_measures(
 
     monkeypatch.setattr(helper.Worker, "line", heard)
     monkeypatch.setattr(early, "Early", Watched)
-    for found in (model, model + b"\x12\x01x"):
+    for name in (b"x", b"y"):       # a producer's: models that no other test has left a decision for
         said.clear(), opened.clear()
-        session = begin(found, settings)
+        session = begin(model + b"\x12\x01" + name, settings)
         session.run(None, feeds)
         assert session.wait_ready(LONG_S)
         assert said.index(MAKING) < said.index(MADE) < len(said) - 1
@@ -154,8 +154,10 @@ def test_the_device_is_opened_while_another_process_measures(
         assert not any(stopped for _, stopped, _ in opened)
 
 
-def test_a_device_that_nobody_needs_is_not_waited_for(begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_nobody_needs_is_not_waited_for(
+        begin: Any, slow_on_one_thread: tuple[bytes, Any, dict[str, Array]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that measures dies after this one has begun to open the device."""
+    model, settings, feeds = slow_on_one_thread
     line, made = helper.Worker.line, list[early.Early]()
 
     def dies(self: helper.Worker, timeout_s: float) -> dict[str, Any] | None:
@@ -171,8 +173,8 @@ def test_a_device_that_nobody_needs_is_not_waited_for(begin: Any, mlp: bytes, x:
     monkeypatch.setattr(helper.Worker, "line", dies)
     monkeypatch.setattr(early, "Early", Watched)
     monkeypatch.setattr(starting, "is_decided", lambda *given: False)
-    session = begin(mlp)
-    session.run(None, {"x": x})
+    session = begin(model + b"\x12\x01z", settings)
+    session.run(None, feeds)
     assert session.wait_ready(LONG_S)
     assert "was ended" in session.stays_on_cpu
     assert made
