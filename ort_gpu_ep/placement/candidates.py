@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +33,13 @@ class Candidates:
     """What a session can choose from. Thread-safe.
 
     settings: the user's SessionOptions. options: provider options. kwargs: for onnxruntime.InferenceSession.
-    costs: what the cut is made by. tell: is told when one is made, and again when it is there.
+    costs: what the cut is made by.
     """
 
     def __init__(self, model: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
         self.model = model
         self.settings, self.options, self.kwargs = settings, dict(options), dict(kwargs)
         self.costs: Costs | None = None
-        self.tell: Callable[[bool], object] = _nobody_listens
         self._made: dict[str, Candidate] = {}
         self._locks = {name: threading.Lock() for name in NAMES}
         self._building: set[str] = set()
@@ -50,9 +49,7 @@ class Candidates:
         with self._locks[name]:
             made = self._made.get(name)
             if made is None:
-                self.tell(False)
                 made = self._made[name] = self._make(name)
-                self.tell(True)
             return made
 
     def ready(self, name: str) -> Candidate | None:
@@ -96,7 +93,3 @@ class Candidates:
         if name == CPU:
             return [CPU_PROVIDER], [{}]
         return [EP_NAME, CPU_PROVIDER], [{**self.options, "placement": _PLACEMENT[name], "unit_plans": "wait"}, {}]
-
-
-def _nobody_listens(there: bool) -> None:
-    return

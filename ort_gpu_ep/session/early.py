@@ -14,7 +14,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.config import NO_PLAN, OPTIONS, Config
-from ort_gpu_ep.device.background import ending
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.plugin.memory import memory
@@ -34,22 +33,14 @@ FORKS = "ort_gpu_ep.processes.forks"
 NO_MATTER = NO_PLAN | {"placement"}
 """Options that change no pipeline."""
 
-MAKING, MADE = "a candidate", "its runs"
-"""What a process that searches (scout.py) is at: it knows the device's profile then, and has left the candidate's pipelines."""
-
-LOOK_S = 0.05
-"""How often the thread looks whether the process ends, while it waits."""
-
 
 class Early:
-    """A thread that opens the device. model: path or bytes. uses: of open_gpu. waits: it compiles when it is told to go on."""
+    """A thread that opens the device. model: path or bytes. uses: of open_gpu."""
 
-    def __init__(self, config: Config, model: str | bytes, device: str, uses: Uses, waits: bool) -> None:
+    def __init__(self, config: Config, model: str | bytes, device: str, uses: Uses) -> None:
         self._config, self._model, self._device, self._uses = config, model, device, uses
         self._known: Known | None = None
-        self._read, self._goes_on, self._stopped = threading.Event(), threading.Event(), False
-        if not waits:
-            self._goes_on.set()
+        self._read = threading.Event()
         threading.Thread(target=self._work, name="ort_gpu_ep-early").start()
 
     def _work(self) -> None:
@@ -58,10 +49,6 @@ class Early:
             from ort_gpu_ep.health.workarounds import with_workarounds
 
             gpu = open_gpu(self._config, self._uses)
-            while not self._goes_on.wait(LOOK_S) and not ending():
-                pass
-            if self._stopped or ending():
-                return
             self._known = known = _known(self._config, self._model, self._device)
             self._read.set()
             known.compile(gpu, with_workarounds(self._config, gpu.workarounds).checked_shaders)
@@ -70,25 +57,14 @@ class Early:
         finally:
             self._read.set()
 
-    def go_on(self) -> None:
-        """The model's pipelines are known."""
-        self._goes_on.set()
-
-    def stop(self) -> None:
-        """Nobody needs what was not begun."""
-        self._stopped = True
-        self._goes_on.set()
-
     def pipelines(self) -> AbstractContextManager[object]:
         """For the time in which sessions of the model are made: their pipelines are noted. Waits for the device."""
         self._read.wait()
         return self._known or nullcontext()
 
 
-def begin(config: Config, model: Any, uses: Uses | None = None, waits: bool = False) -> Early | None:
-    """Begins it; None where the adapter is not known to be in order, or something else has it. uses: of open_gpu, everything by default.
-    waits: as of Early.
-    """
+def begin(config: Config, model: Any, uses: Uses | None = None) -> Early | None:
+    """Begins it; None where the adapter is not known to be in order, or something else has it. uses: of open_gpu, everything by default."""
     if config.isolation == "process" or config.health == "off" or config.faults or config.quirks or memory.forked:
         return None
     if not isinstance(model, (str, bytes, os.PathLike)):
@@ -100,7 +76,7 @@ def begin(config: Config, model: Any, uses: Uses | None = None, waits: bool = Fa
     load(FORKS)
     from ort_gpu_ep.health.open_adapter import everything
 
-    return Early(config, model if isinstance(model, bytes) else os.fsdecode(model), device, uses or everything, waits)
+    return Early(config, model if isinstance(model, bytes) else os.fsdecode(model), device, uses or everything)
 
 
 def _known(config: Config, model: str | bytes, device: str) -> Known:

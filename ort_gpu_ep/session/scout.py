@@ -75,7 +75,7 @@ def _found(
 
     from ort_gpu_ep.health import open_adapter
     from ort_gpu_ep.plugin.partitioning import load_partitioner
-    from ort_gpu_ep.session.early import MADE, MAKING, noted, uses_of
+    from ort_gpu_ep.session.early import noted, uses_of
     from ort_gpu_ep.session.session import InferenceSession
 
     open_adapter.QUICK_S = math.inf      # nobody waits
@@ -90,6 +90,7 @@ def _found(
     if job["options"]["isolation"] != "process":
         threading.Thread(target=load_partitioner, daemon=True).start()      # while drivers open the device
     session.wait_ready()
+    say({"at": "the candidates"})
     runner = session._runner
     if runner is None:
         return {"done": not session.stays_on_cpu, "why": session.stays_on_cpu}
@@ -100,7 +101,6 @@ def _found(
         return None if told is None else float(told)
 
     runner.chooser.tells_cpu_s = cpu_s
-    runner.candidates.tell = lambda there: say({"at": MADE if there else MAKING})
     with noted(runner.config, model):
         session.run(None, feeds)
     (decision,) = runner.chooser.decided.values()

@@ -35,7 +35,7 @@ from ort_gpu_ep.plugin import CPU_PROVIDER, ensure_registered
 from ort_gpu_ep.private import behind
 from ort_gpu_ep.processes.child import ending as how_it_ended
 from ort_gpu_ep.processes.interrupts import load
-from ort_gpu_ep.session.early import FORKS, MADE, MAKING, Early, begin, in_order, known_verdict, uses_of
+from ort_gpu_ep.session.early import FORKS, begin, in_order, known_verdict, uses_of
 from ort_gpu_ep.session.opening import MODULES, SHARE, is_decided, look_for_gpu, make_runner
 
 if TYPE_CHECKING:
@@ -104,7 +104,6 @@ class Start:
         self._over, self._cancelled, self._hurried = threading.Event(), threading.Event(), threading.Event()
         self._lock, self._begun, self._taken, self._pid = threading.Lock(), False, False, os.getpid()
         self._searched = False      # by another process
-        self._early: Early | None = None        # opens the device while that process measures
 
     # ---- the session's threads
 
@@ -193,9 +192,6 @@ class Start:
                 runner, lease, why = self._found()
         except Exception as error:      # the CPU goes on answering; explain() says why
             why = f"{type(error).__name__}: {error}"
-        if self._early is not None:
-            self._early.stop()
-            self._early = None
         if why and not self._stops:
             log.warning("placement: the session stays on the CPU: %s", why)
         try:
@@ -236,9 +232,7 @@ class Start:
         if self._stops:
             return None, None, ""
         self.stage = OPENING
-        early = self._early or begin(self.config, self.source.path_or_bytes, uses)
-        if early is not None:
-            early.go_on()
+        early = begin(self.config, self.source.path_or_bytes, uses)
         load(*MODULES)
         nothing_to_gain, lease, why = look_for_gpu(self.config, uses)
         if nothing_to_gain or self._stops:
@@ -312,10 +306,6 @@ class Start:
             if found is None or "done" in found:
                 break
             deadline_s = time.monotonic() + SILENT_S + self.config.hang_timeout_ms * 1e-3
-            if found.get("at") == MAKING and self._early is None:
-                self._early = begin(self.config, self.source.path_or_bytes, uses_of(self.config, self.source), waits=True)
-            elif found.get("at") == MADE and self._early is not None:
-                self._early.go_on()
             if "ask" in found:
                 share = 1 - 1 / SHARE if self._threads else 1.0
                 scout.tell({"cpu_s": self.least_s * share if math.isfinite(self.least_s) else None})

@@ -29,8 +29,7 @@ from ort_gpu_ep.health import helper
 from ort_gpu_ep.placement.rhythm import BUSY
 from ort_gpu_ep.plugin import plain
 from ort_gpu_ep.private import OrtSession
-from ort_gpu_ep.session import early, starting
-from ort_gpu_ep.session.early import MADE, MAKING
+from ort_gpu_ep.session import starting
 from ort_gpu_ep.session.opening import SHARE, threads_beside_search
 from ort_gpu_ep.session.scout import DONE
 from tests.daily import part
@@ -116,79 +115,6 @@ def test_the_cpu_answers_until_the_gpu_has_won(begin: Any, slow_on_one_thread: t
     again.run(None, feeds)
     assert again.wait_ready(LONG_S)
     assert again.explain().decisions[0][1].candidate == decision.candidate
-
-
-def test_the_device_is_opened_while_another_process_measures(
-        begin: Any, slow_on_one_thread: tuple[bytes, Any, dict[str, Array]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the pipelines compiled that this process has found. Opened on a new machine, and for another model, it is not before all is
-    known that plans follow from."""
-    model, settings, feeds = slow_on_one_thread
-    said, opened, line = list[str](), list[tuple[int, bool, frozenset[str]]](), helper.Worker.line
-
-    def heard(self: helper.Worker, timeout_s: float) -> dict[str, Any] | None:
-        found = line(self, timeout_s)
-        said.append(str((found or {}).get("at", "")))
-        return found
-
-    class Watched(early.Early):
-        def pipelines(self) -> Any:
-            known = super().pipelines()
-            opened.append((len(said), self._stopped, known.shaders))
-            return known
-
-        def go_on(self) -> None:
-            opened.append((len(said), self._stopped, frozenset()))
-            super().go_on()
-
-    monkeypatch.setattr(helper.Worker, "line", heard)
-    monkeypatch.setattr(early, "Early", Watched)
-    for name in (b"x", b"y"):       # a producer's: models that no other test has left a decision for
-        said.clear(), opened.clear()
-        session = begin(model + b"\x12\x01" + name, settings)
-        session.run(None, feeds)
-        assert session.wait_ready(LONG_S)
-        assert said.index(MAKING) < said.index(MADE) < len(said) - 1
-        while_measuring, *_, last = opened
-        assert while_measuring[0] == said.index(MADE) + 1
-        assert last[2]
-        assert not any(stopped for _, stopped, _ in opened)
-
-
-def test_a_device_that_nobody_needs_is_not_waited_for(
-        begin: Any, slow_on_one_thread: tuple[bytes, Any, dict[str, Array]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that measures dies after this one has begun to open the device."""
-    model, settings, feeds = slow_on_one_thread
-    line, made = helper.Worker.line, list[early.Early]()
-
-    def dies(self: helper.Worker, timeout_s: float) -> dict[str, Any] | None:
-        if made:
-            self._process.kill()
-        return line(self, timeout_s)
-
-    class Watched(early.Early):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            made.append(self)
-
-    monkeypatch.setattr(helper.Worker, "line", dies)
-    monkeypatch.setattr(early, "Early", Watched)
-    monkeypatch.setattr(starting, "is_decided", lambda *given: False)
-    session = begin(model + b"\x12\x01z", settings)
-    session.run(None, feeds)
-    assert session.wait_ready(LONG_S)
-    assert "was ended" in session.stays_on_cpu
-    assert made
-    assert made[0]._stopped
-    assert until(lambda: not any(thread.name == "ort_gpu_ep-early" for thread in threading.enumerate()))
-
-
-@pytest.fixture
-def gpu_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process finds out by itself, and the GPU is plainly faster."""
-    monkeypatch.setattr(starting, "is_decided", lambda *given: True)
-    monkeypatch.setattr("ort_gpu_ep.placement.proof.race", lambda runs, *given, **named: {n: 2.0 if n == "cpu" else 1e-6 for n in runs})
-    monkeypatch.setattr("ort_gpu_ep.placement.chooser.FLOOR", 0.0)
-    monkeypatch.setattr("ort_gpu_ep.placement.chooser._timed", lambda candidate, feeds: 2.0)
 
 
 def test_a_decided_gpu_takes_over_between_two_runs(
