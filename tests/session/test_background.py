@@ -117,6 +117,15 @@ def test_the_cpu_answers_until_the_gpu_has_won(begin: Any, slow_on_one_thread: t
     assert again.explain().decisions[0][1].candidate == decision.candidate
 
 
+@pytest.fixture
+def gpu_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process finds out by itself, and the GPU is plainly faster."""
+    monkeypatch.setattr(starting, "is_decided", lambda *given: True)
+    monkeypatch.setattr("ort_gpu_ep.placement.proof.race", lambda runs, *given, **named: {n: 2.0 if n == "cpu" else 1e-6 for n in runs})
+    monkeypatch.setattr("ort_gpu_ep.placement.chooser.FLOOR", 0.0)
+    monkeypatch.setattr("ort_gpu_ep.placement.chooser._timed", lambda candidate, feeds: 2.0)
+
+
 def test_a_decided_gpu_takes_over_between_two_runs(
         begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, endless: list[helper.Worker], gpu_wins: None) -> None:
     """In a program with threads; none of them sees a wrong answer or an error. What was decided for the model needs no other process."""
