@@ -107,7 +107,9 @@ _CHAIN_STEPS = tuple(64 << 2 * k for k in range(5))
 
 
 _READS, _APART = 8, 24
-_HELD = _WORKGROUP_SIZE + (_READS - 1) * _APART + _APART
+"""Of a lane in a step, and vectors between two of them."""
+
+_HELD = _WORKGROUP_SIZE + _READS * _APART
 """Vectors of a workgroup: 4 KiB, so that many workgroups share a unit."""
 
 _HOLD = f"""
@@ -180,7 +182,10 @@ def _barrier_s(bench: Bench) -> float:
 
 
 def _workgroup_nbytes_per_s(bench: Bench) -> float:
-    """Every second vector is not zero, and so every second step."""
+    """Bytes a second that all units read of workgroup memory, 0 where that can't be told.
+
+    Every second vector holds halves, the others zeros: a lane meets both in turn, so the sums tell whether all steps were made.
+    """
     given = np.array([0.5] * 4 + [0.0] * 4, np.float32).view(np.uint32)
     lanes = _FMA_GROUPS * _WORKGROUP_SIZE
 

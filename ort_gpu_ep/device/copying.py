@@ -78,6 +78,15 @@ def copy_all(copies: Sequence[Copy], threads: int = 1, nbytes_a_thread: int | No
         uninterrupted(_helpers.copy, pieces, count - 1)
 
 
+def copy_results(copies: Sequence[tuple[Any, Any, int]], threads: int) -> None:
+    """Copies (target, source, bytes) by as many threads as read_threads gives. Every run comes here: one thread copies without dividing."""
+    if threads > 1:
+        copy_all([Copy(*one) for one in copies], threads, READ_NBYTES_A_THREAD)
+        return
+    for one in copies:
+        copy(*one)
+
+
 def round_to_half(target: int, source: int, nbytes: int) -> None:
     """Rounds float32 to float16 between addresses, to so many bytes."""
     native.loops.ort_gpu_ep_round(target, source, nbytes // 2)

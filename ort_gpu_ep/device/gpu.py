@@ -22,7 +22,7 @@ from ort_gpu_ep.device.allowance import current
 from ort_gpu_ep.device.buffers import Buffer, Buffers, Piece
 from ort_gpu_ep.device.cache import Cache
 from ort_gpu_ep.device.circuit import Circuit
-from ort_gpu_ep.device.copying import READ_NBYTES_A_THREAD, Copy, copy_all, read_threads
+from ort_gpu_ep.device.copying import copy_results, read_threads
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.library import GPUError, ffi
 from ort_gpu_ep.device.probe import probe
@@ -196,7 +196,7 @@ class Gpu(Buffers):
         def take(index: int, source: int) -> None:
             (_, _, nbytes), target = places[index]
             threads = read_threads(nbytes, self.info.is_software)
-            copy_all([Copy(target, ffi.cast("char *", source), nbytes)], threads, READ_NBYTES_A_THREAD)
+            copy_results([(target, ffi.cast("char *", source), nbytes)], threads)
         self.lend([piece for piece, _ in places], take)
         index_check.check(words, seen)
         for word in words:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ort_gpu_ep.device import index_check, native, waiting
-from ort_gpu_ep.device.copying import READ_NBYTES_A_THREAD, Copy, copy, copy_all, read_threads
+from ort_gpu_ep.device.copying import Copy, copy_all, copy_results, read_threads
 from ort_gpu_ep.device.in_flight import InFlight, brought, nbytes_of, places_of
 from ort_gpu_ep.device.joined_runs import CONTENDED, Contention, GroupedRun
 from ort_gpu_ep.device.library import GPUError, checked, ffi, lib
@@ -111,13 +111,8 @@ class Steady:
             if own.words is not None and noted:
                 own.words.clear()
                 index_check.check((own.words.shared,), (noted,))
-            found = [(target, mapped + place, nbytes) for target, (place, nbytes) in zip(targets, self._places, strict=True)
-                     if target is not None]
-            if self._readers > 1:
-                copy_all([Copy(*one) for one in found], self._readers, READ_NBYTES_A_THREAD)
-            else:
-                for one in found:
-                    copy(*one)
+            copy_results([(target, mapped + place, nbytes) for target, (place, nbytes) in zip(targets, self._places, strict=True)
+                          if target is not None], self._readers)
         finally:
             lib.wgpuBufferUnmap(handle)
 

@@ -101,7 +101,6 @@ def test_results_that_several_threads_copy(many: bytes, rng: np.random.Generator
     monkeypatch.setattr(copying._Work, "take_part", lambda work: (moved.append(threading.current_thread().name), by_threads(work))[1])
     monkeypatch.setattr(copying, "READ_NBYTES_A_THREAD", 8 << 10)
     for module in (steady, gpu_module):
-        monkeypatch.setattr(module, "READ_NBYTES_A_THREAD", 8 << 10)
         monkeypatch.setattr(module, "read_threads", lambda nbytes, software: copying.read_threads(nbytes, False))
     monkeypatch.setattr(copying, "usable_threads", lambda: 3)
     session, counts = gpu_session(many), list[int]()
