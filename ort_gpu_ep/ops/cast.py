@@ -85,8 +85,10 @@ def bit_cast(node: BoundNode) -> View:
 
 @op("Dropout", since=7, dtypes={"T": ANY}, bindings="x _ratio? _training? -> y mask?", channels_last=channels_last.elementwise)
 def dropout(node: BoundNode) -> Lowering:
-    """y = x, mask = true everywhere: inference, or a ratio of 0. Training is declined, as is the mask before opset 12,
-    which ONNX Runtime fills with false."""
+    """y = x, mask = true everywhere: inference, or a ratio of 0. Declined: training, and the mask before opset 12.
+
+    Before opset 12 ONNX Runtime fills the mask with false.
+    """
     x, training = node.input(0), node.optional(2)
     if training is not None and bool(training.require().reshape(-1)[0]):
         ratio = node.optional(1)
