@@ -38,13 +38,14 @@ from ort_gpu_ep.compression.methods import encode, parse_method
 from ort_gpu_ep.compression.model import assembled
 from ort_gpu_ep.compression.prune import by_magnitude
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import Graph, Value
 from ort_gpu_ep.ir.types import FLOAT32
 from ort_gpu_ep.kernels.cost_parameters import SOFTWARE_FIGURES
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import LAST_ARRIVING
 from ort_gpu_ep.ops.sparse_products import FORMS
+from ort_gpu_ep.runtime.program import Program
 
 DENSITIES = (50, 35, 25, 20, 15, 10, 5)
 LAYER_DENSITIES = (20, 10, 5)

@@ -24,19 +24,19 @@ from typing import Any  # noqa: E402
 
 PACKAGES = {"numpy": "import numpy", "onnxruntime": "import onnxruntime", "onnx": "import onnx", "google": "import onnx",
             "ml_dtypes": "import onnx", "ort_gpu_ep": "import ort_gpu_ep"}
-MODULES = {"ort_gpu_ep.device.library": "load wgpu-native"}
+MODULES = {"ort_gpu_ep.webgpu.library": "load wgpu-native"}
 
 FUNCTIONS = {
     ("ort_gpu_ep.plugin", "ensure_registered"): "register the provider",
     ("ort_gpu_ep.device.adapter", "enumerate_adapters"): "driver: instance, adapters",
-    ("ort_gpu_ep.device.objects", "Adapter.request_device"): "device",
+    ("ort_gpu_ep.webgpu.objects", "Adapter.request_device"): "device",
     ("ort_gpu_ep.health.enumeration", "look"): "verdicts from the cache",
     ("ort_gpu_ep.health.open_adapter", "open_gpu"): "verdicts from the cache",
     ("ort_gpu_ep.plugin.provider", "Provider.get_capability"): "read, fuse, claim, place",
     ("ort_gpu_ep.plugin.provider", "Provider.compile"): "read the partitions",
-    ("ort_gpu_ep.device.context", "make_template"): "plan",
-    ("ort_gpu_ep.device.prepared", "pipelines"): "pipelines: compose, compile",
-    ("ort_gpu_ep.device.context", "PlanContext._take_constants"): "weights",
+    ("ort_gpu_ep.runtime.context", "make_template"): "plan",
+    ("ort_gpu_ep.runtime.prepared", "pipelines"): "pipelines: compose, compile",
+    ("ort_gpu_ep.runtime.context", "PlanContext._take_constants"): "weights",
 }
 """(module, name in it) -> part. A function that another module has imported by name is wrapped there."""
 

@@ -12,12 +12,14 @@ import numpy as np
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, Tensor, native
+from ort_gpu_ep.device import Gpu, Tensor
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT32, INT8, TensorType
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import Rewrite
+from ort_gpu_ep.webgpu import native
 
 REPEATS = 20
 WARM_S = 0.4

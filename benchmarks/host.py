@@ -28,12 +28,13 @@ from rich.table import Table
 
 from benchmarks import cases
 from ort_gpu_ep import InferenceSession
-from ort_gpu_ep.device import joined_runs, native
-from ort_gpu_ep.device.joined_runs import CONTENDED
-from ort_gpu_ep.device.library import ffi, lib
-from ort_gpu_ep.device.objects import COPY_DST, MAP_READ
 from ort_gpu_ep.device.tensor import Tensor
+from ort_gpu_ep.runtime import joined_runs
+from ort_gpu_ep.runtime.joined_runs import CONTENDED
 from ort_gpu_ep.utilization import AWAKE_S
+from ort_gpu_ep.webgpu import native
+from ort_gpu_ep.webgpu.library import ffi, lib
+from ort_gpu_ep.webgpu.objects import COPY_DST, MAP_READ
 
 console = Console()
 DEFAULT = ("resnet50", "inception_v3", "mobilenet_v2", "squeezenet1_1", "alexnet", "encoder", "har_lstm")

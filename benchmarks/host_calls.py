@@ -36,7 +36,7 @@ PHASES = ("opening", "planning", "run")
 RUNS, WARM_RUNS = 100, 40
 MORE = 1.05
 """Times as many calls as recorded are not told: where a thread finds work done already, it calls less."""
-WAITS = os.path.join("device", "waiting.py")
+WAITS = os.path.join("webgpu", "waiting.py")
 """What is called from there depends on how long the GPU takes: it is not counted."""
 
 Counted: TypeAlias = dict[str, float]

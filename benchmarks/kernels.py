@@ -25,10 +25,11 @@ from rich.table import Table
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, Tensor
+from ort_gpu_ep.device import Gpu, Tensor
 from ort_gpu_ep.errors import UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
+from ort_gpu_ep.runtime.program import Program
 
 
 @dataclass(frozen=True)

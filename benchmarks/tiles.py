@@ -21,11 +21,12 @@ from rich.table import Table
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from benchmarks.gpu_time import Warmth, microseconds
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT32, Shape
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import LAST_ARRIVING
+from ort_gpu_ep.runtime.program import Program
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python -m benchmarks.upload [--mb 1,4,20] [--runs 60] [--json FILE]
 
 Whole runs that give the first of each 1024 numbers, so that there is little else to do, by sessions that take turns; medians, and of them
-the host's part of the upload. Each goes the way that it is told, whatever the size and the adapter (device/staging.py chooses otherwise).
+the host's part of the upload. Each goes the way that it is told, whatever the size and the adapter (runtime/staging.py chooses otherwise).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from rich.table import Table
 
 from benchmarks import cases, sides
 from ort_gpu_ep import InferenceSession
-from ort_gpu_ep.device import copying, staging
+from ort_gpu_ep.device import copying
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
+from ort_gpu_ep.runtime import staging
 
 COLUMNS = 1024
 MODEL = f"""<ir_version: 9, opset_import: ["" : 18]> column (float[N, {COLUMNS}] x) => (float[N, 1] y)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 BANDS = ("idle", "low", "medium", "high")
 EDGES = (0.10, 0.40, 0.80)
-"""Where one band ends and the next begins. A load of 25, 60 or 95 % (load/generator.py) lies in the middle of low, medium, high."""
+"""Where one band ends and the next begins. A load of 25, 60 or 95 % (drills/generator.py) lies in the middle of low, medium, high."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ UNKNOWN_S = 4.0
 EVERYWHERE = ("tests/unit/test_package.py", "tests/plugin/test_sessions.py", "tests/golden/test_golden.py")
 """Rules of the package, and models from end to end."""
 
-TESTED_IN = {**dict.fromkeys(("ir", "kernels", "partitioner", "scheduler"), "unit"), "compression": "compressed", "processes": "isolation",
-             "runtime": "device"}
+TESTED_IN = {**dict.fromkeys(("ir", "kernels", "partitioner", "scheduler"), "unit"), "compression": "compressed", "processes": "isolation"}
 """Folder of the package -> folder of tests, where they have other names."""
 
 START_S = 6.0

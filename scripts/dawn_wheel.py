@@ -3,7 +3,7 @@
 usage: python scripts/dawn_wheel.py [OUTPUT_FOLDER] [SYSTEM]      (default: dist, linux-x86_64)
 
 The build is that of PyPI's package rillfacet 0.1.3, which pip fetches here and nothing at run time. What comes is held to the checksums
-below and in ort_gpu_ep/device/dawn_builds.json. That package's build for Windows has no Vulkan, and with Direct3D Dawn reaches no matrix
+below and in ort_gpu_ep/webgpu/dawn_builds.json. That package's build for Windows has no Vulkan, and with Direct3D Dawn reaches no matrix
 units, so it would gain nothing; it has none for Linux on ARM. The one for macOS is of the same source, and was never run by this project.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-KNOWN = ROOT / "ort_gpu_ep" / "device" / "dawn_builds.json"
+KNOWN = ROOT / "ort_gpu_ep" / "webgpu" / "dawn_builds.json"
 SOURCE = "rillfacet==0.1.3"
 
 

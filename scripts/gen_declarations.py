@@ -1,6 +1,6 @@
 """Writes the C declarations that cffi would parse at every start, parsed once for all: a declarations.py for each library.
 
-ort_gpu_ep/device/declarations.py: wgpu-native's, from the header that the installed wgpu-py comes with.
+ort_gpu_ep/webgpu/declarations.py: wgpu-native's, from the header that the installed wgpu-py comes with.
 ort_gpu_ep/plugin/declarations.py, ort_gpu_ep/shim/declarations.py: what the calls into ONNX Runtime need, and the shim's functions,
 from below.
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cffi import FFI
 
-from ort_gpu_ep.device.library import HEADER, digest, resources
+from ort_gpu_ep.webgpu.library import HEADER, digest, resources
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ort_gpu_ep"
 
@@ -64,7 +64,7 @@ def documents() -> dict[Path, str]:
     header = (resources() / HEADER).read_text("utf-8")
     native = HEAD.format(what="wgpu-native", source=f"{HEADER}, which comes with wgpu-py {version('wgpu')}")
     return {
-        PACKAGE / "device" / "declarations.py": native + WITH_DIGEST.format(digest=digest(header)) + emitted(header, "device"),
+        PACKAGE / "webgpu" / "declarations.py": native + WITH_DIGEST.format(digest=digest(header)) + emitted(header, "webgpu"),
         PACKAGE / "plugin" / "declarations.py": HEAD.format(what="the plugin", source="what stands there") + emitted(PLUGIN, "plugin"),
         PACKAGE / "shim" / "declarations.py": HEAD.format(what="the shim", source="what stands there") + emitted(SHIM, "shim")}
 

@@ -84,7 +84,8 @@ def compose_all(folder: Path, names: list[str], select: str, share: int) -> dict
 
 def write(folder: Path) -> None:
     """The SPIR-V of each text, checked and trusted, behind the layer."""
-    from ort_gpu_ep.device import adapter, native
+    from ort_gpu_ep.device import adapter
+    from ort_gpu_ep.webgpu import native
 
     info, raw = adapter.choose("")
     device, made = adapter.request_device(info, raw), folder / "made"

@@ -3,7 +3,7 @@
     python scripts/tint.py [--select REGEX] [--share N] [CLASS...]
 
 The texts are those of benchmarks/replay.py: ONNX's node cases, the kernels' records, networks, compressed ones and training steps, composed
-without a GPU, as they are and with the bounds checks that device/bounds.py writes into them for Dawn. They are composed for classes of
+without a GPU, as they are and with the bounds checks that webgpu/bounds.py writes into them for Dawn. They are composed for classes of
 GPUs (ort_gpu_ep/device/classes.json) without 64-bit integers, which WGSL has only with naga. No class has matrix units: products and
 attention on them are composed besides, in each tile and of each fragment. Tint runs on the null backend of Dawn in
 npm's package `webgpu`, which this installs into .tint/: it needs node, and no GPU. tint_expected.txt lists what Tint may refuse, with a
@@ -23,7 +23,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.replay import parser_of, replayed  # noqa: E402
-from ort_gpu_ep.device.bounds import with_bounds  # noqa: E402
 from ort_gpu_ep.device.classes import named  # noqa: E402
 from ort_gpu_ep.health.probes.matrix_units import in_tile  # noqa: E402
 from ort_gpu_ep.ir.graph import Graph, Node, Value  # noqa: E402
@@ -43,6 +42,7 @@ from ort_gpu_ep.ops import attention_units, matrix_units  # noqa: E402
 from ort_gpu_ep.scheduler import make_plan  # noqa: E402
 from ort_gpu_ep.scheduler.plan import Dispatch  # noqa: E402
 from ort_gpu_ep.shaders import compose  # noqa: E402
+from ort_gpu_ep.webgpu.bounds import with_bounds  # noqa: E402
 
 CHECKER = Path(__file__).with_name("tint.mjs")
 EXPECTED = Path(__file__).with_name("tint_expected.txt")

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, settings
 
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device import circuit as circuit_module
-from ort_gpu_ep.device.faults import FaultyGpu
-from ort_gpu_ep.device.known_plans import KnownPlans
+from ort_gpu_ep.drills import generator
+from ort_gpu_ep.drills.faults import FaultyGpu
 from ort_gpu_ep.health import helper, open_adapter
 from ort_gpu_ep.isolation import remote
-from ort_gpu_ep.load import generator
+from ort_gpu_ep.runtime.known_plans import KnownPlans
 from tests import patience
 from tests.seconds import Seconds
 

@@ -18,12 +18,13 @@ import onnx
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, Tensor
+from ort_gpu_ep.device import Gpu, Tensor
 from ort_gpu_ep.device.adapter import choose, limits_of
 from ort_gpu_ep.device.info import FEATURES
 from ort_gpu_ep.errors import UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Graph, from_onnx
 from ort_gpu_ep.ir.types import TensorType, dtype_of
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.verify import check
 

@@ -9,7 +9,7 @@ from types import FrameType, SimpleNamespace
 
 import pytest
 
-from ort_gpu_ep.device import faults
+from ort_gpu_ep.drills import faults
 
 PATIENCE_S = 300.0
 """As many seconds as nobody waits for where the code is right, on a machine with many times the load that it can take."""

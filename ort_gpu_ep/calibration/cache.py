@@ -15,13 +15,13 @@ from ort_gpu_ep.calibration.measure import WAKE_S, Progress, measure
 from ort_gpu_ep.calibration.roofs import Bench, measure_roofs
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.device.ahead import of_no_model
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.health.open_adapter import everything, open_gpu
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for
 from ort_gpu_ep.kernels.profile import GUESSED, Profile, read, write
 from ort_gpu_ep.processes.interrupts import uninterrupted
+from ort_gpu_ep.runtime.ahead import of_no_model
 
 log = logging.getLogger("ort_gpu_ep")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, chain, random
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
+from ort_gpu_ep.device import Buffer, Gpu, Tensor
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import Code, OutOfDeviceMemoryError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array, Graph
@@ -21,6 +21,7 @@ from ort_gpu_ep.kernels.profile import GUESSED, SIBLING, Curve, Profile
 from ort_gpu_ep.kernels.records import BY_FLOPS, Work, work_of
 from ort_gpu_ep.kernels.registry import Limits, Lowering, tensors_of
 from ort_gpu_ep.processes.interrupts import load
+from ort_gpu_ep.runtime.program import Program
 
 ROWS = "ort_gpu_ep.ops"
 """Fills the registry: not for a process that reads a profile."""

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ort_gpu_ep.device import Buffer, Gpu, native
-from ort_gpu_ep.device.library import GPUError
+from ort_gpu_ep.device import Buffer, Gpu
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, ShaderError
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.kernels.cost_parameters import Roofs
+from ort_gpu_ep.webgpu import native
+from ort_gpu_ep.webgpu.library import GPUError
 
 LONG_S = 2e-3
 """A measurement that takes as long is long enough: launching takes some microseconds of it."""

@@ -15,9 +15,8 @@ from rich.text import Text
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import Config, resolve
-from ort_gpu_ep.device import AdapterInfo, dawn_builds, dxc
+from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.device.info import pick
-from ort_gpu_ep.device.missing import no_adapter
 from ort_gpu_ep.health import bundle, tested, verdicts
 from ort_gpu_ep.health.enumeration import look_again
 from ort_gpu_ep.health.examination import Device, Outcome, examine
@@ -26,6 +25,8 @@ from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.quirks import load, shipped
 from ort_gpu_ep.health.verdicts import DEGRADED, HEALTHY, UNUSABLE, Verdict
 from ort_gpu_ep.health.workarounds import Workaround
+from ort_gpu_ep.webgpu import dawn_builds, dxc
+from ort_gpu_ep.webgpu.missing import no_adapter
 
 EXIT_CODES = {HEALTHY: 0, DEGRADED: 1, UNUSABLE: 2}
 COLORS = {"PASS": "green", "UNSUPPORTED": "yellow", "NOT_RUN": "yellow"}

@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ort_gpu_ep.drills.generator import DUTY
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.load.generator import DUTY
 
 if TYPE_CHECKING:
     from ort_gpu_ep.cli.throughput import Throughput

@@ -16,8 +16,8 @@ from ort_gpu_ep.config import resolve
 from ort_gpu_ep.device.adapter import choose, order_among_equals
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.timed_dispatch import LazyTimedDispatch
+from ort_gpu_ep.drills.generator import DUTY, LoadGenerator
 from ort_gpu_ep.load import Sampler, open_sampler
-from ort_gpu_ep.load.generator import DUTY, LoadGenerator
 from ort_gpu_ep.session.session import InferenceSession
 
 IDLE = "none"

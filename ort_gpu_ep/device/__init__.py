@@ -1,4 +1,4 @@
-"""The GPU: adapters, buffers, pipelines, programs. The only package that loads wgpu-native.
+"""The GPU: adapters, buffers, pipelines.
 
 Its names load on first use: a process whose sessions all have isolation=process never loads it.
 """
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ort_gpu_ep.device.buffers import Buffer
     from ort_gpu_ep.device.gpu import Gpu
     from ort_gpu_ep.device.info import AdapterInfo
-    from ort_gpu_ep.device.program import Program
     from ort_gpu_ep.device.scratch import run_wgsl
     from ort_gpu_ep.device.tensor import Tensor
 
@@ -21,13 +20,12 @@ _LAZY = {
     "AdapterInfo": "info",
     "Buffer": "buffers",
     "Gpu": "gpu",
-    "Program": "program",
     "Tensor": "tensor",
     "adapters": "adapter",
     "run_wgsl": "scratch",
 }
 
-__all__ = ["AdapterInfo", "Buffer", "Gpu", "Program", "Tensor", "adapters", "run_wgsl"]
+__all__ = ["AdapterInfo", "Buffer", "Gpu", "Tensor", "adapters", "run_wgsl"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,10 +7,10 @@ import threading
 from ort_gpu_ep.device.classes import DeviceClass
 from ort_gpu_ep.device.identity import identified, physical_devices
 from ort_gpu_ep.device.info import FEATURES, AdapterInfo, is_identity, pick
-from ort_gpu_ep.device.library import GPUError, lib
-from ort_gpu_ep.device.objects import Adapter, Device, enumerate_adapters
 from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.webgpu.library import GPUError, lib
+from ort_gpu_ep.webgpu.objects import Adapter, Device, enumerate_adapters
 
 _TYPES = {lib.WGPUAdapterType_DiscreteGPU: "discrete", lib.WGPUAdapterType_IntegratedGPU: "integrated",
           lib.WGPUAdapterType_CPU: "software"}

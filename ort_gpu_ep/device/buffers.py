@@ -13,10 +13,10 @@ from typing import Any
 
 from ort_gpu_ep.device.allowance import OTHER, Allowance, DeviceMemory, current
 from ort_gpu_ep.device.info import AdapterInfo
-from ort_gpu_ep.device.library import GPUError
-from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, STORAGE
 from ort_gpu_ep.errors import DeviceError, MemoryLimitError, OutOfDeviceMemoryError
 from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.webgpu.library import GPUError
+from ort_gpu_ep.webgpu.objects import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, STORAGE
 
 _USAGE = STORAGE | COPY_SRC | COPY_DST
 STAGING = MAP_READ | COPY_DST

@@ -11,10 +11,11 @@ from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
-from ort_gpu_ep.device import background, native
-from ort_gpu_ep.device.library import ffi
+from ort_gpu_ep.device import background
 from ort_gpu_ep.processes import known as processes
 from ort_gpu_ep.processes.interrupts import uninterrupted
+from ort_gpu_ep.webgpu import native
+from ort_gpu_ep.webgpu.library import ffi
 
 _BY_INTERPRETER_NBYTES = 64 << 10
 """Up to here a copy on the host takes less than giving the GIL away and getting it back."""

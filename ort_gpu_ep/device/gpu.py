@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import index_check, native, waiting
+from ort_gpu_ep.device import index_check
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from ort_gpu_ep.device.allowance import current
 from ort_gpu_ep.device.buffers import Buffer, Buffers, Piece
@@ -24,11 +24,12 @@ from ort_gpu_ep.device.cache import Cache
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.copying import copy_results, read_threads
 from ort_gpu_ep.device.info import AdapterInfo
-from ort_gpu_ep.device.library import GPUError, ffi
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.errors import DeviceError, DeviceLostError, InternalError, OutOfDeviceMemoryError
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.utilization import Uses
+from ort_gpu_ep.webgpu import native, waiting
+from ort_gpu_ep.webgpu.library import GPUError, ffi
 
 KEPT_PIPELINES = 2048
 """Pipelines that wait for their next use, those in use among them: 64 input shapes of a model of 30 kernels (a guess)."""
@@ -132,7 +133,7 @@ class Gpu(Buffers):
             key = (info.index, config.faults)
             gpu = cls._open.get(key)
             if gpu is None and config.faults and make is None:
-                raise InternalError(f"a device with faults={config.faults!r} is wanted, and nobody brings one (device/faults.py)")
+                raise InternalError(f"a device with faults={config.faults!r} is wanted, and nobody brings one (drills/faults.py)")
             if gpu is None or gpu.lost:
                 successor = gpu.successor if gpu is not None else make or Gpu
                 gpu = cls._open[key] = successor(info, request_device(info, raw), limits_of(raw))

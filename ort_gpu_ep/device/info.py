@@ -58,7 +58,7 @@ def pick(found: Sequence[AdapterInfo], wanted: str) -> AdapterInfo:
     """The one of these adapters that `wanted` means. Raises AdapterError, naming what there is."""
     there = "; ".join(f"{i.index}: {i.name} ({i.type}, {i.backend})" for i in found) or "none"
     if not found:
-        from ort_gpu_ep.device.missing import no_adapter
+        from ort_gpu_ep.webgpu.missing import no_adapter
 
         raise AdapterError(no_adapter(os.environ))
     for info in found:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.errors import ShaderError
 from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits, parts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.shaders.composer import parameters
+from ort_gpu_ep.webgpu import native
+from ort_gpu_ep.webgpu.library import GPUError
 
 Composer: TypeAlias = Callable[[Kernel, Bindings, Limits], str]
 """The WGSL of a kernel: (kernel, its bindings, the adapter's limits), see shaders.compose. A drill brings one that plants a fault."""

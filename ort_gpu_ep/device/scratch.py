@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_gpu_ep.device import native
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.errors import ShaderError
 from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.webgpu import native
+from ort_gpu_ep.webgpu.library import GPUError
 
 
 def run_wgsl(gpu: Gpu, label: str, source: str, inputs: Sequence[Array], output: Array, groups: int) -> Array:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from ort_gpu_ep.device import native
 from ort_gpu_ep.device.adapter import choose, request_device
 from ort_gpu_ep.device.info import AdapterInfo
-from ort_gpu_ep.device.library import ffi
-from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, MAP_READ, STORAGE
 from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.webgpu import native
+from ort_gpu_ep.webgpu.library import ffi
+from ort_gpu_ep.webgpu.objects import COPY_DST, COPY_SRC, MAP_READ, STORAGE
 
 
 class Single:

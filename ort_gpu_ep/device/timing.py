@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.device import native
 from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.objects import COPY_DST, COPY_SRC, QUERY_RESOLVE
+from ort_gpu_ep.webgpu import native
+from ort_gpu_ep.webgpu.objects import COPY_DST, COPY_SRC, QUERY_RESOLVE
 
 PAIRS = 2048
 """Pairs of timestamps in one query set: WebGPU allows 4,096 queries."""

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ort_gpu_ep import store
-from ort_gpu_ep.device.loader_paths import in_folders, library, manifests
 from ort_gpu_ep.health.bundle import DRIVER_VARIABLES
 from ort_gpu_ep.health.worker import DRILL
+from ort_gpu_ep.webgpu.loader_paths import in_folders, library, manifests
 
 _VARIABLES = (*DRIVER_VARIABLES, "LD_LIBRARY_PATH", "DRI_PRIME", DRILL, "ORT_GPU_EP_WEBGPU")
 _CACHES = ("MESA_SHADER_CACHE_", "MESA_DISK_CACHE_", "MESA_GLSL_CACHE_")

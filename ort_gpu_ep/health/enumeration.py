@@ -18,10 +18,10 @@ from typing import Any
 from ort_gpu_ep import store
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import AdapterInfo
-from ort_gpu_ep.device.loader_paths import manifests
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.health import drivers
 from ort_gpu_ep.health.helper import HelperError, list_adapters
+from ort_gpu_ep.webgpu.loader_paths import manifests
 
 log = logging.getLogger("ort_gpu_ep")
 

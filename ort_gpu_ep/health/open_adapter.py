@@ -13,8 +13,7 @@ from typing import TypeAlias
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.device.adapter import choose
-from ort_gpu_ep.device.faults import maker
-from ort_gpu_ep.device.library import KIND
+from ort_gpu_ep.drills.faults import maker
 from ort_gpu_ep.health import markers, verdicts
 from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.quirks import Quirk, load, shipped
@@ -25,6 +24,7 @@ from ort_gpu_ep.kernels.cost_parameters import Figures, figures_for
 from ort_gpu_ep.kernels.target import SHOWN_FEATURES, UNTUNED
 from ort_gpu_ep.processes import interrupts
 from ort_gpu_ep.processes.interrupts import uninterrupted
+from ort_gpu_ep.webgpu.library import KIND
 
 log = logging.getLogger("ort_gpu_ep")
 

@@ -16,13 +16,14 @@ import numpy as np
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, Tensor, run_wgsl
+from ort_gpu_ep.device import Gpu, Tensor, run_wgsl
 from ort_gpu_ep.errors import DeviceError, WrongResultError
 from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node, Value
 from ort_gpu_ep.ir.model_file import OF_GROUPS
 from ort_gpu_ep.ir.types import UINT8, Shape, TensorType, dtype_of, packed
 from ort_gpu_ep.kernels.records import RECORDS
 from ort_gpu_ep.kernels.registry import ADAPTER, Bindings, Kernel, Limits
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.shaders import compose
 

@@ -1,4 +1,4 @@
-"""What plain data says, as a hash that is the same in every process: names what was worked out of it (device/known_plans.py)."""
+"""What plain data says, as a hash that is the same in every process: names what was worked out of it (runtime/known_plans.py)."""
 
 from __future__ import annotations
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device.backend import Backend, FilePlace
-from ort_gpu_ep.device.known_plans import known_plans
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.isolation.program import RemoteProgram
 from ort_gpu_ep.isolation.remote import Lease, RemoteGpu, open_remote
 from ort_gpu_ep.kernels.profile import GUESSED, Profile
+from ort_gpu_ep.runtime.backend import Backend, FilePlace
+from ort_gpu_ep.runtime.known_plans import known_plans
 from ort_gpu_ep.scheduler.planner import Rewrite
 
 

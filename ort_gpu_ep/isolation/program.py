@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device.backend import FilePlace, Host
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.types import Shape, TensorType
@@ -23,12 +22,13 @@ from ort_gpu_ep.isolation.process_memory import NBYTES
 from ort_gpu_ep.isolation.remote import RUN_S, BusyError, RemoteGpu, Request
 from ort_gpu_ep.isolation.wire import SharedPlace, outputs_of, specialized_of, with_constants, without_constants
 from ort_gpu_ep.kernels.registry import UnknownValueError
+from ort_gpu_ep.runtime.backend import FilePlace, Host
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Specialization, Template, make_template
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.unit_plans import UnitPlan
+    from ort_gpu_ep.runtime.unit_plans import UnitPlan
 
 INLINE_NBYTES = 4 << 10
 """Larger constants don't go through the socket."""

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep import errors
-from ort_gpu_ep.device.backend import FilePlace
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import Code, DeviceError, GpuEpError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import Tuned
+from ort_gpu_ep.runtime.backend import FilePlace
 from ort_gpu_ep.scheduler.template import Specialization
 
 

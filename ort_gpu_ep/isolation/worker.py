@@ -19,15 +19,11 @@ from dataclasses import astuple, dataclass, field
 import numpy as np
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Buffer, Gpu, Program, Tensor
-from ort_gpu_ep.device.backend import FilePlace
+from ort_gpu_ep.device import Buffer, Gpu, Tensor
 from ort_gpu_ep.device.buffers import Piece
-from ort_gpu_ep.device.faults import FaultyGpu, after_run
 from ort_gpu_ep.device.index_check import Word
-from ort_gpu_ep.device.known_plans import known_plans
 from ort_gpu_ep.device.probe import probe
-from ort_gpu_ep.device.staging import Staging
-from ort_gpu_ep.device.texts import composer
+from ort_gpu_ep.drills.faults import FaultyGpu, after_run
 from ort_gpu_ep.health.markers import remove_mine
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.verdicts import code_hash, key_of
@@ -38,6 +34,11 @@ from ort_gpu_ep.isolation.channel import Channel, SharedMemory, aligned
 from ort_gpu_ep.isolation.process_memory import NBYTES, ProcessMemory, answer_trial
 from ort_gpu_ep.isolation.wire import SharedPlace, error_answer, limits_answer, with_constants
 from ort_gpu_ep.partitioner import rewrite
+from ort_gpu_ep.runtime.backend import FilePlace
+from ort_gpu_ep.runtime.known_plans import known_plans
+from ort_gpu_ep.runtime.program import Program
+from ort_gpu_ep.runtime.staging import Staging
+from ort_gpu_ep.runtime.texts import composer
 
 _ANSWER_S = 600.0
 """A parent that does not take an answer for so long will not come back."""

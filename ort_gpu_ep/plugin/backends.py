@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ort_gpu_ep.config import Config
-    from ort_gpu_ep.device.backend import Backend
+    from ort_gpu_ep.runtime.backend import Backend
 
 _MODULES = {"none": "ort_gpu_ep.plugin.local", "process": "ort_gpu_ep.isolation.backend"}
 """Loaded when they are wanted: with isolation=process, this process never loads wgpu."""

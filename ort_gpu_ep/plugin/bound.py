@@ -15,12 +15,12 @@ from ort_gpu_ep.plugin.transfer import gpu_for, tensor_type
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Buffer
-    from ort_gpu_ep.device.bound import Bound
     from ort_gpu_ep.device.index_check import Word
-    from ort_gpu_ep.device.program import Program
     from ort_gpu_ep.ir.graph import Array
     from ort_gpu_ep.ir.types import Shape, TensorType
     from ort_gpu_ep.plugin.state import SessionState
+    from ort_gpu_ep.runtime.bound import Bound
+    from ort_gpu_ep.runtime.program import Program
 
 
 class BoundRun(Run):
@@ -142,7 +142,7 @@ def download_later(values: Sequence[Any]) -> Callable[[], list[bytes]] | None:
     gpu = gpu_for(addresses[0]) if all(map(memory.owns, addresses)) else None
     if gpu is None:
         return None
-    from ort_gpu_ep.device.later import Later  # loads wgpu-native
+    from ort_gpu_ep.runtime.later import Later  # loads wgpu-native
 
     found = [(*memory.read(gpu, address, value.tensor_size_in_bytes()), value.tensor_size_in_bytes())
              for address, value in zip(addresses, values, strict=True)]

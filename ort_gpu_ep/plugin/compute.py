@@ -33,12 +33,12 @@ from ort_gpu_ep.plugin.verification import compare
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Gpu
-    from ort_gpu_ep.device.backend import Executable
     from ort_gpu_ep.device.index_check import Word
     from ort_gpu_ep.ir.graph import Array, Graph
     from ort_gpu_ep.ir.types import Shape, TensorType
     from ort_gpu_ep.plugin.fallback import Fallback
     from ort_gpu_ep.plugin.state import SessionState
+    from ort_gpu_ep.runtime.backend import Executable
 
 _MAX_WORDS = 64
 """Runs whose words are carried along: values that stay on the device depend on all runs that they come from. Then they are read."""

@@ -17,10 +17,10 @@ from ort_gpu_ep.plugin.direct_binding import BindingRun
 from ort_gpu_ep.plugin.state import COPIES, SessionState
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.backend import Executable
-    from ort_gpu_ep.device.steady import Steady
     from ort_gpu_ep.ir.graph import Array
     from ort_gpu_ep.plugin.fallback import Fallback
+    from ort_gpu_ep.runtime.backend import Executable
+    from ort_gpu_ep.runtime.steady import Steady
 
 RUNS_BEFORE = 2
 """Runs of the same sizes through ONNX Runtime, before buffers are kept for them."""
@@ -37,7 +37,7 @@ class Form:
     __slots__ = ("counts", "crossings", "from_buffer", "makes", "outputs", "program", "steady", "wanted")
 
     def __init__(self, program: Executable, steady: Steady, wanted: Sequence[int]) -> None:
-        from ort_gpu_ep.device.library import ffi  # only here: with isolation=process no driver's library comes into this process
+        from ort_gpu_ep.webgpu.library import ffi  # only here: with isolation=process no driver's library comes into this process
 
         self.from_buffer = ffi.from_buffer
         inputs, outputs = steady.sent, steady.filled.outputs

@@ -19,10 +19,10 @@ from ort_gpu_ep.plugin.transfer import tensor_type
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Buffer, Gpu
-    from ort_gpu_ep.device.bound import Bound
-    from ort_gpu_ep.device.prepared import Prepared
-    from ort_gpu_ep.device.program import Program
     from ort_gpu_ep.ir.graph import Array
+    from ort_gpu_ep.runtime.bound import Bound
+    from ort_gpu_ep.runtime.prepared import Prepared
+    from ort_gpu_ep.runtime.program import Program
     from ort_gpu_ep.scheduler.template import Filled
 
 
@@ -174,7 +174,7 @@ class BindingRun(Run):
             if key not in self._own or self._own[key].gpu is not gpu or self._own[key].nbytes < nbytes:
                 memory.release([self._own.pop(key)] if key in self._own else [])
                 self._own[key] = memory.temporary(gpu, nbytes if key[0] else nbytes + nbytes // 2)      # a mask grows with each token
-        from ort_gpu_ep.device.bound import Bound  # only here: it loads wgpu-native
+        from ort_gpu_ep.runtime.bound import Bound  # only here: it loads wgpu-native
 
         self._read_from, self._written_to = [], []
         inputs, outputs = list[Tensor](), list[Tensor]()

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import onnx
 
     from ort_gpu_ep.config import Config
-    from ort_gpu_ep.device.backend import FilePlace
     from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node
     from ort_gpu_ep.partitioner.report import Report
     from ort_gpu_ep.plugin.own_weights import OwnWeights
+    from ort_gpu_ep.runtime.backend import FilePlace
 
 _MIN_IR_VERSION = 10
 

@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.allowance import Allowance
-from ort_gpu_ep.device.backend import Backend, FilePlace, Host
-from ort_gpu_ep.device.faults import after_run
-from ort_gpu_ep.device.known_plans import KnownPlans, known_plans
-from ort_gpu_ep.device.program import Program
-from ort_gpu_ep.device.texts import composer
+from ort_gpu_ep.drills.faults import after_run
 from ort_gpu_ep.errors import DeviceLostError
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.verdicts import code_hash, key_of
@@ -19,6 +15,10 @@ from ort_gpu_ep.health.workarounds import with_workarounds
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.kernels.profile import Profile, guessed_for
 from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.runtime.backend import Backend, FilePlace, Host
+from ort_gpu_ep.runtime.known_plans import KnownPlans, known_plans
+from ort_gpu_ep.runtime.program import Program
+from ort_gpu_ep.runtime.texts import composer
 from ort_gpu_ep.scheduler.planner import Rewrite
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep import partitioner
 from ort_gpu_ep.config import NO_PLAN, OPTIONS, Config
-from ort_gpu_ep.device.known_plans import KnownPlans, said
 from ort_gpu_ep.ir.digest import digest, graph_digest, is_large
 from ort_gpu_ep.ir.graph import Array, Graph, Value, fits_half, nonzeros_of
 from ort_gpu_ep.ir.types import TensorType
@@ -17,6 +16,7 @@ from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import HALVED
 from ort_gpu_ep.partitioner.report import CODEC, Partitioning, Report
 from ort_gpu_ep.processes.interrupts import load
+from ort_gpu_ep.runtime.known_plans import KnownPlans, said
 
 if TYPE_CHECKING:
     from ort_gpu_ep.partitioner import Costs

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ort_gpu_ep import partitioner
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device.backend import Executable
 from ort_gpu_ep.errors import Code, ConfigError, InternalError, forget_frames
 from ort_gpu_ep.heap import give_back
 from ort_gpu_ep.ir.graph import Graph, Parent
@@ -25,6 +24,7 @@ from ort_gpu_ep.plugin.reader import Reader
 from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table, owner_of
 from ort_gpu_ep.plugin.transfer import Allocator
+from ort_gpu_ep.runtime.backend import Executable
 
 if TYPE_CHECKING:
     from ort_gpu_ep.partitioner import Costs

@@ -14,8 +14,8 @@ from ort_gpu_ep.errors import forget_frames
 from ort_gpu_ep.plugin.backends import open_backend
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.backend import Backend, Executable
     from ort_gpu_ep.plugin.state import Compiled, SessionState
+    from ort_gpu_ep.runtime.backend import Backend, Executable
 
 log = logging.getLogger("ort_gpu_ep")
 

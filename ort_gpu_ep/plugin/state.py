@@ -22,10 +22,10 @@ from ort_gpu_ep.providers import EP_NAME
 if TYPE_CHECKING:
     from ort_gpu_ep.config import Config
     from ort_gpu_ep.device import Gpu
-    from ort_gpu_ep.device.backend import Backend, Executable
     from ort_gpu_ep.ir.graph import Graph
     from ort_gpu_ep.partitioner import Costs, Report
     from ort_gpu_ep.plugin.fallback import Fallback
+    from ort_gpu_ep.runtime.backend import Backend, Executable
 
 log = logging.getLogger("ort_gpu_ep")
 

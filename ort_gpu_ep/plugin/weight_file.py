@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from ort_gpu_ep import store
-from ort_gpu_ep.device.backend import FilePlace
+from ort_gpu_ep.runtime.backend import FilePlace
 
 if TYPE_CHECKING:
     from ort_gpu_ep.ir.graph import Array

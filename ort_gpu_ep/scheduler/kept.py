@@ -1,4 +1,4 @@
-"""A template as JSON values, and back: what device/known_plans.py keeps on disk. What is read is checked: anything may be there."""
+"""A template as JSON values, and back: what runtime/known_plans.py keeps on disk. What is read is checked: anything may be there."""
 
 from __future__ import annotations
 

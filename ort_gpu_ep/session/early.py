@@ -20,10 +20,10 @@ from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.processes.interrupts import load
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.ahead import Known
     from ort_gpu_ep.health.open_adapter import Uses
     from ort_gpu_ep.health.verdicts import Verdict
     from ort_gpu_ep.placement.source import Source
+    from ort_gpu_ep.runtime.ahead import Known
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -80,8 +80,8 @@ def begin(config: Config, model: Any, uses: Uses | None = None) -> Early | None:
 
 
 def _known(config: Config, model: str | bytes, device: str) -> Known:
-    load("ort_gpu_ep.device.ahead")
-    from ort_gpu_ep.device.ahead import Known, key_of
+    load("ort_gpu_ep.runtime.ahead")
+    from ort_gpu_ep.runtime.ahead import Known, key_of
 
     options = [f"{o.name}={getattr(config, o.name)}" for o in OPTIONS if o.name not in NO_MATTER]
     return Known(config.cache_path, key_of(model, device, *options))

@@ -134,7 +134,7 @@ def checked(options: dict[str, Any]) -> Config:
 @cache
 def _find_dawn(path: str) -> None:
     """Raises ConfigError."""
-    from ort_gpu_ep.device.dawn_builds import find
+    from ort_gpu_ep.webgpu.dawn_builds import find
 
     find(path)
 
@@ -214,8 +214,8 @@ def begins_on_cpu(config: Config, names: Sequence[str], model: Any, settings: An
 
 def stays_on_cpu(config: Config) -> bool:
     """Whether an earlier look, or the lack of any driver, leaves a session that chooses for itself only the CPU; that is said once."""
-    from ort_gpu_ep.device.missing import no_driver
     from ort_gpu_ep.health.enumeration import known
+    from ort_gpu_ep.webgpu.missing import no_driver
 
     if config.adapter:
         return False

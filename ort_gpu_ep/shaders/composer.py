@@ -103,7 +103,7 @@ def compose(kernel: Kernel, bindings: Bindings, limits: Limits = DEFAULT_LIMITS,
     """The whole WGSL module of a kernel for an adapter with these limits.
 
     bindings: as registry.tensors_of gives them; one that is larger than the adapter binds at a time is bound in several parts.
-    kept: where texts of earlier processes are, see device/texts.py.
+    kept: where texts of earlier processes are, see runtime/texts.py.
     """
     pieces = {name: parts(tensor, limits.max_binding_nbytes) for name, (tensor, _) in bindings.items()}
     full = "subgroup" in kernel.features and limits.fills_subgroups(kernel.workgroup_size)

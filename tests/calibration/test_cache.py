@@ -18,13 +18,13 @@ import pytest
 from ort_gpu_ep.calibration import cache, profile_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.device.ahead import Known, current
 from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
 from ort_gpu_ep.health.open_adapter import _figures, everything
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for, figures_of
 from ort_gpu_ep.kernels.profile import FORMAT, GUESSED, Curve, Profile, guessed_for
 from ort_gpu_ep.plugin.local import LocalBackend
+from ort_gpu_ep.runtime.ahead import Known, current
 from ort_gpu_ep.session.session import InferenceSession
 from tests.unit.graphs import model_of
 

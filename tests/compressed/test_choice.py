@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, Figures
@@ -22,6 +22,7 @@ from ort_gpu_ep.kernels.target import Target, Tuned
 from ort_gpu_ep.ops import packed, tiles
 from ort_gpu_ep.partitioner import partition, rewrite
 from ort_gpu_ep.partitioner.costs import Costs
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.compressed.test_functions import model_of as codebook_model

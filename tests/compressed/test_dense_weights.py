@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, context
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.allowance import Allowance
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
 from ort_gpu_ep.ir.graph import from_onnx
@@ -23,6 +23,8 @@ from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.plugin.explain import explanation
+from ort_gpu_ep.runtime import context
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.scheduler.verify import check

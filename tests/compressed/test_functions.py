@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import InternalError, ModelError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
@@ -21,6 +21,7 @@ from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.ops.packed_vectors import HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.plugin.explain import explanation
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.weights.formats import codebook_fault, pack_codes, pack_sparse, unpack_sparse

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import Nonzeros, count_nonzeros, from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, Figures
@@ -22,6 +22,7 @@ from ort_gpu_ep.ops import pruned
 from ort_gpu_ep.ops.contraction import Matrix, Product, forms
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.plugin.explain import explanation
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.compressed.test_compressed_sessions import TROUBLES, device_nbytes

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
@@ -21,6 +21,7 @@ from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import Tuned
 from ort_gpu_ep.ops.sparse_products import FORMS, SHADER
 from ort_gpu_ep.partitioner import rewrite
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.compressed.test_functions import dense_model, model_of

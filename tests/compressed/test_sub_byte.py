@@ -11,9 +11,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.runtime.program import Program
 from tests.direct import PACKED, run_direct
 from tests.ops.single_node import check_decline, on_cpu
 from tests.plugin.cases import open_session

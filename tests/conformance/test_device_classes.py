@@ -97,8 +97,9 @@ def test_the_data_of_each_class() -> None:
 
 HELD = """
 import json, sys
-from ort_gpu_ep.device import adapter, classes, objects
-from ort_gpu_ep.device.library import GPUError
+from ort_gpu_ep.device import adapter, classes
+from ort_gpu_ep.webgpu import objects
+from ort_gpu_ep.webgpu.library import GPUError
 adapter.hold_to(classes.named("minimum"))
 info, raw = adapter.choose("")
 device, limits = adapter.request_device(info, raw), adapter.limits_of(raw)

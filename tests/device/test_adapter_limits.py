@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ort_gpu_ep.device.adapter import limits_of
-from ort_gpu_ep.device.library import lib
+from ort_gpu_ep.webgpu.library import lib
 
 
 def told(backend: int, storage_buffers: int) -> Any:

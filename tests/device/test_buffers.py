@@ -13,8 +13,8 @@ from ort_gpu_ep.device import gpu as gpu_module
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.device.buffers import POOL_FACTOR, POOL_NBYTES, Buffer, Buffers
 from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.library import GPUError
 from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError
+from ort_gpu_ep.webgpu.library import GPUError
 
 MIB = 1 << 20
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.device import copying
-from ort_gpu_ep.device.library import ffi
+from ort_gpu_ep.webgpu.library import ffi
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -168,7 +168,7 @@ def test_threads_that_sleep_hold_no_exit_up_and_copies_at_exit_are_right() -> No
 import atexit
 import numpy as np
 from ort_gpu_ep.device import copying
-from ort_gpu_ep.device.library import ffi
+from ort_gpu_ep.webgpu.library import ffi
 copying.NBYTES_A_THREAD = 100 << 10
 source = np.arange(900_000, dtype="u1")
 def copy(threads):

@@ -13,9 +13,10 @@ import onnx
 
 from models import build
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, native
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.device.timing import Timer
+from ort_gpu_ep.webgpu import native
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, context
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT32
+from ort_gpu_ep.runtime import context
+from ort_gpu_ep.runtime.program import Program
 from tests.direct import run_program
 
 LAYERS, SIZE = 12, 256

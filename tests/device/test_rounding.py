@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.device import copying, native
-from ort_gpu_ep.device.library import ffi
+from ort_gpu_ep.device import copying
+from ort_gpu_ep.webgpu import native
+from ort_gpu_ep.webgpu.library import ffi
 
 Array = np.ndarray[Any, Any]
 

@@ -12,8 +12,8 @@ import pytest
 
 from models.language import language_model
 from ort_gpu_ep import InferenceSession
-from ort_gpu_ep.device import prepared
 from ort_gpu_ep.generation import Generator
+from ort_gpu_ep.runtime import prepared
 
 SIZES: dict[str, Any] = {"layers": 2, "width": 512, "heads": 8, "groups": 2, "hidden": 1024, "vocabulary": 2048}
 ROWS, PROMPT = 256, np.arange(40)

@@ -11,11 +11,11 @@ import pytest
 
 import ort_gpu_ep
 from models.language import language_model
-from ort_gpu_ep.device.bound import Bound
 from ort_gpu_ep.errors import ConfigError, DeviceError, InputError, ModelError
 from ort_gpu_ep.generation import Generator
 from ort_gpu_ep.generation.model_file import without_weights
 from ort_gpu_ep.plugin.state import COPIES
+from ort_gpu_ep.runtime.bound import Bound
 from tests.session.test_language_models import generated, prompt_of, session
 
 TOKENS = 6

@@ -28,7 +28,7 @@ from ort_gpu_ep.health import examination, helper
 import ort_gpu_ep.health.probes
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.isolation import remote
-from ort_gpu_ep.load.generator import LoadGenerator
+from ort_gpu_ep.drills.generator import LoadGenerator
 from ort_gpu_ep.shim import build
 os.chdir({hostile!r})
 (info,) = [AdapterInfo(**a) for a in helper.list_adapters()][:1]
@@ -122,7 +122,7 @@ def test_a_current_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_helpers_import_is_pinned() -> None:
     """Each third-party package that a helper imports by name is one of PACKAGES, or comes with one of them."""
-    code = ("import json, sys\nimport ort_gpu_ep.isolation.worker, ort_gpu_ep.health.worker, ort_gpu_ep.device.busy, wgpu.backends.wgpu_native\n"
+    code = ("import json, sys\nimport ort_gpu_ep.isolation.worker, ort_gpu_ep.health.worker, ort_gpu_ep.drills.busy, wgpu.backends.wgpu_native\n"
             "found = {n for n, m in sys.modules.copy().items() if '.' not in n and not n.startswith('_') and 'site-packages' in (getattr(m, '__file__', None) or '')}\n"
             "print(json.dumps(sorted(found)))")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, timeout=300, check=True)

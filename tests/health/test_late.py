@@ -22,7 +22,6 @@ from benchmarks import replay
 from ort_gpu_ep.calibration import cache
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
-from ort_gpu_ep.device.ahead import Entry
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.health import examination, markers, open_adapter, verdicts
 from ort_gpu_ep.health.examination import Outcome
@@ -36,6 +35,7 @@ from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBNORMAL_HALVES
 from ort_gpu_ep.partitioner import partition
 from ort_gpu_ep.placement.decisions import Decisions, Learnt, key_of, speed_options
 from ort_gpu_ep.placement.source import Source
+from ort_gpu_ep.runtime.ahead import Entry
 from ort_gpu_ep.session import InferenceSession, early, opening, scout, starting
 from tests.unit.graphs import graph_of, model_of
 

@@ -13,7 +13,7 @@ import pytest
 
 import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import AdapterInfo, Gpu, native
+from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.errors import WrongResultError
 from ort_gpu_ep.health import open_adapter, verdicts
 from ort_gpu_ep.health.examination import Outcome
@@ -23,6 +23,7 @@ from ort_gpu_ep.health.worker import _both_ways
 from ort_gpu_ep.kernels.records import FAMILIES, RECORDS, unchecked
 from ort_gpu_ep.kernels.target import LAST_ARRIVING, SUBNORMAL_HALVES
 from ort_gpu_ep.plugin import local
+from ort_gpu_ep.webgpu import native
 from tests.session.conftest import gpu_session
 from tests.unit.graphs import model_of
 

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, loader_paths
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.health import drivers, enumeration, examination, markers, open_adapter, verdicts
 from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.health.verdicts import Verdict, verdict_of
 from ort_gpu_ep.kernels.registry import ADAPTER, PACKED, WORKGROUP, Limits
 from ort_gpu_ep.partitioner import partition
+from ort_gpu_ep.webgpu import loader_paths
 from tests.unit.graphs import graph_of
 
 ROOT = Path(__file__).parents[2]

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 import ort_gpu_ep
 from ort_gpu_ep.cli import app
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import native
 from ort_gpu_ep.errors import ConfigError, UnsupportedNodeError
 from ort_gpu_ep.health import workarounds
 from ort_gpu_ep.health.quirks import parse
 from ort_gpu_ep.health.workarounds import NAMES, Workaround, lowered, with_workarounds
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.shaders.composer import folded
+from ort_gpu_ep.webgpu import native
 from tests.unit.graphs import model_of
 
 ENTRY: dict[str, Any] = {"what": "it hangs", "bug": "https://example.org/2", "probe": "softmax"}

@@ -10,8 +10,10 @@ import psutil
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu, native, objects, staging, waiting
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
+from ort_gpu_ep.runtime import staging
+from ort_gpu_ep.webgpu import native, objects, waiting
 from tests.patience import until
 from tests.unit.graphs import model_of
 

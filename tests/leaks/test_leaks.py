@@ -15,12 +15,14 @@ import pytest
 import ort_gpu_ep as ort
 from ort_gpu_ep import plugin
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, objects, prepared
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.buffers import POOL_AGE_S
-from ort_gpu_ep.device.prepared import MAX_BINDINGS, SHRINK_RUNS
-from ort_gpu_ep.device.program import MAX_SHOWN
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
 from ort_gpu_ep.kernels import host
+from ort_gpu_ep.runtime import prepared
+from ort_gpu_ep.runtime.prepared import MAX_BINDINGS, SHRINK_RUNS
+from ort_gpu_ep.runtime.program import MAX_SHOWN
+from ort_gpu_ep.webgpu import objects
 from tests.unit.graphs import model_of
 
 Array = np.ndarray[Any, Any]

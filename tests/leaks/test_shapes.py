@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep.device import objects
+from ort_gpu_ep.webgpu import objects
 from tests.plugin.cases import info, make_model, node
 
 SHAPES, MODELS = 40, 20

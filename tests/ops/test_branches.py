@@ -11,9 +11,10 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from tests.direct import opened, run_program

@@ -9,9 +9,9 @@ import pytest
 from onnx import TensorProto
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Program
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.runtime.program import Program
 from tests.direct import device_without, run_direct
 from tests.ops.single_node import Array, data, node_model, on_cpu
 

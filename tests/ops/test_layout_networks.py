@@ -8,13 +8,14 @@ import pytest
 
 from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.ops import conv
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.partitioner.layouts import is_conversion
+from ort_gpu_ep.runtime.program import Program
 from tests.direct import run_direct, run_program
 from tests.ops.single_node import Array, assert_agree, on_cpu
 from tests.unit.graphs import model_of

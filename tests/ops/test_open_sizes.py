@@ -14,11 +14,12 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import dtype_of
 from ort_gpu_ep.partitioner import rewrite
+from ort_gpu_ep.runtime.program import Program
 from tests.direct import run_direct, run_program
 
 rng = np.random.default_rng(7)

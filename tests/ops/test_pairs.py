@@ -10,10 +10,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.partitioner.passes import rewrite
+from ort_gpu_ep.runtime.program import Program
 from tests.direct import device_without, run_program
 from tests.ops.single_node import Array, assert_agree, node_model, on_cpu, onnx_cases
 

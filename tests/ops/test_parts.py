@@ -9,11 +9,12 @@ import onnx
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import parts, rewrite
 from ort_gpu_ep.partitioner.passes import PARTS_PLACED, PASSES, Work, run
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.verify import violations as plan_violations
 from tests.direct import run_direct, run_program

@@ -14,7 +14,7 @@ import pytest
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.health.probes.tiles import chosen
 from ort_gpu_ep.ir.graph import Graph, Node, Value, from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, HALF
@@ -22,6 +22,7 @@ from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import LAST_ARRIVING, lacks
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.packed import BEFORE
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch
 from tests.compressed.test_packed_products import nbits_model
 from tests.direct import run_program

@@ -12,11 +12,12 @@ import pytest
 from onnx import numpy_helper
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.scheduler.verify import check, violations

@@ -10,12 +10,13 @@ import pytest
 
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.health.probes.tiles import chosen
 from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import FLOAT32
 from ort_gpu_ep.kernels.target import LAST_ARRIVING
 from ort_gpu_ep.ops import tiles
+from ort_gpu_ep.runtime.program import Program
 from tests.direct import opened, run_program
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import TensorType, dtype_of
 from ort_gpu_ep.kernels.forms import forced
@@ -22,6 +22,7 @@ from ort_gpu_ep.ops import transposition
 from ort_gpu_ep.ops.axes import strides_of
 from ort_gpu_ep.ops.transposition import BLOCKS, EACH, TILES, swap_of
 from ort_gpu_ep.partitioner import rewrite
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.direct import run_direct, run_program
 from tests.ops.single_node import Array, Host, assert_same, data, model_of, on_cpu

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Program
 from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.ops import matrix_units, unit_windows
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler import make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.verify import violations

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device.backend import Adapter, Backend, FilePlace, Host
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import DeviceError
@@ -19,6 +18,7 @@ from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.kernels.profile import GUESSED, Profile
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.plugin import backends
+from ort_gpu_ep.runtime.backend import Adapter, Backend, FilePlace, Host
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.utilization import Uses

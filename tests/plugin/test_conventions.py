@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep.device import loader_paths
 from ort_gpu_ep.device.info import AdapterInfo, pick
 from ort_gpu_ep.plugin.offers import known_adapters, metadata
 from ort_gpu_ep.plugin.plain import NOT_COMPILED
+from ort_gpu_ep.webgpu import loader_paths
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,9 +9,10 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep import plugin
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.runtime.program import Program
 from tests.plugin.cases import assert_close, device_value, info, island, make_model, node, open_session, reference
 
 pytestmark = pytest.mark.usefixtures("long_pauses")

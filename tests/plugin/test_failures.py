@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep import plugin
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import (
     AdapterError,
     Code,
@@ -30,6 +30,7 @@ from ort_gpu_ep.kernels.records import RECORDS
 from ort_gpu_ep.partitioner import costs
 from ort_gpu_ep.plugin import local, provider
 from ort_gpu_ep.plugin.explain import explanation
+from ort_gpu_ep.runtime.program import Program
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, raises, reference
 
 pytestmark = pytest.mark.usefixtures("long_pauses")

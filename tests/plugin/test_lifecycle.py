@@ -43,7 +43,7 @@ ENDINGS = {
         time.sleep(0.3)
     """, 0),
     "a daemon thread in a long run": ("""
-        from ort_gpu_ep.device import Program
+        from ort_gpu_ep.runtime.program import Program
         plain = Program.run
         def slow(self, *a): time.sleep(1); plain(self, *a)
         Program.run = slow

@@ -212,7 +212,7 @@ def test_empty_values_do_not_count(mlp: bytes) -> None:
 
 def test_a_run_that_the_cpu_answers_counts_what_it_takes(mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """The input comes back for the CPU, its result goes up, and comes back for the user."""
-    from ort_gpu_ep.device import Program
+    from ort_gpu_ep.runtime.program import Program
 
     opened = open_drop_in(mlp)
     x = rng.normal(size=(3, 16)).astype("f")

@@ -12,12 +12,13 @@ import pytest
 
 from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, native
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.timing import PAIRS, Stopwatch
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.profiling import nodes
 from ort_gpu_ep.profiling.result import PHASES, RunProfile
 from ort_gpu_ep.profiling.trace import trace_of
+from ort_gpu_ep.webgpu import native
 from tests.patience import until
 from tests.unit.graphs import model_of
 

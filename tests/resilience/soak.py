@@ -17,9 +17,10 @@ import psutil
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu, objects, waiting
-from ort_gpu_ep.device.faults import DEADLY
-from ort_gpu_ep.device.faults import KINDS as ALL_KINDS
+from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.drills.faults import DEADLY
+from ort_gpu_ep.drills.faults import KINDS as ALL_KINDS
+from ort_gpu_ep.webgpu import objects, waiting
 from tests.patience import brief_hangs, until
 from tests.plugin.cases import info, island, make_model, node
 

@@ -11,8 +11,8 @@ import pytest
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.adapter import adapters
-from ort_gpu_ep.device.faults import FaultyGpu, parse_faults
 from ort_gpu_ep.device.probe import probe
+from ort_gpu_ep.drills.faults import FaultyGpu, parse_faults
 from ort_gpu_ep.errors import ConfigError, DeviceHangError, DeviceLostError, OutOfDeviceMemoryError, ShaderError, WrongResultError
 from ort_gpu_ep.plugin.verification import compare
 from tests.plugin.cases import assert_close, batches, reference

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 import ort_gpu_ep
-from ort_gpu_ep.device.faults import KINDS as ALL_KINDS
+from ort_gpu_ep.drills.faults import KINDS as ALL_KINDS
 from ort_gpu_ep.isolation import remote
 from tests.resilience.soak import RUNS, model, session
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.device import loader_paths
 from ort_gpu_ep.health import enumeration
 from ort_gpu_ep.shim import build
+from ort_gpu_ep.webgpu import loader_paths
 from tests.unit.graphs import model_of
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of processes and ICD files as Linux has them")

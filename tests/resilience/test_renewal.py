@@ -14,11 +14,11 @@ import pytest
 
 import ort_gpu_ep
 from ort_gpu_ep.device.circuit import Circuit
-from ort_gpu_ep.device.faults import FaultyGpu
-from ort_gpu_ep.device.objects import Device
+from ort_gpu_ep.drills.faults import FaultyGpu
 from ort_gpu_ep.errors import AdapterError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.plugin import renewal
 from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES
+from ort_gpu_ep.webgpu.objects import Device
 from tests.patience import until
 from tests.plugin.cases import assert_close, info, island, make_model, node, reference
 

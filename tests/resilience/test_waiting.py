@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, waiting
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
 from ort_gpu_ep.errors import DeviceHangError, DeviceLostError
+from ort_gpu_ep.webgpu import waiting
 from tests.patience import Clock, until
 
 

@@ -18,9 +18,10 @@ import pytest
 
 import ort_gpu_ep as ort
 from ort_gpu_ep.calibration import cache as calibration
-from ort_gpu_ep.device import Gpu, objects
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
 from ort_gpu_ep.kernels.profile import GUESSED
+from ort_gpu_ep.webgpu import objects
 from tests.unit.graphs import model_of
 
 ROOT = Path(__file__).parents[2]

@@ -34,9 +34,9 @@ import onnxruntime
 import psutil
 
 import ort_gpu_ep
-from ort_gpu_ep.device import loader_paths, objects, waiting
 from ort_gpu_ep.health import verdicts
 from ort_gpu_ep.shim import build
+from ort_gpu_ep.webgpu import loader_paths, objects, waiting
 from tests.patience import PATIENCE_S, until
 from tests.unit.graphs import model_of
 

@@ -17,10 +17,11 @@ from onnx import helper, numpy_helper
 
 import ort_gpu_ep
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.partitioner import rewrite
+from ort_gpu_ep.runtime.program import Program
 from tests.direct import run_program
 from tests.session.random_graphs import Array, Value, quiet, random_model, wrong
 

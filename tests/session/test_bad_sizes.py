@@ -11,8 +11,8 @@ import pytest
 
 import ort_gpu_ep
 from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.prepared import MAX_REGIONS
 from ort_gpu_ep.errors import DeviceError
+from ort_gpu_ep.runtime.prepared import MAX_REGIONS
 from tests.plugin.cases import info, make_model, node
 
 INT64 = 7

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.device import background, joined_runs
-from ort_gpu_ep.device.joined_runs import Contention, Pace
+from ort_gpu_ep.device import background
 from ort_gpu_ep.errors import IndexOutOfRangeError
+from ort_gpu_ep.runtime import joined_runs
+from ort_gpu_ep.runtime.joined_runs import Contention, Pace
 from ort_gpu_ep.scheduler.barriers import unsettled
 from ort_gpu_ep.scheduler.plan import Dispatch, Kind
 from tests.patience import PATIENCE_S
@@ -393,7 +394,7 @@ def test_ctrl_c_in_one_of_them(python: Callable[..., Any]) -> None:
         import numpy as np
         import onnxruntime
         import ort_gpu_ep as ort
-        from ort_gpu_ep.device.joined_runs import Contention
+        from ort_gpu_ep.runtime.joined_runs import Contention
         from tests.unit.graphs import model_of
 
         onnxruntime.set_default_logger_severity(4)

@@ -13,8 +13,8 @@ import models
 from benchmarks.decoder import COMPILING_STEPS, Steps
 from models.inputs import make_inputs, model_inputs
 from ort_gpu_ep import InferenceSession
-from ort_gpu_ep.device import Program
-from ort_gpu_ep.device.prepared import Prepared
+from ort_gpu_ep.runtime.prepared import Prepared
+from ort_gpu_ep.runtime.program import Program
 
 STEPS = int(os.environ.get("TEST_STEPS", "40"))
 """Of the decoder; 200 take half a minute on two cores."""

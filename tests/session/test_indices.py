@@ -12,10 +12,11 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 import ort_gpu_ep
-from ort_gpu_ep.device import index_check, native
+from ort_gpu_ep.device import index_check
 from ort_gpu_ep.errors import IndexOutOfRangeError
 from ort_gpu_ep.plugin import compute
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
+from ort_gpu_ep.webgpu import native
 from tests.patience import PATIENCE_S
 from tests.plugin.cases import info, make_model, node
 

@@ -11,9 +11,9 @@ import pytest
 
 from models.language import language_model
 from ort_gpu_ep import InferenceSession
-from ort_gpu_ep.device.plans import Plans
-from ort_gpu_ep.device.program import Program
 from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.runtime.plans import Plans
+from ort_gpu_ep.runtime.program import Program
 
 PROMPT, STEPS = 9, 6
 

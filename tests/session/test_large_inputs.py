@@ -17,13 +17,15 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ort_gpu_ep.device import copying, joined_runs, native, objects, staging, steady, wgpu_native
+from ort_gpu_ep.device import copying
 from ort_gpu_ep.device import gpu as gpu_module
 from ort_gpu_ep.device.buffers import size_class
-from ort_gpu_ep.device.in_flight import places_of
 from ort_gpu_ep.device.timing import start_timing
 from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
+from ort_gpu_ep.runtime import joined_runs, staging, steady
+from ort_gpu_ep.runtime.in_flight import places_of
+from ort_gpu_ep.webgpu import native, objects, wgpu_native
 from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.session.test_coalescing import all_join, branches, joined, picks, steady_of, together

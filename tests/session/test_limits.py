@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import ort_gpu_ep as ort
-from ort_gpu_ep.device import Buffer, native
+from ort_gpu_ep.device import Buffer
 from ort_gpu_ep.device.allowance import DENSE, REORDERED, RUNS, VALUES, WEIGHTS, current
 from ort_gpu_ep.errors import MemoryLimitError, OutOfDeviceMemoryError
+from ort_gpu_ep.webgpu import native
 from tests.session.conftest import gpu_session, on_the_cpu
 from tests.unit.graphs import model_of
 

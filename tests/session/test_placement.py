@@ -128,8 +128,8 @@ def test_an_island(island: bytes, rng: np.random.Generator) -> None:
 
 def force_a_decline(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """From now on the plan of inputs with that many rows is declined, as a limit of an adapter would do it."""
-    from ort_gpu_ep.device.plans import Plans
     from ort_gpu_ep.errors import Code
+    from ort_gpu_ep.runtime.plans import Plans
     real = Plans.fill
 
     def fill(plans: Any, types: Any, values: Any) -> Any:
@@ -167,7 +167,7 @@ def test_strict_raises_instead(mlp: bytes, rng: np.random.Generator, monkeypatch
 
 @pytest.mark.parametrize("error", [DeviceError("the driver said no"), OutOfDeviceMemoryError("no room")])
 def test_a_failing_device_is_answered_by_the_cpu(error: DeviceError, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ort_gpu_ep.device import Program
+    from ort_gpu_ep.runtime.program import Program
 
     session, strict = gpu_session(mlp), gpu_session(mlp, strict=True)
 

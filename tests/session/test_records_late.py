@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.device import native, recording
+from ort_gpu_ep.runtime import recording
+from ort_gpu_ep.webgpu import native
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.session.test_direct import WARM
 from tests.unit.graphs import model_of

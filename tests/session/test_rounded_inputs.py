@@ -11,18 +11,20 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, Program, context, copying, staging
-from ort_gpu_ep.device.joined_runs import Contention, RunGroup
-from ort_gpu_ep.device.library import ffi
+from ort_gpu_ep.device import Gpu, copying
 from ort_gpu_ep.device.scratch import run_wgsl
 from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType, dtype_of
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.plugin import local
+from ort_gpu_ep.runtime import context, staging
+from ort_gpu_ep.runtime.joined_runs import Contention, RunGroup
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.kept import from_data, to_data
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
 from ort_gpu_ep.scheduler.verify import violations
+from ort_gpu_ep.webgpu.library import ffi
 from tests.device.test_rounding import assert_numpys, neighbours
 from tests.ops.matrix_emulation import Emulated, emulation
 from tests.ops.test_matrix_units import QUICK

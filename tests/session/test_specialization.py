@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.device import background, context, pipelines, prepared, specialization
-from ort_gpu_ep.device.specialization import MAX_SPECIALIZED
+from ort_gpu_ep.device import background, pipelines
 from ort_gpu_ep.errors import ShaderError
+from ort_gpu_ep.runtime import context, prepared, specialization
+from ort_gpu_ep.runtime.specialization import MAX_SPECIALIZED
 from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.session.test_content import feeds as content_feeds
@@ -181,7 +182,7 @@ def test_the_least_recently_used_goes(mlp: bytes, x: np.ndarray, hand: ByHand) -
 
 
 def test_sizes_by_the_thousand_don_t_keep_it(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ort_gpu_ep.device import plans as module
+    from ort_gpu_ep.runtime import plans as module
 
     session = opened(mlp)
     run(session, mlp, {"x": x})

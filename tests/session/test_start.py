@@ -60,7 +60,7 @@ def test_a_second_process_starts_no_process(processes: tuple[Any, Any]) -> None:
 
 def test_a_second_process_loads_what_it_uses(processes: tuple[Any, Any]) -> None:
     loaded = set(processes[1]["modules"])
-    assert {"numpy", "onnxruntime", "ort_gpu_ep.device.objects", "_cffi_backend"} <= loaded
+    assert {"numpy", "onnxruntime", "ort_gpu_ep.webgpu.objects", "_cffi_backend"} <= loaded
     assert [name for name in NOT_NEEDED if name in loaded] == []
 
 

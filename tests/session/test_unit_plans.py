@@ -14,8 +14,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ort_gpu_ep.device import context, pipelines, unit_plans
-from ort_gpu_ep.device.bound import Bound
+from ort_gpu_ep.device import pipelines
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, ShaderError
 from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
@@ -23,6 +22,8 @@ from ort_gpu_ep.ops import matrix_units
 from ort_gpu_ep.ops.matrix_units import UnitTile
 from ort_gpu_ep.plugin import local
 from ort_gpu_ep.plugin.compute import Run
+from ort_gpu_ep.runtime import context, unit_plans
+from ort_gpu_ep.runtime.bound import Bound
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.session.bound_runs import Runs
 from ort_gpu_ep.shaders import compose
@@ -344,7 +345,8 @@ def test_the_process_ends_meanwhile() -> None:
     """Not before what is being compiled, and with no more than that."""
     script = """
 import time
-from ort_gpu_ep.device import background, context, pipelines, unit_plans
+from ort_gpu_ep.runtime import background, context, unit_plans
+from ort_gpu_ep.device import pipelines
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.ops import matrix_units
 from ort_gpu_ep.plugin import local

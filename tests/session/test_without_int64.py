@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = '''
 import numpy as np, onnx.parser, onnxruntime
-from ort_gpu_ep.device.wgpu_native import WgpuNative
+from ort_gpu_ep.webgpu.wgpu_native import WgpuNative
 WgpuNative.features.pop("shader-int64")           # neither seen nor asked for
 import ort_gpu_ep
 model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.device import Gpu, prepared
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import TrainingError
+from ort_gpu_ep.runtime import prepared
 from ort_gpu_ep.training import SGD, Progress, Trainer, gathered, resident
 from tests.training import references
 from tests.training.test_step import conv_bn, dropout_model

@@ -15,10 +15,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import models
-from ort_gpu_ep.device import prepared
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.errors import DeviceLostError, OutOfDeviceMemoryError, TrainingError
 from ort_gpu_ep.plugin import Turns
+from ort_gpu_ep.runtime import prepared
 from ort_gpu_ep.training import SGD, Adam, Progress, Trainer, checkpoint, cosine
 from tests.training import references
 from tests.training.test_step import batches, conv_bn, dropout_model

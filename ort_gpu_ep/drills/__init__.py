@@ -1,0 +1,1 @@
+"""Faults and load on purpose, for tests, drills and measurements."""

@@ -1,0 +1,133 @@
+"""The plans of a program that are on the device, by the input types that they serve."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.runtime.context import PlanContext
+from ort_gpu_ep.runtime.prepared import Prepared
+from ort_gpu_ep.runtime.steady import Steady
+from ort_gpu_ep.scheduler.plan import Plan
+from ort_gpu_ep.scheduler.template import Filled, Specialization, Template
+
+
+class Key(tuple[tuple[TensorType, ...], tuple[bytes, ...]]):
+    """What the numbers of a plan follow from: the types of the inputs, and the content of those that decide on shapes. A pair whose hash is
+    worked out once.
+    """
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
+
+
+Found: TypeAlias = tuple[Prepared, Filled]
+"""A plan, and its numbers for one set of sizes."""
+
+MAX_SHAPES = 256
+"""Sets of input types whose numbers a program keeps: what a new one takes is computed in less than a millisecond."""
+
+MAX_STEADY = 4
+"""Sets of sizes that a plan keeps inputs, outputs and recordings for, see Steady."""
+
+
+class Plans:
+    """Not thread-safe: the context's lock is held.
+
+    general: plans that hold for every size that answers their questions alike. specialized: those made for one set of sizes, in use or
+    being warmed up. found: the plan of each set of types seen, the most recently used last. records: of sets of sizes that have a
+    specialized plan, or could not get one. often: see Prepared.
+    """
+
+    def __init__(self, context: PlanContext, often: Callable[[Filled], object]) -> None:
+        self._context, self._often = context, often
+        self.general = list[Prepared]()
+        self.specialized = list[Prepared]()
+        self.found: OrderedDict[Key, Found] = OrderedDict()
+        self.records: dict[Key, Specialization] = {}
+        self._steady: dict[Prepared, OrderedDict[tuple[int, ...], Steady]] = {}
+
+    def add(self, template: Template, compiled: list[Any] | None = None) -> Prepared:
+        """Puts a plan on the device. compiled: its pipelines, where it is a specialized one. Raises ShaderError, DeviceError."""
+        self._context.provide(template.plan.weights)
+        self._context.going([*self.all, template.plan])
+        made = Prepared(template, self._context, compiled, self._often)
+        (self.specialized if made.is_specialized else self.general).append(made)
+        self._context.release_packed(self.all)
+        return made
+
+    @property
+    def all(self) -> list[Plan]:
+        """Of all of them, as data."""
+        return [p.template.plan for p in (*self.general, *self.specialized)]
+
+    def fill(self, types: tuple[TensorType, ...], values: Mapping[int, Array]) -> Found | None:
+        """A general plan that holds for these types, with their numbers: the most recently used one."""
+        for prepared in sorted(self.general, key=lambda p: p.last_use, reverse=True):
+            filled = prepared.template.fill(types, values)
+            if filled is not None:
+                return prepared, filled
+        return None
+
+    def remember(self, key: Key, found: Found) -> None:
+        """These types have this plan from now on."""
+        self.found[key] = found
+        while len(self.found) > MAX_SHAPES:
+            _, (owner, _) = self.found.popitem(last=False)
+            if owner.is_specialized:
+                self.drop(owner)
+
+    def switch(self, key: Key, prepared: Prepared, filled: Filled) -> None:
+        """Runs of these types have this specialized plan from now on; what the general one kept for them alone is freed."""
+        if key in self.found:
+            general, known = self.found[key]
+            kept = self._steady.get(general, OrderedDict()).pop(known.numbers, None)
+            if kept is not None:
+                kept.close()
+            general.free_slots()
+        self.found[key] = prepared, filled
+        prepared.last_use = next(self._context.uses)
+
+    def steady(self, prepared: Prepared, filled: Filled) -> Steady:
+        """What further runs of these sizes go by."""
+        of_plan = self._steady.setdefault(prepared, OrderedDict())
+        if filled.numbers not in of_plan:
+            of_plan[filled.numbers] = Steady(prepared, filled)
+            if len(of_plan) > MAX_STEADY:
+                of_plan.popitem(last=False)[1].close()
+        of_plan.move_to_end(filled.numbers)
+        return of_plan[filled.numbers]
+
+    def drop(self, prepared: Prepared) -> None:
+        """Frees a plan; its sizes get another one when they come again. Raises DeviceError."""
+        (self.specialized if prepared.is_specialized else self.general).remove(prepared)
+        for key in [k for k, (owner, _) in self.found.items() if owner is prepared]:
+            del self.found[key]
+            self.records.pop(key, None)
+        self._close(prepared)
+        self._context.keep(self.all)
+
+    def drop_oldest(self, plans: list[Prepared], most: int) -> None:
+        """Frees those of some plans that were used least recently, until there are no more than so many. Raises DeviceError."""
+        while len(plans) > most:
+            self.drop(min(plans, key=lambda p: p.last_use))
+
+    def _close(self, prepared: Prepared) -> None:
+        prepared.close()
+        for steady in self._steady.pop(prepared, {}).values():
+            steady.close()
+
+    def close(self) -> None:
+        """Frees all of them."""
+        for prepared in (*self.general, *self.specialized):
+            self._close(prepared)
+        self.general.clear()
+        self.specialized.clear()
+        self.found.clear()

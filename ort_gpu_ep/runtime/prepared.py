@@ -1,0 +1,457 @@
+"""A compiled plan on the device: its pipelines, buffers, bind groups and pre-recorded command buffers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from ort_gpu_ep.device.allowance import ACTIVATIONS, CONSTANTS
+from ort_gpu_ep.device.buffers import Buffer
+from ort_gpu_ep.device.index_check import NBYTES, Word
+from ort_gpu_ep.device.pipelines import pipelines
+from ort_gpu_ep.device.tensor import Tensor
+from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.runtime.binding import Bound, bind_group, bound_of
+from ort_gpu_ep.runtime.context import PlanContext
+from ort_gpu_ep.runtime.error_words import Words
+from ort_gpu_ep.runtime.recording import BufferCopy, Command, Part, encode, in_rows, lone_dispatch, with_head
+from ort_gpu_ep.runtime.staging import may_round
+from ort_gpu_ep.scheduler.plan import ERROR_WORD, Copy, Dispatch, Kind, Place, Plan
+from ort_gpu_ep.scheduler.template import Filled, Template
+from ort_gpu_ep.webgpu import native, objects
+from ort_gpu_ep.webgpu.library import GPUError
+
+MAX_BINDINGS = 16
+"""Sets of input and output buffers whose bind groups a plan keeps."""
+
+MAX_REGIONS = 16
+"""Sets of sizes whose shader parameters are on the device at the same time."""
+
+MAX_LEFT = 8
+"""Sets of sizes that a plan remembers to have moved on from: as many may take turns and each keep its recordings."""
+
+GROWTH = 1.5
+"""A buffer that was too small gets so much more than it needs: ever longer inputs then seldom need another one."""
+
+SHRINK_RUNS = 256
+SHRINK_NBYTES = 64 << 20
+"""After so many runs that needed less than half of the buffers, they are made smaller where that frees so much: on an H200 a larger size
+that comes back then takes 20 ms for new memory."""
+
+IDLE_RUNS = 32
+"""A plan that none of so many runs of its program used gives its buffers back, where they are SHRINK_NBYTES or more: that of a prompt,
+while tokens follow."""
+
+SPECIALIZE_AFTER = 256
+"""Runs of one set of sizes after which they get a plan of their own (specialization.py), which takes some hundred runs on lavapipe."""
+
+_PARAMETERS = objects.UNIFORM | objects.COPY_DST
+
+_Run: TypeAlias = "tuple[tuple[Any, ...], list[Tensor], list[Tensor]]"
+"""(key: serial and offset of each buffer, inputs, outputs)."""
+
+
+@dataclass(eq=False)
+class _Shape:
+    """What a plan keeps of one set of sizes. runs: how many there were, since this is kept. key: of the last one. ahead: (timer,
+    key, command buffers, word) of its next one.
+
+    following: the run that came after one of each key: buffers that take turns come in the same order again. destroyed: how many
+    buffers the device had given back when all of these were there.
+    """
+
+    filled: Filled
+    region: int
+    runs: int = 0
+    key: tuple[Any, ...] | None = None
+    ahead: tuple[Any, tuple[Any, ...], list[Any], Word | None] | None = None
+    following: OrderedDict[tuple[Any, ...], _Run] = field(default_factory=OrderedDict)
+    destroyed: int = -1
+
+    def next_after(self, run: _Run, destroyed: int) -> _Run | None:
+        """Notes a run. Gives the one that comes next, if this one was the one to expect."""
+        if self.destroyed != destroyed:
+            self.destroyed = destroyed
+            for key in [key for key, known in self.following.items() if not _there(known)]:
+                del self.following[key]
+        before, self.key = self.key, run[0]
+        if before is None:
+            return None
+        expected = self.following.pop(before, None)
+        self.following[before] = run
+        if len(self.following) > MAX_BINDINGS:
+            self.following.popitem(last=False)
+        repeats = before == run[0] or (expected is not None and expected[0] == run[0])
+        return self.following.get(run[0]) if repeats else None
+
+
+def _there(run: _Run) -> bool:
+    """Whether the memory of an earlier run has not gone back to the driver."""
+    return all(t.buffer.forgotten.alive for t in (*run[1], *run[2]))
+
+
+class Prepared:
+    """A template with its pipelines, buffers and bind groups. Not thread-safe: the context's lock is held.
+
+    compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then. often: told of a set of sizes that
+    SPECIALIZE_AFTER runs had, which the plan does not fix. version: counts up when recordings made so far can't be submitted any more.
+    closed: there will be no further run. words: in which its kernels note an index out of range, or None. last_use: see PlanContext.uses.
+    """
+
+    def __init__(
+        self, template: Template, context: PlanContext, compiled: list[Any] | None = None, often: Callable[[Filled], object] | None = None,
+    ) -> None:
+        self.template, self.context, self.gpu, plan, once = template, context, context.gpu, template.plan, context.prologue
+        self._often, self.last_use = often, next(context.uses)
+        self.is_specialized = compiled is not None
+        steps = context.steps(plan)
+        more = once.missing(plan)       # whose pipelines are nobody's when it has run
+        compiled = compiled or pipelines(self.gpu, [*steps, *more], context.config.checked_shaders, context.composer, context.note)
+        context.noted()
+        self._pipelines = compiled[:len(steps)]
+        numbers = [*range(len(plan.steps)), *(k for k, _ in plan.halved)]
+        self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in zip(numbers, steps, strict=False)]
+        behind = {k: len(plan.steps) + n for n, (k, _) in enumerate(plan.halved)} if len(steps) > len(plan.steps) else {}
+        self._halved = [behind.get(k, k) for k in range(len(plan.steps))] if behind else []
+        self._are_halved = False                    # in the recording made last
+        self._once = once.buffers(plan)
+        self._slots: list[Buffer] = []
+        self._constants: dict[str, Buffer] = {}
+        self._parameters: Buffer | None = None
+        self._shapes: OrderedDict[tuple[Any, ...], _Shape] = OrderedDict()
+        self._current: _Shape | None = None         # whose constants are on the device
+        self._left: OrderedDict[tuple[int, ...], None] = OrderedDict()
+        self._regions = list(range(MAX_REGIONS))    # those that are free
+        self._inner: dict[int, Any] = {}
+        self._bindings: OrderedDict[tuple[Any, ...], list[Any]] = OrderedDict()
+        self._groups: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()     # of steps that touch an input or output
+        self._next: tuple[_Shape, _Run] | None = None
+        self.version, self.closed = 0, False
+        self.words: Words | None = None
+        self._needed: list[int] = []                # of each slot, the most since its size was last looked at
+        self._wanted: tuple[int, ...] = ()          # by the latest run
+        self._until_look = SHRINK_RUNS
+        try:
+            for constant in template.plan.constants:
+                if not constant.varying:
+                    self._constants[constant.name] = self._filled_buffer(constant.data)
+            for name, nbytes in template.plan.kept:
+                self._constants[name] = self._filled_buffer(bytes(nbytes))
+            if ERROR_WORD in self._constants:
+                self.words = Words(self.gpu, self._constants[ERROR_WORD], context.graph.name, template.plan.reporting)
+            if template.parameter_nbytes:
+                self._parameters = self.gpu.create(MAX_REGIONS * template.parameter_nbytes, _PARAMETERS)
+        except Exception:
+            self.close()
+            raise
+
+    def _bound_of(self, index: int, step: Dispatch) -> Bound:
+        return bound_of(self.gpu, step, 0 if self.template.offsets[index] is None else self.template.struct_nbytes(index))
+
+    def _filled_buffer(self, data: bytes) -> Buffer:
+        buffer = self.gpu.allocate(len(data), CONSTANTS)
+        if data:
+            self.context.upload(buffer, native.address_of(data), len(data))
+        return buffer
+
+    def close(self) -> None:
+        self.closed = True
+        self.free_slots()
+        for buffer in self._constants.values():
+            self.gpu.free(buffer)
+        if self._parameters is not None:
+            self.gpu.flush()        # pending work may name it
+            self.gpu.destroy(self._parameters)
+        self._shapes.clear()
+        self._constants, self._parameters, self._next, self._current = {}, None, None, None
+
+    def last_plan(self) -> Plan:
+        """The plan with the numbers of the last run, and its steps as that had them. Raises InternalError before the first."""
+        if self._current is None:
+            raise InternalError(f"program {self.context.graph.name}: no run of this plan is known")
+        plan = self.template.at(self._current.filled)
+        instead = dict(plan.halved) if self._are_halved else {}
+        return replace(plan, steps=tuple(instead.get(k, step) for k, step in enumerate(plan.steps)), halved=()) if instead else plan
+
+    def run(self, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> Word | None:
+        """Enqueues one run. Returns the word to read with its results, if there is one. Raises DeviceError."""
+        if not self.template.plan.steps:
+            return None
+        shape = self.current(filled)
+        key = tuple([(t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs)])
+        ahead, shape.ahead = shape.ahead, None
+        command_buffers, word = ahead[2:] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(shape, key, inputs, outputs)
+        self.gpu.execute(command_buffers)
+        following = shape.next_after((key, inputs, outputs), self.gpu.destroyed)
+        self._next = None if following is None else (shape, following)
+        if following is not None:
+            self.gpu.on_wait(self)
+        return word
+
+    def numbers(self, names: Iterable[str]) -> dict[str, int]:
+        """Waits for the last run. What it left in places that are kept, of one uint32 each. Raises DeviceError, InputError."""
+        found = {name: np.zeros(1, np.uint32) for name in names}
+        self.gpu.download_all([((self._constants[name], 0, 4), array.ctypes.data) for name, array in found.items()])
+        return {name: int(array[0]) for name, array in found.items()}
+
+    def rounded(self, filled: Filled) -> frozenset[int]:
+        """Positions of the inputs that runs of these sizes, with memory of their own, round to float16 on the host."""
+        may = self._halved and may_round(self.gpu, filled.inputs)
+        return self.template.plan.halved_inputs if may else frozenset()
+
+    def _chosen(self, inputs: Sequence[Tensor]) -> Sequence[int]:
+        """Of each step, which of pipelines and bindings it has with such inputs: their types tell whether they were rounded."""
+        given = self.template.plan.inputs
+        is_rounded = self._halved and any(inputs[k].type.dtype is not given[k].dtype for k in self.template.plan.halved_inputs)
+        return self._halved if is_rounded else range(len(self.template.plan.steps))
+
+    def used(self, is_new: bool = False) -> None:
+        """Another run of this plan. is_new: for which it was made."""
+        self.context.made_plan.append(is_new)
+        self.last_use = next(self.context.uses)
+
+    def current(self, filled: Filled) -> _Shape:
+        """Makes slots, parameters and constants those of a set of sizes, for the run that is enqueued next. Raises DeviceError."""
+        if self.last_use % IDLE_RUNS == 0:
+            self._free_idle()
+        self._fit_slots(filled.slots)
+        shape = self._shape(filled)
+        shape.runs += 1
+        if shape.runs == SPECIALIZE_AFTER and self.template.varies and self._often is not None:
+            self._often(filled)
+        return shape
+
+    def free_slots(self) -> None:
+        """Gives the memory of values inside the plan back, until the next run."""
+        self._forget_bindings()
+        for buffer in self._slots:
+            self.gpu.free(buffer)
+        self._slots = []
+        self.context.holding.discard(self)
+
+    def _free_idle(self) -> None:
+        """Has plans that were not used lately free their slots, and what has waited in the pool for long go back to the driver."""
+        for other in [p for p in self.context.holding if self.last_use - p.last_use >= IDLE_RUNS]:
+            if sum(b.nbytes for b in other._slots) >= SHRINK_NBYTES:
+                other.free_slots()
+        self.gpu.sweep()
+
+    def warm_up(self, step: int, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. The slots are there.
+
+        Raises DeviceError.
+        """
+        bound = self._bound[step]
+        if bound is None:
+            return
+        group = self._bind_group(step, bound, inputs, outputs)
+        try:
+            commands = lone_dispatch(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), None))
+        except GPUError as error:
+            raise self.gpu.failure(error, f"{bound.label}: a recording without workgroups") from error
+        self.gpu.enqueue(commands)
+
+    def _fit_slots(self, wanted: tuple[int, ...]) -> None:
+        """Slots large enough for a run, and after many small runs not much larger than they need to be. Raises DeviceError: then none."""
+        try:
+            self._allocate_slots(wanted)
+        except Exception:
+            self.free_slots()
+            raise
+
+    def _allocate_slots(self, wanted: tuple[int, ...]) -> None:
+        if not self._slots:
+            for nbytes in wanted:
+                self._slots.append(self.gpu.allocate(nbytes, ACTIVATIONS))
+            self._needed, self._wanted = list(wanted), wanted
+            self.context.holding.add(self)
+            return
+        if not self.template.varies:
+            return
+        self._until_look -= 1
+        if wanted is not self._wanted:
+            self._needed = [max(pair) for pair in zip(self._needed, wanted, strict=True)]
+            for k, nbytes in enumerate(wanted):
+                if nbytes > self._slots[k].nbytes:
+                    self._resize(k, max(nbytes, min(int(nbytes * GROWTH), self.gpu.limits.max_buffer_nbytes)))
+            self._wanted = wanted
+        if not self._until_look:
+            needed, held = sum(self._needed), sum(b.nbytes for b in self._slots)
+            if held > 2 * needed and held - needed >= SHRINK_NBYTES:
+                for k, nbytes in enumerate(self._needed):
+                    self._resize(k, nbytes)
+            self._until_look, self._needed = SHRINK_RUNS, list(wanted)
+
+    def _resize(self, slot: int, nbytes: int) -> None:
+        self._forget_bindings()
+        self.gpu.free(self._slots.pop(slot))    # before there is another one: together they may be more than fits
+        self._slots.insert(slot, self.gpu.allocate(nbytes, ACTIVATIONS))
+
+    def _forget_bindings(self) -> None:
+        """Another buffer: no bind group or recording that may name the old one is used again."""
+        self.version += 1
+        self._inner.clear()
+        self._bindings.clear()
+        self._groups.clear()
+        for shape in self._shapes.values():
+            shape.ahead = shape.key = None
+            shape.following.clear()         # what is a slot's now may have been an output's then
+        self._next = None
+
+    def _shape(self, filled: Filled) -> _Shape:
+        """What is kept of these sizes, their parameters and constants on the device."""
+        shape = self._shapes.get(filled.numbers)
+        is_new = shape is None
+        if shape is None:
+            shape = self._moved_on(filled) or self._added(filled)
+        self._shapes.move_to_end(filled.numbers)
+        if filled.constants and (is_new or self._current is not shape):
+            self._current = None
+            for name, data in filled.constants.items():
+                self._set_constant(name, data)
+        self._current = shape
+        return shape
+
+    def _added(self, filled: Filled) -> _Shape:
+        """A region of its own for these sizes."""
+        if not self._regions:
+            self._regions.append(self._shapes.popitem(last=False)[1].region)
+        shape = _Shape(filled, self._regions[-1])
+        self._upload_parameters(shape.region, filled)
+        self._shapes[filled.numbers] = shape    # only now: what failed is not on the device
+        self._regions.pop()
+        return shape
+
+    def _moved_on(self, filled: Filled) -> _Shape | None:
+        """The sizes of the last run with other parameters, where recordings stay as they are: a mask that grows by one each run. None where
+        these sizes were left like that before: then sizes come again, and each set keeps what it has.
+        """
+        shape = self._current
+        if shape is None or self._shapes.get(shape.filled.numbers) is not shape or filled.numbers in self._left:
+            return None
+        if (shape.filled.groups, shape.filled.nbytes) != (filled.groups, filled.nbytes):
+            return None
+        self._upload_parameters(shape.region, filled)
+        self._left[shape.filled.numbers] = None
+        if len(self._left) > MAX_LEFT:
+            self._left.popitem(last=False)
+        del self._shapes[shape.filled.numbers]
+        shape.filled, shape.runs = filled, 0
+        self._shapes[filled.numbers] = shape
+        return shape
+
+    def _upload_parameters(self, region: int, filled: Filled) -> None:
+        if self._parameters is not None:
+            data = filled.parameters
+            self.gpu.upload(self._parameters, region * self.template.parameter_nbytes, native.address_of(data), len(data))
+
+    def _set_constant(self, name: str, data: bytes) -> None:
+        buffer = self._constants.get(name)
+        if buffer is None or buffer.nbytes < len(data):
+            if buffer is not None:
+                self._forget_bindings()
+                self.gpu.free(self._constants.pop(name))
+            buffer = self._constants[name] = self.gpu.allocate(len(data), CONSTANTS)
+        if data:
+            self.gpu.upload(buffer, 0, native.address_of(data), len(data))
+
+    def record_ahead(self) -> None:
+        """Called while the host waits for the GPU: the next run most likely uses the buffers that came next before."""
+        if self.context.lock.acquire(blocking=False):
+            try:
+                if self._next and not self._next[0].ahead:
+                    shape, run = self._next
+                    shape.ahead = (self.gpu.timer, run[0], *self._record(shape, *run))
+            finally:
+                self.context.lock.release()
+
+    def _record(self, shape: _Shape, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> tuple[list[Any], Word | None]:
+        """The command buffers of a run: one, or with `submit_each` one a step. And its own word."""
+        return self.recorded(self.parts(shape, self._bind_groups(key, inputs, outputs), inputs, outputs))
+
+    def recorded(self, parts: list[Part]) -> tuple[list[Any], Word | None]:
+        """The command buffers of a run, of what `parts` gave, and its own word. Raises DeviceError."""
+        if self.words is None:
+            return self.encode(parts), None
+        word, shared = self.words.own(), self.words.shared.buffer.native
+        own = word.buffer.native
+        return self.encode([BufferCopy(own, 0, shared, 0, NBYTES), *parts], [BufferCopy(shared, 0, own, word.offset_bytes, NBYTES)]), word
+
+    def encode(self, parts: list[Part], copies: Sequence[Part] = ()) -> list[Any]:
+        """The command buffers of a run, of what `parts` gave. copies: the last one makes these, too. Needs no lock. Raises DeviceError."""
+        return encode(self.gpu, self, self.context.graph.name, parts, copies, lambda: f"a recording of\n{self.template.plan}\n")
+
+    def parts(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Part]:
+        """What a run records: dispatches in a row as one, but for a head, copies between them. groups: the bind group of each step."""
+        timer = self.gpu.timer
+        each = self.gpu.submit_each or (timer is not None and timer.each)
+        parts = in_rows([[command] if command else [] for command in self.commands(shape, groups, inputs, outputs)], each)
+        return with_head(parts) if native.RECORDS_LATE and timer is None else parts
+
+    def commands(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Command | None]:
+        """Of each step, what it records; None for a copy of what is there already."""
+        start, found = shape.region * self.template.parameter_nbytes, list[Command | None]()
+        numbers = self._chosen(inputs)
+        self._are_halved = numbers is self._halved
+        for index, step in enumerate(self.template.plan.steps):
+            workgroups, offset = shape.filled.groups[index], self.template.offsets[index]
+            if isinstance(step, Copy):
+                (source, at), (target, to) = (self.place(p, inputs, outputs) for p in (step.source, step.target))
+                nbytes = ((shape.filled.nbytes[index] or 0) + 3) & ~3
+                in_place = source is target and at == to
+                found.append(None if in_place else BufferCopy(source.native, at, target.native, to, nbytes))
+            else:
+                assert workgroups is not None, "a dispatch has workgroups"
+                found.append((self._pipelines[numbers[index]], groups[index], workgroups, None if offset is None else start + offset))
+        return found
+
+    def place(self, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[Buffer, int]:
+        """The buffer of a place, and the offset in it."""
+        match place.kind:
+            case Kind.INPUT:
+                return inputs[place.index].buffer, inputs[place.index].offset_bytes
+            case Kind.OUTPUT:
+                return outputs[place.index].buffer, outputs[place.index].offset_bytes
+            case Kind.WEIGHT:
+                return self.context.weight(place.name), 0
+            case Kind.PREPARED:
+                return self._once[place], 0
+            case Kind.CONSTANT | Kind.KEPT:
+                return self._constants[place.name], 0
+            case _:
+                return self._slots[place.index], 0
+
+    def _bind_groups(self, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
+        """A bind group for each step; those that touch no input or output are made once."""
+        groups = self._bindings.get(key)
+        if groups is None:
+            groups = self._bindings[key] = self.bind(inputs, outputs)
+            if len(self._bindings) > MAX_BINDINGS:
+                self._bindings.popitem(last=False)
+        self._bindings.move_to_end(key)
+        return groups
+
+    def bind(self, inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
+        """The bind group of each step, None for a copy. Raises DeviceError."""
+        found = [(k, self._bound[k]) for k in self._chosen(inputs)]
+        return [self._bind_group(k, bound, inputs, outputs) if bound else None for k, bound in found]
+
+    def _bind_group(self, index: int, bound: Bound, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
+        def buffer_of(place: Place) -> tuple[Buffer, int]:
+            return self.place(place, inputs, outputs)
+
+        if not bound.outer:
+            if index not in self._inner:
+                self._inner[index] = bind_group(self.gpu, bound, buffer_of, self._parameters)
+            return self._inner[index]
+        places = [*(place for place, *_ in bound.pieces), *bound.awaited]
+        key = (index, *((buffer.serial, offset) for buffer, offset in map(buffer_of, places)))
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = bind_group(self.gpu, bound, buffer_of, self._parameters)
+        return group
