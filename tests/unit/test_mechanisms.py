@@ -64,7 +64,7 @@ def floors_of(folder: str) -> int:
 def nodes(*kinds: type[ast.AST], folders: tuple[str, ...] = ()) -> Iterator[tuple[str, ast.AST]]:
     """(module, node) of these kinds. folders: only in these."""
     for name, tree in trees(PACKAGE).items():
-        if not folders or name.split(".")[1:2] and name.split(".")[1] in folders:
+        if not folders or (name.split(".")[1:2] and name.split(".")[1] in folders):
             yield from ((name, node) for node in ast.walk(tree) if isinstance(node, kinds))
 
 
