@@ -17,7 +17,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
+
+from ort_gpu_ep.files import PRIVATE_FOLDER, open_regular
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -28,8 +30,6 @@ MAX_NBYTES = 16 << 20
 
 _MAX_DIGITS = 20
 """Of an integer: those of 64 bits have no more, sign included."""
-
-PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
 _said = set[tuple[Path, str]]()
 """Files that can't be used, and why, until they are written anew."""
@@ -45,22 +45,6 @@ def lock(file: IO[bytes], wait: bool = False) -> None:
         import fcntl
 
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-
-
-def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> BinaryIO:
-    """An open file, made for this user only if the flags say so. Raises OSError for what is no file: a FIFO, a device, a folder.
-
-    follow: whether it may be a symbolic link.
-    """
-    extra = ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY", *(() if follow else ("O_NOFOLLOW",)))    # not all systems have all of them
-    handle = os.open(path, flags | sum(getattr(os, name, 0) for name in extra), PRIVATE_FILE)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{path} is no regular file")
-        return os.fdopen(handle, "rb" if flags & (os.O_RDWR | os.O_WRONLY) == 0 else "r+b" if flags & os.O_RDWR else "wb")
-    except BaseException:
-        os.close(handle)
-        raise
 
 
 def read_json(path: Path, follow: bool = False) -> Any:

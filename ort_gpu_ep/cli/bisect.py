@@ -20,6 +20,7 @@ from ort_gpu_ep.comparison.float64 import Float64
 from ort_gpu_ep.comparison.models import save, save_case
 from ort_gpu_ep.comparison.values import Difference, differences
 from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.ir import external
 
 
 @shared.reports_errors
@@ -42,7 +43,7 @@ def bisect(
     del session
     with tempfile.TemporaryDirectory() as scratch, shared.progress("bisecting", quiet=json) as tell:
         gpu, cpu = _runs(Path(scratch), options)
-        loaded, third = onnx.load(model), Third()
+        loaded, third = external.load(model), Third()
         found = search(loaded, values, gpu, cpu, tolerance, tell)
         if not found.within:
             found, third = _by_float64(found, lambda run: search(loaded, values, gpu, run, tolerance, tell), cpu)

@@ -16,6 +16,7 @@ from ort_gpu_ep.cli.inputs import feeds as inputs_of
 from ort_gpu_ep.comparison.float64 import Float64
 from ort_gpu_ep.comparison.values import Judgement, judged
 from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.ir import external
 from ort_gpu_ep.providers import CPU_PROVIDER
 
 BEYOND = 1
@@ -83,7 +84,7 @@ def _run(side: Side, model: Path, options: Mapping[str, str]) -> Callable[[Mappi
     if side is Side.GPU:
         return _Ours(model, options)
     if side is Side.FLOAT64:
-        return partial(Float64(cpu_run).run, onnx.load(model))
+        return partial(Float64(cpu_run).run, external.load(model))
     return partial(peers.peer(side, str(model)).run, None)
 
 
@@ -100,7 +101,7 @@ def third_opinion(
     """The outputs of two sides beside those of float64, and what is to be said of these."""
     evaluator = Float64(cpu_run)
     try:
-        exact = evaluator.run(onnx.load(model), values)
+        exact = evaluator.run(external.load(model), values)
     except ModelError as error:
         return judged(names, first, second), f"no third opinion: {error}"
     left = evaluator.in_float32

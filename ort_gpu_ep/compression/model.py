@@ -24,6 +24,7 @@ from ort_gpu_ep.compression.report import FITTED, HELD, RANDOM, LayerReport, Rep
 from ort_gpu_ep.compression.samples import Comparison, Samples, compared, load_samples, random_samples, session_of
 from ort_gpu_ep.compression.static import quantized
 from ort_gpu_ep.errors import ConfigError, ModelError
+from ort_gpu_ep.ir import external
 from ort_gpu_ep.weights.functions import DOMAIN, MIN_OPSET, VERSION, functions
 
 MAX_FILE_NBYTES = 2 << 30
@@ -94,10 +95,7 @@ def _read(path: Path) -> onnx.ModelProto:
     """The model as it is in the file, with its external data. Raises ModelError."""
     if not path.is_file():
         raise ModelError(f"{path} is no file")
-    try:
-        model = onnx.load(path)
-    except Exception as error:      # of protobuf, or of a missing file with external data
-        raise ModelError(f"{path} is no ONNX model that can be read: {type(error).__name__}: {error}") from error
+    model = external.load(path)
     nbytes = sum(i.ByteSize() for i in model.graph.initializer)     # of the whole model protobuf doesn't say it where it is larger
     if nbytes >= MAX_FILE_NBYTES or model.ByteSize() >= MAX_FILE_NBYTES:
         raise ModelError(f"{path} has {nbytes:,} B with its weights; up to {MAX_FILE_NBYTES:,} B are taken")

@@ -10,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -252,7 +251,7 @@ def _loaded(model: Model) -> tuple[onnx.ModelProto, str]:
     try:
         if isinstance(model, bytes):
             return onnx.load_model_from_string(model), ""
-        return without_weights(Path(model)), str(Path(model).resolve().parent)
+        return without_weights(os.fspath(model))
     except Exception as error:
         name = "bytes" if isinstance(model, bytes) else os.fspath(model)
         raise ModelError(f"generate: {name}: not a readable ONNX model ({error})") from error

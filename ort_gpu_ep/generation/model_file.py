@@ -9,6 +9,7 @@ Source: Protocol Buffers' encoding, https://protobuf.dev/programming-guides/enco
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,14 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx.external_data_helper import set_external_data
 
+from ort_gpu_ep.files import open_regular
+from ort_gpu_ep.ir import external
+
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 """Of ModelProto, GraphProto, TensorProto."""
+
+_OWN = ""
+"""Stands for the model's own file, as a location."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -25,10 +32,20 @@ KEPT_NBYTES = 4096
 """Weights up to that size stay in the model: shapes and scalars are read from there."""
 
 
-def without_weights(path: Path) -> onnx.ModelProto:
-    """The model of a file, large weights as external data in that file. Raises OSError; DecodeError where it is no model."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _model(data, path.name)
+def without_weights(path: str) -> tuple[onnx.ModelProto, str]:
+    """The model of a file, large weights as external data in that file; and the folder that all its external data is to be looked for in.
+
+    That is the model's, or one above where files are links, as in the cache of Hugging Face's hub. Raises OSError; DecodeError where it is
+    no model; ModelError for external data that onnxruntime would refuse.
+    """
+    own, folder = os.path.realpath(path), os.path.dirname(os.path.abspath(path))
+    with open_regular(Path(own)) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        model = _model(data, _OWN)
+    files = {location: external.path_of(location, folder, path) for location in external.locations_in(model) if location != _OWN}
+    above = os.path.commonpath([os.path.dirname(file) for file in (own, *files.values())])
+    names = {location: os.path.relpath(file, above) for location, file in {**files, _OWN: own}.items()}
+    external.relocate(model, names)
+    return model, above
 
 
 def _model(data: mmap.mmap, name: str) -> onnx.ModelProto:
@@ -64,7 +81,7 @@ def _tensor(data: mmap.mmap, start: int, stop: int, name: str) -> onnx.TensorPro
         else:
             rest += data[begin:end]
     tensor: onnx.TensorProto = onnx.TensorProto.FromString(bytes(rest))
-    if where[1]:
+    if where[1] and tensor.data_location != onnx.TensorProto.EXTERNAL:      # else another file has the content
         tensor.raw_data = b" "      # set_external_data wants some
         set_external_data(tensor, name, *where)
         tensor.ClearField("raw_data")

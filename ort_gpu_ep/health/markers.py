@@ -14,6 +14,7 @@ from multiprocessing import util
 from pathlib import Path
 
 from ort_gpu_ep import store
+from ort_gpu_ep.files import open_regular
 from ort_gpu_ep.health.verdicts import folder_of
 
 log = logging.getLogger("ort_gpu_ep")
@@ -28,7 +29,7 @@ def leave(cache_path: str, key: str) -> None:
     path = folder_of(cache_path) / f"{key}.{os.getpid()}-{secrets.token_hex(4)}.open"
     try:
         store.make_folder(path.parent)
-        with store.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+        with open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
             file.write(json.dumps({"pid": os.getpid(), "left": time.time()}).encode())
     except OSError as error:
         with suppress(OSError):

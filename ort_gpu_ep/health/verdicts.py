@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ort_gpu_ep import store
 from ort_gpu_ep.device import AdapterInfo
+from ort_gpu_ep.files import open_regular
 from ort_gpu_ep.health.drivers import wgpu_version
 from ort_gpu_ep.kernels.records import FAMILIES, RECORDS, unchecked
 from ort_gpu_ep.kernels.registry import ADAPTER
@@ -199,7 +200,7 @@ def _alone(cache_path: str) -> Iterator[None]:
     file = None
     with suppress(OSError):
         store.make_folder(folder_of(cache_path))
-        file = store.open_regular(folder_of(cache_path) / "verdicts.lock", os.O_WRONLY | os.O_CREAT)
+        file = open_regular(folder_of(cache_path) / "verdicts.lock", os.O_WRONLY | os.O_CREAT)
         store.lock(file, wait=True)
     try:
         yield

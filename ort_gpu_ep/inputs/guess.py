@@ -98,14 +98,20 @@ def structure_of(model: Any) -> Structure:
     if model is None:
         return Structure()
     shapes = {i.name: tuple(i.dims) for i in model.graph.initializer}
-    held = {i.name: i for i in model.graph.initializer}
+    held = {i.name: i for i in model.graph.initializer if not _is_external(i)}
     for node in model.graph.node:
         for value in (a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"):
-            shapes[node.output[0]], held[node.output[0]] = tuple(value.dims), value
+            shapes[node.output[0]] = tuple(value.dims)
+            held.update({node.output[0]: value} if not _is_external(value) else {})
         if node.op_type in _ELEMENTWISE and all(name in shapes for name in node.input[:2]):
             shapes[node.output[0]] = max((shapes[name] for name in node.input[:2]), key=math.prod)      # a scale is smaller than its table
     return Structure({i.name: rows for i in model.graph.input if (rows := _rows(model.graph.node, shapes, held, i.name))},
                      tuple(islice(_lengths(model.graph.node, held), 4)))
+
+
+def _is_external(tensor: Any) -> bool:
+    """Whether its content lies in another file: large weights do, and none of the small numbers that tell a size."""
+    return bool(tensor.data_location == tensor.EXTERNAL)
 
 
 def _rows(nodes: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], held: Mapping[str, Any], name: str) -> int:

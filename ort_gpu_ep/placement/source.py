@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import mmap
 import os
 import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import onnxruntime
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.ir.model_file import op_types, stored_tensors
+from ort_gpu_ep.files import PRIVATE_FILE, open_regular
+from ort_gpu_ep.ir import external
+from ort_gpu_ep.ir.model_file import op_types
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, PlainSession, ort_session
 
 settings_lock = threading.RLock()
@@ -30,16 +33,19 @@ PART_NBYTES = 1 << 20
 class Source:
     """A model as it is now. Thread-safe.
 
-    model: path or bytes. Files are held open, weights of their own too (not on Windows, where nobody could delete them then): that takes
-    no memory, and what is deleted or replaced meanwhile is copied to a temporary folder where it is needed. What is overwritten in place
-    is gone: all that would read it then raises ModelError, for it may be another model.
+    model: path or bytes. folder: of a model in memory, where its external data lie; the current one by default. Files are held open, those
+    of external data too (not on Windows, where nobody could delete them then): that takes no memory, and what is deleted or replaced
+    meanwhile is copied to a temporary folder where it is needed. What is overwritten in place is gone: all that would read it then raises
+    ModelError, for it may be another model.
     """
 
-    def __init__(self, model: str | bytes) -> None:
+    def __init__(self, model: str | bytes, folder: str = "") -> None:
         self._model = os.path.abspath(model) if isinstance(model, str) else model
-        self._folder = os.path.dirname(self._model) if isinstance(self._model, str) else os.getcwd()
+        self._path = self._model if isinstance(self._model, str) else ""
+        self._folder = os.path.dirname(self._path) if self._path else os.path.abspath(folder or os.getcwd())
+        self._follows = not self._path and not folder       # onnxruntime looks in the folder that is the current one when it opens it
         self._lock = threading.Lock()
-        self._held: dict[str, int] = {}       # path -> file descriptor
+        self._held: dict[str, BinaryIO] = {}        # by location; the model's own file by ""
         self._written: dict[str, tuple[int, int]] = {}
         self._digest: bytes | None = None
         weakref.finalize(self, _close, self._held)
@@ -50,9 +56,8 @@ class Source:
     def digest(self) -> bytes:
         """See `digest_of`; read once. Raises OSError, ModelError."""
         if self._digest is None:
-            file = self._held.get(self._model) if isinstance(self._model, str) else None
             with self._lock:
-                found = digest_of(self._model, file)
+                found = digest_of(self._model, self._held.get(""))
             self._check()
             self._digest = found
         self._check()
@@ -76,45 +81,44 @@ class Source:
             return kind(model, settings, names, options, **kwargs)
 
     def _hold(self) -> None:
-        """Opens the files. One that can't be is onnxruntime's to complain about."""
-        try:
-            if isinstance(self._model, str):
-                self._held[self._model] = os.open(self._model, os.O_RDONLY)
+        """Opens the files. One that can't be is onnxruntime's to complain about, if it reads that at all."""
+        with suppress(OSError):
+            if self._path:
+                self._held[""] = open_regular(Path(self._path), follow=True)
             for location in self._locations():
-                path = os.path.join(self._folder, location)
-                self._held[path] = os.open(path, os.O_RDONLY)
-        except OSError:
-            return
+                with suppress(ModelError):
+                    self._held[location] = external.open_location(location, self._folder, self._path)
 
     def _last_written(self) -> dict[str, tuple[int, int]]:
         """Of each file, its size and time of change. Without held files, of the model's own."""
-        found, files = {}, dict[str, int | str](self._held)
-        if not files and isinstance(self._model, str):
-            files[self._model] = self._model
+        found, files = {}, dict[str, int | str]((name, file.fileno()) for name, file in self._held.items())
+        if not files and self._path:
+            files[""] = self._path
         with suppress(OSError):     # deleted: onnxruntime says so
-            for path, file in files.items():
+            for name, file in files.items():
                 state = os.stat(file)
-                found[path] = state.st_size, state.st_mtime_ns
+                found[name] = state.st_size, state.st_mtime_ns
         return found
 
     def _check(self) -> None:
         """Raises ModelError where a file has been written to since the session was made."""
-        for path, written in self._last_written().items():
-            if self._written.get(path, written) != written:
-                raise ModelError(f"{path} was overwritten after the session had been made of it. The session goes on with what it has; "
-                                 "make a new one for the file as it is now, and put a new model in a file's place by os.replace.")
+        for name, written in self._last_written().items():
+            if self._written.get(name, written) != written:
+                raise ModelError(f"{os.path.join(self._folder, name) if name else self._path} was overwritten after the session had been "
+                                 "made of it. The session goes on with what it has; make a new one for the file as it is now, and put a "
+                                 "new model in a file's place by os.replace.")
 
-    def _locations(self) -> Iterable[str]:
+    def _locations(self) -> list[str]:
         if isinstance(self._model, bytes):
-            return external_files(self._model)
-        return _external_files_of(self._held[self._model])
+            return external.locations(self._model)
+        return _locations_of(self._held[""])
 
     def op_types(self) -> frozenset[str]:
         """See model_file.op_types. Raises OSError, ValueError for what is no ONNX model."""
         if isinstance(self._model, bytes):
             return op_types(self._model)
-        held = self._held.get(self._model)
-        with (open(self._model, "rb") if held is None else os.fdopen(os.dup(held), "rb")) as file, \
+        held = self._held.get("")
+        with nullcontext(held) if held is not None else open_regular(Path(self._model), follow=True) as file, \
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return op_types(data)
 
@@ -122,26 +126,41 @@ class Source:
     def there(self) -> Iterator[str | bytes]:
         """The model where onnxruntime finds all of it. Raises ModelError, also where it changes meanwhile."""
         self._check()
-        if all(_is_there(path, file) for path, file in self._held.items()) and (
-                isinstance(self._model, str) or not self._held or os.getcwd() == self._folder):
+        if self._is_there():
             yield self._model
             self._check()
             return
         with tempfile.TemporaryDirectory(prefix="ort_gpu_ep-") as folder:
-            for path, file in self._held.items():
-                self._copy(file, Path(folder) / os.path.relpath(path, self._folder))
+            path = self._copied(folder)
             self._check()
-            if isinstance(self._model, str):
-                yield str(Path(folder) / os.path.basename(self._model))
-            else:
-                (Path(folder) / "model.onnx").write_bytes(self._model)
-                yield str(Path(folder) / "model.onnx")
+            yield path
 
-    def _copy(self, file: int, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock, os.fdopen(os.dup(file), "rb") as source, target.open("wb") as into:
-            source.seek(0)
-            shutil.copyfileobj(source, into)
+    def _is_there(self) -> bool:
+        if self._follows and self._held and os.getcwd() != self._folder:
+            return False
+        try:
+            paths = {name: external.path_of(name, self._folder, self._path) if name else self._path for name in self._held}
+            return all(os.path.samestat(os.stat(paths[name]), os.fstat(file.fileno())) for name, file in self._held.items())
+        except (OSError, ModelError):
+            return False
+
+    def _copied(self, folder: str) -> str:
+        """The path of a copy in a folder of ours. Files of external data have numbers for names: those in the model mean what they like."""
+        numbers = {location: str(number) for number, location in enumerate(filter(None, self._held))}
+        with self._lock:
+            for location, number in numbers.items():
+                _copy(self._held[location], os.path.join(folder, number))
+            path = os.path.join(folder, "model" + (os.path.splitext(self._path)[1] or ".onnx"))
+            own = io.BytesIO(self._model) if isinstance(self._model, bytes) else self._held[""]
+            _copy(external.relocated(own, numbers) if numbers else own, path)
+        return path
+
+
+def _copy(source: BinaryIO, path: str) -> None:
+    """For this user only: the file that it is a copy of may have been."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), PRIVATE_FILE), "wb") as into:
+        source.seek(0)
+        shutil.copyfileobj(source, into)
 
 
 @contextmanager
@@ -178,51 +197,38 @@ def write_optimized(model: str | bytes, settings: Any, kwargs: Mapping[str, Any]
         PlainSession(model, settings, [CPU_PROVIDER], [{}], **kwargs)
 
 
-def digest_of(model: str | bytes, file: int | None = None) -> bytes:
-    """Of what a model's own file holds; content in files of its own (external data) counts by its size and time of change.
+def digest_of(model: str | bytes, file: BinaryIO | None = None) -> bytes:
+    """Of what a model's own file holds; external data count by the size and time of change of their files.
 
-    file: the descriptor of the model's own file, where it is open. Raises OSError.
+    file: the model's own file, where it is open. Raises OSError.
     """
     digest = hashlib.blake2b(digest_size=16)
     if isinstance(model, bytes):
         digest.update(model)
         return digest.digest()
-    with open(model, "rb") if file is None else os.fdopen(os.dup(file), "rb") as source:
+    with open_regular(Path(model), follow=True) if file is None else nullcontext(file) as source:
         source.seek(0)
         part = bytearray(PART_NBYTES)       # not the whole: that would be one more copy of all weights in memory
-        while count := source.readinto(part):
+        while count := source.readinto(part):       # type: ignore[attr-defined]
             digest.update(memoryview(part)[:count])
-        names = _external_files_of(source.fileno())
+        names = _locations_of(source)
     for name in names:
-        found = (Path(model).parent / name).stat()
-        digest.update(f"{name} {found.st_size} {found.st_mtime_ns}".encode())
+        try:
+            found = os.stat(external.path_of(name, os.path.dirname(os.path.abspath(model)), model))
+            facts = f"{found.st_size} {found.st_mtime_ns}"
+        except ModelError:
+            facts = "none"      # onnxruntime does not read it either
+        digest.update(f"{name} {facts}".encode("utf-8", "surrogateescape"))
     return digest.digest()
 
 
-def _external_files_of(file: int) -> list[str]:
-    if not os.fstat(file).st_size:
+def _locations_of(file: BinaryIO) -> list[str]:
+    if not os.fstat(file.fileno()).st_size:
         return []
-    with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as data:
-        return external_files(data)
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return external.locations(data)
 
 
-def external_files(data: bytes | mmap.mmap) -> list[str]:
-    """The files, relative to its own folder, that a model has weights in. None for what is no ONNX model."""
-    if data.find(b"location") < 0:
-        return []
-    try:
-        return sorted({tensor.external["location"] for tensor in stored_tensors(data) if "location" in tensor.external})
-    except ValueError:
-        return []
-
-
-def _is_there(path: str, file: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file))
-    except OSError:
-        return False
-
-
-def _close(held: dict[str, int]) -> None:
+def _close(held: dict[str, BinaryIO]) -> None:
     for file in held.values():
-        os.close(file)
+        file.close()

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from ort_gpu_ep import store
+from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.files import open_regular
+from ort_gpu_ep.ir import external
 from ort_gpu_ep.ir.model_file import StoredTensor, stored_tensors
 from ort_gpu_ep.ir.types import SUB_BYTE
 from ort_gpu_ep.runtime.backend import FilePlace
@@ -50,12 +52,13 @@ class OwnWeights:
             begin, end = tensor.raw
             self._places[tensor.name] = self._path, begin, end - begin
         elif tensor.external.get("length", "").isdecimal() and tensor.external.get("offset", "0").isdecimal():
-            file = os.path.join(os.path.dirname(self._path), tensor.external.get("location", ""))
-            self._places[tensor.name] = file, int(tensor.external.get("offset", "0")), int(tensor.external["length"])
+            with suppress(ModelError):      # onnxruntime has not read it either
+                file = external.path_of(tensor.external.get("location", ""), os.path.dirname(self._path), self._path)
+                self._places[tensor.name] = file, int(tensor.external.get("offset", "0")), int(tensor.external["length"])
 
     def _opened(self, path: str) -> BinaryIO:
         if path not in self._files:
-            file = store.open_regular(Path(path), follow=True)
+            file = open_regular(Path(path), follow=path == self._path)
             state = os.fstat(file.fileno())
             self._files[path] = file, (state.st_size, state.st_mtime_ns)
         return self._files[path][0]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from ort_gpu_ep import store
+from ort_gpu_ep.files import PRIVATE_FOLDER, open_regular
 from ort_gpu_ep.runtime.backend import FilePlace
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class WeightFolder:
         self.path = root / f"{self._owner}-{secrets.token_hex(4)}"
         self._lock_path = self.path.with_suffix(".lock")
         self._lock_file: BinaryIO | None = _locked(self._lock_path)
-        self.path.mkdir(store.PRIVATE_FOLDER)
+        self.path.mkdir(PRIVATE_FOLDER)
         atexit.register(self.remove)
 
     def remove(self) -> None:
@@ -72,7 +73,7 @@ class WeightFile:
             raise OSError(f"less than {nbytes + _RESERVE_NBYTES} B are free for {folder.path}")
         self.path = folder.path / f"{secrets.token_hex(8)}.bin"
         self.places: dict[str, FilePlace] = {}
-        self._file: BinaryIO | None = store.open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        self._file: BinaryIO | None = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def add(self, name: str, array: Array) -> None:
         """Appends an array. Raises OSError."""
@@ -86,7 +87,7 @@ class WeightFile:
         """Opens the file for reading: the content stays there even if somebody clears the cache folder."""
         assert self._file is not None
         self._file.close()
-        self._file = store.open_regular(self.path)
+        self._file = open_regular(self.path)
 
     def load(self, name: str) -> Array:
         """The array, mapped from the file. Raises ValueError, once it is removed."""
@@ -128,7 +129,7 @@ def _remove_stale(root: Path) -> None:
 
 def _locked(path: Path) -> BinaryIO:
     """An open file with an exclusive lock that ends with the process. Raises OSError, if somebody else has it, or it is no file."""
-    file = store.open_regular(path, os.O_RDWR | os.O_CREAT)
+    file = open_regular(path, os.O_RDWR | os.O_CREAT)
     try:
         store.lock(file)
     except OSError:

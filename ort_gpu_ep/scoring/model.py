@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import ModelError, ScoringError
+from ort_gpu_ep.ir import external
 
 _KINDS = "fiub"
 """Of numpy's types those that Arrow has, too: no strings, no bfloat16."""
@@ -40,7 +42,7 @@ class Value:
 class Model:
     """A model file. batch: rows in each run where the model fixes them, else None. sha256: of the file and its external data.
 
-    weights: the files of its external data, relative to its folder.
+    weights: the locations of its external data, see ir/external.py.
     """
 
     path: str
@@ -81,20 +83,17 @@ def read_model(model: str | Path | bytes, outputs: Sequence[str] | None = None) 
     if not inputs:
         raise ScoringError(f"model {path} has no inputs: there is nothing to score rows with")
     chosen = tuple(_value(given[name], path) for name in outputs or given)
-    weights = tuple(sorted({entry.value for t in found.graph.initializer for entry in t.external_data if entry.key == "location"}))
-    return Model(str(path), _hash(path, data, weights), inputs, chosen, weights)
+    weights = tuple(external.locations_in(found))
+    return Model(str(path), _hash("" if isinstance(model, bytes) else str(path), data, weights), inputs, chosen, weights)
 
 
-def _hash(path: Path, data: bytes, weights: Sequence[str]) -> str:
+def _hash(path: str, data: bytes, weights: Sequence[str]) -> str:
     """Of the file, and of the files that hold its weights."""
     digest = hashlib.sha256(data)
-    for place in weights:
-        try:
-            with open(path.parent / place, "rb") as file:
-                while part := file.read(1 << 22):
-                    digest.update(part)
-        except OSError as error:
-            raise ModelError(f"model {path}: its weights {place}: {error.strerror or error}") from error
+    for location in weights:
+        with external.open_location(location, os.path.dirname(os.path.abspath(path)) if path else os.getcwd(), path) as file:
+            while part := file.read(1 << 22):
+                digest.update(part)
     return digest.hexdigest()
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 import numpy as np
 
 from ort_gpu_ep.errors import AdapterError, ModelError, ScoringError
+from ort_gpu_ep.files import open_regular
+from ort_gpu_ep.ir import external
 from ort_gpu_ep.scoring import visible, worker
 from ort_gpu_ep.scoring.columns import Array
 from ort_gpu_ep.scoring.model import Model
@@ -20,6 +23,8 @@ from ort_gpu_ep.scoring.require import require
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_MODEL = "model.onnx"
 
 _LONGEST = 300
 """Characters of a message of Ray's."""
@@ -78,31 +83,36 @@ class Put:
         self._source = None     # without a reference Ray forgets them, on all nodes
 
 
+def _stored(file: BinaryIO) -> Stored:
+    """All of a file."""
+    return Stored(ray_module().put(np.frombuffer(file.read(), np.uint8)))
+
+
 class Broadcast:
     """A model and the files of its weights in the object store."""
 
     def __init__(self, model: Model) -> None:
-        """Raises ModelError where a file is gone."""
-        folder = Path(model.path).parent
-        names = [Path(model.path).name, *model.weights]
+        """Files of external data have numbers for names on the other node, and in the model there. Raises ModelError where one is gone."""
+        folder, numbers = os.path.dirname(os.path.abspath(model.path)), {location: str(n) for n, location in enumerate(model.weights)}
         try:
-            self._files = {name: Stored(ray_module().put(np.fromfile(folder / name, np.uint8))) for name in names}
+            with open_regular(Path(model.path), follow=True) as file, (external.relocated(file, numbers) if numbers else file) as own:
+                self._files = {_MODEL: _stored(own)}
+            for location, number in numbers.items():
+                with external.open_location(location, folder, model.path) as file:
+                    self._files[number] = _stored(file)
         except OSError as error:
             raise ModelError(f"model {model.path}: {error}") from error
 
-    def load(self) -> str | bytes:
-        """The model; a path where its weights lie in files beside it."""
+    def load(self) -> str:
+        """Where the model is now, in a folder of this process: its weights take no memory of a session then."""
         global _folder
-        first, *others = self._files
         ray = ray_module()
-        if not others:
-            return bytes(ray.get(self._files[first].reference))
         _folder = tempfile.TemporaryDirectory(prefix="ort_gpu_ep-model-")
         folder = Path(_folder.name)
         for name, stored in self._files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            ray.get(stored.reference).tofile(folder / name)
-        return str(folder / first)
+            with open_regular(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                file.write(ray.get(stored.reference).data)
+        return str(folder / _MODEL)
 
 
 class Actor:
@@ -118,7 +128,7 @@ def open_here(setup: worker.Setup, model: Broadcast) -> worker.Failed | tuple[st
         adapter, name, place = visible.chosen(setup.adapter, setup.options)
     except AdapterError as error:       # a worker before this one may not have ended yet, which had the adapter
         return worker.Failed("device" if setup.adapter == visible.AUTO else "fatal", f"{type(error).__name__}: {error}")
-    failed = worker.open_worker(replace(setup, adapter=adapter, content=model.load()))
+    failed = worker.open_worker(replace(setup, adapter=adapter, path=model.load()))
     return failed if failed is not None else (name, place)
 
 

@@ -37,12 +37,12 @@ _MAPPED = 3
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """adapter: as in the option, or `cpu`. options: of the provider. content: what the session is made of; None: the model's file."""
+    """adapter: as in the option, or `cpu`. options: of the provider. path: of the model here, if not where it was read."""
 
     model: Model
     adapter: str
     options: dict[str, Any]
-    content: str | bytes | None = None
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def open_worker(setup: Setup) -> Failed | None:
     """Makes the session."""
     global _state
     try:
-        _state = _State(setup.model, open_session(setup.content or setup.model.path, setup.adapter, setup.options))
+        _state = _State(setup.model, open_session(setup.path or setup.model.path, setup.adapter, setup.options))
     except Exception as error:
         return Failed("device" if isinstance(error, DeviceError) else "fatal", f"{type(error).__name__}: {error}")
     return None

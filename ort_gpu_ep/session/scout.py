@@ -148,7 +148,8 @@ def _wait_for_others(cache_dir: str) -> None:
     if os.name != "posix":
         return
     from ort_gpu_ep.config import Config
-    from ort_gpu_ep.store import lock, make_folder, open_regular
+    from ort_gpu_ep.files import open_regular
+    from ort_gpu_ep.store import lock, make_folder
 
     folder = Path(Config(cache_dir=cache_dir).cache_path)
     with suppress(OSError):

@@ -42,7 +42,8 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Array], metadata: 
     text += b" " * (-len(text) % 8)
     beside = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        with beside.open("wb") as file:
+        beside.unlink(missing_ok=True)      # of a process that was killed, and had this number
+        with beside.open("xb") as file:     # which follows no link
             file.write(len(text).to_bytes(8, "little") + text)
             for array in tensors.values():
                 file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
@@ -110,6 +111,6 @@ def _place(name: str, entry: Any) -> tuple[np.dtype[Any], list[int], int, int]:
         if not isinstance(what, list) or not all(type(n) is int and 0 <= n < 2**63 for n in what):
             raise ValueError(f"tensor {name!r} has {str(what)[:60]}, expected whole numbers from 0 on")
     dtype = np.dtype(_TYPES[kind])
-    if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize or len(shape) > _MOST_DIMENSIONS:
+    if len(shape) > _MOST_DIMENSIONS or len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"tensor {name!r} of type {kind} and shape {str(shape)[:60]} is at {offsets}, expected as many bytes as it has")
     return dtype, shape, offsets[0], offsets[1]

@@ -1,4 +1,4 @@
-"""Loads the user's model: converts its opset, and inlines its functions."""
+"""The user's model: converts its opset, and inlines its functions."""
 
 from __future__ import annotations
 
@@ -12,26 +12,13 @@ import numpy as np
 import onnx
 from onnx import helper, inliner, numpy_helper, version_converter
 
-from ort_gpu_ep.errors import ModelError, TrainingError
+from ort_gpu_ep.errors import TrainingError
 from ort_gpu_ep.ir.graph import Array
 
 MIN_OPSET = 13
 """From here on axes of ReduceSum, Squeeze and Unsqueeze are inputs, and Softmax is over one axis."""
 
 Model: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
-
-
-def load(model: Model) -> onnx.ModelProto:
-    """The model as its file has it. Raises ModelError, if it is none."""
-    if isinstance(model, onnx.ModelProto):
-        return model
-    try:
-        return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(os.fspath(model))
-    except FileNotFoundError as error:
-        raise ModelError(f"{error.filename}: no such file") from error
-    except Exception as error:      # protobuf's own, of which onnx makes no other
-        name = "the bytes given" if isinstance(model, bytes) else os.fspath(model)
-        raise ModelError(f"{name}: not an ONNX model ({error})") from error
 
 
 def opset_of(model: onnx.ModelProto) -> int:

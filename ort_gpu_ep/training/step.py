@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from ort_gpu_ep.errors import TrainingError
+from ort_gpu_ep.ir import external
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.training import source
 from ort_gpu_ep.training.differentiate import differentiate
@@ -93,7 +94,7 @@ def make_training_step(
     Raises: TrainingError, with what was got, what is expected and what to try: an op without a gradient, a pattern that matches nothing,
     weights that the loss does not depend on, sizes that are open or contradict the model; ModelError for what is no model.
     """
-    found = source.prepared(source.load(model))
+    found = source.prepared(external.load(model))
     request = Request(found, loss_of(loss), trainable, output, batch_norm, dropout, shapes or {}, batch, frozen, accumulate)
     return training_step(request, optimizer)
 

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, TrainingError
+from ort_gpu_ep.ir import external
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.training import checkpoint, data, source
@@ -83,7 +84,7 @@ class Trainer:
     ) -> None:
         check_optimizer(optimizer)
         _check_precision(dict(options or {}))
-        self._model = source.load(model)
+        self._model = external.load(model)
         self.optimizer, self.seed, self.options = optimizer, seed, dict(options or {})
         self._request = Request(source.prepared(self._model), loss_of(loss), trainable, output, batch_norm, dropout,
                                 frozen=frozen, accumulate=accumulate)

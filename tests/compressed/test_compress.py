@@ -259,7 +259,7 @@ def test_models_that_cannot_be_compressed_are_named(tmp_path: Path) -> None:
     refused(poisoned, "'wc' of conv: 1 elements are NaN")
     refused(emptied, "nothing to compress")
     (tmp_path / "net.onnx").write_bytes(b"no model")
-    with pytest.raises(ModelError, match="no ONNX model"):
+    with pytest.raises(ModelError, match="not an ONNX model"):
         compress(tmp_path / "net.onnx", tmp_path / "out.onnx", "int8")
     with pytest.raises(ModelError, match="is no file"):
         compress(tmp_path / "none.onnx", tmp_path / "out.onnx", "int8")

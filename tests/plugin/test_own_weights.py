@@ -13,8 +13,9 @@ import pytest
 
 import ort_gpu_ep
 from models import build
+from ort_gpu_ep.ir.external import locations
 from ort_gpu_ep.ir.model_file import stored_tensors
-from ort_gpu_ep.placement.source import digest_of, external_files
+from ort_gpu_ep.placement.source import digest_of
 from ort_gpu_ep.plugin.own_weights import OwnWeights
 from tests.plugin.cases import assert_close, info, make_model, node, reference
 
@@ -126,13 +127,13 @@ def test_tensors_of_a_file(name: str) -> None:
     inner = [t for t in found if not t.initializer]
     bodies = [a.g for n in model.graph.node for a in n.attribute if a.HasField("g")]
     assert sum(len(body.initializer) for body in bodies) <= len(inner)
-    assert external_files(data) == []
+    assert locations(data) == []
 
 
 def test_files_of_weights_are_found(path: Path) -> None:
     data = path.read_bytes()
     there = holder(path) != path
-    assert external_files(data) == (["weights.bin"] if there else [])
+    assert locations(data) == (["weights.bin"] if there else [])
     before = digest_of(str(path))
     assert before == digest_of(str(path))
     os.utime(holder(path), ns=(5, 5))

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from models import build
 from ort_gpu_ep import store
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.files import PRIVATE_FILE
 from ort_gpu_ep.ir.digest import graph_digest
 from ort_gpu_ep.ir.graph import Graph, from_onnx
 from ort_gpu_ep.ir.types import TensorType
@@ -451,4 +452,4 @@ def test_the_seal_has_the_format_and_the_key(tmp_path: Path) -> None:
     path = only_file(tmp_path)
     head = path.read_bytes().partition(b"\n")[0].decode()
     assert head.startswith(f"{FORMAT} {path.stem}")
-    assert os.name != "posix" or path.stat().st_mode & 0o777 == store.PRIVATE_FILE
+    assert os.name != "posix" or path.stat().st_mode & 0o777 == PRIVATE_FILE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -197,11 +198,39 @@ def test_a_model_whose_weights_lie_beside_it_is_whole_on_each_node(tmp_path: Pat
     assert actor.open(worker.Setup(model, "cpu", {})) is None
     assert remote._folder is not None
     folder = Path(remote._folder.name)
-    assert sorted(p.name for p in folder.iterdir()) == ["apart.bin", "apart.onnx"]
+    assert sorted(p.name for p in folder.iterdir()) == ["0", "model.onnx"]
     remote.finish_here()
     assert not folder.exists()
     with pytest.raises(ModelError, match=r"apart.onnx: .*apart.bin"):
         Broadcast(model)
+
+
+@pytest.mark.parametrize("location", ["../payload", "/dev/zero", "{folder}/payload", "fifo"])
+def test_names_in_a_model_lead_nowhere(location: str, tmp_path: Path, stand_in: Callable[..., Ray], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither here, where the files are read, nor on the other node, where they are written."""
+    stand_in()
+    (tmp_path / "m").mkdir()
+    (tmp_path / "temporary").mkdir()
+    for file in (tmp_path / "payload", tmp_path / "temporary" / "payload"):
+        file.write_text("the user's")
+    if os.name != "nt":
+        os.mkfifo(tmp_path / "m" / "fifo")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    write_mlp(tmp_path / "m" / "mlp.onnx")
+    model = onnx.load(tmp_path / "m" / "mlp.onnx")
+    for tensor in model.graph.initializer:
+        tensor.external_data.add(key="location", value=location.format(folder=tmp_path))
+    (tmp_path / "m" / "mlp.onnx").write_bytes(model.SerializeToString())
+    inside = read_model(tmp_path / "m" / "mlp.onnx")
+    assert inside.weights == (), "the data are in the model"
+    assert Remote("10.0.0.0", {}, Broadcast(inside), 300.0).open(worker.Setup(inside, "cpu", {})) is None
+    remote.finish_here()
+    assert [(p.name, p.read_text()) for p in (tmp_path / "temporary").iterdir()] == [("payload", "the user's")]
+    for tensor in model.graph.initializer:
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+    (tmp_path / "m" / "mlp.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="external data in"):
+        read_model(tmp_path / "m" / "mlp.onnx")
 
 
 def test_a_store_without_room(stand_in: Callable[..., Ray]) -> None:
