@@ -75,9 +75,12 @@ class Formula:
             arguments.append(_code(value) if how == "terms" else f"s{value}" if how == "real" else f"given{k}_{i}")
         return f"call{k}({', '.join(arguments)})"
 
-    @staticmethod
-    def _expression(value: Any) -> str:
-        return f"s{value.atom}" if isinstance(value, Real) else _code(value.terms) if isinstance(value, Size) else repr(value)
+    def _expression(self, value: Any) -> str:
+        if isinstance(value, (Real, Size)):
+            return f"s{value.atom}" if isinstance(value, Real) else _code(value.terms)
+        name = f"number{len(self._names)}"      # infinity has no literal
+        self._names[name] = value
+        return name
 
 
 def _code(terms: Terms) -> str:

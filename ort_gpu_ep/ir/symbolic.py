@@ -11,6 +11,7 @@ Source of the idea: PyTorch's symbolic shapes (torch.fx.experimental.symbolic_sh
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,14 @@ Terms: TypeAlias = tuple[tuple[tuple[int, ...], int], ...]
 """A polynomial in normal form: (sorted atoms of a monomial, coefficient), sorted; () is zero."""
 
 _RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {"==": operator.eq, "<": operator.lt}
+
+LARGEST_DIMENSION = (1 << 32) - 1
+"""No dimension is larger: kernels count elements in 32 bits."""
+
+Range: TypeAlias = tuple[int | float, int | float]
+"""The least and the largest number that something can be; infinite where nothing is known."""
+
+_ANY_NUMBER: Range = (-math.inf, math.inf)
 
 
 class Trace:
@@ -36,18 +45,22 @@ class Trace:
         self.guards: dict[tuple[Terms, str], bool] = {}
         self.closed = False
         self._known: dict[tuple[Any, ...], int] = {}
+        self._ranges: dict[int, Range] = {}     # of atoms, as far as they were asked for
         self._equal: dict[int, Terms] = {}      # atom -> what it equals by a guard
         self._implied: dict[tuple[Terms, str], bool] = {}       # what guards say in terms of those
 
-    def symbol(self, place: int, hint: int) -> int:
-        """The size at `place` of the tuple that a formula (formula.py) is called with. (A Size: typed as what it stands in for.)"""
-        return cast(int, Size(self, (((self.add(("symbol", place), hint),), 1),), hint))
+    def symbol(self, place: int, hint: int, within: Range = (0, LARGEST_DIMENSION)) -> int:
+        """The number at `place` of the tuple that a formula (formula.py) is called with. (A Size: typed as what it stands in for.)"""
+        atom = self.add(("symbol", place), hint)
+        self._ranges[atom] = within
+        return cast(int, Size(self, (((atom,), 1),), hint))
 
     def add(self, definition: tuple[Any, ...], hint: int | float) -> int:
         """The number of an atom with this definition, which is made if there is none."""
-        found = self._known.get(definition)
+        key = definition if definition[0] != "call" else (definition, repr(definition[2:]))     # 1, 1.0 and True are equal, as 0.0 and -0.0
+        found = self._known.get(key)
         if found is None:
-            found = self._known[definition] = len(self.atoms)
+            found = self._known[key] = len(self.atoms)
             self.atoms.append(definition)
             self.hints.append(hint)
         return found
@@ -60,14 +73,44 @@ class Trace:
 
     def answer(self, terms: Terms, relation: str, hint: int) -> bool:
         """Whether the polynomial, whose value now is `hint`, is in that relation to zero; kept as a guard unless it always is, or never."""
-        if all(not atoms for atoms, _ in terms):
-            return _RELATIONS[relation](hint, 0)
         found = _RELATIONS[relation](hint, 0)
+        low, high = self.range_of(terms)
+        if high < 0 or low > 0 or low == high or (relation == "<" and low >= 0):
+            return found
         if (terms, relation) not in self.guards and (terms, relation) not in self._implied:
             if self.closed:
                 raise InternalError(f"{text_of(terms)} {relation} 0 is asked after planning, when no guard can be kept")
             self.keep(terms, relation, found)
         return found
+
+    def range_of(self, terms: Terms) -> Range:
+        """Between which numbers a polynomial is, whatever a run brings."""
+        low: int | float = 0
+        high: int | float = 0
+        for atoms, factor in terms:
+            ends: Range = (factor, factor)
+            for atom in atoms:
+                products = [_bounded_product(a, b) for a in ends for b in self._range(atom)]
+                ends = min(products), max(products)
+            low, high = low + ends[0], high + ends[1]
+        return low, high
+
+    def _range(self, atom: int) -> Range:
+        if atom not in self._ranges:
+            self._ranges[atom] = self._range_by(self.atoms[atom])
+        return self._ranges[atom]
+
+    def _range_by(self, definition: tuple[Any, ...]) -> Range:
+        kind, *operands = definition
+        if kind not in ("max", "//", "%"):
+            return _ANY_NUMBER
+        ranges = [self.range_of(terms) for terms in operands]
+        if kind == "max":
+            return max(low for low, _ in ranges), max(high for _, high in ranges)
+        (low, high), (least, most) = ranges
+        if kind == "//":        # nearer to zero than the dividend, or at -1
+            return (0, high) if low >= 0 and least >= 0 else (min(low, -high, -1), max(-low, high))
+        return (0, most - 1) if least > 0 else _ANY_NUMBER if least < 0 else (0, most)
 
     def keep(self, terms: Terms, relation: str, answer: bool) -> None:
         """A guard: the plan holds where this polynomial is in that relation to zero, or with the answer False, where it is not."""
@@ -99,6 +142,11 @@ class Trace:
             for its, its_factor in product.items():
                 total[its] = total.get(its, 0) + its_factor
         return _normal(total)
+
+
+def _bounded_product(one: int | float, other: int | float) -> int | float:
+    """Of two bounds, of which one may be infinite and the other zero."""
+    return one * other if one and other else 0
 
 
 def _multiplied(one: Mapping[tuple[int, ...], int], other: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ...], int]:
@@ -138,7 +186,7 @@ class Size:
     def __add__(self, other: Any) -> Any:
         found = _operand(other)
         if found is None:
-            return NotImplemented
+            return derived(operator.add, self, _number(other)) if _is_real(other) else NotImplemented
         terms = dict(self.terms)
         for atoms, factor in found[0]:
             terms[atoms] = terms.get(atoms, 0) + factor
@@ -153,18 +201,15 @@ class Size:
         return self
 
     def __sub__(self, other: Any) -> Any:
-        found = _operand(other)
-        return NotImplemented if found is None else self + -1 * other
+        return self + -1 * other if _operand(other) is not None or _is_real(other) else NotImplemented
 
     def __rsub__(self, other: Any) -> Any:
         return -self + other
 
     def __mul__(self, other: Any) -> Any:
-        if isinstance(other, float):
-            return derived(operator.mul, self, other)
         found = _operand(other)
         if found is None:
-            return NotImplemented
+            return derived(operator.mul, self, _number(other)) if _is_real(other) else NotImplemented
         return self._made(_multiplied(dict(self.terms), dict(found[0])), self.hint * found[1])
 
     __rmul__ = __mul__
@@ -185,15 +230,16 @@ class Size:
         return self // other, self % other
 
     def __truediv__(self, other: Any) -> Any:
-        return derived(operator.truediv, self, other)
+        return derived(operator.truediv, self, _number(other))
 
     def __rtruediv__(self, other: Any) -> Any:
-        return derived(operator.truediv, other, self)
+        return derived(operator.truediv, _number(other), self)
 
     def __abs__(self) -> Any:
         return -self if self < 0 else self
 
     def _compare(self, other: Any, relation: str) -> Any:
+        other = _number(other)
         if isinstance(other, float) and not other.is_integer():
             if math.isnan(other) or math.isinf(other):
                 return _RELATIONS[relation](self.hint, other)
@@ -218,13 +264,14 @@ class Size:
 
     def __ge__(self, other: Any) -> Any:
         found = self._compare(other, "<")
-        return found if found is NotImplemented else not found
+        return found if found is NotImplemented else not found and not _is_nan(other)
 
     def __gt__(self, other: Any) -> Any:
+        other = _number(other)
         return self >= math.floor(other) + 1 if isinstance(other, float) and math.isfinite(other) else _flipped(self, other)
 
     def __le__(self, other: Any) -> Any:
-        found = self > other
+        found = self > other or _is_nan(other)
         return found if found is NotImplemented else not found
 
     def __bool__(self) -> bool:
@@ -254,30 +301,180 @@ class Size:
 
 
 class Real:
-    """A float of a run, computed from its sizes: it can only be a kernel's constant."""
+    """A float of a run, computed from its numbers.
+
+    What is calculated from it is one, too; a comparison answers for the run that is planned, and is kept as a guard.
+    """
 
     __slots__ = ("atom", "hint", "trace")
+    __array_ufunc__ = None
 
     def __init__(self, trace: Trace, atom: int, hint: float) -> None:
         self.trace, self.atom, self.hint = trace, atom, hint
 
+    def __add__(self, other: Any) -> Any:
+        return _with_real(operator.add, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _with_real(operator.add, other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _with_real(operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _with_real(operator.sub, other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return _with_real(operator.mul, self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _with_real(operator.mul, other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _with_real(operator.truediv, self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _with_real(operator.truediv, other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _with_real(operator.floordiv, self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _with_real(operator.floordiv, other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return _with_real(operator.mod, self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _with_real(operator.mod, other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return _with_real(operator.pow, self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _with_real(operator.pow, other, self)
+
+    def __neg__(self) -> Any:
+        return derived(operator.neg, self)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return derived(abs, self)
+
+    def __floor__(self) -> Any:
+        return derived(math.floor, self)
+
+    def __ceil__(self) -> Any:
+        return derived(math.ceil, self)
+
+    def __trunc__(self) -> Any:
+        return derived(math.trunc, self)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return derived(round, self) if digits is None else derived(round, self, digits)
+
+    def __eq__(self, other: object) -> Any:
+        return _answered(equal, self, other)
+
+    def __ne__(self, other: object) -> Any:
+        found = _answered(equal, self, other)
+        return found if found is NotImplemented else not found
+
+    def __lt__(self, other: Any) -> Any:
+        return _answered(less, self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return _answered(less, other, self)
+
+    def __le__(self, other: Any) -> Any:
+        return _answered(less_or_equal, self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return _answered(less_or_equal, other, self)
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
     def __float__(self) -> float:
-        """The number; all sizes of the trace are guarded."""
-        for definition, hint in zip(self.trace.atoms, self.trace.hints, strict=True):
-            if definition[0] == "symbol":
-                int(self.trace.symbol(definition[1], int(hint)))
+        """The number, guarded: the plan then holds for this value only."""
+        if not derived(identical, self, self.hint):
+            raise InternalError(f"{self} is not its own hint {self.hint}")
         return self.hint
+
+    def __int__(self) -> int:
+        return int(float(self))
+
+    def __hash__(self) -> int:
+        return hash(float(self))
 
     def __repr__(self) -> str:
         return f"(r{self.atom} = {self.hint})"
+
+    __str__ = __repr__
+
+
+def equal(one: float, other: float) -> int:
+    return int(one == other)
+
+
+def less(one: float, other: float) -> int:
+    return int(one < other)
+
+
+def less_or_equal(one: float, other: float) -> int:
+    return int(one <= other)
+
+
+def identical(one: float, other: float) -> int:
+    """Whether they are the same number bit for bit: NaN is NaN, and 0.0 is not -0.0."""
+    return int(repr(one) == repr(other))
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod,
+    "**": operator.pow, "neg": operator.neg, "abs": abs, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "round": round,
+    "float": float, "==": equal, "<": less, "<=": less_or_equal, "is": identical}
+"""What numbers of a run are derived by here, by names for files."""
+
+
+def _is_real(value: object) -> bool:
+    """Whether it is a float, of a run or not; numpy's are some, too."""
+    return isinstance(value, (float, Real)) or (isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral))
+
+
+def _number(value: Any) -> Any:
+    """A float of numpy as Python's."""
+    return value if isinstance(value, (int, float, Size, Real)) or not _is_real(value) else float(value)
+
+
+def _is_nan(value: Any) -> bool:
+    return not isinstance(value, (int, Size, Real)) and _is_real(value) and math.isnan(value)
+
+
+def _with_real(function: Callable[..., Any], one: Any, other: Any) -> Any:
+    """function(one, other), of which one at least is a Real."""
+    if not all(isinstance(v, Size) or _is_real(v) or _operand(v) is not None for v in (one, other)):
+        return NotImplemented
+    return derived(function, _plain_number(one), _plain_number(other))
+
+
+def _plain_number(value: Any) -> Any:
+    return value if is_symbolic(value) else _number(value) if _is_real(value) else operator.index(value)
+
+
+def _answered(relation: Callable[[float, float], int], one: Any, other: Any) -> Any:
+    """Whether the relation holds in the run that is planned, as a guard."""
+    found = _with_real(relation, one, other)
+    return found if found is NotImplemented else bool(found)
 
 
 def _flipped(one: Size, other: Any) -> Any:
     """one > other, as other - one < 0."""
     if isinstance(other, float):
         return one.hint > other
-    found = _operand(other)
-    if found is None:
+    if _operand(other) is None:
         return NotImplemented
     difference = other - one
     return one.trace.answer(difference.terms, "<", difference.hint) if isinstance(difference, Size) else difference < 0
@@ -358,6 +555,15 @@ def largest(*values: Any) -> Any:
         return max(values)
     terms = tuple(dict.fromkeys(_terms(v) for v in values))
     return sizes[0] if len(terms) == 1 else sizes[0].trace.size(("max", *terms), max(hint(v) for v in values))
+
+
+def fitted(value: Any, low: int, high: int) -> Any:
+    """An integer as an element type holds it that reaches from low to high: modulo its range. Guarded, where a size might leave it."""
+    if isinstance(value, Size):
+        least, most = value.trace.range_of(value.terms)
+        if low <= least and most <= high:
+            return value
+    return value if low <= value <= high else (value - low) % (high - low + 1) + low
 
 
 def _terms(value: Any) -> Terms:

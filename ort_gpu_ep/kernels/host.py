@@ -7,13 +7,14 @@ The evaluation is shape_arithmetic.py's, or ONNX's own reference implementation,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ort_gpu_ep.ir.graph import Array, Attribute, Node
-from ort_gpu_ep.ir.types import DType, dtype_of
+from ort_gpu_ep.ir.types import INT64, DType, TensorType, dtype_of
 from ort_gpu_ep.kernels import shape_arithmetic
 from ort_gpu_ep.kernels.registry import BoundNode
 
@@ -21,6 +22,11 @@ MAX_CONSTANT_NBYTES = 64 << 10
 """A larger constant is a weight: it lives on the device, and the host does not calculate with it."""
 
 _SHAPE_ONLY = ("Shape", "Size")
+
+_MOVES: Mapping[str, tuple[int, ...]] = {
+    "Transpose": (0,), "Flatten": (0,), "Slice": (0,), "Tile": (0,), "Pad": (0, 2), "GatherElements": (0,), "GatherND": (0,),
+    "ScatterElements": (0, 2), "ScatterND": (0, 2), "Compress": (0,), "Trilu": (0,), "ReverseSequence": (0,)}
+"""Operators that give elements of some inputs, or zeros, whatever these are; and which inputs."""
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
 
 
@@ -29,7 +35,7 @@ def is_host_node(bound: BoundNode) -> bool:
     node = bound.node
     if node.domain or node.has_subgraph or node.op in _RANDOM or node.epilogue:
         return False
-    return node.op in _SHAPE_ONLY or all(i is None or i.value is not None for i in bound.inputs)
+    return node.op in _SHAPE_ONLY or all(i is None or i.content is not None for i in bound.inputs)
 
 
 def is_shape_only(node: Node) -> bool:
@@ -39,7 +45,7 @@ def is_shape_only(node: Node) -> bool:
 
 def has_sizes(bound: BoundNode) -> bool:
     """Whether an input that the host knows holds sizes of the run."""
-    return any(o is not None and o.value is not None and shape_arithmetic.is_symbolic(o.value) for o in bound.inputs)
+    return any(o is not None and shape_arithmetic.is_symbolic(o.content) for o in bound.inputs)
 
 
 def evaluate(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...]:
@@ -49,13 +55,35 @@ def evaluate(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...]:
     feeds = {}
     for i, operand in enumerate(bound.inputs):
         if operand is not None:
-            if operand.value is None:       # an array of that shape, without its memory
+            if operand.content is None:     # an array of that shape, without its memory
                 feeds[f"i{i}"] = np.broadcast_to(np.zeros((), operand.dtype.numpy), tuple(int(d) for d in operand.shape))
             else:
-                feeds[f"i{i}"] = operand.value.astype(operand.dtype.numpy)
+                feeds[f"i{i}"] = operand.content.astype(operand.dtype.numpy)
     results = iter(_evaluator(_Key(bound.node)).run(None, feeds))
     arrays = [np.asarray(next(results)) if name else None for name in bound.node.outputs]
     return tuple(None if a is None else (np.ascontiguousarray(a).reshape(a.shape), dtype_of(a)) for a in arrays)
+
+
+def moved(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...] | None:
+    """The outputs of a host node that only moves elements, some of which are sizes of the run; None of another node.
+
+    ONNX's reference implementation moves the elements' positions instead, 0 stands for zero.
+    """
+    sources, node = _MOVES.get(bound.op, ()), bound.node
+    is_other = node.attributes.get("reduction", "none") not in ("none", b"none") or (node.op == "Pad" and node.version < 11)
+    if not sources or is_other or any(
+            o is not None and shape_arithmetic.is_symbolic(o.content) for k, o in enumerate(bound.inputs) if k not in sources):
+        return None
+    elements: list[Any] = [bound.input(0).dtype.numpy.type(0).item()]
+    replaced = list(bound.inputs)
+    for k in sources:
+        if (operand := bound.optional(k)) is not None and operand.content is not None:
+            places = np.arange(operand.size).reshape(operand.content.shape) + len(elements)
+            elements += operand.content.reshape(-1).tolist()
+            replaced[k] = replace(operand, type=TensorType(INT64, operand.shape), content=places)
+    held = shape_arithmetic.objects(elements)
+    return tuple(found and (shape_arithmetic.plain(held[found[0]], bound.input(0).dtype), bound.input(0).dtype)
+                 for found in evaluate(replace(bound, inputs=tuple(replaced))))
 
 
 class _Key:

@@ -15,7 +15,7 @@ import numpy as np
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import LARGEST_HALF, Array, Attribute, Node, Nonzeros
 from ort_gpu_ep.ir.schemas import default_attribute
-from ort_gpu_ep.ir.symbolic import Size, hints
+from ort_gpu_ep.ir.symbolic import Size, derived, hints
 from ort_gpu_ep.ir.types import BY_ONNX, DTYPES, FLOAT32, UINT32, DType, Shape, TensorType
 from ort_gpu_ep.kernels.built import DIVISOR as DIVISOR
 from ort_gpu_ep.kernels.built import ERROR_FLAGS as ERROR_FLAGS
@@ -62,9 +62,9 @@ class UnknownValueError(UnsupportedNodeError):
 class Operand:
     """An input of a node: its concrete type, and its value where the host knows it (constants, shape arithmetic).
 
-    content: the value, as `value` gives it. expected: the host will know the value when a run begins, but does not now, when nodes are
-    claimed. constant: the graph holds it, also where it is too large for `value`. count: gives how many of a constant's elements are not
-    zero, fits whether float16 reaches to them. decoded: bits of the code that a decoder makes an element of, in the kernel that reads it
+    content: the value; where sizes of the run are in it, an array of objects (ir/symbolic.py). expected: the host will know the value when
+    a run begins, but does not now, when nodes are claimed. constant: the graph holds it, also where it is too large for `value`. count:
+    gives how many of a constant's elements are not zero, fits whether float16 reaches to them. decoded: bits of the code that a decoder makes an element of, in the kernel that reads it
     (ops/in_place.py); 0: it is stored.
     asked: called when a builder looks at more than the type (claim.py remembers what an answer follows from).
     """
@@ -81,10 +81,14 @@ class Operand:
 
     @property
     def value(self) -> Array | None:
-        """The value, None where the host does not know it."""
+        """The value where the host knows it, and it is the same in all runs of the plan; else None."""
         if self.asked is not None:
             self.asked()
-        return self.content
+        return None if self._is_of_a_run else self.content
+
+    @property
+    def _is_of_a_run(self) -> bool:
+        return self.content is not None and self.content.dtype == object
 
     @property
     def later(self) -> bool:
@@ -143,15 +147,26 @@ class Operand:
         return self.type.size
 
     def require(self) -> Array:
-        """The value. Raises UnknownValueError where the host does not know it."""
-        value = self.value
-        if value is None:
+        """The value; sizes of the run become numbers, for which alone the plan then holds. Raises UnknownValueError where the host does
+        not know it.
+        """
+        known = self._known()
+        return known.astype(self.dtype.numpy) if self._is_of_a_run else known
+
+    def _known(self) -> Array:
+        if self.asked is not None:
+            self.asked()
+        if self.content is None:
             raise UnknownValueError(self.name, self.later)
-        return value
+        return self.content
 
     def ints(self) -> tuple[int, ...]:
         """The value as a flat tuple of ints (or sizes of a run). Raises as `require` does."""
-        return tuple(cast(int, v) if isinstance(v, Size) else int(v) for v in self.require().reshape(-1))
+        return tuple(cast(int, v) if isinstance(v, Size) else int(v) for v in self._known().reshape(-1))
+
+    def floats(self) -> tuple[float, ...]:
+        """The value as a flat tuple of floats (or those of a run). Raises as `require` does."""
+        return tuple(cast(float, derived(float, v)) for v in self._known().reshape(-1))
 
 
 @dataclass(frozen=True, slots=True)

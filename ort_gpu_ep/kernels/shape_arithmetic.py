@@ -1,6 +1,6 @@
-"""Arithmetic on shapes, evaluated on the host: small integer tensors whose elements may be sizes of the run.
+"""Arithmetic on shapes, evaluated on the host: small tensors whose elements may be sizes of the run, or floats that follow from them.
 
-Arrays with such a size have numpy's object type; what has none again becomes an array of its element type. Anything that is not
+Arrays with such an element have numpy's object type; what has none again becomes an array of its element type. Anything that is not
 here, or not in a form that is here, is left to ONNX's reference implementation (host.py), which needs numbers.
 """
 
@@ -9,17 +9,33 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ort_gpu_ep.ir.graph import Array, Node
-from ort_gpu_ep.ir.symbolic import Real, Size, derived, largest
-from ort_gpu_ep.ir.types import BOOL, BY_NAME, BY_ONNX, FLOAT32, INT32, INT64, DType
+from ort_gpu_ep.ir.symbolic import Real, Size, derived, equal, fitted, largest, less, less_or_equal
+from ort_gpu_ep.ir.types import BOOL, BY_NAME, BY_ONNX, INT32, INT64, DType
+from ort_gpu_ep.kernels.arithmetic import (
+    FLOATS,
+    INTEGERS,
+    OF_TYPE,
+    is_infinite,
+    is_nan,
+    limits_of,
+    power_of_integers,
+    quotient,
+    remainder,
+    select,
+)
 from ort_gpu_ep.kernels.registry import BoundNode, Operand
 
 MAX_ELEMENTS = 1024
 """Of one tensor: sizes are few, and what is large is data."""
+
+MAX_GUARDS = 8
+"""The truths in a tensor, up to which each is a guard: of more, plans for each row of answers would be too many."""
 
 _INTEGERS = (INT32, INT64, BOOL)
 
@@ -36,25 +52,26 @@ def evaluate(bound: BoundNode) -> list[Result] | None:
     rule = _RULES.get(bound.op)
     if rule is None or bound.node.domain:
         return None
-    known = [o for o in bound.inputs if o is not None and o.value is not None]
-    taken = (*_INTEGERS, FLOAT32) if any(is_symbolic(o.require()) for o in known) else _INTEGERS
+    known = [o for o in bound.inputs if o is not None and o.content is not None]
+    taken = (*INTEGERS, BOOL, *FLOATS) if any(is_symbolic(o.content) for o in known) else _INTEGERS
     if any(o.size > MAX_ELEMENTS or o.dtype not in taken for o in known):
         return None
     try:
         found = rule(bound)
-    except (ValueError, IndexError, ArithmeticError):   # it varies, or is no valid node: the reference implementation says why
+        if found is None or any(a.size > MAX_ELEMENTS for a, _ in found):
+            return None
+        return [(plain(array, dtype), dtype) for array, dtype in found]
+    except Exception:   # it varies, or is no valid node, or in a form that no rule foresees: the reference implementation says why
         return None
-    if found is None or any(a.size > MAX_ELEMENTS for a, _ in found):
-        return None
-    return [(_plain(array, dtype), dtype) for array, dtype in found]
 
 
-def is_symbolic(array: Array) -> bool:
+def is_symbolic(array: Array | None) -> bool:
     """Whether an array holds sizes of the run."""
-    return bool(array.dtype == object)
+    return array is not None and bool(array.dtype == object)
 
 
-def _plain(array: Array, dtype: DType) -> Array:
+def plain(array: Array, dtype: DType) -> Array:
+    """As an array of its element type, where no size of the run is in it."""
     array = np.asarray(array)
     if array.dtype == object and any(isinstance(v, (Size, Real)) for v in array.reshape(-1)):
         return array
@@ -78,7 +95,9 @@ def _size(node: BoundNode) -> list[Result]:
 
 
 def _value(node: BoundNode, index: int) -> Array:
-    value = node.input(index).require()
+    value = node.input(index).content
+    if value is None:
+        raise _VariesError
     return value if is_symbolic(value) else value.astype(object)
 
 
@@ -86,9 +105,9 @@ def _numbers(operand: Operand | None) -> list[int] | None:
     """An operand as plain numbers; None where it is left out. Raises _VariesError for a size of the run: what is taken or made varies."""
     if operand is None:
         return None
-    if is_symbolic(operand.require()):
+    if operand.value is None:
         raise _VariesError
-    return [int(v) for v in operand.require().reshape(-1)]
+    return [int(v) for v in operand.value.reshape(-1)]
 
 
 class _VariesError(ValueError):
@@ -150,36 +169,90 @@ def _reshape(node: BoundNode, x: Array) -> Array:
 
 
 def _cast(node: BoundNode) -> list[Result] | None:
-    source, target = node.input(0).dtype, BY_ONNX.get(int(node.attr("to")))
-    if target not in (INT32, INT64, FLOAT32) or source is BOOL or target is None:
+    return _as_type(node, BY_ONNX.get(int(node.attr("to"))))
+
+
+def _as_type(node: BoundNode, target: DType | None) -> list[Result] | None:
+    source, x = node.input(0).dtype, _value(node, 0)
+    if target is BOOL:
+        return _truths(lambda v: v != 0, lambda v: 1 - derived(equal, v, 0))(node) if source is not BOOL else [(x, BOOL)]
+    if target not in (*INTEGERS, *FLOATS):
         return None
-    x = _value(node, 0)
-    if source is not target and FLOAT32 in (source, target):
-        x = objects([derived(_rounded if target is FLOAT32 else math.trunc, v) for v in x.reshape(-1)]).reshape(x.shape)
-    return [(x, target)]
+    if target in FLOATS or source in FLOATS:
+        one: Callable[[Any], Any] = lambda v: derived(OF_TYPE["Cast", target], v)       # noqa: E731
+    else:
+        low, high = limits_of(target)
+        one = lambda v: fitted(v if isinstance(v, Size) else int(v), low, high)       # noqa: E731
+    return [(objects([one(v) for v in x.reshape(-1)]).reshape(x.shape), target)]
 
 
-def _rounded(x: float) -> float:
-    return float(np.float32(x))
+def _range(node: BoundNode) -> list[Result] | None:
+    """Of sizes, where their number is none: n to n + 3."""
+    start, limit, delta = (_value(node, k).reshape(-1)[0] for k in range(3))
+    if node.input(0).dtype not in INTEGERS or isinstance(delta, Size) or not delta:
+        return None
+    count = -(-(limit - start) // delta)
+    if isinstance(count, Size) or count > MAX_ELEMENTS:
+        return None
+    return [(objects([start + k * delta for k in range(count)]), node.input(0).dtype)]
 
 
-def _in_float32(function: Callable[..., Any]) -> Callable[..., float]:
-    """The function of numbers, rounded to float32 as the CPU's kernel does it."""
-    def rounded(*row: float) -> float:
-        return float(function(*map(np.float32, row)))
-    return rounded
+def _by_type(of_integers: Callable[..., Any] | None) -> Rule:
+    """An operator on each element. of_integers: as Python calculates, of which what the type holds is kept; None where ONNX has it for
+    floats only.
+    """
+    def apply(node: BoundNode) -> list[Result] | None:
+        dtype = node.input(0).dtype
+        function = _of_numbers(node.op, dtype, of_integers)
+        return None if function is None else _elementwise(function)(node)
+    return apply
 
 
-def _arithmetic(of_ints: Callable[..., Any], of_floats: Callable[..., Any]) -> Rule:
-    """An operator on sizes, and on floats that were computed from them."""
-    rounded = _in_float32(of_floats)
-    ints, floats = _elementwise(of_ints), _elementwise(lambda *row: derived(rounded, *row))
-    return lambda node: (floats if node.input(0).dtype is FLOAT32 else ints)(node)
+def _of_numbers(op: str, dtype: DType, of_integers: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    if dtype in FLOATS:
+        return lambda *row: derived(OF_TYPE[op, dtype], *row)
+    if of_integers is None or dtype not in INTEGERS:
+        return None
+    low, high = limits_of(dtype)
+    return lambda *row: fitted(of_integers(*row), low, high)
 
 
-def _quotient(x: Any, y: Any) -> Any:
-    """Towards zero, as C divides."""
-    return x // y if (x >= 0) == (y > 0) else -(-x // y)
+def _power(x: Any, y: Any) -> Any:
+    return x ** y if type(x) is int and type(y) is int and y >= 0 else math.prod([x] * y) if type(y) is int and 0 <= y <= 3 else derived(
+        power_of_integers, x, y)
+
+
+def _absolute(x: Any) -> Any:
+    return x if x >= 0 else -x
+
+
+def _sign(x: Any) -> int:
+    return 0 if x == 0 else 1 if x > 0 else -1
+
+
+def _mod(node: BoundNode) -> list[Result] | None:
+    fmod = node.attr("fmod")
+    if node.input(0).dtype in FLOATS and not fmod:
+        return None
+    return _by_type(remainder if fmod else operator.mod)(node)
+
+
+def _clip(node: BoundNode) -> list[Result] | None:
+    """min(max(x, low), high), of which both may be left out."""
+    if node.version < 11:
+        return None
+    x, dtype = _value(node, 0).reshape(-1), node.input(0).dtype
+    for index, op, bounded in ((1, "Max", largest), (2, "Min", _smallest)):
+        if node.has(index):
+            bound, function = _value(node, index).reshape(()).item(), _of_numbers(op, dtype, bounded)
+            if function is None:
+                return None
+            x = objects([function(v, bound) for v in x])
+    return [(x.reshape(node.input(0).shape), dtype)]
+
+
+def _smallest(*row: Any) -> Any:
+    return -largest(*(-v for v in row))
 
 
 def _elementwise(function: Callable[..., Any], result: DType | int = 0) -> Rule:
@@ -192,13 +265,55 @@ def _elementwise(function: Callable[..., Any], result: DType | int = 0) -> Rule:
     return apply
 
 
-def _reduced(function: Callable[[Array], Any]) -> Rule:
+def _truths(guarded: Callable[..., Any], counted: Callable[..., Any]) -> Rule:
+    """A question to each element: few answers are guards, many are numbers of the run, 0 or 1. counted: the question as such."""
+    few, many = _elementwise(lambda *row: bool(guarded(*row)), BOOL), _elementwise(counted, BOOL)
+
     def apply(node: BoundNode) -> list[Result] | None:
-        x, axes = _value(node, 0), _axes(node)
-        if x.ndim != 1 or axes not in (None, [0], [-1]) or (not axes and node.attr("noop_with_empty_axes")):
-            return None
-        return [(objects([function(x)]).reshape((1,) if node.attr("keepdims") else ()), node.input(0).dtype)]
+        arrays = [_value(node, i) for i in range(len(node.inputs)) if node.has(i)]
+        asked = any(map(is_symbolic, (o.content for o in node.given()))) and math.prod(np.broadcast_shapes(*(a.shape for a in arrays)))
+        return (many if asked > MAX_GUARDS else few)(node)
     return apply
+
+
+def _where(node: BoundNode) -> list[Result] | None:
+    def chosen(condition: Any, x: Any, y: Any) -> Any:
+        if not isinstance(condition, Size):
+            return x if condition else y
+        return derived(select, condition, x, y) if node.input(1).dtype in FLOATS else y + condition * (x - y)
+    return _elementwise(chosen, 1)(node)
+
+
+def _is_infinite(node: BoundNode) -> list[Result] | None:
+    ends = bool(node.attr("detect_negative")), bool(node.attr("detect_positive"))
+    return _truths(*[lambda v: derived(is_infinite, v, *map(float, ends))] * 2)(node)
+
+
+def _reduced(of_integers: Callable[..., Any]) -> Rule:
+    def apply(node: BoundNode) -> list[Result] | None:
+        x, axes, dtype = _value(node, 0), _axes(node), node.input(0).dtype
+        if not axes and node.attr("noop_with_empty_axes"):
+            return [(x, dtype)]
+        function, reduced = _of_numbers(node.op, dtype, of_integers), sorted({a % x.ndim for a in axes or range(x.ndim)})
+        kept = [a for a in range(x.ndim) if a not in reduced]
+        if function is None or any(not x.shape[a] for a in reduced):
+            return None
+        rows = x.transpose(*kept, *reduced).reshape(math.prod(x.shape[a] for a in kept), -1)
+        shape = [1 if a in reduced else d for a, d in enumerate(x.shape) if a in kept or node.attr("keepdims")]
+        return [(objects([function(*row) for row in rows]).reshape(shape), dtype)]
+    return apply
+
+
+def _cumulated(node: BoundNode) -> list[Result] | None:
+    """A running sum of one dimension."""
+    x, dtype = _value(node, 0), node.input(0).dtype
+    if x.ndim != 1 or dtype not in INTEGERS:
+        return None
+    low, high = limits_of(dtype)
+    row = list(x[::-1] if node.attr("reverse") else x)
+    sums = [fitted(v, low, high) for v in accumulate([0, *row])]
+    sums = sums[:-1] if node.attr("exclusive") else sums[1:]
+    return [(objects(sums[::-1] if node.attr("reverse") else sums), dtype)]
 
 
 def _expand(node: BoundNode, x: Array) -> Array:
@@ -220,7 +335,7 @@ def _split(node: BoundNode) -> list[Result] | None:
 
 def _constant_of_shape(node: BoundNode) -> list[Result] | None:
     value = node.attr("value")
-    if value is None or value.dtype.name not in BY_NAME or is_symbolic(node.input(0).require()):
+    if value is None or value.dtype.name not in BY_NAME or is_symbolic(node.input(0).content):
         return None
     dtype, shape = BY_NAME[value.dtype.name], _numbers(node.input(0)) or []
     if dtype not in _INTEGERS or math.prod(shape) > MAX_ELEMENTS:
@@ -241,27 +356,43 @@ _RULES: Mapping[str, Rule] = {
     "Expand": _moved(_expand),
     "Split": _split,
     "Cast": _cast,
+    "CastLike": lambda node: _as_type(node, node.input(1).dtype),
     "ConstantOfShape": _constant_of_shape,
-    "Add": _arithmetic(operator.add, operator.add),
-    "Sub": _arithmetic(operator.sub, operator.sub),
-    "Mul": _arithmetic(operator.mul, operator.mul),
-    "Div": _arithmetic(_quotient, operator.truediv),
-    "Neg": _arithmetic(operator.neg, operator.neg),
-    "Floor": _arithmetic(operator.pos, np.floor),
-    "Ceil": _arithmetic(operator.pos, np.ceil),
-    "Max": _elementwise(lambda *row: largest(*row)),
-    "Min": _elementwise(lambda *row: -largest(*(-v for v in row))),
-    "Equal": _elementwise(lambda x, y: bool(x == y), BOOL),
-    "Less": _elementwise(lambda x, y: bool(x < y), BOOL),
-    "Greater": _elementwise(lambda x, y: bool(x > y), BOOL),
-    "LessOrEqual": _elementwise(lambda x, y: bool(x <= y), BOOL),
-    "GreaterOrEqual": _elementwise(lambda x, y: bool(x >= y), BOOL),
-    "And": _elementwise(lambda x, y: bool(x) and bool(y), BOOL),
-    "Or": _elementwise(lambda x, y: bool(x) or bool(y), BOOL),
-    "Not": _elementwise(operator.not_, BOOL),
-    "Where": _elementwise(lambda c, x, y: x if c else y, 1),
-    "ReduceProd": _reduced(math.prod),
-    "ReduceSum": _reduced(sum),
-    "ReduceMax": _reduced(lambda x: largest(*x)),
-    "ReduceMin": _reduced(lambda x: -largest(*(-v for v in x))),
+    "Range": _range,
+    "Add": _by_type(operator.add),
+    "Sub": _by_type(operator.sub),
+    "Mul": _by_type(operator.mul),
+    "Div": _by_type(quotient),
+    "Mod": _mod,
+    "Pow": _by_type(_power),
+    "Neg": _by_type(operator.neg),
+    "Abs": _by_type(_absolute),
+    "Sign": _by_type(_sign),
+    "Floor": _by_type(None),
+    "Ceil": _by_type(None),
+    "Round": _by_type(None),
+    "Sqrt": _by_type(None),
+    "Reciprocal": _by_type(None),
+    "Max": _by_type(largest),
+    "Min": _by_type(_smallest),
+    "Sum": _by_type(None),
+    "Clip": _clip,
+    "Equal": _truths(operator.eq, lambda x, y: derived(equal, x, y)),
+    "Less": _truths(operator.lt, lambda x, y: derived(less, x, y)),
+    "Greater": _truths(operator.gt, lambda x, y: derived(less, y, x)),
+    "LessOrEqual": _truths(operator.le, lambda x, y: derived(less_or_equal, x, y)),
+    "GreaterOrEqual": _truths(operator.ge, lambda x, y: derived(less_or_equal, y, x)),
+    "And": _elementwise(lambda x, y: x * y, BOOL),
+    "Or": _elementwise(lambda x, y: x + y - x * y, BOOL),
+    "Xor": _elementwise(lambda x, y: x + y - 2 * x * y, BOOL),
+    "Not": _elementwise(lambda x: 1 - x, BOOL),
+    "IsInf": _is_infinite,
+    "IsNaN": _truths(*[lambda v: derived(is_nan, v)] * 2),
+    "Where": _where,
+    "ReduceProd": _reduced(lambda *row: math.prod(row)),
+    "ReduceSum": _reduced(lambda *row: sum(row)),
+    "ReduceMax": _reduced(largest),
+    "ReduceMin": _reduced(_smallest),
+    "ReduceMean": _reduced(lambda *row: quotient(sum(row), len(row))),
+    "CumSum": _cumulated,
 }

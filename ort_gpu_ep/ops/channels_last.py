@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array
@@ -63,5 +64,10 @@ def permuted(values: Iterable[Any]) -> tuple[Any, ...]:
 
 def ints(values: Iterable[int]) -> Array:
     """An input that holds axes or sizes; those that a run brings stay what they are."""
+    return numbers(values, np.int64)
+
+
+def numbers(values: Iterable[float], kind: DTypeLike) -> Array:
+    """An input of that element type; numbers that a run brings stay what they are."""
     given = tuple(values)
-    return np.array(given, object if any(map(is_symbolic, given)) else np.int64)
+    return np.array(given, object if any(map(is_symbolic, given)) else kind)

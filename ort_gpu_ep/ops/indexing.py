@@ -60,7 +60,7 @@ def in_range(indices: Operand, dims: Shape) -> bool:
     0 and -1 do of every dimension that is not empty.
     """
     value = indices.value
-    if value is None or not value.size or value.dtype == object:
+    if value is None or not value.size:
         return False
     columns = zip(value.reshape(-1, len(dims)).T, dims, strict=True) if len(dims) > 1 else [(value, dims[0])]
     return all(bool(np.isin(column, (0, -1)).all()) or (not is_symbolic(size) and -size <= column.min() and column.max() < size)
@@ -70,7 +70,7 @@ def in_range(indices: Operand, dims: Shape) -> bool:
 def are_lengths(lengths: Operand, steps: int) -> bool:
     """Whether these lengths of sequences are known before the run, and none is longer than the steps."""
     value = lengths.value
-    return value is not None and value.dtype != object and not is_symbolic(steps) and bool(((value >= 0) & (value <= steps)).all())
+    return value is not None and not is_symbolic(steps) and bool(((value >= 0) & (value <= steps)).all())
 
 
 @op("Gather", dtypes={"T": ANY, "Tind": INTS}, bindings="x indices -> y")

@@ -8,7 +8,7 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Step
-from ort_gpu_ep.ir.symbolic import hint, is_symbolic, same
+from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import FLOAT32, INT8, INT16, INT32, PACKED_INTS, UINT8, UINT16, DType, Shape, TensorType, names
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, result_dtype
@@ -136,7 +136,7 @@ def number(node: BoundNode, position: int) -> float | None:
     if not node.has(position):
         return 0.0
     value = node.input(position).value
-    return None if value is None or is_symbolic(value.reshape(-1)[0]) else float(value.reshape(-1)[0])
+    return None if value is None else float(value.reshape(-1)[0])
 
 
 def limits_of(dtype: DType) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, prod
 
@@ -13,7 +14,7 @@ from ort_gpu_ep.ir.symbolic import derived, is_symbolic
 from ort_gpu_ep.ir.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType
 from ort_gpu_ep.kernels.records import Known, case, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Operand, Strided, kernel, op
-from ort_gpu_ep.ops.channels_last import ints, permuted, stored
+from ort_gpu_ep.ops.channels_last import ints, numbers, permuted, stored
 from ort_gpu_ep.ops.reduce import normal_axes
 
 F = np.float32
@@ -63,12 +64,13 @@ def _given(node: BoundNode, index: int) -> Operand | None:
     return operand if operand and operand.size else None
 
 
-def _by_scales(node: BoundNode, scales: np.ndarray, axes: tuple[int, ...]) -> list[Axis]:
+def _by_scales(node: BoundNode, scales: Sequence[float], axes: tuple[int, ...]) -> list[Axis]:
+    """scales: of float32, some of them perhaps of a run."""
     shape = node.input(0).shape
     if len(scales) != len(axes) or not all(s > 0 for s in scales):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of rank {len(shape)} with scales {scales.tolist()} for axes {axes}")
-    by_axis = dict(zip(axes, scales.astype(F), strict=True))
-    found = [(size, float(by_axis.get(a, F(1)))) for a, size in enumerate(shape)]
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of rank {len(shape)} with scales {list(scales)} for axes {axes}")
+    by_axis = dict(zip(axes, scales, strict=True))
+    found = [(size, by_axis.get(a, 1.0)) for a, size in enumerate(shape)]
     return [Axis(size, size if scale == 1.0 else derived(_scaled, size, scale), scale) for size, scale in found]
 
 
@@ -106,12 +108,12 @@ def _with_region(node: BoundNode, found: list[Axis], axes: tuple[int, ...]) -> l
 def _check_length(node: BoundNode, axis: Axis, coordinates: str) -> None:
     """ONNX takes scale * size as the length of the output, ONNX Runtime its whole part: declines where that differs and matters."""
     matters = coordinates in ("align_corners", "tf_crop_and_resize") or (coordinates == "pytorch_half_pixel" and axis.out == 1)
-    if not matters or is_symbolic(axis.scale):      # a scale that comes from two sizes fits them
+    if not matters:
         return
-    exact = axis.scale * int(axis.size)
-    if abs(exact - int(axis.out)) > 1e-4 * exact:
+    exact = axis.scale * axis.size
+    if abs(exact - axis.out) > 1e-4 * exact:
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale:g} of {axis.size} elements: {exact:g} is not a whole number")
+            Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale} of {axis.size} elements: {exact} is not a whole number")
 
 
 def _axis_consts(slot: int, axis: Axis, stride: int, step: int, taps: int, coordinates: str) -> dict[str, Const]:
@@ -178,8 +180,7 @@ def _layout(node: BoundNode) -> ChannelsLast | None:
     constants: dict[int, Array] = {}
     for position in (2, 3) if is_new else (1,):
         if (given := _given(node, position)) is not None:
-            values = given.require().reshape(-1)
-            constants[position] = ints(permuted(given.ints())) if position == 3 else np.array(permuted(values), F)
+            constants[position] = ints(permuted(given.ints())) if position == 3 else numbers(permuted(given.floats()), F)
     if is_new and node.attr("coordinate_transformation_mode") == "tf_crop_and_resize" and (region := _given(node, 1)) is not None:
         starts, ends = np.split(region.require().reshape(-1), 2)
         constants[1] = np.array([*permuted(starts), *permuted(ends)], region.dtype.numpy)
@@ -189,11 +190,10 @@ def _layout(node: BoundNode) -> ChannelsLast | None:
 @op("Upsample", since=7, dtypes={"T": SAMPLED}, bindings="x _scales? -> y", epilogue=True, channels_last=_layout)
 def upsample(node: BoundNode) -> Kernel:
     """y[o] = x[o / scale], nearest or linear. x: any shape, y: x's sizes times `scales` (an attribute before opset 9)."""
-    scales = np.asarray(node.attr("scales"), F) if node.version < 9 else node.input(1).require()
-    return _old_form(node, scales.reshape(-1))
+    return _old_form(node, np.asarray(node.attr("scales"), F).tolist() if node.version < 9 else node.input(1).floats())
 
 
-def _old_form(node: BoundNode, scales: np.ndarray) -> Kernel:
+def _old_form(node: BoundNode, scales: Sequence[float]) -> Kernel:
     """Upsample, and Resize of opset 10."""
     found = _by_scales(node, scales, tuple(range(node.input(0).rank)))
     return _resample(node, found, str(node.attr("mode")), "asymmetric", "simple", dict(_PLAIN))
@@ -204,7 +204,7 @@ def _old_form(node: BoundNode, scales: np.ndarray) -> Kernel:
 def resize(node: BoundNode) -> Kernel:
     """y = x sampled on another grid (nearest, linear or cubic). x: any shape, y: x's sizes times `scales`, or `sizes`."""
     if node.version < 11:
-        return _old_form(node, node.input(1).require().reshape(-1))
+        return _old_form(node, node.input(1).floats())
     kind, coordinates = str(node.attr("mode")), str(node.attr("coordinate_transformation_mode"))
     smooth = bool(node.attr("antialias"))
     if node.attr("exclude_outside") and kind != "cubic" and not smooth:
@@ -218,7 +218,7 @@ def resize(node: BoundNode) -> Kernel:
     scales, sizes = _given(node, 2), _given(node, 3)
     if (scales is None) == (sizes is None):
         raise UnsupportedNodeError(Code.ATTRIBUTE, "Resize needs either scales or sizes")
-    found = _by_scales(node, scales.require().reshape(-1), axes) if scales else _by_sizes(node, sizes.ints() if sizes else (), axes)
+    found = _by_scales(node, scales.floats(), axes) if scales else _by_sizes(node, sizes.ints() if sizes else (), axes)
     if coordinates == "tf_crop_and_resize":
         found = _with_region(node, found, axes)
     outside = float(node.attr("extrapolation_value"))

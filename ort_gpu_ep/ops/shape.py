@@ -109,7 +109,7 @@ def _high_word(number: int) -> int:
 
 
 def _range_of_floats(node: BoundNode) -> Kernel:
-    start, limit, delta = (derived(float, node.input(k).require().reshape(-1)[0]) for k in range(3))
+    start, limit, delta = (node.input(k).floats()[0] for k in range(3))
     try:
         count = derived(_count, start, limit, delta)
     except (ArithmeticError, ValueError) as error:

@@ -182,12 +182,18 @@ class _Rewriter:
         inputs = [self._stored(name, option) if k in form.inputs else name for k, name in enumerate(node.inputs)]
         inputs += [""] * (max(form.constants, default=-1) + 1 - len(inputs))
         for position, array in form.constants.items():
-            inputs[position] = self._constant(f"{node.writes[0]}.{position}", array, INT64 if array.dtype == object else None)
+            dtype = self._type_of_sizes(node, position) if array.dtype == object else None
+            inputs[position] = self._constant(f"{node.writes[0]}.{position}", array, dtype)
         operands = tuple(self._stored(name, option) if form.writes else name for name in node.operands)
         outputs = tuple(self._written(name) if name in option.writes else name for name in node.outputs)
         return replace(
             node, name=node.label, inputs=tuple(inputs), outputs=outputs, operands=operands,
             attributes={**node.attributes, **form.attributes}, channels_last=True)
+
+    def _type_of_sizes(self, node: Node, position: int) -> DType:
+        """Of an input that holds sizes of the run, or of what stands for an attribute."""
+        name = node.inputs[position] if position < len(node.inputs) else ""
+        return self.facts.types[name].dtype if name else INT64
 
     def _stored(self, name: str, option: _Option) -> str:
         """The value as the node reads it."""

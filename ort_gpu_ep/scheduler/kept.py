@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ort_gpu_ep.codec import Codec
 from ort_gpu_ep.errors import GpuEpError
+from ort_gpu_ep.ir import symbolic
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.symbolic import Real, Size, Terms, Trace
 from ort_gpu_ep.ir.types import BY_NAME, DType, TensorType
+from ort_gpu_ep.kernels import arithmetic
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.scheduler.plan import Copy, Kind, Plan
-from ort_gpu_ep.scheduler.template import Template
+from ort_gpu_ep.scheduler.template import Template, range_of
 from ort_gpu_ep.scheduler.verify import violations
 from ort_gpu_ep.shaders.composer import is_body
 
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"*": operator.mul, "/": operator.truediv, "float": float, "trunc": math.trunc}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {**symbolic.FUNCTIONS, **arithmetic.FUNCTIONS}
 """What `symbolic.derived` may have been called with in a plan that is kept; a function of one row alone has no name in a file."""
 
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
@@ -48,8 +48,10 @@ def to_data(template: Template) -> dict[str, Any]:
 
 def from_data(data: Mapping[str, Any], types: Sequence[TensorType], limits: Limits, values: Mapping[int, Array]) -> Template:
     """The template for inputs of these types. Raises ValueError, LookupError, TypeError for what is no legal plan for these."""
-    numbers = sum(t.rank for t in types) + sum(array.size for array in values.values())
-    trace = _trace(data, numbers)
+    ranges = [(0, symbolic.LARGEST_DIMENSION)] * sum(t.rank for t in types)
+    for index in sorted(values):
+        ranges += [range_of(values[index])] * values[index].size if values[index].dtype.kind in "iu" else []
+    trace = _trace(data, ranges)
     plan = CODEC.decode(Plan, data["rows"], lambda said: _made(said, trace))
     _check(plan)
     try:
@@ -113,16 +115,19 @@ def _atom(definition: tuple[Any, ...]) -> list[Any]:
     return ["call", name, *definition[2:]]
 
 
-def _trace(data: Mapping[str, Any], numbers: int) -> Trace:
-    """As planning left it: what its guards imply follows from them, in their order. numbers: how many a run brings."""
+def _trace(data: Mapping[str, Any], ranges: Sequence[tuple[int, int]]) -> Trace:
+    """As planning left it: what its guards imply follows from them, in their order. ranges: of the numbers that a run brings."""
     trace, atoms, hints = Trace(), data["atoms"], data["hints"]
     if type(atoms) is not list or type(hints) is not list or len(atoms) != len(hints) or len(atoms) > MAX_ATOMS:
         raise ValueError(f"got {str(atoms)[:60]}, expected a list of at most {MAX_ATOMS} atoms, and their values")
     for definition, hint in zip(atoms, hints, strict=True):
         if type(hint) not in (int, float):
             raise ValueError(f"got {str(hint)[:60]}, expected a number")
-        if trace.add(_definition(definition, len(trace.atoms), numbers), hint) != len(trace.atoms) - 1:
+        made = _definition(definition, len(trace.atoms), len(ranges))
+        if trace.add(made, hint) != len(trace.atoms) - 1:
             raise ValueError(f"got atom {str(definition)[:60]} twice")
+        if made[0] == "symbol":
+            trace.symbol(made[1], hint, ranges[made[1]])
     for terms, relation, answer in data["guards"]:
         if relation not in _RELATIONS or type(answer) is not bool:
             raise ValueError(f"got {str((relation, answer))[:60]}, expected a relation and its answer")

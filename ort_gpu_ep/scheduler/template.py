@@ -128,14 +128,15 @@ class Template:
             self._outputs.at(lambda k, where: TensorType(given_outputs[k].dtype, values[where])),
             self._groups.at(lambda k, where: _grid(steps[k], values[where], most)), self._nbytes.at(lambda k, where: values[where][0]),
             values[self._slots], self._packed(values[self._parameters]),
-            {c.name: np.array(values[w]).astype(c.type.dtype.numpy).tobytes() for c, _, w in self._constants})
+            {c.name: np.array(values[w], c.type.dtype.numpy).tobytes() for c, _, w in self._constants})
 
     def _packed(self, values: Sequence[Any]) -> bytes:
-        """The uniform structs. A number below zero is that modulo 2^32."""
+        """The uniform structs. A number below zero is that modulo 2^32, one beyond float32 infinite."""
         try:
             return self._layout.pack(*values)
-        except struct.error:
-            return self._layout.pack(*(v & 0xffffffff if type(v) is int else v for v in values))
+        except (struct.error, OverflowError):
+            with np.errstate(over="ignore"):
+                return self._layout.pack(*(v & 0xffffffff if type(v) is int else float(np.float32(v)) for v in values))
 
     def _numbers(self, types: Sequence[TensorType], given: Mapping[int, Array]) -> list[int] | None:
         """What the symbols stand for; None for other element types, ranks, or contents that are no integers."""
@@ -251,10 +252,16 @@ def _content(trace: Trace, place: int, array: Array, constant: bool) -> tuple[Ar
     """An input's content as the plan sees it, integers as symbols unless they are guarded, and the place of the next number."""
     if array.dtype.kind not in "iu":
         return array, place
-    symbols = [trace.symbol(place + k, int(v)) for k, v in enumerate(array.reshape(-1))]
+    symbols = [trace.symbol(place + k, int(v), range_of(array)) for k, v in enumerate(array.reshape(-1))]
     if constant:
         return np.array([int(s) for s in symbols], array.dtype).reshape(array.shape), place + array.size
     return shape_arithmetic.objects(symbols).reshape(array.shape), place + array.size
+
+
+def range_of(array: Array) -> tuple[int, int]:
+    """Between which integers the content of an input is."""
+    limits = np.iinfo(array.dtype)
+    return int(limits.min), int(limits.max)
 
 
 def _dimension(trace: Trace, place: int, size: int, declared: Sequence[Any] | None, axis: int) -> int:
