@@ -13,15 +13,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.private import OrtBinding, OrtValueVector, behind
+from ort_gpu_ep.private import OrtBinding, OrtSession, OrtValueVector, behind
+from ort_gpu_ep.providers import EP_NAME, STAND_IN_NAME
 
 TENSORS = {f"tensor({name})": np.dtype(numpy) for name, numpy in (
     ("float", "f4"), ("double", "f8"), ("float16", "f2"), ("bool", "?"), ("int8", "i1"), ("uint8", "u1"), ("int16", "i2"), ("uint16", "u2"),
     ("int32", "i4"), ("uint32", "u4"), ("int64", "i8"), ("uint64", "u8"))}
 """ONNX Runtime's names of tensors that numpy has, too, and numpy's element types."""
 
-STRINGS = 8
-"""ONNX's number of strings (TensorProto.DataType)."""
+STRINGS, STRING_TENSOR = 8, "tensor(string)"
+"""ONNX's number of strings (TensorProto.DataType), and ONNX Runtime's name of a tensor of them."""
+
+STRING_KINDS = "OSUV"
+"""numpy's kinds of types that ONNX Runtime reads as strings."""
+
+OURS = frozenset((EP_NAME, STAND_IN_NAME))
+"""Names under which a session has our provider."""
 
 HOST = "host"
 """Stands for an output that is to be a new value on the host."""
@@ -30,15 +37,59 @@ Bind: TypeAlias = tuple[Callable[..., object], tuple[Any, ...]]
 """A method of onnxruntime's class and its arguments. Not bound to the binding: a cycle would keep its values until a collection."""
 
 
-class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
+def check_output(name: str, kind: str, on_host: bool) -> None:
+    """Raises RuntimeError for an output of strings that is wanted on a device. kind: onnxruntime's name of its type."""
+    if STRING_TENSOR in kind and not on_host:       # also of sequences
+        raise RuntimeError(f"Only binding non-string Tensors is currently supported: output {name!r} is a {kind}, wanted on a device. "
+                           "Bind it to 'cpu'.")
+
+
+class CheckedBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
+    """onnxruntime's, for its own sessions with a provider whose memory is the device's.
+
+    onnxruntime copies an input to where the session wants it when it is bound, and only a run looks at its type; it copies an output to
+    where it is bound. It would make strings in the device's address space, and the process would end.
+    """
+
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        inputs = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+        self._wants_host_memory = {i.name: where.name == "Cpu" for i, where in inputs}
+        self._output_types = {o.name: o.type for o in session.get_outputs()}
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
+        self._check_array(name, arr_on_cpu)
+        super().bind_cpu_input(name, arr_on_cpu)
+
+    def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
+        if ortvalue.is_tensor() and ortvalue.data_type() == STRING_TENSOR:
+            self._check_strings(name, STRING_TENSOR)
+        super().bind_ortvalue_input(name, ortvalue)
+
+    def bind_output(
+        self, name: str, device_type: str = "cpu", device_id: int = 0, element_type: Any = None, shape: Any = None, buffer_ptr: Any = None,
+    ) -> None:
+        check_output(name, self._output_types.get(name, ""), device_type.lower() == "cpu")
+        super().bind_output(name, device_type, device_id, element_type, shape, buffer_ptr)
+
+    def _check_array(self, name: str, array: Any) -> None:
+        if isinstance(array, np.ndarray) and array.dtype.kind in STRING_KINDS:
+            self._check_strings(name, f"an array of {array.dtype}")
+
+    def _check_strings(self, name: str, what: str) -> None:
+        """Raises RuntimeError, as onnxruntime does for strings, for an input on the device."""
+        if self._wants_host_memory.get(name) is False:
+            raise RuntimeError(f"Only binding non-string Tensors is currently supported: input {name!r} was given as {what}, which "
+                               "onnxruntime reads as strings. Convert it first, as by .astype(numpy.float32).")
+
+
+class IOBinding(CheckedBinding):
     """onnxruntime's, for sessions that call `run_past`, or else `refresh`, before each run."""
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self._session = behind(session)         # onnxruntime keeps it, too, since 1.31
-        inputs = list(zip(session.get_inputs(), session.get_input_memory_infos(), strict=True))
-        self._dtypes = {i.name: TENSORS.get(i.type) for i, _ in inputs}
-        self._wants_host_memory = {i.name: where.name == "Cpu" for i, where in inputs}
+        self._dtypes = {i.name: TENSORS.get(i.type) for i in session.get_inputs()}
         self._elsewhere: dict[str, Bind] = {}
         self._read, self._written = dict[str, range](), dict[str, range]()      # host memory, by the input or output that lies there
         self._given: dict[str, Any] = {}        # by name: arrays and OrtValues as they are bound; None: what onnxruntime alone knows
@@ -48,6 +99,7 @@ class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
         self._is_answered = False               # the last run went past onnxruntime, which has none of its outputs
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
+        self._check_array(name, arr_on_cpu)
         bind = OrtBinding.bind_cpu_input, (name, arr_on_cpu)
         if isinstance(arr_on_cpu, np.ndarray) and arr_on_cpu.flags.c_contiguous:
             self._read[name] = range(arr_on_cpu.ctypes.data, arr_on_cpu.ctypes.data + arr_on_cpu.nbytes)
@@ -72,8 +124,11 @@ class IOBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
         bind = OrtBinding.bind_ortvalue_input, (name, ortvalue)
         is_tensor = ortvalue.is_tensor()
         if is_tensor:
+            kind = ortvalue.data_type()
+            if kind == STRING_TENSOR:
+                self._check_strings(name, kind)
             self._read[name] = _place_of(ortvalue)
-            self._bind(name, ortvalue.device_name() == "cpu", TENSORS.get(ortvalue.data_type()), bind)
+            self._bind(name, ortvalue.device_name() == "cpu", TENSORS.get(kind), bind)
         else:
             self._bind(name, self._wants_host_memory.get(name), None, bind)
         self._give(name, ortvalue if is_tensor else None)
@@ -183,11 +238,15 @@ def refresh(iobinding: Any) -> None:
         iobinding.refresh()
 
 
-def take_over(of_ours: Callable[[Any], bool]) -> None:
-    """From now on `onnxruntime.IOBinding(session)` makes ours of the sessions for which `of_ours` is true."""
+def take_over(refreshes: Callable[[Any], bool]) -> None:
+    """From now on `onnxruntime.IOBinding(session)` makes ours for our provider. refreshes: whether a session calls `refresh`."""
 
     def new(cls: Any, session: Any = None, *_: Any, **__: Any) -> Any:
-        return object.__new__(IOBinding if cls is OrtBinding and of_ours(session) else cls)
+        if cls is OrtBinding and refreshes(session):
+            cls = IOBinding
+        elif cls is OrtBinding and isinstance(session, OrtSession) and not OURS.isdisjoint(session.get_providers()):
+            cls = CheckedBinding
+        return object.__new__(cls)
 
     OrtBinding.__new__ = new
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import onnxruntime
 
-from ort_gpu_ep.plugin.io_binding import IOBinding, refresh, take_over
+from ort_gpu_ep.plugin.io_binding import IOBinding, check_output, refresh, take_over
 from ort_gpu_ep.private import OrtSession as OrtSession
 from ort_gpu_ep.private import behind
 from ort_gpu_ep.processes.interrupts import uninterrupted
@@ -88,6 +88,14 @@ class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no type
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
         return uninterrupted(OrtSession.run_with_ort_values, self, output_names, input_dict_ort_values, run_options)
+
+    def run_with_ortvaluevector(
+        self, run_options: Any, feed_names: Any, feeds: Any, fetch_names: Any, fetches: Any, fetch_devices: Any,
+    ) -> None:
+        kinds = {o.name: o.type for o in self.get_outputs()}
+        for name, device in zip(fetch_names, fetch_devices, strict=False):      # onnxruntime says where there are too few
+            check_output(name, kinds.get(name, ""), device.device_type() == device.cpu())
+        super().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
 
 
 def _run_bound(session: Any, iobinding: Any, run_options: Any) -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.config import resolve
-from ort_gpu_ep.errors import GpuEpError, InternalError
+from ort_gpu_ep.errors import GpuEpError, InputError, InternalError
 from ort_gpu_ep.ir.types import BY_ONNX, DTYPES, Shape, TensorType
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, input_of, output_of, tensor_of
@@ -74,9 +74,9 @@ class DataTransfer(Table):
     def copy_tensors(self, sources: Any, targets: Any, streams: Any, count: int) -> None:
         outwards = []
         for i in range(count):
-            source, target = tensor_of(sources[i]), tensor_of(targets[i])
-            if memory.owns(source[0]) and not memory.owns(target[0]):
-                outwards.append((source[0], target[0], tensor_type(source[2], source[1]).nbytes))
+            address, into, nbytes = _places(sources[i], targets[i])
+            if memory.owns(address) and not memory.owns(into):
+                outwards.append((address, into, nbytes))
             else:
                 copy_value(sources[i], targets[i])
         with recording(*(address for address, _, _ in outwards)):
@@ -94,11 +94,19 @@ def recording(*addresses: int) -> Iterator[None]:
         yield
 
 
+def _places(source: int, target: int) -> tuple[int, int, int]:
+    """Addresses of two tensor OrtValues, and the bytes of each. Raises InputError where they are not alike: a program may copy any two."""
+    (address, shape, kind), (into, into_shape, into_kind) = tensor_of(source), tensor_of(target)
+    given, place = tensor_type(kind, shape), tensor_type(into_kind, into_shape)
+    if given.dtype is not place.dtype or given.size != place.size:
+        raise InputError(f"copy between devices: got a source of {given} and a target of {place}, expected one element type and as many "
+                         "elements. Make the target with the source's shape and type.")
+    return address, into, given.nbytes
+
+
 def copy_value(source: int, target: int) -> None:
-    """Copies one tensor OrtValue into another, wherever the two are."""
-    address, shape, kind = tensor_of(source)
-    into, _, _ = tensor_of(target)
-    nbytes = tensor_type(kind, shape).nbytes
+    """Copies one tensor OrtValue into another, wherever the two are. Raises InputError where they are not alike."""
+    address, into, nbytes = _places(source, target)
     if nbytes == 0:
         return
     with recording(address, into):
