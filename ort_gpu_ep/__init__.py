@@ -34,6 +34,7 @@ from ort_gpu_ep.errors import (
     ScoringError,
     ShaderError,
     TrainingError,
+    UnfitAdapterError,
     UnsupportedNodeError,
     WrongResultError,
 )
@@ -194,6 +195,7 @@ __all__ = [
     "ShaderError",
     "SparseTensor",
     "TrainingError",
+    "UnfitAdapterError",
     "UnsupportedNodeError",
     "WrongResultError",
     "__version__",

@@ -3,6 +3,7 @@
 GpuEpError
 ├ ConfigError(ValueError)             an option has an unknown name or a value outside its set
 ├ AdapterError                        no usable GPU adapter, or the one asked for does not exist
+│ └ UnfitAdapterError                 it exists, and its probes or a known fault of its driver say that nothing may run on it
 ├ ModelError(ValueError)              a model file is missing, broken or not what it claims to be
 ├ TrainingError(ValueError)           a model can't be trained as asked, or training went wrong
 ├ ScoringError(ValueError)            a data set can't be scored as asked: what, where, and what to try
@@ -41,6 +42,10 @@ class ConfigError(GpuEpError, ValueError):
 
 class AdapterError(GpuEpError):
     """No usable GPU adapter, or the adapter asked for does not exist."""
+
+
+class UnfitAdapterError(AdapterError):
+    """The adapter exists, and its probes or a known fault of its driver say that nothing may run on it."""
 
 
 class ModelError(GpuEpError, ValueError):

@@ -14,6 +14,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.drills.faults import maker
+from ort_gpu_ep.errors import UnfitAdapterError
 from ort_gpu_ep.health import markers, verdicts
 from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.quirks import Quirk, load, shipped
@@ -57,13 +58,16 @@ def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
 
     uses: of the model that it is opened for: the probes that it wants and that have not run yet run now. Without it, those that this
     process has asked for are enough; it is `everything` where it has asked for none.
-    Raises: AdapterError, ConfigError (a broken quirks file).
+    Raises: AdapterError, UnfitAdapterError, ConfigError (a broken quirks file).
     """
     look(config)
     info, _ = choose(config.adapter)
     quirks = (*shipped(), *(load(config.quirks) if config.quirks else ()))
     with _lock:
         verdict = Verdict(probed=False) if config.health == "off" else _verdict_once(info, config.cache_path, uses)
+        if why := verdicts.with_quirks(verdict, reasons(quirks, info)).unfit:
+            raise UnfitAdapterError(
+                f"{info.name} is not used: {why}. Update its driver, choose another adapter (option adapter), or see `ort-gpu-ep doctor`.")
         found = workarounds_for(quirks, info)
         gpu = uninterrupted(Gpu.open, with_workarounds(config, found), maker(config))
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
@@ -103,7 +107,7 @@ def workarounds_for(quirks: tuple[Quirk, ...], info: AdapterInfo) -> list[Workar
 
 
 def _verdict_once(info: AdapterInfo, cache_path: str, uses: Uses | None = None) -> Verdict:
-    """The verdict of this process; the adapter is marked as open until the process ends."""
+    """The verdict of this process; an adapter that it leaves in use is marked as open until the process ends."""
     key = verdicts.key_of(info)
     known, is_new_here = _known.get(key), (cache_path, key) not in _tried
     if known is None:
@@ -116,7 +120,8 @@ def _verdict_once(info: AdapterInfo, cache_path: str, uses: Uses | None = None) 
     _known[key] = known
     if is_new_here:
         _tried.add((cache_path, key))
-        markers.leave(cache_path, key)
+        if not known.unfit:
+            markers.leave(cache_path, key)
     return known
 
 

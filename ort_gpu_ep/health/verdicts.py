@@ -58,8 +58,13 @@ class Verdict:
     late: tuple[Late, ...] = ()
 
     @property
+    def unfit(self) -> str:
+        """Why the adapter is not used at all; empty where it is."""
+        return dict(self.disabled).get(ADAPTER, "")
+
+    @property
     def health(self) -> str:
-        return UNUSABLE if any(what == ADAPTER for what, _ in self.disabled) else DEGRADED if self.disabled else HEALTHY
+        return UNUSABLE if self.unfit else DEGRADED if self.disabled else HEALTHY
 
 
 def verdict_of(outcomes: Iterable[Outcome], depth: str, late: Iterable[Late] = ()) -> Verdict:

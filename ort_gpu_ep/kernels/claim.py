@@ -14,7 +14,6 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, UINT8, DType, TensorType
 from ort_gpu_ep.kernels.questions import Question, question
 from ort_gpu_ep.kernels.records import completed, loop_bound, record_of
 from ort_gpu_ep.kernels.registry import (
-    ADAPTER,
     INLINED,
     KNOWN_OPSET,
     PACKED,
@@ -236,7 +235,7 @@ def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> No
     """Declines a kernel that uses what a probe or a quirk has put out of use on this adapter."""
     if not limits.disabled:
         return
-    used = {ADAPTER, built.shader, *built.features, *(inner.shader for _, inner in built.inlined)}
+    used = {built.shader, *built.features, *(inner.shader for _, inner in built.inlined)}
     used |= {WORKGROUP} if built.workgroup_nbytes else set()
     used |= {INLINED} if built.inlined else set()
     used |= {PACKED} if any(d.bits < 32 and (built.raw or d.storage == "u32") for d in dtypes) else set()

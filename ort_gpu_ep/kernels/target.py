@@ -14,7 +14,8 @@ OFFSET_ALIGNMENT = 256
 """Where in a buffer a binding may begin: a multiple of what WebGPU lets every adapter ask for."""
 
 ADAPTER, INLINED, PACKED, WORKGROUP = "adapter", "decoders in other kernels", "packed elements", "workgroup memory"
-"""What Limits.disabled may name besides shader files and device features: everything, bindings of 8 and 16 bits, shared memory."""
+"""What probes and quirks may put out of use besides shader files and device features: everything (the adapter is not opened then), kernels
+with decoders in them, bindings of 8 and 16 bits, shared memory."""
 
 
 LAST_ARRIVING = "last-arriving-workgroup"
@@ -103,8 +104,7 @@ class Limits:
     """What an adapter offers (WebGPU's guaranteed minimum by default). Sizes in bytes.
 
     max_loop_iterations: of all loops of an invocation together (records.py); the default is the least that any known driver does.
-    disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, ADAPTER, INLINED, PACKED,
-        WORKGROUP.
+    disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, INLINED, PACKED, WORKGROUP.
     subgroup_size: invocations of every subgroup of this adapter; 0 where it is not known, or differs between shaders.
     tuned: which forms of kernels are the fastest on it, as far as that was measured. figures: what the choice goes by where it was not.
     precision: the option of that name, of the session that plans. keeps_dense: what decodes a constant may run once for all runs.

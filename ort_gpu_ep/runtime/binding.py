@@ -50,7 +50,7 @@ def bind_group(gpu: Gpu, bound: Bound, buffer_of: Callable[[Place], tuple[Buffer
     for place, first, size in bound.pieces:
         buffer, offset = buffer_of(place)
         if size is None:
-            size = min(buffer.nbytes - offset, gpu.limits.max_binding_nbytes) & ~3
+            size = min(buffer.nbytes - offset - first, gpu.limits.max_binding_nbytes) & ~3
         bindings.append((buffer.native, offset + first, size))
     if bound.parameter_nbytes and parameters is not None:
         bindings.append((parameters.native, 0, bound.parameter_nbytes))

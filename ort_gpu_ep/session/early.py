@@ -119,6 +119,17 @@ def in_order(config: Config) -> str | None:
 def known_verdict(config: Config) -> tuple[str, Verdict] | None:
     """The name of the adapter that the options mean, with its driver and this code, and its verdict, if an earlier process has found it in
     order and a session with these options uses it. Loads no driver."""
+    found = _last_verdict(config)
+    return found if found is not None and not found[1].unfit else None
+
+
+def unfit(config: Config) -> str:
+    """Why no session uses the adapter that the options mean, if an earlier process has found that out; else empty. Loads no driver."""
+    found = _last_verdict(config)
+    return found[1].unfit if found is not None else ""
+
+
+def _last_verdict(config: Config) -> tuple[str, Verdict] | None:
     from ort_gpu_ep.health import markers, verdicts
     from ort_gpu_ep.health.enumeration import known
 

@@ -12,7 +12,7 @@ from onnxruntime import ExecutionMode, SessionOptions
 
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.info import pick
-from ort_gpu_ep.errors import AdapterError, ConfigError
+from ort_gpu_ep.errors import AdapterError, ConfigError, UnfitAdapterError
 from ort_gpu_ep.placement.source import Source, settings_lock
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, too_old
 from ort_gpu_ep.plugin.memory import FORKED, memory
@@ -20,7 +20,7 @@ from ort_gpu_ep.plugin.plain import COMPILES, NOT_COMPILED
 from ort_gpu_ep.plugin.state import say_once
 from ort_gpu_ep.processes import known as processes
 from ort_gpu_ep.processes.interrupts import load
-from ort_gpu_ep.session.early import known_verdict
+from ort_gpu_ep.session.early import known_verdict, unfit
 
 if TYPE_CHECKING:
     from ort_gpu_ep.health.open_adapter import Uses
@@ -159,7 +159,8 @@ def look_for_gpu(config: Config, uses: Uses | None = None) -> tuple[bool, Lease 
 
     They can with placement=cpu, no adapter, or placement=auto on a software adapter nobody asked for.
     The session then does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds.
-    uses: of open_gpu, everything by default. Raises: AdapterError in strict mode and where an adapter was asked for, else it is said once.
+    uses: of open_gpu, everything by default. Raises: AdapterError in strict mode and where an adapter was asked for that does not exist,
+    else it is said once.
     """
     if config.placement == "cpu":
         return True, None, ""
@@ -185,7 +186,7 @@ def look_for_gpu(config: Config, uses: Uses | None = None) -> tuple[bool, Lease 
         open_gpu(config, uses or everything)
         return False, None, ""
     except AdapterError as error:
-        if config.strict or config.adapter:
+        if config.strict or (config.adapter and not isinstance(error, UnfitAdapterError)):
             raise
         say_once(str(error))
         return True, None, str(error) if config.placement == "gpu" else ""
@@ -217,6 +218,9 @@ def stays_on_cpu(config: Config) -> bool:
     from ort_gpu_ep.health.enumeration import known
     from ort_gpu_ep.webgpu.missing import no_driver
 
+    if why := unfit(config):
+        say_once(f"the adapter is not used: {why}")
+        return True
     if config.adapter:
         return False
     try:

@@ -47,7 +47,7 @@ MODEL = ("(float[8, 8] x, int8[8] b) => (float[8, 8] s, bool[8, 8] l, int8[8] t)
 
 @pytest.mark.parametrize(("what", "declined"), [
     ("softmax.wgsl", {"Softmax"}), ("elementwise.wgsl", {"Neg", "Less"}), (WORKGROUP, {"Softmax"}), (PACKED, {"Less", "Neg"}),
-    (ADAPTER, {"Softmax", "Neg", "Less"}), ("gemm.wgsl", set()), ("shader-f16", set())])
+    ("gemm.wgsl", set()), ("shader-f16", set())])
 def test_claim_respects_a_verdict(what: str, declined: set[str]) -> None:
     limits = Limits(disabled=((what, "probe 'p': FAIL"),))
     report = partition(graph_of(MODEL), Config(placement="gpu", fusion=False), limits, False).report
