@@ -8,7 +8,22 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint
-from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, FLOAT64, FLOATS, INT8, INT32, INT64, NUMBERS, UINT8, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.ir.types import (
+    BOOL,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    FLOATS,
+    INT8,
+    INT32,
+    INT64,
+    NUMBERS,
+    UINT8,
+    UINT32,
+    DType,
+    Shape,
+    TensorType,
+)
 from ort_gpu_ep.kernels.records import Known, Random, case, integers, record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
 from ort_gpu_ep.ops.axes import vector_of

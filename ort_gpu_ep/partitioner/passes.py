@@ -65,10 +65,11 @@ def _chains(work: Work) -> Graph:
 
 def _widths(work: Work) -> Graph:
     graph = widen(work.graph, work.facts, work.limits, work.answers)
-    if graph is not work.graph:
-        work.graph = graph
-        _ask(work)
-    return graph
+    if graph is work.graph:
+        return graph
+    work.graph = graph
+    _ask(work)
+    return _chains(work)        # conversions that it took
 
 
 def _products(work: Work) -> Graph:
