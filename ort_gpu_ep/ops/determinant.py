@@ -6,6 +6,7 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.types import FLOAT64, FLOATS, TensorType
 from ort_gpu_ep.kernels.records import case, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, kernel, op
+from ort_gpu_ep.ops.reduce import summed
 
 record(
     "determinant.wgsl", "direct", loop_bound=lambda k: k["M"] * (k["M"] + 2) * (k["M"] + 2),
@@ -19,7 +20,7 @@ def det(node: BoundNode) -> Kernel | Lowering:
     x = node.input(0)
     if x.rank < 2 or x.shape[-1] != x.shape[-2]:
         raise UnsupportedNodeError(Code.RANK, f"Det of {x.type}; taken: [..., M, M]")
-    out = TensorType(x.dtype, x.shape[:-2])
+    out, rest = TensorType(x.dtype, x.shape[:-2]), TensorType(summed(x.dtype), x.shape)
     made = kernel(
-        "determinant.wgsl", [out, x.type], consts={"M": x.shape[-1]}, reads={"x": 0}, writes={"y": 0, "rest": "rest"})
-    return Lowering((out,), (made,), temps=(("rest", x.type),))
+        "determinant.wgsl", [out, rest], consts={"M": x.shape[-1]}, reads={"x": 0}, writes={"y": 0, "rest": "rest"})
+    return Lowering((out,), (made,), temps=(("rest", rest),))

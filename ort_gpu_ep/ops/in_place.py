@@ -1,4 +1,4 @@
-"""Ops that read a packed weight where it is: the kernels of the same op for float32, in whose shaders its decoder stands as a function.
+"""Ops that read a packed weight where it is: the kernels of the same op for floats, in whose shaders its decoder stands as a function.
 
 Fusion makes them of a decoder and the node behind it (partitioner/absorption.py). Products have kernels of their own for packed weights.
 """
@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Attribute, Node
-from ort_gpu_ep.ir.types import FLOAT32, INT8, INT32, INT64, PACKED_INTS, UINT8, Shape, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOATS, INT8, INT32, INT64, PACKED_INTS, UINT8, DType, Shape, TensorType
 from ort_gpu_ep.kernels.records import completed, record_of
 from ort_gpu_ep.kernels.registry import OPS, BoundNode, Kernel, Lowering, Operand, op, spec_of
 from ort_gpu_ep.ops.quantize import byte_decoder
 from ort_gpu_ep.shaders.inlining import inner_name
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN
 
-TAKEN = {"T": (FLOAT32, UINT8, INT8, INT32, INT64, *PACKED_INTS)}
+TAKEN = {"T": (*FLOATS, UINT8, INT8, INT32, INT64, *PACKED_INTS)}
 DECODER_VERSION = 25
 """Of DequantizeLinear: the newest takes what older ones do."""
 RECURRENT = "x weights... -> y yh yc"
@@ -61,9 +61,15 @@ def _peeled(node: BoundNode, packed: Sequence[tuple[str, int]], name: str, domai
 def plain(node: BoundNode, name: str, shape: Shape, at: int, domain: str = "", bits: int = 0) -> BoundNode:
     """The node as if its weight at input `at`, of that shape, were dense, computed in each run. bits: as Operand.decoded."""
     names, operands = node.node.inputs, node.inputs
-    dense = Operand(node.input(at).name, TensorType(FLOAT32, shape), decoded=bits, asked=node.input(at).asked)
+    weight = next(weight for weight, first in packed_inputs(node.node.attributes) if first == at)
+    dense = Operand(node.input(at).name, TensorType(decoded_as(node, weight), shape), decoded=bits, asked=node.input(at).asked)
     found = replace(node.node, op=name, domain=domain, version=node.attr("op_version"), inputs=(*names[:at + 1], *names[at + PARTS:]))
     return replace(node, node=found, inputs=(*operands[:at], dense, *operands[at + PARTS:]))
+
+
+def decoded_as(node: BoundNode, weight: str) -> DType:
+    """The element type of a packed weight as the model has it decoded. weight: what its attributes begin with."""
+    return FLOAT16 if node.attr(f"{weight}_half") else FLOAT32
 
 
 def check_not_kept(node: BoundNode) -> None:
@@ -78,11 +84,12 @@ def _decoder(node: BoundNode, weight: str, at: int) -> Kernel:
     attributes = {"axis": node.attr(f"{weight}_axis"), "block_size": node.attr(f"{weight}_block"), "shape": node.attr(f"{weight}_shape"),
                   "perm": node.attr(f"{weight}_perm")}
     if not node.input(at).is_constant:
-        return byte_decoder(node, at)
+        return byte_decoder(node, at, decoded_as(node, weight))
     names = {bits: op_name for op_name, bits in CODEBOOK.items()}
     if (bits := node.attr(f"{weight}_bits")):
         call = Node(names[bits], (), ("w",), domain=DOMAIN, version=1, attributes=attributes)
     else:
+        attributes["output_dtype"] = decoded_as(node, weight).onnx
         call = Node("DequantizeLinear", (), ("w",), version=DECODER_VERSION, attributes=attributes)
     made, = completed(OPS[(call.domain, call.op)], BoundNode(call, parts)).kernels
     return replace(made, reads=tuple((name, int(source) + at) for name, source in made.reads or ()))

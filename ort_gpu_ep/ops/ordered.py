@@ -50,7 +50,8 @@ def cumulative(node: BoundNode) -> Kernel:
     outer, n, inner = around(x.shape, axis_of(node, number_of(node, 1), x.rank))
     workgroup_size = min(MAX_WORKGROUP_SIZE, max(32, _power_of_two(hint(n))))
     return kernel(
-        "cumulative.wgsl", [x.type], groups=outer * inner, workgroup_size=workgroup_size, workgroup_nbytes=workgroup_size * x.dtype.nbytes,
+        "cumulative.wgsl", [x.type], groups=outer * inner, workgroup_size=workgroup_size,
+        workgroup_nbytes=workgroup_size * max(4, x.dtype.nbytes),
         consts={"N": n, "INNER": inner, "EXCLUSIVE": bool(node.attr("exclusive")), "REVERSE": bool(node.attr("reverse")),
                 "PRODUCT": node.op == "CumProd"})
 

@@ -9,7 +9,22 @@ from math import prod
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Step
 from ort_gpu_ep.ir.symbolic import hint, same
-from ort_gpu_ep.ir.types import FLOAT32, INT8, INT16, INT32, PACKED_INTS, UINT8, UINT16, DType, Shape, TensorType, names
+from ort_gpu_ep.ir.types import (
+    BY_ONNX,
+    FLOAT16,
+    FLOAT32,
+    FLOATS,
+    INT8,
+    INT16,
+    INT32,
+    PACKED_INTS,
+    UINT8,
+    UINT16,
+    DType,
+    Shape,
+    TensorType,
+    names,
+)
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, result_dtype
 from ort_gpu_ep.ops.channels_last import one_scale
@@ -25,6 +40,7 @@ MAX_PARTS = 128
 """Parts of a tensor whose ranges are found at the same time: enough to fill a large GPU."""
 
 record("quantize.wgsl", "elementwise")
+record("quantize_halves.wgsl", "elementwise")
 record("dequantize.wgsl", "elementwise")
 record(
     "quantize_range.wgsl", "reduction",
@@ -32,26 +48,29 @@ record(
 record("quantize_parameter.wgsl", "elementwise", loop_bound=lambda k: k["PARTS"])
 
 
-@op("QuantizeLinear", since=10, dtypes={"T1": (FLOAT32,)}, bindings="x scale zp? -> y", channels_last=one_scale)
+@op("QuantizeLinear", since=10, dtypes={"T1": FLOATS}, bindings="x scale zp? -> y", channels_last=one_scale)
 def quantize_linear(node: BoundNode) -> Kernel:
     """y = saturate(round(x / scale) + zero point), halves to even.
 
-    scale, zero point: a scalar, one per index of `axis`, or (opset 21) one per `block_size` of them.
+    scale, zero point: a scalar, one per index of `axis`, or (opset 21) one per `block_size` of them. The quotient is float32, or float16
+    (from opset 23 on) with `precision` or a scale of that type.
     """
-    _only(node, "scale", node.input(1).dtype, (FLOAT32,))
+    _only(node, "scale", node.input(1).dtype, FLOATS)
     asked = node.attr("output_dtype")
     zp = node.optional(2)
     dtype = zp.dtype if zp else result_dtype(asked) if asked else UINT8
     _only(node, "output", dtype, (*BYTES, *SHORTS))
-    if node.attr("precision") not in (None, 0, FLOAT32.onnx):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"QuantizeLinear with precision {node.attr('precision')}; taken: float32")
+    precision = BY_ONNX.get(node.attr("precision") or (node.input(1).dtype if node.version >= 23 else FLOAT32).onnx)
+    if precision not in FLOATS:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"QuantizeLinear with precision {node.attr('precision')}; taken: {names(FLOATS)}")
     index = _scale_index(node)
     if _is_one_step(node):
-        return stepwise(node.input(0).shape, [quantizing("e0", node, 1, 2, dtype)])
+        halves = node.input(0).dtype is FLOAT16, precision is FLOAT16
+        return stepwise(node.input(0).shape, [quantizing("e0", node, 1, 2, dtype, halves=halves)])
     low, high = limits_of(dtype)
     return kernel(
-        "quantize.wgsl", [TensorType(dtype, node.input(0).shape)], consts={"LOW": low, "HIGH": high, **_blocks(node)},
-        indices={"scale_index": index})
+        "quantize_halves.wgsl" if precision is FLOAT16 else "quantize.wgsl", [TensorType(dtype, node.input(0).shape)],
+        consts={"LOW": low, "HIGH": high, **_blocks(node)}, indices={"scale_index": index})
 
 
 @op("DequantizeLinear", since=10, dtypes={"T": CODES, "T1": CODES}, bindings="x scale zp? -> y", epilogue=True, channels_last=one_scale)
@@ -62,13 +81,14 @@ def dequantize_linear(node: BoundNode) -> Kernel:
     """
     if node.input(0).dtype in PACKED_INTS and not node.input(0).is_constant:
         raise UnsupportedNodeError(Code.DTYPE, f"DequantizeLinear of {node.input(0).type}, which is no constant")
-    _only(node, "scale", node.input(1).dtype, (FLOAT32,))
-    if node.attr("output_dtype"):
-        _only(node, "output", result_dtype(node.attr("output_dtype")), (FLOAT32,))
+    _only(node, "scale", node.input(1).dtype, FLOATS)
+    asked = node.attr("output_dtype")
+    dtype = result_dtype(asked) if asked else node.input(1).dtype
+    _only(node, "output", dtype, FLOATS)
     index = _scale_index(node)
     if _is_one_step(node) and not node.input(0).is_constant:
-        return stepwise(node.input(0).shape, [dequantizing(node, 0)])
-    return kernel("dequantize.wgsl", [TensorType(FLOAT32, node.input(0).shape)], consts=_blocks(node), indices={"scale_index": index})
+        return stepwise(node.input(0).shape, [dequantizing(node, 0, dtype)])
+    return kernel("dequantize.wgsl", [TensorType(dtype, node.input(0).shape)], consts=_blocks(node), indices={"scale_index": index})
 
 
 def _is_one_step(node: BoundNode) -> bool:
@@ -86,29 +106,41 @@ def stepwise(shape: Shape, steps: Sequence[Step]) -> Kernel:
         epilogue=[replace(step, arguments=tuple(places.get(a, a) for a in step.arguments)) for step in steps])
 
 
-def dequantizing(node: BoundNode, x: int) -> Step:
-    """(x - zero point) * scale, of inputs x, x + 1 (scale) and x + 2 (zero point, may be left out)."""
+def dequantizing(node: BoundNode, x: int, dtype: DType = FLOAT32) -> Step:
+    """(x - zero point) * scale, of inputs x, x + 1 (scale) and x + 2 (zero point, may be left out).
+
+    dtype: of the result. As onnxruntime has it, what follows sees float16 rounded.
+    """
     arguments = [f"e{x}"]
     zero, scale = _scalar(node, x + 2, arguments), _scalar(node, x + 1, arguments)
-    return Step("DequantizeLinear", f"f32(i32(x) - i32({zero})) * {scale}", tuple(arguments), FLOAT32)
+    text = f"f32(i32(x) - i32({zero})) * {scale}"
+    return Step("DequantizeLinear", f"half_f32({text})" if dtype is FLOAT16 else text, tuple(arguments), dtype)
 
 
-def byte_decoder(node: BoundNode, x: int) -> Kernel:
-    """The kernel of one scale for inputs x, x + 1 (scale) and x + 2 (zero point, may be left out), to stand in another's shader."""
+def byte_decoder(node: BoundNode, x: int, dtype: DType = FLOAT32) -> Kernel:
+    """The kernel of one scale for inputs x, x + 1 (scale) and x + 2 (zero point, may be left out), to stand in another's shader.
+
+    dtype: of what it makes.
+    """
     made = kernel(
-        "dequantize.wgsl", [TensorType(FLOAT32, node.input(x).shape)], consts=NO_BLOCKS, indices={"scale_index": Strided((1,), (0,))},
+        "dequantize.wgsl", [TensorType(dtype, node.input(x).shape)], consts=NO_BLOCKS, indices={"scale_index": Strided((1,), (0,))},
         reads={name: x + k for k, name in enumerate(("x", "scale", "zp")) if node.has(x + k)}, writes={"y": 0})
     return replace(made, optionals=(("zp", node.has(x + 2)),))
 
 
-def quantizing(value: str, node: BoundNode, scale: int, zp: int, dtype: DType, *, inside: bool = False) -> Step:
+def quantizing(
+    value: str, node: BoundNode, scale: int, zp: int, dtype: DType, *, inside: bool = False, halves: tuple[bool, bool] = (False, False),
+) -> Step:
     """saturate(round(value / scale) + zero point), halves to even; scale and zero point (may be left out) are inputs of the node.
 
     inside: round(value / scale + zero point), which differs where a half meets an odd zero point: so do ONNX Runtime's kernels of QLinear
     ops, but for those that look a byte up in a table. A driver's own division may be off by an ulp, which would turn halves the other way.
+    halves: whether value, and whether the quotient, is rounded to float16.
     """
     arguments = [value]
-    divided = f"divide_f32(x, {_scalar(node, scale, arguments)}).x"
+    number = "half_f32(x)" if any(halves) else "x"
+    by = _scalar(node, scale, arguments)
+    divided = f"half_f32(divide_f32({number}, half_f32({by})).x)" if halves[1] else f"divide_f32({number}, {by}).x"
     zero = f"f32({_scalar(node, zp, arguments)})"
     rounded = f"round({divided} + {zero})" if inside else f"round({divided}) + {zero}"
     return Step("QuantizeLinear", saturated(rounded, dtype), tuple(arguments), dtype)

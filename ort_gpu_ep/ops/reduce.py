@@ -8,7 +8,22 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint
-from ort_gpu_ep.ir.types import BOOL, FLOAT64, FLOATS, INT8, INT32, INT64, NUMBERS, UINT8, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.ir.types import (
+    BOOL,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    FLOATS,
+    INT8,
+    INT32,
+    INT64,
+    NUMBERS,
+    UINT8,
+    UINT32,
+    DType,
+    Shape,
+    TensorType,
+)
 from ort_gpu_ep.kernels.records import Known, Random, case, integers, record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
 from ort_gpu_ep.ops.axes import vector_of
@@ -82,6 +97,11 @@ def team_of(count: int, length: int, adjacent: bool) -> int:
     while team < WORKGROUP_SIZE and 4 * team < length and (not adjacent or count * team < BUSY):
         team *= 2
     return team
+
+
+def summed(dtype: DType) -> DType:
+    """The element type in which a part of a sum of that type is stored: float16 reaches neither to large sums nor to small squares."""
+    return FLOAT32 if dtype is FLOAT16 else dtype
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int], keep: bool) -> Shape:
@@ -160,11 +180,11 @@ def reduction(node: BoundNode, fold: Fold, axes: Sequence[int], out: TensorType,
 
 
 def _folded(rows: Rows, fold: Fold, out: TensorType, p: int, source: int | str = 0, target: int | str = 0) -> Lowering:
-    """Few long rows in two steps, the first over pieces of them."""
+    """Few long rows in two steps, the first over pieces of them, which keep all digits and magnitudes of the sums."""
     cut = _cut(rows)
     if cut is None:
         return Lowering((out,), (_fold(rows, fold, out, p, rows.length, source, target),))
-    parts, pieces = cut.count // rows.count, TensorType(out.dtype, (cut.count,))
+    parts, pieces = cut.count // rows.count, TensorType(summed(out.dtype), (cut.count,))
     first = _fold(cut, Fold("", fold.fold, fold.prepare), pieces, p, rows.length, source, "pieces")
     rest = rows_of((rows.count, parts), (1,))
     last = _fold(rest, Fold("", fold.fold, 0, fold.finish), out, p, parts, "pieces", target, mean_of=rows.length)

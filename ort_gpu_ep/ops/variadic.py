@@ -9,6 +9,7 @@ from ort_gpu_ep.ir.types import INT64, DType, Shape, TensorType
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, View, broadcast, kernel, op
 from ort_gpu_ep.ops import channels_last
 from ort_gpu_ep.ops.elementwise import NUMERIC, REAL, Expression, by_type, common_shape, constant, elementwise, in_pairs, paired
+from ort_gpu_ep.ops.reduce import summed
 
 MAX_READS = 7
 """Inputs of one kernel: WebGPU guarantees 8 storage buffers, one is the output."""
@@ -30,7 +31,7 @@ def variadic(name: str, pair: Callable[[BoundNode], str], *, types: tuple[DType,
         while len(sources) > MAX_READS:
             part = f"part{len(temps)}"
             taken, sources = sources[:MAX_READS], [part, *sources[MAX_READS:]]
-            temps[part] = TensorType(out.dtype, _common_shape(node, taken, temps))
+            temps[part] = TensorType(summed(out.dtype), _common_shape(node, taken, temps))
             kernels.append(_fold(name, text, taken, temps[part], part))
         last = f"x / {constant(len(node.inputs), out.dtype)}" if mean else ""
         kernels.append(_fold(name, text, sources, out, 0, last))

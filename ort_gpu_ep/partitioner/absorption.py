@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from ort_gpu_ep.ir.graph import Attribute, Graph, Node
 from ort_gpu_ep.ir.schemas import default_attribute, schema
-from ort_gpu_ep.ir.types import INT8, UINT8, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, INT8, UINT8, TensorType
 from ort_gpu_ep.kernels.claim import claim
 from ort_gpu_ep.kernels.lowering import Facts, bind
 from ort_gpu_ep.kernels.registry import Decline, Limits, Lowering
@@ -79,7 +79,8 @@ def absorb(graph: Graph, facts: Facts, limits: Limits, consumers: Consumers, sha
 
 def _taken(node: Node, decoder: Node, index: int, packed_op: str, facts: Facts, limits: Limits) -> Node | None:
     """The two as one node, whose types are known then; None where a row declines it, or the node by itself."""
-    fused = _fused(node, decoder, index, packed_op)
+    made = facts.types.get(decoder.outputs[0])
+    fused = _fused(node, decoder, index, packed_op, half=made is not None and made.dtype is FLOAT16)
     before, answer = _asked(node, facts, limits), _asked(fused, facts, limits)
     if isinstance(before, Decline) or isinstance(answer, Decline):
         return None
@@ -150,15 +151,15 @@ def _packed_weights(node: Node, types: Mapping[str, TensorType], graph: Graph) -
             yield node.inputs[at:at + PARTS], 4 * int(size)
 
 
-def _fused(node: Node, decoder: Node, index: int, packed_op: str) -> Node:
-    """The node with the decoder's constants in place of input `index`, and the attributes of both."""
+def _fused(node: Node, decoder: Node, index: int, packed_op: str, half: bool) -> Node:
+    """The node with the decoder's constants in place of input `index`, and the attributes of both. half: the decoder makes float16."""
     attributes, absorbed = dict(node.attributes), len(packed_inputs(node.attributes))
     if not absorbed:
         found = schema(node.domain, node.op, node.version)
         attributes = {name: default_attribute(node.domain, node.op, node.version, name) for name in (found.attributes if found else ())}
         attributes |= {**node.attributes, "op_version": node.version}
     attributes |= {"op_name": node.op} if packed_op == "OfBytes" else {}
-    attributes |= {f"{prefix(absorbed)}_{name}": value for name, value in {**_described(decoder), "input": index}.items()}
+    attributes |= {f"{prefix(absorbed)}_{name}": value for name, value in {**_described(decoder, half), "input": index}.items()}
     codes = (*decoder.inputs, "")[:PARTS]
     if decoder.op == SPARSE:
         codes = tuple(decoder.inputs[i] for i in (0, 2, 1))        # entries, values, starts: what most have comes first
@@ -170,9 +171,10 @@ def _fused(node: Node, decoder: Node, index: int, packed_op: str) -> Node:
         sources=tuple(sorted({*node.members, *decoder.members})))
 
 
-def _described(decoder: Node) -> dict[str, Attribute]:
+def _described(decoder: Node, half: bool) -> dict[str, Attribute]:
     """What a fused node is told of a weight."""
     given = decoder.attributes
     return {
         "axis": given.get("axis", 1), "block": given.get("block_size", 0), "bits": CODEBOOK.get(decoder.op, 0),
-        "sparse": int(decoder.op == SPARSE), "shape": given.get("shape", ()), "perm": given.get("perm", ())}
+        "sparse": int(decoder.op == SPARSE), "shape": given.get("shape", ()), "perm": given.get("perm", ()),
+        "half": int(half)}

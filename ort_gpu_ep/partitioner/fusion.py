@@ -57,24 +57,7 @@ class Chains:
         return None
 
     def _as_elementwise(self, node: Node) -> Node | None:
-        """The node as steps over operands; None if it is not elementwise, or the host computes it."""
-        if (node.domain, node.op) == ELEMENTWISE:
-            return node
-        if node.epilogue or len(node.writes) != 1:
-            return None
-        answer, bound = self.answers.get(id(node), (None, None))
-        if bound is None:
-            rebound = bind(node, self.facts)
-            bound = rebound if isinstance(rebound, BoundNode) else None
-            answer = claim(bound, self.limits) if bound else None
-        if not isinstance(answer, Lowering) or len(answer.kernels) != 1 or answer.kernels[0].shader != "elementwise.wgsl":
-            return None
-        kernel = answer.kernels[0]
-        reads = dict(kernel.reads or ())
-        order = [int(reads[f"e{k}"]) for k in range(len(reads))]
-        return Node(
-            ELEMENTWISE[1], (), node.outputs, node.name, ELEMENTWISE[0], 1, id=node.id, sources=node.members,
-            epilogue=kernel.epilogue, operands=tuple(node.inputs[i] for i in order))
+        return as_elementwise(node, self.facts, self.limits, self.answers)
 
     def _may_absorb(self, producer: Node, name: str, out: TensorType) -> bool:
         """Whether the one output of `producer` is read by this consumer only and has the shape of the result."""
@@ -102,6 +85,27 @@ class Chains:
         for operand in set(consumer.operands) & set(base.operands):
             self.readers[operand] -= 1
         return fused
+
+
+def as_elementwise(node: Node, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> Node | None:
+    """The node as steps over operands; None if it is not elementwise, or the host computes it."""
+    if (node.domain, node.op) == ELEMENTWISE:
+        return node
+    if node.epilogue or len(node.writes) != 1:
+        return None
+    answer, bound = answers.get(id(node), (None, None))
+    if bound is None:
+        rebound = bind(node, facts)
+        bound = rebound if isinstance(rebound, BoundNode) else None
+        answer = claim(bound, limits) if bound else None
+    if not isinstance(answer, Lowering) or len(answer.kernels) != 1 or answer.kernels[0].shader != "elementwise.wgsl":
+        return None
+    kernel = answer.kernels[0]
+    reads = dict(kernel.reads or ())
+    order = [int(reads[f"e{k}"]) for k in range(len(reads))]
+    return Node(
+        ELEMENTWISE[1], (), node.outputs, node.name, ELEMENTWISE[0], 1, id=node.id, sources=node.members,
+        epilogue=kernel.epilogue, operands=tuple(node.inputs[i] for i in order))
 
 
 _SUMS = {"Add": (1, 1), "Sub": (1, -1), "Neg": (-1,), "Identity": (1,)}

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ort_gpu_ep.ir.graph import Graph, Node, Step
-from ort_gpu_ep.ir.types import INT8, INT32, UINT8
+from ort_gpu_ep.ir.types import FLOAT32, INT8, INT32, UINT8
 from ort_gpu_ep.kernels.claim import claim
 from ort_gpu_ep.kernels.lowering import Facts, bind
 from ort_gpu_ep.kernels.registry import Decline, Limits
@@ -37,7 +37,7 @@ def replaced_by(graph: Graph, facts: Facts, limits: Limits, parts_of: Finder) ->
     """The graph with one node for each group that is found and whose row takes the node."""
     replaced: dict[int, Node | None] = {}
     for node in graph.nodes:
-        parts = parts_of(node) if is_quantizer(node) else None
+        parts = parts_of(node) if is_quantizer(node, facts) else None
         if parts is None or any(id(p) in replaced for p in parts[1:]):
             continue
         fused = parts[0]
@@ -51,9 +51,16 @@ def replaced_by(graph: Graph, facts: Facts, limits: Limits, parts_of: Finder) ->
     return graph.with_nodes(tuple(n for node in graph.nodes if (n := replaced.get(id(node), node)) is not None))
 
 
-def is_quantizer(node: Node) -> bool:
-    """Whether it writes bytes of one type, with a zero point, and not by blocks."""
-    return node.op == "QuantizeLinear" and not node.domain and len(node.inputs) == 3 and not node.attributes.get("block_size")
+def is_quantizer(node: Node, facts: Facts) -> bool:
+    """Whether it writes bytes of one type, with a zero point, not by blocks, and calculates in float32."""
+    return node.op == "QuantizeLinear" and not node.domain and len(node.inputs) == 3 and not node.attributes.get("block_size") and (
+        node.attributes.get("precision", 0) in (0, FLOAT32.onnx) and in_float32(node, facts))
+
+
+def in_float32(node: Node, facts: Facts) -> bool:
+    """Whether the scale is float32, and what is not quantized: ops of bytes have no other, and onnxruntime rounds in between otherwise."""
+    types = (facts.types.get(name) for name in (node.inputs[1], node.inputs[0] if node.op == "QuantizeLinear" else node.outputs[0]))
+    return all(tensor is not None and tensor.dtype is FLOAT32 for tensor in types)
 
 
 class Surroundings:
@@ -77,9 +84,10 @@ class Surroundings:
         return [found] if first is None else [found, first]
 
     def decoders(self, names: Iterable[str]) -> list[Node]:
-        """Who dequantises these values, of bytes without blocks; empty where one is something else."""
+        """Who dequantises these values to float32, of bytes without blocks; empty where one is something else."""
         found = [self.producers.get(name) for name in names]
-        its = [d for d in found if d is not None and d.op == "DequantizeLinear" and not d.domain and not d.attributes.get("block_size")]
+        its = [d for d in found if d is not None and d.op == "DequantizeLinear" and not d.domain and not d.attributes.get("block_size")
+               and in_float32(d, self.facts)]
         return its if len(its) == len(found) else []
 
     def gone(self, decoders: Iterable[Node]) -> list[Node]:

@@ -24,6 +24,7 @@ from ort_gpu_ep.partitioner.integers import quantize_products
 from ort_gpu_ep.partitioner.layouts import choose_layouts
 from ort_gpu_ep.partitioner.parts import place_parts
 from ort_gpu_ep.partitioner.shared_inputs import join_products
+from ort_gpu_ep.partitioner.widths import widen
 
 
 @dataclass
@@ -62,6 +63,15 @@ def _chains(work: Work) -> Graph:
     return Chains(work.graph, work.facts, work.limits, work.answers).run()
 
 
+def _widths(work: Work) -> Graph:
+    graph = widen(work.graph, work.facts, work.limits, work.answers)
+    if graph is work.graph:
+        return graph
+    work.graph = graph
+    _ask(work)
+    return _chains(work)        # conversions that it took
+
+
 def _products(work: Work) -> Graph:
     return join_products(work.graph, work.facts, work.limits, work.answers)
 
@@ -79,6 +89,7 @@ LAYERS_ABSORBED = "no decoder of a constant is left that the recurrent layers be
 ACTIVATIONS_READ = "no decoder of a run's bytes is left that the one reduction behind it could do itself"
 PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
 CHAINS_FUSED = "no elementwise node is left that its producer could do"
+SUMS_WIDE = "nothing that float16 does not reach to is stored in it between a reduction and what is elementwise, if it may be float32"
 PRODUCTS_JOINED = "no two products of the same few vectors are left that one dispatch could do"
 ATTENTION_SIMPLIFIED = "no attention has a bias that the products before it could add, or a mask that another has, too"
 LAYOUTS_CHOSEN = "every value is stored as its readers read it"
@@ -108,6 +119,7 @@ FUSION: Sequence[Pass] = (
 
 PASSES: Sequence[Pass] = (
     *FUSION,
+    Pass("widths", _widths, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({SUMS_WIDE})),
     Pass("products", _products, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({PRODUCTS_JOINED})),
     Pass("attention", _plain(simplify_attention), requires=frozenset({ASKED, PRODUCTS_JOINED}), ensures=frozenset({ATTENTION_SIMPLIFIED})),
     Pass("layouts", _layouts, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({LAYOUTS_CHOSEN})),

@@ -1,10 +1,6 @@
 // y[i] = (x[i] - zero point) * scale. One invocation per element.
 // Expects: x, scale, zp? (0 where left out), scale_index, BLOCK SIZE BLOCKS INNER (as quantize.wgsl). Source: ONNX DequantizeLinear.
-fn block_index(i: u32) -> u32 {
-    if (BLOCK == 0u) { return scale_index(i); }
-    let along = i / INNER;
-    return (along / SIZE * BLOCKS + along % SIZE / max(BLOCK, 1u)) * INNER + i % INNER;
-}
+#include scale_of_block.wgsl
 
 fn element(i: u32) -> y_t {
     let at = block_index(i);

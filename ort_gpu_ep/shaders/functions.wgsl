@@ -33,6 +33,13 @@ fn divide_f32(n: f32, d: f32) -> vec2<f32> {
     let steps = round(remainder / unit);
     return vec2<f32>(bitcast<f32>(bits + i32(steps)), (remainder - steps * unit) / d);
 }
+// x as float16 has it: rounded to the nearest, of two as near to the even one, and infinite beyond its range. A driver's own conversion may
+// round another way.
+fn half_f32(x: f32) -> f32 {
+    let unit = max(bitcast<u32>(x) & 0x7f800000u, 113u << 23u) - (10u << 23u);
+    let rounded = round(x * bitcast<f32>((254u << 23u) - unit)) * bitcast<f32>(unit);
+    return select(rounded, x * inf_f32(), abs(x) >= 65520.0);
+}
 // n m + c, rounded once (but for a half of an ulp that is off by less than 2^-24 of it), of a whole number n of at most 12 bits: its products
 // with the halves of a mantissa are exact, and what is lost in the sum is added in the end.
 fn fma_of_byte_f32(n: f32, m: f32, c: f32) -> f32 {

@@ -2,11 +2,7 @@
 // Expects: x, scale, zp? (0 where left out), LOW, HIGH (the range of y), scale_index; or, where BLOCK is not 0, a scale for each BLOCK
 // elements along an axis of SIZE with BLOCKS of them and INNER elements behind it. Source: ONNX QuantizeLinear.
 
-fn block_index(i: u32) -> u32 {
-    if (BLOCK == 0u) { return scale_index(i); }
-    let along = i / INNER;
-    return (along / SIZE * BLOCKS + along % SIZE / max(BLOCK, 1u)) * INNER + i % INNER;
-}
+#include scale_of_block.wgsl
 
 // A driver's own division may be off by an ulp, which would turn halves the other way.
 fn element(i: u32) -> y_t {

@@ -34,9 +34,11 @@ from ort_gpu_ep.partitioner.passes import (
     PATTERNS_FUSED,
     PRODUCTS_JOINED,
     PRODUCTS_QUANTIZED,
+    SUMS_WIDE,
     Work,
 )
 from ort_gpu_ep.partitioner.shared_inputs import join_products
+from ort_gpu_ep.partitioner.widths import widen
 
 
 def violations(work: Work) -> list[str]:
@@ -148,6 +150,7 @@ PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
     DECODERS_ABSORBED: _absorbed(PRODUCTS), LAYERS_ABSORBED: _absorbed(LAYERS), ACTIVATIONS_READ: _absorbed(ACTIVATIONS),
     PATTERNS_FUSED: _again(lambda work: apply_rules(work.graph, work.facts, work.limits), "the rules are tried"),
     CHAINS_FUSED: _again(lambda work: Chains(work.graph, work.facts, work.limits, work.answers).run(), "chains are fused"),
+    SUMS_WIDE: _again(lambda work: widen(work.graph, work.facts, work.limits, work.answers), "sums in float16 are looked for"),
     PRODUCTS_JOINED: _again(
         lambda work: join_products(work.graph, work.facts, work.limits, work.answers), "products of one input are joined"),
     ATTENTION_SIMPLIFIED: _no_attention, LAYOUTS_CHOSEN: _layouts, PARTS_PLACED: _parts}

@@ -13,6 +13,7 @@ from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner.layouts import is_conversion
 from ort_gpu_ep.partitioner.passes import FUSION, PASSES, Pass, Work
 from ort_gpu_ep.partitioner.sizes import Assumption, input_types
+from tests.ops.test_float16 import half
 from tests.unit.graphs import random_models
 from tests.unit.invariants import PROPERTIES, violations
 from tests.unit.layouts import gaining
@@ -53,6 +54,11 @@ def test_each_pass_finds_what_it_requires() -> None:
 @pytest.mark.parametrize("name", STATIC)
 def test_every_builder_keeps_the_rules(name: str) -> None:
     checked(work_of(from_onnx(build(name))))
+
+
+@pytest.mark.parametrize("name", ["encoder", "unet", "squeezenet1_1"])
+def test_float16_keeps_the_rules(name: str) -> None:
+    checked(work_of(from_onnx(half(build(name)))))
 
 
 @settings(max_examples=40, deadline=None)
