@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DOMAIN = "com.microsoft"
 
 BYTES = ("tensor(uint8)", "tensor(int8)")
+SMALL = (*BYTES, "tensor(uint16)", "tensor(int16)", "tensor(uint4)", "tensor(int4)")
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
 ALL_FLOATS = (*FLOATS, "tensor(double)")
 HALF_OR_FLOAT = ("tensor(float16)", "tensor(float)")
@@ -46,6 +47,11 @@ def schemas() -> Mapping[tuple[str, str], OpSchema]:
 def _of_codes() -> tuple[OpSchema, ...]:
     """Weights and values in codes."""
     return (
+        _schema(
+            "QuantizeLinear", "x:T1 y_scale:T1 y_zero_point:T2?", "y:T2", {"T1": HALF_OR_FLOAT, "T2": SMALL}, {"axis": 1}),
+        _schema(
+            "DequantizeLinear", "x:T1 x_scale:T2 x_zero_point:T1?", "y:T2", {"T1": (*SMALL, "tensor(int32)"), "T2": HALF_OR_FLOAT},
+            {"axis": 1}),
         _schema(
             "GatherBlockQuantized", "data:T1 indices:Tind scales:T2 zero_points:T1?", "output:T2",
             {"T1": ("tensor(int4)", "tensor(uint4)", "tensor(uint8)", "tensor(float8e4m3fn)", "tensor(float8e4m3fnuz)",

@@ -19,7 +19,7 @@ from ort_gpu_ep.partitioner.attention_inputs import simplify_attention
 from ort_gpu_ep.partitioner.between_products import keep_bytes
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
-from ort_gpu_ep.partitioner.integers import quantize_products
+from ort_gpu_ep.partitioner.integers import quantize_products, standard_quantizers
 from ort_gpu_ep.partitioner.layouts import CHANNELS_LAST, is_conversion
 from ort_gpu_ep.partitioner.passes import (
     ACTIVATIONS_READ,
@@ -34,6 +34,7 @@ from ort_gpu_ep.partitioner.passes import (
     PATTERNS_FUSED,
     PRODUCTS_JOINED,
     PRODUCTS_QUANTIZED,
+    STANDARD,
     Work,
 )
 from ort_gpu_ep.partitioner.shared_inputs import join_products
@@ -102,6 +103,11 @@ def _again(rewrite: Callable[[Work], Graph], what: str) -> Callable[[Work], Iter
     return rule
 
 
+def _standard(work: Work) -> Iterator[str]:
+    if standard_quantizers(work.graph) is not work.graph:
+        yield "a quantizer or dequantizer is of ONNX Runtime's domain"
+
+
 def _absorbed(consumers: Consumers) -> Callable[[Work], Iterator[str]]:
     return _again(lambda work: absorb(work.graph, work.facts, work.limits, consumers), "decoders are absorbed")
 
@@ -142,6 +148,7 @@ def _parts(work: Work) -> Iterator[str]:
 
 
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
+    STANDARD: _standard,
     ASKED: _asked,
     PRODUCTS_QUANTIZED: _again(lambda work: quantize_products(work.graph, work.facts, work.limits), "products of bytes are fused"),
     BYTES_KEPT: _again(lambda work: keep_bytes(work.graph, work.facts, work.limits), "what stands between products is fused"),

@@ -1,0 +1,129 @@
+"""Ops that quantizers, converters and exporters write in common recipes: against ONNX Runtime's CPU, with sizes that are fixed and open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from ort_gpu_ep.errors import Code
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.partitioner.passes import fuse
+from ort_gpu_ep.partitioner.sizes import Assumption, input_types
+from tests.direct import run_direct
+from tests.ops.single_node import Array, assert_agree, node_model, on_cpu_exactly
+from tests.ops.single_node import check_decline as check_decline_of
+
+ORT = "com.microsoft"
+
+
+def rng(*seed: int) -> np.random.Generator:
+    return np.random.default_rng([38, *seed])
+
+
+def normal(*shape: int, dtype: str = "float32", seed: int = 1) -> Array:
+    return np.asarray(rng(seed, *shape).standard_normal(shape), dtype)
+
+
+def codes(dtype: str, *shape: int, seed: int = 2) -> Array:
+    limits = np.iinfo(dtype)
+    return rng(seed, *shape).integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+def steps(*shape: int) -> Array:
+    return np.asarray(rng(3, *shape).uniform(0.01, 0.3, shape), np.float32)
+
+
+def contrib_model(
+    op: str, inputs: Sequence[Array | None], known: Sequence[int] = (), outputs: int = 1, domain: str = ORT, opset: int = 17,
+    **attributes: Any,
+) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    model, feeds = node_model(op, inputs, opset, known, outputs, domain=domain, **attributes)
+    if domain:
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+    return model, feeds
+
+
+def check(
+    op: str, inputs: Sequence[Array | None], known: Sequence[int] = (), outputs: int = 1, domain: str = ORT, opset: int = 17,
+    tolerance: float = 1e-6, wanted: Sequence[Array] | None = None, **attributes: Any,
+) -> None:
+    """Against ONNX Runtime's CPU kernel, or `wanted`: as the sizes are, and as if the model left all of them open."""
+    model, feeds = contrib_model(op, inputs, known, outputs, domain, opset, **attributes)
+    wanted = wanted or on_cpu_exactly(model, feeds)
+    for every_size_open in (False, True):
+        for got, want in zip(run_direct(model, feeds, every_size_open=every_size_open), wanted, strict=True):
+            assert_agree(got, want, tolerance)
+
+
+def check_decline(code: Code, op: str, inputs: Sequence[Array | None], known: Sequence[int] = (), **attributes: Any) -> None:
+    check_decline_of(code, op, inputs, 17, known, domain=ORT, **attributes)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+@pytest.mark.parametrize(("shape", "axis", "count"), [((37, 41), 1, ()), ((3, 5, 7), None, (5,)), ((3, 5, 7), -3, (3,)), ((0, 5), 1, (5,))], ids=str)
+def test_quantizers_of_onnxruntimes_domain(dtype: str, shape: tuple[int, ...], axis: int | None, count: tuple[int, ...]) -> None:
+    given = {} if axis is None else {"axis": axis}
+    check("QuantizeLinear", [normal(*shape) * 9, steps(*count), codes(dtype, *count)], **given)
+    check("DequantizeLinear", [codes(dtype, *shape), steps(*count), codes(dtype, *count)], **given)
+
+
+def test_their_zero_point_may_be_left_out() -> None:
+    check("QuantizeLinear", [normal(33) * 9, steps()])
+    check("DequantizeLinear", [codes("uint8", 33), steps()])
+    check("DequantizeLinear", [codes("int32", 3, 7), steps(7)])
+
+
+def quantized_network(domain: str, product: str) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """A product of dequantized bytes between quantizers of that domain, as onnxruntime's static quantizer writes it."""
+    x, w = (normal(2, 8, 9, 9), codes("int8", 4, 8, 3, 3)) if product == "Conv" else (normal(7, 16), codes("int8", 16, 12))
+    held = {"w": w, "s": np.float32(0.03), "z": np.uint8(120), "ws": np.float32(0.02), "wz": np.int8(0), "ys": np.float32(0.4), "yz": np.uint8(7)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], domain=domain),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["a"], domain=domain),
+        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["b"], domain=domain),
+        helper.make_node(product, ["a", "b"], ["c"]),
+        helper.make_node("QuantizeLinear", ["c", "ys", "yz"], ["d"], domain=domain),
+        helper.make_node("DequantizeLinear", ["d", "ys", "yz"], ["y"], domain=domain)]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)], [onnx.ValueInfoProto(name="y")],
+        [numpy_helper.from_array(np.asarray(v), n) for n, v in held.items()])
+    opsets = [helper.make_opsetid("", 17), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9), {"x": x}
+
+
+@pytest.mark.parametrize("product", ["MatMul", "Conv"])
+def test_products_between_them_are_products_of_bytes(product: str) -> None:
+    """The same kernels as with ONNX's own quantizers."""
+    fused, results = [], []
+    for domain in (ORT, ""):
+        model, feeds = quantized_network(domain, product)
+        graph = from_onnx(model)
+        fused.append([(n.op, n.domain) for n in fuse(graph, input_types(graph, Assumption(8)), Limits()).nodes])
+        results.append(run_direct(model, feeds)[0])
+        assert_agree(results[-1], on_cpu_exactly(model, feeds)[0])
+    assert fused[0] == fused[1]
+    assert (f"QLinear{product}", "") in fused[0]
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("kind", [onnx.TensorProto.INT4, onnx.TensorProto.UINT4])
+def test_weights_of_four_bits_of_their_domain(kind: int) -> None:
+    """Read packed by the product, as those of ONNX's own DequantizeLinear. Against float64: onnxruntime's optimizer rounds x to bytes."""
+    low = -8 if kind == onnx.TensorProto.INT4 else 0
+    w, zeros = rng(4).integers(low, low + 16, (16, 12)), rng(5).integers(low, low + 16, 12)
+    held = [helper.make_tensor("w", kind, w.shape, w.reshape(-1)), helper.make_tensor("z", kind, [12], zeros),
+            numpy_helper.from_array(steps(12), "s")]
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["b"], domain=ORT), helper.make_node("MatMul", ["x", "b"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [3, 16])], [onnx.ValueInfoProto(name="y")], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(ORT, 1)], ir_version=10)
+    feeds = {"x": normal(3, 16)}
+    read = from_onnx(model)
+    assert [n.op for n in fuse(read, input_types(read, Assumption(8)), Limits()).nodes] == ["PackedMatMul"]
+    exact = feeds["x"].astype(np.float64) @ ((w - zeros) * steps(12).astype(np.float64))
+    assert_agree(run_direct(model, feeds)[0], exact.astype(np.float32))
