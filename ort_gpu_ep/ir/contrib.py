@@ -156,6 +156,12 @@ def _of_attention() -> tuple[OpSchema, ...]:
             {"num_heads": int, "unidirectional": 0, "qkv_hidden_sizes": (), "past_present_share_buffer": 0,
              "do_rotary": 0, "rotary_embedding_dim": 0, "mask_filter_value": -10000.0, "scale": float}),
         _schema(
+            "QAttention", "input:T1 weight:T2 bias:T3 input_scale:T3 weight_scale:T3 mask_index:T4? input_zero_point:T1? "
+            "weight_zero_point:T2? past:T3?", "output:T3 present:T3?",
+            {"T1": BYTES, "T2": BYTES, "T3": HALF_OR_FLOAT, "T4": ("tensor(int32)",)},
+            {"num_heads": int, "unidirectional": 0, "past_present_share_buffer": 0, "do_rotary": 0, "mask_filter_value": -10000.0,
+             "scale": float}),
+        _schema(
             "MoE", "input:T router_probs:T fc1_experts_weights:T fc1_experts_bias:T? fc2_experts_weights:T fc2_experts_bias:T? "
             "fc3_experts_weights:T? fc3_experts_bias:T?", "output:T", {"T": FLOATS}, MIXTURE),
         _schema(

@@ -10,14 +10,13 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from ort_gpu_ep.errors import Code
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner.passes import fuse
 from ort_gpu_ep.partitioner.sizes import Assumption, input_types
 from tests.direct import run_direct
 from tests.ops.single_node import Array, assert_agree, node_model, on_cpu_exactly
-from tests.ops.single_node import check_decline as check_decline_of
 
 ORT = "com.microsoft"
 
@@ -43,7 +42,8 @@ def contrib_model(
     op: str, inputs: Sequence[Array | None], known: Sequence[int] = (), outputs: int = 1, domain: str = ORT, opset: int = 17,
     **attributes: Any,
 ) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    model, feeds = node_model(op, inputs, opset, known, outputs, domain=domain, **attributes)
+    arrays = [None if given is None else np.asarray(given) for given in inputs]
+    model, feeds = node_model(op, arrays, opset, known, outputs, domain=domain, **attributes)
     if domain:
         model.opset_import.append(helper.make_opsetid(domain, 1))
     return model, feeds
@@ -62,7 +62,9 @@ def check(
 
 
 def check_decline(code: Code, op: str, inputs: Sequence[Array | None], known: Sequence[int] = (), **attributes: Any) -> None:
-    check_decline_of(code, op, inputs, 17, known, domain=ORT, **attributes)
+    with pytest.raises(UnsupportedNodeError) as caught:
+        run_direct(*contrib_model(op, inputs, known, **attributes))
+    assert caught.value.code is code, caught.value
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
@@ -127,3 +129,42 @@ def test_weights_of_four_bits_of_their_domain(kind: int) -> None:
     assert [n.op for n in fuse(read, input_types(read, Assumption(8)), Limits()).nodes] == ["PackedMatMul"]
     exact = feeds["x"].astype(np.float64) @ ((w - zeros) * steps(12).astype(np.float64))
     assert_agree(run_direct(model, feeds)[0], exact.astype(np.float32))
+
+
+def q_attention(kind: str = "int8", columns: bool = False, batch: int = 2, rows: int = 5, d: int = 24, hidden: int = 32) -> list[Array | None]:
+    """Inputs of a QAttention up to the mask. columns: a scale and a zero point for each column."""
+    each = (3 * hidden,) if columns else ()
+    return [codes("uint8", batch, rows, d), codes(kind, d, 3 * hidden), normal(3 * hidden), np.float32(0.02), steps(*each) / 10, None,
+            np.uint8(117), codes(kind, *each)]
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("columns", [False, True])
+def test_quantized_attention(kind: str, columns: bool) -> None:
+    check("QAttention", q_attention(kind, columns), known=(1, 2, 3, 4, 6, 7), num_heads=4, tolerance=2e-6)
+
+
+def test_its_zero_points_may_be_left_out() -> None:
+    check("QAttention", q_attention()[:5], known=(1, 2, 4), num_heads=4, tolerance=2e-6)
+
+
+@pytest.mark.parametrize("mask", ["lengths", "keys", "queries"])
+@pytest.mark.parametrize("unidirectional", [0, 1])
+def test_its_masks(mask: str, unidirectional: int) -> None:
+    given = q_attention()
+    given[5] = {
+        "lengths": np.array([3, 5], np.int32), "keys": np.array([[1, 1, 0, 1, 1], [1, 1, 1, 1, 0]], np.int32),
+        "queries": np.concatenate([np.ones((2, 5, 1), "i"), rng(9).integers(0, 2, (2, 5, 4)).astype("i")], axis=2)}[mask]
+    check("QAttention", given, known=(1,), num_heads=4, unidirectional=unidirectional, mask_filter_value=-3e4, tolerance=2e-6)
+
+
+def test_its_cache() -> None:
+    for past in (normal(2, 2, 4, 7, 8), normal(2, 2, 4, 0, 8)):
+        check("QAttention", [*q_attention(), past], known=(1,), outputs=2, num_heads=4, unidirectional=1, tolerance=2e-6)
+    check("QAttention", q_attention(), known=(1,), outputs=2, num_heads=4, tolerance=2e-6)
+
+
+def test_what_quantized_attention_declines() -> None:
+    check_decline(Code.RANK, "QAttention", q_attention(), num_heads=5)
+    check_decline(Code.ATTRIBUTE, "QAttention", q_attention(), num_heads=4, do_rotary=1)
+    check_decline(Code.RANK, "QAttention", [*q_attention(), normal(2, 2, 4, 7, 9)], num_heads=4)
