@@ -22,9 +22,9 @@ FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
 ALL_FLOATS = (*FLOATS, "tensor(double)")
 HALF_OR_FLOAT = ("tensor(float16)", "tensor(float)")
 
-Given: TypeAlias = type[int] | type[float] | type[list[float]] | type[tuple[int, ...]] | int | float | str | tuple[int, ...]
-"""An attribute's default, () for none; or the type of one that must be given; float, list (of floats): one without a default that may be
-left out.
+Given: TypeAlias = type[int] | type[float] | type[str] | type[list[float]] | type[tuple[int, ...]] | int | float | str | tuple[int, ...]
+"""An attribute's default, () for none; or the type of one that must be given; float, list (of floats), str (strings): one without a default
+that may be left out.
 """
 
 WINDOW: Mapping[str, Given] = {
@@ -85,6 +85,11 @@ def _of_codes() -> tuple[OpSchema, ...]:
             "QGemm", "A:TA a_scale:T a_zero_point:TA B:TB b_scale:T b_zero_point:TB C:TC? y_scale:T? y_zero_point:TYZ?", "Y:TY",
             {"T": ("tensor(float)",), "TA": BYTES, "TB": BYTES, "TC": ("tensor(int32)",), "TYZ": BYTES, "TY": ("tensor(float)", *BYTES)},
             {"transA": 0, "transB": 0, "alpha": 1.0}),
+        _schema(
+            "DynamicQuantizeLSTM", "X:T W:T2 R:T2 B:T? sequence_lens:T1? initial_h:T? initial_c:T? P:T? W_scale:T W_zero_point:T2 R_scale:T "
+            "R_zero_point:T2", "Y:T? Y_h:T? Y_c:T?", {"T": ("tensor(float)",), "T1": ("tensor(int32)",), "T2": BYTES},
+            {"direction": "forward", "hidden_size": 0, "activations": str, "activation_alpha": list, "activation_beta": list,
+             "clip": float, "input_forget": 0}),
         _schema(
             "DynamicQuantizeMatMul", "A:T1 B:T2 b_scale:T1 b_zero_point:T2? bias:T1?", "Y:T1", {"T1": ("tensor(float)",), "T2": BYTES}, {}),
         _schema(
@@ -214,8 +219,9 @@ def _attribute(key: str, value: Given) -> OpSchema.Attribute:
     from onnx.defs import OpSchema
 
     kinds = OpSchema.AttrType
-    if value is float or value is list:
-        return OpSchema.Attribute(key, kinds.FLOAT if value is float else kinds.FLOATS, "", required=False)
+    without = {float: kinds.FLOAT, list: kinds.FLOATS, str: kinds.STRINGS}
+    if isinstance(value, type) and value in without:
+        return OpSchema.Attribute(key, without[value], "", required=False)
     if isinstance(value, type) or value == ():
         return OpSchema.Attribute(key, kinds.INT if value is int else kinds.INTS, "", required=isinstance(value, type))
     return OpSchema.Attribute(key, onnx.helper.make_attribute(key, value), "")

@@ -251,7 +251,9 @@ def _attend(
 def _cached(
     node: BoundNode, around: Assembly, new: tuple[Heads, Heads], at: int,
 ) -> tuple[Heads, Heads, int, TensorType | None]:
-    """Keys and values behind those of `past`, input `at`; how many tokens that has, and what `present` is: both one tensor [2, B, heads, tokens, H]."""
+    """Keys and values behind those of `past`, input `at`; how many tokens that has, and what `present` is: both one tensor
+    [2, B, heads, tokens, H].
+    """
     k, v = new
     past = node.optional(at)
     if past is None and not node.wants(1):

@@ -168,3 +168,80 @@ def test_what_quantized_attention_declines() -> None:
     check_decline(Code.RANK, "QAttention", q_attention(), num_heads=5)
     check_decline(Code.ATTRIBUTE, "QAttention", q_attention(), num_heads=4, do_rotary=1)
     check_decline(Code.RANK, "QAttention", [*q_attention(), normal(2, 2, 4, 7, 9)], num_heads=4)
+
+
+ACTIVE = {"Sigmoid": lambda x: 1 / (1 + np.exp(-x)), "Tanh": np.tanh, "Relu": lambda x: np.maximum(x, 0)}
+
+
+def rounded(x: Array) -> Array:
+    """As DynamicQuantizeLinear has it, and back."""
+    low, high = min(0.0, float(x.min())), max(0.0, float(x.max()))
+    scale = (high - low) / 255 or 1.0
+    zero = np.clip(np.rint(-low / scale), 0, 255)
+    return (np.clip(np.rint(x / scale) + zero, 0, 255) - zero) * scale
+
+
+def lstm_of_rounded(inputs: Sequence[Any], hidden: int, direction: str = "forward") -> list[Array]:
+    """DynamicQuantizeLSTM in float64, h rounded a row at a time."""
+    x, w, r, b, _, h0, c0, p = (None if i is None else np.asarray(i, np.float64) for i in inputs[:8])
+    w_scale, w_zero, r_scale, r_zero = (np.asarray(i, np.float64) for i in inputs[8:12])
+    x, directions, batch = rounded(x), len(w), x.shape[1]
+    y = np.zeros((len(x), directions, batch, hidden))
+    hs, cs = np.zeros((directions, batch, hidden)), np.zeros((directions, batch, hidden))
+    for d in range(directions):
+        wd, rd = ((m[d] - zero[d]) * scale[d] for m, zero, scale in ((w, w_zero, w_scale), (r, r_zero, r_scale)))
+        bias = 0 if b is None else b[d][:4 * hidden] + b[d][4 * hidden:]
+        h, c = (np.zeros((batch, hidden)) if s is None else s[d] for s in (h0, c0))
+        order = range(len(x))[::-1] if direction == "reverse" or d else range(len(x))
+        for t in order:
+            i, o, f, g = np.split(x[t] @ wd + np.stack([rounded(row) for row in h]) @ rd + bias, 4, axis=1)
+            peep = np.zeros((3, hidden)) if p is None else p[d].reshape(3, hidden)
+            sigmoid = ACTIVE["Sigmoid"]
+            c_new = sigmoid(f + c * peep[2]) * c + sigmoid(i + c * peep[0]) * np.tanh(g)
+            h, c = sigmoid(o + c_new * peep[1]) * np.tanh(c_new), c_new
+            y[t, d] = h
+        hs[d], cs[d] = h, c
+    return [np.asarray(out, np.float32) for out in (y, hs, cs)]
+
+
+def lstm_inputs(kind: str, batch: int, directions: int = 1, columns: bool = False, hidden: int = 20, inputs: int = 7) -> list[Array | None]:
+    each = (directions, 4 * hidden) if columns else (directions,)
+    zero = codes(kind, directions) if not columns else np.zeros(each, kind) + np.asarray(0 if kind == "int8" else 121, kind)
+    return [
+        normal(6, batch, inputs), codes(kind, directions, inputs, 4 * hidden), codes(kind, directions, hidden, 4 * hidden),
+        normal(directions, 8 * hidden), None, normal(directions, batch, hidden) / 3, normal(directions, batch, hidden, seed=4), None,
+        steps(*each) / 30, zero, steps(*each) / 40, zero]
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_dynamic_quantize_lstm(kind: str, columns: bool, direction: str) -> None:
+    """Of one row, all that onnxruntime's CPU rounds together."""
+    given = lstm_inputs(kind, 1, 1 + (direction == "bidirectional"), columns)
+    check("DynamicQuantizeLSTM", given, (1, 2, 3, 8, 9, 10, 11), outputs=3, hidden_size=20, direction=direction)
+
+
+def test_its_rows_are_rounded_by_themselves() -> None:
+    given = lstm_inputs("int8", 3, 2, True)
+    check("DynamicQuantizeLSTM", given, (1, 2), 3, wanted=lstm_of_rounded(given, 20), hidden_size=20, direction="bidirectional")
+    given = lstm_inputs("uint8", 2)
+    given[3] = given[5] = given[6] = None
+    given[7] = normal(1, 60)
+    check("DynamicQuantizeLSTM", given, (1, 2), 3, wanted=lstm_of_rounded(given, 20), hidden_size=20)
+
+
+def test_more_hidden_units_than_a_workgroup_has_invocations() -> None:
+    given = lstm_inputs("int8", 1, hidden=300, inputs=40)
+    check("DynamicQuantizeLSTM", given, (1, 2, 8, 9, 10, 11), 3, hidden_size=300, tolerance=2e-6)
+
+
+def test_its_activations_and_clip() -> None:
+    check("DynamicQuantizeLSTM", lstm_inputs("int8", 1), (1, 2), 3, hidden_size=20, activations=["Relu", "Tanh", "Sigmoid"], clip=2.0,
+          input_forget=1)
+
+
+def test_what_dynamic_quantize_lstm_declines() -> None:
+    given = lstm_inputs("int8", 1)
+    check_decline(Code.RANK, "DynamicQuantizeLSTM", [*given[:8], steps(3), *given[9:]], hidden_size=20)
+    check_decline(Code.ATTRIBUTE, "DynamicQuantizeLSTM", given, hidden_size=21)
