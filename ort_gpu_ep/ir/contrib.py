@@ -62,6 +62,9 @@ def _of_codes() -> tuple[OpSchema, ...]:
             "MatMulNBits", "A:T1 B:T2 scales:T1 zero_points:T3? g_idx:T4? bias:T1?", "Y:T1",
             {"T1": FLOATS, "T2": ("tensor(uint8)",), "T3": ("tensor(uint8)", *FLOATS), "T4": ("tensor(int32)",)},
             {"K": int, "N": int, "block_size": int, "bits": 4, "accuracy_level": 0, "weight_prepacked": 0}),
+        _schema(
+            "MatMulBnb4", "A:T1 B:T2 absmax:T1", "Y:T1", {"T1": FLOATS, "T2": ("tensor(uint8)",)},
+            {"K": int, "N": int, "block_size": int, "quant_type": int, "training_mode": 0, "transB": 1}),
         *(_schema(
             name, "A:T A_scale:tensor(float) A_zero_point:T? B:T B_scale:tensor(float) B_zero_point:T? C_scale:tensor(float) "
             "C_zero_point:T?", "C:T", {"T": BYTES}, {}) for name in ("QLinearAdd", "QLinearMul")),
@@ -86,8 +89,8 @@ def _of_codes() -> tuple[OpSchema, ...]:
             {"T": ("tensor(float)",), "TA": BYTES, "TB": BYTES, "TC": ("tensor(int32)",), "TYZ": BYTES, "TY": ("tensor(float)", *BYTES)},
             {"transA": 0, "transB": 0, "alpha": 1.0}),
         _schema(
-            "DynamicQuantizeLSTM", "X:T W:T2 R:T2 B:T? sequence_lens:T1? initial_h:T? initial_c:T? P:T? W_scale:T W_zero_point:T2 R_scale:T "
-            "R_zero_point:T2", "Y:T? Y_h:T? Y_c:T?", {"T": ("tensor(float)",), "T1": ("tensor(int32)",), "T2": BYTES},
+            "DynamicQuantizeLSTM", "X:T W:T2 R:T2 B:T? sequence_lens:T1? initial_h:T? initial_c:T? P:T? W_scale:T W_zero_point:T2 "
+            "R_scale:T R_zero_point:T2", "Y:T? Y_h:T? Y_c:T?", {"T": ("tensor(float)",), "T1": ("tensor(int32)",), "T2": BYTES},
             {"direction": "forward", "hidden_size": 0, "activations": str, "activation_alpha": list, "activation_beta": list,
              "clip": float, "input_forget": 0}),
         _schema(

@@ -12,7 +12,11 @@ from onnx import helper, numpy_helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
-from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.claim import claim
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.lowering import bind, facts_of
+from ort_gpu_ep.kernels.registry import BoundNode, Limits, Lowering
+from ort_gpu_ep.ops.packed import BEFORE, IN_TILES
 from ort_gpu_ep.partitioner.passes import fuse
 from ort_gpu_ep.partitioner.sizes import Assumption, input_types
 from tests.direct import run_direct
@@ -245,3 +249,63 @@ def test_what_dynamic_quantize_lstm_declines() -> None:
     given = lstm_inputs("int8", 1)
     check_decline(Code.RANK, "DynamicQuantizeLSTM", [*given[:8], steps(3), *given[9:]], hidden_size=20)
     check_decline(Code.ATTRIBUTE, "DynamicQuantizeLSTM", given, hidden_size=21)
+
+
+def bnb4(n: int, k: int, block: int, dtype: str = "float32") -> list[Array]:
+    """Codes and scales of a MatMulBnb4."""
+    return [rng(6, n, k).integers(0, 256, n * k // 2, "uint8"), np.asarray(rng(7, n, k).uniform(0.1, 2, n * k // block), dtype)]
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["fp4", "nf4"])
+@pytest.mark.parametrize(("rows", "n", "k", "block"), [
+    ((1,), 24, 64, 16), ((2, 2), 37, 96, 32), ((3,), 8, 32, 32), ((7,), 20, 128, 64), ((2, 35), 67, 64, 16), ((70,), 64, 64, 64)], ids=str)
+def test_matmul_of_fp4_and_nf4(kind: int, rows: tuple[int, ...], n: int, k: int, block: int) -> None:
+    """Few vectors and many, blocks that are parts of a row and whole rows."""
+    check("MatMulBnb4", [normal(*rows, k), *bnb4(n, k, block)], known=(1, 2), K=k, N=n, block_size=block, quant_type=kind)
+
+
+LEVELS = {
+    0: [0.0, 0.005208333333, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25, 0.0, -0.005208333333, -2 / 3, -1.0, -1 / 3, -0.5, -1 / 6, -0.25],
+    1: [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0, 0.0795803, 0.1609302, 0.2461123, 0.33791524,
+        0.44070983, 0.562617, 0.72295684, 1.0]}
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["fp4", "nf4"])
+@pytest.mark.parametrize("rows", [2, 40])
+def test_it_in_float16(kind: int, rows: int) -> None:
+    """Against float64: onnxruntime's CPU has no such kernel."""
+    n, k, block = 20, 64, 32
+    held = bnb4(n, k, block, "float16")
+    values = np.array(LEVELS[kind])[np.stack([held[0] >> 4, held[0] & 15], 1).reshape(n, k)] * held[1].astype("d").repeat(block).reshape(n, k)
+    x = normal(rows, k, dtype="float16")
+    wanted = [(x.astype("d") @ values.T).astype(np.float16)]
+    check("MatMulBnb4", [x, *held], (1, 2), wanted=wanted, tolerance=1e-3, K=k, N=n, block_size=block, quant_type=kind)
+
+
+@pytest.mark.parametrize("form", [IN_TILES, BEFORE])
+@pytest.mark.parametrize("block", [32, 64])
+def test_its_forms_of_many_vectors(form: str, block: int) -> None:
+    with forced(form):
+        check("MatMulBnb4", [normal(9, 64), *bnb4(40, 64, block)], known=(1, 2), K=64, N=40, block_size=block, quant_type=1)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_its_weights_stay_packed(rows: int) -> None:
+    """What is on the device from run to run is in codes, and the model's own order need not be there beside."""
+    model, _ = contrib_model("MatMulBnb4", [normal(rows, 256), *bnb4(512, 256, 64)], (1, 2), K=256, N=512, block_size=64, quant_type=1)
+    graph = from_onnx(model)
+    bound = bind(graph.nodes[0], facts_of(graph, input_types(graph, Assumption(64))))
+    assert isinstance(bound, BoundNode)
+    built = claim(bound, Limits())
+    assert isinstance(built, Lowering)
+    kept = [tensor.nbytes for name, tensor in built.temps if name in built.once]
+    assert 512 * 256 // 2 <= sum(kept) <= 512 * 256 // 2 + 512 * 4 * 4
+    assert 1 in [index for index, _ in built.inverses]
+
+
+def test_what_matmul_of_four_bits_declines() -> None:
+    given = [normal(3, 96), *bnb4(20, 96, 32)]
+    check_decline(Code.ATTRIBUTE, "MatMulBnb4", [normal(3, 96), *bnb4(20, 96, 64)], (1, 2), K=96, N=20, block_size=64, quant_type=1)
+    check_decline(Code.ATTRIBUTE, "MatMulBnb4", given, (1, 2), K=96, N=20, block_size=32, quant_type=2)
+    check_decline(Code.RANK, "MatMulBnb4", given, (1, 2), K=96, N=21, block_size=32, quant_type=1)
+    check_decline(Code.NOT_CONSTANT, "MatMulBnb4", given, (2,), K=96, N=20, block_size=32, quant_type=1)
