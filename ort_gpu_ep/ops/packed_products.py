@@ -116,7 +116,7 @@ BLOCKS_OF_FOUR = {
 
 @op("MatMulBnb4", domain=CONTRIB, dtypes={"T1": (FLOAT32, FLOAT16), "T2": (UINT8,)}, bindings="x w table zp? c? -> y", epilogue=True)
 def matmul_bnb4(node: BoundNode) -> Lowering:
-    """y = x w', w' of [K, N] stored as N rows of 4-bit codes, FP4 or NF4: the number that a code stands for, times the largest of its block.
+    """y = x w', w' of [K, N] stored as N rows of 4-bit codes, FP4 or NF4: the number of a code, times the largest of its block.
 
     x: [..., K]; w: [N K / 2], the first code of a byte in its high bits; table: [N K / block_size].
     """
@@ -128,7 +128,8 @@ def matmul_bnb4(node: BoundNode) -> Lowering:
     if not x.rank or x.shape[-1] != k or 2 * node.input(1).size != n * k or node.input(2).size * size != n * k:
         raise UnsupportedNodeError(
             Code.RANK, f"MatMulBnb4 of {x.type} with K {k}, N {n}, codes {node.input(1).type} and scales {node.input(2).type}")
-    weights = Weights(n, k, k, 1, 4, 1, 2, codebook=True, block=size, table_strides=(k // size, 1), levels=BLOCKS_OF_FOUR[kind], swapped=True)
+    weights = Weights(
+        n, k, k, 1, 4, 1, 2, codebook=True, block=size, table_strides=(k // size, 1), levels=BLOCKS_OF_FOUR[kind], swapped=True)
     return lower_packed(node, weights, Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1), TensorType(x.dtype, (*x.shape[:-1], n)))
 
 
