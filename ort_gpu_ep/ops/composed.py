@@ -140,6 +140,11 @@ class Composed:
         self.once.append(str(made.source))
         return replace(made, operand=replace(made.operand, constant=True))
 
+    def store(self, part: Part, to: int) -> None:
+        """Makes a temporary an output of the node that other parts read, too."""
+        self.outputs[to] = part.operand.type
+        self.stored.append((str(part.source), to))
+
     @staticmethod
     def _ending_in(built: Lowering, steps: Sequence[Step]) -> Lowering:
         """With steps behind what writes its first output; they read nothing else."""

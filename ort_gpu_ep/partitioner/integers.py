@@ -23,25 +23,9 @@ PRODUCTS: Mapping[str, tuple[str, str, int]] = {
     "Conv": ("QLinearConv", "", 10), "MatMul": ("QLinearMatMul", "", 10), "Gemm": ("QGemm", DOMAIN, 1)}
 """The op of bytes, its domain and version."""
 
-STANDARD_VERSION = 25
-"""Of the QuantizeLinear and DequantizeLinear that stand for those of ONNX Runtime's domain: the newest, which has all their types."""
-
 Float: TypeAlias = np.float32
 Finder: TypeAlias = Callable[[Node], list[Node] | None]
 """Of a QuantizeLinear: the fused node, then the nodes that it stands for; None where it ends no such group."""
-
-
-def standard_quantizers(graph: Graph) -> Graph:
-    """The graph with ONNX's QuantizeLinear and DequantizeLinear for those of ONNX Runtime's domain, which compute the same: all other rules
-    then know one form.
-    """
-    def is_theirs(node: Node) -> bool:
-        return node.domain == DOMAIN and node.op in ("QuantizeLinear", "DequantizeLinear")
-
-    if not any(map(is_theirs, graph.nodes)):
-        return graph
-    return graph.with_nodes(tuple(
-        replace(node, domain="", version=STANDARD_VERSION) if is_theirs(node) else node for node in graph.nodes))
 
 
 def quantize_products(graph: Graph, facts: Facts, limits: Limits) -> Graph:

@@ -20,10 +20,11 @@ from ort_gpu_ep.partitioner.attention_inputs import simplify_attention
 from ort_gpu_ep.partitioner.between_products import keep_bytes
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
-from ort_gpu_ep.partitioner.integers import quantize_products, standard_quantizers
+from ort_gpu_ep.partitioner.integers import quantize_products
 from ort_gpu_ep.partitioner.layouts import choose_layouts
 from ort_gpu_ep.partitioner.parts import place_parts
 from ort_gpu_ep.partitioner.shared_inputs import join_products
+from ort_gpu_ep.partitioner.standard import standard
 
 
 @dataclass
@@ -71,7 +72,7 @@ def _layouts(work: Work) -> Graph:
     return graph
 
 
-STANDARD = "quantizers and dequantizers are ONNX's own"
+STANDARD = "what models write in two forms has one"
 ASKED = "every row has been asked, and the types of values are known"
 PRODUCTS_QUANTIZED = "no product of dequantized bytes is left whose result becomes bytes again"
 BYTES_KEPT = "nothing between bytes and bytes that has an op of bytes is left to floats"
@@ -97,7 +98,7 @@ class Pass:
 
 
 FUSION: Sequence[Pass] = (
-    Pass("standard", lambda work: standard_quantizers(work.graph), ensures=frozenset({STANDARD})),
+    Pass("standard", lambda work: standard(work.graph), ensures=frozenset({STANDARD})),
     Pass("ask", _ask, requires=frozenset({STANDARD}), ensures=frozenset({ASKED})),
     Pass("integers", _plain(quantize_products), requires=frozenset({ASKED, STANDARD}), ensures=frozenset({PRODUCTS_QUANTIZED})),
     Pass("bytes", _plain(keep_bytes), requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({BYTES_KEPT})),

@@ -17,12 +17,12 @@ from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.lowering import bind, facts_of
 from ort_gpu_ep.kernels.registry import BoundNode, Limits, Lowering
 from ort_gpu_ep.ops.packed import BEFORE, IN_TILES
-from ort_gpu_ep.partitioner.passes import fuse
+from ort_gpu_ep.partitioner.passes import fuse, rewrite
 from ort_gpu_ep.partitioner.sizes import Assumption, input_types
 from tests.direct import run_direct
 from tests.ops.single_node import Array, assert_agree, node_model, on_cpu_exactly
 
-ORT = "com.microsoft"
+ORT, LEARNING = "com.microsoft", "ai.onnx.ml"
 
 
 def rng(*seed: int) -> np.random.Generator:
@@ -61,8 +61,13 @@ def check(
     model, feeds = contrib_model(op, inputs, known, outputs, domain, opset, **attributes)
     wanted = wanted or on_cpu_exactly(model, feeds)
     for every_size_open in (False, True):
-        for got, want in zip(run_direct(model, feeds, every_size_open=every_size_open), wanted, strict=True):
+        for got, want in zip(run_direct(model, feeds, passes_of(domain), every_size_open), wanted, strict=True):
             assert_agree(got, want, tolerance)
+
+
+def passes_of(domain: str) -> Any:
+    """Rows of ai.onnx.ml want their parameters as constants, which a pass makes of them; the others are asked for the node alone."""
+    return rewrite if domain == LEARNING else None
 
 
 def check_decline(code: Code, op: str, inputs: Sequence[Array | None], known: Sequence[int] = (), **attributes: Any) -> None:
@@ -309,3 +314,102 @@ def test_what_matmul_of_four_bits_declines() -> None:
     check_decline(Code.ATTRIBUTE, "MatMulBnb4", given, (1, 2), K=96, N=20, block_size=32, quant_type=2)
     check_decline(Code.RANK, "MatMulBnb4", given, (1, 2), K=96, N=21, block_size=32, quant_type=1)
     check_decline(Code.NOT_CONSTANT, "MatMulBnb4", given, (2,), K=96, N=20, block_size=32, quant_type=1)
+
+
+def check_learning(op: str, x: Array, outputs: int = 1, tolerance: float = 1e-6, **attributes: Any) -> None:
+    check(op, [x], outputs=outputs, domain=LEARNING, tolerance=tolerance, **attributes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("shape", [(5, 7), (7,), (0, 7), (301, 7)], ids=str)
+@pytest.mark.parametrize("each", [1, 7])
+def test_scaler(dtype: str, shape: tuple[int, ...], each: int) -> None:
+    x = np.asarray(rng(11, *shape).normal(size=shape) * 50, dtype)
+    check_learning("Scaler", x, offset=normal(each).tolist(), scale=normal(each, seed=5).tolist())
+
+
+@pytest.mark.parametrize("replaced", [0.0, -3.0, float("nan")])
+@pytest.mark.parametrize("each", [1, 7])
+def test_imputer_of_floats(replaced: float, each: int) -> None:
+    x = rng(12).integers(-4, 5, (40, 7)).astype("f")
+    x[::3, 2] = np.nan
+    check_learning("Imputer", x, imputed_value_floats=normal(each).tolist(), replaced_value_float=replaced)
+
+
+@pytest.mark.parametrize("replaced", [0, -3, 1 << 40])
+def test_imputer_of_integers(replaced: int) -> None:
+    x = rng(13).integers(-4, 5, (40, 3))
+    x[::4, 1] = 1 << 40
+    x[1::4, 1] = 1 << 40 | 1
+    check_learning("Imputer", x, imputed_value_int64s=[1 << 41, -7, 5], replaced_value_int64=replaced)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+@pytest.mark.parametrize("shape", [(40, 7), (7,)], ids=str)
+def test_normalizer(norm: str, dtype: str, shape: tuple[int, ...]) -> None:
+    x = np.asarray(rng(14, *shape).normal(size=shape) * 9, dtype)
+    if len(shape) == 2:
+        x[3] = 0
+        x[4] = -abs(x[4])
+    check_learning("Normalizer", x, norm=norm)
+
+
+@pytest.mark.parametrize(("targets", "transform"), [(1, "NONE"), (3, "NONE"), (3, "LOGISTIC"), (3, "SOFTMAX")])
+def test_linear_regressor(targets: int, transform: str) -> None:
+    for x in (normal(40, 7), normal(7)):
+        for intercepts in ({}, {"intercepts": normal(targets, seed=8).tolist()}):
+            check_learning(
+                "LinearRegressor", x, coefficients=normal(targets * 7, seed=3).tolist(), targets=targets, post_transform=transform, **intercepts)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize(("classes", "transform"), [(2, "LOGISTIC"), (5, "NONE"), (5, "SOFTMAX"), (1, "NONE"), (1, "LOGISTIC")])
+def test_linear_classifier(classes: int, transform: str, dtype: str) -> None:
+    x = np.asarray(rng(15).normal(size=(40, 7)) * 4, dtype)
+    attributes = {
+        "coefficients": (normal(classes * 7, seed=3) / 3).tolist(), "intercepts": normal(classes, seed=8).tolist(), "post_transform": transform,
+        "classlabels_ints": [10 - 3 * k for k in range(max(classes, 2))]}
+    check_learning("LinearClassifier", x, outputs=2, **attributes)
+
+
+def test_a_pipeline_is_one_partition(tmp_path: Any) -> None:
+    """Imputer, Scaler and LinearClassifier in a session: none is on the CPU, Scaler goes into the Imputer's kernel."""
+    import ort_gpu_ep
+
+    nodes = [
+        helper.make_node("Imputer", ["x"], ["a"], domain=LEARNING, imputed_value_floats=[1.0, 2.0, 3.0], replaced_value_float=float("nan")),
+        helper.make_node("Scaler", ["a"], ["b"], domain=LEARNING, offset=[0.1, 0.2, 0.3], scale=[2.0, 3.0, 4.0]),
+        helper.make_node("LinearClassifier", ["b"], ["label", "scores"], domain=LEARNING, coefficients=normal(9).tolist(),
+                         intercepts=[0.1, 0.2, 0.3], classlabels_ints=[0, 1, 2], post_transform="SOFTMAX")]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 1, ["n", 3])],
+        [helper.make_tensor_value_info("label", 7, ["n"]), helper.make_tensor_value_info("scores", 1, ["n", 3])])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(LEARNING, 3)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+    feeds = {"x": normal(17, 3)}
+    feeds["x"][2, 1] = np.nan
+    session = ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu"})
+    got = session.run(None, feeds)
+    assert session.explain().count("cpu") == 0
+    assert len(session.explain().reports[0].partitions) == 1
+    for mine, its in zip(got, on_cpu_exactly(onnx.load_from_string(model), feeds), strict=True):
+        assert_agree(mine, its)
+
+
+@pytest.mark.parametrize(("op", "shape", "attributes", "code"), [
+    ("Scaler", (2, 3, 4), {"offset": [0.0], "scale": [1.0]}, Code.RANK),
+    ("Scaler", (2, 3), {"offset": [0.0, 1.0], "scale": [1.0, 1.0]}, Code.ATTRIBUTE),
+    ("Scaler", (2, 3), {"offset": [0.0]}, Code.ATTRIBUTE),
+    ("Imputer", (2, 3), {}, Code.ATTRIBUTE),
+    ("Normalizer", (2, 3), {"norm": "L3"}, Code.ATTRIBUTE),
+    ("LinearRegressor", (2, 3), {"coefficients": [1.0] * 3, "post_transform": "LOGISTIC"}, Code.ATTRIBUTE),
+    ("LinearRegressor", (2, 3), {"coefficients": [1.0] * 6, "targets": 2, "post_transform": "PROBIT"}, Code.ATTRIBUTE),
+    ("LinearRegressor", (2, 3), {"coefficients": [1.0] * 4}, Code.ATTRIBUTE),
+    ("LinearClassifier", (2, 3), {"coefficients": [1.0] * 6, "intercepts": [1.0, 2.0], "classlabels_strings": ["a", "b"]}, Code.DTYPE),
+])
+def test_what_they_decline(op: str, shape: tuple[int, ...], attributes: dict[str, Any], code: Code) -> None:
+    model, feeds = contrib_model(op, [normal(*shape)], outputs=1 + (op == "LinearClassifier"), domain=LEARNING, **attributes)
+    with pytest.raises(UnsupportedNodeError) as caught:
+        run_direct(model, feeds, rewrite)
+    assert caught.value.code is code, caught.value

@@ -19,7 +19,7 @@ from ort_gpu_ep.partitioner.attention_inputs import simplify_attention
 from ort_gpu_ep.partitioner.between_products import keep_bytes
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
-from ort_gpu_ep.partitioner.integers import quantize_products, standard_quantizers
+from ort_gpu_ep.partitioner.integers import quantize_products
 from ort_gpu_ep.partitioner.layouts import CHANNELS_LAST, is_conversion
 from ort_gpu_ep.partitioner.passes import (
     ACTIVATIONS_READ,
@@ -38,6 +38,7 @@ from ort_gpu_ep.partitioner.passes import (
     Work,
 )
 from ort_gpu_ep.partitioner.shared_inputs import join_products
+from ort_gpu_ep.partitioner.standard import standard
 
 
 def violations(work: Work) -> list[str]:
@@ -104,8 +105,8 @@ def _again(rewrite: Callable[[Work], Graph], what: str) -> Callable[[Work], Iter
 
 
 def _standard(work: Work) -> Iterator[str]:
-    if standard_quantizers(work.graph) is not work.graph:
-        yield "a quantizer or dequantizer is of ONNX Runtime's domain"
+    if standard(work.graph) is not work.graph:
+        yield "a node is not in the form that the other passes know"
 
 
 def _absorbed(consumers: Consumers) -> Callable[[Work], Iterator[str]]:
