@@ -63,12 +63,12 @@ class Probe:
         return self.quick or (bool(self.ops) and not software)
 
 
-RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+RECURRENT = frozenset({"DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"})
 CONVOLUTIONS = frozenset({"Conv", "FusedConv", "NhwcConv"})
 IN_GROUPS = frozenset(op + OF_GROUPS for op in CONVOLUTIONS)
 PRODUCTS = RECURRENT | {
     "Attention", "DynamicQuantizeMatMul", "Einsum", "FusedGemm", "FusedMatMul", "Gemm", "GroupQueryAttention", "MatMul", "MatMulInteger",
-    "MatMulIntegerToFloat", "MatMulNBits", "MoE", "MultiHeadAttention", "QGemm", "QLinearMatMul", "QMoE"}
+    "MatMulBnb4", "MatMulIntegerToFloat", "MatMulNBits", "MoE", "MultiHeadAttention", "QAttention", "QGemm", "QLinearMatMul", "QMoE"}
 SUMS_OF_PRODUCTS = PRODUCTS | CONVOLUTIONS | {"ConvInteger", "ConvTranspose", "QLinearConv"}
 POOLS = frozenset({
     "AveragePool", "LRN", "LpPool", "MaxPool", "NhwcMaxPool", "QLinearAveragePool", "QLinearGlobalAveragePool", "Resize", "Upsample"})

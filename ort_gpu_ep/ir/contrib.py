@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 DOMAIN = "com.microsoft"
 
 BYTES = ("tensor(uint8)", "tensor(int8)")
+SMALL = (*BYTES, "tensor(uint16)", "tensor(int16)", "tensor(uint4)", "tensor(int4)")
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
 ALL_FLOATS = (*FLOATS, "tensor(double)")
 HALF_OR_FLOAT = ("tensor(float16)", "tensor(float)")
 
-Given: TypeAlias = type[int] | type[float] | type[list[float]] | type[tuple[int, ...]] | int | float | str | tuple[int, ...]
-"""An attribute's default, () for none; or the type of one that must be given; float, list (of floats): one without a default that may be
-left out.
+Given: TypeAlias = type[int] | type[float] | type[str] | type[list[float]] | type[tuple[int, ...]] | int | float | str | tuple[int, ...]
+"""An attribute's default, () for none; or the type of one that must be given; float, list (of floats), str (strings): one without a default
+that may be left out.
 """
 
 WINDOW: Mapping[str, Given] = {
@@ -47,6 +48,11 @@ def _of_codes() -> tuple[OpSchema, ...]:
     """Weights and values in codes."""
     return (
         _schema(
+            "QuantizeLinear", "x:T1 y_scale:T1 y_zero_point:T2?", "y:T2", {"T1": HALF_OR_FLOAT, "T2": SMALL}, {"axis": 1}),
+        _schema(
+            "DequantizeLinear", "x:T1 x_scale:T2 x_zero_point:T1?", "y:T2", {"T1": (*SMALL, "tensor(int32)"), "T2": HALF_OR_FLOAT},
+            {"axis": 1}),
+        _schema(
             "GatherBlockQuantized", "data:T1 indices:Tind scales:T2 zero_points:T1?", "output:T2",
             {"T1": ("tensor(int4)", "tensor(uint4)", "tensor(uint8)", "tensor(float8e4m3fn)", "tensor(float8e4m3fnuz)",
                     "tensor(float8e5m2)", "tensor(float8e5m2fnuz)", "tensor(float4e2m1)"), "T2": FLOATS,
@@ -56,6 +62,9 @@ def _of_codes() -> tuple[OpSchema, ...]:
             "MatMulNBits", "A:T1 B:T2 scales:T1 zero_points:T3? g_idx:T4? bias:T1?", "Y:T1",
             {"T1": FLOATS, "T2": ("tensor(uint8)",), "T3": ("tensor(uint8)", *FLOATS), "T4": ("tensor(int32)",)},
             {"K": int, "N": int, "block_size": int, "bits": 4, "accuracy_level": 0, "weight_prepacked": 0}),
+        _schema(
+            "MatMulBnb4", "A:T1 B:T2 absmax:T1", "Y:T1", {"T1": FLOATS, "T2": ("tensor(uint8)",)},
+            {"K": int, "N": int, "block_size": int, "quant_type": int, "training_mode": 0, "transB": 1}),
         *(_schema(
             name, "A:T A_scale:tensor(float) A_zero_point:T? B:T B_scale:tensor(float) B_zero_point:T? C_scale:tensor(float) "
             "C_zero_point:T?", "C:T", {"T": BYTES}, {}) for name in ("QLinearAdd", "QLinearMul")),
@@ -79,6 +88,11 @@ def _of_codes() -> tuple[OpSchema, ...]:
             "QGemm", "A:TA a_scale:T a_zero_point:TA B:TB b_scale:T b_zero_point:TB C:TC? y_scale:T? y_zero_point:TYZ?", "Y:TY",
             {"T": ("tensor(float)",), "TA": BYTES, "TB": BYTES, "TC": ("tensor(int32)",), "TYZ": BYTES, "TY": ("tensor(float)", *BYTES)},
             {"transA": 0, "transB": 0, "alpha": 1.0}),
+        _schema(
+            "DynamicQuantizeLSTM", "X:T W:T2 R:T2 B:T? sequence_lens:T1? initial_h:T? initial_c:T? P:T? W_scale:T W_zero_point:T2 "
+            "R_scale:T R_zero_point:T2", "Y:T? Y_h:T? Y_c:T?", {"T": ("tensor(float)",), "T1": ("tensor(int32)",), "T2": BYTES},
+            {"direction": "forward", "hidden_size": 0, "activations": str, "activation_alpha": list, "activation_beta": list,
+             "clip": float, "input_forget": 0}),
         _schema(
             "DynamicQuantizeMatMul", "A:T1 B:T2 b_scale:T1 b_zero_point:T2? bias:T1?", "Y:T1", {"T1": ("tensor(float)",), "T2": BYTES}, {}),
         _schema(
@@ -150,6 +164,12 @@ def _of_attention() -> tuple[OpSchema, ...]:
             {"num_heads": int, "unidirectional": 0, "qkv_hidden_sizes": (), "past_present_share_buffer": 0,
              "do_rotary": 0, "rotary_embedding_dim": 0, "mask_filter_value": -10000.0, "scale": float}),
         _schema(
+            "QAttention", "input:T1 weight:T2 bias:T3 input_scale:T3 weight_scale:T3 mask_index:T4? input_zero_point:T1? "
+            "weight_zero_point:T2? past:T3?", "output:T3 present:T3?",
+            {"T1": BYTES, "T2": BYTES, "T3": HALF_OR_FLOAT, "T4": ("tensor(int32)",)},
+            {"num_heads": int, "unidirectional": 0, "past_present_share_buffer": 0, "do_rotary": 0, "mask_filter_value": -10000.0,
+             "scale": float}),
+        _schema(
             "MoE", "input:T router_probs:T fc1_experts_weights:T fc1_experts_bias:T? fc2_experts_weights:T fc2_experts_bias:T? "
             "fc3_experts_weights:T? fc3_experts_bias:T?", "output:T", {"T": FLOATS}, MIXTURE),
         _schema(
@@ -202,8 +222,9 @@ def _attribute(key: str, value: Given) -> OpSchema.Attribute:
     from onnx.defs import OpSchema
 
     kinds = OpSchema.AttrType
-    if value is float or value is list:
-        return OpSchema.Attribute(key, kinds.FLOAT if value is float else kinds.FLOATS, "", required=False)
+    without = {float: kinds.FLOAT, list: kinds.FLOATS, str: kinds.STRINGS}
+    if isinstance(value, type) and value in without:
+        return OpSchema.Attribute(key, without[value], "", required=False)
     if isinstance(value, type) or value == ():
         return OpSchema.Attribute(key, kinds.INT if value is int else kinds.INTS, "", required=isinstance(value, type))
     return OpSchema.Attribute(key, onnx.helper.make_attribute(key, value), "")

@@ -98,7 +98,8 @@ def fault(node: Node, types: Sequence[DType | None]) -> str:
     return _attribute_fault(found, node) or _type_fault(found, types)
 
 
-_PYTHON: Mapping[str, type | tuple[type, ...]] = {"INT": int, "FLOAT": (int, float), "STRING": str, "INTS": tuple, "FLOATS": tuple}
+_PYTHON: Mapping[str, type | tuple[type, ...]] = {
+    "INT": int, "FLOAT": (int, float), "STRING": str, "INTS": tuple, "FLOATS": tuple, "STRINGS": tuple}
 """By the name of an AttrType."""
 
 

@@ -126,7 +126,7 @@ class Composed:
     def elementwise(
         self, expression: str, *inputs: Part, dtype: DType, to: int | None = None, steps: Sequence[Step] = (),
     ) -> Part:
-        """WGSL over x, y, z, w, which are the inputs, broadcast against each other. steps: behind it."""
+        """WGSL over x, y, z, w, which are the inputs, broadcast against each other. steps: behind it. Of constants it is computed once."""
         shape = broadcast(*(part.shape for part in inputs))
         reads = {f"e{k}": part.source for k, part in enumerate(inputs) if part.source is not None}
         chain = [Step(self.node.op, expression, tuple(reads), dtype)]
@@ -134,7 +134,16 @@ class Composed:
         built = kernel(
             "elementwise.wgsl", [TensorType(chain[-1].dtype, shape)], reads=reads, epilogue=chain,
             indices={f"e{k}_index": Strided(shape, broadcast_strides(part.shape, shape)) for k, part in enumerate(inputs)})
-        return self.computed(built, to)
+        made = self.computed(built, to)
+        if to is not None or not all(part.operand.is_constant for part in inputs):
+            return made
+        self.once.append(str(made.source))
+        return replace(made, operand=replace(made.operand, constant=True))
+
+    def store(self, part: Part, to: int) -> None:
+        """Makes a temporary an output of the node that other parts read, too."""
+        self.outputs[to] = part.operand.type
+        self.stored.append((str(part.source), to))
 
     @staticmethod
     def _ending_in(built: Lowering, steps: Sequence[Step]) -> Lowering:

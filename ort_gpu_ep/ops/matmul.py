@@ -8,14 +8,18 @@ from typing import Any
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.symbolic import is_symbolic
-from ort_gpu_ep.ir.types import FLOATS, Shape, TensorType
+from ort_gpu_ep.ir.types import FLOAT64, FLOATS, Shape, TensorType
 from ort_gpu_ep.kernels.forms import Forms, lower
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Strided, broadcast, broadcast_strides, op
 from ort_gpu_ep.ops import contraction, matrix_units, pruned, sparse_products, tiles
+from ort_gpu_ep.ops.composed import Composed
 from ort_gpu_ep.ops.contraction import Matrix, Product
+from ort_gpu_ep.shaders.composer import literal_f64
+
+TAKEN = (*FLOATS, FLOAT64)
 
 
-@op("MatMul", dtypes={"T": FLOATS}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
+@op("MatMul", dtypes={"T": TAKEN}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
 def matmul(node: BoundNode) -> Lowering:
     """y = a b over the last two dimensions, as numpy.matmul.
 
@@ -24,7 +28,7 @@ def matmul(node: BoundNode) -> Lowering:
     return _matmul(node)
 
 
-@op("FusedMatMul", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
+@op("FusedMatMul", domain=DOMAIN, dtypes={"T": TAKEN}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
 def fused_matmul(node: BoundNode) -> Lowering:
     """y = alpha a' b', a' and b' with their last two axes exchanged where transA and transB say so. Shapes as MatMul's."""
     if node.attr("transBatchA") or node.attr("transBatchB"):
@@ -44,6 +48,10 @@ def _matmul(node: BoundNode, turns_a: bool = False, turns_b: bool = False, alpha
     inner, n = right[-2:][::-1] if turns_b else right[-2:]
     if inner != k:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of {a.type} and {b.type}: inner dimensions differ")
+    if a.dtype is FLOAT64:
+        first, second = "...km" if turns_a else "...mk", "...nk" if turns_b else "...kn"
+        equation = f"{first if a.rank > 1 else 'k'},{second if b.rank > 1 else 'k'}->...{'m' * (a.rank > 1)}{'n' * (b.rank > 1)}"
+        return _of_doubles(node, equation, alpha)
     batches: Shape = broadcast(left[:-2], right[:-2])
     shape = batches + ((m,) if a.rank > 1 else ()) + ((n,) if b.rank > 1 else ())
     if math.prod(right[:-2]) == 1 and (not turns_a or math.prod(left[:-2]) == 1):
@@ -55,6 +63,23 @@ def _matmul(node: BoundNode, turns_a: bool = False, turns_b: bool = False, alpha
     if batches or turns_a:
         return lower(node.target, *_dense_forms(node, product, None), TensorType(a.dtype, shape))
     return _by_zeros(node, product, tiles.of_matrices(node, m, n, k, turns_b, None, alpha), turns_b, TensorType(a.dtype, shape))
+
+
+def _of_doubles(node: BoundNode, equation: str, alpha: float, beta: float = 0.0) -> Lowering:
+    """A product in float64, which no tile is written for; with input 2, times beta, added."""
+    made = Composed(node)
+    if alpha == 1 and not node.has(2):
+        made.add("Einsum", made.given(0), made.given(1), version=12, to=0, equation=equation)
+        return made.lowering()
+    if node.has_steps:      # the last kernel is a step itself
+        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of float64 with a factor or a third input, and steps behind it")
+    product = made.add("Einsum", made.given(0), made.given(1), version=12, equation=equation)
+    scaled = f"x * {literal_f64(float(alpha))}"
+    if not node.has(2):
+        made.elementwise(scaled, product, dtype=FLOAT64, to=0)
+    else:
+        made.elementwise(f"{scaled} + y * {literal_f64(float(beta))}", product, made.given(2), dtype=FLOAT64, to=0)
+    return made.lowering()
 
 
 def _by_zeros(node: BoundNode, product: Product, tiled: tiles.TiledProduct | None, transposed: bool, out: TensorType) -> Lowering:
@@ -89,7 +114,7 @@ def _batches(shape: Shape, batches: Shape) -> Strided:
     return Strided(batches, tuple(s * matrix for s in broadcast_strides(shape[:-2], batches)))
 
 
-@op("Gemm", since=7, dtypes={"T": FLOATS}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
+@op("Gemm", since=7, dtypes={"T": TAKEN}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
 def gemm(node: BoundNode) -> Lowering:
     """y = alpha * a' b' + beta * c, a' and b' transposed where transA and transB say so.
 
@@ -104,6 +129,11 @@ def gemm(node: BoundNode) -> Lowering:
     bias: Any = None
     if inner != k or (c and broadcast(c.shape, (m, n)) != (m, n)):
         raise UnsupportedNodeError(Code.RANK, f"Gemm of {a.type}, {b.type} and {c and c.type}: shapes do not fit")
+    if a.dtype is FLOAT64 and node.attr("output_shape"):
+        raise UnsupportedNodeError(Code.DTYPE, "Gemm of rows in float64")
+    if a.dtype is FLOAT64:
+        equation = f"{'km' if node.attr('transA') else 'mk'},{'nk' if node.attr('transB') else 'kn'}->mn"
+        return _of_doubles(node, equation, node.attr("alpha"), node.attr("beta"))
     if c:
         bias = Strided((m, n), broadcast_strides(c.shape, (m, n)))
     out, factors, transposed = TensorType(a.dtype, node.attr("output_shape") or (m, n)), (node.attr("alpha"), node.attr("beta")), bool(

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
-from ort_gpu_ep.ir.types import BOOL, BY_ONNX, FLOATS, INT32, INT64, Shape, TensorType
+from ort_gpu_ep.ir.types import BOOL, BY_ONNX, FLOATS, INT8, INT32, INT64, UINT8, DType, Shape, TensorType
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, op
 from ort_gpu_ep.ops import shared_cache
 from ort_gpu_ep.ops.attention import Heads, Options
-from ort_gpu_ep.ops.composed import Composed
+from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.heads import BY_KEY, COUNTS, ENDS, ENDS_AND_STARTS, SCORES, Assembly, Padding, assembled, contiguous, split
 
+BYTES = (UINT8, INT8)
 BIAS, MASK = 3, 5
 """Of MultiHeadAttention: the input of the bias; of it and of ONNX Runtime's Attention: that of the mask which is added."""
 
@@ -204,34 +205,67 @@ def packed_attention(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(Code.RANK, f"Attention of {width} columns as q, k and v of {sizes}, with {count} heads")
     product = Composed(node)
     made = product.add("Gemm", product.given(0).seen((batch * rows, x.shape[2])), product.given(1), product.optional(2))
+    return _attend(product, made, (batch, rows), sizes, x.dtype, padding=3, past=4, added=5)
+
+
+@op("QAttention", domain=DOMAIN, dtypes={"T1": BYTES, "T2": BYTES, "T3": FLOATS, "T4": (INT32,)},
+    bindings="x w bias x_scale w_scale padding? x_zp? w_zp? past? -> y present")
+def quantized_attention(node: BoundNode) -> Lowering:
+    """Attention of ONNX Runtime over q, k and v = (x - x's zero point) (w - w's zero point) x_scale w_scale + bias, of bytes.
+
+    Of w scale and zero point are scalars, or one a column; else as Attention.
+    """
+    if node.attr("do_rotary") or node.attr("past_present_share_buffer"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "QAttention with a shared cache or do_rotary")
+    x, w, count = node.input(0), node.input(1), int(node.attr("num_heads"))
+    if x.rank != 3 or w.rank != 2 or w.shape[0] != x.shape[2] or count < 1 or int(w.shape[1]) % (3 * count):
+        raise UnsupportedNodeError(
+            Code.RANK, f"QAttention of {x.type} by {w.type} with {count} heads; expected [B, S, D] and [D, of q, k and v]")
+    product = Composed(node)
+    made = product.add("MatMulIntegerToFloat", product.given(0), product.given(1), product.given(3), product.given(4), product.optional(6),
+                       product.optional(7), product.given(2), version=1, domain=DOMAIN)
+    return _attend(product, made, x.shape[:2], (int(w.shape[1]) // 3,) * 3, node.input(2).dtype, padding=5, past=8)
+
+
+def _attend(
+    product: Composed, made: Part, tokens: Shape, sizes: tuple[int, ...], dtype: DType, padding: int, past: int, added: int | None = None,
+) -> Lowering:
+    """Attention over `made`, the rows of q, k and v, which are so wide. tokens: [B, S]. padding, past, added: the inputs of these, the last
+    one a mask that is added.
+    """
+    node, count, width, (batch, rows) = product.node, int(product.node.attr("num_heads")), sum(sizes), tokens
     firsts = (0, sizes[0], sizes[0] + sizes[1])
     q, k, v = (Heads(made.source or 0, (batch, count, rows, size // count), (rows * width, size // count, width), first)
                for size, first in zip(sizes, firsts, strict=True))
-    around, scale = Assembly(node, x.dtype), node.attr("scale")
-    keys, values, before, present = _cached(node, around, (k, v))
+    around, scale = Assembly(node, dtype), node.attr("scale")
+    keys, values, before, present = _cached(node, around, (k, v), past)
     scores = (batch, count, rows, before + rows)
     options = Options(float(scale) if scale else q.shape[3] ** -0.5, bool(node.attr("unidirectional")), before=before)
-    padding = _padding(node, node.input(3), 3, scores, before) if node.has(3) else None
-    bias = (5, node.input(5)) if node.has(5) else None
-    mask, options = around.mask(scores, bias, padding, float(node.attr("mask_filter_value")), options)
+    padded = _padding(node, node.input(padding), padding, scores, before) if node.has(padding) else None
+    bias = (added, node.input(added)) if added is not None and node.has(added) else None
+    mask, options = around.mask(scores, bias, padded, float(node.attr("mask_filter_value")), options)
     out = around.attend((around.rows("queries", q), keys, values), v.shape[3], mask, options, True)
     return product.before(around.lowering((out, present)))
 
 
-def _cached(node: BoundNode, around: Assembly, new: tuple[Heads, Heads]) -> tuple[Heads, Heads, int, TensorType | None]:
-    """Keys and values behind those of `past`, how many tokens that has, and what `present` is: both one tensor [2, B, heads, tokens, H]."""
+def _cached(
+    node: BoundNode, around: Assembly, new: tuple[Heads, Heads], at: int,
+) -> tuple[Heads, Heads, int, TensorType | None]:
+    """Keys and values behind those of `past`, input `at`; how many tokens that has, and what `present` is: both one tensor
+    [2, B, heads, tokens, H].
+    """
     k, v = new
-    past = node.optional(4)
+    past = node.optional(at)
     if past is None and not node.wants(1):
         return around.rows("keys", k), around.rows("values", v), 0, None
     batch, count, rows, width = k.shape
     before = past.shape[3] if past and past.rank == 5 else 0
     if v.shape != k.shape or (past and past.shape != (2, batch, count, before, width)):
         raise UnsupportedNodeError(
-            Code.RANK, f"Attention with past {past and past.type}; expected [2, {batch}, {count}, tokens, {width}], values like keys")
+            Code.RANK, f"{node.op} with past {past and past.type}; expected [2, {batch}, {count}, tokens, {width}], values like keys")
     tokens = before + rows
     present = TensorType(around.dtype, (2, batch, count, tokens, width))
-    old = contiguous(4, (2 * batch, count, before, width)) if past else None
+    old = contiguous(at, (2 * batch, count, before, width)) if past else None
     flat = TensorType(around.dtype, (2 * batch, count, tokens, width))
     around.temps["present"] = present
     around.kernels.append(assembled(k, old, None, flat, "present", present, v.first - k.first))

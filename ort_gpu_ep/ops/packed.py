@@ -192,7 +192,7 @@ def _described(node: BoundNode, weights: Weights, rows: Layout) -> dict[str, Con
     block = weights.block if weights.block < weights.k else 0
     together = {"BLOCKS": ceil_div(weights.k, block or weights.k), "HAS_ZEROS": "zeros" in rows.sources} if rows.together else {}
     return {
-        **together, "TOGETHER": rows.together, "SCALES": "scales" in rows.sources, "BITS": rows.bits,
+        **together, **weights.known_levels, "TOGETHER": rows.together, "SCALES": "scales" in rows.sources, "BITS": rows.bits,
         "HIGH": rows.high, "FLIP": rows.flip, "WORDS": rows.words, "N": weights.rows, "K": weights.k, "BLOCK": block,
         "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1], "CODEBOOK": weights.codebook,
         "ENTRIES": 1 << weights.bits if weights.codebook else 1, "TABLE_SIZE": node.input(weights.table).size,

@@ -29,7 +29,8 @@ class Weights:
 
     bits: of a code. signed: codes are two's complement. table, zp: inputs with scales (or the codebook) and zero points. block: codes of a
     row that share a scale, 0: the whole row. table_strides, zp_strides: of a row and of a block. zp_bits: zero points are codes of so many
-    bits in a tensor of bytes; 0: elements. zero: where there are no zero points. groups: of rows, each with its own columns.
+    bits in a tensor of bytes; 0: elements. zero: where there are no zero points. levels: the numbers that a codebook of scaled codes has,
+    where `table` has the scales. swapped: of two codes in a byte the first is the high one. groups: of rows, each with its own columns.
     """
 
     rows: int
@@ -47,12 +48,19 @@ class Weights:
     zp_strides: tuple[int, int] = (0, 0)
     zp_bits: int = 0
     zero: float = 0.0
+    levels: tuple[float, ...] = ()
+    swapped: bool = False
     groups: int = 1
 
     @property
     def flip(self) -> int:
         """What makes a signed code an unsigned one, larger by as much."""
         return 1 << self.bits - 1 if self.signed else 0
+
+    @property
+    def known_levels(self) -> Mapping[str, Const]:
+        """The constants by which shaders know `levels`."""
+        return {"LEVELS": True, **{f"LEVEL_{i}": value for i, value in enumerate(self.levels)}} if self.levels else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ def rows_of(weights: Weights, stored: TensorType) -> Layout:
     """The codes where they are, if rows begin at words; else the planes that repack.wgsl makes of them, which then stand for them."""
     bits, high = PLANES[weights.bits]
     per = 32 // bits
-    if weights.inner == 1 and bits == weights.bits and weights.outer * bits % 32 == 0:
+    if weights.inner == 1 and not weights.swapped and bits == weights.bits and weights.outer * bits % 32 == 0:
         flip = weights.flip * sum(1 << bits * k for k in range(per))
         return Layout(weights.outer // per, bits, 0, flip, {"w": weights.source})
     words = ceil_div(weights.k, per)
@@ -170,7 +178,7 @@ def _interleaved(node: BoundNode, weights: Weights, name: str, words: int) -> La
 def _places(weights: Weights, words: int, interleaves: bool) -> dict[str, int]:
     """The constants of repack.wgsl and of its inverse."""
     return {"FROM": weights.bits, "FLIP": weights.flip, "ROW": weights.outer, "STEP": weights.inner, "ROWS": weights.rows * weights.groups,
-            "K": weights.k, "WORDS": words, "INTERLEAVED": interleaves}
+            "K": weights.k, "WORDS": words, "INTERLEAVED": interleaves, **({"SWAPPED": True} if weights.swapped else {})}
 
 
 def _inverse(

@@ -106,6 +106,33 @@ def _in_order(node: BoundNode, index: Array) -> Lowering:
     return composed.lowering()
 
 
+BLOCKS_OF_FOUR = {
+    0: (0.0, 0.005208333333, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25, 0.0, -0.005208333333, -2 / 3, -1.0, -1 / 3, -0.5, -1 / 6, -0.25),
+    1: (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0)}
+"""By the quant_type of MatMulBnb4, what its codes stand for: FP4 and NF4 of bitsandbytes."""
+
+
+@op("MatMulBnb4", domain=CONTRIB, dtypes={"T1": (FLOAT32, FLOAT16), "T2": (UINT8,)}, bindings="x w table zp? c? -> y", epilogue=True)
+def matmul_bnb4(node: BoundNode) -> Lowering:
+    """y = x w', w' of [K, N] stored as N rows of 4-bit codes, FP4 or NF4: the number of a code, times the largest of its block.
+
+    x: [..., K]; w: [N K / 2], the first code of a byte in its high bits; table: [N K / block_size].
+    """
+    x, k, n, size, kind = node.input(0), node.attr("K"), node.attr("N"), node.attr("block_size"), node.attr("quant_type")
+    if kind not in BLOCKS_OF_FOUR or not node.attr("transB"):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"MatMulBnb4 with quant_type {kind}, transB {node.attr('transB')}; taken: 0 and 1, 1")
+    if k % size:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"MatMulBnb4 of K {k} in blocks of {size}, which do not end with a row")
+    if not x.rank or x.shape[-1] != k or 2 * node.input(1).size != n * k or node.input(2).size * size != n * k:
+        raise UnsupportedNodeError(
+            Code.RANK, f"MatMulBnb4 of {x.type} with K {k}, N {n}, codes {node.input(1).type} and scales {node.input(2).type}")
+    weights = Weights(
+        n, k, k, 1, 4, 1, 2, codebook=True, block=size, table_strides=(k // size, 1), levels=BLOCKS_OF_FOUR[kind], swapped=True)
+    return lower_packed(node, weights, Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1), TensorType(x.dtype, (*x.shape[:-1], n)))
+
+
 @op("PackedMatMul", domain="ort_gpu_ep", dtypes=TAKEN, bindings="x w table zp? c? -> y", epilogue=True)
 def packed_matmul(node: BoundNode) -> Lowering | Kernel:
     """MatMul with a packed matrix on the right: x [..., k], w [k, n]."""

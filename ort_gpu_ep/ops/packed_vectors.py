@@ -80,7 +80,7 @@ def _vectors(
             "ZP_ROW": weights.zp_strides[0], "ZP_BLOCK": weights.zp_strides[1],
             "ZERO": float(weights.flip + (weights.zero if zp is None else 0.0)),
             "WHOLE": (zp is None and float(weights.zero).is_integer()) or (zp is not None and zp.dtype.value in ("u32", "i32")),
-            "X4": x4, "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
+            **weights.known_levels, "X4": x4, "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
             "ALPHA": float(alpha), "BETA": float(beta), "SUBGROUPS": subgroups, "HALVES": halves},
         indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(weights.rows, per), workgroup_size=size,
         workgroup_nbytes=4 * (sums_of_workgroup(size, subgroups) * per * count + (entries * copies if entries else 0)), reads=reads,

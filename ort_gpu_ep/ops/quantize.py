@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.graph import Step
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import (
@@ -48,6 +49,7 @@ record(
 record("quantize_parameter.wgsl", "elementwise", loop_bound=lambda k: k["PARTS"])
 
 
+@op("QuantizeLinear", domain=DOMAIN, dtypes={"T1": FLOATS}, bindings="x scale zp? -> y", channels_last=one_scale)
 @op("QuantizeLinear", since=10, dtypes={"T1": FLOATS}, bindings="x scale zp? -> y", channels_last=one_scale)
 def quantize_linear(node: BoundNode) -> Kernel:
     """y = saturate(round(x / scale) + zero point), halves to even.
@@ -73,6 +75,7 @@ def quantize_linear(node: BoundNode) -> Kernel:
         consts={"LOW": low, "HIGH": high, **_blocks(node)}, indices={"scale_index": index})
 
 
+@op("DequantizeLinear", domain=DOMAIN, dtypes={"T1": CODES}, bindings="x scale zp? -> y", epilogue=True, channels_last=one_scale)
 @op("DequantizeLinear", since=10, dtypes={"T": CODES, "T1": CODES}, bindings="x scale zp? -> y", epilogue=True, channels_last=one_scale)
 def dequantize_linear(node: BoundNode) -> Kernel:
     """y = (x - zero point) * scale; scale and zero point as QuantizeLinear.

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT32, TensorType
+from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, TensorType
 from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.ops import recurrent_held
+from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.indexing import are_lengths
 from ort_gpu_ep.ops.recurrent_held import held, product_of
-from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, RNN, Cell, Sizes, output_types, sizes_of, strides_of
+from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, RNN, ROUNDED, Cell, Sizes, output_types, sizes_of, strides_of
 
 WORKGROUP_SIZE = 256
 """WebGPU's guaranteed workgroup size."""
@@ -42,7 +44,8 @@ def _loop_bound(k: KernelCall) -> int:
     """Each step: the units of a lane, for each of them its slice of the state and the slices' sums, twice where the reset comes first."""
     units, span = ceil_div(k["H"], k["WIDTH"]), ceil_div(k["H"], k["SLICES"])
     sums = units * (span // 4 + 3 + k["SLICES"] + 1)
-    return k["T"] * (1 + units + sums * (2 if k["GATES"] == 3 and not k["LINEAR"] else 1)) + k["T"] + 6 * units
+    rounding = k["H"] + units if dict(k.kernel.consts).get("ROUNDED") else 0
+    return k["T"] * (1 + units + rounding + sums * (2 if k["GATES"] == 3 and not k["LINEAR"] else 1)) + k["T"] + 6 * units
 
 
 record(
@@ -67,6 +70,36 @@ def gru(node: BoundNode) -> Lowering:
 def lstm(node: BoundNode) -> Lowering:
     """c = f c + i g(W x + Wb + R h + Rb), h = o h(c), with gates i, o, f = f(...) over time; shapes as RNN, yc as yh."""
     return layer(node, LSTM)
+
+
+@op("DynamicQuantizeLSTM", domain=DOMAIN, dtypes={"T": (FLOAT32,), "T1": (INT32,), "T2": (UINT8, INT8)},
+    bindings="x w r b? seq? h0? c? p? w_scale w_zp r_scale r_zp -> y yh yc")
+def dynamic_quantize_lstm(node: BoundNode) -> Lowering:
+    """LSTM of an x and states h that are rounded to 256 steps between their least and their most number, with weights of bytes.
+
+    w: [directions, I, 4 H]; r: [directions, H, 4 H]; scales, zero points: [directions] or [directions, 4 H]. x is rounded as a whole, h
+    in each step, a row of the batch at a time (ONNX Runtime's CPU: all the rows that a thread has).
+    """
+    made = Composed(node)
+    codes, scale, zero = made.add_all("DynamicQuantizeLinear", (made.given(0),), (None, None, None), version=11)
+    x = made.elementwise("(f32(x) - f32(y)) * z", codes, zero.seen((1, 1, 1)), scale.seen((1, 1, 1)), dtype=FLOAT32)
+    weights = [_dequantized(made, i, at) for i, at in ((1, 8), (2, 10))]
+    outputs = [i if node.wants(i) else None for i in range(len(node.node.outputs))]
+    made.add_all(
+        "LSTM", (x, *weights, *(made.optional(i) for i in range(3, 8))), outputs, version=14,
+        attributes={**node.node.attributes, ROUNDED: 1})
+    return made.lowering()
+
+
+def _dequantized(made: Composed, weight: int, scale: int) -> Part:
+    """The weights of an LSTM from bytes with scales and, in the input behind, zero points: [directions, 4 H, I]."""
+    w, parts = made.given(weight), [made.given(scale), made.given(scale + 1)]
+    if len(w.shape) != 3 or any(part.shape not in (w.shape[:1], (w.shape[0], w.shape[2])) for part in parts):
+        raise UnsupportedNodeError(
+            Code.RANK, f"{made.node.op} of {w.operand.type} with scales {parts[0].operand.type} and zero points {parts[1].operand.type}; "
+            "expected [directions, inputs, 4 H], and [directions] or [directions, 4 H]")
+    scales, zeros = (part.seen((w.shape[0], 1, part.shape[-1] if len(part.shape) == 2 else 1)) for part in parts)
+    return made.add("Transpose", made.elementwise("(f32(x) - f32(z)) * y", w, scales, zeros, dtype=FLOAT32), perm=(0, 2, 1))
 
 
 def layer(node: BoundNode, cell: Cell) -> Lowering:
@@ -128,6 +161,7 @@ def steps_of(node: BoundNode, cell: Cell, sizes: Sizes) -> tuple[Kernel, tuple[t
         **activations_of(node, cell, sizes), "R_UNIT": sizes.hidden if decoded else 1, "R_K": 1 if decoded else sizes.hidden,
         "HAS_REST": "rest" in reads,
         **{f"WANT_{name.upper()}": w for name, w in wanted.items()}}
+    consts |= {"ROUNDED": True} if node.attr(ROUNDED) else {}
     steps = kernel(
         "recurrent.wgsl", types, consts=consts, groups=sizes.directions * sizes.batch,
         workgroup_size=int(work["WIDTH"]) * int(work["SLICES"]), workgroup_nbytes=4 * state_size + 16 * parts, reads=reads, writes=writes,
@@ -140,7 +174,7 @@ def work_of(node: BoundNode, cell: Cell, hidden: int) -> dict[str, Const]:
     width = min(hidden, WORKGROUP_SIZE)
     span = -(-hidden // max(1, min(WORKGROUP_SIZE // width, MAX_SLICES, hidden // 4)))
     slices = -(-hidden // span)
-    vectors = 3 if cell is GRU and not node.attr("linear_before_reset") else 2
+    vectors = 3 if (cell is GRU and not node.attr("linear_before_reset")) or node.attr(ROUNDED) else 2
     return {"WIDTH": width, "SLICES": slices, "STATE_SIZE": vectors * hidden, "PARTS": width * slices if slices > 1 else 1}
 
 

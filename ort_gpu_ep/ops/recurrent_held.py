@@ -14,7 +14,7 @@ from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.ops.indexing import are_lengths
 from ort_gpu_ep.ops.packed import UNPACKED_GAIN
-from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, Cell, Sizes, check_given, output_types, sizes_of, strides_of
+from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, ROUNDED, Cell, Sizes, check_given, output_types, sizes_of, strides_of
 from ort_gpu_ep.shaders.inlining import inner_name
 
 SHADER, PACKING = "recurrent_held.wgsl", "recurrent_held_weights.wgsl"
@@ -108,6 +108,7 @@ def _is_plain(node: BoundNode, cell: Cell) -> bool:
     return (
         (cell is LSTM or (cell is GRU and bool(node.attr("linear_before_reset")))) and given in ((), usual, 2 * usual)
         and any(map(node.wants, range(3))) and node.attr("clip") is None and not node.attr("input_forget")
+        and not node.attr(ROUNDED)
         and (node.node.domain != "" or not node.has(7)))
 
 

@@ -34,6 +34,8 @@ class Sizes:
 RNN = Cell(0, 1, ("Tanh",))
 GRU = Cell(1, 3, ("Sigmoid", "Tanh"))
 LSTM = Cell(2, 4, ("Sigmoid", "Tanh", "Tanh"))
+ROUNDED = "rounded"
+"""An attribute of an LSTM that is part of a DynamicQuantizeLSTM: in each step the old state is rounded."""
 
 
 def sizes_of(node: BoundNode, cell: Cell) -> Sizes:

@@ -137,7 +137,7 @@ def _packed_weights(node: Node, types: Mapping[str, TensorType], graph: Graph) -
     if is_decoder(node, graph):
         made = types.get(node.outputs[0])
         yield node.inputs, 4 * made.size if made is not None else 0
-    elif (node.domain, node.op) == ("com.microsoft", "MatMulNBits"):
+    elif node.domain == "com.microsoft" and node.op in ("MatMulNBits", "MatMulBnb4"):
         k, n = node.attributes.get("K"), node.attributes.get("N")
         yield node.inputs[1:4], 4 * k * n if isinstance(k, int) and isinstance(n, int) else 0
     elif (node.domain, node.op) == ("com.microsoft", "GatherBlockQuantized"):

@@ -24,6 +24,7 @@ from ort_gpu_ep.partitioner.integers import quantize_products
 from ort_gpu_ep.partitioner.layouts import choose_layouts
 from ort_gpu_ep.partitioner.parts import place_parts
 from ort_gpu_ep.partitioner.shared_inputs import join_products
+from ort_gpu_ep.partitioner.standard import standard
 from ort_gpu_ep.partitioner.widths import widen
 
 
@@ -81,6 +82,7 @@ def _layouts(work: Work) -> Graph:
     return graph
 
 
+STANDARD = "what models write in two forms has one"
 ASKED = "every row has been asked, and the types of values are known"
 PRODUCTS_QUANTIZED = "no product of dequantized bytes is left whose result becomes bytes again"
 BYTES_KEPT = "nothing between bytes and bytes that has an op of bytes is left to floats"
@@ -107,8 +109,9 @@ class Pass:
 
 
 FUSION: Sequence[Pass] = (
-    Pass("ask", _ask, ensures=frozenset({ASKED})),
-    Pass("integers", _plain(quantize_products), requires=frozenset({ASKED}), ensures=frozenset({PRODUCTS_QUANTIZED})),
+    Pass("standard", lambda work: standard(work.graph), ensures=frozenset({STANDARD})),
+    Pass("ask", _ask, requires=frozenset({STANDARD}), ensures=frozenset({ASKED})),
+    Pass("integers", _plain(quantize_products), requires=frozenset({ASKED, STANDARD}), ensures=frozenset({PRODUCTS_QUANTIZED})),
     Pass("bytes", _plain(keep_bytes), requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({BYTES_KEPT})),
     Pass("absorb", _absorb(PRODUCTS), requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({DECODERS_ABSORBED})),
     Pass("patterns", _plain(apply_rules), requires=frozenset({ASKED}), ensures=frozenset({PATTERNS_FUSED})),

@@ -23,9 +23,19 @@ var<workgroup> book: array<f32, BOOK>;   // a copy for each few invocations: har
 
 #include packed_codes.wgsl
 
+#default LEVELS = 0
+#if LEVELS
+// LEVELS (left out: no): a CODEBOOK of 16 numbers that the shader knows, times a scale, as of other codes.
+#include levels.wgsl
+
+#end
 fn group_main(group: u32, lane: u32) {
 #if CODEBOOK
+#if LEVELS
+    for (var i = lane; i < BOOK; i += WORKGROUP_SIZE) { book[i] = level(i >> COPY_BITS); }
+#else
     for (var i = lane; i < BOOK; i += WORKGROUP_SIZE) { book[i] = table_at(min(i >> COPY_BITS, TABLE_SIZE - 1u)); }
+#end
     let copy = lane & ((1u << COPY_BITS) - 1u);
     workgroupBarrier();
 #end
@@ -39,7 +49,7 @@ fn group_main(group: u32, lane: u32) {
             var v = 0.0;
             for (var part = 0u; part < parts; part++) { v += sums[part * OUTPUTS + i]; }
             v *= ALPHA;
-#if BLOCK == 0 and not CODEBOOK
+#if BLOCK == 0 and (LEVELS or not CODEBOOK)
             v *= table_at(row * TABLE_ROW);
 #end
             let at = i % COLS * Y_COL + row * Y_ROW;

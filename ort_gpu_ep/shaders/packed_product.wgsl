@@ -19,6 +19,12 @@ var<private> x_start: u32;
 
 #include zero_point.wgsl
 
+#default LEVELS = 0
+#if LEVELS
+// LEVELS as packed_matvec.wgsl has it.
+#include levels.wgsl
+
+#end
 // Codes 4 i ... 4 i + 3 of a word of a row, as weights.
 fn weights(row: u32, index: u32, word: u32, i: u32, scale: f32, zero: f32) -> vec4<f32> {
     let part = word >> (4u * BITS * i);
@@ -28,9 +34,13 @@ fn weights(row: u32, index: u32, word: u32, i: u32, scale: f32, zero: f32) -> ve
     let high = high_word(bit / 32u) >> (bit % 32u);
     codes |= (vec4<u32>(high, high >> HIGH, high >> (2u * HIGH), high >> (3u * HIGH)) & vec4<u32>((1u << HIGH) - 1u)) << vec4<u32>(BITS);
 #end
-#if CODEBOOK
+#if LEVELS
+    return vec4<f32>(book[codes.x], book[codes.y], book[codes.z], book[codes.w]) * scale;
+#end
+#if CODEBOOK and not LEVELS
     return vec4<f32>(book[codes.x], book[codes.y], book[codes.z], book[codes.w]);
-#else
+#end
+#if not CODEBOOK
     return (bitcast<vec4<f32>>(codes | vec4<u32>(0x4b000000u)) - MAGIC - zero) * scale;
 #end
 }
@@ -96,7 +106,7 @@ fn unpack(first: u32, n0: u32, k0: u32, t: u32) {
     if (at$e < N && index < WORDS) { word$e = w_word(row$e * WORDS + index) ^ FLIP; }
     var scale$e = 0.0;
     var zero$e = 0.0;
-#if not CODEBOOK
+#if LEVELS or not CODEBOOK
 #if BLOCK
     let block$e = index * PER / BLOCK;
 #else
@@ -153,7 +163,11 @@ fn group_main(group: u32, lane: u32) {
     let column = lane % CQ;
     x_start = outer / GROUPS_X * X_BATCH + outer % GROUPS_X * X_GROUP;
 #if CODEBOOK
+#if LEVELS
+    for (var i = lane; i < ENTRIES; i += WORKGROUP_SIZE) { book[i] = level(i); }
+#else
     for (var i = lane; i < ENTRIES; i += WORKGROUP_SIZE) { book[i] = table_at(min(i, TABLE_SIZE - 1u)); }
+#end
     workgroupBarrier();
 #end
     var total = mat4x4<f32>();

@@ -5,6 +5,7 @@
 //   gives it, [directions, GATES, j, k], and what else is packed), R_UNIT and R_K (strides of j and k), seq? [B], h0?, c?, y, yh, yc, and
 //   of ops/recurrent.py CELL (0 RNN, 1 GRU, 2 LSTM), LINEAR, strides ROW_*, Y_*, STATE_*, activations F, G, A.
 // Source: ONNX operators LSTM, GRU, RNN; gates in ONNX's order (LSTM i o f c, GRU z r h).
+#default ROUNDED = 0
 const SPAN: u32 = (H + SLICES - 1u) / SLICES;
 const UNITS: u32 = (H + WIDTH - 1u) / WIDTH;
 const RESET_FIRST: bool = CELL == 1u && !LINEAR;
@@ -105,6 +106,23 @@ fn cell(d: u32, j: u32, x: vec4<f32>, s: vec4<f32>, h: f32, c: f32) -> vec2<f32>
     return vec2<f32>(act_f(d, a.y) * act_a(d, new_c), new_c);
 }
 
+#if ROUNDED
+// ROUNDED (left out: it is not): the sums read h as DynamicQuantizeLinear would have it, in the place of r * h. A row of the batch has a scale.
+fn round_state(old: u32, lane: u32) {
+    var least = 0.0;
+    var most = 0.0;
+    for (var k = 0u; k < H; k++) {
+        least = min(least, state[old + k]);
+        most = max(most, state[old + k]);
+    }
+    let scale = select(1.0, divide_f32(most - least, 255.0).x, most > least);
+    let zero = clamp(round(divide_f32(-least, scale).x), 0.0, 255.0);
+    for (var j = lane; j < H; j += WORKGROUP_SIZE) {
+        state[SCALED + j] = (clamp(round(divide_f32(state[old + j], scale).x) + zero, 0.0, 255.0) - zero) * scale;
+    }
+}
+
+#end
 fn x_four(i: u32) -> vec4<f32> {
     var four = vec4<f32>(pre_at(i), 0.0, 0.0, 0.0);
     if (GATES > 1u) { four.y = pre_at(i + H); four.z = pre_at(i + 2u * H); }
@@ -135,10 +153,18 @@ fn group_main(group: u32, lane: u32) {
     for (var step = 0u; step < length; step++) {
         let t = select(step, length - 1u - step, BACKWARD || d == 1u);
         let old = (step % 2u) * H;
+#if ROUNDED
+        round_state(old, lane);
+        workgroupBarrier();
+#end
         for (var u = 0u; u < UNITS; u++) {
             let j = min(lane % WIDTH + u * WIDTH, H - 1u);
             x[u] = bias[u] + x_four(((t * ROW_T + b * ROW_B) * DIRECTIONS + d) * GATES * H + j);
+#if ROUNDED
+            s[u] = recur(d, j, SCALED, 15u, lane);
+#else
             s[u] = recur(d, j, old, select(15u, 3u, RESET_FIRST), lane);
+#end
             if (RESET_FIRST && owner && lane + u * WIDTH < H) { state[SCALED + j] = act_f(d, x[u].y + s[u].y) * state[old + j]; }
         }
         if (RESET_FIRST) {               // GRU whose candidate sums over r * h: all r come first

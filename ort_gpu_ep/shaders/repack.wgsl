@@ -5,7 +5,14 @@
 // in a row, in codes), ROWS, K (codes of a row), WORDS (of a row, or of the rows that share words). One invocation per word.
 const PER: u32 = 32u / BITS;
 
+#default SWAPPED = 0
+#if SWAPPED
+// SWAPPED (left out: no): the first of two codes is in the high bits.
+fn code(at: u32) -> u32 {
+    let i = at ^ 1u;
+#else
 fn code(i: u32) -> u32 {
+#end
     let bit = i * FROM;
     let first = min(32u - bit % 32u, FROM);
     var found = extractBits(w_word(bit / 32u), bit % 32u, first);

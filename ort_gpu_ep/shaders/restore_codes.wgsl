@@ -3,7 +3,14 @@
 // ROW, STEP, ROWS, K, WORDS and INTERLEAVED as repack.wgsl has them (ROW or STEP is 1). What is between rows becomes 0.
 const PER: u32 = 32u / BITS;
 
+#default SWAPPED = 0
+#if SWAPPED
+// SWAPPED as repack.wgsl has it.
+fn code(place: u32) -> u32 {
+    let at = place ^ 1u;
+#else
 fn code(at: u32) -> u32 {
+#end
     let row = select(at / ROW, at % STEP, ROW == 1u);
     let k = select(at % ROW / STEP, at / STEP, ROW == 1u);
     if (row >= ROWS || k >= K) { return 0u; }

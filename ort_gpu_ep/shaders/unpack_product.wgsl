@@ -5,13 +5,19 @@ const PER: u32 = 32u / BITS;
 
 #include zero_point.wgsl
 
+#default LEVELS = 0
+#if LEVELS
+// LEVELS as packed_matvec.wgsl has it.
+#include levels.wgsl
+
+#end
 fn group_main(group: u32, lane: u32) {
     let i = group * WORKGROUP_SIZE + lane;
     let row = i % N;
     let index = i / N;
     if (index >= WORDS) { return; }
     let word = w_word(row * WORDS + index) ^ FLIP;
-#if not CODEBOOK
+#if LEVELS or not CODEBOOK
 #if BLOCK
     let block = min(index * PER, K - 1u) / BLOCK;
 #else
@@ -26,9 +32,13 @@ fn group_main(group: u32, lane: u32) {
         let bit = ((row * WORDS + index) * PER + j) * HIGH;
         code |= extractBits(high_word(bit / 32u), bit % 32u, HIGH) << BITS;
 #end
-#if CODEBOOK
+#if LEVELS
+        y_set((index * PER + j) * N + row, level(code) * scale);
+#end
+#if CODEBOOK and not LEVELS
         y_set((index * PER + j) * N + row, table_at(min(code, TABLE_SIZE - 1u)));
-#else
+#end
+#if not CODEBOOK
         y_set((index * PER + j) * N + row, (f32(code) - zero) * scale);
 #end
     }

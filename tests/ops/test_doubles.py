@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.runtime.program import Program
 from tests.direct import device_without, run_direct
-from tests.ops.single_node import Array, data, node_model, on_cpu
+from tests.ops.single_node import Array, data, model_of, node_model, on_cpu
 
 EDGES = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-300, -1e300, 5e-324, 1.7976931348623157e308, 0.1, np.pi, -0.5, 2.5, 1.5, -1.5]
 
@@ -185,3 +185,44 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
 
 def test_eye_like() -> None:
     check("EyeLike", np.zeros((5, 7), np.int32), dtype=TensorProto.DOUBLE, k=1)
+
+
+@pytest.mark.parametrize(("a", "b"), [
+    ((5, 37), (37, 3)), ((2, 1, 5, 7), (3, 7, 4)), ((7,), (2, 7, 3)), ((2, 5, 7), (7,)), ((7,), (7,)), ((0, 7), (7, 3)), ((5, 0), (0, 3))], ids=str)
+def test_matmul(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    """Also where a float32 sum is off, and with a step behind."""
+    x, y = np.random.default_rng(3).normal(size=a) * 1e9, np.random.default_rng(4).normal(size=b)
+    model, feeds = node_model("MatMul", (x, y), 20)
+    (got,) = run_direct(model, feeds)
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, x @ y, rtol=1e-12, atol=1e-5)
+    for every_size_open in (False, True):
+        (got,) = run_direct(*model_of("MatMul", (x, y), after=(helper.make_node("Neg", ["y0"], ["y"]),)), every_size_open=every_size_open)
+        np.testing.assert_allclose(got, -(x @ y), rtol=1e-12, atol=1e-5)
+
+
+@pytest.mark.parametrize("turned", [(0, 0), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("c", [None, (3,), (5, 1), (5, 3), ()], ids=str)
+def test_gemm(turned: tuple[int, int], c: tuple[int, ...] | None) -> None:
+    rng = np.random.default_rng(9)
+    a, b = rng.normal(size=(11, 5) if turned[0] else (5, 11)), rng.normal(size=(3, 11) if turned[1] else (11, 3))
+    given = (a, b) if c is None else (a, b, rng.normal(size=c))
+    for factors in ({}, {"alpha": 0.3, "beta": -1.7}):
+        model, feeds = node_model("Gemm", given, 13, transA=turned[0], transB=turned[1], **factors)
+        (got,), (want,) = run_direct(model, feeds), on_cpu(model, feeds)
+        np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-13)
+        model, feeds = model_of("Gemm", given, after=(helper.make_node("Relu", ["y0"], ["y"]),), transA=turned[0], transB=turned[1], **factors)
+        np.testing.assert_allclose(run_direct(model, feeds)[0], np.maximum(want, 0), rtol=1e-13, atol=1e-13)
+
+
+def test_fused_matmul() -> None:
+    a, b = np.random.default_rng(1).normal(size=(2, 7, 5)), np.random.default_rng(2).normal(size=(2, 3, 7))
+    model, feeds = node_model("FusedMatMul", (a, b), 17, domain="com.microsoft", alpha=0.25, transA=1, transB=1)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    np.testing.assert_allclose(run_direct(model, feeds)[0], 0.25 * a.swapaxes(1, 2) @ b.swapaxes(1, 2), rtol=1e-13, atol=1e-13)
+
+
+def test_without_the_feature_a_product_of_float64_is_declined() -> None:
+    model, _ = node_model("MatMul", (wide(3, 4), wide(4, 5)), 20)
+    with pytest.raises(UnsupportedNodeError, match="needs the adapter feature shader-f64"):
+        Program(from_onnx(model), Config(), device_without("shader-f64"))

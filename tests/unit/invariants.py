@@ -34,10 +34,12 @@ from ort_gpu_ep.partitioner.passes import (
     PATTERNS_FUSED,
     PRODUCTS_JOINED,
     PRODUCTS_QUANTIZED,
+    STANDARD,
     SUMS_WIDE,
     Work,
 )
 from ort_gpu_ep.partitioner.shared_inputs import join_products
+from ort_gpu_ep.partitioner.standard import standard
 from ort_gpu_ep.partitioner.widths import widen
 
 
@@ -104,6 +106,11 @@ def _again(rewrite: Callable[[Work], Graph], what: str) -> Callable[[Work], Iter
     return rule
 
 
+def _standard(work: Work) -> Iterator[str]:
+    if standard(work.graph) is not work.graph:
+        yield "a node is not in the form that the other passes know"
+
+
 def _absorbed(consumers: Consumers) -> Callable[[Work], Iterator[str]]:
     return _again(lambda work: absorb(work.graph, work.facts, work.limits, consumers), "decoders are absorbed")
 
@@ -144,6 +151,7 @@ def _parts(work: Work) -> Iterator[str]:
 
 
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
+    STANDARD: _standard,
     ASKED: _asked,
     PRODUCTS_QUANTIZED: _again(lambda work: quantize_products(work.graph, work.facts, work.limits), "products of bytes are fused"),
     BYTES_KEPT: _again(lambda work: keep_bytes(work.graph, work.facts, work.limits), "what stands between products is fused"),

@@ -16,6 +16,7 @@ from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES
 from ort_gpu_ep.ops import packed as packed_ops
 from ort_gpu_ep.ops import pruned as pruned_ops
 from ort_gpu_ep.ops import sparse_products
+from ort_gpu_ep.ops.packed_products import BLOCKS_OF_FOUR
 from ort_gpu_ep.ops.packed_vectors import HALVES, HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.ops.rounded_products import ROUNDED
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse
@@ -231,7 +232,22 @@ def codebooks(trial: Trial) -> str:
     """Codes within a word, across words, and in two planes."""
     for op, m in trial.repeated((*CODEBOOK,), (2, 17), of=6, turn=1):
         _decoded(trial, op, m)
+    for kind, m in trial.some(tuple(BLOCKS_OF_FOUR), (2, 17)):
+        _levels(trial, kind, m)
     return ", ".join(CODEBOOK)
+
+
+def _levels(trial: Trial, kind: int, m: int) -> None:
+    """A MatMulBnb4, and its codes given back."""
+    n, k, block = 37, 96, 32
+    x, codes, scale = trial.normal(m, k), trial.integers(0, 16, n * k // 2, 2), abs(trial.normal(n * k // block)) + np.float32(0.1)
+    held = {"w": (codes[:, 0] * 16 + codes[:, 1]).astype(np.uint8), "s": scale}
+    node = Node("MatMulBnb4", ("x", *held), ("y",), domain="com.microsoft", version=1, attributes={
+        "K": k, "N": n, "block_size": block, "quant_type": kind})
+    graph = graph_of({"x": x}, held, node)
+    dense = np.array(BLOCKS_OF_FOUR[kind])[codes].reshape(n, k) * scale.astype(np.float64).repeat(block).reshape(n, k)
+    agree(f"levels {kind} of {m}", trial.graph(graph, [x])[0], x.astype(np.float64) @ dense.T)
+    agree(f"levels {kind} of {m} given back", trial.weight(graph, [x], "w"), held["w"], 0.0)
 
 
 @probe("sparse weights with x in workgroup memory", "kernels", disables=(HOLDING,))

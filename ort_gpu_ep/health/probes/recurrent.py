@@ -27,7 +27,24 @@ def layers(trial: Trial) -> str:
     with forced(GENERAL):
         for hidden, (op, gates) in trial.repeated(sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1)), of=4, turn=1):
             _layer(trial, op, gates, hidden)
+    _rounded(trial)
     return f"3 ops, {len(sizes)} sizes"
+
+
+def _rounded(trial: Trial) -> None:
+    """A step of DynamicQuantizeLSTM: x is codes of themselves, rows of the state have a range each."""
+    hidden, scale = 12, np.full(1, 1 / 2048, np.float32)
+    w, r = (trial.integers(-128, 128, 1, size, 4 * hidden, dtype="int8") for size in (3, hidden))
+    x, h, zero = trial.integers(0, 256, 1, 2, 3).astype(np.float32) / 255, trial.normal(1, 2, hidden), np.zeros(1, np.int8)
+    x[..., 0] = 1
+    given = [x, w, r, None, None, h, None, None, scale, zero, scale, zero]
+    got = trial.node("DynamicQuantizeLSTM", 1, given, domain="com.microsoft", hidden_size=hidden)[0]
+    low, high = (np.clip(of(h, axis=2, keepdims=True), *ends) for of, ends in ((np.min, (None, 0)), (np.max, (0, None))))
+    step = (high - low) / np.float32(255)
+    zeros = np.rint(-low / step)
+    rounded = (np.clip(np.rint(h / step) + zeros, 0, 255) - zeros) * step
+    dense = [(m.astype(np.float32) * scale).transpose(0, 2, 1) for m in (w, r)]
+    agree("rounded states", got, reference("LSTM", 14, [x, *dense, None, None, rounded], 1, hidden_size=hidden)[0], 1e-4)
 
 
 @probe("recurrent layers in registers", "kernels", disables=(SHADER, PACKING), ops=RECURRENT)
