@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.config import Config
@@ -24,12 +24,13 @@ from ort_gpu_ep.partitioner.damage import complaints, with_damage
 from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
 from ort_gpu_ep.partitioner.passes import fuse
 from ort_gpu_ep.partitioner.report import NodeReport, Partitioning, PartitionReport, Prediction, Report
-from ort_gpu_ep.partitioner.sizes import Assumption
+from ort_gpu_ep.partitioner.sizes import Guess
+from ort_gpu_ep.partitioner.solving import BY_SIZES, ROUNDS, Solution, Solver
 
 
 @dataclass
 class _State:
-    """One attempt with one stand-in size. graph: fused; source: before that. declined: by id of the (fused) node. events: what went wrong,
+    """One attempt with one guess. graph: fused; source: before that. declined: by id of the (fused) node. events: what went wrong,
     in sentences.
     """
 
@@ -97,22 +98,49 @@ def nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
 
 
 def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs) -> _State:
-    """With known inputs there is one attempt; else the stand-in size with which most nodes are claimed."""
-    shapes = {} if graph.nested else costs.shapes
-    attempts = sizes.assumptions(graph)[:1] if shapes or sizes.is_static(graph, graph.inputs) else sizes.assumptions(graph)
+    """With what a run has shown there is one guess; else that with which most nodes are claimed, each with the sizes that the graph needs."""
+    given = sizes.given_types(graph, costs.shapes if not graph.nested else {})
+    candidates = sizes.CANDIDATES[:1] if given or sizes.is_static(graph, graph.inputs) else sizes.CANDIDATES
     best: _State | None = None
-    for assumption in attempts:
-        state = _attempt(graph, config, limits, {**sizes.input_types(graph, assumption), **sizes.given_types(graph, shapes)}, assumption)
+    for size in candidates:
+        state = _solved(graph, config, limits, given, Guess(size))
         if best is None or len(state.declined) < len(best.declined):
             best = state
-        if not best.declined:
+        if not _declined_by_sizes(best):
             break
     assert best is not None
     return best
 
 
-def _attempt(graph: Graph, config: Config, limits: Limits, inputs: Mapping[str, TensorType], assumption: Assumption) -> _State:
-    otherwise = _otherwise(graph, assumption)
+def _solved(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType], guess: Guess) -> _State:
+    """The attempt with a guess, or with what it becomes where the graph needs other sizes. Reasons say where they follow from it."""
+    best, solution = _attempt(graph, config, limits, given, guess), Solution(guess, {})
+    state, solver = best, Solver(graph, limits, guess, given)
+    for _ in range(ROUNDS):
+        if not (declined := _declined_by_sizes(state)):     # what follows a node may be declined once that one is not
+            return state
+        before, solution = solution, solver.solve(declined)
+        if solution.guess == before.guess:
+            break
+        state = _attempt(graph, config, limits, given, solution.guess)
+        best = state if len(state.declined) < len(best.declined) else best
+    return _with_guesses(best, graph, solution)
+
+
+def _declined_by_sizes(state: _State) -> set[int]:
+    """Ids of the nodes that other sizes might cure."""
+    return {member for node, answer, _ in state.answers.values() if isinstance(answer, Decline) and answer.code in BY_SIZES
+            for member in node.members}
+
+
+def _attempt(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType], guess: Guess) -> _State:
+    inputs = {**sizes.input_types(graph, guess), **given}
+    wrong = sizes.misjudged(graph)
+
+    def otherwise(name: str) -> TensorType | None:
+        """What declined nodes write: what ONNX Runtime's shape inference says, where it is right."""
+        return sizes.stand_in(graph.values[name], guess) if name in graph.values and name not in wrong else None
+
     fused = fuse(graph, inputs, limits, otherwise) if config.fusion else graph
     facts = facts_of(fused, inputs)
     answers = {id(node): (node, answer, bound) for node, answer, bound in walk(fused, facts, limits, otherwise)}
@@ -120,10 +148,14 @@ def _attempt(graph: Graph, config: Config, limits: Limits, inputs: Mapping[str, 
     return _State(fused, graph, facts, answers, declined)
 
 
-def _otherwise(graph: Graph, assumption: Assumption) -> Callable[[str], TensorType | None]:
-    """Types of what declined nodes write: what ONNX Runtime's shape inference says, where it is right."""
-    wrong = sizes.misjudged(graph)
-    return lambda name: sizes.stand_in(graph.values[name], assumption) if name in graph.values and name not in wrong else None
+def _with_guesses(state: _State, graph: Graph, solution: Solution) -> _State:
+    """With what reasons follow from, where that is a guess."""
+    for key, decline in list(state.declined.items()):
+        members = state.answers[key][0].members
+        dimensions = next((solution.depends[member] for member in members if member in solution.depends), ())
+        if dimensions:
+            state.declined[key] = replace(decline, reason=f"{decline.reason}; {sizes.guessed(graph, solution.guess, dimensions)}")
+    return state
 
 
 def _cheapest(
