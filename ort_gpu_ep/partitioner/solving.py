@@ -88,6 +88,11 @@ class _Walked:
     trace: _Asked
     declined: dict[int, list[tuple[Terms, str, bool]]] = field(default_factory=dict)
 
+    @property
+    def left(self) -> tuple[int, int]:
+        """Nodes that are declined; of as many, those are nearer to being taken whose rows came further."""
+        return len(self.declined), -sum(map(len, self.declined.values()))
+
 
 class Solver:
     """For one graph. fixed: types of inputs that a run has shown."""
@@ -109,7 +114,7 @@ class Solver:
             if not self._improve(walked):
                 break
             walked = self._walk(part)
-            if len(walked.declined) < len(best.declined):
+            if walked.left < best.left:
                 best, numbers = walked, list(self._numbers)
             if not walked.declined:
                 break
@@ -142,8 +147,9 @@ class Solver:
     def _walk(self, graph: Graph) -> _Walked:
         found = _Walked(trace := _Asked())
         types = {name: tensor for name in graph.inputs if (tensor := self._type(trace, name)) is not None}
-        log = trace.log
-        for node, answer, _ in walk(graph, facts_of(graph, types), self._limits, lambda name: self._otherwise(trace, name)):
+        facts, log = facts_of(graph, types), trace.log
+        log.clear()
+        for node, answer, _ in walk(graph, facts, self._limits, lambda name: self._otherwise(trace, name)):
             if isinstance(answer, Decline) and answer.code in BY_SIZES and log:
                 found.declined[node.id] = list(log)
             log.clear()
